@@ -10,7 +10,7 @@ from typing import Any
 from envs.world import Evaluation, Message, Task
 
 
-class StopReason(str, enum.Enum):
+class StopReason(enum.StrEnum):
     """Why an episode ended. Closed: the one-hot metrics `stop/<reason>` sum to the number of rollouts."""
 
     DONE = "done"  # the environment ended the episode
@@ -28,7 +28,7 @@ class Completion:
     """One generation of an engine. `tokens` ends with the stop token when `stop` is "stop"."""
 
     tokens: list[int]
-    logprobs: list[float]  # log p(token) at the sampling temperature (at temperature 1 when it was 0), no top-p/top-k renormalisation
+    logprobs: list[float]  # log p(token) at the sampling temperature (at 1 when it was 0), without top-p/top-k
     stop: str  # "stop" | "length"
     version: int  # of the weights that sampled it
 
@@ -70,7 +70,7 @@ class Trajectory:
     stop: StopReason = StopReason.CANCELLED
     evaluation: Evaluation = field(default_factory=lambda: Evaluation(0.0, False))
     experience: list[str] = field(default_factory=list)  # ids of what was injected; [] = not guided
-    stripped: list[int] = field(default_factory=list)  # the first prompt without the experience; [] = same as steps[0].prompt
+    stripped: list[int] = field(default_factory=list)  # first prompt without the experience; [] = steps[0].prompt
     error: str = ""
 
     @property
