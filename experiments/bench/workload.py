@@ -1,7 +1,7 @@
 """What the benchmarks run: the same token ids for every engine and every trainer.
 
-Standard library only, because the peers read this file under their own interpreters. Lengths are forced (an engine ignores the
-end token and generates exactly `new_tokens`), so all of them do the same work and only time differs.
+Standard library only, because the peers read this file under their own interpreters. Lengths are forced (an engine
+ignores the end token and generates exactly `new_tokens`), so all of them do the same work and only time differs.
 """
 
 from __future__ import annotations
