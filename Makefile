@@ -1,0 +1,72 @@
+# `make` alone lists the commands. Everything installs into a virtual environment inside this folder; once installed,
+# nothing here touches the network.
+
+SHELL := /bin/bash
+
+# PYTHON=python3.12 picks an interpreter, with a virtual environment of its own (.venv-3.12). Without it: the first of
+# these that really runs (a pyenv shim may not), is new enough and can make virtual environments.
+CANDIDATES := $(or $(PYTHON),python3.12 python3.11 python3.13 python3.14 python3)
+RUNS = -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1
+FOUND := $(shell for p in $(CANDIDATES) $(foreach p,$(CANDIDATES),$${PYENV_ROOT:-$$HOME/.pyenv}/versions/*/bin/$(p)); do \
+  "$$p" $(RUNS) && { echo "$$p"; break; }; done)
+VENV ?= .venv$(if $(PYTHON),-$(shell "$(FOUND)" -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null))
+
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -r
+# The CPU is the default; on an accelerator, install requirements/cuda.txt or tpu.txt and call run.py directly.
+export JAX_PLATFORMS ?= cpu
+
+.DEFAULT_GOAL := help
+.PHONY: help quickstart test test-slow test-parity lint format bench bench-peers clean
+
+help: ## list the commands
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+
+quickstart: $(VENV)/.core ## install, then train a small agent on this machine's CPU (ARGS=... are passed to run.py)
+	$(BIN)/python run.py --config=configs/quickstart.py $(ARGS)
+
+test: lint ## install the test tools, lint, and run the tests (ARGS=... are passed to pytest)
+	$(BIN)/python -m pytest $(ARGS)
+
+test-slow: $(VENV)/.dev ## the tests that take minutes
+	$(BIN)/python -m pytest -m "slow and not services" $(ARGS)
+
+test-parity: $(VENV)/.parity ## the comparisons with torch, which this installs
+	$(BIN)/python -m pytest tests/models $(ARGS)
+
+lint: $(VENV)/.dev ## ruff's rules and format, changing nothing
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+format: $(VENV)/.dev ## mend what ruff can mend
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(VENV)/.core ## speed of the engine and the learner, next to the peers of `make bench-peers`
+	$(BIN)/python -m experiments.bench.engine $(ARGS)
+	$(BIN)/python -m experiments.bench.learner $(ARGS)
+
+bench-peers: ## install the peers (TRL, tunix, vLLM) into .bench/, one virtual environment each, 6 GB
+	bash experiments/bench/peers.sh
+
+clean: ## remove the virtual environments, the peers and the caches; runs/ stays
+	rm -rf .venv .venv-* .bench .cache .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(BIN)/pip:
+	@test -n "$(FOUND)" || { echo "No usable Python among: $(CANDIDATES). Needed: 3.11 or newer with the venv module" \
+	  "(on Debian and Ubuntu: apt-get install python3-venv). Or name one: make PYTHON=/path/to/python3.12 ..." >&2; exit 1; }
+	"$(FOUND)" -m venv $(VENV)
+
+$(VENV)/.core: requirements.txt | $(BIN)/pip
+	@echo "Installing requirements.txt into $(VENV) (1 GB, one to three minutes) ..."
+	$(PIP) requirements.txt
+	@touch $@
+
+$(VENV)/.dev: requirements/dev.txt $(VENV)/.core
+	$(PIP) requirements/dev.txt
+	@touch $@
+
+$(VENV)/.parity: requirements/parity.txt $(VENV)/.dev
+	$(PIP) requirements/parity.txt
+	@touch $@
