@@ -1,0 +1,94 @@
+"""The estimators against brute force, closed forms and the sequential procedure they vectorise."""
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rl import evaluation
+
+
+def sequential_best(scores: np.ndarray, k: int) -> float:
+    """The published procedure, one resample at a time."""
+    np.random.seed(42)
+    return float(np.mean([scores[np.random.choice(len(scores), size=k, replace=True)].max() for _ in range(1000)]))
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.lists(st.lists(st.floats(0, 1), min_size=8, max_size=8), min_size=1, max_size=3), st.sampled_from([2, 4, 8]))
+def test_best_at_k_draws_exactly_what_the_published_procedure_draws(score_NR, k):
+    expected = [sequential_best(np.array(row), k) for row in score_NR]
+    np.testing.assert_allclose(evaluation.best_at_k(score_NR, k), expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize("wins", range(9))
+def test_best_at_8_of_8_tends_to_its_closed_form(wins):
+    success_NR = [[1] * wins + [0] * (8 - wins)]
+    (value,) = evaluation.best_at_k(success_NR, 8, draws=40_000)
+    assert value == pytest.approx(1 - (1 - wins / 8) ** 8, abs=0.01)
+
+
+@pytest.mark.parametrize("rollouts,k", [(8, 1), (8, 8), (8, 4), (5, 2), (1, 1)])
+def test_pass_at_k_is_the_share_of_subsets_with_a_success(rollouts, k):
+    for wins in range(rollouts + 1):
+        row = [True] * wins + [False] * (rollouts - wins)
+        subsets = list(itertools.combinations(row, k))
+        (value,) = evaluation.pass_at_k([row], k)
+        assert value == pytest.approx(np.mean([any(s) for s in subsets]))
+
+
+def test_pass_at_k_refuses_fewer_rollouts_than_k():
+    with pytest.raises(ValueError, match="needs at least 8"):
+        evaluation.pass_at_k([[True] * 4], 8)
+
+
+def test_intervals_cover_the_mean_and_shrink_with_tasks():
+    rng = np.random.default_rng(3)
+    narrow, wide = rng.random(400), rng.random(20)
+    for value_N in (narrow, wide):
+        low, high = evaluation.interval(value_N)
+        assert low < value_N.mean() < high
+    width = [np.subtract(*evaluation.interval(v)[::-1]) for v in (narrow, wide)]
+    assert width[0] < width[1] / 2
+    # against the normal approximation, which a mean of 400 uniform values follows closely
+    assert width[0] == pytest.approx(2 * 1.96 * narrow.std() / 20, rel=0.1)
+
+
+def test_a_paired_difference_is_tighter_than_the_tasks_are_spread():
+    rng = np.random.default_rng(0)
+    before_N = rng.random(50)
+    difference, low, high = evaluation.paired_difference(before_N, before_N + 0.2)
+    assert difference == pytest.approx(0.2) and low == pytest.approx(0.2) and high == pytest.approx(0.2)
+    with pytest.raises(ValueError, match="same tasks"):
+        evaluation.paired_difference(before_N, before_N[:10])
+
+
+def scores() -> evaluation.Scores:
+    return evaluation.Scores(
+        tasks=["a", "b", "c"],
+        difficulty_N=[1, 2, 2],
+        score_NR=[[1.0, 0.5], [0.0, 0.0], [1.0, 1.0]],
+        success_NR=[[1, 0], [0, 0], [1, 1]],
+        greedy_N=[1, 0, 1],
+        broken=1,
+    )
+
+
+def test_measures_name_every_estimate_with_its_interval():
+    found = dict(evaluation.measures(scores()))
+    assert found["avg@2"] == pytest.approx(0.5)
+    assert found["pass@2"] == pytest.approx(2 / 3)
+    assert found["best@2"] < found["pass@2"]
+    assert found["score"] == pytest.approx(3.5 / 6)
+    assert found["greedy"] == pytest.approx(2 / 3)
+    assert found["avg@2/difficulty_1"] == pytest.approx(0.5) and found["avg@2/difficulty_2"] == pytest.approx(0.5)
+    assert found["broken"] == 1 and found["tasks"] == 3
+    for name in ("avg@2", "best@2", "pass@2", "score", "greedy"):
+        assert found[f"{name}/low"] <= found[name] <= found[f"{name}/high"]
+
+
+def test_unknown_measures_are_named():
+    with pytest.raises(ValueError, match="median"):
+        scores().per_task("median")
