@@ -1,0 +1,223 @@
+"""The rules a machine can check: who imports whom, what no file may contain, what the documents promise."""
+
+import ast
+import functools
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+OURS = {"configs", "envs", "evolver", "experiments", "models", "rl", "run", "tests"}
+
+# The arrows run one way: from a floor to what it may import of ours.
+ARROWS = {
+    "configs": {"configs"},
+    "envs": {"envs"},
+    "models": {"models"},
+    "rl": {"rl", "models", "envs"},
+    "evolver": {"evolver", "rl", "models", "envs"},
+    "experiments": OURS - {"tests"},
+    "run": OURS - {"tests", "experiments"},
+}
+# Floors that import nothing else but the standard library, and the files among them that bridge to one package.
+STANDARD_LIBRARY_ONLY = {"configs": {"ml_collections"}, "envs": set()}
+BRIDGES = {"envs/gym.py": {"gymnasium", "numpy"}}
+# Installed by some users only, or heavy: never while a module of these floors is being imported.
+OPTIONAL = {"torch", "transformers", "vllm", "wandb", "tensorboardX", "ray", "openai"}
+DOCUMENTED = ("envs", "evolver", "models", "rl")
+BANNED_CALLS = {"eval", "exec", "os.system", "os.popen", "subprocess.getoutput"}
+MAX_LINES = 800
+
+
+@functools.cache
+def files() -> tuple[Path, ...]:
+    """Every file of the project: tracked, or new and not ignored."""
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
+    try:
+        names = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\n")
+        found = [ROOT / name for name in names if name]
+    except (OSError, subprocess.CalledProcessError):  # an unpacked archive
+        found = [p for p in ROOT.rglob("*") if not any(part.startswith(".") for part in p.relative_to(ROOT).parts)]
+    return tuple(sorted(p for p in found if p.is_file()))
+
+
+def name_of(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def floor_of(path: Path) -> str:
+    return path.relative_to(ROOT).parts[0].removesuffix(".py")
+
+
+@functools.cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"), filename=name_of(path))
+
+
+def python_files(*floors: str) -> list[Path]:
+    return [p for p in files() if p.suffix == ".py" and (not floors or floor_of(p) in floors)]
+
+
+def imports(path: Path, *, at_import_time: bool = False) -> list[tuple[int, str]]:
+    """(line, top-level package) of each import; with `at_import_time`, without those inside functions."""
+    found = []
+
+    def visit(node: ast.AST) -> None:
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.Import):
+                found.extend((child.lineno, alias.name.split(".")[0]) for alias in child.names)
+            elif isinstance(child, ast.ImportFrom):
+                found.append((child.lineno, (child.module or "").split(".")[0] if not child.level else floor_of(path)))
+            elif at_import_time and isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+                continue
+            visit(child)
+
+    visit(tree_of(path))
+    return found
+
+
+def is_text(path: Path) -> bool:
+    return b"\0" not in path.read_bytes()[:8192]
+
+
+def failures(lines) -> str:
+    return "\n  ".join(["", *lines])
+
+
+@pytest.mark.parametrize("floor", sorted(ARROWS))
+def test_imports_follow_the_arrows(floor):
+    wrong = [
+        f"{name_of(path)}:{line} imports {package}"
+        for path in python_files(floor)
+        for line, package in imports(path)
+        if package in OURS - ARROWS[floor]
+    ]
+    assert not wrong, failures([f"{floor} may import of ours only {', '.join(sorted(ARROWS[floor]))}:", *wrong])
+
+
+@pytest.mark.parametrize("floor", sorted(STANDARD_LIBRARY_ONLY))
+def test_floors_that_run_under_any_interpreter_import_the_standard_library(floor):
+    wrong = []
+    for path in python_files(floor):
+        allowed = sys.stdlib_module_names | STANDARD_LIBRARY_ONLY[floor] | BRIDGES.get(name_of(path), set()) | OURS
+        wrong += [
+            f"{name_of(path)}:{line} imports {package}" for line, package in imports(path) if package not in allowed
+        ]
+    assert not wrong, failures(wrong)
+
+
+def test_optional_packages_are_imported_only_where_they_are_used():
+    wrong = [
+        f"{name_of(path)}:{line} imports {package} at the top of the module"
+        for path in python_files("configs", "envs", "models", "rl", "evolver", "run")
+        for line, package in imports(path, at_import_time=True)
+        if package in OPTIONAL
+    ]
+    assert not wrong, failures(wrong)
+
+
+def test_only_the_entry_and_the_loop_know_config_objects():
+    wrong = [
+        f"{name_of(path)}:{line}"
+        for path in python_files("envs", "models", "rl")
+        for line, package in imports(path)
+        if package == "ml_collections"
+    ]
+    assert not wrong, failures(["modules take explicit arguments:", *wrong])
+
+
+def test_no_file_is_too_long_to_read():
+    lengths = {name_of(p): p.read_text(encoding="utf-8").count("\n") for p in python_files()}
+    assert not {name: n for name, n in lengths.items() if n > MAX_LINES}
+
+
+def test_nothing_evaluates_text():
+    """What a model writes never becomes code or a shell line, because nothing here can do either."""
+    wrong = []
+    for path in python_files():
+        for node in ast.walk(tree_of(path)):
+            if not isinstance(node, ast.Call):
+                continue
+            if ast.unparse(node.func) in BANNED_CALLS:
+                wrong.append(f"{name_of(path)}:{node.lineno} calls {ast.unparse(node.func)}")
+            if any(
+                k.arg == "shell" and not (isinstance(k.value, ast.Constant) and not k.value.value)
+                for k in node.keywords
+            ):
+                wrong.append(f"{name_of(path)}:{node.lineno} runs a shell")
+    assert not wrong, failures(wrong)
+
+
+def test_what_is_public_is_documented():
+    wrong = []
+    for path in python_files(*DOCUMENTED):
+        if path.read_text(encoding="utf-8").strip() and ast.get_docstring(tree_of(path)) is None:
+            wrong.append(f"{name_of(path)}:1 the module")
+        for node in tree_of(path).body:
+            is_definition = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+            if is_definition and not node.name.startswith("_") and ast.get_docstring(node) is None:
+                wrong.append(f"{name_of(path)}:{node.lineno} {node.name}")
+    assert not wrong, failures(["without a docstring:", *wrong])
+
+
+def test_no_file_names_a_machine_or_a_package_index():
+    machine = re.compile(r"(?<![\w.\-])/(?:root|home|work)\b")
+    index = re.compile(r"(?:py" + r"pi\.org|python" + r"hosted|download\.py" + r"torch)")
+    wrong = []
+    for path in files():
+        if not is_text(path):
+            continue
+        for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").split("\n"), 1):
+            if machine.search(line) or index.search(line):
+                wrong.append(f"{name_of(path)}:{number} {line.strip()[:100]}")
+    assert not wrong, failures(wrong)
+
+
+def documents() -> list[Path]:
+    return [p for p in files() if p.suffix == ".md"]
+
+
+def test_links_in_the_documents_resolve():
+    wrong = []
+    for path in documents():
+        text = re.sub(r"```.*?```", "", path.read_text(encoding="utf-8"), flags=re.DOTALL)
+        for target in re.findall(r"\]\(([^)\s]+)\)|<img[^>]*src=\"([^\"]+)\"", text):
+            target = "".join(target)
+            if re.match(r"[a-z]+:", target) or target.startswith("#"):
+                continue
+            if not (path.parent / target.split("#")[0]).exists():
+                wrong.append(f"{name_of(path)} -> {target}")
+    assert not wrong, failures(wrong)
+
+
+def test_commands_in_the_documents_exist():
+    targets = set(re.findall(r"^([a-z][a-z-]*):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
+    wrong = []
+    for path in [*documents(), *python_files("configs"), ROOT / ".ci" / "run"]:
+        text = path.read_text(encoding="utf-8")
+        code = re.findall(r"`([^`\n]+)`|^(?: {4}|\t)?(?:\$ )?((?:make|python) .*)$", text, flags=re.MULTILINE)
+        for command in ("".join(pair) for pair in code):
+            words = command.split()
+            if words[:1] == ["make"] and len(words) > 1 and words[1] not in targets and "=" not in words[1]:
+                wrong.append(f"{name_of(path)}: {command}")
+            if (
+                words[:1] == ["python"]
+                and len(words) > 1
+                and words[1].endswith(".py")
+                and not (ROOT / words[1]).exists()
+            ):
+                wrong.append(f"{name_of(path)}: {command}")
+            for config in re.findall(r"--config=([\w/]+\.py)", command):
+                if not (ROOT / config).exists():
+                    wrong.append(f"{name_of(path)}: {command}")
+    assert not wrong, failures(wrong)
+
+
+def test_requirements_say_who_needs_them():
+    for path in [ROOT / "requirements.txt", *sorted((ROOT / "requirements").glob("*.txt"))]:
+        assert path.read_text().startswith("# "), name_of(path)
+    core = (ROOT / "requirements.txt").read_text()
+    assert not re.search(r"^(torch|vllm|wandb|transformers)\b", core, flags=re.MULTILINE)
