@@ -1,0 +1,164 @@
+"""Qwen2.5's chat template, rendered as ids and only ever appended to.
+
+A conversation grows as `opening + generation + observation + generation + ...`. Nothing is rendered twice, so the
+ids of turn n are a prefix of the ids of turn n+1 whatever the model wrote. For turns in canonical form the ids
+equal those of the template that `transformers` applies to the whole conversation.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from models.tokenizer import Tokenizer
+
+Message = dict[str, Any]
+Tool = dict[str, Any]
+
+DEFAULT_SYSTEM = "You are Qwen, created by Alibaba Cloud. You are a helpful assistant."
+_TOOLS_BEFORE = (
+    "\n\n# Tools\n\nYou may call one or more functions to assist with the user query.\n\n"
+    "You are provided with function signatures within <tools></tools> XML tags:\n<tools>"
+)
+_TOOLS_AFTER = (
+    "\n</tools>\n\nFor each function call, return a json object with function name and arguments within "
+    "<tool_call></tool_call> XML tags:\n<tool_call>\n"
+    '{"name": <function-name>, "arguments": <args-json-object>}\n</tool_call>'
+)
+
+
+class ChatError(ValueError):
+    """A message that the template has no place for."""
+
+
+def opening(tokenizer: Tokenizer, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> list[int]:
+    """Ids of a conversation up to and including the header of the next assistant turn.
+
+    messages: {"role": "system"|"user"|"assistant"|"tool", "content": str}; an assistant may carry `tool_calls`.
+    Without a leading system message Qwen's default one is used.
+    """
+    messages = list(messages)
+    system = DEFAULT_SYSTEM
+    if messages and messages[0].get("role") == "system":
+        system = _content(messages.pop(0))
+    ids = _block(tokenizer, "system\n" + system + _tools_text(tools))
+    return ids + _turns(tokenizer, messages) + _header(tokenizer)
+
+
+def observation(tokenizer: Tokenizer, messages: Sequence[Message], *, closed: bool) -> list[int]:
+    """Ids to append after a generation: the end of its turn, `messages`, the header of the next assistant turn.
+
+    closed: whether the generation itself ended with `<|im_end|>`.
+    """
+    end = [] if closed else [tokenizer.im_end]
+    return end + tokenizer.encode("\n") + _turns(tokenizer, messages) + _header(tokenizer)
+
+
+def reply(tokenizer: Tokenizer, message: Message | str) -> list[int]:
+    """Ids that a model generates to say `message`: the turn's text and `<|im_end|>`, without the header."""
+    text = message if isinstance(message, str) else assistant_text(message)
+    return [*tokenizer.encode(text), tokenizer.im_end]
+
+
+def assistant_text(message: Message) -> str:
+    """Text of an assistant turn: content, then each of `tool_calls` in Qwen's form."""
+    parts = [_content(message)] if message.get("content") else []
+    for call in message.get("tool_calls") or ():
+        call = call.get("function", call)
+        arguments = call["arguments"]
+        if not isinstance(arguments, dict):
+            raise ChatError(f"the arguments of a tool call are a JSON object, not {type(arguments).__name__}")
+        parts.append(f'<tool_call>\n{{"name": "{call["name"]}", "arguments": {_json(arguments)}}}\n</tool_call>')
+    return "\n".join(parts)
+
+
+def _turns(tokenizer: Tokenizer, messages: Sequence[Message]) -> list[int]:
+    ids: list[int] = []
+    for role, text in _blocks(messages):
+        if role == "assistant":
+            # The header is encoded apart, as it is when the model itself writes the turn.
+            ids += [*_header(tokenizer), *tokenizer.encode(text), tokenizer.im_end, *tokenizer.encode("\n")]
+        else:
+            ids += _block(tokenizer, role + "\n" + text)
+    return ids
+
+
+def _blocks(messages: Sequence[Message]) -> Iterator[tuple[str, str]]:
+    """(role, text) of each block; consecutive tool messages share one user block."""
+    responses: list[str] = []
+    for message in messages:
+        role = message.get("role")
+        if role == "tool":
+            responses.append(f"<tool_response>\n{_content(message)}\n</tool_response>")
+            continue
+        if responses:
+            yield "user", "\n".join(responses)
+            responses = []
+        if role == "assistant":
+            yield role, assistant_text(message)
+        elif role in ("system", "user"):
+            yield role, _content(message)
+        else:
+            raise ChatError(f"unknown role {role!r}; the template knows system, user, assistant and tool")
+    if responses:
+        yield "user", "\n".join(responses)
+
+
+def _block(tokenizer: Tokenizer, text: str) -> list[int]:
+    return [tokenizer.im_start, *tokenizer.encode(text), tokenizer.im_end, *tokenizer.encode("\n")]
+
+
+def _header(tokenizer: Tokenizer) -> list[int]:
+    return [tokenizer.im_start, *tokenizer.encode("assistant\n")]
+
+
+def _tools_text(tools: Sequence[Tool]) -> str:
+    if not tools:
+        return ""
+    return _TOOLS_BEFORE + "".join("\n" + _json(tool) for tool in tools) + _TOOLS_AFTER
+
+
+def _content(message: Message) -> str:
+    content = message.get("content")
+    if not isinstance(content, str):
+        raise ChatError(f"the content of a {message.get('role')} message is text, not {type(content).__name__}")
+    return content
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+# The same rendering for tools that apply a template to a whole conversation; written into saved tokenizers.
+JINJA = (
+    "{%- set first = messages[0] -%}\n"
+    "{%- set system = first.content if first.role == 'system' else '" + DEFAULT_SYSTEM + "' -%}\n"
+    "{{- '<|im_start|>system\\n' + system -}}\n"
+    "{%- if tools -%}\n"
+    "{{- " + json.dumps(_TOOLS_BEFORE) + " -}}\n"
+    "{%- for tool in tools -%}{{- '\\n' + (tool | tojson) -}}{%- endfor -%}\n"
+    "{{- " + json.dumps(_TOOLS_AFTER) + " -}}\n"
+    "{%- endif -%}\n"
+    "{{- '<|im_end|>\\n' -}}\n"
+    "{%- for message in messages -%}\n"
+    "{%- set before = loop.previtem.role if not loop.first else '' -%}\n"
+    "{%- set after = loop.nextitem.role if not loop.last else '' -%}\n"
+    "{%- if message.role == 'tool' -%}\n"
+    "{{- '\\n' if before == 'tool' else '<|im_start|>user\\n' -}}\n"
+    "{{- '<tool_response>\\n' + message.content + '\\n</tool_response>' -}}\n"
+    "{{- '' if after == 'tool' else '<|im_end|>\\n' -}}\n"
+    "{%- elif not (loop.first and message.role == 'system') -%}\n"
+    "{{- '<|im_start|>' + message.role + '\\n' + (message.content or '') -}}\n"
+    "{%- for item in message.tool_calls or [] -%}\n"
+    "{%- set call = item.function if item.function is defined else item -%}\n"
+    "{{- '' if loop.first and not message.content else '\\n' -}}\n"
+    '{{- \'<tool_call>\\n{"name": "\' + call.name + \'", "arguments": \' -}}\n'
+    "{{- (call.arguments | tojson) + '}\\n</tool_call>' -}}\n"
+    "{%- endfor -%}\n"
+    "{{- '<|im_end|>\\n' -}}\n"
+    "{%- endif -%}\n"
+    "{%- endfor -%}\n"
+    "{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}\n"
+)
