@@ -23,6 +23,10 @@ CHECKSUM_LIMIT = 1 << 30  # bytes; beyond this, hashing the state would cost mor
 log = logging.getLogger(__name__)
 
 
+class CheckpointError(Exception):
+    """There are checkpoints, and none of them can be read."""
+
+
 class Checkpoints:
     """The checkpoints of one run: the last `keep`, and the best by the metric given to `save`."""
 
@@ -50,9 +54,7 @@ class Checkpoints:
         return sorted(self._manager.all_steps())
 
     def save(self, step: int, state: Any, manifest: dict[str, Any], *, metric: float | None = None) -> None:
-        """Write `state` (a pytree of arrays) and `manifest` (JSON) as one unit. A step already saved is left as it
-        is.
-        """
+        """Write `state` (a pytree of arrays) and `manifest` (JSON) as one unit; a step that exists is left alone."""
         if step in self._manager.all_steps():
             return
         self._manager.save(
@@ -65,17 +67,24 @@ class Checkpoints:
         )
 
     def restore(self, like: Any) -> tuple[int, Any, dict[str, Any]] | None:
-        """(step, state, manifest) of the newest sound checkpoint, or None. `like` gives shapes, dtypes and shardings.
+        """(step, state, manifest) of the newest sound checkpoint; None when there is none at all.
+
+        `like` gives shapes, dtypes and shardings. Damaged ones that are newer are moved to `damaged/`. Raises
+        `CheckpointError` when there are checkpoints and none can be read: starting over would hide what is wrong.
         """
+        damaged: dict[int, str] = {}
         for step in reversed(self.steps()):
             try:
-                return step, *self._load(step, like)
+                state, manifest = self._load(step, like)
             except Exception as error:  # whatever is wrong with it, an older one may be sound
-                reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-                aside = self._set_aside(step)
-                log.warning(
-                    "checkpoint %d is damaged (%s); moved to %s, trying the one before", step, reason[:200], aside
-                )
+                damaged[step] = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+                continue
+            for bad, reason in damaged.items():
+                log.warning("checkpoint %d is damaged (%s): moved to %s", bad, reason, self._set_aside(bad))
+            return step, state, manifest
+        if damaged:
+            reasons = "; ".join(f"step {step}: {reason}" for step, reason in damaged.items())
+            raise CheckpointError(f"no checkpoint in {self.directory} can be read ({reasons})")
         return None
 
     def close(self) -> None:

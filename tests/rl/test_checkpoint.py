@@ -14,7 +14,7 @@ import numpy as np
 import optax
 import pytest
 
-from rl.checkpoint import Checkpoints, checksums
+from rl.checkpoint import CheckpointError, Checkpoints, checksums
 
 ROOT = Path(__file__).parents[2]
 
@@ -83,6 +83,13 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(tmp_path, caplog, dam
     assert "checkpoint 2 is damaged" in caplog.text
     reopened.save(2, make_state(2.0), {"step": 2})
     assert reopened.restore(make_state(0.0))[0] == 2
+
+
+def test_unreadable_checkpoints_are_an_error_and_stay_where_they_are(tmp_path):
+    Checkpoints(tmp_path).save(3, make_state(3.0), {})
+    with pytest.raises(CheckpointError, match="step 3: "):
+        Checkpoints(tmp_path).restore({"other": jnp.zeros(2)})
+    assert Checkpoints(tmp_path).steps() == [3]
 
 
 WRITER = """
