@@ -1,0 +1,372 @@
+"""Qwen2.5, and Qwen3 dense by two flags: functions over a plain dict of arrays, and a Flax NNX module around them.
+
+Each weight's shape, logical axes and initialiser is declared once, in `weights`; initialisation, sharding
+(models/mesh.py) and checkpoints (models/hf.py) are derived from it. Layers are stacked on a leading axis.
+
+Shapes: R packed rows, B cache rows, T tokens, S cache positions, L layers, D width, H query heads, K key/value
+heads, F feed-forward width, V vocabulary, N tokens of any arrangement.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+Params = dict[str, Any]
+Cache = dict[str, tuple[jax.Array, ...]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """The shape of a model. Hashable, so that it can be a static argument of `jit`."""
+
+    vocab: int
+    d_model: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    d_ff: int
+    rope_theta: float = 1e6
+    rms_eps: float = 1e-6
+    tied: bool = True
+    qkv_bias: bool = True
+    qk_norm: bool = False
+    max_positions: int = 32768
+
+
+PRESETS = {
+    "tiny": Config(1024, 128, 2, 4, 2, 32, 384),
+    "0.5b": Config(151936, 896, 24, 14, 2, 64, 4864),
+    "1.5b": Config(151936, 1536, 28, 12, 2, 128, 8960),
+    "3b": Config(151936, 2048, 36, 16, 2, 128, 11008),
+    "7b": Config(152064, 3584, 28, 28, 4, 128, 18944, tied=False),
+    "14b": Config(152064, 5120, 48, 40, 8, 128, 13824, tied=False),
+    "32b": Config(152064, 5120, 64, 40, 8, 128, 27648, tied=False),
+    "72b": Config(152064, 8192, 80, 64, 8, 128, 29568, tied=False),
+}
+
+
+class Weight(NamedTuple):
+    """One weight: `std` is that of its normal initialiser; None means ones for a norm and zeros for a bias."""
+
+    shape: tuple[int, ...]
+    axes: tuple[str | None, ...]
+    std: float | None = None
+
+
+def weights(config: Config) -> dict[str, Any]:
+    """The nested dict of `Weight`s that `params` mirrors. Matrices map the axes on the left to those on the right."""
+    c = config
+    fan_in, out = c.d_model**-0.5, (2 * c.layers) ** -0.5  # the branches into the residual start small
+
+    def stacked(shape: tuple[int, ...], axes: tuple[str | None, ...], std: float | None = None) -> Weight:
+        return Weight((c.layers, *shape), ("layers", *axes), std)
+
+    layer = {
+        "attn_norm": stacked((c.d_model,), ("embed",)),
+        "q": stacked((c.d_model, c.heads, c.head_dim), ("embed", "heads", None), fan_in),
+        "k": stacked((c.d_model, c.kv_heads, c.head_dim), ("embed", "kv_heads", None), fan_in),
+        "v": stacked((c.d_model, c.kv_heads, c.head_dim), ("embed", "kv_heads", None), fan_in),
+        "o": stacked((c.heads, c.head_dim, c.d_model), ("heads", None, "embed"), (c.heads * c.head_dim) ** -0.5 * out),
+        "mlp_norm": stacked((c.d_model,), ("embed",)),
+        "gate": stacked((c.d_model, c.d_ff), ("embed", "mlp"), fan_in),
+        "up": stacked((c.d_model, c.d_ff), ("embed", "mlp"), fan_in),
+        "down": stacked((c.d_ff, c.d_model), ("mlp", "embed"), c.d_ff**-0.5 * out),
+    }
+    if c.qkv_bias:
+        layer["q_bias"] = stacked((c.heads, c.head_dim), ("heads", None))
+        layer["k_bias"] = stacked((c.kv_heads, c.head_dim), ("kv_heads", None))
+        layer["v_bias"] = stacked((c.kv_heads, c.head_dim), ("kv_heads", None))
+    if c.qk_norm:
+        layer["q_norm"] = stacked((c.head_dim,), (None,))
+        layer["k_norm"] = stacked((c.head_dim,), (None,))
+    tree = {
+        "embed": Weight((c.vocab, c.d_model), ("vocab", "embed"), fan_in),
+        "layers": layer,
+        "norm": Weight((c.d_model,), ("embed",)),
+    }
+    if not c.tied:
+        tree["unembed"] = Weight((c.vocab, c.d_model), ("vocab", "embed"), fan_in)
+    return tree
+
+
+def is_weight(leaf: Any) -> bool:
+    return isinstance(leaf, Weight)
+
+
+def parameter_count(config: Config) -> int:
+    return sum(math.prod(w.shape) for w in jax.tree.leaves(weights(config), is_leaf=is_weight))
+
+
+def init(config: Config, seed: int, dtype: Any = jnp.float32) -> Params:
+    """Random weights as a nested dict of `dtype` arrays. The same seed gives the same weights."""
+
+    def array(path: Any, weight: Weight, key: jax.Array) -> jax.Array:
+        if weight.std is not None:
+            return (weight.std * jax.random.normal(key, weight.shape, jnp.float32)).astype(dtype)
+        norm = path[-1].key.endswith("norm")
+        return jnp.ones(weight.shape, dtype) if norm else jnp.zeros(weight.shape, dtype)
+
+    tree = weights(config)
+    keys = iter(jax.random.split(jax.random.key(seed), len(jax.tree.leaves(tree, is_leaf=is_weight))))
+    return jax.tree.map_with_path(lambda path, w: array(path, w, next(keys)), tree, is_leaf=is_weight)
+
+
+def unembed(config: Config, params: Params) -> jax.Array:
+    """The output head, w_DV."""
+    return params["embed" if config.tied else "unembed"].T
+
+
+# --- the layer ----------------------------------------------------------------------------------------------------
+
+
+def rms_norm(x: jax.Array, weight: jax.Array, eps: float) -> jax.Array:
+    """RMSNorm over the last axis: computed in float32, cast back, then scaled, in the order Qwen2 does it."""
+    x32 = x.astype(jnp.float32)
+    scale = jax.lax.rsqrt(jnp.mean(x32 * x32, axis=-1, keepdims=True) + eps)
+    return (x32 * scale).astype(x.dtype) * weight.astype(x.dtype)
+
+
+def rope_angles(positions: jax.Array, head_dim: int, theta: float) -> tuple[jax.Array, jax.Array]:
+    """(cos, sin) of shape (*positions.shape, head_dim/2), float32: bfloat16 angles drift as positions grow."""
+    frequencies = theta ** (-jnp.arange(0, head_dim, 2, dtype=jnp.float32) / head_dim)
+    angles = positions[..., None].astype(jnp.float32) * frequencies
+    return jnp.cos(angles), jnp.sin(angles)
+
+
+def rope(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
+    """Rotate x_..TXh (X heads) by the halves convention: coordinate i turns with i + head_dim/2."""
+    cos, sin = cos[..., None, :], sin[..., None, :]
+    a, b = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+    return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1).astype(x.dtype)
+
+
+def attention(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array) -> jax.Array:
+    """Softmax attention. q_RTHh, k_RSKh, v_RSKh, mask_RTS (True = may attend) -> out_RTHh.
+
+    Query head i uses key/value head i // (H // K). A row of the mask without any True gives finite garbage.
+    """
+    r, t, heads, head_dim = q.shape
+    q = q.reshape(r, t, k.shape[2], heads // k.shape[2], head_dim)
+    scores = jnp.einsum("rtkgh,rskh->rkgts", q, k, preferred_element_type=jnp.float32) * head_dim**-0.5
+    scores = jnp.where(mask[:, None, None], scores, -1e30)
+    probs = jax.nn.softmax(scores, axis=-1).astype(v.dtype)
+    return jnp.einsum("rkgts,rskh->rtkgh", probs, v).reshape(r, t, heads, head_dim)
+
+
+def _qkv(c: Config, w: Params, x: jax.Array, cos: jax.Array, sin: jax.Array) -> tuple[jax.Array, ...]:
+    """x_..TD -> rotated q_..THh, k_..TKh and v_..TKh."""
+    x = rms_norm(x, w["attn_norm"], c.rms_eps)
+    q, k, v = (jnp.einsum("...d,dnh->...nh", x, w[name].astype(x.dtype)) for name in "qkv")
+    if c.qkv_bias:
+        q, k, v = (y + w[name + "_bias"].astype(x.dtype) for y, name in zip((q, k, v), "qkv"))
+    if c.qk_norm:
+        q, k = rms_norm(q, w["q_norm"], c.rms_eps), rms_norm(k, w["k_norm"], c.rms_eps)
+    return rope(q, cos, sin), rope(k, cos, sin), v
+
+
+def _after_attention(c: Config, w: Params, x: jax.Array, out: jax.Array) -> jax.Array:
+    """The rest of the layer: output projection and feed-forward, each added to x_..TD."""
+    x = x + jnp.einsum("...nh,nhd->...d", out, w["o"].astype(x.dtype))
+    y = rms_norm(x, w["mlp_norm"], c.rms_eps)
+    gate, up = y @ w["gate"].astype(x.dtype), y @ w["up"].astype(x.dtype)
+    return x + (jax.nn.silu(gate) * up) @ w["down"].astype(x.dtype)
+
+
+# --- packed rows: training and scoring ------------------------------------------------------------------------------
+
+
+def hidden(
+    config: Config,
+    params: Params,
+    tokens_RT: jax.Array,
+    positions_RT: jax.Array,
+    segments_RT: jax.Array,
+    *,
+    dtype: Any = jnp.float32,
+    remat: bool = False,
+) -> jax.Array:
+    """Hidden states h_RTD after the final norm, in `dtype`.
+
+    positions_RT count from 0 within each sequence; segments_RT name the sequence of each token, 0 = padding.
+    A token attends to the tokens of its own segment that stand before it in the row, and to itself.
+    """
+    cos, sin = rope_angles(positions_RT, config.head_dim, config.rope_theta)
+    order = jnp.arange(tokens_RT.shape[1])
+    mask = (segments_RT[:, :, None] == segments_RT[:, None, :]) & (order[:, None] >= order)
+
+    def layer(x: jax.Array, w: Params) -> tuple[jax.Array, None]:
+        q, k, v = _qkv(config, w, x, cos, sin)
+        return _after_attention(config, w, x, attention(q, k, v, mask)), None
+
+    if remat:
+        layer = jax.checkpoint(layer, prevent_cse=False)
+    x = params["embed"][tokens_RT].astype(dtype)
+    # Short stacks are unrolled: XLA's CPU loops copy their stacked operands.
+    x, _ = jax.lax.scan(layer, x, params["layers"], unroll=config.layers if config.layers <= 4 else 1)
+    return rms_norm(x, params["norm"], config.rms_eps)
+
+
+def token_logp(
+    h_ND: jax.Array,
+    w_DV: jax.Array,
+    targets_N: jax.Array,
+    *,
+    temperature: float = 1.0,
+    chunk: int = 1024,
+) -> tuple[jax.Array, jax.Array]:
+    """Log-probability of each target and entropy of each distribution: (logp_N, entropy_N), float32.
+
+    Works through `chunk` tokens at a time, forward and backward, so that at most (chunk, V) logits exist. The
+    entropy carries no gradient.
+    """
+    n = targets_N.shape[0]
+    chunks = max(1, -(-n // chunk))
+    size = -(-n // chunks)
+    pad = chunks * size - n
+    h_ND, targets_N = jnp.pad(h_ND, ((0, pad), (0, 0))), jnp.pad(targets_N, (0, pad))
+    # Chunk j holds tokens j, j + chunks, ...: each chunk spans every device that N is sharded over.
+    h_CSD = h_ND.reshape(size, chunks, -1).swapaxes(0, 1)
+    targets_CS = targets_N.reshape(size, chunks).T
+    logp, entropy = _chunked_logp(h_CSD, w_DV, targets_CS, jnp.float32(temperature))
+    logp, entropy = (y.T.reshape(-1)[:n] for y in (logp, entropy))
+    return logp, jax.lax.stop_gradient(entropy)
+
+
+@jax.custom_vjp
+def _chunked_logp(h_CSD, w_DV, targets_CS, temperature):
+    return _chunked_logp_forward(h_CSD, w_DV, targets_CS, temperature)[0]
+
+
+def _logits(h, w_DV, temperature):
+    return jnp.dot(h, w_DV.astype(h.dtype), preferred_element_type=jnp.float32) / temperature
+
+
+def _chunked_logp_forward(h_CSD, w_DV, targets_CS, temperature):
+    def one(_, chunk):
+        h, targets = chunk
+        logits = _logits(h, w_DV, temperature)
+        lse = jax.nn.logsumexp(logits, axis=-1)
+        entropy = lse - jnp.sum(jnp.exp(logits - lse[:, None]) * logits, axis=-1)
+        return None, (jnp.take_along_axis(logits, targets[:, None], axis=-1)[:, 0] - lse, entropy, lse)
+
+    _, (logp, entropy, lse) = jax.lax.scan(one, None, (h_CSD, targets_CS))
+    return (logp, entropy), (h_CSD, w_DV, targets_CS, temperature, lse)
+
+
+def _chunked_logp_backward(residuals, gradients):
+    h_CSD, w_DV, targets_CS, temperature, lse_CS = residuals
+
+    def one(dw, chunk):
+        h, targets, lse, g = chunk
+        probs = jnp.exp(_logits(h, w_DV, temperature) - lse[:, None])
+        onehot = targets[:, None] == jnp.arange(probs.shape[-1])
+        dlogits = ((onehot - probs) * (g / temperature)[:, None]).astype(h.dtype)
+        dw = dw + jnp.dot(h.T, dlogits, preferred_element_type=jnp.float32)
+        return dw, dlogits @ w_DV.astype(h.dtype).T
+
+    start = jnp.zeros(w_DV.shape, jnp.float32)
+    dw, dh = jax.lax.scan(one, start, (h_CSD, targets_CS, lse_CS, gradients[0]))
+    return dh, dw.astype(w_DV.dtype), None, None
+
+
+_chunked_logp.defvjp(_chunked_logp_forward, _chunked_logp_backward)
+
+
+# --- with a cache: rollouts -----------------------------------------------------------------------------------------
+
+
+def init_cache(config: Config, slots: int, length: int, dtype: Any = jnp.float32) -> Cache:
+    """Empty cache for `slots` sequences of up to `length` tokens: {"k", "v"}, per layer (slots, K, length, h)."""
+    shape = (slots, config.kv_heads, length, config.head_dim)
+    return {name: tuple(jnp.zeros(shape, dtype) for _ in range(config.layers)) for name in ("k", "v")}
+
+
+def extend(
+    config: Config,
+    params: Params,
+    cache: Cache,
+    tokens_BT: jax.Array,
+    slots_B: jax.Array | None,
+    starts_B: jax.Array,
+    lengths_B: jax.Array,
+    *,
+    window: int | None = None,
+    dtype: Any = jnp.float32,
+) -> tuple[jax.Array, Cache]:
+    """Append tokens to cached sequences: (h_BD of the last valid token of each row, cache).
+
+    Row b writes its first lengths_B[b] tokens at positions starts_B[b].. of slot slots_B[b]; positions before
+    hold what earlier calls wrote. slots_B None means that row b is slot b, and spares the gather of whole slots.
+    A row of length 0 writes nothing and returns garbage. `window` (static) bounds the positions attended to: no
+    sequence may reach beyond it. Nothing is written beyond the cache's length.
+    """
+    rows, t = tokens_BT.shape
+    length = cache["k"][0].shape[2]
+    window = length if window is None else min(window, length)
+    slots = jnp.arange(rows) if slots_B is None else slots_B
+    positions = starts_B[:, None] + jnp.arange(t)
+    valid = jnp.arange(t) < lengths_B[:, None]
+    write_at = jnp.where(valid, positions, length)  # out of bounds: dropped
+    mask = jnp.arange(window) <= positions[:, :, None]
+    cos, sin = rope_angles(positions, config.head_dim, config.rope_theta)
+
+    x = params["embed"][tokens_BT].astype(dtype)
+    new = {"k": [], "v": []}
+    for layer in range(config.layers):
+        w = jax.tree.map(lambda a, layer=layer: a[layer], params["layers"])
+        q, k, v = _qkv(config, w, x, cos, sin)
+        for name, y in (("k", k), ("v", v)):
+            old = cache[name][layer]
+            new[name].append(old.at[slots[:, None], :, write_at].set(y.astype(old.dtype), mode="drop"))
+        k, v = (new[name][layer] if slots_B is None else new[name][layer][slots_B] for name in "kv")
+        k, v = (y[:, :, :window].astype(dtype) for y in (k, v))
+        x = _after_attention(config, w, x, _cached_attention(q, k, v, mask))
+    last = jnp.maximum(lengths_B - 1, 0)
+    x = jnp.take_along_axis(x, last[:, None, None], axis=1)[:, 0]
+    return rms_norm(x, params["norm"], config.rms_eps), {name: tuple(arrays) for name, arrays in new.items()}
+
+
+def _cached_attention(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array) -> jax.Array:
+    """q_BTHh against k_BKSh, v_BKSh under mask_BTS -> out_BTHh."""
+    b, t, heads, head_dim = q.shape
+    q = q.reshape(b, t, k.shape[1], heads // k.shape[1], head_dim)
+    scores = jnp.einsum("btkgh,bksh->bkgts", q, k, preferred_element_type=jnp.float32) * head_dim**-0.5
+    probs = jax.nn.softmax(jnp.where(mask[:, None, None], scores, -1e30), axis=-1).astype(v.dtype)
+    return jnp.einsum("bkgts,bksh->btkgh", probs, v).reshape(b, t, heads, head_dim)
+
+
+# --- the module -----------------------------------------------------------------------------------------------------
+
+
+class Qwen(nnx.Module):
+    """The model as a Flax NNX module around a tree of parameters; making one inside `jit` costs nothing.
+
+    `nnx.to_pure_dict(nnx.state(model))` is the plain dict that every function of this file takes as `params`.
+    """
+
+    def __init__(self, config: Config, params: Params):
+        self.config = config
+        self.embed = nnx.Param(params["embed"])
+        self.layers = nnx.Dict({name: nnx.Param(array) for name, array in params["layers"].items()})
+        self.norm = nnx.Param(params["norm"])
+        if not config.tied:
+            self.unembed = nnx.Param(params["unembed"])
+
+    @property
+    def params(self) -> Params:
+        return nnx.to_pure_dict(nnx.state(self, nnx.Param))
+
+    def __call__(
+        self, tokens_RT: jax.Array, positions_RT: jax.Array, segments_RT: jax.Array, *, dtype: Any = jnp.float32
+    ) -> jax.Array:
+        """Logits (R, T, V), float32. For whole vocabularies of few tokens; training uses `hidden` and `token_logp`."""
+        params = self.params
+        h = hidden(self.config, params, tokens_RT, positions_RT, segments_RT, dtype=dtype)
+        return _logits(h, unembed(self.config, params), 1.0)
