@@ -1,0 +1,86 @@
+"""Tool calls in an assistant turn, as Qwen writes them. The one parser and the one renderer.
+
+A call is `<tool_call>\\n{"name": "search", "arguments": {"to": "Rome"}}\\n</tool_call>`; a turn may hold
+several, with text around them.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+OPEN = "<tool_call>"
+CLOSE = "</tool_call>"
+
+
+@dataclass
+class Call:
+    name: str
+    arguments: dict[str, Any]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"name": self.name, "arguments": self.arguments}
+
+
+@dataclass
+class ParsedTurn:
+    """`content` is the text outside the calls; `errors` says, for the model to read, what could not be parsed."""
+
+    content: str
+    calls: list[Call] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
+
+
+def call_text(name: str, arguments: dict[str, Any]) -> str:
+    """The exact text of one call."""
+    return f"{OPEN}\n{json.dumps({'name': name, 'arguments': arguments}, ensure_ascii=False)}\n{CLOSE}"
+
+
+def parse(text: str) -> ParsedTurn:
+    """Read an assistant turn. Never raises: what cannot be read becomes an entry of `errors`."""
+    turn = ParsedTurn(content="")
+    outside: list[str] = []
+    rest = text
+    while True:
+        before, opened, rest = rest.partition(OPEN)
+        if CLOSE in before:
+            turn.errors.append(f"{CLOSE} without {OPEN}")
+            before = before.replace(CLOSE, "")
+        outside.append(before.strip())
+        if not opened:
+            break
+        body, closed, rest = rest.partition(CLOSE)
+        if not closed:
+            turn.errors.append(f"{OPEN} without {CLOSE}")
+            break
+        try:
+            turn.calls.append(_read(body))
+        except RecursionError:
+            turn.errors.append("tool call nested too deep")
+        except UnicodeError:
+            turn.errors.append("tool call is not valid text")
+        except ValueError as error:
+            turn.errors.append(str(error))
+    turn.content = "\n".join(part for part in outside if part)
+    return turn
+
+
+def _read(body: str) -> Call:
+    try:
+        record = json.loads(body, parse_constant=_constant)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"tool call is not JSON: {error.msg} at character {error.pos}") from None
+    json.dumps(record, ensure_ascii=False).encode()  # lone surrogates, which no database or socket takes
+    if not isinstance(record, dict):
+        raise ValueError("tool call is not a JSON object")
+    name, arguments = record.get("name"), record.get("arguments", {})
+    if not isinstance(name, str) or not name:
+        raise ValueError("tool call has no name")
+    if not isinstance(arguments, dict):
+        raise ValueError("arguments must be a JSON object")
+    return Call(name, arguments)
+
+
+def _constant(text: str) -> NoReturn:
+    raise ValueError(f"tool call is not JSON: {text} is no JSON number")

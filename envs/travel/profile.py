@@ -1,0 +1,319 @@
+"""What the sandbox is about (the environment profile of the paper) and how to put its operations into words.
+
+`PROFILE` is a dict of JSON values. It tells an explorer which entities and operations exist, and a task writer how to
+word what a walk through the sandbox did. It does not tell the preconditions: they are there to be discovered.
+
+    entities    [{"name", "id" (regular expression of its ids in observations), "attributes": [...]}]
+    operations  what changes the world:
+                {"name", "tool", "arguments": {argument: entity name}, "if": {"argument.attribute": value},
+                 "phrases": [text with {argument} slots]}
+    questions   what can be asked:
+                {"name", "entity", "attribute", "tools": [...], "phrases": [...], "questions": [...]}; the slot is {it};
+                "phrases" are orders that can be joined to others, "questions" stand alone
+    preference  the tasks wanted: {"calls": [fewest, most], "operations": most, "answers": most, "style"}
+
+To word a walk: keep the fewest calls that still make the same difference (run them). Each kept call whose tool has
+operations and that changed something is one sub-goal: take an operation of that tool whose "if" holds (none: the walk
+cannot be worded), and fill each slot with a phrase of the entity that the argument names:
+
+    world.describe(entity, id, arguments) -> {"id": ..., attribute: text, ..., "phrases": [{"text", "via": [tools]}]}
+
+describes an entity as the episode STARTED; `arguments` are those of the call. A phrase names the entity without the ids that the
+agent has to find out; "via" lists the tools that lead from the phrase to the entity, so a phrase fits a walk that used
+exactly these. Without phrases the entity cannot be named unambiguously. An order that the walk made itself is called
+"it" (via the tool book), or by passenger and city where the walk made several: its booking comes before it in the text.
+The "if" of an operation compares attributes of `describe`, e.g. {"order.fare": "flex"}.
+Sub-goals are joined with " and " or ", then "; `sentence` does it. `word` fills one operation.
+
+To ask: take an entity that shows in an observation, a question for it, and one of its phrases. The answer is the
+attribute; the calls needed are those in the phrase's "via" and the question's "tools".
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+from envs.travel.data import CITIES, SEATS, Data
+
+_DROP = [
+    "drop {order}, with money back if possible",
+    "get rid of {order}, with a refund if it has one",
+    "end {order} and get the money back if you can",
+    "give up {order} and lose no money if possible",
+    "call off {order}, refunded if the fare allows",
+]
+
+PROFILE: dict[str, Any] = {
+    "name": "travel",
+    "description": "A travel agency: passengers, flights, orders, seats and bags.",
+    "entities": [
+        {"name": "city", "id": "|".join(CITIES), "attributes": ["flights"]},
+        {"name": "flight", "id": r"F\d\d", "attributes": ["to", "day", "time", "price", "fare"]},
+        {"name": "passenger", "id": r"P\d\d", "attributes": ["name", "card", "orders"]},
+        {"name": "order", "id": r"O\d\d", "attributes": ["name", "to", "day", "fare", "window", "aisle"]},
+        {"name": "seat", "id": r"\d[ABC]", "attributes": ["kind"]},
+    ],
+    "operations": [
+        {
+            "name": "book",
+            "tool": "book",
+            "arguments": {"flight": "flight", "passenger": "passenger"},
+            "phrases": [
+                "book {passenger} on {flight}",
+                "put {passenger} on {flight}",
+                "get {passenger} a place on {flight}",
+                "buy {passenger} a ticket for {flight}",
+                "make a booking for {passenger} on {flight}",
+            ],
+        },
+        {
+            "name": "bag",
+            "tool": "bag",
+            "arguments": {"order": "order"},
+            "phrases": [
+                "add a bag to {order}",
+                "put a bag on {order}",
+                "include a bag in {order}",
+                "check in a bag for {order}",
+                "give {order} a bag",
+            ],
+        },
+        {
+            "name": "seat",
+            "tool": "seat",
+            "arguments": {"order": "order", "seat": "seat"},
+            "phrases": [
+                "take {seat} for {order}",
+                "give {order} {seat}",
+                "reserve {seat} for {order}",
+                "set {seat} on {order}",
+                "choose {seat} for {order}",
+            ],
+        },
+        {
+            "name": "drop",
+            "tool": "refund",
+            "arguments": {"order": "order"},
+            "if": {"order.fare": "flex"},
+            "phrases": _DROP,
+        },
+        {
+            "name": "drop",
+            "tool": "cancel",
+            "arguments": {"order": "order"},
+            "if": {"order.fare": "basic"},
+            "phrases": _DROP,
+        },
+        {
+            "name": "move",
+            "tool": "move",
+            "arguments": {"order": "order", "flight": "flight"},
+            "phrases": [
+                "move {order} to {flight}",
+                "change {order} to {flight}",
+                "switch {order} to {flight}",
+                "put {order} on {flight} instead",
+            ],
+        },
+    ],
+    "questions": [
+        {
+            "name": f"flight {attribute}",
+            "entity": "flight",
+            "attribute": attribute,
+            "tools": [],
+            "phrases": [f"tell me {what} of {{it}}", f"say {what} of {{it}}", f"find {what} of {{it}}"],
+            "questions": [f"What is {what} of {{it}}?", ask],
+        }
+        for attribute, what, ask in (
+            ("price", "the price", "How much is {it}?"),
+            ("day", "the day", "On which day is {it}?"),
+            ("time", "the time", "At what time is {it}?"),
+            ("fare", "the fare", "Which fare has {it}?"),
+        )
+    ]
+    + [
+        {
+            "name": "city flights",
+            "entity": "city",
+            "attribute": "flights",
+            "tools": ["flights"],
+            "phrases": ["count the flights to {it}", "tell me the number of flights to {it}"],
+            "questions": ["How many flights go to {it}?", "How many flights to {it} are there?"],
+        },
+        {
+            "name": "passenger card",
+            "entity": "passenger",
+            "attribute": "card",
+            "tools": [],
+            "phrases": ["tell me the card of {it}", "say which card {it} has"],
+            "questions": ["Which card has {it}?", "What is the card of {it}?"],
+        },
+        {
+            "name": "passenger orders",
+            "entity": "passenger",
+            "attribute": "orders",
+            "tools": ["orders"],
+            "phrases": ["count the orders of {it}", "tell me the number of orders of {it}"],
+            "questions": ["How many orders has {it}?", "How many orders are there for {it}?"],
+        },
+        {
+            "name": "order name",
+            "entity": "order",
+            "attribute": "name",
+            "tools": [],
+            "phrases": ["tell me the passenger of {it}", "say who travels on {it}"],
+            "questions": ["Who travels on {it}?", "Who is the passenger of {it}?"],
+        },
+        {
+            "name": "order to",
+            "entity": "order",
+            "attribute": "to",
+            "tools": [],
+            "phrases": ["tell me the city of {it}", "say where {it} goes"],
+            "questions": ["Where does {it} go?", "What is the city of {it}?"],
+        },
+        {
+            "name": "order day",
+            "entity": "order",
+            "attribute": "day",
+            "tools": [],
+            "phrases": ["tell me the day of {it}", "say on which day {it} is"],
+            "questions": ["On which day is {it}?", "What is the day of {it}?"],
+        },
+        {
+            "name": "order window",
+            "entity": "order",
+            "attribute": "window",
+            "tools": ["seats"],
+            "phrases": ["tell me the free window seat for {it}", "find the free window seat for {it}"],
+            "questions": ["Which window seat is free for {it}?", "What is the free window seat for {it}?"],
+        },
+        {
+            "name": "order aisle",
+            "entity": "order",
+            "attribute": "aisle",
+            "tools": ["seats"],
+            "phrases": ["tell me the free aisle seat for {it}", "find the free aisle seat for {it}"],
+            "questions": ["Which aisle seat is free for {it}?", "What is the free aisle seat for {it}?"],
+        },
+    ],
+    "preference": {
+        "calls": [1, 6],
+        "operations": 2,
+        "answers": 1,
+        "style": "one short order or question, as a customer would say it",
+    },
+}
+
+
+def describe(
+    data: Data, entity: str, id: str, arguments: dict[str, str] | None = None, made: dict[str, tuple[str, str]] | None = None
+) -> dict[str, Any]:
+    """An entity as the episode started: its attributes as text, and the phrases that name it. {} if there is none.
+
+    `arguments` are those of the call that uses the entity (a seat is told apart by its order); `made` are the orders
+    made since, id -> (passenger, flight).
+    """
+    made = made or {}
+    if entity == "city" and id in CITIES:
+        return {"id": id, "flights": str(len(data.flights_to(id))), "phrases": [_phrase(id)]}
+    if entity == "flight" and id in data.flights:
+        return _flight(data, id)
+    if entity == "passenger" and id in data.passengers:
+        passenger = data.passengers[id]
+        return {
+            "id": id,
+            "name": passenger.name,
+            "card": passenger.card,
+            "orders": str(len(data.orders_of(id))),
+            "phrases": [_phrase(passenger.name, "people")],
+        }
+    if entity == "order" and (id in data.orders or id in made):
+        return _order(data, id, made)
+    if entity == "seat":
+        return _seat(data, id, (arguments or {}).get("order", ""), (arguments or {}).get("flight", ""), made)
+    return {}
+
+
+def word(operation: dict[str, Any], phrases: dict[str, str], rng: random.Random) -> str:
+    """One way to say an operation; `phrases` fills its slots."""
+    return rng.choice(operation["phrases"]).format(**phrases)
+
+
+def sentence(parts: list[str], rng: random.Random) -> str:
+    """Join orders to one sentence."""
+    text = parts[0]
+    for part in parts[1:]:
+        text += rng.choice((" and ", ", then ")) + part
+    return text[0].upper() + text[1:] + "."
+
+
+def _phrase(text: str, *via: str) -> dict[str, Any]:
+    return {"text": text, "via": list(via)}
+
+
+def _flight(data: Data, id: str) -> dict[str, Any]:
+    flight = data.flights[id]
+    others = [other for other in data.flights_to(flight.city) if other.id != id]
+    texts = []
+    if all(other.price > flight.price for other in others):
+        texts += [f"the cheapest flight to {flight.city}", f"the flight to {flight.city} at the lowest price"]
+    if all(other.day != flight.day for other in others):
+        texts += [f"the {flight.day} flight to {flight.city}", f"the flight to {flight.city} on {flight.day}"]
+    if all(other.time != flight.time for other in others):
+        texts += [f"the {flight.time} flight to {flight.city}", f"the flight to {flight.city} at {flight.time}"]
+    if all(other.fare != flight.fare for other in others):
+        texts += [f"the {flight.fare} flight to {flight.city}", f"the flight to {flight.city} with a {flight.fare} fare"]
+    return {
+        "id": id,
+        "to": flight.city,
+        "day": flight.day,
+        "time": flight.time,
+        "price": str(flight.price),
+        "fare": flight.fare,
+        "phrases": [_phrase(text, "flights") for text in texts],
+    }
+
+
+def _order(data: Data, id: str, made: dict[str, tuple[str, str]]) -> dict[str, Any]:
+    if id in data.orders:
+        passenger_id, flight_id = data.orders[id].passenger, data.orders[id].flight
+    else:
+        passenger_id, flight_id = made[id]
+    flight, name = data.flights[flight_id], data.passengers[passenger_id].name
+    if id in data.orders:
+        texts = [f"{name}'s trip to {flight.city}", f"{name}'s order to {flight.city}", f"the {flight.city} trip of {name}"]
+        phrases = [_phrase(f"order {id}", "order")] + [_phrase(text, "people", "orders") for text in texts]
+    elif len(made) == 1:
+        phrases = [_phrase("it", "book")]
+    elif sum(pair == made[id] for pair in made.values()) == 1:
+        phrases = [_phrase(f"{name}'s new trip to {flight.city}", "book")]
+    else:
+        phrases = []
+    return {
+        "id": id,
+        "name": name,
+        "to": flight.city,
+        "day": flight.day,
+        "fare": flight.fare,
+        "window": data.free_seat(flight_id, "window"),
+        "aisle": data.free_seat(flight_id, "aisle"),
+        "phrases": phrases,
+    }
+
+
+def _seat(data: Data, id: str, order: str, flight: str, made: dict[str, tuple[str, str]]) -> dict[str, Any]:
+    """A seat for an order, on the flight that the order was on at the start, or on `flight`."""
+    if not flight:
+        if order in data.orders:
+            flight = data.orders[order].flight
+        elif order in made:
+            flight = made[order][1]
+    kind = data.seats.get(flight, {}).get(id)
+    if kind is None:
+        return {}
+    unique = kind in SEATS.values() and data.free_seat(flight, kind) == id
+    article = "an" if kind == "aisle" else "a"
+    return {"id": id, "kind": kind, "phrases": [_phrase(f"{article} {kind} seat", "seats")] if unique else []}
