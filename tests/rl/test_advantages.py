@@ -1,0 +1,318 @@
+"""Advantages against worked numbers, and against a slow reference: the formulas with loops and `math.fsum`."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rl import advantages
+
+G, B, A = 1, -1, 0  # good, bad, abstain
+
+
+def rows(*labels):
+    """Ragged labels as label_NK, steps_N."""
+    label_NK = np.zeros((len(labels), max(map(len, labels), default=0)), np.int8)
+    for row, label in zip(label_NK, labels):
+        row[: len(label)] = label
+    return label_NK, np.array([len(label) for label in labels])
+
+
+# --- the slow reference ---------------------------------------------------------------------------------------------
+
+
+def slow_std(values, ddof=0):
+    mean = math.fsum(values) / len(values)
+    return mean, math.sqrt(math.fsum((v - mean) ** 2 for v in values) / (len(values) - ddof))
+
+
+def slow_grpo(outcome, group, eps=1e-6):
+    result = []
+    for r, g in zip(outcome, group):
+        members = [o for o, h in zip(outcome, group) if h == g]
+        mean, std = slow_std(members, ddof=1) if len(members) > 1 else (0.0, 1.0)
+        result.append((r - mean) / (std + eps))
+    return result
+
+
+def slow_zscore(raw, group, equal):
+    """Reference 2.5. `raw` holds one list per trajectory; None marks an abstention."""
+    result = [[0.0] * len(row) for row in raw]
+    for g in set(group):
+        members = [i for i, h in enumerate(group) if h == g]
+        kept = [[v for v in raw[i] if v is not None] for i in members]
+        kept = [row for row in kept if row]
+        if not kept:
+            continue
+        if equal:
+            mean = math.fsum(math.fsum(row) / len(row) for row in kept) / len(kept)
+            var = math.fsum(math.fsum((v - mean) ** 2 for v in row) / len(row) for row in kept) / len(kept)
+            std = math.sqrt(var + 1e-8)
+        else:
+            mean, std = slow_std([v for row in kept for v in row])
+            std = max(std, 1e-8)
+        for i in members:
+            result[i] = [0.0 if v is None else (v - mean) / (std + 1e-12) for v in raw[i]]
+    return result
+
+
+def slow_allocate(label, outcome):
+    good, bad = (1.0, 0.2) if outcome > 0.5 else (0.2, 1.0)
+    worth = [None if f == A else good if f == G else bad for f in label]
+    total = math.fsum(w for w in worth if w is not None)
+    sign = 1 if outcome > 0.5 else -1
+    return [None if w is None else sign * w / total for w in worth]
+
+
+def slow_adca(outcome, group, labels, *, alpha, scheme, outcome_at, length_normalise, equal, standardise):
+    """Reference 2.5 to 2.7."""
+    if scheme == "decouple":
+        raw = [[None if f == A else 0.2 * f for f in row] for row in labels]
+    else:
+        raw = [slow_allocate(row, o) for row, o in zip(labels, outcome)]
+    step = slow_zscore(raw, group, equal) if standardise else [[v or 0.0 for v in row] for row in raw]
+    result = []
+    for i, row in enumerate(step):
+        members = [o for o, h in zip(outcome, group) if h == group[i]]
+        mean, std = slow_std(members)
+        o = outcome[i] - mean if std <= 1e-8 else (outcome[i] - mean) / (std + 1e-12)
+        last = len(row) - 1
+        if outcome_at == "none":
+            reward = list(row)
+        else:
+            reward = [alpha * v + (o if outcome_at == "all_steps" or j == last else 0) for j, v in enumerate(row)]
+        if length_normalise and scheme == "decouple":
+            reward = [v / math.sqrt(len(row)) for v in reward]
+        result.append([math.fsum(reward[j:]) for j in range(len(row))])
+    return result
+
+
+outcomes = st.sampled_from([0.0, 0.1, 0.3, 0.5, 0.51, 1.0]) | st.floats(0, 1)
+trajectories = st.lists(
+    st.tuples(outcomes, st.sampled_from([7, -3, 10**12, 0]), st.lists(st.sampled_from([G, B, A]), max_size=7)),
+    min_size=1,
+    max_size=12,
+)
+
+
+@settings(max_examples=300)
+@given(
+    trajectories,
+    st.sampled_from(["decouple", "allocation"]),
+    st.sampled_from(["last_step", "all_steps", "none"]),
+    st.booleans(),
+    st.booleans(),
+    st.booleans(),
+    st.sampled_from([0.0, 0.1, 1.0]),
+)
+def test_adca_reference(batch, scheme, outcome_at, length_normalise, equal, standardise, alpha):
+    outcome, group, labels = zip(*batch)
+    label_NK, steps_N = rows(*labels)
+    got_NK = advantages.adca(
+        outcome, group, label_NK, steps_N, alpha=alpha, scheme=scheme, norm="reference", outcome_at=outcome_at,
+        length_normalise=length_normalise, trajectory_weight="equal" if equal else "by_steps", standardise=standardise,
+    )  # fmt: skip
+    want = slow_adca(
+        outcome, group, labels, alpha=alpha, scheme=scheme, outcome_at=outcome_at, length_normalise=length_normalise,
+        equal=equal, standardise=standardise,
+    )  # fmt: skip
+    for got, row in zip(got_NK, want):
+        np.testing.assert_allclose(got[: len(row)], row, atol=1e-5, rtol=1e-5)
+        assert not got[len(row) :].any()
+
+
+@given(trajectories)
+def test_grpo_reference(batch):
+    outcome, group, _ = zip(*batch)
+    got_N = advantages.grpo(outcome, group, std="sample", eps=1e-6)
+    np.testing.assert_allclose(got_N, slow_grpo(outcome, group), atol=1e-5, rtol=1e-5)
+
+
+@given(
+    trajectories,
+    st.sampled_from(["decouple", "allocation"]),
+    st.sampled_from(["trajectory", "step", "reference"]),
+    st.randoms(use_true_random=False),
+)
+def test_adca_order_and_names_of_groups_do_not_matter(batch, scheme, norm, random):
+    """Any order of the trajectories, any integers for the groups: the same rows, all finite."""
+    outcome, group, labels = zip(*batch)
+    label_NK, steps_N = rows(*labels)
+    first = advantages.adca(outcome, group, label_NK, steps_N, alpha=0.3, scheme=scheme, norm=norm)
+    order = list(range(len(batch)))
+    random.shuffle(order)
+    renamed = [{7: 1, -3: 2, 10**12: -(2**40), 0: 5}[group[i]] for i in order]
+    second = advantages.adca(
+        [outcome[i] for i in order], renamed, label_NK[order], steps_N[order], alpha=0.3, scheme=scheme, norm=norm
+    )
+    assert np.isfinite(first).all()
+    np.testing.assert_allclose(second, first[order], atol=1e-7, rtol=1e-7)
+
+
+# --- worked numbers --------------------------------------------------------------------------------------------------
+
+
+def test_grpo_worked_example():
+    np.testing.assert_allclose(
+        advantages.grpo([1, 0, 1, 0], [5, 5, 5, 5], std="sample"),
+        [0.8660239, -0.8660239, 0.8660239, -0.8660239],
+        atol=1e-6,
+    )
+    np.testing.assert_allclose(advantages.grpo([1, 0, 1, 0], [5, 5, 5, 5]), [1, -1, 1, -1], atol=1e-5)
+
+
+def test_grpo_keeps_nothing_but_the_raw_score_of_a_singleton():
+    np.testing.assert_allclose(advantages.grpo([0.7], [1], std="sample", eps=1e-6), [0.7 / (1 + 1e-6)])
+    assert advantages.grpo([0.7], [1], std="population") == [0]
+    assert advantages.grpo([0.7], [1], std=None) == [0]
+    assert advantages.rloo([0.7], [1]) == [0]
+
+
+@pytest.mark.parametrize("estimator", [advantages.grpo, advantages.dr_grpo, advantages.rloo, advantages.loop])
+def test_a_constant_group_gives_exactly_zero(estimator):
+    assert not estimator([0.1] * 7, [3] * 7).any()
+
+
+def test_rloo_and_loop():
+    outcome, group = [1, 0, 0, 1, 1], [0, 0, 0, 1, 1]
+    want = [1 - 0, 0 - 0.5, 0 - 0.5, 0, 0]
+    np.testing.assert_allclose(advantages.rloo(outcome, group), want)
+    np.testing.assert_allclose(advantages.loop(outcome, group), want)
+    np.testing.assert_allclose(advantages.loop(outcome, group, drop_below=0.6), [1, 0, 0, 0, 0])
+    np.testing.assert_allclose(advantages.dr_grpo(outcome, group), [2 / 3, -1 / 3, -1 / 3, 0, 0])
+
+
+WORKED = dict(outcome_N=[1, 0, 1], group_N=[0, 0, 0], alpha=0.1, norm="reference")
+
+
+def test_decouple_worked_example():
+    label_NK, steps_N = rows([G, B], [B, G, B], [G])
+    got = advantages.adca(label_NK=label_NK, steps_N=steps_N, **WORKED)
+    want = [[0.6615225, 0.5817501, 0], [-1.5851544, -1.4597979, -1.5395702], [0.7868791, 0, 0]]
+    np.testing.assert_allclose(got, want, atol=1e-6)
+
+
+def test_allocation_worked_example():
+    label_NK, steps_N = rows([G, B], [B, G, B], [G])
+    got = advantages.adca(label_NK=label_NK, steps_N=steps_N, scheme="allocation", **WORKED)
+    want = [[0.7447067, 0.6695068, 0], [-1.7808133, -1.6381043, -1.5569226], [0.8105067, 0, 0]]
+    np.testing.assert_allclose(got, want, atol=1e-6)
+
+
+def test_singleton_group_keeps_its_label_credit():
+    label_NK, steps_N = rows([G, B])
+    got = advantages.adca([1.0], [4], label_NK, steps_N, alpha=0.1, norm="reference")
+    np.testing.assert_allclose(got, [[0.0, -0.1]], atol=1e-6)  # step rewards +0.1, -0.1
+
+
+def test_alpha_zero_is_grpo_with_the_population_deviation():
+    outcome, group = [1, 0, 0.5, 1, 0, 0], [0, 0, 0, 1, 1, 1]
+    label_NK, steps_N = rows(*[[G, B, G]] * 6)
+    got = advantages.adca(outcome, group, label_NK, steps_N, alpha=0.0)
+    np.testing.assert_allclose(got, np.repeat(advantages.grpo(outcome, group, eps=0)[:, None], 3, 1), atol=1e-6)
+
+
+def test_paper_norm_standardises_by_the_trajectories_averages():
+    """Equations 18 to 21 by hand: averages 1 and -1/3, so mean 1/3 and deviation 2/3 (in units of a label)."""
+    label_NK, steps_N = rows([G, G], [B, G, B])
+    got = advantages.adca([1, 0], [0, 0], label_NK, steps_N, alpha=0.5, norm="trajectory")
+    good, bad = 0.5 * (1 - 1 / 3) / (2 / 3), 0.5 * (-1 - 1 / 3) / (2 / 3)
+    want = [[2 * good + 1, good + 1, 0], [2 * bad + good - 1, bad + good - 1, bad - 1]]
+    np.testing.assert_allclose(got, want, atol=1e-6)
+
+
+def test_a_channel_without_variance_is_neutral():
+    """Equal averages under the paper's norm: the labels differ inside a trajectory, yet their channel is silent."""
+    label_NK, steps_N = rows([G, B], [B, G])
+    got = advantages.adca([1, 0], [0, 0], label_NK, steps_N, alpha=0.5, norm="trajectory")
+    np.testing.assert_allclose(got, [[1, 1], [-1, -1]], atol=1e-6)
+    silent = advantages.adca([1, 1], [0, 0], label_NK, steps_N, alpha=0.5, norm="trajectory")
+    assert not silent.any()
+
+
+def test_labels_speak_where_outcomes_do_not():
+    label_NK, steps_N = rows([G, B], [G])
+    got = advantages.adca([1, 1], [0, 0], label_NK, steps_N, alpha=0.5, norm="step")
+    assert got[0, 1] < 0 < got[1, 0]
+
+
+@pytest.mark.parametrize("norm", ["trajectory", "step", "reference"])
+@pytest.mark.parametrize("scheme", ["decouple", "allocation"])
+def test_abstaining_leaves_the_others_alone(norm, scheme):
+    """Adding abstentions, or a trajectory of them with a neutral outcome, moves no credit of a labelled step."""
+    options = dict(alpha=0.5, norm=norm, scheme=scheme, outcome_at="none")
+    label_NK, steps_N = rows([G, B], [B, G, B], [G])
+    without = advantages.adca([1, 0, 1], [0, 0, 0], label_NK, steps_N, **options)
+    label_NK, steps_N = rows([G, A, B], [B, G, A, B], [A, G], [A, A])
+    got = advantages.adca([1, 0, 1, 1], [0] * 4, label_NK, steps_N, **options)
+    np.testing.assert_allclose(got[0, [0, 2]], without[0, :2], atol=1e-9)
+    np.testing.assert_allclose(got[1, [0, 1, 3]], without[1], atol=1e-9)
+    np.testing.assert_allclose(got[2, :2], without[2, 0], atol=1e-9)
+    assert not got[3].any()
+
+
+def test_a_trajectory_of_abstentions_keeps_its_outcome():
+    label_NK, steps_N = rows([A, A], [G, B])
+    got = advantages.adca([1, 0], [0, 0], label_NK, steps_N, alpha=0.5)
+    np.testing.assert_allclose(got[0], [1, 1], atol=1e-6)
+
+
+def test_rows_without_steps_count_in_the_outcome_mean_only():
+    label_NK, steps_N = rows([], [G, B], [])
+    got = advantages.adca([1, 0, 0], [0, 0, 0], label_NK, steps_N, alpha=0.0, norm="reference")
+    np.testing.assert_allclose(got, [[0, 0], [-0.7071068] * 2, [0, 0]], atol=1e-6)
+    nothing = advantages.adca([1, 0], [0, 0], np.zeros((2, 0), np.int8), [0, 0], alpha=0.1)
+    assert nothing.shape == (2, 0)
+
+
+def test_outcome_at_all_steps_counts_the_steps_to_come():
+    label_NK, steps_N = rows([A, A, A], [A])
+    got = advantages.adca([1, 0], [0, 0], label_NK, steps_N, alpha=0.1, outcome_at="all_steps")
+    np.testing.assert_allclose(got, [[3, 2, 1], [-1, 0, 0]], atol=1e-6)
+
+
+def test_alpha_schedule():
+    at = [advantages.alpha_at(s, alpha=0.1, alpha_min=0.02, total_steps=100) for s in (0, 25, 50, 75, 100, 900)]
+    np.testing.assert_allclose(at, [0.1, 0.0882843, 0.06, 0.0317157, 0.02, 0.02], atol=1e-7)
+    assert advantages.alpha_at(50, alpha=0.1) == 0.1
+
+
+@pytest.mark.parametrize(
+    "change, says",
+    [
+        (dict(outcome_N=[1, float("nan"), 0]), r"outcome_N\[1\]"),
+        (dict(scheme="fix"), "decouple, allocation"),
+        (dict(norm="batch"), "trajectory, step, reference"),
+        (dict(outcome_at="first"), "last_step"),
+        (dict(trajectory_weight="half"), "by_steps"),
+        (dict(label_NK=[[2], [0], [0]]), "GOOD"),
+        (dict(steps_N=[2, 1, 1]), "1 columns"),
+        (dict(steps_N=[1, 1]), "3 trajectories"),
+        (dict(group_N=[0, 0]), "group_N"),
+    ],
+)
+def test_what_does_not_fit_is_refused(change, says):
+    good = dict(outcome_N=[1, 0, 0], group_N=[0, 0, 0], label_NK=np.zeros((3, 1), int), steps_N=[1, 1, 1], alpha=0.1)
+    with pytest.raises(ValueError, match=says):
+        advantages.adca(**{**good, **change})
+
+
+# --- from steps to tokens --------------------------------------------------------------------------------------------
+
+
+@given(st.integers(1, 4), st.integers(0, 30), st.integers(1, 5), st.data())
+def test_spread_looks_every_token_up(n, t, k, data):
+    ids = data.draw(st.lists(st.lists(st.integers(-2, k - 1), min_size=t, max_size=t), min_size=n, max_size=n))
+    ids_NT = np.array(ids, np.int32).reshape(n, t)
+    advantage_NK = np.random.default_rng(0).normal(size=(n, k))
+    want = [[advantage_NK[i, s] if s >= 0 else 0 for s in row] for i, row in enumerate(ids_NT)]
+    got = advantages.spread(advantage_NK, ids_NT)
+    assert got.dtype == np.float32
+    np.testing.assert_array_equal(got, np.array(want, np.float32).reshape(n, t))
+
+
+def test_spread_refuses_a_step_it_does_not_have():
+    with pytest.raises(ValueError, match="step id 3 in a batch of 2 steps"):
+        advantages.spread(np.zeros((1, 2)), np.array([[0, 3]]))
