@@ -1,0 +1,6 @@
+"""A small travel agency to learn in: twelve tools with hidden preconditions over a seeded SQLite database."""
+
+from envs.travel.verify import verify
+from envs.travel.world import SYSTEM, Travel
+
+__all__ = ["SYSTEM", "Travel", "verify"]

@@ -26,7 +26,7 @@ class ToolError(Exception):
     """A call that was refused; the text is for the model."""
 
 
-def _tool(name: str, description: str, **arguments: str) -> dict[str, Any]:
+def _tool(name: str, description: str, /, **arguments: str) -> dict[str, Any]:
     return {
         "type": "function",
         "function": {
@@ -75,7 +75,7 @@ class Agency:
         """JSON values."""
         return {
             "seed": self.seed,
-            "database": base64.b85encode(self._connection.serialize()).decode(),
+            "database": base64.b64encode(self._connection.serialize()).decode(),
             "memory": {key: sorted(values) for key, values in self._memory.items()},
         }
 
@@ -83,7 +83,7 @@ class Agency:
         self.seed = snapshot["seed"]
         self.start = data(self.seed)
         self._memory = {key: set(values) for key, values in snapshot["memory"].items()}
-        self._connection.deserialize(base64.b85decode(snapshot["database"]))
+        self._connection.deserialize(base64.b64decode(snapshot["database"]))
 
     def close(self) -> None:
         self._connection.close()
@@ -129,10 +129,9 @@ class Agency:
             rows.extend(["orders", key, column, None, value] for column, value in (("bag", bag), ("seat", seat)) if value)
         return sorted(rows, key=repr)
 
-    def made(self) -> dict[str, tuple[str, str]]:
-        """The orders made in this episode: id -> (passenger, flight)."""
-        rows = self._connection.execute("SELECT id, passenger, flight FROM orders")
-        return {id: (passenger, flight) for id, passenger, flight in rows if id not in self.start.orders}
+    def orders(self) -> dict[str, tuple[str, str]]:
+        """The orders as they are now: id -> (passenger, flight)."""
+        return {id: (passenger, flight) for id, passenger, flight in self._rows("SELECT id, passenger, flight FROM orders")}
 
     # The tools. Arguments are strings of any content.
 

@@ -34,7 +34,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from envs.travel.data import CITIES, SEATS, Data
+from envs.travel.data import CITIES, Data
 
 _DROP = [
     "drop {order}, with money back if possible",
@@ -209,14 +209,15 @@ PROFILE: dict[str, Any] = {
 
 
 def describe(
-    data: Data, entity: str, id: str, arguments: dict[str, str] | None = None, made: dict[str, tuple[str, str]] | None = None
+    data: Data, entity: str, id: str, arguments: dict[str, str] | None = None, now: dict[str, tuple[str, str]] | None = None
 ) -> dict[str, Any]:
     """An entity as the episode started: its attributes as text, and the phrases that name it. {} if there is none.
 
-    `arguments` are those of the call that uses the entity (a seat is told apart by its order); `made` are the orders
-    made since, id -> (passenger, flight).
+    `arguments` are those of the call that uses the entity (a seat is told apart by its order). `now` are the orders as
+    they are, id -> (passenger, flight): it holds those that were made in the episode, and where the others were moved.
     """
-    made = made or {}
+    start = {order.id: (order.passenger, order.flight) for order in data.orders.values()}
+    now = start if now is None else now
     if entity == "city" and id in CITIES:
         return {"id": id, "flights": str(len(data.flights_to(id))), "phrases": [_phrase(id)]}
     if entity == "flight" and id in data.flights:
@@ -230,10 +231,11 @@ def describe(
             "orders": str(len(data.orders_of(id))),
             "phrases": [_phrase(passenger.name, "people")],
         }
-    if entity == "order" and (id in data.orders or id in made):
-        return _order(data, id, made)
+    if entity == "order" and (id in start or id in now):
+        return _order(data, id, {key: pair for key, pair in now.items() if key not in start})
     if entity == "seat":
-        return _seat(data, id, (arguments or {}).get("order", ""), (arguments or {}).get("flight", ""), made)
+        order = (arguments or {}).get("order", "")
+        return _seat(data, id, now[order][1]) if order in now else {}
     return {}
 
 
@@ -257,13 +259,14 @@ def _phrase(text: str, *via: str) -> dict[str, Any]:
 def _flight(data: Data, id: str) -> dict[str, Any]:
     flight = data.flights[id]
     others = [other for other in data.flights_to(flight.city) if other.id != id]
+    at = "at noon" if flight.time == "noon" else f"in the {flight.time}"
     texts = []
     if all(other.price > flight.price for other in others):
         texts += [f"the cheapest flight to {flight.city}", f"the flight to {flight.city} at the lowest price"]
     if all(other.day != flight.day for other in others):
         texts += [f"the {flight.day} flight to {flight.city}", f"the flight to {flight.city} on {flight.day}"]
     if all(other.time != flight.time for other in others):
-        texts += [f"the {flight.time} flight to {flight.city}", f"the flight to {flight.city} at {flight.time}"]
+        texts += [f"the {flight.time} flight to {flight.city}", f"the flight to {flight.city} {at}"]
     if all(other.fare != flight.fare for other in others):
         texts += [f"the {flight.fare} flight to {flight.city}", f"the flight to {flight.city} with a {flight.fare} fare"]
     return {
@@ -304,16 +307,13 @@ def _order(data: Data, id: str, made: dict[str, tuple[str, str]]) -> dict[str, A
     }
 
 
-def _seat(data: Data, id: str, order: str, flight: str, made: dict[str, tuple[str, str]]) -> dict[str, Any]:
-    """A seat for an order, on the flight that the order was on at the start, or on `flight`."""
-    if not flight:
-        if order in data.orders:
-            flight = data.orders[order].flight
-        elif order in made:
-            flight = made[order][1]
-    kind = data.seats.get(flight, {}).get(id)
+def _seat(data: Data, id: str, flight: str) -> dict[str, Any]:
+    kind = data.seats[flight].get(id)
     if kind is None:
         return {}
-    unique = kind in SEATS.values() and data.free_seat(flight, kind) == id
-    article = "an" if kind == "aisle" else "a"
-    return {"id": id, "kind": kind, "phrases": [_phrase(f"{article} {kind} seat", "seats")] if unique else []}
+    unique = data.free_seat(flight, kind) == id
+    return {
+        "id": id,
+        "kind": kind,
+        "phrases": [_phrase(f"{'an' if kind == 'aisle' else 'a'} {kind} seat", "seats")] if unique else [],
+    }

@@ -1,0 +1,326 @@
+"""Tasks of the travel sandbox, composed of sub-goals and graded by the calls of the shortest solution.
+
+A template is written like "trip.seat.bag+city.flights": segments joined by "+", each a subject and what happens to it.
+Subjects: `order` (named by its id), `trip` (named by passenger and city), `book` (a new booking), and for questions
+`flight`, `city` and `passenger`. What happens: an operation (bag, seat, drop, move) or a question (an attribute of the
+subject, as in the profile). A task asks one question at most.
+"""
+
+from __future__ import annotations
+
+import functools
+import random
+from dataclasses import dataclass, field, replace
+
+from envs.toolcalls import call_text
+from envs.travel.agency import Agency
+from envs.travel.data import Data, data
+from envs.travel.profile import PROFILE, describe, sentence, word
+from envs.travel.verify import verify
+from envs.world import Task
+
+# Level (number of calls) -> templates. The held-out ones occur in dev and test only.
+TEMPLATES: dict[int, list[str]] = {
+    1: [
+        "flight.price",
+        "flight.day",
+        "flight.time",
+        "flight.fare",
+        "city.flights",
+        "passenger.card",
+        "order.name",
+        "order.to",
+    ],
+    2: ["order.bag", "order.drop", "order.bag.name", "passenger.orders", "trip.day", "order.window"],
+    3: ["trip.bag", "trip.drop", "order.seat", "order.bag+passenger.card", "order.drop+flight.price"],
+    4: ["book", "order.move", "trip.seat", "order.seat.bag", "order.bag+order.bag"],
+    5: ["book.bag", "trip.move", "trip.seat.bag", "order.seat+order.drop", "order.move+flight.price"],
+    6: ["book.seat", "order.move.seat", "book+order.drop", "trip.seat+order.bag"],
+}
+HELD_OUT: dict[int, list[str]] = {
+    1: [],
+    2: ["order.drop.to", "order.aisle"],
+    3: ["order.seat.name", "trip.bag.day", "order.drop+city.flights"],
+    4: ["book.price", "order.bag+order.drop", "trip.drop+passenger.card"],
+    5: ["order.move.bag", "trip.bag+order.drop", "book.bag.price"],
+    6: ["trip.move.bag", "book+order.bag", "book.seat.price"],
+}
+LEVELS = tuple(TEMPLATES)
+
+SPLITS = ("train", "dev", "test")
+WORLDS = 1_000_000  # world seeds of a split: train from 0, dev from WORLDS, test from 2 * WORLDS
+
+_QUESTIONS = {(q["entity"], q["attribute"]): q for q in PROFILE["questions"]}
+_OPERATIONS = {name: [o for o in PROFILE["operations"] if o["name"] == name] for name in ("book", "bag", "seat", "drop", "move")}
+
+
+@dataclass
+class Step:
+    """One call of the plan; `goal` counts the sub-goals."""
+
+    tool: str
+    arguments: dict[str, str]
+    goal: int
+
+
+@dataclass
+class Draft:
+    """A task in the making: its parts in words and the calls that do it."""
+
+    template: str
+    world: int
+    parts: list[str] = field(default_factory=list)
+    steps: list[Step] = field(default_factory=list)
+    answer: str | None = None
+    query: str = ""
+
+
+class _Unfit(Exception):
+    """This world has nothing that fits the template; try again."""
+
+
+def world_of(split: str, index: int, seed: int) -> int:
+    """The world seed of a task: each split has a range of its own."""
+    return SPLITS.index(split) * WORLDS + random.Random(f"{split} world {index} {seed}").randrange(WORLDS)
+
+
+def is_training_world(world: int) -> bool:
+    return 0 <= world < WORLDS
+
+
+@functools.lru_cache(maxsize=32)
+def split_tasks(split: str, n: int, seed: int) -> tuple[Task, ...]:
+    """The n tasks of a split, levels in turn; of dev and test every third task above level 1 is of a held-out template."""
+    if split not in SPLITS:
+        raise ValueError(f"no split {split!r}; there are {', '.join(SPLITS)}")
+    tasks = []
+    for index in range(n):
+        level = LEVELS[index % len(LEVELS)]
+        held_out = split != "train" and level > 1 and (index // len(LEVELS) + level) % 3 == 0
+        rng = random.Random(f"{split} task {index} {seed}")
+        template = rng.choice((HELD_OUT if held_out else TEMPLATES)[level])
+        for attempt in range(1000):
+            world = world_of(split, index * 1000 + attempt, seed)
+            try:
+                task = generate(world, rng, template=template, split=split)
+                break
+            except _Unfit:
+                continue
+        else:
+            raise RuntimeError(f"no world fits template {template}")
+        tasks.append(replace(task, id=f"travel/{split}/{index:04d}"))
+    return tuple(tasks)
+
+
+def generate(
+    world: int, rng: random.Random, *, level: int | None = None, template: str | None = None, split: str = "train"
+) -> Task:
+    """A task in the given world, of a random training template unless one is given."""
+    return task_of(draft(world, rng, level=level, template=template), split=split)
+
+
+def task_of(draft: Draft, split: str = "train") -> Task:
+    """The task of a draft; its verifier comes from executing the steps."""
+    agency = Agency(draft.world)
+    for step in draft.steps:
+        text, good = agency.call(step.tool, step.arguments)
+        assert good, f"{draft.template} in world {draft.world}: {step.tool} {step.arguments}: {text}"
+    verifier = {"state": agency.difference(), "answer": draft.answer}
+    agency.close()
+    assert not verify(verifier, [], "").success, f"{draft.template} in world {draft.world}: doing nothing succeeds"
+    turns = [call_text(step.tool, step.arguments) for step in draft.steps] + [draft.answer or "done"]
+    return Task(
+        id=f"travel/world/{draft.world}",
+        env="travel",
+        query=draft.query,
+        split=split,
+        seed=draft.world,
+        reference=turns,
+        verifier=verifier,
+        difficulty=len(draft.steps),
+        meta={"template": draft.template},
+    )
+
+
+def draft(world: int, rng: random.Random, *, level: int | None = None, template: str | None = None) -> Draft:
+    """Word and plan a task. Raises if no try of many fits the world (a template given by hand may not)."""
+    for _ in range(200):
+        chosen = template or rng.choice(TEMPLATES[level or rng.choice(LEVELS)])
+        wanted = next(n for n in LEVELS if chosen in TEMPLATES[n] + HELD_OUT[n])
+        try:
+            made = _Writer(world, rng).write(chosen)
+        except _Unfit:
+            continue
+        if len(made.steps) == wanted:
+            return made
+    raise _Unfit(f"world {world} has nothing for {template or level}")
+
+
+class _Writer:
+    """Writes one draft."""
+
+    def __init__(self, world: int, rng: random.Random):
+        self.data: Data = data(world)
+        self.rng = rng
+        self.draft = Draft("", world)
+        self.used: set[str] = set()  # what a segment is about, so that no two are about the same
+        self.done: set[tuple[str, str]] = set()
+        self.goal = 0
+        self.booked = 0
+        self.now = {order.id: (order.passenger, order.flight) for order in self.data.orders.values()}
+
+    def write(self, template: str) -> Draft:
+        self.draft.template = template
+        segments = template.split("+")
+        self.rng.shuffle(segments)
+        for segment in segments:
+            subject, *rest = segment.split(".")
+            getattr(self, f"_{subject}")(rest)
+        parts = self.draft.parts
+        self.draft.query = parts[0] if parts[0].endswith("?") else sentence(parts, self.rng)
+        return self.draft
+
+    # Subjects.
+
+    def _order(self, rest: list[str]) -> None:
+        id = self._pick(sorted(self.data.orders))
+        self._free_passenger(self.data.orders[id].passenger)
+        self._call("order", id=id)
+        self._on_order(id, f"order {id}", rest)
+
+    def _trip(self, rest: list[str]) -> None:
+        id = self._pick(sorted(self.data.orders))
+        passenger = self.data.passengers[self.data.orders[id].passenger]
+        self._free_passenger(passenger.id)
+        self._call("people", name=passenger.name)
+        self._call("orders", passenger=passenger.id)
+        self._on_order(id, self._phrase("order", id, via=["people", "orders"]), rest)
+
+    def _book(self, rest: list[str]) -> None:
+        passenger = self.data.passengers[self._pick(sorted(self.data.passengers))]
+        flight, phrase = self._pick_flight()
+        looks = [("flights", {"to": self.data.flights[flight].city}), ("people", {"name": passenger.name})]
+        self.rng.shuffle(looks)
+        for tool, arguments in looks:
+            self._call(tool, **arguments)
+        self._call("quote", flight=flight)
+        self._call("book", flight=flight, passenger=passenger.id)
+        id = self.data.spare[self.booked]
+        self.booked += 1
+        self.now[id] = (passenger.id, flight)
+        self._say(word(_OPERATIONS["book"][0], {"passenger": passenger.name, "flight": phrase}, self.rng))
+        for name in rest:
+            if name == "price":
+                self._ask("flight", flight, "price", "it")
+            else:
+                self._operate(name, id, "it")
+
+    def _flight(self, rest: list[str]) -> None:
+        flight, phrase = self._pick_flight(not_by=rest[0])
+        self._call("flights", to=self.data.flights[flight].city)
+        self._ask("flight", flight, rest[0], phrase)
+
+    def _city(self, rest: list[str]) -> None:
+        city = self._pick(sorted({flight.city for flight in self.data.flights.values()}))
+        self._call("flights", to=city)
+        self._ask("city", city, rest[0], city)
+
+    def _passenger(self, rest: list[str]) -> None:
+        id = self._pick(sorted(self.data.passengers))
+        if rest[0] == "orders" and not self.data.orders_of(id):
+            raise _Unfit
+        name = self.data.passengers[id].name
+        self._call("people", name=name)
+        if rest[0] == "orders":
+            self._call("orders", passenger=id)
+        self._ask("passenger", id, rest[0], name)
+
+    # What happens to an order.
+
+    def _on_order(self, id: str, phrase: str, rest: list[str]) -> None:
+        for name in rest:
+            if ("order", name) in _QUESTIONS:
+                if name in ("window", "aisle"):
+                    self._call("seats", order=id)
+                self._ask("order", id, name, phrase)
+            else:
+                self._operate(name, id, phrase)
+            phrase = "it"
+
+    def _operate(self, name: str, id: str, phrase: str) -> None:
+        passenger, flight = self.now[id]
+        start = self.data.orders.get(id)
+        slots = {"order": phrase}
+        operation = _OPERATIONS[name][0]
+        if name == "bag":
+            if start and start.bag:
+                raise _Unfit
+            self._call("bag", order=id)
+        elif name == "drop":
+            operation = next(o for o in _OPERATIONS["drop"] if o["if"]["order.fare"] == self.data.flights[flight].fare)
+            self._call(operation["tool"], order=id)
+        elif name == "seat":
+            if start and start.seat and start.flight == flight:
+                raise _Unfit
+            kind = self.rng.choice(("window", "aisle"))
+            seat = self.data.free_seat(flight, kind)
+            slots["seat"] = describe(self.data, "seat", seat, {"order": id}, self.now)["phrases"][0]["text"]
+            self._call("seats", order=id)
+            self._call("seat", order=id, seat=seat)
+        elif name == "move":
+            target, slots["flight"] = self._pick_flight(not_to=self.data.flights[flight].city)
+            self._call("flights", to=self.data.flights[target].city)
+            self._call("quote", flight=target)
+            self._call("move", order=id, flight=target)
+            self.now[id] = (passenger, target)
+        self._say(word(operation, slots, self.rng))
+
+    # Words and calls.
+
+    def _ask(self, entity: str, id: str, attribute: str, phrase: str) -> None:
+        question = _QUESTIONS[entity, attribute]
+        alone = len(self.draft.template.replace("+", ".").split(".")) == 2
+        texts = question["phrases"] + (question["questions"] * 2 if alone else [])
+        self.draft.answer = describe(self.data, entity, id)[attribute]
+        self._say(self.rng.choice(texts).format(it=phrase))
+
+    def _say(self, text: str) -> None:
+        self.draft.parts.append(text)
+        self.goal += 1
+
+    def _call(self, tool: str, **arguments: str) -> None:
+        """Add a call, unless it is a look-up that was made already."""
+        key = (tool, repr(arguments))
+        if key in self.done:
+            return
+        self.done.add(key)
+        self.draft.steps.append(Step(tool, arguments, self.goal))
+
+    def _pick(self, ids: list[str]) -> str:
+        ids = [id for id in ids if id not in self.used]
+        if not ids:
+            raise _Unfit
+        id = self.rng.choice(ids)
+        self.used.add(id)
+        return id
+
+    def _free_passenger(self, id: str) -> None:
+        if id in self.used:
+            raise _Unfit
+        self.used.add(id)
+
+    def _pick_flight(self, *, not_by: str = "", not_to: str = "") -> tuple[str, str]:
+        """A flight and a phrase for it that does not mention what is asked; to a city no other segment is about."""
+        flights = self.data.flights.values()
+        city = self._pick(sorted({flight.city for flight in flights} - {not_to}))
+        flight = self.rng.choice(self.data.flights_to(city))
+        phrases = [p["text"] for p in describe(self.data, "flight", flight.id)["phrases"]]
+        asked = {"price": ("cheapest", "lowest"), "": ()}.get(not_by, (getattr(flight, not_by, ""),))
+        phrases = [text for text in phrases if not any(str(value) in text for value in asked)]
+        if not phrases:
+            raise _Unfit
+        return flight.id, self.rng.choice(phrases)
+
+    def _phrase(self, entity: str, id: str, via: list[str]) -> str:
+        texts = [p["text"] for p in describe(self.data, entity, id)["phrases"] if p["via"] == via]
+        return self.rng.choice(texts)

@@ -1,0 +1,131 @@
+"""The travel agency as a World."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from envs.toolcalls import parse
+from envs.travel.agency import TOOLS, Agency
+from envs.travel.profile import PROFILE, describe
+from envs.travel.tasks import split_tasks
+from envs.travel.verify import verify
+from envs.world import Evaluation, Observation, StepResult, Task, World
+
+SYSTEM = "You are a travel agent."
+
+
+class Travel(World):
+    """A small travel agency over SQLite.
+
+    The agent writes tool calls, one or several per turn (envs/toolcalls.py); a turn without one ends the episode, and its
+    text is the answer. A call that cannot be read, or is refused, is answered with a line "error: ...".
+    `malformed="end"` ends the episode instead at a turn that cannot be read. Episodes do not depend on the seed of
+    `reset`: the task names its world.
+    """
+
+    name = "travel"
+
+    def __init__(
+        self,
+        n_train: int = 64,
+        n_dev: int = 48,
+        n_test: int = 96,
+        seed: int = 0,
+        malformed: str = "error",
+        max_calls: int = 8,
+    ):
+        """`seed` draws the tasks; `max_calls` is the most that one turn may hold, calls beyond it are refused."""
+        if malformed not in ("error", "end"):
+            raise ValueError(f'malformed must be "error" or "end", not {malformed!r}')
+        self._sizes = {"train": n_train, "dev": n_dev, "test": n_test}
+        self._seed = seed
+        self._malformed = malformed
+        self._max_calls = max_calls
+        self._agency: Agency | None = None
+        self._verifier: dict[str, Any] = {}
+        self._answer: str | None = None
+        self._over = False
+
+    def tasks(self, split: str) -> list[Task]:
+        if split not in self._sizes:
+            raise ValueError(f"travel has no split {split!r}; it has {', '.join(self._sizes)}")
+        return [Task.from_dict(task.to_dict()) for task in split_tasks(split, self._sizes[split], self._seed)]
+
+    def reset(self, task: Task, seed: int = 0) -> Observation:
+        if set(task.verifier) != {"state", "answer"}:
+            raise ValueError(f'task {task.id}: the verifier of a travel task has "state" and "answer", not {sorted(task.verifier)}')
+        if self._agency is None:
+            self._agency = Agency(task.seed)
+        else:
+            self._agency.reset(task.seed)
+        self._verifier, self._answer, self._over = task.verifier, None, False
+        return Observation([{"role": "system", "content": SYSTEM}, {"role": "user", "content": task.query}], TOOLS)
+
+    def step(self, action: str) -> StepResult:
+        """`info["calls"]` are the calls, in order, each with its "result" and whether it was "ok"."""
+        agency = self._running()
+        if self._over:
+            raise RuntimeError("the episode is over: reset the world first")
+        turn = parse(action)
+        calls, messages = [], []
+        for call in turn.calls[: self._max_calls]:
+            text, ok = agency.call(call.name, call.arguments)
+            calls.append({**call.to_dict(), "result": text, "ok": ok})
+            messages.append({"role": "tool", "content": text})
+        refused = [f"error: {error}" for error in turn.errors]
+        if len(turn.calls) > self._max_calls:
+            refused.append(f"error: {self._max_calls} calls a turn at most")
+        messages += [{"role": "tool", "content": text} for text in refused]
+        if not messages:
+            self._answer = turn.content
+        self._over = not messages or (bool(turn.errors) and self._malformed == "end")
+        return StepResult(
+            messages=messages,
+            reward=self.evaluate().score if self._over else 0.0,
+            terminated=self._over,
+            info={
+                "calls": calls,
+                "errors": len(refused) + sum(not call["ok"] for call in calls),
+                "parse_error": bool(turn.errors),
+            },
+        )
+
+    def evaluate(self) -> Evaluation:
+        return verify(self._verifier, self._running().difference(), self._answer)
+
+    def difference(self) -> list[list[Any]]:
+        """Rows [table, key, column, before, after]: see Agency.difference."""
+        return self._running().difference()
+
+    def describe(self, entity: str, id: str, arguments: dict[str, str] | None = None) -> dict[str, Any]:
+        """An entity as the episode started, and how to name it: see envs/travel/profile.py."""
+        agency = self._running()
+        return describe(agency.start, entity, id, arguments, agency.orders())
+
+    def profile(self) -> dict[str, Any]:
+        return PROFILE
+
+    def snapshot(self) -> dict[str, Any]:
+        """JSON values."""
+        return {
+            "agency": self._running().snapshot(),
+            "verifier": self._verifier,
+            "answer": self._answer,
+            "over": self._over,
+        }
+
+    def restore(self, snapshot: dict[str, Any]) -> None:
+        if self._agency is None:
+            self._agency = Agency(snapshot["agency"]["seed"])
+        self._agency.restore(snapshot["agency"])
+        self._verifier, self._answer, self._over = snapshot["verifier"], snapshot["answer"], snapshot["over"]
+
+    def close(self) -> None:
+        if self._agency is not None:
+            self._agency.close()
+            self._agency = None
+
+    def _running(self) -> Agency:
+        if self._agency is None:
+            raise RuntimeError("no episode: reset the world first")
+        return self._agency
