@@ -81,8 +81,20 @@ class Evaluation(_Record):
     components: dict[str, float] = field(default_factory=dict)
 
 
+class WorldError(RuntimeError):
+    """The environment failed, not the policy: it raised, died, or answered what no one can read."""
+
+
+class WorldTimeout(WorldError, TimeoutError):
+    """The environment did not answer within its deadline."""
+
+
 class World:
-    """What an adapter implements. One instance plays one episode at a time."""
+    """What an adapter implements. One instance plays one episode at a time.
+
+    A world that runs in another process raises `WorldError` or `WorldTimeout` where that process
+    fails; an adapter itself raises whatever its benchmark raises.
+    """
 
     name: str = ""
 
@@ -102,7 +114,7 @@ class World:
         raise NotImplementedError
 
     def snapshot(self) -> Any:
-        """Optional. The state of the episode, to be given back to `restore` of any instance."""
+        """Optional. The state of the episode as a JSON value, to be given back to `restore` of any instance."""
         raise NotImplementedError(f"{type(self).__name__} has no snapshots")
 
     def restore(self, snapshot: Any) -> None:

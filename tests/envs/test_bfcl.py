@@ -1,0 +1,326 @@
+"""BFCL: the ground truths score 1, and on everything else the score is the package's own."""
+
+import concurrent.futures
+import copy
+import functools
+import json
+import os
+import random
+import threading
+
+import pytest
+
+pytest.importorskip("bfcl_eval", reason="pip install --no-deps -r requirements/bfcl.txt")
+
+from envs import bfcl
+from envs.bfcl import CATEGORIES, Bfcl
+from envs.toolcalls import Call, call_text
+from envs.world import Task
+
+THREADS = 8
+
+
+@functools.cache
+def every_entry() -> tuple[bfcl.Entry, ...]:
+    return tuple(entry for category in CATEGORIES for entry in bfcl.entries(category).values())
+
+
+def play(world: Bfcl, entry: bfcl.Entry, turns: list[list[Call]], one_by_one: bool = True) -> bool:
+    """Take the calls of each turn, one per reply or all in one, and score. Two turns have more than the 20 allowed."""
+    world.reset(Task(entry.id, "bfcl", ""))
+    for calls in turns:
+        replies = [[call] for call in calls] if one_by_one and len(calls) <= 20 else [calls] if calls else []
+        for reply in replies:
+            world.step("\n".join(call_text(call.name, call.arguments) for call in reply))
+        world.step("Done.")
+    return world.evaluate().success
+
+
+def corrupt(turns: list[list[Call]], rng: random.Random) -> None:
+    """Change one argument of one call to another value of its type."""
+    call = rng.choice([call for calls in turns for call in calls])
+    if not call.arguments:
+        call.arguments["unexpected"] = 1
+        return
+    name = rng.choice(sorted(call.arguments))
+    value = call.arguments[name]
+    if isinstance(value, bool):
+        call.arguments[name] = not value
+    elif isinstance(value, int | float):
+        call.arguments[name] = value + 1
+    elif isinstance(value, str):
+        call.arguments[name] = value + "x"
+    else:
+        call.arguments[name] = []
+
+
+def variants(entry: bfcl.Entry) -> dict[str, list[list[Call]]]:
+    rng = random.Random(entry.id)
+    truth = entry.truth
+    filled = [turn for turn, calls in enumerate(truth) if calls]
+    found = {
+        kind: copy.deepcopy(truth) for kind in ("truncated", "reordered", "corrupted", "empty", "extra", "unknown")
+    }
+    found["truncated"][rng.choice(filled)].pop()
+    for calls in found["reordered"]:
+        rng.shuffle(calls)
+    corrupt(found["corrupted"], rng)
+    found["empty"] = [[] for _ in truth]
+    calls = found["extra"][rng.randrange(len(truth))]
+    calls.insert(rng.randint(0, len(calls)), copy.deepcopy(rng.choice(truth[rng.choice(filled)])))
+    found["unknown"][rng.randrange(len(truth))].append(Call("no_such_tool", {"path": "."}))
+    return found
+
+
+def official(entry: bfcl.Entry, turns: list[list[Call]], tag: str) -> bool:
+    """The package's checker on the same calls, as its Qwen handler decodes them. `tag` keeps its globals apart."""
+    from bfcl_eval.eval_checker.multi_turn_eval import multi_turn_utils
+    from bfcl_eval.eval_checker.multi_turn_eval.multi_turn_checker import multi_turn_checker
+
+    def text(call: Call) -> str:
+        return f"{call.name}({','.join(f'{k}={v!r}' for k, v in call.arguments.items())})"
+
+    row = {"id": entry.id, "initial_config": entry.config, "involved_classes": entry.classes}
+    decoded = [[[text(call)] for call in calls] for calls in turns]
+    truth = [[text(call) for call in calls] for calls in entry.truth]
+    before = set(vars(multi_turn_utils))
+    try:
+        return multi_turn_checker(decoded, truth, row, entry.category, tag)["valid"]
+    finally:
+        for name in set(vars(multi_turn_utils)) - before:
+            delattr(multi_turn_utils, name)
+
+
+def in_threads(function, items):
+    with concurrent.futures.ThreadPoolExecutor(THREADS) as pool:
+        return list(pool.map(function, items))
+
+
+def test_the_four_categories_hold_800_conversations_of_four_domains():
+    assert len(every_entry()) == 800
+    assert {entry.domain for entry in every_entry()} == set(bfcl.DOMAINS)
+    assert bfcl.entries("multi_turn_base")["multi_turn_base_199"].domain == "travel"
+
+
+def test_all_ground_truths_score_one_in_threads():
+    local = threading.local()
+
+    def solve(task):
+        local.world = getattr(local, "world", None) or Bfcl(list(CATEGORIES))
+        local.world.reset(task)
+        for action in task.reference:
+            result = local.world.step(action)
+        evaluation = local.world.evaluate()
+        return result.terminated and evaluation.score == 1.0 and evaluation.components["progress"] == 1.0
+
+    tasks = Bfcl(list(CATEGORIES)).tasks("all")
+    solved = in_threads(solve, tasks)
+    assert len(solved) == 800 and all(solved)
+
+
+def test_wrong_trajectories_score_as_the_package_scores_them():
+    cases = [(entry, kind, turns) for entry in every_entry() for kind, turns in variants(entry).items()]
+    local = threading.local()
+
+    def ours(case):
+        entry, kind, turns = case
+        local.world = getattr(local, "world", None) or Bfcl(list(CATEGORIES))
+        return play(local.world, entry, turns, one_by_one=kind != "reordered")
+
+    scores = in_threads(ours, cases)
+    expected = [official(entry, turns, f"tag{i}") for i, (entry, _, turns) in enumerate(cases)]
+    wrong = [f"{e.id} {kind}" for (e, kind, _), a, b in zip(cases, scores, expected) if a != b]
+    assert not wrong
+    assert 0.2 < sum(expected) / len(expected) < 0.6  # both outcomes are well represented
+    assert not any(score for (_, kind, _), score in zip(cases, scores) if kind == "empty")
+
+
+def test_an_unfinished_conversation_scores_zero_and_its_progress_grows():
+    world = Bfcl()
+    task = world.tasks("all")[0]
+    world.reset(task)
+    progress = [world.evaluate().components["progress"]]
+    for action in task.reference:
+        assert world.evaluate().score == 0.0
+        world.step(action)
+        progress.append(world.evaluate().components["progress"])
+    assert progress == sorted(progress) and progress[0] == 0.0 and progress[-1] == 1.0
+    assert world.evaluate() == world.evaluate()
+
+
+def test_withheld_tools_appear_in_their_turn():
+    world = Bfcl("multi_turn_miss_func")
+    task = next(t for t in world.tasks("all") if t.id == "multi_turn_miss_func_0")  # `sort` appears in turn 3
+    first = world.reset(task)
+    names = {tool["function"]["name"] for tool in first.tools}
+    assert "sort" not in names and "grep" in names
+    results = [world.step("Next.") for _ in range(4)]
+    assert [r.tools is None for r in results] == [True, True, False, True]
+    assert {tool["function"]["name"] for tool in results[2].tools} == names | {"sort"}
+    assert "updated some more functions" in results[2].messages[0]["content"]
+
+
+def test_the_21st_reply_with_calls_in_one_turn_ends_the_episode():
+    world = Bfcl()
+    task = world.tasks("all")[0]
+    world.reset(task)
+    results = [world.step(call_text("pwd", {})) for _ in range(21)]
+    assert [r.truncated for r in results] == [False] * 20 + [True]
+    assert world.step("Done.").terminated
+    assert world.evaluate().score == 0.0
+
+
+def test_malformed_calls_end_the_turn_or_are_answered():
+    broken = '<tool_call>\n{"name": "pwd", "arguments": {}\n</tool_call>'
+    official_world, lenient = Bfcl(), Bfcl(malformed="error")
+    for world in (official_world, lenient):
+        world.reset(world.tasks("all")[0])
+    ended, answered = official_world.step(broken), lenient.step(broken)
+    assert ended.messages[0]["role"] == "user" and ended.info["parse_error"]
+    assert answered.messages[0]["role"] == "tool" and answered.info["errors"] == 1
+    assert lenient.tasks("all")[0].meta["official"] is False
+
+
+TRICKS = [
+    ("__import__", {"name": "os"}),
+    ("__import__('os').system", {"command": "touch PWNED"}),
+    ("open", {"file": "PWNED", "mode": "w"}),
+    ("exec", {"source": "open('PWNED', 'w')"}),
+    ("eval", {"source": "open('PWNED', 'w')"}),
+    ("cd", {"folder": "__import__('os').system('touch PWNED')"}),
+    ("cd.__globals__", {}),
+    ("__class__", {}),
+    ("__init__", {}),
+    ("_load_scenario", {"scenario": {}}),
+    ("touch", {"file_name": "PWNED"}),
+    ("echo", {"content": "x", "file_name": "/tmp/PWNED"}),
+    ("cat", {"file_name": "/etc/passwd"}),
+    ("cd", {"self": 1, "__class__": 2, "folder": ".."}),
+    ("cd", {"folder": {"$eval": "1"}}),
+    ("power", {"base": 9, "exponent": 10**12}),
+    ("square_root", {"number": 2, "precision": 10**12}),
+]
+
+
+def test_tricks_execute_nothing(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+    def refuse(*args, **kwargs):
+        raise AssertionError("a process was started")
+
+    monkeypatch.setattr(os, "system", refuse)
+    monkeypatch.setattr("subprocess.Popen.__init__", refuse)
+    world = Bfcl()
+    files, maths = (
+        next(t for t in world.tasks("all") if t.id == i) for i in ("multi_turn_base_0", "multi_turn_base_50")
+    )
+    for name, arguments in TRICKS:
+        for task in (files, maths):
+            world.reset(task)
+            result = world.step(call_text(name, arguments))
+            assert result.messages[0]["role"] == "tool"
+            assert "root:" not in result.messages[0]["content"]
+    for text in (
+        "cd(folder='..')",
+        "[open('PWNED','w')]",
+        "```python\nopen('PWNED','w')\n```",
+        "\x00\ud800<tool_call>",
+    ):
+        world.reset(files)
+        assert not world.step(text).info["calls"]
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "text", ["__import__('os')", "cd(__import__('os'))", "cd(folder=open('x'))", "a.b()", "cd(*x)", "cd"]
+)
+def test_ground_truth_is_read_not_run(text):
+    with pytest.raises((ValueError, SyntaxError)):
+        bfcl.read_call(text, {"cd": ["folder"]})
+
+
+def test_positional_arguments_take_the_names_of_the_tool_doc():
+    assert bfcl.read_call("f(1, c=[2])", {"f": ["a", "b", "c"]}) == Call("f", {"a": 1, "c": [2]})
+
+
+def test_splits():
+    assert bfcl.split_indices("train") == list(range(100))
+    assert bfcl.split_indices("val") == list(range(100, 200))
+    for scheme, size in (("100/100", 100), ("50/150", 50)):
+        train, val = (bfcl.split_indices(split, scheme, seed=1) for split in ("train", "val"))
+        assert len(train) == size and sorted(train + val) == list(range(200))
+        assert train == bfcl.split_indices("train", scheme, seed=1) != bfcl.split_indices("train", scheme, seed=2)
+        counts = [sum(i // 50 == domain for i in train) for domain in range(4)]
+        assert max(counts) - min(counts) <= 1
+    # Written down, because a split that changes silently makes results incomparable.
+    assert bfcl.split_indices("train", "50/150")[:8] == FIRST_OF_50
+    with pytest.raises(ValueError, match="train, val"):
+        bfcl.split_indices("validation")
+
+
+FIRST_OF_50 = [2, 9, 12, 13, 16, 31, 34, 35]
+
+
+def test_oracle_tools_are_few_seeded_enough_and_labelled():
+    world = Bfcl("multi_turn_miss_func", tools="oracle+3")
+    for task in world.tasks("val")[::10]:
+        needed = {call.name for turn in bfcl.entries("multi_turn_miss_func")[task.id].truth for call in turn}
+        first = world.reset(task, seed=1)
+        assert len(first.tools) <= len(needed) + 3
+        for action in task.reference:
+            world.step(action)
+        assert world.evaluate().success
+        assert world.reset(task, seed=1) == first
+        assert task.meta["official"] is False
+    assert Bfcl().tasks("val")[0].meta["official"] is True
+
+
+def test_schemas_are_json_schema():
+    known = {"object", "number", "integer", "string", "boolean", "array"}
+
+    def types(node):
+        if isinstance(node, dict):
+            if isinstance(node.get("type"), str):
+                yield node["type"]
+            for child in node.values():
+                yield from types(child)
+
+    world = Bfcl()
+    for task in world.tasks("all")[::20]:
+        tools = world.reset(task).tools
+        assert json.loads(json.dumps(tools)) == tools
+        for tool in tools:
+            assert set(types(tool["function"]["parameters"])) <= known
+
+
+def test_a_synthetic_task_has_one_turn_and_its_own_ground_truth():
+    world = Bfcl()
+    calls = [{"name": "mkdir", "arguments": {"dir_name": "new"}}]
+    task = Task(
+        "made-1", "bfcl", "Make a directory called new.", verifier={"calls": calls}, meta={"entry": "multi_turn_base_0"}
+    )
+    assert world.reset(task).messages == [{"role": "user", "content": task.query}]
+    world.step(call_text("mkdir", {"dir_name": "new"}))
+    assert world.step("Done.").terminated and world.evaluate().success
+    world.reset(task)
+    world.step("Done.")
+    assert not world.evaluate().success
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ({"category": "multi_turn"}, "multi_turn_base"),
+        ({"splits": "80/20"}, "reference"),
+        ({"tools": "oracle"}, r"oracle\+k"),
+        ({"malformed": "raise"}, "'end' or 'error'"),
+    ],
+)
+def test_wrong_arguments_are_named(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        Bfcl(**arguments)
+
+
+def test_the_package_folder_stays_as_it_was():
+    folder = bfcl._package_dir()
+    assert not [name for name in ("result", "score", ".file_locks") if (folder.parent / name).exists()]
