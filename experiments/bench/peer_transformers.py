@@ -1,0 +1,75 @@
+"""Generated tokens/s of `transformers` generate on a workload. Runs under the peer's own Python:
+
+    .bench/trl/bin/python experiments/bench/peer_transformers.py --model DIR --workload FILE.json
+
+One static batch of all episodes per turn, left-padded, as trainers without a serving engine do it: a turn lasts as long
+as its longest row, and the next turn reads the whole history again. Its last line is one JSON object. No
+log-probabilities are asked for (the cheaper case for it), rows never stop early, and only tokens that the workload
+wants are counted.
+"""
+
+import argparse
+import json
+import os
+import time
+
+import torch
+import transformers
+import workload as workloads
+
+PAD = 0
+
+
+@torch.inference_mode()
+def play(model, workload) -> None:
+    """Generate every turn of every episode."""
+    histories = [list(episode.prompt) for episode in workload.episodes]
+    for turn in range(max(len(episode.turns) for episode in workload.episodes)):
+        rows = [row for row, episode in enumerate(workload.episodes) if turn < len(episode.turns)]
+        width = max(len(histories[row]) for row in rows)
+        tokens = torch.full((len(rows), width), PAD)
+        mask = torch.zeros((len(rows), width), dtype=torch.long)
+        for index, row in enumerate(rows):
+            tokens[index, width - len(histories[row]) :] = torch.tensor(histories[row])
+            mask[index, width - len(histories[row]) :] = 1
+        longest = max(workload.episodes[row].turns[turn].new_tokens for row in rows)
+        out = model.generate(
+            input_ids=tokens, attention_mask=mask, max_new_tokens=longest, do_sample=True, temperature=1.0, top_k=0,
+            eos_token_id=None, pad_token_id=PAD,
+        )  # fmt: skip
+        assert out.shape[1] == width + longest, "a row ended early"
+        for index, row in enumerate(rows):
+            wanted = workload.episodes[row].turns[turn]
+            histories[row] += out[index, width : width + wanted.new_tokens].tolist() + list(wanted.observation)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--workload", required=True)
+    parser.add_argument("--repeats", type=int, default=3)
+    args = parser.parse_args()
+    torch.set_num_threads(len(os.sched_getaffinity(0)))
+    transformers.logging.set_verbosity_error()
+    workload = workloads.load(args.workload)
+    model = transformers.AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.float32).eval()
+    model.generation_config.eos_token_id = None
+    seconds = []
+    for _ in range(args.repeats + 1):  # the first one warms up
+        start = time.perf_counter()
+        play(model, workload)
+        seconds.append(time.perf_counter() - start)
+    result = {
+        "name": "transformers generate",
+        "version": transformers.__version__,
+        "workload": workload.name,
+        "new_tokens": workload.new_tokens,
+        "seconds": seconds[1:],
+        "first_seconds": seconds[0],
+        "tokens_per_second": workload.new_tokens / min(seconds[1:]),
+    }
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()

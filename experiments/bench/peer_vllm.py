@@ -1,0 +1,136 @@
+"""Generated tokens/s of vLLM's CPU build on a workload. Runs under the peer's own Python:
+
+    .bench/vllm/bin/python experiments/bench/peer_vllm.py --model DIR --workload FILE.json [--mode async|offline]
+
+`async` gives every episode a coroutine of its own over one AsyncLLM: no HTTP, no barrier between turns, prefix caching
+on. `offline` calls LLM.generate on all episodes turn by turn, engine in this process. The caller takes the faster. Its
+last line is one JSON object. No log-probabilities are asked for (the cheaper case for it) and end tokens are ignored.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import time
+
+os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "2")  # GiB
+os.environ.setdefault(
+    "VLLM_CPU_OMP_THREADS_BIND", f"0-{len(os.sched_getaffinity(0)) - 1}"
+)  # its default leaves one idle
+os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+import workload as workloads
+
+BLOCK = 32  # tokens of a KV block; its default of 128 would hardly ever hit the prefix cache here
+
+
+def engine_options(args, workload) -> dict:
+    """What both modes give to the engine."""
+    return {
+        "model": args.model,
+        "dtype": "float32",
+        "skip_tokenizer_init": True,
+        "enforce_eager": args.eager,
+        "max_model_len": -(-workload.max_length // BLOCK) * BLOCK,
+        "max_num_seqs": len(workload.episodes),
+        "block_size": BLOCK,
+        "enable_prefix_caching": True,
+    }
+
+
+def sampling(new_tokens: int):
+    from vllm import SamplingParams
+    from vllm.sampling_params import RequestOutputKind
+
+    return SamplingParams(
+        temperature=1.0,
+        max_tokens=new_tokens,
+        ignore_eos=True,
+        detokenize=False,
+        output_kind=RequestOutputKind.FINAL_ONLY,
+    )
+
+
+def rounds_offline(args, workload) -> list[float]:
+    """Seconds of each round, the first of which warms up."""
+    from vllm import LLM
+
+    llm = LLM(**engine_options(args, workload))
+    seconds = []
+    for _ in range(args.repeats + 1):
+        llm.reset_prefix_cache()
+        start = time.perf_counter()
+        histories = [list(episode.prompt) for episode in workload.episodes]
+        for turn in range(max(len(episode.turns) for episode in workload.episodes)):
+            rows = [row for row, episode in enumerate(workload.episodes) if turn < len(episode.turns)]
+            outputs = llm.generate(
+                [{"prompt_token_ids": histories[row]} for row in rows],
+                [sampling(workload.episodes[row].turns[turn].new_tokens) for row in rows],
+                use_tqdm=False,
+            )
+            for row, output in zip(rows, outputs):
+                extend(histories[row], output.outputs[0].token_ids, workload.episodes[row].turns[turn])
+        seconds.append(time.perf_counter() - start)
+    return seconds
+
+
+def extend(history: list[int], generated, turn) -> None:
+    assert len(generated) == turn.new_tokens, f"{len(generated)} tokens instead of {turn.new_tokens}"
+    history += [*generated, *turn.observation]
+
+
+async def rounds_async(args, workload) -> list[float]:
+    """Seconds of each round, the first of which warms up."""
+    from vllm import AsyncEngineArgs
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    engine = AsyncLLM.from_engine_args(AsyncEngineArgs(**engine_options(args, workload)))
+
+    async def episode(name: str, script) -> None:
+        history = list(script.prompt)
+        for number, turn in enumerate(script.turns):
+            prompt = {"prompt_token_ids": history}
+            async for output in engine.generate(prompt, sampling(turn.new_tokens), f"{name}-{number}"):
+                last = output
+            extend(history, last.outputs[0].token_ids, turn)
+
+    seconds = []
+    for repeat in range(args.repeats + 1):
+        await engine.reset_prefix_cache()
+        start = time.perf_counter()
+        await asyncio.gather(*(episode(f"{repeat}-{row}", script) for row, script in enumerate(workload.episodes)))
+        seconds.append(time.perf_counter() - start)
+    engine.shutdown()
+    return seconds
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--workload", required=True)
+    parser.add_argument("--mode", choices=["async", "offline"], default="async")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--eager", action="store_true", help="no torch.compile: starts sooner, runs slower")
+    args = parser.parse_args()
+    if args.mode == "offline":
+        os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    workload = workloads.load(args.workload)
+    seconds = rounds_offline(args, workload) if args.mode == "offline" else asyncio.run(rounds_async(args, workload))
+    import vllm
+
+    result = {
+        "name": f"vLLM CPU ({args.mode}{', eager' if args.eager else ''})",
+        "version": vllm.__version__,
+        "workload": workload.name,
+        "new_tokens": workload.new_tokens,
+        "seconds": seconds[1:],
+        "first_seconds": seconds[0],
+        "tokens_per_second": workload.new_tokens / min(seconds[1:]),
+    }
+    print(json.dumps(result), flush=True)
+
+
+if __name__ == "__main__":
+    main()
