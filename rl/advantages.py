@@ -91,7 +91,7 @@ def loop(outcome_N, group_N, *, drop_below: float = 0.0) -> np.ndarray:
 
 
 def alpha_at(step: int, *, alpha: float, alpha_min: float = 0.0, total_steps: int = 0) -> float:
-    """The weight of the labels at a training step: constant, or with `total_steps` a half cosine down to `alpha_min`."""
+    """The weight of the labels at a training step: constant, or a half cosine over `total_steps`."""
     if total_steps <= 0:
         return alpha
     progress = min(max(step / total_steps, 0.0), 1.0)

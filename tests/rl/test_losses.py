@@ -1,0 +1,283 @@
+"""Losses against a slow reference written from the formulas, their gradients, and what must never happen to either."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rl import losses
+
+
+def slow_policy_loss(logp, old, advantage, mask, guided, *, low, high, high_guided, dual, aggregate):
+    """The reference's token loss and aggregation, one token at a time in Python floats."""
+
+    def clipped(a, ratio, upper):
+        first = max(-a * ratio, -a * min(max(ratio, 1 - low), 1 + upper))
+        return min(-a * dual, first) if dual is not None and a < 0 else first
+
+    rows = []
+    for r in range(len(logp)):
+        row = []
+        for t in range(len(logp[r])):
+            ratio = math.exp(logp[r][t] - old[r][t])
+            on, off = clipped(advantage[r][t], ratio, high), clipped(advantage[r][t], ratio, high_guided)
+            row.append(off if guided[r][t] else on)
+        rows.append(row)
+    sums = [math.fsum(v for v, m in zip(row, ms) if m) for row, ms in zip(rows, mask)]
+    counts = [sum(map(bool, ms)) for ms in mask]
+    if aggregate == "token-mean":
+        return math.fsum(sums) / max(sum(counts), 1)
+    if aggregate == "seq-mean-token-sum":
+        return math.fsum(sums) / len(rows)
+    if aggregate == "seq-mean-token-mean":
+        return math.fsum(s / max(c, 1) for s, c in zip(sums, counts)) / len(rows)
+    return math.fsum(sums) / len(rows[0])
+
+
+def random_batch(seed, rows=4, length=9, scale=0.7):
+    rng = np.random.default_rng(seed)
+    shape = (rows, length)
+    logp, old = -rng.exponential(1, shape), -rng.exponential(1, shape)
+    logp = old + scale * (logp - old)
+    mask = rng.random(shape) < rng.random((rows, 1))
+    guided = np.broadcast_to(rng.random((rows, 1)) < 0.5, shape)
+    return [np.asarray(x, np.float32) for x in (logp, old, rng.normal(size=shape), mask, guided)]
+
+
+@given(
+    st.integers(0, 10**6),
+    st.sampled_from(losses.AGGREGATES),
+    st.sampled_from([(0.2, 0.28, 0.6, 3.0), (0.2, 0.28, 1.0, None), (0.1, 0.1, 0.1, 1.5)]),
+)
+def test_policy_loss_reference(seed, aggregate, bounds):
+    batch = random_batch(seed)
+    low, high, high_guided, dual = bounds
+    got, metrics = losses.policy_loss(
+        *batch, clip_low=low, clip_high=high, clip_high_guided=high_guided, dual_clip=dual, aggregate=aggregate
+    )
+    want = slow_policy_loss(
+        *[x.tolist() for x in batch], low=low, high=high, high_guided=high_guided, dual=dual, aggregate=aggregate
+    )
+    np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
+    assert all(np.isfinite(v) for v in metrics.values())
+
+
+def test_policy_loss_worked_example():
+    """The guided row of the reference's example, as far as its figures determine it (A = 0.5, three tokens train)."""
+    delta = np.array([[0.9, 0.0, -2.0, 0.4]], np.float32)
+    ones = np.ones((1, 4), np.float32)
+    loss_RT, _ = losses.policy_token_loss(delta, 0 * delta, 0.5 * ones, ones, ones)
+    np.testing.assert_allclose(loss_RT[0], [-0.8, -0.5, -0.0676676, -0.7459123], atol=1e-6)
+    on_RT, _ = losses.policy_token_loss(delta, 0 * delta, 0.5 * ones, ones, 0 * ones)
+    np.testing.assert_allclose(on_RT[0, 0], -0.64, atol=1e-6)
+    mask = np.array([[1, 1, 1, 0]], np.float32)
+    loss, metrics = losses.policy_loss(delta, 0 * delta, 0.5 * ones, mask, ones)
+    np.testing.assert_allclose([loss, metrics["loss/guided"]], [-0.4558892] * 2, atol=1e-6)
+    assert metrics["loss/on"] == 0
+    np.testing.assert_allclose(metrics["clip_fraction/guided"], 1 / 3, atol=1e-6)
+    np.testing.assert_allclose(metrics["kl_old"], (2.0 - 0.9) / 3, atol=1e-6)
+
+
+def test_selective_boosting_acts_on_positive_advantages_only():
+    delta = jnp.log(jnp.array([[1.5, 1.5, 0.5, 0.5]]))
+    advantage, ones = jnp.array([[1.0, -1.0, 1.0, -1.0]]), jnp.ones((1, 4))
+    on, _ = losses.policy_token_loss(delta, 0 * delta, advantage, ones, 0 * ones)
+    guided, _ = losses.policy_token_loss(delta, 0 * delta, advantage, ones, ones)
+    np.testing.assert_allclose(on, [[-1.28, 1.5, -0.5, 0.8]], atol=1e-6)
+    np.testing.assert_allclose(guided, [[-1.5, 1.5, -0.5, 0.8]], atol=1e-6)
+
+
+def test_dual_clip_bounds_the_loss_and_stops_its_gradient():
+    def loss(logp, dual_clip):
+        one = jnp.ones((1, 1))
+        return losses.policy_loss(logp, 0 * one, -one, one, 0 * one, dual_clip=dual_clip)[0]
+
+    far = jnp.log(jnp.array([[5.0]]))
+    np.testing.assert_allclose(loss(far, 3.0), 3.0, rtol=1e-6)
+    np.testing.assert_allclose(loss(far, None), 5.0, rtol=1e-6)
+    assert jax.grad(loss)(far, 3.0) == 0
+    np.testing.assert_allclose(jax.grad(loss)(far, None), [[5.0]], rtol=1e-6)
+
+
+def test_the_first_step_is_the_policy_gradient():
+    """On policy the ratio is exactly 1, a tie of every branch: the gradient is -A / tokens all the same."""
+    _, old, advantage, mask, guided = random_batch(3)
+    got = jax.grad(lambda x: losses.policy_loss(x, old, advantage, mask, guided)[0])(jnp.asarray(old))
+    np.testing.assert_allclose(got, -advantage * mask / mask.sum(), atol=1e-6)
+
+
+# --- finite, always --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("objective", ["ppo", "gspo", "cispo"])
+@pytest.mark.parametrize("dual_clip", [3.0, None])
+@pytest.mark.parametrize("sign", [-1.0, 1.0])
+def test_any_gap_between_policies_gives_finite_value_and_gradient(objective, dual_clip, sign):
+    gap = jnp.array([[-1e30, 0.0], [-500.0, 1.0], [-88.0, 0.0], [88.0, -1.0], [500.0, 0.0], [1e30, 0.0], [1e30, -1e30]])
+    old, ones = jnp.full(gap.shape, -1.0), jnp.ones(gap.shape)
+
+    @jax.jit
+    def loss(x):
+        options = dict(objective=objective, dual_clip=dual_clip)
+        return losses.policy_loss(x, old, sign * ones, ones, 0 * ones, **options)[0]
+
+    value, gradient = jax.value_and_grad(loss)(old + gap)
+    assert np.isfinite(value) and np.isfinite(gradient).all()
+
+
+@pytest.mark.parametrize("objective", ["ppo", "gspo", "cispo"])
+@pytest.mark.parametrize("aggregate", losses.AGGREGATES)
+@pytest.mark.parametrize("poison", [np.nan, np.inf, -np.inf])
+def test_masked_tokens_reach_neither_value_nor_gradient(objective, aggregate, poison):
+    logp, old, advantage, mask, guided = (jnp.asarray(x) for x in random_batch(5))
+
+    def loss(x, old, advantage):
+        return losses.policy_loss(x, old, advantage, mask, guided, aggregate=aggregate, objective=objective)
+
+    def poisoned(x):
+        return jnp.where(mask > 0, x, poison)
+
+    (clean, metrics), gradient = jax.value_and_grad(loss, has_aux=True)(logp, old, advantage)
+    (value, metrics_2), gradient_2 = jax.value_and_grad(loss, has_aux=True)(
+        poisoned(logp), poisoned(old), poisoned(advantage)
+    )
+    assert clean == value
+    np.testing.assert_array_equal(gradient, gradient_2)
+    assert not np.asarray(gradient_2)[np.asarray(mask) == 0].any()
+    assert jax.tree.all(jax.tree.map(lambda a, b: bool(a == b), metrics, metrics_2))
+
+
+def test_an_empty_mask_gives_zero():
+    logp, old, advantage, mask, guided = random_batch(0)
+    for aggregate in losses.AGGREGATES:
+        loss, metrics = losses.policy_loss(logp, old, advantage, 0 * mask, guided, aggregate=aggregate)
+        assert loss == 0 and not any(metrics.values())
+        assert losses.nll_loss(logp, 0 * mask, aggregate=aggregate)[0] == 0
+
+
+# --- aggregation -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("aggregate", losses.AGGREGATES)
+def test_packing_does_not_change_an_aggregate(aggregate):
+    """Four sequences as rows of their own, and the same four packed two to a row with padding."""
+    rng = np.random.default_rng(0)
+    lengths, width = [3, 5, 4, 2], 9
+    value, mask = rng.normal(size=(4, width)).astype(np.float32), np.zeros((4, width), np.float32)
+    packed_value, packed_mask, segments = np.zeros((2, width)), np.zeros((2, width)), np.zeros((2, width), np.int32)
+    used = [0, 0]
+    for i, n in enumerate(lengths):
+        mask[i, 1:n] = 1
+        row, start = i // 2, used[i // 2]
+        packed_value[row, start : start + n], packed_mask[row, start : start + n] = value[i, :n], mask[i, :n]
+        segments[row, start : start + n] = i % 2 + 1
+        used[row] += n
+    alone = (losses.aggregation_weights(mask, aggregate=aggregate) * value).sum()
+    weights = losses.aggregation_weights(packed_mask, segments, aggregate=aggregate)
+    np.testing.assert_allclose((weights * packed_value).sum(), alone, rtol=1e-5)
+
+
+def test_horizon_and_unknown_names():
+    ones = np.ones((2, 4))
+    np.testing.assert_allclose(losses.aggregation_weights(ones, aggregate="seq-mean-token-sum-norm", horizon=8), 1 / 8)
+    with pytest.raises(ValueError, match="token-mean"):
+        losses.aggregation_weights(ones, aggregate="mean")
+    with pytest.raises(ValueError, match="ppo, gspo or cispo"):
+        losses.policy_loss(ones, ones, ones, ones, ones, objective="a2c")
+    with pytest.raises(ValueError, match="k1, k2 or k3"):
+        losses.kl_penalty(ones, ones, ones, kind="k4")
+
+
+# --- variants --------------------------------------------------------------------------------------------------------
+
+
+def test_gspo_ratio_is_that_of_the_sequence():
+    """Two segments in one row against two rows; a constant advantage gives GSPO's own gradient."""
+    delta, mask = jnp.array([[0.3, 9.0, -0.1, 0.5, 0.2]]), jnp.array([[1, 0, 1, 1, 1]])
+    segments = jnp.array([[1, 1, 1, 2, 2]])
+    got = losses.sequence_log_ratio(delta, mask, segments)
+    np.testing.assert_allclose(got[0, [0, 2, 3, 4]], [0.1, 0.1, 0.35, 0.35], atol=1e-6)
+
+    old, advantage = jnp.full((1, 4), -1.0), jnp.full((1, 4), 0.7)
+    ones = jnp.ones((1, 4))
+    logp = old + jnp.array([[0.01, -0.02, 0.03, 0.0]])
+
+    def ours(x):
+        options = dict(objective="gspo", clip_low=0.1, clip_high=0.1, aggregate="seq-mean-token-mean")
+        return losses.policy_loss(x, old, advantage, ones, 0 * ones, **options)[0]
+
+    def paper(x):
+        return -0.7 * jnp.exp(jnp.mean(x - old))
+
+    np.testing.assert_allclose(ours(logp), paper(logp), rtol=1e-6)
+    np.testing.assert_allclose(jax.grad(ours)(logp), jax.grad(paper)(logp), rtol=1e-5)
+
+
+def test_gspo_keeps_the_credit_of_a_step_with_its_tokens():
+    old, ones = jnp.zeros((1, 2)), jnp.ones((1, 2))
+    advantage = jnp.array([[1.0, 0.0]])
+    gradient = jax.grad(lambda x: losses.policy_loss(x, old, advantage, ones, 0 * ones, objective="gspo")[0])(old)
+    np.testing.assert_allclose(gradient, [[-0.5, 0.0]], atol=1e-6)
+
+
+def test_cispo_weighs_every_gradient_and_drops_none():
+    old = jnp.zeros((1, 3))
+    logp = jnp.log(jnp.array([[0.5, 1.1, 4.0]]))
+    advantage, ones = jnp.array([[1.0, -2.0, 3.0]]), jnp.ones((1, 3))
+
+    def loss(x, guided):
+        return losses.policy_loss(x, old, advantage, ones, guided * ones, objective="cispo")[0]
+
+    np.testing.assert_allclose(jax.grad(loss)(logp, 0), -advantage * jnp.array([[0.5, 1.1, 1.28]]) / 3, rtol=1e-5)
+    np.testing.assert_allclose(jax.grad(loss)(logp, 1), -advantage * jnp.array([[0.5, 1.1, 1.6]]) / 3, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "kind, value, gradient", [("k1", True, None), ("k2", False, "reverse"), ("k3", True, "forward")]
+)
+def test_kl_estimators_are_unbiased_where_they_say_so(kind, value, gradient):
+    """Exact expectations over a small vocabulary: of the value, and of the gradient at the sampling policy."""
+    logits, ref = jnp.array([0.3, -0.5, 0.9]), jax.nn.log_softmax(jnp.array([0.1, 0.4, -0.2]))
+    ones = jnp.ones(3)
+
+    def reverse(x):
+        logp = jax.nn.log_softmax(x)
+        return jnp.sum(jnp.exp(logp) * (logp - ref))
+
+    def forward(x):
+        return jnp.sum(jnp.exp(ref) * (ref - jax.nn.log_softmax(x)))
+
+    def expected(x):
+        """Mean of the estimate over tokens drawn from the policy, whose draw is not differentiated."""
+        logp = jax.nn.log_softmax(x)
+        return jnp.sum(jax.lax.stop_gradient(jnp.exp(logp)) * losses.kl_penalty(logp, ref, ones, kind=kind))
+
+    assert np.isclose(expected(logits), reverse(logits), atol=1e-6) == value
+    want = {"reverse": jax.grad(reverse), "forward": jax.grad(forward), None: jnp.zeros_like}[gradient](logits)
+    np.testing.assert_allclose(jax.grad(expected)(logits), want, atol=1e-6)
+
+
+def test_kl_is_bounded_and_blind_to_masked_tokens():
+    logp, ref, mask = jnp.array([[-200.0, jnp.nan, -1.0]]), jnp.array([[-1.0, 0.0, -1.0]]), jnp.array([[1, 0, 1]])
+    for kind in ("k1", "k2", "k3"):
+        gradient = jax.grad(lambda x, kind=kind: losses.kl_penalty(x, ref, mask, kind=kind).sum())(logp)
+        assert np.isfinite(gradient).all()
+    np.testing.assert_allclose(losses.kl_penalty(logp, ref, mask, kind="k3"), [[10.0, 0.0, 0.0]])
+
+
+def test_importance_weight_is_truncated_and_constant():
+    old, sampled = jnp.log(jnp.array([[0.5, 0.4, 0.01]])), jnp.log(jnp.array([[0.1, 0.5, 0.0 + 0.01]]))
+    mask = jnp.array([[1, 1, 1]])
+    np.testing.assert_allclose(losses.importance_weight(old, sampled, mask, cap=2.0), [[2.0, 0.8, 1.0]], rtol=1e-5)
+    assert not jax.grad(lambda x: losses.importance_weight(x, sampled, mask, cap=2.0).sum())(old).any()
+
+
+def test_nll():
+    logp, mask = jnp.array([[-1.0, -2.0, jnp.nan]]), jnp.array([[1, 1, 0]])
+    loss, metrics = losses.nll_loss(logp, mask)
+    assert loss == metrics["nll"] == 1.5
+    np.testing.assert_array_equal(jax.grad(lambda x: losses.nll_loss(x, mask)[0])(logp), [[-0.5, -0.5, 0.0]])
