@@ -1,0 +1,59 @@
+"""A small agent that learns to run a travel agency: everything in one process, on two CPU cores.
+
+    python run.py --config=configs/quickstart.py            # all three mechanisms
+    python run.py --config=configs/quickstart.py:grpo       # the same budget with parts switched off
+
+| argument | original tasks | self-questioning | self-navigating | self-attributing |
+|---|---|---|---|---|
+| grpo | yes | | | |
+| q | yes | yes | | |
+| qn | yes | yes | yes | |
+| qa | yes | yes | | yes |
+| all | yes | yes | yes | yes |
+"""
+
+from configs import base
+
+ROWS = {
+    "grpo": (),
+    "q": ("questioning",),
+    "qn": ("questioning", "navigating"),
+    "qa": ("questioning", "attributing"),
+    "all": ("questioning", "navigating", "attributing"),
+}
+
+
+def get_config(arg=None):
+    arg = "all" if arg is None else arg
+    if arg not in ROWS:
+        raise ValueError(f"quickstart.py:{arg}: choose one of {', '.join(ROWS)}")
+    config = base.get_config()
+    config.steps = 60
+    config.model.path = "configs/assets/travel_base"
+
+    config.rollout.tasks = 16
+    config.rollout.group = 8
+    config.rollout.temperature = 1.0
+    config.rollout.max_steps = 10
+    config.rollout.max_tokens = 80
+    config.rollout.context = 1024
+    config.template.max_observation = 256
+    config.engine.slots = 64
+
+    config.learner.updates = 2
+    config.learner.row = 1024
+    config.learner.micro = 8
+    config.optim.lr = 1e-3
+    config.optim.weight_decay = 0.0
+    config.loss.kl = 0.0
+
+    config.eval.tasks = 40
+    config.eval.temperature = 1.0
+    config.eval.every = 10
+    config.checkpoint.every = 5
+
+    for mechanism in ROWS[arg]:
+        config[mechanism].enabled = True
+    if "attributing" in ROWS[arg]:
+        config.advantage.name = "adca"
+    return config

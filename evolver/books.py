@@ -1,0 +1,369 @@
+"""The books of a run: what lies in its workdir, and what it tells the person who waits for it.
+
+A workdir holds `config.json` (resolved config, git revision, versions), `metrics.jsonl` (one line per step),
+`trajectories/step_000012.jsonl` (one line per rollout), `eval/step_000010.json`, `tasks.jsonl`, `checkpoints/`,
+`experience/` (the pool), `policy/` (Hugging Face format), `summary.md` and `curve.png`.
+
+Everything but the clock is a function of config and seed: whatever a clock had a part in is logged under `time/`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import importlib.metadata
+import json
+import math
+import os
+import platform
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, TextIO
+
+from envs.world import Task
+from rl.evaluation import Scores
+from rl.trajectory import StopReason, Trajectory
+
+PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "tokenizers", "safetensors", "usearch")
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """The file holds its old content or the new one, whenever the process dies."""
+    temporary = path.with_name(path.name + ".tmp")
+    temporary.write_text(text, encoding="utf-8")
+    os.replace(temporary, path)
+
+
+def plain(value: Any) -> Any:
+    """JSON without surprises: numpy scalars to Python's, non-finite floats to null (JSON has none)."""
+    if isinstance(value, dict):
+        return {str(k): plain(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(v) for v in value]
+    if hasattr(value, "tolist"):
+        return plain(value.tolist())
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def provenance() -> dict[str, Any]:
+    """Where the numbers come from: git revision of this code (None outside a repository), versions, machine."""
+    root = Path(__file__).parents[1]
+    git = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    try:
+        found = subprocess.run(git, capture_output=True, text=True, timeout=10)
+        revision = found.stdout.strip() if found.returncode == 0 else None
+    except (OSError, subprocess.TimeoutExpired):
+        revision = None
+    versions = {}
+    for name in PACKAGES:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            versions[name] = importlib.metadata.version(name)
+    return {"git": revision, "python": platform.python_version(), "platform": platform.platform(), "versions": versions}
+
+
+class Workdir:
+    """Reads and writes the files of one run. Nothing is created before the first write."""
+
+    def __init__(self, path: str | Path):
+        self.path = Path(path)
+
+    def __truediv__(self, name: str) -> Path:
+        return self.path / name
+
+    def claim(self, config: dict[str, Any], seed: int) -> None:
+        """Write `config.json`, once; a resumed run keeps the first and adds its own revision and versions."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        record = {"config": plain(config), "seed": seed, **provenance()}
+        before = self.config()
+        if before is not None:
+            now = {key: record[key] for key in ("git", "python", "platform", "versions")}
+            if all(before.get(key) == value for key, value in now.items()) and before["config"] == record["config"]:
+                return
+            record = before | {"config": record["config"], "resumed": [*before.get("resumed", []), now]}
+        write_atomically(self / "config.json", json.dumps(record, indent=2, sort_keys=True) + "\n")
+
+    def config(self) -> dict[str, Any] | None:
+        """The record in `config.json`, None where no run has been."""
+        path = self / "config.json"
+        return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """The lines of `metrics.jsonl`, a last line cut short by a crash left out."""
+        return list(read_jsonl(self / "metrics.jsonl", forgive_last=True)) if (self / "metrics.jsonl").is_file() else []
+
+    def rewind(self, step: int) -> None:
+        """Forget what was written after `step`: those steps are about to be played again."""
+        if (self / "metrics.jsonl").is_file():
+            kept = [line for line in self.metrics() if line["step"] <= step]
+            write_atomically(self / "metrics.jsonl", "".join(metrics_line(line) for line in kept))
+        for folder in ("trajectories", "eval"):
+            for path in (self / folder).glob("step_*.json*"):
+                if int(path.stem.removeprefix("step_")) > step:
+                    path.unlink()
+
+    def log_metrics(self, step: int, metrics: dict[str, Any]) -> None:
+        """Append one line; it is on disk before the checkpoint of the step is."""
+        with open(self / "metrics.jsonl", "a", encoding="utf-8") as file:
+            file.write(metrics_line({"step": step, **metrics}))
+            file.flush()
+            os.fsync(file.fileno())
+
+    def log_trajectories(self, step: int, records: Iterable[dict[str, Any]]) -> None:
+        path = self / f"trajectories/step_{step:06d}.jsonl"
+        path.parent.mkdir(exist_ok=True)
+        write_atomically(path, "".join(json.dumps(plain(r), ensure_ascii=False) + "\n" for r in records))
+
+    def log_scores(self, step: int, scores: Scores) -> None:
+        path = self / f"eval/step_{step:06d}.json"
+        path.parent.mkdir(exist_ok=True)
+        write_atomically(path, json.dumps(dataclasses.asdict(scores)) + "\n")
+
+    def scores(self) -> dict[int, Scores]:
+        """Evaluations by step, ascending."""
+        found = {}
+        for path in sorted((self / "eval").glob("step_*.json")):
+            found[int(path.stem.removeprefix("step_"))] = Scores(**json.loads(path.read_text(encoding="utf-8")))
+        return found
+
+    def log_tasks(self, tasks: Iterable[Task]) -> None:
+        write_atomically(
+            self / "tasks.jsonl", "".join(json.dumps(t.to_dict(), ensure_ascii=False) + "\n" for t in tasks)
+        )
+
+
+def metrics_line(metrics: dict[str, Any]) -> str:
+    """One line: `step` first, then the keys in order; floats as `repr` writes them, so equal runs are equal bytes."""
+    ordered = {"step": metrics["step"]} | {key: metrics[key] for key in sorted(metrics) if key != "step"}
+    return json.dumps(plain(ordered), allow_nan=False) + "\n"
+
+
+def read_jsonl(path: str | Path, *, forgive_last: bool = False) -> Iterator[dict[str, Any]]:
+    """Yields the objects of a JSON-lines file; ValueError names the file and the line that is broken."""
+    lines = Path(path).read_text(encoding="utf-8").split("\n")
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            record = json.loads(line)
+            if not isinstance(record, dict):
+                raise ValueError("not an object")
+        except ValueError as error:
+            if forgive_last and number == len(lines):
+                return
+            raise ValueError(f"{path}, line {number}: {error}") from None
+        yield record
+
+
+def read_tasks(path: str | Path) -> list[Task]:
+    """Tasks of a JSON-lines file; ValueError names the first broken line."""
+    tasks: list[Task] = []
+    for number, record in enumerate(read_jsonl(path), 1):
+        try:
+            tasks.append(Task.from_dict(record))
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"{path}, task {number}: {error}") from None
+    twice = [id for id, count in Counter(task.id for task in tasks).items() if count > 1]
+    if twice:
+        raise ValueError(f"{path}: the task id {twice[0]} appears more than once")
+    return tasks
+
+
+# ------------------------------------------------------------------------------------------------ one line per rollout
+
+
+def trajectory_record(trajectory: Trajectory, *, fate: str, texts: dict[str, str] | None = None) -> dict[str, Any]:
+    """A rollout as people read it: each token once (a step's `prompt` holds what is new), text beside the ids.
+
+    `fate` is "trained" or why not; `texts` maps the ids of the experience injected to what was said.
+    """
+    steps, seen = [], []
+    for step in trajectory.steps:
+        grows = step.prompt[: len(seen)] == seen
+        steps.append(
+            {
+                "action": step.action,
+                "label": step.label,
+                "advantage": round(float(step.advantage), 6),
+                "observation": step.observation,
+                "info": step.info,
+                "stop": step.completion.stop,
+                "version": step.completion.version,
+                "prompt": step.prompt[len(seen) :] if grows else step.prompt,
+                "continues": bool(seen) and grows,
+                "tokens": step.completion.tokens,
+                "logprobs": [round(float(x), 6) for x in step.completion.logprobs],
+            }
+        )
+        seen = step.prompt + step.completion.tokens
+    task, texts = trajectory.task, texts or {}
+    return {
+        "task": task.id,
+        "rollout": trajectory.rollout,
+        "origin": task.origin,
+        "difficulty": task.difficulty,
+        "query": task.query,
+        "stop": trajectory.stop.value,
+        "score": trajectory.evaluation.score,
+        "success": trajectory.evaluation.success,
+        "components": trajectory.evaluation.components,
+        "fate": fate,
+        "experience": [{"id": id, "content": texts.get(id, "")} for id in trajectory.experience],
+        "error": trajectory.error,
+        "seed": trajectory.seed,
+        "messages": trajectory.messages,
+        "steps": steps,
+    }
+
+
+def rollout_metrics(trajectories: list[Trajectory]) -> dict[str, float]:
+    """What the rollouts of a step were like; `stop/*` is one-hot, so its sum is the number of rollouts."""
+    stops = Counter(t.stop for t in trajectories)
+    metrics: dict[str, float] = {f"stop/{reason.value}": stops[reason] for reason in StopReason}
+    kinds = {"original": [], "synthetic": [], "guided": [], "unguided": []}
+    for t in trajectories:
+        kinds[t.task.origin].append(t)
+        kinds["guided" if t.guided else "unguided"].append(t)
+    for kind, members in {"": trajectories, **kinds}.items():
+        suffix = f"/{kind}" if kind else ""
+        metrics[f"rollout/count{suffix}"] = len(members)
+        if members:
+            metrics[f"rollout/success{suffix}"] = mean(t.evaluation.success for t in members)
+            metrics[f"rollout/score{suffix}"] = mean(t.outcome for t in members)
+    generated = [len(s.completion.tokens) for t in trajectories for s in t.steps]
+    metrics["rollout/steps"] = mean(len(t.steps) for t in trajectories)
+    metrics["rollout/tokens"] = sum(generated)
+    metrics["rollout/tokens_per_step"] = mean(generated)
+    metrics["rollout/parse_errors"] = mean(bool(s.info.get("parse_error")) for t in trajectories for s in t.steps)
+    return metrics
+
+
+def mean(values: Iterable[float]) -> float:
+    """The mean, 0 for nothing."""
+    values = [float(v) for v in values]
+    return math.fsum(values) / len(values) if values else 0.0
+
+
+class Ledger:
+    """What became of every rollout of a step: "trained", or the reason why not. The counts add up, by construction."""
+
+    REASONS = (
+        "trained",
+        "no_signal",
+        "overlong",
+        "stale",
+        *(reason.value for reason in StopReason if reason != "done"),
+    )
+
+    def __init__(self, rollouts: int):
+        self.fates = ["trained"] * rollouts
+
+    def reject(self, index: int, reason: str) -> None:
+        """The first reason stays."""
+        if reason not in self.REASONS:
+            raise ValueError(f"{reason} is not a reason of the ledger")
+        if self.fates[index] == "trained":
+            self.fates[index] = reason
+
+    def trained(self) -> list[int]:
+        return [index for index, fate in enumerate(self.fates) if fate == "trained"]
+
+    def metrics(self) -> dict[str, int]:
+        counts = Counter(self.fates)
+        return {f"ledger/{reason}": counts[reason] for reason in self.REASONS} | {"ledger/rollouts": len(self.fates)}
+
+
+# ------------------------------------------------------------------------------------------------------------ progress
+
+
+class Progress:
+    """Tells how far the run is: one line that renews itself on a terminal, one line per step elsewhere."""
+
+    def __init__(self, steps: int, *, done: int = 0, stream: TextIO | None = None, every: float = 0.2):
+        self.stream = stream or sys.stdout
+        self.steps, self.done, self.first = steps, done, done
+        self.live = self.stream.isatty()
+        self.every, self.shown, self.started = every, 0.0, time.monotonic()
+        self.figures = ""
+
+    def phase(self, name: str, done: int = 0, of: int = 0) -> None:
+        """Say what is going on now, with a count where there is one."""
+        now = time.monotonic()
+        if self.live and (now - self.shown > self.every or done == 0):
+            self.shown = now
+            count = f" {done}/{of}" if of else ""
+            line = f"step {min(self.done + 1, self.steps)}/{self.steps} · {name}{count}{self.figures}{self.eta()}"
+            width = os.get_terminal_size(self.stream.fileno()).columns if hasattr(self.stream, "fileno") else 120
+            self.stream.write("\r\x1b[2K" + line[: width - 1])
+            self.stream.flush()
+
+    def step(self, step: int, **figures: str) -> None:
+        """A step is done; `figures` are shown beside it, and on the live line until the next one."""
+        self.done = step
+        self.figures = "".join(f" · {name.replace('_', ' ')} {value}" for name, value in figures.items())
+        self.say(f"step {step}/{self.steps}{self.figures}{self.eta()}")
+
+    def say(self, text: str) -> None:
+        """A line that stays."""
+        self.stream.write(("\r\x1b[2K" if self.live else "") + text + "\n")
+        self.stream.flush()
+
+    def eta(self) -> str:
+        taken = self.done - self.first
+        if taken <= 0 or self.done >= self.steps:
+            return ""
+        left = (time.monotonic() - self.started) / taken * (self.steps - self.done)
+        return f" · {clock(left)} left"
+
+
+def clock(seconds: float) -> str:
+    """90 -> "1:30"; 4000 -> "1:06:40"."""
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"
+
+
+# ---------------------------------------------------------------------------------------------------- other log books
+
+
+class Sinks:
+    """Copies of the metrics for W&B and TensorBoard. Packages are imported only when asked for."""
+
+    def __init__(
+        self, workdir: Path, config: dict[str, Any], *, wandb: str, project: str, tensorboard: bool, id: str = ""
+    ):
+        """`wandb` is "off", "offline" or "online"; `id` continues an earlier run of this workdir."""
+        self.run, self.writer = None, None
+        if wandb != "off":
+            import wandb as client
+
+            self.run = client.init(
+                project=project, name=workdir.name, dir=str(workdir), mode=wandb, config=plain(config),
+                id=id or None, resume="allow", settings=client.Settings(silent=True),
+            )  # fmt: skip
+        if tensorboard:
+            from tensorboardX import SummaryWriter
+
+            self.writer = SummaryWriter(str(workdir / "tensorboard"))
+
+    @property
+    def id(self) -> str:
+        """What `id` has to be for a resumed run to go on in the same W&B run."""
+        return self.run.id if self.run else ""
+
+    def log(self, step: int, metrics: dict[str, Any]) -> None:
+        numbers = {key: value for key, value in plain(metrics).items() if isinstance(value, int | float)}
+        if self.run:
+            self.run.log(numbers, step=step)
+        if self.writer:
+            for key, value in numbers.items():
+                self.writer.add_scalar(key, value, step)
+
+    def close(self) -> None:
+        if self.run:
+            self.run.finish()
+        if self.writer:
+            self.writer.close()

@@ -1,0 +1,123 @@
+"""The command line: flags, overrides and what is wrong with them.
+
+`ml_collections.config_flags` applies `--config.a.b=value` and stops at the first mistake; here each override is first
+tried alone, so that all mistakes are said together.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+import traceback
+from pathlib import Path
+from typing import Any
+
+from absl import flags
+from ml_collections import config_flags
+
+from evolver.config import flat, suggestion
+
+MODES = {
+    "train": "learn, and resume what is in the workdir",
+    "eval": "evaluate config.model.path on config.eval.split",
+    "explore": "invent tasks and write them to tasks.jsonl in the workdir",
+    "pool": "make an experience pool from rollouts of the policy in the workdir",
+    "plan": "print the resolved config and what would run",
+}
+USAGE = "flags are --config, --workdir, --mode and --config.KEY=VALUE"
+
+
+def define(argv: list[str]) -> flags.FlagValues:
+    """The flags of one call; `argv` is where config_flags looks for overrides."""
+    values = flags.FlagValues()
+    config_flags.DEFINE_config_file("config", help_string="FILE or FILE:ARGUMENT", flag_values=values, sys_argv=argv)
+    flags.DEFINE_string("workdir", None, "where the run lives; default: runs/<name of the config>", flag_values=values)
+    described = "; ".join(f"{mode}: {what}" for mode, what in MODES.items())
+    flags.DEFINE_enum("mode", "train", list(MODES), described, flag_values=values)
+    flags.DEFINE_bool("help", False, "print this", flag_values=values)
+    values.mark_as_parsed()
+    return values
+
+
+def parse(argv: list[str]) -> tuple[Any, str, str, list[str]]:
+    """(config, workdir, mode, problems). An override that cannot be applied is named and left out, so that the
+    rest of the config is checked all the same; config is None when there is none to check."""
+    overrides, rest, problems = [], [], []
+    tokens = iter(argv[1:])
+    for token in tokens:
+        (overrides if re.match(r"--?(no)?config\.", token) else rest).append(token)
+    base, config = [argv[0], *rest], None
+    try:
+        values = define(base)
+        extra = values(base)[1:]
+        problems += [f"{word}: not a flag; values are given as --config.key=value" for word in extra]
+    except Exception as error:
+        about_config = "parsing config file" in str(error) or not isinstance(error, flags.Error)
+        return None, "", "", [config_error(rest, error) if about_config else f"{error}; {USAGE}"]
+    if values.help:
+        return None, "", "help", [values.module_help(__name__)]
+    if values["config"].value is None:
+        return None, "", "", ["--config is missing, for example --config=configs/quickstart.py"]
+    good = []
+    for token in overrides:
+        problem = try_override(base, token)
+        problems += [problem] if problem else []
+        good += [] if problem else [token]
+    try:
+        values = define([*base, *good])
+        values([*base, *good])
+        config = values.config
+        config.seed  # noqa: B018  a missing file is only noticed when the config is used
+    except Exception as error:
+        return None, "", "", [*problems, config_error(rest, error)]
+    return config, workdir_of(values), values.mode, problems
+
+
+def try_override(base: list[str], token: str) -> str | None:
+    """What is wrong with one --config.key=value, None if nothing."""
+    name, _, value = token.partition("=")
+    key = re.sub(r"^--?(no)?config\.", "", name)
+    try:
+        values = define([*base, token])
+        extra = values([*base, token])[1:]
+        return f"{extra[0]}: not a flag; values are given as --config.key=value" if extra else None
+    except Exception:
+        plain = define(base)
+        plain(base)
+        known = flat(plain.config)
+        if key not in known:
+            return f"config.{key}: there is no such key.{suggestion(key, list(known))}"
+        return f"config.{key} must be of type {type(known[key]).__name__}; {value!r} is not"
+
+
+def config_error(words: list[str], error: Exception) -> str:
+    """Why a config file could not be read, with its line where the mistake is in the file itself."""
+    path = next((w.partition("=")[2] for w in words if re.match(r"--?config=", w)), "").partition(":")[0]
+    if not Path(path).is_file():
+        near = difflib.get_close_matches(Path(path).name, [p.name for p in Path("configs").glob("*.py")], n=1)
+        hint = f" Did you mean configs/{near[0]}?" if near else ""
+        return f"--config={path}: there is no such file.{hint}"
+    cause: BaseException = error
+    lines = [f.lineno for f in traceback.extract_tb(cause.__traceback__) if Path(f.filename) == Path(path)]
+    if isinstance(error, SyntaxError):
+        lines = [error.lineno]
+    text = str(error).strip()
+    if "Error whilst parsing config file" in text:
+        inner = re.findall(rf'File "[^"]*{re.escape(Path(path).name)}", line (\d+)', text)
+        lines = [int(line) for line in inner] or lines
+        text = text.splitlines()[-1].partition(": ")[2]
+    key = re.search(r'Key "(\w+)" does not exist', text)
+    if key:
+        near = re.search(r'Did you mean "(\w+)"', text)
+        text = f"there is no key {key[1]}." + (f" Did you mean {near[1]}?" if near else "")
+    where = f", line {lines[-1]}" if lines else ""
+    return f"{path}{where}: {text or type(error).__name__}"
+
+
+def workdir_of(values: flags.FlagValues) -> str:
+    """--workdir, or runs/<name of the config>; what is not training gets a directory of its own."""
+    if values.workdir:
+        return values.workdir
+    path, _, argument = values["config"].config_filename.partition(":")
+    name = "-".join([Path(path).stem, *([re.sub(r"[^\w.=-]+", "_", argument)] if argument else [])])
+    return str(Path("runs") / (name if values.mode in ("train", "plan") else f"{name}-{values.mode}"))

@@ -1,0 +1,324 @@
+"""What is wrong with a configuration, all of it, in words, before anything is compiled.
+
+Every check appends sentences to one list, so that a user mends a config once and not key by key. Nothing here imports
+jax, unless the mesh asks for more than one device.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib.util
+import json
+import math
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from evolver.books import Workdir, plain, read_tasks
+
+ROOT = Path(__file__).parents[1]
+
+CHOICES = {
+    "model.preset": ("tiny", "0.5b", "1.5b", "3b", "7b", "14b", "32b", "72b"),
+    "model.dtype": ("float32", "bfloat16"),
+    "model.param_dtype": ("float32", "bfloat16"),
+    "model.remat": ("none", "full"),
+    "template.name": ("linear",),
+    "template.parse_error": ("continue", "end"),
+    "engine.name": ("jax",),
+    "engine.cache_dtype": ("float32", "bfloat16"),
+    "advantage.name": ("grpo", "rloo", "dr_grpo", "loop", "adca"),
+    "advantage.std": ("sample", "population"),
+    "advantage.scheme": ("decouple", "allocation"),
+    "advantage.norm": ("trajectory", "step", "reference"),
+    "advantage.outcome_at": ("last_step", "all_steps", "none"),
+    "loss.name": ("ppo", "gspo", "cispo"),
+    "loss.aggregate": ("token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"),
+    "loss.kl_estimator": ("k1", "k2", "k3"),
+    "loss.old_logp": ("recomputed", "sampled"),
+    "loss.guided_prompt": ("stripped", "guided"),
+    "optim.schedule": ("constant", "cosine", "linear"),
+    "log.wandb": ("off", "offline", "online"),
+}
+# fmt: off
+AT_LEAST_ONE = (
+    "steps", "template.max_observation", "rollout.tasks", "rollout.group", "rollout.max_steps", "rollout.max_tokens",
+    "rollout.context", "rollout.concurrency", "engine.slots", "engine.decode_block", "questioning.max_tasks",
+    "navigating.top_k", "navigating.max_pool", "learner.updates", "learner.epochs", "learner.row", "learner.micro",
+    "eval.rollouts", "checkpoint.every", "checkpoint.keep", "mesh.data", "mesh.fsdp", "mesh.tensor", "mesh.sequence",
+)
+POSITIVE = (
+    "env.timeout", "rollout.timeout", "optim.lr", "optim.eps", "advantage.eps", "loss.clip_high",
+    "loss.clip_high_guided",
+)
+FRACTIONS = (
+    "rollout.top_p", "questioning.similarity", "navigating.share", "navigating.min_similarity", "loss.clip_low",
+    "optim.b1", "optim.b2",
+)
+# fmt: on
+FREE = ("env.args",)  # what lies below is the world's own business
+
+# May differ when a run goes on: what is written and how fast, never what is learnt.
+RESUMABLE = ("log.", "checkpoint.", "rollout.concurrency", "rollout.timeout", "env.timeout")
+
+
+def flat(config: Any, prefix: str = "") -> dict[str, Any]:
+    """{"rollout.tasks": 32, ...} of a ConfigDict or a dict of dicts."""
+    found: dict[str, Any] = {}
+    for key in config:
+        name, value = f"{prefix}{key}", config[key]
+        if name in FREE:
+            found[name] = plain(value.to_dict() if hasattr(value, "to_dict") else value)
+        elif hasattr(value, "items"):
+            found |= flat(value, f"{name}.")
+        else:
+            found[name] = value
+    return found
+
+
+def suggestion(name: str, known: list[str]) -> str:
+    """ " Did you mean x?" for a misspelt key, looking at the whole path first and then at its last part; else ""."""
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.75)
+    if not near:
+        last = {key.rpartition(".")[2]: key for key in known}
+        near = [last[k] for k in difflib.get_close_matches(name.rpartition(".")[2], last, n=1, cutoff=0.75)]
+    return f" Did you mean {near[0]}?" if near else ""
+
+
+def shape_problems(config: Any, schema: Any) -> Iterator[str]:
+    """Keys that do not exist, are missing, or have another type than in `configs/base.py`."""
+    ours, known = flat(config), flat(schema)
+    for name in ours:
+        if name not in known:
+            yield f"config.{name}: there is no such key.{suggestion(name, list(known))}"
+    for name, default in known.items():
+        if name not in ours:
+            yield f"config.{name} is missing; start a variant from configs/base.py, which has it"
+        elif type(ours[name]) is not type(default) and not (type(default) is float and type(ours[name]) is int):
+            expected, value = type(default).__name__, ours[name]
+            yield f"config.{name} must be of type {expected}; it is {value!r} ({type(value).__name__})"
+
+
+def value_problems(config: Any) -> Iterator[str]:
+    """Single values outside what they can mean."""
+    value = flat(config)
+    for name, choices in CHOICES.items():
+        if value[name] not in choices:
+            yield f"config.{name} is {value[name]!r}; choose one of {', '.join(choices)}{near(value[name], choices)}"
+    for name, number in value.items():
+        if isinstance(number, int | float) and not isinstance(number, bool):
+            if name in FRACTIONS:
+                holds, words = 0 <= number <= 1, "between 0 and 1"
+            elif name in AT_LEAST_ONE:
+                holds, words = number >= 1, "at least 1"
+            else:
+                holds, words = number > 0 or (number == 0 and name not in POSITIVE), "0 or more"
+            if not holds or not math.isfinite(number):
+                words = "greater than 0" if name in POSITIVE else words
+                yield f"config.{name} must be {words}; it is {number}"
+    from rl.trajectory import StopReason
+
+    reasons = [reason.value for reason in StopReason]
+    for reason in value["advantage.exclude"]:
+        if reason not in reasons:
+            yield f"config.advantage.exclude names {reason!r}; stop reasons are {', '.join(reasons)}"
+
+
+def near(value: Any, choices: tuple[str, ...]) -> str:
+    """For a misspelt choice: " (did you mean x?)"."""
+    found = difflib.get_close_matches(str(value), choices, n=1, cutoff=0.6)
+    return f" (did you mean {found[0]}?)" if found else ""
+
+
+def contradictions(config: Any, mode: str) -> Iterator[str]:
+    """Values that are fine alone and not together."""
+    c = config
+    if c.advantage.name == "adca" and not c.attributing.enabled:
+        yield "config.advantage.name=adca needs step labels: set config.attributing.enabled=True"
+    if c.attributing.enabled and c.advantage.name != "adca":
+        yield f"config.attributing.enabled makes labels, config.advantage.name={c.advantage.name} ignores them"
+    if c.questioning.enabled and not c.questioning.originals and c.questioning.ratio == 0:
+        yield "config.questioning.originals=False with config.questioning.ratio=0 leaves no task to train on"
+    if c.questioning.tasks and not c.questioning.enabled:
+        yield "config.questioning.tasks is given, but config.questioning.enabled is False"
+    if c.navigating.enabled and round(c.navigating.share * c.rollout.group) == 0:
+        yield (
+            f"config.navigating is enabled, but round(share * group) = round({c.navigating.share} * {c.rollout.group})"
+            " guides no rollout: raise config.navigating.share or config.rollout.group"
+        )
+    if c.navigating.pool and not c.navigating.enabled:
+        yield "config.navigating.pool is given, but config.navigating.enabled is False"
+    if c.navigating.enabled and not c.navigating.pool and c.navigating.rollouts == 0 and c.navigating.every == 0:
+        yield "config.navigating never fills its pool: set config.navigating.pool, rollouts or every"
+    if c.eval.experience and not c.navigating.enabled:
+        yield "config.eval.experience needs config.navigating.enabled=True"
+    if c.rollout.max_tokens >= c.rollout.context:
+        yield (
+            f"config.rollout.max_tokens={c.rollout.max_tokens} leaves no room for a prompt in"
+            f" config.rollout.context={c.rollout.context}"
+        )
+    if c.loss.clip_high_guided < c.loss.clip_high:
+        yield "config.loss.clip_high_guided is below config.loss.clip_high: guided rollouts would be clipped more"
+    if mode == "train":
+        yield from training_contradictions(c)
+
+
+def training_contradictions(c: Any) -> Iterator[str]:
+    """Those that matter only to training."""
+    if c.rollout.group == 1 and c.advantage.name != "adca":
+        yield f"config.rollout.group=1 has nothing to compare: {c.advantage.name} needs at least 2 rollouts of a task"
+    if c.rollout.temperature == 0:
+        yield "config.rollout.temperature=0 makes the rollouts of a group equal, so nothing could be learnt from them"
+    if c.learner.updates > c.rollout.tasks:
+        yield f"config.learner.updates={c.learner.updates} mini-batches cannot be made of {c.rollout.tasks} tasks"
+    if c.optim.warmup >= c.steps * c.learner.updates * c.learner.epochs:
+        yield f"config.optim.warmup={c.optim.warmup} updates is longer than the whole run"
+
+
+def resolve(path: str) -> Path:
+    """A path as the user meant it: from here, or from the root of this code (where configs point to assets)."""
+    here = Path(path).expanduser()
+    return here if here.exists() or here.is_absolute() else ROOT / path if (ROOT / path).exists() else here
+
+
+def model_problems(config: Any) -> Iterator[str]:
+    """A checkpoint that could not be loaded, a tokenizer that could not be used with it."""
+    path, vocab = config.model.path, 0
+    if path:
+        folder = resolve(path)
+        if not folder.is_dir():
+            yield f"config.model.path={path}: there is no such directory"
+            return
+        if not any(folder.glob("*.safetensors")):
+            held = ", ".join(sorted(p.name for p in folder.iterdir())[:6]) or "nothing"
+            yield f"config.model.path={path} has no *.safetensors file (Hugging Face format); it holds {held}"
+        try:
+            vocab = int(json.loads((folder / "config.json").read_text(encoding="utf-8"))["vocab_size"])
+        except FileNotFoundError:
+            yield f"config.model.path={path} has no config.json"
+        except (KeyError, TypeError, ValueError) as error:
+            yield f"config.model.path={path}: config.json cannot be used ({type(error).__name__}: {error})"
+    if not path and not config.model.tokenizer:
+        yield "config.model.path is empty, so the weights are random; config.model.tokenizer must then name a tokenizer"
+        return
+    from models.tokenizer import Tokenizer, TokenizerError
+
+    try:
+        tokenizer = Tokenizer.load(resolve(config.model.tokenizer or path))
+        if vocab and tokenizer.vocab_size > vocab:
+            yield (
+                f"the tokenizer of {config.model.tokenizer or path} has {tokenizer.vocab_size} tokens, the model of"
+                f" {path} only {vocab}: they do not belong together"
+            )
+    except TokenizerError as error:
+        yield f"config.model.{'tokenizer' if config.model.tokenizer else 'path'}: {error}"
+
+
+def world_problems(config: Any) -> Iterator[str]:
+    """A world that does not exist, splits without tasks, task files with broken lines."""
+    for name in ("env.tasks", "questioning.tasks"):
+        path = flat(config)[name]
+        if path:
+            try:
+                if not read_tasks(resolve(path)):
+                    yield f"config.{name}={path} holds no task"
+            except FileNotFoundError:
+                yield f"config.{name}={path}: there is no such file"
+            except (OSError, ValueError) as error:
+                yield f"config.{name}: {error}"
+    import envs
+
+    try:
+        world = envs.make(config.env.name, **config.env.args.to_dict())
+    except Exception as error:  # whatever an adapter raises is what the user has to read
+        yield f"config.env.name={config.env.name}: {error}"
+        return
+    for name, split in (("env.split", config.env.split), ("eval.split", config.eval.split)):
+        try:
+            if not world.tasks(split):
+                yield f"config.{name}={split}: {config.env.name} has no tasks there"
+        except Exception as error:
+            yield f"config.{name}={split}: {error}"
+    world.close()
+
+
+def install_problems(config: Any) -> Iterator[str]:
+    """Packages and devices that the config asks for and this machine lacks."""
+    wanted = {"wandb": config.log.wandb != "off", "tensorboardX": config.log.tensorboard}
+    for package, needed in wanted.items():
+        if needed and importlib.util.find_spec(package) is None:
+            yield f"config.log asks for {package}, which is not installed: pip install {package}"
+    devices = math.prod(config.mesh[axis] for axis in config.mesh)
+    if devices > 1:
+        import jax
+
+        if devices > jax.device_count():
+            axes = " * ".join(f"{axis}={config.mesh[axis]}" for axis in config.mesh)
+            yield f"config.mesh needs {axes} = {devices} devices; jax sees {jax.device_count()}"
+
+
+def workdir_problems(config: Any, workdir: str | Path, mode: str) -> Iterator[str]:
+    """A workdir that cannot be written, or that belongs to something else."""
+    path = Path(workdir)
+    parent = next(p for p in (path.absolute(), *path.absolute().parents) if p.exists())
+    if not parent.is_dir():
+        yield f"--workdir={workdir}: {parent} is a file, not a directory"
+        return
+    if not os.access(parent, os.W_OK | os.X_OK):
+        yield f"--workdir={workdir}: {parent} cannot be written"
+        return
+    if mode != "train" or not path.is_dir():
+        return
+    try:
+        before = Workdir(path).config()
+    except ValueError as error:
+        yield f"--workdir={workdir}: config.json there is damaged ({error}); use another --workdir"
+        return
+    if before is None:
+        if any(path.iterdir()):
+            yield f"--workdir={workdir} is not empty and holds no run; choose a new directory"
+        return
+    changes = differences(before["config"], config)
+    if changes:
+        lines = "".join(f"\n       {line}" for line in changes)
+        yield (
+            f"--workdir={workdir} holds a run of another config:{lines}\n"
+            f"     go on with its own config, or start this one elsewhere: --workdir={path}-2"
+        )
+
+
+def differences(before: dict[str, Any], config: Any) -> list[str]:
+    """What keeps a run from going on: "key: then -> now" of each value that a resumed run may not change."""
+    then, now = flat(before), plain(flat(config))
+    allowed = RESUMABLE + (("steps",) if then.get("optim.schedule") == "constant" else ())
+    return [
+        f"{name}: {then.get(name, '(absent)')!r} then, {now.get(name, '(absent)')!r} now"
+        for name in sorted(then.keys() | now.keys())
+        if then.get(name, "(absent)") != now.get(name, "(absent)") and not name.startswith(allowed)
+    ]
+
+
+def mended(config: Any, schema: Any) -> Any:
+    """The schema with every value of `config` that fits it, so that one bad key does not hide what else is wrong."""
+    known, types = flat(schema), {name: type(value) for name, value in flat(schema).items()}
+    result = schema.copy_and_resolve_references()
+    for name, value in flat(config).items():
+        if name in FREE:
+            result.env.args.update(value)
+        elif name in known and type(value) in (types[name], *([int] if types[name] is float else [])):
+            result.update_from_flattened_dict({name: value})
+    return result
+
+
+def problems(config: Any, schema: Any, workdir: str | Path, mode: str) -> list[str]:
+    """Everything that is wrong with running `config` in `workdir`; [] when nothing is."""
+    found = list(shape_problems(config, schema))
+    config = mended(config, schema)
+    found += value_problems(config)
+    found += contradictions(config, mode)
+    found += model_problems(config)
+    found += world_problems(config)
+    found += install_problems(config)
+    found += workdir_problems(config, workdir, mode)
+    return found

@@ -1,0 +1,64 @@
+"""Train, evaluate or plan an agent.
+
+    python run.py --config=configs/quickstart.py
+    python run.py --config=configs/quickstart.py:grpo --config.seed=1 --workdir=runs/grpo-1
+    python run.py --config=configs/quickstart.py --config.model.path=runs/quickstart/policy --mode=eval
+
+configs/base.py documents every key. Whatever is wrong with a config is said at once, before anything is compiled.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from absl import logging
+
+from configs import base
+from evolver import cli
+from evolver.config import problems as config_problems
+
+
+def main(argv: list[str]) -> int:
+    """Run one mode; returns the exit code: 0 done, 2 nothing was started, 130 interrupted."""
+    logging.set_verbosity(logging.ERROR)
+    config, workdir, mode, problems = cli.parse(argv)
+    if mode == "help":
+        print(__doc__ + "\n" + problems[0])
+        return 0
+    if config is not None:
+        problems += config_problems(config, base.get_config(), workdir, mode)
+    if problems:
+        count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
+        print(f"{count}; nothing was started.\n", file=sys.stderr)
+        for number, problem in enumerate(problems, 1):
+            print(f"  {number}. {problem}", file=sys.stderr)
+        return 2
+    return start(config, workdir, mode)
+
+
+def start(config: Any, workdir: str, mode: str) -> int:
+    """Everything is checked; from here on jax may be imported."""
+    if mode == "plan":
+        from evolver.plan import plan
+
+        print(plan(config, workdir))
+        return 0
+    from evolver import loop
+
+    try:
+        getattr(loop, mode)(config, workdir)
+    except KeyboardInterrupt:
+        print("\naborted; the last checkpoint is unharmed", file=sys.stderr)
+        return 130
+    except loop.Interrupted as stop:
+        print(f"\n{stop}", file=sys.stderr)
+        return 130
+    except loop.RunError as error:
+        print(f"\n{error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv))
