@@ -126,12 +126,16 @@ class Agency:
             seen[pair] += 1
             key = pair if seen[pair] == 1 else f"{pair} #{seen[pair]}"
             rows.append(["orders", key, "status", None, status])
-            rows.extend(["orders", key, column, None, value] for column, value in (("bag", bag), ("seat", seat)) if value)
+            rows.extend(
+                ["orders", key, column, None, value] for column, value in (("bag", bag), ("seat", seat)) if value
+            )
         return sorted(rows, key=repr)
 
     def orders(self) -> dict[str, tuple[str, str]]:
         """The orders as they are now: id -> (passenger, flight)."""
-        return {id: (passenger, flight) for id, passenger, flight in self._rows("SELECT id, passenger, flight FROM orders")}
+        return {
+            id: (passenger, flight) for id, passenger, flight in self._rows("SELECT id, passenger, flight FROM orders")
+        }
 
     # The tools. Arguments are strings of any content.
 

@@ -209,7 +209,11 @@ PROFILE: dict[str, Any] = {
 
 
 def describe(
-    data: Data, entity: str, id: str, arguments: dict[str, str] | None = None, now: dict[str, tuple[str, str]] | None = None
+    data: Data,
+    entity: str,
+    id: str,
+    arguments: dict[str, str] | None = None,
+    now: dict[str, tuple[str, str]] | None = None,
 ) -> dict[str, Any]:
     """An entity as the episode started: its attributes as text, and the phrases that name it. {} if there is none.
 
@@ -268,7 +272,10 @@ def _flight(data: Data, id: str) -> dict[str, Any]:
     if all(other.time != flight.time for other in others):
         texts += [f"the {flight.time} flight to {flight.city}", f"the flight to {flight.city} {at}"]
     if all(other.fare != flight.fare for other in others):
-        texts += [f"the {flight.fare} flight to {flight.city}", f"the flight to {flight.city} with a {flight.fare} fare"]
+        texts += [
+            f"the {flight.fare} flight to {flight.city}",
+            f"the flight to {flight.city} with a {flight.fare} fare",
+        ]
     return {
         "id": id,
         "to": flight.city,
@@ -287,7 +294,11 @@ def _order(data: Data, id: str, made: dict[str, tuple[str, str]]) -> dict[str, A
         passenger_id, flight_id = made[id]
     flight, name = data.flights[flight_id], data.passengers[passenger_id].name
     if id in data.orders:
-        texts = [f"{name}'s trip to {flight.city}", f"{name}'s order to {flight.city}", f"the {flight.city} trip of {name}"]
+        texts = [
+            f"{name}'s trip to {flight.city}",
+            f"{name}'s order to {flight.city}",
+            f"the {flight.city} trip of {name}",
+        ]
         phrases = [_phrase(f"order {id}", "order")] + [_phrase(text, "people", "orders") for text in texts]
     elif len(made) == 1:
         phrases = [_phrase("it", "book")]

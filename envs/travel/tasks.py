@@ -51,7 +51,9 @@ SPLITS = ("train", "dev", "test")
 WORLDS = 1_000_000  # world seeds of a split: train from 0, dev from WORLDS, test from 2 * WORLDS
 
 _QUESTIONS = {(q["entity"], q["attribute"]): q for q in PROFILE["questions"]}
-_OPERATIONS = {name: [o for o in PROFILE["operations"] if o["name"] == name] for name in ("book", "bag", "seat", "drop", "move")}
+_OPERATIONS = {
+    name: [o for o in PROFILE["operations"] if o["name"] == name] for name in ("book", "bag", "seat", "drop", "move")
+}
 
 
 @dataclass
@@ -71,6 +73,7 @@ class Draft:
     world: int
     parts: list[str] = field(default_factory=list)
     steps: list[Step] = field(default_factory=list)
+    ask: tuple[str, str, str] | None = None  # entity, id, attribute
     answer: str | None = None
     query: str = ""
 
@@ -281,6 +284,7 @@ class _Writer:
         question = _QUESTIONS[entity, attribute]
         alone = len(self.draft.template.replace("+", ".").split(".")) == 2
         texts = question["phrases"] + (question["questions"] * 2 if alone else [])
+        self.draft.ask = (entity, id, attribute)
         self.draft.answer = describe(self.data, entity, id)[attribute]
         self._say(self.rng.choice(texts).format(it=phrase))
 

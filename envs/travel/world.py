@@ -53,7 +53,9 @@ class Travel(World):
 
     def reset(self, task: Task, seed: int = 0) -> Observation:
         if set(task.verifier) != {"state", "answer"}:
-            raise ValueError(f'task {task.id}: the verifier of a travel task has "state" and "answer", not {sorted(task.verifier)}')
+            raise ValueError(
+                f'task {task.id}: the verifier of a travel task has "state" and "answer", not {sorted(task.verifier)}'
+            )
         if self._agency is None:
             self._agency = Agency(task.seed)
         else:
