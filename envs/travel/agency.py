@@ -109,7 +109,7 @@ class Agency:
         """What changed since the start, as sorted rows [table, key, column, before, after].
 
         An order made in this episode has the key "passenger flight" (with " #2" and so on when there are several)
-        instead of its id, and a row for every column that is not at its default: which booking came first leaves no trace.
+        instead of its id, and a row for every column that is not at its default: the order of bookings leaves no trace.
         """
         rows: list[list[Any]] = []
         made: list[tuple[str, int, str, str]] = []
@@ -126,16 +126,15 @@ class Agency:
             seen[pair] += 1
             key = pair if seen[pair] == 1 else f"{pair} #{seen[pair]}"
             rows.append(["orders", key, "status", None, status])
-            rows.extend(
-                ["orders", key, column, None, value] for column, value in (("bag", bag), ("seat", seat)) if value
-            )
+            if bag:
+                rows.append(["orders", key, "bag", None, bag])
+            if seat:
+                rows.append(["orders", key, "seat", None, seat])
         return sorted(rows, key=repr)
 
-    def orders(self) -> dict[str, tuple[str, str]]:
-        """The orders as they are now: id -> (passenger, flight)."""
-        return {
-            id: (passenger, flight) for id, passenger, flight in self._rows("SELECT id, passenger, flight FROM orders")
-        }
+    def orders(self) -> dict[str, list[str]]:
+        """The orders as they are now: id -> [passenger, flight]."""
+        return {id: pair for id, *pair in self._rows("SELECT id, passenger, flight FROM orders")}
 
     # The tools. Arguments are strings of any content.
 

@@ -7,18 +7,21 @@ import random
 import sqlite3
 from dataclasses import dataclass
 
+# fmt: off
 CITIES = (
-    "Rome Paris Oslo Cairo Lima Tokyo Delhi Berlin Madrid Lisbon Vienna Prague "
-    "Athens Dublin London Milan Seoul Sydney Boston Dallas Miami Quito Havana Geneva"
-).split()
+    "Rome", "Paris", "Oslo", "Cairo", "Lima", "Tokyo", "Delhi", "Berlin", "Madrid", "Lisbon", "Vienna", "Prague",
+    "Athens", "Dublin", "London", "Milan", "Seoul", "Sydney", "Boston", "Dallas", "Miami", "Quito", "Havana", "Geneva",
+)
 NAMES = (
-    "Ann Ben Carl Dora Emma Finn Gina Hugo Iris Jack Kate Leo Mia Nina Omar Paul Rosa Sam Tina Uma "
-    "Vera Will Yara Zoe Adam Bella Clara David Elsa Felix Grace Henry Ida Jonas Laura Marco Nora Oscar Peter Sara"
-).split()
-DAYS = "Monday Tuesday Wednesday Thursday Friday Saturday Sunday".split()
-TIMES = "morning noon evening".split()
-FARES = "flex basic".split()
-CARDS = "gold silver blue".split()
+    "Ann", "Ben", "Carl", "Dora", "Emma", "Finn", "Gina", "Hugo", "Iris", "Jack", "Kate", "Leo", "Mia", "Nina",
+    "Omar", "Paul", "Rosa", "Sam", "Tina", "Uma", "Vera", "Will", "Yara", "Zoe", "Adam", "Bella", "Clara", "David",
+    "Elsa", "Felix", "Grace", "Henry", "Ida", "Jonas", "Laura", "Marco", "Nora", "Oscar", "Peter", "Sara",
+)
+# fmt: on
+DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
+TIMES = ("morning", "noon", "evening")
+FARES = ("flex", "basic")
+CARDS = ("gold", "silver", "blue")
 SEATS = {"A": "window", "B": "middle", "C": "aisle"}
 
 N_CITIES, N_PASSENGERS, N_ORDERS = 12, 12, 8
@@ -63,7 +66,7 @@ class Order:
 
 @dataclass(frozen=True)
 class Data:
-    """One agency as it is when an episode starts. `flights` are sorted by price; `spare` are the ids of orders to come."""
+    """One agency as an episode starts. `flights` are sorted by price; `spare` are the ids of orders to come."""
 
     passengers: dict[str, Passenger]
     flights: dict[str, Flight]

@@ -1,10 +1,10 @@
 """Scripted demonstrations by a careless agent: what a base policy imitates before any learning by reward.
 
-The agent writes correct syntax and copies ids and names correctly, and knows little more. It has habits that are often
-wrong: it books without a quote, takes the first row whatever was asked, cancels where it could refund, forgets the second
-half of an order, gives up after an error, answers with another column. Each right continuation still has a probability that
-sampling meets, so that reward can find it. With an experience in front of the query it follows the tools named there and
-slips less: a policy that imitates it learns to heed experience.
+The agent writes correct syntax and copies ids and names correctly, and knows little more. Its habits are often wrong:
+it books without a quote, takes the first row whatever was asked, cancels where it could refund, forgets the second half
+of an order, gives up after an error, answers with another column. Each right continuation keeps a probability that
+sampling meets, so that reward can find it. With an experience in front of the query it follows the tools named there
+and slips less: a policy that imitates it learns to heed experience.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import re
 from typing import Any
 
 from envs.toolcalls import call_text
-from envs.travel.data import DAYS, SEATS, Data, data
+from envs.travel.data import SEATS, Data, data
 from envs.travel.profile import describe
 from envs.travel.tasks import WORLDS, Draft, Step, draft, is_training_world, split_tasks, task_of
 from envs.travel.world import Travel
@@ -39,12 +39,12 @@ SLIPS = {
 }
 
 # How much of a slip is left with an experience in front: it tells the tools and their order, not which row is meant.
-HINTED = dict.fromkeys(SLIPS, 0.15) | {"choose": 0.5, "drop": 0.5, "answer": 0.5}
+HINTED = dict.fromkeys(SLIPS, 0.25) | {"choose": 0.5, "drop": 0.5, "answer": 0.5}
 
 
 def hint_text(tools: list[str], when: str) -> str:
-    """The content of an experience: "When asked to book with a bag: flights, people, quote, book, bag."."""
-    return f"When asked to {when}: {', '.join(tools)}."
+    """The content of an experience: "When asked to add a bag to X: order, bag."."""
+    return f"{when}: {', '.join(tools)}."
 
 
 def experience_block(contents: list[str]) -> str:
@@ -52,11 +52,16 @@ def experience_block(contents: list[str]) -> str:
     return "<EXP>" + "\n".join(contents) + "</EXP>\n"
 
 
-def abstract(query: str) -> str:
-    """A query without the names, ids, days and numbers that belong to one task: the "when" of an experience."""
-    words = re.findall(r"[A-Za-z']+|\d+|[A-Z]\d+", query)
-    kept = [words[0].lower()] + [word for word in words[1:] if word.islower()] if words else []
-    return " ".join(kept)
+def when_text(query: str) -> str:
+    """When to use an experience: the query without what belongs to one task, its names, ids, days and numbers.
+
+    "Add a bag to order O12." gives "When asked to add a bag to order X", "Who travels on order O12?" gives
+    "When asked who travels on order X".
+    """
+    first, *rest = re.findall(r"[A-Z]?[0-9]+|[A-Za-z]+|'s", query) or [""]
+    words = [first.lower()] + [word if word.islower() else "X" for word in rest]
+    asked = "When asked" if query.rstrip().endswith("?") else "When asked to"
+    return " ".join([asked, *words]).replace(" 's", "'s")
 
 
 @functools.lru_cache(maxsize=8)
@@ -117,10 +122,10 @@ def _hint(plan: Draft, rng: random.Random) -> str:
     Reorders the steps of `plan` to the order of the experience where both have the same ones.
     """
     like = draft(rng.randrange(WORLDS), rng, template=plan.template)
-    contents = [hint_text([step.tool for step in like.steps], abstract(like.query))]
+    contents = [hint_text([step.tool for step in like.steps], when_text(like.query))]
     if rng.random() < 0.2:
         other = draft(rng.randrange(WORLDS), rng)
-        contents.insert(rng.randrange(2), hint_text([step.tool for step in other.steps], abstract(other.query)))
+        contents.insert(rng.randrange(2), hint_text([step.tool for step in other.steps], when_text(other.query)))
     wanted, rest = [], list(plan.steps)
     for step in like.steps:
         match = next((mine for mine in rest if _kind(mine.tool) == _kind(step.tool)), None)
@@ -149,6 +154,7 @@ class _Careless:
         self.step: Step | None = None  # the last call: of which step, which tool, what came of it
         self.call: tuple[str, dict[str, str]] | None = None
         self.refused = self.finished = False
+        self.ran: set[str] = set()  # tools that went through
         self.calls = 0
 
     def act(self) -> str:
@@ -163,6 +169,7 @@ class _Careless:
         self.refused, self.finished = not ok, False
         if ok:
             self.seen += "\n" + text
+            self.ran.add(self.call[0])
             if self.call[0] == "seats":
                 self.seats = text.split("\n")
             if self.step in self.pending:
@@ -198,7 +205,7 @@ class _Careless:
         return self.rng.random() < self.odds[name]
 
     def _fill(self, step: Step) -> tuple[str, dict[str, str]]:
-        """The call of a step, with what the agent takes for its ids; an id it has not seen yet is replaced by a word."""
+        """The call of a step, with what it takes for its ids; an id that it has not seen is replaced by a word."""
         tool = step.tool
         if tool in ("cancel", "refund") and self._slips("drop"):
             tool = "cancel" if tool == "refund" else "refund"
@@ -211,22 +218,21 @@ class _Careless:
             return self._take_seat(SEATS[value[1]])
         if name == "passenger":
             return value if value in self.seen else self.data.passengers[value].name
-        if name == "flight":
-            rows, word = (
-                [f.id for f in self.data.flights_to(self.data.flights[value].city)],
-                self.data.flights[value].city,
-            )
-        else:
-            order = self.data.orders.get(value)
-            rows = [o.id for o in self.data.orders_of(order.passenger)] if order else [value]
-            word = self.data.flights[order.flight].city if order else "it"
-            if value in self.plan.query:
-                rows = [value]
         if value not in self.seen:
-            return word
+            if name == "order":
+                return self.data.flights[self.data.orders[value].flight].city if value in self.data.orders else "it"
+            return self.data.flights[value].city
         if value not in self.choices:
-            self.choices[value] = self._choose(value, rows)
+            self.choices[value] = self._choose(value, self._rows(value))
         return self.choices[value]
+
+    def _rows(self, id: str) -> list[str]:
+        """What a flight or an order can be mistaken for: the rows of the list in which the agent finds it."""
+        if id in self.data.flights:
+            return [flight.id for flight in self.data.flights_to(self.data.flights[id].city)]
+        if id in self.data.orders and id not in self.plan.query:
+            return [order.id for order in self.data.orders_of(self.data.orders[id].passenger)]
+        return [id]
 
     def _choose(self, right: str, rows: list[str]) -> str:
         """One of the rows: mostly the first when it slips."""
@@ -258,12 +264,10 @@ class _Careless:
         if self.plan.ask is None:
             return "done"
         entity, id, attribute = self.plan.ask
-        rows = [f.id for f in self.data.flights_to(self.data.flights[id].city)] if entity == "flight" else [id]
-        known = describe(self.data, entity, self.choices.get(id) or self._choose(id, rows))
+        known = describe(self.data, entity, self.choices.get(id) or self._choose(id, self._rows(id)))
+        value = known[attribute]
         if self._slips("answer"):
-            others = [value for key, value in known.items() if key not in (attribute, "phrases") and value]
-            attribute_value = self.rng.choice(others + ["done"])
-        else:
-            attribute_value = known[attribute]
-        seen = attribute_value in self.seen or attribute in ("flights", "orders")
-        return attribute_value if seen and self.call else "done"
+            others = [other for key, other in known.items() if key not in (attribute, "phrases") and other]
+            value = self.rng.choice(others + ["done"])
+        # A count is seen when its list was; everything else is copied.
+        return value if value in self.seen or attribute in self.ran else "done"

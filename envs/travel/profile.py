@@ -18,10 +18,11 @@ cannot be worded), and fill each slot with a phrase of the entity that the argum
 
     world.describe(entity, id, arguments) -> {"id": ..., attribute: text, ..., "phrases": [{"text", "via": [tools]}]}
 
-describes an entity as the episode STARTED; `arguments` are those of the call. A phrase names the entity without the ids that the
-agent has to find out; "via" lists the tools that lead from the phrase to the entity, so a phrase fits a walk that used
-exactly these. Without phrases the entity cannot be named unambiguously. An order that the walk made itself is called
-"it" (via the tool book), or by passenger and city where the walk made several: its booking comes before it in the text.
+describes an entity as the episode STARTED; `arguments` are those of the call. A phrase names the entity without the ids
+that the agent has to find out; "via" lists the tools that lead from the phrase to the entity, so a phrase fits a walk
+that used exactly these. Without phrases the entity cannot be named unambiguously. An order that the walk made itself is
+called "it" (via the tool book), or by passenger and city where the walk made several: its booking comes before it in
+the text.
 The "if" of an operation compares attributes of `describe`, e.g. {"order.fare": "flex"}.
 Sub-goals are joined with " and " or ", then "; `sentence` does it. `word` fills one operation.
 
@@ -32,6 +33,7 @@ attribute; the calls needed are those in the phrase's "via" and the question's "
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from typing import Any
 
 from envs.travel.data import CITIES, Data
@@ -213,14 +215,14 @@ def describe(
     entity: str,
     id: str,
     arguments: dict[str, str] | None = None,
-    now: dict[str, tuple[str, str]] | None = None,
+    now: dict[str, Sequence[str]] | None = None,
 ) -> dict[str, Any]:
     """An entity as the episode started: its attributes as text, and the phrases that name it. {} if there is none.
 
     `arguments` are those of the call that uses the entity (a seat is told apart by its order). `now` are the orders as
     they are, id -> (passenger, flight): it holds those that were made in the episode, and where the others were moved.
     """
-    start = {order.id: (order.passenger, order.flight) for order in data.orders.values()}
+    start = {order.id: [order.passenger, order.flight] for order in data.orders.values()}
     now = start if now is None else now
     if entity == "city" and id in CITIES:
         return {"id": id, "flights": str(len(data.flights_to(id))), "phrases": [_phrase(id)]}
@@ -263,19 +265,17 @@ def _phrase(text: str, *via: str) -> dict[str, Any]:
 def _flight(data: Data, id: str) -> dict[str, Any]:
     flight = data.flights[id]
     others = [other for other in data.flights_to(flight.city) if other.id != id]
+    to = f"flight to {flight.city}"
     at = "at noon" if flight.time == "noon" else f"in the {flight.time}"
     texts = []
     if all(other.price > flight.price for other in others):
-        texts += [f"the cheapest flight to {flight.city}", f"the flight to {flight.city} at the lowest price"]
+        texts += [f"the cheapest {to}", f"the {to} at the lowest price"]
     if all(other.day != flight.day for other in others):
-        texts += [f"the {flight.day} flight to {flight.city}", f"the flight to {flight.city} on {flight.day}"]
+        texts += [f"the {flight.day} {to}", f"the {to} on {flight.day}"]
     if all(other.time != flight.time for other in others):
-        texts += [f"the {flight.time} flight to {flight.city}", f"the flight to {flight.city} {at}"]
+        texts += [f"the {flight.time} {to}", f"the {to} {at}"]
     if all(other.fare != flight.fare for other in others):
-        texts += [
-            f"the {flight.fare} flight to {flight.city}",
-            f"the flight to {flight.city} with a {flight.fare} fare",
-        ]
+        texts += [f"the {flight.fare} {to}", f"the {to} with a {flight.fare} fare"]
     return {
         "id": id,
         "to": flight.city,
@@ -287,7 +287,7 @@ def _flight(data: Data, id: str) -> dict[str, Any]:
     }
 
 
-def _order(data: Data, id: str, made: dict[str, tuple[str, str]]) -> dict[str, Any]:
+def _order(data: Data, id: str, made: dict[str, Sequence[str]]) -> dict[str, Any]:
     if id in data.orders:
         passenger_id, flight_id = data.orders[id].passenger, data.orders[id].flight
     else:

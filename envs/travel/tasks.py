@@ -51,9 +51,9 @@ SPLITS = ("train", "dev", "test")
 WORLDS = 1_000_000  # world seeds of a split: train from 0, dev from WORLDS, test from 2 * WORLDS
 
 _QUESTIONS = {(q["entity"], q["attribute"]): q for q in PROFILE["questions"]}
-_OPERATIONS = {
-    name: [o for o in PROFILE["operations"] if o["name"] == name] for name in ("book", "bag", "seat", "drop", "move")
-}
+_OPERATIONS: dict[str, list[dict]] = {}
+for _operation in PROFILE["operations"]:
+    _OPERATIONS.setdefault(_operation["name"], []).append(_operation)
 
 
 @dataclass
@@ -93,7 +93,7 @@ def is_training_world(world: int) -> bool:
 
 @functools.lru_cache(maxsize=32)
 def split_tasks(split: str, n: int, seed: int) -> tuple[Task, ...]:
-    """The n tasks of a split, levels in turn; of dev and test every third task above level 1 is of a held-out template."""
+    """The n tasks of a split, levels in turn; in dev and test every third above level 1 is of a held-out template."""
     if split not in SPLITS:
         raise ValueError(f"no split {split!r}; there are {', '.join(SPLITS)}")
     tasks = []

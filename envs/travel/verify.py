@@ -39,7 +39,7 @@ def verify(verifier: dict[str, Any], difference: list[list[Any]], answer: str | 
 
 
 def answers(text: str, expected: str) -> bool:
-    """Whether `text` answers `expected`: of the values of its sort (numbers, cities, days, ...) it names this one alone.
+    """Whether `text` answers `expected`: of the values of its sort (numbers, cities, days) it names this one alone.
 
     So "85", "It costs 85." and "85 euros" all answer "85", and a list of guesses answers nothing.
     """

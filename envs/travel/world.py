@@ -17,8 +17,8 @@ SYSTEM = "You are a travel agent."
 class Travel(World):
     """A small travel agency over SQLite.
 
-    The agent writes tool calls, one or several per turn (envs/toolcalls.py); a turn without one ends the episode, and its
-    text is the answer. A call that cannot be read, or is refused, is answered with a line "error: ...".
+    The agent writes tool calls, one or several per turn (envs/toolcalls.py); a turn without one ends the episode, and
+    its text is the answer. A call that cannot be read, or is refused, is answered with a line "error: ...".
     `malformed="end"` ends the episode instead at a turn that cannot be read. Episodes do not depend on the seed of
     `reset`: the task names its world.
     """
@@ -54,7 +54,7 @@ class Travel(World):
     def reset(self, task: Task, seed: int = 0) -> Observation:
         if set(task.verifier) != {"state", "answer"}:
             raise ValueError(
-                f'task {task.id}: the verifier of a travel task has "state" and "answer", not {sorted(task.verifier)}'
+                f"task {task.id}: a travel verifier has state and answer, this one {sorted(task.verifier)}"
             )
         if self._agency is None:
             self._agency = Agency(task.seed)
