@@ -16,6 +16,7 @@ import json
 import math
 import os
 import platform
+import shutil
 import subprocess
 import sys
 import time
@@ -247,35 +248,6 @@ def mean(values: Iterable[float]) -> float:
     return math.fsum(values) / len(values) if values else 0.0
 
 
-class Ledger:
-    """What became of every rollout of a step: "trained", or the reason why not. The counts add up, by construction."""
-
-    REASONS = (
-        "trained",
-        "no_signal",
-        "overlong",
-        "stale",
-        *(reason.value for reason in StopReason if reason != "done"),
-    )
-
-    def __init__(self, rollouts: int):
-        self.fates = ["trained"] * rollouts
-
-    def reject(self, index: int, reason: str) -> None:
-        """The first reason stays."""
-        if reason not in self.REASONS:
-            raise ValueError(f"{reason} is not a reason of the ledger")
-        if self.fates[index] == "trained":
-            self.fates[index] = reason
-
-    def trained(self) -> list[int]:
-        return [index for index, fate in enumerate(self.fates) if fate == "trained"]
-
-    def metrics(self) -> dict[str, int]:
-        counts = Counter(self.fates)
-        return {f"ledger/{reason}": counts[reason] for reason in self.REASONS} | {"ledger/rollouts": len(self.fates)}
-
-
 # ------------------------------------------------------------------------------------------------------------ progress
 
 
@@ -296,7 +268,7 @@ class Progress:
             self.shown = now
             count = f" {done}/{of}" if of else ""
             line = f"step {min(self.done + 1, self.steps)}/{self.steps} · {name}{count}{self.figures}{self.eta()}"
-            width = os.get_terminal_size(self.stream.fileno()).columns if hasattr(self.stream, "fileno") else 120
+            width = shutil.get_terminal_size().columns
             self.stream.write("\r\x1b[2K" + line[: width - 1])
             self.stream.flush()
 

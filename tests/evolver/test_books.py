@@ -1,0 +1,167 @@
+"""What a run writes can be read back, survives a crash, and says the same thing twice."""
+
+import io
+import json
+import sys
+
+import numpy as np
+import pytest
+
+from envs.world import Evaluation, Task
+from evolver import books
+from evolver.books import Progress, Workdir
+from evolver.report import report
+from rl.evaluation import Scores
+from rl.trajectory import Completion, Step, StopReason, Trajectory
+
+
+def trajectory(rollout: int = 0, *, success: bool = True, stop=StopReason.DONE, experience=(), origin="original"):
+    first = Step(
+        [1, 2], Completion([3, 4], [-0.5, -0.123456789], "stop", 7), "look", [{"role": "tool", "content": "é"}]
+    )
+    second = Step([1, 2, 3, 4, 5], Completion([6], [-1.0], "stop", 7), "book", [], {"parse_error": True}, 1, 0.25)
+    task = Task("t1", "toy", "Book it.", origin=origin, difficulty=2)
+    messages = [{"role": "user", "content": "Book it."}]
+    evaluation = Evaluation(float(success), success, {"progress": float(success)})
+    return Trajectory(task, rollout, 11, messages, [first, second], stop, evaluation, list(experience))
+
+
+def test_metrics_lines_are_sorted_exact_and_finite(tmp_path):
+    workdir = Workdir(tmp_path)
+    metrics = {"b": np.float32(0.1), "a": 1 / 3, "c": float("nan"), "d": np.int64(3)}
+    workdir.log_metrics(4, metrics)
+    line = (tmp_path / "metrics.jsonl").read_text()
+    assert line == '{"step": 4, "a": 0.3333333333333333, "b": 0.10000000149011612, "c": null, "d": 3}\n'
+    assert workdir.metrics()[0]["a"] == 1 / 3
+
+
+def test_a_line_cut_short_by_a_crash_is_forgiven_only_at_the_end(tmp_path):
+    workdir = Workdir(tmp_path)
+    for step in range(3):
+        workdir.log_metrics(step, {"x": step})
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(path.read_text() + '{"step": 3, "x"')
+    assert [line["step"] for line in workdir.metrics()] == [0, 1, 2]
+    path.write_text("{broken\n" + path.read_text())
+    with pytest.raises(ValueError, match="line 1"):
+        workdir.metrics()
+
+
+def test_rewinding_forgets_what_comes_after_a_step(tmp_path):
+    workdir = Workdir(tmp_path)
+    for step in range(5):
+        workdir.log_metrics(step, {"x": step})
+        workdir.log_trajectories(step, [books.trajectory_record(trajectory(), fate="trained")])
+        workdir.log_scores(step, Scores(["t"], [1], [[1.0]], [[1]]))
+    before = (tmp_path / "metrics.jsonl").read_text().splitlines()[:3]
+    workdir.rewind(2)
+    assert (tmp_path / "metrics.jsonl").read_text().splitlines() == before
+    assert sorted(p.name for p in (tmp_path / "trajectories").iterdir())[-1] == "step_000002.jsonl"
+    assert list(workdir.scores()) == [0, 1, 2]
+
+
+def test_the_config_is_kept_with_its_origin(tmp_path):
+    workdir = Workdir(tmp_path / "new")
+    workdir.claim({"seed": 3, "x": (1, 2)}, 3)
+    record = workdir.config()
+    assert record["config"] == {"seed": 3, "x": [1, 2]} and record["seed"] == 3
+    assert record["versions"]["jax"] and record["python"]
+    workdir.claim({"seed": 3, "x": (1, 2)}, 3)
+    assert "resumed" not in workdir.config()
+
+
+def test_a_rollout_is_one_readable_line_with_each_token_once(tmp_path):
+    record = books.trajectory_record(trajectory(experience=["e1"]), fate="no_signal", texts={"e1": "Search first."})
+    line = json.dumps(record, ensure_ascii=False)
+    assert "é" in line
+    first, second = record["steps"]
+    tokens = first["prompt"] + first["tokens"] + second["prompt"] + second["tokens"]
+    assert tokens == [1, 2, 3, 4, 5, 6] and second["continues"] and not first["continues"]
+    assert second["label"] == 1 and second["advantage"] == 0.25 and second["logprobs"] == [-1.0]
+    assert record["experience"] == [{"id": "e1", "content": "Search first."}]
+    assert (record["fate"], record["stop"], record["success"]) == ("no_signal", "done", True)
+
+
+def test_stop_reasons_are_one_hot():
+    members = [trajectory(0), trajectory(1, stop=StopReason.LENGTH, success=False), trajectory(2, experience=["e"])]
+    metrics = books.rollout_metrics(members)
+    assert sum(v for k, v in metrics.items() if k.startswith("stop/")) == 3
+    assert metrics["stop/length"] == 1 and metrics["rollout/success"] == pytest.approx(2 / 3)
+    assert metrics["rollout/count/guided"] == 1 and metrics["rollout/count/synthetic"] == 0
+    assert "rollout/success/synthetic" not in metrics
+    assert metrics["rollout/tokens"] == 9 and metrics["rollout/parse_errors"] == 0.5
+
+
+def test_task_files_come_back_and_broken_lines_are_numbered(tmp_path):
+    workdir, path = Workdir(tmp_path), tmp_path / "tasks.jsonl"
+    workdir.log_tasks([Task("a", "toy", "One."), Task("b", "toy", "Two.", origin="synthetic")])
+    assert [task.id for task in books.read_tasks(path)] == ["a", "b"]
+    lines = path.read_text().splitlines()
+    for broken, words in [
+        ("{oops", "line 3"),
+        ('{"id": "c"}', "task 3"),
+        ("[1]", "line 3"),
+        (lines[0], "more than once"),
+    ]:
+        path.write_text("\n".join([*lines, broken]) + "\n")
+        with pytest.raises(ValueError, match=words):
+            books.read_tasks(path)
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_progress_is_lines_in_a_log_and_one_line_on_a_terminal():
+    log, terminal = io.StringIO(), Terminal()
+    for stream in (log, terminal):
+        progress = Progress(3, stream=stream)
+        progress.phase("rollouts", 0, 16)
+        progress.step(1, success="25%", tokens_per_s="4,000")
+        progress.phase("update")
+    assert log.getvalue().count("\n") == 1 and "rollouts" not in log.getvalue()
+    assert "step 1/3 · success 25% · tokens per s 4,000" in log.getvalue() and "left" in log.getvalue()
+    assert "rollouts 0/16" in terminal.getvalue() and "\r" in terminal.getvalue()
+
+
+def test_wandb_and_tensorboard_are_not_imported_unless_asked_for(tmp_path):
+    before = set(sys.modules)
+    sinks = books.Sinks(tmp_path, {}, wandb="off", project="p", tensorboard=False)
+    sinks.log(1, {"x": 1.0})
+    sinks.close()
+    assert sinks.id == "" and not {"wandb", "tensorboardX"} & (set(sys.modules) - before)
+
+
+def test_wandb_writes_offline_and_goes_on_in_the_same_run(tmp_path):
+    pytest.importorskip("wandb", reason="pip install wandb")
+    first = books.Sinks(tmp_path, {"seed": 1}, wandb="offline", project="p", tensorboard=False)
+    first.log(1, {"x": 1.0, "none": None})
+    first.close()
+    second = books.Sinks(tmp_path, {"seed": 1}, wandb="offline", project="p", tensorboard=False, id=first.id)
+    assert second.id == first.id
+    second.close()
+    assert list(tmp_path.glob("wandb/offline-run-*"))
+
+
+def fill(workdir: Workdir, evaluations: int) -> None:
+    workdir.claim({"env": {"name": "toy"}, "eval": {"split": "dev"}}, 0)
+    for step in range(4):
+        ledger = {"ledger/rollouts": 8, "ledger/trained": 6, "ledger/no_signal": 2, "rollout/success/original": 0.5}
+        workdir.log_metrics(step, {"time/elapsed": 65.0} | (ledger if step else {}))
+    for step in range(evaluations):
+        success_NR = [[1] * step + [0] * (4 - step), [1, 1, 0, 0]]
+        workdir.log_scores(step, Scores(["a", "b"], [1, 3], success_NR, success_NR, [0, 1]))
+
+
+@pytest.mark.parametrize("evaluations", [0, 1, 3])
+def test_the_report_needs_nothing_but_the_workdir(tmp_path, evaluations):
+    fill(Workdir(tmp_path), evaluations)
+    text = report(tmp_path)
+    assert (tmp_path / "curve.png").stat().st_size > 10_000 and str(tmp_path / "curve.png") in text
+    summary = (tmp_path / "summary.md").read_text()
+    assert "| trained | 18 | 75.0% |" in summary and "curve.png" in summary
+    if evaluations == 3:
+        row = next(line for line in text.splitlines() if line.startswith("avg@4"))
+        assert "25.0 [" in row and "50.0 [" in row and "+25.0 [+0.0, +50.0]" in row
+        assert "difficulty 3 (1)" in text and "pass@4" in text and "best@4" in text and "greedy" in text
