@@ -1,0 +1,195 @@
+"""Worlds and gymnasium: any World as a gymnasium.Env (`GymEnv`), and any text gymnasium.Env as a World (`GymWorld`)."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import string
+from typing import Any
+
+import gymnasium
+from gymnasium import spaces
+
+from envs.toolcalls import parse
+from envs.world import Evaluation, Message, Observation, StepResult, Task, World
+
+CHARACTERS = "".join(sorted(set(string.printable)))
+_COLOUR = re.compile(r"\x1b\[[0-9;]+m(.*?)\x1b\[0m")  # toy-text environments mark the place of the agent by colour
+SEEDS = 1_000_000  # seeds of a split of a GymWorld: train from 0, dev from SEEDS, test from 2 * SEEDS
+
+
+class GymEnv(gymnasium.Env):
+    """A World with Text spaces: the action is the assistant's raw text, the observation what it reads next.
+
+    An episode is a task of the split, drawn by the seed of `reset` or named by `options={"task": id}`. The text is cut
+    to the space (printable ASCII, `max_length` characters); `info` has the full messages, and after `reset` the tools.
+    """
+
+    metadata = {"render_modes": ["ansi"], "render_fps": 1}
+
+    def __init__(self, world: World, split: str = "train", *, max_length: int = 8192, render_mode: str | None = None):
+        if render_mode not in (None, *self.metadata["render_modes"]):
+            raise ValueError(f"render_mode is None or ansi, not {render_mode!r}")
+        self.world = world
+        self.render_mode = render_mode
+        self.observation_space = spaces.Text(max_length, min_length=0, charset=CHARACTERS)
+        self.action_space = spaces.Text(max_length, min_length=0, charset=CHARACTERS)
+        self._tasks = world.tasks(split)
+        if not self._tasks:
+            raise ValueError(f"world {world.name} has no tasks in split {split!r}")
+        self._transcript = ""
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None):
+        super().reset(seed=seed)
+        index = int(self.np_random.integers(len(self._tasks)))
+        if options and "task" in options:
+            index = next((i for i, task in enumerate(self._tasks) if task.id == options["task"]), -1)
+            if index < 0:
+                raise ValueError(f"no task {options['task']!r} in this split")
+        task = self._tasks[index]
+        start = self.world.reset(task, int(self.np_random.integers(2**31)))
+        self._transcript = ""
+        return self._text(start.messages), {"task": task.id, "messages": start.messages, "tools": start.tools}
+
+    def step(self, action: str):
+        self._transcript += f"assistant: {action}\n"
+        result = self.world.step(action)
+        info = {**result.info, "messages": result.messages}
+        if result.terminated or result.truncated:
+            evaluation = self.world.evaluate()
+            info |= {"score": evaluation.score, "success": evaluation.success}
+        return self._text(result.messages), float(result.reward), result.terminated, result.truncated, info
+
+    def render(self) -> str | None:
+        """The conversation so far."""
+        return self._transcript if self.render_mode == "ansi" else None
+
+    def close(self) -> None:
+        self.world.close()
+
+    def _text(self, messages: list[Message]) -> str:
+        text = "\n".join(f"{message['role']}: {message['content']}" for message in messages)
+        self._transcript += text + "\n"
+        allowed = self.observation_space.character_set
+        return "".join(c if c in allowed else "?" for c in text)[: self.observation_space.max_length]
+
+
+class GymWorld(World):
+    """A gymnasium.Env whose actions are Text or Discrete. A task is a seed of the environment.
+
+    A turn is an action: its text, or the argument of a call to the tool `act`. Discrete actions go by the names in
+    `actions`, or by number. The agent reads the observation if that is text, else the environment's text rendering
+    (render_mode="ansi"), else the observation as Python prints it. The score is the sum of rewards, cut to [0, 1];
+    an episode succeeds when it reaches `success_at`.
+    """
+
+    name = "gym"
+
+    def __init__(
+        self,
+        env: str | gymnasium.Env,
+        *,
+        instruction: str = "",
+        actions: list[str] | None = None,
+        success_at: float = 1.0,
+        n_train: int = 64,
+        n_dev: int = 48,
+        n_test: int = 96,
+        options: dict[str, Any] | None = None,
+    ):
+        """`env` is an environment or the id of a registered one; `options` go to gymnasium.make."""
+        self._env = gymnasium.make(env, **(options or {})) if isinstance(env, str) else env
+        self._id = env if isinstance(env, str) else type(env.unwrapped).__name__
+        space = self._env.action_space
+        if not isinstance(space, spaces.Text | spaces.Discrete):
+            raise ValueError(f"{self._id}: actions must be Text or Discrete, not {type(space).__name__}")
+        if isinstance(space, spaces.Discrete):
+            actions = actions or [str(n) for n in range(int(space.start), int(space.start + space.n))]
+            if len(actions) != space.n:
+                raise ValueError(f"{self._id}: {space.n} actions need {space.n} names, not {len(actions)}")
+        elif actions:
+            raise ValueError(f"{self._id}: only Discrete actions have names")
+        self._actions = actions or []
+        self._instruction = instruction or f"You act in {self._id}. Write one action."
+        self._success_at = success_at
+        self._sizes = {"train": n_train, "dev": n_dev, "test": n_test}
+        self._total = 0.0
+        self._over = True
+
+    def tasks(self, split: str) -> list[Task]:
+        if split not in self._sizes:
+            raise ValueError(f"{self._id} has no split {split!r}; it has {', '.join(self._sizes)}")
+        first = list(self._sizes).index(split) * SEEDS
+        return [
+            Task(f"gym/{self._id}/{split}/{i:04d}", self.name, self._instruction, split=split, seed=first + i)
+            for i in range(self._sizes[split])
+        ]
+
+    def reset(self, task: Task, seed: int = 0) -> Observation:
+        digest = hashlib.blake2b(f"{task.seed} {seed}".encode(), digest_size=4).digest()
+        observation, _ = self._env.reset(seed=int.from_bytes(digest, "big") >> 1)
+        self._total, self._over = 0.0, False
+        query = "\n".join([task.query, *([f"Actions: {', '.join(self._actions)}."] if self._actions else [])])
+        return Observation([{"role": "user", "content": f"{query}\n{self._text(observation)}"}], [self._tool()])
+
+    def step(self, action: str) -> StepResult:
+        if self._over:
+            raise RuntimeError("the episode is over: reset the world first")
+        turn = parse(action)
+        role = "tool" if turn.calls or turn.errors else "user"
+        try:
+            chosen = self._action(turn)
+        except ValueError as error:
+            info = {"calls": [], "errors": 1, "parse_error": bool(turn.errors)}
+            return StepResult([{"role": role, "content": f"error: {error}"}], info=info)
+        observation, reward, terminated, truncated, _ = self._env.step(chosen)
+        self._total += float(reward)
+        self._over = bool(terminated or truncated)
+        return StepResult(
+            messages=[{"role": role, "content": self._text(observation)}],
+            reward=float(reward),
+            terminated=bool(terminated),
+            truncated=bool(truncated),
+            info={"calls": [call.to_dict() for call in turn.calls], "errors": 0, "parse_error": False},
+        )
+
+    def evaluate(self) -> Evaluation:
+        score = min(max(self._total, 0.0), 1.0)
+        success = self._total >= self._success_at
+        return Evaluation(score, success, {"progress": 1.0 if success else min(score, 0.99)})
+
+    def close(self) -> None:
+        self._env.close()
+
+    def _tool(self) -> dict[str, Any]:
+        action: dict[str, Any] = {"type": "string"}
+        if self._actions:
+            action["enum"] = self._actions
+        parameters = {"type": "object", "properties": {"action": action}, "required": ["action"]}
+        function = {"name": "act", "description": "Take an action.", "parameters": parameters}
+        return {"type": "function", "function": function}
+
+    def _action(self, turn) -> Any:
+        """The action of a turn. Raises ValueError with words for the model."""
+        if turn.errors:
+            raise ValueError(turn.errors[0])
+        text = turn.content
+        if turn.calls:
+            if len(turn.calls) > 1 or turn.calls[0].name != "act" or set(turn.calls[0].arguments) != {"action"}:
+                raise ValueError("call act once, with an action")
+            text = str(turn.calls[0].arguments["action"])
+        space = self._env.action_space
+        if isinstance(space, spaces.Discrete):
+            if text.strip() not in self._actions:
+                raise ValueError(f"the actions are {', '.join(self._actions)}")
+            return int(space.start) + self._actions.index(text.strip())
+        if not space.contains(text):
+            raise ValueError(f"an action has {space.min_length} to {space.max_length} of the characters it may have")
+        return text
+
+    def _text(self, observation: Any) -> str:
+        if isinstance(observation, str):
+            return observation
+        if self._env.render_mode == "ansi":
+            return _COLOUR.sub(r"[\1]", str(self._env.render())).strip("\n")
+        return str(observation)
