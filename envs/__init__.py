@@ -16,7 +16,7 @@ WORLDS = {
 
 
 def make(name: str, **kwargs: Any) -> World:
-    """A new world; the arguments are those of its class. Raises ValueError for a name or an argument it does not have."""
+    """A new world; the arguments are those of its class. ValueError for a name or an argument that does not exist."""
     if name not in WORLDS:
         raise ValueError(f"there is no world {name!r}; there are {', '.join(WORLDS)}")
     module, _, attribute = WORLDS[name].partition(":")

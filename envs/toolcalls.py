@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from typing import Any
 
 OPEN = "<tool_call>"
 CLOSE = "</tool_call>"
@@ -56,10 +56,6 @@ def parse(text: str) -> ParsedTurn:
             break
         try:
             turn.calls.append(_read(body))
-        except RecursionError:
-            turn.errors.append("tool call nested too deep")
-        except UnicodeError:
-            turn.errors.append("tool call is not valid text")
         except ValueError as error:
             turn.errors.append(str(error))
     turn.content = "\n".join(part for part in outside if part)
@@ -68,10 +64,17 @@ def parse(text: str) -> ParsedTurn:
 
 def _read(body: str) -> Call:
     try:
-        record = json.loads(body, parse_constant=_constant)
+        record = json.loads(body)
+        # Python reads more than JSON has: NaN, infinity, lone surrogates, which no socket or database takes.
+        json.dumps(record, ensure_ascii=False, allow_nan=False).encode()
     except json.JSONDecodeError as error:
         raise ValueError(f"tool call is not JSON: {error.msg} at character {error.pos}") from None
-    json.dumps(record, ensure_ascii=False).encode()  # lone surrogates, which no database or socket takes
+    except UnicodeError:
+        raise ValueError("tool call is not valid text") from None
+    except ValueError:
+        raise ValueError("tool call has a number out of range") from None
+    except RecursionError:
+        raise ValueError("tool call is nested too deep") from None
     if not isinstance(record, dict):
         raise ValueError("tool call is not a JSON object")
     name, arguments = record.get("name"), record.get("arguments", {})
@@ -80,7 +83,3 @@ def _read(body: str) -> Call:
     if not isinstance(arguments, dict):
         raise ValueError("arguments must be a JSON object")
     return Call(name, arguments)
-
-
-def _constant(text: str) -> NoReturn:
-    raise ValueError(f"tool call is not JSON: {text} is no JSON number")

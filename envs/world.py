@@ -120,17 +120,6 @@ class World:
     def restore(self, snapshot: Any) -> None:
         raise NotImplementedError(f"{type(self).__name__} has no snapshots")
 
-    def difference(self) -> list[list[Any]]:
-        """Optional. What the episode changed so far: JSON rows [table, key, column, before, after], in a fixed order.
-
-        The same change by another path gives the same rows; no change gives none.
-        """
-        raise NotImplementedError(f"{type(self).__name__} has no differences")
-
-    def describe(self, entity: str, id: str, arguments: dict[str, Any] | None = None) -> dict[str, Any]:
-        """Optional. An entity of the profile as the episode started: its attributes, and "phrases" that name it."""
-        raise NotImplementedError(f"{type(self).__name__} has no descriptions")
-
     def profile(self) -> dict[str, Any]:
         """Optional. Entities, attributes, operations and task preference, for self-questioning."""
         return {}

@@ -72,18 +72,26 @@ def reserved(n_train: int = 64, n_dev: int = 48, n_test: int = 96, seed: int = 0
 
 
 def demonstration(
-    world_seed: int, rng: random.Random, *, care: float = CARE, hint: float = 0.0, level: int | None = None
+    world_seed: int,
+    rng: random.Random,
+    *,
+    care: float = CARE,
+    hint: float = 0.0,
+    level: int | None = None,
+    exclude: frozenset[tuple[int, str]] | None = None,
 ) -> dict[str, Any]:
     """One episode of the careless agent on a fresh random task of a training world.
 
-    `care` in [0, 1]: 1 never slips. `hint` is the probability of an experience in front of the query. Returns
-    {"messages": [{"role", "content"}, ...], "success": bool, "difficulty": int, "template": str, "hinted": bool}.
+    `care` in [0, 1]: 1 never slips. `hint` is the probability of an experience in front of the query. `exclude` are the
+    (world, query) that must not be shown, `reserved()` unless given. Returns {"messages": [{"role", "content"}, ...],
+    "success": bool, "difficulty": int, "template": str, "hinted": bool}.
     """
+    exclude = reserved() if exclude is None else exclude
     if not is_training_world(world_seed):
         raise ValueError(f"world {world_seed} is not a training world: those are 0 to {WORLDS - 1}")
     while True:
         plan = draft(world_seed, rng, level=level)
-        if (world_seed, plan.query) not in reserved():
+        if (world_seed, plan.query) not in exclude:
             break
     task = task_of(plan)
     world = Travel()

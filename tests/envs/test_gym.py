@@ -1,0 +1,101 @@
+"""The gymnasium bridge, in both directions."""
+
+import gymnasium
+import pytest
+from gymnasium import spaces
+from gymnasium.utils.env_checker import check_env
+
+import envs
+from envs.gym import GymEnv, GymWorld
+from envs.toolcalls import call_text
+
+
+@pytest.mark.filterwarnings("error::UserWarning")
+@pytest.mark.parametrize("split", ["train", "dev"])
+def test_travel_passes_the_checker(split):
+    check_env(GymEnv(envs.make("travel"), split), skip_render_check=True)
+
+
+def test_an_episode_through_gymnasium():
+    world = envs.make("travel", n_train=6)
+    env = GymEnv(world, render_mode="ansi")
+    task = world.tasks("train")[5]
+    observation, info = env.reset(options={"task": task.id})
+    assert task.query in observation and info["task"] == task.id and len(info["tools"]) == 12
+    for turn in task.reference:
+        observation, reward, terminated, truncated, info = env.step(turn)
+        assert env.observation_space.contains(observation)
+    assert (reward, terminated, truncated, info["success"]) == (1.0, True, False, True)
+    assert task.query in env.render() and task.reference[0] in env.render()
+    with pytest.raises(ValueError, match="no task"):
+        env.reset(options={"task": "nope"})
+
+
+def test_the_seed_draws_the_task():
+    env = GymEnv(envs.make("travel"))
+    first = [env.reset(seed=seed)[1]["task"] for seed in range(20)]
+    assert first == [env.reset(seed=seed)[1]["task"] for seed in range(20)]
+    assert len(set(first)) > 5
+
+
+class Echo(gymnasium.Env):
+    """Write back the word that was shown."""
+
+    observation_space = spaces.Text(20)
+    action_space = spaces.Text(20)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.word = "".join(self.np_random.choice(list("abc"), 4))
+        return self.word, {}
+
+    def step(self, action):
+        return "right" if action == self.word else "wrong", float(action == self.word), action == self.word, False, {}
+
+
+def test_a_text_environment_as_a_world():
+    check_env(Echo(), skip_render_check=True)
+    world = GymWorld(Echo(), n_train=3)
+    tasks = {split: world.tasks(split) for split in ("train", "dev", "test")}
+    assert len(tasks["train"]) == 3
+    seeds = [task.seed for split in tasks.values() for task in split]
+    assert len(set(seeds)) == len(seeds)
+    task = tasks["train"][0]
+    start = world.reset(task, seed=1)
+    assert start == world.reset(task, seed=1)
+    word = start.messages[-1]["content"].split("\n")[-1]
+    assert world.step("ab").messages == [{"role": "user", "content": "wrong"}]
+    assert world.step("not alphanumeric!").messages[0]["content"].startswith("error: ")
+    assert world.step("<tool_call>").info["parse_error"]
+    assert world.step(call_text("other", {})).info["errors"] == 1
+    assert not world.evaluate().success
+    result = world.step(call_text("act", {"action": word}))
+    assert result.messages == [{"role": "tool", "content": "right"}] and result.terminated
+    assert world.evaluate().success and world.evaluate().components["progress"] == 1.0
+    with pytest.raises(RuntimeError, match="over"):
+        world.step("abc")
+
+
+def test_a_discrete_environment_as_a_world():
+    world = GymWorld(
+        "FrozenLake-v1",
+        actions=["left", "down", "right", "up"],
+        options={"render_mode": "ansi", "is_slippery": False},
+    )
+    start = world.reset(world.tasks("test")[0])
+    assert "[S]FFF" in start.messages[0]["content"] and "left, down, right, up" in start.messages[0]["content"]
+    assert "left" in world.step("jump").messages[0]["content"]
+    for action in ["down", "down", "right", "right", "down", "right"]:
+        result = world.step(action)
+    assert result.terminated and world.evaluate().success and "[G]" in result.messages[0]["content"]
+
+
+def test_worlds_that_do_not_fit():
+    with pytest.raises(ValueError, match="Text or Discrete"):
+        GymWorld("Pendulum-v1")
+    with pytest.raises(ValueError, match="4 actions need 4 names"):
+        GymWorld("FrozenLake-v1", actions=["left"])
+    with pytest.raises(ValueError, match="no world 'nowhere'"):
+        envs.make("nowhere")
+    with pytest.raises(ValueError, match="n_trian"):
+        envs.make("travel", n_trian=3)

@@ -1,0 +1,81 @@
+"""The tool-call format: what is rendered is read back, and nothing that a model writes raises."""
+
+import json
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from envs.toolcalls import CLOSE, OPEN, Call, call_text, parse
+
+texts = st.text(alphabet=st.characters(exclude_categories=["Cs"]))
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | texts,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts, inner, max_size=3),
+    max_leaves=6,
+)
+
+
+def tagless(text: str) -> bool:
+    return OPEN not in text and CLOSE not in text
+
+
+def test_text_of_a_call():
+    assert call_text("search", {"to": "Rome"}) == (
+        '<tool_call>\n{"name": "search", "arguments": {"to": "Rome"}}\n</tool_call>'
+    )
+    assert "Zürich" in call_text("search", {"to": "Zürich"})
+
+
+@given(st.lists(st.tuples(texts.filter(bool), st.dictionaries(texts, values, max_size=3)), max_size=3), texts)
+def test_round_trip(calls, content):
+    rendered = [call_text(name, arguments) for name, arguments in calls]
+    if not all(tagless(json.dumps(call, ensure_ascii=False)) for call in calls) or not tagless(content):
+        return
+    turn = parse("\n".join([content, *rendered]))
+    assert turn.errors == []
+    assert turn.calls == [Call(name, arguments) for name, arguments in calls]
+    assert turn.content == content.strip()
+
+
+pieces = st.sampled_from(
+    [OPEN, CLOSE, "\n", "{", "}", '"', '"name"', ": ", "[", "1e999", "\\ud800", "NaN", "arguments"]
+)
+
+
+@given(st.lists(pieces | st.text(max_size=5), max_size=20).map("".join))
+def test_never_raises(text):
+    turn = parse(text)
+    for error in turn.errors:
+        assert error and "\n" not in error
+    json.dumps([call.to_dict() for call in turn.calls], ensure_ascii=False, allow_nan=False).encode()
+
+
+def test_errors_say_what_is_wrong():
+    def error(body):
+        turn = parse(body)
+        assert turn.calls == [] and len(turn.errors) == 1
+        return turn.errors[0]
+
+    assert error("<tool_call>\n{}").endswith("without </tool_call>")
+    assert error("hello</tool_call>").endswith("without <tool_call>")
+    assert "not JSON" in error("<tool_call>{'name': 1}</tool_call>")
+    assert "number" in error('<tool_call>{"name": "a", "arguments": {"x": NaN}}</tool_call>')
+    assert "object" in error("<tool_call>[1]</tool_call>")
+    assert "name" in error('<tool_call>{"arguments": {}}</tool_call>')
+    assert "name" in error('<tool_call>{"name": 3}</tool_call>')
+    assert "arguments" in error('<tool_call>{"name": "a", "arguments": "{}"}</tool_call>')
+    assert "text" in error('<tool_call>{"name": "a", "arguments": {"x": "\\ud800"}}</tool_call>')
+    assert "deep" in error(f"<tool_call>{'[' * 100_000}</tool_call>")
+    assert "number" in error(f'<tool_call>{{"name": "a", "arguments": {{"x": {"9" * 5000}}}}}</tool_call>')
+    assert "number" in error('<tool_call>{"name": "a", "arguments": {"x": 1e999}}</tool_call>')
+
+
+def test_good_calls_survive_beside_a_broken_one():
+    turn = parse(f"first {call_text('a', {})} then {OPEN}broken{CLOSE} and {call_text('b', {'x': 1})} last")
+    assert [call.name for call in turn.calls] == ["a", "b"]
+    assert len(turn.errors) == 1
+    assert turn.content == "first\nthen\nand\nlast"
+
+
+def test_missing_arguments_are_none_at_all():
+    assert parse('<tool_call>{"name": "a"}</tool_call>').calls == [Call("a", {})]
