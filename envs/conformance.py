@@ -1,0 +1,377 @@
+"""What every environment must hold, as checks that explain themselves. `python -m envs.check` runs them.
+
+A check is a generator: it gets `make` (a function that makes a world) and some tasks, and yields one text for
+each problem. Its docstring says what is asked and why; it is printed with the problem.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from envs.toolcalls import call_text, parse
+from envs.world import Evaluation, Observation, StepResult, Task, World
+
+Make = Callable[[], World]
+ROLES = ("system", "user", "assistant", "tool")
+MAX_STEPS = 100
+
+MALFORMED = (
+    "",
+    " \n",
+    "<tool_call>",
+    "</tool_call>",
+    "<tool_call>\n{}\n</tool_call>",
+    "<tool_call>\nnot json\n</tool_call>",
+    '<tool_call>\n{"name": 1, "arguments": []}\n</tool_call>',
+    '<tool_call>\n{"name": "no_such_tool", "arguments": {}}\n</tool_call>',
+    '<tool_call>\n{"name": "__class__", "arguments": {"__init__": null}}\n</tool_call>',
+    '<tool_call>\n{"name": "a", "arguments": ' + "[" * 2000 + "\n</tool_call>",
+    "```python\nraise SystemExit\n```",
+    "```python\n",
+    "\x00 \ud800 \U0001f600 \r\n <|im_end|> %s {0} $(id) `id`",
+    "x" * 100_000,
+)
+
+
+@dataclass
+class Problem:
+    """One way in which an environment breaks its contract."""
+
+    check: str
+    what: str
+    why: str
+
+    def __str__(self) -> str:
+        return f"{self.check}: {self.what}\n    {self.why}"
+
+
+def run(make: Make, *, split: str = "train", limit: int = 5) -> tuple[list[str], list[Problem]]:
+    """Run every check on up to `limit` tasks of `split`. Returns the names of the checks and the problems."""
+    problems = []
+    try:
+        world = make()
+        try:
+            tasks = world.tasks(split)
+        finally:
+            world.close()
+    except Exception as error:
+        return ["tasks"], [Problem("tasks", _said(error), f"An environment lists the tasks of its split '{split}'.")]
+    some = random.Random(0).sample(tasks, min(limit, len(tasks)))
+    for check in CHECKS:
+        why = " ".join(check.__doc__.split())
+        try:
+            problems += [
+                Problem(check.__name__, what, why) for what in check(make, tasks if check is lists_tasks else some)
+            ]
+        except Exception as error:
+            problems.append(Problem(check.__name__, _said(error), why))
+    return [check.__name__ for check in CHECKS], problems
+
+
+# ---------------------------------------------------------------------------------------------- checks
+
+
+def lists_tasks(make: Make, tasks: list[Task]) -> Iterator[str]:
+    """A split has tasks with ids of their own and a query, the same each time, that survive JSON: results are
+    grouped by id and compared across runs."""
+    if not tasks:
+        yield "the split has no tasks"
+        return
+    for task in tasks:
+        if not isinstance(task, Task):
+            yield f"a {type(task).__name__} instead of a Task"
+            return
+    ids = [task.id for task in tasks]
+    repeated = sorted({id for id in ids if ids.count(id) > 1}) if len(set(ids)) < len(ids) else []
+    if repeated:
+        yield f"ids that are not unique: {', '.join(repeated[:5])}"
+    yield from (f"task {task.id} has no query" for task in tasks[:1000] if not task.query)
+    world = make()
+    if [task.to_dict() for task in world.tasks(tasks[0].split)] != [_json(task.to_dict()) for task in tasks]:
+        yield "another world lists other tasks, or its tasks change in JSON (tuples, sets, keys that are no strings)"
+    world.close()
+
+
+def refuses_an_unknown_split(make: Make, tasks: list[Task]) -> Iterator[str]:
+    """`tasks("no such split")` raises ValueError and names the splits: a typing error in a config is found at once."""
+    world = make()
+    try:
+        world.tasks("no such split")
+        yield "it answered"
+    except ValueError:
+        pass
+    finally:
+        world.close()
+
+
+def opens_well(make: Make, tasks: list[Task]) -> Iterator[str]:
+    """`reset` gives messages with a role and a text, the last from the user, and tools in OpenAI's form: the prompt
+    is rendered from them."""
+    world = make()
+    for task in tasks:
+        observation = world.reset(task, 0)
+        if not isinstance(observation, Observation):
+            yield f"reset gave a {type(observation).__name__} instead of an Observation"
+            continue
+        yield from (f"task {task.id}: {problem}" for problem in _messages(observation.messages))
+        if not observation.messages or observation.messages[-1].get("role") != "user":
+            yield f"task {task.id}: the last message is not the user's"
+        yield from (f"task {task.id}: {problem}" for problem in _tools(observation.tools))
+    world.close()
+
+
+def repeats_itself(make: Make, tasks: list[Task]) -> Iterator[str]:
+    """The same task, seed and actions give the same episode, in a new world and in a used one: attribution, resuming
+    and recovery replay episodes."""
+    used = make()
+    for task in tasks:
+        actions = _some_actions(task)
+        runs = [_play(used, task, actions), _play(used, task, actions)]
+        fresh = make()
+        runs.append(_play(fresh, task, actions))
+        fresh.close()
+        if runs[0] != runs[1]:
+            yield f"task {task.id}: a used world plays it differently the second time ({_difference(*runs[:2])})"
+        elif runs[0] != runs[2]:
+            yield f"task {task.id}: a new world plays it differently ({_difference(runs[0], runs[2])})"
+    used.close()
+
+
+def keeps_worlds_apart(make: Make, tasks: list[Task]) -> Iterator[str]:
+    """Two worlds share no state: the rollouts of a group play one task side by side."""
+    first, second = make(), make()
+    for task in tasks:
+        actions = _some_actions(task)
+        alone = _play(first, task, actions)
+        second.reset(task, 0)
+        first.reset(task, 0)
+        beside = []
+        over = False
+        for action in actions:
+            result = first.step(action)
+            beside.append(_json(result.to_dict()))
+            if not over:
+                other = second.step(call_text("no_such_tool", {}))
+                over = other.terminated or other.truncated
+            if result.terminated or result.truncated:
+                break
+        if beside != alone["steps"] or _json(first.evaluate().to_dict()) != alone["evaluation"]:
+            yield f"task {task.id}: another world in use changes the episode"
+    first.close()
+    second.close()
+
+
+def survives_what_a_model_writes(make: Make, tasks: list[Task]) -> Iterator[str]:
+    """`step` never raises, whatever the text: it answers with an error that the model can read, or ends the episode."""
+    world = make()
+    for task in tasks[:2]:
+        for text in MALFORMED:
+            world.reset(task, 0)
+            try:
+                result = world.step(text)
+                world.evaluate()
+            except Exception as error:
+                yield f"step({_short(text)}) {_said(error)}"
+                continue
+            if not isinstance(result, StepResult):
+                yield f"step({_short(text)}) gave a {type(result).__name__} instead of a StepResult"
+                continue
+            yield from (f"step({_short(text)}): {problem}" for problem in _result(result))
+    world.close()
+
+
+def evaluates_purely(make: Make, tasks: list[Task]) -> Iterator[str]:
+    """`evaluate` gives a score in [0, 1], the same twice, and leaves the episode as it was; `progress`, where there is
+    one, is 1 exactly on success: it is called in mid-episode and more than once."""
+    world = make()
+    for task in tasks:
+        quiet = _play(world, task, _some_actions(task))
+        watched = _play(world, task, _some_actions(task), watch=True)
+        if quiet != watched:
+            yield f"task {task.id}: an episode that is evaluated at each step goes differently"
+        for step in (0, 1, MAX_STEPS):
+            _play(world, task, _some_actions(task)[:step])
+            first, second = world.evaluate(), world.evaluate()
+            if first != second:
+                yield f"task {task.id}: evaluate gave {first}, then {second}"
+            yield from (f"task {task.id}: {problem}" for problem in _evaluation(first))
+    world.close()
+
+
+def scores_the_reference_one(make: Make, tasks: list[Task]) -> Iterator[str]:
+    """A task's reference solution, where it has one, ends with success and score 1: otherwise the task cannot be
+    solved, or the score is wrong."""
+    world = make()
+    for task in tasks:
+        if not task.reference:
+            continue
+        played = _play(world, task, task.reference)
+        if len(played["steps"]) < len(task.reference):
+            yield f"task {task.id}: the episode ended before the reference did"
+        if played["evaluation"]["score"] != 1.0 or not played["evaluation"]["success"]:
+            yield f"task {task.id}: its reference gives {played['evaluation']}"
+    world.close()
+
+
+def scores_nothing_zero(make: Make, tasks: list[Task]) -> Iterator[str]:
+    """An agent that does nothing scores 0, else every policy starts with a reward for silence: score against what
+    doing nothing gives."""
+    world = make()
+    for task in tasks:
+        evaluation = _play(world, task, ["I do nothing."] * MAX_STEPS)["evaluation"]
+        if evaluation["score"] != 0.0 or evaluation["success"]:
+            yield f"task {task.id}: doing nothing gives {evaluation}"
+    world.close()
+
+
+def restores_snapshots(make: Make, tasks: list[Task]) -> Iterator[str]:
+    """A snapshot, where there are any, is a JSON value, and an episode goes on from it in any world as it did in the
+    first: replay and branching depend on it."""
+    world, other = make(), make()
+    for task in tasks:
+        actions = _some_actions(task)
+        half = len(actions) // 2
+        if len(_play(world, task, actions[:half])["steps"]) < half:
+            continue
+        try:
+            snapshot = _json(world.snapshot())
+        except NotImplementedError:
+            break
+        rest = [_json(world.step(action).to_dict()) for action in actions[half : half + 1]]
+        score = world.evaluate()
+        for name, target in (("another world", other), ("the same world", world)):
+            target.restore(snapshot)
+            again = [_json(target.step(action).to_dict()) for action in actions[half : half + 1]]
+            if again != rest or target.evaluate() != score:
+                yield f"task {task.id}: {name} goes on differently from a snapshot"
+    world.close()
+    other.close()
+
+
+def describes_itself(make: Make, tasks: list[Task]) -> Iterator[str]:
+    """`profile` is a dict of JSON values ({} if there is none), and `close` may be called twice."""
+    world = make()
+    profile = world.profile()
+    if not isinstance(profile, dict) or _json(profile) != profile:
+        yield "profile() is no dict, or changes in JSON"
+    world.close()
+    world.close()
+
+
+CHECKS = (
+    lists_tasks,
+    refuses_an_unknown_split,
+    opens_well,
+    repeats_itself,
+    keeps_worlds_apart,
+    survives_what_a_model_writes,
+    evaluates_purely,
+    scores_the_reference_one,
+    scores_nothing_zero,
+    restores_snapshots,
+    describes_itself,
+)
+
+
+# ------------------------------------------------------------------------------------------- what they use
+
+
+def _some_actions(task: Task) -> list[str]:
+    """The reference, or something to say where there is none."""
+    return list(task.reference) or [call_text("no_such_tool", {}), "Hello.", "Done."]
+
+
+def _play(world: World, task: Task, actions: list[str], watch: bool = False) -> dict[str, Any]:
+    """Reset, take the actions until the episode ends, and say all that was seen."""
+    seen: dict[str, Any] = {"first": _json(world.reset(task, 0).to_dict()), "steps": []}
+    for action in actions:
+        if watch:
+            world.evaluate()
+        result = world.step(action)
+        seen["steps"].append(_json(result.to_dict()))
+        if result.terminated or result.truncated:
+            break
+    return {**seen, "evaluation": _json(world.evaluate().to_dict())}
+
+
+def _json(value: Any) -> Any:
+    """What is left of a value in JSON. Raises TypeError or ValueError on what JSON does not have."""
+    return json.loads(json.dumps(value, allow_nan=False))
+
+
+def _messages(messages: Any) -> Iterator[str]:
+    if not isinstance(messages, list):
+        yield "messages are not a list"
+        return
+    for message in messages:
+        if not isinstance(message, dict) or message.get("role") not in ROLES:
+            yield f"a message has no role of {', '.join(ROLES)}: {_short(message)}"
+        elif not isinstance(message.get("content"), str):
+            yield f"a message has no text: {_short(message)}"
+
+
+def _tools(tools: Any) -> Iterator[str]:
+    if not isinstance(tools, list):
+        yield "tools are not a list"
+        return
+    names = []
+    for tool in tools:
+        function = tool.get("function") if isinstance(tool, dict) and tool.get("type") == "function" else None
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            yield f'a tool is not {{"type": "function", "function": {{"name", ...}}}}: {_short(tool)}'
+            continue
+        names.append(function["name"])
+        if function.get("parameters", {}).get("type") != "object":
+            yield f"the parameters of {function['name']} are no JSON schema of an object"
+        if parse(call_text(function["name"], {})).errors:
+            yield f"the name of {function['name']} does not survive a tool call"
+    if len(set(names)) < len(names):
+        yield "tools with the same name"
+
+
+def _result(result: StepResult) -> Iterator[str]:
+    yield from _messages(result.messages)
+    if result.tools is not None:
+        yield from _tools(result.tools)
+    if not isinstance(result.terminated, bool) or not isinstance(result.truncated, bool):
+        yield "terminated and truncated are not booleans"
+    if not isinstance(result.info, dict) or _json(result.to_dict()) != result.to_dict():
+        yield "info is no dict of JSON values"
+    if not result.messages and not result.terminated and not result.truncated:
+        yield "nothing was answered and the episode goes on: the model has nothing to read"
+
+
+def _evaluation(evaluation: Any) -> Iterator[str]:
+    if not isinstance(evaluation, Evaluation):
+        yield f"evaluate gave a {type(evaluation).__name__} instead of an Evaluation"
+        return
+    if not 0.0 <= evaluation.score <= 1.0 or any(not 0.0 <= part <= 1.0 for part in evaluation.components.values()):
+        yield f"a score outside [0, 1]: {evaluation}"
+    if not isinstance(evaluation.success, bool):
+        yield "success is no boolean"
+    progress = evaluation.components.get("progress")
+    if progress is not None and (progress == 1.0) != evaluation.success:
+        yield f"progress is {progress} and success is {evaluation.success}"
+
+
+def _difference(a: dict[str, Any], b: dict[str, Any]) -> str:
+    if a["first"] != b["first"]:
+        return "at reset"
+    for number, (x, y) in enumerate(zip(a["steps"], b["steps"])):
+        if x != y:
+            return f"at step {number}: {_short(x['messages'])} and {_short(y['messages'])}"
+    return "in length or evaluation"
+
+
+def _said(error: Exception) -> str:
+    return f"raised {type(error).__name__}: {_short(str(error))}"
+
+
+def _short(value: Any) -> str:
+    text = value if isinstance(value, str) else repr(value)
+    text = text.encode("ascii", "backslashreplace").decode()
+    return repr(text if len(text) <= 160 else text[:160] + "...")

@@ -1,0 +1,180 @@
+"""A world behind the environment service (envs/service.py), over HTTP. Standard library only."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+import threading
+import time
+import urllib.parse
+import uuid
+from typing import Any
+
+from envs.process import DEADLINES, MAX_MESSAGE, Deadlines
+from envs.world import Evaluation, Observation, StepResult, Task, World, WorldError, WorldTimeout
+
+TOKEN_VARIABLE = "EVOLVER_ENV_TOKEN"
+FIRST_WAIT_S = 0.1  # before the first retry; it doubles
+
+
+class Connections:
+    """Connections to one service, kept alive and shared by the threads of this process."""
+
+    def __init__(self, url: str):
+        """Raises ValueError on what is not an http(s) URL of a host."""
+        parts = urllib.parse.urlsplit(url if "//" in url else f"//{url}", scheme="http")
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ValueError(f"not the URL of a service: {url}")
+        self.url = f"{parts.scheme}://{parts.netloc}"
+        self._class = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+        self._address = (parts.hostname, parts.port)
+        self._path = parts.path.rstrip("/")
+        self._idle: list[http.client.HTTPConnection] = []
+        self._lock = threading.Lock()
+
+    def post(self, route: str, body: bytes, headers: dict[str, str], timeout: float) -> tuple[int, bytes]:
+        """One request. Raises OSError or HTTPException where the connection fails."""
+        with self._lock:
+            connection = self._idle.pop() if self._idle else self._class(*self._address)
+        try:
+            connection.timeout = timeout
+            if connection.sock:
+                connection.sock.settimeout(timeout)
+            connection.request("POST", f"{self._path}/{route}", body, headers)
+            response = connection.getresponse()
+            data = response.read(MAX_MESSAGE + 1)
+            if len(data) > MAX_MESSAGE:
+                raise http.client.HTTPException(f"an answer of more than {MAX_MESSAGE >> 20} MB")
+        except BaseException:
+            connection.close()
+            raise
+        with self._lock:
+            self._idle.append(connection)
+        return response.status, data
+
+
+class RemoteWorld(World):
+    """One instance of a service, as a World. Raises WorldError or WorldTimeout where the service fails.
+
+    Every call has one deadline, retries included. A request whose connection broke, or which met a full
+    service, is sent again after 0.1 s, 0.2 s, 0.4 s and so on: the service plays a step once, by its number.
+    The bearer token comes from the environment variable EVOLVER_ENV_TOKEN.
+    """
+
+    def __init__(
+        self,
+        url: str | Connections,
+        *,
+        env: str = "",
+        deadlines: Deadlines = DEADLINES,
+        retries: int = 4,
+    ):
+        """Give worlds of one service one `Connections`, and they share sockets."""
+        self._connections = url if isinstance(url, Connections) else Connections(url)
+        self.name = env or self._connections.url
+        self._env, self._deadlines, self._retries = env, deadlines, retries
+        token = os.environ.get(TOKEN_VARIABLE, "")
+        self._headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {token}"} if token else {})
+        self._id: str | None = None
+        self._steps = 0
+
+    def tasks(self, split: str) -> list[Task]:
+        data = self._post("get_env_profile", "tasks", env_type=self._env, params={"split": split, "raw": True})
+        return [Task.from_dict(task) for task in data]
+
+    def reset(self, task: Task, seed: int = 0) -> Observation:
+        self.close()
+        params = {"task": task.to_dict(), "seed": seed, "raw": True}
+        id = uuid.uuid4().hex
+        data = self._post("create", "reset", env_type=self._env, task_id=task.id, instance_id=id, params=params)
+        self._id, self._steps = id, 0
+        return Observation(data["state"], data["info"]["tools"])
+
+    def step(self, action: str) -> StepResult:
+        message = {"role": "assistant", "content": action}
+        params = {"step": self._steps, "raw": True}
+        data = self._post("step", "step", instance_id=self._episode(), messages=message, params=params)
+        self._steps += 1
+        return StepResult(
+            data["state"], data["reward"], data["terminated"], data["truncated"], data["tools"], data["info"]
+        )
+
+    def evaluate(self) -> Evaluation:
+        data = self._post("evaluate", "evaluate", instance_id=self._episode(), params={"raw": True})
+        return Evaluation.from_dict(data)
+
+    def snapshot(self) -> Any:
+        return self._post("snapshot", "snapshot", instance_id=self._episode())
+
+    def restore(self, snapshot: Any) -> None:
+        id = self._id or uuid.uuid4().hex
+        self._post("restore", "restore", instance_id=id, params={"snapshot": snapshot})
+        self._id, self._steps = id, 0
+
+    def profile(self) -> dict[str, Any]:
+        return self._post("get_info", "profile", params={"profile": True})
+
+    def close(self) -> None:
+        """Give the instance back. A service that is gone has forgotten it anyway."""
+        id, self._id = self._id, None
+        if id is not None:
+            with contextlib.suppress(WorldError, ValueError):
+                self._post("release", "close", instance_id=id)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+
+        def query(*args: Any, **kwargs: Any) -> Any:
+            params = {"query": name, "args": args, "kwargs": kwargs}
+            return self._post("get_info", "query", instance_id=self._episode(), params=params)
+
+        return query
+
+    def _episode(self) -> str:
+        if self._id is None:
+            raise WorldError(f"{self.name} has no episode: reset it first")
+        return self._id
+
+    def _post(self, route: str, op: str, **body: Any) -> Any:
+        data = json.dumps(body).encode()
+        deadline = self._deadlines.of(op)
+        until = time.monotonic() + deadline
+        problem: object = ""
+        for attempt in range(self._retries + 1):
+            left = until - time.monotonic()
+            if attempt:
+                pause = FIRST_WAIT_S * 2 ** (attempt - 1)
+                if pause >= left:
+                    break
+                time.sleep(pause)
+            try:
+                status, answer = self._connections.post(route, data, self._headers, max(left, 0.001))
+            except TimeoutError:
+                raise WorldTimeout(f"{self.name} did not answer {op} within {deadline:g} s") from None
+            except (OSError, http.client.HTTPException) as error:
+                problem = f"{type(error).__name__}: {error}"
+                continue
+            if status != 503:
+                return self._read(op, status, answer)
+            problem = answer[:200].decode(errors="replace")
+        raise WorldError(f"{self._connections.url} did not answer {op}: {problem}")
+
+    def _read(self, op: str, status: int, answer: bytes) -> Any:
+        try:
+            reply = json.loads(answer)
+            detail = "" if status == 200 else reply["detail"]
+        except (ValueError, KeyError, TypeError, RecursionError):
+            start = answer[:200].decode(errors="replace")
+            raise WorldError(f"{self._connections.url} answered {op} with {status} {start}") from None
+        if status == 200:
+            return reply.get("data")
+        if reply.get("reason") == "env_timeout":
+            raise WorldTimeout(detail)
+        if reply.get("reason") == "not_implemented":
+            raise NotImplementedError(detail)
+        if status == 400 and op not in ("step", "evaluate"):
+            raise ValueError(detail)
+        raise WorldError(f"{self._connections.url}: {detail}" if status == 401 else detail)

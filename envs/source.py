@@ -1,0 +1,98 @@
+"""Where worlds come from: this process, worker processes, or a service. The rest of the code sees only `world()`."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from envs.pool import Pool
+from envs.process import DEADLINES, ROOT, Deadlines
+from envs.remote import Connections, RemoteWorld
+from envs.worker import build
+from envs.world import World, WorldError
+
+MODES = ("inprocess", "worker", "http")
+
+
+class Source:
+    """Makes worlds of one environment. Close it, or use it in a `with`, and its processes end.
+
+    mode: "inprocess" (fastest; a world that hangs or dies takes this process along), "worker" (a pool of
+    `workers` processes under the interpreter `python`, a deadline on every call) or "http" (the service at
+    `url`, which knows its environment; `env` and `kwargs` only name it here).
+    """
+
+    def __init__(
+        self,
+        env: str,
+        kwargs: dict[str, Any] | None = None,
+        *,
+        mode: str = "inprocess",
+        url: str = "",
+        deadlines: Deadlines = DEADLINES,
+        **pool: Any,
+    ):
+        """`pool` are further arguments of `Pool`, such as workers, python, per_worker, memory_mb, recycle."""
+        if mode not in MODES:
+            raise ValueError(f"an environment runs {', '.join(MODES)}, not '{mode}'")
+        if (mode == "http") != bool(url):
+            raise ValueError(
+                "mode 'http' needs the url of a service" if mode == "http" else f"mode '{mode}' has no url"
+            )
+        self._env, self._kwargs, self._deadlines = env, kwargs or {}, deadlines
+        self._pool = Pool(env, kwargs, deadlines=deadlines, **pool) if mode == "worker" else None
+        self._connections = Connections(url) if url else None
+
+    def world(self) -> World:
+        """A world for one episode at a time. Close it after use."""
+        if self._pool:
+            return self._pool.world()
+        if self._connections:
+            return RemoteWorld(self._connections, env=self._env, deadlines=self._deadlines)
+        return build(self._env, self._kwargs)
+
+    def close(self) -> None:
+        if self._pool:
+            self._pool.close()
+
+    def __enter__(self) -> Source:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.close()
+
+
+@contextlib.contextmanager
+def serving(env: str, kwargs: str = "{}", *options: str, python: str | None = None) -> Iterator[str]:
+    """A service in a process of its own while the block runs; gives its URL. `options` as on the command line."""
+    command = [
+        python or sys.executable,
+        "-m",
+        "envs.service",
+        "--env",
+        env,
+        "--kwargs",
+        kwargs,
+        "--port",
+        "0",
+        *options,
+    ]
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    process = subprocess.Popen([*command, *options], stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": path})
+    try:
+        line = process.stdout.readline().decode()
+        if "running on" not in line:
+            raise WorldError(f"the service of {env} did not start (exit code {process.wait(10)})")
+        yield line.split()[-1]
+    finally:
+        process.terminate()
+        try:
+            process.wait(10)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        process.stdout.close()

@@ -1,0 +1,156 @@
+"""The inside of a worker process: worlds behind JSON lines on stdin and stdout. Standard library only.
+
+A worker runs under any Python that has the benchmark's package: `python -m envs.worker`, started by
+`envs.process.Worker`. It may hold many worlds; the main thread serves one request at a time.
+
+    request  {"id": 3, "op": "step", "world": "a", "args": ["..."], "deadline": 30.0}
+    reply    {"id": 3, "value": ...}   or   {"id": 3, "error": "what happened", "kind": "ValueError"}
+
+The first request is `start`. `world` names an instance: it is made by the first operation that names it and
+forgotten by `close`. What the environment prints goes to stderr. The process ends, with whatever it started,
+when its stdin closes: a parent that was killed leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import importlib
+import json
+import os
+import queue
+import signal
+import sys
+import threading
+from typing import Any
+
+from envs.world import Task, World
+
+GRACE_S = 5.0  # the parent kills at the deadline; this much later the worker gives up by itself
+
+
+def build(env: str, kwargs: dict[str, Any]) -> World:
+    """Make a world: a name of the registry, or `my_module:MyEnv`."""
+    module, _, name = env.partition(":")
+    if not name:
+        return importlib.import_module("envs").make(env, **kwargs)
+    return getattr(importlib.import_module(module), name)(**kwargs)
+
+
+class Worlds:
+    """The worlds of one process by name, and the operations on them. Everything in and out is a JSON value."""
+
+    def __init__(self, env: str, kwargs: dict[str, Any]):
+        self._env, self._kwargs = env, kwargs
+        self._spare: World | None = build(env, kwargs)  # what is slow to load is loaded here
+        self._worlds: dict[str, World] = {}
+
+    def call(self, op: str, name: str, args: list[Any]) -> Any:
+        """Run one operation. Raises what the world raises, and ValueError on an unknown operation."""
+        if op == "close":
+            world = self._worlds.pop(name, None)
+            return world.close() if world else None
+        world = self._world(name)
+        if op in ("tasks", "reset", "step", "evaluate", "snapshot", "restore", "profile"):
+            return getattr(self, "_" + op)(world, *args)
+        if op == "query":
+            return self._query(world, *args)
+        raise ValueError(f"a worker has no operation '{op}'")
+
+    def close(self) -> None:
+        for world in [*self._worlds.values(), *([self._spare] if self._spare else [])]:
+            world.close()
+        self._worlds, self._spare = {}, None
+
+    def _world(self, name: str) -> World:
+        if name not in self._worlds:
+            self._worlds[name], self._spare = self._spare or build(self._env, self._kwargs), None
+        return self._worlds[name]
+
+    def _tasks(self, world: World, split: str) -> list[dict[str, Any]]:
+        return [task.to_dict() for task in world.tasks(split)]
+
+    def _reset(self, world: World, task: dict[str, Any], seed: int) -> dict[str, Any]:
+        return world.reset(Task.from_dict(task), seed).to_dict()
+
+    def _step(self, world: World, action: str) -> dict[str, Any]:
+        return world.step(action).to_dict()
+
+    def _evaluate(self, world: World) -> dict[str, Any]:
+        return world.evaluate().to_dict()
+
+    def _snapshot(self, world: World) -> Any:
+        return world.snapshot()
+
+    def _restore(self, world: World, snapshot: Any) -> None:
+        world.restore(snapshot)
+
+    def _profile(self, world: World) -> dict[str, Any]:
+        return world.profile()
+
+    def _query(self, world: World, method: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        """A public method that the adapter has beyond the interface, such as one that describes its entities."""
+        if method.startswith("_") or not callable(getattr(type(world), method, None)) or hasattr(World, method):
+            raise ValueError(f"{type(world).__name__} has no method '{method}' to ask")
+        return getattr(world, method)(*args, **kwargs)
+
+
+def serve(requests: int, replies: int) -> None:
+    """Serve requests from one file descriptor and reply on another until the first closes."""
+    arrived: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+    threading.Thread(target=_read, args=(requests, arrived), daemon=True).start()
+    worlds = None
+    while True:
+        try:
+            request = json.loads(arrived.get())
+        except ValueError:
+            continue
+        faulthandler.dump_traceback_later(request["deadline"] + GRACE_S, exit=True)  # holds even against C code
+        try:
+            if request["op"] == "start":
+                worlds = _start(**request["args"])
+                value = {"pid": os.getpid(), "python": sys.version.split()[0]}
+            else:
+                value = worlds.call(request["op"], request["world"], request["args"])
+            reply = json.dumps({"id": request["id"], "value": value})
+        except Exception as error:  # whatever a world raises is the parent's to judge
+            message = str(error) or type(error).__name__
+            reply = json.dumps({"id": request["id"], "error": message, "kind": type(error).__name__})
+        faulthandler.cancel_dump_traceback_later()
+        _write(replies, reply.encode() + b"\n")
+
+
+def _start(env: str, kwargs: dict[str, Any], memory_mb: int | None) -> Worlds:
+    if memory_mb is not None:
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_AS, (memory_mb << 20, memory_mb << 20))
+    return Worlds(env, kwargs)
+
+
+def _read(requests: int, arrived: queue.SimpleQueue[bytes]) -> None:
+    with os.fdopen(requests, "rb") as lines:
+        for line in lines:
+            arrived.put(line)
+    os.killpg(0, signal.SIGKILL)  # the parent is gone: end this process and all that it started
+
+
+def _write(replies: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(replies, view) :]
+
+
+def main() -> None:
+    """Keep the pipes to ourselves, so that no print and no input() of the environment touches them."""
+    faulthandler.register(signal.SIGUSR1, all_threads=False)  # the parent asks where we hang before it kills
+    requests, replies = os.dup(0), os.dup(1)
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.dup2(2, 1)
+    if os.getpgid(0) != os.getpid():
+        os.setpgid(0, 0)
+    serve(requests, replies)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,158 @@
+"""Worlds for tests: one that counts, and one that breaks on request in every way a worker can."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from typing import Any
+
+from envs.world import Evaluation, Observation, StepResult, Task, World
+
+
+class Counter(World):
+    """Say "+" until the count is the task's goal. A step tells the pid that took it."""
+
+    name = "counter"
+
+    def __init__(self, goal: int = 3):
+        self._goal, self._count = goal, 0
+
+    def tasks(self, split: str) -> list[Task]:
+        if split != "train":
+            raise ValueError(f"counter has no split '{split}'; it has train")
+        return [
+            Task(f"count-{i}", self.name, f"Count to {self._goal}.", reference=["+"] * self._goal) for i in range(5)
+        ]
+
+    def reset(self, task: Task, seed: int = 0) -> Observation:
+        if not task.id.startswith("count"):
+            raise ValueError(f"counter has no task '{task.id}'")
+        self._count = 0
+        return Observation([{"role": "user", "content": task.query}])
+
+    def step(self, action: str) -> StepResult:
+        self._count += action == "+"
+        over = self._count == self._goal or action == "stop"
+        return StepResult([{"role": "tool", "content": str(self._count)}], terminated=over, info={"pid": os.getpid()})
+
+    def evaluate(self) -> Evaluation:
+        done = self._count == self._goal
+        return Evaluation(float(done), done, {"progress": min(1.0, self._count / self._goal)})
+
+    def snapshot(self) -> int:
+        return self._count
+
+    def restore(self, snapshot: int) -> None:
+        self._count = snapshot
+
+    def spell(self, word: str, upper: bool = False) -> list[str]:
+        return list(word.upper() if upper else word)
+
+
+class Faulty(Counter):
+    """Breaks in `at` (start, reset, step, evaluate) as `fault` says; in `step` only at the action "break"."""
+
+    def __init__(self, fault: str = "", at: str = "step", goal: int = 3):
+        super().__init__(goal)
+        self._fault, self._at = fault, at
+        if at == "start":
+            self._break()
+
+    def reset(self, task: Task, seed: int = 0) -> Observation:
+        if self._at == "reset":
+            self._break()
+        return super().reset(task, seed)
+
+    def step(self, action: str) -> StepResult:
+        if action == "break" and self._at == "step":
+            result = self._break()
+            if result is not None:
+                return result
+        return super().step(action)
+
+    def evaluate(self) -> Evaluation:
+        if self._at == "evaluate":
+            self._break()
+        return super().evaluate()
+
+    def _break(self) -> Any:
+        return getattr(self, "_" + self._fault)()
+
+    def _raise(self) -> None:
+        raise KeyError("lost")
+
+    def _exit(self) -> None:
+        print("last words", file=sys.stderr, flush=True)
+        os._exit(3)
+
+    def _sys_exit(self) -> None:
+        sys.exit(0)
+
+    def _segfault(self) -> None:
+        os.kill(os.getpid(), signal.SIGSEGV)
+
+    def _hang(self) -> None:
+        while True:
+            time.sleep(1)
+
+    def _hang_in_c(self) -> None:
+        9 ** (10**9)  # holds the interpreter's lock
+
+    def _stop(self) -> None:
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+    def _child(self) -> None:
+        child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+        print(f"child {child.pid}", file=sys.stderr, flush=True)
+        self._hang()
+
+    def _huge(self) -> StepResult:
+        return StepResult([{"role": "tool", "content": "x" * (50 << 20)}])
+
+    def _grow(self) -> None:
+        kept = []
+        while True:
+            kept.append(bytearray(100 << 20))
+
+    def _unspeakable(self) -> StepResult:
+        return StepResult([{"role": "tool", "content": ""}], info={"object": object()})
+
+    def _noise(self) -> None:
+        _write(b"hello\n{}\n[1]\n\xff\xfe\n" + b'{"id": -1, "value": 7}\n')
+
+    def _flood(self) -> None:
+        while True:
+            _write(b"x" * 65536 + b"\n")
+
+    def _unending_line(self) -> None:
+        while True:
+            _write(b"x" * 65536)
+
+    def _twice(self) -> None:
+        early = StepResult([{"role": "tool", "content": "early"}], info={"pid": os.getpid()})
+        _write(json.dumps({"id": _local("request")["id"], "value": early.to_dict()}).encode() + b"\n")
+
+    def _close_pipe(self) -> None:
+        os.close(_local("replies"))
+        self._hang()
+
+    def _print(self) -> None:
+        print("x" * 500_000)
+        sys.stdout.flush()
+        os.write(1, b'{"id": 0, "value": null}\n')
+        assert sys.stdin.read() == ""
+
+
+def _local(name: str) -> Any:
+    frame = sys._getframe()
+    while name not in frame.f_locals or frame.f_code.co_name != "serve":
+        frame = frame.f_back
+    return frame.f_locals[name]
+
+
+def _write(data: bytes) -> None:
+    os.write(_local("replies"), data)
