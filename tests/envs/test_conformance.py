@@ -1,0 +1,207 @@
+"""The suite that every environment passes in every mode, and that finds what is wrong with a broken one."""
+
+import contextlib
+import itertools
+import json
+import re
+import shlex
+import subprocess
+import sys
+
+import pytest
+
+from envs import check, conformance
+from envs.process import ROOT
+from envs.source import MODES, Source, serving
+from envs.world import Evaluation, Observation, StepResult
+from tests.envs.faulty import Counter
+
+COUNTER = "tests.envs.faulty:Counter"
+ENVIRONMENTS = {
+    "counter": (COUNTER, {}),
+    "travel": ("travel", {}),
+    "bfcl": ("bfcl", {"category": ["multi_turn_base", "multi_turn_miss_func", "multi_turn_long_context"]}),
+    "bfcl-oracle": ("bfcl", {"category": "multi_turn_miss_param", "tools": "oracle+2", "malformed": "error"}),
+}
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", ENVIRONMENTS)
+def test_every_environment_conforms_in_every_mode(name, mode):
+    env, kwargs = ENVIRONMENTS[name]
+    if env == "bfcl":
+        pytest.importorskip("bfcl_eval", reason="pip install --no-deps -r requirements/bfcl.txt")
+    with contextlib.ExitStack() as stack:
+        options = {"workers": 1} if mode == "worker" else {}
+        if mode == "http":
+            pytest.importorskip("starlette", reason="pip install -r requirements/service.txt")
+            options["url"] = stack.enter_context(serving(env, json.dumps(kwargs), "--workers", "1"))
+        source = stack.enter_context(Source(env, kwargs, mode=mode, **options))
+        names, problems = conformance.run(source.world, limit=2 if mode == "http" else 4)
+    assert not problems, "\n".join(map(str, problems))
+    assert len(names) == len(conformance.CHECKS)
+
+
+class Nameless(Counter):
+    def tasks(self, split):
+        tasks = super().tasks(split)
+        tasks[1].id = tasks[0].id
+        return tasks
+
+
+class Moody(Counter):
+    def tasks(self, split):
+        return super().tasks("train")
+
+
+class Systemic(Counter):
+    def reset(self, task, seed=0):
+        super().reset(task, seed)
+        return Observation([{"role": "system", "content": task.query}], [{"name": "f"}])
+
+
+class Forgetful(Counter):
+    """Counts on from the last episode."""
+
+    def reset(self, task, seed=0):
+        self._count, before = getattr(self, "_after", 0), self._count
+        self._after = before
+        return Observation([{"role": "user", "content": f"{task.query} {self._count}"}])
+
+
+class Random(Counter):
+    numbers = itertools.count()
+
+    def step(self, action):
+        result = super().step(action)
+        result.info["number"] = next(self.numbers)
+        return result
+
+
+class Shared(Counter):
+    """The count is the class's."""
+
+    _shared = 0
+    _count = property(lambda self: Shared._shared, lambda self, value: setattr(Shared, "_shared", value))
+
+    def step(self, action):
+        Shared._shared += action.startswith("<")
+        return super().step(action)
+
+
+class Delicate(Counter):
+    def step(self, action):
+        if action.startswith("<tool_call>"):
+            json.loads(action.split("\n")[1])["name"]
+        return super().step(action)
+
+
+class Silent(Counter):
+    def step(self, action):
+        return StepResult([], info={"object": {1: 2}})
+
+
+class Impure(Counter):
+    def evaluate(self):
+        self._count += 1
+        return Evaluation(self._count / 2, True)
+
+
+class Impossible(Counter):
+    def evaluate(self):
+        return Evaluation(0.5, False, {"progress": 1.0})
+
+
+class Generous(Counter):
+    def evaluate(self):
+        return Evaluation(1.0, True)
+
+
+class Amnesiac(Counter):
+    def restore(self, snapshot):
+        self._count = 0
+
+
+class Opaque(Counter):
+    def snapshot(self):
+        return {self._count}
+
+
+class Vain(Counter):
+    def profile(self):
+        return {"me": (1, 2)}
+
+
+BROKEN = {
+    Nameless: {"lists_tasks"},
+    Moody: {"refuses_an_unknown_split"},
+    Systemic: {"opens_well"},
+    Forgetful: {"repeats_itself"},
+    Random: {"repeats_itself"},
+    Shared: {"keeps_worlds_apart"},
+    Delicate: {"survives_what_a_model_writes"},
+    Silent: {"survives_what_a_model_writes", "scores_the_reference_one"},
+    Impure: {"evaluates_purely"},
+    Impossible: {"evaluates_purely", "scores_the_reference_one"},
+    Generous: {"scores_nothing_zero"},
+    Amnesiac: {"restores_snapshots"},
+    Opaque: {"restores_snapshots"},
+    Vain: {"describes_itself"},
+}
+
+
+@pytest.mark.parametrize("broken", BROKEN, ids=lambda cls: cls.__name__)
+def test_each_break_of_the_contract_is_found_and_explained(broken):
+    _, problems = conformance.run(broken)
+    assert BROKEN[broken] <= {problem.check for problem in problems}
+    assert all(problem.what and len(problem.why) > 40 for problem in problems)
+
+
+def test_a_sound_environment_has_no_problems():
+    assert conformance.run(Counter)[1] == []
+
+
+def test_the_command_explains_and_tells_by_its_exit_code(capsys):
+    assert check.main([COUNTER, "--modes", "inprocess", "worker"]) == 0
+    assert capsys.readouterr().out.count("11 of 11 checks hold") == 2
+    assert check.main(["tests.envs.test_conformance:Generous", "--modes", "inprocess"]) == 1
+    assert "doing nothing gives" in capsys.readouterr().out
+    assert check.main(["no_such_module:World"]) == 1
+    assert "No module named 'no_such_module'" in capsys.readouterr().out
+
+
+# ------------------------------------------------------------------------------------- the documentation
+
+
+def blocks(language: str) -> list[str]:
+    page = (ROOT / "docs" / "environments.md").read_text(encoding="utf-8")
+    return re.findall(rf"```{language}\n(.*?)```", page, flags=re.DOTALL)
+
+
+def test_the_page_walks_through_an_environment_that_conforms(tmp_path):
+    code = blocks("python")[0]
+    assert len(code.splitlines()) < 60
+    name = re.match(r"# (\w+)\.py", code).group(1)
+    (tmp_path / f"{name}.py").write_text(code)
+    commands = [line for block in blocks("sh") for line in block.splitlines() if "envs.check" in line and name in line]
+    assert commands
+    for command in commands:
+        words = shlex.split(command)
+        assert words[:3] == ["python", "-m", "envs.check"]
+        path = {"PYTHONPATH": f"{ROOT}:{tmp_path}"}
+        done = subprocess.run([sys.executable, *words[1:]], cwd=tmp_path, env=path, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert "11 of 11 checks hold" in done.stdout
+
+
+def test_the_options_on_the_page_exist():
+    page = "\n".join(blocks("sh"))
+    for module in ("envs.service", "envs.check"):
+        used = {
+            option
+            for line in page.replace("\\\n", " ").splitlines()
+            if module in line
+            for option in re.findall(r"--(\w+)", line)
+        }
+        done = subprocess.run([sys.executable, "-m", module, "--help"], cwd=ROOT, capture_output=True, text=True)
+        assert used and not {option for option in used if f"--{option}" not in done.stdout}
