@@ -16,6 +16,8 @@ CLOSE = "</tool_call>"
 
 @dataclass
 class Call:
+    """A call as it was written: neither the name nor the arguments are checked against a tool."""
+
     name: str
     arguments: dict[str, Any]
 

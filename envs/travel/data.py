@@ -39,6 +39,8 @@ CREATE TABLE orders (id TEXT PRIMARY KEY, passenger TEXT, flight TEXT, bag INTEG
 
 @dataclass(frozen=True)
 class Passenger:
+    """Who travels. A first name names one passenger."""
+
     id: str
     name: str
     card: str
@@ -46,6 +48,8 @@ class Passenger:
 
 @dataclass(frozen=True)
 class Flight:
+    """One flight to a city; it leaves from here."""
+
     id: str
     city: str
     day: str
@@ -56,6 +60,8 @@ class Flight:
 
 @dataclass(frozen=True)
 class Order:
+    """A booking of a passenger on a flight."""
+
     id: str
     passenger: str
     flight: str

@@ -88,6 +88,7 @@ def world_of(split: str, index: int, seed: int) -> int:
 
 
 def is_training_world(world: int) -> bool:
+    """Whether a world seed belongs to the train split, and so may be explored and demonstrated."""
     return 0 <= world < WORLDS
 
 
