@@ -30,7 +30,7 @@ from typing import Any
 from envs.pool import Pool, PoolFull
 from envs.process import Deadlines
 from envs.toolcalls import call_text
-from envs.world import WorldError, WorldTimeout
+from envs.world import Task, WorldError, WorldTimeout
 
 try:
     import uvicorn
@@ -79,10 +79,10 @@ class Service:
     async def create(self, body: Json) -> Json:
         self._check_env(body)
         params = body["params"]
-        task = params.get("task") or await self._task(body["task_id"], params.get("split"))
+        task = _task(params["task"]) if "task" in params else await self._task(body["task_id"], params.get("split"))
         if params.get("is_open_query"):
             task = {**task, "meta": {**task.get("meta", {}), "open_query": True}}
-        id, observation = await self._wait(self.pool.create(task, params.get("seed", 0), body["instance_id"]))
+        id, observation = await self._wait(self.pool.create(task, _integer(params, "seed") or 0, body["instance_id"]))
         info = {"instance_id": id, "task_id": task.get("id", "")}
         if params.get("raw"):
             return {"state": observation["messages"], "info": {**info, "tools": observation["tools"]}}
@@ -90,7 +90,8 @@ class Service:
 
     async def step(self, body: Json) -> Json:
         params = body["params"]
-        result = await self._wait(self.pool.step(_instance(body), action_of(body["messages"]), params.get("step")))
+        number = _integer(params, "step")
+        result = await self._wait(self.pool.step(_instance(body), action_of(body["messages"]), number))
         data = {"reward": result["reward"], "is_terminated": result["terminated"] or result["truncated"]}
         if params.get("raw"):
             more = {key: result[key] for key in ("terminated", "truncated", "tools", "info")}
@@ -264,6 +265,20 @@ def _instance(body: Json) -> str:
     if not body["instance_id"]:
         raise ValueError("'instance_id' is missing")
     return body["instance_id"]
+
+
+def _task(record: Any) -> Json:
+    try:
+        return Task.from_dict(record).to_dict()
+    except (TypeError, ValueError, AttributeError) as error:
+        raise ValueError(f"'params.task' is not a task: {error}") from None
+
+
+def _integer(params: Json, name: str) -> int | None:
+    value = params.get(name)
+    if value is not None and type(value) is not int:
+        raise ValueError(f"'params.{name}' must be an integer")
+    return value
 
 
 # ------------------------------------------------------- messages as the reference's clients expect them
