@@ -147,17 +147,88 @@ def rope(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
     return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1).astype(x.dtype)
 
 
-def attention(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array) -> jax.Array:
-    """Softmax attention. q_RTHh, k_RSKh, v_RSKh, mask_RTS (True = may attend) -> out_RTHh.
+def attention(q: jax.Array, k: jax.Array, v: jax.Array, segments_RT: jax.Array) -> jax.Array:
+    """Causal softmax attention within segments. q_RTHh, k_RTKh, v_RTKh, segments_RT -> out_RTHh.
 
-    Query head i uses key/value head i // (H // K). A row of the mask without any True gives finite garbage.
+    Query head i uses key/value head i // (H // K). Blocks of queries meet the keys up to their own end, and the
+    backward pass recomputes the probabilities (FlashAttention's, arXiv:2205.14135, section 3.1, without tiling the keys), so that memory
+    is linear in T but for one block of scores.
     """
     r, t, heads, head_dim = q.shape
-    q = q.reshape(r, t, k.shape[2], heads // k.shape[2], head_dim)
-    scores = jnp.einsum("rtkgh,rskh->rkgts", q, k, preferred_element_type=jnp.float32) * head_dim**-0.5
-    scores = jnp.where(mask[:, None, None], scores, -1e30)
-    probs = jax.nn.softmax(scores, axis=-1).astype(v.dtype)
-    return jnp.einsum("rkgts,rskh->rtkgh", probs, v).reshape(r, t, heads, head_dim)
+    kv_heads = k.shape[2]
+    q = (q * head_dim**-0.5).reshape(r, t, kv_heads, heads // kv_heads, head_dim).transpose(0, 2, 3, 1, 4)
+    out = _attention(q, k.swapaxes(1, 2), v.swapaxes(1, 2), segments_RT)
+    return out.transpose(0, 3, 1, 2, 4).reshape(r, t, heads, head_dim)
+
+
+@jax.custom_vjp
+def _attention(q_RKGTh: jax.Array, k_RKTh: jax.Array, v_RKTh: jax.Array, segments_RT: jax.Array) -> jax.Array:
+    return _attention_forward(q_RKGTh, k_RKTh, v_RKTh, segments_RT)[0]
+
+
+def _attention_forward(q, k, v, segments):
+    outs, lses = [], []
+    for rows in _blocks(q.shape[3]):
+        scores = _scores(q, k, segments, rows)
+        top = scores.max(-1, keepdims=True)
+        probs = jnp.exp(scores - top)
+        total = probs.sum(-1, keepdims=True)
+        out = _batched(probs.astype(v.dtype), v[:, :, : rows.stop]) / total
+        outs.append(out.astype(v.dtype))
+        lses.append((top + jnp.log(total))[..., 0])
+    out, lse = jnp.concatenate(outs, axis=3), jnp.concatenate(lses, axis=3)
+    return out, (q, k, v, segments, out, lse)
+
+
+def _attention_backward(residuals, dout):
+    q, k, v, segments, out, lse = residuals
+    delta = jnp.sum(out.astype(jnp.float32) * dout.astype(jnp.float32), axis=-1)
+    dq, dk, dv = [], jnp.zeros(k.shape, jnp.float32), jnp.zeros(v.shape, jnp.float32)
+    for rows in _blocks(q.shape[3]):
+        end = rows.stop
+        probs = jnp.exp(_scores(q, k, segments, rows) - lse[..., rows, None])
+        dprobs = _batched(dout[:, :, :, rows], v[:, :, :end].swapaxes(2, 3))
+        dscores = (probs * (dprobs - delta[..., rows, None])).astype(k.dtype)
+        dq.append(_batched(dscores, k[:, :, :end]).astype(q.dtype))
+        dk = dk.at[:, :, :end].add(_batched_transposed(q[:, :, :, rows], dscores))
+        dv = dv.at[:, :, :end].add(_batched_transposed(dout[:, :, :, rows], probs.astype(v.dtype)))
+    return jnp.concatenate(dq, axis=3), dk.astype(k.dtype), dv.astype(v.dtype), None
+
+
+_attention.defvjp(_attention_forward, _attention_backward)
+
+
+def _blocks(t: int) -> list[slice]:
+    """Blocks of queries: small enough that scores stay in a CPU's cache, few enough to compile quickly."""
+    size = max(64, -(-t // 8))
+    return [slice(start, min(start + size, t)) for start in range(0, t, size)]
+
+
+def _scores(q, k, segments, rows: slice):
+    """Masked scores (R, K, G, rows, rows.stop) in float32."""
+    order = jnp.arange(rows.stop)
+    mask = (segments[:, rows, None] == segments[:, None, : rows.stop]) & (order[rows, None] >= order)
+    scores = _batched(q[:, :, :, rows], k[:, :, : rows.stop].swapaxes(2, 3))
+    return jnp.where(mask[:, None, None], scores, -1e30)
+
+
+def _batched(a, b):
+    """a_RKGtx @ b_RKxy -> (R, K, G, t, y) in float32, the G groups as more rows of one product."""
+    r, kv_heads, groups, t, x = a.shape
+    out = jnp.matmul(a.reshape(r, kv_heads, groups * t, x), b, preferred_element_type=jnp.float32)
+    return out.reshape(r, kv_heads, groups, t, -1)
+
+
+def _batched_transposed(a, b):
+    """b_RKGty transposed @ a_RKGtx, summed over the groups -> (R, K, y, x) in float32.
+
+    Written as (a^T b)^T with a^T made first: XLA would fold both transposes into a product that reads the large b
+    along its columns, several times slower on a CPU.
+    """
+    r, kv_heads, groups, t, x = a.shape
+    a = jax.lax.optimization_barrier(a.reshape(r, kv_heads, groups * t, x).swapaxes(2, 3))
+    b = b.reshape(r, kv_heads, groups * t, -1)
+    return jnp.matmul(a, b, preferred_element_type=jnp.float32).swapaxes(2, 3)
 
 
 def _qkv(c: Config, w: Params, x: jax.Array, cos: jax.Array, sin: jax.Array) -> tuple[jax.Array, ...]:
@@ -198,12 +269,10 @@ def hidden(
     A token attends to the tokens of its own segment that stand before it in the row, and to itself.
     """
     cos, sin = rope_angles(positions_RT, config.head_dim, config.rope_theta)
-    order = jnp.arange(tokens_RT.shape[1])
-    mask = (segments_RT[:, :, None] == segments_RT[:, None, :]) & (order[:, None] >= order)
 
     def layer(x: jax.Array, w: Params) -> tuple[jax.Array, None]:
         q, k, v = _qkv(config, w, x, cos, sin)
-        return _after_attention(config, w, x, attention(q, k, v, mask)), None
+        return _after_attention(config, w, x, attention(q, k, v, segments_RT)), None
 
     if remat:
         layer = jax.checkpoint(layer, prevent_cse=False)
