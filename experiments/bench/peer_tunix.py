@@ -1,6 +1,6 @@
 """Trained tokens/s of tunix's GRPO step on a batch. Runs under the peer's own Python:
 
-    .bench/tunix/bin/python experiments/bench/peer_tunix.py --model DIR --batch FILE.json [--packed TOKENS]
+    .bench/tunix/bin/python experiments/bench/peer_tunix.py --model DIR --batch FILE.json [--packed TOKENS | --micro 16]
 
 Its RL trainer's jitted train step on its GRPO loss: loss, gradient, clipping and AdamW. Set for speed: no reference
 model, old log-probabilities taken from the same forward pass, and with --packed its segment ids, rows filled by first
@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import workload as workloads
+from flax import nnx
 from tunix.models.qwen2 import model as qwen2
 from tunix.models.qwen2 import params as qwen2_params
 from tunix.rl import algo_core, common, trainer
@@ -96,15 +97,21 @@ def main() -> None:
     parser.add_argument("--model", required=True)
     parser.add_argument("--batch", required=True)
     parser.add_argument("--packed", type=int, default=0, help="tokens of a packed row; 0 = one sample per row")
+    parser.add_argument("--micro", type=int, default=0, help="rows per forward pass; 0 = all")
     parser.add_argument("--repeats", type=int, default=5)
     args = parser.parse_args()
     batch = workloads.load_batch(args.batch)
     example = packed(batch, args.packed) if args.packed else padded(batch)
+    rows = example.completion_ids.shape[0]
+    micro = args.micro or rows
+    parts = [jax.tree.map(lambda x, i=i: x[i : i + micro], example) for i in range(0, rows, micro)]
     model, mesh = load(args.model)
     config = grpo_learner.GRPOConfig(beta=0.0, loss_agg_mode="token-mean")
     config.temperature = 1.0  # its learner copies this from the rollout config
     optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-5))
-    training = peft_trainer.TrainingConfig(eval_every_n_steps=1000, max_steps=None)
+    training = peft_trainer.TrainingConfig(
+        eval_every_n_steps=1000, gradient_accumulation_steps=len(parts) if len(parts) > 1 else None
+    )
     peer = trainer.Trainer(model, optimizer, training, custom_checkpoint_metadata_fn=dict)
     peer.with_loss_fn(
         lambda model, train_example, algo_config: algo_core.grpo_loss_fn(model, train_example, config, PAD, END),
@@ -116,10 +123,12 @@ def main() -> None:
         step, _ = peer.jit_train_and_eval_step(cache_nnx_graph=True)
         for _ in range(args.repeats + 2):
             start = time.perf_counter()
-            jax.block_until_ready(step(example))
+            for part in parts:
+                out = step(part)
+            jax.block_until_ready((out, nnx.state(model)))
             seconds.append(time.perf_counter() - start)
     result = {
-        "name": f"tunix GRPO ({f'packed {args.packed}' if args.packed else 'padded'})",
+        "name": f"tunix GRPO ({f'packed {args.packed}' if args.packed else f'padded, micro {micro}'})",
         "version": importlib.metadata.version("google-tunix"),
         "batch": batch.name,
         "trained_tokens": batch.trained_tokens,

@@ -1,0 +1,159 @@
+"""Trained tokens/s of the learner's step next to TRL's and tunix's GRPO, on the same batch and lengths.
+
+    python -m experiments.bench.learner [--batches flat multi_turn] [--repeats 5]
+
+Everyone gets the same random tiny checkpoint (128 wide, 2 layers, fp32) and the same batch, runs in a process of its
+own, and is shown in the fastest of its settings. A step is loss, gradient, clipping and AdamW; ours packs its rows too.
+`make bench-peers` installs the peers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from experiments.bench import workload as workloads
+
+ROOT = Path(__file__).parents[2]
+HERE = "experiments/bench"
+SHAPE = {"vocab": 704, "d_model": 128, "layers": 2, "heads": 4, "kv_heads": 2, "head_dim": 32, "d_ff": 384}
+
+# Who, under which Python, and the settings to try; the fastest counts.
+CONTENDERS: dict[str, tuple[str, list[str], list[list[str]]]] = {
+    "here": (
+        sys.executable,
+        ["-m", "experiments.bench.learner"],
+        [["--row", "0", "--micro", "16"], ["--row", "1024", "--micro", "4"], ["--row", "1024", "--micro", "8"]],
+    ),
+    "TRL": (
+        ".bench/trl/bin/python",
+        [f"{HERE}/peer_trl.py"],
+        [["--micro", "64"], ["--micro", "16"], ["--micro", "8"]],
+    ),
+    "tunix": (
+        ".bench/tunix/bin/python",
+        [f"{HERE}/peer_tunix.py"],
+        [["--micro", "64"], ["--micro", "16"], ["--packed", "1024"]],
+    ),
+}
+
+
+def measure(batch: workloads.Batch, folder: str, *, row: int, micro: int, repeats: int) -> dict[str, Any]:
+    """Seconds of our step. `row` 0 = as long as the longest sample."""
+    import jax
+    import numpy as np
+
+    from models import hf
+    from rl import learner, optim
+    from rl.packing import pack
+    from rl.samples import Sample
+
+    config, params = hf.load(folder)
+    samples = []
+    for r in batch.rows:
+        prompt = [0] * len(r.prompt)
+        mask = np.array(prompt + list(r.mask), bool)
+        advantage = np.where(mask, np.float32(r.advantage), 0)
+        samples.append(Sample(np.array(r.prompt + r.completion), mask, advantage=advantage))
+    width = row or -(-max(len(sample) for sample in samples) // 32) * 32
+    optimizer = optim.adamw(1e-5, clip_norm=1.0)
+    logp = learner.make_logp(config, None, micro_rows=micro)(params, pack(samples, width))
+    update = learner.make_update(config, None, optimizer=optimizer, micro_rows=micro, clip_low=0.2, clip_high=0.2)
+    state = learner.init_state(config, params, optimizer)
+    seconds = []
+    for _ in range(repeats + 2):
+        start = time.perf_counter()
+        packed = pack(samples, width)
+        packed.logp_RT = logp
+        state, metrics = update(state, packed)
+        jax.block_until_ready((state, metrics))
+        seconds.append(time.perf_counter() - start)
+    return {
+        "name": f"here (rows of {width}, {micro} at a time, fill {packed.fill:.2f})",
+        "version": jax.__version__,
+        "batch": batch.name,
+        "trained_tokens": batch.trained_tokens,
+        "seconds": seconds[2:],
+        "first_seconds": seconds[0],
+        "tokens_per_second": batch.trained_tokens / min(seconds[2:]),
+    }
+
+
+def contend(who: str, batch: Path, folder: str, repeats: int, say) -> dict[str, Any] | None:
+    """The result of the fastest setting, None where the peer is not installed or every setting failed."""
+    python, program, settings = CONTENDERS[who]
+    if not (ROOT / python).exists():
+        return None
+    best = None
+    for setting in settings:
+        command = [python, *program, "--model", folder, "--batch", str(batch), "--repeats", str(repeats), *setting]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+        if done.returncode:
+            say(f"{who} {' '.join(setting)} failed:\n{done.stderr[-800:]}")
+            continue
+        result = json.loads(done.stdout.splitlines()[-1])
+        middle = statistics.median(result["seconds"])
+        say(f"{result['name']}: {result['tokens_per_second']:,.0f} tokens/s, step {min(result['seconds']):.2f} s"
+            f" (median {middle:.2f}), first {result['first_seconds']:.1f} s")  # fmt: skip
+        if best is None or result["tokens_per_second"] > best["tokens_per_second"]:
+            best = result
+    return best
+
+
+def table(results: dict[str, dict[str, dict[str, Any] | None]]) -> str:
+    """Trained tokens/s by batch, and how many times a peer's ours is."""
+    lines = [f"{'trained tokens/s':<18}" + "".join(f"{who:>18}" for who in CONTENDERS)]
+    for batch, row in results.items():
+        ours, cells = row["here"], []
+        for who in CONTENDERS:
+            if (result := row[who]) is None:
+                cells.append("not installed" if not (ROOT / CONTENDERS[who][0]).exists() else "failed")
+                continue
+            speed = result["tokens_per_second"]
+            ratio = f" ({ours['tokens_per_second'] / speed:.1f}x)" if ours and who != "here" else ""
+            cells.append(f"{speed:,.0f}{ratio}")
+        lines.append(f"{batch:<18}" + "".join(f"{cell:>18}" for cell in cells))
+    return "\n".join([*lines, "(in brackets: how many times faster this learner is)"])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--batches", nargs="+", default=["flat", "multi_turn"], choices=["flat", "multi_turn"])
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--json", default="", help="also write every result here")
+    one = parser.add_argument_group("one measurement of ours, as the command above starts it")
+    one.add_argument("--model")
+    one.add_argument("--batch")
+    one.add_argument("--row", type=int, default=0)
+    one.add_argument("--micro", type=int, default=8)
+    args = parser.parse_args()
+    if args.model:
+        batch = workloads.load_batch(args.batch)
+        print(json.dumps(measure(batch, args.model, row=args.row, micro=args.micro, repeats=args.repeats)))
+        return
+
+    from models import hf, qwen
+
+    results: dict[str, dict[str, dict[str, Any] | None]] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        shape = qwen.Config(**SHAPE)
+        hf.save(folder, shape, qwen.init(shape, 0))
+        for name in args.batches:
+            script = {"flat": workloads.flat, "multi_turn": workloads.multi_turn}[name](vocab=shape.vocab)
+            path = Path(folder) / f"{name}.json"
+            workloads.batch_of(script).save(path)
+            results[name] = {who: contend(who, path, folder, args.repeats, print) for who in CONTENDERS}
+    print("\n" + table(results))
+    if args.json:
+        Path(args.json).write_text(json.dumps(results, indent=2))
+
+
+if __name__ == "__main__":
+    main()
