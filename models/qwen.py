@@ -151,8 +151,8 @@ def attention(q: jax.Array, k: jax.Array, v: jax.Array, segments_RT: jax.Array) 
     """Causal softmax attention within segments. q_RTHh, k_RTKh, v_RTKh, segments_RT -> out_RTHh.
 
     Query head i uses key/value head i // (H // K). Blocks of queries meet the keys up to their own end, and the
-    backward pass recomputes the probabilities (FlashAttention's, arXiv:2205.14135, section 3.1, without tiling the keys), so that memory
-    is linear in T but for one block of scores.
+    backward pass recomputes the probabilities from their log-sum (as FlashAttention does, arXiv:2205.14135), so that
+    memory is linear in T but for one block of scores.
     """
     r, t, heads, head_dim = q.shape
     kv_heads = k.shape[2]

@@ -1,0 +1,403 @@
+"""Hugging Face checkpoints in and out: config.json and safetensors, for Qwen2 and Qwen3 dense.
+
+`HF_NAMES` is the whole correspondence of names; a matrix of a layer is stored there as (out, in), here as (in, out)
+with heads on axes of their own.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+from models import qwen
+from models.mesh import shardings
+from models.tokenizer import Tokenizer
+
+HF_NAMES = {
+    "embed": "model.embed_tokens.weight",
+    "norm": "model.norm.weight",
+    "unembed": "lm_head.weight",
+    "layers.attn_norm": "model.layers.{}.input_layernorm.weight",
+    "layers.q": "model.layers.{}.self_attn.q_proj.weight",
+    "layers.k": "model.layers.{}.self_attn.k_proj.weight",
+    "layers.v": "model.layers.{}.self_attn.v_proj.weight",
+    "layers.o": "model.layers.{}.self_attn.o_proj.weight",
+    "layers.q_bias": "model.layers.{}.self_attn.q_proj.bias",
+    "layers.k_bias": "model.layers.{}.self_attn.k_proj.bias",
+    "layers.v_bias": "model.layers.{}.self_attn.v_proj.bias",
+    "layers.q_norm": "model.layers.{}.self_attn.q_norm.weight",
+    "layers.k_norm": "model.layers.{}.self_attn.k_norm.weight",
+    "layers.mlp_norm": "model.layers.{}.post_attention_layernorm.weight",
+    "layers.gate": "model.layers.{}.mlp.gate_proj.weight",
+    "layers.up": "model.layers.{}.mlp.up_proj.weight",
+    "layers.down": "model.layers.{}.mlp.down_proj.weight",
+}
+# How many axes of a layer's matrix are inputs. What is not here (norms, biases, embeddings) keeps its order.
+INPUTS = {
+    "layers.q": 1,
+    "layers.k": 1,
+    "layers.v": 1,
+    "layers.o": 2,
+    "layers.gate": 1,
+    "layers.up": 1,
+    "layers.down": 1,
+}
+DTYPES = {"F32": np.dtype(np.float32), "BF16": np.dtype(ml_dtypes.bfloat16)}
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "chat_template.jinja",
+    "vocab.json",
+    "merges.txt",
+    "special_tokens_map.json",
+    "added_tokens.json",
+)
+SHARD_BYTES = 5_000_000_000
+
+
+class ModelError(ValueError):
+    """A checkpoint that cannot be read as what it says it is."""
+
+
+# --- config.json ----------------------------------------------------------------------------------------------------
+
+
+def read_config(record: Mapping[str, Any]) -> qwen.Config:
+    """The Config that a config.json describes. Raises ModelError naming everything that is missing or unsupported."""
+    kind = record.get("model_type")
+    if kind not in ("qwen2", "qwen3"):
+        raise ModelError(f"config.json: model_type is {kind!r}; supported are qwen2 and qwen3 (dense)")
+    needed = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
+    problems = [f"{key} is missing" for key in needed if not isinstance(record.get(key), int)]
+    rope = record.get("rope_parameters") or record.get("rope_scaling") or {}
+    rope_type = rope.get("rope_type", rope.get("type", "default"))
+    if rope_type != "default":
+        problems.append(f"rope type {rope_type!r} is not supported, only 'default'")
+    if record.get("use_sliding_window") or "sliding_attention" in (record.get("layer_types") or ()):
+        problems.append("sliding window attention (use_sliding_window) is not supported")
+    if record.get("hidden_act", "silu") != "silu":
+        problems.append(f"hidden_act {record['hidden_act']!r} is not supported, only 'silu'")
+    if kind == "qwen3" and record.get("attention_bias"):
+        problems.append("attention_bias is not supported")
+    if record.get("quantization_config"):
+        problems.append("quantized weights are not supported")
+    if problems:
+        raise ModelError("config.json: " + "; ".join(problems))
+    heads = record["num_attention_heads"]
+    kv_heads = record.get("num_key_value_heads") or heads
+    if heads % kv_heads:
+        raise ModelError(f"config.json: {kv_heads} key/value heads do not divide {heads} heads")
+    return qwen.Config(
+        vocab=record["vocab_size"],
+        d_model=record["hidden_size"],
+        layers=record["num_hidden_layers"],
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=record.get("head_dim") or (128 if kind == "qwen3" else record["hidden_size"] // heads),
+        d_ff=record["intermediate_size"],
+        rope_theta=float(rope.get("rope_theta") or record.get("rope_theta") or 1e4),  # 1e4: the default there
+        rms_eps=float(record.get("rms_norm_eps", 1e-6)),
+        tied=bool(record.get("tie_word_embeddings", False)),
+        qkv_bias=kind == "qwen2",
+        qk_norm=kind == "qwen3",
+        max_positions=record.get("max_position_embeddings", 32768),
+    )
+
+
+def write_config(config: qwen.Config, dtype: Any, tokenizer: Tokenizer | None = None) -> dict[str, Any]:
+    """The config.json of `config`, as `transformers` 4 and 5 read it."""
+    if config.qkv_bias == config.qk_norm:
+        raise ModelError("Hugging Face has no model with both or neither of qkv_bias and qk_norm")
+    kind = "qwen3" if config.qk_norm else "qwen2"
+    record = {
+        "architectures": [f"{kind.capitalize()}ForCausalLM"],
+        "model_type": kind,
+        "vocab_size": config.vocab,
+        "hidden_size": config.d_model,
+        "num_hidden_layers": config.layers,
+        "num_attention_heads": config.heads,
+        "num_key_value_heads": config.kv_heads,
+        "head_dim": config.head_dim,
+        "intermediate_size": config.d_ff,
+        "hidden_act": "silu",
+        "max_position_embeddings": config.max_positions,
+        "rms_norm_eps": config.rms_eps,
+        "rope_theta": config.rope_theta,
+        "rope_parameters": {"rope_theta": config.rope_theta, "rope_type": "default"},
+        "tie_word_embeddings": config.tied,
+        "use_sliding_window": False,
+        "attention_dropout": 0.0,
+        "initializer_range": 0.02,
+        "torch_dtype": np.dtype(dtype).name,
+    }
+    if kind == "qwen3":
+        record["attention_bias"] = False
+    if tokenizer is not None:
+        record |= {"eos_token_id": tokenizer.im_end, "bos_token_id": tokenizer.endoftext}
+    return record
+
+
+# --- names and layouts ----------------------------------------------------------------------------------------------
+
+
+def _flat(config: qwen.Config) -> dict[str, qwen.Weight]:
+    tree = qwen.weights(config)
+    layers = {f"layers.{name}": weight for name, weight in tree.pop("layers").items()}
+    return tree | layers
+
+
+def _leaf(params: qwen.Params, name: str) -> Any:
+    return params["layers"][name.removeprefix("layers.")] if name.startswith("layers.") else params[name]
+
+
+def _hf_shape(name: str, weight: qwen.Weight) -> tuple[int, ...]:
+    shape = weight.shape[1:] if name.startswith("layers.") else weight.shape
+    if name in INPUTS:
+        return math.prod(shape[INPUTS[name] :]), math.prod(shape[: INPUTS[name]])
+    return shape if len(shape) == 1 or name in ("embed", "unembed") else (math.prod(shape),)
+
+
+def _names(config: qwen.Config) -> Iterator[tuple[str, str, int | None]]:
+    """(Hugging Face's name, ours, layer) of every tensor, in the order they are computed with."""
+    flat = _flat(config)
+    yield HF_NAMES["embed"], "embed", None
+    for layer in range(config.layers):
+        for name in flat:
+            if name.startswith("layers."):
+                yield HF_NAMES[name].format(layer), name, layer
+    yield HF_NAMES["norm"], "norm", None
+    if not config.tied:
+        yield HF_NAMES["unembed"], "unembed", None
+
+
+def to_hf(config: qwen.Config, params: qwen.Params) -> Iterator[tuple[str, Any]]:
+    """(name, array) of every tensor in Hugging Face's layout, one at a time, in the dtype of `params`.
+
+    NumPy views where the weights are in this process's memory, arrays on the devices where they are not.
+    """
+    flat = _flat(config)
+    for hf_name, name, layer in _names(config):
+        array = _leaf(params, name)
+        if isinstance(array, jax.Array) and array.devices() <= set(jax.devices("cpu")) and len(array.devices()) == 1:
+            array = np.asarray(array)
+        array = array if layer is None else array[layer]
+        shape = _hf_shape(name, flat[name])
+        yield hf_name, array.reshape(shape[::-1]).T if name in INPUTS else array.reshape(shape)
+
+
+# --- loading --------------------------------------------------------------------------------------------------------
+
+
+def load(path: str | Path, *, mesh: jax.sharding.Mesh | None = None, dtype: Any = jnp.float32):
+    """(Config, params) of a model directory, cast to `dtype`.
+
+    With a mesh every array is made in its place, and only the slices that this process needs are read.
+    Raises ModelError: no such directory, no config.json, no safetensors, unreadable files, and, all in one message,
+    every tensor that is missing, extra, of the wrong shape or of a dtype other than float32 and bfloat16.
+    """
+    folder = Path(path)
+    config = _config_of(folder)
+    with ExitStack() as stack:
+        tensors = _open(folder, stack)
+        _check(folder, config, tensors)
+        flat = _flat(config)
+        if mesh is None:
+            places = {name: jax.sharding.SingleDeviceSharding(jax.local_devices()[0]) for name in flat}
+        else:
+            tree = shardings(config, mesh)
+            places = {name: _leaf(tree, name) for name in flat}
+        arrays = {
+            name: jax.make_array_from_callback(weight.shape, places[name], _reader(name, weight, tensors, dtype))
+            for name, weight in flat.items()
+        }
+    params = {name: array for name, array in arrays.items() if not name.startswith("layers.")}
+    params["layers"] = {name.removeprefix("layers."): a for name, a in arrays.items() if name.startswith("layers.")}
+    return config, params
+
+
+def _config_of(folder: Path) -> qwen.Config:
+    if not folder.is_dir():
+        raise ModelError(f"{folder}: no such directory")
+    try:
+        record = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ModelError(f"{folder}: no config.json, so this is not a Hugging Face model directory") from None
+    except ValueError as error:
+        raise ModelError(f"{folder}/config.json is not JSON: {error}") from None
+    try:
+        return read_config(record)
+    except ModelError as error:
+        raise ModelError(f"{folder}: {error}") from None
+
+
+def _open(folder: Path, stack: ExitStack) -> dict[str, Any]:
+    """name -> safetensors slice, over all files of the directory. Nothing is read yet."""
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        try:
+            files = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+        except (ValueError, KeyError, AttributeError) as error:
+            raise ModelError(f"{index} is not an index of safetensors files: {error}") from None
+        absent = [file for file in files if not (folder / file).is_file()]
+        if absent:
+            raise ModelError(f"{folder}: the index names files that are not there: {', '.join(absent)}")
+    else:
+        files = sorted(file.name for file in folder.glob("*.safetensors"))
+        if not files:
+            held = ", ".join(sorted(p.name for p in folder.iterdir() if p.suffix in (".bin", ".pt", ".pth", ".gguf")))
+            raise ModelError(f"{folder}: no *.safetensors file there" + (f"; it holds {held}" if held else ""))
+    tensors = {}
+    for file in files:
+        try:
+            handle = stack.enter_context(safe_open(folder / file, framework="numpy"))
+        except (SafetensorError, OSError) as error:
+            raise ModelError(f"{folder / file} is corrupt or cut short: {error}") from None
+        tensors |= {name: handle.get_slice(name) for name in handle.keys()}  # noqa: SIM118  (a handle is no dict)
+    return tensors
+
+
+def _check(folder: Path, config: qwen.Config, tensors: Mapping[str, Any]) -> None:
+    flat = _flat(config)
+    expected = {hf_name: _hf_shape(name, flat[name]) for hf_name, name, _ in _names(config)}
+    # Old exports keep the rope frequencies, and tied ones sometimes a copy of the embedding.
+    ignored = {name for name in tensors if name.endswith("rotary_emb.inv_freq")}
+    ignored |= {HF_NAMES["unembed"]} if config.tied else set()
+    problems = {
+        "missing": [name for name in expected if name not in tensors],
+        "not of this model": [name for name in tensors if name not in expected and name not in ignored],
+        "of the wrong shape": [
+            f"{name} {tuple(tensors[name].get_shape())} instead of {shape}"
+            for name, shape in expected.items()
+            if name in tensors and tuple(tensors[name].get_shape()) != shape
+        ],
+        "of a dtype other than F32 and BF16 (convert them first)": [
+            f"{name} {tensors[name].get_dtype()}"
+            for name in expected
+            if name in tensors and tensors[name].get_dtype() not in DTYPES
+        ],
+    }
+    found = [f"{what}: {', '.join(names)}" for what, names in problems.items() if names]
+    if found:
+        raise ModelError(f"{folder}: tensors " + "; ".join(found))
+
+
+def _reader(name: str, weight: qwen.Weight, tensors: Mapping[str, Any], dtype: Any) -> Callable[[Any], np.ndarray]:
+    """What jax.make_array_from_callback calls: index of a shard of our array -> its values."""
+
+    def one(hf_name: str, index: tuple[slice, ...], shape: tuple[int, ...]) -> np.ndarray:
+        spans = [part.indices(size)[:2] for part, size in zip(index, shape)]
+        lengths = [stop - start for start, stop in spans]
+        tensor = tensors[hf_name]
+        if name not in INPUTS:
+            parts = [_span(spans, shape)] if len(_hf_shape(name, weight)) == 1 else [slice(*span) for span in spans]
+            return tensor[tuple(parts)].reshape(lengths)
+        k = INPUTS[name]
+        return tensor[_span(spans[k:], shape[k:]), _span(spans[:k], shape[:k])].T.reshape(lengths)
+
+    def read(index: tuple[slice, ...]) -> np.ndarray:
+        if not name.startswith("layers."):
+            return one(HF_NAMES[name], index, weight.shape).astype(dtype)
+        layers = range(*index[0].indices(weight.shape[0]))
+        out = np.empty((len(layers), *(len(range(*s.indices(n))) for s, n in zip(index[1:], weight.shape[1:]))), dtype)
+        for i, layer in enumerate(layers):
+            out[i] = one(HF_NAMES[name].format(layer), index[1:], weight.shape[1:])
+        return out
+
+    return read
+
+
+def _span(spans: list[tuple[int, int]], shape: tuple[int, ...]) -> slice:
+    """Rows of a flattened group of axes of which only the first one is ever split."""
+    inner = math.prod(shape[1:])
+    return slice(spans[0][0] * inner, spans[0][1] * inner)
+
+
+# --- saving ---------------------------------------------------------------------------------------------------------
+
+
+def save(
+    path: str | Path,
+    config: qwen.Config,
+    params: qwen.Params,
+    *,
+    tokenizer: Tokenizer | str | Path | None = None,
+    card: str | None = None,
+    shard_bytes: int = SHARD_BYTES,
+) -> None:
+    """Write a directory that `transformers` and vLLM load: weights (in their dtype), configs, tokenizer, README.md.
+
+    tokenizer: a Tokenizer, or a model directory whose tokenizer files are copied. A file appears under its name only
+    when it is complete. Raises ModelError where Hugging Face has no such architecture.
+    """
+    folder = Path(path)
+    source = Tokenizer.load(tokenizer) if isinstance(tokenizer, (str, Path)) else tokenizer
+    dtype = _leaf(params, "embed").dtype
+    record = write_config(config, dtype, source)
+    folder.mkdir(parents=True, exist_ok=True)
+    _save_weights(folder, config, params, np.dtype(dtype), shard_bytes)
+    _write(folder / "config.json", json.dumps(record, indent=2) + "\n")
+    if source is not None:
+        generation = {"eos_token_id": [source.im_end, source.endoftext], "pad_token_id": source.endoftext}
+        generation |= {"bos_token_id": source.endoftext, "do_sample": True}
+        _write(folder / "generation_config.json", json.dumps(generation, indent=2) + "\n")
+        if isinstance(tokenizer, Tokenizer):
+            tokenizer.save(folder)
+        else:
+            _copy_tokenizer(Path(tokenizer), folder)
+    if card is not None:
+        _write(folder / "README.md", card)
+
+
+def _save_weights(folder: Path, config: qwen.Config, params: qwen.Params, dtype: np.dtype, shard_bytes: int) -> None:
+    flat = _flat(config)
+    shards: list[list[str]] = [[]]
+    sizes = [0]
+    for hf_name, name, _ in _names(config):
+        size = math.prod(_hf_shape(name, flat[name])) * dtype.itemsize
+        if sizes[-1] and sizes[-1] + size > shard_bytes:
+            shards.append([])
+            sizes.append(0)
+        shards[-1].append(hf_name)
+        sizes[-1] += size
+    many = len(shards) > 1
+    files = [
+        f"model-{i + 1:05}-of-{len(shards):05}.safetensors" if many else "model.safetensors" for i in range(len(shards))
+    ]
+    tensors = to_hf(config, params)
+    for file, names in zip(files, shards):
+        part = {name: np.ascontiguousarray(next(tensors)[1]) for name in names}
+        save_file(part, folder / (file + ".tmp"), metadata={"format": "pt"})
+        os.replace(folder / (file + ".tmp"), folder / file)
+    if many:
+        weight_map = {name: file for file, names in zip(files, shards) for name in names}
+        index = {"metadata": {"total_size": sum(sizes)}, "weight_map": weight_map}
+        _write(folder / "model.safetensors.index.json", json.dumps(index, indent=2) + "\n")
+    for stale in folder.glob("model*.safetensors*"):  # of an earlier save in other pieces
+        if stale.name not in files and not (many and stale.name == "model.safetensors.index.json"):
+            stale.unlink()
+
+
+def _copy_tokenizer(source: Path, folder: Path) -> None:
+    source = source if source.is_dir() else source.parent
+    for name in TOKENIZER_FILES:
+        if (source / name).is_file() and source.resolve() != folder.resolve():
+            shutil.copyfile(source / name, folder / name)
+
+
+def _write(file: Path, text: str) -> None:
+    part = file.with_name(file.name + ".tmp")
+    part.write_text(text, encoding="utf-8")
+    os.replace(part, file)

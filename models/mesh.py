@@ -1,0 +1,82 @@
+"""Devices as a mesh, and where each weight lies on it.
+
+A weight names its logical axes (models/qwen.py); one table says which mesh axis, if any, splits each of them.
+Axes are of type Auto: placements are given where arrays enter and leave `jit`, and the compiler does the rest.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from models import qwen
+
+# data: whole copies of the model; fsdp: weights spread over devices that each see other rows, gathered when used;
+# tensor: heads, feed-forward and vocabulary split, within a fast interconnect; sequence: the tokens of long rows.
+AXES = ("data", "fsdp", "tensor", "sequence")
+RULES = {
+    "vocab": "tensor",
+    "embed": "fsdp",
+    "heads": "tensor",
+    "kv_heads": "tensor",
+    "mlp": "tensor",
+    "layers": None,
+}
+
+
+class MeshError(ValueError):
+    """A mesh that the devices or the model cannot be divided into."""
+
+
+def make_mesh(shape: Mapping[str, int]) -> Mesh:
+    """A mesh with the axes of `AXES`; those not named have size 1, and one of size -1 takes the devices left over.
+
+    Uses the first devices when it needs fewer than there are. Raises MeshError.
+    """
+    unknown = sorted(set(shape) - set(AXES))
+    if unknown:
+        raise MeshError(f"unknown mesh axis {', '.join(unknown)}; the axes are {', '.join(AXES)}")
+    sizes = [shape.get(axis, 1) for axis in AXES]
+    text = " x ".join(f"{axis}={size}" for axis, size in zip(AXES, sizes))
+    if any(size < 1 and size != -1 for size in sizes) or sizes.count(-1) > 1:
+        raise MeshError(f"mesh {text}: sizes are positive, and at most one is -1 (whatever is left)")
+    devices = jax.devices()
+    named = math.prod(size for size in sizes if size != -1)
+    if -1 in sizes:
+        if len(devices) % named:
+            raise MeshError(f"mesh {text}: {named} does not divide the {len(devices)} devices")
+        sizes[sizes.index(-1)] = len(devices) // named
+    needed = math.prod(sizes)
+    if needed > len(devices):
+        raise MeshError(f"mesh {text} needs {needed} devices; there are {len(devices)}")
+    if needed < len(devices) and jax.process_count() > 1:
+        raise MeshError(f"mesh {text} uses {needed} of {len(devices)} devices; several hosts must use all of theirs")
+    return jax.make_mesh(tuple(sizes), AXES, axis_types=(AxisType.Auto,) * len(AXES), devices=devices[:needed])
+
+
+def shardings(config: qwen.Config, mesh: Mesh, rules: Mapping[str, str | None] = RULES) -> Any:
+    """A NamedSharding for every weight, in the shape of `params`. Raises MeshError naming all that does not divide."""
+    tree = qwen.weights(config)
+    sizes = {axis: size for w in jax.tree.leaves(tree, is_leaf=qwen.is_weight) for axis, size in zip(w.axes, w.shape)}
+    problems = []
+    for axis, size in sizes.items():
+        over = rules.get(axis)
+        if over in mesh.shape and size % mesh.shape[over]:
+            problems.append(f"{over}={mesh.shape[over]} does not divide {axis}={size}")
+    if problems:
+        raise MeshError("the mesh does not divide the model: " + "; ".join(problems))
+
+    def place(weight: qwen.Weight) -> NamedSharding:
+        spec = [rules.get(axis) for axis in weight.axes]
+        return NamedSharding(mesh, PartitionSpec(*(over if over in mesh.shape else None for over in spec)))
+
+    return jax.tree.map(place, tree, is_leaf=qwen.is_weight)
+
+
+def rows(mesh: Mesh) -> NamedSharding:
+    """Where packed rows (R, T) lie: rows over data and fsdp, tokens over sequence."""
+    return NamedSharding(mesh, PartitionSpec(("data", "fsdp"), "sequence"))
