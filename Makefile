@@ -63,8 +63,9 @@ $(VENV)/.core: requirements.txt | $(BIN)/pip
 	$(PIP) requirements.txt
 	@touch $@
 
-$(VENV)/.dev: requirements/dev.txt $(VENV)/.core
+$(VENV)/.dev: requirements/dev.txt requirements/service.txt requirements/bfcl.txt $(VENV)/.core
 	$(PIP) requirements/dev.txt
+	$(PIP) requirements/bfcl.txt --no-deps
 	@touch $@
 
 $(VENV)/.parity: requirements/parity.txt $(VENV)/.dev

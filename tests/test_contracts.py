@@ -24,7 +24,12 @@ ARROWS = {
 }
 # Floors that import nothing else but the standard library, and the files among them that bridge to other packages.
 STANDARD_LIBRARY_ONLY = {"configs": {"ml_collections"}, "envs": set()}
-BRIDGES = {"envs/gym.py": {"gymnasium", "numpy"}, "envs/service.py": {"starlette", "uvicorn"}}
+BRIDGES = {
+    "envs/bfcl.py": {"bfcl_eval"},
+    "envs/gym.py": {"gymnasium", "numpy"},
+    "envs/ray_pool.py": {"ray"},
+    "envs/service.py": {"starlette", "uvicorn"},
+}
 # Installed by some users only, or heavy: never while a module of these floors is being imported.
 OPTIONAL = {"torch", "transformers", "vllm", "wandb", "tensorboardX", "ray", "openai"}
 DOCUMENTED = ("envs", "evolver", "models", "rl")
