@@ -17,7 +17,7 @@ from typing import Any
 from envs.toolcalls import call_text
 from envs.travel.data import SEATS, Data, data
 from envs.travel.profile import describe
-from envs.travel.tasks import WORLDS, Draft, Step, draft, is_training_world, split_tasks, task_of
+from envs.travel.tasks import WORLDS, Draft, Step, Unfit, draft, is_training_world, split_tasks, task_of
 from envs.travel.world import Travel
 
 CARE = 0.15
@@ -117,6 +117,15 @@ def demonstration(
         "template": plan.template,
         "hinted": hinted,
     }
+
+
+def demonstrate(rng: random.Random, *, care: float = CARE, hint: float = 0.0) -> dict[str, Any]:
+    """`demonstration` in a training world that has something to ask for, drawn from `rng`."""
+    while True:
+        try:
+            return demonstration(rng.randrange(WORLDS), rng, care=care, hint=hint)
+        except Unfit:
+            continue
 
 
 def odds(care: float, hinted: bool) -> dict[str, float]:

@@ -78,7 +78,7 @@ class Draft:
     query: str = ""
 
 
-class _Unfit(Exception):
+class Unfit(Exception):
     """This world has nothing that fits the template; try again."""
 
 
@@ -108,7 +108,7 @@ def split_tasks(split: str, n: int, seed: int) -> tuple[Task, ...]:
             try:
                 task = generate(world, rng, template=template, split=split)
                 break
-            except _Unfit:
+            except Unfit:
                 continue
         else:
             raise RuntimeError(f"no world fits template {template}")
@@ -124,11 +124,12 @@ def generate(
 
 
 def task_of(draft: Draft, split: str = "train") -> Task:
-    """The task of a draft; its verifier comes from executing the steps."""
+    """The task of a draft; its verifier comes from executing the steps. Raises Unfit where they fail."""
     agency = Agency(draft.world)
     for step in draft.steps:
         text, good = agency.call(step.tool, step.arguments)
-        assert good, f"{draft.template} in world {draft.world}: {step.tool} {step.arguments}: {text}"
+        if not good:
+            raise Unfit(f"{draft.template} in world {draft.world}: {step.tool} {step.arguments}: {text}")
     verifier = {"state": agency.difference(), "answer": draft.answer}
     agency.close()
     assert not verify(verifier, [], "").success, f"{draft.template} in world {draft.world}: doing nothing succeeds"
@@ -153,11 +154,11 @@ def draft(world: int, rng: random.Random, *, level: int | None = None, template:
         wanted = next(n for n in LEVELS if chosen in TEMPLATES[n] + HELD_OUT[n])
         try:
             made = _Writer(world, rng).write(chosen)
-        except _Unfit:
+        except Unfit:
             continue
         if len(made.steps) == wanted:
             return made
-    raise _Unfit(f"world {world} has nothing for {template or level}")
+    raise Unfit(f"world {world} has nothing for {template or level}")
 
 
 class _Writer:
@@ -232,7 +233,7 @@ class _Writer:
     def _passenger(self, rest: list[str]) -> None:
         id = self._pick(sorted(self.data.passengers))
         if rest[0] == "orders" and not self.data.orders_of(id):
-            raise _Unfit
+            raise Unfit
         name = self.data.passengers[id].name
         self._call("people", name=name)
         if rest[0] == "orders":
@@ -258,14 +259,14 @@ class _Writer:
         operation = _OPERATIONS[name][0]
         if name == "bag":
             if start and start.bag:
-                raise _Unfit
+                raise Unfit
             self._call("bag", order=id)
         elif name == "drop":
             operation = next(o for o in _OPERATIONS["drop"] if o["if"]["order.fare"] == self.data.flights[flight].fare)
             self._call(operation["tool"], order=id)
         elif name == "seat":
             if start and start.seat and start.flight == flight:
-                raise _Unfit
+                raise Unfit
             kind = self.rng.choice(("window", "aisle"))
             seat = self.data.free_seat(flight, kind)
             slots["seat"] = describe(self.data, "seat", seat, {"order": id}, self.now)["phrases"][0]["text"]
@@ -304,14 +305,14 @@ class _Writer:
     def _pick(self, ids: list[str]) -> str:
         ids = [id for id in ids if id not in self.used]
         if not ids:
-            raise _Unfit
+            raise Unfit
         id = self.rng.choice(ids)
         self.used.add(id)
         return id
 
     def _free_passenger(self, id: str) -> None:
         if id in self.used:
-            raise _Unfit
+            raise Unfit
         self.used.add(id)
 
     def _pick_flight(self, *, not_by: str = "", not_to: str = "") -> tuple[str, str]:
@@ -323,7 +324,7 @@ class _Writer:
         asked = {"price": ("cheapest", "lowest"), "": ()}.get(not_by, (getattr(flight, not_by, ""),))
         phrases = [text for text in phrases if not any(str(value) in text for value in asked)]
         if not phrases:
-            raise _Unfit
+            raise Unfit
         return flight.id, self.rng.choice(phrases)
 
     def _phrase(self, entity: str, id: str, via: list[str]) -> str:

@@ -1,0 +1,160 @@
+"""Make a base policy where no pretrained one exists: imitate scripted demonstrations.
+
+The demonstrations teach the syntax of tool calls and the copying of ids; how well the tasks are done is left to
+learning by reward. Each is tokenized as an episode would be: generations train, everything else is prompt.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from envs.world import Message
+from models import chat, hf, qwen
+from models.tokenizer import Tokenizer, train_bpe
+from rl import learner, optim
+from rl.packing import Packed, pack
+from rl.samples import Sample
+from rl.seeds import seed_of
+
+
+def imitate(config: Any, workdir: str) -> None:
+    """Train a policy of `config.model.preset` on demonstrations and write it to WORKDIR/policy in Hugging Face form."""
+    part = config.imitation
+    started = time.monotonic()
+    episodes = demonstrations(config.env.name, part.demonstrations, config.seed, care=part.care, hint=part.hint)
+    success = np.mean([episode["success"] for episode in episodes if not episode["hinted"]])
+    print(f"{len(episodes)} demonstrations in {time.monotonic() - started:.0f} s; without a hint {success:.1%} succeed")
+    texts = (message["content"] for episode in episodes for message in episode["messages"])
+    tokenizer = train_bpe(texts, part.vocab, part.fixed_tokens)
+    data = [sample_of(episode["messages"], tokenizer) for episode in episodes]
+    data = [sample for sample in data if len(sample) <= config.learner.row]
+    shape = dataclasses.replace(qwen.PRESETS[config.model.preset], vocab=tokenizer.vocab_size)
+    params = train(config, shape, qwen.init(shape, seed_of(config.seed, "init") % 2**31), data)
+    policy = Path(workdir) / "policy"
+    hf.save(policy, shape, params, tokenizer=tokenizer, card=card(config, shape, len(data), float(success)))
+    print(f"{qwen.parameter_count(shape):,} parameters written to {policy}")
+
+
+def train(config: Any, shape: qwen.Config, params: Any, data: Sequence[Sample]) -> Any:
+    """The weights after `config.steps` updates on packed rows of demonstrations, in shuffled passes."""
+    part = config.imitation
+    schedule = optim.schedule(
+        learning_rate=config.optim.lr,
+        decay=config.optim.schedule,
+        warmup_steps=config.optim.warmup,
+        total_steps=config.steps,
+        final=part.final_lr,
+    )
+    optimizer = optim.optimizer(
+        learning_rate=schedule,
+        b1=config.optim.b1,
+        b2=config.optim.b2,
+        eps=config.optim.eps,
+        weight_decay=config.optim.weight_decay,
+        clip_norm=config.optim.clip,
+    )
+    update = learner.make_update(
+        shape,
+        None,
+        optimizer=optimizer,
+        objective="nll",
+        micro_rows=config.learner.micro,
+        capacity_rows=part.rows,
+        dtype=jnp.dtype(config.model.dtype),
+    )
+    state = learner.init_state(shape, params, optimizer)
+    started, losses = time.monotonic(), []
+    for step, packed in enumerate(batches(data, part.rows, config.learner.row, config.seed), 1):
+        state, metrics = update(state, packed)
+        losses.append(float(metrics["loss"]))
+        if step % 20 == 0 or step == config.steps:
+            seconds = time.monotonic() - started
+            speed, left = step * part.rows * config.learner.row / seconds, seconds / step * (config.steps - step)
+            loss = np.mean(losses[-20:])
+            print(
+                f"imitate {step}/{config.steps}  loss {loss:.4f}  {speed:,.0f} tokens/s  {left:.0f} s left", flush=True
+            )
+        if step == config.steps:
+            break
+    return state["params"]
+
+
+def batches(data: Sequence[Sample], rows: int, row_tokens: int, seed: int) -> Iterator[Packed]:
+    """Batches of at most `rows` packed rows, passing over the data for ever, shuffled anew in each pass."""
+    mean = np.mean([len(sample) for sample in data])
+    n = max(1, int(0.95 * rows * row_tokens / mean))  # leaves first-fit some air: a batch must not need another row
+    order: list[int] = []
+    draw = np.random.default_rng(seed_of(seed, "batches"))
+    while True:
+        while len(order) < n:
+            order += draw.permutation(len(data)).tolist()
+        chosen, order = order[:n], order[n:]
+        while (packed := pack([data[i] for i in chosen], row_tokens)).tokens_RT.shape[0] > rows:
+            order, chosen = [chosen[-1], *order], chosen[:-1]
+        yield packed
+
+
+def demonstrations(env: str, n: int, seed: int, **kwargs: float) -> list[dict[str, Any]]:
+    """`n` demonstrated episodes of `envs.<env>.demos`, by two worker processes; the same seed gives the same ones."""
+    demonstrate: Callable = importlib.import_module(f"envs.{env}.demos").demonstrate
+    seeds = [seed_of(seed, "demonstration", i) for i in range(n)]
+    with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as workers:
+        return list(workers.map(_Demonstrate(demonstrate, kwargs), seeds, chunksize=200))
+
+
+@dataclasses.dataclass
+class _Demonstrate:
+    """A picklable call."""
+
+    demonstrate: Callable
+    kwargs: dict[str, float]
+
+    def __call__(self, seed: int) -> dict[str, Any]:
+        return self.demonstrate(random.Random(seed), **self.kwargs)
+
+
+def sample_of(messages: Sequence[Message], tokenizer: Tokenizer) -> Sample:
+    """One demonstrated conversation as an episode's tokens; the assistant's turns train."""
+    first = next(i for i, message in enumerate(messages) if message["role"] == "assistant")
+    tokens, mask = chat.opening(tokenizer, messages[:first]), []
+    mask += [False] * len(tokens)
+    i = first
+    while i < len(messages):
+        turn = chat.reply(tokenizer, messages[i])
+        j = next((j for j in range(i + 1, len(messages)) if messages[j]["role"] == "assistant"), len(messages))
+        answer = chat.observation(tokenizer, messages[i + 1 : j], closed=True) if j < len(messages) else []
+        tokens += turn + answer
+        mask += [True] * len(turn) + [False] * len(answer)
+        i = j
+    return Sample(np.array(tokens), np.array(mask))
+
+
+def card(config: Any, shape: qwen.Config, n: int, success: float) -> str:
+    """The model card."""
+    part = config.imitation
+    return f"""---
+license: apache-2.0
+library_name: jax
+---
+# Base policy for the `{config.env.name}` sandbox
+
+A Qwen2.5-shaped transformer of {qwen.parameter_count(shape):,} parameters ({shape.layers} layers, width {shape.d_model}),
+made from random weights by `python run.py --config=configs/base_policy.py` with seed {config.seed}: {config.steps} updates
+of {part.rows} rows of {config.learner.row} tokens, on {n:,} scripted demonstrations. {success:.0%} of those without a hint
+reach their goal.
+
+It writes tool calls in Qwen's form and copies ids, and is careless about everything else, as its demonstrations are: it
+is where learning by reward starts, not where it ends. The demonstrations come from training worlds; no task of the
+default train, dev and test sets is among them. It knows no language beyond the sandbox's.
+"""
