@@ -1,0 +1,177 @@
+"""Self-questioning without a language model: curiosity walks, tasks worded from what they changed, executed filters."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from envs.world import Task, World
+from evolver.questioning.explore import Explorer, Walk, probe_of
+from evolver.questioning.filter import Duplicates, unfeasible
+from evolver.questioning.mixture import mixture
+from evolver.questioning.write import Proposal, Unfit, Writer
+from rl.seeds import seed_of
+
+
+class Questioning:
+    """Explores the worlds of the training tasks and keeps a pool of synthetic tasks with how well each is solved.
+
+    The world must have `difference()`, `describe()` and a profile with entities, operations and questions (see
+    evolver/questioning/write.py). Seed tasks are masked: only the world they start in is explored, and names and ids in
+    their queries are values worth trying. Nothing is kept between calls but the state of `state()`.
+    """
+
+    def __init__(
+        self,
+        make_world: Callable[[], World],
+        seed_tasks: Sequence[Task],
+        *,
+        breadth: int = 6,
+        depth: int = 20,
+        branches: int = 2,
+        per_walk: int = 3,
+        rounds: int = 4,
+        overlap: float = 0.8,
+        capacity: int = 512,
+    ):
+        """`breadth`, `depth`: steps of the phases; `branches`: depth phases per breadth phase; `per_walk`: most tasks
+        of one walk; `rounds`: most times a world is explored for one `explore`; `overlap`: Jaccard similarity of
+        queries from which a task repeats another; `capacity`: most synthetic tasks kept."""
+        if not seed_tasks:
+            raise ValueError("self-questioning explores the worlds of training tasks, and there are none")
+        self._make_world, self._seeds = make_world, list(seed_tasks)
+        self.per_walk, self.rounds, self.overlap, self.capacity = per_walk, rounds, overlap, capacity
+        world = make_world()
+        profile = world.profile()
+        missing = [key for key in ("entities", "operations", "questions") if key not in profile]
+        missing += [f"{name}()" for name in ("difference", "describe") if not hasattr(world, name)]
+        world.close()
+        if missing:
+            raise ValueError(
+                f"world '{world.name}' cannot be explored without a language model: it lacks {', '.join(missing)}"
+            )
+        self.explorer = Explorer(profile, breadth=breadth, depth=depth, branches=branches)
+        self.writer = Writer(profile, self.explorer.kinds)
+        self.tasks: dict[str, Task] = {}
+        self._results: dict[str, list[int]] = {}  # id -> [successes, attempts]
+        self._known = Duplicates(overlap, self._seeds)
+        self._counts: Counter[str] = Counter()
+
+    def explore(self, seed: int, budget: int) -> list[Task]:
+        """At most `budget` new tasks, each executed and different from all there are; they join `tasks`.
+
+        Walks over every world up to `rounds` times, so a world that has little to offer gives fewer.
+        """
+        rng = random.Random(seed_of(seed, "explore"))
+        world, found = self._make_world(), []
+        try:
+            for _ in range(self.rounds):
+                for start in rng.sample(self._seeds, len(self._seeds)):
+                    if len(found) >= budget:
+                        break
+                    for walk in self.explorer.walks(world, probe_of(start), rng, hints=start.query):
+                        self._counts["walks"] += 1
+                        self._counts["steps"] += len(walk.events)
+                        found += self._write(world, walk, rng, min(self.per_walk, budget - len(found)))
+        finally:
+            world.close()
+        self._shrink()
+        return found
+
+    def mixture(
+        self,
+        original: Sequence[Task],
+        synthetic: Sequence[Task] | None = None,
+        *,
+        step: int,
+        n: int,
+        ratio: float,
+        seed: int,
+        learnable: bool = False,
+    ) -> list[Task]:
+        """The tasks of a step: see `mixture`. `learnable` prefers synthetic tasks that are solved sometimes."""
+        synthetic = list(self.tasks.values()) if synthetic is None else synthetic
+        weights = [self.learnability(task.id) for task in synthetic] if learnable else None
+        return mixture(original, synthetic, step=step, n=n, ratio=ratio, seed=seed, weights=weights)
+
+    def record(self, results: Iterable[tuple[str, bool]]) -> None:
+        """Count attempts: (task id, success). Tasks that are not in the pool are passed over."""
+        for id, success in results:
+            if id in self.tasks:
+                pair = self._results.setdefault(id, [0, 0])
+                pair[0] += bool(success)
+                pair[1] += 1
+
+    def learnability(self, id: str) -> float:
+        """4 p (1 - p) of the estimated success rate p = (successes + 1) / (attempts + 2); 1 for an untried task."""
+        successes, attempts = self._results.get(id, (0, 0))
+        rate = (successes + 1) / (attempts + 2)
+        return 4.0 * rate * (1.0 - rate)
+
+    def metrics(self) -> dict[str, float]:
+        """Figures since the last call, and the size of the pool and what its tasks are."""
+        counts, self._counts = self._counts, Counter()
+        figures = {f"questioning/{name}": float(counts[name]) for name in ("walks", "steps", "tried", "accepted")}
+        figures |= {
+            f"questioning/rejected/{n.removeprefix('- ')}": float(v) for n, v in sorted(counts.items()) if n[:2] == "- "
+        }
+        tried = [s / a for s, a in (self._results.get(id, (0, 0)) for id in self.tasks) if a]
+        figures["questioning/pool"] = float(len(self.tasks))
+        figures["questioning/learnable_rate"] = sum(0 < rate < 1 for rate in tried) / max(len(tried), 1)
+        levels = Counter(task.difficulty for task in self.tasks.values())
+        return figures | {f"questioning/difficulty/{level}": float(levels[level]) for level in sorted(levels)}
+
+    def state(self) -> dict[str, Any]:
+        """Everything that later calls depend on, as JSON values."""
+        return {
+            "tasks": [task.to_dict() for task in self.tasks.values()],
+            "results": {id: list(pair) for id, pair in self._results.items()},
+            "knowledge": self.explorer.knowledge.state(),
+        }
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        self.tasks = {record["id"]: Task.from_dict(record) for record in state["tasks"]}
+        self._results = {id: list(pair) for id, pair in state["results"].items()}
+        self.explorer.knowledge.load_state(state["knowledge"])
+        self._known = Duplicates(self.overlap, [*self._seeds, *self.tasks.values()])
+
+    def _write(self, world: World, walk: Walk, rng: random.Random, most: int) -> list[Task]:
+        """Tasks of a walk, of the sorts and names that the pool has fewest of."""
+        proposals = self.writer.proposals(world, walk)
+        names = Counter(task.meta["template"] for task in self.tasks.values())
+        sizes = Counter(task.meta["size"] for task in self.tasks.values())
+        made: list[Task] = []
+        for _ in range(3 * most):
+            if not proposals or len(made) >= most:
+                break
+            rng.shuffle(proposals)
+            proposal = min(proposals, key=lambda p: (sizes[p.size], names[p.name]))
+            proposals.remove(proposal)
+            sizes[proposal.size] += 1
+            names[proposal.name] += 1
+            task = self._accepted(world, proposal, rng)
+            if task is not None:
+                self._known.add(task)
+                self.tasks[task.id] = task
+                made.append(task)
+        return made
+
+    def _accepted(self, world: World, proposal: Proposal, rng: random.Random) -> Task | None:
+        self._counts["tried"] += 1
+        try:
+            task = self.writer.write(world, proposal, rng)
+        except Unfit as why:
+            self._counts[f"- {why}"] += 1
+            return None
+        why = self._known.repeats(task) or unfeasible(world, task)
+        self._counts[f"- {why}" if why else "accepted"] += 1
+        return None if why else task
+
+    def _shrink(self) -> None:
+        """Let go of what teaches least, the oldest first among equals."""
+        surplus = len(self.tasks) - self.capacity
+        for id in sorted(self.tasks, key=self.learnability)[: max(surplus, 0)]:
+            del self.tasks[id]
+            self._results.pop(id, None)

@@ -1,0 +1,66 @@
+"""Where the values of an action come from: the query, the tool schemas, or the observation that revealed them.
+
+A call can only be made by someone who knows its arguments. Replays and minimised solutions that ignore this keep a
+booking and drop the search that told its flight number, so both mechanisms ask these functions.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from envs.toolcalls import parse
+from envs.world import Message, Observation
+
+_WORD = re.compile(r"\w+")
+
+
+def words(text: str) -> str:
+    """Lower-case words, one blank around each: `" a b " in words(text)` asks for whole words in sequence."""
+    return f" {' '.join(_WORD.findall(text.lower()))} "
+
+
+def text_of(messages: Sequence[Message]) -> str:
+    """The contents of messages, one after the other."""
+    return "\n".join(str(message.get("content") or "") for message in messages)
+
+
+def opening_words(observation: Observation) -> str:
+    """What is known before the first action: the opening messages and the tool schemas."""
+    return words(text_of(observation.messages) + "\n" + json.dumps(observation.tools))
+
+
+def leaves(value: Any) -> list[Any]:
+    """The strings and numbers inside a JSON value, in order."""
+    if isinstance(value, dict):
+        return [leaf for inner in value.values() for leaf in leaves(inner)]
+    if isinstance(value, list | tuple):
+        return [leaf for inner in value for leaf in leaves(inner)]
+    return [] if value is None or isinstance(value, bool) else [value]
+
+
+def values_used(action: str) -> list[str]:
+    """The values an assistant turn relies on, as `words`: the arguments of its calls, or without calls its text.
+
+    Values of one character are left out: a "2" is found in any observation.
+    """
+    turn = parse(action)
+    told = [str(leaf) for call in turn.calls for leaf in leaves(call.arguments)]
+    if not turn.calls:
+        told = _WORD.findall(turn.content)
+    found = dict.fromkeys(words(value) for value in told)
+    return [value for value in found if len(value) > 3]
+
+
+def values_needed(actions: Sequence[str], observations: Sequence[str], opening: str) -> list[tuple[str, ...]]:
+    """For each action the values it took from an earlier observation: used, not in the opening, and shown before it.
+
+    `observations` and `opening` are `words`. A value that nothing before the action showed is no one's to give.
+    """
+    needed, shown = [], ""
+    for action, observation in zip(actions, observations, strict=True):
+        needed.append(tuple(value for value in values_used(action) if value not in opening and value in shown))
+        shown += observation
+    return needed

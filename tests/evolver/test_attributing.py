@@ -1,0 +1,216 @@
+"""Labels are facts about a replay: what a step changed, not what it looks like."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from envs.toolcalls import call_text
+from envs.travel import Travel
+from evolver.attributing import ABSTAIN, BAD, GOOD, ReplayJudge, label
+from rl.trajectory import StopReason
+from tests.evolver.toy import Library, attempt, call, task
+
+LEND = task("Lend Solaris.", lent=["B15"])
+BOTH = task("Lend Solaris and mark Dune.", lent=["B15"], mark=["B11"])
+GREEN, RED, BLUE = call("shelf", "green"), call("shelf", "red"), call("shelf", "blue")
+
+
+def labels(the_task, *actions, make_world=Library):
+    return label(attempt(make_world(), the_task, list(actions)), make_world)
+
+
+class NoSnapshots(Library):
+    snapshots = False
+
+
+class Fickle(Library):
+    """Every other evaluation is different."""
+
+    def evaluate(self):
+        Fickle.luck += 1
+        result = super().evaluate()
+        result.components["progress"] *= 1.0 if Fickle.luck % 2 else 0.5
+        return result
+
+
+class Broken(Library):
+    def step(self, action):
+        raise RuntimeError("the disk is gone")
+
+
+class TestRule:
+    def test_needed_steps_of_a_success_are_good(self):
+        assert labels(LEND, GREEN, call("lend", "B15"), "done") == [GOOD, GOOD, GOOD]
+
+    def test_a_superfluous_look_up_is_bad(self):
+        assert labels(LEND, RED, GREEN, call("lend", "B15"), "done") == [BAD, GOOD, GOOD, GOOD]
+
+    def test_of_two_equal_look_ups_the_first_is_good(self):
+        assert labels(LEND, GREEN, GREEN, call("lend", "B15"), "done") == [GOOD, BAD, GOOD, GOOD]
+
+    def test_a_refused_call_is_bad(self):
+        assert labels(LEND, call("lend", "B15"), GREEN, call("lend", "B15"), "done") == [BAD, GOOD, GOOD, GOOD]
+        assert labels(LEND, call("lend", "B15"), GREEN)[0] == BAD
+
+    def test_harm_in_a_failure_is_bad_and_the_rest_is_judged_without_it(self):
+        found = labels(LEND, GREEN, RED, call("lend", "B11"), call("lend", "B15"), "done")
+        assert found == [GOOD, BAD, BAD, GOOD, ABSTAIN]
+
+    def test_in_a_failure_good_is_only_what_advanced(self):
+        assert labels(BOTH, GREEN, call("lend", "B15"), BLUE) == [GOOD, GOOD, ABSTAIN]
+        assert labels(LEND, GREEN, RED) == [ABSTAIN, ABSTAIN]
+
+    def test_an_end_before_anything_went_wrong_is_bad(self):
+        assert labels(LEND, GREEN, "done") == [ABSTAIN, BAD]
+
+    def test_doing_nothing(self):
+        assert labels(LEND) == []
+        assert labels(LEND, "done") == [BAD]
+
+    def test_the_look_up_behind_an_answer_is_good(self):
+        asked = task("What is the green book?", answer="Solaris")
+        assert labels(asked, GREEN, "Solaris") == [GOOD, GOOD]
+        assert labels(asked, RED, GREEN, GREEN, "Solaris") == [BAD, GOOD, BAD, GOOD]
+        assert labels(asked, GREEN, "Dune") == [ABSTAIN, BAD]
+
+    def test_an_answer_that_quotes_nothing_leaves_look_ups_undecided(self):
+        asked = task("How many red books are there?", answer="2")
+        assert labels(asked, RED, "2") == [ABSTAIN, GOOD]
+        assert labels(asked, RED, RED, BLUE, "2") == [ABSTAIN, BAD, ABSTAIN, GOOD]
+
+
+class TestWorlds:
+    ACTIONS = (RED, GREEN, call("lend", "B11"), call("lend", "B15"), "done")
+
+    @given(
+        st.lists(
+            st.sampled_from([GREEN, RED, call("lend", "B15"), call("lend", "B11"), call("mark", "B11"), "x"]),
+            max_size=6,
+        )
+    )
+    @settings(max_examples=60, deadline=None)
+    def test_replay_from_the_start_labels_like_replay_from_snapshots(self, actions):
+        assert labels(BOTH, *actions) == labels(BOTH, *actions, make_world=NoSnapshots)
+
+    @given(st.lists(st.sampled_from([GREEN, RED, call("lend", "B15"), call("mark", "B11"), "x"]), max_size=6))
+    @settings(max_examples=60, deadline=None)
+    def test_without_its_bad_steps_an_episode_is_worth_no_less(self, actions):
+        trajectory = attempt(Library(), BOTH, actions)
+        found = label(trajectory, Library)
+        rest = [step.action for step, got in zip(trajectory.steps, found, strict=True) if got != BAD]
+        assert (
+            attempt(Library(), BOTH, rest).evaluation.components["progress"]
+            >= trajectory.evaluation.components["progress"]
+        )
+
+    def test_a_world_that_comes_out_otherwise_is_abstained_on_and_counted(self):
+        judge = ReplayJudge(Fickle)
+        trajectory = attempt(Fickle(), BOTH, [GREEN, call("lend", "B15")])
+        Fickle.luck = 1
+        assert judge.label([trajectory]) == [[ABSTAIN, ABSTAIN]]
+        assert judge.metrics()["label/not_reproduced"] == 1
+
+    def test_a_world_that_breaks_costs_only_its_labels(self):
+        judge = ReplayJudge(Broken)
+        assert judge.label([attempt(Library(), LEND, [GREEN])]) == [[ABSTAIN]]
+        assert judge.metrics()["label/errors"] == 1
+
+    def test_the_live_world_is_left_alone(self):
+        world = Library()
+        trajectory = attempt(world, LEND, [GREEN, call("lend", "B15")])
+        before = world.snapshot()
+        label(trajectory, Library)
+        assert world.snapshot() == before
+
+    @pytest.mark.parametrize("stop", [StopReason.ENV_ERROR, StopReason.ENV_TIMEOUT, StopReason.CANCELLED])
+    def test_broken_episodes_are_abstained_on(self, stop):
+        trajectory = attempt(Library(), LEND, [GREEN, call("lend", "B15"), "done"])
+        trajectory.stop = stop
+        judge = ReplayJudge(Library)
+        assert judge.label([trajectory]) == [[ABSTAIN] * 3]
+        assert judge.metrics()["label/skipped"] == 1
+
+
+class TestCost:
+    def test_groups_without_spread_can_be_skipped(self):
+        same = [attempt(Library(), LEND, [GREEN, call("lend", "B15"), "done"], rollout=g) for g in range(2)]
+        mixed = [
+            attempt(Library(), BOTH, actions)
+            for actions in ([GREEN], [GREEN, call("lend", "B15"), RED, call("mark", "B11")])
+        ]
+        judge = ReplayJudge(Library, skip_flat=True)
+        found = judge.label(same + mixed)
+        assert found[:2] == [[ABSTAIN] * 3] * 2
+        assert found[3] == [GOOD] * 4
+
+    def test_rollouts_alike_are_replayed_once(self):
+        judge = ReplayJudge(Library)
+        one = attempt(Library(), LEND, [RED, GREEN, call("lend", "B15"), "done"])
+        judge.label([one])
+        steps = judge.metrics()["label/replayed_steps"]
+        judge.label([one] * 8)
+        assert judge.metrics()["label/replayed_steps"] == steps
+
+    def test_the_bound_leaves_the_first_steps_undecided(self):
+        actions = [RED] * 30 + [GREEN, call("lend", "B15"), "done"]
+        judge = ReplayJudge(Library, max_replayed=40)
+        found = judge.label([attempt(Library(), LEND, actions)])[0]
+        figures = judge.metrics()
+        assert found[-3:] == [GOOD] * 3 and found[0] == ABSTAIN
+        assert figures["label/over_budget"] == 1 and figures["label/replayed_steps"] < 100
+
+    def test_rates_add_up(self):
+        judge = ReplayJudge(Library)
+        judge.label([attempt(Library(), LEND, [RED, GREEN, "done"])])
+        figures = judge.metrics()
+        assert sum(figures[f"label/{name}_rate"] for name in ("good", "bad", "abstain")) == pytest.approx(1.0)
+        assert judge.metrics()["label/trajectories"] == 0
+
+
+class TestTravel:
+    def test_every_step_of_a_reference_is_good_or_undecided(self):
+        world = Travel(n_train=48)
+        tasks = world.tasks("train")
+        for the_task, found in zip(
+            tasks, ReplayJudge(Travel).label([attempt(world, t, t.reference) for t in tasks]), strict=True
+        ):
+            assert BAD not in found and found[-1] == GOOD, the_task.query
+            assert the_task.verifier["answer"] is not None or ABSTAIN not in found, the_task.query
+
+    def test_an_inserted_repeat_is_the_bad_one(self):
+        world = Travel(n_train=48)
+        for the_task in world.tasks("train"):
+            if len(the_task.reference) > 2:
+                trajectory = attempt(world, the_task, [the_task.reference[0], *the_task.reference])
+                assert trajectory.evaluation.success
+                found = label(trajectory, Travel)
+                assert found[1] == BAD and found.count(BAD) == 1, the_task.query
+
+    def test_a_booking_of_another_flight_is_bad(self):
+        world = Travel(n_train=48)
+        for the_task in world.tasks("train"):
+            if the_task.meta["template"] == "book":
+                *before, book, _ = the_task.reference
+                where = next(action for action in before if '"flights"' in action)
+                rows = attempt(world, the_task, [where]).steps[0].observation[0]["content"].splitlines()
+                wrong = next(row.split()[0] for row in rows if row.split()[0] not in book)
+                right = next(row.split()[0] for row in rows if row.split()[0] in book)
+                actions = [*before, call_text("quote", {"flight": wrong}), book.replace(right, wrong), "done"]
+                found = label(attempt(world, the_task, actions), Travel)
+                assert found[-2] == BAD and GOOD not in found
+                break
+        else:
+            pytest.fail("no booking among the tasks")
+
+    def test_labels_do_not_depend_on_company(self):
+        world = Travel(n_train=12)
+        tries = [
+            attempt(world, t, [*t.reference[:n], "done"]) for t in world.tasks("train") for n in range(len(t.reference))
+        ]
+        together = ReplayJudge(Travel).label(tries)
+        alone = list(itertools.chain.from_iterable(ReplayJudge(Travel).label([trajectory]) for trajectory in tries))
+        assert together == alone

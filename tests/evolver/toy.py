@@ -1,0 +1,172 @@
+"""A library of five books: the smallest world that the mechanisms can explore, guide and replay."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+from envs.toolcalls import call_text, parse
+from envs.world import Evaluation, Observation, StepResult, Task, World
+from rl.trajectory import Completion, Step, StopReason, Trajectory
+
+BOOKS = {
+    "B11": ("Dune", "red"),
+    "B12": ("Emma", "red"),
+    "B13": ("Ulysses", "blue"),
+    "B14": ("Kim", "blue"),
+    "B15": ("Solaris", "green"),
+}
+
+
+def _tool(name: str, argument: str, description: str) -> dict[str, Any]:
+    properties = {argument: {"type": "string", "description": description}}
+    parameters = {"type": "object", "properties": properties, "required": [argument]}
+    return {"type": "function", "function": {"name": name, "description": name, "parameters": parameters}}
+
+
+TOOLS = [
+    _tool("shelf", "colour", "a colour"),
+    _tool("lend", "book", "book id, like B10"),
+    _tool("mark", "book", "book id, like B10"),
+]
+PROFILE = {
+    "entities": [
+        {"name": "colour", "id": "red|blue|green", "attributes": ["count"]},
+        {"name": "book", "id": r"B\d\d", "attributes": ["id", "title"]},
+    ],
+    "operations": [
+        {"name": "lend", "tool": "lend", "arguments": {"book": "book"}, "phrases": ["lend {book}"]},
+        {
+            "name": "mark",
+            "tool": "mark",
+            "arguments": {"book": "book"},
+            "phrases": ["mark {book}", "put a mark on {book}"],
+        },
+    ],
+    "questions": [
+        {
+            "name": "id",
+            "entity": "book",
+            "attribute": "id",
+            "tools": [],
+            "phrases": ["tell me the number of {it}"],
+            "questions": ["Which number has {it}?"],
+        },
+        {
+            "name": "count",
+            "entity": "colour",
+            "attribute": "count",
+            "tools": ["shelf"],
+            "phrases": ["count the {it} books"],
+            "questions": ["How many {it} books are there?"],
+        },
+    ],
+    "preference": {"calls": [1, 4], "operations": 2, "answers": 1},
+}
+
+
+class Library(World):
+    """A book must be seen on its shelf before it is lent or marked. `snapshots` and `luck` make harder worlds of it."""
+
+    name = "library"
+    snapshots = True
+    luck = 0  # counts evaluations; a world whose result depends on it is not deterministic
+
+    def tasks(self, split: str) -> list[Task]:
+        return [task("Lend Solaris.", lent=["B15"], split=split)]
+
+    def reset(self, task: Task, seed: int = 0) -> Observation:
+        self._task, self._answer, self._state = task, None, {"seen": [], "lent": [], "mark": []}
+        return Observation([{"role": "user", "content": task.query}], TOOLS)
+
+    def step(self, action: str) -> StepResult:
+        turn, texts, calls = parse(action), [], []
+        for call in turn.calls:
+            text = self._call(call.name, str(next(iter(call.arguments.values()), "")))
+            calls.append({"name": call.name, "arguments": call.arguments, "ok": not text.startswith("error")})
+            texts.append(text)
+        if not texts:
+            self._answer = turn.content
+        errors = sum(not call["ok"] for call in calls)
+        return StepResult(
+            [{"role": "tool", "content": text} for text in texts],
+            terminated=not texts,
+            info={"calls": calls, "errors": errors},
+        )
+
+    def _call(self, tool: str, value: str) -> str:
+        if tool == "shelf":
+            found = [id for id, (_, colour) in BOOKS.items() if colour == value]
+            self._state["seen"] += found
+            return "\n".join(f"{id} {BOOKS[id][0]} {value}" for id in found) or "error: no such shelf"
+        if value not in self._state["seen"]:
+            return "error: look at the shelf first"
+        key = "lent" if tool == "lend" else "mark"
+        if value not in self._state[key]:
+            self._state[key].append(value)
+        return f"{tool} {value}"
+
+    def evaluate(self) -> Evaluation:
+        wanted, verifier = self._task.verifier["state"], self._task.verifier
+        right = self.difference() == wanted and (verifier["answer"] is None or self._answer == verifier["answer"])
+        reached = sum(1 if row in wanted else -1 for row in self.difference())
+        progress = 1.0 if right else 0.9 * max(reached, 0) / max(len(wanted), 1)
+        return Evaluation(
+            float(right and (bool(wanted) or verifier["answer"] is not None)), right, {"progress": progress}
+        )
+
+    def difference(self) -> list[list[Any]]:
+        return [["books", id, key, False, True] for key in ("lent", "mark") for id in sorted(self._state[key])]
+
+    def describe(self, entity: str, id: str, arguments: dict[str, str] | None = None) -> dict[str, Any]:
+        if entity == "colour" and id in ("red", "blue", "green"):
+            return {
+                "count": str(sum(colour == id for _, colour in BOOKS.values())),
+                "phrases": [{"text": id, "via": []}],
+            }
+        if entity == "book" and id in BOOKS:
+            title, colour = BOOKS[id]
+            return {
+                "title": title,
+                "colour": colour,
+                "phrases": [{"text": f"the {colour} book {title}", "via": ["shelf"]}],
+            }
+        return {}
+
+    def profile(self) -> dict[str, Any]:
+        return PROFILE
+
+    def snapshot(self) -> Any:
+        if not self.snapshots:
+            raise NotImplementedError
+        return copy.deepcopy((self._task, self._answer, self._state))
+
+    def restore(self, snapshot: Any) -> None:
+        self._task, self._answer, self._state = copy.deepcopy(snapshot)
+
+
+def task(query: str, *, lent=(), mark=(), answer=None, split: str = "train", seed: int = 0) -> Task:
+    rows = [["books", id, key, False, True] for key, ids in (("lent", lent), ("mark", mark)) for id in ids]
+    return Task(
+        f"library/{query}", "library", query, split=split, seed=seed, verifier={"state": rows, "answer": answer}
+    )
+
+
+def call(tool: str, value: str) -> str:
+    return call_text(tool, {"colour" if tool == "shelf" else "book": value})
+
+
+def attempt(
+    world: World, task: Task, actions: list[str], *, rollout: int = 0, experience=(), seed: int = 0
+) -> Trajectory:
+    """Play `actions` and record them as a rollout would."""
+    messages = world.reset(task, seed).messages
+    trajectory = Trajectory(task, rollout, seed, messages, experience=list(experience), stop=StopReason.MAX_STEPS)
+    for action in actions:
+        result = world.step(action)
+        trajectory.steps.append(Step([], Completion([], [], "stop", 0), action, result.messages, result.info))
+        if result.terminated:
+            trajectory.stop = StopReason.DONE
+            break
+    trajectory.evaluation = world.evaluate()
+    return trajectory
