@@ -84,10 +84,10 @@ def _lines(path: pathlib.Path) -> list[dict[str, Any]]:
 @functools.cache
 def _package() -> types.SimpleNamespace:
     """What the adapter uses of the package, imported at first use. None of it writes files or wants a vendor's SDK."""
-    module = importlib.import_module
-    backend = module("bfcl_eval.constants.executable_backend_config")
-    prompts = module("bfcl_eval.constants.default_prompts")
-    checker = module("bfcl_eval.eval_checker.multi_turn_eval.multi_turn_checker")
+    from bfcl_eval.constants import default_prompts as prompts
+    from bfcl_eval.constants import executable_backend_config as backend
+    from bfcl_eval.eval_checker.multi_turn_eval import multi_turn_checker as checker
+
     return types.SimpleNamespace(
         doc_files=backend.MULTI_TURN_FUNC_DOC_FILE_MAPPING,
         modules=backend.CLASS_FILE_PATH_MAPPING,

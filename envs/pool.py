@@ -112,14 +112,21 @@ class Pool:
         self._lock = threading.Lock()
         self._instances: dict[str, Instance] = {}
         self.counts: collections.Counter[str] = collections.Counter()
-        self._slots = [Slot(lambda: self._spawn(kwargs, python, memory_mb, max_message)) for _ in range(workers)]
+        self._worker_arguments = {
+            "kwargs": kwargs,
+            "python": python,
+            "memory_mb": memory_mb,
+            "max_message": max_message,
+            "deadline": deadlines.start,
+        }
+        self._slots = [Slot(self._spawn) for _ in range(workers)]
         warming = [slot.thread.submit(slot.worker) for slot in self._slots]
         try:
-            for future in warming:
-                future.result()
+            ready = [future.result() for future in warming]
         except BaseException:
             self.close()
             raise
+        self.methods: list[str] = ready[0].methods  # what `query` may ask
 
     @property
     def patience(self) -> float:
@@ -193,29 +200,26 @@ class Pool:
     def world(self) -> PoolWorld:
         return PoolWorld(self)
 
-    # What follows runs on the thread of a slot, except `_spawn`'s first calls.
+    # What follows `_open` runs on the thread of a slot.
 
-    def _spawn(self, kwargs: Json | None, python: str | None, memory_mb: int | None, max_message: int) -> Worker:
+    def _spawn(self) -> Worker:
         self._count("workers started")
-        return Worker(
-            self.env,
-            kwargs,
-            python=python,
-            memory_mb=memory_mb,
-            max_message=max_message,
-            deadline=self.deadlines.start,
-        )
+        return Worker(self.env, **self._worker_arguments)
+
+    def _place(self) -> Slot:
+        """Where a new instance goes. Raises PoolFull."""
+        slot = min(self._slots, key=lambda s: s.instances)
+        if slot.instances >= self._per_worker:
+            raise PoolFull(f"all {len(self._slots) * self._per_worker} places for {self.env} are taken")
+        return slot
 
     def _open(self, opening: tuple[str, list[Any]], id: str | None) -> Future[tuple[str, Json]]:
         with self._lock:
             instance = self._instances.get(id) if id else None
             if instance is None:
-                slot = min(self._slots, key=lambda s: s.instances)
-                if slot.instances >= self._per_worker:
-                    raise PoolFull(f"all {len(self._slots) * self._per_worker} places for {self.env} are taken")
-                instance = Instance(id or uuid.uuid4().hex, opening, slot)
+                instance = Instance(id or uuid.uuid4().hex, opening, self._place())
                 self._instances[instance.id] = instance
-                slot.instances += 1
+                instance.slot.instances += 1
                 self.counts["created"] += 1
             elif instance.opening != opening:
                 raise ValueError(f"instance {id} exists, with another task or seed")
@@ -349,8 +353,8 @@ class PoolWorld(World):
             self._id = None
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):
-            raise AttributeError(name)
+        if name.startswith("_") or name not in self._pool.methods:
+            raise AttributeError(f"{self.name} has no method '{name}'")
         return lambda *args, **kwargs: self._wait(self._pool.query(self._episode(), name, list(args), kwargs))
 
     def _episode(self) -> str:

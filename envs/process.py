@@ -86,7 +86,7 @@ class Worker:
         self._poll.register(self._process.stderr, select.POLLIN)
         start = {"env": env, "kwargs": kwargs or {}, "memory_mb": memory_mb}
         try:
-            self._call("start", "", start, deadline)
+            self.methods: list[str] = self._call("start", "", start, deadline)["methods"]
         except (ValueError, WorldError):
             self.close()
             raise
@@ -134,13 +134,7 @@ class Worker:
         except BaseException:  # interrupted: what the pipes hold now belongs to no call
             self.close()
             raise
-        if "error" not in reply:
-            return reply.get("value")
-        if reply["kind"] == "NotImplementedError":
-            raise NotImplementedError(reply["error"])
-        if reply["kind"] == "ValueError" and op not in ("step", "evaluate"):  # what was asked for was wrong
-            raise ValueError(reply["error"])
-        raise WorldError(f"{reply['kind']} in {self.env} {op}: {reply['error']}")
+        return unpack(reply, self.env, op)
 
     def _send(self, data: bytes, until: float) -> None:
         view = memoryview(data)
@@ -216,6 +210,17 @@ class Worker:
         return f"; the end of its stderr:\n{text}" if text else ""
 
 
+def unpack(reply: dict[str, Any], env: str, op: str) -> Any:
+    """The value of a reply, or the error it tells: ValueError and NotImplementedError as they are, else WorldError."""
+    if "error" not in reply:
+        return reply.get("value")
+    if reply["kind"] == "NotImplementedError":
+        raise NotImplementedError(reply["error"])
+    if reply["kind"] == "ValueError" and op not in ("step", "evaluate"):  # what was asked for was wrong
+        raise ValueError(reply["error"])
+    raise WorldError(f"{reply['kind']} in {env} {op}: {reply['error']}")
+
+
 def _signal(process: subprocess.Popen) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
@@ -286,13 +291,16 @@ class ProcessWorld(World):
             self._worker = None
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):
-            raise AttributeError(name)
+        if name.startswith("_") or name not in self._running().methods:
+            raise AttributeError(f"{self.name} has no method '{name}'")
         return lambda *args, **kwargs: self._call("query", name, args, kwargs)
 
-    def _call(self, op: str, *args: Any) -> Any:
+    def _running(self) -> Worker:
         if self._worker is None or not self._worker.alive:
-            if op in ("step", "evaluate", "snapshot", "query"):
-                raise WorldError(f"{self.name} has no episode: reset it first")
             self._worker = self._spawn()
-        return self._worker.call(op, "", list(args), deadline=self._deadlines.of(op))
+        return self._worker
+
+    def _call(self, op: str, *args: Any) -> Any:
+        if (self._worker is None or not self._worker.alive) and op in ("step", "evaluate", "snapshot", "query"):
+            raise WorldError(f"{self.name} has no episode: reset it first")
+        return self._running().call(op, "", list(args), deadline=self._deadlines.of(op))

@@ -27,6 +27,7 @@ class Connections:
         parts = urllib.parse.urlsplit(url if "//" in url else f"//{url}", scheme="http")
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ValueError(f"not the URL of a service: {url}")
+        self.methods: list[str] | None = None  # what a world of this service can be asked, once someone asked
         self.url = f"{parts.scheme}://{parts.netloc}"
         self._class = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
         self._address = (parts.hostname, parts.port)
@@ -124,14 +125,19 @@ class RemoteWorld(World):
                 self._post("release", "close", instance_id=id)
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):
-            raise AttributeError(name)
+        if name.startswith("_") or name not in self._methods():
+            raise AttributeError(f"{self.name} has no method '{name}'")
 
         def query(*args: Any, **kwargs: Any) -> Any:
             params = {"query": name, "args": args, "kwargs": kwargs}
             return self._post("get_info", "query", instance_id=self._episode(), params=params)
 
         return query
+
+    def _methods(self) -> list[str]:
+        if self._connections.methods is None:
+            self._connections.methods = self._post("get_info", "profile", params={"methods": True})
+        return self._connections.methods
 
     def _episode(self) -> str:
         if self._id is None:

@@ -106,8 +106,11 @@ class Service:
         return float(evaluation["success"]) if body["params"].get("sparse") else evaluation["score"]
 
     async def get_info(self, body: Json) -> Any:
-        """What is known of an instance; the profile with `params.profile`; a method's answer with `params.query`."""
+        """What is known of an instance; with `params.profile`, `.methods` or `.query` the profile, the names of the
+        methods that can be asked, or the answer of one."""
         params = body["params"]
+        if params.get("methods"):
+            return self.pool.methods
         if params.get("profile"):
             return await self._wait(self.pool.profile())
         if method := params.get("query"):

@@ -14,13 +14,14 @@ when its stdin closes: a parent that was killed leaves nothing behind.
 from __future__ import annotations
 
 import faulthandler
+import functools
 import importlib
 import json
 import os
 import queue
 import signal
-import sys
 import threading
+from collections.abc import Callable
 from typing import Any
 
 from envs.world import Task, World
@@ -56,6 +57,11 @@ class Worlds:
             return self._query(world, *args)
         raise ValueError(f"a worker has no operation '{op}'")
 
+    def methods(self) -> list[str]:
+        """What `query` may ask: the public methods that the adapter has beyond the interface."""
+        kind = type(self._spare)
+        return sorted(name for name in dir(kind) if not name.startswith("_") and _is_extra(kind, name))
+
     def close(self) -> None:
         for world in [*self._worlds.values(), *([self._spare] if self._spare else [])]:
             world.close()
@@ -88,35 +94,44 @@ class Worlds:
         return world.profile()
 
     def _query(self, world: World, method: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
-        """A public method that the adapter has beyond the interface, such as one that describes its entities."""
-        if method.startswith("_") or not callable(getattr(type(world), method, None)) or hasattr(World, method):
+        if method.startswith("_") or not _is_extra(type(world), method):
             raise ValueError(f"{type(world).__name__} has no method '{method}' to ask")
         return getattr(world, method)(*args, **kwargs)
+
+
+def _is_extra(kind: type[World], name: str) -> bool:
+    return callable(getattr(kind, name, None)) and not hasattr(World, name)
 
 
 def serve(requests: int, replies: int) -> None:
     """Serve requests from one file descriptor and reply on another until the first closes."""
     arrived: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     threading.Thread(target=_read, args=(requests, arrived), daemon=True).start()
-    worlds = None
+    hosted: list[Worlds] = []
     while True:
         try:
             request = json.loads(arrived.get())
         except ValueError:
             continue
         faulthandler.dump_traceback_later(request["deadline"] + GRACE_S, exit=True)  # holds even against C code
-        try:
-            if request["op"] == "start":
-                worlds = _start(**request["args"])
-                value = {"pid": os.getpid(), "python": sys.version.split()[0]}
-            else:
-                value = worlds.call(request["op"], request["world"], request["args"])
-            reply = json.dumps({"id": request["id"], "value": value})
-        except Exception as error:  # whatever a world raises is the parent's to judge
-            message = str(error) or type(error).__name__
-            reply = json.dumps({"id": request["id"], "error": message, "kind": type(error).__name__})
+        answer = reply(request["id"], functools.partial(_run, hosted, request))
         faulthandler.cancel_dump_traceback_later()
-        _write(replies, reply.encode() + b"\n")
+        _write(replies, answer.encode() + b"\n")
+
+
+def reply(id: int, run: Callable[[], Any]) -> str:
+    """What `run` gives or raises, as a line of the protocol. What is raised is the caller's to judge."""
+    try:
+        return json.dumps({"id": id, "value": run()})
+    except Exception as error:
+        return json.dumps({"id": id, "error": str(error) or type(error).__name__, "kind": type(error).__name__})
+
+
+def _run(hosted: list[Worlds], request: dict[str, Any]) -> Any:
+    if request["op"] != "start":
+        return hosted[0].call(request["op"], request["world"], request["args"])
+    hosted.append(_start(**request["args"]))
+    return {"methods": hosted[0].methods()}
 
 
 def _start(env: str, kwargs: dict[str, Any], memory_mb: int | None) -> Worlds:

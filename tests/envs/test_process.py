@@ -57,9 +57,7 @@ def test_a_world_in_a_process_is_a_world():
         world.restore(1)
         assert world.snapshot() == 1 and world.profile() == {}
         assert world.spell("ab", upper=True) == ["A", "B"]
-        for name in ("no_such_method", "step_", "to_dict"):
-            with pytest.raises(ValueError, match=name):
-                getattr(world, name)()
+        assert hasattr(world, "spell") and not hasattr(world, "no_such_method") and not hasattr(world, "_count")
 
 
 def test_another_interpreter():
@@ -222,7 +220,7 @@ def test_a_worker_that_dies_between_calls_is_nobodys_fault(pool):
         world.reset(world.tasks("train")[0])
     pid = worlds[0].step("+").info["pid"]
     os.kill(pid, signal.SIGKILL)
-    assert wait_until(lambda: not is_running(pid))
+    assert wait_until(lambda: not pool._slots[0]._worker.alive)
     assert [world.step("+").messages[0]["content"] for world in worlds] == ["2", "1", "1"]
 
 
