@@ -72,6 +72,7 @@ class Trajectory:
     experience: list[str] = field(default_factory=list)  # ids of what was injected; [] = not guided
     stripped: list[int] = field(default_factory=list)  # first prompt without the experience; [] = steps[0].prompt
     error: str = ""
+    retries: int = 0  # resets that failed before this one
 
     @property
     def guided(self) -> bool:
