@@ -1,12 +1,12 @@
 """Step labels by counterfactual replay: play the episode again without a step and see what that changes.
 
-The episode is replayed in a world of its own, from the same task and seed, and must first reproduce the evaluation it
+The episode is replayed in a world of its own, from the same start, and must first reproduce the evaluation it
 had; otherwise the world is not deterministic and every step is abstained on. An episode is worth (success, progress,
 wanted minus unwanted changes): "progress" is that of `Evaluation.components` where a world has it, else the score, and
 the changes are counted where the world has `difference()` and the task a verifier {"state": rows}.
 
 The later steps are taken as they were, but for two things. One that uses a value (an id, a price) which the replay has
-not shown could not have been taken and is left out (`evolver/values.py`). And an id that the world gives out otherwise
+not shown could not have been taken and is left out (`evolver/traces.py`). And an id that the world gives out otherwise
 when an earlier call is missing is renamed.
 
 First, in a failed episode, the steps without which it is worth more are taken away: they did harm. Then every other
@@ -22,9 +22,10 @@ step is taken away in turn, from the last to the first:
 | the same, in a success, or what is one without the harm | BAD: superfluous; of two equal look-ups it is the second |
 | the same, in a failure | abstain: nothing shows whether it would have helped |
 
-So in a failed trajectory a step is GOOD only if it advanced the goal, as in section 5.1 of the AgentEvolver paper. One
-exception: where the episode turns on a closing text that quotes nothing it was shown (a count, a yes), what it was
-concluded from is unknown, and a look-up is superfluous only if another one showed the same, else abstained on.
+A turn that was cut by its token limit never reached the world: BAD. In a failed trajectory a step is GOOD only if it
+advanced the goal, as in section 5.1 of the AgentEvolver paper. One exception: where the episode turns on a closing text
+that quotes nothing it was shown (a count, a yes), what it was concluded from is unknown, and a look-up is superfluous
+only if another one showed the same, else abstained on.
 """
 
 from __future__ import annotations
@@ -38,12 +39,11 @@ from typing import Any
 
 from envs.toolcalls import parse
 from envs.world import Evaluation, Task, World
-from evolver.values import opening_words, text_of, values_needed, words
-from rl.trajectory import StopReason, Trajectory
+from evolver.traces import broken, opening_words, played, text_of, values_needed, words
+from rl.trajectory import Trajectory
 
 GOOD, BAD, ABSTAIN = 1, -1, 0
 _WORD = re.compile(r"\w+")
-_BROKEN = (StopReason.ENV_ERROR, StopReason.ENV_TIMEOUT, StopReason.CANCELLED)
 
 
 class ReplayJudge:
@@ -66,7 +66,7 @@ class ReplayJudge:
         labels: list[list[int]] = [[] for _ in trajectories]
         for members in groups.values():
             flat = len({trajectories[n].outcome for n in members}) == 1
-            episodes: dict[int, _Episode] = {}
+            episodes: list[_Episode] = []  # one, or none before the first replay
             for n in members:
                 labels[n] = self._label(trajectories[n], episodes, skip=flat and self.skip_flat)
         return labels
@@ -84,10 +84,10 @@ class ReplayJudge:
             self._world.close()
             self._world = None
 
-    def _label(self, trajectory: Trajectory, episodes: dict[int, _Episode], *, skip: bool) -> list[int]:
+    def _label(self, trajectory: Trajectory, episodes: list[_Episode], *, skip: bool) -> list[int]:
         labels = [ABSTAIN] * len(trajectory.steps)
         self._counts["trajectories"] += 1
-        if skip or trajectory.stop in _BROKEN:
+        if skip or broken(trajectory):
             self._counts["skipped"] += 1
         elif trajectory.steps:
             try:
@@ -103,12 +103,12 @@ class ReplayJudge:
             self._counts["abstain" if label == ABSTAIN else "good" if label == GOOD else "bad"] += 1
         return labels
 
-    def _replay(self, trajectory: Trajectory, episodes: dict[int, _Episode]) -> list[int]:
+    def _replay(self, trajectory: Trajectory, episodes: list[_Episode]) -> list[int]:
         if self._world is None:
             self._world = self._make_world()
-        if trajectory.seed not in episodes:
-            episodes[trajectory.seed] = _Episode(self._world, trajectory.task, trajectory.seed)
-        episode = episodes[trajectory.seed]
+        if not episodes:
+            episodes.append(_Episode(self._world, trajectory.task))
+        (episode,) = episodes
         before = episode.replayed
         labels, reproduced, over_budget = _judge(trajectory, episode, self.max_replayed)
         self._counts["replayed_steps"] += episode.replayed - before
@@ -128,16 +128,18 @@ def label(trajectory: Trajectory, make_world: Callable[[], World]) -> list[int]:
 
 def _judge(trajectory: Trajectory, episode: _Episode, max_replayed: int) -> tuple[list[int], bool, bool]:
     """Labels, whether the replay came to the same end, and whether the bound cut it short."""
-    actions = [step.action for step in trajectory.steps]
-    texts = [text_of(step.observation) for step in trajectory.steps]
+    steps = played(trajectory)
+    cut_turns = [BAD] * (len(trajectory.steps) - len(steps))
+    actions = [step.action for step in steps]
+    texts = [text_of(step.observation) for step in steps]
     needed = values_needed(actions, [words(text) for text in texts], episode.opening)
     moves = [_Move(*parts) for parts in zip(actions, needed, texts, strict=True)]
     limit = episode.replayed + max_replayed
     nodes = episode.walk(moves)
     if len(nodes) != len(moves) or not _same(episode.end(moves).evaluation, trajectory.evaluation):
-        return [ABSTAIN] * len(actions), False, False
+        return [ABSTAIN] * len(trajectory.steps), False, False
     labels = _Labels(moves, nodes, episode, limit)
-    return labels.give(trajectory.evaluation.success), True, labels.cut
+    return labels.give(trajectory.evaluation.success) + cut_turns, True, labels.cut
 
 
 class _Labels:
@@ -239,12 +241,12 @@ class _End:
 
 
 class _Episode:
-    """Plays moves of one task and seed, remembering how they end and a snapshot after each one walked."""
+    """Plays moves of one task, remembering how they end and a snapshot after each one walked."""
 
-    def __init__(self, world: World, task: Task, seed: int):
-        self.world, self.task, self.seed = world, task, seed
+    def __init__(self, world: World, task: Task):
+        self.world, self.task = world, task
         self.replayed = 0
-        self.opening = opening_words(world.reset(task, seed))
+        self.opening = opening_words(world.reset(task, task.seed))
         self._nodes: dict[tuple[_Move, ...], _Node] = {(): _Node(self._snapshot())}
         self._ends: dict[tuple[_Move, ...], _End] = {}
 
@@ -274,7 +276,7 @@ class _Episode:
         start = self._nodes[known]
         node = _Node(None, start.shown, start.ended, start.failed)
         if start.snapshot is None:
-            self.world.reset(self.task, self.seed)
+            self.world.reset(self.task, self.task.seed)
             for move in known:
                 self.world.step(move.action)
             self.replayed += len(known)

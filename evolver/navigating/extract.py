@@ -10,11 +10,10 @@ from dataclasses import dataclass, field
 from envs.toolcalls import parse
 from envs.world import World
 from evolver.navigating.experience import Experience, new_experience
-from evolver.values import text_of
-from rl.trajectory import Step, StopReason, Trajectory
+from evolver.traces import broken, played, text_of
+from rl.trajectory import Step, Trajectory
 
 _INJECTED = re.compile(r"<EXP>.*?(?:</EXP>|$)", re.DOTALL)
-_BROKEN = (StopReason.ENV_ERROR, StopReason.ENV_TIMEOUT, StopReason.CANCELLED)
 
 
 @dataclass
@@ -62,7 +61,7 @@ def extract(
                 f"task {trajectory.task.id} is of the split '{trajectory.task.split}': "
                 f"experience comes from {', '.join(splits)} tasks only"
             )
-        if trajectory.steps and trajectory.stop not in _BROKEN:
+        if trajectory.steps and not broken(trajectory):
             groups.setdefault(trajectory.task.id, []).append(trajectory)
     found = []
     for id, group in groups.items():
@@ -81,7 +80,7 @@ def _contrast(solved: Sequence[Trajectory], failed: Sequence[Trajectory]) -> Les
     path = [name for step in _useful(solved[0]) for name in _tools(step)]
     left = Counter()
     for trajectory in failed:
-        tried = [name for step in trajectory.steps for name in _tools(step)]
+        tried = [name for step in played(trajectory) for name in _tools(step)]
         place = next((k for k, (a, b) in enumerate(zip(path, tried, strict=False)) if a != b), None)
         if place is not None:
             left[place, tried[place]] += 1
@@ -95,7 +94,7 @@ def _contrast(solved: Sequence[Trajectory], failed: Sequence[Trajectory]) -> Les
 
 
 def _useful(trajectory: Trajectory) -> list[Step]:
-    return [s for s in trajectory.steps if s.label >= 0 and not s.info.get("errors") and _tools(s)]
+    return [s for s in played(trajectory) if s.label >= 0 and not s.info.get("errors") and _tools(s)]
 
 
 def _tools(step: Step) -> list[str]:
@@ -117,8 +116,8 @@ def _errors(trajectory: Trajectory) -> set[tuple[str, str]]:
 def _succeeds_again(trajectory: Trajectory, make_world: Callable[[], World]) -> bool:
     world = make_world()
     try:
-        world.reset(trajectory.task, trajectory.seed)
-        for step in trajectory.steps:
+        world.reset(trajectory.task, trajectory.task.seed)
+        for step in played(trajectory):
             result = world.step(step.action)
             if result.terminated or result.truncated:
                 break

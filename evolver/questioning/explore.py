@@ -17,7 +17,7 @@ from typing import Any
 
 from envs.toolcalls import call_text
 from envs.world import StepResult, Task, World
-from evolver.values import leaves, text_of
+from evolver.traces import leaves, text_of
 
 _TOKEN = re.compile(r"\w[\w.:@'/-]*\w|\w")
 _GUESSED = "<guessed>"

@@ -26,7 +26,7 @@ from typing import Any
 
 from envs.world import Task, World
 from evolver.questioning.explore import Event, Kinds, Play, Walk
-from evolver.values import opening_words, text_of, values_used, words
+from evolver.traces import opening_words, text_of, values_used, words
 
 CLOSING = "done"
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from envs.toolcalls import call_text
 from envs.travel import Travel
 from evolver.attributing import ABSTAIN, BAD, GOOD, ReplayJudge, label
-from rl.trajectory import StopReason
+from rl.trajectory import Completion, Step, StopReason
 from tests.evolver.toy import Library, attempt, call, task
 
 LEND = task("Lend Solaris.", lent=["B15"])
@@ -76,6 +76,13 @@ class TestRule:
         assert labels(asked, GREEN, "Solaris") == [GOOD, GOOD]
         assert labels(asked, RED, GREEN, GREEN, "Solaris") == [BAD, GOOD, BAD, GOOD]
         assert labels(asked, GREEN, "Dune") == [ABSTAIN, BAD]
+
+    def test_a_turn_cut_by_its_limit_never_reached_the_world_and_is_bad(self):
+        for actions, expected in (([GREEN], [ABSTAIN, BAD]), ([GREEN, call("lend", "B15")], [GOOD, GOOD, BAD])):
+            trajectory = attempt(Library(), LEND, actions)
+            trajectory.stop = StopReason.LENGTH
+            trajectory.steps.append(Step([], Completion([], [], "length", 0), "Let me think about", []))
+            assert label(trajectory, Library) == expected
 
     def test_an_answer_that_quotes_nothing_leaves_look_ups_undecided(self):
         asked = task("How many red books are there?", answer="2")
@@ -205,6 +212,24 @@ class TestTravel:
                 break
         else:
             pytest.fail("no booking among the tasks")
+
+    def test_what_is_done_to_an_order_counts_though_its_id_came_after_a_wrong_one(self):
+        """Without the wrong booking the right one gets the id that the wrong one had."""
+        world = Travel(n_train=60)
+        for the_task in world.tasks("train"):
+            if the_task.meta["template"] == "book.bag":
+                *before, book, _, _ = the_task.reference
+                where = next(action for action in before if '"flights"' in action)
+                rows = attempt(world, the_task, [where]).steps[0].observation[0]["content"].splitlines()
+                right = next(row.split()[0] for row in rows if row.split()[0] in book)
+                wrong = next(row.split()[0] for row in rows if row.split()[0] != right)
+                start = [*before, call_text("quote", {"flight": wrong}), book.replace(right, wrong), book]
+                id = attempt(world, the_task, start).steps[-1].observation[0]["content"].split()[0]
+                found = label(attempt(world, the_task, [*start, call_text("bag", {"order": id}), "done"]), Travel)
+                assert found == [GOOD] * len(before) + [BAD, BAD, GOOD, GOOD, ABSTAIN]
+                break
+        else:
+            pytest.fail("no booking with a bag among the tasks")
 
     def test_labels_do_not_depend_on_company(self):
         world = Travel(n_train=12)

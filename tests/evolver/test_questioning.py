@@ -18,7 +18,7 @@ from evolver.questioning import Questioning, mixture
 from evolver.questioning.explore import Explorer, probe_of
 from evolver.questioning.filter import Duplicates, jaccard, unfeasible
 from evolver.questioning.write import minimise
-from evolver.values import opening_words, text_of, values_used, words
+from evolver.traces import opening_words, text_of, values_used, words
 from tests.evolver.toy import Library, attempt, call, task
 
 

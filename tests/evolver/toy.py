@@ -156,12 +156,10 @@ def call(tool: str, value: str) -> str:
     return call_text(tool, {"colour" if tool == "shelf" else "book": value})
 
 
-def attempt(
-    world: World, task: Task, actions: list[str], *, rollout: int = 0, experience=(), seed: int = 0
-) -> Trajectory:
+def attempt(world: World, task: Task, actions: list[str], *, rollout: int = 0, experience=()) -> Trajectory:
     """Play `actions` and record them as a rollout would."""
-    messages = world.reset(task, seed).messages
-    trajectory = Trajectory(task, rollout, seed, messages, experience=list(experience), stop=StopReason.MAX_STEPS)
+    messages = world.reset(task, task.seed).messages
+    trajectory = Trajectory(task, rollout, 0, messages, experience=list(experience), stop=StopReason.MAX_STEPS)
     for action in actions:
         result = world.step(action)
         trajectory.steps.append(Step([], Completion([], [], "stop", 0), action, result.messages, result.info))

@@ -1,4 +1,4 @@
-"""Where the values of an action come from: the query, the tool schemas, or the observation that revealed them.
+"""Reading what happened in an episode: which steps reached the world, and where the values of an action come from.
 
 A call can only be made by someone who knows its arguments. Replays and minimised solutions that ignore this keep a
 booking and drop the search that told its flight number, so both mechanisms ask these functions.
@@ -13,8 +13,23 @@ from typing import Any
 
 from envs.toolcalls import parse
 from envs.world import Message, Observation
+from rl.trajectory import Step, StopReason, Trajectory
 
+_BROKEN = (StopReason.ENV_ERROR, StopReason.ENV_TIMEOUT, StopReason.CANCELLED)
+_CUT = (StopReason.LENGTH, StopReason.CONTEXT_FULL)
 _WORD = re.compile(r"\w+")
+
+
+def broken(trajectory: Trajectory) -> bool:
+    """Whether the environment or a deadline ended the episode: what it shows is not the policy's doing."""
+    return trajectory.stop in _BROKEN
+
+
+def played(trajectory: Trajectory) -> list[Step]:
+    """The steps that reached the world: a last generation that was cut by its limit did not."""
+    steps = trajectory.steps
+    cut = trajectory.stop in _CUT and steps and steps[-1].completion.stop == "length"
+    return steps[:-1] if cut else list(steps)
 
 
 def words(text: str) -> str:
