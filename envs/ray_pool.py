@@ -65,8 +65,8 @@ class RayWorker:
             raise WorldTimeout(f"{self.env} did not answer {op} within {deadline:g} s") from None
         except self._ray.exceptions.RayError as error:
             self.kill()
-            lines = str(error).strip().split("\n")
-            raise WorldError(f"the actor of {self.env} died in {op}: {lines[-1].strip()}") from None
+            last = str(error).strip().split("\n")[-1].strip()
+            raise WorldError(f"the actor of {self.env} died in {op}: {last[:300]}") from None
 
 
 class RayPool(Pool):
@@ -83,12 +83,15 @@ class RayPool(Pool):
         deadlines: Deadlines = DEADLINES,
         lease_s: float = 3600.0,
     ):
-        """Join the cluster at `address` ("auto", "ray://..."; None starts one on this machine)."""
+        """Join the cluster at `address` ("auto", "ray://..."; None starts one on this machine). Raises WorldError."""
         import ray
 
         if not ray.is_initialized():
             environment = {"py_modules": [str(ROOT / "envs")]} if address else {"env_vars": {"PYTHONPATH": str(ROOT)}}
-            ray.init(address, include_dashboard=False, log_to_driver=False, runtime_env=environment)
+            try:
+                ray.init(address, include_dashboard=False, log_to_driver=False, runtime_env=environment)
+            except Exception as error:  # Ray raises plain Exceptions, ConnectionErrors and more
+                raise WorldError(f"no Ray cluster: {str(error).strip().splitlines()[0]}") from error
         self._limit = limit
         self._actor = (env, kwargs or {}, {"num_cpus": 0.01, **(actor or {})}, deadlines.start)
         super().__init__(env, workers=1, deadlines=deadlines, lease_s=lease_s)

@@ -358,6 +358,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--host", default="127.0.0.1", help="0.0.0.0 to be reachable from other machines")
     parser.add_argument("--port", type=int, default=8080, help="0 takes a free one and prints it")
     parser.add_argument("--backend", choices=("local", "ray"), default="local")
+    parser.add_argument("--address", help="of the Ray cluster; without it one is started on this machine")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="worker processes")
     parser.add_argument("--per_worker", type=int, default=1000, help="instances in one process at most")
     parser.add_argument("--python", help="interpreter of the workers")
@@ -395,7 +396,7 @@ def make_pool(args: argparse.Namespace, deadlines: Deadlines) -> Pool:
     if args.backend == "ray":
         from envs.ray_pool import RayPool
 
-        return RayPool(args.env, args.kwargs, deadlines=deadlines, lease_s=args.lease_s)
+        return RayPool(args.env, args.kwargs, address=args.address, deadlines=deadlines, lease_s=args.lease_s)
     return Pool(
         args.env,
         args.kwargs,
