@@ -63,7 +63,7 @@ def measure(batch: workloads.Batch, folder: str, *, row: int, micro: int, repeat
         advantage = np.where(mask, np.float32(r.advantage), 0)
         samples.append(Sample(np.array(r.prompt + r.completion), mask, advantage=advantage))
     width = row or -(-max(len(sample) for sample in samples) // 32) * 32
-    optimizer = optim.adamw(1e-5, clip_norm=1.0)
+    optimizer = optim.optimizer(learning_rate=1e-5)
     logp = learner.make_logp(config, None, micro_rows=micro)(params, pack(samples, width))
     update = learner.make_update(config, None, optimizer=optimizer, micro_rows=micro, clip_low=0.2, clip_high=0.2)
     state = learner.init_state(config, params, optimizer)
