@@ -18,7 +18,7 @@ import functools
 import importlib
 import json
 import os
-import queue
+import select
 import signal
 import threading
 from collections.abc import Callable
@@ -26,7 +26,7 @@ from typing import Any
 
 from envs.world import Task, World
 
-GRACE_S = 5.0  # the parent kills at the deadline; this much later the worker gives up by itself
+GRACE_S = 5.0  # the parent kills at the deadline; this much processor time later the worker ends by itself
 
 
 def build(env: str, kwargs: dict[str, Any]) -> World:
@@ -105,18 +105,17 @@ def _is_extra(kind: type[World], name: str) -> bool:
 
 def serve(requests: int, replies: int) -> None:
     """Serve requests from one file descriptor and reply on another until the first closes."""
-    arrived: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-    threading.Thread(target=_read, args=(requests, arrived), daemon=True).start()
+    threading.Thread(target=_end_with_parent, args=(requests,), daemon=True).start()
     hosted: list[Worlds] = []
-    while True:
-        try:
-            request = json.loads(arrived.get())
-        except ValueError:
-            continue
-        faulthandler.dump_traceback_later(request["deadline"] + GRACE_S, exit=True)  # holds even against C code
-        answer = reply(request["id"], functools.partial(_run, hosted, request))
-        faulthandler.cancel_dump_traceback_later()
-        _write(replies, answer.encode() + b"\n")
+    with os.fdopen(requests, "rb") as lines:
+        for line in lines:
+            request = json.loads(line)
+            # A parent that was killed cannot kill a call that never lets another thread run; this timer can.
+            signal.setitimer(signal.ITIMER_PROF, (request["deadline"] + GRACE_S) * (os.cpu_count() or 1))
+            answer = reply(request["id"], functools.partial(_run, hosted, request))
+            signal.setitimer(signal.ITIMER_PROF, 0)
+            _write(replies, answer.encode() + b"\n")
+    os.killpg(0, signal.SIGKILL)
 
 
 def reply(id: int, run: Callable[[], Any]) -> str:
@@ -142,11 +141,12 @@ def _start(env: str, kwargs: dict[str, Any], memory_mb: int | None) -> Worlds:
     return Worlds(env, kwargs)
 
 
-def _read(requests: int, arrived: queue.SimpleQueue[bytes]) -> None:
-    with os.fdopen(requests, "rb") as lines:
-        for line in lines:
-            arrived.put(line)
-    os.killpg(0, signal.SIGKILL)  # the parent is gone: end this process and all that it started
+def _end_with_parent(requests: int) -> None:
+    """Wait until the other end is closed, then end this process and all that it started, whatever it is doing."""
+    poll = select.poll()
+    poll.register(requests, 0)
+    poll.poll()
+    os.killpg(0, signal.SIGKILL)
 
 
 def _write(replies: int, data: bytes) -> None:
