@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from envs.toolcalls import parse
 from envs.world import Task, World
 from evolver.questioning.explore import Explorer, Walk, probe_of
 from evolver.questioning.filter import Duplicates, unfeasible
@@ -54,10 +55,20 @@ class Questioning:
             )
         self.explorer = Explorer(profile, breadth=breadth, depth=depth, branches=branches)
         self.writer = Writer(profile, self.explorer.kinds)
-        self.tasks: dict[str, Task] = {}
-        self._results: dict[str, list[int]] = {}  # id -> [successes, attempts]
-        self._known = Duplicates(overlap, self._seeds)
         self._counts: Counter[str] = Counter()
+        self._start_over([], {}, {})
+
+    def _start_over(self, tasks: Sequence[Task], results: dict[str, list[int]], names: dict[str, int]) -> None:
+        """Set everything that is kept between calls, but for the explorer's knowledge."""
+        self.tasks: dict[str, Task] = {}
+        self._results = results  # id -> [successes, attempts]
+        self._names = Counter(names)  # proposals tried, by name
+        self._known = Duplicates(self.overlap, [*self._seeds, *tasks])
+        self._levels: Counter[int] = Counter()  # tasks by number of calls
+        self._calls: dict[str, tuple[int, int]] = {}  # name -> (calls, tasks)
+        self._tools: Counter[str] = Counter()  # in references
+        for task in tasks:
+            self._keep(task)
 
     def explore(self, seed: int, budget: int) -> list[Task]:
         """At most `budget` new tasks, each executed and different from all there are; they join `tasks`.
@@ -67,14 +78,15 @@ class Questioning:
         rng = random.Random(seed_of(seed, "explore"))
         world, found = self._make_world(), []
         try:
-            for _ in range(self.rounds):
+            for n in range(self.rounds):
                 for start in rng.sample(self._seeds, len(self._seeds)):
                     if len(found) >= budget:
                         break
                     for walk in self.explorer.walks(world, probe_of(start), rng, hints=start.query):
                         self._counts["walks"] += 1
                         self._counts["steps"] += len(walk.events)
-                        found += self._write(world, walk, rng, min(self.per_walk, budget - len(found)))
+                        most = min(self.per_walk, budget - len(found))
+                        found += self._write(world, walk, rng, most, even=n < self.rounds - 1)
         finally:
             world.close()
         self._shrink()
@@ -128,40 +140,56 @@ class Questioning:
         return {
             "tasks": [task.to_dict() for task in self.tasks.values()],
             "results": {id: list(pair) for id, pair in self._results.items()},
+            "names": dict(self._names),
             "knowledge": self.explorer.knowledge.state(),
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
-        self.tasks = {record["id"]: Task.from_dict(record) for record in state["tasks"]}
-        self._results = {id: list(pair) for id, pair in state["results"].items()}
+        results = {id: list(pair) for id, pair in state["results"].items()}
+        self._start_over([Task.from_dict(record) for record in state["tasks"]], results, state["names"])
         self.explorer.knowledge.load_state(state["knowledge"])
-        self._known = Duplicates(self.overlap, [*self._seeds, *self.tasks.values()])
 
-    def _write(self, world: World, walk: Walk, rng: random.Random, most: int) -> list[Task]:
-        """Tasks of a walk, of the sorts and names that the pool has fewest of."""
+    def _write(self, world: World, walk: Walk, rng: random.Random, most: int, *, even: bool) -> list[Task]:
+        """Tasks of a walk: of the difficulty and then of the name that the pool has fewest of.
+
+        `even`: leave out what would give a difficulty much more than its even share.
+        """
         proposals = self.writer.proposals(world, walk)
-        names = Counter(task.meta["template"] for task in self.tasks.values())
-        sizes = Counter(task.meta["size"] for task in self.tasks.values())
+        fewest, largest = self.writer.calls
         made: list[Task] = []
         for _ in range(3 * most):
             if not proposals or len(made) >= most:
                 break
             rng.shuffle(proposals)
-            proposal = min(proposals, key=lambda p: (sizes[p.size], names[p.name]))
+            proposal = min(proposals, key=self._commonness)
             proposals.remove(proposal)
-            sizes[proposal.size] += 1
-            names[proposal.name] += 1
+            share = len(self.tasks) / (largest - fewest + 1)
+            if even and self._commonness(proposal)[0] > 1.2 * share + 2:
+                break
+            self._names[proposal.name] += 1
             task = self._accepted(world, proposal, rng)
             if task is not None:
                 self._known.add(task)
-                self.tasks[task.id] = task
+                self._keep(task)
                 made.append(task)
         return made
+
+    def _commonness(self, proposal: Proposal) -> tuple[int, int]:
+        """How many tasks there are as difficult as this one may be expected to be, and how many were tried like it."""
+        calls, tasks = self._calls.get(proposal.name, (0, 0))
+        return self._levels[round(calls / tasks)] if tasks else 0, self._names[proposal.name]
+
+    def _keep(self, task: Task) -> None:
+        self.tasks[task.id] = task
+        self._levels[task.difficulty] += 1
+        calls, tasks = self._calls.get(task.meta["template"], (0, 0))
+        self._calls[task.meta["template"]] = (calls + task.difficulty, tasks + 1)
+        self._tools.update(call.name for action in task.reference for call in parse(action).calls)
 
     def _accepted(self, world: World, proposal: Proposal, rng: random.Random) -> Task | None:
         self._counts["tried"] += 1
         try:
-            task = self.writer.write(world, proposal, rng)
+            task = self.writer.write(world, proposal, rng, common=self._tools)
         except Unfit as why:
             self._counts[f"- {why}"] += 1
             return None
@@ -172,6 +200,7 @@ class Questioning:
     def _shrink(self) -> None:
         """Let go of what teaches least, the oldest first among equals."""
         surplus = len(self.tasks) - self.capacity
-        for id in sorted(self.tasks, key=self.learnability)[: max(surplus, 0)]:
-            del self.tasks[id]
-            self._results.pop(id, None)
+        if surplus > 0:
+            gone = set(sorted(self.tasks, key=self.learnability)[:surplus])
+            results = {id: pair for id, pair in self._results.items() if id not in gone}
+            self._start_over([task for id, task in self.tasks.items() if id not in gone], results, self._names)

@@ -138,6 +138,7 @@ class Knowledge:
         self.enables: dict[
             str, dict[str, list[int]]
         ] = {}  # tool: error -> tool taken before a retry -> [helped, tried]
+        self.spoils: dict[str, list[int]] = {}  # tool -> of calls with a value it changed something of: [refused, all]
         self.words: dict[str, dict[str, int]] = {}  # kind -> value -> times; of kinds that are not ids
 
     def state(self) -> dict[str, Any]:
@@ -148,11 +149,14 @@ class Knowledge:
             setattr(self, key, _copy(state[key]))
 
     def novelty(self, tool: str) -> float:
-        """The expected bonus of a tool; what is refused the same way again is the least of news."""
+        """The expected bonus of a tool. Changes are wanted most and refusals least, and a tool after which nothing more
+        can be done (a cancellation) comes seldom."""
         seen = self.outcomes.get(tool, {})
         times = sum(seen.values())
-        bonus = sum(n**0.5 * (1.0 if look.startswith("ok ") else 0.3) for look, n in seen.items())
-        return bonus / max(times, 1) + (1 + times) ** -0.5
+        worth = {"changed": 2.0, "shown": 1.0, "refused": 0.3}
+        bonus = sum(n**0.5 * worth[look.split(" ", 1)[0]] for look, n in seen.items())
+        refused, later = self.spoils.get(tool, (0, 0))
+        return (bonus / max(times, 1) + (1 + times) ** -0.5) * (later - refused + 1) / (later + 1)
 
     def learn(self, event: Event, signature: str, kinds: Kinds, *, known: Callable[[str], bool]) -> None:
         """Count an outcome. `known` tells the values that were not guessed: a guess says nothing about its kind."""
@@ -223,6 +227,7 @@ class _Stroll:
         self.done: set[tuple[str, str]] = set()
         self.plan: list[tuple[str, dict[str, Any]]] = []
         self.refused: dict[str, int] = {}  # value -> how often in a row calls with it were refused
+        self.changed: dict[str, str] = {}  # value -> the last tool that changed something with it
         self.trials: list[tuple[str, str]] = []  # (tool: error, tool tried against it), until the retry tells
 
     @property
@@ -232,7 +237,7 @@ class _Stroll:
     def branch(self, window: int) -> _Stroll:
         other = _Stroll(self.explorer, self.play, self.rng, "")
         other.events, other.hints, other.window, other.done = list(self.events), self.hints, window, set(self.done)
-        other.refused = dict(self.refused)
+        other.refused, other.changed = dict(self.refused), dict(self.changed)
         other.seen = {kind: dict(values) for kind, values in self.seen.items()}
         return other
 
@@ -289,6 +294,12 @@ class _Stroll:
         knowledge.learn(event, signature, self.explorer.kinds, known=self._known)
         for value in map(str, leaves(arguments)):
             self.refused[value] = 0 if event.ok else self.refused.get(value, 0) + 1
+            if value in self.changed:
+                pair = knowledge.spoils.setdefault(self.changed[value], [0, 0])
+                pair[0] += not event.ok
+                pair[1] += 1
+            if event.changed:
+                self.changed[value] = tool
         if self.trials and self.trials[-1][0].startswith(f"{tool}: "):
             failure, remedy = self.trials[-1]
             _count(knowledge.enables, failure, remedy, event.ok or f"{tool}: {signature}" != failure)
@@ -353,7 +364,7 @@ class _Stroll:
         kind, share, values = source
         counts = self.explorer.knowledge.values.get(place, {})
         rates = [(through + 0.5) / (tried + 1) for through, tried in (counts.get(v, (0, 0)) for v in values)]
-        rates = [rate / (1 + self.refused.get(value, 0)) for rate, value in zip(rates, values, strict=True)]
+        rates = [rate / (1 + self.refused.get(value, 0)) ** 2 for rate, value in zip(rates, values, strict=True)]
         n = self.rng.choices(range(len(values)), rates)[0]
         return _typed(values[n], schema), weight_of(kind) * share * rates[n]
 
@@ -406,10 +417,10 @@ def _signature(event: Event, kinds: Kinds) -> str:
     lines = event.result.splitlines() or [""]
     tokens = [token if kinds(token) == "<word>" else kinds(token) for token in _TOKEN.findall(lines[0])]
     if not event.ok:
-        return " ".join(tokens[:12])
-    look = " ".join(kinds(token) for token in _TOKEN.findall(lines[0])[:8])
-    changes = ",".join(sorted({f"{row[0]}.{row[2]}" for row in event.changed}))
-    return f"ok {min(len(lines), 3)} {look} {changes}"
+        return " ".join(["refused", *tokens[:12]])
+    if event.changed:
+        return " ".join(["changed", *sorted({f"{row[0]}.{row[2]}" for row in event.changed})])
+    return " ".join(["shown", str(min(len(lines), 3)), *(kinds(token) for token in _TOKEN.findall(lines[0])[:8])])
 
 
 def _spoken_of(tool: str, text: str) -> bool:

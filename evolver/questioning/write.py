@@ -20,7 +20,7 @@ import itertools
 import json
 import random
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -121,10 +121,13 @@ class Writer:
 
     # One task.
 
-    def write(self, world: World, proposal: Proposal, rng: random.Random) -> Task:
-        """The task of a proposal. Raises Unfit with the reason where there is none."""
+    def write(self, world: World, proposal: Proposal, rng: random.Random, *, common: Mapping[str, int]) -> Task:
+        """The task of a proposal. Raises Unfit with the reason where there is none.
+
+        Of two ways to the same goal the one is kept whose tools are less `common` (tool -> times used so far).
+        """
         expected = self._answer_shown(world, proposal)
-        kept, played = self._minimise(world, proposal, expected, rng)
+        kept, played = self._minimise(world, proposal, expected, rng, common)
         fewest, most = self.calls
         if not fewest <= len(kept) <= most:
             raise Unfit("length")
@@ -153,7 +156,7 @@ class Writer:
             raise Unfit("depends on a change")
         return played[-1].result
 
-    def _minimise(self, world: World, proposal: Proposal, expected: str | None, rng: random.Random):
+    def _minimise(self, world: World, proposal: Proposal, expected: str | None, rng: random.Random, common):
         """The fewest of the proposal's calls that have its effect, and their events, just played in `world`."""
         needed = set(proposal.targets) | ({proposal.ask.event} if proposal.ask else set())
         kept = [n for n in range(max(needed) + 1) if n in needed or not proposal.events[n].changed]
@@ -169,7 +172,8 @@ class Writer:
         if not holds(kept):
             raise Unfit("not separable")
         difference.append(world.difference())
-        kept = minimise(kept, needed, holds, rng)
+        rank = {n: (common.get(proposal.events[n].tool, 0), rng.random()) for n in kept}
+        kept = minimise(kept, needed, holds, key=lambda n: rank[n])
         played = self._play(world, proposal, kept)
         final = world.difference()
         if any(row not in final for n in proposal.targets for row in played[kept.index(n)].changed):
@@ -282,12 +286,13 @@ class Writer:
             raise Unfit("answer not shown")
 
 
-def minimise(kept: list[int], needed: set[int], holds: Callable[[list[int]], bool], rng: random.Random) -> list[int]:
-    """Drop what is not needed, in ever smaller chunks of a random order; in the end no single call can be dropped."""
+def minimise(
+    kept: list[int], needed: set[int], holds: Callable[[list[int]], bool], *, key: Callable[[int], Any]
+) -> list[int]:
+    """Drop what is not needed in ever smaller chunks, highest `key` first; in the end no single call can be dropped."""
     size = max(len(kept) // 2, 1)
     while True:
-        loose = [n for n in kept if n not in needed]
-        rng.shuffle(loose)
+        loose = sorted((n for n in kept if n not in needed), key=key, reverse=True)
         dropped = False
         for start in range(0, len(loose), size):
             chunk = set(loose[start : start + size])

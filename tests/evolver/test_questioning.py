@@ -149,12 +149,13 @@ class TestExplorer:
         assert [w.events[:3] for w in walks] == [walks[0].events[:3]] * 3
         assert all(len(w.events) == 8 for w in walks)
 
-    def test_it_learns_what_makes_a_call_work(self):
-        explorer = Explorer(Library().profile(), breadth=4, depth=30)
-        for n in range(4):
-            explorer.walks(Library(), probe_of(task("")), random.Random(n))
-        helped = explorer.knowledge.enables["mark: error look at the shelf first"]
-        assert max(helped, key=lambda tool: helped[tool][0] / helped[tool][1]) == "shelf"
+    def test_it_learns_what_makes_a_call_work(self, questioning):
+        for refusal, remedy in (
+            ("book: refused error quote the flight first", "quote"),
+            ("seat: refused error list the seats first", "seats"),
+        ):
+            helped = questioning.explorer.knowledge.enables[refusal]
+            assert max(helped, key=lambda tool: helped[tool][0]) == remedy
 
     def test_it_gets_better_at_it(self, seeds):
         explorer = Explorer(Travel().profile())
@@ -172,10 +173,11 @@ class TestResume:
         assert [t.id for t in Questioning(Travel, seeds).explore(seed=8, budget=64)] != [t.id for t in tasks]
 
     def test_a_reloaded_state_goes_on_as_the_one_that_was_saved(self, seeds):
-        first = Questioning(Travel, seeds)
-        found = first.explore(seed=1, budget=16)
-        first.record([(found[0].id, True), (found[0].id, False), (found[1].id, True)])
-        second = Questioning(Travel, seeds)
+        first = Questioning(Travel, seeds, capacity=20)
+        found = first.explore(seed=1, budget=24)
+        assert len(found) == 24 and len(first.tasks) == 20
+        first.record([(id, win) for id in list(first.tasks)[:3] for win in (True, False, True)])
+        second = Questioning(Travel, seeds, capacity=20)
         second.load_state(json.loads(json.dumps(first.state())))
         assert second.state() == first.state()
         assert second.explore(seed=2, budget=16) == first.explore(seed=2, budget=16)
@@ -289,5 +291,5 @@ class TestFilters:
 
     @given(st.sets(st.integers(0, 12)), st.integers(0, 2**32))
     def test_minimise_keeps_exactly_what_holds_needs(self, needed, seed):
-        kept = minimise(list(range(13)), set(), lambda trial: needed <= set(trial), random.Random(seed))
+        kept = minimise(list(range(13)), set(), lambda trial: needed <= set(trial), key=lambda n: (n * seed) % 7)
         assert kept == sorted(needed)
