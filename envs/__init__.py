@@ -16,11 +16,14 @@ WORLDS = {
 
 
 def make(name: str, **kwargs: Any) -> World:
-    """A new world; the arguments are those of its class. ValueError for a name or an argument that does not exist."""
-    if name not in WORLDS:
-        raise ValueError(f"there is no world {name!r}; there are {', '.join(WORLDS)}")
-    module, _, attribute = WORLDS[name].partition(":")
-    world = getattr(importlib.import_module(module), attribute)
+    """A new world: a name above, or `my_module:MyEnv`; the arguments are those of its class. ValueError for a name or
+    an argument that does not exist, ModuleNotFoundError for a module."""
+    module, _, attribute = WORLDS.get(name, name).partition(":")
+    if not attribute:
+        raise ValueError(f"there is no world {name!r}; there are {', '.join(WORLDS)}, and my_module:MyEnv")
+    world = getattr(importlib.import_module(module), attribute, None)
+    if world is None:
+        raise ValueError(f"module {module} has no {attribute}")
     try:
         inspect.signature(world).bind(**kwargs)
     except TypeError as error:

@@ -9,10 +9,10 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
+from envs import make
 from envs.pool import Pool
 from envs.process import DEADLINES, ROOT, Deadlines
 from envs.remote import Connections, RemoteWorld
-from envs.worker import build
 from envs.world import World, WorldError
 
 MODES = ("inprocess", "worker", "http")
@@ -53,7 +53,7 @@ class Source:
             return self._pool.world()
         if self._connections:
             return RemoteWorld(self._connections, env=self._env, deadlines=self._deadlines)
-        return build(self._env, self._kwargs)
+        return make(self._env, **self._kwargs)
 
     def close(self) -> None:
         if self._pool:

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import faulthandler
 import functools
-import importlib
 import json
 import os
 import select
@@ -24,17 +23,10 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from envs import make
 from envs.world import Task, World
 
 GRACE_S = 5.0  # the parent kills at the deadline; this much processor time later the worker ends by itself
-
-
-def build(env: str, kwargs: dict[str, Any]) -> World:
-    """Make a world: a name of the registry, or `my_module:MyEnv`."""
-    module, _, name = env.partition(":")
-    if not name:
-        return importlib.import_module("envs").make(env, **kwargs)
-    return getattr(importlib.import_module(module), name)(**kwargs)
 
 
 class Worlds:
@@ -42,7 +34,7 @@ class Worlds:
 
     def __init__(self, env: str, kwargs: dict[str, Any]):
         self._env, self._kwargs = env, kwargs
-        self._spare: World | None = build(env, kwargs)  # what is slow to load is loaded here
+        self._spare: World | None = make(env, **kwargs)  # what is slow to load is loaded here
         self._worlds: dict[str, World] = {}
 
     def call(self, op: str, name: str, args: list[Any]) -> Any:
@@ -69,7 +61,7 @@ class Worlds:
 
     def _world(self, name: str) -> World:
         if name not in self._worlds:
-            self._worlds[name], self._spare = self._spare or build(self._env, self._kwargs), None
+            self._worlds[name], self._spare = self._spare or make(self._env, **self._kwargs), None
         return self._worlds[name]
 
     def _tasks(self, world: World, split: str) -> list[dict[str, Any]]:

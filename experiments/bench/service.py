@@ -18,10 +18,10 @@ import subprocess
 import sys
 import time
 
+from envs import make
 from envs.process import ROOT, Deadlines
 from envs.remote import Connections, RemoteWorld
 from envs.source import serving
-from envs.worker import build
 from envs.world import Task, World
 
 DEADLINES = Deadlines(start=300.0, reset=300.0, step=300.0)  # a loaded machine is a slow figure, not an error
@@ -43,7 +43,7 @@ def timed(world: World, action: str) -> float:
 
 def direct(env: str, kwargs: dict, jobs: list[tuple[Task, list[str]]]) -> list[list[float]]:
     """Seconds of each step of each job, without a service."""
-    world = build(env, kwargs)
+    world = make(env, **kwargs)
     found = []
     for task, actions in jobs:
         world.reset(task, 0)
@@ -93,7 +93,7 @@ def measure(env: str, kwargs: dict, args: argparse.Namespace) -> list[dict]:
     """One row per load."""
     rng = random.Random(0)
     splits = {"bfcl": "all"}
-    tasks = [task for task in build(env, kwargs).tasks(splits.get(env, "train")) if task.reference]
+    tasks = [task for task in make(env, **kwargs).tasks(splits.get(env, "train")) if task.reference]
     paced = range(args.steps)
     closed = range(args.steps, 2 * args.steps)
     jobs = [(task, script(task, rng, 2 * args.steps)) for task in rng.choices(tasks, k=args.instances)]
