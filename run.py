@@ -44,15 +44,17 @@ def start(config: Any, workdir: str, mode: str) -> int:
 
         print(plan(config, workdir))
         return 0
-    from evolver import loop
+    from evolver import imitate, loop
 
     try:
-        getattr(loop, mode)(config, workdir)
+        train = imitate.imitate if config.imitation.demonstrations else loop.train
+        modes = {"train": train, "eval": loop.evaluate, "explore": loop.explore, "pool": loop.pool}
+        modes[mode](config, workdir)
     except KeyboardInterrupt:
         print("\naborted; the last checkpoint is unharmed", file=sys.stderr)
         return 130
     except loop.Interrupted as stop:
-        print(f"\n{stop}", file=sys.stderr)
+        print(f"\n{stop or 'interrupted'}", file=sys.stderr)
         return 130
     except loop.RunError as error:
         print(f"\n{error}", file=sys.stderr)

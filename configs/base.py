@@ -2,7 +2,8 @@
 
 A variant calls this `get_config`, changes a few values, and opens with its command, the score to expect and the time it
 takes. Anything can be changed on the command line: `--config.rollout.temperature=0.7`. Tuples are written as
-`--config.eval.splits='("dev",)'`. An unknown key is an error here, in a variant, and on the command line.
+`--config.learner.drop='("cancelled","env_error")'`. An unknown key is an error here, in a variant and on the command
+line.
 """
 
 from ml_collections import ConfigDict
@@ -18,10 +19,14 @@ def get_config(arg=None):
 
     # The world that the agent lives in.
     env = config.env = ConfigDict()
-    env.name = "travel"  # a name known to envs.make
+    env.name = "travel"  # a name known to envs.make, or module:Class
     env.args = ConfigDict()  # keyword arguments of the world
     env.split = "train"  # the split that original tasks come from
     env.tasks = ""  # a JSON-lines file of tasks to train on instead of the split
+    env.mode = "inprocess"  # where worlds run: inprocess, worker (processes of their own), http (a service)
+    env.url = ""  # of the service, for env.mode=http
+    env.python = ""  # interpreter of the workers; "" = this one
+    env.workers = 2  # worker processes
     env.timeout = 60.0  # seconds that one call into the world may take
 
     # The policy.
@@ -30,24 +35,23 @@ def get_config(arg=None):
     model.preset = "tiny"  # shape of random weights: tiny, 0.5b, 1.5b, 3b, 7b, 14b, 32b, 72b
     model.tokenizer = ""  # directory of the tokenizer; "" = model.path
     model.dtype = "float32"  # of the computation: float32, bfloat16
-    model.param_dtype = "float32"  # of the weights that are trained
-    model.remat = "none"  # what the backward pass recomputes: none, full
+    model.remat = False  # recompute activations in the backward pass: less memory, a third more compute
 
     # How an episode is written down for the policy.
     template = config.template = ConfigDict()
     template.name = "linear"  # the whole conversation, append-only
-    template.parse_error = (
-        "continue"  # a malformed tool call is answered with an error, or ends the turn: continue, end
-    )
+    template.tools = True  # list the tools in the system message; False for a policy that knows them
+    template.parse_error = "continue"  # a malformed call is answered with an error, or ends the episode: continue, end
+    template.cut_turn = "end"  # a turn cut at rollout.max_tokens ends the episode, or is taken as it is: end, continue
     template.max_observation = 4096  # tokens of one observation; longer ones are cut at a visible mark
 
     # Rollouts that are trained on.
     rollout = config.rollout = ConfigDict()
     rollout.tasks = 32  # tasks per step
     rollout.group = 8  # rollouts per task: the unit within which outcomes are compared
-    rollout.temperature = 0.9
-    rollout.top_p = 1.0
-    rollout.top_k = 0  # 0 = all tokens
+    rollout.temperature = 0.9  # of the policy's distribution, here and in the loss
+    rollout.top_p = 1.0  # smallest set of tokens with this probability; 1 = all
+    rollout.top_k = 0  # most probable tokens; 0 = all
     rollout.max_steps = 30  # turns of the policy in one episode
     rollout.max_tokens = 4096  # tokens of one turn
     rollout.context = 25580  # tokens of one episode, prompt and observations included
@@ -57,46 +61,48 @@ def get_config(arg=None):
     # What generates.
     engine = config.engine = ConfigDict()
     engine.name = "jax"  # jax: in this process
-    engine.slots = 256  # sequences decoded at a time, each with a KV cache of rollout.context tokens
-    engine.decode_block = 8  # tokens decoded between two looks at the queue
+    engine.slots = 256  # sequences whose keys and values are held at once, each of rollout.context tokens
+    engine.decode_block = 32  # tokens decoded between two looks at the queue
+    engine.prefill = 256  # longest piece of a prompt that is prefilled in one call, tokens
     engine.cache_dtype = "float32"  # of keys and values: float32, bfloat16
 
     # Self-questioning: explore the world, invent tasks that can be checked, train on a mixture.
     questioning = config.questioning = ConfigDict()
-    questioning.enabled = False
-    questioning.tasks = (
-        ""  # a JSON-lines file of synthetic tasks (`--mode=explore` writes one); "" = explore at the start
-    )
-    questioning.originals = True  # original tasks in the mixture; False = synthetic ones only
-    questioning.ratio = 1.0  # synthetic tasks per original one in the mixture
-    questioning.budget = 2000  # environment calls of one exploration
-    questioning.max_tasks = 500  # synthetic tasks kept
+    questioning.enabled = False  # False = original tasks only
+    questioning.share = 0.5  # synthetic tasks among those of a step (lambda); 1 = no original ones
+    questioning.tasks = ""  # a JSON-lines file of synthetic tasks, as `--mode=explore` writes it; "" = explore
+    questioning.budget = 500  # synthetic tasks made by the first exploration
+    questioning.refresh = 0  # synthetic tasks made by each later one
     questioning.every = 0  # steps between explorations; 0 = only before the first step
-    questioning.similarity = 0.8  # Jaccard similarity of words from which a task repeats another
+    questioning.capacity = 500  # synthetic tasks kept
+    questioning.breadth = 3  # steps of the breadth-first phase of a walk (N_b)
+    questioning.depth = 17  # steps of the depth-first phase (N_d)
+    questioning.overlap = 0.8  # Jaccard similarity of queries from which a task repeats another
+    questioning.learnable = False  # prefer synthetic tasks that are solved sometimes, not always
 
     # Self-navigating: rollouts guided by experience, which is stripped before training.
     navigating = config.navigating = ConfigDict()
-    navigating.enabled = False
-    navigating.pool = ""  # directory of an experience pool to start from (`--mode=pool` writes one); "" = build one
+    navigating.enabled = False  # False = no rollout sees experience
     navigating.share = 0.5  # eta: round(eta * group) rollouts of a group are guided
-    navigating.top_k = 5  # experiences retrieved for a task
-    navigating.min_similarity = 0.0  # cosine below which nothing is retrieved
-    navigating.rollouts = 4  # rollouts per task that the first pool is made from; 0 = start empty
+    navigating.pool = ""  # directory of a pool to start from, as `--mode=pool` writes it; "" = make one
     navigating.tasks = 32  # tasks that the first pool is made from
+    navigating.rollouts = 4  # rollouts of each of them (N_pc); 0 = start with an empty pool
     navigating.every = 0  # steps between additions to the pool; 0 = frozen after the first
-    navigating.max_pool = 10000  # experiences kept
+    navigating.top_k = 5  # most experiences in front of one rollout
+    navigating.min_similarity = 0.3  # cosine below which nothing is retrieved
+    navigating.wording = "plain"  # how an experience is put into words: plain, travel (as its base policy knows them)
 
     # Self-attributing: each step GOOD, BAD or abstain.
     attributing = config.attributing = ConfigDict()
-    attributing.enabled = False
+    attributing.enabled = False  # False = no labels
     attributing.skip_flat = False  # no labels for groups whose outcomes are all equal
     attributing.max_replayed = 2000  # environment steps replayed for one trajectory; what is left abstains
 
     # From outcomes and labels to one number per step.
     advantage = config.advantage = ConfigDict()
     advantage.name = "grpo"  # grpo, rloo, dr_grpo, loop, adca (needs attributing)
-    advantage.std = "sample"  # of grpo: divides by the group's sample or population deviation
-    advantage.eps = 1e-6  # of grpo
+    advantage.std = "sample"  # of grpo: divide by the group's sample or population deviation
+    advantage.drop_below = 0.0  # of loop: smaller advantages become 0 (its paper: 0.01)
     advantage.alpha = 0.1  # of adca: weight of the labels against the outcome
     advantage.alpha_min = 0.0  # of adca: where alpha ends after alpha_steps, along a cosine
     advantage.alpha_steps = 0  # of adca; 0 = alpha is constant
@@ -104,38 +110,34 @@ def get_config(arg=None):
     advantage.norm = "trajectory"  # of adca: trajectory (paper, section 5), step, reference (its code)
     advantage.outcome_at = "last_step"  # of adca: last_step, all_steps, none (labels only)
     advantage.length_normalise = False  # of adca: divide by the square root of the number of steps
-    advantage.weight_synthetic = 1.0  # factor on the advantages of synthetic tasks
-    advantage.exclude = (
-        "env_error",
-        "env_timeout",
-        "cancelled",
-    )  # stop reasons that neither train nor count in a group
+    advantage.synthetic = 1.0  # factor on the advantages of synthetic tasks
 
     # The objective.
     loss = config.loss = ConfigDict()
     loss.name = "ppo"  # ppo, gspo, cispo
-    loss.clip_low = 0.28
-    loss.clip_high = 0.28
-    loss.clip_high_guided = 0.6  # upper clip for guided rollouts (selective boosting); = clip_high switches it off
-    loss.dual_clip = 3.0  # bound of the loss at negative advantages; 0 = none
+    loss.clip_low = 0.28  # ratios below 1 - clip_low are clipped
+    loss.clip_high = 0.28  # ratios above 1 + clip_high are clipped
+    loss.clip_high_guided = 0.6  # the same for guided rollouts (selective boosting)
+    loss.dual_clip = 3.0  # bound of the loss where the advantage is negative; 0 = none
     loss.aggregate = "token-mean"  # token-mean, seq-mean-token-sum, seq-mean-token-mean, seq-mean-token-sum-norm
     loss.kl = 0.001  # coefficient of the KL to the initial policy; 0 = no reference policy is kept
     loss.kl_estimator = "k3"  # k1, k2, k3
-    loss.old_logp = "recomputed"  # denominator of the ratio: recomputed by the learner, or as sampled by the engine
+    loss.entropy = 0.0  # coefficient of an entropy bonus
+    loss.old_logp = "recomputed"  # denominator of the ratio: recomputed by the learner, or sampled by the engine
     loss.guided_prompt = (
-        "stripped"  # prompt under which guided rollouts get their old log-probabilities: stripped, guided
+        "stripped"  # prompt that guided rollouts get their old log-probabilities under: stripped, guided
     )
     loss.importance_cap = 2.0  # truncation of the weights that correct engine against learner; 0 = no correction
 
     # AdamW.
     optim = config.optim = ConfigDict()
-    optim.lr = 1e-6
+    optim.lr = 1e-6  # peak learning rate
     optim.schedule = "constant"  # after the warm-up: constant, cosine, linear (to 0 at the last step)
     optim.warmup = 0  # updates from 0 to lr
-    optim.b1 = 0.9
-    optim.b2 = 0.999
-    optim.eps = 1e-8
-    optim.weight_decay = 0.01
+    optim.b1 = 0.9  # decay of the first moment
+    optim.b2 = 0.999  # decay of the second moment
+    optim.eps = 1e-8  # added to the root of the second moment
+    optim.weight_decay = 0.01  # of matrices and embeddings
     optim.clip = 1.0  # global norm of the gradient; 0 = no clipping
 
     # How a step's samples become updates.
@@ -144,17 +146,19 @@ def get_config(arg=None):
     learner.epochs = 1  # passes over the samples of a step
     learner.row = 25600  # tokens of a packed row; a longer sample is left out as overlong
     learner.micro = 1  # rows per forward and backward pass; changes memory, not the result
-    learner.max_staleness = 1  # updates of the weights between sampling and training; older samples are left out
+    learner.max_staleness = 1  # steps between sampling and training; older samples are left out
+    learner.drop = ("cancelled", "env_error", "stale", "overlong", "no_signal")  # what is left out; also: parse_error
+    learner.drop_truncated = False  # episodes cut short by a limit count as overlong (DAPO)
 
     # Held-out success, on fixed seeds.
-    eval_ = config.eval = ConfigDict()
-    eval_.split = "dev"
-    eval_.tasks = 0  # tasks of the split, evenly spread; 0 = all
-    eval_.rollouts = 8  # k of avg@k, best@k, pass@k
-    eval_.temperature = 0.9  # of these rollouts
-    eval_.greedy = True  # one more rollout per task at temperature 0
-    eval_.every = 10  # steps; also before the first and after the last; 0 = neither
-    eval_.experience = False  # guide evaluation rollouts too
+    held_out = config.eval = ConfigDict()
+    held_out.split = "dev"  # of the world
+    held_out.tasks = 0  # tasks of the split, evenly spread; 0 = all
+    held_out.rollouts = 8  # of each task: k of avg@k, best@k, pass@k
+    held_out.temperature = 0.9  # of these rollouts
+    held_out.greedy = True  # one more rollout of each task at temperature 0
+    held_out.every = 10  # steps; also before the first and after the last; 0 = never
+    held_out.experience = False  # guide evaluation rollouts too
 
     checkpoint = config.checkpoint = ConfigDict()
     checkpoint.every = 10  # steps; also after the last, and when interrupted
@@ -162,16 +166,25 @@ def get_config(arg=None):
 
     log = config.log = ConfigDict()
     log.trajectories = 1  # steps between two files of trajectories; 0 = none
-    log.wandb = "off"  # off, offline, online
+    log.wandb = "off"  # Weights & Biases: off, offline, online
     log.project = "evolver"  # of W&B
-    log.tensorboard = False
+    log.tensorboard = False  # write event files too
+
+    # A base policy where no pretrained one exists: imitate scripted demonstrations instead of learning by reward.
+    imitation = config.imitation = ConfigDict()
+    imitation.demonstrations = 0  # episodes of envs/<env.name>/demos.py; 0 = learn by reward
+    imitation.care = 0.5  # how careful their agent is: 0 slips often, 1 never
+    imitation.hint = 0.2  # share of demonstrations with an experience in front of the query
+    imitation.rows = 24  # packed rows of learner.row tokens per update
+    imitation.vocab = 900  # most entries of the tokenizer that is trained on their text
+    imitation.final_lr = 0.05  # learning rate at the end, as a share of optim.lr
 
     # Devices along each axis; their product is the number of devices used.
     mesh = config.mesh = ConfigDict()
-    mesh.data = 1
-    mesh.fsdp = 1
-    mesh.tensor = 1
-    mesh.sequence = 1
+    mesh.data = 1  # rows are spread, weights are copied
+    mesh.fsdp = 1  # rows and weights are spread
+    mesh.tensor = 1  # heads and hidden units are spread
+    mesh.sequence = 1  # tokens of a row are spread
 
     config.lock()
     env.args.unlock()

@@ -36,16 +36,21 @@ def get_config(arg=None):
     config.rollout.temperature = 1.0
     config.rollout.max_steps = 10
     config.rollout.max_tokens = 80
-    config.rollout.context = 1024
+    config.rollout.context = 512
+    config.template.tools = False
     config.template.max_observation = 256
     config.engine.slots = 64
 
     config.learner.updates = 2
-    config.learner.row = 1024
+    config.learner.row = 512
     config.learner.micro = 8
     config.optim.lr = 1e-3
     config.optim.weight_decay = 0.0
     config.loss.kl = 0.0
+
+    config.questioning.budget = 128
+    config.navigating.wording = "travel"
+    config.navigating.top_k = 1
 
     config.eval.tasks = 40
     config.eval.temperature = 1.0

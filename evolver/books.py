@@ -34,6 +34,7 @@ PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "toke
 
 def write_atomically(path: Path, text: str) -> None:
     """The file holds its old content or the new one, whenever the process dies."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(path.name + ".tmp")
     temporary.write_text(text, encoding="utf-8")
     os.replace(temporary, path)
@@ -77,7 +78,6 @@ class Workdir:
 
     def claim(self, config: dict[str, Any], seed: int) -> None:
         """Write `config.json`, once; a resumed run keeps the first and adds its own revision and versions."""
-        self.path.mkdir(parents=True, exist_ok=True)
         record = {"config": plain(config), "seed": seed, **provenance()}
         before = self.config()
         if before is not None:
@@ -115,13 +115,17 @@ class Workdir:
 
     def log_trajectories(self, step: int, records: Iterable[dict[str, Any]]) -> None:
         path = self / f"trajectories/step_{step:06d}.jsonl"
-        path.parent.mkdir(exist_ok=True)
         write_atomically(path, "".join(json.dumps(plain(r), ensure_ascii=False) + "\n" for r in records))
 
     def log_scores(self, step: int, scores: Scores) -> None:
         path = self / f"eval/step_{step:06d}.json"
-        path.parent.mkdir(exist_ok=True)
         write_atomically(path, json.dumps(dataclasses.asdict(scores)) + "\n")
+
+    def log_evaluation(self, record: dict[str, Any]) -> None:
+        """Append what `--mode=eval` found to `eval.jsonl`."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        with open(self / "eval.jsonl", "a", encoding="utf-8") as file:
+            file.write(json.dumps(plain(record)) + "\n")
 
     def scores(self) -> dict[int, Scores]:
         """Evaluations by step, ascending."""
@@ -256,10 +260,15 @@ class Progress:
 
     def __init__(self, steps: int, *, done: int = 0, stream: TextIO | None = None, every: float = 0.2):
         self.stream = stream or sys.stdout
-        self.steps, self.done, self.first = steps, done, done
+        self.steps = steps
         self.live = self.stream.isatty()
-        self.every, self.shown, self.started = every, 0.0, time.monotonic()
-        self.figures = ""
+        self.every, self.shown, self.figures = every, 0.0, ""
+        self.begin(done)
+
+    def begin(self, done: int) -> None:
+        """Count time from here, `done` steps being behind us."""
+        self.done = self.first = max(done, 0)
+        self.started = time.monotonic()
 
     def phase(self, name: str, done: int = 0, of: int = 0) -> None:
         """Say what is going on now, with a count where there is one."""

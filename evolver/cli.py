@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import re
+import sys
 import traceback
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ USAGE = "flags are --config, --workdir, --mode and --config.KEY=VALUE"
 def define(argv: list[str]) -> flags.FlagValues:
     """The flags of one call; `argv` is where config_flags looks for overrides."""
     values = flags.FlagValues()
+    sys.modules.pop("config_config", None)  # config_flags executes a file into what an earlier one of that name left
     config_flags.DEFINE_config_file("config", help_string="FILE or FILE:ARGUMENT", flag_values=values, sys_argv=argv)
     flags.DEFINE_string("workdir", None, "where the run lives; default: runs/<name of the config>", flag_values=values)
     described = "; ".join(f"{mode}: {what}" for mode, what in MODES.items())
@@ -67,7 +69,7 @@ def parse(argv: list[str]) -> tuple[Any, str, str, list[str]]:
         values = define([*base, *good])
         values([*base, *good])
         config = values.config
-        config.seed  # noqa: B018  a missing file is only noticed when the config is used
+        len(config)  # a missing file is only noticed when the config is used
     except Exception as error:
         return None, "", "", [*problems, config_error(rest, error)]
     return config, workdir_of(values), values.mode, problems
@@ -85,6 +87,8 @@ def try_override(base: list[str], token: str) -> str | None:
         plain = define(base)
         plain(base)
         known = flat(plain.config)
+        if any(name.startswith(key + ".") for name in known):
+            return f"config.{key} is a group of keys; give one of them a value: --config.{key}.KEY=VALUE"
         if key not in known:
             return f"config.{key}: there is no such key.{suggestion(key, list(known))}"
         return f"config.{key} must be of type {type(known[key]).__name__}; {value!r} is not"

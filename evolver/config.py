@@ -20,14 +20,15 @@ from evolver.books import Workdir, plain, read_tasks
 ROOT = Path(__file__).parents[1]
 
 CHOICES = {
+    "env.mode": ("inprocess", "worker", "http"),
     "model.preset": ("tiny", "0.5b", "1.5b", "3b", "7b", "14b", "32b", "72b"),
     "model.dtype": ("float32", "bfloat16"),
-    "model.param_dtype": ("float32", "bfloat16"),
-    "model.remat": ("none", "full"),
     "template.name": ("linear",),
     "template.parse_error": ("continue", "end"),
+    "template.cut_turn": ("end", "continue"),
     "engine.name": ("jax",),
     "engine.cache_dtype": ("float32", "bfloat16"),
+    "navigating.wording": ("plain", "travel"),
     "advantage.name": ("grpo", "rloo", "dr_grpo", "loop", "adca"),
     "advantage.std": ("sample", "population"),
     "advantage.scheme": ("decouple", "allocation"),
@@ -39,28 +40,29 @@ CHOICES = {
     "loss.old_logp": ("recomputed", "sampled"),
     "loss.guided_prompt": ("stripped", "guided"),
     "optim.schedule": ("constant", "cosine", "linear"),
+    "learner.drop": ("cancelled", "env_error", "parse_error", "stale", "overlong", "no_signal"),  # any of these
     "log.wandb": ("off", "offline", "online"),
 }
 # fmt: off
 AT_LEAST_ONE = (
-    "steps", "template.max_observation", "rollout.tasks", "rollout.group", "rollout.max_steps", "rollout.max_tokens",
-    "rollout.context", "rollout.concurrency", "engine.slots", "engine.decode_block", "questioning.max_tasks",
-    "navigating.top_k", "navigating.max_pool", "learner.updates", "learner.epochs", "learner.row", "learner.micro",
-    "eval.rollouts", "checkpoint.every", "checkpoint.keep", "mesh.data", "mesh.fsdp", "mesh.tensor", "mesh.sequence",
+    "steps", "env.workers", "template.max_observation", "rollout.tasks", "rollout.group", "rollout.max_steps",
+    "rollout.max_tokens", "rollout.context", "rollout.concurrency", "engine.slots", "engine.decode_block",
+    "engine.prefill", "questioning.capacity", "questioning.breadth", "questioning.depth", "navigating.tasks",
+    "navigating.top_k", "learner.updates", "learner.epochs", "learner.row", "learner.micro", "eval.rollouts",
+    "checkpoint.every", "checkpoint.keep", "mesh.data", "mesh.fsdp", "mesh.tensor", "mesh.sequence",
 )
 POSITIVE = (
-    "env.timeout", "rollout.timeout", "optim.lr", "optim.eps", "advantage.eps", "loss.clip_high",
-    "loss.clip_high_guided",
+    "env.timeout", "rollout.timeout", "optim.lr", "optim.eps", "loss.clip_high", "loss.clip_high_guided",
 )
 FRACTIONS = (
-    "rollout.top_p", "questioning.similarity", "navigating.share", "navigating.min_similarity", "loss.clip_low",
-    "optim.b1", "optim.b2",
+    "rollout.top_p", "questioning.share", "questioning.overlap", "navigating.share", "navigating.min_similarity",
+    "loss.clip_low", "optim.b1", "optim.b2",
 )
 # fmt: on
 FREE = ("env.args",)  # what lies below is the world's own business
 
 # May differ when a run goes on: what is written and how fast, never what is learnt.
-RESUMABLE = ("log.", "checkpoint.", "rollout.concurrency", "rollout.timeout", "env.timeout")
+RESUMABLE = ("log.", "checkpoint.", "rollout.timeout", "env.timeout", "env.url", "env.python", "env.workers")
 
 
 def flat(config: Any, prefix: str = "") -> dict[str, Any]:
@@ -92,10 +94,14 @@ def shape_problems(config: Any, schema: Any) -> Iterator[str]:
     for name in ours:
         if name not in known:
             yield f"config.{name}: there is no such key.{suggestion(name, list(known))}"
+    missing = [name for name in known if name not in ours]
+    if missing:
+        names = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
+        yield f"the config lacks {names}; a variant starts from configs/base.py, which has every key"
     for name, default in known.items():
-        if name not in ours:
-            yield f"config.{name} is missing; start a variant from configs/base.py, which has it"
-        elif type(ours[name]) is not type(default) and not (type(default) is float and type(ours[name]) is int):
+        if name in missing:
+            continue
+        if type(ours[name]) is not type(default) and not (type(default) is float and type(ours[name]) is int):
             expected, value = type(default).__name__, ours[name]
             yield f"config.{name} must be of type {expected}; it is {value!r} ({type(value).__name__})"
 
@@ -104,8 +110,9 @@ def value_problems(config: Any) -> Iterator[str]:
     """Single values outside what they can mean."""
     value = flat(config)
     for name, choices in CHOICES.items():
-        if value[name] not in choices:
-            yield f"config.{name} is {value[name]!r}; choose one of {', '.join(choices)}{near(value[name], choices)}"
+        for chosen in value[name] if isinstance(value[name], tuple) else (value[name],):
+            if chosen not in choices:
+                yield f"config.{name} is {chosen!r}; choose one of {', '.join(choices)}{near(chosen, choices)}"
     for name, number in value.items():
         if isinstance(number, int | float) and not isinstance(number, bool):
             if name in FRACTIONS:
@@ -117,12 +124,6 @@ def value_problems(config: Any) -> Iterator[str]:
             if not holds or not math.isfinite(number):
                 words = "greater than 0" if name in POSITIVE else words
                 yield f"config.{name} must be {words}; it is {number}"
-    from rl.trajectory import StopReason
-
-    reasons = [reason.value for reason in StopReason]
-    for reason in value["advantage.exclude"]:
-        if reason not in reasons:
-            yield f"config.advantage.exclude names {reason!r}; stop reasons are {', '.join(reasons)}"
 
 
 def near(value: Any, choices: tuple[str, ...]) -> str:
@@ -138,8 +139,15 @@ def contradictions(config: Any, mode: str) -> Iterator[str]:
         yield "config.advantage.name=adca needs step labels: set config.attributing.enabled=True"
     if c.attributing.enabled and c.advantage.name != "adca":
         yield f"config.attributing.enabled makes labels, config.advantage.name={c.advantage.name} ignores them"
-    if c.questioning.enabled and not c.questioning.originals and c.questioning.ratio == 0:
-        yield "config.questioning.originals=False with config.questioning.ratio=0 leaves no task to train on"
+    if c.questioning.enabled and round(c.questioning.share * c.rollout.tasks) == 0:
+        yield (
+            "config.questioning is enabled, but round(share * tasks) ="
+            f" round({c.questioning.share} * {c.rollout.tasks}) puts no synthetic task into a step"
+        )
+    if c.questioning.every and not c.questioning.refresh:
+        yield "config.questioning.every is set, but config.questioning.refresh=0 makes no task then"
+    if (c.env.mode == "http") != bool(c.env.url):
+        yield "config.env.mode=http and config.env.url belong together: set both or neither"
     if c.questioning.tasks and not c.questioning.enabled:
         yield "config.questioning.tasks is given, but config.questioning.enabled is False"
     if c.navigating.enabled and round(c.navigating.share * c.rollout.group) == 0:
@@ -172,6 +180,11 @@ def training_contradictions(c: Any) -> Iterator[str]:
         yield "config.rollout.temperature=0 makes the rollouts of a group equal, so nothing could be learnt from them"
     if c.learner.updates > c.rollout.tasks:
         yield f"config.learner.updates={c.learner.updates} mini-batches cannot be made of {c.rollout.tasks} tasks"
+    if c.learner.micro % (c.mesh.data * c.mesh.fsdp):
+        yield (
+            f"config.learner.micro={c.learner.micro} rows cannot be spread over mesh.data * mesh.fsdp ="
+            f" {c.mesh.data * c.mesh.fsdp} devices: make it a multiple"
+        )
     if c.optim.warmup >= c.steps * c.learner.updates * c.learner.epochs:
         yield f"config.optim.warmup={c.optim.warmup} updates is longer than the whole run"
 
@@ -199,6 +212,8 @@ def model_problems(config: Any) -> Iterator[str]:
             yield f"config.model.path={path} has no config.json"
         except (KeyError, TypeError, ValueError) as error:
             yield f"config.model.path={path}: config.json cannot be used ({type(error).__name__}: {error})"
+    if config.imitation.demonstrations:
+        return  # weights and tokenizer are made
     if not path and not config.model.tokenizer:
         yield "config.model.path is empty, so the weights are random; config.model.tokenizer must then name a tokenizer"
         return
@@ -227,10 +242,12 @@ def world_problems(config: Any) -> Iterator[str]:
                 yield f"config.{name}={path}: there is no such file"
             except (OSError, ValueError) as error:
                 yield f"config.{name}: {error}"
-    import envs
+    if config.env.mode != "inprocess":
+        return  # starting workers or asking a service is no part of a check
+    from envs.worker import build
 
     try:
-        world = envs.make(config.env.name, **config.env.args.to_dict())
+        world = build(config.env.name, config.env.args.to_dict())
     except Exception as error:  # whatever an adapter raises is what the user has to read
         yield f"config.env.name={config.env.name}: {error}"
         return

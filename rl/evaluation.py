@@ -16,11 +16,14 @@ tasks for both.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
+from rl.trajectory import StopReason, Trajectory
+
+BROKEN = (StopReason.ENV_ERROR, StopReason.ENV_TIMEOUT, StopReason.CANCELLED)  # no fault of the policy
 DRAWS = 2000  # bootstrap resamples of the tasks behind an interval
 
 
@@ -104,6 +107,26 @@ class Scores:
         rollouts = len(self.success_NR[0]) if self.success_NR else 0
         names = [f"avg@{rollouts}", f"best@{rollouts}", f"pass@{rollouts}", "score"] if rollouts else []
         return names + (["greedy"] if self.greedy_N else [])
+
+
+def scores_of(sampled: Sequence[Trajectory], greedy: Sequence[Trajectory] = (), *, temperature: float = 1.0) -> Scores:
+    """Scores of rollouts: as many of each task in `sampled`, at most one of each in `greedy`, in any order."""
+    groups: dict[str, list[Trajectory]] = {}
+    for trajectory in sampled:
+        groups.setdefault(trajectory.task.id, []).append(trajectory)
+    sizes = {len(group) for group in groups.values()}
+    if len(sizes) > 1:
+        raise ValueError(f"an evaluation needs equally many rollouts of each task, there are {sorted(sizes)}")
+    found = {trajectory.task.id: trajectory.evaluation.success for trajectory in greedy}
+    return Scores(
+        tasks=list(groups),
+        difficulty_N=[group[0].task.difficulty for group in groups.values()],
+        score_NR=[[t.evaluation.score for t in group] for group in groups.values()],
+        success_NR=[[int(t.evaluation.success) for t in group] for group in groups.values()],
+        greedy_N=[int(found[id]) for id in groups] if found else [],
+        broken=sum(t.stop in BROKEN for t in [*sampled, *greedy]),
+        temperature=temperature,
+    )
 
 
 def measures(scores: Scores) -> Iterator[tuple[str, float]]:

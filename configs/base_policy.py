@@ -1,0 +1,27 @@
+"""The policy that the quickstart starts from, made by imitating a careless script: syntax and copying, little more.
+
+    python run.py --config=configs/base_policy.py
+
+writes runs/base_policy/policy; configs/assets/travel_base is a copy of it.
+"""
+
+from configs import base
+
+
+def get_config(arg=None):
+    config = base.get_config(arg)
+    config.steps = 2000
+    config.template.tools = False
+
+    config.imitation.demonstrations = 24000
+    config.imitation.care = 0.5
+    config.imitation.hint = 0.2
+    config.imitation.rows = 24
+
+    config.learner.row = 256
+    config.learner.micro = 24
+    config.optim.lr = 6e-3
+    config.optim.schedule = "cosine"
+    config.optim.warmup = 20
+    config.optim.b2 = 0.98
+    return config

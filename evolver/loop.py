@@ -1,0 +1,133 @@
+"""The loop: explore, try, grade, learn, remember, and write it all down."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from evolver import phases, report
+from evolver.books import Sinks, rollout_metrics
+from evolver.parts import Run, RunError, open_run
+from evolver.stop import Interrupted
+from models import hf
+from rl.checkpoint import CheckpointError, Checkpoints
+from rl.engines import EngineFault
+from rl.evaluation import measures
+
+
+def train(config: Any, workdir: str | Path) -> None:
+    """Train to the end, from where the workdir stands. Raises Interrupted, with how to go on, and RunError."""
+    with open_run(config, workdir) as run:
+        try:
+            resume(run)
+            while run.step < config.steps:
+                iterate(run, run.step + 1)
+        except Interrupted:
+            raise Interrupted(interrupted(run)) from None
+        except (EngineFault, CheckpointError) as error:
+            raise RunError(f"{type(error).__name__}: {error}") from error
+        finish(run)
+
+
+def iterate(run: Run, step: int) -> None:
+    """One iteration. Until the update it can be abandoned without loss; what follows it is done again if cut short."""
+    metrics: dict[str, Any] = {}
+    tasks = phases.choose_tasks(run, step)  # 1 tasks
+    trajectories = phases.roll_out(run, tasks, step, metrics)  # 2 rollouts, 3 outcomes
+    phases.label(run, trajectories, metrics)  # 4 labels
+    phases.give_credit(run.config, trajectories, step)  # 5 advantages
+    batches, fates = phases.select(run, trajectories, metrics)  # 6 samples
+    run.stop.check()
+    phases.learn(run, batches, step, metrics)  # 7 update
+    phases.sync(run, step, metrics)  # 8 sync
+    phases.remember(run, trajectories, step, metrics)  # 9 memory
+    phases.write_trajectories(run, step, trajectories, fates)  # 10 books
+    run.complete(step, metrics | rollout_metrics(trajectories))
+    phases.keep_books(run)
+
+
+def resume(run: Run) -> None:
+    """Stand where the newest sound checkpoint stands, else at the beginning, with step 0 done."""
+    run.workdir.claim(run.config.to_dict(), run.config.seed)
+    run.checkpoints = Checkpoints(run.workdir / "checkpoints", keep=run.config.checkpoint.keep)
+    found = run.checkpoints.restore(run.state)
+    if found:
+        _, run.state, manifest = found
+        run.load_manifest(manifest)
+        run.progress.say(f"resuming after step {run.step}")
+        phases.sync(run, run.step, {})
+    run.workdir.rewind(run.step - (run.unbooked is not None))
+    run.progress.begin(run.step)
+    log = run.config.log
+    run.sinks = Sinks(
+        run.workdir.path, run.config.to_dict(), wandb=log.wandb, project=log.project, tensorboard=log.tensorboard,
+        id=run.saved.get("wandb", ""),
+    )  # fmt: skip
+    if run.step < 0:
+        prepare(run)
+    if run.unbooked is not None:
+        phases.keep_books(run)
+
+
+def prepare(run: Run) -> None:
+    """Step 0: the first synthetic tasks, the first experience."""
+    metrics: dict[str, Any] = {}
+    phases.explore_first(run, metrics)
+    phases.fill_pool(run, metrics)
+    run.complete(0, metrics)
+
+
+def interrupted(run: Run) -> str:
+    """Save what is complete, and say how to go on."""
+    if run.step < 0:
+        return "interrupted before the first step; nothing was lost"
+    phases.save(run)
+    return f"interrupted; step {run.step} of {run.config.steps} is saved. The same command goes on from there."
+
+
+def finish(run: Run) -> None:
+    """Export the policy and write the report."""
+    policy = run.workdir / "policy"
+    card = f"Trained by Evolver: {run.step} steps on `{run.config.env.name}`; see summary.md beside this directory.\n"
+    hf.save(policy, run.shape, run.state["params"], tokenizer=run.tokenizer, card=card)
+    run.progress.say(f"\n{report.report(run.workdir.path)}policy: {policy}")
+
+
+# --- the other modes -------------------------------------------------------------------------------------------------
+
+
+def evaluate(config: Any, workdir: str | Path) -> None:
+    """Score config.model.path on the held-out tasks; appends to `eval.jsonl` in the workdir."""
+    with open_run(config, workdir) as run:
+        scores = phases.hold_out(run)
+        record = {"policy": config.model.path, "split": config.eval.split, **dict(measures(scores))}
+        run.workdir.log_evaluation(record)
+        print("\n".join(report.columns(report.single_rows(scores), ("", config.model.path or "random policy"))))
+
+
+def explore(config: Any, workdir: str | Path) -> None:
+    """Invent tasks and write them to `tasks.jsonl` in the workdir."""
+    with open_run(config, workdir) as run:
+        if not run.questioning:
+            raise RunError("--mode=explore needs config.questioning.enabled=True")
+        metrics: dict[str, Any] = {}
+        phases.explore_first(run, metrics)
+        run.workdir.log_tasks(run.questioning.tasks.values())
+        print_figures(metrics, f"{len(run.questioning.tasks)} synthetic tasks in {run.workdir / 'tasks.jsonl'}")
+
+
+def pool(config: Any, workdir: str | Path) -> None:
+    """Make an experience pool and write it to `experience/` in the workdir."""
+    with open_run(config, workdir) as run:
+        if not run.navigating:
+            raise RunError("--mode=pool needs config.navigating.enabled=True")
+        metrics: dict[str, Any] = {}
+        phases.explore_first(run, metrics)
+        phases.fill_pool(run, metrics)
+        run.navigating.pool.save(run.workdir / "experience")
+        print_figures(metrics, f"{len(run.navigating.pool)} experiences in {run.workdir / 'experience'}")
+
+
+def print_figures(metrics: dict[str, Any], head: str) -> None:
+    """A line and the metrics below it."""
+    print(head, *(f"  {name} {value:g}" for name, value in sorted(metrics.items())), sep="\n")

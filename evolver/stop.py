@@ -1,0 +1,77 @@
+"""Ctrl-C without loss: the first one ends the run at the nearest safe point, the second ends it now."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+import threading
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+class Interrupted(Exception):
+    """The user asked the run to end; what was being done can be abandoned."""
+
+
+class Stop:
+    """Handles SIGINT and SIGTERM while it is open, and runs coroutines that may be abandoned.
+
+    An update is never cut: `run` is for rollouts, whose loss costs nothing but their time.
+    """
+
+    def __init__(self):
+        self.asked = False
+        self._cancel: Callable[[], Any] | None = None
+        self._runner = asyncio.Runner()
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> Stop:
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._before[number] = signal.signal(number, self._handle)
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        self._runner.close()
+
+    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """The result of the coroutine. Raises Interrupted when the user asked for the end meanwhile, or before."""
+        if self.asked:
+            coroutine.close()
+            raise Interrupted
+
+        async def cancellable() -> T:
+            loop, task = asyncio.get_running_loop(), asyncio.current_task()
+            self._cancel = lambda: loop.call_soon_threadsafe(task.cancel)
+            return await coroutine
+
+        try:
+            result = self._runner.run(cancellable())
+        except asyncio.CancelledError:
+            raise Interrupted from None
+        finally:
+            self._cancel = None
+        self.check()
+        return result
+
+    def finish(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """The result of a coroutine that is not to be abandoned."""
+        return self._runner.run(coroutine)
+
+    def check(self) -> None:
+        """Raise Interrupted if the user asked for the end: a place where stopping is safe."""
+        if self.asked:
+            raise Interrupted
+
+    def _handle(self, number: int, frame: Any) -> None:
+        if self.asked:
+            raise KeyboardInterrupt
+        self.asked = True
+        print("\nstopping at the nearest safe point; once more to stop at once", file=sys.stderr, flush=True)
+        if self._cancel:
+            self._cancel()

@@ -1,0 +1,191 @@
+"""What the command says to bad input: every problem, in one message, with exit code 2 and no traceback."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import run
+from evolver.books import Workdir
+from tests.tiny import config_file, tiny_policy
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory):
+    return tiny_policy(tmp_path_factory.mktemp("policy"))
+
+
+@pytest.fixture
+def tiny(tmp_path, policy):
+    return config_file(tmp_path, policy)
+
+
+def call(capsys, *words: str, mode: str = "plan") -> tuple[int, str, str]:
+    code = run.main(["run.py", *words, f"--mode={mode}"])
+    out, err = capsys.readouterr()
+    assert "Traceback" not in err
+    return code, out, err
+
+
+def test_plan_prints_the_resolved_config_and_the_work(capsys, tiny):
+    code, out, err = call(capsys, f"--config={tiny}", "--config.steps=7")
+    assert code == 0 and not err
+    assert "steps = 7" in out and "rollouts" in out and "parameters" in out and "checkpoint" in out
+
+
+@pytest.mark.parametrize(
+    "override,words",
+    [
+        ("--config.rollout.temprature=1", "Did you mean rollout.temperature?"),
+        ("--config.modle.path=x", "Did you mean model.path?"),
+        ("--config.steps=many", "must be of type int; 'many' is not"),
+        ("--config.rollout=3", "config.rollout is a group of keys"),
+        ("--config.rollout.group=1", "at least 2 rollouts"),
+        ("--config.rollout.temperature=-1", "must be 0 or more"),
+        ("--config.optim.lr=0", "must be greater than 0"),
+        ("--config.optim.lr=nan", "must be greater than 0"),
+        ("--config.rollout.top_p=1.5", "between 0 and 1"),
+        ("--config.loss.name=pp", "did you mean ppo?"),
+        ("--config.advantage.name=adca", "needs step labels"),
+        ("--config.learner.updates=99", "99 mini-batches cannot be made of"),
+        ("--config.rollout.max_tokens=999999", "leaves no room for a prompt"),
+        ("--config.eval.experience=True", "needs config.navigating.enabled"),
+        ("--config.model.path=no/such", "there is no such directory"),
+        ("--config.env.name=travle", "travle"),
+        ("--config.eval.split=validation", "validation"),
+        ("--config.env.tasks=no.jsonl", "there is no such file"),
+        ("--config.mesh.data=64", "64 devices"),
+        ("stray", "stray: not a flag"),
+        ("--confg.steps=1", "confg.steps"),
+    ],
+)
+def test_each_mistake_is_named(capsys, tiny, override, words):
+    code, _, err = call(capsys, f"--config={tiny}", override, mode="train")
+    assert code == 2 and words in err and "nothing was started" in err
+
+
+def test_all_mistakes_are_said_at_once(capsys, tiny):
+    wrong = [
+        "--config.rollout.temprature=1",
+        "--config.steps=x",
+        "--config.rollout.group=0",
+        "--config.model.path=no/such",
+    ]
+    code, _, err = call(capsys, f"--config={tiny}", *wrong, "--config.env.tasks=no.jsonl", mode="train")
+    assert code == 2 and "5 problems" in err
+    for words in ("temperature?", "must be of type int", "at least 1", "no such directory", "no.jsonl"):
+        assert words in err
+
+
+@pytest.mark.parametrize(
+    "text,words",
+    [
+        (None, "there is no such file"),
+        ("def get_config(:\n", "line 1"),
+        ("x = 1\n", "get_config"),
+        (
+            "from configs import base\ndef get_config():\n    c = base.get_config()\n    c.stepps = 1\n    return c\n",
+            "line 4",
+        ),
+        (
+            "from configs import base\ndef get_config():\n    c = base.get_config()\n    c.stepps = 1\n    return c\n",
+            "steps?",
+        ),
+        (
+            "from configs import base\ndef get_config():\n    c = base.get_config()\n    c.steps = 'x'\n    return c\n",
+            "line 4",
+        ),
+        (
+            "from ml_collections import ConfigDict\ndef get_config():\n    return ConfigDict({'steps': 1})\n",
+            "the config lacks",
+        ),
+        ("import nonsuch\n", "nonsuch"),
+    ],
+)
+def test_a_config_file_that_cannot_be_used(capsys, tmp_path, text, words):
+    path = tmp_path / "mine.py"
+    if text is not None:
+        path.write_text(text)
+    code, _, err = call(capsys, f"--config={path}")
+    assert code == 2 and words in err and "mine.py" in err + str(words)
+
+
+def test_flags_themselves(capsys, tiny):
+    assert "--config is missing" in call(capsys)[2]
+    assert "Did you mean configs/base.py?" in call(capsys, "--config=configs/bse.py")[2]
+    assert call(capsys, "--help")[0] == 0
+    assert run.main(["run.py", f"--config={tiny}", "--mode=trian"]) == 2
+    assert "trian" in capsys.readouterr().err
+    assert "choose one of grpo" in call(capsys, "--config=configs/quickstart.py:grop")[2]
+
+
+def edit(path: Path, old: str, new: str) -> None:
+    path.write_text(path.read_text().replace(old, new))
+
+
+@pytest.mark.parametrize(
+    "damage,words",
+    [
+        (lambda p: [f.unlink() for f in p.glob("*.safetensors")], "no *.safetensors file"),
+        (lambda p: (p / "config.json").unlink(), "no config.json"),
+        (lambda p: (p / "config.json").write_text("{"), "config.json cannot be used"),
+        (lambda p: (p / "tokenizer.json").unlink(), "tokenizer.json"),
+        (lambda p: edit(p / "tokenizer.json", "<|im_end|>", "<|i|>"), "<|im_end|>"),
+        (lambda p: (p / "config.json").write_text(json.dumps({"vocab_size": 300})), "do not belong together"),
+    ],
+)  # fmt: skip
+def test_a_checkpoint_that_cannot_be_used(capsys, tmp_path, damage, words):
+    policy = tiny_policy(tmp_path / "policy")
+    damage(policy)
+    code, _, err = call(capsys, f"--config={config_file(tmp_path, policy)}")
+    assert code == 2 and words in err
+
+
+def test_a_broken_task_file_is_named_with_its_line(capsys, tmp_path, tiny):
+    path = tmp_path / "tasks.jsonl"
+    path.write_text('{"id": "a", "env": "travel", "query": "q"}\n\n{"id": \n')
+    _, _, err = call(capsys, f"--config={tiny}", f"--config.env.tasks={path}")
+    assert "tasks.jsonl, line 3" in err
+
+
+def test_workdirs_that_cannot_be_used(capsys, tmp_path, tiny):
+    (tmp_path / "file").write_text("")
+    assert "is a file" in call(capsys, f"--config={tiny}", f"--workdir={tmp_path}/file/run")[2]
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "thesis.tex").write_text("")
+    assert "holds no run" in call(capsys, f"--config={tiny}", f"--workdir={tmp_path}/other", mode="train")[2]
+    assert (tmp_path / "other" / "thesis.tex").exists()
+
+
+def test_a_workdir_that_cannot_be_written(capsys, tmp_path, tiny, monkeypatch):
+    monkeypatch.setattr("os.access", lambda *_: False)
+    assert "cannot be written" in call(capsys, f"--config={tiny}", f"--workdir={tmp_path}/run")[2]
+
+
+def test_a_workdir_of_another_config_lists_the_differences(capsys, tmp_path, tiny):
+    from evolver import cli
+
+    config, *_ = cli.parse(["run.py", f"--config={tiny}"])
+    Workdir(tmp_path / "run").claim(config.to_dict(), config.seed)
+    words = [f"--config={tiny}", f"--workdir={tmp_path}/run"]
+    code, _, err = call(capsys, *words, "--config.optim.lr=0.5", "--config.seed=9", mode="train")
+    assert code == 2 and "optim.lr: " in err and "0.5 now" in err and "seed: 0 then, 9 now" in err and "run-2" in err
+    assert "rollout.group" not in err
+    # what does not change what is learnt may change, and a run of constant learning rate may go on for longer
+    for harmless in ("--config.steps=99", "--config.log.trajectories=0", "--config.checkpoint.keep=9"):
+        from evolver.config import workdir_problems
+
+        config, *_ = cli.parse(["run.py", f"--config={tiny}", harmless])
+        assert not list(workdir_problems(config, tmp_path / "run", "train"))
+
+
+def test_validation_needs_no_jax(tiny):
+    code = (
+        f"import sys, run; run.main(['run.py', '--config={tiny}', '--config.steps=x']); assert 'jax' not in sys.modules"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
