@@ -60,12 +60,13 @@ class Play:
         self.observation = world.reset(probe, probe.seed)
         self.difference = world.difference()
 
-    def take(self, tool: str, arguments: dict[str, Any]) -> Event:
+    def take(self, tool: str, arguments: dict[str, Any], *, watch: bool = True) -> Event:
+        """Make a call. `watch`: see what it changed; a call known to change nothing need not be watched."""
         event = Event(tool, arguments)
         result = self.world.step(event.action)
         event.result, event.ok = text_of(result.messages), _went_through(result)
         event.over = result.terminated or result.truncated
-        before, after = self.difference, self.world.difference() if event.ok else self.difference
+        before, after = self.difference, self.world.difference() if event.ok and watch else self.difference
         if after != before:
             event.changed = [row for row in after if row not in before] or [row for row in before if row not in after]
             self.difference = after

@@ -189,7 +189,7 @@ class Writer:
         for n in kept:
             event = proposal.events[n]
             arguments = {name: renamed.get(value, value) for name, value in event.arguments.items()}
-            played.append(play.take(event.tool, arguments))
+            played.append(play.take(event.tool, arguments, watch=bool(event.changed)))
             if not played[-1].ok or (played[-1].over and n != kept[-1]):
                 return None
             if played[-1].result != event.result:
@@ -219,27 +219,29 @@ class Writer:
             part, slots = _Part(""), {}
             for name, entity in operation["arguments"].items():
                 id = str(event.arguments[name])
-                slots[name] = self._phrase(described[name], entity, id, before, event, rng)
+                slots[name] = self._phrase(described[name], entity, id, before, rng)
                 part.mentions.add((entity, id))
                 part.names.append(_names(slots[name]))
             part.text = rng.choice(operation["phrases"]).format(**slots)
             return part
         raise Unfit("no operation fits")
 
-    def _phrase(
-        self, described: dict, entity: str, id: str, before: Sequence[Event], event: Event, rng: random.Random
-    ) -> str:
-        """A phrase for an entity that the calls before can follow: its "via" are among their tools.
+    def _phrase(self, described: dict, entity: str, id: str, before: Sequence[Event], rng: random.Random) -> str:
+        """A phrase for an entity that the calls before can follow: its "via" are among their tools, the last shows it.
 
         What the previous operation was about, or made, is "it".
         """
         changes = [e for e in before if e.changed]
         if changes and entity in self._pronoun and id in map(str, changes[-1].arguments.values()):
             return "it"
-        tools, making = {e.tool for e in before}, {e.tool for e in changes}
+        making = {e.tool for e in changes}
         last = {changes[-1].tool} if changes else set()
-        phrases = [p["text"] for p in described.get("phrases", []) if tools.issuperset(p["via"])
-                   and last.issuperset(making.intersection(p["via"]))]  # fmt: skip
+        phrases = []
+        for phrase in described.get("phrases", []):
+            via = phrase["via"]
+            told = not via or any(e.tool == via[-1] and _mentions(e, id) for e in before)
+            if told and {e.tool for e in before}.issuperset(via) and last.issuperset(making.intersection(via)):
+                phrases.append(phrase["text"])
         if not phrases:
             raise Unfit("nothing names it")
         return rng.choice(phrases)
@@ -250,8 +252,7 @@ class Writer:
         answer = described.get(question["attribute"])
         if not answer:
             raise Unfit("no answer")
-        end = Event("", {})
-        it = self._phrase(described, question["entity"], ask.id, played, end, rng)
+        it = self._phrase(described, question["entity"], ask.id, played, rng)
         text = rng.choice(question["questions" if alone else "phrases"]).format(it=it)
         return _Part(text, {(question["entity"], ask.id)}, [_names(it)]), str(answer)
 
@@ -314,6 +315,10 @@ def _useful(events: Sequence[Event]) -> list[Event]:
             kept.append(event)
             seen.add(event.key)
     return kept
+
+
+def _mentions(event: Event, id: str) -> bool:
+    return words(id) in words(" ".join(map(str, event.arguments.values())) + "\n" + event.result)
 
 
 def _names(text: str) -> set[str]:
