@@ -75,9 +75,9 @@ class ReplayJudge:
         """Figures since the last call: shares of labels, trajectories abstained on by reason, environment steps."""
         counts, self._counts = self._counts, Counter()
         steps = max(counts["good"] + counts["bad"] + counts["abstain"], 1)
-        figures = {f"label/{name}_rate": counts[name] / steps for name in ("good", "bad", "abstain")}
+        figures = {f"attributing/{name}_rate": counts[name] / steps for name in ("good", "bad", "abstain")}
         names = ("trajectories", "not_reproduced", "skipped", "errors", "over_budget", "replayed_steps")
-        return figures | {f"label/{name}": float(counts[name]) for name in names}
+        return figures | {f"attributing/{name}": float(counts[name]) for name in names}
 
     def close(self) -> None:
         if self._world is not None:

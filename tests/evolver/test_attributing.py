@@ -119,12 +119,12 @@ class TestWorlds:
         trajectory = attempt(Fickle(), BOTH, [GREEN, call("lend", "B15")])
         Fickle.luck = 1
         assert judge.label([trajectory]) == [[ABSTAIN, ABSTAIN]]
-        assert judge.metrics()["label/not_reproduced"] == 1
+        assert judge.metrics()["attributing/not_reproduced"] == 1
 
     def test_a_world_that_breaks_costs_only_its_labels(self):
         judge = ReplayJudge(Broken)
         assert judge.label([attempt(Library(), LEND, [GREEN])]) == [[ABSTAIN]]
-        assert judge.metrics()["label/errors"] == 1
+        assert judge.metrics()["attributing/errors"] == 1
 
     def test_the_live_world_is_left_alone(self):
         world = Library()
@@ -139,7 +139,7 @@ class TestWorlds:
         trajectory.stop = stop
         judge = ReplayJudge(Library)
         assert judge.label([trajectory]) == [[ABSTAIN] * 3]
-        assert judge.metrics()["label/skipped"] == 1
+        assert judge.metrics()["attributing/skipped"] == 1
 
 
 class TestCost:
@@ -158,9 +158,9 @@ class TestCost:
         judge = ReplayJudge(Library)
         one = attempt(Library(), LEND, [RED, GREEN, call("lend", "B15"), "done"])
         judge.label([one])
-        steps = judge.metrics()["label/replayed_steps"]
+        steps = judge.metrics()["attributing/replayed_steps"]
         judge.label([one] * 8)
-        assert judge.metrics()["label/replayed_steps"] == steps
+        assert judge.metrics()["attributing/replayed_steps"] == steps
 
     def test_the_bound_leaves_the_first_steps_undecided(self):
         actions = [RED] * 30 + [GREEN, call("lend", "B15"), "done"]
@@ -168,14 +168,14 @@ class TestCost:
         found = judge.label([attempt(Library(), LEND, actions)])[0]
         figures = judge.metrics()
         assert found[-3:] == [GOOD] * 3 and found[0] == ABSTAIN
-        assert figures["label/over_budget"] == 1 and figures["label/replayed_steps"] < 100
+        assert figures["attributing/over_budget"] == 1 and figures["attributing/replayed_steps"] < 100
 
     def test_rates_add_up(self):
         judge = ReplayJudge(Library)
         judge.label([attempt(Library(), LEND, [RED, GREEN, "done"])])
         figures = judge.metrics()
-        assert sum(figures[f"label/{name}_rate"] for name in ("good", "bad", "abstain")) == pytest.approx(1.0)
-        assert judge.metrics()["label/trajectories"] == 0
+        assert sum(figures[f"attributing/{name}_rate"] for name in ("good", "bad", "abstain")) == pytest.approx(1.0)
+        assert judge.metrics()["attributing/trajectories"] == 0
 
 
 class TestTravel:
