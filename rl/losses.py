@@ -250,3 +250,51 @@ def nll_loss(logp_RT, mask_RT, *, aggregate: str = "token-mean") -> tuple[jax.Ar
     loss_RT = -jnp.where(mask_RT > 0, logp_RT, 0)
     loss = jnp.sum(aggregation_weights(mask_RT, aggregate=aggregate) * loss_RT)
     return loss, {"nll": jax.lax.stop_gradient(masked_mean(loss_RT, mask_RT))}
+
+
+def token_loss(
+    logp_RT,
+    entropy_RT,
+    batch: Mapping[str, jax.Array],
+    *,
+    objective: str = "ppo",
+    kl_coef: float = 0.0,
+    kl: str = "k3",
+    entropy_coef: float = 0.0,
+    importance_cap: float | None = None,
+    **clip: float | None,
+) -> tuple[jax.Array, Stats]:
+    """Everything a training step minimises, per token: (loss_RT, metrics).
+
+    Args:
+      logp_RT, entropy_RT: of the policy being trained, at the tokens of the batch.
+      batch: (R, T) arrays "mask", "segments", "guided", "advantage", "logp" (sampled with), "old_logp" (what the
+        ratio is against), "ref_logp".
+      objective: "nll" for imitation, or one of `policy_token_loss`, which takes `clip`.
+      kl_coef, kl: weight and kind of `kl_penalty`. entropy_coef: weight of an entropy bonus.
+      importance_cap: cap of `importance_weight`, on tokens of unguided rollouts; None leaves the weights out.
+    """
+    mask_RT = batch["mask"]
+    on_RT = mask_RT > 0
+    stats = {"entropy": (entropy_RT, mask_RT)}
+    if objective == "nll":
+        loss_RT = -jnp.where(on_RT, logp_RT, 0)
+    else:
+        old_RT, advantage_RT = batch["old_logp"], batch["advantage"]
+        loss_RT, policy_stats = policy_token_loss(
+            logp_RT, old_RT, advantage_RT, mask_RT, batch["guided"], batch["segments"], objective=objective, **clip
+        )
+        # A guided rollout was sampled under another prompt: its log-probabilities differ by more than the engine's.
+        own_RT = on_RT & ~(batch["guided"] > 0)
+        stats |= policy_stats | mismatch(logp_RT, batch["logp"], own_RT)
+        if importance_cap is not None:
+            weight_RT = importance_weight(old_RT, batch["logp"], own_RT, cap=importance_cap)
+            loss_RT = weight_RT * loss_RT
+            stats["importance_weight"] = (weight_RT, mask_RT)
+    if kl_coef:
+        kl_RT = kl_penalty(logp_RT, batch["ref_logp"], mask_RT, kind=kl)
+        loss_RT = loss_RT + kl_coef * kl_RT
+        stats["kl_ref"] = (kl_RT, mask_RT)
+    if entropy_coef:
+        loss_RT = loss_RT - entropy_coef * jnp.where(on_RT, entropy_RT, 0)
+    return loss_RT, jax.lax.stop_gradient(stats)

@@ -1,0 +1,54 @@
+"""AdamW with gradient clipping and a learning-rate schedule, put together from optax."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import optax
+
+SCHEDULES = ("constant", "linear", "cosine")
+
+
+def schedule(
+    *, learning_rate: float, decay: str = "constant", warmup_steps: int = 0, total_steps: int = 0, final: float = 0.0
+) -> optax.Schedule:
+    """Learning rate by update: a linear warm-up, then constant, or falling to `final * learning_rate` at `total_steps`.
+
+    The first update already moves: warm-up goes 1/w, 2/w, ..., 1.
+    """
+    if decay not in SCHEDULES:
+        raise ValueError(f"decay={decay!r}: choose one of {', '.join(SCHEDULES)}")
+    if decay != "constant" and total_steps <= warmup_steps:
+        raise ValueError(f"decay={decay!r} needs total_steps > warmup_steps, got {total_steps} and {warmup_steps}")
+    after = {
+        "constant": lambda: optax.constant_schedule(learning_rate),
+        "linear": lambda: optax.linear_schedule(learning_rate, final * learning_rate, total_steps - warmup_steps),
+        "cosine": lambda: optax.cosine_decay_schedule(learning_rate, total_steps - warmup_steps, alpha=final),
+    }[decay]()
+    if warmup_steps <= 1:
+        return after
+    warmup = optax.linear_schedule(learning_rate / warmup_steps, learning_rate, warmup_steps - 1)
+    return optax.join_schedules([warmup, after], [warmup_steps])
+
+
+def decayed(params: Any) -> Any:
+    """Which parameters weight decay acts on, a tree of bool: matrices and embeddings, neither norms nor biases.
+
+    By name: stacked layers give norms and biases a second axis, so the shape does not tell.
+    """
+    return jax.tree.map_with_path(lambda path, _: not path[-1].key.endswith(("norm", "bias")), params)
+
+
+def optimizer(
+    *,
+    learning_rate: float | optax.Schedule,
+    b1: float = 0.9,
+    b2: float = 0.999,
+    eps: float = 1e-8,
+    weight_decay: float = 0.01,
+    clip_norm: float | None = 1.0,
+) -> optax.GradientTransformation:
+    """AdamW after clipping by the global norm (None = none); `learning_rate` is a number or a `schedule`."""
+    adamw = optax.adamw(learning_rate, b1=b1, b2=b2, eps=eps, weight_decay=weight_decay, mask=decayed)
+    return adamw if clip_norm is None else optax.chain(optax.clip_by_global_norm(clip_norm), adamw)
