@@ -244,10 +244,10 @@ def world_problems(config: Any) -> Iterator[str]:
                 yield f"config.{name}: {error}"
     if config.env.mode != "inprocess":
         return  # starting workers or asking a service is no part of a check
-    from envs.worker import build
+    from envs import make
 
     try:
-        world = build(config.env.name, config.env.args.to_dict())
+        world = make(config.env.name, **config.env.args.to_dict())
     except Exception as error:  # whatever an adapter raises is what the user has to read
         yield f"config.env.name={config.env.name}: {error}"
         return

@@ -10,7 +10,7 @@ import dataclasses
 import importlib
 import random
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
@@ -27,6 +27,20 @@ from rl.packing import Packed, pack
 from rl.samples import Sample
 from rl.seeds import seed_of
 
+# Text between which a turn's words stand. As single tokens they halve an episode, for a policy that knows one format.
+TEMPLATE_TOKENS = (
+    '\n{"name": "',
+    '", "arguments": {"',
+    '": "',
+    '", "',
+    '"}}\n',
+    "user\n<tool_response>\n",
+    "\n</tool_response>",
+    "assistant\n",
+    "user\n",
+    "system\n",
+)
+
 
 def imitate(config: Any, workdir: str) -> None:
     """Train a policy of `config.model.preset` on demonstrations and write it to WORKDIR/policy in Hugging Face form."""
@@ -36,7 +50,7 @@ def imitate(config: Any, workdir: str) -> None:
     success = np.mean([episode["success"] for episode in episodes if not episode["hinted"]])
     print(f"{len(episodes)} demonstrations in {time.monotonic() - started:.0f} s; without a hint {success:.1%} succeed")
     texts = (message["content"] for episode in episodes for message in episode["messages"])
-    tokenizer = train_bpe(texts, part.vocab, part.fixed_tokens)
+    tokenizer = train_bpe(texts, part.vocab, (*TEMPLATE_TOKENS, *module(config.env.name).TOKENS))
     data = [sample_of(episode["messages"], tokenizer) for episode in episodes]
     data = [sample for sample in data if len(sample) <= config.learner.row]
     shape = dataclasses.replace(qwen.PRESETS[config.model.preset], vocab=tokenizer.vocab_size)
@@ -107,21 +121,25 @@ def batches(data: Sequence[Sample], rows: int, row_tokens: int, seed: int) -> It
 
 def demonstrations(env: str, n: int, seed: int, **kwargs: float) -> list[dict[str, Any]]:
     """`n` demonstrated episodes of `envs.<env>.demos`, by two worker processes; the same seed gives the same ones."""
-    demonstrate: Callable = importlib.import_module(f"envs.{env}.demos").demonstrate
     seeds = [seed_of(seed, "demonstration", i) for i in range(n)]
     with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as workers:
-        return list(workers.map(_Demonstrate(demonstrate, kwargs), seeds, chunksize=200))
+        return list(workers.map(_Demonstrate(env, kwargs), seeds, chunksize=200))
 
 
 @dataclasses.dataclass
 class _Demonstrate:
     """A picklable call."""
 
-    demonstrate: Callable
+    env: str
     kwargs: dict[str, float]
 
     def __call__(self, seed: int) -> dict[str, Any]:
-        return self.demonstrate(random.Random(seed), **self.kwargs)
+        return module(self.env).demonstrate(random.Random(seed), **self.kwargs)
+
+
+def module(env: str) -> Any:
+    """`envs.<env>.demos`: `demonstrate(rng, **kwargs)` and TOKENS, what its episodes copy."""
+    return importlib.import_module(f"envs.{env}.demos")
 
 
 def sample_of(messages: Sequence[Message], tokenizer: Tokenizer) -> Sample:
@@ -142,17 +160,16 @@ def sample_of(messages: Sequence[Message], tokenizer: Tokenizer) -> Sample:
 
 def card(config: Any, shape: qwen.Config, n: int, success: float) -> str:
     """The model card."""
-    part = config.imitation
+    part, size = config.imitation, qwen.parameter_count(shape)
     return f"""---
 license: apache-2.0
 library_name: jax
 ---
 # Base policy for the `{config.env.name}` sandbox
 
-A Qwen2.5-shaped transformer of {qwen.parameter_count(shape):,} parameters ({shape.layers} layers, width {shape.d_model}),
-made from random weights by `python run.py --config=configs/base_policy.py` with seed {config.seed}: {config.steps} updates
-of {part.rows} rows of {config.learner.row} tokens, on {n:,} scripted demonstrations. {success:.0%} of those without a hint
-reach their goal.
+A Qwen2.5-shaped transformer of {size:,} parameters ({shape.layers} layers, width {shape.d_model}), made from random
+weights by `python run.py --config=configs/base_policy.py`, seed {config.seed}: {config.steps} updates of {part.rows}
+rows of {config.learner.row} tokens, on {n:,} scripted demonstrations. Of those without a hint {success:.0%} succeed.
 
 It writes tool calls in Qwen's form and copies ids, and is careless about everything else, as its demonstrations are: it
 is where learning by reward starts, not where it ends. The demonstrations come from training worlds; no task of the

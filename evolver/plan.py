@@ -7,7 +7,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from envs.worker import build
+from envs import make
 from evolver.config import flat, resolve
 
 
@@ -22,7 +22,7 @@ def plan(config: Any, workdir: str | Path) -> str:
 
 def work(config: Any) -> list[tuple[str, str]]:
     """How many rollouts, evaluations and updates."""
-    c, world = config, build(config.env.name, config.env.args.to_dict())
+    c, world = config, make(config.env.name, **config.env.args.to_dict())
     held_out = len(world.tasks(c.eval.split))
     tasks = min(c.eval.tasks or held_out, held_out)
     rounds = 0 if not c.eval.every else 1 + c.steps // c.eval.every + bool(c.steps % c.eval.every)

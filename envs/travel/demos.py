@@ -15,14 +15,28 @@ import re
 from typing import Any
 
 from envs.toolcalls import call_text
-from envs.travel.data import SEATS, Data, data
+from envs.travel.data import CARDS, CITIES, DAYS, FARES, NAMES, SEATS, TIMES, Data, data
 from envs.travel.profile import describe
 from envs.travel.tasks import WORLDS, Draft, Step, Unfit, draft, is_training_world, split_tasks, task_of
-from envs.travel.world import Travel
+from envs.travel.world import SYSTEM, Travel
 
 CARE = 0.15
 LOOKUPS = {"flights", "people", "quote", "orders", "order", "seats"}
 MAX_CALLS = 12
+LEVELS = (1, 2, 3, 4, 4, 5, 5, 6, 6)  # of the tasks shown: long ones have more of the rarer calls
+
+# What is copied from observations, as tokens of their own: then copying is one step, the same for every kind of id.
+TOKENS = (
+    SYSTEM,
+    *(str(number) for number in range(10, 100)),
+    *CITIES,
+    *NAMES,
+    *DAYS,
+    *TIMES,
+    *FARES,
+    *CARDS,
+    *(f"{row}{letter}" for row in range(1, 10) for letter in SEATS),
+)
 
 # How often a slip happens at care 0; it happens (1 - care) times as often.
 SLIPS = {
@@ -123,7 +137,7 @@ def demonstrate(rng: random.Random, *, care: float = CARE, hint: float = 0.0) ->
     """`demonstration` in a training world that has something to ask for, drawn from `rng`."""
     while True:
         try:
-            return demonstration(rng.randrange(WORLDS), rng, care=care, hint=hint)
+            return demonstration(rng.randrange(WORLDS), rng, care=care, hint=hint, level=rng.choice(LEVELS))
         except Unfit:
             continue
 
