@@ -11,6 +11,7 @@ from envs.world import World
 WORLDS = {
     "travel": "envs.travel:Travel",
     "bfcl": "envs.bfcl:Bfcl",
+    "appworld": "envs.appworld:AppWorld",
     "gym": "envs.gym:GymWorld",
 }
 

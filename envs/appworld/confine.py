@@ -1,0 +1,92 @@
+"""Keep code that a model wrote inside AppWorld: no files but the interpreter's own, no processes, no network.
+
+AppWorld refuses a list of functions by name. What gets past that list still has to open files and sockets, and Python
+reports these as audit events (PEP 578), which a hook can refuse. It keeps a policy from reading the answers off the disk
+and from harming its machine by accident; it is no jail against an attacker, for whom one would use a container.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+import sys
+import sysconfig
+from collections.abc import Iterator
+
+READ = {"open", "os.listdir", "os.scandir"}  # allowed below the interpreter's own folders: imports read them
+REFUSED = (
+    "subprocess.Popen",
+    "os.system",
+    "os.exec",
+    "os.fork",
+    "os.forkpty",
+    "os.posix_spawn",
+    "os.spawn",
+    "os.kill",
+    "os.killpg",
+    "os.putenv",
+    "os.unsetenv",
+    "os.remove",
+    "os.rename",
+    "os.rmdir",
+    "os.mkdir",
+    "os.link",
+    "os.symlink",
+    "os.truncate",
+    "os.chmod",
+    "os.chown",
+    "shutil.rmtree",
+    "pty.spawn",
+    "signal.pthread_kill",
+    "socket.connect",
+    "socket.bind",
+    "socket.sendto",
+    "socket.getaddrinfo",
+    "urllib.Request",
+    "ctypes.dlopen",
+)
+_WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+_own = tuple(
+    {os.path.realpath(p) + os.sep for p in (*sysconfig.get_paths().values(), os.path.dirname(os.__file__)) if p}
+)
+_armed = False
+_installed = False
+
+
+@contextlib.contextmanager
+def confined() -> Iterator[None]:
+    """While the block runs, whatever leaves the process raises PermissionError. Of all threads of the process."""
+    global _armed, _installed
+    if not _installed:
+        sys.addaudithook(_hook)
+        _installed = True
+    _armed = True
+    try:
+        yield
+    finally:
+        _armed = False
+
+
+def _hook(event: str, args: tuple) -> None:
+    if not _armed:
+        return
+    if event in REFUSED:
+        raise PermissionError(f"not allowed here: {event}")
+    if event == "sqlite3.connect" and not _in_memory(args[0]):
+        raise PermissionError("not allowed here: a database on disk")
+    if event in READ and not _readable(args):
+        raise PermissionError(f"not allowed here: {event} {args[0]!r}")
+
+
+def _in_memory(database: object) -> bool:
+    return isinstance(database, str | sqlite3.Connection) and ("memory" in str(database) or database == "")
+
+
+def _readable(args: tuple) -> bool:
+    path, flags = args[0], args[2] if len(args) > 2 else 0
+    if isinstance(path, int):
+        return True  # open already
+    if not isinstance(path, str | bytes | os.PathLike) or (isinstance(flags, int) and flags & _WRITING):
+        return False
+    return (os.path.realpath(os.fsdecode(path)) + os.sep).startswith(_own)

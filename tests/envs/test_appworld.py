@@ -1,0 +1,365 @@
+"""AppWorld: the adapter against a stand-in engine, and the real engine on the mini data set where it is installed."""
+
+import json
+import os
+import re
+
+import pytest
+
+from envs import conformance, make
+from envs.appworld import AppWorld, goal_completion, prompt
+from envs.appworld.mini import data, evaluation
+from envs.appworld.mini.scenarios import SPLITS, mini_tasks
+from envs.process import ROOT, Deadlines, ProcessWorld
+from envs.source import Source
+from envs.toolcalls import call_text
+from envs.world import Task
+
+# ----------------------------------------------------------------------------------- reading what a model writes
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("I look.\n```python\nprint(1)\n```\nDone.", ("print(1)", "user")),
+        ("```python\nprint(1)\n```\n```python\nprint(2)\n```", ("print(1)", "user")),
+        ("```python\nprint(1)", ("print(1)", "user")),  # not closed
+        ("```python  \r\n  x = 1\r\n```", ("x = 1", "user")),
+        ("```python\n```", ("", "user")),
+        ("```\nprint(1)\n```", (None, "user")),
+        ("print(1)", (None, "user")),
+        (call_text("appworld", {"code": "print(1)"}), ("print(1)", "tool")),
+        (
+            "Now.\n" + call_text("appworld", {"code": "s = '```python\\nno\\n```'"}),
+            ("s = '```python\\nno\\n```'", "tool"),
+        ),
+        (call_text("other", {}) + call_text("appworld", {"code": "1"}), ("1", "tool")),
+        (call_text("appworld", {"code": 1}), (None, "tool")),
+        ("<tool_call>\nnot json\n</tool_call>", (None, "tool")),
+        ("```python\nprint('<tool_call>')\n```", ("print('<tool_call>')", "user")),
+    ],
+)
+def test_code_is_the_first_block_or_the_first_call(text, expected):
+    assert prompt.code_of(text) == expected
+
+
+# ------------------------------------------------------------------------------------------ a stand-in engine
+
+
+class FakeEngine:
+    """Speaks the engine's interface: a session of lines `say X`, `set X`, `damage`, `done`. One open task at a time."""
+
+    def __init__(self):
+        self.opened: list[str] = []
+
+    def open(self, root, task_id, timeout_s):
+        self.opened.append(task_id)
+        self._task, self._state, self._lines, self._damage, self._done = task_id, set(), 0, False, False
+        person = {"first_name": "Ada", "last_name": "Lane", "email": "ada@example.com", "phone_number": "555"}
+        return {"instruction": f"Do {task_id}.", "supervisor": person, "apps": {"phone": "Calls people."}}
+
+    def run(self, code):
+        self._lines += 1
+        verb, _, rest = code.partition(" ")
+        if verb == "say":
+            return f"{rest} {self._lines}"
+        if verb == "set":
+            self._state.add(rest)
+        elif verb == "damage":
+            self._damage = True
+        elif verb == "done":
+            self._done = True
+        else:
+            return f"Execution failed. Traceback:\nno verb {verb}"
+        return "Execution successful."
+
+    def completed(self):
+        return self._done
+
+    def tests(self):
+        needed = [("no_op_fail", part in self._state) for part in ("a", "b")]
+        return [*needed, ("no_op_pass", not self._damage), ("no_op_pass", True)]
+
+    def apis(self, root):
+        return {"phone": {"call": "Call someone."}, "supervisor": {"complete_task": "End."}}
+
+    def close(self):
+        pass
+
+
+def block(code: str) -> str:
+    return f"```python\n{code}\n```"
+
+
+SOLUTION = [block("say hello"), block("set a"), block("set b"), block("done")]
+
+
+class Played(AppWorld):
+    """Official data without solutions, plus solutions in the stand-in's language."""
+
+    def tasks(self, split):
+        tasks = super().tasks(split)
+        for task in tasks:
+            task.reference = SOLUTION
+        return tasks
+
+
+@pytest.fixture
+def official(tmp_path):
+    """A folder laid out as AppWorld's data is."""
+    for split, ids in {"train": ["0a1_1", "0a1_2", "0a1_3"], "dev": ["0b2_1"]}.items():
+        path = tmp_path / "data" / "datasets" / f"{split}.txt"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("\n".join(ids) + "\n")
+        for id in ids:
+            folder = tmp_path / "data" / "tasks" / id
+            folder.mkdir(parents=True)
+            (folder / "specs.json").write_text(json.dumps({"instruction": f"Do {id}."}))
+    return str(tmp_path)
+
+
+def test_the_adapter_conforms(official):
+    engine = FakeEngine()
+    names, problems = conformance.run(lambda: Played("official", official, engine=engine))
+    assert not problems, "\n".join(map(str, problems))
+    assert len(names) == len(conformance.CHECKS)
+
+
+def test_an_episode(official):
+    world = AppWorld("official", official, engine=FakeEngine())
+    task = world.tasks("train")[0]
+    assert (task.id, task.query, task.meta["scenario"]) == ("0a1_1", "Do 0a1_1.", "0a1")
+    start = world.reset(task)
+    assert [message["role"] for message in start.messages] == ["system", "user"] and start.tools == []
+    for words in ("Ada Lane", "ada@example.com", "555", "- phone: Calls people.", "```python"):
+        assert words in start.messages[0]["content"]
+    result = world.step("First.\n" + block("say hello"))
+    assert result.messages == [{"role": "user", "content": "Output:\n```\nhello 1\n```\n\n"}]
+    result = world.step(call_text("appworld", {"code": "nonsense"}))
+    assert result.messages[0]["role"] == "tool" and result.info["errors"] == 1 and not result.info["parse_error"]
+    result = world.step("I am thinking.")
+    assert "nothing was run" in result.messages[0]["content"] and result.info["parse_error"] and not result.terminated
+    for action in SOLUTION[1:]:
+        result = world.step(action)
+    assert result.terminated and result.reward == 1.0
+    assert world.evaluate().success and world.evaluate().components == {"progress": 1.0, "tests": 1.0}
+    assert world.step(block("damage")).terminated and world.evaluate().success
+
+
+def test_a_call_is_asked_for_where_the_action_is_a_tool(official):
+    start = AppWorld("official", official, action="tool", engine=FakeEngine()).reset(Task("0a1_1", "appworld", ""))
+    assert start.tools == [prompt.TOOL] and start.messages[1]["content"] == "Do 0a1_1."
+    assert "```" not in start.messages[0]["content"]
+    short = AppWorld("official", official, example=False, engine=FakeEngine()).reset(Task("0a1_1", "appworld", ""))
+    assert "--- you" not in short.messages[0]["content"]
+
+
+def test_reward_counts_what_doing_nothing_does_not_reach(official):
+    world = AppWorld("official", official, reward="dense", engine=FakeEngine())
+    world.reset(world.tasks("train")[0])
+    scores = [world.evaluate().score]
+    for code in ("set a", "set b", "damage"):
+        world.step(block(code))
+        scores.append(world.evaluate().score)
+    assert scores == [0.0, 0.5, 1.0, 0.5]
+    assert not world.evaluate().success and world.evaluate().components == {"progress": 0.5, "tests": 0.75}
+    sparse = AppWorld("official", official, engine=FakeEngine())
+    sparse.reset(sparse.tasks("train")[0])
+    sparse.step(block("set a"))
+    assert sparse.evaluate().score == 0.0 and sparse.evaluate().components["progress"] == 0.5
+
+
+def test_instances_in_one_process_take_turns(official):
+    engine = FakeEngine()
+    first, second = (AppWorld("official", official, engine=engine) for _ in range(2))
+    first.reset(Task("0a1_1", "appworld", ""))
+    first.step(block("set a"))
+    second.reset(Task("0a1_2", "appworld", ""))
+    second.step(block("damage"))
+    assert "hello 2" in first.step(block("say hello")).messages[0]["content"]  # its second line, although opened anew
+    assert first.evaluate().components["progress"] == 0.5 and second.evaluate().components["progress"] == 0.0
+    assert engine.opened == ["0a1_1", "0a1_2", "0a1_1", "0a1_2"]
+
+
+def test_a_synthetic_task_plays_in_the_world_of_its_entry(official):
+    engine = FakeEngine()
+    task = Task("synthetic-7", "appworld", "Set b.", origin="synthetic", meta={"entry": "0a1_3"})
+    start = AppWorld("official", official, engine=engine).reset(task)
+    assert engine.opened == ["0a1_3"] and start.messages[1]["content"] == "Set b."
+
+
+def test_long_outputs_are_cut_where_one_sees_it(official):
+    world = AppWorld("official", official, max_output=10, engine=FakeEngine())
+    world.reset(world.tasks("train")[0])
+    text = world.step(block("say " + "x" * 50)).messages[0]["content"]
+    assert "x" * 10 + "\n[42 more characters were cut off]" in text and "x" * 11 not in text
+
+
+def test_what_is_wrong_is_said(official, tmp_path_factory, monkeypatch):
+    with pytest.raises(ValueError, match="train"):
+        AppWorld("official", official, engine=FakeEngine()).tasks("test_normal")
+    monkeypatch.delenv("APPWORLD_ROOT", raising=False)
+    with pytest.raises(ValueError, match="appworld download data"):
+        AppWorld("official", str(tmp_path_factory.mktemp("empty")), engine=FakeEngine()).tasks("train")
+    for arguments in ({"data": "none"}, {"action": "mime"}, {"reward": "high"}):
+        with pytest.raises(ValueError, match="AppWorld knows"):
+            AppWorld(**arguments, engine=FakeEngine())
+    with pytest.raises(RuntimeError, match="reset"):
+        AppWorld("official", official, engine=FakeEngine()).evaluate()
+
+
+def test_the_profile_lists_apps_and_their_apis(official):
+    profile = AppWorld("official", official, engine=FakeEngine()).profile()
+    assert [entity["name"] for entity in profile["entities"]] == ["phone"]
+    assert profile["entities"][0]["operations"] == [{"name": "call", "description": "Call someone."}]
+
+
+def test_goal_completion_by_task_and_by_scenario():
+    success = {"0a1_1": 1, "0a1_2": 1, "0a1_3": 0, "0b2_1": 1, "0b2_2": True, "0b2_3": 1.0}
+    assert goal_completion(success) == {"tgc": 5 / 6, "sgc": 0.5}
+    assert goal_completion({"0a1_1": 0.25, "0a1_2": 0.75})["sgc"] == 0.25
+    with pytest.raises(ValueError):
+        goal_completion({})
+
+
+# ------------------------------------------------------------------------------------------------- mini data
+
+
+def test_mini_has_scenarios_of_three_over_five_apps_and_more():
+    world = make("appworld", engine=FakeEngine())
+    tasks = [task for split in SPLITS for task in world.tasks(split)]
+    assert len(tasks) == len({task.id for task in tasks}) == 48
+    assert len({app for task in tasks for app in task.meta["apps"]}) >= 5
+    assert all(re.fullmatch(r"[0-9a-f]+_[123]", task.id) for task in tasks)  # what AppWorld takes for an id
+    scenarios = {task.meta["scenario"]: task.split for task in tasks}
+    assert all([f"{scenario}_{n}" in {t.id for t in tasks} for n in (1, 2, 3)] for scenario in scenarios)
+    assert all(task.split == scenarios[task.meta["scenario"]] for task in tasks)
+    with pytest.raises(ValueError, match="test_normal"):
+        world.tasks("test")
+
+
+def test_mini_tasks_ask_for_something():
+    """Each has an answer or changes: doing nothing fails a test of every task, and no variants are the same task."""
+    for task in mini_tasks():
+        private = {"changes": task.draft.changes, "touched": task.draft.touched}
+        tests = evaluation.requirements(private, task.draft.answer)
+        assert any(test["label"] == "no_op_fail" for test in tests), task.id
+        assert len({test["requirement"] for test in tests}) == len(tests), task.id
+        assert all(code.strip() for code in task.draft.solution)
+    asked = [(task.person, task.draft.instruction) for task in mini_tasks()]
+    assert len(set(asked)) == len(asked)
+
+
+def test_mini_rows_refer_to_rows():
+    tables = data.tables()
+    for table, found in tables.items():
+        app = table.split(".")[0]
+        targets = {"user_id": "User", "friend_id": "User", "sender_id": "User", "receiver_id": "User"} | {
+            "song_id": "Song",
+            "playlist_id": "Playlist",
+            "artist_id": "Artist",
+            "project_id": "Project",
+            "global_text_message_id": "GlobalTextMessage",
+        }
+        for row in found:
+            for key in set(row) & set(targets):
+                assert 1 <= row[key] <= len(tables[f"{app}.{targets[key]}"]), (table, row)
+    with pytest.raises(KeyError):
+        data.rows("phone.Alarm", no_such_field=1)
+
+
+# ----------------------------------------------------------------------------------------- the real engine
+
+PYTHON = os.environ.get("EVOLVER_APPWORLD_PYTHON", str(ROOT / ".venv-appworld" / "bin" / "python"))
+real = pytest.mark.services
+PATIENT = Deadlines(start=300.0, reset=300.0, step=300.0)
+
+
+@pytest.fixture(scope="module")
+def world():
+    if not os.path.exists(PYTHON):
+        pytest.skip("AppWorld is not installed: make appworld")
+    world = ProcessWorld("appworld", {"reward": "dense"}, python=PYTHON, deadlines=PATIENT)
+    yield world
+    world.close()
+
+
+def play(world, task, actions):
+    world.reset(task)
+    for action in actions:
+        result = world.step(action)
+    return result, world.evaluate()
+
+
+@real
+@pytest.mark.parametrize("split", SPLITS)
+def test_solutions_score_one_and_nothing_else_does(world, split):
+    success = {}
+    for task in world.tasks(split):
+        setup, find, act = task.reference
+        end = block("apis.supervisor.complete_task()")
+        result, nothing = play(world, task, [end])
+        assert result.terminated and nothing.score == 0.0 and not nothing.success, task.id
+        wrong = act.replace("answer=answer)", "answer='no such thing')") if "answer=answer" in act else end
+        assert not play(world, task, [setup, find, wrong])[1].success, task.id
+        extra = block(
+            'token = apis.simple_note.login(username=profile["email"], password=passwords["simple_note"])["access_token"]\n'
+            'apis.simple_note.create_note(title="unasked", content="", access_token=token)'
+        )
+        damaged = play(world, task, [setup, extra, find, act])[1]
+        assert not damaged.success and damaged.score < 1.0, task.id
+        result, solved = play(world, task, task.reference)
+        assert result.terminated and result.info["errors"] == 0 and solved.score == 1.0, (task.id, solved)
+        success[task.id] = solved.success
+    assert goal_completion(success) == {"tgc": 1.0, "sgc": 1.0}
+
+
+@real
+def test_the_real_engine_conforms(world):
+    with Source("appworld", mode="worker", workers=1, python=PYTHON, deadlines=PATIENT) as source:
+        names, problems = conformance.run(source.world, limit=2)
+    assert not problems, "\n".join(map(str, problems))
+    assert len(names) == len(conformance.CHECKS)
+
+
+@real
+def test_code_stays_inside_and_cannot_take_the_worker_along(world):
+    task = world.tasks("train")[0]
+    world.reset(task)
+    refused = [
+        "print(open('/etc/hostname').read())",
+        "import pathlib\nprint(pathlib.Path('/etc/hostname').read_text())",
+        "import os\nprint(os.scandir('/'))",
+        "print(__import__('os').system('true'))\nopen('/tmp/evolver-was-here', 'w')",
+        "import appworld.task\nprint(appworld.task.Task.load(apis.supervisor.show_active_task and 'x_1').ground_truth)",
+        f"from appworld.ground_truth import GroundTruth\nprint(GroundTruth.load('{task.id}').answer)",
+        "print(__import__('socket').create_connection(('127.0.0.1', 9)))",
+        "raise SystemExit",
+        "raise KeyboardInterrupt",
+        "class Odd(BaseException): pass\nraise Odd",
+        "input()",
+        "(" * 300,
+        "print('\\ud800')\n1/0",
+        "x = '\0'",
+    ]
+    for code in refused:
+        output = world.step(block(code)).messages[0]["content"]
+        assert "failed" in output or "not allowed" in output, (code, output)
+    assert not os.path.exists("/tmp/evolver-was-here")
+    assert "ok" in world.step(block("print('ok')")).messages[0]["content"]
+    for action in task.reference:
+        world.step(action)
+    assert world.evaluate().success
+
+
+@real
+def test_code_that_does_not_end_is_stopped():
+    if not os.path.exists(PYTHON):
+        pytest.skip("AppWorld is not installed: make appworld")
+    world = ProcessWorld("appworld", {"timeout_s": 1}, python=PYTHON, deadlines=PATIENT)
+    task = world.tasks("train")[0]
+    world.reset(task)
+    assert "timed out" in world.step(block("while True: pass")).messages[0]["content"]
+    for action in task.reference[:1]:
+        world.step(action)
+    world.close()
