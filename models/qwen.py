@@ -322,8 +322,9 @@ def _chunked_logp_forward(h_CSD, w_DV, targets_CS, temperature):
         h, targets = chunk
         logits = _logits(h, w_DV, temperature)
         lse = jax.nn.logsumexp(logits, axis=-1)
-        entropy = lse - jnp.sum(jnp.exp(logits - lse[:, None]) * logits, axis=-1)
-        return None, (jnp.take_along_axis(logits, targets[:, None], axis=-1)[:, 0] - lse, entropy, lse)
+        logp = logits - lse[:, None]
+        entropy = -jnp.sum(jnp.exp(logp) * logp, axis=-1)
+        return None, (jnp.take_along_axis(logp, targets[:, None], axis=-1)[:, 0], entropy, lse)
 
     _, (logp, entropy, lse) = jax.lax.scan(one, None, (h_CSD, targets_CS))
     return (logp, entropy), (h_CSD, w_DV, targets_CS, temperature, lse)
@@ -351,64 +352,92 @@ _chunked_logp.defvjp(_chunked_logp_forward, _chunked_logp_backward)
 # --- with a cache: rollouts -----------------------------------------------------------------------------------------
 
 
+def for_decoding(config: Config, params: Params, dtype: Any = jnp.float32) -> Params:
+    """The weights as `extend` reads them, in `dtype`: layer by layer, with the matrices of one input side by side.
+
+    {"embed", "norm", "unembed" (D, V), "layers": a tuple of dicts}. Cut and joined once here, because XLA's CPU code
+    would copy every slice of a stacked weight again at each step of a decoding loop.
+    """
+    params = jax.tree.map(lambda a: a.astype(dtype), params)
+
+    def layer(w: Params) -> Params:
+        joined = {"qkv": ("q", "k", "v"), "qkv_bias": ("q_bias", "k_bias", "v_bias"), "gate_up": ("gate", "up")}
+        result = {name: w[name] for name in w if not any(name in names for names in joined.values())}
+        for name, names in joined.items():
+            if names[0] in w:
+                rows = () if name == "qkv_bias" else (config.d_model,)
+                result[name] = jnp.concatenate([w[n].reshape(*rows, -1) for n in names], axis=-1)
+        return result | {"o": w["o"].reshape(-1, config.d_model)}
+
+    layers = tuple(layer(jax.tree.map(lambda a, i=i: a[i], params["layers"])) for i in range(config.layers))
+    return {"embed": params["embed"], "norm": params["norm"], "unembed": unembed(config, params), "layers": layers}
+
+
 def init_cache(config: Config, slots: int, length: int, dtype: Any = jnp.float32) -> Cache:
-    """Empty cache for `slots` sequences of up to `length` tokens: {"k", "v"}, per layer (slots, K, length, h)."""
-    shape = (slots, config.kv_heads, length, config.head_dim)
-    return {name: tuple(jnp.zeros(shape, dtype) for _ in range(config.layers)) for name in ("k", "v")}
+    """Empty cache for `slots` sequences of up to `length` tokens.
+
+    {"k": per layer (slots, K, h, length), "v": per layer (slots, K, length, h)}: keys transposed, as scores read them.
+    """
+    k, v = (config.head_dim, length), (length, config.head_dim)
+    shapes = {name: (slots, config.kv_heads, *shape) for name, shape in (("k", k), ("v", v))}
+    return {name: tuple(jnp.zeros(shape, dtype) for _ in range(config.layers)) for name, shape in shapes.items()}
 
 
 def extend(
-    config: Config,
-    params: Params,
-    cache: Cache,
-    tokens_BT: jax.Array,
-    slots_B: jax.Array | None,
-    starts_B: jax.Array,
-    lengths_B: jax.Array,
-    *,
-    window: int | None = None,
-    dtype: Any = jnp.float32,
+    config: Config, weights: Params, cache: Cache, tokens_BT: jax.Array, starts_B: jax.Array, lengths_B: jax.Array
 ) -> tuple[jax.Array, Cache]:
-    """Append tokens to cached sequences: (h_BD of the last valid token of each row, cache).
+    """Append tokens to the cached sequences, one per row of the cache: (h_BD of each row's last new token, cache).
 
-    Row b writes its first lengths_B[b] tokens at positions starts_B[b].. of slot slots_B[b]; positions before
-    hold what earlier calls wrote. slots_B None means that row b is slot b, and spares the gather of whole slots.
-    A row of length 0 writes nothing and returns garbage. `window` (static) bounds the positions attended to: no
-    sequence may reach beyond it. Nothing is written beyond the cache's length.
+    Row b writes its first lengths_B[b] tokens at positions starts_B[b]..; positions before hold what earlier calls
+    wrote. A row of length 0 writes nothing and returns finite garbage. Nothing is written beyond the cache's length.
+    weights: of `for_decoding`, whose dtype is that of the computation.
     """
     rows, t = tokens_BT.shape
-    length = cache["k"][0].shape[2]
-    window = length if window is None else min(window, length)
-    slots = jnp.arange(rows) if slots_B is None else slots_B
-    positions = starts_B[:, None] + jnp.arange(t)
-    valid = jnp.arange(t) < lengths_B[:, None]
-    write_at = jnp.where(valid, positions, length)  # out of bounds: dropped
-    mask = jnp.arange(window) <= positions[:, :, None]
-    cos, sin = rope_angles(positions, config.head_dim, config.rope_theta)
+    length = cache["v"][0].shape[2]
+    positions_BT = starts_B[:, None] + jnp.arange(t)
+    write_at = jnp.where(jnp.arange(t) < lengths_B[:, None], positions_BT, length)  # out of bounds: dropped
+    mask_BTS = jnp.arange(length) <= positions_BT[:, :, None]
+    cos, sin = rope_angles(positions_BT, config.head_dim, config.rope_theta)
+    row = jnp.arange(rows)[:, None]
 
-    x = params["embed"][tokens_BT].astype(dtype)
-    new = {"k": [], "v": []}
-    for layer in range(config.layers):
-        w = jax.tree.map(lambda a, layer=layer: a[layer], params["layers"])
-        q, k, v = _qkv(config, w, x, cos, sin)
-        for name, y in (("k", k), ("v", v)):
-            old = cache[name][layer]
-            new[name].append(old.at[slots[:, None], :, write_at].set(y.astype(old.dtype), mode="drop"))
-        k, v = (new[name][layer] if slots_B is None else new[name][layer][slots_B] for name in "kv")
-        k, v = (y[:, :, :window].astype(dtype) for y in (k, v))
-        x = _after_attention(config, w, x, _cached_attention(q, k, v, mask))
+    x = weights["embed"][tokens_BT]
+    keys, values = [], []
+    for w, k_BKhS, v_BKSh in zip(weights["layers"], cache["k"], cache["v"]):
+        q, k, v = _fused_qkv(config, w, x, cos, sin)
+        k_BKhS = k_BKhS.at[row, :, :, write_at].set(k.astype(k_BKhS.dtype), mode="drop")
+        v_BKSh = v_BKSh.at[row, :, write_at].set(v.astype(v_BKSh.dtype), mode="drop")
+        x = x + _cached_attention(q, k_BKhS.astype(x.dtype), v_BKSh.astype(x.dtype), mask_BTS) @ w["o"]
+        gate, up = jnp.split(rms_norm(x, w["mlp_norm"], config.rms_eps) @ w["gate_up"], 2, axis=-1)
+        x = x + (jax.nn.silu(gate) * up) @ w["down"]
+        keys.append(k_BKhS)
+        values.append(v_BKSh)
     last = jnp.maximum(lengths_B - 1, 0)
     x = jnp.take_along_axis(x, last[:, None, None], axis=1)[:, 0]
-    return rms_norm(x, params["norm"], config.rms_eps), {name: tuple(arrays) for name, arrays in new.items()}
+    return rms_norm(x, weights["norm"], config.rms_eps), {"k": tuple(keys), "v": tuple(values)}
 
 
-def _cached_attention(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array) -> jax.Array:
-    """q_BTHh against k_BKSh, v_BKSh under mask_BTS -> out_BTHh."""
+def _fused_qkv(c: Config, w: Params, x: jax.Array, cos: jax.Array, sin: jax.Array) -> tuple[jax.Array, ...]:
+    """`_qkv` with one product."""
+    y = rms_norm(x, w["attn_norm"], c.rms_eps) @ w["qkv"]
+    if c.qkv_bias:
+        y = y + w["qkv_bias"]
+    y = y.reshape(*y.shape[:-1], -1, c.head_dim)
+    q, k, v = jnp.split(y, [c.heads, c.heads + c.kv_heads], axis=-2)
+    if c.qk_norm:
+        q, k = rms_norm(q, w["q_norm"], c.rms_eps), rms_norm(k, w["k_norm"], c.rms_eps)
+    return rope(q, cos, sin), rope(k, cos, sin), v
+
+
+def _cached_attention(q: jax.Array, k_BKhS: jax.Array, v_BKSh: jax.Array, mask_BTS: jax.Array) -> jax.Array:
+    """q_BTHh against the cache -> out_BTD', heads side by side (D' = H h)."""
     b, t, heads, head_dim = q.shape
-    q = q.reshape(b, t, k.shape[1], heads // k.shape[1], head_dim)
-    scores = jnp.einsum("btkgh,bksh->bkgts", q, k, preferred_element_type=jnp.float32) * head_dim**-0.5
-    probs = jax.nn.softmax(jnp.where(mask[:, None, None], scores, -1e30), axis=-1).astype(v.dtype)
-    return jnp.einsum("bkgts,bksh->btkgh", probs, v).reshape(b, t, heads, head_dim)
+    kv_heads, groups = v_BKSh.shape[1], heads // v_BKSh.shape[1]
+    q = (q * head_dim**-0.5).reshape(b, t, kv_heads, groups, head_dim).swapaxes(1, 2)
+    scores = jnp.matmul(q.reshape(b, kv_heads, t * groups, head_dim), k_BKhS, preferred_element_type=jnp.float32)
+    scores = scores.reshape(b, kv_heads, t, groups, -1)
+    probs = jax.nn.softmax(jnp.where(mask_BTS[:, None, :, None], scores, -1e30), axis=-1).astype(v_BKSh.dtype)
+    out = jnp.matmul(probs.reshape(b, kv_heads, t * groups, -1), v_BKSh)
+    return out.reshape(b, kv_heads, t, groups, head_dim).swapaxes(1, 2).reshape(b, t, heads * head_dim)
 
 
 # --- the module -----------------------------------------------------------------------------------------------------
