@@ -1,8 +1,8 @@
 """Keep code that a model wrote inside AppWorld: no files but the interpreter's own, no processes, no network.
 
 AppWorld refuses a list of functions by name. What gets past that list still has to open files and sockets, and Python
-reports these as audit events (PEP 578), which a hook can refuse. It keeps a policy from reading the answers off the disk
-and from harming its machine by accident; it is no jail against an attacker, for whom one would use a container.
+reports these as audit events (PEP 578), which a hook can refuse. It keeps a policy from reading the answers off the
+disk and from harming its machine by accident; it is no jail against an attacker, for whom one would use a container.
 """
 
 from __future__ import annotations

@@ -22,14 +22,14 @@ TOOL: Tool = {
 }
 
 _ROLE = """\
-You are an assistant who gets things done for a supervisor by writing Python code, without help: nobody answers questions.
+You are an assistant who gets things done for a supervisor by writing Python code. Nobody answers questions.
 
-Your supervisor is {name} (email {email}, phone number {phone}). You act with this person's own accounts, in these apps:
+Your supervisor is {name} (email {email}, phone number {phone}). You act with this person's accounts in these apps:
 
 {apps}
 
-{how} The session lasts for the whole task: variables, functions and imports stay. The object `apis` reaches every app, as
-apis.<app>.<api>(<name>=<value>, ...). Nothing but what you print is shown to you.
+{how} The session lasts for the whole task: variables, functions and imports stay. The object `apis` reaches every
+app, as apis.<app>.<api>(<name>=<value>, ...). Nothing but what you print is shown to you.
 
 Before you use an API, read about it:
 
@@ -39,10 +39,10 @@ Before you use an API, read about it:
 """
 
 _HOW = {
-    "code": "In each turn, think in a sentence or two, then write one block of Python, from ```python to ```; it is run and"
-    " its output is sent to you. Only the first block of a turn is run.",
-    "tool": "In each turn, think in a sentence or two, then call the tool `appworld` with Python code; it is run and its"
-    " output is sent to you.",
+    "code": "In each turn, think in a sentence or two, then write one block of Python, from ```python to ```. It is run"
+    " and its output is sent to you. Only the first block of a turn is run.",
+    "tool": "In each turn, think in a sentence or two, then call the tool `appworld` with Python code. It is run and"
+    " its output is sent to you.",
 }
 
 _RULES = """\
@@ -55,10 +55,10 @@ Rules:
 3. Most APIs of an account need the access_token that the login of that app returns. The phone's user name is the phone
    number; that of the other apps is the email address.
 4. Lists come in pages. Go on with page_index until a page is empty, or you will miss entries.
-5. Do what was asked and nothing more: do not change, add, delete or send anything else. "My" songs, files, notes and so on
-   are those of your supervisor.
-6. When it is done, call apis.supervisor.complete_task(). If the task asks for something, pass it as answer=..., as short
-   as possible: a number, a name, a title. If you cannot do the task, call it with status="fail". It ends the task.
+5. Do what was asked and nothing more: do not change, add, delete or send anything else. "My" songs, files, notes and
+   so on are those of your supervisor.
+6. When it is done, call apis.supervisor.complete_task(). If the task asks for something, pass it as answer=..., as
+   short as possible: a number, a name, a title. If you cannot do the task, pass status="fail". This ends the task.
 """
 
 _EXAMPLE = """\
@@ -122,8 +122,8 @@ def system(opened: dict[str, Any], action: str, example: bool) -> str:
 def code_of(text: str) -> tuple[str | None, str]:
     """The code in an assistant turn, and the role that answers it.
 
-    It is the first ```python block, closed or not, or the argument of the first call of `appworld`, whichever is earlier;
-    None if there is none. Never raises.
+    It is the first ```python block, closed or not, or the argument of the first call of `appworld`, whichever is
+    earlier; None if there is none. Never raises.
     """
     block = _BLOCK.search(text)
     call_at = text.find(toolcalls.OPEN)

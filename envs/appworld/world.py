@@ -3,9 +3,9 @@
 The engine is the `appworld` package's, with its own evaluation; see `make appworld` and envs/appworld/engine.py for why
 it runs in a worker process under a Python of its own. Listing tasks needs no package.
 
-Data is either AppWorld's own ("official", which a user downloads) or "mini": 48 tasks of ours over six of the apps, built
-at first use. Success is AppWorld's: all tests of the task pass (task goal completion, TGC). A scenario is three tasks;
-scenario goal completion (SGC) asks for all three, see `goal_completion`.
+Data is either AppWorld's own ("official", which a user downloads) or "mini": 48 tasks of ours over six of the apps,
+built at first use. Success is AppWorld's: all tests of the task pass (task goal completion, TGC). A scenario is three
+tasks; scenario goal completion (SGC) asks for all three, see `goal_completion`.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ class AppWorld(World):
     """One AppWorld task at a time.
 
     data: "mini" or "official"; root: where official data lies ("" = $APPWORLD_ROOT), or where to build the mini data
-    ("" = a cache in the project folder). action: what the prompt asks for, "code" (```python blocks) or "tool" (a call of
-    `appworld`); either is understood at any time. reward: the score is "sparse" (TGC) or "dense" (progress). example: show
-    a worked example in the prompt. timeout_s: seconds one piece of code may run; keep it below the deadline of a step.
-    max_output: characters of an output; the rest is cut at a visible mark.
+    ("" = a cache in the project folder). action: what the prompt asks for, "code" (```python blocks) or "tool" (a call
+    of `appworld`); either is understood at any time. reward: the score is "sparse" (TGC) or "dense" (progress).
+    example: show a worked example in the prompt. timeout_s: seconds one piece of code may run; keep it below the
+    deadline of a step. max_output: characters of an output; the rest is cut at a visible mark.
 
     Several instances in one process are correct but take turns: each that continues replays its task. Give every
     worker one instance (per_worker=1).
@@ -84,7 +84,7 @@ class AppWorld(World):
 
     def reset(self, task: Task, seed: int = 0) -> Observation:
         """Start the task with this id; a synthetic one names the task in whose world it plays in `meta["entry"]`, and
-        its query replaces the instruction. The seed changes nothing: AppWorld's clock and random numbers are the task's."""
+        its query replaces the instruction. The seed changes nothing: clock and random numbers are the task's."""
         self._task, self._seed = task, seed
         self._codes: list[str] = []
         self._actions: list[str] = []
@@ -231,8 +231,8 @@ class AppWorld(World):
 def goal_completion(success: Mapping[str, float]) -> dict[str, float]:
     """Task and scenario goal completion of {task id: success in [0, 1]}: {"tgc", "sgc"}.
 
-    A scenario's completion is its worst task's, as in AppWorld's own evaluator; with rates over several rollouts this is
-    the completion rate of the task that is solved least often.
+    A scenario's completion is its worst task's, as in AppWorld's own evaluator; with rates over several rollouts this
+    is the completion rate of the task that is solved least often.
     """
     if not success:
         raise ValueError("no tasks to average over")

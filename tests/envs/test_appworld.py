@@ -303,8 +303,8 @@ def test_solutions_score_one_and_nothing_else_does(world, split):
         wrong = act.replace("answer=answer)", "answer='no such thing')") if "answer=answer" in act else end
         assert not play(world, task, [setup, find, wrong])[1].success, task.id
         extra = block(
-            'token = apis.simple_note.login(username=profile["email"], password=passwords["simple_note"])["access_token"]\n'
-            'apis.simple_note.create_note(title="unasked", content="", access_token=token)'
+            'login = apis.simple_note.login(username=profile["email"], password=passwords["simple_note"])\n'
+            'apis.simple_note.create_note(title="unasked", content="", access_token=login["access_token"])'
         )
         damaged = play(world, task, [setup, extra, find, act])[1]
         assert not damaged.success and damaged.score < 1.0, task.id

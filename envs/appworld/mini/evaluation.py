@@ -56,11 +56,7 @@ def _matches(record, fields):
 def _plain(value):
     if isinstance(value, float):
         return round(value, 2)
-    return (
-        value
-        if isinstance(value, str | int | bool | None)
-        else json.loads(json.dumps(value, default=lambda moment: moment.isoformat()))
-    )
+    return json.loads(json.dumps(value, default=lambda moment: moment.isoformat()))
 
 
 def _one(model, kind, i):

@@ -268,8 +268,9 @@ for person in people:
     )
 {DONE}"""
     return Draft(
-        f"I paid ${total:.2f} for a dinner with all my {relationship}s (they are in my phone's contacts). Split it equally"
-        " among all of us, me included, and request each one's share on Venmo with the description 'dinner on Tuesday'.",
+        f"I paid ${total:.2f} for a dinner with all my {relationship}s (they are in my phone's contacts). Split it"
+        " equally among all of us, me included, and request each one's share on Venmo with the description"
+        " 'dinner on Tuesday'.",
         [_setup("venmo", "phone"), find, act],
         changes={"venmo.PaymentRequest": {"added": asked}},
         touched=["venmo.Notification"],
@@ -349,7 +350,7 @@ answer = sum(text["sender"]["phone_number"] == person["phone_number"] for text i
 def append_groceries(user: int) -> Draft:
     item = ("peanut butter", "paper towels", "green tea")[user - 1]
     note = rows("simple_note.Note", user_id=user, title="Groceries")[0]
-    find = f"""\
+    find = """\
 note = next(n for n in every(apis.simple_note.search_notes, access_token=simple_note) if n["title"] == "Groceries")
 note = apis.simple_note.show_note(note_id=note["note_id"], access_token=simple_note)
 print(note["content"])"""
@@ -358,7 +359,8 @@ content = note["content"] + "\\n- {item}"
 apis.simple_note.update_note(note_id=note["note_id"], content=content, access_token=simple_note)
 {DONE}"""
     return Draft(
-        f"Put {item} at the end of the list in my Simple Note 'Groceries', on a line of its own that looks like the others.",
+        f"Put {item} at the end of the list in my Simple Note 'Groceries', on a line of its own that looks like the"
+        " others.",
         [_setup("simple_note"), find, act],
         changes={"simple_note.Note": {"updated": [{"id": note["id"], "content": f"{note['content']}\n- {item}"}]}},
     )
@@ -368,7 +370,7 @@ def note_to_tasks(user: int) -> Draft:
     note = rows("simple_note.Note", user_id=user, title="Packing list")[0]
     project = rows("todoist.Project", user_id=user, name="Trip")[0]
     items = [line.removeprefix("- ") for line in note["content"].splitlines()]
-    find = f"""\
+    find = """\
 note = next(n for n in every(apis.simple_note.search_notes, access_token=simple_note) if n["title"] == "Packing list")
 content = apis.simple_note.show_note(note_id=note["note_id"], access_token=simple_note)["content"]
 project = next(p for p in every(apis.todoist.show_projects, access_token=todoist) if p["name"] == "Trip")
@@ -445,7 +447,8 @@ for path in paths:
     apis.file_system.move_file(source_file_path=path, destination_file_path=target, access_token=file_system)
 {DONE}"""
     return Draft(
-        f"Move all .{extension} files from ~/downloads/ to ~/documents/papers/ in my file system, under the same names.",
+        f"Move all .{extension} files from ~/downloads/ to ~/documents/papers/ in my file system, under the same"
+        " names.",
         [_setup("file_system"), find, act],
         changes={
             "file_system.File": {
