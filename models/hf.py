@@ -249,7 +249,7 @@ def _open(folder: Path, stack: ExitStack) -> dict[str, Any]:
     if index.is_file():
         try:
             files = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-        except (ValueError, KeyError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ModelError(f"{index} is not an index of safetensors files: {error}") from None
         absent = [file for file in files if not (folder / file).is_file()]
         if absent:

@@ -1,0 +1,144 @@
+"""Checkpoints in and out: what is written is read back, what is broken is named."""
+
+import dataclasses
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from models import hf, qwen
+from models.tokenizer import Tokenizer, train_bpe
+
+CONFIG = qwen.Config(vocab=40, d_model=16, layers=2, heads=4, kv_heads=2, head_dim=4, d_ff=24, rope_theta=1e4)
+QWEN3 = dataclasses.replace(CONFIG, head_dim=8, tied=False, qkv_bias=False, qk_norm=True)
+
+
+def noisy(config, dtype=jnp.float32):
+    params = qwen.init(config, 0)
+    return jax.tree.map(lambda a: (a + jax.random.normal(jax.random.key(a.size), a.shape)).astype(dtype), params)
+
+
+def same(a, b):
+    assert jax.tree.map(lambda x: x.dtype, a) == jax.tree.map(lambda x: x.dtype, b)
+    jax.tree.map(np.testing.assert_array_equal, a, b)
+
+
+@pytest.mark.parametrize("config", [CONFIG, QWEN3])
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+@pytest.mark.parametrize("shard_bytes", [hf.SHARD_BYTES, 3000])
+def test_round_trip(tmp_path, config, dtype, shard_bytes):
+    params = noisy(config, dtype)
+    hf.save(tmp_path, config, params, shard_bytes=shard_bytes)
+    assert (tmp_path / "model.safetensors.index.json").exists() == (shard_bytes == 3000)
+    loaded_config, loaded = hf.load(tmp_path, dtype=dtype)
+    assert loaded_config == config
+    same(loaded, params)
+
+
+def test_a_second_save_replaces_the_first(tmp_path):
+    hf.save(tmp_path, CONFIG, noisy(CONFIG), shard_bytes=3000)
+    params = qwen.init(CONFIG, 1)
+    hf.save(tmp_path, CONFIG, params)
+    assert [p.name for p in tmp_path.glob("*.safetensors*")] == ["model.safetensors"]
+    same(hf.load(tmp_path)[1], params)
+
+
+def test_layout_is_hugging_faces(tmp_path):
+    """(out, in) matrices, heads side by side in the output of q and the input of o."""
+    params = noisy(CONFIG)
+    tensors = dict(hf.to_hf(CONFIG, params))
+    q, o = (tensors[f"model.layers.1.self_attn.{n}_proj.weight"] for n in "qo")
+    np.testing.assert_array_equal(q[5], params["layers"]["q"][1, :, 1, 1])
+    np.testing.assert_array_equal(o[:, 5], params["layers"]["o"][1, 1, 1])
+    assert tensors["model.layers.0.mlp.down_proj.weight"].shape == (16, 24)
+    assert "lm_head.weight" not in tensors and "lm_head.weight" in dict(hf.to_hf(QWEN3, noisy(QWEN3)))
+
+
+def test_tokenizer_card_and_generation_config(tmp_path):
+    tokenizer = train_bpe(["a b c"], 300)
+    config = dataclasses.replace(CONFIG, vocab=tokenizer.vocab_size)
+    hf.save(tmp_path / "a", config, qwen.init(config, 0), tokenizer=tokenizer, card="# A model\n")
+    hf.save(tmp_path / "b", config, qwen.init(config, 0), tokenizer=tmp_path / "a")
+    for folder in (tmp_path / "a", tmp_path / "b"):
+        assert Tokenizer.load(folder).encode("abc") == tokenizer.encode("abc")
+        assert (folder / "chat_template.jinja").exists()
+        generation = json.loads((folder / "generation_config.json").read_text())
+        assert generation["eos_token_id"] == [tokenizer.im_end, tokenizer.endoftext]
+    assert (tmp_path / "a" / "README.md").read_text() == "# A model\n"
+
+
+# --- what is broken ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def folder(tmp_path):
+    hf.save(tmp_path, CONFIG, noisy(CONFIG))
+    return tmp_path
+
+
+def complaint(folder) -> str:
+    with pytest.raises(hf.ModelError) as error:
+        hf.load(folder)
+    return str(error.value)
+
+
+def test_every_bad_tensor_is_named_at_once(folder):
+    file = folder / "model.safetensors"
+    tensors = load_file(file)
+    del tensors["model.norm.weight"], tensors["model.layers.1.mlp.up_proj.weight"]
+    tensors["model.layers.2.mlp.up_proj.weight"] = np.zeros((2, 2), np.float32)
+    tensors["model.layers.0.self_attn.q_proj.bias"] = np.zeros(3, np.float32)
+    tensors["model.embed_tokens.weight"] = tensors["model.embed_tokens.weight"].astype(np.float16)
+    tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = np.zeros(2, np.float32)  # old exports: harmless
+    save_file(tensors, file)
+    text = complaint(folder)
+    assert "missing: model.layers.1.mlp.up_proj.weight, model.norm.weight" in text
+    assert "not of this model: model.layers.2.mlp.up_proj.weight" in text
+    assert "model.layers.0.self_attn.q_proj.bias (3,) instead of (16,)" in text
+    assert "model.embed_tokens.weight F16" in text
+    assert "inv_freq" not in text
+
+
+def test_directories_that_are_no_checkpoints(folder):
+    assert "no such directory" in complaint(folder / "nowhere")
+    weights = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(weights[: len(weights) // 2])
+    assert "model.safetensors is corrupt or cut short" in complaint(folder)
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    assert "no *.safetensors file there; it holds pytorch_model.bin" in complaint(folder)
+    (folder / "model.safetensors.index.json").write_text('{"weight_map": {"a": "model-1.safetensors"}}')
+    assert "files that are not there: model-1.safetensors" in complaint(folder)
+    (folder / "model.safetensors.index.json").write_text("[]")
+    assert "not an index" in complaint(folder)
+    (folder / "config.json").write_text("{")
+    assert "config.json is not JSON" in complaint(folder)
+    (folder / "config.json").unlink()
+    assert "no config.json" in complaint(folder)
+
+
+@pytest.mark.parametrize(
+    "change, text",
+    [
+        ({"model_type": "llama"}, "model_type is 'llama'"),
+        ({"hidden_size": None, "vocab_size": None}, "vocab_size is missing; hidden_size is missing"),
+        ({"use_sliding_window": True}, "sliding window"),
+        ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e6}}, "rope type 'yarn'"),
+        ({"quantization_config": {"bits": 4}}, "quantized"),
+        ({"num_key_value_heads": 3}, "3 key/value heads do not divide 4"),
+    ],
+)
+def test_configs_that_are_not_supported(change, text):
+    with pytest.raises(hf.ModelError, match=text):
+        hf.read_config(hf.write_config(CONFIG, np.float32) | change)
+
+
+def test_both_spellings_of_rope_and_the_defaults():
+    record = hf.write_config(CONFIG, np.float32)
+    assert hf.read_config(record) == CONFIG
+    legacy = {k: v for k, v in record.items() if k not in ("rope_parameters", "head_dim")}
+    assert hf.read_config(legacy | {"rope_scaling": None, "sliding_window": 32768}) == CONFIG
+    del record["rope_theta"], record["rope_parameters"]
+    assert hf.read_config(record).rope_theta == 1e4

@@ -1,0 +1,93 @@
+"""Meshes and placements, on eight simulated devices."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from jax.sharding import AbstractMesh, PartitionSpec
+
+from models import mesh as meshes
+from models import qwen
+
+
+def abstract(**shape):
+    return AbstractMesh(tuple(shape.get(axis, 1) for axis in meshes.AXES), meshes.AXES)
+
+
+def test_every_weight_gets_a_place():
+    places = meshes.shardings(qwen.PRESETS["14b"], abstract(fsdp=8, tensor=8))
+    assert places["layers"]["q"].spec == PartitionSpec(None, "fsdp", "tensor", None)
+    assert places["layers"]["down"].spec == PartitionSpec(None, "tensor", "fsdp")
+    assert places["unembed"].spec == PartitionSpec("tensor", "fsdp")
+
+
+def test_what_does_not_divide_is_named():
+    with pytest.raises(
+        meshes.MeshError, match=r"tensor=8 does not divide heads=28; tensor=8 does not divide kv_heads=4"
+    ):
+        meshes.shardings(qwen.PRESETS["7b"], abstract(tensor=8))
+    with pytest.raises(meshes.MeshError, match="fsdp=3 does not divide embed=128"):
+        meshes.shardings(qwen.PRESETS["tiny"], abstract(fsdp=3))
+
+
+@pytest.mark.parametrize(
+    "shape, complaint",
+    [
+        ({"data": 512}, "data=512 x fsdp=1 x tensor=1 x sequence=1 needs 512 devices"),
+        ({"model": 2}, "unknown mesh axis model"),
+        ({"data": 0}, "sizes are positive"),
+        ({"data": -1, "fsdp": -1}, "at most one is -1"),
+    ],
+)
+def test_meshes_that_cannot_be(shape, complaint):
+    with pytest.raises(meshes.MeshError, match=complaint):
+        meshes.make_mesh(shape)
+
+
+EIGHT_DEVICES = """
+import sys
+import jax, numpy as np
+from models import hf, mesh, qwen
+
+config = qwen.Config(vocab=64, d_model=16, layers=2, heads=4, kv_heads=2, head_dim=4, d_ff=24)
+_, alone = hf.load(sys.argv[1])
+tokens = np.random.default_rng(0).integers(0, 64, (4, 16))
+batch = tokens, np.tile(np.arange(16), (4, 1)), np.ones_like(tokens)
+
+def loss(params, tokens, positions, segments):
+    h = qwen.hidden(config, params, tokens, positions, segments).reshape(-1, 16)
+    return qwen.token_logp(h, qwen.unembed(config, params), tokens.reshape(-1), chunk=16)[0].mean()
+
+expected = jax.jit(jax.value_and_grad(loss))(alone, *batch)
+for shape in ({"data": 8}, {"fsdp": 8}, {"fsdp": 4, "tensor": 2}, {"data": 2, "fsdp": 2, "sequence": 2}):
+    m = mesh.make_mesh(shape)
+    if shape == {"data": 8} or shape == {"fsdp": 8}:
+        rows = tuple(np.concatenate([x, x]) for x in batch)  # twice the rows, the same mean
+    else:
+        rows = batch
+    _, params = hf.load(sys.argv[1], mesh=m)
+    places = mesh.shardings(config, m)
+    jax.tree.map(lambda a, s: np.testing.assert_equal(a.sharding, s), params, places)
+    jax.tree.map(np.testing.assert_array_equal, params, alone)
+    step = jax.jit(jax.value_and_grad(loss), out_shardings=(None, places))
+    got = step(params, *(jax.device_put(x, mesh.rows(m)) for x in rows))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), got, expected)
+    hf.save(sys.argv[2], config, params)
+    jax.tree.map(np.testing.assert_array_equal, hf.load(sys.argv[2])[1], alone)
+assert mesh.make_mesh({"data": -1, "tensor": 2}).shape["data"] == 4
+print("equal")
+"""
+
+
+def test_eight_devices_read_write_and_compute_the_same(tmp_path):
+    from models import hf
+
+    config = qwen.Config(vocab=64, d_model=16, layers=2, heads=4, kv_heads=2, head_dim=4, d_ff=24)
+    hf.save(tmp_path / "in", config, qwen.init(config, 0))
+    command = [sys.executable, "-c", EIGHT_DEVICES, str(tmp_path / "in"), str(tmp_path / "out")]
+    env = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=8", "JAX_PLATFORMS": "cpu"}
+    root = Path(__file__).resolve().parents[2]
+    done = subprocess.run(command, env=env, cwd=root, capture_output=True, text=True, timeout=600)
+    assert done.stdout.endswith("equal\n"), done.stderr

@@ -1,0 +1,111 @@
+"""The same numbers as `transformers`, from logits it computed once (make_golden.py) and, with torch, live."""
+
+import functools
+import json
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from models import hf, qwen
+
+GOLDEN = sorted((Path(__file__).parent / "golden").glob("*.npz"))
+ATOL = 1e-4  # float32, on logits of order 10
+
+
+@pytest.fixture(scope="module", params=GOLDEN, ids=lambda path: path.stem)
+def golden(request, tmp_path_factory):
+    """(arrays, config, params), the weights loaded from a checkpoint directory as a user's would be."""
+    arrays = dict(np.load(request.param))
+    folder = tmp_path_factory.mktemp(request.param.stem)
+    (folder / "config.json").write_text(str(arrays["config"]))
+    weights = {key.removeprefix("weights/"): a for key, a in arrays.items() if key.startswith("weights/")}
+    save_file({key: a.astype(np.float32) for key, a in weights.items()}, folder / "model.safetensors")
+    return arrays, *hf.load(folder)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def logits(config, params, tokens_RT, positions_RT, segments_RT):
+    return qwen.Qwen(config, params)(tokens_RT, positions_RT, segments_RT)
+
+
+def sequences(arrays) -> list[np.ndarray]:
+    lengths = (23, 14, 9)
+    assert sum(lengths) == len(arrays["tokens"])
+    return np.split(arrays["tokens"], np.cumsum(lengths)[:-1])
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_padded_batch(golden, side):
+    arrays, config, params = golden
+    ids = sequences(arrays)
+    tokens, positions, segments = np.zeros((3, len(ids), max(map(len, ids))), np.int32)
+    for row, i in enumerate(ids):
+        where = slice(0, len(i)) if side == "right" else slice(tokens.shape[1] - len(i), None)
+        tokens[row, where], positions[row, where], segments[row, where] = i, np.arange(len(i)), 1
+    got = np.asarray(logits(config, params, tokens, positions, segments))[segments > 0]
+    np.testing.assert_allclose(got, arrays[side], atol=ATOL, rtol=0)
+
+
+def test_packed_row(golden):
+    """Sequences side by side in one row do not see each other."""
+    arrays, config, params = golden
+    ids = sequences(arrays)
+    positions = np.concatenate([np.arange(len(i)) for i in ids])
+    segments = np.repeat(np.arange(len(ids)) + 1, [len(i) for i in ids])
+    pad = lambda a: np.pad(a, (0, 5))[None]  # noqa: E731
+    got = logits(config, params, pad(arrays["tokens"]), pad(positions), pad(segments))[0, : len(segments)]
+    np.testing.assert_allclose(got, arrays["alone"], atol=ATOL, rtol=0)
+
+
+def test_cached_decoding(golden):
+    """Prefill in two pieces, then token by token."""
+    arrays, config, params = golden
+    ids = sequences(arrays)[0]
+    extend = jax.jit(functools.partial(qwen.extend, config))
+    weights, cache, got = qwen.for_decoding(config, params), qwen.init_cache(config, 1, 32), {}
+    start = 0
+    for piece in (5, 6, *[1] * (len(ids) - 11)):
+        tokens = np.zeros((1, 8 if piece > 1 else 1), np.int32)
+        tokens[0, :piece] = ids[start : start + piece]
+        h_BD, cache = extend(weights, cache, tokens, jnp.array([start]), jnp.array([piece]))
+        start += piece
+        got[start - 1] = np.asarray(h_BD @ weights["unembed"])[0]
+    np.testing.assert_allclose(np.stack(list(got.values())), arrays["cached"][list(got)], atol=ATOL, rtol=0)
+
+
+def test_golden_notices_the_norms_epsilon(golden):
+    """The files can tell 1e-5 from 1e-6, the usual slip between Qwen's sizes."""
+    arrays, config, params = golden
+    if config.rms_eps != 1e-5:
+        pytest.skip("this variant's embedding is not small")
+    ids = sequences(arrays)[0][None]
+    wrong = qwen.Config(**{**vars(config), "rms_eps": 1e-6})
+    got = logits(wrong, params, ids, np.arange(ids.shape[1])[None], np.ones_like(ids))[0]
+    assert np.abs(got - arrays["alone"][: ids.shape[1]]).max() > 100 * ATOL
+
+
+@pytest.mark.parametrize("kind", ["qwen2", "qwen3"])
+def test_live_round_trip_through_transformers(tmp_path, kind):
+    """Ours is loaded by transformers, what transformers saves is loaded by us, and the logits are equal."""
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    qwen3 = kind == "qwen3"
+    config = qwen.Config(96, 32, 2, 4, 2, 8, 48, tied=not qwen3, qkv_bias=not qwen3, qk_norm=qwen3, rms_eps=1e-5)
+    params = jax.tree.map(lambda a: a + 0.1 * jax.random.normal(jax.random.key(a.size), a.shape), qwen.init(config, 0))
+    hf.save(tmp_path / "ours", config, params, shard_bytes=20_000)
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "ours")
+    ids = np.random.default_rng(0).integers(0, config.vocab, (2, 33))
+    with torch.no_grad():
+        expected = model(torch.tensor(ids)).logits.numpy()
+    positions = np.tile(np.arange(33), (2, 1))
+    np.testing.assert_allclose(logits(config, params, ids, positions, np.ones_like(ids)), expected, atol=ATOL, rtol=0)
+
+    model.save_pretrained(tmp_path / "theirs")
+    assert json.loads((tmp_path / "theirs" / "config.json").read_text())["model_type"] == kind
+    loaded_config, loaded = hf.load(tmp_path / "theirs")
+    assert loaded_config == config
+    jax.tree.map(np.testing.assert_array_equal, loaded, params)

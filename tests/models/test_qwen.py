@@ -1,0 +1,203 @@
+"""The model's contracts: packing, masks, caches, chunked log-probabilities, memory."""
+
+import functools
+
+import hypothesis.strategies as st
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+
+from models import qwen
+
+CONFIG = qwen.Config(vocab=61, d_model=24, layers=2, heads=4, kv_heads=2, head_dim=6, d_ff=40)
+QWEN3 = qwen.Config(61, 24, 2, 4, 2, 8, 40, tied=False, qkv_bias=False, qk_norm=True)
+
+
+def tree_close(a, b, atol):
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=atol, rtol=0), a, b)
+
+
+@pytest.fixture(scope="module")
+def params():
+    return qwen.init(CONFIG, 0)
+
+
+# The published sizes.
+@pytest.mark.parametrize(
+    "name, count",
+    [
+        ("0.5b", 494_032_768),
+        ("1.5b", 1_543_714_304),
+        ("3b", 3_085_938_688),
+        ("7b", 7_615_616_512),
+        ("14b", 14_770_033_664),
+        ("32b", 32_763_876_352),
+        ("72b", 72_706_203_648),
+    ],
+)
+def test_presets_have_the_published_number_of_parameters(name, count):
+    assert qwen.parameter_count(qwen.PRESETS[name]) == count
+
+
+@pytest.mark.parametrize("config", [CONFIG, QWEN3])
+def test_init_follows_the_declaration_and_the_seed(config):
+    a, b, other = qwen.init(config, 3), qwen.init(config, 3), qwen.init(config, 4)
+    shapes = jax.tree.map(lambda w: w.shape, qwen.weights(config), is_leaf=qwen.is_weight)
+    assert jax.tree.map(jnp.shape, a) == shapes
+    jax.tree.map(np.testing.assert_array_equal, a, b)
+    assert not np.array_equal(a["embed"], other["embed"])
+    assert qwen.init(config, 3, jnp.bfloat16)["layers"]["q"].dtype == jnp.bfloat16
+
+
+def test_module_holds_the_same_tree_and_costs_nothing_inside_jit(params):
+    model = qwen.Qwen(CONFIG, params)
+    assert jax.tree.structure(model.params) == jax.tree.structure(params)
+    jax.tree.map(np.testing.assert_array_equal, model.params, params)
+    tokens, positions, segments = (jnp.ones((1, 4), jnp.int32),) * 3
+    inside = jax.jit(lambda p: qwen.Qwen(CONFIG, p)(tokens, positions, segments))(params)
+    np.testing.assert_allclose(inside, model(tokens, positions, segments), atol=1e-6)
+    assert inside.shape == (1, 4, CONFIG.vocab) and inside.dtype == jnp.float32
+
+
+# --- attention and packing -------------------------------------------------------------------------------------------
+
+
+def naive_attention(q, k, v, segments):
+    k, v = (jnp.repeat(x, q.shape[2] // x.shape[2], axis=2) for x in (k, v))
+    scores = jnp.einsum("rthd,rshd->rhts", q, k) / np.sqrt(q.shape[-1])
+    order = jnp.arange(q.shape[1])
+    mask = (segments[:, :, None] == segments[:, None]) & (order[:, None] >= order)
+    return jnp.einsum("rhts,rshd->rthd", jax.nn.softmax(jnp.where(mask[:, None], scores, -jnp.inf)), v)
+
+
+@pytest.mark.parametrize("t", [1, 64, 150])
+def test_attention_and_its_gradient_equal_the_naive_ones(t):
+    rng = np.random.default_rng(t)
+    q, k, v, weight = (rng.normal(size=(2, t, heads, 6)).astype(np.float32) for heads in (4, 2, 2, 4))
+    segments = np.sort(rng.integers(0, 4, (2, t)), axis=1)
+    both = [
+        jax.value_and_grad(lambda *qkv: jnp.sum(f(*qkv, segments) * weight), argnums=(0, 1, 2))(q, k, v)  # noqa: B023
+        for f in (qwen.attention, naive_attention)
+    ]
+    tree_close(*both, atol=1e-4)
+
+
+@settings(max_examples=10)
+@given(lengths=st.lists(st.integers(1, 12), min_size=1, max_size=4), seed=st.integers(0, 99))
+def test_a_packed_sequence_has_the_states_it_has_alone(params, lengths, seed):
+    width = 48
+    tokens = np.random.default_rng(seed).integers(0, CONFIG.vocab, (2, width))
+    packed, alone = np.zeros((2, 2, 1, width), np.int32)
+    start, hidden = 0, jax.jit(functools.partial(qwen.hidden, CONFIG))
+    for i, n in enumerate(lengths):
+        packed[0, 0, start : start + n], packed[1, 0, start : start + n] = np.arange(n), i + 1
+        start += n
+    everything = hidden(params, tokens[:1], packed[0], packed[1])[0]
+    n = lengths[-1]
+    last = slice(start - n, start)
+    alone[0, 0, :n], alone[1, 0, :n] = np.arange(n), 1
+    row = tokens[1:].copy()  # other padding, too
+    row[0, :n] = tokens[0, last]
+    np.testing.assert_allclose(everything[last], hidden(params, row, alone[0], alone[1])[0, :n], atol=2e-5)
+
+
+def test_remat_and_bfloat16(params):
+    tokens = np.random.default_rng(0).integers(0, CONFIG.vocab, (1, 9))
+    args = tokens, np.arange(9)[None], np.ones((1, 9), int)
+    loss = lambda p, **kw: jnp.sum(qwen.hidden(CONFIG, p, *args, **kw) ** 2)  # noqa: E731
+    tree_close(jax.grad(loss)(params), jax.grad(functools.partial(loss, remat=True))(params), atol=1e-4)
+    h_RTD = qwen.hidden(CONFIG, params, *args, dtype=jnp.bfloat16)
+    assert h_RTD.dtype == jnp.bfloat16
+    np.testing.assert_allclose(h_RTD.astype(np.float32), qwen.hidden(CONFIG, params, *args), atol=0.1)
+    gradients = jax.grad(lambda p: jnp.sum(qwen.hidden(CONFIG, p, *args, dtype=jnp.bfloat16).astype(jnp.float32)))(
+        params
+    )
+    assert {g.dtype for g in jax.tree.leaves(gradients)} == {jnp.dtype("float32")}
+
+
+# --- log-probabilities -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("n, chunk", [(50, 16), (48, 16), (7, 100), (5, 1)])
+def test_token_logp_equals_the_full_softmax(n, chunk):
+    rng = np.random.default_rng(0)
+    h_ND, w_DV = rng.normal(size=(n, 8)).astype(np.float32), rng.normal(size=(8, 33)).astype(np.float32)
+    targets_N, weight_N = rng.integers(0, 33, n), rng.normal(size=n).astype(np.float32)
+
+    def naive(h, w):
+        full = jax.nn.log_softmax(h @ w / 0.7)
+        return full[np.arange(n), targets_N], -jnp.sum(jnp.exp(full) * full, axis=-1)
+
+    def ours(h, w):
+        return qwen.token_logp(h, w, targets_N, temperature=0.7, chunk=chunk)
+
+    tree_close(ours(h_ND, w_DV), naive(h_ND, w_DV), atol=1e-5)
+    gradients = [jax.grad(lambda h, w: jnp.sum(f(h, w)[0] * weight_N), (0, 1))(h_ND, w_DV) for f in (ours, naive)]  # noqa: B023
+    tree_close(*gradients, atol=1e-5)
+    for gradient in jax.grad(lambda h, w: jnp.sum(ours(h, w)[1]), (0, 1))(h_ND, w_DV):
+        assert not np.any(gradient)  # the entropy is a metric, not a loss
+
+
+def test_token_logp_never_holds_the_logits_of_all_tokens():
+    """The compiled gradient's scratch memory grows with N x D, not with N x V."""
+    d, vocab, chunk = 8, 4096, 64
+
+    def scratch(n: int) -> int:
+        shapes = [((n, d), jnp.float32), ((d, vocab), jnp.float32), ((n,), jnp.int32)]
+        loss = lambda h, w, t: jnp.sum(qwen.token_logp(h, w, t, chunk=chunk)[0])  # noqa: E731
+        lowered = jax.jit(jax.grad(loss, (0, 1))).lower(*(jax.ShapeDtypeStruct(*s) for s in shapes))
+        return lowered.compile().memory_analysis().temp_size_in_bytes
+
+    small, large = scratch(1024), scratch(8192)
+    assert large - small < 8 * (8192 - 1024) * d * 4  # a few copies of h, where logits would be 512 times h
+    assert small < 8 * chunk * vocab * 4
+
+
+# --- the cache -------------------------------------------------------------------------------------------------------
+
+
+FUNCTIONS = (qwen.for_decoding, qwen.extend, qwen.hidden)
+DECODING, EXTEND, HIDDEN = (jax.jit(functools.partial(function, CONFIG)) for function in FUNCTIONS)
+
+
+@settings(max_examples=8)
+@given(pieces=st.lists(st.integers(1, 7), min_size=1, max_size=4), seed=st.integers(0, 9))
+def test_extend_in_any_pieces_equals_the_whole(params, pieces, seed):
+    """Rows of different lengths beside an idle one, in padded pieces, then one token each."""
+    rows, width = 3, 32
+    rng = np.random.default_rng(seed)
+    tokens = rng.integers(0, CONFIG.vocab, (rows, width))
+    lengths = np.stack([pieces, rng.permutation(pieces), np.zeros_like(pieces)])  # row b appends [b, i] in call i
+    weights = DECODING(params)
+    cache, starts = qwen.init_cache(CONFIG, rows, width), np.zeros(rows, int)
+    for n in lengths.T:
+        new = np.stack([np.pad(tokens[b], (0, 7))[starts[b] : starts[b] + 7] for b in range(rows)])
+        h_BD, cache = EXTEND(weights, cache, new, starts, n)
+        starts = starts + n
+    positions = np.tile(np.arange(width), (rows, 1))
+    h_RTD = HIDDEN(params, tokens, positions, np.ones_like(tokens))
+    np.testing.assert_allclose(h_BD[:2], h_RTD[np.arange(2), starts[:2] - 1], atol=2e-5)
+    h_BD, cache = EXTEND(weights, cache, tokens[np.arange(rows), starts][:, None], starts, np.array([1, 1, 0]))
+    np.testing.assert_allclose(h_BD[:2], h_RTD[np.arange(2), starts[:2]], atol=2e-5)
+    assert np.all(np.isfinite(h_BD)), "an idle row is finite"
+    assert not any(np.any(array[2]) for arrays in cache.values() for array in arrays), "and writes nothing"
+
+
+def test_extend_writes_nothing_beyond_the_cache_or_the_length(params):
+    cache = qwen.init_cache(CONFIG, 1, 8)
+    tokens = jnp.ones((1, 4), jnp.int32)
+    _, cache = EXTEND(DECODING(params), cache, tokens, jnp.array([6]), jnp.array([2]))
+    for name, other in (("k", (0, 1)), ("v", (0, 2))):
+        assert list(np.flatnonzero(np.any(np.asarray(cache[name][0][0]) != 0, axis=other))) == [6, 7]
+
+
+def test_extend_with_qk_norm_equals_hidden():
+    params = qwen.init(QWEN3, 0)
+    tokens = np.random.default_rng(0).integers(0, QWEN3.vocab, (1, 6))
+    h_RTD = qwen.hidden(QWEN3, params, tokens, np.arange(6)[None], np.ones((1, 6), int))
+    cache = qwen.init_cache(QWEN3, 1, 8)
+    weights = qwen.for_decoding(QWEN3, params)
+    h_BD, _ = jax.jit(qwen.extend, static_argnums=0)(QWEN3, weights, cache, tokens, jnp.array([0]), jnp.array([6]))
+    np.testing.assert_allclose(h_BD, h_RTD[:, -1], atol=2e-5)
