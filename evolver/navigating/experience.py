@@ -11,15 +11,17 @@ from typing import Any
 
 @dataclass
 class Experience:
-    """When to use it (embedded, searched) and its content (put into the prompt); DESIGN: two sentences.
+    """When to use it and its content, which is put into the prompt: two sentences.
 
-    `wins` counts the guided rollouts that succeeded out of `uses`; `expected` sums, over the same rollouts, the
-    success rate of the unguided ones of their groups: what would have been won without it.
+    `key` is the text that is embedded and searched: a query like those it is for, or `when` itself. `wins` counts the
+    guided rollouts that succeeded out of `uses`; `expected` sums, over the same rollouts, the success rate of the
+    unguided ones of their groups: what would have been won without it.
     """
 
     id: str
     when: str
     content: str
+    key: str
     sources: list[str] = field(default_factory=list)  # ids of the training tasks it was learnt from
     step: int = 0  # the iteration that learnt it
     uses: int = 0
@@ -32,7 +34,16 @@ class Experience:
     @classmethod
     def from_dict(cls, record: dict[str, Any]) -> Experience:
         """Raises ValueError naming what is wrong with a record that was not written by `to_dict`."""
-        types = {"id": str, "when": str, "content": str, "sources": list, "step": int, "uses": int, "wins": int}
+        types = {
+            "id": str,
+            "when": str,
+            "content": str,
+            "key": str,
+            "sources": list,
+            "step": int,
+            "uses": int,
+            "wins": int,
+        }
         types["expected"] = (int, float)
         if not isinstance(record, dict) or set(record) != set(types):
             raise ValueError(f"an experience is an object with the keys {', '.join(types)}")
@@ -42,7 +53,7 @@ class Experience:
         return cls(**{**record, "expected": float(record["expected"])})
 
 
-def new_experience(when: str, content: str, *, sources: list[str], step: int = 0) -> Experience:
+def new_experience(when: str, content: str, *, sources: list[str], key: str = "", step: int = 0) -> Experience:
     """An experience whose id is the hash of its text: the same lesson learnt twice is the same experience."""
     digest = hashlib.blake2b(json.dumps([when, content]).encode(), digest_size=8).hexdigest()
-    return Experience(id=f"exp/{digest}", when=when, content=content, sources=list(sources), step=step)
+    return Experience(id=f"exp/{digest}", when=when, content=content, key=key or when, sources=list(sources), step=step)

@@ -49,10 +49,10 @@ def extract(
 ) -> list[Experience]:
     """At most one experience per task, from every task that somebody solved; `contrast_only`: and somebody failed.
 
-    The key is `when` of the task's query; the lesson is rendered from actions and observations. Opening messages, where
-    injected experience stands, are never read, and `<EXP>` blocks that a policy repeats are removed. With `make_world`
-    the successful attempt is replayed and dropped unless it succeeds again. Raises ValueError for a task of another
-    split: what is learnt from held-out tasks must not reach training prompts.
+    It is found by the task's query, and `when` words that for people. The lesson is rendered from actions and
+    observations: opening messages, where injected experience stands, are never read, and `<EXP>` blocks that a policy
+    repeats are removed. With `make_world` the successful attempt is replayed and dropped unless it succeeds again.
+    Raises ValueError for a task of another split: what is learnt from held-out tasks must not reach training prompts.
     """
     groups: dict[str, list[Trajectory]] = {}
     for trajectory in trajectories:
@@ -70,9 +70,9 @@ def extract(
         if not solved or not _useful(solved[0]) or (contrast_only and not failed):
             continue
         if make_world is None or _succeeds_again(solved[0], make_world):
-            content = render(_contrast(solved, failed))
+            query, content = solved[0].task.query, render(_contrast(solved, failed))
             if content:
-                found.append(new_experience(when(solved[0].task.query), content, sources=[id], step=step))
+                found.append(new_experience(when(query), content, key=query, sources=[id], step=step))
     return found
 
 

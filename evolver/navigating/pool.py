@@ -28,14 +28,14 @@ class PoolError(ValueError):
 
 
 class Pool:
-    """Experiences searched by the cosine of their `when`.
+    """Experiences searched by the cosine of their `key`.
 
     Up to `exact_below` experiences the search is exhaustive, so its answer does not depend on the order in which the
     index was built; beyond that it is HNSW's. Index work runs on one thread, because the graph depends on timing else.
     """
 
     def __init__(self, embedder: Embedder, *, duplicate: float = 0.95, exact_below: int = 20_000):
-        """`duplicate`: cosine of `when` and of `content` from which two experiences are one."""
+        """`duplicate`: cosine of `key` and of `content` from which two experiences are one."""
         if not 0.0 < duplicate <= 1.0:
             raise ValueError(f"duplicate must be in (0, 1], got {duplicate}")
         self.embedder = embedder
@@ -61,7 +61,7 @@ class Pool:
     def add(self, experiences: Sequence[Experience]) -> list[str]:
         """Add what is new and return the ids added. A duplicate gives its sources to the one that is there."""
         added = []
-        vectors_ND = self.embedder([e.when for e in experiences])
+        vectors_ND = self.embedder([e.key for e in experiences])
         for experience, vector_D in zip(experiences, vectors_ND, strict=True):
             twin = self._twin(experience, vector_D)
             if twin is None:
@@ -124,7 +124,7 @@ class Pool:
         _check_embedder(state["embedder"], self.embedder)
         experiences = [Experience.from_dict(record) for record in state["experiences"]]
         self._experiences, self._ids, self._index = {}, {}, _empty(self.embedder)
-        for experience, vector_D in zip(experiences, self.embedder([e.when for e in experiences]), strict=True):
+        for experience, vector_D in zip(experiences, self.embedder([e.key for e in experiences]), strict=True):
             self._insert(experience, vector_D)
 
     def save(self, folder: str | os.PathLike) -> None:

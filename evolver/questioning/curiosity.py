@@ -73,23 +73,27 @@ class Questioning:
     def explore(self, seed: int, budget: int) -> list[Task]:
         """At most `budget` new tasks, each executed and different from all there are; they join `tasks`.
 
-        Walks over every world up to `rounds` times, so a world that has little to offer gives fewer.
+        Walks over every world up to `rounds` times, taking from each its even share at a time, so that the tasks come
+        from as many worlds as there are; worlds that have little to offer give fewer than asked for.
         """
+        share = -(-budget // len(self._seeds))
         rng = random.Random(seed_of(seed, "explore"))
         world, found = self._make_world(), []
         try:
             for n in range(self.rounds):
                 for start in rng.sample(self._seeds, len(self._seeds)):
-                    if len(found) >= budget:
-                        break
+                    end = min(len(found) + share, budget)
                     for walk in self.explorer.walks(world, probe_of(start), rng, hints=start.query):
-                        self._counts["walks"] += 1
-                        self._counts["steps"] += len(walk.events)
-                        most = min(self.per_walk, budget - len(found))
+                        self._counts.update(walks=1, steps=len(walk.events))
+                        most = min(self.per_walk, end - len(found))
                         found += self._write(world, walk, rng, most, even=n < self.rounds - 1)
+                        if len(found) >= end:
+                            break
+                    if len(found) >= budget:
+                        return found
         finally:
             world.close()
-        self._shrink()
+            self._shrink()
         return found
 
     def mixture(
@@ -182,8 +186,9 @@ class Questioning:
     def _keep(self, task: Task) -> None:
         self.tasks[task.id] = task
         self._levels[task.difficulty] += 1
-        calls, tasks = self._calls.get(task.meta["template"], (0, 0))
-        self._calls[task.meta["template"]] = (calls + task.difficulty, tasks + 1)
+        name = task.meta.get("template", "")
+        calls, tasks = self._calls.get(name, (0, 0))
+        self._calls[name] = (calls + task.difficulty, tasks + 1)
         self._tools.update(call.name for action in task.reference for call in parse(action).calls)
 
     def _accepted(self, world: World, proposal: Proposal, rng: random.Random) -> Task | None:

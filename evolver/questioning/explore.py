@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -188,14 +188,16 @@ class Explorer:
             for name, entity in operation["arguments"].items():
                 self.arguments.setdefault(f"{operation['tool']}.{name}", set()).add(entity)
 
-    def walks(self, world: World, probe: Task, rng: random.Random, *, hints: str = "") -> list[Walk]:
-        """Explore one world. `hints` is text whose values may be tried, such as the query of the masked task."""
+    def walks(self, world: World, probe: Task, rng: random.Random, *, hints: str = "") -> Iterator[Walk]:
+        """Explore one world. `hints` is text whose values may be tried, such as the query of the masked task.
+
+        Between two walks the world may be used for something else.
+        """
         play = Play(world, probe)
         start = _Stroll(self, play, rng, hints)
         while len(start.events) < self.breadth and not start.over:
             start.wander()
         camp = _snapshot(world)
-        walks = []
         for branch in range(self.branches):
             if branch and camp is not None:
                 world.restore(camp)
@@ -207,9 +209,7 @@ class Explorer:
             play.difference = world.difference()
             while len(stroll.events) < self.breadth + self.depth and not stroll.over:
                 stroll.follow()
-            walks.append(Walk(probe, stroll.events))
-            stroll.note()
-        return walks
+            yield Walk(probe, stroll.events)
 
 
 class _Stroll:
@@ -278,11 +278,6 @@ class _Stroll:
             kind = kinds(str(value))
             renewed[name] = value if self._known(str(value)) else fresh.get(kind, value)
         return renewed
-
-    def note(self) -> None:
-        """Forget the plans of a finished walk."""
-        self.plan.clear()
-        self.trials.clear()
 
     def _take(self, tool: str, arguments: dict[str, Any]) -> None:
         knowledge = self.explorer.knowledge

@@ -232,7 +232,9 @@ class TestExtraction:
             attempt(Library(), LEND, a, rollout=n) for n, a in enumerate([(RED, *self.SOLVED), self.SOLVED, (RED,)])
         ]
         (found,) = extract(tries, step=3)
-        assert found.when == "Lend Solaris." and found.sources == [LEND.id] and found.step == 3
+        assert found.when == found.key == LEND.query and found.sources == [LEND.id] and found.step == 3
+        (found,) = extract(tries, when=lambda query: f"When asked to {query.lower()}")
+        assert (found.when, found.key) == ("When asked to lend solaris.", LEND.query)
         assert found.content.startswith("Use shelf, then lend.")
 
     def test_what_failed_attempts_did_instead_is_told(self):
