@@ -27,7 +27,7 @@ def cluster():
 
 
 def test_actors_conform():
-    pool = RayPool(COUNTER)
+    pool = RayPool("travel")
     assert conformance.run(pool.world, limit=1)[1] == []
     pool.close()
 
