@@ -96,14 +96,16 @@ class Workdir:
         """The lines of `metrics.jsonl`, a last line cut short by a crash left out."""
         return list(read_jsonl(self / "metrics.jsonl", forgive_last=True)) if (self / "metrics.jsonl").is_file() else []
 
-    def rewind(self, step: int) -> None:
-        """Forget what was written after `step`: those steps are about to be played again."""
+    def rewind(self, step: int, *, booked: bool = True) -> None:
+        """Forget what was written after `step`, for those steps are played again. Unless `booked`, the line and the
+        evaluation of `step` itself are about to be written again too."""
+        last = step if booked else step - 1
         if (self / "metrics.jsonl").is_file():
-            kept = [line for line in self.metrics() if line["step"] <= step]
+            kept = [line for line in self.metrics() if line["step"] <= last]
             write_atomically(self / "metrics.jsonl", "".join(metrics_line(line) for line in kept))
-        for folder in ("trajectories", "eval"):
+        for folder, keep in (("trajectories", step), ("eval", last)):
             for path in (self / folder).glob("step_*.json*"):
-                if int(path.stem.removeprefix("step_")) > step:
+                if int(path.stem.removeprefix("step_")) > keep:
                     path.unlink()
 
     def log_metrics(self, step: int, metrics: dict[str, Any]) -> None:
@@ -256,13 +258,15 @@ def mean(values: Iterable[float]) -> float:
 
 
 class Progress:
-    """Tells how far the run is: one line that renews itself on a terminal, one line per step elsewhere."""
+    """Tells how far the run is: one line that renews itself on a terminal; elsewhere a line per step, and one every
+    half minute while a step lasts."""
 
-    def __init__(self, steps: int, *, done: int = 0, stream: TextIO | None = None, every: float = 0.2):
+    def __init__(self, steps: int, *, done: int = 0, stream: TextIO | None = None):
         self.stream = stream or sys.stdout
         self.steps = steps
         self.live = self.stream.isatty()
-        self.every, self.shown, self.figures = every, 0.0, ""
+        self.every = 0.2 if self.live else 30.0
+        self.shown, self.figures = time.monotonic(), ""
         self.begin(done)
 
     def begin(self, done: int) -> None:
@@ -273,13 +277,16 @@ class Progress:
     def phase(self, name: str, done: int = 0, of: int = 0) -> None:
         """Say what is going on now, with a count where there is one."""
         now = time.monotonic()
-        if self.live and (now - self.shown > self.every or done == 0):
-            self.shown = now
-            count = f" {done}/{of}" if of else ""
-            line = f"step {min(self.done + 1, self.steps)}/{self.steps} · {name}{count}{self.figures}{self.eta()}"
-            width = shutil.get_terminal_size().columns
-            self.stream.write("\r\x1b[2K" + line[: width - 1])
-            self.stream.flush()
+        if now - self.shown < self.every and not (self.live and done == 0):
+            return
+        self.shown = now
+        count = f" {done}/{of}" if of else ""
+        line = f"step {min(self.done + 1, self.steps)}/{self.steps} · {name}{count}{self.figures}{self.eta()}"
+        if not self.live:
+            self.say(line)
+            return
+        self.stream.write("\r\x1b[2K" + line[: shutil.get_terminal_size().columns - 1])
+        self.stream.flush()
 
     def step(self, step: int, **figures: str) -> None:
         """A step is done; `figures` are shown beside it, and on the live line until the next one."""
@@ -289,6 +296,7 @@ class Progress:
 
     def say(self, text: str) -> None:
         """A line that stays."""
+        self.shown = time.monotonic()
         self.stream.write(("\r\x1b[2K" if self.live else "") + text + "\n")
         self.stream.flush()
 

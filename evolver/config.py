@@ -251,13 +251,22 @@ def world_problems(config: Any) -> Iterator[str]:
     except Exception as error:  # whatever an adapter raises is what the user has to read
         yield f"config.env.name={config.env.name}: {error}"
         return
+    counts = {}
     for name, split in (("env.split", config.env.split), ("eval.split", config.eval.split)):
         try:
-            if not world.tasks(split):
+            counts[name] = len(world.tasks(split))
+            if not counts[name]:
                 yield f"config.{name}={split}: {config.env.name} has no tasks there"
         except Exception as error:
             yield f"config.{name}={split}: {error}"
     world.close()
+    synthetic = round(config.questioning.share * config.rollout.tasks) if config.questioning.enabled else 0
+    needed = config.rollout.tasks - synthetic
+    if not config.env.tasks and 0 < counts.get("env.split", 0) < needed:
+        yield (
+            f"config.rollout.tasks={config.rollout.tasks} needs {needed} different original tasks for a step;"
+            f" config.env.split={config.env.split} of {config.env.name} has {counts['env.split']}"
+        )
 
 
 def install_problems(config: Any) -> Iterator[str]:

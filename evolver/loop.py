@@ -19,12 +19,13 @@ def train(config: Any, workdir: str | Path) -> None:
     """Train to the end, from where the workdir stands. Raises Interrupted, with how to go on, and RunError."""
     with open_run(config, workdir) as run:
         try:
-            resume(run)
+            if resume(run) == config.steps:
+                run.progress.say(f"{run.workdir.path} is finished: step {run.step} of {config.steps}")
             while run.step < config.steps:
                 iterate(run, run.step + 1)
         except Interrupted:
             raise Interrupted(interrupted(run)) from None
-        except (EngineFault, CheckpointError) as error:
+        except (EngineFault, CheckpointError, OSError) as error:
             raise RunError(f"{type(error).__name__}: {error}") from error
         finish(run)
 
@@ -46,17 +47,20 @@ def iterate(run: Run, step: int) -> None:
     phases.keep_books(run)
 
 
-def resume(run: Run) -> None:
-    """Stand where the newest sound checkpoint stands, else at the beginning, with step 0 done."""
+def resume(run: Run) -> int:
+    """Stand where the newest sound checkpoint stands, else at the beginning, with step 0 done; returns the step."""
     run.workdir.claim(run.config.to_dict(), run.config.seed)
     run.checkpoints = Checkpoints(run.workdir / "checkpoints", keep=run.config.checkpoint.keep)
     found = run.checkpoints.restore(run.state)
     if found:
         _, run.state, manifest = found
         run.load_manifest(manifest)
-        run.progress.say(f"resuming after step {run.step}")
         phases.sync(run, run.step, {})
-    run.workdir.rewind(run.step - (run.unbooked is not None))
+        if run.step < run.config.steps:
+            run.progress.say(f"resuming after step {run.step} of {run.config.steps}")
+    else:
+        run.progress.say(headline(run))
+    run.workdir.rewind(run.step, booked=run.unbooked is None)
     run.progress.begin(run.step)
     log = run.config.log
     run.sinks = Sinks(
@@ -67,6 +71,17 @@ def resume(run: Run) -> None:
         prepare(run)
     if run.unbooked is not None:
         phases.keep_books(run)
+    return run.step
+
+
+def headline(run: Run) -> str:
+    """What is about to happen, in a line."""
+    c = run.config
+    mechanisms = [name for name in ("questioning", "navigating", "attributing") if c[name].enabled]
+    return (
+        f"{run.workdir.path}: {c.steps} steps of {c.rollout.tasks} tasks x {c.rollout.group} rollouts in {c.env.name}; "
+        f"{', '.join(mechanisms) or 'no mechanism'}; {c.advantage.name}"
+    )
 
 
 def prepare(run: Run) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,7 +14,7 @@ import jax.numpy as jnp
 
 from envs.process import Deadlines
 from envs.source import Source
-from envs.world import Task
+from envs.world import Task, WorldError
 from evolver.attributing import ReplayJudge
 from evolver.books import Progress, Sinks, Workdir, plain, read_tasks
 from evolver.config import resolve
@@ -114,7 +115,7 @@ def open_run(config: Any, workdir: str | Path):
         try:
             source = stack.enter_context(make_source(config))
             run = build(config, Workdir(workdir), stop, source)
-        except (hf.ModelError, ValueError, OSError) as error:
+        except (WorldError, ValueError, OSError) as error:
             raise RunError(f"{type(error).__name__}: {error}") from error
         stack.callback(run.worlds.close)
         if run.judge:
@@ -144,6 +145,7 @@ def build(config: Any, workdir: Workdir, stop: Stop, source: Source) -> Run:
     optimizer = make_optimizer(c)
     rows = {
         "micro_rows": c.learner.micro,
+        "capacity_rows": math.ceil(c.rollout.tasks / c.learner.updates) * c.rollout.group,  # so one program does
         "temperature": c.rollout.temperature or 1.0,
         "dtype": jnp.dtype(c.model.dtype),
     }

@@ -360,8 +360,10 @@ def hold_out(run: Run) -> Scores:
             for i in range(count)
         ]
 
-    sampled = play(run, jobs_of("eval", c.eval.rollouts, c.eval.temperature), "evaluation")
-    greedy = play(run, jobs_of("greedy", 1, 0.0), "evaluation, greedy") if c.eval.greedy else []
+    jobs = jobs_of("eval", c.eval.rollouts, c.eval.temperature)
+    greedy = jobs_of("greedy", 1, 0.0) if c.eval.greedy else []
+    played = play(run, jobs + greedy, "evaluation")
+    sampled, greedy = played[: len(jobs)], played[len(jobs) :]
     return scores_of(sampled, greedy, temperature=c.eval.temperature)
 
 

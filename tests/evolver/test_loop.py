@@ -1,0 +1,238 @@
+"""The program itself, small: it learns the same thing twice, survives kill -9 and Ctrl-C, and its books add up."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import run
+from evolver import loop, phases
+from evolver.books import Workdir, read_tasks
+from evolver.stop import Interrupted
+from models import hf
+from models.tokenizer import Tokenizer
+from tests.tiny import config_file, tiny_policy
+
+ROOT = Path(__file__).parents[2]
+FATES = ("trained", "no_signal", "overlong", "stale", "parse_error", "env_error", "cancelled")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiled_once(tmp_path_factory):
+    """Programs compiled by one run are found by the next, in this process and in others."""
+    import jax
+
+    options = {
+        "jax_compilation_cache_dir": str(tmp_path_factory.mktemp("jax")),
+        "jax_persistent_cache_min_compile_time_secs": 0,
+        "jax_persistent_cache_min_entry_size_bytes": 0,
+    }
+    before = {name: getattr(jax.config, name) for name in options}
+    for name, value in options.items():
+        os.environ[name.upper()] = str(value)
+        jax.config.update(name, value)
+    yield
+    for name, value in before.items():
+        del os.environ[name.upper()]
+        jax.config.update(name, value)
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tiny")
+    return config_file(folder, tiny_policy(folder / "policy"))
+
+
+def command(tiny: Path, workdir: Path, *words: str) -> list[str]:
+    return ["run.py", f"--config={tiny}", f"--workdir={workdir}", "--config.checkpoint.every=2", *words]
+
+
+def lines(workdir: Path) -> list[dict]:
+    return [{k: v for k, v in line.items() if not k.startswith("time/")} for line in Workdir(workdir).metrics()]
+
+
+def same(first: Path, second: Path) -> None:
+    """Every figure that no clock had a part in, and every rollout, bit for bit."""
+    assert lines(first) == lines(second)
+    for path in sorted((first / "trajectories").iterdir()):
+        assert path.read_text() == (second / "trajectories" / path.name).read_text()
+
+
+@pytest.fixture(scope="module")
+def straight(tiny, tmp_path_factory):
+    workdir = tmp_path_factory.mktemp("runs") / "straight"
+    assert run.main(command(tiny, workdir)) == 0
+    return workdir
+
+
+def test_a_run_leaves_what_it_promises(straight):
+    metrics = lines(straight)
+    assert [line["step"] for line in metrics] == [0, 1, 2, 3, 4]
+    assert [("eval/avg@2" in line) for line in metrics] == [True, False, True, False, True]
+    assert sum(line.get("updates", 0) for line in metrics) > 2
+    assert all(abs(line["mismatch/max"]) < 1e-4 for line in metrics if line.get("updates"))
+    for name in ("config.json", "summary.md", "curve.png", "checkpoints", "policy/model.safetensors"):
+        assert (straight / name).exists(), name
+    shape, _ = hf.load(straight / "policy")
+    assert shape.vocab >= Tokenizer.load(straight / "policy").vocab_size
+    assert "time/tokens_per_s" in Workdir(straight).metrics()[1]
+
+
+def test_the_ledger_adds_up_and_names_the_fate_of_every_rollout(straight):
+    for line in lines(straight)[1:]:
+        assert line["ledger/rollouts"] == line["rollout/count"] == 12
+        assert sum(line[f"ledger/{fate}"] for fate in FATES) == 12
+        assert sum(value for key, value in line.items() if key.startswith("stop/")) == 12
+        path = straight / f"trajectories/step_{line['step']:06d}.jsonl"
+        fates = [json.loads(text)["fate"] for text in path.read_text().splitlines()]
+        assert {fate: fates.count(fate) for fate in FATES} == {fate: line[f"ledger/{fate}"] for fate in FATES}
+
+
+def test_two_runs_of_one_seed_write_the_same(straight, tiny, tmp_path):
+    assert run.main(command(tiny, tmp_path / "run")) == 0
+    same(straight, tmp_path / "run")
+
+
+def started(tiny: Path, workdir: Path) -> subprocess.Popen:
+    words = [sys.executable, *command(tiny, workdir)]
+    return subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def wait_for(process: subprocess.Popen, words: str) -> None:
+    for line in process.stdout:
+        if line.startswith(words):
+            return
+    raise AssertionError(f"the run ended before it said {words!r}")
+
+
+def test_killed_and_resumed_is_bit_for_bit_as_never_stopped(straight, tiny, tmp_path, capsys):
+    workdir = tmp_path / "run"
+    process = started(tiny, workdir)
+    wait_for(process, "step 3/4")
+    process.kill()
+    process.wait()
+    assert len(lines(workdir)) >= 4
+    assert run.main(command(tiny, workdir)) == 0
+    assert "resuming after step 2 of 4" in capsys.readouterr().out
+    same(straight, workdir)
+
+
+def test_ctrl_c_saves_the_last_step_and_says_how_to_go_on(straight, tiny, tmp_path):
+    workdir = tmp_path / "run"
+    process = started(tiny, workdir)
+    wait_for(process, "step 1/4")
+    process.send_signal(signal.SIGINT)
+    rest = process.stdout.read()
+    assert process.wait() == 130 and "Traceback" not in rest
+    assert "is saved. The same command goes on from there." in rest
+    assert run.main(command(tiny, workdir)) == 0
+    same(straight, workdir)
+
+
+@pytest.mark.parametrize("phase,step", [("evaluation", 2), ("rollouts", 3), ("evaluation", 0)])
+def test_interrupted_anywhere_goes_on_as_if_never_stopped(straight, tiny, tmp_path, monkeypatch, phase, step):
+    play = phases.play
+
+    def interrupt(run, jobs, name):
+        if name == phase and run.step == (step if phase == "evaluation" else step - 1):
+            run.stop.asked = True
+            raise Interrupted
+        return play(run, jobs, name)
+
+    monkeypatch.setattr(phases, "play", interrupt)
+    assert run.main(command(tiny, tmp_path / "run")) == 130
+    monkeypatch.undo()
+    assert run.main(command(tiny, tmp_path / "run")) == 0
+    same(straight, tmp_path / "run")
+
+
+def test_a_finished_run_says_so_and_shows_its_table(straight, tiny, capsys):
+    before = lines(straight)
+    assert run.main(command(tiny, straight)) == 0
+    out = capsys.readouterr().out
+    assert "is finished: step 4 of 4" in out and "avg@2" in out and "curve.png" in out
+    assert lines(straight) == before
+
+
+def test_more_steps_go_on_where_a_run_ended(straight, tiny, tmp_path):
+    assert run.main(command(tiny, tmp_path / "run", "--config.steps=2")) == 0
+    assert run.main(command(tiny, tmp_path / "run")) == 0
+    assert lines(tmp_path / "run") == lines(straight)
+
+
+def test_the_exported_policy_can_be_evaluated(straight, tiny, tmp_path, capsys):
+    words = [f"--config.model.path={straight}/policy", "--mode=eval"]
+    assert run.main(command(tiny, tmp_path, *words)) == 0
+    assert "avg@2" in capsys.readouterr().out
+    (record,) = [json.loads(line) for line in (tmp_path / "eval.jsonl").read_text().splitlines()]
+    last = lines(straight)[-1]
+    assert record["avg@2"] == last["eval/avg@2"] and record["score"] == last["eval/score"]
+
+
+ALL = (
+    "--config.env.name=travel", "--config.steps=2", "--config.questioning.enabled=True",
+    "--config.navigating.enabled=True",
+    "--config.navigating.rollouts=2", "--config.navigating.tasks=2", "--config.navigating.every=1",
+    "--config.questioning.budget=6", "--config.attributing.enabled=True", "--config.advantage.name=adca",
+    "--config.rollout.context=256", "--config.learner.row=256",
+)  # fmt: skip
+
+
+def test_all_mechanisms_run_together(tiny, tmp_path):
+    workdir = tmp_path / "run"
+    assert run.main(command(tiny, workdir, *ALL)) == 0
+    metrics = lines(workdir)
+    assert metrics[0]["questioning/pool"] >= 2
+    assert metrics[1]["rollout/count/synthetic"] > 0 and metrics[1]["rollout/count/original"] > 0
+    assert any(key.startswith("attributing/") for key in metrics[1]) and "navigating/pool" in metrics[1]
+    assert any(task.origin == "synthetic" for task in read_tasks(workdir / "tasks.jsonl"))
+    assert (workdir / "experience/experiences.jsonl").exists()
+
+
+def test_what_explore_and_pool_leave_can_be_trained_on(tiny, tmp_path, capsys):
+    assert run.main(command(tiny, tmp_path / "explored", *ALL, "--mode=explore")) == 0
+    assert run.main(command(tiny, tmp_path / "pooled", *ALL, "--mode=pool")) == 0
+    found = read_tasks(tmp_path / "explored/tasks.jsonl")
+    assert found and all(task.origin == "synthetic" for task in found)
+    given = [
+        f"--config.questioning.tasks={tmp_path}/explored/tasks.jsonl",
+        f"--config.navigating.pool={tmp_path}/pooled/experience",
+    ]
+    assert run.main(command(tiny, tmp_path / "run", *ALL, "--config.steps=1", *given)) == 0
+    assert lines(tmp_path / "run")[0]["questioning/pool"] == len(found)
+    capsys.readouterr()
+    assert run.main(command(tiny, tmp_path / "none", "--mode=explore")) == 1
+    assert "needs config.questioning.enabled=True" in capsys.readouterr().err
+
+
+def test_the_loop_fits_on_one_screen():
+    import inspect
+
+    source = inspect.getsource(loop.train) + inspect.getsource(loop.iterate)
+    assert source.count("\n") < 50
+
+
+def test_a_second_ctrl_c_ends_at_once():
+    from evolver.stop import Stop
+
+    async def forever():
+        import asyncio
+
+        signal.raise_signal(signal.SIGINT)
+        await asyncio.sleep(60)
+
+    began = time.monotonic()
+    with Stop() as stop:
+        with pytest.raises(Interrupted):
+            stop.run(forever())
+        with pytest.raises(Interrupted):
+            stop.check()
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    assert time.monotonic() - began < 30
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
