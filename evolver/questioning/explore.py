@@ -9,6 +9,7 @@ and which tool makes another one work, is not in the schemas: it is learnt from 
 
 from __future__ import annotations
 
+import copy
 import random
 import re
 from collections.abc import Callable, Iterator
@@ -136,18 +137,16 @@ class Knowledge:
         self.outcomes: dict[str, dict[str, int]] = {}  # tool -> signature -> times
         self.kinds: dict[str, dict[str, list[int]]] = {}  # tool.parameter -> kind -> [went through, tried]
         self.values: dict[str, dict[str, list[int]]] = {}  # tool.parameter -> value -> the same, for words and names
-        self.enables: dict[
-            str, dict[str, list[int]]
-        ] = {}  # tool: error -> tool taken before a retry -> [helped, tried]
+        self.enables: dict[str, dict[str, list[int]]] = {}  # tool: error -> tool before a retry -> [helped, tried]
         self.spoils: dict[str, list[int]] = {}  # tool -> of calls with a value it changed something of: [refused, all]
         self.words: dict[str, dict[str, int]] = {}  # kind -> value -> times; of kinds that are not ids
 
     def state(self) -> dict[str, Any]:
-        return {key: _copy(value) for key, value in vars(self).items()}
+        return copy.deepcopy(vars(self))
 
     def load_state(self, state: dict[str, Any]) -> None:
         for key in vars(self):
-            setattr(self, key, _copy(state[key]))
+            setattr(self, key, copy.deepcopy(state[key]))
 
     def novelty(self, tool: str) -> float:
         """The expected bonus of a tool. Changes are wanted most and refusals least, and a tool after which nothing more
@@ -169,9 +168,9 @@ class Knowledge:
             if not any(c.isdigit() for c in text):
                 _count(self.values, place, text, event.ok)
         for kind, value in kinds.find(event.result) if event.ok else ():
-            known = self.words.setdefault(kind, {})
-            if not any(c.isdigit() for c in value) and (value in known or len(known) < _VALUES_KEPT):
-                known[value] = known.get(value, 0) + 1
+            heard = self.words.setdefault(kind, {})
+            if not any(c.isdigit() for c in value) and (value in heard or len(heard) < _VALUES_KEPT):
+                heard[value] = heard.get(value, 0) + 1
 
 
 class Explorer:
@@ -181,9 +180,7 @@ class Explorer:
         """`branches` walks share one breadth phase: the depth phase restarts from a snapshot (or is replayed)."""
         self.profile, self.kinds, self.knowledge = profile, Kinds(profile), Knowledge()
         self.breadth, self.depth, self.branches = breadth, depth, branches
-        self.arguments: dict[
-            str, set[str]
-        ] = {}  # tool.parameter -> the entities it takes, where profile or schema say so
+        self.arguments: dict[str, set[str]] = {}  # tool.parameter -> entities it takes, as profile or schema say
         for operation in profile["operations"]:
             for name, entity in operation["arguments"].items():
                 self.arguments.setdefault(f"{operation['tool']}.{name}", set()).add(entity)
@@ -284,10 +281,10 @@ class _Stroll:
         event = self.play.take(tool, arguments)
         self.events.append(event)
         self.done.add(event.key)
-        for kind, value in self.explorer.kinds.find(event.result) if event.ok else ():
-            self.seen.setdefault(kind, {})[value] = len(self.events)
         signature = _signature(event, self.explorer.kinds)
         knowledge.learn(event, signature, self.explorer.kinds, known=self._known)
+        for kind, value in self.explorer.kinds.find(event.result) if event.ok else ():
+            self.seen.setdefault(kind, {})[value] = len(self.events)
         for value in map(str, leaves(arguments)):
             self.refused[value] = 0 if event.ok else self.refused.get(value, 0) + 1
             if value in self.changed:
@@ -451,12 +448,6 @@ def _count(table: dict[str, dict[str, list[int]]], place: str, key: str, ok: boo
     pair = table.setdefault(place, {}).setdefault(key, [0, 0])
     pair[0] += ok
     pair[1] += 1
-
-
-def _copy(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _copy(inner) for key, inner in value.items()}
-    return list(value) if isinstance(value, list) else value
 
 
 def _snapshot(world: World) -> Any:
