@@ -136,11 +136,12 @@ class Agency:
         """The orders as they are now: id -> [passenger, flight]."""
         return {id: pair for id, *pair in self._rows("SELECT id, passenger, flight FROM orders")}
 
-    # The tools. Arguments are strings of any content.
+    # The tools. Arguments are strings of any content. A row of an answer ends with its id, and before that with what it
+    # is mostly chosen by: a small policy finds an id best right behind the word that it looks for.
 
     def _flights(self, to: str) -> str:
-        rows = self._rows("SELECT id, city, day, time, price, fare FROM flights WHERE city = ? ORDER BY price", to)
-        self._memory["found"].update(row[0] for row in rows)
+        rows = self._rows("SELECT city, price, fare, time, day, id FROM flights WHERE city = ? ORDER BY price", to)
+        self._memory["found"].update(row[-1] for row in rows)
         return "\n".join(" ".join(map(str, row)) for row in rows) or "no flights"
 
     def _people(self, name: str) -> str:
@@ -190,7 +191,7 @@ class Agency:
     def _seats(self, order: str) -> str:
         flight = self._need_order(order)
         self._memory["seats"].add(f"{order} {flight}")
-        return "\n".join(f"{seat} {kind}" for seat, kind in self._free(flight)) or "no seats"
+        return "\n".join(f"{kind} {seat}" for seat, kind in self._free(flight)) or "no seats"
 
     def _seat(self, order: str, seat: str) -> str:
         flight = self._need_order(order)
@@ -222,15 +223,15 @@ class Agency:
 
     def _show(self, where: str, value: str) -> str:
         rows = self._rows(
-            "SELECT o.id, p.name, f.city, f.day, f.fare, o.bag, o.seat, o.status FROM orders o "
+            "SELECT o.id, f.city, p.name, f.day, f.fare, o.bag, o.seat, o.status FROM orders o "
             f"JOIN passengers p ON p.id = o.passenger JOIN flights f ON f.id = o.flight WHERE {where}",
             value,
         )
         self._memory["orders"].update(row[0] for row in rows)
         lines = []
-        for *words, bag, seat, status in rows:
+        for id, city, *words, bag, seat, status in rows:
             words += ["bag"] * bag + [seat] * bool(seat) + [status] * (status != "open")
-            lines.append(" ".join(words))
+            lines.append(" ".join([*words, city, id]))
         return "\n".join(lines)
 
     def _free(self, flight: str) -> list[tuple[str, str]]:

@@ -23,7 +23,7 @@ from envs.travel.world import SYSTEM, Travel
 CARE = 0.15
 LOOKUPS = {"flights", "people", "quote", "orders", "order", "seats"}
 MAX_CALLS = 12
-LEVELS = (1, 2, 3, 4, 4, 5, 5, 6, 6)  # of the tasks shown: long ones have more of the rarer calls
+LEVELS = (1, 2, 3, 4, 5, 6)  # of the tasks shown, each as often
 
 # What is copied from observations, as tokens of their own: then copying is one step, the same for every kind of id.
 TOKENS = (
@@ -274,9 +274,9 @@ class _Careless:
     def _take_seat(self, kind: str) -> str:
         if not self.seats:
             return kind
-        right = next((row for row in self.seats if row.endswith(kind)), self.seats[0])
+        right = next((row for row in self.seats if row.startswith(kind)), self.seats[0])
         if "seat" not in self.choices:
-            self.choices["seat"] = self._choose(right, self.seats).split()[0]
+            self.choices["seat"] = self._choose(right, self.seats).split()[-1]
         return self.choices["seat"]
 
     def _wander(self) -> tuple[str, dict[str, str]]:

@@ -40,7 +40,7 @@ from envs.travel.data import CITIES, Data
 
 _DROP = [
     "drop {order}, with money back if possible",
-    "get rid of {order}, with a refund if it has one",
+    "get rid of {order}, refunded if possible",
     "end {order} and get the money back if you can",
     "give up {order} and lose no money if possible",
     "call off {order}, refunded if the fare allows",

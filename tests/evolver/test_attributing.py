@@ -204,8 +204,8 @@ class TestTravel:
                 *before, book, _ = the_task.reference
                 where = next(action for action in before if '"flights"' in action)
                 rows = attempt(world, the_task, [where]).steps[0].observation[0]["content"].splitlines()
-                wrong = next(row.split()[0] for row in rows if row.split()[0] not in book)
-                right = next(row.split()[0] for row in rows if row.split()[0] in book)
+                wrong = next(row.split()[-1] for row in rows if row.split()[-1] not in book)
+                right = next(row.split()[-1] for row in rows if row.split()[-1] in book)
                 actions = [*before, call_text("quote", {"flight": wrong}), book.replace(right, wrong), "done"]
                 found = label(attempt(world, the_task, actions), Travel)
                 assert found[-2] == BAD and GOOD not in found
@@ -221,10 +221,10 @@ class TestTravel:
                 *before, book, _, _ = the_task.reference
                 where = next(action for action in before if '"flights"' in action)
                 rows = attempt(world, the_task, [where]).steps[0].observation[0]["content"].splitlines()
-                right = next(row.split()[0] for row in rows if row.split()[0] in book)
-                wrong = next(row.split()[0] for row in rows if row.split()[0] != right)
+                right = next(row.split()[-1] for row in rows if row.split()[-1] in book)
+                wrong = next(row.split()[-1] for row in rows if row.split()[-1] != right)
                 start = [*before, call_text("quote", {"flight": wrong}), book.replace(right, wrong), book]
-                id = attempt(world, the_task, start).steps[-1].observation[0]["content"].split()[0]
+                id = attempt(world, the_task, start).steps[-1].observation[0]["content"].split()[-1]
                 found = label(attempt(world, the_task, [*start, call_text("bag", {"order": id}), "done"]), Travel)
                 assert found == [GOOD] * len(before) + [BAD, BAD, GOOD, GOOD, ABSTAIN]
                 break
