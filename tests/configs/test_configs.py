@@ -9,7 +9,16 @@ import pytest
 from ml_collections import ConfigDict
 
 from configs import base
-from evolver.config import AT_LEAST_ONE, CHOICES, FRACTIONS, POSITIVE, contradictions, flat, shape_problems, value_problems
+from evolver.config import (
+    AT_LEAST_ONE,
+    CHOICES,
+    FRACTIONS,
+    POSITIVE,
+    contradictions,
+    flat,
+    shape_problems,
+    value_problems,
+)
 
 ROOT = Path(__file__).parents[2]
 FILES = [p for p in sorted((ROOT / "configs").glob("*.py")) if p.stem not in ("__init__", "base")]
