@@ -10,11 +10,13 @@ heads, F feed-forward width, V vocabulary, N tokens of any arrangement.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 Params = dict[str, Any]
@@ -104,18 +106,29 @@ def parameter_count(config: Config) -> int:
     return sum(math.prod(w.shape) for w in jax.tree.leaves(weights(config), is_leaf=is_weight))
 
 
+def shapes(config: Config, dtype: Any = jnp.float32) -> Any:
+    """`params` as ShapeDtypeStructs: for planning and compiling without any weights."""
+    return jax.tree.map(lambda w: jax.ShapeDtypeStruct(w.shape, dtype), weights(config), is_leaf=is_weight)
+
+
 def init(config: Config, seed: int, dtype: Any = jnp.float32) -> Params:
-    """Random weights as a nested dict of `dtype` arrays. The same seed gives the same weights."""
+    """Random weights as a nested dict of `dtype` arrays. The same seed gives the same weights.
 
-    def array(path: Any, weight: Weight, key: jax.Array) -> jax.Array:
-        if weight.std is not None:
-            return (weight.std * jax.random.normal(key, weight.shape, jnp.float32)).astype(dtype)
-        norm = path[-1].key.endswith("norm")
-        return jnp.ones(weight.shape, dtype) if norm else jnp.zeros(weight.shape, dtype)
+    Drawn by NumPy, one stream for each weight and layer: XLA takes seconds to compile as many draws as there are
+    shapes, and any slice of a weight can be drawn without the rest.
+    """
 
-    tree = weights(config)
-    keys = iter(jax.random.split(jax.random.key(seed), len(jax.tree.leaves(tree, is_leaf=is_weight))))
-    return jax.tree.map_with_path(lambda path, w: array(path, w, next(keys)), tree, is_leaf=is_weight)
+    def array(path: Any, weight: Weight, index: int) -> jax.Array:
+        if weight.std is None:
+            fill = np.ones if path[-1].key.endswith("norm") else np.zeros
+            return jnp.asarray(fill(weight.shape, np.float32), dtype)
+        layers = weight.shape[0] if weight.axes[0] == "layers" else 1
+        streams = (np.random.default_rng((seed, index, layer)) for layer in range(layers))
+        drawn = np.stack([s.standard_normal(math.prod(weight.shape) // layers, np.float32) for s in streams])
+        return jnp.asarray(np.float32(weight.std) * drawn.reshape(weight.shape), dtype)
+
+    index = itertools.count()
+    return jax.tree.map_with_path(lambda path, w: array(path, w, next(index)), weights(config), is_leaf=is_weight)
 
 
 def unembed(config: Config, params: Params) -> jax.Array:

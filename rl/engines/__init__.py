@@ -34,6 +34,10 @@ class Engine(Protocol):
         """Sample with these weights from now on. Every completion names the version that sampled all of it."""
         ...
 
+    def forget(self) -> None:
+        """Drop what is kept of sessions, while none is running, so that what follows does not depend on it."""
+        ...
+
     def stats(self) -> dict[str, float]:
         """Counters since the start."""
         ...

@@ -1,0 +1,487 @@
+"""Rollouts in this process: continuous batching over a KV cache that sessions keep between their turns.
+
+The scheduler is one asyncio task that lives while requests exist. Each round admits what waits, prefills what the
+cache does not hold yet, and decodes one block of tokens for every running request. It never looks at a clock: the
+same submissions in the same order give the same bits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from models import qwen
+from rl.engines import ContextFull, EngineFault, decoding
+from rl.trajectory import Completion, Sampling
+
+MAX_STOP_TOKENS = 8
+PREFILL_BATCH = 2048  # tokens of one prefill call, padding included: more would only fall out of the caches
+PATIENCE = 4  # rounds that an idle session is safe from eviction
+SHARE_TOKENS = 16  # a prompt waits a round for another's prefill if that spares it at least so many tokens
+
+
+@dataclass(eq=False)
+class _Request:
+    session: str
+    prompt: np.ndarray  # (tokens,) int32
+    sampling: Sampling
+    future: asyncio.Future[Completion]
+    slot: int = -1
+    source: int = -1  # the slot that holds `start` tokens of the prompt
+    start: int = 0  # prompt tokens in the cache
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+
+    @property
+    def stopped(self) -> bool:
+        return bool(self.tokens) and self.tokens[-1] in self.sampling.stop_tokens
+
+    @property
+    def budget(self) -> int:
+        return 0 if self.stopped else self.sampling.max_tokens - len(self.tokens)
+
+
+class JaxEngine:
+    """An `Engine` (rl/engines/__init__.py) on this process's devices.
+
+    config, params: of models/qwen.py; the engine keeps a copy of its own in `dtype`, on the devices of these.
+    slots: sessions whose KV is held at once; when they run out, the one idle for longest is evicted, and recomputed
+        on its next turn.
+    length: tokens of a session, prompts and generations together.
+    decode_block: tokens decoded per row before the scheduler looks again; a block also ends once `leave` of its rows
+        have finished (a fraction), so that their next turns can join.
+    prefill_tokens: longest piece of a prompt that is prefilled in one call.
+    keep_kv: keep the KV of earlier weights across `load`; by default it is recomputed on a session's next turn.
+    threaded: run the device calls in a thread, so that other coroutines run meanwhile. What a request samples then
+        still follows from its seed, but the batches, and so the last bits, depend on timing.
+    """
+
+    def __init__(
+        self,
+        config: qwen.Config,
+        params: Any,
+        *,
+        slots: int = 64,
+        length: int = 1024,
+        version: int = 0,
+        decode_block: int = 32,
+        leave: float = 0.125,
+        prefill_tokens: int = 256,
+        dtype: Any = jnp.float32,
+        cache_dtype: Any = None,
+        keep_kv: bool = False,
+        threaded: bool = False,
+    ):
+        self.config, self.slots, self.length, self.version = config, slots, length, version
+        self._block, self._leave, self._chunk = decode_block, leave, prefill_tokens
+        self._dtype, self._cache_dtype = dtype, cache_dtype or dtype
+        self._keep_kv = keep_kv
+        # Every shape that a device call may have. Few, because each is a compile.
+        self._windows = _powers(128, length)
+        self._batches = _powers(4, slots, 4)
+        sizes = _powers(16, min(prefill_tokens, length), 4)
+        self._pieces = sorted({(n, min(rows, slots)) for n in sizes for rows in (4, max(4, PREFILL_BATCH // n))})
+        self._executor = ThreadPoolExecutor(1) if threaded else None
+        self._shardings = None
+        self._weights = self._own(params)
+        self._shardings = jax.tree.map(lambda a: a.sharding, self._weights)
+        self._stats: Counter[str] = Counter()
+        self._shapes: set[tuple] = set()  # static shapes compiled so far
+        self._waiting: list[_Request] = []
+        self._running: dict[int, _Request] = {}  # by slot
+        self._swap: tuple[Any, int, asyncio.Future[None]] | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._round = 0
+        self._forget_all()
+
+    # --- the protocol ---------------------------------------------------------------------------------------------
+
+    async def generate(self, prompt_ids: list[int], sampling: Sampling, *, session: str) -> Completion:
+        self._check(prompt_ids, sampling, session)
+        future = asyncio.get_running_loop().create_future()
+        request = _Request(session, np.asarray(prompt_ids, np.int32), sampling, future)
+        self._waiting.append(request)
+        self._stats["requests"] += 1
+        self._wake()
+        try:
+            return await future
+        finally:
+            if future.cancelled():
+                self._stats["cancelled"] += 1
+
+    async def release(self, session: str) -> None:
+        for request in [*self._waiting, *self._running.values()]:
+            if request.session == session:
+                request.future.cancel()
+        slot = self._slot_of.pop(session, None)
+        if slot is not None:
+            self._owner[slot] = None  # its tokens stay until another session needs the slot: a prefix to share
+
+    async def load(self, params: Any, version: int) -> None:
+        """Swap the weights. Running requests finish with the old ones first; those that wait get the new ones."""
+        weights = self._own(params)
+        while self._swap is not None:
+            await asyncio.wait([self._swap[2]])
+        self._swap = (weights, version, asyncio.get_running_loop().create_future())
+        done = self._swap[2]
+        self._wake()
+        await done
+
+    def forget(self) -> None:
+        """Drop all KV, of an idle engine: what is sampled next does not depend, to the last bit, on what was before."""
+        if self._running or self._waiting:
+            raise RuntimeError("forget on an idle engine")
+        self._forget_all()
+
+    def stats(self) -> dict[str, float]:
+        """Counters since the start: tokens generated, prefilled, reused from the own session and shared from others;
+        `compiles` (distinct shapes); `occupancy` = the share of decoded rows that carried a request; seconds."""
+        stats = {name: self._stats[name] for name in _COUNTERS}
+        stats["occupancy"] = stats["decoded_tokens"] / max(1, stats["decode_row_steps"])
+        stats["sessions"] = len(self._slot_of)
+        return stats | {"compiles": len(self._shapes), "version": self.version}
+
+    async def close(self) -> None:
+        """Stop; whoever still waits gets EngineFault."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+        if self._executor is not None:
+            self._executor.shutdown()
+
+    def warmup(self, tokens: int | None = None) -> int:
+        """Compile the shapes that sessions of up to `tokens` (default: `length`) need; returns how many exist then.
+
+        Optional: without it a shape compiles when it is first met. Sampling with top-p or top-k has shapes of its own,
+        which are always left to the first such request.
+        """
+        if self._running or self._waiting:
+            raise RuntimeError("warm up an idle engine")
+        tokens, stats = min(tokens or self.length, self.length), self._stats.copy()
+        for window in [w for w in self._windows if w < 2 * tokens]:
+            for rows in self._batches:
+                self._decode_call([], rows, window)
+            for size, rows in self._pieces:
+                if size <= window:
+                    self._prefill_call([], rows, size, window)
+        self._stats = stats
+        return len(self._shapes)
+
+    # --- scheduling -----------------------------------------------------------------------------------------------
+
+    def _check(self, prompt_ids: list[int], sampling: Sampling, session: str) -> None:
+        if not prompt_ids:
+            raise ValueError("an empty prompt")
+        if sampling.max_tokens < 1:
+            raise ValueError(f"max_tokens is {sampling.max_tokens}; it must be at least 1")
+        if len(sampling.stop_tokens) > MAX_STOP_TOKENS:
+            raise ValueError(f"{len(sampling.stop_tokens)} stop tokens; at most {MAX_STOP_TOKENS} are supported")
+        if min(prompt_ids) < 0 or max(prompt_ids) >= self.config.vocab:
+            raise ValueError(f"a prompt token lies outside of the vocabulary 0..{self.config.vocab - 1}")
+        if len(prompt_ids) + sampling.max_tokens > self.length:
+            raise ContextFull(
+                f"{len(prompt_ids)} prompt tokens and {sampling.max_tokens} to generate exceed the engine's "
+                f"length of {self.length}"
+            )
+        if any(r.session == session and not r.future.done() for r in [*self._waiting, *self._running.values()]):
+            raise ValueError(f"session {session!r} already has a request in flight")
+
+    def _wake(self) -> None:
+        if self._task is None or self._task.done():
+            self._task = asyncio.get_running_loop().create_task(self._serve(), name="jax-engine")
+
+    async def _serve(self) -> None:
+        try:
+            while self._waiting or self._running or self._swap:
+                await self._settle()
+                self._round += 1
+                self._drop_cancelled()
+                self._apply_swap()
+                while wave := self._admit():
+                    await self._prefill(wave)
+                if self._running:
+                    await self._decode()
+        except BaseException as error:
+            self._fail(error)
+            if not isinstance(error, Exception):
+                raise
+
+    async def _settle(self) -> None:
+        """Let everything that is ready to run do so, so that turns which end together are continued together."""
+        quiet = 0
+        while quiet < 3:
+            before = len(self._waiting)
+            await asyncio.sleep(0)
+            quiet = quiet + 1 if len(self._waiting) == before else 0
+
+    def _fail(self, error: BaseException) -> None:
+        reason = str(error) or type(error).__name__
+        for request in [*self._waiting, *self._running.values()]:
+            if not request.future.done():
+                request.future.set_exception(EngineFault(f"the JAX engine failed: {reason}"))
+        if self._swap is not None and not self._swap[2].done():
+            self._swap[2].set_exception(EngineFault(f"the JAX engine failed: {reason}"))
+        self._waiting, self._running, self._swap = [], {}, None
+        self._forget_all()  # a failed call may have consumed the cache it was given
+
+    def _forget_all(self) -> None:
+        self._cache = None  # made when first needed
+        self._slot_of: dict[str, int] = {}
+        self._owner: list[str | None] = [None] * self.slots
+        self._ids = np.full((self.slots, self.length), -1, np.int32)  # the tokens whose KV each slot holds ...
+        self._filled = np.zeros(self.slots, np.int32)  # ... up to here
+        self._used = np.zeros(self.slots, np.int64)  # the round of each slot's last use
+
+    def _drop_cancelled(self) -> None:
+        self._waiting = [r for r in self._waiting if not r.future.done()]
+        self._running = {slot: r for slot, r in self._running.items() if not r.future.done()}
+
+    def _apply_swap(self) -> None:
+        if self._swap is None or self._running:
+            return
+        self._weights, self.version, done = self._swap
+        self._swap = None
+        self._stats["loads"] += 1
+        if not self._keep_kv:
+            self._filled[:] = 0
+        if not done.done():
+            done.set_result(None)
+
+    def _own(self, params: Any) -> Any:
+        """The weights as decoding wants them: a copy, so that a learner may donate its own arrays."""
+        expected = jax.tree.map(lambda w: w.shape, qwen.weights(self.config), is_leaf=qwen.is_weight)
+        given = jax.tree.map(lambda a: a.shape, params)
+        if given != expected:
+            raise ValueError("these weights are not of the engine's model: other names or shapes")
+        weights = _decoding_copy(self.config, params, self._dtype)
+        return weights if self._shardings is None else jax.device_put(weights, self._shardings)
+
+    # --- admission ------------------------------------------------------------------------------------------------
+
+    def _admit(self) -> list[_Request]:
+        """Give slots to waiting requests, in order, and say which to prefill now.
+
+        A prompt that shares more with another of the same wave than with the cache waits for the next wave, which
+        follows at once: the rollouts of a group prefill their common prompt once.
+        """
+        wave: list[_Request] = []
+        if self._swap is not None:
+            return wave
+        pinned: dict[int, int] = {}  # donor slot -> positions that must stay as they are until it was read
+        for request in self._waiting:
+            own = self._slot_of.get(request.session)
+            source, start = self._longest_prefix(request.prompt, own)
+            if own is None and any(_common(r.prompt, request.prompt) - start >= SHARE_TOKENS for r in wave):
+                continue
+            slot = self._free_slot(pinned) if own is None else own
+            kept = start if source == slot else 0
+            if slot is None or pinned.get(slot, 0) > kept:
+                continue
+            self._assign(request, slot, source, start)
+            self._filled[slot] = kept
+            pinned[source] = max(pinned.get(source, 0), start)
+            wave.append(request)
+        self._waiting = [r for r in self._waiting if r.slot < 0]
+        return wave
+
+    def _longest_prefix(self, prompt: np.ndarray, own: int | None) -> tuple[int, int]:
+        """(slot, tokens): where the longest prefix of the prompt is cached. The last token is always computed anew."""
+        limit = len(prompt) - 1
+        if own is not None:
+            start = _common(self._ids[own, : self._filled[own]], prompt[:limit])
+            if 0 < start == self._filled[own]:  # the rule: a turn that extends its session
+                return own, start
+        differs = self._ids[:, :limit] != prompt[:limit]
+        lengths = np.where(differs.any(1), differs.argmax(1), limit) if limit else np.zeros(self.slots, int)
+        lengths = np.minimum(lengths, self._filled)
+        best = int(lengths.argmax())
+        if own is not None and lengths[own] >= lengths[best]:
+            best = own
+        return best, int(lengths[best])
+
+    def _free_slot(self, pinned: dict[int, int]) -> int | None:
+        """The slot used longest ago among those without a session, else that of the session idle for longest.
+
+        None if there is none yet: a session is not evicted in the few rounds that its next turn usually takes to come,
+        unless nothing else could run meanwhile.
+        """
+        recent = self._round - PATIENCE if self._running else self._round
+        idle = [s for s in range(self.slots) if s not in self._running and s not in pinned]
+        idle = [s for s in idle if self._owner[s] is None or self._used[s] <= recent]
+        return min(idle, key=lambda s: (self._owner[s] is not None, self._used[s], s), default=None)
+
+    def _assign(self, request: _Request, slot: int, source: int, start: int) -> None:
+        evicted = self._owner[slot]
+        if evicted != request.session:
+            if evicted is not None:
+                del self._slot_of[evicted]
+                self._stats["evictions"] += 1
+            self._owner[slot] = request.session
+            self._slot_of[request.session] = slot
+        self._running[slot] = request
+        request.slot, request.source, request.start = slot, source, start
+        self._stats["reused_tokens" if source == slot else "shared_tokens"] += start
+
+    # --- device calls ---------------------------------------------------------------------------------------------
+
+    async def _prefill(self, wave: list[_Request]) -> None:
+        """Put the rest of each prompt into the cache, piece by piece, and sample each one's first token."""
+        left = wave
+        while left:
+            size = self._piece_of(left[0])
+            rows = max(rows for piece, rows in self._pieces if piece == size)
+            batch = [r for r in left if self._piece_of(r) == size][:rows]
+            rows = min(rows for piece, rows in self._pieces if piece == size and rows >= len(batch))
+            window = self._window(min(max(r.start for r in batch) + size, self.length))  # padding may reach beyond
+            tokens_B, logp_B = await self._device(self._prefill_call, batch, rows, size, window)
+            for request, token, logp in zip(batch, tokens_B.tolist(), logp_B.tolist()):
+                end = min(request.start + size, len(request.prompt))
+                self._ids[request.slot, request.start : end] = request.prompt[request.start : end]
+                self._filled[request.slot] = end
+                request.source, request.start = request.slot, end
+                if end == len(request.prompt):
+                    self._accept(request, [token], [logp])
+            left = [r for r in left if r.start < len(r.prompt)]
+
+    def _piece_of(self, request: _Request) -> int:
+        """Tokens of the next piece of its prompt, rounded up to a shape."""
+        rest = len(request.prompt) - request.start
+        sizes = sorted({size for size, _ in self._pieces})
+        return next((size for size in sizes if size >= rest), sizes[-1])
+
+    def _prefill_call(self, batch: list[_Request], rows: int, size: int, window: int) -> tuple[np.ndarray, np.ndarray]:
+        source, slot = np.zeros(rows, np.int32), np.full(rows, self.slots, np.int32)
+        tokens, start, count = np.zeros((rows, size), np.int32), np.zeros(rows, np.int32), np.zeros(rows, np.int32)
+        for row, request in enumerate(batch):
+            piece = request.prompt[request.start : request.start + size]
+            source[row], slot[row], start[row], count[row] = request.source, request.slot, request.start, len(piece)
+            tokens[row, : len(piece)] = piece
+        arrays = (source, slot, tokens, start, count, _draw(batch, rows))
+        options = self._options("prefill", batch, window, (rows, size))
+        began = time.perf_counter()
+        token_B, logp_B, self._cache = decoding.prefill(self._weights, self._kv(), *arrays, **options)
+        token_B, logp_B = np.asarray(token_B), np.asarray(logp_B)
+        self._stats["prefill_seconds"] += time.perf_counter() - began
+        self._stats["prefill_calls"] += 1
+        self._stats["prefill_tokens"] += int(count.sum())
+        self._stats["prefill_padding"] += rows * size - int(count.sum())
+        return token_B, logp_B
+
+    async def _decode(self) -> None:
+        """One block for every running request."""
+        batch = [self._running[slot] for slot in sorted(self._running)]
+        rows = next(rows for rows in self._batches if rows >= len(batch))
+        last = max(len(r.prompt) + len(r.tokens) + min(self._block, r.budget) for r in batch)
+        result = await self._device(self._decode_call, batch, rows, self._window(last - 1))
+        for request, tokens, logprobs in zip(batch, *result):
+            # The last token is sampled but not in the cache: the next call puts it there.
+            end = len(request.prompt) + len(request.tokens)
+            self._ids[request.slot, end - 1] = request.tokens[-1]
+            self._ids[request.slot, end : end + len(tokens) - 1] = tokens[:-1]
+            self._filled[request.slot] = end + len(tokens) - 1
+            self._accept(request, tokens, logprobs)
+
+    def _decode_call(self, batch: list[_Request], rows: int, window: int) -> tuple[list[list[int]], list[list[float]]]:
+        slot, token = np.full(rows, self.slots, np.int32), np.zeros(rows, np.int32)
+        position, budget = np.zeros(rows, np.int32), np.zeros(rows, np.int32)
+        stop = np.full((rows, MAX_STOP_TOKENS), -1, np.int32)
+        places = [r.slot for r in batch] if rows == self.slots else range(len(batch))
+        for row, request in zip(places, batch):
+            slot[row], token[row], budget[row] = request.slot, request.tokens[-1], request.budget
+            position[row] = len(request.prompt) + len(request.tokens) - 1
+            stop[row, : len(request.sampling.stop_tokens)] = request.sampling.stop_tokens
+        lines = decoding.Rows(slot, token, position, budget, stop, _draw(batch, rows, places))
+        leave = np.int32(max(1, int(self._leave * len(batch))))
+        options = self._options("decode", batch, window, (rows,)) | {"block": self._block}
+        began = time.perf_counter()
+        tokens_NB, logp_NB, steps, self._cache = decoding.decode(self._weights, self._kv(), lines, leave, **options)
+        tokens_NB, logp_NB, steps = np.asarray(tokens_NB), np.asarray(logp_NB), int(steps)
+        self._stats["decode_seconds"] += time.perf_counter() - began
+        self._stats["decode_calls"] += 1
+        self._stats["decode_steps"] += steps
+        self._stats["decode_row_steps"] += steps * rows
+        counts = (tokens_NB >= 0).sum(0)
+        self._stats["decoded_tokens"] += int(counts.sum())
+        tokens = [tokens_NB[: counts[row], row].tolist() for row in places]
+        return tokens, [logp_NB[: counts[row], row].tolist() for row in places]
+
+    def _accept(self, request: _Request, tokens: list[int], logprobs: list[float]) -> None:
+        if not np.all(np.isfinite(logprobs)):
+            raise FloatingPointError(f"the weights of version {self.version} give logits that are not finite")
+        request.tokens += tokens
+        request.logprobs += logprobs
+        self._stats["generated_tokens"] += len(tokens)
+        if request.budget > 0:
+            return
+        del self._running[request.slot]
+        self._used[request.slot] = self._round
+        if not request.future.done():
+            stop = "stop" if request.stopped else "length"
+            request.future.set_result(Completion(request.tokens, request.logprobs, stop, self.version))
+
+    async def _device(self, call: Any, *arguments: Any) -> Any:
+        if self._executor is None:
+            return call(*arguments)
+        return await asyncio.get_running_loop().run_in_executor(self._executor, call, *arguments)
+
+    def _kv(self) -> qwen.Cache:
+        if self._cache is None:
+            self._cache = qwen.init_cache(self.config, self.slots, self.length, self._cache_dtype)
+        return self._cache
+
+    def _window(self, tokens: int) -> int:
+        return next(window for window in self._windows if window >= tokens)
+
+    def _options(self, name: str, batch: list[_Request], window: int, shape: tuple[int, ...]) -> dict[str, Any]:
+        """The static arguments of a device call; each new combination of them and of the shape is a compile."""
+        truncate = any(r.sampling.top_p < 1 or r.sampling.top_k > 0 for r in batch)
+        self._shapes.add((name, window, shape, truncate))
+        return {"config": self.config, "window": window, "truncate": truncate}
+
+
+_COUNTERS = (
+    *("requests", "cancelled", "evictions", "loads", "generated_tokens", "reused_tokens", "shared_tokens"),
+    *("prefill_calls", "prefill_tokens", "prefill_padding", "prefill_seconds"),
+    *("decode_calls", "decode_steps", "decode_row_steps", "decoded_tokens", "decode_seconds"),
+)
+
+
+@partial(jax.jit, static_argnums=(0, 2))
+def _decoding_copy(config: qwen.Config, params: Any, dtype: Any) -> Any:
+    return jax.tree.map(jnp.copy, qwen.for_decoding(config, params, dtype))
+
+
+def _common(a: np.ndarray, b: np.ndarray) -> int:
+    """Length of the longest common prefix."""
+    n = min(len(a), len(b))
+    differs = a[:n] != b[:n]
+    return int(differs.argmax()) if differs.any() else n
+
+
+def _draw(batch: list[_Request], rows: int, places: Any = None) -> decoding.Draw:
+    temperature, top_p, top_k = np.ones(rows, np.float32), np.ones(rows, np.float32), np.zeros(rows, np.int32)
+    seed, index = np.zeros((rows, 2), np.uint32), np.zeros(rows, np.int32)
+    for row, request in zip(range(rows) if places is None else places, batch):
+        s = request.sampling
+        temperature[row], top_p[row], top_k[row] = s.temperature, s.top_p, s.top_k
+        seed[row] = (s.seed >> 32) & 0xFFFFFFFF, s.seed & 0xFFFFFFFF
+        index[row] = len(request.tokens)
+    return decoding.Draw(temperature, top_p, top_k, seed, index)
+
+
+def _powers(start: int, end: int, factor: int = 2) -> list[int]:
+    """start, start * factor, ... and `end` itself, the last."""
+    sizes = []
+    while start < end:
+        sizes.append(start)
+        start *= factor
+    return [*sizes, end]

@@ -1,0 +1,288 @@
+"""The update against a slow oracle on whole logits, and what must not change it: micro-batches, rows, meshes."""
+
+import functools
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from models import qwen
+from rl import learner, losses, optim, packing
+from rl.samples import Sample
+
+CONFIG = qwen.Config(vocab=40, d_model=16, layers=1, heads=4, kv_heads=2, head_dim=8, d_ff=32)
+ROW = 24
+DESCENT = optax.sgd(1.0)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compile_quickly():
+    """Half the time of these tests is compiling programs that run for a millisecond."""
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
+
+
+@functools.cache
+def params():
+    return jax.jit(lambda: qwen.init(CONFIG, 0))()
+
+
+def batch(rows=5, seed=0):
+    """Packed samples, about half of their tokens trained, one sample in two guided, several to a row."""
+    rng = np.random.default_rng(seed)
+    samples = []
+    for i, n in enumerate(rng.integers(4, ROW // 2, 4 * rows)):
+        mask = rng.random(n) < 0.5
+        mask[0] = False
+        logp, advantage = -3.6 + 0.4 * rng.normal(size=n), rng.normal(size=n)
+        samples.append(
+            Sample(rng.integers(1, CONFIG.vocab, n), mask, mask - 1, logp * mask, advantage * mask, bool(i % 2))
+        )
+    packed = packing.pack(samples, ROW)
+    keep = slice(0, rows)
+    packed = packing.Packed(**{name: array[keep] for name, array in vars(packed).items() if array is not None})
+    assert packed.rows == rows
+    noise = 0.3 * rng.normal(size=packed.logp_RT.shape).astype(np.float32)
+    packed.old_logp_RT, packed.ref_logp_RT = packed.logp_RT + noise, packed.logp_RT - noise
+    return packed
+
+
+def slow_logp(params, packed, temperature=1.0):
+    """(logp_RT, entropy_RT) from the logits of every token; 0 where a token does not train."""
+    h = qwen.hidden(CONFIG, params, packed.tokens_RT, packed.positions_RT, packed.segments_RT)
+    every = jax.nn.log_softmax(h @ qwen.unembed(CONFIG, params) / temperature)
+    before = jnp.pad(every, ((0, 0), (1, 0), (0, 0)))[:, :-1]
+    logp = jnp.take_along_axis(before, packed.tokens_RT[..., None], axis=-1)[..., 0]
+    entropy = -jnp.sum(jnp.exp(before) * before, axis=-1)
+    return jnp.where(packed.mask_RT, logp, 0), jnp.where(packed.mask_RT, entropy, 0)
+
+
+def slow_loss(params, packed, *, aggregate="token-mean", temperature=1.0, **options):
+    logp, entropy = slow_logp(params, packed, temperature)
+    arrays = {name.removesuffix("_RT"): array for name, array in vars(packed).items()}
+    loss, _ = losses.token_loss(logp, entropy, arrays, **options)
+    weights = losses.aggregation_weights(jnp.asarray(packed.mask_RT), packed.segments_RT, aggregate=aggregate)
+    return jnp.sum(weights * loss)
+
+
+@functools.cache
+def make_update(**options):
+    """Plain descent at rate 1, for up to 8 rows. Tests share what is compiled."""
+    return learner.make_update(CONFIG, None, **{"optimizer": DESCENT, "micro_rows": 2, "capacity_rows": 8, **options})
+
+
+def fresh_state(optimizer=DESCENT):
+    return learner.init_state(CONFIG, jax.tree.map(jnp.copy, params()), optimizer)
+
+
+def gradient(packed, **options):
+    """(gradient, metrics) of one update: descent at rate 1 moves the parameters by the gradient."""
+    state, metrics = make_update(**options)(fresh_state(), packed)
+    return jax.tree.map(jnp.subtract, params(), state["params"]), metrics
+
+
+def assert_trees_close(a, b, atol):
+    jax.tree.map_with_path(lambda path, x, y: np.testing.assert_allclose(x, y, atol=atol, err_msg=str(path)), a, b)
+
+
+def test_logp_is_that_of_the_whole_softmax():
+    packed = batch(rows=5)
+    logp = learner.make_logp(CONFIG, None, micro_rows=2, temperature=0.7, chunk=8)
+    np.testing.assert_allclose(logp(params(), packed), slow_logp(params(), packed, 0.7)[0], atol=1e-5)
+    fewer = batch(rows=3, seed=1)
+    np.testing.assert_allclose(logp(params(), fewer), slow_logp(params(), fewer, 0.7)[0], atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        dict(),
+        dict(
+            objective="gspo",
+            aggregate="seq-mean-token-mean",
+            temperature=0.7,
+            chunk=8,
+            kl_coef=0.1,
+            entropy_coef=0.05,
+            importance_cap=1.1,
+        ),
+    ],
+    ids=["ppo", "everything"],
+)
+def test_gradient_is_that_of_the_whole_loss(options):
+    packed = batch()
+    got, metrics = gradient(packed, **options)
+    options.pop("chunk", None)
+    want_loss, want = jax.jit(jax.value_and_grad(functools.partial(slow_loss, packed=packed, **options)))(params())
+    np.testing.assert_allclose(metrics["loss"], want_loss, atol=1e-6)
+    np.testing.assert_allclose(metrics["grad_norm"], optax.global_norm(want), rtol=1e-5)
+    assert metrics["tokens"] == packed.mask_RT.sum()
+    assert_trees_close(got, want, atol=1e-5)
+
+
+def test_micro_batches_do_not_change_the_result():
+    packed = batch(rows=5)
+    got, metrics = gradient(packed, micro_rows=3, chunk=5)
+    want, want_metrics = gradient(packed)
+    assert_trees_close(got, want, atol=1e-6)
+    assert metrics.keys() == want_metrics.keys()
+    for name, value in metrics.items():
+        np.testing.assert_allclose(value, want_metrics[name], atol=1e-5, rtol=1e-5, err_msg=name)
+
+
+def test_another_number_of_rows_needs_no_new_program():
+    update, state = make_update(), fresh_state()
+    for rows in (1, 5, 8, 2):
+        state, _ = update(state, batch(rows=rows))
+    assert update.jitted._cache_size() == 1
+    assert int(state["step"]) == 4
+
+
+def test_metrics_say_how_far_the_engine_is():
+    """Sampled log-probabilities that are the learner's own but for 0.1 on one unguided token."""
+    packed = batch()
+    packed.logp_RT = np.array(slow_logp(params(), packed)[0])
+    own = np.argwhere(packed.mask_RT & ~packed.guided_RT)
+    packed.logp_RT[tuple(own[0])] -= 0.1
+    packed.logp_RT[packed.guided_RT & packed.mask_RT] -= 5.0  # another prompt: no business of the engine's
+    packed.old_logp_RT = None
+    _, metrics = gradient(packed)
+    np.testing.assert_allclose(metrics["mismatch/max"], 0.1, atol=1e-5)
+    np.testing.assert_allclose(metrics["mismatch/abs"], 0.1 / len(own), atol=1e-5)
+    assert 0 < metrics["mismatch/kl"] < 0.01
+    assert metrics["ratio/max"] > 100 and metrics["clip_fraction/guided"] > 0 and metrics["entropy"] > 0
+
+
+@functools.cache
+def imitation():
+    rate = optim.schedule(learning_rate=3e-2, decay="cosine", warmup_steps=5, total_steps=60)
+    optimizer = optim.optimizer(learning_rate=rate)
+    return optimizer, make_update(optimizer=optimizer, objective="nll")
+
+
+def pattern():
+    return packing.pack([Sample(np.arange(ROW) % 5 + 1, np.arange(ROW) > 0)] * 3, ROW)
+
+
+def test_imitation_learns_a_pattern():
+    optimizer, update = imitation()
+    state, packed, course = fresh_state(optimizer), pattern(), []
+    for _ in range(60):
+        state, metrics = update(state, packed)
+        course.append(float(metrics["loss"]))
+    assert course[0] > 3 and course[-1] < 0.1
+
+
+def test_a_gradient_that_is_not_finite_is_skipped_and_counted():
+    optimizer, update = imitation()
+    state = fresh_state(optimizer)
+    state["params"]["norm"] = state["params"]["norm"].at[3].set(jnp.nan)
+    before = jax.tree.map(np.array, {"params": state["params"], "opt": state["opt"]})
+    state, metrics = update(state, pattern())
+    assert metrics["skipped"] == 1
+    jax.tree.map(np.testing.assert_array_equal, before, {"params": state["params"], "opt": state["opt"]})
+    assert (int(state["step"]), int(state["skipped"])) == (1, 1)
+    state["params"]["norm"] = jnp.array(params()["norm"])
+    state, metrics = update(state, pattern())
+    assert metrics["skipped"] == 0 and np.isfinite(metrics["loss"])
+    assert (int(state["step"]), int(state["skipped"])) == (2, 1)
+
+
+def test_what_cannot_be_updated_is_said():
+    update = make_update(kl_coef=0.1)
+    with pytest.raises(ValueError, match="at least one row"):
+        update({}, packing.pack([], ROW))
+    packed = batch()
+    packed.ref_logp_RT = None
+    with pytest.raises(ValueError, match="ref_logp_RT"):
+        update({}, packed)
+    with pytest.raises(ValueError, match="multiple of 1"):
+        make_update(micro_rows=0)
+
+
+# --- the optimizer ---------------------------------------------------------------------------------------------------
+
+
+def test_weight_decay_spares_norms_and_biases():
+    spared = {"norm", "attn_norm", "mlp_norm", "q_bias", "k_bias", "v_bias"}
+    decayed = optim.decayed(params())
+    names = {path[-1].key for path, on in jax.tree.leaves_with_path(decayed) if not on}
+    assert names == spared
+    tx = optim.optimizer(learning_rate=1.0, weight_decay=0.1)
+    zero = jax.tree.map(jnp.zeros_like, params())
+    updates, _ = tx.update(zero, tx.init(params()), params())
+    np.testing.assert_allclose(updates["embed"], -0.1 * params()["embed"], rtol=1e-6)
+    assert not updates["norm"].any()
+
+
+@pytest.mark.parametrize(
+    "options, at, want",
+    [
+        (dict(), [0, 100], [2, 2]),
+        (dict(warmup_steps=4), [0, 1, 3, 4, 9], [0.5, 1, 2, 2, 2]),
+        (dict(decay="linear", total_steps=10, final=0.5), [0, 5, 10, 20], [2, 1.5, 1, 1]),
+        (dict(decay="cosine", warmup_steps=2, total_steps=12), [0, 1, 2, 7, 12], [1, 2, 2, 1, 0]),
+    ],
+)
+def test_schedules(options, at, want):
+    schedule = optim.schedule(learning_rate=2.0, **options)
+    np.testing.assert_allclose([schedule(i) for i in at], want, atol=1e-6)
+
+
+def test_schedules_refuse_what_they_cannot_do():
+    with pytest.raises(ValueError, match="constant, linear, cosine"):
+        optim.schedule(learning_rate=1.0, decay="step")
+    with pytest.raises(ValueError, match="total_steps > warmup_steps"):
+        optim.schedule(learning_rate=1.0, decay="cosine", warmup_steps=5)
+
+
+# --- meshes ----------------------------------------------------------------------------------------------------------
+
+MESHES = [{}, {"fsdp": 8}, {"data": 2, "fsdp": 2, "tensor": 2}]
+
+
+def update_on_meshes():
+    """Runs with 8 simulated devices: for each mesh, the loss, the gradient and the log-probabilities, as JSON."""
+    from models import mesh as meshes
+
+    packed = batch(rows=11)
+    results = []
+    for shape in MESHES:
+        mesh = meshes.make_mesh(shape)
+        tx = optax.sgd(1.0)
+        update = learner.make_update(CONFIG, mesh, optimizer=tx, micro_rows=8, chunk=32, kl_coef=0.1)
+        state = learner.init_state(CONFIG, jax.tree.map(jnp.copy, params()), tx, mesh)
+        placed = jax.tree.map(lambda x: x.sharding, state)
+        logp = learner.make_logp(CONFIG, mesh, micro_rows=8)(state["params"], packed)
+        state, metrics = update(state, packed)
+        assert jax.tree.map(lambda x: x.sharding, state) == placed
+        moved = jax.tree.map(lambda a, b: np.asarray(a) - np.asarray(b), params(), state["params"])
+        flat = np.concatenate([x.ravel() for x in jax.tree.leaves(moved)])
+        devices = len(state["params"]["layers"]["gate"].sharding.device_set)
+        results.append([devices, {k: float(v) for k, v in metrics.items()}, flat.tolist(), logp.ravel().tolist()])
+    print(json.dumps(results))
+
+
+def test_every_mesh_gives_the_same_update():
+    environment = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=8", "JAX_PLATFORMS": "cpu"}
+    environment["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
+    done = subprocess.run(
+        [sys.executable, "-c", "from tests.rl import test_learner; test_learner.update_on_meshes()"],
+        cwd=Path(__file__).parents[2], env=environment, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    first, *others = json.loads(done.stdout.splitlines()[-1])
+    assert [devices for devices, *_ in (first, *others)] == [1, 8, 8]
+    for _, metrics, gradient, logp in others:
+        np.testing.assert_allclose(gradient, first[2], atol=1e-5)
+        np.testing.assert_allclose(logp, first[3], atol=1e-5)
+        for name, value in metrics.items():
+            np.testing.assert_allclose(value, first[1][name], rtol=1e-4, atol=1e-5, err_msg=name)
