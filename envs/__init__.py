@@ -12,6 +12,10 @@ WORLDS = {
     "travel": "envs.travel:Travel",
     "bfcl": "envs.bfcl:Bfcl",
     "appworld": "envs.appworld:AppWorld",
+    "scienceworld": "envs.scienceworld:ScienceWorld",
+    "textworld": "envs.textworld:TextWorld",
+    "reasoning": "envs.reasoning:Reasoning",
+    "mcp": "envs.mcp:McpWorld",
     "gym": "envs.gym:GymWorld",
 }
 

@@ -93,14 +93,17 @@ def email(person: int) -> str:
 
 
 def phone(person: int) -> str:
+    """The phone number of a person."""
     return f"55501{person:05d}"
 
 
 def name(person: int) -> str:
+    """First and last name of a person."""
     return " ".join(PEOPLE[person - 1][:2])
 
 
 def password(person: int, app: str) -> str:
+    """The password of a person's account."""
     return f"{app[:4]}-{PEOPLE[person - 1][0].lower()}-{person * 137}"
 
 
@@ -112,6 +115,7 @@ def contacts(person: int) -> list[tuple[int, list[str]]]:
 
 
 def related(person: int, relationship: str) -> list[int]:
+    """The contacts of `person` in this relationship."""
     return [other for other, relationships in contacts(person) if relationship in relationships]
 
 

@@ -85,7 +85,7 @@ def _library(user: int) -> list[dict[str, Any]]:
     return [songs[row["song_id"] - 1] for row in rows("spotify.UserLibrarySong", user_id=user)]
 
 
-def most_played(user: int) -> Draft:
+def _most_played(user: int) -> Draft:
     genre = GENRES[user]
     best = max((song for song in _library(user) if song["genre"] == genre), key=lambda song: song["play_count"])
     find = f"""\
@@ -101,7 +101,7 @@ print([(song["title"], song["play_count"]) for song in songs])"""
     )
 
 
-def like_genre(user: int) -> Draft:
+def _like_genre(user: int) -> Draft:
     genre = GENRES[user - 1]
     liked = {row["song_id"] for row in rows("spotify.SongLike", user_id=user)}
     wanted = [song["id"] for song in _library(user) if song["genre"] == genre and song["id"] not in liked]
@@ -123,7 +123,7 @@ for song in songs:
     )
 
 
-def artist_playlist(user: int) -> Draft:
+def _artist_playlist(user: int) -> Draft:
     counts = {a["id"]: sum(a["id"] in song["artist_ids"] for song in _library(user)) for a in rows("spotify.Artist")}
     artist = rows("spotify.Artist")[max(counts, key=counts.get) - 1]
     title = f"All {artist['name']}"
@@ -148,7 +148,7 @@ for song in songs:
     )
 
 
-def follow_artists(user: int) -> Draft:
+def _follow_artists(user: int) -> Draft:
     playlist = rows("spotify.Playlist", user_id=user)[user - 1]
     songs = [row["song_id"] for row in rows("spotify.PlaylistSong", playlist_id=playlist["id"])]
     artists = {artist for song in songs for artist in rows("spotify.Song")[song - 1]["artist_ids"]}
@@ -177,7 +177,7 @@ for artist in sorted(wanted):
 # ---------------------------------------------------------------------------------------- venmo and phone
 
 
-def total_received(user: int) -> Draft:
+def _total_received(user: int) -> Draft:
     other = contacts(user)[user][0]
     received = rows("venmo.Transaction", sender_id=other, receiver_id=user)
     amounts = [row["amount"] for row in received if row["created_at"] >= NOW.replace(month=1, day=1, hour=0, minute=0)]
@@ -198,7 +198,7 @@ print(received)"""
     )
 
 
-def deny_requests(user: int) -> Draft:
+def _deny_requests(user: int) -> Draft:
     other = contacts(user)[0][0]
     requests = rows("venmo.PaymentRequest", sender_id=other, receiver_id=user)
     find = f"""\
@@ -221,7 +221,7 @@ for request in pending:
     )
 
 
-def pay_related(user: int) -> Draft:
+def _pay_related(user: int) -> Draft:
     relationship, reason = (("roommate", "rent share"), ("coworker", "team lunch"), ("sibling", "flowers for mum"))[
         user - 1
     ]
@@ -248,7 +248,7 @@ for person in people:
     )
 
 
-def request_money(user: int) -> Draft:
+def _request_money(user: int) -> Draft:
     relationship = ("coworker", "roommate", "coworker")[user - 1]
     people = related(user, relationship)
     total = (45.0, 60.0, 81.0)[user - 1]
@@ -277,7 +277,7 @@ for person in people:
     )
 
 
-def shift_alarm(user: int) -> Draft:
+def _shift_alarm(user: int) -> Draft:
     label = ("wake up", "gym", "medication")[user - 1]
     alarm = rows("phone.Alarm", user_id=user, label=label)[0]
     minutes = (25, -20, 40)[user - 1]
@@ -299,7 +299,7 @@ apis.phone.update_alarm(alarm_id=alarm["alarm_id"], time=f"{{hour:02d}}:{{minute
     )
 
 
-def text_related(user: int) -> Draft:
+def _text_related(user: int) -> Draft:
     relationship, message = (
         ("sibling", "I will call you tonight."),
         ("doctor", "May I come on Monday at nine?"),
@@ -326,7 +326,7 @@ for person in people:
     )
 
 
-def count_texts(user: int) -> Draft:
+def _count_texts(user: int) -> Draft:
     texts = rows("phone.GlobalTextMessage", receiver_id=user)
     counts = {other: sum(row["sender_id"] == other for row in texts) for other, _ in contacts(user)}
     other = max(counts, key=lambda person: (counts[person], -person))
@@ -347,7 +347,7 @@ answer = sum(text["sender"]["phone_number"] == person["phone_number"] for text i
 # --------------------------------------------------------------------------- notes, to-do lists and files
 
 
-def append_groceries(user: int) -> Draft:
+def _append_groceries(user: int) -> Draft:
     item = ("peanut butter", "paper towels", "green tea")[user - 1]
     note = rows("simple_note.Note", user_id=user, title="Groceries")[0]
     find = """\
@@ -366,7 +366,7 @@ apis.simple_note.update_note(note_id=note["note_id"], content=content, access_to
     )
 
 
-def note_to_tasks(user: int) -> Draft:
+def _note_to_tasks(user: int) -> Draft:
     note = rows("simple_note.Note", user_id=user, title="Packing list")[0]
     project = rows("todoist.Project", user_id=user, name="Trip")[0]
     items = [line.removeprefix("- ") for line in note["content"].splitlines()]
@@ -401,7 +401,7 @@ def _open_tasks(user: int, project: str, priority: str) -> list[dict[str, Any]]:
     return rows("todoist.Task", project_id=project_id, priority=priority, is_completed=False)
 
 
-def complete_priority(user: int) -> Draft:
+def _complete_priority(user: int) -> Draft:
     project, priority = (("Home", "high"), ("Work", "high"), ("Home", "low"))[user - 1]
     done = [{"id": task["id"], "is_completed": True} for task in _open_tasks(user, project, priority)]
     act = f"""\
@@ -416,7 +416,7 @@ for task in tasks:
     )
 
 
-def count_open(user: int) -> Draft:
+def _count_open(user: int) -> Draft:
     project, priority = (("Work", "high"), ("Home", "high"), ("Work", "low"))[user - 1]
     act = f"""\
 answer = sum(task["priority"] == "{priority}" and not task["is_completed"] for task in tasks)
@@ -428,7 +428,7 @@ answer = sum(task["priority"] == "{priority}" and not task["is_completed"] for t
     )
 
 
-def move_files(user: int) -> Draft:
+def _move_files(user: int) -> Draft:
     extension = ("pdf", "txt", "pdf")[user - 1]
     moved = [
         row
@@ -468,17 +468,17 @@ for path in paths:
 
 SCENARIOS: dict[str, tuple[Callable[[int], Draft], ...]] = {
     "train": (
-        most_played,
-        like_genre,
-        total_received,
-        pay_related,
-        shift_alarm,
-        append_groceries,
-        complete_priority,
-        move_files,
+        _most_played,
+        _like_genre,
+        _total_received,
+        _pay_related,
+        _shift_alarm,
+        _append_groceries,
+        _complete_priority,
+        _move_files,
     ),
-    "dev": (artist_playlist, deny_requests, count_texts, count_open),
-    "test_normal": (follow_artists, request_money, text_related, note_to_tasks),
+    "dev": (_artist_playlist, _deny_requests, _count_texts, _count_open),
+    "test_normal": (_follow_artists, _request_money, _text_related, _note_to_tasks),
 }
 
 
@@ -488,7 +488,7 @@ def mini_tasks() -> tuple[MiniTask, ...]:
     found = []
     for split, scenarios in SCENARIOS.items():
         for scenario in scenarios:
-            key = hashlib.blake2b(scenario.__name__.encode(), digest_size=4).hexdigest()[:7]
+            key = hashlib.blake2b(scenario.__name__.strip("_").encode(), digest_size=4).hexdigest()[:7]
             found += [MiniTask(f"{key}_{n}", split, n, scenario(n)) for n in range(1, SUPERVISORS + 1)]
     return tuple(found)
 

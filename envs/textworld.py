@@ -1,0 +1,204 @@
+"""TextWorld: text adventures made by a generator, with a goal each (Cote et al. 2018, arXiv:1806.11532).
+
+Needs `pip install -r requirements/textworld.txt`. A game is compiled when it is first played (seconds) and kept in a
+cache. The interpreter of the games is C code: run it in workers, with per_worker=1. Listing tasks needs no package.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import json
+import os
+import pathlib
+import tempfile
+from typing import Any
+
+from envs.act import action_of, tool
+from envs.world import Evaluation, Observation, StepResult, Task, World
+
+SEEDS = 100_000  # seeds of a split: train from 1, dev from SEEDS + 1, test from 2 * SEEDS + 1
+CACHE = pathlib.Path(__file__).resolve().parents[1] / ".cache" / "textworld"
+CUSTOM = {"nb_rooms": 3, "nb_objects": 6, "quest_length": 4}
+CHALLENGES = {
+    "tw-simple": {"rewards": "balanced", "goal": "detailed", "test": False},
+    "tw-cooking": {
+        "recipe": 2,
+        "take": 2,
+        "go": 6,
+        "open": True,
+        "cook": True,
+        "cut": False,
+        "drop": False,
+        "recipe_seed": 0,
+        "split": None,
+    },
+    "tw-coin_collector": {"level": 5},
+    "tw-treasure_hunter": {"level": 5},
+}
+
+SYSTEM = """\
+You play a text adventure, one command per turn. Write the command on a line of its own, or call act. Commands are like:
+look; inventory; examine X; go north; open X; close X; unlock X with Y; take X; take X from Y; drop X; put X on Y;
+insert X into Y; eat X; cook X with Y; slice X with Y; prepare meal."""
+
+
+class TextWorld(World):
+    """One game at a time. A task is a seed of the generator.
+
+    kind: "custom" (rooms, objects and a quest), or one of the package's challenges: tw-simple, tw-cooking,
+    tw-coin_collector, tw-treasure_hunter. options: changes to CUSTOM or to CHALLENGES[kind]. commands: name the
+    possible commands after each turn, which makes a game much easier. max_steps: commands in an episode. Score: the
+    game's points over its highest, 1 exactly where the game is won. The seed of `reset` changes nothing.
+    """
+
+    name = "textworld"
+
+    def __init__(
+        self,
+        kind: str = "custom",
+        options: dict[str, Any] | None = None,
+        commands: bool = False,
+        max_steps: int = 50,
+        n_train: int = 64,
+        n_dev: int = 48,
+        n_test: int = 96,
+        cache: str = "",
+    ):
+        known = {"custom": CUSTOM, **CHALLENGES}
+        if kind not in known:
+            raise ValueError(f"TextWorld has no {kind!r}; it has {', '.join(known)}")
+        if unknown := sorted(set(options or {}) - set(known[kind])):
+            raise ValueError(f"{kind} has no option {', '.join(unknown)}; it has {', '.join(known[kind])}")
+        self._kind, self._options = kind, {**known[kind], **(options or {})}
+        self._commands, self._max_steps = commands, max_steps
+        self._sizes = {"train": n_train, "dev": n_dev, "test": n_test}
+        self._cache = pathlib.Path(cache) if cache else CACHE
+        self._env: Any = None
+        self._task: Task | None = None
+
+    def tasks(self, split: str) -> list[Task]:
+        """Their query is general; `reset` shows the game's own objective."""
+        if split not in self._sizes:
+            raise ValueError(f"TextWorld has no split {split!r}; it has {', '.join(self._sizes)}")
+        first = 1 + list(self._sizes).index(split) * SEEDS
+        return [
+            Task(
+                f"textworld/{self._kind}/{seed}",
+                self.name,
+                f"Win the game {self._kind} {seed}.",
+                split=split,
+                seed=seed,
+            )
+            for seed in range(first, first + self._sizes[split])
+        ]
+
+    def reset(self, task: Task, seed: int = 0) -> Observation:
+        self.close()
+        textworld = importlib.import_module("textworld")
+        wanted = (
+            "objective",
+            "admissible_commands",
+            "policy_commands",
+            "won",
+            "lost",
+            "score",
+            "max_score",
+            "feedback",
+        )
+        infos = textworld.EnvInfos(**dict.fromkeys(wanted, True))
+        self._env = textworld.start(str(self._game(task.seed)), infos)
+        self._state = self._env.reset()
+        self._task, self._actions, self._steps, self._over = task, [], 0, False
+        text = f"{self._state.objective}\n\n{self._shown()}"
+        messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": text}]
+        return Observation(messages, [tool("Enter a command.")])
+
+    def step(self, action: str) -> StepResult:
+        self._running()
+        if self._over:
+            return StepResult([], terminated=True, info={"calls": [], "errors": 0, "over": True})
+        self._actions.append(action)
+        self._steps += 1
+        truncated = self._steps >= self._max_steps
+        try:
+            command, role = action_of(action)
+        except ValueError as error:
+            self._over = truncated
+            info = {"calls": [], "errors": 1, "parse_error": True}
+            return StepResult([{"role": "user", "content": f"error: {error}"}], truncated=truncated, info=info)
+        before = self.evaluate().score
+        command = "".join(c for c in command if " " <= c <= "~")[:200]  # what the interpreter's line holds
+        self._state, _, done = self._env.step(command or "look")
+        self._over = bool(done) or truncated
+        return StepResult(
+            messages=[{"role": role, "content": self._shown()}],
+            reward=self.evaluate().score - before,
+            terminated=bool(done),
+            truncated=truncated and not done,
+            info={"calls": [{"name": "act", "arguments": {"action": command}}], "errors": 0, "parse_error": False},
+        )
+
+    def evaluate(self) -> Evaluation:
+        self._running()
+        success = bool(self._state.won)
+        share = (self._state.score or 0) / max(self._state.max_score or 0, 1)
+        score = 1.0 if success else min(max(share, 0.0), 0.99)
+        return Evaluation(score, success, {"progress": score})
+
+    def snapshot(self) -> dict[str, Any]:
+        self._running()
+        return {"task": self._task.to_dict(), "actions": list(self._actions)}
+
+    def restore(self, snapshot: dict[str, Any]) -> None:
+        """Replays the actions."""
+        self.reset(Task.from_dict(snapshot["task"]))
+        for action in snapshot["actions"]:
+            self.step(action)
+
+    def walkthrough(self) -> list[str]:
+        """Commands that win the game from where it stands, from the generator."""
+        self._running()
+        return [str(command) for command in self._state.policy_commands or []]
+
+    def close(self) -> None:
+        if self._env is not None:
+            self._env.close()
+            self._env = self._task = None
+
+    def _running(self) -> None:
+        if self._task is None:
+            raise RuntimeError("no episode: reset the world first")
+
+    def _shown(self) -> str:
+        text = str(self._state.feedback).strip()
+        if self._commands:
+            text += f"\n\nPossible commands: {'; '.join(sorted(self._state.admissible_commands or []))}"
+        return text
+
+    def _game(self, seed: int) -> pathlib.Path:
+        """The compiled game, from the cache or made now. It appears there complete: many workers may make it."""
+        digest = hashlib.blake2b(json.dumps(self._options, sort_keys=True).encode(), digest_size=4).hexdigest()
+        game = self._cache / f"{self._kind}-{digest}-{seed}.z8"
+        if game.exists():
+            return game
+        self._cache.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=self._cache) as folder:
+            made = pathlib.Path(folder) / game.name
+            self._make(seed, made)
+            os.replace(made.with_suffix(".json"), game.with_suffix(".json"))  # the interface reads it next to the game
+            os.replace(made, game)
+        return game
+
+    def _make(self, seed: int, path: pathlib.Path) -> None:
+        textworld = importlib.import_module("textworld")
+        options = textworld.GameOptions()
+        options.seeds, options.path = seed, str(path)
+        if self._kind == "custom":
+            for name, value in self._options.items():
+                setattr(options, name, value)
+            textworld.make(options)
+            return
+        _, make, _ = importlib.import_module("textworld.challenges").CHALLENGES[self._kind]
+        game = make(dict(self._options), options)
+        importlib.import_module("textworld.generator").compile_game(game, options)

@@ -1,0 +1,363 @@
+"""ScienceWorld, TextWorld and reasoning-gym: the adapters on stand-ins for their packages, and on the packages."""
+
+import importlib.util
+import shutil
+import sys
+import types
+
+import pytest
+
+from envs import conformance, make
+from envs.act import action_of
+from envs.process import Deadlines, ProcessWorld
+from envs.reasoning import answer_of
+from envs.scienceworld import VARIATIONS, split_variations
+from envs.toolcalls import call_text
+from envs.world import Task
+
+PATIENT = Deadlines(start=300.0, reset=300.0, step=300.0)
+
+
+def installed(package: str) -> bool:
+    return importlib.util.find_spec(package) is not None
+
+
+def conforms(make_world, limit=3):
+    names, problems = conformance.run(make_world, limit=limit)
+    assert not problems, "\n".join(map(str, problems))
+    assert len(names) == len(conformance.CHECKS)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("open door", ("open door", "user")),
+        ("I should look.\n\n  open   door  \n", ("open   door", "user")),
+        (call_text("act", {"action": "open\ndoor"}), ("open door", "tool")),
+        ("Well.\n" + call_text("act", {"action": "wait"}), ("wait", "tool")),
+    ],
+)
+def test_an_action_is_a_call_or_the_last_line(text, expected):
+    assert action_of(text) == expected
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        " \n",
+        "<tool_call>",
+        call_text("act", {}),
+        call_text("do", {"action": "x"}),
+        2 * call_text("act", {"action": "x"}),
+    ],
+)
+def test_what_is_no_action_is_said(text):
+    with pytest.raises(ValueError):
+        action_of(text)
+
+
+# ------------------------------------------------------------------------------------------- ScienceWorld
+
+
+class FakeScience:
+    """A simulator in which an experiment is solved by three actions in order, and spoiled by a fourth."""
+
+    def __init__(self, task, envStepLimit):
+        self.server, self._solution, self.closed = self, ["open door", "go out", "focus on X"], 0
+
+    def load(self, kind, variation, simplify, gold):
+        self._name, self._gold = f"{kind} {variation} {simplify}", gold
+
+    def reset(self):
+        self._at, self._spoiled, self._moves = 0, False, 0
+
+    def step(self, action):
+        self._moves += 1
+        self._spoiled |= action == "spoil"
+        if self._at < 3 and action == self._solution[self._at]:
+            self._at += 1
+        return f"{action!r}, {self._moves} moves"
+
+    def getScore(self):
+        return -1.0 if self._spoiled else self._at / 3
+
+    def getCompleted(self):
+        return self._at == 3
+
+    def get_task_description(self):
+        return f"Do {self._name}."
+
+    def get_gold_action_sequence(self):
+        return self._solution if self._gold else ["ERROR"]
+
+    def close(self):
+        self.closed += 1
+
+
+@pytest.fixture
+def science(monkeypatch):
+    monkeypatch.setitem(sys.modules, "scienceworld", types.SimpleNamespace(ScienceWorldEnv=FakeScience))
+
+
+def test_scienceworld_conforms(science):
+    def with_references(**kwargs):
+        world = make("scienceworld", kinds=["boil", "melt"], **kwargs)
+        listed = world.tasks
+        world.tasks = lambda split: [_solved(task, ["open door", "go out", "focus on X"]) for task in listed(split)]
+        return world
+
+    conforms(with_references)
+
+
+def _solved(task: Task, reference: list[str]) -> Task:
+    task.reference = reference
+    return task
+
+
+def test_a_scienceworld_episode(science):
+    world = make("scienceworld", max_steps=4)
+    task = next(task for task in world.tasks("dev") if task.meta == {"kind": "boil", "variation": 14})
+    start = world.reset(task)
+    assert (
+        start.messages[-1]["content"].startswith("Do boil 14 easy.\n\n") and start.tools[0]["function"]["name"] == "act"
+    )
+    result = world.step("Let me see.\nopen door")
+    assert result.reward == pytest.approx(1 / 3) and world.evaluate().components["progress"] == pytest.approx(1 / 3)
+    assert world.step("").info["parse_error"]
+    assert world.step(call_text("act", {"action": "go out"})).messages[0]["role"] == "tool"
+    result = world.step("spoil")
+    assert result.terminated and not result.truncated and world.evaluate().score == 0.0
+    world.reset(task)
+    assert [world.step("wait").truncated for _ in range(4)] == [False, False, False, True]
+    assert world.step("wait").terminated
+    assert world.walkthrough(task.to_dict()) == ["open door", "go out", "focus on X"]
+    with pytest.raises(RuntimeError, match="reset"):
+        world.step("wait")
+    with pytest.raises(ValueError, match="kind and variation"):
+        world.reset(Task("x", "scienceworld", "?"))
+
+
+def test_scienceworld_lists_what_the_benchmark_has():
+    world = make("scienceworld")
+    tasks = {split: world.tasks(split) for split in ("train", "dev", "test")}
+    assert sum(map(len, tasks.values())) == sum(VARIATIONS.values()) == 7207 and len(VARIATIONS) == 30
+    assert len({task.id for found in tasks.values() for task in found}) == 7207
+    assert [len(split_variations("boil", split)) for split in tasks] == [14, 7, 9]
+    few = make("scienceworld", per_kind=2, kinds=["boil", "grow-fruit"])
+    assert [task.meta["variation"] for task in few.tasks("train")] == [0, 7, 0, 31]
+    with pytest.raises(ValueError, match="no split"):
+        world.tasks("val")
+    with pytest.raises(ValueError, match="no fly"):
+        make("scienceworld", kinds=["fly"])
+
+
+# ---------------------------------------------------------------------------------------------- TextWorld
+
+
+class FakeGame:
+    """A game won by 'take key', then 'open box'."""
+
+    def __init__(self, path, infos):
+        self._path = path
+
+    def reset(self):
+        self._taken = self._open = False
+        self._moves = 0
+        return self._state("Here is a key.")
+
+    def step(self, command):
+        self._moves += 1
+        self._taken |= command == "take key"
+        self._open |= self._taken and command == "open box"
+        return self._state(f"{command} {self._moves}"), 0, self._open
+
+    def _state(self, feedback):
+        return types.SimpleNamespace(
+            feedback=feedback,
+            objective=f"Open the box of {self._path.rsplit('-', 1)[1]}.",
+            score=int(self._taken) + int(self._open),
+            max_score=2,
+            won=self._open,
+            admissible_commands=["take key", "look"],
+            policy_commands=["take key", "open box"][int(self._taken) :],
+        )
+
+    def close(self):
+        pass
+
+
+@pytest.fixture
+def games(monkeypatch):
+    """A stand-in for the package, and the list of the games it made."""
+    made = []
+
+    def compiled(options):
+        made.append((options.seeds, options.nb_rooms))
+        for suffix in (".z8", ".json"):
+            open(options.path.removesuffix(".z8") + suffix, "w").close()
+
+    module = types.SimpleNamespace(
+        EnvInfos=lambda **names: names,
+        GameOptions=types.SimpleNamespace,
+        make=compiled,
+        start=lambda path, infos: FakeGame(path, infos),
+    )
+    monkeypatch.setitem(sys.modules, "textworld", module)
+    return made
+
+
+def test_textworld_conforms_and_makes_a_game_once(games, tmp_path):
+    def with_references():
+        world = make("textworld", n_train=3, cache=str(tmp_path))
+        listed = world.tasks
+        world.tasks = lambda split: [_solved(task, ["take key", "open box"]) for task in listed(split)]
+        return world
+
+    conforms(with_references)
+    assert sorted(games) == [(1, 3), (2, 3), (3, 3)]
+    assert sorted(path.suffix for path in tmp_path.iterdir()) == [".json"] * 3 + [".z8"] * 3
+
+
+def test_a_textworld_episode(games, tmp_path):
+    world = make("textworld", commands=True, options={"nb_rooms": 5}, cache=str(tmp_path))
+    task = world.tasks("dev")[0]
+    start = world.reset(task)
+    assert (
+        start.messages[-1]["content"]
+        == "Open the box of 100001.z8.\n\nHere is a key.\n\nPossible commands: look; take key"
+    )
+    assert world.walkthrough() == ["take key", "open box"]
+    result = world.step("take key")
+    assert result.reward == 0.5 and not result.terminated and world.walkthrough() == ["open box"]
+    assert world.step("<tool_call>").info["parse_error"]
+    result = world.step("open box")
+    assert result.terminated and world.evaluate().score == 1.0 and games == [(100001, 5)]
+    with pytest.raises(ValueError, match="no option"):
+        make("textworld", options={"rooms": 5})
+    with pytest.raises(ValueError, match="no 'chess'"):
+        make("textworld", kind="chess")
+    with pytest.raises(ValueError, match="no split"):
+        world.tasks("val")
+
+
+# -------------------------------------------------------------------------------------------- reasoning-gym
+
+
+class FakeDataset(list):
+    def __init__(self, name, size, seed, bias=0):
+        entries = [(f"{name}: {seed + i} + 1?", str(seed + i + 1 + bias)) for i in range(size)]
+        super().__init__({"question": q, "answer": a, "metadata": {}} for q, a in entries)
+
+    def score_answer(self, answer, entry):
+        return 1.0 if int(answer) == int(entry["answer"]) else 0.1  # raises where the answer is no number
+
+
+@pytest.fixture
+def gym_of_reasons(monkeypatch):
+    monkeypatch.setitem(sys.modules, "reasoning_gym", types.SimpleNamespace(create_dataset=FakeDataset))
+
+
+def test_reasoning_conforms(gym_of_reasons):
+    conforms(lambda: make("reasoning", n_train=7))
+
+
+def test_reasoning_asks_once(gym_of_reasons):
+    world = make("reasoning", datasets=["sums", "more"], options={"more": {"bias": 1}}, n_train=3, n_dev=1)
+    tasks = world.tasks("train")
+    assert [task.meta["dataset"] for task in tasks] == ["sums", "sums", "more"]
+    start = world.reset(tasks[0])
+    assert start.messages[-1]["content"] == tasks[0].query == "sums: 0 + 1?" and start.tools == []
+    result = world.step("I add.\n<answer>7</answer> or\n<answer> 1 </answer>.")
+    assert result.terminated and result.reward == 1.0 and world.evaluate().success
+    assert world.step("<answer>2</answer>").terminated and world.evaluate().success  # only the first turn counts
+    world.reset(tasks[0])
+    world.step("3")
+    assert world.evaluate().score == 0.0 and world.evaluate().components["progress"] == 0.1
+    queries = [{task.query for task in world.tasks(split)} for split in ("train", "dev", "test")]
+    assert not set.intersection(*queries)
+    partial = make("reasoning", datasets=["sums"], partial=True)
+    partial.reset(partial.tasks("train")[0])
+    partial.step("3")
+    assert partial.evaluate().score == 0.1 and not partial.evaluate().success
+    with pytest.raises(ValueError, match="not among"):
+        make("reasoning", datasets=["sums"], options={"more": {}})
+    with pytest.raises(ValueError, match="no split"):
+        world.tasks("val")
+    with pytest.raises(ValueError, match="no question"):
+        world.reset(Task("x", "reasoning", "?", seed=99, meta={"dataset": "sums"}))
+
+
+def test_the_answer_is_the_last_one():
+    assert answer_of("a <answer>1</answer> b <answer>2</answer> c") == "2"
+    assert answer_of("<answer>open") == "open" and answer_of(" 5 ") == "5" and answer_of("") == ""
+
+
+# ------------------------------------------------------------------------------------------ the packages
+
+
+@pytest.mark.services
+@pytest.mark.skipif(
+    not installed("scienceworld") or shutil.which("java") is None,
+    reason="needs ScienceWorld: pip install -r requirements/scienceworld.txt, and Java",
+)
+def test_real_scienceworld():
+    """Its own solutions score 1, its variations are those we list, and an episode repeats itself."""
+    world = ProcessWorld(
+        "scienceworld", {"kinds": ["find-plant", "lifespan-longest-lived"], "per_kind": 2}, deadlines=PATIENT
+    )
+    for task in world.tasks("dev"):
+        gold = world.walkthrough(task.to_dict())
+        seen = []
+        for _ in range(2):
+            world.reset(task)
+            assert world.evaluate().score == 0.0
+            seen.append([world.step(action).to_dict() for action in gold])
+            assert world.evaluate().score == 1.0 and seen[-1][-1]["terminated"]
+        assert seen[0] == seen[1]
+        world.reset(task)
+        assert "matches" in world.step("sing a song").messages[0]["content"] and not world.evaluate().success
+    world.close()
+    env = importlib.import_module("scienceworld").ScienceWorldEnv("")
+    try:
+        assert {kind: env.get_max_variations(kind) for kind in env.get_task_names()} == VARIATIONS
+        for kind in ("boil", "grow-fruit", "identify-life-stages-1"):
+            env.load(kind, 0, "", False)
+            assert env.get_variations_train() == list(split_variations(kind, "train"))
+            assert env.get_variations_dev() == list(split_variations(kind, "dev"))
+            assert env.get_variations_test() == list(split_variations(kind, "test"))
+    finally:
+        env.close()
+
+
+@pytest.mark.services
+@pytest.mark.skipif(not installed("textworld"), reason="needs TextWorld: pip install -r requirements/textworld.txt")
+@pytest.mark.parametrize("kind", ["custom", "tw-cooking", "tw-coin_collector", "tw-treasure_hunter", "tw-simple"])
+def test_real_textworld(kind, tmp_path):
+    """The generator's solutions win, and a game made anew is the same game."""
+    worlds = [
+        ProcessWorld("textworld", {"kind": kind, "cache": str(tmp_path / name), "n_train": 2}, deadlines=PATIENT)
+        for name in "ab"
+    ]
+    task = worlds[0].tasks("train")[1]
+    seen = []
+    for world in worlds:
+        first = world.reset(task)
+        assert world.evaluate().score == 0.0
+        steps = []
+        commands = world.walkthrough()
+        for command in commands:
+            steps.append(world.step(command).to_dict())
+        assert commands and world.evaluate().score == 1.0 and steps[-1]["terminated"]
+        seen.append((first, steps))
+        world.close()
+    assert seen[0] == seen[1]
+
+
+@pytest.mark.services
+@pytest.mark.skipif(
+    not installed("reasoning_gym"), reason="needs reasoning-gym: pip install -r requirements/reasoning.txt"
+)
+def test_real_reasoning_gym():
+    names = ["basic_arithmetic", "spell_backward", "prime_factorization", "countdown"]
+    conforms(lambda: make("reasoning", datasets=names, n_train=8))
