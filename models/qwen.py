@@ -99,10 +99,12 @@ def weights(config: Config) -> dict[str, Any]:
 
 
 def is_weight(leaf: Any) -> bool:
+    """For the tree functions: a `Weight` is a leaf, though it is a tuple."""
     return isinstance(leaf, Weight)
 
 
 def parameter_count(config: Config) -> int:
+    """Parameters of a model of this shape, embeddings included."""
     return sum(math.prod(w.shape) for w in jax.tree.leaves(weights(config), is_leaf=is_weight))
 
 
