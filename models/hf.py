@@ -380,6 +380,7 @@ def _save_weights(folder: Path, config: qwen.Config, params: qwen.Params, dtype:
     for file, names in zip(files, shards):
         part = {name: np.ascontiguousarray(next(tensors)[1]) for name in names}
         save_file(part, folder / (file + ".tmp"), metadata={"format": "pt"})
+        (folder / (file + ".tmp")).chmod(0o644)  # safetensors makes files that only their owner can read
         os.replace(folder / (file + ".tmp"), folder / file)
     if many:
         weight_map = {name: file for file, names in zip(files, shards) for name in names}
