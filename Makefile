@@ -9,6 +9,8 @@ CANDIDATES := $(or $(PYTHON),python3.12 python3.11 python3.13 python3.14 python3
 RUNS = -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1
 FOUND := $(shell for p in $(CANDIDATES) $(foreach p,$(CANDIDATES),$${PYENV_ROOT:-$$HOME/.pyenv}/versions/*/bin/$(p)); do \
   "$$p" $(RUNS) && { echo "$$p"; break; }; done)
+HAVE_PYTHON = test -n "$(FOUND)" || { echo "No usable Python among: $(CANDIDATES). Needed: 3.11 or newer with the venv" \
+  "module (on Debian and Ubuntu: apt-get install python3-venv). Or name one: make PYTHON=/path/to/python3.12 ..." >&2; exit 1; }
 VENV ?= .venv$(if $(PYTHON),-$(shell "$(FOUND)" -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null))
 
 BIN := $(VENV)/bin
@@ -17,7 +19,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -r
 export JAX_PLATFORMS ?= cpu
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart test test-slow test-parity lint format bench bench-peers clean
+.PHONY: help quickstart test test-slow test-parity lint format bench bench-peers appworld clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -49,13 +51,15 @@ bench: $(VENV)/.core ## speed of the engine and the learner, next to the peers o
 bench-peers: ## install the peers (TRL, tunix, vLLM) into .bench/, one virtual environment each, 6 GB
 	bash experiments/bench/peers.sh
 
+appworld: .venv-appworld/.installed ## install AppWorld into .venv-appworld and build our mini data set for it
+	.venv-appworld/bin/python -m envs.appworld.mini.build
+
 clean: ## remove the virtual environments, the peers and the caches; runs/ stays
 	rm -rf .venv .venv-* .bench .cache .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(BIN)/pip:
-	@test -n "$(FOUND)" || { echo "No usable Python among: $(CANDIDATES). Needed: 3.11 or newer with the venv module" \
-	  "(on Debian and Ubuntu: apt-get install python3-venv). Or name one: make PYTHON=/path/to/python3.12 ..." >&2; exit 1; }
+	@$(HAVE_PYTHON)
 	"$(FOUND)" -m venv $(VENV)
 
 $(VENV)/.core: requirements.txt | $(BIN)/pip
@@ -70,4 +74,11 @@ $(VENV)/.dev: requirements/dev.txt requirements/service.txt requirements/bfcl.tx
 
 $(VENV)/.parity: requirements/parity.txt $(VENV)/.dev
 	$(PIP) requirements/parity.txt
+	@touch $@
+
+.venv-appworld/.installed: requirements/appworld.txt
+	@$(HAVE_PYTHON)
+	"$(FOUND)" -m venv .venv-appworld
+	.venv-appworld/bin/python -m pip install --quiet --disable-pip-version-check -r requirements/appworld.txt
+	APPWORLD_CACHE=.cache/appworld .venv-appworld/bin/appworld install
 	@touch $@
