@@ -44,7 +44,7 @@ def get_config(arg=None):
     config.learner.updates = 2
     config.learner.row = 512
     config.learner.micro = 8
-    config.optim.lr = 1e-3
+    config.optim.lr = 3e-4
     config.optim.weight_decay = 0.0
     config.loss.kl = 0.0
 
