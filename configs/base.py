@@ -124,9 +124,7 @@ def get_config(arg=None):
     loss.kl_estimator = "k3"  # k1, k2, k3
     loss.entropy = 0.0  # coefficient of an entropy bonus
     loss.old_logp = "recomputed"  # denominator of the ratio: recomputed by the learner, or sampled by the engine
-    loss.guided_prompt = (
-        "stripped"  # prompt that guided rollouts get their old log-probabilities under: stripped, guided
-    )
+    loss.guided_prompt = "stripped"  # what guided rollouts get old log-probabilities under: stripped, guided
     loss.importance_cap = 2.0  # truncation of the weights that correct engine against learner; 0 = no correction
 
     # AdamW.

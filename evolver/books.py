@@ -329,10 +329,15 @@ class Sinks:
         if wandb != "off":
             import wandb as client
 
-            self.run = client.init(
-                project=project, name=workdir.name, dir=str(workdir), mode=wandb, config=plain(config),
-                id=id or None, resume="allow", settings=client.Settings(silent=True),
-            )  # fmt: skip
+            try:
+                self.run = client.init(
+                    project=project, name=workdir.name, dir=str(workdir), mode=wandb, config=plain(config),
+                    id=id or None, resume="allow", settings=client.Settings(silent=True),
+                )  # fmt: skip
+            except Exception as error:  # no key, no network: the client has its own zoo of errors
+                raise OSError(
+                    f"W&B did not start ({error}); config.log.wandb=offline needs neither key nor network"
+                ) from None
         if tensorboard:
             from tensorboardX import SummaryWriter
 

@@ -84,7 +84,7 @@ class Checkpoints:
             return step, state, manifest
         if damaged:
             reasons = "; ".join(f"step {step}: {reason}" for step, reason in damaged.items())
-            raise CheckpointError(f"no checkpoint in {self.directory} can be read ({reasons})")
+            raise CheckpointError(f"no checkpoint in {self.directory} can be read ({reasons}); remove it to start over")
         return None
 
     def close(self) -> None:

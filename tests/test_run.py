@@ -114,7 +114,7 @@ def test_a_config_file_that_cannot_be_used(capsys, tmp_path, text, words):
     if text is not None:
         path.write_text(text)
     code, _, err = call(capsys, f"--config={path}")
-    assert code == 2 and words in err and "mine.py" in err + str(words)
+    assert code == 2 and words in err
 
 
 def test_flags_themselves(capsys, tiny):

@@ -69,6 +69,9 @@ class Parity(World):
 
 def tiny_policy(folder: Path) -> Path:
     """Write a Hugging Face checkpoint of 20 thousand random weights with its tokenizer; returns the folder."""
+    import jax
+    import numpy as np
+
     import envs
     from models import hf, qwen
     from models.tokenizer import train_bpe
@@ -80,7 +83,15 @@ def tiny_policy(folder: Path) -> Path:
     world.close()
     tokenizer = train_bpe(texts, 400)
     shape = qwen.Config(tokenizer.vocab_size, 32, 2, 2, 1, 16, 64)
-    hf.save(folder, shape, qwen.init(shape, 0), tokenizer=tokenizer)
+    rng = np.random.default_rng(0)
+
+    def draw(path, weight: qwen.Weight) -> np.ndarray:  # qwen.init would compile a program per weight
+        if weight.std is None:
+            return np.full(weight.shape, float(path[-1].key.endswith("norm")), np.float32)
+        return (weight.std * rng.standard_normal(weight.shape)).astype(np.float32)
+
+    params = jax.tree.map_with_path(draw, qwen.weights(shape), is_leaf=qwen.is_weight)
+    hf.save(folder, shape, params, tokenizer=tokenizer)
     return folder
 
 
