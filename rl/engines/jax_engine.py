@@ -51,9 +51,9 @@ class _Request:
 
 
 class JaxEngine:
-    """An `Engine` (rl/engines/__init__.py) on this process's devices.
+    """An `Engine` (rl/engines/__init__.py) on one device of this process.
 
-    config, params: of models/qwen.py; the engine keeps a copy of its own in `dtype`, on the devices of these.
+    config, params: of models/qwen.py, sharded in any way; the engine keeps a copy in `dtype` on one device.
     slots: sessions whose KV is held at once; when they run out, the one idle for longest is evicted, and recomputed
         on its next turn.
     length: tokens of a session, prompts and generations together.
@@ -78,6 +78,7 @@ class JaxEngine:
         prefill_tokens: int = 256,
         dtype: Any = jnp.float32,
         cache_dtype: Any = None,
+        device: jax.Device | None = None,
         keep_kv: bool = False,
         threaded: bool = False,
     ):
@@ -91,9 +92,8 @@ class JaxEngine:
         sizes = _powers(16, min(prefill_tokens, length), 4)
         self._pieces = sorted({(n, min(rows, slots)) for n in sizes for rows in (4, max(4, PREFILL_BATCH // n))})
         self._executor = ThreadPoolExecutor(1) if threaded else None
-        self._shardings = None
+        self._device = device or jax.devices()[0]
         self._weights = self._own(params)
-        self._shardings = jax.tree.map(lambda a: a.sharding, self._weights)
         self._stats: Counter[str] = Counter()
         self._shapes: set[tuple] = set()  # static shapes compiled so far
         self._waiting: list[_Request] = []
@@ -262,8 +262,7 @@ class JaxEngine:
         given = jax.tree.map(lambda a: a.shape, params)
         if given != expected:
             raise ValueError("these weights are not of the engine's model: other names or shapes")
-        weights = _decoding_copy(self.config, params, self._dtype)
-        return weights if self._shardings is None else jax.device_put(weights, self._shardings)
+        return _decoding_copy(self.config, jax.device_put(params, self._device), self._dtype)
 
     # --- admission ------------------------------------------------------------------------------------------------
 
@@ -342,7 +341,7 @@ class JaxEngine:
             batch = [r for r in left if self._piece_of(r) == size][:rows]
             rows = min(rows for piece, rows in self._pieces if piece == size and rows >= len(batch))
             window = self._window(min(max(r.start for r in batch) + size, self.length))  # padding may reach beyond
-            tokens_B, logp_B = await self._device(self._prefill_call, batch, rows, size, window)
+            tokens_B, logp_B = await self._run(self._prefill_call, batch, rows, size, window)
             for request, token, logp in zip(batch, tokens_B.tolist(), logp_B.tolist()):
                 end = min(request.start + size, len(request.prompt))
                 self._ids[request.slot, request.start : end] = request.prompt[request.start : end]
@@ -381,7 +380,7 @@ class JaxEngine:
         batch = [self._running[slot] for slot in sorted(self._running)]
         rows = next(rows for rows in self._batches if rows >= len(batch))
         last = max(len(r.prompt) + len(r.tokens) + min(self._block, r.budget) for r in batch)
-        result = await self._device(self._decode_call, batch, rows, self._window(last - 1))
+        result = await self._run(self._decode_call, batch, rows, self._window(last - 1))
         for request, tokens, logprobs in zip(batch, *result):
             # The last token is sampled but not in the cache: the next call puts it there.
             end = len(request.prompt) + len(request.tokens)
@@ -428,14 +427,15 @@ class JaxEngine:
             stop = "stop" if request.stopped else "length"
             request.future.set_result(Completion(request.tokens, request.logprobs, stop, self.version))
 
-    async def _device(self, call: Any, *arguments: Any) -> Any:
+    async def _run(self, call: Any, *arguments: Any) -> Any:
         if self._executor is None:
             return call(*arguments)
         return await asyncio.get_running_loop().run_in_executor(self._executor, call, *arguments)
 
     def _kv(self) -> qwen.Cache:
         if self._cache is None:
-            self._cache = qwen.init_cache(self.config, self.slots, self.length, self._cache_dtype)
+            cache = qwen.init_cache(self.config, self.slots, self.length, self._cache_dtype)
+            self._cache = jax.device_put(cache, self._device)
         return self._cache
 
     def _window(self, tokens: int) -> int:

@@ -17,8 +17,9 @@ QWEN3 = dataclasses.replace(CONFIG, head_dim=8, tied=False, qkv_bias=False, qk_n
 
 
 def noisy(config, dtype=jnp.float32):
-    params = qwen.init(config, 0)
-    return jax.tree.map(lambda a: (a + jax.random.normal(jax.random.key(a.size), a.shape)).astype(dtype), params)
+    """Random everywhere, norms and biases too."""
+    rng = np.random.default_rng(0)
+    return jax.tree.map(lambda s: jnp.asarray(rng.normal(size=s.shape), dtype), qwen.shapes(config))
 
 
 def same(a, b):

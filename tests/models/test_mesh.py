@@ -24,10 +24,10 @@ def test_every_weight_gets_a_place():
 
 
 def test_what_does_not_divide_is_named():
-    with pytest.raises(
-        meshes.MeshError, match=r"tensor=8 does not divide heads=28; tensor=8 does not divide kv_heads=4"
-    ):
+    with pytest.raises(meshes.MeshError) as error:
         meshes.shardings(qwen.PRESETS["7b"], abstract(tensor=8))
+    assert "tensor=8 does not divide heads=28" in str(error.value)
+    assert "tensor=8 does not divide kv_heads=4" in str(error.value)
     with pytest.raises(meshes.MeshError, match="fsdp=3 does not divide embed=128"):
         meshes.shardings(qwen.PRESETS["tiny"], abstract(fsdp=3))
 

@@ -95,7 +95,8 @@ def test_live_round_trip_through_transformers(tmp_path, kind):
     transformers = pytest.importorskip("transformers")
     qwen3 = kind == "qwen3"
     config = qwen.Config(96, 32, 2, 4, 2, 8, 48, tied=not qwen3, qkv_bias=not qwen3, qk_norm=qwen3, rms_eps=1e-5)
-    params = jax.tree.map(lambda a: a + 0.1 * jax.random.normal(jax.random.key(a.size), a.shape), qwen.init(config, 0))
+    rng = np.random.default_rng(0)
+    params = jax.tree.map(lambda s: jnp.asarray(0.3 * rng.normal(size=s.shape), s.dtype), qwen.shapes(config))
     hf.save(tmp_path / "ours", config, params, shard_bytes=20_000)
     model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "ours")
     ids = np.random.default_rng(0).integers(0, config.vocab, (2, 33))

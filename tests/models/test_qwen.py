@@ -14,6 +14,9 @@ from models import qwen
 CONFIG = qwen.Config(vocab=61, d_model=24, layers=2, heads=4, kv_heads=2, head_dim=6, d_ff=40)
 QWEN3 = qwen.Config(61, 24, 2, 4, 2, 8, 40, tied=False, qkv_bias=False, qk_norm=True)
 
+FUNCTIONS = (qwen.for_decoding, qwen.extend, qwen.hidden)
+DECODING, EXTEND, HIDDEN = (jax.jit(functools.partial(function, CONFIG)) for function in FUNCTIONS)
+
 
 def tree_close(a, b, atol):
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=atol, rtol=0), a, b)
@@ -77,11 +80,11 @@ def test_attention_and_its_gradient_equal_the_naive_ones(t):
     rng = np.random.default_rng(t)
     q, k, v, weight = (rng.normal(size=(2, t, heads, 6)).astype(np.float32) for heads in (4, 2, 2, 4))
     segments = np.sort(rng.integers(0, 4, (2, t)), axis=1)
-    both = [
-        jax.value_and_grad(lambda *qkv: jnp.sum(f(*qkv, segments) * weight), argnums=(0, 1, 2))(q, k, v)  # noqa: B023
-        for f in (qwen.attention, naive_attention)
-    ]
-    tree_close(*both, atol=1e-4)
+
+    def both(f):
+        return jax.value_and_grad(lambda *qkv: jnp.sum(f(*qkv, segments) * weight), argnums=(0, 1, 2))(q, k, v)
+
+    tree_close(*jax.jit(lambda: (both(qwen.attention), both(naive_attention)))(), atol=1e-4)
 
 
 @settings(max_examples=10)
@@ -90,31 +93,35 @@ def test_a_packed_sequence_has_the_states_it_has_alone(params, lengths, seed):
     width = 48
     tokens = np.random.default_rng(seed).integers(0, CONFIG.vocab, (2, width))
     packed, alone = np.zeros((2, 2, 1, width), np.int32)
-    start, hidden = 0, jax.jit(functools.partial(qwen.hidden, CONFIG))
+    start = 0
     for i, n in enumerate(lengths):
         packed[0, 0, start : start + n], packed[1, 0, start : start + n] = np.arange(n), i + 1
         start += n
-    everything = hidden(params, tokens[:1], packed[0], packed[1])[0]
+    everything = HIDDEN(params, tokens[:1], packed[0], packed[1])[0]
     n = lengths[-1]
     last = slice(start - n, start)
     alone[0, 0, :n], alone[1, 0, :n] = np.arange(n), 1
     row = tokens[1:].copy()  # other padding, too
     row[0, :n] = tokens[0, last]
-    np.testing.assert_allclose(everything[last], hidden(params, row, alone[0], alone[1])[0, :n], atol=2e-5)
+    np.testing.assert_allclose(everything[last], HIDDEN(params, row, alone[0], alone[1])[0, :n], atol=2e-5)
 
 
 def test_remat_and_bfloat16(params):
     tokens = np.random.default_rng(0).integers(0, CONFIG.vocab, (1, 9))
     args = tokens, np.arange(9)[None], np.ones((1, 9), int)
-    loss = lambda p, **kw: jnp.sum(qwen.hidden(CONFIG, p, *args, **kw) ** 2)  # noqa: E731
-    tree_close(jax.grad(loss)(params), jax.grad(functools.partial(loss, remat=True))(params), atol=1e-4)
-    h_RTD = qwen.hidden(CONFIG, params, *args, dtype=jnp.bfloat16)
-    assert h_RTD.dtype == jnp.bfloat16
-    np.testing.assert_allclose(h_RTD.astype(np.float32), qwen.hidden(CONFIG, params, *args), atol=0.1)
-    gradients = jax.grad(lambda p: jnp.sum(qwen.hidden(CONFIG, p, *args, dtype=jnp.bfloat16).astype(jnp.float32)))(
-        params
-    )
-    assert {g.dtype for g in jax.tree.leaves(gradients)} == {jnp.dtype("float32")}
+
+    def loss(params, **options):
+        h_RTD = qwen.hidden(CONFIG, params, *args, **options)
+        return jnp.sum(h_RTD.astype(jnp.float32) ** 2), h_RTD
+
+    def gradient(**options):
+        return jax.jit(jax.grad(functools.partial(loss, **options), has_aux=True))(params)
+
+    (plain, h_RTD), (remat, _), (half, half_RTD) = gradient(), gradient(remat=True), gradient(dtype=jnp.bfloat16)
+    tree_close(plain, remat, atol=1e-4)
+    assert half_RTD.dtype == jnp.bfloat16
+    np.testing.assert_allclose(half_RTD.astype(np.float32), h_RTD, atol=0.1)
+    assert {g.dtype for g in jax.tree.leaves(half)} == {jnp.dtype("float32")}, "gradients of float32 weights"
 
 
 # --- log-probabilities -----------------------------------------------------------------------------------------------
@@ -133,11 +140,15 @@ def test_token_logp_equals_the_full_softmax(n, chunk):
     def ours(h, w):
         return qwen.token_logp(h, w, targets_N, temperature=0.7, chunk=chunk)
 
-    tree_close(ours(h_ND, w_DV), naive(h_ND, w_DV), atol=1e-5)
-    gradients = [jax.grad(lambda h, w: jnp.sum(f(h, w)[0] * weight_N), (0, 1))(h_ND, w_DV) for f in (ours, naive)]  # noqa: B023
+    @jax.jit
+    def everything(h, w):
+        gradients = [jax.grad(lambda h, w: jnp.sum(f(h, w)[0] * weight_N), (0, 1))(h, w) for f in (ours, naive)]
+        return (ours(h, w), naive(h, w)), gradients, jax.grad(lambda h, w: jnp.sum(ours(h, w)[1]), (0, 1))(h, w)
+
+    values, gradients, of_entropy = everything(h_ND, w_DV)
+    tree_close(*values, atol=1e-5)
     tree_close(*gradients, atol=1e-5)
-    for gradient in jax.grad(lambda h, w: jnp.sum(ours(h, w)[1]), (0, 1))(h_ND, w_DV):
-        assert not np.any(gradient)  # the entropy is a metric, not a loss
+    assert not any(np.any(gradient) for gradient in of_entropy), "the entropy is a metric, not a loss"
 
 
 def test_token_logp_never_holds_the_logits_of_all_tokens():
@@ -156,10 +167,6 @@ def test_token_logp_never_holds_the_logits_of_all_tokens():
 
 
 # --- the cache -------------------------------------------------------------------------------------------------------
-
-
-FUNCTIONS = (qwen.for_decoding, qwen.extend, qwen.hidden)
-DECODING, EXTEND, HIDDEN = (jax.jit(functools.partial(function, CONFIG)) for function in FUNCTIONS)
 
 
 @settings(max_examples=8)
