@@ -142,7 +142,7 @@ def test_token_logp_equals_the_full_softmax(n, chunk):
 
     @jax.jit
     def everything(h, w):
-        gradients = [jax.grad(lambda h, w: jnp.sum(f(h, w)[0] * weight_N), (0, 1))(h, w) for f in (ours, naive)]
+        gradients = [jax.grad(lambda h, w, f=f: jnp.sum(f(h, w)[0] * weight_N), (0, 1))(h, w) for f in (ours, naive)]
         return (ours(h, w), naive(h, w)), gradients, jax.grad(lambda h, w: jnp.sum(ours(h, w)[1]), (0, 1))(h, w)
 
     values, gradients, of_entropy = everything(h_ND, w_DV)
