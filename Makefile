@@ -19,10 +19,10 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -r
 export JAX_PLATFORMS ?= cpu
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart test test-slow test-parity lint format bench bench-peers appworld clean
+.PHONY: help quickstart test test-slow test-services test-parity lint format bench bench-peers appworld test-appworld plan-gpu plan-tpu clean
 
 help: ## list the commands
-	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
 quickstart: $(VENV)/.core ## install, then train a small agent on this machine's CPU (ARGS=... are passed to run.py)
 	$(BIN)/python run.py --config=configs/quickstart.py $(ARGS)
@@ -32,6 +32,10 @@ test: lint ## install the test tools, lint, and run the tests (ARGS=... are pass
 
 test-slow: $(VENV)/.dev ## the tests that take minutes
 	$(BIN)/python -m pytest -m "slow and not services" $(ARGS)
+
+test-services: $(VENV)/.dev ## the tests against real vLLM servers on the CPU; installs vLLM into .bench/vllm (2.5 GB)
+	bash experiments/bench/peers.sh vllm
+	$(BIN)/python -m pytest -m services $(ARGS)
 
 test-parity: $(VENV)/.parity ## the comparisons with torch, which this installs
 	$(BIN)/python -m pytest tests/models $(ARGS)
@@ -51,8 +55,15 @@ bench: $(VENV)/.core ## speed of the engine and the learner, next to the peers o
 bench-peers: ## install the peers (TRL, tunix, vLLM) into .bench/, one virtual environment each, 6 GB
 	bash experiments/bench/peers.sh
 
+test-appworld: $(VENV)/.dev appworld ## AppWorld's real engine on our mini data set (ARGS=... are passed to pytest)
+	$(BIN)/python -m pytest tests/envs/test_appworld.py -m "services or not services" $(ARGS)
+
 appworld: .venv-appworld/.installed ## install AppWorld into .venv-appworld and build our mini data set for it
 	.venv-appworld/bin/python -m envs.appworld.mini.build
+
+plan-gpu: .venv-plan-gpu/.installed ## install XLA's GPU compiler for `run.py --mode=plan --target=h100:8` (no GPU needed)
+
+plan-tpu: .venv-plan-tpu/.installed ## install XLA's TPU compiler for `run.py --mode=plan --target=v5p:8` (no TPU needed)
 
 clean: ## remove the virtual environments, the peers and the caches; runs/ stays
 	rm -rf .venv .venv-* .bench .cache .pytest_cache .ruff_cache .hypothesis
@@ -67,7 +78,7 @@ $(VENV)/.core: requirements.txt | $(BIN)/pip
 	$(PIP) requirements.txt
 	@touch $@
 
-$(VENV)/.dev: requirements/dev.txt requirements/service.txt requirements/bfcl.txt $(VENV)/.core
+$(VENV)/.dev: requirements/dev.txt requirements/service.txt requirements/llm.txt requirements/bfcl.txt $(VENV)/.core
 	$(PIP) requirements/dev.txt
 	$(PIP) requirements/bfcl.txt --no-deps
 	@touch $@
@@ -81,4 +92,10 @@ $(VENV)/.parity: requirements/parity.txt $(VENV)/.dev
 	"$(FOUND)" -m venv .venv-appworld
 	.venv-appworld/bin/python -m pip install --quiet --disable-pip-version-check -r requirements/appworld.txt
 	APPWORLD_CACHE=.cache/appworld .venv-appworld/bin/appworld install
+	@touch $@
+
+.venv-plan-%/.installed: requirements/plan-%.txt requirements.txt
+	@$(HAVE_PYTHON)
+	"$(FOUND)" -m venv .venv-plan-$*
+	.venv-plan-$*/bin/python -m pip install --quiet --disable-pip-version-check -r requirements/plan-$*.txt
 	@touch $@

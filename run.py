@@ -3,6 +3,7 @@
     python run.py --config=configs/quickstart.py
     python run.py --config=configs/quickstart.py:grpo --config.seed=1 --workdir=runs/grpo-1
     python run.py --config=configs/quickstart.py --config.model.path=runs/quickstart/policy --mode=eval
+    python run.py --config=configs/appworld_14b.py --mode=plan --target=h100:8
 
 configs/base.py documents every key. Whatever is wrong with a config is said at once, before anything is compiled.
 """
@@ -20,9 +21,10 @@ from evolver.config import problems as config_problems
 
 
 def main(argv: list[str]) -> int:
-    """Run one mode; returns the exit code: 0 done, 2 nothing was started, 130 interrupted."""
+    """Run one mode; returns the exit code: 0 done, 1 failed, 2 nothing was started, 3 ended early (a spent
+    budget), 130 interrupted."""
     logging.set_verbosity(logging.ERROR)
-    config, workdir, mode, problems = cli.parse(argv)
+    config, workdir, mode, target, problems = cli.parse(argv)
     if mode == "help":
         print(__doc__ + "\n" + problems[0])
         return 0
@@ -34,29 +36,37 @@ def main(argv: list[str]) -> int:
         for number, problem in enumerate(problems, 1):
             print(f"  {number}. {problem}", file=sys.stderr)
         return 2
-    return start(config, workdir, mode)
+    return start(config, workdir, mode, target)
 
 
-def start(config: Any, workdir: str, mode: str) -> int:
+def start(config: Any, workdir: str, mode: str, target: str) -> int:
     """Everything is checked; from here on jax may be imported."""
     if mode == "plan":
-        from evolver.plan import plan
+        from evolver.plan import PlanError, plan
 
-        print(plan(config, workdir))
+        try:
+            print(plan(config, workdir, target))
+        except PlanError as error:
+            print(error, file=sys.stderr)
+            return 2
         return 0
-    from evolver import imitate, loop
+    from evolver import hosts, imitate, loop
 
     try:
         train = imitate.imitate if config.imitation.demonstrations else loop.train
         modes = {"train": train, "eval": loop.evaluate, "explore": loop.explore, "pool": loop.pool}
-        modes[mode](config, workdir)
+        with hosts.connected(config):
+            modes[mode](config, workdir)
     except KeyboardInterrupt:
         print("\naborted; the last checkpoint is unharmed", file=sys.stderr)
         return 130
     except loop.Interrupted as stop:
         print(f"\n{stop or 'interrupted'}", file=sys.stderr)
         return 130
-    except loop.RunError as error:
+    except loop.RunEnds as end:
+        print(f"\n{end}", file=sys.stderr)
+        return 3
+    except (hosts.HostsError, loop.RunError) as error:
         print(f"\n{error}", file=sys.stderr)
         return 1
     return 0

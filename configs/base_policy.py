@@ -14,7 +14,7 @@ def get_config(arg=None):
     config.template.tools = False
 
     config.imitation.demonstrations = 24000
-    config.imitation.care = 0.75
+    config.imitation.care = 0.5
     config.imitation.hint = 0.2
     config.imitation.rows = 24
 

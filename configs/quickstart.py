@@ -28,7 +28,7 @@ def get_config(arg=None):
     if arg not in ROWS:
         raise ValueError(f"quickstart.py:{arg}: choose one of {', '.join(ROWS)}")
     config = base.get_config()
-    config.steps = 60
+    config.steps = 120
     config.model.path = "configs/assets/travel_base"
 
     config.rollout.tasks = 16
@@ -44,17 +44,18 @@ def get_config(arg=None):
     config.learner.updates = 2
     config.learner.row = 512
     config.learner.micro = 8
-    config.optim.lr = 3e-4
+    config.optim.lr = 5e-4
+    config.optim.schedule = "cosine"
     config.optim.weight_decay = 0.0
     config.loss.kl = 0.0
 
-    config.questioning.budget = 128
+    config.questioning.budget = 500
+    config.questioning.learnable = True
     config.navigating.wording = "travel"
     config.navigating.top_k = 1
 
-    config.eval.tasks = 40
     config.eval.temperature = 1.0
-    config.eval.every = 10
+    config.eval.every = 20
     config.checkpoint.every = 5
 
     for mechanism in ROWS[arg]:

@@ -14,6 +14,7 @@ import json
 import threading
 from typing import Any
 
+from envs import profile
 from envs.toolcalls import parse
 from envs.world import Evaluation, Observation, StepResult, Task, Tool, World
 
@@ -111,12 +112,10 @@ class McpWorld(World):
         if self._session is None:
             self._connect()
         functions = [tool["function"] for tool in self._session.tools]
-        attributes = sorted({name for f in functions for name in f["parameters"].get("properties", {})})
-        operations = [{"name": f["name"], "description": f["description"]} for f in functions]
         return {
             "name": self.name,
-            "entities": [{"name": self._session.server, "attributes": attributes, "operations": operations}],
-            "task_preference": {"num_entities": 1, "num_operations": 3, "relation_difficulty": 3},
+            "entities": [profile.entity(self._session.server, functions)],
+            "task_preference": {**profile.PREFERENCE, "num_entities": 1},
         }
 
     def close(self) -> None:

@@ -29,7 +29,7 @@ from typing import Any
 
 from envs.pool import Pool, PoolFull
 from envs.process import Deadlines
-from envs.toolcalls import call_text
+from envs.toolcalls import call_text, tools_text
 from envs.world import Task, WorldError, WorldTimeout
 
 try:
@@ -306,18 +306,6 @@ def one_message(result: Json) -> Json:
     return {"role": "user", "content": "\n".join(parts)}
 
 
-def tools_text(tools: list[Json]) -> str:
-    """The tools section of Qwen's chat template."""
-    return (
-        "# Tools\n\nYou may call one or more functions to assist with the user query.\n\n"
-        "You are provided with function signatures within <tools></tools> XML tags:\n<tools>\n"
-        + "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
-        + "\n</tools>\n\nFor each function call, return a json object with function name and arguments within "
-        '<tool_call></tool_call> XML tags:\n<tool_call>\n{"name": <function-name>, "arguments": <args-json-object>}\n'
-        "</tool_call>"
-    )
-
-
 def action_of(message: Json) -> str:
     """The text of an assistant message; structured `tool_calls`, if any, are written after its content."""
     content = message.get("content") or ""
@@ -386,6 +374,7 @@ def main(argv: list[str] | None = None) -> int:
         timeout_keep_alive=75,
         timeout_graceful_shutdown=5,
     )
+    sys.setswitchinterval(0.0005)  # threads that talk to workers wait for the loop; the default makes that 5 ms
     print(f"{args.env}: Uvicorn running on http://{args.host}:{listener.getsockname()[1]}", flush=True)
     uvicorn.Server(config).run(sockets=[listener])
     return 0

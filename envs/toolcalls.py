@@ -39,6 +39,18 @@ def call_text(name: str, arguments: dict[str, Any]) -> str:
     return f"{OPEN}\n{json.dumps({'name': name, 'arguments': arguments}, ensure_ascii=False)}\n{CLOSE}"
 
 
+def tools_text(tools: list[dict[str, Any]]) -> str:
+    """The section of the system message that lists the tools, as Qwen's chat template writes it."""
+    return (
+        "# Tools\n\nYou may call one or more functions to assist with the user query.\n\n"
+        "You are provided with function signatures within <tools></tools> XML tags:\n<tools>\n"
+        + "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
+        + "\n</tools>\n\nFor each function call, return a json object with function name and arguments within "
+        '<tool_call></tool_call> XML tags:\n<tool_call>\n{"name": <function-name>, "arguments": <args-json-object>}\n'
+        "</tool_call>"
+    )
+
+
 def parse(text: str) -> ParsedTurn:
     """Read an assistant turn. Never raises: what cannot be read becomes an entry of `errors`."""
     turn = ParsedTurn(content="")

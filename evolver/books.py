@@ -68,16 +68,21 @@ def provenance() -> dict[str, Any]:
 
 
 class Workdir:
-    """Reads and writes the files of one run. Nothing is created before the first write."""
+    """Reads and writes the files of one run. Nothing is created before the first write.
 
-    def __init__(self, path: str | Path):
-        self.path = Path(path)
+    Of several processes one writes; in the others (`writes` False) what would write does nothing.
+    """
+
+    def __init__(self, path: str | Path, *, writes: bool = True):
+        self.path, self.writes = Path(path), writes
 
     def __truediv__(self, name: str) -> Path:
         return self.path / name
 
     def claim(self, config: dict[str, Any], seed: int) -> None:
         """Write `config.json`, once; a resumed run keeps the first and adds its own revision and versions."""
+        if not self.writes:
+            return
         record = {"config": plain(config), "seed": seed, **provenance()}
         before = self.config()
         if before is not None:
@@ -99,6 +104,8 @@ class Workdir:
     def rewind(self, step: int, *, booked: bool = True) -> None:
         """Forget what was written after `step`, for those steps are played again. Unless `booked`, the line and the
         evaluation of `step` itself are about to be written again too."""
+        if not self.writes:
+            return
         last = step if booked else step - 1
         if (self / "metrics.jsonl").is_file():
             kept = [line for line in self.metrics() if line["step"] <= last]
@@ -110,21 +117,29 @@ class Workdir:
 
     def log_metrics(self, step: int, metrics: dict[str, Any]) -> None:
         """Append one line; it is on disk before the checkpoint of the step is."""
+        if not self.writes:
+            return
         with open(self / "metrics.jsonl", "a", encoding="utf-8") as file:
             file.write(metrics_line({"step": step, **metrics}))
             file.flush()
             os.fsync(file.fileno())
 
     def log_trajectories(self, step: int, records: Iterable[dict[str, Any]]) -> None:
+        if not self.writes:
+            return
         path = self / f"trajectories/step_{step:06d}.jsonl"
         write_atomically(path, "".join(json.dumps(plain(r), ensure_ascii=False) + "\n" for r in records))
 
     def log_scores(self, step: int, scores: Scores) -> None:
+        if not self.writes:
+            return
         path = self / f"eval/step_{step:06d}.json"
         write_atomically(path, json.dumps(dataclasses.asdict(scores)) + "\n")
 
     def log_evaluation(self, record: dict[str, Any]) -> None:
         """Append what `--mode=eval` found to `eval.jsonl`."""
+        if not self.writes:
+            return
         self.path.mkdir(parents=True, exist_ok=True)
         with open(self / "eval.jsonl", "a", encoding="utf-8") as file:
             file.write(json.dumps(plain(record)) + "\n")
@@ -137,6 +152,8 @@ class Workdir:
         return found
 
     def log_tasks(self, tasks: Iterable[Task]) -> None:
+        if not self.writes:
+            return
         write_atomically(
             self / "tasks.jsonl", "".join(json.dumps(t.to_dict(), ensure_ascii=False) + "\n" for t in tasks)
         )
@@ -270,9 +287,9 @@ class Progress:
         self.begin(done)
 
     def begin(self, done: int) -> None:
-        """Count time from here, `done` steps being behind us."""
-        self.done = self.first = max(done, 0)
-        self.started = time.monotonic()
+        """`done` steps are behind us."""
+        self.done = max(done, 0)
+        self.marks: list[float] = []  # when each step ended; the first one compiles, so time is counted from its end
 
     def phase(self, name: str, done: int = 0, of: int = 0) -> None:
         """Say what is going on now, with a count where there is one."""
@@ -291,6 +308,7 @@ class Progress:
     def step(self, step: int, **figures: str) -> None:
         """A step is done; `figures` are shown beside it, and on the live line until the next one."""
         self.done = step
+        self.marks += [time.monotonic()] if step else []
         self.figures = "".join(f" · {name.replace('_', ' ')} {value}" for name, value in figures.items())
         self.say(f"step {step}/{self.steps}{self.figures}{self.eta()}")
 
@@ -301,10 +319,11 @@ class Progress:
         self.stream.flush()
 
     def eta(self) -> str:
-        taken = self.done - self.first
-        if taken <= 0 or self.done >= self.steps:
+        """How long the rest takes if it goes on as the last ten steps did; "" while that is a guess."""
+        recent = self.marks[-11:]
+        if len(recent) < 2 or self.done >= self.steps:
             return ""
-        left = (time.monotonic() - self.started) / taken * (self.steps - self.done)
+        left = (recent[-1] - recent[0]) / (len(recent) - 1) * (self.steps - self.done)
         return f" · {clock(left)} left"
 
 

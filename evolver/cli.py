@@ -23,9 +23,9 @@ MODES = {
     "eval": "evaluate config.model.path on config.eval.split",
     "explore": "invent tasks and write them to tasks.jsonl in the workdir",
     "pool": "make an experience pool from rollouts of the policy in the workdir",
-    "plan": "print the resolved config and what would run",
+    "plan": "print the resolved config and what would run; with --target, what it needs there and how long it takes",
 }
-USAGE = "flags are --config, --workdir, --mode and --config.KEY=VALUE"
+USAGE = "flags are --config, --workdir, --mode, --target and --config.KEY=VALUE"
 
 
 def define(argv: list[str]) -> flags.FlagValues:
@@ -36,13 +36,14 @@ def define(argv: list[str]) -> flags.FlagValues:
     flags.DEFINE_string("workdir", None, "where the run lives; default: runs/<name of the config>", flag_values=values)
     described = "; ".join(f"{mode}: {what}" for mode, what in MODES.items())
     flags.DEFINE_enum("mode", "train", list(MODES), described, flag_values=values)
+    flags.DEFINE_string("target", "", "plan for these devices, for example h100:8", flag_values=values)
     flags.DEFINE_bool("help", False, "print this", flag_values=values)
     values.mark_as_parsed()
     return values
 
 
-def parse(argv: list[str]) -> tuple[Any, str, str, list[str]]:
-    """(config, workdir, mode, problems). An override that cannot be applied is named and left out, so that the
+def parse(argv: list[str]) -> tuple[Any, str, str, str, list[str]]:
+    """(config, workdir, mode, target, problems). An override that cannot be applied is named and left out, so that the
     rest of the config is checked all the same; config is None when there is none to check."""
     overrides, rest, problems = [], [], []
     tokens = iter(argv[1:])
@@ -55,11 +56,11 @@ def parse(argv: list[str]) -> tuple[Any, str, str, list[str]]:
         problems += [f"{word}: not a flag; values are given as --config.key=value" for word in extra]
     except Exception as error:
         about_config = "parsing config file" in str(error) or not isinstance(error, flags.Error)
-        return None, "", "", [config_error(rest, error) if about_config else f"{error}; {USAGE}"]
+        return None, "", "", "", [config_error(rest, error) if about_config else f"{error}; {USAGE}"]
     if values.help:
-        return None, "", "help", [values.module_help(__name__)]
+        return None, "", "help", "", [values.module_help(__name__)]
     if values["config"].value is None:
-        return None, "", "", ["--config is missing, for example --config=configs/quickstart.py"]
+        return None, "", "", "", ["--config is missing, for example --config=configs/quickstart.py"]
     good = []
     for token in overrides:
         problem = try_override(base, token)
@@ -71,8 +72,22 @@ def parse(argv: list[str]) -> tuple[Any, str, str, list[str]]:
         config = values.config
         len(config)  # a missing file is only noticed when the config is used
     except Exception as error:
-        return None, "", "", [*problems, config_error(rest, error)]
-    return config, workdir_of(values), values.mode, problems
+        return None, "", "", "", [*problems, config_error(rest, error)]
+    problems += target_problems(values.target, values.mode)
+    return config, workdir_of(values), values.mode, values.target, problems
+
+
+def target_problems(target: str, mode: str) -> list[str]:
+    """What is wrong with --target."""
+    if not target:
+        return []
+    from evolver.plan import targets
+
+    try:
+        targets.parse(target)
+    except targets.TargetError as error:
+        return [str(error)]
+    return [] if mode == "plan" else [f"--target={target} is for --mode=plan; --mode={mode} runs on this machine"]
 
 
 def try_override(base: list[str], token: str) -> str | None:

@@ -11,24 +11,51 @@ import importlib.util
 import json
 import math
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from evolver import engine_config, llm_config
 from evolver.books import Workdir, plain, read_tasks
 
 ROOT = Path(__file__).parents[1]
 
 CHOICES = {
     "env.mode": ("inprocess", "worker", "http"),
-    "model.preset": ("tiny", "0.5b", "1.5b", "3b", "7b", "14b", "32b", "72b"),
+    "model.preset": (
+        "tiny",
+        "0.5b",
+        "1.5b",
+        "3b",
+        "7b",
+        "14b",
+        "32b",
+        "72b",
+        "qwen3-0.6b",
+        "qwen3-1.7b",
+        "qwen3-4b",
+        "qwen3-8b",
+        "qwen3-14b",
+        "qwen3-32b",
+    ),
+    "model.remat": ("none", "full", "attention", "dots"),
+    "model.attention": ("auto", "blockwise", "cudnn", "pallas", "splash", "ring"),
     "model.dtype": ("float32", "bfloat16"),
     "template.name": ("linear",),
     "template.parse_error": ("continue", "end"),
     "template.cut_turn": ("end", "continue"),
-    "engine.name": ("jax",),
+    "engine.name": ("jax", "vllm"),
+    "engine.in_flight": ("finish", "cut", "keep"),
+    "engine.vllm.transfer": ("shm", "nccl", "lora", "none"),
     "engine.cache_dtype": ("float32", "bfloat16"),
+    "questioning.explorer": ("curiosity", "llm"),
+    "questioning.judge": ("verifier", "naive", "principle", "reference"),
+    "navigating.extractor": ("contrast", "llm"),
+    "navigating.embedder": ("ngrams", "endpoint"),
+    "navigating.refine": ("none", "rerank", "rewrite"),
     "navigating.wording": ("plain", "travel"),
+    "attributing.judge": ("replay", "llm"),
     "advantage.name": ("grpo", "rloo", "dr_grpo", "loop", "adca"),
     "advantage.std": ("sample", "population"),
     "advantage.scheme": ("decouple", "allocation"),
@@ -37,9 +64,13 @@ CHOICES = {
     "loss.name": ("ppo", "gspo", "cispo"),
     "loss.aggregate": ("token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"),
     "loss.kl_estimator": ("k1", "k2", "k3"),
+    "loss.reference": ("device", "host"),
+    "loss.importance_level": ("token", "sequence"),
     "loss.old_logp": ("recomputed", "sampled"),
     "loss.guided_prompt": ("stripped", "guided"),
     "optim.schedule": ("constant", "cosine", "linear"),
+    "optim.master": ("float32", "bfloat16"),
+    "lora.targets": ("q", "k", "v", "o", "gate", "up", "down"),  # any of these
     "learner.drop": ("cancelled", "env_error", "parse_error", "stale", "overlong", "no_signal"),  # any of these
     "log.wandb": ("off", "offline", "online"),
 }
@@ -50,19 +81,28 @@ AT_LEAST_ONE = (
     "engine.prefill", "questioning.capacity", "questioning.breadth", "questioning.depth", "navigating.tasks",
     "navigating.top_k", "learner.updates", "learner.epochs", "learner.row", "learner.micro", "eval.rollouts",
     "checkpoint.every", "checkpoint.keep", "mesh.data", "mesh.fsdp", "mesh.tensor", "mesh.sequence",
+    "engine.vllm.replicas", "engine.vllm.bucket", "llm.concurrency", "llm.attempts", "llm.failures", "llm.shown",
+    *(f"llm.{role}.max_tokens" for role in llm_config.ROLES),
 )
 POSITIVE = (
-    "env.timeout", "rollout.timeout", "optim.lr", "optim.eps", "loss.clip_high", "loss.clip_high_guided",
+    "hosts.deadline", "env.timeout", "rollout.timeout", "optim.lr", "optim.eps", "loss.clip_high",
+    "loss.clip_high_guided", "llm.deadline", "engine.vllm.start_timeout",
 )
 FRACTIONS = (
     "rollout.top_p", "questioning.share", "questioning.overlap", "navigating.share", "navigating.min_similarity",
-    "loss.clip_low", "optim.b1", "optim.b2",
+    "loss.clip_low", "loss.importance_low", "optim.b1", "optim.b2", "navigating.valid",
+    *(f"llm.{role}.top_p" for role in llm_config.ROLES),
 )
 # fmt: on
 FREE = ("env.args",)  # what lies below is the world's own business
 
 # May differ when a run goes on: what is written and how fast, never what is learnt.
-RESUMABLE = ("log.", "checkpoint.", "rollout.timeout", "env.timeout", "env.url", "env.python", "env.workers")
+RESUMABLE = (
+    "log.", "checkpoint.", "rollout.timeout", "env.timeout", "env.url", "env.python", "env.workers",
+    "hosts.", "mesh.", "sharding.", "model.remat", "model.attention", "optim.offload", "loss.reference",
+)  # fmt: skip
+RESUMABLE += llm_config.RESUMABLE
+RESUMABLE += ("engine.vllm.", "engine.in_flight")
 
 
 def flat(config: Any, prefix: str = "") -> dict[str, Any]:
@@ -168,8 +208,29 @@ def contradictions(config: Any, mode: str) -> Iterator[str]:
         )
     if c.loss.clip_high_guided < c.loss.clip_high:
         yield "config.loss.clip_high_guided is below config.loss.clip_high: guided rollouts would be clipped more"
+    yield from hosts_contradictions(c.hosts)
+    if c.hosts.count != 1 and (c.engine.name != "jax" or c.rollout.async_depth):
+        yield "config.hosts.count other than 1 needs config.engine.name=jax and config.rollout.async_depth=0"
+    if c.loss.importance_high and c.loss.importance_high <= max(c.loss.importance_low, 1.0):
+        yield (
+            f"config.loss.importance_low={c.loss.importance_low} and importance_high={c.loss.importance_high} leave out"
+            " weights of 1, those of an engine that agrees with the learner"
+        )
+    if (c.loss.importance_low or c.loss.importance_high) and not c.loss.importance_cap:
+        yield "config.loss.importance_low and importance_high need config.loss.importance_cap above 0"
     if mode == "train":
         yield from training_contradictions(c)
+
+
+def hosts_contradictions(c: Any) -> Iterator[str]:
+    """Who the processes of a run are."""
+    if c.count > 1 and not re.fullmatch(r"\S+:\d+", c.coordinator):
+        yield (
+            f"config.hosts.count={c.count} needs config.hosts.coordinator=host:port of process 0; it is"
+            f" {c.coordinator!r}"
+        )
+    if c.count and c.index >= c.count:
+        yield f"config.hosts.index={c.index}: processes are counted from 0 to config.hosts.count - 1 = {c.count - 1}"
 
 
 def training_contradictions(c: Any) -> Iterator[str]:
@@ -178,6 +239,13 @@ def training_contradictions(c: Any) -> Iterator[str]:
         yield f"config.rollout.group=1 has nothing to compare: {c.advantage.name} needs at least 2 rollouts of a task"
     if c.rollout.temperature == 0:
         yield "config.rollout.temperature=0 makes the rollouts of a group equal, so nothing could be learnt from them"
+    if c.rollout.async_depth and c.hosts.count != 1:
+        yield "config.rollout.async_depth needs one process: set config.hosts.count=1"
+    if c.rollout.async_depth > c.learner.max_staleness:
+        yield (
+            f"config.rollout.async_depth={c.rollout.async_depth} makes rollouts that are older than"
+            f" config.learner.max_staleness={c.learner.max_staleness} allows: raise that"
+        )
     if c.learner.updates > c.rollout.tasks:
         yield f"config.learner.updates={c.learner.updates} mini-batches cannot be made of {c.rollout.tasks} tasks"
     if c.learner.micro % (c.mesh.data * c.mesh.fsdp):
@@ -195,19 +263,38 @@ def resolve(path: str) -> Path:
     return here if here.exists() or here.is_absolute() else ROOT / path if (ROOT / path).exists() else here
 
 
-def model_problems(config: Any) -> Iterator[str]:
-    """A checkpoint that could not be loaded, a tokenizer that could not be used with it."""
-    path, vocab = config.model.path, 0
+def model_folder(path: str, *, weights: bool = False) -> Path:
+    """The directory of `model.path`: itself, or where the hub's model of that id lies, downloaded if need be.
+
+    Without `weights`, config and tokenizer only. Raises models.hf.ModelError.
+    """
+    folder = resolve(path)
+    if folder.exists() or folder.is_absolute():
+        return folder
+    from models import hub
+
+    return hub.fetch(path, weights=weights) if hub.is_id(path) else folder
+
+
+def model_problems(config: Any, mode: str) -> Iterator[str]:
+    """A checkpoint that could not be loaded, a tokenizer that could not be used with it. A plan needs neither."""
+    path, vocab, ends = config.model.path, 0, set()
     if path:
-        folder = resolve(path)
+        try:
+            folder = model_folder(path)
+        except ValueError as error:
+            yield f"config.model.path={path}: {error}"
+            return
         if not folder.is_dir():
             yield f"config.model.path={path}: there is no such directory"
             return
-        if not any(folder.glob("*.safetensors")):
+        if folder == resolve(path) and not any(folder.glob("*.safetensors")):
             held = ", ".join(sorted(p.name for p in folder.iterdir())[:6]) or "nothing"
             yield f"config.model.path={path} has no *.safetensors file (Hugging Face format); it holds {held}"
         try:
-            vocab = int(json.loads((folder / "config.json").read_text(encoding="utf-8"))["vocab_size"])
+            record = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+            vocab, ends = int(record["vocab_size"]), record.get("eos_token_id")
+            ends = {ends} if isinstance(ends, int) else set(ends or ())
         except FileNotFoundError:
             yield f"config.model.path={path} has no config.json"
         except (KeyError, TypeError, ValueError) as error:
@@ -215,16 +302,24 @@ def model_problems(config: Any) -> Iterator[str]:
     if config.imitation.demonstrations:
         return  # weights and tokenizer are made
     if not path and not config.model.tokenizer:
+        if mode == "plan":
+            return
         yield "config.model.path is empty, so the weights are random; config.model.tokenizer must then name a tokenizer"
         return
     from models.tokenizer import Tokenizer, TokenizerError
 
     try:
-        tokenizer = Tokenizer.load(resolve(config.model.tokenizer or path))
+        tokenizer = Tokenizer.load(model_folder(config.model.tokenizer or path))
         if vocab and tokenizer.vocab_size > vocab:
             yield (
                 f"the tokenizer of {config.model.tokenizer or path} has {tokenizer.vocab_size} tokens, the model of"
                 f" {path} only {vocab}: they do not belong together"
+            )
+        elif ends and not ends & {tokenizer.im_end, tokenizer.endoftext}:
+            yield (
+                f"the tokenizer of {config.model.tokenizer or path} ends turns with token {tokenizer.im_end} or"
+                f" {tokenizer.endoftext}, the model of {path} with {', '.join(map(str, sorted(ends)))}: they do not"
+                " belong together"
             )
     except TokenizerError as error:
         yield f"config.model.{'tokenizer' if config.model.tokenizer else 'path'}: {error}"
@@ -269,19 +364,48 @@ def world_problems(config: Any) -> Iterator[str]:
         )
 
 
-def install_problems(config: Any) -> Iterator[str]:
-    """Packages and devices that the config asks for and this machine lacks."""
+def install_problems(config: Any, mode: str) -> Iterator[str]:
+    """Packages and devices that the config asks for and this machine lacks; a plan is made for another machine."""
+    if mode == "plan":
+        return
     wanted = {"wandb": config.log.wandb != "off", "tensorboardX": config.log.tensorboard}
     for package, needed in wanted.items():
         if needed and importlib.util.find_spec(package) is None:
             yield f"config.log asks for {package}, which is not installed: pip install {package}"
     devices = math.prod(config.mesh[axis] for axis in config.mesh)
-    if devices > 1:
+    if devices > 1 and config.hosts.count == 1:
         import jax
 
         if devices > jax.device_count():
             axes = " * ".join(f"{axis}={config.mesh[axis]}" for axis in config.mesh)
             yield f"config.mesh needs {axes} = {devices} devices; jax sees {jax.device_count()}"
+
+
+def mesh_problems(config: Any) -> Iterator[str]:
+    """A mesh that does not divide the model, rules that make no sense, rows that cannot be cut."""
+    if math.prod(config.mesh[axis] for axis in config.mesh) == 1:
+        return
+    if config.learner.row % config.mesh.sequence:
+        yield (
+            f"config.learner.row={config.learner.row} tokens cannot be cut into"
+            f" config.mesh.sequence={config.mesh.sequence} pieces: make it a multiple"
+        )
+    from jax.sharding import AbstractMesh
+
+    from models import hf, qwen
+    from models import mesh as meshes
+
+    try:
+        shape = qwen.PRESETS.get(config.model.preset)
+        if config.model.path:
+            shape = hf.config_of(model_folder(config.model.path))
+        if shape:
+            mesh = AbstractMesh(tuple(config.mesh[axis] for axis in meshes.AXES), meshes.AXES)
+            meshes.shardings(shape, mesh, config.sharding.to_dict())
+    except meshes.MeshError as error:
+        yield f"config.mesh: {error}"
+    except (OSError, ValueError):
+        return  # of the model; said elsewhere
 
 
 def workdir_problems(config: Any, workdir: str | Path, mode: str) -> Iterator[str]:
@@ -302,7 +426,7 @@ def workdir_problems(config: Any, workdir: str | Path, mode: str) -> Iterator[st
         yield f"--workdir={workdir}: config.json there is damaged ({error}); use another --workdir"
         return
     if before is None:
-        if any(path.iterdir()):
+        if any(p.name not in ("llm.jsonl", "llm_cache") for p in path.iterdir()):  # answers may be there before the run
             yield f"--workdir={workdir} is not empty and holds no run; choose a new directory"
         return
     changes = differences(before["config"], config)
@@ -343,8 +467,11 @@ def problems(config: Any, schema: Any, workdir: str | Path, mode: str) -> list[s
     config = mended(config, schema)
     found += value_problems(config)
     found += contradictions(config, mode)
-    found += model_problems(config)
+    found += model_problems(config, mode)
     found += world_problems(config)
-    found += install_problems(config)
+    found += llm_config.problems(config, mode, resolve)
+    found += engine_config.problems(config, mode)
+    found += install_problems(config, mode)
+    found += mesh_problems(config)
     found += workdir_problems(config, workdir, mode)
     return found

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import json
 import random
 import time
 from collections.abc import Iterator, Sequence
@@ -19,7 +20,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from envs.world import Message
+from envs.world import Message, Tool
 from models import chat, hf, qwen
 from models.tokenizer import Tokenizer, train_bpe
 from rl import learner, optim
@@ -41,17 +42,24 @@ TEMPLATE_TOKENS = (
     "system\n",
 )
 
+ORIGIN = (  # of demonstrations, in the model card
+    "The demonstrations come from training worlds; no task of the default train, dev and test sets is among them."
+)
+
 
 def imitate(config: Any, workdir: str) -> None:
     """Train a policy of `config.model.preset` on demonstrations and write it to WORKDIR/policy in Hugging Face form."""
     part = config.imitation
     started = time.monotonic()
-    episodes = demonstrations(config.env.name, part.demonstrations, config.seed, care=part.care, hint=part.hint)
+    world = config.env.args.to_dict()
+    episodes = demonstrations(
+        config.env.name, part.demonstrations, config.seed, care=part.care, hint=part.hint, **world
+    )
     success = np.mean([episode["success"] for episode in episodes if not episode["hinted"]])
     print(f"{len(episodes)} demonstrations in {time.monotonic() - started:.0f} s; without a hint {success:.1%} succeed")
-    texts = (message["content"] for episode in episodes for message in episode["messages"])
+    texts = (text for episode in episodes for text in texts_of(episode))
     tokenizer = train_bpe(texts, part.vocab, (*TEMPLATE_TOKENS, *module(config.env.name).TOKENS))
-    data = [sample_of(episode["messages"], tokenizer) for episode in episodes]
+    data = [sample_of(episode["messages"], tokenizer, episode.get("tools", ())) for episode in episodes]
     data = [sample for sample in data if len(sample) <= config.learner.row]
     shape = dataclasses.replace(qwen.PRESETS[config.model.preset], vocab=tokenizer.vocab_size)
     params = train(config, shape, qwen.init(shape, seed_of(config.seed, "init") % 2**31), data)
@@ -119,7 +127,13 @@ def batches(data: Sequence[Sample], rows: int, row_tokens: int, seed: int) -> It
         yield packed
 
 
-def demonstrations(env: str, n: int, seed: int, **kwargs: float) -> list[dict[str, Any]]:
+def texts_of(episode: dict[str, Any]) -> list[str]:
+    """What the tokenizer is trained on: the messages, and the tools as the chat template writes them."""
+    tools = [json.dumps(tool, ensure_ascii=False) for tool in episode.get("tools", ())]
+    return tools + [message["content"] for message in episode["messages"]]
+
+
+def demonstrations(env: str, n: int, seed: int, **kwargs: Any) -> list[dict[str, Any]]:
     """`n` demonstrated episodes of `envs.<env>.demos`, by two worker processes; the same seed gives the same ones."""
     seeds = [seed_of(seed, "demonstration", i) for i in range(n)]
     with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as workers:
@@ -131,21 +145,22 @@ class _Demonstrate:
     """A picklable call."""
 
     env: str
-    kwargs: dict[str, float]
+    kwargs: dict[str, Any]
 
     def __call__(self, seed: int) -> dict[str, Any]:
         return module(self.env).demonstrate(random.Random(seed), **self.kwargs)
 
 
 def module(env: str) -> Any:
-    """`envs.<env>.demos`: `demonstrate(rng, **kwargs)` and TOKENS, what its episodes copy."""
+    """`envs.<env>.demos`: `demonstrate(rng, *, care, hint, **arguments of the world)` gives an episode, {"messages",
+    "success", "hinted"} and "tools" where the prompt lists them; TOKENS are what its episodes copy."""
     return importlib.import_module(f"envs.{env}.demos")
 
 
-def sample_of(messages: Sequence[Message], tokenizer: Tokenizer) -> Sample:
+def sample_of(messages: Sequence[Message], tokenizer: Tokenizer, tools: Sequence[Tool] = ()) -> Sample:
     """One demonstrated conversation as an episode's tokens; the assistant's turns train."""
     first = next(i for i, message in enumerate(messages) if message["role"] == "assistant")
-    tokens, mask = chat.opening(tokenizer, messages[:first]), []
+    tokens, mask = chat.opening(tokenizer, messages[:first], tools), []
     mask += [False] * len(tokens)
     i = first
     while i < len(messages):
@@ -160,7 +175,9 @@ def sample_of(messages: Sequence[Message], tokenizer: Tokenizer) -> Sample:
 
 def card(config: Any, shape: qwen.Config, n: int, success: float) -> str:
     """The model card."""
-    part, size = config.imitation, qwen.parameter_count(shape)
+    part, size, demos = config.imitation, qwen.parameter_count(shape), module(config.env.name)
+    command = getattr(demos, "COMMAND", "python run.py --config=configs/base_policy.py")
+    origin = getattr(demos, "ORIGIN", ORIGIN)
     return f"""---
 license: apache-2.0
 library_name: jax
@@ -168,10 +185,10 @@ library_name: jax
 # Base policy for the `{config.env.name}` sandbox
 
 A Qwen2.5-shaped transformer of {size:,} parameters ({shape.layers} layers, width {shape.d_model}), made from random
-weights by `python run.py --config=configs/base_policy.py`, seed {config.seed}: {config.steps} updates of {part.rows}
+weights by `{command}`, seed {config.seed}: {config.steps} updates of {part.rows}
 rows of {config.learner.row} tokens, on {n:,} scripted demonstrations. Of those without a hint {success:.0%} succeed.
 
 It writes tool calls in Qwen's form and copies ids, and is careless about everything else, as its demonstrations are: it
-is where learning by reward starts, not where it ends. The demonstrations come from training worlds; no task of the
-default train, dev and test sets is among them. It knows no language beyond the sandbox's.
+is where learning by reward starts, not where it ends. {origin}
+It knows no language beyond the sandbox's.
 """

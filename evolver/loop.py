@@ -5,29 +5,34 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from evolver import phases, report
+from evolver import hosts, phases, report
 from evolver.books import Sinks, rollout_metrics
+from evolver.llm_config import for_evaluation
 from evolver.parts import Run, RunError, open_run
-from evolver.stop import Interrupted
-from models import hf
+from evolver.stop import Interrupted, RunEnds
+from models import hf, lora
+from rl import learner
 from rl.checkpoint import CheckpointError, Checkpoints
 from rl.engines import EngineFault
 from rl.evaluation import measures
 
 
 def train(config: Any, workdir: str | Path) -> None:
-    """Train to the end, from where the workdir stands. Raises Interrupted, with how to go on, and RunError."""
+    """Train to the end, from where the workdir stands. Raises Interrupted, with how to go on, RunEnds where the run
+    has to end early, and RunError."""
     with open_run(config, workdir) as run:
         try:
             if resume(run) == config.steps:
                 run.progress.say(f"{run.workdir.path} is finished: step {run.step} of {config.steps}")
             while run.step < config.steps:
                 iterate(run, run.step + 1)
+            finish(run)
         except Interrupted:
             raise Interrupted(interrupted(run)) from None
+        except RunEnds as why:
+            raise RunEnds(ended(run, why)) from None
         except (EngineFault, CheckpointError, OSError) as error:
             raise RunError(f"{type(error).__name__}: {error}") from error
-        finish(run)
 
 
 def iterate(run: Run, step: int) -> None:
@@ -35,37 +40,41 @@ def iterate(run: Run, step: int) -> None:
     metrics: dict[str, Any] = {}
     tasks = phases.choose_tasks(run, step)  # 1 tasks
     trajectories = phases.roll_out(run, tasks, step, metrics)  # 2 rollouts, 3 outcomes
-    phases.label(run, trajectories, metrics)  # 4 labels
+    phases.label(run, trajectories, metrics, labelled=run.pipeline is not None)  # 4 labels
     phases.give_credit(run.config, trajectories, step)  # 5 advantages
     batches, fates = phases.select(run, trajectories, metrics)  # 6 samples
-    run.stop.check()
+    phases.stop_together(run)
     phases.learn(run, batches, step, metrics)  # 7 update
     phases.sync(run, step, metrics)  # 8 sync
     phases.remember(run, trajectories, step, metrics)  # 9 memory
     phases.write_trajectories(run, step, trajectories, fates)  # 10 books
-    run.complete(step, metrics | rollout_metrics(trajectories))
+    run.complete(step, metrics | rollout_metrics(trajectories) | phases.chat_metrics(run))
     phases.keep_books(run)
 
 
 def resume(run: Run) -> int:
     """Stand where the newest sound checkpoint stands, else at the beginning, with step 0 done; returns the step."""
     run.workdir.claim(run.config.to_dict(), run.config.seed)
-    run.checkpoints = Checkpoints(run.workdir / "checkpoints", keep=run.config.checkpoint.keep)
-    found = run.checkpoints.restore(run.state)
+    c = run.config.checkpoint
+    run.checkpoints = Checkpoints(run.workdir / "checkpoints", keep=c.keep, every=c.milestones)
+    found = run.checkpoints.restore(learner.trained(run.state))
     if found:
-        _, run.state, manifest = found
+        _, state, manifest = found
+        run.state |= state
         run.load_manifest(manifest)
         phases.sync(run, run.step, {})
         if run.step < run.config.steps:
             run.progress.say(f"resuming after step {run.step} of {run.config.steps}")
     else:
         run.progress.say(headline(run))
+    if run.pipeline:
+        run.pipeline.launched = run.step
     run.workdir.rewind(run.step, booked=run.unbooked is None)
     run.progress.begin(run.step)
     log = run.config.log
     run.sinks = Sinks(
-        run.workdir.path, run.config.to_dict(), wandb=log.wandb, project=log.project, tensorboard=log.tensorboard,
-        id=run.saved.get("wandb", ""),
+        run.workdir.path, run.config.to_dict(), wandb=log.wandb if hosts.first() else "off", project=log.project,
+        tensorboard=log.tensorboard and hosts.first(), id=run.saved.get("wandb", ""),
     )  # fmt: skip
     if run.step < 0:
         prepare(run)
@@ -89,7 +98,7 @@ def prepare(run: Run) -> None:
     metrics: dict[str, Any] = {}
     phases.explore_first(run, metrics)
     phases.fill_pool(run, metrics)
-    run.complete(0, metrics)
+    run.complete(0, metrics | phases.chat_metrics(run))
 
 
 def interrupted(run: Run) -> str:
@@ -97,15 +106,33 @@ def interrupted(run: Run) -> str:
     if run.step < 0:
         return "interrupted before the first step; nothing was lost"
     phases.save(run)
+    run.checkpoints.wait()
     return f"interrupted; step {run.step} of {run.config.steps} is saved. The same command goes on from there."
+
+
+def ended(run: Run, why: RunEnds) -> str:
+    """Save what is complete, export it, and say why it ends here and how to go on."""
+    if run.step < 0:
+        return f"{why}\nThe run ends before its first step. Answers are kept: the same command pays for none twice."
+    phases.save(run)
+    finish(run)
+    return (
+        f"{why}\nStep {run.step} of {run.config.steps} is saved and the run ends. The same command goes on from there."
+    )
 
 
 def finish(run: Run) -> None:
     """Export the policy and write the report."""
+    run.checkpoints.wait()
     policy = run.workdir / "policy"
     card = f"Trained by Evolver: {run.step} steps on `{run.config.env.name}`; see summary.md beside this directory.\n"
-    hf.save(policy, run.shape, run.state["params"], tokenizer=run.tokenizer, card=card)
-    run.progress.say(f"\n{report.report(run.workdir.path)}policy: {policy}")
+    hf.save(policy, run.shape, run.policy, tokenizer=run.tokenizer, card=card)
+    if run.layout.lora:
+        adapters = hosts.local(run.state["params"])
+        if hosts.first():
+            lora.save(run.workdir / "adapter", adapters, run.layout.lora, base=run.config.model.path)
+    if hosts.first():
+        run.progress.say(f"\n{report.report(run.workdir.path)}policy: {policy}")
 
 
 # --- the other modes -------------------------------------------------------------------------------------------------
@@ -113,7 +140,7 @@ def finish(run: Run) -> None:
 
 def evaluate(config: Any, workdir: str | Path) -> None:
     """Score config.model.path on the held-out tasks; appends to `eval.jsonl` in the workdir."""
-    with open_run(config, workdir) as run:
+    with open_run(for_evaluation(config), workdir) as run:
         scores = phases.hold_out(run)
         record = {"policy": config.model.path, "split": config.eval.split, **dict(measures(scores))}
         run.workdir.log_evaluation(record)
@@ -126,8 +153,10 @@ def explore(config: Any, workdir: str | Path) -> None:
         if not run.questioning:
             raise RunError("--mode=explore needs config.questioning.enabled=True")
         metrics: dict[str, Any] = {}
-        phases.explore_first(run, metrics)
-        run.workdir.log_tasks(run.questioning.tasks.values())
+        try:
+            phases.explore_first(run, metrics)
+        finally:
+            run.workdir.log_tasks(run.questioning.tasks.values())
         print_figures(metrics, f"{len(run.questioning.tasks)} synthetic tasks in {run.workdir / 'tasks.jsonl'}")
 
 

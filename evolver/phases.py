@@ -6,15 +6,18 @@ import math
 import time
 from collections.abc import Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
+import jax
 import numpy as np
 
 from envs.world import Task
-from evolver import books
+from evolver import books, hosts
 from evolver.parts import Run, RunError, make_limits
 from evolver.questioning import mixture
-from rl import advantages, samples
+from evolver.stop import Interrupted
+from rl import advantages, learner, mismatch, samples
 from rl.evaluation import Scores, measures, scores_of
 from rl.packing import Packed, pack
 from rl.rollout import Job, rollouts
@@ -43,7 +46,8 @@ def explore_first(run: Run, metrics: dict[str, Any]) -> None:
     if not c.tasks:
         run.progress.phase("exploring")
         with timed(metrics, "explore"):
-            run.questioning.explore(seed_of(run.config.seed, "explore", 0), c.budget)
+            seed = seed_of(run.config.seed, "explore", 0)
+            hosts.led(run.questioning, lambda: run.questioning.explore(seed, c.budget))
     metrics |= run.questioning.metrics()
     needed = round(c.share * run.config.rollout.tasks)
     if len(run.questioning.tasks) < needed:
@@ -68,45 +72,96 @@ def fill_pool(run: Run, metrics: dict[str, Any]) -> None:
         ]
         with timed(metrics, "pool"):
             trajectories = play(run, jobs, "first experience")
+            judge_outcomes(run, trajectories, {})
             label(run, trajectories, {})
-            run.navigating.learn(trajectories, step=0)
+            hosts.led(run.navigating, lambda: run.navigating.learn(trajectories, step=0))
     metrics |= run.navigating.metrics()
 
 
 # --- 1 tasks ---------------------------------------------------------------------------------------------------------
 
 
-def choose_tasks(run: Run, step: int) -> list[Task]:
-    """The tasks of a step; every `questioning.every` steps the synthetic ones are refreshed first."""
+def choose_tasks(run: Run, step: int) -> dict[int, list[Task]]:
+    """The tasks of a step and, with `rollout.async_depth`, of the later ones that are started with it."""
+    if not run.pipeline:
+        return {step: tasks_of(run, step)}
+    return {ahead: tasks_of(run, ahead) for ahead in run.pipeline.ahead(step, run.config.steps)}
+
+
+def tasks_of(run: Run, step: int) -> list[Task]:
+    """The tasks of one step; every `questioning.every` steps the synthetic ones are refreshed first."""
     c = run.config.questioning
     draw = {"step": step - 1, "n": run.config.rollout.tasks, "seed": seed_of(run.config.seed, "tasks")}
     if not run.questioning:
         return mixture(run.originals, [], ratio=0.0, **draw)
     if c.every and step > 1 and (step - 1) % c.every == 0:
         run.progress.phase("exploring")
-        run.questioning.explore(seed_of(run.config.seed, "explore", step), c.refresh)
+        seed = seed_of(run.config.seed, "explore", step)
+        hosts.led(run.questioning, lambda: run.questioning.explore(seed, c.refresh))
     return run.questioning.mixture(run.originals, ratio=c.share, learnable=c.learnable, **draw)
 
 
 # --- 2 rollouts, 3 outcomes ------------------------------------------------------------------------------------------
 
 
-def roll_out(run: Run, tasks: Sequence[Task], step: int, metrics: dict[str, Any]) -> list[Trajectory]:
-    """`rollout.group` rollouts of each task, some of them guided; the world has evaluated each."""
+def roll_out(run: Run, tasks: dict[int, list[Task]], step: int, metrics: dict[str, Any]) -> list[Trajectory]:
+    """`rollout.group` rollouts of each task, some of them guided; the world has evaluated each.
+
+    With `rollout.async_depth` those that `step` trains on, labels included, while others go on.
+    """
+    if run.pipeline:
+        trajectories = collect(run, tasks, step, metrics)
+    else:
+        with timed(metrics, "rollout"):
+            trajectories = play(run, [job for group in jobs_of(run, tasks[step], step) for job in group], "rollouts")
+        judge_outcomes(run, trajectories, metrics)
+    tokens = sum(len(s.completion.tokens) for t in trajectories for s in t.steps)
+    metrics["time/tokens_per_s"] = tokens / metrics["time/rollout"]
+    return trajectories
+
+
+def jobs_of(run: Run, tasks: Sequence[Task], step: int) -> list[list[Job]]:
+    """One list of jobs for the group of each task."""
     c, group = run.config, run.config.rollout.group
     guidance = [[[] for _ in range(group)] for _ in tasks]
     if run.navigating:
         guidance = run.navigating.guide(tasks, group, seed_of(c.seed, "guide", step))
-    jobs = [
-        Job(task, i, seed_of(c.seed, "rollout", step, task.id, i), sampling(c), [(e.id, e.content) for e in experience])
+    return [
+        [
+            Job(task, i, seed_of(c.seed, "rollout", step, task.id, i), sampling(c), [(e.id, e.content) for e in found])
+            for i, found in enumerate(row)
+        ]
         for task, row in zip(tasks, guidance)
-        for i, experience in enumerate(row)
     ]
-    with timed(metrics, "rollout"):
-        trajectories = play(run, jobs, "rollouts")
-    tokens = sum(len(s.completion.tokens) for t in trajectories for s in t.steps)
-    metrics["time/tokens_per_s"] = tokens / metrics["time/rollout"]
+
+
+def collect(run: Run, tasks: dict[int, list[Task]], step: int, metrics: dict[str, Any]) -> list[Trajectory]:
+    """Start the rollouts of `tasks`, and wait for those that `step` trains on. `time/rollout` is from those of the step
+    before to these."""
+    began = run.pipeline.collected or time.monotonic()
+    c, groups = run.config, {ahead: jobs_of(run, tasks[ahead], ahead) for ahead in tasks}
+
+    def show(done: int, total: int) -> None:
+        run.progress.phase("groups", done, total)
+
+    async def start_and_wait() -> tuple[list[Trajectory], int]:
+        for ahead, jobs in groups.items():
+            play = partial(rollouts, **settings(run, run.pipeline.places))
+            run.pipeline.launch(ahead, jobs, play, partial(grade, run))
+        return await run.pipeline.collect(step, c.rollout.tasks, show)
+
+    with timed(metrics, "wait"):
+        trajectories, metrics["async/late"] = run.stop.run(start_and_wait())
+    metrics["time/rollout"] = run.pipeline.collected - began
+    metrics |= run.pipeline.figures() | (run.outcome_judge.metrics() if run.outcome_judge else {})
     return trajectories
+
+
+def grade(run: Run, trajectories: Sequence[Trajectory]) -> None:
+    """Outcomes and labels of one group, in a thread of the judges'."""
+    if run.outcome_judge:
+        run.outcome_judge.judge(trajectories)
+    write_labels(run, trajectories)
 
 
 def sampling(config: Any, temperature: float | None = None) -> Sampling:
@@ -117,37 +172,85 @@ def sampling(config: Any, temperature: float | None = None) -> Sampling:
 
 
 def play(run: Run, jobs: Sequence[Job], phase: str) -> list[Trajectory]:
-    """Play jobs with the engine's present weights. What comes out does not depend on what was played before."""
-    c = run.config
+    """Play jobs with the engine's present weights. What comes out does not depend on what was played before.
+
+    Each host plays its share; all get all trajectories. An interruption of one of them is one of all.
+    """
+    c, mine = run.config, hosts.share(jobs)
 
     def show(done: int, total: int, _: Trajectory) -> None:
         run.progress.phase(phase, done, total)
 
-    run.progress.phase(phase, 0, len(jobs))
-    run.engine.forget()
-    return run.stop.run(
-        rollouts(
-            jobs, worlds=run.worlds, concurrency=c.rollout.concurrency, progress=show, engine=run.engine,
-            tokenizer=run.tokenizer, limits=make_limits(c), parse_error=c.template.parse_error,
-            length_stop=c.template.cut_turn,
-            show_tools=c.template.tools, threads=c.env.mode != "inprocess",
-        )
-    )  # fmt: skip
+    run.progress.phase(phase, 0, len(mine))
+    if not (run.pipeline and run.pipeline.busy):
+        run.engine.forget()
+    try:
+        played = run.stop.run(rollouts(mine, progress=show, **settings(run, c.rollout.concurrency)))
+    except Interrupted:
+        played = None
+    parts = hosts.gather(played)
+    if any(part is None for part in parts):
+        raise Interrupted
+    return hosts.interleaved(parts)
+
+
+def stop_together(run: Run) -> None:
+    """Raise Interrupted in every process if one of them was asked to end: a place where stopping is safe."""
+    if any(hosts.gather(run.stop.asked)):
+        raise Interrupted
+
+
+def settings(run: Run, concurrency: Any) -> dict[str, Any]:
+    """What all rollouts of the run have in common."""
+    c = run.config
+    return {
+        "worlds": run.worlds, "concurrency": concurrency, "engine": run.engine, "tokenizer": run.tokenizer,
+        "limits": make_limits(c), "parse_error": c.template.parse_error, "length_stop": c.template.cut_turn,
+        "show_tools": c.template.tools, "threads": c.env.mode != "inprocess",
+    }  # fmt: skip
+
+
+def judge_outcomes(run: Run, trajectories: Sequence[Trajectory], metrics: dict[str, Any]) -> None:
+    """Where the world's own evaluation does not count for synthetic tasks: what the judge says of them."""
+    if run.outcome_judge:
+        run.progress.phase("outcomes")
+        with timed(metrics, "judge"):
+            run.outcome_judge.judge(trajectories)
+        metrics |= run.outcome_judge.metrics()
 
 
 # --- 4 labels --------------------------------------------------------------------------------------------------------
 
 
-def label(run: Run, trajectories: Sequence[Trajectory], metrics: dict[str, Any]) -> None:
-    """Mark each step GOOD, BAD or abstain."""
+def label(run: Run, trajectories: Sequence[Trajectory], metrics: dict[str, Any], *, labelled: bool = False) -> None:
+    """Mark each step GOOD, BAD or abstain, unless that was done while others rolled out. Each host labels its share
+    of the groups."""
     if not run.judge:
         return
+    if labelled:
+        metrics |= run.judge.metrics()
+        return
     run.progress.phase("labels")
+    groups: dict[str, list[int]] = {}
+    for number, trajectory in enumerate(trajectories):
+        groups.setdefault(trajectory.task.id, []).append(number)
+    mine = hosts.share(list(groups.values()))
     with timed(metrics, "label"):
-        for trajectory, labels in zip(trajectories, run.judge.label(trajectories)):
-            for step, value in zip(trajectory.steps, labels):
-                step.label = value
-    metrics |= run.judge.metrics()
+        found = iter(run.judge.label([trajectories[i] for group in mine for i in group]))
+        labels = hosts.whole([[next(found) for _ in group] for group in mine])
+    for number, values in zip((i for group in groups.values() for i in group), (v for part in labels for v in part)):
+        for step, value in zip(trajectories[number].steps, values):
+            step.label = value
+    metrics |= hosts.merged(run.judge.metrics())
+
+
+def write_labels(run: Run, trajectories: Sequence[Trajectory]) -> None:
+    """The judge's word on every step, if there is one."""
+    if not run.judge:
+        return
+    for trajectory, labels in zip(trajectories, run.judge.label(trajectories)):
+        for step, value in zip(trajectory.steps, labels):
+            step.label = value
 
 
 # --- 5 advantages ----------------------------------------------------------------------------------------------------
@@ -233,6 +336,7 @@ def learn(run: Run, batches: Sequence[Packed], step: int, metrics: dict[str, Any
         for batch in batches:
             run.progress.phase("log-probabilities")
             score(run, batch)
+    metrics |= mismatch.figures(batches, run.engine.version, recomputed=c.loss.old_logp == "recomputed")
     found = []
     with timed(metrics, "update"):
         for epoch in range(c.learner.epochs):
@@ -242,6 +346,9 @@ def learn(run: Run, batches: Sequence[Packed], step: int, metrics: dict[str, Any
                 run.state, measured = run.update(run.state, batches[i])
                 found.append({name: float(value) for name, value in measured.items()})
     metrics |= merged(found)
+    if warning := run.alarm.check(metrics):
+        run.progress.say(f"step {step}: {warning}")
+    metrics["alarm/weights"] = float(bool(warning))
 
 
 def score(run: Run, batch: Packed) -> None:
@@ -252,9 +359,12 @@ def score(run: Run, batch: Packed) -> None:
     c = run.config.loss
     wanted_RT = np.where(batch.guided_RT, c.guided_prompt == "stripped", c.old_logp == "recomputed") & batch.mask_RT
     if wanted_RT.any():
-        batch.old_logp_RT = np.where(wanted_RT, run.logp(run.state["params"], batch), batch.logp_RT)
+        batch.old_logp_RT = np.where(wanted_RT, run.logp(learner.whole(run.state, run.layout), batch), batch.logp_RT)
     if run.reference is not None:
-        batch.ref_logp_RT = run.logp(run.reference, batch)
+        here = run.reference
+        if c.reference == "host":
+            here = jax.tree.map(lambda x: jax.device_put(x, x.sharding.with_memory_kind("device")), here)
+        batch.ref_logp_RT = run.logp(here, batch)
 
 
 def merged(found: Sequence[dict[str, float]]) -> dict[str, float]:
@@ -286,7 +396,9 @@ def merged(found: Sequence[dict[str, float]]) -> dict[str, float]:
 def sync(run: Run, step: int, metrics: dict[str, Any]) -> None:
     """New weights to the engine. The version it answers with is the step that made them."""
     with timed(metrics, "sync"):
-        run.stop.finish(run.engine.load(run.state["params"], step))
+        run.stop.finish(run.engine.load(hosts.local(run.policy), step))
+    if run.config.engine.name != "jax":
+        metrics |= {f"engine/{name}": value for name, value in run.engine.stats().items()}
 
 
 # --- 9 memory --------------------------------------------------------------------------------------------------------
@@ -301,11 +413,16 @@ def remember(run: Run, trajectories: Sequence[Trajectory], step: int, metrics: d
     if run.navigating:
         if every and step % every == 0:
             with timed(metrics, "memory"):
-                run.navigating.learn(trajectories, step=step)
+                hosts.led(run.navigating, lambda: run.navigating.learn(trajectories, step=step))
         metrics |= run.navigating.metrics()
 
 
 # --- 10 books --------------------------------------------------------------------------------------------------------
+
+
+def chat_metrics(run: Run) -> dict[str, float]:
+    """What language models were asked since the last time."""
+    return run.chat.metrics() if run.chat else {}
 
 
 def write_trajectories(run: Run, step: int, trajectories: Sequence[Trajectory], fates: Sequence[str]) -> None:
@@ -327,6 +444,8 @@ def keep_books(run: Run) -> None:
         run.workdir.log_scores(step, scores)
         metrics |= {f"eval/{name}": value for name, value in measures(scores)}
         best = metrics[f"eval/avg@{c.eval.rollouts}"]
+    if run.checkpoints.seconds:
+        metrics["time/checkpoint"] = run.checkpoints.seconds
     metrics["time/elapsed"] = run.elapsed
     run.workdir.log_metrics(step, metrics)
     run.sinks.log(step, metrics)
@@ -338,11 +457,11 @@ def keep_books(run: Run) -> None:
 
 def save(run: Run, metric: float | None = None) -> None:
     """A checkpoint of the last complete step."""
-    if run.navigating:
+    if run.navigating and hosts.first():
         run.navigating.pool.save(run.workdir / "experience")
     if run.questioning:
         run.workdir.log_tasks([*run.originals, *run.questioning.tasks.values()])
-    run.checkpoints.save(run.step, run.state, run.saved, metric=metric)
+    run.checkpoints.save(run.step, learner.trained(run.state), run.saved, metric=metric)
 
 
 def hold_out(run: Run) -> Scores:
@@ -352,7 +471,8 @@ def hold_out(run: Run) -> Scores:
     def jobs_of(name: str, count: int, temperature: float) -> list[Job]:
         experience = {}
         if c.eval.experience:
-            experience = {t.id: [(e.id, e.content) for e in run.navigating.retrieve(t.query)] for t in run.held_out}
+            retrieved = run.navigating.retrieve_all([t.query for t in run.held_out])
+            experience = {t.id: [(e.id, e.content) for e in found] for t, found in zip(run.held_out, retrieved)}
             run.navigating.metrics()  # evaluation must leave no trace in the counters of the next step
         return [
             Job(task, i, seed_of(c.seed, name, task.id, i), sampling(c, temperature), experience.get(task.id, []))

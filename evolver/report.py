@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from evolver.books import Workdir, clock, write_atomically
+from evolver.llm_store import Ledger, ledger_lines
 from rl.evaluation import Scores, interval, paired_difference
 
 EVAL, ORIGINAL, SYNTHETIC = "#1b4f72", "#d35400", "#16a085"
@@ -124,7 +125,29 @@ def summary(workdir: Workdir, text: str) -> str:
         lines += ["", "What became of the rollouts:", "", "| fate | rollouts | share |", "|---|---:|---:|"]
         ranked = sorted(fates.items(), key=lambda item: -item[1])
         lines += [f"| {fate} | {count:,.0f} | {count / total:.1%} |" for fate, count in ranked if count]
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, *chat_lines(workdir)]) + "\n"
+
+
+def chat_lines(workdir: Workdir) -> list[str]:
+    """What the language models beside the policy were asked, by role, from the ledger `llm.jsonl`."""
+    accounts, times = Ledger(workdir / "llm.jsonl").total, {}
+    for line in ledger_lines(workdir / "llm.jsonl"):
+        if line["what"] == "call":
+            times.setdefault(line["role"], []).append(line.get("seconds", 0.0))
+    if not accounts:
+        return []
+    head = (
+        "| role | calls | from the cache | tokens in | tokens out | money | seconds p50 / p95 | failed attempts"
+        " | unanswered |"
+    )
+    rows = ["", "What language models were asked:", "", head, "|---|" + "---:|" * 8]
+    for role, a in sorted(accounts.items()):
+        share = f"{a.hits:,} ({a.hits / (a.calls + a.hits):.1%})" if a.calls + a.hits else "0"
+        p50, p95 = np.percentile(times.get(role, [0.0]), [50, 95])
+        failed = ", ".join(f"{kind} {count}" for kind, count in a.failures.most_common()) or "0"
+        figures = [f"{a.calls:,}", share, f"{a.prompt_tokens:,}", f"{a.completion_tokens:,}", f"{a.money:.4g}"]
+        rows.append(f"| {role} | {' | '.join(figures)} | {p50:.2f} / {p95:.2f} | {failed} | {a.unanswered} |")
+    return rows
 
 
 def draw(workdir: Workdir, path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import signal
 import sys
 import threading
@@ -16,17 +17,30 @@ class Interrupted(Exception):
     """The user asked the run to end; what was being done can be abandoned."""
 
 
+class RunEnds(Exception):
+    """Going on makes no sense or was not paid for: the run ends here with what is complete saved. The message is for
+    the user and says what to change."""
+
+
 class Stop:
     """Handles SIGINT and SIGTERM while it is open, and runs coroutines that may be abandoned.
 
     An update is never cut: `run` is for rollouts, whose loss costs nothing but their time.
+
+    background: keep the event loop running, in a thread of its own, while nobody waits for it. Otherwise it runs in
+    the caller's thread and rests in between.
     """
 
-    def __init__(self):
+    def __init__(self, *, background: bool = False):
         self.asked = False
         self._cancel: Callable[[], Any] | None = None
         self._runner = asyncio.Runner()
         self._before: dict[int, Any] = {}
+        self._thread: threading.Thread | None = None
+        if background:
+            loop = self._runner.get_loop()
+            self._thread = threading.Thread(target=loop.run_forever, name="rollouts", daemon=True)
+            self._thread.start()
 
     def __enter__(self) -> Stop:
         if threading.current_thread() is threading.main_thread():
@@ -37,6 +51,10 @@ class Stop:
     def __exit__(self, *_: Any) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
+        if self._thread is not None:
+            loop = self._runner.get_loop()
+            loop.call_soon_threadsafe(loop.stop)
+            self._thread.join()
         self._runner.close()
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
@@ -51,8 +69,8 @@ class Stop:
             return await coroutine
 
         try:
-            result = self._runner.run(cancellable())
-        except asyncio.CancelledError:
+            result = self.finish(cancellable())
+        except (asyncio.CancelledError, concurrent.futures.CancelledError):
             raise Interrupted from None
         finally:
             self._cancel = None
@@ -61,7 +79,9 @@ class Stop:
 
     def finish(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """The result of a coroutine that is not to be abandoned."""
-        return self._runner.run(coroutine)
+        if self._thread is None:
+            return self._runner.run(coroutine)
+        return asyncio.run_coroutine_threadsafe(coroutine, self._runner.get_loop()).result()
 
     def check(self) -> None:
         """Raise Interrupted if the user asked for the end: a place where stopping is safe."""

@@ -18,6 +18,7 @@ from rl.trajectory import Step, StopReason, Trajectory
 _BROKEN = (StopReason.ENV_ERROR, StopReason.ENV_TIMEOUT, StopReason.CANCELLED)
 _CUT = (StopReason.LENGTH, StopReason.CONTEXT_FULL)
 _WORD = re.compile(r"\w+")
+_INJECTED = re.compile(r"<EXP>.*?(?:</EXP>|$)\n?", re.DOTALL)
 
 
 def broken(trajectory: Trajectory) -> bool:
@@ -79,3 +80,39 @@ def values_needed(actions: Sequence[str], observations: Sequence[str], opening: 
         needed.append(tuple(value for value in values_used(action) if value not in opening and value in shown))
         shown += observation
     return needed
+
+
+# --- for readers: people and language models -------------------------------------------------------------------------
+
+
+def without_experience(text: str) -> str:
+    """The text without injected experience, also where a policy repeats some of it."""
+    return _INJECTED.sub("", text)
+
+
+def shortened(text: str, limit: int) -> str:
+    """At most about `limit` characters: the middle is left out at a visible mark."""
+    if len(text) <= limit:
+        return text
+    head, tail = (2 * limit) // 3, limit - (2 * limit) // 3
+    return f"{text[:head]}\n[... {len(text) - head - tail} characters left out ...]\n{text[-tail:]}"
+
+
+def transcript(steps: Sequence[tuple[str, str]], limit: int) -> str:
+    """Numbered (action, observation) pairs between marks, each cut to `limit` characters."""
+    blocks = []
+    for number, (action, observation) in enumerate(steps, 1):
+        told, shown = shortened(action, limit), shortened(observation, limit)
+        blocks.append(f">>> STEP {number}\n<<ACTION>>\n{told}\n<<OBSERVATION>>\n{shown}\n<<END OF STEP {number}>>")
+    return "\n\n".join(blocks) or "(no step was taken)"
+
+
+def steps_of(trajectory: Trajectory) -> list[tuple[str, str]]:
+    """(action, observation) of every step, injected experience removed."""
+    return [(without_experience(s.action), without_experience(text_of(s.observation))) for s in trajectory.steps]
+
+
+def rules_of(messages: Sequence[Message], limit: int) -> str:
+    """The system messages of an opening: what the agent was told of its world."""
+    told = [str(m.get("content") or "") for m in messages if m.get("role") == "system"]
+    return shortened(without_experience("\n".join(told)), limit) or "(nothing but the task)"

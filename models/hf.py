@@ -20,10 +20,9 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
 
 from models import qwen
-from models.mesh import shardings
+from models.mesh import RULES, shardings
 from models.tokenizer import Tokenizer
 
 HF_NAMES = {
@@ -66,6 +65,7 @@ TOKENIZER_FILES = (
     "added_tokens.json",
 )
 SHARD_BYTES = 5_000_000_000
+READ_BYTES = 1 << 26
 
 
 class ModelError(ValueError):
@@ -183,33 +183,60 @@ def _names(config: qwen.Config) -> Iterator[tuple[str, str, int | None]]:
         yield HF_NAMES["unembed"], "unembed", None
 
 
-def to_hf(config: qwen.Config, params: qwen.Params) -> Iterator[tuple[str, Any]]:
-    """(name, array) of every tensor in Hugging Face's layout, one at a time, in the dtype of `params`.
+def shapes(config: qwen.Config) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """(name, shape) of every tensor, in the order of `to_hf`."""
+    flat = _flat(config)
+    for hf_name, name, _ in _names(config):
+        yield hf_name, _hf_shape(name, flat[name])
 
-    NumPy views where the weights are in this process's memory, arrays on the devices where they are not.
+
+def to_hf(config: qwen.Config, params: qwen.Params, dtype: Any = None) -> Iterator[tuple[str, np.ndarray]]:
+    """(name, array) of every tensor in Hugging Face's layout, one at a time, in `dtype` (None: that of `params`).
+
+    NumPy views where the weights lie in this process's memory as they are. Where other processes hold parts of them,
+    all processes have to walk through this together.
     """
     flat = _flat(config)
     for hf_name, name, layer in _names(config):
-        array = _leaf(params, name)
-        if isinstance(array, jax.Array) and array.devices() <= set(jax.devices("cpu")) and len(array.devices()) == 1:
-            array = np.asarray(array)
-        array = array if layer is None else array[layer]
+        array = _on_host(_leaf(params, name), layer)
+        array = array if dtype is None else array.astype(dtype, copy=False)
         shape = _hf_shape(name, flat[name])
         yield hf_name, array.reshape(shape[::-1]).T if name in INPUTS else array.reshape(shape)
+
+
+def _on_host(array: Any, layer: int | None) -> np.ndarray:
+    """A weight, or one layer of it, in this process's memory."""
+    if not isinstance(array, jax.Array):
+        return np.asarray(array) if layer is None else np.asarray(array[layer])
+    if not array.is_fully_addressable:
+        everywhere = jax.sharding.NamedSharding(array.sharding.mesh, jax.sharding.PartitionSpec())
+        take = jax.jit(lambda a, i: a if layer is None else a[i], out_shardings=everywhere)
+        return np.asarray(take(array, layer or 0).addressable_data(0))
+    if len(array.devices()) == 1 and array.devices() <= set(jax.devices("cpu")):
+        array = np.asarray(array)
+    return np.asarray(array if layer is None else array[layer])
 
 
 # --- loading --------------------------------------------------------------------------------------------------------
 
 
-def load(path: str | Path, *, mesh: jax.sharding.Mesh | None = None, dtype: Any = jnp.float32):
+def load(
+    path: str | Path,
+    *,
+    mesh: jax.sharding.Mesh | None = None,
+    dtype: Any = jnp.float32,
+    rules: Mapping[str, str] = RULES,
+) -> tuple[qwen.Config, qwen.Params]:
     """(Config, params) of a model directory, cast to `dtype`.
 
-    With a mesh every array is made in its place, and only the slices that this process needs are read.
+    With a mesh every array is made in its place, shard by shard, and only the slices that this process needs are read:
+    besides the arrays, the host holds one shard at a time.
     Raises ModelError: no such directory, no config.json, no safetensors, unreadable files, and, all in one message,
-    every tensor that is missing, extra, of the wrong shape or of a dtype other than float32 and bfloat16.
+    every tensor that is missing, extra, of the wrong shape or of a dtype other than float32 and bfloat16; tensors that
+    hold values which are no numbers, one at a time.
     """
     folder = Path(path)
-    config = _config_of(folder)
+    config = config_of(folder)
     with ExitStack() as stack:
         tensors = _open(folder, stack)
         _check(folder, config, tensors)
@@ -217,10 +244,10 @@ def load(path: str | Path, *, mesh: jax.sharding.Mesh | None = None, dtype: Any 
         if mesh is None:
             places = {name: jax.sharding.SingleDeviceSharding(jax.local_devices()[0]) for name in flat}
         else:
-            tree = shardings(config, mesh)
+            tree = shardings(config, mesh, rules)
             places = {name: _leaf(tree, name) for name in flat}
         arrays = {
-            name: jax.make_array_from_callback(weight.shape, places[name], _reader(name, weight, tensors, dtype))
+            name: _place(weight.shape, places[name], _reader(folder, name, weight, tensors, dtype))
             for name, weight in flat.items()
         }
     params = {name: array for name, array in arrays.items() if not name.startswith("layers.")}
@@ -228,7 +255,25 @@ def load(path: str | Path, *, mesh: jax.sharding.Mesh | None = None, dtype: Any 
     return config, params
 
 
-def _config_of(folder: Path) -> qwen.Config:
+def _place(shape: tuple[int, ...], where: jax.sharding.Sharding, read: Callable[[Any], np.ndarray]) -> jax.Array:
+    """An array made of what `read` gives for each shard. Each is read once, put on its devices, and forgotten."""
+    indices = where.addressable_devices_indices_map(shape)
+    shards: dict[Any, jax.Array] = {}
+    for device, index in indices.items():
+        if device in shards:
+            continue
+        block = read(index)
+        for other, same in indices.items():
+            if same == index:
+                shards[other] = jax.device_put(block, other)
+        jax.block_until_ready([shards[device]])
+        del block
+    return jax.make_array_from_single_device_arrays(shape, where, [shards[device] for device in indices])
+
+
+def config_of(path: str | Path) -> qwen.Config:
+    """The Config of a model directory. Raises ModelError."""
+    folder = Path(path)
     if not folder.is_dir():
         raise ModelError(f"{folder}: no such directory")
     try:
@@ -294,29 +339,49 @@ def _check(folder: Path, config: qwen.Config, tensors: Mapping[str, Any]) -> Non
         raise ModelError(f"{folder}: tensors " + "; ".join(found))
 
 
-def _reader(name: str, weight: qwen.Weight, tensors: Mapping[str, Any], dtype: Any) -> Callable[[Any], np.ndarray]:
-    """What jax.make_array_from_callback calls: index of a shard of our array -> its values."""
+def _reader(
+    folder: Path, name: str, weight: qwen.Weight, tensors: Mapping[str, Any], dtype: Any
+) -> Callable[[tuple[slice, ...]], np.ndarray]:
+    """index of a shard of our array -> its values, in `dtype`."""
 
     def one(hf_name: str, index: tuple[slice, ...], shape: tuple[int, ...]) -> np.ndarray:
         spans = [part.indices(size)[:2] for part, size in zip(index, shape)]
         lengths = [stop - start for start, stop in spans]
         tensor = tensors[hf_name]
-        if name not in INPUTS:
-            parts = [_span(spans, shape)] if len(_hf_shape(name, weight)) == 1 else [slice(*span) for span in spans]
-            return tensor[tuple(parts)].reshape(lengths)
-        k = INPUTS[name]
-        return tensor[_span(spans[k:], shape[k:]), _span(spans[:k], shape[:k])].T.reshape(lengths)
+        try:
+            if name not in INPUTS:
+                vector = len(_hf_shape(name, weight)) == 1
+                values = tensor[(_span(spans, shape),) if vector else tuple(slice(*span) for span in spans)]
+            else:
+                k = INPUTS[name]
+                values = tensor[_span(spans[k:], shape[k:]), _span(spans[:k], shape[:k])].T
+        except (SafetensorError, OSError) as error:
+            raise ModelError(f"{folder}: {hf_name} cannot be read: {error}") from None
+        if _has_nonfinite(values):
+            raise ModelError(f"{folder}: {hf_name} is corrupt: it holds values that are infinite or no numbers")
+        return values.reshape(lengths)
 
     def read(index: tuple[slice, ...]) -> np.ndarray:
-        if not name.startswith("layers."):
-            return one(HF_NAMES[name], index, weight.shape).astype(dtype)
-        layers = range(*index[0].indices(weight.shape[0]))
-        out = np.empty((len(layers), *(len(range(*s.indices(n))) for s, n in zip(index[1:], weight.shape[1:]))), dtype)
-        for i, layer in enumerate(layers):
-            out[i] = one(HF_NAMES[name].format(layer), index[1:], weight.shape[1:])
+        out = np.empty([len(range(*part.indices(size))) for part, size in zip(index, weight.shape)], dtype)
+        if name.startswith("layers."):
+            for i, layer in enumerate(range(*index[0].indices(weight.shape[0]))):
+                out[i] = one(HF_NAMES[name].format(layer), index[1:], weight.shape[1:])
+            return out
+        start = index[0].indices(weight.shape[0])[0]
+        rows = max(1, READ_BYTES // (out.itemsize * math.prod(out.shape[1:])))  # of an embedding, at a time
+        for i in range(0, len(out), rows):
+            part = slice(start + i, start + min(i + rows, len(out)))
+            out[i : i + rows] = one(HF_NAMES[name], (part, *index[1:]), weight.shape)
         return out
 
     return read
+
+
+def _has_nonfinite(values: np.ndarray) -> bool:
+    """Whether any exponent is that of infinities and NaNs. By bits: ml_dtypes' own test takes ten times as long."""
+    kind, exponent = (np.uint16, 0x7F80) if values.itemsize == 2 else (np.uint32, 0x7F800000)
+    bits = values.view(kind)
+    return bool(np.any((bits & kind(exponent)) == exponent))
 
 
 def _span(spans: list[tuple[int, int]], shape: tuple[int, ...]) -> slice:
@@ -335,19 +400,26 @@ def save(
     *,
     tokenizer: Tokenizer | str | Path | None = None,
     card: str | None = None,
+    dtype: Any = None,
     shard_bytes: int = SHARD_BYTES,
 ) -> None:
-    """Write a directory that `transformers` and vLLM load: weights (in their dtype), configs, tokenizer, README.md.
+    """Write a directory that `transformers` and vLLM load: weights, configs, tokenizer, README.md.
 
-    tokenizer: a Tokenizer, or a model directory whose tokenizer files are copied. A file appears under its name only
-    when it is complete. Raises ModelError where Hugging Face has no such architecture.
+    tokenizer: a Tokenizer, or a model directory whose tokenizer files are copied. dtype: of the weights; None = as they
+    are. A file appears under its name only when it is complete. The host holds one tensor at a time. Of several
+    processes all have to call this, and the first one writes. Raises ModelError where Hugging Face has no such
+    architecture.
     """
     folder = Path(path)
     source = Tokenizer.load(tokenizer) if isinstance(tokenizer, (str, Path)) else tokenizer
-    dtype = _leaf(params, "embed").dtype
+    dtype = np.dtype(dtype or _leaf(params, "embed").dtype)
     record = write_config(config, dtype, source)
+    if jax.process_index():
+        for _ in to_hf(config, params):  # the first process needs what this one holds
+            pass
+        return
     folder.mkdir(parents=True, exist_ok=True)
-    _save_weights(folder, config, params, np.dtype(dtype), shard_bytes)
+    _save_weights(folder, config, params, dtype, shard_bytes)
     _write(folder / "config.json", json.dumps(record, indent=2) + "\n")
     if source is not None:
         generation = {"eos_token_id": [source.im_end, source.endoftext], "pad_token_id": source.endoftext}
@@ -376,11 +448,9 @@ def _save_weights(folder: Path, config: qwen.Config, params: qwen.Params, dtype:
     files = [
         f"model-{i + 1:05}-of-{len(shards):05}.safetensors" if many else "model.safetensors" for i in range(len(shards))
     ]
-    tensors = to_hf(config, params)
+    tensors, shapes = to_hf(config, params, dtype), {n: _hf_shape(o, flat[o]) for n, o, _ in _names(config)}
     for file, names in zip(files, shards):
-        part = {name: np.ascontiguousarray(next(tensors)[1]) for name in names}
-        save_file(part, folder / (file + ".tmp"), metadata={"format": "pt"})
-        (folder / (file + ".tmp")).chmod(0o644)  # safetensors makes files that only their owner can read
+        _write_tensors(folder / (file + ".tmp"), {name: shapes[name] for name in names}, dtype, tensors)
         os.replace(folder / (file + ".tmp"), folder / file)
     if many:
         weight_map = {name: file for file, names in zip(files, shards) for name in names}
@@ -389,6 +459,27 @@ def _save_weights(folder: Path, config: qwen.Config, params: qwen.Params, dtype:
     for stale in folder.glob("model*.safetensors*"):  # of an earlier save in other pieces
         if stale.name not in files and not (many and stale.name == "model.safetensors.index.json"):
             stale.unlink()
+
+
+def _write_tensors(
+    file: Path, shapes: Mapping[str, tuple[int, ...]], dtype: np.dtype, tensors: Iterator[tuple[str, np.ndarray]]
+) -> None:
+    """A safetensors file, written as its tensors come: the library's own writer wants all of them, and copies them."""
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    kind, end = {held: name for name, held in DTYPES.items()}[dtype], 0
+    for name, shape in shapes.items():
+        start, end = end, end + math.prod(shape) * dtype.itemsize
+        header[name] = {"dtype": kind, "shape": list(shape), "data_offsets": [start, end]}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with open(file, "wb") as out:
+        out.write(len(text).to_bytes(8, "little") + text)
+        for name in shapes:
+            written, array = next(tensors)
+            assert written == name
+            out.write(np.ascontiguousarray(array).view(np.uint8).data)
+        out.flush()
+        os.fsync(out.fileno())
 
 
 def _copy_tokenizer(source: Path, folder: Path) -> None:

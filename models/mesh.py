@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
+import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from models import qwen
@@ -18,13 +19,16 @@ from models import qwen
 # data: whole copies of the model; fsdp: weights spread over devices that each see other rows, gathered when used;
 # tensor: heads, feed-forward and vocabulary split, within a fast interconnect; sequence: the tokens of long rows.
 AXES = ("data", "fsdp", "tensor", "sequence")
+# Which mesh axes split a logical axis: none (""), one, or several ("fsdp,sequence"). Weights are spread over the
+# sequence axis too, because otherwise long rows would cost a copy of the model for each piece of a row.
 RULES = {
     "vocab": "tensor",
-    "embed": "fsdp",
+    "embed": "fsdp,sequence",
     "heads": "tensor",
     "kv_heads": "tensor",
     "mlp": "tensor",
-    "layers": None,
+    "layers": "",
+    "rank": "",
 }
 
 
@@ -58,23 +62,51 @@ def make_mesh(shape: Mapping[str, int]) -> Mesh:
     return jax.make_mesh(tuple(sizes), AXES, axis_types=(AxisType.Auto,) * len(AXES), devices=devices[:needed])
 
 
-def shardings(config: qwen.Config, mesh: Mesh, rules: Mapping[str, str | None] = RULES) -> Any:
+def shardings(config: qwen.Config, mesh: Mesh, rules: Mapping[str, str] = RULES) -> Any:
     """A NamedSharding for every weight, in the shape of `params`. Raises MeshError naming all that does not divide."""
-    tree = qwen.weights(config)
-    sizes = {axis: size for w in jax.tree.leaves(tree, is_leaf=qwen.is_weight) for axis, size in zip(w.axes, w.shape)}
-    problems = []
-    for axis, size in sizes.items():
-        over = rules.get(axis)
-        if over in mesh.shape and size % mesh.shape[over]:
-            problems.append(f"{over}={mesh.shape[over]} does not divide {axis}={size}")
+    return places(qwen.weights(config), mesh, rules)
+
+
+def places(weights: Any, mesh: Mesh, rules: Mapping[str, str] = RULES) -> Any:
+    """A NamedSharding for each `Weight` of a tree. Raises MeshError naming all that does not divide."""
+    declared = jax.tree.leaves(weights, is_leaf=qwen.is_weight)
+    split = {axis: _split(axis, mesh, rules) for weight in declared for axis in weight.axes if axis}
+    problems = {}
+    for axis, size in (pair for weight in declared for pair in zip(weight.axes, weight.shape)):
+        if axis and size % math.prod(mesh.shape[over] for over in split[axis]):
+            over = " * ".join(f"{over}={mesh.shape[over]}" for over in split[axis])
+            problems[f"{over} does not divide {axis}={size}"] = None
     if problems:
         raise MeshError("the mesh does not divide the model: " + "; ".join(problems))
 
     def place(weight: qwen.Weight) -> NamedSharding:
-        spec = [rules.get(axis) for axis in weight.axes]
-        return NamedSharding(mesh, PartitionSpec(*(over if over in mesh.shape else None for over in spec)))
+        spec = [split.get(axis, ()) for axis in weight.axes]
+        return NamedSharding(mesh, PartitionSpec(*(over[0] if len(over) == 1 else over or None for over in spec)))
 
-    return jax.tree.map(place, tree, is_leaf=qwen.is_weight)
+    return jax.tree.map(place, weights, is_leaf=qwen.is_weight)
+
+
+def _split(axis: str, mesh: Mesh, rules: Mapping[str, str]) -> tuple[str, ...]:
+    """The mesh axes that split a logical axis; those of size 1 split nothing."""
+    named = [over for over in rules.get(axis, "").split(",") if over]
+    unknown = [over for over in named if over not in AXES]
+    if unknown:
+        raise MeshError(
+            f"rule {axis}={rules[axis]!r}: {', '.join(unknown)} is no mesh axis; they are {', '.join(AXES)}"
+        )
+    return tuple(over for over in named if mesh.shape.get(over, 1) > 1)
+
+
+def put(tree: Any, where: Any) -> Any:
+    """Arrays as `where` says; every process gives the same ones, and uploads its own slices."""
+
+    def one(x: Any, sharding: NamedSharding) -> jax.Array:
+        if jax.process_count() == 1 or getattr(x, "sharding", None) == sharding:
+            return jax.device_put(x, sharding)
+        x = np.asarray(x)
+        return jax.make_array_from_callback(x.shape, sharding, lambda index: x[index])
+
+    return jax.tree.map(one, tree, where)
 
 
 def rows(mesh: Mesh) -> NamedSharding:

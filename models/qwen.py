@@ -18,6 +18,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax.ad_checkpoint import checkpoint_name
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from models.attention import attention
 
 Params = dict[str, Any]
 Cache = dict[str, tuple[jax.Array, ...]]
@@ -42,6 +46,13 @@ class Config:
     max_positions: int = 32768
 
 
+def _qwen3(d_model: int, layers: int, heads: int, d_ff: int, tied: bool = True) -> Config:
+    """Qwen3 dense: heads of 128 whatever the width, 8 key/value heads, norms of queries and keys, no biases."""
+    return Config(
+        151936, d_model, layers, heads, 8, 128, d_ff, tied=tied, qkv_bias=False, qk_norm=True, max_positions=40960
+    )
+
+
 PRESETS = {
     "tiny": Config(1024, 128, 2, 4, 2, 32, 384),
     "0.5b": Config(151936, 896, 24, 14, 2, 64, 4864),
@@ -51,11 +62,25 @@ PRESETS = {
     "14b": Config(152064, 5120, 48, 40, 8, 128, 13824, tied=False),
     "32b": Config(152064, 5120, 64, 40, 8, 128, 27648, tied=False),
     "72b": Config(152064, 8192, 80, 64, 8, 128, 29568, tied=False),
+    "qwen3-0.6b": _qwen3(1024, 28, 16, 3072),
+    "qwen3-1.7b": _qwen3(2048, 28, 16, 6144),
+    "qwen3-4b": _qwen3(2560, 36, 32, 9728),
+    "qwen3-8b": _qwen3(4096, 36, 32, 12288, tied=False),
+    "qwen3-14b": _qwen3(5120, 40, 40, 17408, tied=False),
+    "qwen3-32b": _qwen3(5120, 64, 64, 25600, tied=False),
+}
+
+# What the backward pass finds kept of the forward pass, layer by layer; the rest it computes again.
+REMAT = {
+    "none": None,  # everything is kept
+    "full": jax.checkpoint_policies.nothing_saveable,  # the input of each layer: a third more compute
+    "attention": jax.checkpoint_policies.save_only_these_names("attention"),  # and the attention's output
+    "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,  # and the outputs of the matrix products
 }
 
 
 class Weight(NamedTuple):
-    """One weight: `std` is that of its normal initialiser; None means ones for a norm and zeros for a bias."""
+    """One weight: `std` is that of its normal initialiser; None means ones for a norm, else zeros."""
 
     shape: tuple[int, ...]
     axes: tuple[str | None, ...]
@@ -114,23 +139,28 @@ def shapes(config: Config, dtype: Any = jnp.float32) -> Any:
 
 
 def init(config: Config, seed: int, dtype: Any = jnp.float32) -> Params:
-    """Random weights as a nested dict of `dtype` arrays. The same seed gives the same weights.
+    """Random weights as a nested dict of `dtype` arrays. The same seed gives the same weights."""
+    return draw(weights(config), seed, dtype)
+
+
+def draw(declared: Any, seed: int, dtype: Any = jnp.float32) -> Any:
+    """Arrays for a tree of `Weight`s.
 
     Drawn by NumPy, one stream for each weight and layer: XLA takes seconds to compile as many draws as there are
     shapes, and any slice of a weight can be drawn without the rest.
     """
 
     def array(path: Any, weight: Weight, index: int) -> jax.Array:
-        if weight.std is None:
-            fill = np.ones if path[-1].key.endswith("norm") else np.zeros
-            return jnp.asarray(fill(weight.shape, np.float32), dtype)
+        if not weight.std:
+            ones = weight.std is None and path[-1].key.endswith("norm")
+            return jnp.asarray(np.full(weight.shape, float(ones), np.float32), dtype)
         layers = weight.shape[0] if weight.axes[0] == "layers" else 1
         streams = (np.random.default_rng((seed, index, layer)) for layer in range(layers))
         drawn = np.stack([s.standard_normal(math.prod(weight.shape) // layers, np.float32) for s in streams])
         return jnp.asarray(np.float32(weight.std) * drawn.reshape(weight.shape), dtype)
 
     index = itertools.count()
-    return jax.tree.map_with_path(lambda path, w: array(path, w, next(index)), weights(config), is_leaf=is_weight)
+    return jax.tree.map_with_path(lambda path, w: array(path, w, next(index)), declared, is_leaf=is_weight)
 
 
 def unembed(config: Config, params: Params) -> jax.Array:
@@ -162,94 +192,10 @@ def rope(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
     return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1).astype(x.dtype)
 
 
-def attention(q: jax.Array, k: jax.Array, v: jax.Array, segments_RT: jax.Array) -> jax.Array:
-    """Causal softmax attention within segments. q_RTHh, k_RTKh, v_RTKh, segments_RT -> out_RTHh.
-
-    Query head i uses key/value head i // (H // K). Blocks of queries meet the keys up to their own end, and the
-    backward pass recomputes the probabilities from their log-sum (as FlashAttention does, arXiv:2205.14135), so that
-    memory is linear in T but for one block of scores.
-    """
-    r, t, heads, head_dim = q.shape
-    kv_heads = k.shape[2]
-    q = (q * head_dim**-0.5).reshape(r, t, kv_heads, heads // kv_heads, head_dim).transpose(0, 2, 3, 1, 4)
-    out = _attention(q, k.swapaxes(1, 2), v.swapaxes(1, 2), segments_RT)
-    return out.transpose(0, 3, 1, 2, 4).reshape(r, t, heads, head_dim)
-
-
-@jax.custom_vjp
-def _attention(q_RKGTh: jax.Array, k_RKTh: jax.Array, v_RKTh: jax.Array, segments_RT: jax.Array) -> jax.Array:
-    return _attention_forward(q_RKGTh, k_RKTh, v_RKTh, segments_RT)[0]
-
-
-def _attention_forward(q, k, v, segments):
-    outs, lses = [], []
-    for rows in _blocks(q.shape[3]):
-        scores = _scores(q, k, segments, rows)
-        top = scores.max(-1, keepdims=True)
-        probs = jnp.exp(scores - top)
-        total = probs.sum(-1, keepdims=True)
-        out = _batched(probs.astype(v.dtype), v[:, :, : rows.stop]) / total
-        outs.append(out.astype(v.dtype))
-        lses.append((top + jnp.log(total))[..., 0])
-    out, lse = jnp.concatenate(outs, axis=3), jnp.concatenate(lses, axis=3)
-    return out, (q, k, v, segments, out, lse)
-
-
-def _attention_backward(residuals, dout):
-    q, k, v, segments, out, lse = residuals
-    delta = jnp.sum(out.astype(jnp.float32) * dout.astype(jnp.float32), axis=-1)
-    dq, dk, dv = [], jnp.zeros(k.shape, jnp.float32), jnp.zeros(v.shape, jnp.float32)
-    for rows in _blocks(q.shape[3]):
-        end = rows.stop
-        probs = jnp.exp(_scores(q, k, segments, rows) - lse[..., rows, None])
-        dprobs = _batched(dout[:, :, :, rows], v[:, :, :end].swapaxes(2, 3))
-        dscores = (probs * (dprobs - delta[..., rows, None])).astype(k.dtype)
-        dq.append(_batched(dscores, k[:, :, :end]).astype(q.dtype))
-        dk = dk.at[:, :, :end].add(_batched_transposed(q[:, :, :, rows], dscores))
-        dv = dv.at[:, :, :end].add(_batched_transposed(dout[:, :, :, rows], probs.astype(v.dtype)))
-    return jnp.concatenate(dq, axis=3), dk.astype(k.dtype), dv.astype(v.dtype), None
-
-
-_attention.defvjp(_attention_forward, _attention_backward)
-
-
-def _blocks(t: int) -> list[slice]:
-    """Blocks of queries: small enough that scores stay in a CPU's cache, few enough to compile quickly."""
-    size = max(64, -(-t // 8))
-    return [slice(start, min(start + size, t)) for start in range(0, t, size)]
-
-
-def _scores(q, k, segments, rows: slice):
-    """Masked scores (R, K, G, rows, rows.stop) in float32."""
-    order = jnp.arange(rows.stop)
-    mask = (segments[:, rows, None] == segments[:, None, : rows.stop]) & (order[rows, None] >= order)
-    scores = _batched(q[:, :, :, rows], k[:, :, : rows.stop].swapaxes(2, 3))
-    return jnp.where(mask[:, None, None], scores, -1e30)
-
-
-def _batched(a, b):
-    """a_RKGtx @ b_RKxy -> (R, K, G, t, y) in float32, the G groups as more rows of one product."""
-    r, kv_heads, groups, t, x = a.shape
-    out = jnp.matmul(a.reshape(r, kv_heads, groups * t, x), b, preferred_element_type=jnp.float32)
-    return out.reshape(r, kv_heads, groups, t, -1)
-
-
-def _batched_transposed(a, b):
-    """b_RKGty transposed @ a_RKGtx, summed over the groups -> (R, K, y, x) in float32.
-
-    Written as (a^T b)^T with a^T made first: XLA would fold both transposes into a product that reads the large b
-    along its columns, several times slower on a CPU.
-    """
-    r, kv_heads, groups, t, x = a.shape
-    a = jax.lax.optimization_barrier(a.reshape(r, kv_heads, groups * t, x).swapaxes(2, 3))
-    b = b.reshape(r, kv_heads, groups * t, -1)
-    return jnp.matmul(a, b, preferred_element_type=jnp.float32).swapaxes(2, 3)
-
-
 def _qkv(c: Config, w: Params, x: jax.Array, cos: jax.Array, sin: jax.Array) -> tuple[jax.Array, ...]:
     """x_..TD -> rotated q_..THh, k_..TKh and v_..TKh."""
     x = rms_norm(x, w["attn_norm"], c.rms_eps)
-    q, k, v = (jnp.einsum("...d,dnh->...nh", x, w[name].astype(x.dtype)) for name in "qkv")
+    q, k, v = (_linear(w, name, x, "...d,dnh->...nh") for name in "qkv")
     if c.qkv_bias:
         q, k, v = (y + w[name + "_bias"].astype(x.dtype) for y, name in zip((q, k, v), "qkv"))
     if c.qk_norm:
@@ -259,10 +205,23 @@ def _qkv(c: Config, w: Params, x: jax.Array, cos: jax.Array, sin: jax.Array) -> 
 
 def _after_attention(c: Config, w: Params, x: jax.Array, out: jax.Array) -> jax.Array:
     """The rest of the layer: output projection and feed-forward, each added to x_..TD."""
-    x = x + jnp.einsum("...nh,nhd->...d", out, w["o"].astype(x.dtype))
+    x = x + _linear(w, "o", out, "...nh,nhd->...d")
     y = rms_norm(x, w["mlp_norm"], c.rms_eps)
-    gate, up = y @ w["gate"].astype(x.dtype), y @ w["up"].astype(x.dtype)
-    return x + (jax.nn.silu(gate) * up) @ w["down"].astype(x.dtype)
+    gate, up = _linear(w, "gate", y, "...d,df->...f"), _linear(w, "up", y, "...d,df->...f")
+    return x + _linear(w, "down", jax.nn.silu(gate) * up, "...f,fd->...d")
+
+
+def _linear(w: Params, name: str, x: jax.Array, equation: str) -> jax.Array:
+    """x through the matrix `name` and, where the layer has one, its low-rank addition (models/lora.py)."""
+    y = jnp.einsum(equation, x, w[name].astype(x.dtype))
+    if name + "_lora_a" not in w:
+        return y
+    inputs, rest = equation.split(",")
+    weight, outputs = rest.split("->")
+    taken = "".join(axis for axis in weight if axis not in outputs)
+    given = weight.removeprefix(taken)
+    low = jnp.einsum(f"{inputs},{taken}r->...r", x, w[name + "_lora_a"].astype(x.dtype))
+    return y + jnp.einsum(f"...r,r{given}->{outputs}", low, w[name + "_lora_b"].astype(x.dtype))
 
 
 # --- packed rows: training and scoring ------------------------------------------------------------------------------
@@ -276,25 +235,67 @@ def hidden(
     segments_RT: jax.Array,
     *,
     dtype: Any = jnp.float32,
-    remat: bool = False,
+    remat: str = "none",
+    attend: str = "auto",
+    mesh: Mesh | None = None,
 ) -> jax.Array:
     """Hidden states h_RTD after the final norm, in `dtype`.
 
     positions_RT count from 0 within each sequence; segments_RT name the sequence of each token, 0 = padding.
     A token attends to the tokens of its own segment that stand before it in the row, and to itself.
+    remat: a name in `REMAT`. attend: one of `attention.IMPLEMENTATIONS`. mesh: of the arguments; None = one device.
     """
     cos, sin = rope_angles(positions_RT, config.head_dim, config.rope_theta)
 
     def layer(x: jax.Array, w: Params) -> tuple[jax.Array, None]:
+        w = _gathered(config, w, x.dtype, mesh)
         q, k, v = _qkv(config, w, x, cos, sin)
-        return _after_attention(config, w, x, attention(q, k, v, segments_RT)), None
+        out = attention(q, k, v, segments_RT, implementation=attend, mesh=mesh)
+        if remat != "none":
+            out = checkpoint_name(out, "attention")
+        return _spread(_after_attention(config, w, x, out), mesh), None
 
-    if remat:
-        layer = jax.checkpoint(layer, prevent_cse=False)
-    x = params["embed"][tokens_RT].astype(dtype)
+    if remat != "none":
+        layer = jax.checkpoint(layer, prevent_cse=False, policy=REMAT[remat])
+    x = _spread(_table(params["embed"], mesh)[tokens_RT].astype(dtype), mesh)
     # Short stacks are unrolled: XLA's CPU loops copy their stacked operands.
     x, _ = jax.lax.scan(layer, x, params["layers"], unroll=config.layers if config.layers <= 4 else 1)
     return rms_norm(x, params["norm"], config.rms_eps)
+
+
+def _gathered(config: Config, w: Params, dtype: Any, mesh: Mesh | None) -> Params:
+    """A layer's weights as they are used: in `dtype`, split over tensor alone.
+
+    Said because the compiler would rather leave the weights where they are stored and sum partial activations over all
+    devices, which are far larger. This way it gathers weights in `dtype` and scatters the sums of their gradients.
+    """
+    if mesh is None or mesh.size == 1:
+        return w
+    declared = weights(config)["layers"]
+
+    def one(name: str, array: jax.Array) -> jax.Array:
+        if name not in declared:
+            return array
+        spec = ("tensor" if axis in ("heads", "kv_heads", "mlp") else None for axis in declared[name].axes[1:])
+        return jax.lax.with_sharding_constraint(array.astype(dtype), NamedSharding(mesh, PartitionSpec(*spec)))
+
+    return {name: one(name, array) for name, array in w.items()}
+
+
+def _table(embed_VD: jax.Array, mesh: Mesh | None) -> jax.Array:
+    """The embedding for look-ups, whole rows at a time: from pieces of rows the compiler would gather the results. Not
+    yet in the computation's dtype, in which the gradients of a frequent token would not add up."""
+    if mesh is None or mesh.size == 1:
+        return embed_VD
+    return jax.lax.with_sharding_constraint(embed_VD, NamedSharding(mesh, PartitionSpec("tensor", None)))
+
+
+def _spread(x_RTD: jax.Array, mesh: Mesh | None) -> jax.Array:
+    """Rows over data and fsdp, tokens over sequence. Left to itself the compiler may keep the split of the weights."""
+    if mesh is None or mesh.size == 1:
+        return x_RTD
+    where = NamedSharding(mesh, PartitionSpec(("data", "fsdp"), "sequence", None))
+    return jax.lax.with_sharding_constraint(x_RTD, where)
 
 
 def token_logp(

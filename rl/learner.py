@@ -9,7 +9,9 @@ Letters: M micro-batches of r rows of T tokens; S shards of the batch; n = r * T
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import dataclasses
+import math
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -19,41 +21,139 @@ import numpy as np
 import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from models import lora, qwen
 from models import mesh as meshes
-from models import qwen
-from rl import losses
+from rl import losses, optim
 from rl.packing import Packed
 
 State = dict[str, Any]
 
 
-def state_shardings(config: qwen.Config, optimizer: optax.GradientTransformation, mesh: Mesh | None) -> State | None:
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """How the state is kept.
+
+    rules: logical axes to mesh axes, see models/mesh.py. master: dtype of what is trained; in bfloat16 it is rounded
+    stochastically, so that updates smaller than its steps add up. offload: the optimizer's moments stay in the host's
+    memory between updates. lora: train adapters instead of the weights.
+    """
+
+    rules: Mapping[str, str] = dataclasses.field(default_factory=lambda: meshes.RULES)
+    master: str = "float32"
+    offload: bool = False
+    lora: lora.LoRA | None = None
+
+
+def state_shardings(
+    config: qwen.Config, optimizer: optax.GradientTransformation, mesh: Mesh | None, layout: Layout | None = None
+) -> State | None:
     """Where each part of the state lives: the moments of a parameter with the parameter, counters everywhere."""
     if mesh is None:
         return None
-    params = meshes.shardings(config, mesh)
-    shapes = jax.eval_shape(partial(qwen.init, config, 0))
+    layout = layout or Layout()
+    base = meshes.shardings(config, mesh, layout.rules)
+    params, shapes = base, qwen.shapes(config)
+    if layout.lora:
+        params = meshes.places(lora.weights(config, layout.lora), mesh, layout.rules)
+        shapes = lora.shapes(config, layout.lora)
     everywhere = NamedSharding(mesh, PartitionSpec())
+    moments = params
+    if layout.offload:
+        moments = jax.tree.map(lambda where: where.with_memory_kind("pinned_host"), params)
     opt = optax.tree_utils.tree_map_params(
-        optimizer, lambda _, where: where, jax.eval_shape(optimizer.init, shapes), params,
+        optimizer, lambda _, where: where, jax.eval_shape(optimizer.init, shapes), moments,
         transform_non_params=lambda _: everywhere,
     )  # fmt: skip
-    return {"params": params, "opt": opt, "step": everywhere, "skipped": everywhere}
+    state = {"params": params, "opt": opt, "step": everywhere, "skipped": everywhere}
+    return state | {"base": base} if layout.lora else state
+
+
+def state_shapes(
+    config: qwen.Config,
+    optimizer: optax.GradientTransformation,
+    mesh: Mesh | None,
+    layout: Layout | None = None,
+    *,
+    frozen_dtype: Any = jnp.float32,
+) -> State:
+    """The state as ShapeDtypeStructs with their shardings, to compile an update without any weights.
+
+    frozen_dtype: of the weights that adapters are added to.
+    """
+    layout = layout or Layout()
+    shapes = qwen.shapes(config, layout.master)
+    if layout.lora:
+        shapes = lora.shapes(config, layout.lora, layout.master)
+    state = jax.eval_shape(partial(_new_state, optimizer), shapes)
+    if layout.lora:
+        state["base"] = qwen.shapes(config, frozen_dtype)
+    if mesh is None:
+        return state
+    places = state_shardings(config, optimizer, mesh, layout)
+    return jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), state, places)
+
+
+def bytes_per_device(state: State) -> dict[str, int]:
+    """Bytes that a device keeps of a state given as ShapeDtypeStructs: {"device": ..., "pinned_host": ...}."""
+    kept = {"device": 0, "pinned_host": 0}
+    for x in jax.tree.leaves(state):
+        where = x.sharding
+        size = math.prod(where.shard_shape(x.shape) if where else x.shape) * x.dtype.itemsize
+        kept["pinned_host" if where and where.memory_kind == "pinned_host" else "device"] += size
+    return kept
 
 
 def init_state(
-    config: qwen.Config, params: qwen.Params, optimizer: optax.GradientTransformation, mesh: Mesh | None = None
+    config: qwen.Config,
+    params: qwen.Params,
+    optimizer: optax.GradientTransformation,
+    mesh: Mesh | None = None,
+    layout: Layout | None = None,
+    *,
+    seed: int = 0,
 ) -> State:
-    """{"params", "opt", "step": updates asked for, "skipped": of those, not applied}, placed on the mesh."""
+    """{"params", "opt", "step": updates asked for, "skipped": of those, not applied}, placed on the mesh.
 
-    def make(params):
-        zero = jnp.zeros((), jnp.int32)
-        return {"params": params, "opt": optimizer.init(params), "step": zero, "skipped": zero + 0}
-
-    shardings = state_shardings(config, optimizer, mesh)
+    With adapters, "params" are these, drawn from `seed`, and "base" the weights given, in their dtype.
+    """
+    layout, base = layout or Layout(), None
+    shardings = state_shardings(config, optimizer, mesh, layout)
+    if layout.lora:
+        base, params = params, lora.init(config, layout.lora, seed)
+        if mesh is not None:
+            base = meshes.put(base, shardings.pop("base"))
     if mesh is not None:
-        params = jax.device_put(params, shardings["params"])
-    return jax.jit(make, out_shardings=shardings)(params)
+        params = meshes.put(params, shardings["params"])
+    master = jnp.dtype(layout.master)
+    if any(x.dtype != master for x in jax.tree.leaves(params)):
+        params = jax.tree.map(lambda x: x.astype(master), params)
+    state = jax.jit(partial(_new_state, optimizer), out_shardings=shardings)(params)
+    return state if base is None else state | {"base": base}
+
+
+def _new_state(optimizer: optax.GradientTransformation, params: qwen.Params) -> State:
+    zero = jnp.zeros((), jnp.int32)
+    opt = optimizer.init(jax.tree.map(_wide, params))
+    return {"params": params, "opt": opt, "step": zero, "skipped": zero + 0}
+
+
+def _wide(x):
+    return x.astype(jnp.float32)
+
+
+def whole(state: State, layout: Layout | None = None) -> qwen.Params:
+    """What `make_logp`'s function takes: the parameters, with adapters beside the weights they are added to."""
+    return lora.join(state["base"], state["params"], layout.lora) if "base" in state else state["params"]
+
+
+def trained(state: State) -> State:
+    """What a checkpoint has to hold: all but the weights that adapters are added to, which do not change."""
+    return {name: part for name, part in state.items() if name != "base"}
+
+
+def merged(state: State, layout: Layout | None = None) -> qwen.Params:
+    """The policy as ordinary parameters: for engines and exports."""
+    return lora.merge(state["base"], state["params"], layout.lora) if "base" in state else state["params"]
 
 
 def make_update(
@@ -67,7 +167,9 @@ def make_update(
     aggregate: str = "token-mean",
     horizon: int | None = None,
     dtype: Any = jnp.float32,
-    remat: bool = False,
+    remat: str = "none",
+    attend: str = "auto",
+    layout: Layout | None = None,
     chunk: int = 1024,
     **loss: Any,
 ) -> Callable[[State, Packed], tuple[State, dict[str, jax.Array]]]:
@@ -81,31 +183,40 @@ def make_update(
         most there will be, and there is one program.
       temperature: what the log-probabilities are taken at.
       aggregate, horizon: see `losses.aggregation_weights`, over the whole mini-batch.
-      dtype, remat: of the forward pass, see `qwen.hidden`. chunk: tokens per pass through the unembedding.
+      dtype, remat, attend: of the forward pass, see `qwen.hidden`. layout: how the state is kept.
+      chunk: tokens that a device puts through the unembedding at once.
       loss: see `losses.token_loss`.
 
     Metrics are scalars on the device. "loss" is what was minimised, "grad_norm" before clipping, "skipped" is 1 when
     either was not finite: then parameters and optimizer stay as they were. "tokens" trained. The others are means
-    over trained tokens, see `losses`; "ratio/max" and "mismatch/max" (largest |log pi - log pi_sampled|) are maxima.
-    "mismatch/*" is the gap between engine and learner as long as the weights are those that sampled.
+    over trained tokens, see `losses`; "ratio/max", "importance_weight/max" and "mismatch/max" (largest
+    |log pi - log pi_sampled|) are maxima. "mismatch/*" is the gap between engine and learner as long as the weights
+    are those that sampled.
     """
-    shards = _check_shards(mesh, micro_rows)
+    _check_rows(mesh, micro_rows)
+    layout = layout or Layout()
+    shardings = state_shardings(config, optimizer, mesh, layout)
     entropy_gradient = bool(loss.get("entropy_coef"))
 
-    def micro_loss(params, micro):
+    def micro_loss(params, base, micro):
+        if base is not None:
+            params = lora.join(base, params, layout.lora)
         logp_RT, entropy_RT = _logp(
-            config, params, micro, shards, temperature=temperature, dtype=dtype, remat=remat, chunk=chunk,
-            entropy_gradient=entropy_gradient,
+            config, params, micro, mesh, temperature=temperature, dtype=dtype, remat=remat, attend=attend,
+            chunk=chunk, entropy_gradient=entropy_gradient,
         )  # fmt: skip
         loss_RT, stats = losses.token_loss(logp_RT, entropy_RT, micro, **loss)
-        peaks = {} if loss.get("objective") == "nll" else _peaks(logp_RT, micro)
+        peaks = {} if loss.get("objective") == "nll" else _peaks(logp_RT, micro, loss)
         return jnp.sum(micro["weight"] * loss_RT), (_sums(stats), peaks)
 
     def step(state, batch):
         flat = {name: batch[name].reshape(-1, batch[name].shape[-1]) for name in ("mask", "segments")}
         weight = losses.aggregation_weights(flat["mask"], flat["segments"], aggregate=aggregate, horizon=horizon)
         batch = batch | {"weight": weight.reshape(batch["mask"].shape)}
-        grad = jax.value_and_grad(micro_loss, has_aux=True)
+
+        def grad(params, micro):
+            result, grads = jax.value_and_grad(micro_loss, has_aux=True)(params, state.get("base"), micro)
+            return result, jax.tree.map(_wide, grads)
 
         def body(i, totals):
             (loss, (sums, peaks)), grads = grad(state["params"], _micro(batch, i))
@@ -116,9 +227,10 @@ def make_update(
         start = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), (loss, sums, grads, peaks))
         loss, sums, grads, peaks = jax.lax.fori_loop(0, _trips(batch), body, start)
         means = {name: total / jnp.maximum(count, 1) for name, (total, count) in sums.items()}
-        return _apply(state, optimizer, loss, grads, means | peaks | {"tokens": jnp.sum(batch["mask"])})
+        near = _on_device(shardings["opt"]) if layout.offload and mesh is not None else None
+        return _apply(state, optimizer, loss, grads, means | peaks | {"tokens": jnp.sum(batch["mask"])}, near)
 
-    jitted = jax.jit(step, donate_argnums=0, out_shardings=(state_shardings(config, optimizer, mesh), None))
+    jitted = jax.jit(step, donate_argnums=0, out_shardings=(shardings, _everywhere(mesh)))
 
     def update(state, packed):
         if packed.rows == 0:
@@ -139,19 +251,21 @@ def make_logp(
     capacity_rows: int = 0,
     temperature: float = 1.0,
     dtype: Any = jnp.float32,
+    attend: str = "auto",
     chunk: int = 1024,
 ) -> Callable[[qwen.Params, Packed], np.ndarray]:
     """Make `logp(params, packed) -> logp_RT`: float32 on the host, 0 where nothing trains. Arguments: `make_update`."""
-    shards = _check_shards(mesh, micro_rows)
+    _check_rows(mesh, micro_rows)
+    options = {"temperature": temperature, "dtype": dtype, "attend": attend, "chunk": chunk}
 
     def score(params, batch):
         def body(i, out):
-            logp, _ = _logp(config, params, _micro(batch, i), shards, temperature=temperature, dtype=dtype, chunk=chunk)
+            logp, _ = _logp(config, params, _micro(batch, i), mesh, **options)
             return jax.lax.dynamic_update_index_in_dim(out, logp, i, 0)
 
         return jax.lax.fori_loop(0, _trips(batch), body, jnp.zeros(batch["mask"].shape, jnp.float32))
 
-    jitted = jax.jit(score)
+    jitted = jax.jit(score, out_shardings=_everywhere(mesh))
 
     def logp(params, packed):
         out = jitted(params, _batch(packed, mesh, micro_rows, capacity_rows))
@@ -164,14 +278,22 @@ def make_logp(
 # --- batches ---------------------------------------------------------------------------------------------------------
 
 
-def _check_shards(mesh: Mesh | None, micro_rows: int) -> int:
-    """How many shards rows are spread over."""
-    shards = 1 if mesh is None else mesh.shape["data"] * mesh.shape["fsdp"]
+def _check_rows(mesh: Mesh | None, micro_rows: int) -> None:
+    shards, _ = _cuts(mesh)
     if micro_rows < 1 or micro_rows % shards:
         raise ValueError(
             f"micro_rows={micro_rows} must be a multiple of {shards}, the devices that rows are spread over"
         )
-    return shards
+
+
+def _everywhere(mesh: Mesh | None) -> NamedSharding | None:
+    """For what the host reads: every process has to hold all of it."""
+    return None if mesh is None or mesh.size == 1 else NamedSharding(mesh, PartitionSpec())
+
+
+def _cuts(mesh: Mesh | None) -> tuple[int, int]:
+    """Into how many pieces the rows and the tokens of a batch are cut."""
+    return (1, 1) if mesh is None else (mesh.shape["data"] * mesh.shape["fsdp"], mesh.shape["sequence"])
 
 
 def _batch(packed: Packed, mesh: Mesh | None, micro_rows: int, capacity_rows: int) -> dict[str, jax.Array]:
@@ -199,7 +321,10 @@ def _batch(packed: Packed, mesh: Mesh | None, micro_rows: int, capacity_rows: in
             batch[name] = padded.reshape(micro_batches, micro_rows, width)
     if mesh is None:
         return batch
-    return jax.device_put(batch, NamedSharding(mesh, PartitionSpec(None, *meshes.rows(mesh).spec)))
+    if width % mesh.shape["sequence"]:
+        raise ValueError(f"rows of {width} tokens cannot be cut into sequence={mesh.shape['sequence']} pieces")
+    where = NamedSharding(mesh, PartitionSpec(None, *meshes.rows(mesh).spec))
+    return meshes.put(batch, dict.fromkeys(batch, where))
 
 
 def _micro(batch: dict[str, jax.Array], i) -> dict[str, jax.Array]:
@@ -215,7 +340,7 @@ def _trips(batch: dict[str, jax.Array]) -> jax.Array:
 
 
 def _logp(
-    config, params, micro, shards: int, *, temperature, dtype, chunk: int, remat: bool = False,
+    config, params, micro, mesh: Mesh | None, *, temperature, dtype, chunk: int, attend: str, remat: str = "none",
     entropy_gradient: bool = False,
 ):  # fmt: skip
     """(logp_RT, entropy_RT) of a micro-batch, 0 where a token does not train.
@@ -224,45 +349,92 @@ def _logp(
     any are skipped.
     """
     h_RTD = qwen.hidden(
-        config, params, micro["tokens"], micro["positions"], micro["segments"], dtype=dtype, remat=remat
-    )
-    w_DV = qwen.unembed(config, params)
-    mask_Sn = micro["mask"].reshape(shards, -1)
+        config, params, micro["tokens"], micro["positions"], micro["segments"], dtype=dtype, remat=remat,
+        attend=attend, mesh=mesh,
+    )  # fmt: skip
+    w_DV = _gathered(qwen.unembed(config, params), mesh, dtype)
+    rows, columns = _cuts(mesh)
+    shards = rows * columns
+    mask_Sn = _cut(micro["mask"], rows, columns)
     n = mask_Sn.shape[1]
     front_Sn, back_Sn = _compaction(mask_Sn)
     # The token at t is predicted from t - 1. The first token of a row never trains, so no row reads from another.
-    h_SnD = _permute(h_RTD.reshape(shards, n, -1), (front_Sn - 1) % n, jnp.roll(back_Sn, -1, axis=1))
-    targets_Sn = jnp.take_along_axis(micro["tokens"].reshape(shards, n), front_Sn, axis=1)
+    if columns == 1:
+        h_SnD = _permute(h_RTD.reshape(shards, n, -1), (front_Sn - 1) % n, jnp.roll(back_Sn, -1, axis=1))
+    else:
+        h_SnD = _permute(_cut(jnp.roll(h_RTD, 1, axis=1), rows, columns), front_Sn, back_Sn)
+    targets_Sn = jnp.take_along_axis(_cut(micro["tokens"], rows, columns), front_Sn, axis=1)
 
-    size = min(n, max(1, chunk // shards))
+    size = min(n, max(1, chunk))
     chunks = -(-n // size)
     pad = ((0, 0), (0, chunks * size - n))
     h_CSsD = jnp.pad(h_SnD, (*pad, (0, 0))).reshape(shards, chunks, size, -1).swapaxes(0, 1)
     targets_CSs = jnp.pad(targets_Sn, pad).reshape(shards, chunks, size).swapaxes(0, 1)
     trained = jnp.max(jnp.sum(mask_Sn, axis=1))
 
-    def through(h_SsD, targets_Ss):
-        h_ND, targets_N = h_SsD.reshape(shards * size, -1), targets_Ss.reshape(-1)
-        logp_N, entropy_N = qwen.token_logp(h_ND, w_DV, targets_N, temperature=temperature, chunk=shards * size)
-        if entropy_gradient:
-            entropy_N = _entropy(h_ND, w_DV, temperature)
-        return logp_N.reshape(shards, size), entropy_N.reshape(shards, size)
+    def walk(h_CSsD, targets_CSs, trained, w_DV):
+        here = h_CSsD.shape[1]  # shards: all of them, or on a mesh the one of this device
+        w_DV = _wide(w_DV)  # so that its gradients are summed over chunks in float32
 
-    @jax.checkpoint  # else every chunk would keep a copy of w_DV for its backward pass
-    def one(_, xs):
-        start, h_SsD, targets_Ss = xs
-        nothing = jnp.zeros((shards, size), jnp.float32)
-        skip = lambda *_: (nothing, nothing)  # noqa: E731
-        return None, jax.lax.cond(start < trained, through, skip, h_SsD, targets_Ss)
+        def through(h_SsD, targets_Ss):
+            h_ND, targets_N = h_SsD.reshape(here * size, -1), targets_Ss.reshape(-1)
+            logp_N, entropy_N = qwen.token_logp(h_ND, w_DV, targets_N, temperature=temperature, chunk=here * size)
+            if entropy_gradient:
+                entropy_N = _entropy(h_ND, w_DV, temperature)
+            return logp_N.reshape(here, size), entropy_N.reshape(here, size)
 
-    _, pair = jax.lax.scan(one, None, (size * jnp.arange(chunks), h_CSsD, targets_CSs))
+        @jax.checkpoint  # else every chunk would keep a copy of w_DV for its backward pass
+        def one(_, xs):
+            start, h_SsD, targets_Ss = xs
+            nothing = jnp.zeros((here, size), jnp.float32)
+            skip = lambda *_: (nothing, nothing)  # noqa: E731
+            return None, jax.lax.cond(start < trained, through, skip, h_SsD, targets_Ss)
+
+        return jax.lax.scan(one, None, (size * jnp.arange(chunks), h_CSsD, targets_CSs))[1]
+
+    pair = _on_shards(walk, mesh)(h_CSsD, targets_CSs, trained, w_DV)
     on_RT = micro["mask"] > 0
 
     def spread(y_CSs):
         y_Sn = _permute(y_CSs.swapaxes(0, 1).reshape(shards, -1)[:, :n], back_Sn, front_Sn)
-        return jnp.where(on_RT, y_Sn.reshape(on_RT.shape), 0)
+        return jnp.where(on_RT, _joined(y_Sn, on_RT.shape, rows, columns), 0)
 
     return spread(pair[0]), spread(pair[1])
+
+
+def _gathered(w_DV, mesh: Mesh | None, dtype):
+    """The output head, split over the vocabulary only: gathered once, and not again for each chunk."""
+    if mesh is None or mesh.size == 1:
+        return w_DV
+    return jax.lax.with_sharding_constraint(w_DV.astype(dtype), NamedSharding(mesh, PartitionSpec(None, "tensor")))
+
+
+def _on_shards(walk, mesh: Mesh | None):
+    """`walk` on each shard by itself: the gradient of the output head is summed over them once, and not per chunk."""
+    if mesh is None or mesh.size == 1:
+        return walk
+    axes = ("data", "fsdp", "sequence")
+    shards, everywhere = PartitionSpec(None, axes), PartitionSpec()
+    return jax.shard_map(
+        walk, mesh=mesh, in_specs=(shards, shards, everywhere, everywhere), out_specs=shards, axis_names=set(axes),
+        check_vma=False,
+    )  # fmt: skip
+
+
+def _cut(x_RT, rows: int, columns: int):
+    """(R, T, ...) as (rows * columns, n, ...): what each device holds, its tokens in a row."""
+    if columns == 1:
+        return x_RT.reshape(rows, -1, *x_RT.shape[2:])
+    r, t, *rest = x_RT.shape
+    return x_RT.reshape(rows, r // rows, columns, t // columns, *rest).swapaxes(1, 2).reshape(rows * columns, -1, *rest)
+
+
+def _joined(x_Sn, shape: tuple[int, int], rows: int, columns: int):
+    """The inverse of `_cut`."""
+    if columns == 1:
+        return x_Sn.reshape(shape)
+    r, t = shape
+    return x_Sn.reshape(rows, columns, r // rows, t // columns).swapaxes(1, 2).reshape(shape)
 
 
 def _entropy(h_ND, w_DV, temperature):
@@ -305,21 +477,41 @@ def _sums(stats: losses.Stats) -> dict[str, tuple[jax.Array, jax.Array]]:
     return sums
 
 
-def _peaks(logp_RT, micro) -> dict[str, jax.Array]:
+def _peaks(logp_RT, micro, loss) -> dict[str, jax.Array]:
     own_RT = (micro["mask"] > 0) & ~(micro["guided"] > 0)
     ratio = jnp.exp(losses.log_ratio(logp_RT, micro["old_logp"], micro["mask"]))
     gap = jnp.abs(losses.log_ratio(logp_RT, micro["logp"], own_RT))
-    return jax.lax.stop_gradient({"ratio/max": jnp.max(ratio), "mismatch/max": jnp.max(gap)})
+    peaks = {"ratio/max": jnp.max(ratio), "mismatch/max": jnp.max(gap)}
+    if loss.get("importance_cap") is not None:
+        options = {name.removeprefix("importance_"): loss[name] for name in loss if name.startswith("importance_")}
+        weight_RT, _ = losses.importance_weight(
+            micro["old_logp"], micro["logp"], own_RT, micro["segments"], **options
+        )  # fmt: skip
+        peaks["importance_weight/max"] = jnp.max(jnp.where(micro["mask"] > 0, weight_RT, 0))
+    return jax.lax.stop_gradient(peaks)
 
 
-def _apply(state, optimizer, loss, grads, metrics):
-    """One optimizer step, or none at all if the loss or the gradient is not finite."""
+def _apply(state, optimizer, loss, grads, metrics, near):
+    """One optimizer step, or none at all if the loss or the gradient is not finite.
+
+    near: where moments that wait in the host's memory are put for it; None = they are there.
+    """
     norm = optax.global_norm(grads)
     finite = jnp.isfinite(loss) & jnp.isfinite(norm)
-    updates, opt = optimizer.update(grads, state["opt"], state["params"])
-    moved = {"params": optax.apply_updates(state["params"], updates), "opt": opt}
-    kept = {"params": state["params"], "opt": state["opt"]}
+    opt = state["opt"] if near is None else jax.device_put(state["opt"], near)
+    wide = jax.tree.map(_wide, state["params"])
+    updates, moved_opt = optimizer.update(grads, opt, wide)
+    params = optax.apply_updates(wide, updates)
+    if any(x.dtype != jnp.float32 for x in jax.tree.leaves(state["params"])):
+        params = optim.rounded(params, state["params"], jax.random.fold_in(jax.random.key(0), state["step"]))
+    moved = {"params": params, "opt": moved_opt}
+    kept = {"params": state["params"], "opt": opt}
     skipped = 1 - finite.astype(jnp.int32)
     new = jax.tree.map(lambda a, b: jnp.where(finite, a, b), moved, kept)
     new |= {"step": state["step"] + 1, "skipped": state["skipped"] + skipped}
+    new |= {"base": state["base"]} if "base" in state else {}
     return new, metrics | {"loss": loss, "grad_norm": norm, "skipped": skipped}
+
+
+def _on_device(shardings):
+    return jax.tree.map(lambda where: where.with_memory_kind("device"), shardings)

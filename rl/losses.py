@@ -146,14 +146,36 @@ def kl_penalty(logp_RT, ref_logp_RT, mask_RT, *, kind: str = "k3"):
     raise ValueError(f"kind={kind!r}: choose k1, k2 or k3")
 
 
-def importance_weight(old_logp_RT, sampled_logp_RT, mask_RT, *, cap: float):
-    """min(pi_old / pi_sampled, cap) per token, without gradient: truncated importance sampling.
+def importance_weight(
+    old_logp_RT,
+    sampled_logp_RT,
+    mask_RT,
+    segments_RT=None,
+    *,
+    cap: float,
+    level: str = "token",
+    band: tuple[float, float] | None = None,
+):
+    """Truncated importance sampling: (weight_RT, kept_RT), weight = min(r, cap) without gradient, 0 where not kept.
 
+    r = pi_old / pi_sampled, of each token ("token") or the product over the tokens of its sequence ("sequence").
     Corrects for an engine whose probabilities are not the learner's (Yao et al., "Your efficient RL framework
-    secretly brings you off-policy RL training", 2025). Exactly 1 where `old` is what the engine reported.
+    secretly brings you off-policy RL training", 2025). Exactly 1 where `old` is what the engine reported. With `band`
+    = (low, high) tokens, or sequences, with r outside of it are masked: beyond some gap a weight only adds variance.
     """
-    ratio_RT = jnp.exp(log_ratio(old_logp_RT, sampled_logp_RT, mask_RT))
-    return jax.lax.stop_gradient(jnp.minimum(ratio_RT, cap))
+    ratio_RT = log_ratio(old_logp_RT, sampled_logp_RT, mask_RT)
+    if level == "sequence":
+        if segments_RT is None:
+            segments_RT = jnp.ones(mask_RT.shape, jnp.int32)
+        total_RT = segment_sum(ratio_RT, segments_RT)
+        ratio_RT = jnp.where(mask_RT > 0, jnp.clip(total_RT, -LOG_RATIO_LIMIT, LOG_RATIO_LIMIT), 0)
+    elif level != "token":
+        raise ValueError(f"level={level!r}: choose token or sequence")
+    ratio_RT = jax.lax.stop_gradient(jnp.exp(ratio_RT))
+    kept_RT = jnp.ones(ratio_RT.shape, bool)
+    if band is not None:
+        kept_RT = (mask_RT <= 0) | ((ratio_RT >= band[0]) & (ratio_RT <= band[1]))
+    return jnp.where(kept_RT, jnp.minimum(ratio_RT, cap), 0), kept_RT
 
 
 def mismatch(learner_logp_RT, sampled_logp_RT, mask_RT) -> Stats:
@@ -262,6 +284,8 @@ def token_loss(
     kl: str = "k3",
     entropy_coef: float = 0.0,
     importance_cap: float | None = None,
+    importance_level: str = "token",
+    importance_band: tuple[float, float] | None = None,
     **clip: float | None,
 ) -> tuple[jax.Array, Stats]:
     """Everything a training step minimises, per token: (loss_RT, metrics).
@@ -272,7 +296,8 @@ def token_loss(
         ratio is against), "ref_logp".
       objective: "nll" for imitation, or one of `policy_token_loss`, which takes `clip`.
       kl_coef, kl: weight and kind of `kl_penalty`. entropy_coef: weight of an entropy bonus.
-      importance_cap: cap of `importance_weight`, on tokens of unguided rollouts; None leaves the weights out.
+      importance_cap, importance_level, importance_band: of `importance_weight`, on tokens of unguided rollouts; a cap
+        of None leaves the weights out.
     """
     mask_RT = batch["mask"]
     on_RT = mask_RT > 0
@@ -288,9 +313,17 @@ def token_loss(
         own_RT = on_RT & ~(batch["guided"] > 0)
         stats |= policy_stats | mismatch(logp_RT, batch["logp"], own_RT)
         if importance_cap is not None:
-            weight_RT = importance_weight(old_RT, batch["logp"], own_RT, cap=importance_cap)
+            weight_RT, kept_RT = importance_weight(
+                old_RT, batch["logp"], own_RT, batch["segments"],
+                cap=importance_cap, level=importance_level, band=importance_band,
+            )  # fmt: skip
             loss_RT = weight_RT * loss_RT
             stats["importance_weight"] = (weight_RT, mask_RT)
+            if importance_band is not None:
+                gap_RT = mismatch(old_RT, batch["logp"], own_RT)["mismatch/kl"][0]
+                stats["importance_masked"] = (~kept_RT, own_RT)
+                stats["mismatch/kl_kept"] = (gap_RT, own_RT & kept_RT)
+                stats["mismatch/kl_masked"] = (gap_RT, own_RT & ~kept_RT)
     if kl_coef:
         kl_RT = kl_penalty(logp_RT, batch["ref_logp"], mask_RT, kind=kl)
         loss_RT = loss_RT + kl_coef * kl_RT

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import optax
 
 SCHEDULES = ("constant", "linear", "cosine")
@@ -52,3 +53,23 @@ def optimizer(
     """AdamW after clipping by the global norm (None = none); `learning_rate` is a number or a `schedule`."""
     adamw = optax.adamw(learning_rate, b1=b1, b2=b2, eps=eps, weight_decay=weight_decay, mask=decayed)
     return adamw if clip_norm is None else optax.chain(optax.clip_by_global_norm(clip_norm), adamw)
+
+
+def rounded(params: Any, like: Any, key: jax.Array) -> Any:
+    """float32 `params` in the dtypes of `like`; to bfloat16 by chance, up or down, so that the expectation is exact.
+
+    Rounding to the nearest would lose every update below 1/512 of a weight. Which way each goes depends on `key` and on
+    its place in the array, not on how it is sharded.
+    """
+    leaves, tree = jax.tree.flatten(params)
+    keys = jax.random.split(key, len(leaves))
+
+    def one(x: jax.Array, old: jax.Array, key: jax.Array) -> jax.Array:
+        if old.dtype != jnp.bfloat16:
+            return x.astype(old.dtype)
+        noise = jax.random.bits(key, x.shape, jnp.uint16).astype(jnp.uint32)
+        bits = jax.lax.bitcast_convert_type(x, jnp.uint32)
+        short = jax.lax.bitcast_convert_type((bits + noise) & jnp.uint32(0xFFFF0000), jnp.float32)
+        return jnp.where(jnp.isfinite(x), short, x).astype(jnp.bfloat16)
+
+    return jax.tree.unflatten(tree, [one(*args) for args in zip(leaves, jax.tree.leaves(like), keys)])

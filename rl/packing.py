@@ -16,7 +16,7 @@ class SampleTooLong(ValueError):
 
 @dataclass
 class Packed:
-    """Rows of tokens, (R, T) arrays. In padding every array is 0, `sample_RT` is -1."""
+    """Rows of tokens, (R, T) arrays. In padding every array is 0, `sample_RT` and `version_RT` are -1."""
 
     tokens_RT: np.ndarray  # int32
     positions_RT: np.ndarray  # int32, from 0 within each sample
@@ -26,6 +26,8 @@ class Packed:
     advantage_RT: np.ndarray  # float32
     guided_RT: np.ndarray  # bool
     sample_RT: np.ndarray  # int32: index into the packed samples
+    version_RT: np.ndarray | None = None  # int32: of the weights that sampled each token, -1 outside the mask
+    envs: tuple[str, ...] = ()  # the world of each packed sample
     old_logp_RT: np.ndarray | None = None  # what the ratio is taken against; None = logp_RT
     ref_logp_RT: np.ndarray | None = None  # of the reference policy, where a KL penalty needs it
 
@@ -71,6 +73,7 @@ def pack(samples: Sequence[Sample], row_tokens: int) -> Packed:
     packed = Packed(
         tokens_RT=empty(np.int32), positions_RT=empty(np.int32), segments_RT=empty(np.int32), mask_RT=empty(bool),
         logp_RT=empty(np.float32), advantage_RT=empty(np.float32), guided_RT=empty(bool), sample_RT=empty(np.int32, -1),
+        version_RT=empty(np.int32, -1), envs=tuple(sample.env for sample in samples),
     )  # fmt: skip
     for r, row in enumerate(rows):
         start = 0
@@ -85,5 +88,6 @@ def pack(samples: Sequence[Sample], row_tokens: int) -> Packed:
             packed.advantage_RT[r, here] = sample.advantage
             packed.guided_RT[r, here] = sample.guided
             packed.sample_RT[r, here] = item
+            packed.version_RT[r, here] = sample.version
             start += len(sample)
     return packed

@@ -88,18 +88,19 @@ async def rollouts(
     jobs: Sequence[Job],
     *,
     worlds: Worlds,
-    concurrency: int = 64,
+    concurrency: int | asyncio.Semaphore = 64,
     retry: Retry = Retry(),
     progress: Callable[[int, int, Trajectory], None] | None = None,
     **settings: Any,
 ) -> list[Trajectory]:
-    """Play every job, at most `concurrency` at a time; trajectories in the order of the jobs.
+    """Play every job, at most `concurrency` at a time (a semaphore is shared with other calls); trajectories in the
+    order of the jobs.
 
     settings: engine, tokenizer, limits and what else `rollout` takes, the same for all. progress: called with the
     number done, the total and the trajectory that just ended. Raises EngineFault; an exception or a cancellation
     leaves nothing running.
     """
-    places = asyncio.Semaphore(concurrency)
+    places = asyncio.Semaphore(concurrency) if isinstance(concurrency, int) else concurrency
     done = 0
 
     async def play(job: Job) -> Trajectory:

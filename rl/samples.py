@@ -22,6 +22,8 @@ class Sample:
     advantage: np.ndarray | None = None  # (T,) float32, 0 outside the mask
     guided: bool = False
     trajectory: int = 0  # index of the trajectory it comes from
+    version: np.ndarray | None = None  # (T,) int32: of the weights that sampled each token, -1 outside the mask
+    env: str = ""  # the world it was sampled in
 
     def __post_init__(self):
         n = len(self.tokens)
@@ -29,7 +31,9 @@ class Sample:
         self.step_ids = np.full(n, -1, np.int32) if self.step_ids is None else np.asarray(self.step_ids, np.int32)
         self.logp = np.zeros(n, np.float32) if self.logp is None else np.asarray(self.logp, np.float32)
         self.advantage = np.zeros(n, np.float32) if self.advantage is None else np.asarray(self.advantage, np.float32)
-        lengths = {len(array) for array in (self.tokens, self.mask, self.step_ids, self.logp, self.advantage)}
+        self.version = np.full(n, -1, np.int32) if self.version is None else np.asarray(self.version, np.int32)
+        arrays = (self.tokens, self.mask, self.step_ids, self.logp, self.advantage, self.version)
+        lengths = {len(array) for array in arrays}
         if lengths != {n}:
             raise ValueError(f"the arrays of a sample have lengths {sorted(lengths)}")
         if n and self.mask[0]:
@@ -121,7 +125,11 @@ def _sample(trajectory: Trajectory, run: list[int], cut: _Cut | None, advantage_
         tokens = splice(tokens, np.array(cut.tokens, np.int32))
         step_ids, logp = splice(step_ids, np.full(n, -1, np.int32)), splice(logp, np.zeros(n, np.float32))
     advantage = advantages.spread(advantage_1K, step_ids[None])[0]
-    return Sample(tokens, step_ids >= 0, step_ids, logp, advantage, trajectory.guided, index)
+    versions_K = np.array([step.completion.version for step in trajectory.steps], np.int32)
+    version = np.where(step_ids >= 0, versions_K[step_ids], -1)
+    return Sample(
+        tokens, step_ids >= 0, step_ids, logp, advantage, trajectory.guided, index, version, trajectory.task.env
+    )
 
 
 def longest(trajectory: Trajectory, *, strip: bool = True) -> int:

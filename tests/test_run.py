@@ -37,6 +37,34 @@ def test_plan_prints_the_resolved_config_and_the_work(capsys, tiny):
     assert "steps = 7" in out and "rollouts" in out and "parameters" in out and "checkpoint" in out
 
 
+def test_a_plan_for_a_target_without_its_compiler_is_arithmetic(capsys, tiny, monkeypatch):
+    monkeypatch.setenv("EVOLVER_PLAN_PYTHON", "/nowhere/python")
+    code, out, err = call(capsys, f"--config={tiny}", "--target=h100:8")
+    assert code == 0 and not err
+    for words in (
+        "ANALYTIC ONLY",
+        "make plan-gpu",
+        "memory of the fullest device",
+        "roofline",
+        "checkpoint",
+        "verdict",
+    ):
+        assert words in out
+
+
+@pytest.mark.parametrize(
+    "words,mode,said",
+    [
+        (["--target=h1000:8"], "plan", "did you mean h100?"),
+        (["--target=h100:8"], "train", "is for --mode=plan"),
+        (["--target=h100:8", "--config.mesh.tensor=8"], "plan", "does not divide"),
+    ],
+)
+def test_targets_that_cannot_be_planned_for(capsys, tiny, words, mode, said):
+    code, _, err = call(capsys, f"--config={tiny}", *words, mode=mode)
+    assert code == 2 and said in err
+
+
 @pytest.mark.parametrize(
     "override,words",
     [
@@ -54,7 +82,7 @@ def test_plan_prints_the_resolved_config_and_the_work(capsys, tiny):
         ("--config.learner.updates=99", "99 mini-batches cannot be made of"),
         ("--config.rollout.max_tokens=999999", "leaves no room for a prompt"),
         ("--config.eval.experience=True", "needs config.navigating.enabled"),
-        ("--config.model.path=no/such", "there is no such directory"),
+        ("--config.model.path=no/such", "no/such is no directory"),
         ("--config.env.name=travle", "travle"),
         ("--config.eval.split=validation", "validation"),
         ("--config.env.tasks=no.jsonl", "there is no such file"),
@@ -80,7 +108,7 @@ def test_all_mistakes_are_said_at_once(capsys, tiny):
     ]
     code, _, err = call(capsys, f"--config={tiny}", *wrong, "--config.env.tasks=no.jsonl", mode="train")
     assert code == 2 and "5 problems" in err
-    for words in ("temperature?", "must be of type int", "at least 1", "no such directory", "no.jsonl"):
+    for words in ("temperature?", "must be of type int", "at least 1", "is no directory", "no.jsonl"):
         assert words in err
 
 

@@ -107,35 +107,8 @@ PROFILE: dict[str, Any] = {
             "if": {"order.fare": "basic"},
             "phrases": _DROP,
         },
-        {
-            "name": "move",
-            "tool": "move",
-            "arguments": {"order": "order", "flight": "flight"},
-            "phrases": [
-                "move {order} to {flight}",
-                "change {order} to {flight}",
-                "switch {order} to {flight}",
-                "put {order} on {flight} instead",
-            ],
-        },
     ],
     "questions": [
-        {
-            "name": f"flight {attribute}",
-            "entity": "flight",
-            "attribute": attribute,
-            "tools": [],
-            "phrases": [f"tell me {what} of {{it}}", f"say {what} of {{it}}", f"find {what} of {{it}}"],
-            "questions": [f"What is {what} of {{it}}?", ask],
-        }
-        for attribute, what, ask in (
-            ("price", "the price", "How much is {it}?"),
-            ("day", "the day", "On which day is {it}?"),
-            ("time", "the time", "At what time is {it}?"),
-            ("fare", "the fare", "Which fare has {it}?"),
-        )
-    ]
-    + [
         {
             "name": "city flights",
             "entity": "city",
@@ -175,30 +148,6 @@ PROFILE: dict[str, Any] = {
             "tools": [],
             "phrases": ["tell me the city of {it}", "say where {it} goes"],
             "questions": ["Where does {it} go?", "What is the city of {it}?"],
-        },
-        {
-            "name": "order day",
-            "entity": "order",
-            "attribute": "day",
-            "tools": [],
-            "phrases": ["tell me the day of {it}", "say on which day {it} is"],
-            "questions": ["On which day is {it}?", "What is the day of {it}?"],
-        },
-        {
-            "name": "order window",
-            "entity": "order",
-            "attribute": "window",
-            "tools": ["seats"],
-            "phrases": ["tell me the free window seat for {it}", "find the free window seat for {it}"],
-            "questions": ["Which window seat is free for {it}?", "What is the free window seat for {it}?"],
-        },
-        {
-            "name": "order aisle",
-            "entity": "order",
-            "attribute": "aisle",
-            "tools": ["seats"],
-            "phrases": ["tell me the free aisle seat for {it}", "find the free aisle seat for {it}"],
-            "questions": ["Which aisle seat is free for {it}?", "What is the free aisle seat for {it}?"],
         },
     ],
     "preference": {

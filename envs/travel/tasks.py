@@ -2,8 +2,8 @@
 
 A template is written like "trip.seat.bag+city.flights": segments joined by "+", each a subject and what happens to it.
 Subjects: `order` (named by its id), `trip` (named by passenger and city), `book` (a new booking), and for questions
-`flight`, `city` and `passenger`. What happens: an operation (bag, seat, drop, move) or a question (an attribute of the
-subject, as in the profile). A task asks one question at most.
+`city` and `passenger`. What happens: an operation (bag, seat, drop) or a question (an attribute of the subject, as in
+the profile). A task asks one question at most.
 """
 
 from __future__ import annotations
@@ -206,15 +206,7 @@ class _Writer:
         self.now[id] = (passenger.id, flight)
         self._say(word(_OPERATIONS["book"][0], {"passenger": passenger.name, "flight": phrase}, self.rng))
         for name in rest:
-            if name == "price":
-                self._ask("flight", flight, "price", "it")
-            else:
-                self._operate(name, id, "it")
-
-    def _flight(self, rest: list[str]) -> None:
-        flight, phrase = self._pick_flight(not_by=rest[0])
-        self._call("flights", to=self.data.flights[flight].city)
-        self._ask("flight", flight, rest[0], phrase)
+            self._operate(name, id, "it")
 
     def _city(self, rest: list[str]) -> None:
         city = self._pick(sorted({flight.city for flight in self.data.flights.values()}))
@@ -236,15 +228,13 @@ class _Writer:
     def _on_order(self, id: str, phrase: str, rest: list[str]) -> None:
         for name in rest:
             if ("order", name) in _QUESTIONS:
-                if name in ("window", "aisle"):
-                    self._call("seats", order=id)
                 self._ask("order", id, name, phrase)
             else:
                 self._operate(name, id, phrase)
             phrase = "it"
 
     def _operate(self, name: str, id: str, phrase: str) -> None:
-        passenger, flight = self.now[id]
+        flight = self.now[id][1]
         start = self.data.orders.get(id)
         slots = {"order": phrase}
         operation = _OPERATIONS[name][0]
@@ -263,12 +253,6 @@ class _Writer:
             slots["seat"] = describe(self.data, "seat", seat, {"order": id}, self.now)["phrases"][0]["text"]
             self._call("seats", order=id)
             self._call("seat", order=id, seat=seat)
-        elif name == "move":
-            target, slots["flight"] = self._pick_flight(not_to=self.data.flights[flight].city)
-            self._call("flights", to=self.data.flights[target].city)
-            self._call("quote", flight=target)
-            self._call("move", order=id, flight=target)
-            self.now[id] = (passenger, target)
         self._say(word(operation, slots, self.rng))
 
     # Words and calls.
@@ -306,14 +290,11 @@ class _Writer:
             raise Unfit
         self.used.add(id)
 
-    def _pick_flight(self, *, not_by: str = "", not_to: str = "") -> tuple[str, str]:
-        """A flight and a phrase for it that does not mention what is asked; to a city no other segment is about."""
-        flights = self.data.flights.values()
-        city = self._pick(sorted({flight.city for flight in flights} - {not_to}))
+    def _pick_flight(self) -> tuple[str, str]:
+        """A flight and a phrase for it; to a city that no other segment is about."""
+        city = self._pick(sorted({flight.city for flight in self.data.flights.values()}))
         flight = self.rng.choice(self.data.flights_to(city))
         phrases = [p["text"] for p in describe(self.data, "flight", flight.id)["phrases"]]
-        asked = {"price": ("cheapest", "lowest"), "": ()}.get(not_by, (getattr(flight, not_by, ""),))
-        phrases = [text for text in phrases if not any(str(value) in text for value in asked)]
         if not phrases:
             raise Unfit
         return flight.id, self.rng.choice(phrases)

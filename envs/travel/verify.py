@@ -17,7 +17,8 @@ def verify(verifier: dict[str, Any], difference: list[list[Any]], answer: str | 
     """Compare a difference (`Agency.difference`) and an answer (None = none given yet) with what a task expects.
 
     `verifier` is {"state": rows, "answer": text or None}. progress = (rows and answer reached - rows that should not be
-    there) / (rows and answer expected), clipped to [0, 1].
+    there) / (rows and answer expected), clipped to [0, 1]. The score is 1 for success and half the progress without:
+    of two failures the one that did half of the order is the better one, and learning by reward needs to be told.
     """
     expected = {repr(row) for row in verifier["state"]}
     reached = {repr(row) for row in difference}
@@ -26,15 +27,12 @@ def verify(verifier: dict[str, Any], difference: list[list[Any]], answer: str | 
     answer_right = not asked or (answer is not None and answers(answer, verifier["answer"]))
     total = len(expected) + asked
     gained = len(expected & reached) + (asked and answer_right) - len(reached - expected)
+    progress = min(max(gained / total, 0.0), 1.0) if total else 0.0
     success = bool(total) and state_right and answer_right
     return Evaluation(
-        score=float(success),
+        score=1.0 if success else 0.5 * progress,
         success=success,
-        components={
-            "state": float(state_right),
-            "answer": float(answer_right),
-            "progress": min(max(gained / total, 0.0), 1.0) if total else 0.0,
-        },
+        components={"state": float(state_right), "answer": float(answer_right), "progress": progress},
     )
 
 

@@ -10,10 +10,8 @@ from dataclasses import dataclass, field
 from envs.toolcalls import parse
 from envs.world import World
 from evolver.navigating.experience import Experience, new_experience
-from evolver.traces import broken, played, text_of
+from evolver.traces import broken, played, text_of, without_experience
 from rl.trajectory import Step, Trajectory
-
-_INJECTED = re.compile(r"<EXP>.*?(?:</EXP>|$)", re.DOTALL)
 
 
 @dataclass
@@ -54,17 +52,8 @@ def extract(
     repeats are removed. With `make_world` the successful attempt is replayed and dropped unless it succeeds again.
     Raises ValueError for a task of another split: what is learnt from held-out tasks must not reach training prompts.
     """
-    groups: dict[str, list[Trajectory]] = {}
-    for trajectory in trajectories:
-        if trajectory.task.split not in splits:
-            raise ValueError(
-                f"task {trajectory.task.id} is of the split '{trajectory.task.split}': "
-                f"experience comes from {', '.join(splits)} tasks only"
-            )
-        if trajectory.steps and not broken(trajectory):
-            groups.setdefault(trajectory.task.id, []).append(trajectory)
     found = []
-    for id, group in groups.items():
+    for id, group in groups_of(trajectories, splits).items():
         solved = sorted((t for t in group if t.evaluation.success), key=lambda t: (len(_useful(t)), t.rollout))
         failed = [t for t in group if not t.evaluation.success]
         if not solved or not _useful(solved[0]) or (contrast_only and not failed):
@@ -74,6 +63,20 @@ def extract(
             if content:
                 found.append(new_experience(when(query), content, key=query, sources=[id], step=step))
     return found
+
+
+def groups_of(trajectories: Sequence[Trajectory], splits: Sequence[str]) -> dict[str, list[Trajectory]]:
+    """What can be learnt from, by task id. Raises ValueError for a task of another split."""
+    groups: dict[str, list[Trajectory]] = {}
+    for trajectory in trajectories:
+        if trajectory.task.split not in splits:
+            raise ValueError(
+                f"task {trajectory.task.id} is of the split '{trajectory.task.split}': "
+                f"experience comes from {', '.join(splits)} tasks only"
+            )
+        if trajectory.steps and not broken(trajectory):
+            groups.setdefault(trajectory.task.id, []).append(trajectory)
+    return groups
 
 
 def _contrast(solved: Sequence[Trajectory], failed: Sequence[Trajectory]) -> Lesson:
@@ -98,7 +101,7 @@ def _useful(trajectory: Trajectory) -> list[Step]:
 
 
 def _tools(step: Step) -> list[str]:
-    return [call.name for call in parse(_INJECTED.sub("", step.action)).calls]
+    return [call.name for call in parse(without_experience(step.action)).calls]
 
 
 def _errors(trajectory: Trajectory) -> set[tuple[str, str]]:
@@ -107,7 +110,7 @@ def _errors(trajectory: Trajectory) -> set[tuple[str, str]]:
     for step in trajectory.steps:
         tools = _tools(step)
         if step.info.get("errors") and len(tools) == 1:
-            text = _INJECTED.sub("", text_of(step.observation)).strip()
+            text = without_experience(text_of(step.observation)).strip()
             line = re.sub(r"\S*\d\S*", "...", text.splitlines()[0] if text else "")
             found.add((tools[0], line[:120]))
     return found

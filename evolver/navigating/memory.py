@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -31,14 +32,21 @@ class Navigating:
         min_uses: int = 5,
         max_win_rate: float = 0.5,
         relative: bool = True,
+        extract: Callable[..., list[Experience]] = extract,
     ):
         """`eta`: share of guided rollouts; `k`: most experiences per rollout; `min_similarity`: least cosine of a
-        retrieved one; `render`, `when`, `contrast_only`, `make_world`: see `extract`; the others: see `Pool.prune`."""
+        retrieved one; `extract`: what makes experiences of trajectories; `render`, `when`, `contrast_only`,
+        `make_world`: its arguments; the others: see `Pool.prune`."""
         self.pool, self.eta, self.k, self.min_similarity = pool, eta, k, min_similarity
-        self.render, self.when, self.contrast_only, self.make_world = render, when, contrast_only, make_world
+        options = {"render": render, "when": when, "contrast_only": contrast_only, "make_world": make_world}
+        self._extract = functools.partial(extract, **options)
         self.min_uses, self.max_win_rate, self.relative = min_uses, max_win_rate, relative
         self._counts: Counter[str] = Counter()
         self._similarity = 0.0
+
+    def retrieve_all(self, queries: Sequence[str]) -> list[list[Experience]]:
+        """What to put in front of each of these tasks."""
+        return [self.retrieve(query) for query in queries]
 
     def retrieve(self, query: str) -> list[Experience]:
         """The experiences for a task's query, at most `k`, no two of the same content; [] if none is near.
@@ -63,9 +71,11 @@ class Navigating:
         Exactly round(eta * G) rollouts of a task are guided, or none where nothing is retrieved.
         """
         guided_NG = plan([task.id for task in tasks], G, self.eta, seed)
+        wanted = [n for n, guided_G in enumerate(guided_NG) if guided_G.any()]
+        retrieved = dict(zip(wanted, self.retrieve_all([tasks[n].query for n in wanted])))
         lists = []
-        for task, guided_G in zip(tasks, guided_NG, strict=True):
-            found = self.retrieve(task.query) if guided_G.any() else []
+        for n, guided_G in enumerate(guided_NG):
+            found = retrieved.get(n, [])
             lists.append([list(found) if guided else [] for guided in guided_G])
             self._counts["rollouts"] += G
             self._counts["guided"] += int(guided_G.sum()) if found else 0
@@ -76,14 +86,7 @@ class Navigating:
 
         Raises ValueError if a trajectory is not of a training task.
         """
-        found = extract(
-            trajectories,
-            step=step,
-            render=self.render,
-            when=self.when,
-            contrast_only=self.contrast_only,
-            make_world=self.make_world,
-        )
+        found = self._extract(trajectories, step=step)
         groups: dict[str, list[Trajectory]] = {}
         for trajectory in trajectories:
             groups.setdefault(trajectory.task.id, []).append(trajectory)
@@ -102,7 +105,10 @@ class Navigating:
         counts, self._counts = self._counts, Counter()
         similarity, self._similarity = self._similarity, 0.0
         used = [e for e in self.pool.all() if e.uses]
-        return {
+        counted = getattr(self._extract.func, "counts", {})  # of an extractor that can fail
+        figures = {f"navigating/{name}": float(count) for name, count in counted.items()}
+        counted.update(dict.fromkeys(counted, 0))
+        return figures | {
             "navigating/pool": float(len(self.pool)),
             "navigating/guided_rate": counts["guided"] / max(counts["rollouts"], 1),
             "navigating/empty_rate": counts["empty"] / max(counts["retrievals"], 1),

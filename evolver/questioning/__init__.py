@@ -2,5 +2,6 @@
 
 from evolver.questioning.curiosity import Questioning
 from evolver.questioning.mixture import mixture
+from evolver.questioning.pool import TaskPool
 
-__all__ = ["Questioning", "mixture"]
+__all__ = ["Questioning", "TaskPool", "mixture"]

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from envs.toolcalls import parse
 from envs.world import Task, World
 from evolver.questioning.explore import Explorer, Walk, probe_of
-from evolver.questioning.filter import Duplicates, unfeasible
-from evolver.questioning.mixture import mixture
+from evolver.questioning.filter import unfeasible
+from evolver.questioning.pool import TaskPool
 from evolver.questioning.write import Proposal, Unfit, Writer
 from rl.seeds import seed_of
 
 
-class Questioning:
+class Questioning(TaskPool):
     """Explores the worlds of the training tasks and keeps a pool of synthetic tasks with how well each is solved.
 
     The world must have `difference()`, `describe()` and a profile with entities, operations and questions (see
@@ -38,12 +38,9 @@ class Questioning:
         capacity: int = 512,
     ):
         """`breadth`, `depth`: steps of the phases; `branches`: depth phases per breadth phase; `per_walk`: most tasks
-        of one walk; `rounds`: most times a world is explored for one `explore`; `overlap`: Jaccard similarity of
-        queries from which a task repeats another; `capacity`: most synthetic tasks kept."""
-        if not seed_tasks:
-            raise ValueError("self-questioning explores the worlds of training tasks, and there are none")
-        self._make_world, self._seeds = make_world, list(seed_tasks)
-        self.per_walk, self.rounds, self.overlap, self.capacity = per_walk, rounds, overlap, capacity
+        of one walk; `rounds`: most times a world is explored for one `explore`; the others: see TaskPool."""
+        super().__init__(seed_tasks, overlap=overlap, capacity=capacity)
+        self._make_world, self.per_walk, self.rounds = make_world, per_walk, rounds
         world = make_world()
         profile = world.profile()
         missing = [key for key in ("entities", "operations", "questions") if key not in profile]
@@ -51,24 +48,17 @@ class Questioning:
         world.close()
         if missing:
             raise ValueError(
-                f"world '{world.name}' cannot be explored without a language model: it lacks {', '.join(missing)}"
+                f"world '{world.name}' cannot be explored without a language model: it lacks {', '.join(missing)};"
+                " set config.questioning.explorer=llm"
             )
         self.explorer = Explorer(profile, breadth=breadth, depth=depth, branches=branches)
         self.writer = Writer(profile, self.explorer.kinds)
-        self._counts: Counter[str] = Counter()
-        self._start_over([], {}, {})
 
     def _start_over(self, tasks: Sequence[Task], results: dict[str, list[int]], names: dict[str, int]) -> None:
-        """Set everything that is kept between calls, but for the explorer's knowledge."""
-        self.tasks: dict[str, Task] = {}
-        self._results = results  # id -> [successes, attempts]
-        self._names = Counter(names)  # proposals tried, by name
-        self._known = Duplicates(self.overlap, [*self._seeds, *tasks])
         self._levels: Counter[int] = Counter()  # tasks by number of calls
         self._calls: dict[str, tuple[int, int]] = {}  # name -> (calls, tasks)
         self._tools: Counter[str] = Counter()  # in references
-        for task in tasks:
-            self._keep(task)
+        super()._start_over(tasks, results, names)
 
     def explore(self, seed: int, budget: int) -> list[Task]:
         """At most `budget` new tasks, each executed and different from all there are; they join `tasks`.
@@ -96,61 +86,11 @@ class Questioning:
             self._shrink()
         return found
 
-    def mixture(
-        self,
-        original: Sequence[Task],
-        synthetic: Sequence[Task] | None = None,
-        *,
-        step: int,
-        n: int,
-        ratio: float,
-        seed: int,
-        learnable: bool = False,
-    ) -> list[Task]:
-        """The tasks of a step: see `mixture`. `learnable` prefers synthetic tasks that are solved sometimes."""
-        synthetic = list(self.tasks.values()) if synthetic is None else synthetic
-        weights = [self.learnability(task.id) for task in synthetic] if learnable else None
-        return mixture(original, synthetic, step=step, n=n, ratio=ratio, seed=seed, weights=weights)
-
-    def record(self, results: Iterable[tuple[str, bool]]) -> None:
-        """Count attempts: (task id, success). Tasks that are not in the pool are passed over."""
-        for id, success in results:
-            if id in self.tasks:
-                pair = self._results.setdefault(id, [0, 0])
-                pair[0] += bool(success)
-                pair[1] += 1
-
-    def learnability(self, id: str) -> float:
-        """4 p (1 - p) of the estimated success rate p = (successes + 1) / (attempts + 2); 1 for an untried task."""
-        successes, attempts = self._results.get(id, (0, 0))
-        rate = (successes + 1) / (attempts + 2)
-        return 4.0 * rate * (1.0 - rate)
-
-    def metrics(self) -> dict[str, float]:
-        """Figures since the last call, and the size of the pool and what its tasks are."""
-        counts, self._counts = self._counts, Counter()
-        figures = {f"questioning/{name}": float(counts[name]) for name in ("walks", "steps", "tried", "accepted")}
-        figures |= {
-            f"questioning/rejected/{n.removeprefix('- ')}": float(v) for n, v in sorted(counts.items()) if n[:2] == "- "
-        }
-        tried = [s / a for s, a in (self._results.get(id, (0, 0)) for id in self.tasks) if a]
-        figures["questioning/pool"] = float(len(self.tasks))
-        figures["questioning/learnable_rate"] = sum(0 < rate < 1 for rate in tried) / max(len(tried), 1)
-        levels = Counter(task.difficulty for task in self.tasks.values())
-        return figures | {f"questioning/difficulty/{level}": float(levels[level]) for level in sorted(levels)}
-
     def state(self) -> dict[str, Any]:
-        """Everything that later calls depend on, as JSON values."""
-        return {
-            "tasks": [task.to_dict() for task in self.tasks.values()],
-            "results": {id: list(pair) for id, pair in self._results.items()},
-            "names": dict(self._names),
-            "knowledge": self.explorer.knowledge.state(),
-        }
+        return super().state() | {"knowledge": self.explorer.knowledge.state()}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        results = {id: list(pair) for id, pair in state["results"].items()}
-        self._start_over([Task.from_dict(record) for record in state["tasks"]], results, state["names"])
+        super().load_state(state)
         self.explorer.knowledge.load_state(state["knowledge"])
 
     def _write(self, world: World, walk: Walk, rng: random.Random, most: int, *, even: bool) -> list[Task]:
@@ -184,7 +124,7 @@ class Questioning:
         return self._levels[round(calls / tasks)] if tasks else 0, self._names[proposal.name]
 
     def _keep(self, task: Task) -> None:
-        self.tasks[task.id] = task
+        super()._keep(task)
         self._levels[task.difficulty] += 1
         name = task.meta.get("template", "")
         calls, tasks = self._calls.get(name, (0, 0))
@@ -201,11 +141,3 @@ class Questioning:
         why = self._known.repeats(task) or unfeasible(world, task)
         self._counts[f"- {why}" if why else "accepted"] += 1
         return None if why else task
-
-    def _shrink(self) -> None:
-        """Let go of what teaches least, the oldest first among equals."""
-        surplus = len(self.tasks) - self.capacity
-        if surplus > 0:
-            gone = set(sorted(self.tasks, key=self.learnability)[:surplus])
-            results = {id: pair for id, pair in self._results.items() if id not in gone}
-            self._start_over([task for id, task in self.tasks.items() if id not in gone], results, self._names)

@@ -41,13 +41,14 @@ class Duplicates:
             self.add(task)
 
     def add(self, task: Task) -> None:
-        self._goals.add(_goal(task))
+        if task.verifier:
+            self._goals.add(_goal(task))
         self._words.setdefault(task.seed, []).append(_words(task))
         self._ids.add(task.id)
 
     def repeats(self, task: Task) -> str:
         """Why a task is not new; "" if it is."""
-        if task.id in self._ids or _goal(task) in self._goals:
+        if task.id in self._ids or (task.verifier and _goal(task) in self._goals):
             return "same goal"
         words = _words(task)
         if any(jaccard(words, other) >= self.threshold for other in self._words.get(task.seed, ())):

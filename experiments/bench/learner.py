@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -20,13 +18,12 @@ from pathlib import Path
 from typing import Any
 
 from experiments.bench import workload as workloads
+from experiments.bench.contest import Contenders, contend, table
 
-ROOT = Path(__file__).parents[2]
 HERE = "experiments/bench"
 SHAPE = {"vocab": 704, "d_model": 128, "layers": 2, "heads": 4, "kv_heads": 2, "head_dim": 32, "d_ff": 384}
 
-# Who, under which Python, and the settings to try; the fastest counts.
-CONTENDERS: dict[str, tuple[str, list[str], list[list[str]]]] = {
+CONTENDERS: Contenders = {
     "here": (
         sys.executable,
         ["-m", "experiments.bench.learner"],
@@ -86,43 +83,6 @@ def measure(batch: workloads.Batch, folder: str, *, row: int, micro: int, repeat
     }
 
 
-def contend(who: str, batch: Path, folder: str, repeats: int, say) -> dict[str, Any] | None:
-    """The result of the fastest setting, None where the peer is not installed or every setting failed."""
-    python, program, settings = CONTENDERS[who]
-    if not (ROOT / python).exists():
-        return None
-    best = None
-    for setting in settings:
-        command = [python, *program, "--model", folder, "--batch", str(batch), "--repeats", str(repeats), *setting]
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-        if done.returncode:
-            say(f"{who} {' '.join(setting)} failed:\n{done.stderr[-800:]}")
-            continue
-        result = json.loads(done.stdout.splitlines()[-1])
-        middle = statistics.median(result["seconds"])
-        say(f"{result['name']}: {result['tokens_per_second']:,.0f} tokens/s, step {min(result['seconds']):.2f} s"
-            f" (median {middle:.2f}), first {result['first_seconds']:.1f} s")  # fmt: skip
-        if best is None or result["tokens_per_second"] > best["tokens_per_second"]:
-            best = result
-    return best
-
-
-def table(results: dict[str, dict[str, dict[str, Any] | None]]) -> str:
-    """Trained tokens/s by batch, and how many times a peer's ours is."""
-    lines = [f"{'trained tokens/s':<18}" + "".join(f"{who:>18}" for who in CONTENDERS)]
-    for batch, row in results.items():
-        ours, cells = row["here"], []
-        for who in CONTENDERS:
-            if (result := row[who]) is None:
-                cells.append("not installed" if not (ROOT / CONTENDERS[who][0]).exists() else "failed")
-                continue
-            speed = result["tokens_per_second"]
-            ratio = f" ({ours['tokens_per_second'] / speed:.1f}x)" if ours and who != "here" else ""
-            cells.append(f"{speed:,.0f}{ratio}")
-        lines.append(f"{batch:<18}" + "".join(f"{cell:>18}" for cell in cells))
-    return "\n".join([*lines, "(in brackets: how many times faster this learner is)"])
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--batches", nargs="+", default=["flat", "multi_turn"], choices=["flat", "multi_turn"])
@@ -149,8 +109,9 @@ def main() -> None:
             script = {"flat": workloads.flat, "multi_turn": workloads.multi_turn}[name](vocab=shape.vocab)
             path = Path(folder) / f"{name}.json"
             workloads.batch_of(script).save(path)
-            results[name] = {who: contend(who, path, folder, args.repeats, print) for who in CONTENDERS}
-    print("\n" + table(results))
+            arguments = ["--model", folder, "--batch", str(path), "--repeats", str(args.repeats)]
+            results[name] = {who: contend(CONTENDERS, who, arguments) for who in CONTENDERS}
+    print("\n" + table(CONTENDERS, "trained tokens/s", results))
     if args.json:
         Path(args.json).write_text(json.dumps(results, indent=2))
 

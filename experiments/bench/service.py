@@ -24,6 +24,7 @@ from envs.remote import Connections, RemoteWorld
 from envs.source import serving
 from envs.world import Task, World
 
+BOUND_MS = 10.0  # of the added p95 under the paced load
 DEADLINES = Deadlines(start=300.0, reset=300.0, step=300.0)  # a loaded machine is a slow figure, not an error
 
 
@@ -136,13 +137,19 @@ def main(argv: list[str] | None = None) -> int:
     heads = ("env", "load", "instances", "MB", "create_s", "steps_per_s")
     heads += ("direct_p50", "direct_p95", "http_p50", "http_p95", "added_p50", "added_p95")
     print("| " + " | ".join(heads) + " |\n" + "|---" * len(heads) + "|", flush=True)
+    rows = []
     for env in args.envs:
         for row in measure(env, {}, args):
+            rows.append(row)
             cells = [row[head] for head in heads]
             print(
                 "| " + " | ".join(f"{cell:.1f}" if isinstance(cell, float) else str(cell) for cell in cells) + " |",
                 flush=True,
             )
+    print(f"\nAdded to a step by the service, {args.instances} instances alive, {args.clients} clients at once:")
+    for row in rows:
+        bound = f" (bound for p95: {BOUND_MS:g} ms)" if row["load"] == "paced" else ""
+        print(f"  {row['env']}, {row['load']}: p50 {row['added_p50']:.1f} ms, p95 {row['added_p95']:.1f} ms{bound}")
     return 0
 
 

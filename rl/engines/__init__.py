@@ -41,3 +41,7 @@ class Engine(Protocol):
     def stats(self) -> dict[str, float]:
         """Counters since the start."""
         ...
+
+    async def close(self) -> None:
+        """Stop; whoever still waits gets EngineFault."""
+        ...

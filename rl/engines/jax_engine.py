@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -35,6 +36,7 @@ class _Request:
     prompt: np.ndarray  # (tokens,) int32
     sampling: Sampling
     future: asyncio.Future[Completion]
+    stream: Callable[[list[int], list[float]], None] | None = None
     slot: int = -1
     source: int = -1  # the slot that holds `start` tokens of the prompt
     start: int = 0  # prompt tokens in the cache
@@ -105,10 +107,18 @@ class JaxEngine:
 
     # --- the protocol ---------------------------------------------------------------------------------------------
 
-    async def generate(self, prompt_ids: list[int], sampling: Sampling, *, session: str) -> Completion:
+    async def generate(
+        self,
+        prompt_ids: list[int],
+        sampling: Sampling,
+        *,
+        session: str,
+        stream: Callable[[list[int], list[float]], None] | None = None,
+    ) -> Completion:
+        """See the protocol. `stream` is called with the tokens and log-probabilities of each block as it is decoded."""
         self._check(prompt_ids, sampling, session)
         future = asyncio.get_running_loop().create_future()
-        request = _Request(session, np.asarray(prompt_ids, np.int32), sampling, future)
+        request = _Request(session, np.asarray(prompt_ids, np.int32), sampling, future, stream)
         self._waiting.append(request)
         self._stats["requests"] += 1
         self._wake()
@@ -344,7 +354,7 @@ class JaxEngine:
             tokens_B, logp_B = await self._run(self._prefill_call, batch, rows, size, window)
             for request, token, logp in zip(batch, tokens_B.tolist(), logp_B.tolist()):
                 end = min(request.start + size, len(request.prompt))
-                self._ids[request.slot, request.start : end] = request.prompt[request.start : end]
+                self._ids[request.slot, :end] = request.prompt[:end]  # also what was copied from another slot
                 self._filled[request.slot] = end
                 request.source, request.start = request.slot, end
                 if end == len(request.prompt):
@@ -418,6 +428,8 @@ class JaxEngine:
             raise FloatingPointError(f"the weights of version {self.version} give logits that are not finite")
         request.tokens += tokens
         request.logprobs += logprobs
+        if request.stream is not None and not request.future.done():
+            request.stream(tokens, logprobs)
         self._stats["generated_tokens"] += len(tokens)
         if request.budget > 0:
             return

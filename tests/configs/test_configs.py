@@ -2,13 +2,14 @@
 
 import ast
 import importlib
+import math
 import re
 from pathlib import Path
 
 import pytest
 from ml_collections import ConfigDict
 
-from configs import base
+from configs import base, meshes
 from evolver.config import (
     AT_LEAST_ONE,
     CHOICES,
@@ -21,8 +22,10 @@ from evolver.config import (
 )
 
 ROOT = Path(__file__).parents[2]
-FILES = [p for p in sorted((ROOT / "configs").glob("*.py")) if p.stem not in ("__init__", "base")]
-ARGUMENTS = {"quickstart": ("grpo", "q", "qn", "qa", "all")}
+FILES = [p for p in sorted((ROOT / "configs").glob("*.py")) if p.stem not in ("__init__", "base", "meshes")]
+PAPER = ("appworld_14b", "appworld_7b", "bfcl_14b", "bfcl_7b")
+ARGUMENTS = {"quickstart": ("grpo", "q", "qn", "qa", "all"), "bfcl_tiny": ("base",)}
+ARGUMENTS |= dict.fromkeys(PAPER, ("original", "q", "hybrid", "qn", "qa", "all"))
 VARIANTS = [(p.stem, argument) for p in FILES for argument in (None, *ARGUMENTS.get(p.stem, ()))]
 
 
@@ -54,7 +57,8 @@ def test_the_base_is_sound_apart_from_having_no_policy():
 def test_every_key_of_the_base_says_what_it_means():
     lines = (ROOT / "configs/base.py").read_text().splitlines()
     keys = [line for line in lines if re.match(r"    \w+\.\w+ = ", line) and "ConfigDict()" not in line]
-    assert len(keys) >= len(flat(base.get_config())) - 1
+    documented = {line.split(" = ")[0].strip().rpartition(".")[2] for line in keys}
+    assert {name.rpartition(".")[2] for name in flat(base.get_config())} <= documented | {"seed", "steps", "args"}
     assert not [line for line in keys if "#" not in line]
 
 
@@ -67,7 +71,9 @@ def test_every_key_is_read_by_the_code():
     text = "\n".join(p.read_text() for p in sources if p.stem not in ("config", "plan"))
     for name in flat(base.get_config()):
         key = name.rpartition(".")[2]
-        assert re.search(rf"\.{key}\b|\"{key}\"", text) or name.startswith("mesh."), f"nothing reads config.{name}"
+        assert re.search(rf"\.{key}\b|\"{key}\"", text) or name.startswith(("mesh.", "sharding.")), (
+            f"nothing reads config.{name}"
+        )
 
 
 def test_the_tables_of_the_validation_name_real_keys():
@@ -77,10 +83,17 @@ def test_the_tables_of_the_validation_name_real_keys():
 
 
 def test_choices_are_those_of_the_code():
-    from models.qwen import PRESETS
+    from models.attention import IMPLEMENTATIONS
+    from models.lora import TARGETS
+    from models.mesh import RULES
+    from models.qwen import PRESETS, REMAT
     from rl.losses import AGGREGATES
 
     assert CHOICES["model.preset"] == tuple(PRESETS)
+    assert set(CHOICES["model.remat"]) == set(REMAT)
+    assert set(CHOICES["model.attention"]) == set(IMPLEMENTATIONS)
+    assert CHOICES["lora.targets"] == TARGETS
+    assert base.get_config().sharding.to_dict() == RULES
     assert CHOICES["loss.aggregate"] == AGGREGATES
 
 
@@ -88,3 +101,64 @@ def test_an_argument_no_config_knows_is_refused():
     for name in (*ARGUMENTS, "base"):
         with pytest.raises(ValueError, match="nonsense"):
             load(name, "nonsense")
+
+
+@pytest.mark.parametrize("name", PAPER)
+def test_the_papers_configs_have_its_values(name):
+    """Section 3 of the paper and its appendix; where it is silent, the reference's defaults."""
+    benchmark, size = name.split("_")
+    value = flat(load(name, None))
+    expected = {
+        "model.preset": size,
+        "env.name": benchmark,
+        "steps": 100,
+        "rollout.tasks": 32,
+        "rollout.group": 8,
+        "rollout.temperature": 0.9,
+        "rollout.max_steps": 30,
+        "rollout.context": 25580,
+        "rollout.max_tokens": 4096,
+        "learner.updates": 4,
+        "learner.epochs": 1,
+        "optim.lr": 1e-6,
+        "optim.schedule": "constant",
+        "loss.kl": 0.001,
+        "loss.clip_low": 0.28,
+        "loss.clip_high": 0.28,
+        "loss.clip_high_guided": 0.6,
+        "loss.aggregate": "token-mean",
+        "questioning.share": 1.0,
+        "questioning.budget": 500,
+        "questioning.breadth": 3,
+        "questioning.depth": {"appworld": 17, "bfcl": 27}[benchmark],
+        "questioning.overlap": 0.8,
+        "navigating.share": 0.5,
+        "navigating.top_k": 5,
+        "navigating.rollouts": 4,
+        "advantage.name": "adca",
+        "advantage.alpha": 0.1,
+        "eval.split": {"appworld": "dev", "bfcl": "val"}[benchmark],
+        "eval.rollouts": 8,
+        "eval.every": 10,
+    }
+    assert {key: value[key] for key in expected} == expected
+    assert all(value[f"{mechanism}.enabled"] for mechanism in ("questioning", "navigating", "attributing"))
+
+
+@pytest.mark.parametrize("name", PAPER)
+def test_a_plan_of_the_papers_configs_needs_neither_weights_nor_devices(name, capsys):
+    import run
+
+    assert run.main(["run.py", f"--config=configs/{name}.py", "--mode=plan"]) == 0
+    out = capsys.readouterr().out
+    assert "judge 25," in out and "(qwen-max)" in out
+    assert "25,600" in out and {"14b": "14,770,033,664", "7b": "7,615,616,512"}[name.split("_")[1]] in out
+
+
+@pytest.mark.parametrize("devices", sorted(meshes.MESHES))
+def test_meshes_use_all_devices_and_spread_the_rows(devices):
+    config = meshes.use(load("appworld_14b", None), devices)
+    assert math.prod(config.mesh.values()) == devices
+    assert not list(value_problems(config)) and not list(contradictions(config, "train"))
+    with pytest.raises(ValueError, match="there is one for 1, 8, 16, 64"):
+        meshes.use(config, devices + 1)

@@ -14,6 +14,7 @@ pytest.importorskip("bfcl_eval", reason="pip install --no-deps -r requirements/b
 
 from envs import bfcl
 from envs.bfcl import CATEGORIES, Bfcl
+from envs.bfcl.data import package_dir
 from envs.toolcalls import Call, call_text
 from envs.world import Task
 
@@ -314,6 +315,7 @@ def test_a_synthetic_task_has_one_turn_and_its_own_ground_truth():
         ({"splits": "80/20"}, "reference"),
         ({"tools": "oracle"}, r"oracle\+k"),
         ({"malformed": "raise"}, "'end' or 'error'"),
+        ({"docs": "none"}, "'full' or 'brief'"),
     ],
 )
 def test_wrong_arguments_are_named(arguments, message):
@@ -321,6 +323,36 @@ def test_wrong_arguments_are_named(arguments, message):
         Bfcl(**arguments)
 
 
+def test_small_models_get_brief_docs_and_short_conversations_labelled_as_such():
+    full, brief = Bfcl(), Bfcl(docs="brief", max_calls=3)
+    few = brief.tasks("all")
+    assert 20 < len(few) < 40 and all(0 < task.difficulty <= 3 for task in few)
+    assert not any(task.meta["official"] for task in few)
+    long, short = full.reset(few[0]).tools, brief.reset(few[0]).tools
+    assert [tool["function"]["name"] for tool in long] == [tool["function"]["name"] for tool in short]
+    assert '"description": "' not in json.dumps(short) and len(json.dumps(short)) < len(json.dumps(long)) / 3
+    properties = [set(tool["function"]["parameters"]["properties"]) for tool in long]
+    assert properties == [set(tool["function"]["parameters"]["properties"]) for tool in short]
+
+
+def test_demonstrations_are_episodes_of_the_world_and_right_as_often_as_they_are_careful():
+    from envs.bfcl.demos import demonstrate
+
+    arguments = {"tools": "oracle+1", "docs": "brief", "max_calls": 3}
+    rates = []
+    for care in (0.0, 0.5, 1.0):
+        episodes = [demonstrate(random.Random(seed), care=care, **arguments) for seed in range(60)]
+        assert episodes == [demonstrate(random.Random(seed), care=care, **arguments) for seed in range(60)]
+        rates.append(sum(episode["success"] for episode in episodes) / len(episodes))
+        for episode in episodes:
+            roles = [message["role"] for message in episode["messages"]]
+            assert roles[0] == "user" and roles[1] == "assistant" and roles[-1] == "assistant"
+            assert episode["tools"] and not episode["hinted"]
+    assert rates[0] < rates[1] < rates[2] == 1.0
+    with pytest.raises(ValueError, match="hint"):
+        demonstrate(random.Random(0), hint=0.2, **arguments)
+
+
 def test_the_package_folder_stays_as_it_was():
-    folder = bfcl._package_dir()
+    folder = package_dir()
     assert not [name for name in ("result", "score", ".file_locks") if (folder.parent / name).exists()]

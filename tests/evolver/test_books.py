@@ -118,10 +118,11 @@ def test_progress_is_lines_in_a_log_and_one_line_on_a_terminal():
     for stream in (log, terminal):
         progress = Progress(3, stream=stream)
         progress.phase("rollouts", 0, 16)
-        progress.step(1, success="25%", tokens_per_s="4,000")
+        progress.step(1, success="25%")
         progress.phase("update")
-    assert log.getvalue().count("\n") == 1 and "rollouts" not in log.getvalue()
-    assert "step 1/3 · success 25% · tokens per s 4,000" in log.getvalue() and "left" in log.getvalue()
+        progress.step(2, success="50%")
+    assert log.getvalue().count("\n") == 2 and "rollouts" not in log.getvalue()
+    assert log.getvalue().startswith("step 1/3 · success 25%\nstep 2/3 · success 50% · 0:00 left")
     assert "rollouts 0/16" in terminal.getvalue() and "\r" in terminal.getvalue()
 
 

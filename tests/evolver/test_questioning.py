@@ -251,12 +251,17 @@ class TestMixture:
             mixture(self.ORIGINAL, [], step=0, n=1, ratio=1.5, seed=0)
 
     def test_tasks_solved_sometimes_are_worth_most(self, questioning, tasks):
-        always, never, sometimes, untried = (t.id for t in tasks[:4])
+        kinds: dict[str, list[str]] = {}
+        for one in tasks:
+            kinds.setdefault(one.meta["template"], []).append(one.id)
+        (always, *_), (never, sibling, *_), (sometimes, *_), (untried, *_) = sorted(kinds.values(), key=len)[-4:]
+        value = questioning.learnability
+        assert value(sibling) == value(untried) == 1.0
         questioning.record([(always, True)] * 8 + [(never, False)] * 8 + [(sometimes, k % 2 == 0) for k in range(8)])
         questioning.record([("no such task", True)])
-        value = questioning.learnability
         assert value(sometimes) == value(untried) == 1.0
         assert value(always) == pytest.approx(value(never)) and 0.0 < value(always) < 0.5
+        assert value(never) < value(sibling) < 1.0, "what is never solved speaks for the others of its kind"
 
 
 class TestFilters:

@@ -76,15 +76,21 @@ def test_equals_the_template_we_ship(small, messages, with_tools):
     assert small.encode_template(rendered(chat.JINJA, messages, tools)) == chat.opening(small, messages, tools)
 
 
-@pytest.mark.skipif("QWEN_TOKENIZER_DIR" not in os.environ, reason="QWEN_TOKENIZER_DIR names no Qwen2.5 tokenizer")
-@given(conversation, st.booleans())
-def test_equals_qwens_own_template(messages, with_tools):
+@pytest.fixture(scope="module")
+def qwens_own() -> tuple[Tokenizer, str]:
+    if "QWEN_TOKENIZER_DIR" not in os.environ:
+        pytest.skip("QWEN_TOKENIZER_DIR names no Qwen2.5 tokenizer")
     folder = Path(os.environ["QWEN_TOKENIZER_DIR"])
-    real, template = Tokenizer.load(folder), (folder / "chat_template.jinja").read_text()
+    return Tokenizer.load(folder), (folder / "chat_template.jinja").read_text()
+
+
+@given(conversation, st.booleans())
+def test_equals_qwens_own_template(qwens_own, messages, with_tools):
+    tokenizer, template = qwens_own
     tools = [TOOL] if with_tools else []
     text = rendered(template, messages, tools)
     assert text == rendered(chat.JINJA, messages, tools)
-    assert real.encode_template(text) == chat.opening(real, messages, tools)
+    assert tokenizer.encode_template(text) == chat.opening(tokenizer, messages, tools)
 
 
 @given(st.lists(st.tuples(assistant, st.lists(message, max_size=2)), min_size=1, max_size=3))

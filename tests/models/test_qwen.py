@@ -38,6 +38,12 @@ def params():
         ("14b", 14_770_033_664),
         ("32b", 32_763_876_352),
         ("72b", 72_706_203_648),
+        ("qwen3-0.6b", 596_049_920),
+        ("qwen3-1.7b", 1_720_574_976),
+        ("qwen3-4b", 4_022_468_096),
+        ("qwen3-8b", 8_190_735_360),
+        ("qwen3-14b", 14_768_307_200),
+        ("qwen3-32b", 32_762_123_264),
     ],
 )
 def test_presets_have_the_published_number_of_parameters(name, count):
@@ -65,26 +71,6 @@ def test_module_holds_the_same_tree_and_costs_nothing_inside_jit(params):
 
 
 # --- attention and packing -------------------------------------------------------------------------------------------
-
-
-def naive_attention(q, k, v, segments):
-    k, v = (jnp.repeat(x, q.shape[2] // x.shape[2], axis=2) for x in (k, v))
-    scores = jnp.einsum("rthd,rshd->rhts", q, k) / np.sqrt(q.shape[-1])
-    order = jnp.arange(q.shape[1])
-    mask = (segments[:, :, None] == segments[:, None]) & (order[:, None] >= order)
-    return jnp.einsum("rhts,rshd->rthd", jax.nn.softmax(jnp.where(mask[:, None], scores, -jnp.inf)), v)
-
-
-@pytest.mark.parametrize("t", [1, 64, 150])
-def test_attention_and_its_gradient_equal_the_naive_ones(t):
-    rng = np.random.default_rng(t)
-    q, k, v, weight = (rng.normal(size=(2, t, heads, 6)).astype(np.float32) for heads in (4, 2, 2, 4))
-    segments = np.sort(rng.integers(0, 4, (2, t)), axis=1)
-
-    def both(f):
-        return jax.value_and_grad(lambda *qkv: jnp.sum(f(*qkv, segments) * weight), argnums=(0, 1, 2))(q, k, v)
-
-    tree_close(*jax.jit(lambda: (both(qwen.attention), both(naive_attention)))(), atol=1e-4)
 
 
 @settings(max_examples=10)
@@ -117,7 +103,7 @@ def test_remat_and_bfloat16(params):
     def gradient(**options):
         return jax.jit(jax.grad(functools.partial(loss, **options), has_aux=True))(params)
 
-    (plain, h_RTD), (remat, _), (half, half_RTD) = gradient(), gradient(remat=True), gradient(dtype=jnp.bfloat16)
+    (plain, h_RTD), (remat, _), (half, half_RTD) = gradient(), gradient(remat="full"), gradient(dtype=jnp.bfloat16)
     tree_close(plain, remat, atol=1e-4)
     assert half_RTD.dtype == jnp.bfloat16
     np.testing.assert_allclose(half_RTD.astype(np.float32), h_RTD, atol=0.1)

@@ -2,6 +2,7 @@
 
 import asyncio
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -61,12 +62,19 @@ def prompt_of(*key, n=20):
     return np.random.default_rng(key).integers(0, CONFIG.vocab, n).tolist()
 
 
-async def episode(engine, name, *, turns=3, temperature=1.0, observation=5, max_tokens=11, key=None, **sampling):
+async def episode(
+    engine, name, *, turns=3, temperature=1.0, observation=5, max_tokens=11, key=None, seed=None, **sampling
+):
     """A session of some turns: [(prompt, completion)]."""
     key = name if key is None else key
     ids, history = prompt_of(key, n=10 + key % 7), []
     for turn in range(turns):
-        request = Sampling(max_tokens=max_tokens - key % 3, temperature=temperature, seed=100 * key + turn, **sampling)
+        request = Sampling(
+            max_tokens=max_tokens - key % 3,
+            temperature=temperature,
+            seed=100 * (key if seed is None else seed) + turn,
+            **sampling,
+        )
         completion = await engine.generate(ids, request, session=str(name))
         history.append((ids, completion))
         ids = ids + completion.tokens + prompt_of(key, turn, n=observation)
@@ -270,6 +278,25 @@ def test_a_group_prefills_its_common_prompt_once():
     assert stats["shared_tokens"] == 3 * 60 and stats["prefill_tokens"] == 63 + 3 * 3
     ask(engine, common + [1, 2], "later")
     assert engine.stats()["prefill_tokens"] == stats["prefill_tokens"] + 2, "idle sessions lend their prefix too"
+
+
+@pytest.mark.parametrize("slots", [3, 8])
+def test_groups_whose_prompts_were_copied_from_another_slot(slots):
+    """A copied prefix is part of what a slot is known to hold. Forgetting that prefills every turn anew, or, for a
+    prompt that equals what the slot held earlier, goes on from the keys and values of other tokens."""
+    engine = make(slots=slots)
+    waves = [[{"name": 10 * key + i, "key": key, "seed": 10 * key + i} for key in keys for i in range(4)]
+             for keys in ((1, 2), (3, 4), (2, 1))]  # fmt: skip
+    for wave in waves:
+        before = engine.stats()["prefill_tokens"]
+        histories = play(engine, *wave)
+        for prompt, completion in (turn for history in histories for turn in history):
+            logp, _ = teacher_forced(prompt, completion.tokens, 1.0)
+            np.testing.assert_allclose(completion.logprobs, logp, atol=1e-5)
+        # Of a later turn only its observation and the last token sampled before it are new.
+        later = sum(len(p) - len(q) - len(c.tokens) + 1 for h in histories for (q, c), (p, _) in itertools.pairwise(h))
+        first = sum(len(h[0][0]) for h in histories)
+        assert slots < len(wave) or engine.stats()["prefill_tokens"] - before <= later + first
 
 
 def test_two_runs_give_the_same_bits():

@@ -272,8 +272,45 @@ def test_kl_is_bounded_and_blind_to_masked_tokens():
 def test_importance_weight_is_truncated_and_constant():
     old, sampled = jnp.log(jnp.array([[0.5, 0.4, 0.01]])), jnp.log(jnp.array([[0.1, 0.5, 0.0 + 0.01]]))
     mask = jnp.array([[1, 1, 1]])
-    np.testing.assert_allclose(losses.importance_weight(old, sampled, mask, cap=2.0), [[2.0, 0.8, 1.0]], rtol=1e-5)
-    assert not jax.grad(lambda x: losses.importance_weight(x, sampled, mask, cap=2.0).sum())(old).any()
+    weight, kept = losses.importance_weight(old, sampled, mask, cap=2.0)
+    np.testing.assert_allclose(weight, [[2.0, 0.8, 1.0]], rtol=1e-5)
+    assert kept.all()
+    assert not jax.grad(lambda x: losses.importance_weight(x, sampled, mask, cap=2.0)[0].sum())(old).any()
+
+
+def test_importance_weights_of_sequences_multiply_and_a_band_masks():
+    ratio = np.array([[1.2, 1.5, 0.5, 0.5, 3.0, 7.0]])
+    segments, mask = jnp.array([[1, 1, 2, 2, 3, 0]]), jnp.array([[1, 1, 1, 1, 1, 0]])
+    old, sampled = jnp.log(ratio) - 3, jnp.full((1, 6), -3.0)
+    weight, kept = losses.importance_weight(old, sampled, mask, segments, cap=2.0, level="sequence", band=(0.3, 2.5))
+    np.testing.assert_allclose(weight, [[1.8, 1.8, 0, 0, 0, 1]], rtol=1e-5)
+    assert kept.tolist() == [[True, True, False, False, False, True]]
+    weight, kept = losses.importance_weight(old, sampled, mask, cap=2.0, band=(0.3, 2.5))
+    np.testing.assert_allclose(weight, [[1.2, 1.5, 0.5, 0.5, 0, 1]], rtol=1e-5)
+    with pytest.raises(ValueError, match="choose token or sequence"):
+        losses.importance_weight(old, sampled, mask, cap=2.0, level="word")
+
+
+def test_masked_tokens_have_no_gradient_and_their_gap_is_counted_apart():
+    sampled = jnp.full((1, 4), -1.0)
+    old = sampled + jnp.array([[0.0, 0.1, 2.0, -2.0]])
+    ones = jnp.ones((1, 4))
+    batch = {"mask": ones, "segments": ones.astype(int), "guided": 0 * ones, "advantage": ones, "logp": sampled,
+             "old_logp": old}  # fmt: skip
+
+    def loss(logp):
+        value, stats = losses.token_loss(logp, ones, batch, importance_cap=2.0, importance_band=(0.5, 2.0))
+        return value.sum(), stats
+
+    (_, stats), gradient = jax.value_and_grad(loss, has_aux=True)(old)
+    assert (np.abs(gradient) > 0).tolist() == [[True, True, False, False]]
+    means = {name: float(losses.masked_mean(*pair)) for name, pair in stats.items()}
+    assert means["importance_masked"] == 0.5
+    d = np.array([0.1, 2.0, -2.0])
+    k3 = np.exp(d) - d - 1
+    np.testing.assert_allclose(
+        [means["mismatch/kl_kept"], means["mismatch/kl_masked"]], [k3[0] / 2, k3[1:].mean()], rtol=1e-4
+    )
 
 
 def test_nll():

@@ -13,184 +13,24 @@ the state of the ground truth and its results must be among the results so far.
 
 from __future__ import annotations
 
-import ast
 import copy
-import functools
 import importlib
-import importlib.util
 import json
 import math
-import pathlib
 import random
 import threading
-import types
-from dataclasses import dataclass, field
 from typing import Any
 
 from envs import toolcalls
+from envs.bfcl.data import Entry, docs_of, entries, package, split_indices, tool_schema
+from envs.profile import PREFERENCE, entity
 from envs.toolcalls import Call
 from envs.world import Evaluation, Message, Observation, StepResult, Task, Tool, World
 
-CATEGORIES = ("multi_turn_base", "multi_turn_miss_func", "multi_turn_miss_param", "multi_turn_long_context")
-DOMAINS = ("files", "vehicle", "trading", "travel")  # tasks 0-49, 50-99, 100-149, 150-199 of each category
-ENTRIES = 200
-SCHEMES = {"reference": 100, "100/100": 100, "50/150": 50}  # name -> number of training tasks per category
-SCHEMA_TYPES = {"dict": "object", "float": "number", "tuple": "array", "any": "string"}
 MAX_DIGITS = 4300  # what Python agrees to print of an integer; a longer result is an error either way
 MAX_PRECISION = 10_000
 
 _SHARED = threading.Lock()  # the package keeps mpmath's precision and one weather report in globals
-
-
-# ---------------------------------------------------------------------------------------------- data
-
-
-@dataclass(frozen=True)
-class Entry:
-    """One conversation of the benchmark. `withheld` maps a turn to the tools that appear in it."""
-
-    id: str
-    category: str
-    question: list[list[Message]]
-    truth: list[list[Call]]
-    config: dict[str, Any]
-    classes: list[str]
-    docs: list[dict[str, Any]]
-    withheld: dict[int, list[str]] = field(default_factory=dict)
-
-    @property
-    def index(self) -> int:
-        return int(self.id.rsplit("_", 1)[1])
-
-    @property
-    def domain(self) -> str:
-        return DOMAINS[self.index * len(DOMAINS) // ENTRIES]
-
-
-def _package_dir() -> pathlib.Path:
-    spec = importlib.util.find_spec("bfcl_eval")
-    if spec is None or not spec.submodule_search_locations:
-        raise ModuleNotFoundError(
-            "BFCL needs the package bfcl-eval: pip install --no-deps -r requirements/bfcl.txt", name="bfcl_eval"
-        )
-    return pathlib.Path(spec.submodule_search_locations[0])
-
-
-def _lines(path: pathlib.Path) -> list[dict[str, Any]]:
-    with path.open(encoding="utf-8") as file:
-        return [json.loads(line) for line in file if line.strip()]
-
-
-@functools.cache
-def _package() -> types.SimpleNamespace:
-    """What the adapter uses of the package, imported at first use. None of it writes files or wants a vendor's SDK."""
-    from bfcl_eval.constants import default_prompts as prompts
-    from bfcl_eval.constants import executable_backend_config as backend
-    from bfcl_eval.eval_checker.multi_turn_eval import multi_turn_checker as checker
-
-    return types.SimpleNamespace(
-        doc_files=backend.MULTI_TURN_FUNC_DOC_FILE_MAPPING,
-        modules=backend.CLASS_FILE_PATH_MAPPING,
-        stateless=backend.STATELESS_CLASSES,
-        step_limit=prompts.MAXIMUM_STEP_LIMIT,
-        new_tools=prompts.DEFAULT_USER_PROMPT_FOR_ADDITIONAL_FUNCTION_FC,
-        state_checker=checker.state_checker,
-        response_checker=checker.response_checker,
-    )
-
-
-@functools.cache
-def _docs(class_name: str) -> list[dict[str, Any]]:
-    return _lines(_package_dir() / "data" / "multi_turn_func_doc" / _package().doc_files[class_name])
-
-
-@functools.cache
-def entries(category: str) -> dict[str, Entry]:
-    """The 200 entries of one category by id. Reads the package's JSON and writes nothing."""
-    if category not in CATEGORIES:
-        raise ValueError(f"BFCL has no category '{category}'; it has {', '.join(CATEGORIES)}")
-    data = _package_dir() / "data"
-    name = f"BFCL_v4_{category}.json"
-    truths = {row["id"]: row["ground_truth"] for row in _lines(data / "possible_answer" / name)}
-    found = {}
-    for row in _lines(data / name):
-        docs = [doc for class_name in row["involved_classes"] for doc in _docs(class_name)]
-        parameters = {doc["name"]: list(doc["parameters"]["properties"]) for doc in docs}
-        found[row["id"]] = Entry(
-            id=row["id"],
-            category=category,
-            question=row["question"],
-            truth=[[read_call(call, parameters) for call in turn] for turn in truths[row["id"]]],
-            config=row["initial_config"],
-            classes=row["involved_classes"],
-            docs=docs,
-            withheld={int(turn): names for turn, names in row.get("missed_function", {}).items()},
-        )
-    if len(found) != ENTRIES:
-        raise ValueError(f"{name} holds {len(found)} entries instead of {ENTRIES}: another version of bfcl-eval?")
-    return found
-
-
-def read_call(text: str, parameters: dict[str, list[str]]) -> Call:
-    """Read a ground-truth call such as `sort('a.txt')` without running it.
-
-    `parameters` maps each tool to its parameter names in order, for positional arguments. Raises ValueError
-    on anything but a plain call of a known tool with literal arguments.
-    """
-    node = ast.parse(text.strip(), mode="eval").body
-    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name) or node.func.id not in parameters:
-        raise ValueError(f"not a call of a known tool: {text}")
-    names = parameters[node.func.id]
-    if len(node.args) > len(names) or any(keyword.arg is None for keyword in node.keywords):
-        raise ValueError(f"arguments without a name: {text}")
-    arguments = {name: ast.literal_eval(value) for name, value in zip(names, node.args)}
-    arguments |= {keyword.arg: ast.literal_eval(keyword.value) for keyword in node.keywords}
-    return Call(node.func.id, arguments)
-
-
-def split_indices(split: str, scheme: str = "reference", seed: int = 0) -> list[int]:
-    """Which of the 200 indices belong to `split`: "train", "val" (also "dev" or "test") or "all".
-
-    `reference` is the reference implementation's: 0-99 train, 100-199 val, so that no domain is in both. The
-    others are drawn with `seed`, the same number from each domain up to one. All categories share the
-    indices: entry 7 of `miss_func` is entry 7 of `base` with a tool taken away.
-    """
-    if scheme not in SCHEMES:
-        raise ValueError(f"BFCL has no splits '{scheme}'; it has {', '.join(SCHEMES)}")
-    size = SCHEMES[scheme]
-    if scheme == "reference":
-        train = set(range(size))
-    else:
-        rng = random.Random(f"bfcl {scheme} {seed}")
-        width = ENTRIES // len(DOMAINS)
-        sizes = [size // len(DOMAINS) + (d < size % len(DOMAINS)) for d in range(len(DOMAINS))]
-        train = {i for d, n in enumerate(sizes) for i in rng.sample(range(d * width, (d + 1) * width), n)}
-    members = {
-        "train": train,
-        "val": set(range(ENTRIES)) - train,
-        "all": set(range(ENTRIES)),
-    }
-    members |= {"dev": members["val"], "test": members["val"]}
-    if split not in members:
-        raise ValueError(f"BFCL has no split '{split}'; it has train, val (= dev = test) and all")
-    return sorted(members[split])
-
-
-def tool_schema(doc: dict[str, Any]) -> Tool:
-    """The package's function doc as an OpenAI tool; what the function returns is not part of it."""
-
-    def convert(node: dict[str, Any]) -> dict[str, Any]:
-        node = dict(node)
-        if "type" in node:
-            node["type"] = SCHEMA_TYPES.get(node["type"], node["type"])
-        if "properties" in node:
-            node["properties"] = {name: convert(child) for name, child in node["properties"].items()}
-        if "items" in node:
-            node["items"] = convert(node["items"])
-        return node
-
-    function = {"name": doc["name"], "description": doc["description"], "parameters": convert(doc["parameters"])}
-    return {"type": "function", "function": function}
 
 
 # ------------------------------------------------------------------------------------------ execution
@@ -203,12 +43,12 @@ class Apis:
         self.instances: dict[str, Any] = {}
         self._methods: dict[str, Any] = {}
         for class_name in entry.classes:
-            instance = getattr(importlib.import_module(_package().modules[class_name]), class_name)()
-            if class_name not in _package().stateless:
+            instance = getattr(importlib.import_module(package().modules[class_name]), class_name)()
+            if class_name not in package().stateless:
                 scenario = copy.deepcopy(entry.config.get(class_name, {}))
                 instance._load_scenario(scenario, long_context="long_context" in entry.category)
             self.instances[class_name] = instance
-            self._methods |= {doc["name"]: getattr(instance, doc["name"]) for doc in _docs(class_name)}
+            self._methods |= {doc["name"]: getattr(instance, doc["name"]) for doc in docs_of(class_name)}
 
     def call(self, call: Call) -> tuple[str, bool]:
         """Run one documented method. Returns the package's text of the result and whether it is an error."""
@@ -258,6 +98,8 @@ class Bfcl(World):
     tools: "all" is the benchmark; "oracle+k" offers the ground truth's tools and k seeded others, for small
     models: not official, and `task.meta["official"]` says so. malformed: "end" is the benchmark (what cannot
     be read is no call, so it may end the turn); "error" tells the model what was wrong and lets it try again.
+    docs: "full", or "brief": names and types without descriptions, which is not official either.
+    max_calls: only conversations whose solution has at most so many calls, for small models; 0 = all.
     """
 
     name = "bfcl"
@@ -269,21 +111,26 @@ class Bfcl(World):
         split_seed: int = 0,
         tools: str = "all",
         malformed: str = "end",
+        docs: str = "full",
+        max_calls: int = 0,
     ):
         self._categories = [category] if isinstance(category, str) else list(category)
         self._entries = {k: entry for name in self._categories for k, entry in entries(name).items()}
         split_indices("train", splits, split_seed)  # so that a wrong name is reported here
-        self._splits, self._split_seed = splits, split_seed
+        self._splits, self._split_seed, self._max_calls = splits, split_seed, max_calls
         self._distractors = _distractors(tools)
         if malformed not in ("end", "error"):
             raise ValueError(f"malformed is 'end' or 'error', not '{malformed}'")
-        self._malformed = malformed
-        self._official = self._distractors is None and malformed == "end"
+        if docs not in ("full", "brief"):
+            raise ValueError(f"docs is 'full' or 'brief', not '{docs}'")
+        self._malformed, self._brief = malformed, docs == "brief"
+        self._official = self._distractors is None and malformed == "end" and docs == "full"
         self._task: Task | None = None
 
     def tasks(self, split: str) -> list[Task]:
         indices = set(split_indices(split, self._splits, self._split_seed))
-        return [self._as_task(entry, split) for entry in self._entries.values() if entry.index in indices]
+        chosen = [self._as_task(entry, split) for entry in self._entries.values() if entry.index in indices]
+        return [task for task in chosen if not self._max_calls or task.difficulty <= self._max_calls]
 
     def _as_task(self, entry: Entry, split: str) -> Task:
         return Task(
@@ -343,9 +190,9 @@ class Bfcl(World):
         messages += [{"role": "tool", "content": f"Error: {error}"} for error in answered]
         info["errors"] += len(answered)
         self._turn_steps += 1
-        if self._turn_steps > _package().step_limit:
+        if self._turn_steps > package().step_limit:
             self._over = True
-            info["stop"] = f"more than {_package().step_limit} replies with calls in one turn"
+            info["stop"] = f"more than {package().step_limit} replies with calls in one turn"
         return StepResult(messages, truncated=self._over, info=info)
 
     def evaluate(self) -> Evaluation:
@@ -374,18 +221,9 @@ class Bfcl(World):
         classes = sorted({name for entry in self._entries.values() for name in entry.classes})
         return {
             "name": self.name,
-            "entities": [
-                {
-                    "name": class_name,
-                    "attributes": sorted({p for doc in _docs(class_name) for p in doc["parameters"]["properties"]}),
-                    "operations": [
-                        {"name": doc["name"], "description": doc["description"].split("Tool description: ")[-1]}
-                        for doc in _docs(class_name)
-                    ],
-                }
-                for class_name in classes
-            ],
-            "task_preference": {"num_entities": 2, "num_operations": 3, "relation_difficulty": 3},
+            "entities": [entity(name, [_described(doc) for doc in docs_of(name)]) for name in classes],
+            "verifier": "calls",
+            "task_preference": PREFERENCE,
         }
 
     # The rest of a turn.
@@ -412,16 +250,16 @@ class Bfcl(World):
         if not self._turn_results:
             return "multi_turn:empty_turn_model_response"
         try:
-            verdict = _package().state_checker(self._apis.instances, self._truth.instances)
+            verdict = package().state_checker(self._apis.instances, self._truth.instances)
         except RecursionError:  # the model moved a directory into itself
             return "multi_turn:instance_state_mismatch"
         if verdict["valid"]:
-            verdict = _package().response_checker(self._results + self._turn_results, expected, self._turn)
+            verdict = package().response_checker(self._results + self._turn_results, expected, self._turn)
         return "" if verdict["valid"] else verdict["error_type"]
 
     def _user_messages(self) -> list[Message]:
         if self._turn in self._entry.withheld:
-            return [{"role": "user", "content": _package().new_tools}]
+            return [{"role": "user", "content": package().new_tools}]
         return [dict(message) for message in self._entry.question[self._turn]]
 
     def _choose_tools(self, entry: Entry, seed: int) -> set[str]:
@@ -436,9 +274,8 @@ class Bfcl(World):
 
     def _tools(self) -> list[Tool]:
         later = {name for turn, names in self._entry.withheld.items() if turn > self._turn for name in names}
-        return [
-            tool_schema(doc) for doc in self._entry.docs if doc["name"] in self._offered and doc["name"] not in later
-        ]
+        offered = self._offered - later
+        return [tool_schema(doc, self._brief) for doc in self._entry.docs if doc["name"] in offered]
 
 
 def reference_turns(entry: Entry) -> list[str]:
@@ -458,6 +295,11 @@ def _distractors(tools: str) -> int | None:
     if kind != "oracle" or not (count.isascii() and count.isdigit()):
         raise ValueError(f"tools is 'all' or 'oracle+k', such as 'oracle+4', not '{tools}'")
     return int(count)
+
+
+def _described(doc: dict[str, Any]) -> dict[str, Any]:
+    """A doc without the sentences that all docs of a class begin with."""
+    return {**doc, "description": doc["description"].split("Tool description: ")[-1]}
 
 
 def _synthetic(entry: Entry, task: Task) -> Entry:

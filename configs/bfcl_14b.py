@@ -1,0 +1,28 @@
+"""The paper's second benchmark: Qwen2.5-14B-Instruct in BFCL v3 multi-turn (base), on 8 devices of 80 GB.
+
+    python run.py --config=configs/bfcl_14b.py --mode=plan
+    python run.py --config=configs/bfcl_14b.py --config.model.path=/dir/of/Qwen2.5-14B-Instruct
+
+Needs `pip install --no-deps -r requirements/bfcl.txt`. Tasks 0-99 train, 100-199 are evaluated, as in the reference.
+Arguments are those of configs/appworld_14b.py. Expected is what the paper prints (its tables 1 and 2): avg@8 / best@8
+(bootstrap), in percent; nobody has run it here. 41.6 / 54.1 before training; original 68.6 / 74.3, q 60.3 / 72.1,
+hybrid 73.0 / 81.1, qn 62.8 / 74.5, qa 64.9 / 76.3, all 66.5 / 76.7.
+Time: not measured; 25,600 training episodes of up to 30 turns, and 9,900 of evaluation.
+"""
+
+from configs import appworld_14b
+
+
+def get_config(arg=None):
+    config = appworld_14b.get_config(arg)
+    config.env.name = "bfcl"
+    config.env.args = {"category": "multi_turn_base", "splits": "reference"}
+    config.env.python = ""
+    config.env.workers = 8
+    config.eval.split = "val"
+    config.rollout.concurrency = 256
+    config.template.tools = True
+    config.questioning.depth = 27
+    if arg == "hybrid":
+        config.questioning.share = 500 / 600
+    return config

@@ -1,0 +1,23 @@
+"""Devices along each axis of the mesh, by how many there are. Starting points: what fits is for `--mode=plan` to say.
+
+meshes.use(config, 16)
+"""
+
+# Weights are spread over all devices of a fast interconnect first (fsdp). Beyond eight devices, heads are split in two,
+# so that a device gets more than one row's worth of work; beyond sixteen, long rows are cut as well.
+MESHES = {
+    1: {"data": 1, "fsdp": 1, "tensor": 1, "sequence": 1},
+    8: {"data": 1, "fsdp": 8, "tensor": 1, "sequence": 1},
+    16: {"data": 1, "fsdp": 8, "tensor": 2, "sequence": 1},
+    64: {"data": 2, "fsdp": 8, "tensor": 2, "sequence": 2},
+}
+
+
+def use(config, devices):
+    """Give `config` the mesh for that many devices, and as many rows at a time as it spreads rows over."""
+    if devices not in MESHES:
+        raise ValueError(f"no mesh for {devices} devices; there is one for {', '.join(map(str, MESHES))}")
+    config.mesh.update(MESHES[devices])
+    spread = config.mesh.data * config.mesh.fsdp
+    config.learner.micro = -(-config.learner.micro // spread) * spread
+    return config

@@ -1,0 +1,177 @@
+"""BFCL's data as the package ships it: conversations, ground truths, function docs; and the splits of the tasks.
+
+Reads the package's JSON and writes nothing. A ground-truth call is parsed, never run.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import importlib.util
+import json
+import pathlib
+import random
+import types
+from dataclasses import dataclass, field
+from typing import Any
+
+from envs.toolcalls import Call
+from envs.world import Message, Tool
+
+CATEGORIES = ("multi_turn_base", "multi_turn_miss_func", "multi_turn_miss_param", "multi_turn_long_context")
+DOMAINS = ("files", "vehicle", "trading", "travel")  # tasks 0-49, 50-99, 100-149, 150-199 of each category
+ENTRIES = 200
+SCHEMES = {"reference": 100, "100/100": 100, "50/150": 50}  # name -> number of training tasks per category
+SCHEMA_TYPES = {"dict": "object", "float": "number", "tuple": "array", "any": "string"}
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One conversation of the benchmark. `withheld` maps a turn to the tools that appear in it."""
+
+    id: str
+    category: str
+    question: list[list[Message]]
+    truth: list[list[Call]]
+    config: dict[str, Any]
+    classes: list[str]
+    docs: list[dict[str, Any]]
+    withheld: dict[int, list[str]] = field(default_factory=dict)
+
+    @property
+    def index(self) -> int:
+        return int(self.id.rsplit("_", 1)[1])
+
+    @property
+    def domain(self) -> str:
+        return DOMAINS[self.index * len(DOMAINS) // ENTRIES]
+
+
+def package_dir() -> pathlib.Path:
+    """Where the package lies. ModuleNotFoundError with the command that installs it."""
+    spec = importlib.util.find_spec("bfcl_eval")
+    if spec is None or not spec.submodule_search_locations:
+        raise ModuleNotFoundError(
+            "BFCL needs the package bfcl-eval: pip install --no-deps -r requirements/bfcl.txt", name="bfcl_eval"
+        )
+    return pathlib.Path(spec.submodule_search_locations[0])
+
+
+def _lines(path: pathlib.Path) -> list[dict[str, Any]]:
+    with path.open(encoding="utf-8") as file:
+        return [json.loads(line) for line in file if line.strip()]
+
+
+@functools.cache
+def package() -> types.SimpleNamespace:
+    """What the adapter uses of the package, imported at first use. None of it writes files or wants a vendor's SDK."""
+    from bfcl_eval.constants import default_prompts as prompts
+    from bfcl_eval.constants import executable_backend_config as backend
+    from bfcl_eval.eval_checker.multi_turn_eval import multi_turn_checker as checker
+
+    return types.SimpleNamespace(
+        doc_files=backend.MULTI_TURN_FUNC_DOC_FILE_MAPPING,
+        modules=backend.CLASS_FILE_PATH_MAPPING,
+        stateless=backend.STATELESS_CLASSES,
+        step_limit=prompts.MAXIMUM_STEP_LIMIT,
+        new_tools=prompts.DEFAULT_USER_PROMPT_FOR_ADDITIONAL_FUNCTION_FC,
+        state_checker=checker.state_checker,
+        response_checker=checker.response_checker,
+    )
+
+
+@functools.cache
+def docs_of(class_name: str) -> list[dict[str, Any]]:
+    """The function docs of an API class, as the package writes them."""
+    return _lines(package_dir() / "data" / "multi_turn_func_doc" / package().doc_files[class_name])
+
+
+@functools.cache
+def entries(category: str) -> dict[str, Entry]:
+    """The 200 entries of one category by id. Reads the package's JSON and writes nothing."""
+    if category not in CATEGORIES:
+        raise ValueError(f"BFCL has no category '{category}'; it has {', '.join(CATEGORIES)}")
+    data = package_dir() / "data"
+    name = f"BFCL_v4_{category}.json"
+    truths = {row["id"]: row["ground_truth"] for row in _lines(data / "possible_answer" / name)}
+    found = {}
+    for row in _lines(data / name):
+        docs = [doc for class_name in row["involved_classes"] for doc in docs_of(class_name)]
+        parameters = {doc["name"]: list(doc["parameters"]["properties"]) for doc in docs}
+        found[row["id"]] = Entry(
+            id=row["id"],
+            category=category,
+            question=row["question"],
+            truth=[[read_call(call, parameters) for call in turn] for turn in truths[row["id"]]],
+            config=row["initial_config"],
+            classes=row["involved_classes"],
+            docs=docs,
+            withheld={int(turn): names for turn, names in row.get("missed_function", {}).items()},
+        )
+    if len(found) != ENTRIES:
+        raise ValueError(f"{name} holds {len(found)} entries instead of {ENTRIES}: another version of bfcl-eval?")
+    return found
+
+
+def read_call(text: str, parameters: dict[str, list[str]]) -> Call:
+    """Read a ground-truth call such as `sort('a.txt')` without running it.
+
+    `parameters` maps each tool to its parameter names in order, for positional arguments. Raises ValueError
+    on anything but a plain call of a known tool with literal arguments.
+    """
+    node = ast.parse(text.strip(), mode="eval").body
+    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name) or node.func.id not in parameters:
+        raise ValueError(f"not a call of a known tool: {text}")
+    names = parameters[node.func.id]
+    if len(node.args) > len(names) or any(keyword.arg is None for keyword in node.keywords):
+        raise ValueError(f"arguments without a name: {text}")
+    arguments = {name: ast.literal_eval(value) for name, value in zip(names, node.args)}
+    arguments |= {keyword.arg: ast.literal_eval(keyword.value) for keyword in node.keywords}
+    return Call(node.func.id, arguments)
+
+
+def split_indices(split: str, scheme: str = "reference", seed: int = 0) -> list[int]:
+    """Which of the 200 indices belong to `split`: "train", "val" (also "dev" or "test") or "all".
+
+    `reference` is the reference implementation's: 0-99 train, 100-199 val, so that no domain is in both. The
+    others are drawn with `seed`, the same number from each domain up to one. All categories share the
+    indices: entry 7 of `miss_func` is entry 7 of `base` with a tool taken away.
+    """
+    if scheme not in SCHEMES:
+        raise ValueError(f"BFCL has no splits '{scheme}'; it has {', '.join(SCHEMES)}")
+    size = SCHEMES[scheme]
+    if scheme == "reference":
+        train = set(range(size))
+    else:
+        rng = random.Random(f"bfcl {scheme} {seed}")
+        width = ENTRIES // len(DOMAINS)
+        sizes = [size // len(DOMAINS) + (d < size % len(DOMAINS)) for d in range(len(DOMAINS))]
+        train = {i for d, n in enumerate(sizes) for i in rng.sample(range(d * width, (d + 1) * width), n)}
+    members = {
+        "train": train,
+        "val": set(range(ENTRIES)) - train,
+        "all": set(range(ENTRIES)),
+    }
+    members |= {"dev": members["val"], "test": members["val"]}
+    if split not in members:
+        raise ValueError(f"BFCL has no split '{split}'; it has train, val (= dev = test) and all")
+    return sorted(members[split])
+
+
+def tool_schema(doc: dict[str, Any], brief: bool = False) -> Tool:
+    """The package's function doc as an OpenAI tool; what the function returns is not part of it. `brief` leaves out
+    all descriptions and defaults."""
+
+    def convert(node: dict[str, Any]) -> dict[str, Any]:
+        node = {key: node[key] for key in ("type", "properties", "items") if key in node} if brief else dict(node)
+        if "type" in node:
+            node["type"] = SCHEMA_TYPES.get(node["type"], node["type"])
+        if "properties" in node:
+            node["properties"] = {name: convert(child) for name, child in node["properties"].items()}
+        if "items" in node:
+            node["items"] = convert(node["items"])
+        return node
+
+    described = {} if brief else {"description": doc["description"]}
+    function = {"name": doc["name"], **described, "parameters": convert(doc["parameters"])}
+    return {"type": "function", "function": function}

@@ -1,0 +1,100 @@
+"""Rollouts that run while earlier ones are trained on: with `rollout.async_depth` the engine is never left to wait.
+
+The unit is the group of one task. Each iteration starts as many groups as it trains on; those of a step are started
+`depth` iterations ahead. A step takes the groups that are due and, of the others, the first that are done: a slow
+group trains some steps later, at most as many as the bound on staleness allows, and nobody waits for it until then.
+A rollout goes on over weight updates; every turn of it names the version that sampled it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+from rl.rollout import Job
+from rl.trajectory import Trajectory
+
+Play = Callable[[Sequence[Job]], Awaitable[list[Trajectory]]]
+Grade = Callable[[list[Trajectory]], None]
+
+
+@dataclass(eq=False)
+class _Group:
+    step: int  # that it was started for
+    task: asyncio.Task[list[Trajectory]]
+
+
+class Pipeline:
+    """Groups in flight. All methods but `close` and `busy` run on the event loop of the rollouts.
+
+    depth: steps that rollouts are started ahead. bound: versions between the weights that began a rollout and those
+    that are trained with it; at least `depth`. concurrency: rollouts at a time, of all groups together. judges: groups
+    that are judged at a time.
+    """
+
+    def __init__(self, *, depth: int, bound: int, concurrency: int = 64, judges: int = 1):
+        if bound < depth:
+            raise ValueError(f"rollouts started {depth} steps ahead are {depth} versions old, more than {bound}")
+        self.depth, self.slack = depth, bound - depth
+        self.places = asyncio.Semaphore(concurrency)
+        self.launched = 0  # the last step whose groups were started
+        self.collected = 0.0  # when the last step's groups were, on the monotonic clock
+        self._judges = ThreadPoolExecutor(judges, thread_name_prefix="judge")
+        self._groups: list[_Group] = []
+
+    @property
+    def busy(self) -> bool:
+        """Whether anything is in flight."""
+        return any(not group.task.done() for group in self._groups)
+
+    def ahead(self, step: int, last: int) -> range:
+        """Steps to start now: up to `depth` beyond `step`, up to the `last` of the run, each once."""
+        return range(max(step, self.launched + 1), min(step + self.depth, last) + 1)
+
+    def launch(self, step: int, groups: Sequence[Sequence[Job]], play: Play, grade: Grade) -> None:
+        """Start the groups of a step. grade: called in a thread with the trajectories of each group as it ends, while
+        others go on."""
+
+        async def run(jobs: Sequence[Job]) -> list[Trajectory]:
+            trajectories = await play(jobs)
+            await asyncio.get_running_loop().run_in_executor(self._judges, grade, trajectories)
+            return trajectories
+
+        self.launched = step
+        self._groups += [_Group(step, asyncio.create_task(run(jobs))) for jobs in groups]
+
+    async def collect(self, step: int, count: int, show: Callable[[int, int], None]) -> tuple[list[Trajectory], int]:
+        """The rollouts of `count` groups to train `step` on, in the order they were started, and how many groups of
+        them are late. show: called with the groups that are done and `count`. Raises what a group raised."""
+        count = min(count, len(self._groups))
+        while True:
+            done = [group for group in self._groups if group.task.done()]
+            for group in done:
+                group.task.result()
+            due = [group for group in self._groups if group.step + self.slack <= step]
+            show(min(len(done), count), count)
+            if len(done) >= count and all(group.task.done() for group in due):
+                break
+            running = [group.task for group in self._groups if not group.task.done()]
+            await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+        chosen = [*due, *(group for group in done if group not in due)][:count]
+        self._groups = [group for group in self._groups if group not in chosen]
+        late = sum(group.step < step for group in chosen)
+        self.collected = time.monotonic()
+        return [trajectory for group in chosen for trajectory in group.task.result()], late
+
+    def figures(self) -> dict[str, Any]:
+        """Groups that are started and not trained on, and those of them that are done."""
+        return {"async/groups": len(self._groups), "async/done": sum(g.task.done() for g in self._groups)}
+
+    async def close(self) -> None:
+        """Abandon what is in flight: it is started again, with newer weights, by whoever resumes."""
+        for group in self._groups:
+            group.task.cancel()
+        await asyncio.gather(*(group.task for group in self._groups), return_exceptions=True)
+        self._groups = []
+        self._judges.shutdown(wait=False, cancel_futures=True)

@@ -1,0 +1,321 @@
+"""What a config does to a target: memory by kind, time by phase, sizes, cost. Compiled figures where there are any.
+
+Everything is per device unless its name says otherwise. The fullest device is the one that learner and engine share,
+if they do.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+from jax.sharding import AbstractMesh, AxisType
+
+from evolver.plan import analytic, judging
+from evolver.plan.analytic import BYTES, Split
+from evolver.plan.placement import SERVER, Engine, engine_of
+from evolver.plan.targets import Target
+from models import lora, qwen
+from models import mesh as meshes
+
+# What nobody knows before a run; the plan prints them.
+EPISODE = 1 / 3  # mean length of an episode, as a share of rollout.context
+GENERATED = 0.25  # share of an episode's tokens that the policy writes; the rest is prompts and observations
+FILL = 0.95  # of packed rows
+DISK = 1e9  # bytes/s of one host's checkpoint writes
+PHASES = ("update", "logp", "prefill", "decode")
+KINDS = ("parameters", "optimizer", "reference", "gradients", "temporaries", "engine weights", "KV cache")
+
+
+@dataclass(frozen=True)
+class Case:
+    """A config on a target, with what both derive."""
+
+    config: Any
+    shape: qwen.Config
+    target: Target
+
+    @property
+    def split(self) -> Split:
+        m = self.config.mesh
+        return Split(m.data * m.fsdp, m.fsdp * m.tensor * m.sequence, m.tensor, m.sequence)
+
+    @property
+    def trajectories(self) -> int:
+        return self.config.rollout.tasks * self.config.rollout.group
+
+    @property
+    def episode(self) -> float:
+        """Tokens of an episode, on average."""
+        return EPISODE * self.config.rollout.context
+
+    @property
+    def micro_batches(self) -> int:
+        """Of one update."""
+        rows = self.trajectories * self.episode / FILL / self.config.learner.row / self.config.learner.updates
+        return max(1, math.ceil(rows / self.config.learner.micro))
+
+    @property
+    def engine(self) -> Engine:
+        """Where the engine stands."""
+        return engine_of(self.config, self.shape, self.target)
+
+    @property
+    def rank(self) -> int:
+        """Of adapters; 0 = the weights are trained."""
+        return self.config.lora.rank
+
+
+def adapted(config: Any, target: Target) -> tuple[Any, list[str]]:
+    """(config, notes): the config with a mesh for the target's devices, where its own is for another number."""
+    sizes = {axis: config.mesh[axis] for axis in meshes.AXES}
+    if math.prod(sizes.values()) == target.count:
+        return config, []
+    config = config.copy_and_resolve_references()
+    rest = sizes["data"] * sizes["tensor"] * sizes["sequence"]
+    keep = target.count % rest == 0
+    for axis in sizes:
+        config.mesh[axis] = sizes[axis] if keep else 1
+    config.mesh.fsdp = target.count // rest if keep else target.count
+    rows = config.mesh.data * config.mesh.fsdp
+    old = config.learner.micro
+    config.learner.micro = rows * max(1, old // (sizes["data"] * sizes["fsdp"]))
+    text = " * ".join(f"{axis}={config.mesh[axis]}" for axis in sizes if config.mesh[axis] > 1) or "one device"
+    notes = [f"the config's mesh is for {math.prod(sizes.values())} devices; planned with {text}"]
+    if config.learner.micro != old:
+        notes[0] += f", learner.micro={config.learner.micro}"
+    return config, notes
+
+
+# --- memory ----------------------------------------------------------------------------------------------------------
+
+
+def check_mesh(case: Case) -> None:
+    """Raises MeshError where the mesh does not divide the model."""
+    sizes = tuple(case.config.mesh[axis] for axis in meshes.AXES)
+    mesh = AbstractMesh(sizes, meshes.AXES, axis_types=(AxisType.Auto,) * len(sizes))
+    meshes.shardings(case.shape, mesh, case.config.sharding.to_dict())
+
+
+def trained_weights(case: Case) -> Any:
+    """The tree of `qwen.Weight`s that gets gradients: all of them, or adapters."""
+    if not case.rank:
+        return qwen.weights(case.shape)
+    c = case.config.lora
+    return lora.weights(case.shape, lora.LoRA(c.rank, c.alpha, tuple(c.targets)))
+
+
+def weight_bytes(case: Case, weights: Any, size: int) -> float:
+    """A tree of `qwen.Weight`s on one device, at `size` bytes an entry."""
+    rules, mesh, total = case.config.sharding.to_dict(), case.config.mesh, 0.0
+    for weight in jax.tree.leaves(weights, is_leaf=qwen.is_weight):
+        over = [axis for name in weight.axes for axis in rules.get(name, "").split(",") if axis]
+        total += size * math.prod(weight.shape) / math.prod(mesh[axis] for axis in over)
+    return total
+
+
+def state_bytes(case: Case) -> dict[str, float]:
+    """{"parameters", "optimizer", "reference", "gradients", "host"} that live as long as the run."""
+    c, base = case.config, qwen.weights(case.shape)
+    master = BYTES[c.optim.master]
+    trained = trained_weights(case)
+    parameters = weight_bytes(case, trained, master)
+    if case.rank:
+        parameters += weight_bytes(case, base, BYTES[c.model.dtype])
+    moments = weight_bytes(case, trained, 8)
+    reference = weight_bytes(case, base, master) if c.loss.kl and not case.rank else 0.0
+    offload, away = c.optim.offload, c.loss.reference == "host"
+    return {
+        "parameters": parameters,
+        "optimizer": 0.0 if offload else moments,
+        "reference": 0.0 if away else reference,
+        "gradients": weight_bytes(case, trained, 4),
+        "host": moments * offload + reference * away,
+    }
+
+
+def temporaries(case: Case, compiled: dict[str, Any]) -> dict[str, tuple[float, str]]:
+    """{phase: (bytes, "compiled" or "estimated")}, the gradient's accumulator not among them."""
+    c, state = case.config, state_bytes(case)
+    rows = {"rows": c.learner.micro, "row": c.learner.row, "split": case.split, "dtype": c.model.dtype}
+    guess = {
+        "update": state["gradients"] + analytic.update_temporaries(case.shape, remat=c.model.remat, **rows),
+        "logp": analytic.logp_temporaries(case.shape, **rows),
+        "prefill": 4.0 * case.shape.vocab * min(4, c.engine.slots),
+        "decode": 4.0 * 4 * case.shape.vocab * c.engine.slots,
+    }
+    found = {phase: (size, "estimated") for phase, size in guess.items()}
+    for phase, record in compiled.items():
+        if "memory" in record:
+            size = record["memory"]["temp"] - (state["gradients"] if phase == "update" else 0)
+            found[phase] = (max(0.0, size), "compiled")
+    return found
+
+
+def memory(case: Case, compiled: dict[str, Any]) -> dict[str, dict[str, float]]:
+    """{phase: {kind: bytes}} on the fullest device, the cache as large as the config asks for."""
+    c, state, spare, engine = case.config, state_bytes(case), temporaries(case, compiled), case.engine
+    held = {"engine weights": engine.weights, "KV cache": engine.cache}
+    table = {}
+    for phase in PHASES:
+        learns = phase in ("update", "logp")
+        row = dict.fromkeys(KINDS, 0.0)
+        if learns or engine.shared:
+            row |= {kind: state[kind] for kind in ("parameters", "optimizer", "reference")}
+        if not learns or engine.shared:
+            row |= held
+        row["gradients"] = state["gradients"] if phase == "update" else 0.0
+        row["temporaries"] = spare[phase][0] if learns or c.engine.name == "jax" else SERVER
+        if phase == "logp" and c.loss.kl and not case.rank and not state["reference"]:
+            row["reference"] = state["parameters"]  # brought here for the pass
+        table[phase] = row
+    return table
+
+
+def learner_bytes(row: dict[str, float]) -> float:
+    """What a phase of the learner takes without the engine beside it."""
+    return sum(size for kind, size in row.items() if kind not in ("engine weights", "KV cache"))
+
+
+def capacity(case: Case, table: dict[str, dict[str, float]]) -> int:
+    """Whole contexts whose keys and values one engine can hold: of the jax engine as many as fit beside everything
+    else, in every phase that the cache lives through; of a server what its share of the device gives."""
+    if case.config.engine.name != "jax":
+        return case.engine.sequences
+    fullest = max(sum(row.values()) - row["KV cache"] for row in table.values())
+    room = case.target.chip.usable - fullest
+    return analytic.sequences_that_fit(room, case.shape, case.config.rollout.context, case.config.engine.cache_dtype)
+
+
+# --- time ------------------------------------------------------------------------------------------------------------
+
+
+def phase(
+    target: Target, *, flops: float, moved: float, wire: float, tokens: float, reach: float, repeat: float = 1.0
+) -> dict[str, Any]:
+    """One phase of a step: `repeat` executions of a program with these figures per device. `reach` is the share of the
+    peak that its slowest resource is expected to reach; links and memory are taken to overlap with compute."""
+    chip = target.chip
+    seconds = {"compute": flops / chip.flops, "memory": moved / chip.bandwidth, "links": wire / target.link}
+    bound = max(seconds, key=lambda name: seconds[name])
+    roofline = repeat * seconds[bound]
+    expected = repeat * max(seconds["compute"] / chip.mfu, seconds[bound] / reach, seconds["links"] / 0.8)
+    return {
+        "flops": repeat * flops, "bytes": repeat * moved, "wire": repeat * wire, "bound": bound,
+        "roofline_s": roofline, "expected_s": expected, "tokens": repeat * tokens,
+    }  # fmt: skip
+
+
+def times(case: Case, compiled: dict[str, Any], sequences: int) -> dict[str, dict[str, Any]]:
+    """{phase: see `phase`} of one step, `sequences` decoding at a time."""
+    c, shape, split, devices = case.config, case.shape, case.split, case.target.count
+    tokens = case.trajectories * case.episode
+    predicted = GENERATED * tokens
+    segment, micro = case.episode, case.micro_batches
+    wires = {name: _wire(compiled, name) for name in ("update", "logp")}
+    passes = (c.loss.old_logp == "recomputed") + bool(c.loss.kl)
+    each = tokens / c.learner.updates  # of one update
+    forward = analytic.forward_flops(shape, tokens, segment, predicted)
+    update = analytic.update_flops(
+        shape, each, segment, predicted / c.learner.updates, remat=c.model.remat in ("full", "attention")
+    )
+    local = each / devices * split.tensor
+    size = c.model.dtype
+    result = {
+        "update": phase(
+            case.target, flops=update / devices, wire=wires["update"], tokens=each, reach=0.8,
+            moved=analytic.update_bytes(shape, local, micro, split, dtype=size),
+            repeat=c.learner.updates * c.learner.epochs,
+        ),
+        "logp": phase(
+            case.target, flops=forward / c.learner.updates / devices, wire=wires["logp"], tokens=each, reach=0.8,
+            moved=analytic.logp_bytes(shape, local, micro, split, dtype=size), repeat=passes * c.learner.updates,
+        ),
+    }  # fmt: skip
+    result |= rollout_times(case, max(1, sequences))
+    for record in result.values():
+        record["tokens_per_s"] = record["tokens"] / record["expected_s"] if record["expected_s"] else 0.0
+    return result
+
+
+def rollout_times(case: Case, sequences: int) -> dict[str, dict[str, Any]]:
+    """Prefill of what the policy reads, decoding of what it writes, spread over the engine's replicas."""
+    c, shape, engine = case.config, case.shape, case.engine
+    tokens = case.trajectories * case.episode / engine.replicas
+    at_once = min(sequences, max(1, c.rollout.concurrency // engine.replicas))
+    read_tokens, written = (1 - GENERATED) * tokens, GENERATED * tokens
+    sizes = {"dtype": c.model.dtype, "cache_dtype": c.engine.cache_dtype}
+    moved = analytic.decode_bytes(shape, at_once, case.episode / 2, **sizes) / engine.devices
+    return {
+        "prefill": phase(
+            case.target, flops=analytic.forward_flops(shape, read_tokens, case.episode, 0) / engine.devices, wire=0.0,
+            tokens=read_tokens * engine.replicas, moved=engine.weights * read_tokens / (4 * c.engine.prefill),
+            reach=0.8,
+        ),
+        "decode": phase(
+            case.target, flops=analytic.decode_flops(shape, at_once, case.episode / 2) / engine.devices, moved=moved,
+            wire=0.0, tokens=at_once * engine.replicas, repeat=written / at_once, reach=case.target.chip.decode,
+        ),
+    }  # fmt: skip
+
+
+def _wire(compiled: dict[str, Any], name: str) -> float:
+    return sum(sent for _, sent in compiled.get(name, {}).get("collectives", {}).values())
+
+
+# --- all of it -------------------------------------------------------------------------------------------------------
+
+
+def sizes(case: Case) -> dict[str, float]:
+    """Of the whole model, bytes: checkpoint, what a weight sync moves, the exported policy."""
+    count, c = qwen.parameter_count(case.shape), case.config
+    trained = count
+    if case.rank:
+        trained = sum(math.prod(w.shape) for w in jax.tree.leaves(trained_weights(case), is_leaf=qwen.is_weight))
+    master = BYTES[c.optim.master]
+    return {
+        "parameters": count,
+        "trained": trained,
+        "checkpoint": trained * (8 + master) + (count * BYTES[c.model.dtype] if case.rank else 0),
+        "sync": count * BYTES[c.model.dtype],
+        "policy": count * BYTES["bfloat16"],
+    }
+
+
+def estimate(case: Case, compiled: dict[str, Any]) -> dict[str, Any]:
+    """The plan as one JSON-able record; `report` puts it into words, `advice` looks for what would make it fit."""
+    records = compiled.get("phases", {})
+    table = memory(case, records)
+    room = capacity(case, table)
+    fits = max(sum(row.values()) for row in table.values()) <= case.target.chip.usable
+    refused = {name: record["error"] for name, record in records.items() if "error" in record}
+    asked = case.config.engine.slots if case.config.engine.name == "jax" else room
+    phases = times(case, records, min(asked, room))
+    return {
+        "target": case.target.name,
+        "mesh": {axis: case.config.mesh[axis] for axis in meshes.AXES},
+        "compiler": compiled.get("error") or f"XLA of jax {compiled['jax']}" if compiled else "not asked",
+        "compiled": {name: records[name] for name in PHASES if "memory" in records.get(name, {})},
+        "refused": refused,
+        "memory": table,
+        "sources": {name: source for name, (_, source) in temporaries(case, records).items()},
+        "host": state_bytes(case)["host"] * case.target.count,
+        "limit": case.target.chip.usable,
+        "fits": fits and not refused,
+        "learner": max(learner_bytes(table[phase]) for phase in ("update", "logp")),
+        "sequences": room,
+        "kv_token": analytic.kv_bytes(case.shape, case.config.engine.cache_dtype),
+        "phases": phases,
+        "step_s": sum(record["expected_s"] for record in phases.values()),
+        "micro_batches": case.micro_batches,
+        "sizes": sizes(case),
+        "judge": judging.bill(case.config, case.episode),
+        "steps": case.config.steps,
+        "engine": case.engine.place,
+        "slots": case.config.engine.slots if case.config.engine.name == "jax" else 0,
+        "context": case.config.rollout.context,
+        "link": case.target.link,
+        "assumed": f"{case.trajectories:,} episodes, taken to be {case.episode:,.0f} tokens, {GENERATED:.0%} generated",
+    }

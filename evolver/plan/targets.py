@@ -1,0 +1,134 @@
+"""Accelerators that a plan can be made for: their limits, and how XLA's compilers are told about them.
+
+Imports no jax. Peaks are those of the vendors' data sheets, dense bfloat16; links are one-way bytes/s of one device
+into its fastest interconnect (NVLink, ICI).
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import re
+from dataclasses import dataclass
+
+GIB = 2**30
+TARGET_SYNTAX = "CHIP:COUNT, as in h100:8"
+
+
+class TargetError(ValueError):
+    """A target that is not known; the message lists those that are."""
+
+
+@dataclass(frozen=True)
+class Chip:
+    """One device. `memory`: bytes; `flops`: bfloat16 FLOP/s; `bandwidth`: bytes/s of its memory; `link`: bytes/s.
+
+    `mfu` is the share of `flops` that dense training is expected to reach, `decode` the share of `bandwidth` that
+    decoding is: assumptions, from published runs (MaxText and torchtitan at 40% to 50% on H100, MaxText and levanter
+    at 50% to 70% on TPU; engines at 30% to 60% of the memory bound).
+    """
+
+    name: str
+    platform: str  # of jax: cuda, tpu
+    memory: int
+    flops: float
+    bandwidth: float
+    link: float
+    node: int = 8  # devices joined by `link`
+    mfu: float = 0.4
+    decode: float = 0.4
+    share: float = 0.93  # of the memory that a program can use; contexts, libraries and fragments take the rest
+
+    @property
+    def usable(self) -> float:
+        """Bytes that a program can use."""
+        return self.share * self.memory
+
+
+CHIPS = {
+    chip.name: chip
+    for chip in (
+        Chip("a100-40g", "cuda", 42_949_672_960, 312e12, 1.555e12, 300e9),
+        Chip("a100-80g", "cuda", 84_929_347_584, 312e12, 2.039e12, 300e9),
+        Chip("h100", "cuda", 84_929_347_584, 989e12, 3.35e12, 450e9),
+        Chip("h200", "cuda", 150_123_446_272, 989e12, 4.8e12, 450e9),
+        Chip("v5e", "tpu", 16 * GIB, 197e12, 0.82e12, 200e9, 256, mfu=0.5, share=0.98),
+        Chip("v5p", "tpu", 95 * GIB, 459e12, 2.765e12, 600e9, 8960, mfu=0.5, share=0.98),
+        Chip("v6e", "tpu", 32 * GIB, 918e12, 1.64e12, 400e9, 256, mfu=0.4, share=0.98),
+    )
+}
+# Topologies by the number of chips, as the TPU runtime names them.
+TPU_TOPOLOGIES = {
+    "v5e": {1: "v5e:1x1", 4: "v5e:2x2", 8: "v5e:2x4", 16: "v5e:4x4", 32: "v5e:4x8", 64: "v5e:8x8", 256: "v5e:16x16"},
+    "v5p": {4: "v5p:2x2x1", 8: "v5p:2x2x2", 16: "v5p:2x2x4", 32: "v5p:2x4x4", 64: "v5p:4x4x4", 128: "v5p:4x4x8"},
+    "v6e": {1: "v6e:1x1", 4: "v6e:2x2", 8: "v6e:2x4", 16: "v6e:4x4", 32: "v6e:4x8", 64: "v6e:8x8", 256: "v6e:16x16"},
+}
+
+
+@dataclass(frozen=True)
+class Target:
+    """`count` devices of one kind."""
+
+    chip: Chip
+    count: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.chip.name}:{self.count}"
+
+    @property
+    def link(self) -> float:
+        """Bytes/s between devices: the fast interconnect, or the network as soon as the devices span several nodes
+        (one 400 Gb/s adapter for each GPU)."""
+        return self.chip.link if self.count <= self.chip.node else min(self.chip.link, 50e9)
+
+
+def parse(text: str) -> Target:
+    """ "h100:8" -> Target. Raises TargetError with the list of what is known."""
+    known = f"known are {', '.join(CHIPS)}; a target is {TARGET_SYNTAX}"
+    match = re.fullmatch(r"([\w.-]+):(\d+)", text.strip())
+    if not match:
+        raise TargetError(f"--target={text}: not a target; {known}")
+    name, count = match[1].lower(), int(match[2])
+    if name not in CHIPS:
+        near = difflib.get_close_matches(name, CHIPS, n=1, cutoff=0.4)
+        raise TargetError(f"--target={text}: unknown chip{f' (did you mean {near[0]}?)' if near else ''}; {known}")
+    counts = TPU_TOPOLOGIES.get(name)
+    if counts and count not in counts:
+        raise TargetError(f"--target={text}: slices of {name} have {', '.join(map(str, counts))} chips")
+    if count < 1 or (count > 8 and count % 8):
+        raise TargetError(f"--target={text}: up to 8 devices, or whole nodes of 8")
+    return Target(CHIPS[name], count)
+
+
+# XLA's description of a GPU (stream_executor's GpuTargetConfig): what its cost models and code generators look at.
+_GPUS = {
+    "a100": ((8, 0), 108, 64, 1.41, 167936, 166912, 41943040, 2039000000000),
+    "h100": ((9, 0), 132, 128, 1.98, 233472, 232448, 52428800, 3352320000000),
+    "h200": ((9, 0), 132, 128, 1.98, 233472, 232448, 52428800, 4800000000000),
+}
+
+
+def gpu_description(chip: Chip) -> str:
+    """The text proto that `jax.experimental.topologies` takes as `target_config`."""
+    (major, minor), cores, fpus, clock, shared, optin, l2, bandwidth = _GPUS[chip.name.partition("-")[0]]
+    device = {
+        "threads_per_block_limit": 1024, "threads_per_warp": 32, "shared_memory_per_block": 49152,
+        "shared_memory_per_core": shared, "threads_per_core_limit": 2048, "core_count": cores, "fpus_per_core": fpus,
+        "block_dim_limit_x": 2147483647, "block_dim_limit_y": 65535, "block_dim_limit_z": 65535,
+        "memory_bandwidth": bandwidth, "l2_cache_size": l2, "clock_rate_ghz": clock, "device_memory_size": chip.memory,
+        "shared_memory_per_block_optin": optin, "registers_per_core_limit": 65536, "registers_per_block_limit": 65536,
+    }  # fmt: skip
+    fields = " ".join(f"{name}: {value}" for name, value in device.items())
+    capability = f"cuda_compute_capability {{ major: {major} minor: {minor} }}"
+    return (
+        f'gpu_device_info {{ {fields} {capability} }} platform_name: "CUDA" '
+        "dnn_version_info { major: 9 minor: 12 } runtime_version { major: 13 minor: 0 patch: 0 } "
+        f'device_description_str: "{chip.name}"'
+    )
+
+
+def gpu_topology(count: int) -> str:
+    """ "slices x hosts x devices": whole nodes of 8."""
+    hosts = math.ceil(count / 8)
+    return f"1x{hosts}x{count // hosts}"

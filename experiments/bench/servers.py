@@ -1,0 +1,151 @@
+"""vLLM servers behind our engine: seconds of a weight update by bytes, and tokens/s over HTTP.
+
+    python -m experiments.bench.servers [--python .bench/vllm/bin/python] [--sizes 1,30,120] [--flags "--block-size 32"]
+
+For each size in millions of parameters: a checkpoint of random weights, one server started from it, `--repeats` updates
+(staging in shared memory, and from the pause to the proof), then `workload.flat` as sessions through the engine and
+through vLLM's own `vllm bench serve` on the same server. Prints one JSON object per size.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from experiments.bench import workload as workloads
+from models import hf, qwen
+from models.tokenizer import train_bpe
+from rl.engines.transfer import SharedMemory
+from rl.engines.vllm import VllmEngine
+from rl.engines.vllm_servers import OwnServers
+from rl.trajectory import Sampling
+
+SHAPES = {
+    "1": qwen.Config(800, 128, 4, 4, 2, 32, 384),
+    "30": qwen.Config(800, 512, 8, 8, 4, 64, 1536),
+    "120": qwen.Config(800, 768, 14, 12, 4, 64, 3072),
+    "500": qwen.Config(800, 1536, 16, 12, 4, 128, 6144),
+}
+
+
+def params_of(shape: qwen.Config, seed: int) -> qwen.Params:
+    """Random weights on the host."""
+    rng = np.random.default_rng(seed)
+
+    def draw(path, weight: qwen.Weight) -> np.ndarray:
+        if weight.std is None:
+            return np.full(weight.shape, float(path[-1].key.endswith("norm")), np.float32)
+        return (weight.std * rng.standard_normal(weight.shape, np.float32)).astype(np.float32)
+
+    return jax.tree.map_with_path(draw, qwen.weights(shape), is_leaf=qwen.is_weight)
+
+
+def learner_score(shape: qwen.Config):
+    """log p of each token of a prompt but the first."""
+
+    def score(params, ids_T):
+        positions_RT = np.arange(len(ids_T), dtype=np.int32)[None]
+        ones_RT = np.ones((1, len(ids_T)), np.int32)
+        h_RTD = qwen.hidden(shape, params, ids_T[None], positions_RT, ones_RT)
+        return qwen.token_logp(h_RTD[0, :-1], qwen.unembed(shape, params), ids_T[1:])[0]
+
+    jitted = jax.jit(score)
+    return lambda params, ids: np.asarray(jitted(params, np.asarray(ids, np.int32)))
+
+
+async def tokens_per_second(engine: VllmEngine, workload: workloads.Workload, repeats: int) -> float:
+    """Of the best round, all episodes at once; the first round warms up."""
+
+    async def episode(number: int, script: workloads.Episode) -> int:
+        (turn,) = script.turns
+        sampling = Sampling(max_tokens=turn.new_tokens, seed=number)
+        return len((await engine.generate(list(script.prompt), sampling, session=str(number))).tokens)
+
+    best = 0.0
+    for _ in range(repeats + 1):
+        began = time.monotonic()
+        tokens = sum(await asyncio.gather(*(episode(n, script) for n, script in enumerate(workload.episodes))))
+        best = max(best, tokens / (time.monotonic() - began))
+        for number in range(len(workload.episodes)):
+            await engine.release(str(number))
+    return best
+
+
+def vllm_bench(python: str, url: str, folder: Path, workload: workloads.Workload) -> float:
+    """Output tokens/s as vLLM's own client measures them, on prompts and answers of the same lengths."""
+    script = workload.episodes[0]
+    words = [python, "-m", "vllm.entrypoints.cli.main", "bench", "serve", "--backend", "openai", "--base-url", url,
+             "--model", "policy", "--tokenizer", str(folder), "--dataset-name", "random",
+             "--random-input-len", str(len(script.prompt)), "--random-output-len", str(script.turns[0].new_tokens),
+             "--num-prompts", str(len(workload.episodes)), "--ignore-eos",
+             "--save-result", "--result-dir", str(folder), "--result-filename", "bench.json"]  # fmt: skip
+    done = subprocess.run(words, capture_output=True, text=True, timeout=1800)
+    if done.returncode:
+        raise SystemExit(f"vllm bench serve failed: {done.stderr[-2000:]}")
+    return float(json.loads((folder / "bench.json").read_text())["output_throughput"])
+
+
+async def measure(args: argparse.Namespace, size: str, folder: Path) -> dict[str, Any]:
+    """Everything about one size."""
+    shape = SHAPES[size]
+    tokenizer = train_bpe([f"word {i} {i * i} {i**3}" for i in range(3000)], shape.vocab)
+    first = params_of(shape, 0)
+    hf.save(folder, shape, first, tokenizer=tokenizer)
+    workload = workloads.flat(vocab=tokenizer.vocab_size)
+    length = workload.max_length + 64
+    servers = OwnServers(
+        python=args.python, checkpoint=folder, logs=folder, length=-(-length // 32) * 32, dtype=args.dtype,
+        sequences=len(workload.episodes), flags=args.flags, timeout=1800.0,
+    )  # fmt: skip
+    transfer = SharedMemory(shape, dtype=args.dtype, folder=args.shared)
+    engine = VllmEngine(servers, vocab=shape.vocab, length=length, transfer=transfer, score=learner_score(shape),
+                        tolerance=args.tolerance)  # fmt: skip
+    try:
+        await engine.start()
+        await engine.load(first, 0)
+        before = engine.stats()
+        for version in range(1, args.repeats + 1):
+            await engine.load(params_of(shape, version), version)
+        after = engine.stats()
+        spent = {
+            name: (after[name] - before[name]) / args.repeats for name in ("stage_seconds", "update_seconds", "bytes")
+        }
+        rate = await tokens_per_second(engine, workload, args.repeats)
+        url = engine.urls[0]
+        theirs = await asyncio.to_thread(vllm_bench, args.python, url, folder, workload)
+    finally:
+        await engine.close()
+    megabytes = spent["bytes"] / 1e6
+    return {
+        "benchmark": "servers", "million_parameters": size, "dtype": args.dtype, "megabytes": round(megabytes, 1),
+        "stage_s": round(spent["stage_seconds"], 3), "update_s": round(spent["update_seconds"], 3),
+        "gap": after["gap"], "tokens_per_s": round(rate), "vllm_bench_tokens_per_s": round(theirs),
+    }  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--python", default=".bench/vllm/bin/python", help="an interpreter with vLLM")
+    parser.add_argument("--sizes", default="1,30,120", help=f"millions of parameters, of {', '.join(SHAPES)}")
+    parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])
+    parser.add_argument("--flags", default="--enforce-eager --block-size 32", help="more words for `vllm serve`")
+    parser.add_argument("--shared", default="/dev/shm")
+    parser.add_argument("--tolerance", type=float, default=1e-2)
+    parser.add_argument("--repeats", type=int, default=3)
+    args = parser.parse_args()
+    for size in args.sizes.split(","):
+        with tempfile.TemporaryDirectory() as folder:
+            print(json.dumps(asyncio.run(measure(args, size, Path(folder)))), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,396 @@
+"""Causal attention within packed segments: one function, several implementations, one choice.
+
+`blockwise` is XLA on any backend; `cudnn` and `pallas` are for GPUs, `splash` for TPUs; `ring` is for rows whose tokens
+are spread over the mesh's sequence axis. All compute the same, forward and backward; `auto` takes the one for the
+devices at hand.
+
+Shapes: R packed rows, T tokens, S keys, H query heads, K key/value heads, G = H / K, h head width.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, PartitionSpec
+
+IMPLEMENTATIONS = ("auto", "blockwise", "cudnn", "pallas", "splash", "ring")
+SCORES = 1 << 26  # scores that exist at once, at most, where a row is long: 256 MiB of them
+LANES = 128  # splash works on tiles of as many tokens and head coordinates
+
+
+def attention(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    segments_RT: jax.Array,
+    *,
+    implementation: str = "auto",
+    mesh: Mesh | None = None,
+    interpret: bool = False,
+) -> jax.Array:
+    """Softmax attention of each token to those of its segment that stand before it in the row, and to itself.
+
+    q_RTHh, k_RTKh, v_RTKh, segments_RT (int) -> out_RTHh, in the dtype of v. Query head i uses key/value head i // G.
+
+    Args:
+      implementation: one of `IMPLEMENTATIONS`; "cudnn" and "pallas" want bfloat16 or float16.
+      mesh: of the arrays, with the axes of models/mesh.py; None = one device.
+      interpret: run "pallas" and "splash" without their hardware, slowly: for tests.
+    """
+    chosen = choose(implementation, mesh, q.dtype, q.shape[-1])
+    if chosen in ("pallas", "splash"):
+        local = partial(_LOCAL[chosen], interpret=interpret)
+    else:
+        local = _LOCAL.get(chosen, blockwise)
+    if mesh is None or mesh.size == 1:
+        return local(q, k, v, segments_RT)
+    # By hand: the compiler cannot look into kernels, and would gather what only has to be cut.
+    heads = PartitionSpec(("data", "fsdp"), "sequence", "tensor", None)
+    rows = PartitionSpec(("data", "fsdp"), "sequence")
+    if mesh.shape["sequence"] > 1:
+        local = partial(ring, axis="sequence", size=mesh.shape["sequence"])
+    return jax.shard_map(local, mesh=mesh, in_specs=(heads, heads, heads, rows), out_specs=heads, check_vma=False)(
+        q, k, v, segments_RT
+    )
+
+
+def choose(implementation: str, mesh: Mesh | None, dtype: Any, head_dim: int) -> str:
+    """The implementation that "auto" stands for on these devices, or `implementation` itself. Raises ValueError."""
+    if implementation not in IMPLEMENTATIONS:
+        raise ValueError(f"attention {implementation!r}: choose one of {', '.join(IMPLEMENTATIONS)}")
+    spread = mesh is not None and mesh.shape["sequence"] > 1
+    if spread and implementation not in ("auto", "ring"):
+        raise ValueError(f"attention {implementation!r} needs whole rows; a mesh with sequence > 1 takes 'ring'")
+    if implementation != "auto":
+        return implementation
+    if spread:
+        return "ring"
+    platform = jax.default_backend() if mesh is None else mesh.devices.flat[0].platform
+    half = jnp.dtype(dtype).itemsize == 2
+    if platform in ("gpu", "cuda", "rocm") and half and head_dim % 8 == 0 and head_dim <= 128:
+        return "cudnn" if platform != "rocm" else "pallas"
+    return "splash" if platform == "tpu" and half else "blockwise"
+
+
+# --- blocks of queries, by XLA ----------------------------------------------------------------------------------------
+
+
+def blockwise(q: jax.Array, k: jax.Array, v: jax.Array, segments_RT: jax.Array) -> jax.Array:
+    """`attention` on any backend.
+
+    Blocks of queries meet the keys up to their own end, and the backward pass recomputes the probabilities from their
+    log-sum (as FlashAttention does, arXiv:2205.14135), so that memory is linear in T but for one block of scores.
+    """
+    out = _attention(*_grouped(q, k, v), segments_RT)
+    return _heads_last(out)
+
+
+def _grouped(q, k, v):
+    """Scaled q_RKGTh, k_RKTh, v_RKTh."""
+    r, t, heads, head_dim = q.shape
+    kv_heads = k.shape[2]
+    q = (q * head_dim**-0.5).reshape(r, t, kv_heads, heads // kv_heads, head_dim).transpose(0, 2, 3, 1, 4)
+    return q, k.swapaxes(1, 2), v.swapaxes(1, 2)
+
+
+def _heads_last(out_RKGTh):
+    r, kv_heads, groups, t, head_dim = out_RKGTh.shape
+    return out_RKGTh.transpose(0, 3, 1, 2, 4).reshape(r, t, kv_heads * groups, head_dim)
+
+
+@jax.custom_vjp
+def _attention(q_RKGTh: jax.Array, k_RKTh: jax.Array, v_RKTh: jax.Array, segments_RT: jax.Array) -> jax.Array:
+    return _attention_forward(q_RKGTh, k_RKTh, v_RKTh, segments_RT)[0]
+
+
+def _attention_forward(q, k, v, segments):
+    outs, lses = [], []
+    for rows in _blocks(q.shape[3]):
+        step = _step(q, rows)
+        if step < rows.stop - rows.start:
+            out, lse = _long_forward(q, k, v, segments, rows, step)
+        else:
+            scores = _scores(q, k, segments, rows)
+            out, lse = _softmax(scores, v, rows.stop)
+        outs.append(out)
+        lses.append(lse)
+    out, lse = jnp.concatenate(outs, axis=3), jnp.concatenate(lses, axis=3)
+    return out, (q, k, v, segments, out, lse)
+
+
+def _softmax(scores, v, end: int):
+    """Scores (R, K, G, t, end) -> the weighted mean of v in its dtype, and the log-sum (R, K, G, t)."""
+    top = scores.max(-1, keepdims=True)
+    probs = jnp.exp(scores - top)
+    total = probs.sum(-1, keepdims=True)
+    out = _batched(probs.astype(v.dtype), v[:, :, :end]) / total
+    return out.astype(v.dtype), (top + jnp.log(total))[..., 0]
+
+
+def _attention_backward(residuals, dout):
+    q, k, v, segments, out, lse = residuals
+    delta = jnp.sum(out.astype(jnp.float32) * dout.astype(jnp.float32), axis=-1)
+    dq, dk, dv = [], jnp.zeros(k.shape, jnp.float32), jnp.zeros(v.shape, jnp.float32)
+    for rows in _blocks(q.shape[3]):
+        end, step = rows.stop, _step(q, rows)
+        if step < end - rows.start:
+            dq_block, dk_block, dv_block = _long_backward(q, k, v, segments, lse, delta, dout, rows, step)
+            dq.append(dq_block)
+            dk, dv = dk.at[:, :, :end].add(dk_block), dv.at[:, :, :end].add(dv_block)
+            continue
+        probs = jnp.exp(_scores(q, k, segments, rows) - lse[..., rows, None])
+        dprobs = _batched(dout[:, :, :, rows], v[:, :, :end].swapaxes(2, 3))
+        dscores = (probs * (dprobs - delta[..., rows, None])).astype(k.dtype)
+        dq.append(_batched(dscores, k[:, :, :end]).astype(q.dtype))
+        dk = dk.at[:, :, :end].add(_batched_transposed(q[:, :, :, rows], dscores))
+        dv = dv.at[:, :, :end].add(_batched_transposed(dout[:, :, :, rows], probs.astype(v.dtype)))
+    return jnp.concatenate(dq, axis=3), dk.astype(k.dtype), dv.astype(v.dtype), None
+
+
+_attention.defvjp(_attention_forward, _attention_backward)
+
+
+def _blocks(t: int) -> list[slice]:
+    """Blocks of queries: small enough that scores stay in a CPU's cache, few enough to compile quickly."""
+    size = max(64, -(-t // 8))
+    return [slice(start, min(start + size, t)) for start in range(0, t, size)]
+
+
+def _scores(q, k, segments, rows: slice):
+    """Masked scores (R, K, G, rows, rows.stop) in float32."""
+    order = jnp.arange(rows.stop)
+    mask = (segments[:, rows, None] == segments[:, None, : rows.stop]) & (order[rows, None] >= order)
+    scores = _batched(q[:, :, :, rows], k[:, :, : rows.stop].swapaxes(2, 3))
+    return jnp.where(mask[:, None, None], scores, -1e30)
+
+
+def _batched(a, b):
+    """a_RKGtx @ b_RKxy -> (R, K, G, t, y) in float32, the G groups as more rows of one product."""
+    r, kv_heads, groups, t, x = a.shape
+    out = jnp.matmul(a.reshape(r, kv_heads, groups * t, x), b, preferred_element_type=jnp.float32)
+    return out.reshape(r, kv_heads, groups, t, -1)
+
+
+def _batched_transposed(a, b):
+    """b_RKGty transposed @ a_RKGtx, summed over the groups -> (R, K, y, x) in float32.
+
+    Written as (a^T b)^T with a^T made first: XLA would fold both transposes into a product that reads the large b
+    along its columns, several times slower on a CPU.
+    """
+    r, kv_heads, groups, t, x = a.shape
+    a = jax.lax.optimization_barrier(a.reshape(r, kv_heads, groups * t, x).swapaxes(2, 3))
+    b = b.reshape(r, kv_heads, groups * t, -1)
+    return jnp.matmul(a, b, preferred_element_type=jnp.float32).swapaxes(2, 3)
+
+
+# --- the same for long rows: a block's queries in steps, in a loop ----------------------------------------------------
+
+
+def _step(q, rows: slice) -> int:
+    """Queries at a time, so that at most `SCORES` scores exist; the whole block where it is small."""
+    r, kv_heads, groups = q.shape[:3]
+    size = rows.stop - rows.start
+    step = max(16, SCORES // (r * kv_heads * groups * rows.stop))
+    return size if step >= size else max(d for d in range(1, step + 1) if size % d == 0)
+
+
+def _piece(x, start, step: int, axis: int):
+    return jax.lax.dynamic_slice_in_dim(x, start, step, axis)
+
+
+def _long_scores(q, k, segments_q, segments_k, start_q, start_k):
+    """Masked scores of queries that begin at `start_q` of their row with keys that begin at `start_k`."""
+    order_q, order_k = start_q + jnp.arange(q.shape[3]), start_k + jnp.arange(k.shape[2])
+    mask = (segments_q[:, :, None] == segments_k[:, None]) & (order_q[:, None] >= order_k)
+    return jnp.where(mask[:, None, None], _batched(q, k.swapaxes(2, 3)), -1e30)
+
+
+def _long_forward(q, k, v, segments, rows: slice, step: int):
+    k, v, segments_k = k[:, :, : rows.stop], v[:, :, : rows.stop], segments[:, : rows.stop]
+
+    def one(start):
+        scores = _long_scores(_piece(q, start, step, 3), k, _piece(segments, start, step, 1), segments_k, start, 0)
+        return _softmax(scores, v, rows.stop)
+
+    out, lse = jax.lax.map(one, jnp.arange(rows.start, rows.stop, step))
+    return _joined(out), _joined(lse)
+
+
+def _long_backward(q, k, v, segments, lse, delta, dout, rows: slice, step: int):
+    k, v, segments_k = k[:, :, : rows.stop], v[:, :, : rows.stop], segments[:, : rows.stop]
+
+    def one(totals, start):
+        piece = [_piece(x, start, step, 3) for x in (q, lse, delta, dout)]
+        dq, dk, dv = _gradients(k, v, _piece(segments, start, step, 1), segments_k, start, 0, *piece)
+        return (totals[0] + dk, totals[1] + dv), dq.astype(q.dtype)
+
+    zeros = jnp.zeros(k.shape, jnp.float32), jnp.zeros(v.shape, jnp.float32)
+    (dk, dv), dq = jax.lax.scan(one, zeros, jnp.arange(rows.start, rows.stop, step))
+    return _joined(dq), dk, dv
+
+
+def _gradients(k, v, segments_q, segments_k, start_q, start_k, q, lse, delta, dout):
+    """(dq, dk, dv) in float32 of one piece of queries against one of keys; lse and delta are of whole rows."""
+    probs = jnp.exp(_long_scores(q, k, segments_q, segments_k, start_q, start_k) - lse[..., None])
+    dscores = (probs * (_batched(dout, v.swapaxes(2, 3)) - delta[..., None])).astype(k.dtype)
+    dk = _batched_transposed(q, dscores)
+    return _batched(dscores, k), dk, _batched_transposed(dout, probs.astype(v.dtype))
+
+
+def _joined(x):
+    """Pieces (n, R, K, G, step, ...) side by side: (R, K, G, n * step, ...)."""
+    x = jnp.moveaxis(x, 0, 3)
+    return x.reshape(*x.shape[:3], x.shape[3] * x.shape[4], *x.shape[5:])
+
+
+# --- rows spread over a mesh axis -------------------------------------------------------------------------------------
+
+
+def ring(q: jax.Array, k: jax.Array, v: jax.Array, segments_RT: jax.Array, *, axis: str, size: int) -> jax.Array:
+    """`attention` inside `shard_map`, T cut into `size` equal pieces along the mesh axis `axis` (arXiv:2310.01889).
+
+    Keys and values go round; what a device sees of them is merged by the log-sums. Devices skip what lies behind their
+    own queries, so the last one of the ring works longest.
+    """
+    out = _ring(*_grouped(q, k, v), segments_RT, axis, size)
+    return _heads_last(out)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(4, 5))
+def _ring(q, k, v, segments, axis, size):
+    return _ring_forward(q, k, v, segments, axis, size)[0]
+
+
+def _ring_forward(q, k, v, segments, axis, size):
+    own, t = jax.lax.axis_index(axis), q.shape[3]
+
+    def turn(i, carry):
+        out, lse, *rest = carry
+        source = (own - i) % size
+        seen = lambda: _merge(out, lse, *_ring_block(q, *rest, segments, own * t, source * t))  # noqa: E731
+        out, lse = jax.lax.cond(source <= own, seen, lambda: (out, lse))
+        return out, lse, *_pass_on(rest, axis, size)
+
+    start = jnp.zeros(q.shape, jnp.float32), jnp.full(q.shape[:-1], -1e30, jnp.float32)
+    out, lse, *_ = jax.lax.fori_loop(0, size, turn, (*start, k, v, segments))
+    out = out.astype(v.dtype)
+    return out, (q, k, v, segments, out, lse)
+
+
+def _ring_block(q, k, v, segments_k, segments_q, start_q, start_k):
+    """Queries of this device against the keys at hand: (out in float32, log-sum), a few queries at a time."""
+    step = _step(q, slice(0, q.shape[3]))
+
+    def one(start):
+        pieces = _piece(q, start, step, 3), k, _piece(segments_q, start, step, 1), segments_k
+        scores = _long_scores(*pieces, start_q + start, start_k)
+        out, lse = _softmax(scores, v.astype(jnp.float32), v.shape[2])
+        return out, jnp.where(scores.max(-1) > -1e29, lse, -1e30)  # nothing to see: weight 0 in the merge
+
+    out, lse = jax.lax.map(one, jnp.arange(0, q.shape[3], step))
+    return _joined(out), _joined(lse)
+
+
+def _merge(out, lse, more, more_lse):
+    total = jnp.logaddexp(lse, more_lse)
+    return out * jnp.exp(lse - total)[..., None] + more * jnp.exp(more_lse - total)[..., None], total
+
+
+def _pass_on(arrays, axis, size):
+    return [jax.lax.ppermute(x, axis, [(i, (i + 1) % size) for i in range(size)]) for x in arrays]
+
+
+def _ring_backward(axis, size, residuals, dout):
+    q, k, v, segments, out, lse = residuals
+    own, t = jax.lax.axis_index(axis), q.shape[3]
+    delta = jnp.sum(out.astype(jnp.float32) * dout.astype(jnp.float32), axis=-1)
+    step = _step(q, slice(0, t))
+
+    def block(dq, dk, dv, k, v, segments_k, source):
+        def one(totals, start):
+            piece = [_piece(x, start, step, 3) for x in (q, lse, delta, dout)]
+            positions = own * t + start, source * t
+            dq, *more = _gradients(k, v, _piece(segments, start, step, 1), segments_k, *positions, *piece)
+            return tuple(map(jnp.add, totals, more)), dq
+
+        (dk, dv), more = jax.lax.scan(one, (dk, dv), jnp.arange(0, t, step))
+        return dq + _joined(more), dk, dv
+
+    def turn(i, carry):
+        dq, dk, dv, k, v, segments_k = carry
+        source = (own - i) % size
+        seen = lambda: block(dq, dk, dv, k, v, segments_k, source)  # noqa: E731
+        dq, dk, dv = jax.lax.cond(source <= own, seen, lambda: (dq, dk, dv))
+        return dq, *_pass_on((dk, dv, k, v, segments_k), axis, size)
+
+    zeros = (jnp.zeros(x.shape, jnp.float32) for x in (q, k, v))
+    dq, dk, dv, *_ = jax.lax.fori_loop(0, size, turn, (*zeros, k, v, segments))
+    return dq.astype(q.dtype), dk.astype(k.dtype), dv.astype(v.dtype), None
+
+
+_ring.defvjp(_ring_forward, _ring_backward)
+
+
+# --- kernels ----------------------------------------------------------------------------------------------------------
+
+
+def cudnn(q: jax.Array, k: jax.Array, v: jax.Array, segments_RT: jax.Array) -> jax.Array:
+    """`attention` by cuDNN's fused kernel. The mask of segments costs 2 T^2 bytes a row, once for all layers."""
+    mask = (segments_RT[:, :, None] == segments_RT[:, None])[:, None]
+    return jax.nn.dot_product_attention(q, k, v, mask=mask, is_causal=True, implementation="cudnn")
+
+
+def pallas(q: jax.Array, k: jax.Array, v: jax.Array, segments_RT: jax.Array, *, interpret: bool = False) -> jax.Array:
+    """`attention` by jax's Pallas kernel for GPUs: memory linear in T. T is padded to whole tiles."""
+    from jax.experimental.pallas.ops.gpu import attention as kernel
+
+    t, groups = q.shape[1], q.shape[2] // k.shape[2]
+    tile = min(128, 1 << max(4, (t - 1).bit_length()))
+    q, k, v, segments_RT = _padded(-t % tile, q, k, v, segments_RT)
+    k, v = (jnp.repeat(x, groups, axis=2) for x in (k, v))
+    sizes = {"block_q": tile, "block_k": tile} | dict.fromkeys(
+        ("block_q_dkv", "block_kv_dkv", "block_q_dq", "block_kv_dq"), min(32, tile)
+    )
+    out = kernel.mha(
+        q, k, v, segments_RT.astype(jnp.int32), sm_scale=q.shape[-1] ** -0.5, causal=True,
+        block_sizes=kernel.BlockSizes(**sizes), interpret=interpret,
+    )  # fmt: skip
+    return out[:, :t]
+
+
+def splash(q: jax.Array, k: jax.Array, v: jax.Array, segments_RT: jax.Array, *, interpret: bool = False) -> jax.Array:
+    """`attention` by jax's Pallas kernel for TPUs. T and h are padded to whole tiles; h of 64 wastes half of them."""
+    from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as kernel
+    from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
+
+    r, t, heads, head_dim = q.shape
+    kv_heads = k.shape[2]
+    q = q * head_dim**-0.5
+    q, k, v, segments_RT = _padded(-t % LANES, q, k, v, segments_RT)
+    q, k, v = (jnp.pad(x, (*[(0, 0)] * 3, (0, -head_dim % LANES))) for x in (q, k, v))
+    length = q.shape[1]
+    block = math.gcd(length, 512)
+    names = ("block_q", "block_kv", "block_kv_compute", "block_q_dkv", "block_kv_dkv", "block_kv_dkv_compute")
+    sizes = kernel.BlockSizes(**dict.fromkeys((*names, "block_q_dq", "block_kv_dq"), block))
+    mask = masks.MultiHeadMask([masks.CausalMask((length, length))] * (heads // kv_heads))
+    mqa = kernel.make_splash_mqa_single_device(mask, block_sizes=sizes, interpret=interpret)
+    q = q.transpose(0, 2, 1, 3).reshape(r, kv_heads, heads // kv_heads, length, -1)
+    ids = kernel.SegmentIds(segments_RT, segments_RT)
+    over_heads = jax.vmap(mqa, in_axes=(0, 0, 0, None))
+    out = jax.vmap(over_heads)(q, k.swapaxes(1, 2), v.swapaxes(1, 2), ids)
+    return _heads_last(out)[:, :t, :, :head_dim]
+
+
+def _padded(more: int, q, k, v, segments_RT):
+    """More tokens at the end, which nothing before them sees."""
+    if not more:
+        return q, k, v, segments_RT
+    wide = ((0, 0), (0, more), (0, 0), (0, 0))
+    return *(jnp.pad(x, wide) for x in (q, k, v)), jnp.pad(segments_RT, ((0, 0), (0, more)))
+
+
+_LOCAL = {"blockwise": blockwise, "cudnn": cudnn, "pallas": pallas, "splash": splash}

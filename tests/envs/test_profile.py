@@ -1,0 +1,86 @@
+"""Profiles drafted from tool schemas: nothing of the tools is lost, whatever their names look like."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from envs import make, profile
+from envs.process import ROOT
+
+
+def tool(name, *parameters, **more):
+    properties = {parameter: {"type": "string"} for parameter in parameters}
+    return {"type": "function", "function": {"name": name, "parameters": {"properties": properties}, **more}}
+
+
+def grouped(drafted):
+    return {entity["name"]: {o["name"] for o in entity["operations"]} for entity in drafted["entities"]}
+
+
+def test_tools_meet_at_the_noun_they_share():
+    tools = [
+        tool("book_flight", "city", "day", description="Book a seat."),
+        tool("cancelFlight", "booking"),
+        tool("list_flights", "city"),
+        tool("send_message", "text"),
+        tool("delete_message", "id"),
+        tool("ping"),
+    ]
+    drafted = profile.draft("agency", tools)
+    assert grouped(drafted) == {
+        "flight": {"book_flight", "cancelFlight", "list_flights"},
+        "message": {"send_message", "delete_message"},
+        "agency": {"ping"},
+    }
+    flight = drafted["entities"][0]
+    assert flight["attributes"] == ["booking", "city", "day"]
+    assert flight["operations"][0] == {"name": "book_flight", "description": "Book a seat."}
+    assert drafted["task_preference"] == profile.PREFERENCE
+
+
+@given(st.lists(st.tuples(st.text(max_size=12), st.lists(st.text(min_size=1, max_size=5), max_size=3)), max_size=8))
+def test_every_tool_is_an_operation_once_and_the_draft_is_json(named):
+    drafted = profile.draft("world", [tool(name, *parameters) for name, parameters in named])
+    operations = [o["name"] for entity in drafted["entities"] for o in entity["operations"]]
+    assert sorted(operations) == sorted(name for name, _ in named)
+    attributes = {a for entity in drafted["entities"] for a in entity["attributes"]}
+    assert attributes == {parameter for _, parameters in named for parameter in parameters}
+    assert json.loads(json.dumps(drafted)) == drafted
+
+
+def test_schemas_without_parameters_or_descriptions_are_drafted_too():
+    bare = {"type": "function", "function": {"name": "go"}}
+    none = {"type": "function", "function": {"name": "stop", "description": None, "parameters": None}}
+    assert grouped(profile.draft("w", [bare, none])) == {"w": {"go", "stop"}}
+    assert profile.draft("w", [])["entities"] == []
+
+
+def test_the_command_prints_the_worlds_own_profile_or_a_draft(capsys):
+    assert profile.main(["travel"]) == 0
+    assert json.loads(capsys.readouterr().out) == make("travel").profile()
+    assert profile.main(["travel", "--draft"]) == 0
+    drafted = json.loads(capsys.readouterr().out)
+    world = make("travel")
+    offered = {t["function"]["name"] for t in world.reset(world.tasks("train")[0]).tools}
+    assert set().union(*grouped(drafted).values()) == offered and {"order", "seat"} <= set(grouped(drafted))
+    done = subprocess.run([sys.executable, "-m", "envs.profile", "--help"], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0 and "--draft" in done.stdout
+
+
+def test_an_explorer_drafts_what_a_world_does_not_say_of_itself():
+    from envs.travel import Travel
+    from evolver.questioning.llm import LlmQuestioning
+
+    class Silent(Travel):
+        def profile(self):
+            return {}
+
+    tasks = Silent().tasks("train")[:3]
+    explorer = LlmQuestioning(None, Silent, tasks)
+    assert "- order (" in explorer.profile and "    refund" in explorer.profile
+    with pytest.raises(KeyError):
+        profile.draft("w", [{"type": "function"}])

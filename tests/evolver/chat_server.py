@@ -1,0 +1,97 @@
+"""A scripted OpenAI-compatible server over real HTTP: what it answers, and how it fails, is said by the test."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+
+class Answer:
+    """What to send. `cut` bytes of the body are left out though promised; `stall` seconds pass before anything."""
+
+    def __init__(self, body: Any, status: int = 200, *, headers: dict[str, str] | None = None, cut: int = 0, stall=0.0):
+        self.body = body if isinstance(body, bytes) else json.dumps(body).encode()
+        self.status, self.headers, self.cut, self.stall = status, headers or {}, cut, stall
+
+
+def said(text: str, *, finish: str = "stop", prompt: int = 10, completion: int = 5) -> Answer:
+    """A chat completion."""
+    choice = {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": finish}
+    usage = {"prompt_tokens": prompt, "completion_tokens": completion}
+    return Answer({"id": "x", "object": "chat.completion", "choices": [choice], "usage": usage})
+
+
+def refused(status: int, message: str, **headers: str) -> Answer:
+    names = {name.replace("_", "-"): value for name, value in headers.items()}
+    return Answer({"error": {"message": message}}, status, headers=names)
+
+
+class ChatServer:
+    """Answers POSTs with `script(body, n)` of the n-th one; `requests` holds (path, headers, body) of all."""
+
+    def __init__(self, script: Callable[[dict[str, Any], int], Answer], *, models=("tiny",), key="", context=4096):
+        self.script, self.key, self.requests = script, key, []
+        self.models = [{"id": name, "object": "model", "max_model_len": context} for name in models]
+        self._lock, self.busy, self.busiest = threading.Lock(), 0, 0
+        outer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_GET(self):
+                known = self.path == "/v1/models"
+                self.send(outer.authorised(self) or Answer({"data": outer.models}, 200 if known else 404))
+
+            def do_POST(self):
+                body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+                with outer._lock:
+                    outer.requests.append((self.path, dict(self.headers), body))
+                    number = len(outer.requests) - 1
+                    outer.busy += 1
+                    outer.busiest = max(outer.busiest, outer.busy)
+                try:
+                    self.send(outer.authorised(self) or outer.script(body, number))
+                finally:
+                    with outer._lock:
+                        outer.busy -= 1
+
+            def send(self, answer: Answer):
+                if answer.stall:
+                    time.sleep(answer.stall)
+                try:
+                    self.send_response(answer.status)
+                    self.send_header("content-length", str(len(answer.body)))
+                    self.send_header("content-type", "application/json")
+                    for name, value in answer.headers.items():
+                        self.send_header(name, value)
+                    self.end_headers()
+                    self.wfile.write(answer.body[: len(answer.body) - answer.cut])
+                    if answer.cut:
+                        self.close_connection = True
+                except (BrokenPipeError, ConnectionResetError):
+                    self.close_connection = True
+
+            def log_message(self, *_):
+                pass
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server.daemon_threads = True
+        self.url = f"http://127.0.0.1:{self._server.server_port}/v1"
+
+    def authorised(self, handler: BaseHTTPRequestHandler) -> Answer | None:
+        given = handler.headers.get("Authorization", "")
+        if self.key and given != f"Bearer {self.key}":
+            return refused(401, f"Incorrect API key provided: {given.removeprefix('Bearer ')}")
+        return None
+
+    def __enter__(self) -> ChatServer:
+        threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True).start()
+        return self
+
+    def __exit__(self, *_):
+        self._server.shutdown()
+        self._server.server_close()

@@ -1,0 +1,42 @@
+"""What is wrong with an engine's config is said before anything starts."""
+
+import sys
+
+import pytest
+
+from configs import base, quickstart
+from evolver.config import problems
+
+VLLM = {"engine.name": "vllm", "engine.vllm.python": sys.executable}
+BAD = [
+    ({"engine.name": "vlm"}, "did you mean vllm?"),
+    ({"engine.name": "vllm"}, "needs one of config.engine.vllm.urls, servers that run, and config.engine.vllm.python"),
+    (VLLM | {"engine.vllm.urls": ("http://127.0.0.1:1",)}, "needs one of config.engine.vllm.urls"),
+    (VLLM | {"engine.vllm.python": "/nowhere/python"}, "there is no such interpreter"),
+    (VLLM | {"engine.vllm.transfer": "lora"}, "but none are trained: set config.lora.rank"),
+    (VLLM | {"engine.vllm.transfer": "none"}, "training needs shm, nccl or lora"),
+    (VLLM | {"engine.vllm.key": "EVOLVER_NO_SUCH_KEY"}, "that environment variable is empty"),
+    (VLLM | {"engine.vllm.shared": "/nowhere"}, "config.engine.vllm.shared=/nowhere: there is no such directory"),
+    (VLLM | {"rollout.top_p": 0.9}, "set config.rollout.top_p=1.0 and top_k=0"),
+    ({"engine.name": "vllm", "engine.vllm.urls": ("localhost:8000",)}, "is no address like http://127.0.0.1:8000"),
+    ({"engine.vllm.python": sys.executable}, "set config.engine.name=vllm"),
+    ({"rollout.async_depth": 2}, "older than config.learner.max_staleness=1 allows"),
+    ({"loss.importance_high": 0.5}, "leave out weights of 1"),
+    ({"loss.importance_high": 2.0, "loss.importance_cap": 0.0}, "need config.loss.importance_cap above 0"),
+]
+
+
+def problems_of(values, tmp_path):
+    config = quickstart.get_config("grpo")
+    config.update_from_flattened_dict(values)
+    return problems(config, base.get_config(), tmp_path / "run", "train")
+
+
+@pytest.mark.parametrize("values,words", BAD)
+def test_what_cannot_work_is_named(values, words, tmp_path):
+    found = problems_of(values, tmp_path)
+    assert len(found) == 1 and words in found[0]
+
+
+def test_what_can_work_is_not_complained_about(tmp_path):
+    assert problems_of(VLLM | {"rollout.async_depth": 1, "loss.importance_high": 4.0}, tmp_path) == []

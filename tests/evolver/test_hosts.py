@@ -1,0 +1,131 @@
+"""Several processes as one run: the same result, one writer, and no one waits for the dead."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.tiny import config_file, tiny_policy
+
+ROOT = Path(__file__).parents[2]
+DEADLINE = 120.0  # as generous as a busy machine needs; the death of a process is noticed much sooner
+
+
+def free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+def start(folder: Path, config: Path, count: int, workdir: str, *flags: str, deadline=DEADLINE) -> list:
+    """`count` processes of one run, or one process with `count` simulated devices when `count` is negative."""
+    command = [sys.executable, "run.py", f"--config={config}", f"--workdir={folder / workdir}", *flags]
+    environment = os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}
+    if count < 0:
+        environment["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={-count}"
+        many = [[]]
+    else:
+        meet = [f"--config.hosts.count={count}", f"--config.hosts.coordinator=127.0.0.1:{free_port()}"]
+        meet += [f"--config.hosts.deadline={deadline}"]
+        many = [[*meet, f"--config.hosts.index={i}"] for i in range(count)]
+    return [
+        subprocess.Popen(
+            [*command, *more], cwd=ROOT, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
+        for more in many
+    ]
+
+
+def finish(processes: list) -> list[tuple[int, str, str]]:
+    ends = [(p.communicate(timeout=1800), p.returncode) for p in processes]
+    return [(code, out, err) for (out, err), code in ends]
+
+
+def metrics(workdir: Path) -> list[dict]:
+    lines = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in line.items() if not k.startswith("time/")} for line in lines]
+
+
+def assert_same(got: list[dict], want: list[dict]) -> None:
+    assert [line["step"] for line in got] == [line["step"] for line in want]
+    for a, b in zip(got, want):
+        assert a.keys() == b.keys()
+        for name, value in b.items():
+            np.testing.assert_allclose(a[name], value, rtol=1e-3, atol=1e-4, err_msg=f"step {a['step']}: {name}")
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("hosts")
+    path = config_file(folder, tiny_policy(folder / "policy"))
+    path.write_text(path.read_text().replace("config.steps = 4", "config.steps = 2"))
+    return path
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "count, mesh", [(2, ["--config.mesh.fsdp=2"]), (4, ["--config.mesh.data=2", "--config.mesh.fsdp=2"])]
+)
+def test_processes_give_the_result_of_one(tmp_path, config, count, mesh):
+    alone = finish(start(tmp_path, config, -count, "alone", *mesh))
+    together = finish(start(tmp_path, config, count, "together", *mesh))
+    for code, _, err in (*alone, *together):
+        assert code == 0, err[-3000:]
+    assert_same(metrics(tmp_path / "together"), metrics(tmp_path / "alone"))
+    said = ["".join(line for line in out.splitlines() if "[Gloo]" not in line) for _, out, _ in together]
+    assert [bool(out) for out in said] == [True] + [False] * (count - 1), "one writer"
+    names = [sorted(p.name for p in (tmp_path / run / "policy").iterdir()) for run in ("alone", "together")]
+    assert names[0] == names[1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_process_that_dies_ends_the_others_and_the_run_goes_on_later(tmp_path, config, victim):
+    flags = ["--config.mesh.fsdp=2", "--config.steps=6"]
+    processes = start(tmp_path, config, 2, "run", *flags, deadline=20.0)
+    until = time.monotonic() + 900
+    while len(list((tmp_path / "run" / "checkpoints").glob("[0-9]*"))) < 2 and time.monotonic() < until:
+        time.sleep(0.2)
+    processes[victim].send_signal(signal.SIGKILL)
+    ends = finish(processes)
+    code, _, err = ends[1 - victim]
+    assert code == 75, err[-3000:]
+    assert f"process {1 - victim} ends too. The last checkpoint is unharmed" in err
+    again = finish(start(tmp_path, config, 2, "run", *flags))
+    assert [code for code, _, _ in again] == [0, 0], again[0][2][-3000:]
+    assert "resuming after step" in again[0][1]
+    assert [line["step"] for line in metrics(tmp_path / "run")] == list(range(7))
+
+
+def test_a_process_that_is_alone_says_so(tmp_path, config):
+    flags = [f"--config.hosts.{k}={v}" for k, v in {"count": 2, "index": 1, "deadline": 3.0}.items()]
+    flags += [f"--config.hosts.coordinator=127.0.0.1:{free_port()}", "--config.mesh.fsdp=2"]
+    ((code, _, err),) = finish(start(tmp_path, config, -1, "run", *flags))
+    assert code != 0 and "process 1 of 2 did not meet the others at 127.0.0.1" in err
+
+
+def test_who_the_processes_are_is_checked(config):
+    from configs import base
+    from evolver.config import hosts_contradictions
+
+    hosts = base.get_config().hosts
+    assert not list(hosts_contradictions(hosts))
+    hosts.count = 4
+    assert "needs config.hosts.coordinator=host:port" in "".join(hosts_contradictions(hosts))
+    hosts.coordinator, hosts.index = "node-0:1234", 4
+    assert "counted from 0 to config.hosts.count - 1 = 3" in "".join(hosts_contradictions(hosts))
+
+
+def test_parts_are_put_together_in_order():
+    from evolver.hosts import interleaved
+
+    items = list(range(11))
+    for count in (1, 2, 3, 4):
+        assert interleaved([items[i::count] for i in range(count)]) == items

@@ -1,0 +1,384 @@
+"""The chat client against a scripted server over HTTP: what it caches, bounds, retries, books, and when it gives up."""
+
+import asyncio
+import contextlib
+import json
+import os
+import socket
+import threading
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from evolver.llm import BudgetSpent, Chat, ChatError, Limits, Question, Role, ServerDown, url_problem
+from evolver.llm_store import Ledger, Reply, ledger_lines, misfit, read_json
+from tests.evolver.chat_server import Answer, ChatServer, refused, said
+
+FAST = {"first_wait": 0.01, "longest_wait": 0.02, "deadline": 5.0}
+HELLO = [{"role": "user", "content": "hello"}]
+SCHEMA = {"type": "object", "properties": {"score": {"type": "integer"}}, "required": ["score"]}
+
+
+@contextlib.contextmanager
+def client(script, *, key: str = "", models=("tiny",), limits=None, prices=None, role=None, **settings):
+    with ChatServer(script, models=models, key="sk-right" if key else "") as server:
+        spec = Role(**{"url": server.url, "model": "tiny", "key": key, "max_tokens": 64, **(role or {})})
+        shown: list[str] = []
+        chat = Chat(
+            {"judge": spec}, limits=Limits(**{**FAST, **(limits or {})}), prices=prices, say=shown.append, **settings
+        )
+        chat.server, chat.shown = server, shown
+        try:
+            yield chat
+        finally:
+            chat.close()
+
+
+def ask(chat: Chat, *texts: str, **options) -> list[Reply | ChatError]:
+    return chat.ask([Question("judge", [{"role": "user", "content": text}], **options) for text in texts])
+
+
+class TestCache:
+    def test_a_question_costs_one_call_whoever_asks_it_and_when(self, tmp_path):
+        with client(lambda body, n: said("yes"), cache=tmp_path) as chat:
+            (first,) = ask(chat, "a")
+            together = ask(chat, *["b"] * 5)
+            assert len(chat.server.requests) == 2 and first.text == "yes" and not first.cached
+            assert sorted(reply.cached for reply in together) == [False] + [True] * 4
+        with client(lambda body, n: said("no"), cache=tmp_path) as again:
+            replies = ask(again, "a", "b")
+            assert [r.text for r in replies] == ["yes", "yes"] and all(r.cached for r in replies)
+            assert not again.server.requests and again.metrics()["llm/judge/hit_rate"] == 1.0
+
+    @pytest.mark.parametrize("other", [{"version": "2"}, {"seed": 1}, {"schema": SCHEMA}])
+    def test_another_prompt_version_seed_or_schema_is_another_question(self, tmp_path, other):
+        with client(lambda body, n: said('{"score": 1}'), cache=tmp_path) as chat:
+            ask(chat, "a")
+            ask(chat, "a", **other)
+            assert len(chat.server.requests) == 2
+
+    @pytest.mark.parametrize("other", [{"model": "big"}, {"temperature": 0.5}, {"max_tokens": 9}, {"extra": '{"a":1}'}])
+    def test_another_model_or_sampling_is_another_question(self, tmp_path, other):
+        for role in ({}, other):
+            with client(lambda body, n: said("x"), cache=tmp_path, role=role) as chat:
+                ask(chat, "a")
+                assert len(chat.server.requests) == 1
+                assert chat.server.requests[0][2].items() >= {k: v for k, v in role.items() if k != "extra"}.items()
+
+    def test_files_that_were_cut_or_edited_are_asked_again(self, tmp_path):
+        with client(lambda body, n: said("whole"), cache=tmp_path) as chat:
+            for damage in ("", '{"text": "who', "[]", '{"text": "x"}'):
+                ask(chat, "a")
+                (path,) = tmp_path.rglob("*.json")
+                path.write_text(damage)
+                assert ask(chat, "a")[0].text == "whole"
+                assert json.loads(path.read_text())["text"] == "whole"
+
+    def test_a_full_disk_is_counted_and_done_without(self, tmp_path, monkeypatch):
+        def full(*_):
+            raise OSError(28, "No space left on device")
+
+        monkeypatch.setattr("evolver.llm_store.os.replace", full)
+        ledger = Ledger("/dev/full") if os.path.exists("/dev/full") else Ledger()
+        with client(lambda body, n: said("yes"), cache=tmp_path, ledger=ledger) as chat:
+            assert [r.text for r in ask(chat, "a") + ask(chat, "a")] == ["yes", "yes"]
+            figures = chat.metrics()
+            assert figures["llm/unwritten/cache"] == 2 and figures["llm/judge/calls"] == 2
+            assert figures.get("llm/unwritten/ledger", 2) == 2
+            assert len(chat.shown) == 1 and "cannot be written" in chat.shown[0]
+            assert not [p for p in tmp_path.rglob("*") if p.is_file()]  # no half-written file is left
+
+
+class TestRetries:
+    @pytest.mark.parametrize(
+        "bad,kind",
+        [
+            (refused(500, "boom"), "http_500"),
+            (refused(429, "slow down"), "http_429"),
+            (refused(503, "busy"), "http_503"),
+            (Answer(b'{"choices": [{"mess'), "bad_json"),
+            (Answer({"choices": []}), "bad_json"),
+            (Answer([1]), "bad_json"),
+            (Answer({"choices": [{"message": {"content": 7}}]}), "bad_json"),
+            (Answer({"choices": "x" * 99}, cut=50), "connection"),
+        ],
+    )
+    def test_what_may_pass_is_tried_again_and_counted(self, bad, kind):
+        with client(lambda body, n: said("fine") if n == 2 else bad) as chat:
+            assert ask(chat, "a")[0].text == "fine"
+            figures = chat.metrics()
+            assert figures[f"llm/judge/failures/{kind}"] == 2 and figures["llm/judge/calls"] == 1
+            assert figures["llm/judge/unanswered"] == 0
+
+    def test_storms_are_bounded_and_named(self):
+        with client(lambda body, n: refused(500, "boom"), limits={"attempts": 3}) as chat:
+            (error,) = ask(chat, "a")
+            assert error.kind == "http_500" and "boom" in str(error) and chat.server.url in str(error)
+            assert len(chat.server.requests) == 3
+            assert chat.metrics()["llm/judge/unanswered"] == 1
+            ask(chat, "b")
+            assert len(chat.shown) == 1  # each kind of failure is said once
+
+    def test_a_storm_passes_without_loss(self):
+        """A third of all requests fails in one way or the other; every question is answered, once each."""
+        bad = [refused(429, "slow", retry_after="0"), refused(500, "boom"), Answer(b"{"), Answer(b"xx", cut=1)]
+        with client(
+            lambda body, n: said(body["messages"][0]["content"]) if n % 3 else bad[n // 3 % 4], limits={"attempts": 12}
+        ) as chat:
+            texts = [f"q{i}" for i in range(60)]
+            assert [r.text for r in ask(chat, *texts)] == texts
+            assert chat.metrics()["llm/judge/calls"] == 60
+
+    def test_retry_after_holds_everyone_back(self):
+        times = []
+
+        def script(body, n):
+            times.append(time.monotonic())
+            return refused(429, "wait", Retry_After="0.4") if n == 0 else said("x")
+
+        with client(script, limits={"concurrency": 1}) as chat:
+            ask(chat, "a", "b", "c")
+        assert times[1] - times[0] >= 0.39
+
+    def test_a_stall_ends_at_its_deadline(self):
+        with client(lambda body, n: Answer({}, stall=60), limits={"attempts": 2, "deadline": 0.3}) as chat:
+            began = time.monotonic()
+            (error,) = ask(chat, "a")
+            assert error.kind == "timeout" and "0.3 s" in str(error) and time.monotonic() - began < 30
+            assert chat.metrics()["llm/judge/failures/timeout"] == 2
+
+    def test_the_questions_own_faults_are_not_tried_again(self):
+        text = "This model's maximum context length is 4096 tokens."
+        with client(lambda body, n: refused(400, text), limits={"failures": 2}) as chat:
+            errors = ask(chat, "a", "b", "c")
+            assert [e.kind for e in errors] == ["context"] * 3 and "maximum context" in str(errors[0])
+            assert len(chat.server.requests) == 3
+
+    @pytest.mark.parametrize("status,words", [(401, "refused"), (404, "no such model")])
+    def test_a_refused_key_or_model_ends_the_run_at_once(self, status, words):
+        with client(lambda body, n: refused(status, "no")) as chat, pytest.raises(ServerDown, match=words):
+            ask(chat, "a")
+
+    def test_a_server_that_stays_down_ends_the_run(self):
+        with client(lambda body, n: refused(500, "boom"), limits={"attempts": 1, "failures": 3}) as chat:
+            with pytest.raises(ServerDown, match="3 questions in a row"):
+                ask(chat, "a", "b", "c")
+
+    def test_nobody_listening(self):
+        with socket.socket() as taken:
+            taken.bind(("127.0.0.1", 0))
+            role = {"url": f"http://127.0.0.1:{taken.getsockname()[1]}/v1"}
+            with client(lambda body, n: said(""), role=role, limits={"attempts": 2}) as chat:
+                assert ask(chat, "a")[0].kind == "connection"
+
+
+class TestLimits:
+    def test_no_more_calls_at_a_time_than_allowed(self):
+        slow = {**vars(said("x")), "stall": 0.05}
+
+        def script(body, n):
+            answer = said("x")
+            answer.stall = slow["stall"]
+            return answer
+
+        with client(script, limits={"concurrency": 3}) as chat:
+            ask(chat, *map(str, range(12)))
+            assert chat.server.busiest == 3
+
+    def test_requests_and_tokens_per_minute(self):
+        for limits in ({"requests_per_minute": 600}, {"tokens_per_minute": 60_000}):
+            with client(lambda body, n: said("x", prompt=60, completion=60), limits=limits) as chat:
+                for rate in (chat._servers[chat.server.url].requests, chat._servers[chat.server.url].tokens):
+                    rate.level = 0.0  # the minute's allowance is used up, so what comes waits for the flow
+                began = time.monotonic()
+                ask(chat, *map(str, range(4)))
+                assert time.monotonic() - began >= 0.3
+
+    def test_a_budget_of_money_is_never_exceeded_and_ends_the_run(self, tmp_path):
+        settings = {"prices": {"tiny": (0.0, 1e6)}, "limits": {"budget_money": 100.0}, "role": {"max_tokens": 30}}
+        script = lambda body, n: said("x", completion=20)  # noqa: E731
+        with client(script, **settings, ledger=Ledger(tmp_path / "l"), cache=tmp_path / "c") as chat:
+            with pytest.raises(BudgetSpent, match=r"80\.0000 of the 100"):
+                ask(chat, *map(str, range(9)))
+            assert chat.ledger.money == 80.0 and len(chat.server.requests) == 4
+        ledger = Ledger(tmp_path / "l")
+        assert ledger.money == 80.0
+        with client(script, **settings, ledger=ledger, cache=tmp_path / "c") as chat:
+            with pytest.raises(BudgetSpent):  # what was spent stays spent when the run goes on
+                ask(chat, "new")
+
+    def test_a_budget_of_tokens(self):
+        with client(lambda body, n: said("x", prompt=50, completion=50), limits={"budget_tokens": 250}) as chat:
+            with pytest.raises(BudgetSpent, match="budget_tokens"):
+                for i in range(9):
+                    ask(chat, str(i))
+            assert chat.ledger.tokens in (100, 200)
+
+
+class TestStructured:
+    def test_a_server_that_knows_schemas_is_given_one(self):
+        with client(lambda body, n: said('{"score": 3}')) as chat:
+            assert ask(chat, "a", schema=SCHEMA)[0].parsed == {"score": 3}
+            wanted = chat.server.requests[0][2]["response_format"]
+            assert wanted == {"type": "json_schema", "json_schema": {"name": "answer", "schema": SCHEMA}}
+
+    def test_one_that_does_not_is_asked_in_words(self):
+        def script(body, n):
+            if "response_format" in body:
+                return refused(400, "response_format is not supported")
+            return said('Here you are:\n```json\n{"score": 4}\n```')
+
+        with client(script) as chat:
+            replies = ask(chat, "a", schema=SCHEMA) + ask(chat, "b", schema=SCHEMA)
+            assert [r.parsed for r in replies] == [{"score": 4}] * 2
+            assert len(chat.server.requests) == 3  # it is not asked again what it refused
+
+    @pytest.mark.parametrize("text", ["", "no json", '{"score": "high"}', '{"points": 1}', '{"score": 1', "[" * 5000])
+    def test_what_cannot_be_read_is_no_answer_and_not_paid_for_twice(self, tmp_path, text):
+        for calls in (1, 0):
+            with client(lambda body, n: said(text, finish="length"), cache=tmp_path) as chat:
+                (error,) = ask(chat, "a", schema=SCHEMA)
+                assert error.kind == "unreadable" and "max_tokens=64" in str(error)
+                assert len(chat.server.requests) == calls
+                assert chat.metrics()["llm/judge/unanswered"] == 1
+
+    def test_the_first_json_that_fits_is_the_answer(self):
+        text = '<think>{"score": 1}</think> I say {"nothing": 0} and then {"score": 2} or {"score": 3}'
+        assert read_json(text, SCHEMA) == {"score": 2}
+
+    @given(st.text() | st.recursive(st.none() | st.integers(), lambda inner: st.lists(inner)).map(json.dumps))
+    def test_any_text_is_read_or_refused(self, text):
+        try:
+            assert not misfit(read_json(text, SCHEMA), SCHEMA)
+        except ValueError as why:
+            assert str(why)
+
+    def test_schemas(self):
+        schema = {"type": "array", "items": {"type": ["string", "null"], "enum": ["a", None]}}
+        assert not misfit(["a", None], schema)
+        assert "none of" in misfit(["b"], schema) and "type" in misfit([1], schema)
+        assert misfit(True, {"type": "integer"}) and not misfit(True, {"type": "boolean"})
+
+
+class TestKeys:
+    def test_keys_reach_the_server_and_nothing_else(self, tmp_path, monkeypatch):
+        monkeypatch.setenv("MY_KEY", "sk-right")
+        with client(
+            lambda body, n: said("x"), key="MY_KEY", cache=tmp_path / "cache", ledger=Ledger(tmp_path / "ledger")
+        ) as chat:
+            ask(chat, "a")
+            assert chat.server.requests[0][1]["Authorization"] == "Bearer sk-right"
+        assert not [p for p in tmp_path.rglob("*") if p.is_file() and b"sk-right" in p.read_bytes()]
+
+    def test_a_server_that_quotes_the_key_is_not_quoted(self, monkeypatch):
+        monkeypatch.setenv("MY_KEY", "sk-wrong-and-secret")
+        with client(lambda body, n: said("x"), key="MY_KEY") as chat, pytest.raises(ServerDown) as caught:
+            ask(chat, "a")
+        assert "MY_KEY is refused" in str(caught.value) and "secret" not in str(caught.value)
+
+    def test_a_key_that_is_no_key(self, monkeypatch):
+        monkeypatch.setenv("MY_KEY", "sk-a\nb")
+        with client(lambda body, n: said("x"), key="MY_KEY") as chat, pytest.raises(ServerDown, match="characters"):
+            ask(chat, "a")
+
+
+class TestProblems:
+    def test_none(self):
+        with client(lambda body, n: said("x")) as chat:
+            assert chat.problems() == [] and not chat.server.requests
+
+    @pytest.mark.parametrize(
+        "role,words",
+        [
+            ({"url": "http://127.0.0.1:9/v1"}, "no server can be reached"),
+            ({"model": "huge"}, "no model 'huge'; it serves 'tiny'"),
+            ({"max_tokens": 5000}, "context of 4096 tokens leaves no room"),
+        ],
+    )
+    def test_each_is_named(self, role, words):
+        with client(lambda body, n: said("x"), role=role) as chat:
+            (problem,) = chat.problems()
+            assert words in problem and "judge" in problem
+
+    def test_a_path_that_is_not_there(self):
+        with ChatServer(lambda body, n: said("x")) as server:
+            with client(lambda body, n: said("x"), role={"url": server.url.removesuffix("/v1")}) as chat:
+                assert "usually ends in /v1" in chat.problems()[0]
+
+    def test_keys(self, monkeypatch):
+        with client(lambda body, n: said("x"), key="MY_KEY") as chat:
+            assert "MY_KEY is not set" in chat.problems()[0]
+            monkeypatch.setenv("MY_KEY", "sk-wrong")
+            assert "the key in MY_KEY is refused" in chat.problems()[0]
+            monkeypatch.setenv("MY_KEY", "sk-right")
+            assert not chat.problems()
+
+    def test_urls(self):
+        assert not url_problem("http://127.0.0.1:8000/v1") and not url_problem("https://a.example/v1")
+        assert "password" in url_problem("http://me:secret@a.example/v1")
+        assert "no url" in url_problem("localhost:8000") and "no url" in url_problem("")
+
+
+class TestLedger:
+    def test_the_file_has_a_line_per_event_and_its_sums_come_back(self, tmp_path):
+        path, step = tmp_path / "llm.jsonl", [1]
+        ledger = Ledger(path, step=lambda: step[0])
+        with client(
+            lambda body, n: said("x") if n else refused(500, "boom"), ledger=ledger, prices={"tiny": (1.0, 2.0)}
+        ) as chat:
+            ask(chat, "a")
+            step[0] = 2
+            ask(chat, "b", "b")
+        lines = ledger_lines(path)
+        assert [(line["step"], line["what"]) for line in lines] == [
+            (1, "failure"),
+            (1, "call"),
+            (2, "call"),
+            (2, "hit"),
+        ]
+        with open(path, "a") as file:
+            file.write('{"role": "jud')  # the process died here
+        again = Ledger(path)
+        account = again.total["judge"]
+        assert (account.calls, account.hits, account.failures["http_500"]) == (2, 1, 1)
+        assert again.money == pytest.approx(2 * (10 * 1.0 + 5 * 2.0) / 1e6) and again.tokens == 30
+        assert not [key for key in again.metrics() if "judge" in key]  # of this process there is nothing yet
+
+    def test_metrics_are_those_since_the_last_look(self):
+        with client(lambda body, n: said("x")) as chat:
+            ask(chat, "a")
+            first, second = chat.metrics(), chat.metrics()
+            assert first["llm/judge/calls"] == 1 and first["time/llm/judge"] > 0
+            assert "llm/judge/calls" not in second and second["llm/tokens"] == 15
+
+
+class TestThreads:
+    def test_coroutines_of_another_loop_can_ask(self):
+        with client(lambda body, n: said("x")) as chat:
+            assert asyncio.run(chat(HELLO, role="judge")).text == "x"
+
+    def test_whoever_waits_can_be_interrupted(self):
+        class Enough(Exception):
+            pass
+
+        asked = threading.Event()
+
+        def check():
+            if asked.is_set():
+                raise Enough
+
+        with client(lambda body, n: asked.set() or Answer({}, stall=60), check=check, limits={"deadline": 60}) as chat:
+            began = time.monotonic()
+            with pytest.raises(Enough):
+                ask(chat, "a")
+            assert time.monotonic() - began < 30
+
+    def test_embeddings_are_cached_by_text(self, tmp_path):
+        def script(body, n):
+            return Answer({"data": [{"embedding": [float(len(body["input"])), 1]}], "usage": {"prompt_tokens": 3}})
+
+        with client(script, cache=tmp_path) as chat:
+            assert chat.embed(["a", "bb", "a"], role="judge") == [[1.0, 1.0], [2.0, 1.0], [1.0, 1.0]]
+            assert len(chat.server.requests) == 2 and chat.server.requests[0][0] == "/v1/embeddings"

@@ -1,0 +1,247 @@
+"""The planner: targets, arithmetic against XLA, HLO against counts done by hand, verdicts, and the real compilers."""
+
+import importlib
+import json
+import math
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from evolver import parts, plan
+from evolver.parts import RunError
+from evolver.plan import advice, analytic, compilers, estimate, hlo, report, room, targets
+from models import qwen
+
+ROOT = Path(__file__).parents[2]
+
+
+def config_of(name: str, **values):
+    config = importlib.import_module(f"configs.{name}").get_config()
+    config.update_from_flattened_dict({key.replace("__", "."): value for key, value in values.items()})
+    return config
+
+
+def case_of(name: str, target: str, **values) -> estimate.Case:
+    wanted = targets.parse(target)
+    config, _ = estimate.adapted(config_of(name, **values), wanted)
+    return estimate.Case(config, plan.model_shape(config), wanted)
+
+
+# --- targets ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("text", ["a100-80g:8", "h100:8", "h200:1", "v5p:8", "v6e:16", "H100:16"])
+def test_targets_are_known(text):
+    target = targets.parse(text)
+    assert target.name == text.lower() and 0 < target.chip.usable < target.chip.memory
+    if target.chip.platform == "tpu":
+        assert (
+            math.prod(map(int, targets.TPU_TOPOLOGIES[target.chip.name][target.count][4:].split("x"))) == target.count
+        )
+    else:
+        assert math.prod(map(int, targets.gpu_topology(target.count).split("x"))) == target.count
+        assert f"device_memory_size: {target.chip.memory}" in targets.gpu_description(target.chip)
+
+
+@pytest.mark.parametrize(
+    "text,words",
+    [
+        ("h10:8", "did you mean h100?"),
+        ("tpu", "known are a100-40g, a100-80g, h100, h200, v5e, v5p, v6e"),
+        ("mi300:8", "known are"),
+        ("v5p:7", "slices of v5p have 4, 8, 16"),
+        ("h100:12", "whole nodes of 8"),
+        ("h100:0", "up to 8 devices"),
+    ],
+)
+def test_an_unknown_target_lists_the_known_ones(text, words):
+    with pytest.raises(targets.TargetError, match=words.replace("?", r"\?")):
+        targets.parse(text)
+
+
+def test_links_between_nodes_are_slower():
+    assert targets.parse("h100:16").link < targets.parse("h100:8").link == targets.CHIPS["h100"].link
+
+
+# --- arithmetic ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_flops_of_a_forward_pass_are_those_that_xla_counts(tied):
+    shape = qwen.Config(512, 64, 2, 4, 2, 16, 192, tied=tied)  # so few layers are unrolled: XLA counts a loop once
+    rows, length = 2, 64  # one block of queries: the whole square of scores is computed
+
+    def logits(params, tokens):
+        h = qwen.hidden(shape, params, tokens, jnp.broadcast_to(jnp.arange(length), tokens.shape), tokens)
+        return h @ qwen.unembed(shape, params)
+
+    tokens = jax.ShapeDtypeStruct((rows, length), jnp.int32)
+    counted = jax.jit(logits).lower(qwen.shapes(shape), tokens).compile().cost_analysis()["flops"]
+    ours = analytic.forward_flops(shape, rows * length, 2 * length, rows * length)
+    assert ours == pytest.approx(counted, rel=0.08) and ours < counted  # XLA also counts what is no product
+
+
+def test_decoding_counts_the_weights_and_the_cache_once():
+    shape = qwen.PRESETS["7b"]
+    assert analytic.kv_bytes(shape, "bfloat16") == 57_344
+    sizes = {"dtype": "bfloat16", "cache_dtype": "bfloat16"}
+    empty = analytic.decode_bytes(shape, 1, 0, **sizes)
+    assert empty == pytest.approx(14.1e9, rel=0.01)  # all weights but the embedding table
+    assert analytic.decode_bytes(shape, 4, 100, **sizes) - empty == 400 * 57_344
+    assert analytic.sequences_that_fit(10 * 57_344 * 1000 + 1, shape, 1000, "bfloat16") == 10
+    assert analytic.sequences_that_fit(-1, shape, 1000, "bfloat16") == 0
+
+
+def test_recomputing_trades_compute_for_memory():
+    shape, split = qwen.PRESETS["7b"], analytic.Split(8, 8)
+    options = {"rows": 8, "row": 25_600, "split": split, "dtype": "bfloat16"}
+    sizes = [
+        analytic.update_temporaries(shape, remat=remat, **options) for remat in ("full", "attention", "dots", "none")
+    ]
+    assert sizes == sorted(sizes) and sizes[-1] > 5 * sizes[0]
+    flops = [analytic.update_flops(shape, 1e6, 8192, 1e5, remat=remat) for remat in (False, True)]
+    assert flops[1] / flops[0] == pytest.approx(4 / 3)
+
+
+def test_the_state_is_spread_over_the_mesh():
+    case = case_of("appworld_14b", "a100-80g:8")
+    state, count = estimate.state_bytes(case), qwen.parameter_count(case.shape)
+    assert state["parameters"] == pytest.approx(4 * count / 8, rel=1e-3)  # biases are not spread
+    assert state["optimizer"] == pytest.approx(2 * state["parameters"])
+    assert estimate.state_bytes(case_of("appworld_14b", "h100:16"))["parameters"] < 0.51 * state["parameters"]
+
+
+def test_a_mesh_for_other_devices_is_adapted_and_said():
+    config, notes = estimate.adapted(config_of("appworld_7b"), targets.parse("h200:1"))
+    assert config.mesh.fsdp == 1 and config.learner.micro == 1 and "8 devices" in notes[0]
+    config, notes = estimate.adapted(config_of("appworld_7b"), targets.parse("h100:8"))
+    assert config.mesh.fsdp == 8 and config.learner.micro == 8 and not notes
+    config, _ = estimate.adapted(config_of("appworld_7b", mesh__fsdp=4, mesh__tensor=2), targets.parse("h100:16"))
+    assert (config.mesh.fsdp, config.mesh.tensor) == (8, 2)
+
+
+# --- collectives -----------------------------------------------------------------------------------------------------
+
+HLO = """HloModule jit_step
+%add (a: f32[], b: f32[]) -> f32[] {
+  ROOT %sum = f32[] add(%a, %b)
+}
+%layer (p: (s32[], bf16[8,16])) -> (s32[], bf16[8,16]) {
+  %gather = (bf16[2,16]{1,0}, bf16[16,16]{1,0}) all-gather-start(%x), replica_groups=mesh['a'=8,'b'=1] {'a'}
+  %scatter = ((f32[16,16]{1,0}), f32[2,16]{1,0}) reduce-scatter-start(%y), replica_groups={{0,1,2,3,4,5,6,7}}
+}
+%layer_condition (p: (s32[], bf16[8,16])) -> pred[] {
+  %layers.1 = s32[]{:T(128)} constant(3)
+  ROOT %less = pred[] compare(%i, %layers.1), direction=LT
+}
+%micro (p: (s32[], f32[4])) -> (s32[], f32[4]) {
+  %inner = (s32[], bf16[8,16]) while(%start), condition=%layer_condition, body=%layer
+  %known = (s32[], bf16[8,16]) while(%start), condition=%other, body=%branch, backend={"known_trip_count":{"n":"5"}}
+}
+%branch (p: (s32[], bf16[8,16])) -> (s32[], bf16[8,16]) {
+  %alone = f32[100] all-reduce(%z), replica_groups=[8,1]<=[8], to_apply=%add
+  %moved = f32[10] collective-permute(%z), source_target_pairs={{0,1},{1,0}}
+}
+%micro_condition (p: (s32[], f32[4])) -> pred[] {
+  ROOT %less.1 = pred[] compare(%i, %n), direction=LT
+}
+ENTRY %main (p: f32[4]) -> f32[4] {
+  %loop = (s32[], f32[4]) while(%start), condition=%micro_condition, body=%micro
+  ROOT %all = f32[50]{0} all-reduce(%w), replica_groups=[1,8]<=[8], to_apply=%add
+}
+"""
+
+
+def test_collectives_are_counted_with_the_trips_of_their_loops():
+    found = hlo.totals(hlo.collectives(HLO, trips=4))
+    gather, scatter = 16 * 16 * 2 * 7 / 8, 16 * 16 * 4 * 7 / 8  # a ring sends all parts but one
+    assert found["all-gather"] == pytest.approx((12, 12 * gather))
+    assert found["reduce-scatter"] == pytest.approx((12, 12 * scatter))
+    assert found["all-reduce"] == pytest.approx((1, 2 * 200 * 7 / 8))  # a group of one device sends nothing
+    assert found["collective-permute"] == pytest.approx((20, 20 * 40))
+
+
+# --- verdicts --------------------------------------------------------------------------------------------------------
+
+
+def test_7b_fits_eight_devices_of_80_gb_beside_the_engine():
+    case = case_of("appworld_7b", "a100-80g:8", engine__slots=4)
+    record = estimate.estimate(case, {})
+    assert record["fits"] and record["sequences"] >= 4
+    assert not estimate.estimate(case_of("appworld_7b", "a100-80g:8", engine__slots=400), {})["fits"]
+
+
+@pytest.mark.parametrize("values", [{"engine__slots": 400}, {"engine__slots": 400, "engine__cache_dtype": "float32"}])
+def test_what_does_not_fit_comes_with_a_value_that_does(values):
+    case = case_of("appworld_7b", "a100-80g:8", **values)
+    record = estimate.estimate(case, {})
+    (line,) = advice.advise(case, record)
+    assert "would fit" in line and "--config.engine" in line
+    changes = dict(word.removeprefix("--config.").split("=") for word in line.split() if word.startswith("--config."))
+    changes = {key: int(value) if value.isdigit() else value for key, value in changes.items()}
+    assert estimate.estimate(advice.changed(case, changes), {})["fits"]
+
+
+def test_a_compiled_program_replaces_the_estimate_and_a_refused_one_does_not_fit():
+    case = case_of("appworld_7b", "a100-80g:8", engine__slots=4)
+    gradients = estimate.state_bytes(case)["gradients"]
+    memory = {"temp": gradients + 5e9}
+    update = {"memory": memory, "collectives": {"all-gather": (10, 45e9)}, "seconds": 1.0}
+    record = estimate.estimate(case, {"jax": "0", "phases": {"update": update}})
+    assert record["memory"]["update"]["temporaries"] == pytest.approx(5e9) and record["sources"]["update"] == "compiled"
+    assert record["phases"]["update"]["wire"] == 45e9 * case.config.learner.updates
+    refused = {"update": {"error": "RESOURCE_EXHAUSTED: Used 28.76G of 15.75G hbm", "seconds": 1.0}}
+    record = estimate.estimate(case, {"jax": "0", "phases": refused})
+    assert not record["fits"] and "RESOURCE_EXHAUSTED" in report.render(record, case.target, [], [])
+
+
+def test_without_a_compiler_the_plan_says_that_it_is_analytic(monkeypatch):
+    monkeypatch.setenv("EVOLVER_PLAN_PYTHON", str(ROOT / "no" / "python"))
+    record, text = plan.on_target(config_of("appworld_7b"), "v5p:8")
+    assert "ANALYTIC ONLY" in text and "make plan-tpu" in text and not record["compiled"]
+    for phase in estimate.PHASES:
+        assert record["phases"][phase]["roofline_s"] <= record["phases"][phase]["expected_s"]
+    json.dumps(record)
+
+
+def test_a_mesh_that_does_not_divide_the_model_is_named(monkeypatch):
+    with pytest.raises(plan.PlanError, match="does not divide"):
+        plan.on_target(config_of("appworld_7b", mesh__fsdp=1, mesh__tensor=8), "h100:8", compiling=False)
+
+
+def test_a_failing_compiler_is_reported(monkeypatch, tmp_path):
+    broken = tmp_path / "python"
+    broken.write_text("#!/bin/sh\necho 'no such plugin' >&2\nexit 3\n")
+    broken.chmod(0o755)
+    monkeypatch.setenv("EVOLVER_PLAN_PYTHON", str(broken))
+    found = compilers.compile_programs({}, targets.parse("h100:1"), phases=[], slots=1, micro_batches=1)
+    assert "exit code 3" in found["error"] and "no such plugin" in found["error"]
+
+
+def test_too_little_memory_is_said_before_loading(monkeypatch):
+    config = config_of("quickstart")
+    assert not room.shortage(config)
+    assert room.limit_of(jax.devices()[0]) > 1e8
+    monkeypatch.setattr(room, "limit_of", lambda device: 16e6)
+    words = room.shortage(config)
+    for said in ("too little memory", "16 MB", "optimizer", "KV cache", "--mode=plan"):
+        assert said in words
+    with pytest.raises(RunError, match="too little memory"):
+        parts.build(config, None, None, parts.make_source(config))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", ["h100:8", "v6e:8"])
+def test_the_real_compilers_agree_with_the_arithmetic(target):
+    if compilers.interpreter(targets.parse(target)) is None:
+        pytest.skip(compilers.offer(targets.parse(target)))
+    values = {"model__preset": "0.5b", "learner__row": 2048, "rollout__context": 2048, "rollout__max_tokens": 512}
+    config = config_of("appworld_7b", engine__slots=4, **values)
+    record, _ = plan.on_target(config, target)
+    assert set(record["compiled"]) == set(estimate.PHASES) and not record["refused"]
+    held = record["memory"]["update"]
+    arguments = record["compiled"]["update"]["memory"]["argument"]
+    assert arguments == pytest.approx(held["parameters"] + held["optimizer"], rel=0.03)
+    assert record["compiled"]["update"]["collectives"]

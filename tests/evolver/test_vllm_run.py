@@ -1,0 +1,33 @@
+"""The whole program with rollouts on real vLLM servers. `make test-services` installs vLLM and runs this."""
+
+import pytest
+
+import run
+from evolver.books import Workdir
+from tests.rl.vllm_setup import FLAGS, PYTHON
+
+pytestmark = [
+    pytest.mark.services,
+    pytest.mark.skipif(not PYTHON.exists(), reason="no vLLM: `make test-services` installs it"),
+]
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_the_quickstart_trains_on_what_vllm_samples(tmp_path, depth, capsys):
+    words = [
+        "--config=configs/quickstart.py:grpo", f"--workdir={tmp_path / 'run'}", "--config.engine.name=vllm",
+        f"--config.engine.vllm.python={PYTHON}", f"--config.engine.vllm.flags={FLAGS}",
+        "--config.engine.vllm.start_timeout=1800.0", "--config.steps=3", "--config.eval.every=3",
+        "--config.eval.tasks=8", "--config.eval.rollouts=2", f"--config.rollout.async_depth={depth}",
+    ]  # fmt: skip
+    assert run.main(["run.py", *words]) == 0, capsys.readouterr().err
+    lines = Workdir(tmp_path / "run").metrics()
+    assert [line["step"] for line in lines] == [0, 1, 2, 3]
+    for line in lines[1:]:
+        assert line["rollout/count"] == 128 and line["stop/cancelled"] == 0
+        assert line["mismatch/fresh"] < 1e-4 and line["alarm/weights"] == 0
+        assert line["engine/gap"] < 1e-4 < line["engine/shift"]
+        assert line["engine/version"] == line["step"] and line["staleness/max"] <= depth
+        assert line["engine/cached_tokens"] > 0.5 * line["engine/prompt_tokens"]
+        assert line["rollout/success"] > 0.02
+    assert "eval/avg@2" in lines[-1]

@@ -1,0 +1,25 @@
+"""The table of an ablation: what was evaluated last, by row and seed."""
+
+from evolver.books import Workdir
+from experiments import ablation
+from rl.evaluation import Scores
+
+
+def run(folder, name, *evaluations):
+    for step, success_NR in enumerate(evaluations):
+        workdir = Workdir(folder / name)
+        scores = Scores(["a", "b"], [1, 2], success_NR, success_NR)
+        workdir.log_scores(step * 10, scores)
+
+
+def test_the_last_evaluation_of_each_run_counts_and_what_is_missing_stays_empty(tmp_path):
+    run(tmp_path, "grpo-0", [[0, 0], [0, 1]], [[1, 1], [1, 0]])
+    run(tmp_path, "grpo-1", [[0, 0], [0, 1]], [[1, 1], [1, 1]])
+    run(tmp_path, "q-1", [[0, 0], [0, 1]], [[0, 0], [0, 0]])
+    lines = ablation.table(tmp_path, ["grpo", "q", "all"], [0, 1]).splitlines()
+    assert lines[0] == "before: 25.0"
+    assert lines[3].split()[:4] == ["grpo", "75.0", "100.0", "87.5"]
+    assert lines[4].split()[:3] == ["q", "0.0", "0.0"]
+    assert lines[5].split() == ["all"]
+    ablation.draw(tmp_path, ["grpo", "q", "all"], [0, 1], tmp_path / "a.png")
+    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")

@@ -1,0 +1,52 @@
+"""The benchmarks of training and decoding run, count what they say, and mark what was not measured."""
+
+import pytest
+
+from evolver import plan
+from evolver.plan import estimate, targets
+from experiments.bench import decode, train
+from models import qwen
+
+
+def test_an_update_is_measured_on_full_rows():
+    config = train.config_of("tiny", 64, 2, {})
+    batch = train.packed(config, qwen.PRESETS["tiny"].vocab)
+    assert batch.fill == 1.0 and batch.rows == 2 and batch.mask_RT.mean() == 0.5
+    assert not batch.mask_RT[:, 0].any()  # the first token of a row never trains
+    found = train.measure(config, repeats=1)
+    assert found["tokens"] == 128 and 0 < found["seconds"] <= found["first"]
+    assert found["flops"] == pytest.approx(3 * train.model_flops(config, qwen.PRESETS["tiny"], 128) / 3)
+
+
+def test_a_decode_step_is_measured():
+    assert decode.measure("tiny", 64, 4, 1) > 0
+
+
+def test_planned_figures_are_bounded_by_the_chip_and_marked():
+    target = targets.parse("h100:1")
+    config, _ = estimate.adapted(train.config_of("0.5b", 4096, 4, {}), target)
+    case = estimate.Case(config, plan.model_shape(config), target)
+    memory = {"argument": 6e9, "output": 6e9, "alias": 6e9, "temp": 10e9}
+    found = {"phases": {"update": {"memory": memory, "collectives": {}}}}
+    record = {"size": "0.5b", "row": 4096} | train.roofline(case, found, 4)
+    assert record["peak_gb"] == 16.0 and record["fits"] and 0 < record["mfu"] <= 0.76  # three of four passes count
+    assert "not measured" in train.table([record], "planned for h100:1, not measured")
+    assert "no compiler" in train.roofline(case, {"error": "no compiler"}, 4)["note"]
+
+
+def test_rooflines_are_those_of_the_literature():
+    """7B, 2k of context, a batch of 256 on an H100: 19.4 thousand tokens/s, weights and cache read once."""
+    chip = targets.CHIPS["h100"]
+    assert decode.roofline("7b", 2048, 256, chip) == pytest.approx(19_400, rel=0.02)
+    assert decode.batch_of("7b", 2048, chip.usable, 0) == 256
+    assert decode.batch_of("14b", 16_384, chip.usable, 0) == 8
+    assert decode.batch_of("72b", 2048, chip.usable, 0) == 0
+    assert train.chip_of("NVIDIA H100 80GB HBM3") is chip and train.chip_of("cpu") is None
+
+
+def test_unknown_keys_are_refused():
+    from configs import base
+
+    assert train.parsed(["learner.micro=3", "optim.lr=0.5"], base.get_config()) == {"learner.micro": 3, "optim.lr": 0.5}
+    with pytest.raises(SystemExit, match=r"no config\.x"):
+        train.parsed(["x=1"], base.get_config())

@@ -1,0 +1,122 @@
+"""Every implementation of attention against the naive one, forward and backward; who is chosen where."""
+
+import os
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from models import attention
+
+
+def naive(q, k, v, segments):
+    k, v = (jnp.repeat(x, q.shape[2] // x.shape[2], axis=2) for x in (k, v))
+    scores = jnp.einsum("rthd,rshd->rhts", q, k) / np.sqrt(q.shape[-1])
+    order = jnp.arange(q.shape[1])
+    mask = (segments[:, :, None] == segments[:, None]) & (order[:, None] >= order)
+    return jnp.einsum("rhts,rshd->rthd", jax.nn.softmax(jnp.where(mask[:, None], scores, -jnp.inf)), v)
+
+
+def inputs(t, rows=2, head_dim=16, heads=4, kv_heads=2):
+    rng = np.random.default_rng(t)
+    q, k, v, weight = (
+        rng.normal(size=(rows, t, n, head_dim)).astype(np.float32) for n in (heads, kv_heads) + (kv_heads, heads)
+    )
+    return (q, k, v, np.sort(rng.integers(0, 4, (rows, t)), axis=1).astype(np.int32)), weight
+
+
+def both(f, arrays, weight):
+    """(out, gradients by q, k and v)."""
+    *qkv, segments = arrays
+
+    def loss(*qkv):
+        out = f(*qkv, segments)
+        return jnp.sum(out * weight), out
+
+    gradients, out = jax.jit(jax.grad(loss, argnums=(0, 1, 2), has_aux=True))(*qkv)
+    return out, gradients
+
+
+def assert_close(a, b, atol=1e-4):
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=atol, rtol=0), a, b)
+
+
+@pytest.mark.parametrize("t", [1, 64, 150])
+def test_blockwise(t):
+    assert_close(both(attention.blockwise, *inputs(t)), both(naive, *inputs(t)))
+
+
+def test_blockwise_of_long_rows_takes_a_few_queries_at_a_time(monkeypatch):
+    want = both(attention.blockwise, *inputs(150))
+    monkeypatch.setattr(attention, "SCORES", 16 * 1024)
+    assert_close(both(attention.blockwise, *inputs(150)), want, atol=1e-5)
+
+
+def test_blockwise_memory_is_linear_in_the_length():
+    def scratch(t):
+        shapes = [(1, t, heads, 16) for heads in (8, 4, 4)]
+        args = [jax.ShapeDtypeStruct(s, jnp.bfloat16) for s in shapes] + [jax.ShapeDtypeStruct((1, t), jnp.int32)]
+        loss = lambda q, k, v, s: jnp.sum(attention.blockwise(q, k, v, s).astype(jnp.float32))  # noqa: E731
+        return jax.jit(jax.grad(loss, (0, 1, 2))).lower(*args).compile().memory_analysis().temp_size_in_bytes
+
+    assert scratch(32768) < 12 * attention.SCORES + 40 * 32768 * 8 * 16 * 4, "all scores would be 34 GB"
+
+
+@pytest.mark.parametrize("name, t", [("pallas", 64), ("pallas", 90), ("splash", 200)])
+def test_kernels_interpreted(name, t):
+    f = partial(attention.attention, implementation=name, interpret=True)
+    assert_close(both(f, *inputs(t, rows=1)), both(naive, *inputs(t, rows=1)), atol=2e-3)
+
+
+def mesh_of(platform, sequence=1):
+    return SimpleNamespace(shape={"sequence": sequence}, devices=np.array([SimpleNamespace(platform=platform)]))
+
+
+@pytest.mark.parametrize(
+    "platform, sequence, dtype, head_dim, chosen",
+    [
+        ("cpu", 1, "float32", 32, "blockwise"),
+        ("cuda", 1, "bfloat16", 128, "cudnn"),
+        ("cuda", 1, "float32", 128, "blockwise"),
+        ("cuda", 1, "bfloat16", 20, "blockwise"),
+        ("rocm", 1, "bfloat16", 64, "pallas"),
+        ("tpu", 1, "bfloat16", 128, "splash"),
+        ("tpu", 4, "bfloat16", 128, "ring"),
+    ],
+)
+def test_auto(platform, sequence, dtype, head_dim, chosen):
+    assert attention.choose("auto", mesh_of(platform, sequence), jnp.dtype(dtype), head_dim) == chosen
+
+
+def test_what_cannot_be_is_said():
+    with pytest.raises(ValueError, match="choose one of auto, blockwise, cudnn"):
+        attention.choose("flash", None, jnp.float32, 64)
+    with pytest.raises(ValueError, match="takes 'ring'"):
+        attention.choose("splash", mesh_of("tpu", 2), jnp.bfloat16, 128)
+
+
+def ring_on_meshes():
+    """Runs with 8 simulated devices."""
+    from models import mesh as meshes
+
+    arrays, weight = inputs(160, rows=4)
+    want = both(naive, arrays, weight)
+    for shape in ({"sequence": 8}, {"data": 2, "tensor": 2, "sequence": 2}, {"fsdp": 4, "tensor": 2}):
+        mesh = meshes.make_mesh(shape)
+        assert_close(both(partial(attention.attention, mesh=mesh), arrays, weight), want)
+        attention.SCORES = 16 * 1024
+    print("equal")
+
+
+def test_ring_and_shards_equal_one_device():
+    env = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=8", "JAX_PLATFORMS": "cpu"}
+    command = [sys.executable, "-c", "from tests.models import test_attention as t; t.ring_on_meshes()"]
+    root = Path(__file__).resolve().parents[2]
+    done = subprocess.run(command, env=env, cwd=root, capture_output=True, text=True, timeout=600)
+    assert done.stdout.endswith("equal\n"), done.stderr

@@ -1,0 +1,123 @@
+"""Checkpoints of real sizes: read and written in pieces, in little memory. Files are sparse, so they cost no disk."""
+
+import json
+import math
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+from jax.sharding import AbstractMesh
+
+from models import hf, mesh, qwen
+
+ROOT = Path(__file__).parents[2]
+
+
+def sparse_checkpoint(folder: Path, config: qwen.Config, files: int = 6) -> int:
+    """A checkpoint in bfloat16 whose values are all holes of its files, which read as zeros; returns its bytes."""
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(hf.write_config(config, hf.DTYPES["BF16"])))
+    flat, weight_map, total = hf._flat(config), {}, 0
+    names = list(hf._names(config))
+    for number in range(files):
+        header, end = {}, 0
+        for hf_name, name, _ in names[number * len(names) // files : (number + 1) * len(names) // files]:
+            shape = hf._hf_shape(name, flat[name])
+            start, end = end, end + 2 * math.prod(shape)
+            header[hf_name] = {"dtype": "BF16", "shape": shape, "data_offsets": [start, end]}
+            weight_map[hf_name] = f"model-{number + 1:05}-of-{files:05}.safetensors"
+        text = json.dumps(header).encode()
+        with open(folder / f"model-{number + 1:05}-of-{files:05}.safetensors", "wb") as file:
+            file.write(len(text).to_bytes(8, "little") + text)
+            file.truncate(8 + len(text) + end)
+        total += end
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    return total
+
+
+@pytest.mark.parametrize("name", ["14b", "qwen3-14b"])
+def test_fourteen_billion_parameters_are_checked_and_cut_before_any_is_read(tmp_path, name):
+    """All names and shapes fit, and what one of eight devices needs is an eighth, in pieces smaller than a shard."""
+    config = qwen.PRESETS[name]
+    assert sparse_checkpoint(tmp_path / "m", config) == 2 * qwen.parameter_count(config)
+    assert sum(f.stat().st_blocks for f in (tmp_path / "m").iterdir()) * 512 < 10_000_000
+    assert hf.config_of(tmp_path / "m") == config
+    with hf.ExitStack() as stack:
+        tensors = hf._open(tmp_path / "m", stack)
+        hf._check(tmp_path / "m", config, tensors)
+        places = mesh.shardings(config, AbstractMesh((1, 8, 1, 1), mesh.AXES))
+        flat, total, largest = hf._flat(config), 0, 0
+        for weight_name, weight in flat.items():
+            size = 2 * math.prod(hf._leaf(places, weight_name).shard_shape(weight.shape))
+            total, largest = total + size, max(largest, size)
+        assert total < 1.001 * 2 * qwen.parameter_count(config) / 8
+        read = hf._reader(tmp_path, "layers.down", flat["layers.down"], tensors, hf.DTYPES["BF16"])
+        _, hidden, width = flat["layers.down"].shape
+        block = read((slice(7, 9), slice(0, hidden), slice(width // 8, width // 4)))
+        assert block.shape == (2, hidden, width // 8) and not block.any()
+
+
+class PeakMemory:
+    """The most anonymous memory of this process while the block lasts, in bytes: pages of mapped files are the
+    kernel's to drop."""
+
+    def __enter__(self):
+        self.peak, self._stop = self.now(), threading.Event()
+        self._thread = threading.Thread(target=self._watch)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self._stop.set()
+        self._thread.join()
+
+    def _watch(self):
+        while not self._stop.wait(0.02):
+            self.peak = max(self.peak, self.now())
+
+    @staticmethod
+    def now() -> int:
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return next(int(line.split()[1]) << 10 for line in lines if line.startswith("RssAnon"))
+
+
+def loads_and_saves(folder: str) -> None:
+    """Runs with 8 simulated devices, whose memory is this process's too."""
+    import jax
+
+    places = mesh.make_mesh({"fsdp": 4, "tensor": 2})
+    before = PeakMemory.now()
+    with PeakMemory() as reading:
+        config, params = hf.load(f"{folder}/in", mesh=places, dtype=hf.DTYPES["BF16"])
+        jax.block_until_ready(params)
+    arrays = sum(x.nbytes for x in jax.tree.leaves(params))
+    largest = max(x.addressable_shards[0].data.nbytes for x in jax.tree.leaves(params))
+    print(json.dumps({"arrays": arrays, "largest": largest, "reading": reading.peak - before}), flush=True)
+    with PeakMemory() as writing:
+        hf.save(f"{folder}/out", config, params)
+    print(json.dumps({"writing": writing.peak - before - arrays, "parameters": qwen.parameter_count(config)}))
+
+
+@pytest.mark.slow
+def test_more_than_a_billion_parameters_are_loaded_and_saved_in_little_more_than_their_size(tmp_path):
+    config = qwen.PRESETS["1.5b"]
+    sparse_checkpoint(tmp_path / "in", config)
+    done = subprocess.run(
+        [sys.executable, "-c", f"from tests.models import test_size as t; t.loads_and_saves({str(tmp_path)!r})"],
+        cwd=ROOT, capture_output=True, text=True,
+        env=os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count=8"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    read, wrote = (json.loads(line) for line in done.stdout.splitlines()[-2:])
+    assert read["arrays"] == 2 * qwen.parameter_count(config) == 2 * wrote["parameters"]
+    assert read["reading"] < read["arrays"] + 1.2 * read["largest"], read
+    assert wrote["writing"] < 2 * 151936 * 1536 * 2 + 100_000_000, "a copy or two of the largest tensor"
+    with hf.ExitStack() as stack:
+        written = hf._open(tmp_path / "out", stack)
+        hf._check(tmp_path / "out", config, written)
+        norm = written["model.norm.weight"][:]
+    assert not np.any(norm)

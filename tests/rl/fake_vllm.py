@@ -1,0 +1,143 @@
+"""A server with vLLM's endpoints and no model: what it answers depends on the prompt, the seed and one weight."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from dataclasses import dataclass, field
+
+import numpy as np
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.routing import Route
+
+from rl.engines.transfer import UPDATE
+from rl.engines.vllm_wire import COMPLETIONS, GENERATE
+
+VOCAB, LENGTH = 50, 128
+
+
+def token_of(seed: int, position: int) -> int:
+    """What is sampled."""
+    return (seed * 7 + position * 11) % VOCAB
+
+
+def logp_of(token: int, position: int, weight: float) -> float:
+    """What that is worth to a model with this weight."""
+    return -1.0 - ((token * 3 + position) % 7) / 10 - weight
+
+
+@dataclass
+class Fake:
+    """One server, in a thread of its own. The knobs make it a bad one."""
+
+    paths: tuple[str, ...] = (GENERATE, COMPLETIONS, *UPDATE)
+    model: str = "policy"
+    length: int = LENGTH
+    vocab: int = VOCAB
+    secret: str = ""  # the key it wants
+    seconds: float = 0.0  # that a request takes
+    refuse: list[int] = field(default_factory=list)  # statuses to answer with first
+    deaf: bool = False  # takes weights and does not use them
+    silent: bool = False  # leaves every request without an answer
+    strip: tuple[str, ...] = ()  # fields left out of a choice
+    raw: bool = False  # log-probabilities before the temperature
+    weight: float = 0.0
+    version: str = "default"
+    asked: list[str] = field(default_factory=list)
+    prompts: list[list[int]] = field(default_factory=list)
+
+    def __post_init__(self):
+        self._staged, self._paused, self._cut = 0.0, False, asyncio.Event()
+        routes = [Route("/{path:path}", self._answer, methods=["GET", "POST"])]
+        config = uvicorn.Config(
+            Starlette(routes=routes), port=0, log_level="critical", lifespan="off", timeout_graceful_shutdown=1
+        )
+        self._server = uvicorn.Server(config)
+        self._thread = threading.Thread(target=self._server.run, daemon=True)
+        self._thread.start()
+        while not self._server.started:
+            threading.Event().wait(0.01)
+        self.port = self._server.servers[0].sockets[0].getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}"
+
+    def die(self) -> None:
+        """Stop listening and drop every connection."""
+        self._server.force_exit = self._server.should_exit = True
+        self._thread.join()
+
+    async def _answer(self, request: Request) -> JSONResponse:
+        path = "/" + request.path_params["path"]
+        self.asked.append(path)
+        while self.silent:
+            await asyncio.sleep(0.05)
+        if self.secret and request.headers.get("authorization") != f"Bearer {self.secret}":
+            return JSONResponse({"error": "Unauthorized"}, 401)
+        if path in (GENERATE, COMPLETIONS) and self.refuse:
+            return JSONResponse({"error": {"message": "not now"}}, self.refuse.pop(0), headers={"retry-after": "0.01"})
+        body = await request.json() if request.method == "POST" and await request.body() else {}
+        if path == "/openapi.json":
+            return JSONResponse({"paths": {path: {} for path in self.paths}})
+        if path == "/v1/models":
+            return JSONResponse({"data": [{"id": self.model, "max_model_len": self.length}]})
+        if path in (GENERATE, COMPLETIONS) and path in self.paths:
+            return await self._sample(path, body)
+        if path in UPDATE:
+            self._control(path, body, request.query_params)
+        return JSONResponse({})
+
+    def _control(self, path: str, body: dict, query) -> None:
+        if path == "/pause":
+            self._paused = True
+            if query["mode"] == "abort":
+                self._cut.set()
+        elif path == "/resume":
+            self._paused = False
+            self._cut.clear()
+        elif path == "/update_weights":
+            info = body["update_info"]
+            if "model.norm.weight" in info["names"]:
+                offset = info["offsets"][info["names"].index("model.norm.weight")]
+                self._staged = float(np.fromfile(info["path"], np.float32, 1, offset=offset)[0])
+        elif path == "/finish_weight_update":
+            self.version = body["weight_version"]
+            if not self.deaf:
+                self.weight = self._staged
+
+    async def _sample(self, path: str, body: dict) -> JSONResponse:
+        prompt, wanted = (body["token_ids"], body["sampling_params"]) if path == GENERATE else (body["prompt"], body)
+        if body["model"] != self.model:
+            return JSONResponse({"error": {"message": f"The model `{body['model']}` does not exist."}}, 404)
+        if max(prompt) >= self.vocab:
+            return JSONResponse({"error": {"message": f"Token id {max(prompt)} is out of vocabulary"}}, 400)
+        self.prompts.append(prompt)
+        while self._paused:
+            await asyncio.sleep(0.01)
+        start = (self.version, self.weight)
+        count, reason = wanted["max_tokens"], "length"
+        try:
+            async with asyncio.timeout(self.seconds or 1e-3):
+                await self._cut.wait()
+            count, reason = count // 2, "abort"
+        except TimeoutError:
+            pass
+        tokens = [token_of(wanted["seed"], len(prompt) + i) for i in range(count)]
+        for i, token in enumerate(tokens):
+            if token in wanted["stop_token_ids"]:
+                tokens, reason = tokens[: i + 1], "stop"
+                break
+        warm = 0.0 if self.raw or wanted["temperature"] in (0, 1) else 0.5
+        logprobs = [logp_of(token, len(prompt) + i, start[1]) - warm for i, token in enumerate(tokens)]
+        choice = {"finish_reason": reason, "token_ids": tokens}
+        if path == GENERATE:
+            rows = [{"token_id": token, "logprob": logprob} for token, logprob in zip(tokens, logprobs)]
+            spans = [{"version": start[0], "start": 0, "end": len(tokens)}]
+            choice |= {"logprobs": {"content": rows}, "weight_versions": spans}
+        else:
+            choice["logprobs"] = {"token_logprobs": logprobs}
+        scores = [None] + [{str(t): {"logprob": logp_of(t, i, self.weight)}} for i, t in enumerate(prompt) if i]
+        choice["prompt_logprobs"] = scores
+        choice = {name: value for name, value in choice.items() if name not in self.strip}
+        return JSONResponse({"choices": [choice], "prompt_logprobs": scores, "usage": {}})

@@ -1,0 +1,226 @@
+"""What must not change an update: the mesh, where the state waits, how much is computed again. And adapters."""
+
+import functools
+import itertools
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from safetensors.numpy import load_file
+
+from models import lora, qwen
+from rl import learner, optim
+from rl.learner import Layout
+from tests.rl.test_learner import batch
+
+ROOT = Path(__file__).parents[2]
+CONFIG = qwen.Config(vocab=40, d_model=16, layers=2, heads=8, kv_heads=8, head_dim=4, d_ff=32)
+ADAPTERS = lora.LoRA(rank=2, alpha=4.0, targets=("q", "o", "gate", "down"))
+AXES = ("data", "fsdp", "tensor", "sequence")
+
+
+@functools.cache
+def params():
+    return qwen.init(CONFIG, 0)
+
+
+def optimizer():
+    return optim.optimizer(learning_rate=1e-2, eps=1e-2)  # a large eps: Adam must not magnify the last bits
+
+
+def outcome(mesh=None, layout=None, **options):
+    """[metrics, log-probabilities, gradient, updated weights] of one update, on the host; and the state."""
+    tx, packed = optimizer(), batch(rows=11)
+    state = learner.init_state(CONFIG, jax.tree.map(jnp.copy, params()), tx, mesh, layout)
+    before = jax.tree.map(lambda x: (x.sharding, x.sharding.memory_kind), state)
+    logp = learner.make_logp(CONFIG, mesh, micro_rows=8, chunk=5)(learner.whole(state, layout), packed)
+    update = learner.make_update(
+        CONFIG, mesh, optimizer=tx, micro_rows=8, chunk=5, kl_coef=0.1, layout=layout, **options
+    )
+    state, metrics = update(state, packed)
+    assert mesh is None or jax.tree.map(lambda x: (x.sharding, x.sharding.memory_kind), state) == before
+    moments = optax.tree_utils.tree_get(state["opt"], "mu")
+    flat = [
+        np.concatenate([np.asarray(x, np.float32).ravel() for x in jax.tree.leaves(tree)])
+        for tree in (moments, state["params"])
+    ]
+    return [{k: float(v) for k, v in metrics.items()}, logp.ravel(), flat[0] / 0.1, flat[1]], state
+
+
+def assert_same(got, want, rounded=0.0):
+    for name, value in want[0].items():
+        np.testing.assert_allclose(got[0][name], value, rtol=1e-5 + rounded / 8, atol=1e-5, err_msg=name)
+    np.testing.assert_allclose(got[1], want[1], atol=1e-5, rtol=1e-5)
+    for a, b in zip(got[2:], want[2:]):
+        np.testing.assert_allclose(a, b, atol=1e-5 + rounded * np.abs(b).max() / 4, rtol=1e-5 + rounded)
+
+
+def run(call: str):
+    environment = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=8", "JAX_PLATFORMS": "cpu"}
+    done = subprocess.run(
+        [sys.executable, "-c", f"from tests.rl import test_layouts as t; t.{call}"],
+        cwd=ROOT, env=environment, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+def on_meshes(shapes):
+    """Runs with 8 simulated devices."""
+    from models import mesh as meshes
+
+    want, _ = outcome()
+    for shape in shapes:
+        got, state = outcome(meshes.make_mesh(dict(zip(AXES, shape))))
+        assert_same(got, want)
+        gate, embed = state["params"]["layers"]["gate"], optax.tree_utils.tree_get(state["opt"], "nu")["embed"]
+        split = shape[1] * shape[2] * shape[3]
+        assert [x.addressable_shards[0].data.size * split for x in (gate, embed)] == [gate.size, embed.size]
+        print(shape, "equal", flush=True)
+
+
+FEW = [(1, 8, 1, 1), (2, 1, 2, 2)]
+EVERY = [s for s in itertools.product((1, 2, 4, 8), repeat=4) if np.prod(s) == 8 and s not in FEW]
+
+
+def test_meshes_give_the_same_update_and_share_the_state():
+    assert run(f"on_meshes({FEW})").count("equal") == len(FEW)
+
+
+@pytest.mark.slow
+def test_every_mesh_of_eight_devices_gives_the_same_update():
+    assert len(EVERY) == 18
+    assert run(f"on_meshes({EVERY})").count("equal") == len(EVERY)
+
+
+def layouts_on_meshes():
+    """Runs with 8 simulated devices: adapters, offloaded moments, weights in bfloat16, each as on one device."""
+    from models import mesh as meshes
+
+    mesh = meshes.make_mesh({"fsdp": 2, "tensor": 2, "sequence": 2})
+    for layout, rounded in (
+        (Layout(lora=ADAPTERS, offload=True), 0.0),
+        (Layout(master="bfloat16"), 2**-7),
+    ):
+        got, state = outcome(mesh, layout, remat="full")
+        assert_same(got, outcome(None, layout)[0], rounded)
+    got, state = outcome(meshes.make_mesh({"fsdp": 8}), Layout(offload=True))
+    assert_same(got, outcome()[0])
+    moment = optax.tree_utils.tree_get(state["opt"], "mu")["layers"]["gate"].sharding
+    assert (moment.memory_kind, state["params"]["embed"].sharding.memory_kind) == ("pinned_host", "device")
+    print("equal")
+
+
+def test_layouts_give_the_same_update_on_a_mesh():
+    assert run("layouts_on_meshes()").endswith("equal\n")
+
+
+@pytest.mark.parametrize("remat", [name for name in qwen.REMAT if name != "none"])
+def test_what_is_computed_again_changes_nothing(remat):
+    def gradient(**options):
+        tokens = np.arange(12)[None] % CONFIG.vocab
+        args = tokens, tokens, np.ones_like(tokens)
+        loss = lambda p: jnp.sum(qwen.hidden(CONFIG, p, *args, **options) ** 2)  # noqa: E731
+        return jax.jit(jax.grad(loss))(params())
+
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-4), gradient(remat=remat), gradient())
+
+
+def test_remat_policies_keep_less_and_less():
+    config = qwen.Config(vocab=64, d_model=64, layers=6, heads=4, kv_heads=2, head_dim=16, d_ff=256)
+
+    def scratch(remat):
+        args = [jax.ShapeDtypeStruct((1, 512), jnp.int32)] * 3
+        loss = lambda p, *a: jnp.sum(qwen.hidden(config, p, *a, remat=remat))  # noqa: E731
+        lowered = jax.jit(jax.grad(loss)).lower(qwen.shapes(config), *args)
+        return lowered.compile().memory_analysis().temp_size_in_bytes
+
+    sizes = [scratch(name) for name in ("none", "dots", "attention", "full")]
+    assert sizes == sorted(sizes, reverse=True) and sizes[-1] < sizes[0] / 2
+
+
+def test_update_memory_does_not_grow_with_vocabulary_times_length():
+    """Scratch memory of the whole compiled update, beyond what a longer row and a larger head need by themselves."""
+
+    def scratch(vocab, row):
+        config = qwen.Config(vocab=vocab, d_model=16, layers=2, heads=2, kv_heads=1, head_dim=8, d_ff=32)
+        tx = optax.sgd(1.0)
+        update = learner.make_update(config, None, optimizer=tx, micro_rows=1, chunk=64, remat="full")
+        rows = {name: np.int32 for name in ("tokens", "positions", "segments")} | {"mask": bool, "guided": bool}
+        rows |= dict.fromkeys(("advantage", "logp", "old_logp"), np.float32)
+        args = {name: jax.ShapeDtypeStruct((1, 1, row), dtype) for name, dtype in rows.items()}
+        lowered = update.jitted.lower(learner.state_shapes(config, tx, None), args)
+        return lowered.compile().memory_analysis().temp_size_in_bytes
+
+    both, small = scratch(16384, 4096), scratch(256, 1024)
+    longer, larger = scratch(256, 4096) - small, scratch(16384, 1024) - small
+    assert both - small < 1.1 * (longer + larger), "no term grows with the product"
+    assert both - small - longer < 16384 * 4096 * 4 / 4, "one copy of the logits is 268 MB"
+
+
+# --- rounding ---------------------------------------------------------------------------------------------------------
+
+
+def test_stochastic_rounding_is_right_on_average_and_exact_where_it_can_be():
+    x = {"a": jnp.full((4000,), 1.0 + 0.3 * 2**-7), "b": jnp.full((8,), 1.5), "c": jnp.array([jnp.inf, -2.0])}
+    like = jax.tree.map(lambda v: v.astype(jnp.bfloat16), x)
+    got = optim.rounded(x, like, jax.random.key(0))
+    values, counts = np.unique(np.asarray(got["a"], np.float32), return_counts=True)
+    assert values.tolist() == [1.0, 1.0 + 2**-7] and abs(counts[1] / 4000 - 0.3) < 0.03
+    np.testing.assert_array_equal(np.asarray(got["b"], np.float32), 1.5)
+    np.testing.assert_array_equal(np.asarray(got["c"], np.float32), [np.inf, -2.0])
+
+
+def test_small_updates_of_bfloat16_weights_add_up():
+    """A thousand steps of a ten-thousandth each, where one step of bfloat16 is a hundred and twenty-eighth."""
+    weights = jnp.ones((64,), jnp.bfloat16)
+    for i in range(200):
+        weights = optim.rounded(weights.astype(jnp.float32) + 5e-4, weights, jax.random.key(i))
+    assert abs(float(jnp.mean(weights.astype(jnp.float32))) - 1.1) < 0.01
+
+
+# --- adapters ---------------------------------------------------------------------------------------------------------
+
+
+def noisy_adapters():
+    rng = np.random.default_rng(1)
+    return jax.tree.map(lambda s: jnp.asarray(0.3 * rng.normal(size=s.shape), s.dtype), lora.shapes(CONFIG, ADAPTERS))
+
+
+def test_adapters_begin_as_nothing_and_merge_into_the_weights(tmp_path):
+    tokens = np.arange(12)[None] % CONFIG.vocab
+    h = lambda p: qwen.hidden(CONFIG, p, tokens, tokens, np.ones_like(tokens))  # noqa: E731
+    fresh, adapters = lora.init(CONFIG, ADAPTERS, 0), noisy_adapters()
+    np.testing.assert_array_equal(h(lora.join(params(), fresh, ADAPTERS)), h(params()))
+    joined = h(lora.join(params(), adapters, ADAPTERS))
+    assert np.abs(joined - h(params())).max() > 0.1
+    np.testing.assert_allclose(h(lora.merge(params(), adapters, ADAPTERS)), joined, atol=1e-4)
+    lora.save(tmp_path, adapters, ADAPTERS, base="Qwen/Qwen2.5-7B")
+    record, tensors = json.loads((tmp_path / "adapter_config.json").read_text()), None
+    tensors = load_file(tmp_path / "adapter_model.safetensors")
+    a, b = (tensors[f"base_model.model.model.layers.1.self_attn.o_proj.lora_{x}.weight"] for x in "AB")
+    merged = lora.merge(params(), adapters, ADAPTERS)["layers"]["o"][1] - params()["layers"]["o"][1]
+    added = record["lora_alpha"] / record["r"] * (b @ a)  # (out, in), as torch has it
+    np.testing.assert_allclose(added.T.reshape(merged.shape), merged, atol=1e-5)
+    assert record["target_modules"] == ["down_proj", "gate_proj", "o_proj", "q_proj"]
+
+
+def test_only_adapters_are_trained():
+    got, state = outcome(layout=Layout(lora=ADAPTERS))
+    jax.tree.map(np.testing.assert_array_equal, state["base"], params())
+    assert all(np.any(state["params"]["layers"][f"{name}_lora_b"]) for name in ADAPTERS.targets), "they began as zeros"
+    assert len(got[3]) < qwen.parameter_count(CONFIG) / 5
+
+
+def test_adapters_that_cannot_be():
+    with pytest.raises(ValueError, match="choose from q, k, v, o, gate, up, down"):
+        lora.LoRA(rank=4, targets=("query",))
+    with pytest.raises(ValueError, match="at least 1"):
+        lora.LoRA(rank=0)

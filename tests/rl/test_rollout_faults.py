@@ -1,0 +1,134 @@
+"""Rollouts over worker processes and a service that break: an episode ends with its reason, the others go on."""
+
+import asyncio
+import collections
+import contextlib
+import dataclasses
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from envs.pool import Pool
+from envs.process import ROOT, Deadlines
+from envs.remote import RemoteWorld
+from envs.world import Task
+from rl.rollout import Job, Worlds, rollouts
+from rl.trajectory import StopReason
+from tests.envs.test_process import COUNTER, FAULTY, is_running, wait_until
+from tests.rl.test_rollout import ROOMY, SAMPLING, Scripted, tokenizer
+
+GROUP = 6
+
+
+class OneBreaks(Scripted):
+    """Says "+", and "break" where the query asks for it; tells `at_turn` how many turns there were."""
+
+    def __init__(self, at_turn=lambda n: None):
+        super().__init__(wait=0.01)
+        self.at_turn = at_turn
+
+    async def generate(self, prompt_ids, sampling, *, session):
+        await asyncio.to_thread(self.at_turn, len(self.requests))
+        self.turns = ("break",) if "break" in tokenizer().decode(prompt_ids) else ("+",)
+        return await super().generate(prompt_ids, sampling, session=session)
+
+
+def play_group(make_world, engine, limits=ROOMY):
+    """Six rollouts, the first of which breaks."""
+    tasks = [Task("count-0", "counter", "break" if i == 0 else "count") for i in range(GROUP)]
+    jobs = [Job(task, i, seed=0, sampling=SAMPLING) for i, task in enumerate(tasks)]
+    worlds = Worlds(make_world)
+    settings = {"worlds": worlds, "limits": limits, "tokenizer": tokenizer(), "engine": engine, "threads": True}
+    found = asyncio.run(rollouts(jobs, **settings))
+    worlds.close()
+    return found
+
+
+@pytest.mark.parametrize("fault", ["raise", "exit", "segfault", "hang", "huge", "unspeakable", "flood"])
+def test_a_worker_that_breaks_takes_one_episode_down(fault):
+    """All six share one worker process; those that it took along go on in its successor."""
+    step = 1.0 if fault == "hang" else 20.0
+    pool = Pool(FAULTY, {"fault": fault}, workers=1, deadlines=Deadlines(start=20.0, reset=20.0, step=step))
+    first, *others = play_group(pool.world, OneBreaks())
+    assert first.stop is (StopReason.ENV_TIMEOUT if fault == "hang" else StopReason.ENV_ERROR) and first.error
+    assert [(t.stop, t.outcome) for t in others] == [(StopReason.DONE, 1.0)] * (GROUP - 1)
+    assert pool.alive() == 0
+    pool.close()
+
+
+@pytest.mark.parametrize("fault", ["twice", "noise"])
+def test_answers_that_come_twice_or_in_noise_change_nothing(fault):
+    pool = Pool(FAULTY, {"fault": fault}, workers=1)
+    first, *others = play_group(pool.world, OneBreaks())
+    assert first.stop is StopReason.MAX_STEPS and not first.error
+    assert [(t.stop, t.outcome) for t in others] == [(StopReason.DONE, 1.0)] * (GROUP - 1)
+    pool.close()
+
+
+@pytest.mark.parametrize("at", ["reset", "evaluate"])
+@pytest.mark.parametrize("fault", ["exit", "hang"])
+def test_faults_before_and_after_the_turns_end_within_their_deadline(at, fault):
+    deadlines = Deadlines(start=20.0, reset=0.5, step=0.5)
+    pool = Pool(FAULTY, {"fault": fault, "at": at}, workers=2, deadlines=deadlines)
+    began = time.monotonic()
+    found = play_group(pool.world, OneBreaks(), dataclasses.replace(ROOMY, episode_seconds=60.0, step_seconds=60.0))
+    assert time.monotonic() - began < 120.0
+    expected = StopReason.ENV_TIMEOUT if fault == "hang" else StopReason.ENV_ERROR
+    assert collections.Counter(t.stop for t in found[1:])[expected] == GROUP - 1
+    assert pool.alive() == 0
+    pool.close()
+
+
+def test_a_service_restarted_in_mid_rollout_ends_its_episodes_and_serves_the_next():
+    pytest.importorskip("starlette", reason="pip install -r requirements/service.txt")
+    port, servers, one_at_a_time = 0, [], threading.Lock()
+
+    def start() -> str:
+        command = [sys.executable, "-m", "envs.service", "--env", COUNTER, "--port", str(port), "--workers", "1"]
+        servers.append(subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT))
+        return servers[-1].stdout.readline().decode().split()[-1]
+
+    def restart(turns: int) -> None:
+        with one_at_a_time:
+            if turns >= 8 and len(servers) == 1:
+                servers[0].send_signal(signal.SIGKILL)
+                servers[0].wait()
+                start()
+
+    url = start()
+    port = int(url.rsplit(":", 1)[1])
+    try:
+        before = play_group(lambda: RemoteWorld(url), OneBreaks(restart))
+        after = play_group(lambda: RemoteWorld(url), OneBreaks())
+    finally:
+        for server in servers:
+            server.terminate()
+            server.wait(20)
+            server.stdout.close()
+    assert len(servers) == 2
+    stops = {t.stop for t in before}
+    assert StopReason.ENV_ERROR in stops and stops <= {StopReason.ENV_ERROR, StopReason.DONE, StopReason.MAX_STEPS}
+    told = ("no instance", "did not answer")  # between two steps, or in one
+    assert all(any(words in t.error for words in told) for t in before if t.stop is StopReason.ENV_ERROR)
+    assert [t.outcome for t in after[1:]] == [1.0] * (GROUP - 1)
+
+
+def test_no_process_is_left_when_rollouts_are_interrupted():
+    """A client that is killed in mid-rollout takes its workers along."""
+    code = (
+        "from tests.rl.test_rollout_faults import *\n"
+        "pool = Pool(FAULTY, {'fault': 'hang'}, workers=2)\n"
+        "print(*(slot.worker().pid for slot in pool._slots), flush=True)\n"
+        "play_group(pool.world, OneBreaks())\n"
+    )
+    client = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE)
+    with contextlib.closing(client.stdout):
+        workers = [int(word) for word in client.stdout.readline().split()]
+        assert len(workers) == 2 and all(map(is_running, workers))
+        client.kill()
+        client.wait()
+    assert wait_until(lambda: not any(map(is_running, workers)))

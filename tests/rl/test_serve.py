@@ -1,0 +1,318 @@
+"""Our server over real HTTP: what the engine samples is what clients get, in OpenAI's forms and with vLLM's fields."""
+
+import asyncio
+import concurrent.futures
+import json
+
+import httpx
+import numpy as np
+import openai
+import pytest
+
+from models import chat
+from models.tokenizer import Tokenizer
+from rl.engines.jax_engine import JaxEngine
+from rl.engines.openai_api import NEUTRAL
+from rl.engines.serve import Service, load, main, serving
+from rl.trajectory import Sampling
+from tests.tiny import tiny_policy
+
+HELLO = [{"role": "user", "content": "Book a flight."}]
+TOOL = {"type": "function", "function": {"name": "flights", "description": "", "parameters": {"type": "object"}}}
+CALL = '<tool_call>\n{"name": "flights", "arguments": {"to": "Rome"}}\n</tool_call>'
+
+
+@pytest.fixture(scope="module")
+def parts(tmp_path_factory):
+    """(engine, parameters, tokenizer): twice, so that one can be asked directly."""
+    folder = tiny_policy(tmp_path_factory.mktemp("policy"))
+    return load(folder, slots=8, length=256, dtype="float32")
+
+
+@pytest.fixture(scope="module")
+def url(parts):
+    with serving(Service(*parts, name="policy", key="sk-right")) as address:
+        yield address
+
+
+@pytest.fixture(scope="module")
+def client(url):
+    with openai.OpenAI(base_url=url, api_key="sk-right", max_retries=0) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def post(url):
+    with httpx.Client(headers={"Authorization": "Bearer sk-right"}, timeout=120) as http:
+        yield lambda path, body: http.post(url.removesuffix("/v1") + path, json=body)
+
+
+@pytest.fixture(scope="module")
+def direct(parts):
+    """(prompt, sampling) -> Completion of the same engine settings, without a server."""
+    engine = JaxEngine(parts[0].config, parts[1], slots=8, length=256)
+    return lambda prompt, sampling: asyncio.run(engine.generate(prompt, sampling, session="s"))
+
+
+def ends(tokenizer: Tokenizer) -> tuple[int, int]:
+    return tokenizer.im_end, tokenizer.endoftext
+
+
+class TestCompletions:
+    def test_token_ids_in_and_out_are_the_engines(self, post, direct, parts):
+        prompt, tokenizer = [5, 9, 300, 17], parts[2]
+        sampling = Sampling(12, temperature=0.7, seed=2**40 + 3, stop_tokens=(7,))
+        body = {"model": "policy", "prompt": prompt, "max_tokens": 12, "temperature": 0.7, "seed": 2**40 + 3,
+                "stop_token_ids": [7], "ignore_eos": True, "logprobs": 0, "return_token_ids": True}  # fmt: skip
+        answer = post("/v1/completions", body).json()
+        expected = direct(prompt, sampling)
+        (choice,) = answer["choices"]
+        assert choice["token_ids"] == expected.tokens and choice["prompt_token_ids"] == prompt
+        np.testing.assert_allclose(choice["logprobs"]["token_logprobs"], expected.logprobs, atol=1e-5)
+        assert choice["finish_reason"] == expected.stop and choice["weights_version"] == 0
+        assert answer["usage"] == {"prompt_tokens": 4, "completion_tokens": len(expected.tokens),
+                                   "total_tokens": 4 + len(expected.tokens)}  # fmt: skip
+        assert len(choice["logprobs"]["tokens"]) == len(expected.tokens)
+        assert "".join(choice["logprobs"]["tokens"]) and tokenizer.decode(expected.tokens)
+
+    def test_greedy_text(self, client, direct, parts):
+        tokenizer = parts[2]
+        answer = client.completions.create(model="policy", prompt="Book a", max_tokens=8, temperature=0)
+        expected = direct(tokenizer.encode("Book a"), Sampling(8, temperature=0.0, stop_tokens=ends(tokenizer)))
+        assert answer.choices[0].text == tokenizer.decode([t for t in expected.tokens if t not in ends(tokenizer)])
+
+    def test_several_prompts_and_samples(self, post):
+        body = {"prompt": [[5, 6], [7, 8]], "n": 3, "max_tokens": 5, "seed": 1, "return_token_ids": True}
+        choices = post("/v1/completions", body).json()["choices"]
+        assert [c["index"] for c in choices] == list(range(6))
+        assert [c["prompt_token_ids"] for c in choices] == [[5, 6]] * 3 + [[7, 8]] * 3
+        assert len({tuple(c["token_ids"]) for c in choices}) > 3
+        again = post("/v1/completions", body).json()["choices"]
+        assert [c["token_ids"] for c in again] == [c["token_ids"] for c in choices]
+
+    def test_without_a_seed_samples_differ(self, post):
+        body = {"prompt": [5, 6], "max_tokens": 12, "return_token_ids": True, "ignore_eos": True}
+        assert len({tuple(post("/v1/completions", body).json()["choices"][0]["token_ids"]) for _ in range(3)}) > 1
+
+    def test_a_prompt_is_scored_as_its_tokens_were_sampled(self, post):
+        asked = {"prompt": [5, 9, 300], "max_tokens": 10, "seed": 4, "logprobs": 0, "return_token_ids": True}
+        (choice,) = post("/v1/completions", {**asked, "ignore_eos": True}).json()["choices"]
+        whole = [5, 9, 300, *choice["token_ids"]]
+        body = {"prompt": whole, "max_tokens": 1, "temperature": 0, "prompt_logprobs": 0}
+        rows = post("/v1/completions", body).json()["choices"][0]["prompt_logprobs"]
+        scores = [row[str(token)]["logprob"] for token, row in zip(whole[1:], rows[1:])]
+        np.testing.assert_allclose(scores[2:], choice["logprobs"]["token_logprobs"], atol=1e-4)
+        echo = post("/v1/completions", {"prompt": whole, "max_tokens": 0, "echo": True, "logprobs": 0}).json()
+        np.testing.assert_allclose(echo["choices"][0]["logprobs"]["token_logprobs"][1:], scores, atol=1e-6)
+
+    def test_a_stop_text_ends_a_generation_and_is_not_part_of_it(self, post, parts):
+        body = {"prompt": [5, 9], "max_tokens": 40, "seed": 3, "ignore_eos": True, "return_token_ids": True}
+        (whole,) = post("/v1/completions", body).json()["choices"]
+        mark = whole["text"][6:9]
+        (cut,) = post("/v1/completions", {**body, "stop": [mark]}).json()["choices"]
+        assert cut["text"] == whole["text"][: whole["text"].index(mark)] and cut["finish_reason"] == "stop"
+        assert whole["token_ids"][: len(cut["token_ids"])] == cut["token_ids"]
+        assert mark in parts[2].decode(cut["token_ids"])
+
+    def test_streamed_pieces_make_the_whole(self, client):
+        asked = {"model": "policy", "prompt": "Book", "max_tokens": 70, "seed": 8, "logprobs": 0}
+        extra = {"extra_body": {"return_token_ids": True, "ignore_eos": True}}
+        whole = client.completions.create(**asked, **extra)
+        events = list(client.completions.create(**asked, **extra, stream=True, stream_options={"include_usage": True}))
+        pieces = [e.choices[0] for e in events if e.choices]
+        assert len(pieces) > 2
+        assert "".join(p.text for p in pieces) == whole.choices[0].text
+        assert [t for p in pieces for t in getattr(p, "token_ids", [])] == whole.choices[0].token_ids
+        assert pieces[-1].finish_reason == "length" and events[-1].usage == whole.usage
+
+
+class TestChat:
+    def test_messages_go_through_the_template(self, client, direct, parts):
+        tokenizer = parts[2]
+        prompt = chat.opening(tokenizer, HELLO)
+        answer = client.chat.completions.create(
+            model="policy", messages=HELLO, max_tokens=9, seed=5, logprobs=True, extra_body={"return_token_ids": True}
+        )
+        expected = direct(prompt, Sampling(9, seed=5, stop_tokens=ends(tokenizer)))
+        assert answer.prompt_token_ids == prompt and answer.choices[0].token_ids == expected.tokens
+        assert answer.choices[0].message.role == "assistant"
+        logprobs = [row.logprob for row in answer.choices[0].logprobs.content]
+        np.testing.assert_allclose(logprobs, expected.logprobs, atol=1e-5)
+
+    def test_a_conversation_with_tools_is_rendered_as_the_policy_knows_it(self, post, parts):
+        tokenizer = parts[2]
+        messages = [
+            {"role": "developer", "content": [{"type": "text", "text": "Be brief."}]}, *HELLO,
+            {"role": "assistant", "content": None, "tool_calls": [
+                {"id": "1", "type": "function", "function": {"name": "flights", "arguments": '{"to": "Rome"}'}}]},
+            {"role": "tool", "tool_call_id": "1", "content": "none"},
+        ]  # fmt: skip
+        ids = post("/tokenize", {"messages": messages, "tools": [TOOL]}).json()["tokens"]
+        turn = {"role": "assistant", "content": "", "tool_calls": [{"name": "flights", "arguments": {"to": "Rome"}}]}
+        ours = [{"role": "system", "content": "Be brief."}, *HELLO, turn, {"role": "tool", "content": "none"}]
+        assert ids == chat.opening(tokenizer, ours, [TOOL])
+        assert CALL in post("/detokenize", {"tokens": ids}).json()["prompt"]
+
+    def test_streamed(self, client):
+        asked = {"model": "policy", "messages": HELLO, "max_tokens": 70, "seed": 8}
+        whole = client.chat.completions.create(**asked, extra_body={"ignore_eos": True})
+        pieces = list(client.chat.completions.create(**asked, extra_body={"ignore_eos": True}, stream=True))
+        assert pieces[0].choices[0].delta.role == "assistant" and len(pieces) > 2
+        text = "".join(piece.choices[0].delta.content or "" for piece in pieces)
+        assert text == whole.choices[0].message.content
+
+    @pytest.mark.parametrize("stream", [False, True])
+    def test_calls_are_taken_out_of_the_text(self, parts, stream):
+        """An engine that says what the test wants: the random one never calls a tool."""
+        tokenizer = parts[2]
+
+        class Says(JaxEngine):
+            async def generate(self, prompt_ids, sampling, *, session, stream=None):
+                ids = [*tokenizer.encode_template("I look. " + CALL), tokenizer.im_end]
+                for token in ids:
+                    stream([token], [-0.5])
+                from rl.trajectory import Completion
+
+                return Completion(ids, [-0.5] * len(ids), "stop", 0)
+
+        engine = Says(parts[0].config, parts[1], slots=4, length=1024)
+        with serving(Service(engine, parts[1], tokenizer, name="policy")) as address:
+            with openai.OpenAI(base_url=address, api_key="none") as client:
+                asked = {"model": "policy", "messages": HELLO, "tools": [TOOL], "max_tokens": 100}
+                answer = client.chat.completions.create(**asked, stream=stream)
+                if stream:
+                    deltas = [event.choices[0] for event in answer]
+                    content = "".join(d.delta.content or "" for d in deltas)
+                    calls, finish = deltas[-1].delta.tool_calls, deltas[-1].finish_reason
+                else:
+                    message, finish = answer.choices[0].message, answer.choices[0].finish_reason
+                    content, calls = message.content, message.tool_calls
+                assert finish == "tool_calls" and content.strip() == "I look."
+                assert calls[0].function.name == "flights"
+                assert json.loads(calls[0].function.arguments) == {"to": "Rome"}
+
+    def test_many_at_once(self, client):
+        ask = lambda seed: client.chat.completions.create(  # noqa: E731
+            model="policy", messages=HELLO, max_tokens=6, seed=seed, extra_body={"return_token_ids": True}
+        )
+        with concurrent.futures.ThreadPoolExecutor(12) as threads:
+            together = [answer.choices[0].token_ids for answer in threads.map(ask, range(12))]
+        assert together == [ask(seed).choices[0].token_ids for seed in range(12)]
+
+
+class TestServer:
+    def test_models_and_health(self, client, url):
+        (model,) = client.models.list().data
+        assert model.id == "policy" and model.max_model_len == 256
+        root = url.removesuffix("/v1")
+        right = {"Authorization": "Bearer sk-right"}
+        assert httpx.get(f"{root}/health").status_code == 200
+        assert "/v1/completions" in httpx.get(f"{root}/openapi.json", headers=right).json()["paths"]
+
+    @pytest.mark.parametrize("key", ["", "Bearer sk-wrong", "sk-right"])
+    def test_a_wrong_key(self, url, key):
+        answer = httpx.post(f"{url}/completions", json={"prompt": [5]}, headers={"Authorization": key} if key else {})
+        assert answer.status_code == 401 and "key" in answer.json()["error"]["message"]
+
+    @pytest.mark.parametrize(
+        "body,words",
+        [
+            ({"prompt": []}, "prompt is a text"),
+            ({"prompt": [1.5]}, "prompt is a text"),
+            ({"prompt": [[]]}, "empty prompt"),
+            ({"prompt": [10_000]}, "vocabulary"),
+            ({"prompt": [-1]}, "vocabulary"),
+            ({"prompt": [5], "max_tokens": 256}, "maximum context length is 256"),
+            ({"prompt": [5], "max_tokens": 0}, "nothing to answer"),
+            ({"prompt": [5], "max_tokens": "9"}, "max_tokens must be a number"),
+            ({"prompt": [5], "temperature": -1}, "temperature"),
+            ({"prompt": [5], "top_p": 2}, "top_p"),
+            ({"prompt": [5], "n": 0}, "n must be"),
+            ({"prompt": [5], "stop": [""]}, "stop is"),
+            ({"prompt": [5], "logprobs": 5}, "logprobs above 1"),
+            ({"prompt": [5], "stop_token_ids": ["a"]}, "stop_token_ids"),
+            ({"prompt": [5], "stop_token_ids": list(range(50))}, "stop tokens"),
+            ({"prompt": [5], "stream": "yes"}, "stream must be"),
+            ({"prompt": [5], "response_format": {"type": "json_object"}}, "response_format is not supported"),
+            ({"prompt": [5], "logit_bias": {"5": 1}}, "logit_bias is not supported"),
+            ([], "not a JSON object"),
+        ],
+    )
+    def test_what_cannot_be_served_is_named(self, post, body, words):
+        answer = post("/v1/completions", body)
+        assert answer.status_code == 400 and words in answer.json()["error"]["message"]
+
+    @pytest.mark.parametrize(
+        "change,words",
+        [
+            ({"messages": []}, "at least one message"),
+            ({"messages": ["hi"]}, "object with a role"),
+            ({"messages": [{"role": "robot", "content": "x"}]}, "unknown role"),
+            ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "parts of type text"),
+            ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "a tool call is"),
+            ({"tools": [{}]}, "tools is a list"),
+            ({"tool_choice": "required"}, "nothing forces"),
+            ({"top_logprobs": 3}, "top_logprobs is not supported"),
+        ],
+    )
+    def test_bad_conversations_are_named(self, post, change, words):
+        answer = post("/v1/chat/completions", {"messages": HELLO, "max_tokens": 2, **change})
+        assert answer.status_code == 400 and words in answer.json()["error"]["message"]
+
+    def test_values_that_ask_for_nothing_are_fine(self, post):
+        neutral = {name: values[-1] for name, values in NEUTRAL.items()}
+        assert post("/v1/completions", {"prompt": [5], "max_tokens": 2, **neutral}).status_code == 200
+
+    def test_a_wrong_model_name(self, client):
+        with pytest.raises(openai.NotFoundError, match="this server has `policy`"):
+            client.completions.create(model="gpt", prompt="x")
+
+    def test_a_body_that_is_no_json(self, url):
+        answer = httpx.post(f"{url}/completions", content=b"{", headers={"Authorization": "Bearer sk-right"})
+        assert answer.status_code == 400 and "not JSON" in answer.json()["error"]["message"]
+
+    def test_a_client_that_leaves_frees_its_place(self, url, parts, post):
+        body = {"prompt": [5], "max_tokens": 200, "ignore_eos": True, "stream": True}
+        headers = {"Authorization": "Bearer sk-right"}
+        with httpx.Client() as http:
+            for _ in range(10):
+                with http.stream("POST", f"{url}/completions", json=body, headers=headers, timeout=60) as answer:
+                    next(answer.iter_lines())
+        assert post("/v1/completions", {"prompt": [5], "max_tokens": 2}).status_code == 200
+        assert parts[0].stats()["sessions"] <= 1
+
+
+def test_what_cannot_be_started_is_said(tmp_path, capsys, monkeypatch):
+    for words, said in [
+        ([f"--model={tmp_path}/none"], "no such directory"),
+        ([f"--model={tmp_path}", "--key=NO_SUCH_KEY"], "NO_SUCH_KEY: this environment variable is not set"),
+        ([f"--model={tmp_path}"], "tokenizer.json"),
+    ]:
+        assert main([*words, "--port=0"]) == 1
+        assert said in capsys.readouterr().err
+
+
+class TestVllmEngine:
+    """The engine that speaks to vLLM servers speaks to this one: both know the same request fields."""
+
+    def test_what_it_samples_is_what_the_engine_samples(self, url, parts, direct):
+        from rl.engines.vllm import VllmEngine
+        from rl.engines.vllm_servers import Servers
+
+        service = Service(*parts, name="policy")
+        engine = VllmEngine(
+            Servers([url], model="policy", key="sk-right"), vocab=parts[0].config.vocab, length=256, transfer=None,
+            score=lambda params, ids: np.array(service._score(ids)), temperature=0.7,
+        )  # fmt: skip
+        sampling = Sampling(9, temperature=0.7, seed=11, stop_tokens=(7,))
+
+        async def scenario():
+            await engine.start()
+            await engine.load(parts[1], 0)  # proves that the server answers with these weights
+            completion = await engine.generate([5, 9, 300], sampling, session="s")
+            await engine.close()
+            return completion
+
+        completion, expected = asyncio.run(scenario()), direct([5, 9, 300], sampling)
+        assert (completion.tokens, completion.stop) == (expected.tokens, expected.stop)
+        np.testing.assert_allclose(completion.logprobs, expected.logprobs, atol=1e-5)

@@ -1,0 +1,175 @@
+"""Weights on their way to servers: what is broadcast is what is announced, and an adapter is what PEFT writes."""
+
+import asyncio
+import base64
+import ctypes
+import time
+
+import ml_dtypes
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from models import hf, lora, qwen
+from rl.engines.adapters import AdapterFiles
+from rl.engines.nccl import NcclBroadcast
+from rl.engines.transfer import SharedMemory, TransferError
+from tests.rl.vllm_setup import random_params
+
+SHAPE = qwen.Config(50, 8, 2, 2, 1, 4, 16)
+KINDS = {"float32": np.dtype(np.float32), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
+
+
+class Library:
+    """NCCL's part: a barrier that opens when every rank has come, and what was broadcast."""
+
+    def __init__(self):
+        self.ranks, self.world, self.sent, self.left = set(), 0, [], 0
+
+    def unique_id(self):
+        return bytes(range(128))
+
+    def join(self, world, unique_id, device):
+        self.world = world
+        self.enter([0])
+        self.wait()
+
+    def enter(self, ranks):
+        assert not self.ranks & set(ranks)
+        self.ranks |= set(ranks)
+
+    def wait(self):
+        for _ in range(500):
+            if len(self.ranks) == self.world:
+                return
+            time.sleep(0.01)
+        raise AssertionError(f"{self.ranks} came, {self.world} were expected")
+
+    def broadcast(self, buffer):
+        assert buffer.dtype == np.uint8
+        self.sent.append(np.asarray(buffer))
+
+    def leave(self):
+        self.ranks, self.left = set(), self.left + 1
+
+
+class Worker:
+    """A server of `size` ranks that takes part as vLLM's workers do."""
+
+    def __init__(self, library, size):
+        self.library, self.size, self.weights, self.asked = library, size, {}, []
+
+    async def ask(self, method, path, *, timeout):
+        assert (method, path) == ("GET", "/get_world_size")
+        return {"world_size": self.size}
+
+    async def post(self, path, body=None):
+        self.asked.append(path)
+        if path == "/init_weight_transfer_engine":
+            info = body["init_info"]
+            assert base64.b64decode(info["nccl_unique_id_b64"], validate=True) == bytes(range(128))
+            assert info["packed"] is True and not {"master_address", "master_port"} & set(info)
+            self.limit = info["packed_buffer_size_bytes"]
+            self.library.enter(range(info["rank_offset"], info["rank_offset"] + self.size))
+            await asyncio.to_thread(self.library.wait)
+        elif path == "/update_weights":
+            await self.receive(body["update_info"])
+
+    async def receive(self, info):
+        """vLLM's reading of a packed broadcast: tensors without gaps, and one buffer unless it would run over."""
+        number = len([path for path in self.asked if path == "/update_weights"])
+        while len(self.library.sent) < number:
+            await asyncio.sleep(0.01)
+        raw, at = self.library.sent[number - 1], 0
+        for name, kind, shape in zip(info["names"], info["dtype_names"], info["shapes"], strict=True):
+            assert at <= self.limit
+            size = int(np.prod(shape)) * KINDS[kind].itemsize
+            self.weights[name] = np.frombuffer(raw[at : at + size].tobytes(), KINDS[kind]).reshape(shape)
+            at += size
+        assert at == len(raw)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("bucket", [1, 700, 10**6])
+def test_every_worker_receives_the_checkpoint(dtype, bucket):
+    library, params = Library(), random_params(SHAPE)
+    workers = [Worker(library, 2), Worker(library, 1)]
+    transfer = NcclBroadcast(SHAPE, dtype=dtype, bucket_bytes=bucket, library=library)
+
+    async def play():
+        await transfer.connect(workers)
+        assert library.world == 4 and library.ranks == {0, 1, 2, 3}
+        assert transfer.stage(params) == sum(np.prod(s) * KINDS[dtype].itemsize for _, s in hf.shapes(SHAPE))
+        return await transfer.send(workers)
+
+    assert asyncio.run(play()) == [None, None]
+    for worker in workers:
+        expected = dict(hf.to_hf(SHAPE, params))
+        assert list(worker.weights) == list(expected)
+        for name, array in expected.items():
+            np.testing.assert_array_equal(worker.weights[name], np.asarray(array).astype(KINDS[dtype]), name)
+    transfer.close()
+    assert library.left == 1
+
+
+def test_when_the_servers_have_changed_they_join_anew():
+    library, params = Library(), random_params(SHAPE)
+    first, second = Worker(library, 1), Worker(library, 1)
+    transfer = NcclBroadcast(SHAPE, dtype="float32", library=library)
+
+    async def play():
+        await transfer.connect([first, second])
+        transfer.stage(params)
+        assert await transfer.send([second]) == [None]
+
+    asyncio.run(play())
+    assert library.left == 1 and library.world == 2
+    assert second.asked.count("/init_weight_transfer_engine") == 2 and "/update_weights" not in first.asked
+
+
+def test_what_a_killed_run_left_in_memory_is_given_back_and_what_a_living_one_holds_is_not(tmp_path):
+    alive, killed = (SharedMemory(SHAPE, dtype="float32", folder=tmp_path) for _ in range(2))
+    killed._owned.close()  # as the system does for a process that ends
+    late = SharedMemory(SHAPE, dtype="float32", folder=tmp_path)
+    assert {path for path in tmp_path.iterdir()} == {alive.folder, late.folder}
+    alive.close()
+    late.close()
+    assert not list(tmp_path.iterdir())
+
+
+def test_without_nccl_the_message_says_so():
+    transfer = NcclBroadcast(SHAPE, dtype="float32")
+
+    async def play():
+        await transfer.connect([Worker(Library(), 1)])
+
+    try:
+        ctypes.CDLL("libnccl.so.2")
+    except OSError:
+        with pytest.raises(TransferError, match="needs NCCL and CUDA on the trainer"):
+            asyncio.run(play())
+
+
+def test_every_version_of_an_adapter_has_a_path_of_its_own(tmp_path):
+    config = lora.LoRA(3, targets=("q", "down"))
+    loaded = []
+
+    class Server:
+        model = "policy"
+
+        async def post(self, path, body):
+            assert path == "/v1/load_lora_adapter" and body["load_inplace"]
+            loaded.append((body["lora_path"], load_file(body["lora_path"] + "/adapter_model.safetensors")))
+
+    transfer, server = AdapterFiles(config, folder=tmp_path), Server()
+    assert transfer.stage(None) == 0 and asyncio.run(transfer.send([server])) == [None]
+    assert server.model == "policy" and not loaded  # adapters that have no effect yet
+    for version in (1, 2):
+        transfer.source = lambda version=version: lora.init(SHAPE, config, version)
+        assert transfer.stage(None) > 0
+        assert asyncio.run(transfer.send([server])) == [None]
+    (first, one), (second, two) = loaded
+    assert server.model == transfer.name and first != second and set(one) == set(two)
+    assert any((one[name] != two[name]).any() for name in one)
+    transfer.close()
+    assert not list(tmp_path.iterdir())
