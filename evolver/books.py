@@ -21,7 +21,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -124,10 +124,11 @@ class Workdir:
             file.flush()
             os.fsync(file.fileno())
 
-    def log_trajectories(self, step: int, records: Iterable[dict[str, Any]]) -> None:
+    def log_trajectories(self, step: int | str, records: Iterable[dict[str, Any]]) -> None:
+        """`trajectories/step_000012.jsonl`, or a name of its own for what belongs to no step."""
         if not self.writes:
             return
-        path = self / f"trajectories/step_{step:06d}.jsonl"
+        path = self / f"trajectories/{step if isinstance(step, str) else f'step_{step:06d}'}.jsonl"
         write_atomically(path, "".join(json.dumps(plain(r), ensure_ascii=False) + "\n" for r in records))
 
     def log_scores(self, step: int, scores: Scores) -> None:
@@ -165,8 +166,8 @@ def metrics_line(metrics: dict[str, Any]) -> str:
     return json.dumps(plain(ordered), allow_nan=False) + "\n"
 
 
-def read_jsonl(path: str | Path, *, forgive_last: bool = False) -> Iterator[dict[str, Any]]:
-    """Yields the objects of a JSON-lines file; ValueError names the file and the line that is broken."""
+def read_jsonl(path: str | Path, *, forgive_last: bool = False, make: Callable[[Any], Any] = dict) -> Iterator[Any]:
+    """Yields what `make` makes of each object of a JSON-lines file; ValueError names file and line where it cannot."""
     lines = Path(path).read_text(encoding="utf-8").split("\n")
     for number, line in enumerate(lines, 1):
         if not line.strip():
@@ -175,7 +176,8 @@ def read_jsonl(path: str | Path, *, forgive_last: bool = False) -> Iterator[dict
             record = json.loads(line)
             if not isinstance(record, dict):
                 raise ValueError("not an object")
-        except ValueError as error:
+            record = make(record)
+        except (TypeError, ValueError) as error:
             if forgive_last and number == len(lines):
                 return
             raise ValueError(f"{path}, line {number}: {error}") from None
@@ -184,12 +186,7 @@ def read_jsonl(path: str | Path, *, forgive_last: bool = False) -> Iterator[dict
 
 def read_tasks(path: str | Path) -> list[Task]:
     """Tasks of a JSON-lines file; ValueError names the first broken line."""
-    tasks: list[Task] = []
-    for number, record in enumerate(read_jsonl(path), 1):
-        try:
-            tasks.append(Task.from_dict(record))
-        except (TypeError, ValueError) as error:
-            raise ValueError(f"{path}, task {number}: {error}") from None
+    tasks: list[Task] = list(read_jsonl(path, make=Task.from_dict))
     twice = [id for id, count in Counter(task.id for task in tasks).items() if count > 1]
     if twice:
         raise ValueError(f"{path}: the task id {twice[0]} appears more than once")

@@ -10,8 +10,8 @@ import difflib
 import importlib.util
 import json
 import math
-import os
 import re
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -415,8 +415,10 @@ def workdir_problems(config: Any, workdir: str | Path, mode: str) -> Iterator[st
     if not parent.is_dir():
         yield f"--workdir={workdir}: {parent} is a file, not a directory"
         return
-    if not os.access(parent, os.W_OK | os.X_OK):
-        yield f"--workdir={workdir}: {parent} cannot be written"
+    try:
+        tempfile.TemporaryFile(dir=parent).close()  # its permissions do not tell: root has them all
+    except OSError as error:
+        yield f"--workdir={workdir}: {parent} cannot be written ({error.strerror})"
         return
     if mode != "train" or not path.is_dir():
         return

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import itertools
 import json
 import random
 import time
@@ -52,38 +53,43 @@ def imitate(config: Any, workdir: str) -> None:
     part = config.imitation
     started = time.monotonic()
     world = config.env.args.to_dict()
-    episodes = demonstrations(
-        config.env.name, part.demonstrations, config.seed, care=part.care, hint=part.hint, **world
+    careful, careless = (
+        demonstrations(config.env.name, part.demonstrations, config.seed, care=care, hint=part.hint, **world)
+        for care in (1.0, part.care)
     )
-    success = np.mean([episode["success"] for episode in episodes if not episode["hinted"]])
-    print(f"{len(episodes)} demonstrations in {time.monotonic() - started:.0f} s; without a hint {success:.1%} succeed")
-    texts = (text for episode in episodes for text in texts_of(episode))
+    success = np.mean([episode["success"] for episode in careless if not episode["hinted"]])
+    took = time.monotonic() - started
+    print(f"2 x {part.demonstrations} demonstrations in {took:.0f} s; of the careless, unhinted {success:.1%} succeed")
+    texts = (text for episode in careless for text in texts_of(episode))
     tokenizer = train_bpe(texts, part.vocab, (*TEMPLATE_TOKENS, *module(config.env.name).TOKENS))
-    data = [sample_of(episode["messages"], tokenizer, episode.get("tools", ())) for episode in episodes]
-    data = [sample for sample in data if len(sample) <= config.learner.row]
+    data = [samples_of(config, episodes, tokenizer) for episodes in (careful, careless)]
     shape = dataclasses.replace(qwen.PRESETS[config.model.preset], vocab=tokenizer.vocab_size)
-    params = train(config, shape, qwen.init(shape, seed_of(config.seed, "init") % 2**31), data)
+    params = train(config, shape, qwen.init(shape, seed_of(config.seed, "init") % 2**31), *data)
     policy = Path(workdir) / "policy"
-    hf.save(policy, shape, params, tokenizer=tokenizer, card=card(config, shape, len(data), float(success)))
+    hf.save(policy, shape, params, tokenizer=tokenizer, card=card(config, shape, len(data[1]), float(success)))
     print(f"{qwen.parameter_count(shape):,} parameters written to {policy}")
 
 
-def train(config: Any, shape: qwen.Config, params: Any, data: Sequence[Sample]) -> Any:
-    """The weights after `config.steps` updates on packed rows of demonstrations, in shuffled passes."""
+def train(config: Any, shape: qwen.Config, params: Any, careful: Sequence[Sample], careless: Sequence[Sample]) -> Any:
+    """The weights after `config.steps` updates on packed rows of demonstrations, in shuffled passes.
+
+    The first ones show no slips: what is to be copied from where is learnt several times sooner when it always is.
+    """
     part = config.imitation
-    schedule = optim.schedule(
-        learning_rate=config.optim.lr,
-        decay=config.optim.schedule,
-        warmup_steps=config.optim.warmup,
-        total_steps=config.steps,
-        final=part.final_lr,
-    )
-    optimizer = optim.optimizer(
-        learning_rate=schedule,
-        b1=config.optim.b1,
+    schedules = [
+        optim.schedule(
+            learning_rate=peak,
+            decay=config.optim.schedule,
+            warmup_steps=config.optim.warmup,
+            total_steps=config.steps,
+            final=part.final_lr,
+        )
+        for peak in (part.muon_lr, config.optim.lr)
+    ]
+    optimizer = optim.muon(
+        learning_rate=schedules[0],
+        adam_learning_rate=schedules[1],
         b2=config.optim.b2,
-        eps=config.optim.eps,
-        weight_decay=config.optim.weight_decay,
         clip_norm=config.optim.clip,
     )
     update = learner.make_update(
@@ -97,7 +103,10 @@ def train(config: Any, shape: qwen.Config, params: Any, data: Sequence[Sample]) 
     )
     state = learner.init_state(shape, params, optimizer)
     started, losses = time.monotonic(), []
-    for step, packed in enumerate(batches(data, part.rows, config.learner.row, config.seed), 1):
+    rows = part.rows, config.learner.row, config.seed
+    first = round(part.careful * config.steps)
+    stream = itertools.chain(itertools.islice(batches(careful, *rows), first), batches(careless, *rows))
+    for step, packed in enumerate(stream, 1):
         state, metrics = update(state, packed)
         losses.append(float(metrics["loss"]))
         if step % 20 == 0 or step == config.steps:
@@ -125,6 +134,12 @@ def batches(data: Sequence[Sample], rows: int, row_tokens: int, seed: int) -> It
         while (packed := pack([data[i] for i in chosen], row_tokens)).tokens_RT.shape[0] > rows:
             order, chosen = [chosen[-1], *order], chosen[:-1]
         yield packed
+
+
+def samples_of(config: Any, episodes: Sequence[dict[str, Any]], tokenizer: Tokenizer) -> list[Sample]:
+    """The episodes that fit a row."""
+    samples = (sample_of(episode["messages"], tokenizer, episode.get("tools", ())) for episode in episodes)
+    return [sample for sample in samples if len(sample) <= config.learner.row]
 
 
 def texts_of(episode: dict[str, Any]) -> list[str]:

@@ -139,9 +139,10 @@ def finish(run: Run) -> None:
 
 
 def evaluate(config: Any, workdir: str | Path) -> None:
-    """Score config.model.path on the held-out tasks; appends to `eval.jsonl` in the workdir."""
+    """Score config.model.path on the held-out tasks; appends to `eval.jsonl` in the workdir and writes the rollouts to
+    `trajectories/eval.jsonl`."""
     with open_run(for_evaluation(config), workdir) as run:
-        scores = phases.hold_out(run)
+        scores = phases.hold_out(run, keep="eval")
         record = {"policy": config.model.path, "split": config.eval.split, **dict(measures(scores))}
         run.workdir.log_evaluation(record)
         print("\n".join(report.columns(report.single_rows(scores), ("", config.model.path or "random policy"))))

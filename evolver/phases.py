@@ -464,8 +464,8 @@ def save(run: Run, metric: float | None = None) -> None:
     run.checkpoints.save(run.step, learner.trained(run.state), run.saved, metric=metric)
 
 
-def hold_out(run: Run) -> Scores:
-    """Success on the held-out tasks, with the same seeds at every step."""
+def hold_out(run: Run, *, keep: str = "") -> Scores:
+    """Success on the held-out tasks, with the same seeds at every step; `keep` writes the rollouts under that name."""
     c = run.config
 
     def jobs_of(name: str, count: int, temperature: float) -> list[Job]:
@@ -483,6 +483,9 @@ def hold_out(run: Run) -> Scores:
     jobs = jobs_of("eval", c.eval.rollouts, c.eval.temperature)
     greedy = jobs_of("greedy", 1, 0.0) if c.eval.greedy else []
     played = play(run, jobs + greedy, "evaluation")
+    if keep:
+        kinds = ["sampled"] * len(jobs) + ["greedy"] * len(greedy)
+        run.workdir.log_trajectories(keep, [books.trajectory_record(t, fate=f) for t, f in zip(played, kinds)])
     sampled, greedy = played[: len(jobs)], played[len(jobs) :]
     return scores_of(sampled, greedy, temperature=c.eval.temperature)
 

@@ -1,4 +1,4 @@
-"""AdamW with gradient clipping and a learning-rate schedule, put together from optax."""
+"""AdamW, and Muon for imitation, with gradient clipping and a learning-rate schedule, put together from optax."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
+import optax.contrib
 
 SCHEDULES = ("constant", "linear", "cosine")
 
@@ -53,6 +54,48 @@ def optimizer(
     """AdamW after clipping by the global norm (None = none); `learning_rate` is a number or a `schedule`."""
     adamw = optax.adamw(learning_rate, b1=b1, b2=b2, eps=eps, weight_decay=weight_decay, mask=decayed)
     return adamw if clip_norm is None else optax.chain(optax.clip_by_global_norm(clip_norm), adamw)
+
+
+# Of the stacked matrices of the layers: (axes of the input, axes of the output).
+MATRICES = {
+    "q": ((1,), (2, 3)),
+    "k": ((1,), (2, 3)),
+    "v": ((1,), (2, 3)),
+    "o": ((1, 2), (3,)),
+    "gate": ((1,), (2,)),
+    "up": ((1,), (2,)),
+    "down": ((1,), (2,)),
+}
+
+
+def muon(
+    *,
+    learning_rate: float | optax.Schedule,
+    adam_learning_rate: float | optax.Schedule,
+    b2: float = 0.999,
+    clip_norm: float = 1.0,
+) -> optax.GradientTransformation:
+    """Muon (Jordan et al. 2024) for the matrices of the layers, Adam for embeddings, norms and biases.
+
+    From random weights it learns to copy in about half of AdamW's updates; fine-tuning has no such phase to hurry.
+    """
+
+    def dimensions(params: Any) -> Any:
+        def one(path: Any, _: Any) -> Any:
+            axes = MATRICES.get(path[-1].key)
+            return axes and optax.contrib.MuonDimensionNumbers(*axes)
+
+        return jax.tree.map_with_path(one, params)
+
+    return optax.chain(
+        optax.clip_by_global_norm(clip_norm),
+        optax.contrib.muon(
+            learning_rate,
+            adam_b2=b2,
+            adam_learning_rate=adam_learning_rate,
+            muon_weight_dimension_numbers=dimensions,
+        ),
+    )
 
 
 def rounded(params: Any, like: Any, key: jax.Array) -> Any:

@@ -192,9 +192,9 @@ def test_workdirs_that_cannot_be_used(capsys, tmp_path, tiny):
     assert (tmp_path / "other" / "thesis.tex").exists()
 
 
-def test_a_workdir_that_cannot_be_written(capsys, tmp_path, tiny, monkeypatch):
-    monkeypatch.setattr("os.access", lambda *_: False)
-    assert "cannot be written" in call(capsys, f"--config={tiny}", f"--workdir={tmp_path}/run")[2]
+def test_a_workdir_that_cannot_be_written(capsys, tmp_path, tiny):
+    assert "cannot be written" in call(capsys, f"--config={tiny}", "--workdir=/proc/run")[2]
+    assert call(capsys, f"--config={tiny}", f"--workdir={tmp_path}/new/run")[0] == 0 and not list(tmp_path.glob("new"))
 
 
 def test_a_workdir_of_another_config_lists_the_differences(capsys, tmp_path, tiny):

@@ -99,7 +99,7 @@ def test_task_files_come_back_and_broken_lines_are_numbered(tmp_path):
     lines = path.read_text().splitlines()
     for broken, words in [
         ("{oops", "line 3"),
-        ('{"id": "c"}', "task 3"),
+        ('{"id": "c"}', "line 3"),
         ("[1]", "line 3"),
         (lines[0], "more than once"),
     ]:
