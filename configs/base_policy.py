@@ -10,11 +10,12 @@ from configs import base
 
 def get_config(arg=None):
     config = base.get_config(arg)
-    config.steps = 2200
+    config.steps = 3000
     config.template.tools = False
 
     config.imitation.demonstrations = 24000
-    config.imitation.care = 0.5
+    config.imitation.care = 0.4
+    config.imitation.careful = 0.75
     config.imitation.hint = 0.2
     config.imitation.rows = 24
 

@@ -17,13 +17,14 @@ from typing import Any
 from envs.toolcalls import call_text
 from envs.travel.data import CARDS, CITIES, DAYS, FARES, NAMES, SEATS, TIMES, Data, data
 from envs.travel.profile import describe
-from envs.travel.tasks import WORLDS, Draft, Step, Unfit, draft, is_training_world, split_tasks, task_of
+from envs.travel.tasks import HELD_OUT, WORLDS, Draft, Step, Unfit, draft, is_training_world, split_tasks, task_of
 from envs.travel.world import SYSTEM, Travel
 
 CARE = 0.15
 LOOKUPS = {"flights", "people", "quote", "orders", "order", "seats"}
 MAX_CALLS = 12
 LEVELS = (1, 2, 3, 4, 5, 6)  # of the tasks shown, each as often
+COMPOSED = 0.6  # share of demonstrations of any `compositions`; the others are of the templates that tasks have
 
 # What is copied from observations, as tokens of their own: then copying is one step, the same for every kind of id.
 TOKENS = (
@@ -92,6 +93,7 @@ def demonstration(
     care: float = CARE,
     hint: float = 0.0,
     level: int | None = None,
+    template: str | None = None,
     exclude: frozenset[tuple[int, str]] | None = None,
 ) -> dict[str, Any]:
     """One episode of the careless agent on a fresh random task of a training world.
@@ -104,7 +106,7 @@ def demonstration(
     if not is_training_world(world_seed):
         raise ValueError(f"world {world_seed} is not a training world: those are 0 to {WORLDS - 1}")
     while True:
-        plan = draft(world_seed, rng, level=level)
+        plan = draft(world_seed, rng, level=level, template=template)
         if (world_seed, plan.query) not in exclude:
             break
     task = task_of(plan)
@@ -136,10 +138,35 @@ def demonstration(
 def demonstrate(rng: random.Random, *, care: float = CARE, hint: float = 0.0) -> dict[str, Any]:
     """`demonstration` in a training world that has something to ask for, drawn from `rng`."""
     while True:
+        level, template = rng.choice(LEVELS), rng.choice(compositions()) if rng.random() < COMPOSED else None
         try:
-            return demonstration(rng.randrange(WORLDS), rng, care=care, hint=hint, level=rng.choice(LEVELS))
+            return demonstration(rng.randrange(WORLDS), rng, care=care, hint=hint, level=level, template=template)
         except Unfit:
             continue
+
+
+@functools.cache
+def compositions() -> tuple[str, ...]:
+    """One or two segments of any kind, but for the pairs and chains held out: two goals are imitated in general, not
+    from the few pairs that the tasks use."""
+    asks = {"order": ("name", "to"), "trip": (), "book": (), "city": ("flights",), "passenger": ("card", "orders")}
+    operations = {"order": ("bag", "seat", "drop"), "trip": ("bag", "seat", "drop"), "book": ("bag", "seat")}
+    singles = ["book"]
+    for subject, ask in asks.items():
+        does = operations.get(subject, ())
+        singles += [f"{subject}.{one}" for one in (*does, *ask)]
+        singles += [f"{subject}.{one}.{two}" for one in does for two in (*does, *ask) if one not in (two, "drop")]
+    held_out = {_parts(template) for templates in HELD_OUT.values() for template in templates}
+    pairs = [f"{one}+{two}" for i, one in enumerate(singles) for two in singles[i:] if _asks(one) + _asks(two) < 2]
+    return tuple(template for template in singles + pairs if _parts(template) not in held_out)
+
+
+def _parts(template: str) -> frozenset[str]:
+    return frozenset(template.split("+"))
+
+
+def _asks(template: str) -> bool:
+    return template.endswith((".name", ".to", ".flights", ".card", ".orders"))
 
 
 def odds(care: float, hinted: bool) -> dict[str, float]:
@@ -203,6 +230,7 @@ class _Careless:
             self.ran.add(self.call[0])
             if self.call[0] == "seats":
                 self.seats = text.split("\n")
+                self.choices.pop("seat", None)
             if self.step in self.pending:
                 self.pending.remove(self.step)
                 self.finished = all(step.goal != self.step.goal for step in self.pending)

@@ -16,7 +16,7 @@ from envs.toolcalls import call_text, parse
 from envs.travel import SYSTEM, Travel, verify
 from envs.travel.agency import ARGUMENTS, TOOLS
 from envs.travel.data import data, image
-from envs.travel.demos import SLIPS, demonstration, hint_text, odds, reserved, when_text
+from envs.travel.demos import SLIPS, compositions, demonstrate, demonstration, hint_text, odds, reserved, when_text
 from envs.travel.profile import PROFILE, describe
 from envs.travel.tasks import HELD_OUT, LEVELS, TEMPLATES, WORLDS, generate, is_training_world
 from envs.travel.verify import answers
@@ -571,6 +571,15 @@ def test_careful_demonstrations_succeed_and_careless_ones_mostly_do_not():
     heeding = demos(200, hint=1.0)
     assert 0.55 <= sum(demo["success"] for demo in heeding) / 200 <= 0.8
     assert all(0 < p < 1 for p in odds(0.15, False).values()) and set(odds(0, True)) == set(SLIPS)
+
+
+def test_any_two_goals_are_demonstrated_but_those_held_out():
+    held_out = {frozenset(template.split("+")) for templates in HELD_OUT.values() for template in templates}
+    shown = {frozenset(template.split("+")) for template in compositions()}
+    assert not shown & held_out and {frozenset(t.split("+")) for level in LEVELS for t in TEMPLATES[level]} <= shown
+    found = [demonstrate(random.Random(i), care=1.0) for i in range(300)]
+    assert all(demo["success"] for demo in found) and {demo["difficulty"] for demo in found} == set(LEVELS)
+    assert len({demo["template"] for demo in found}) > 80
 
 
 def test_demonstrations_are_well_formed_and_keep_to_their_worlds():
