@@ -18,8 +18,7 @@ from typing import Any
 
 from evolver import engine_config, llm_config
 from evolver.books import Workdir, plain, read_tasks
-
-ROOT = Path(__file__).parents[1]
+from evolver.paths import model_folder, resolve
 
 CHOICES = {
     "env.mode": ("inprocess", "worker", "http"),
@@ -255,25 +254,6 @@ def training_contradictions(c: Any) -> Iterator[str]:
         )
     if c.optim.warmup >= c.steps * c.learner.updates * c.learner.epochs:
         yield f"config.optim.warmup={c.optim.warmup} updates is longer than the whole run"
-
-
-def resolve(path: str) -> Path:
-    """A path as the user meant it: from here, or from the root of this code (where configs point to assets)."""
-    here = Path(path).expanduser()
-    return here if here.exists() or here.is_absolute() else ROOT / path if (ROOT / path).exists() else here
-
-
-def model_folder(path: str, *, weights: bool = False) -> Path:
-    """The directory of `model.path`: itself, or where the hub's model of that id lies, downloaded if need be.
-
-    Without `weights`, config and tokenizer only. Raises models.hf.ModelError.
-    """
-    folder = resolve(path)
-    if folder.exists() or folder.is_absolute():
-        return folder
-    from models import hub
-
-    return hub.fetch(path, weights=weights) if hub.is_id(path) else folder
 
 
 def model_problems(config: Any, mode: str) -> Iterator[str]:

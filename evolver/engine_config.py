@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from evolver.paths import model_folder
 from evolver.stop import Stop
 from rl.engines import Engine
 
@@ -129,7 +130,6 @@ def _vllm(config, workdir, shape, params, tokenizer, mesh, stop, say) -> Engine:
 
 def _checkpoint(config: Any, workdir: Path, shape: Any, params: Any, tokenizer: Any) -> Path:
     """A directory that vLLM can start from: the policy's own, or one written here where there is none."""
-    from evolver.config import model_folder
     from models import hf
 
     if config.model.path and not config.model.tokenizer:

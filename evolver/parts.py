@@ -22,10 +22,10 @@ from envs.world import Task, WorldError
 from evolver import hosts
 from evolver.attributing import ReplayJudge
 from evolver.books import Progress, Sinks, Workdir, plain, read_tasks
-from evolver.config import model_folder, resolve
 from evolver.engine_config import make_engine
 from evolver.llm_config import make_chat
 from evolver.navigating import HashedNgrams, Navigating, Pool
+from evolver.paths import model_folder, resolve
 from evolver.pipeline import Pipeline
 from evolver.plan.room import shortage
 from evolver.questioning import Questioning, TaskPool

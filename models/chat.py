@@ -11,22 +11,13 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from models.template import DEFAULT_SYSTEM, TOOLS_AFTER, TOOLS_BEFORE
+
 if TYPE_CHECKING:
     from models.tokenizer import Tokenizer
 
 Message = dict[str, Any]
 Tool = dict[str, Any]
-
-DEFAULT_SYSTEM = "You are Qwen, created by Alibaba Cloud. You are a helpful assistant."
-_TOOLS_BEFORE = (
-    "\n\n# Tools\n\nYou may call one or more functions to assist with the user query.\n\n"
-    "You are provided with function signatures within <tools></tools> XML tags:\n<tools>"
-)
-_TOOLS_AFTER = (
-    "\n</tools>\n\nFor each function call, return a json object with function name and arguments within "
-    "<tool_call></tool_call> XML tags:\n<tool_call>\n"
-    '{"name": <function-name>, "arguments": <args-json-object>}\n</tool_call>'
-)
 
 
 class ChatError(ValueError):
@@ -117,7 +108,7 @@ def _header(tokenizer: Tokenizer) -> list[int]:
 def _tools_text(tools: Sequence[Tool]) -> str:
     if not tools:
         return ""
-    return _TOOLS_BEFORE + "".join("\n" + _json(tool) for tool in tools) + _TOOLS_AFTER
+    return TOOLS_BEFORE + "".join("\n" + _json(tool) for tool in tools) + TOOLS_AFTER
 
 
 def _content(message: Message) -> str:
@@ -129,36 +120,3 @@ def _content(message: Message) -> str:
 
 def _json(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
-
-
-# The same rendering for tools that apply a template to a whole conversation; written into saved tokenizers.
-JINJA = (
-    "{%- set first = messages[0] -%}\n"
-    "{%- set system = first.content if first.role == 'system' else '" + DEFAULT_SYSTEM + "' -%}\n"
-    "{{- '<|im_start|>system\\n' + system -}}\n"
-    "{%- if tools -%}\n"
-    "{{- " + json.dumps(_TOOLS_BEFORE) + " -}}\n"
-    "{%- for tool in tools -%}{{- '\\n' + (tool | tojson) -}}{%- endfor -%}\n"
-    "{{- " + json.dumps(_TOOLS_AFTER) + " -}}\n"
-    "{%- endif -%}\n"
-    "{{- '<|im_end|>\\n' -}}\n"
-    "{%- for message in messages -%}\n"
-    "{%- set before = loop.previtem.role if not loop.first else '' -%}\n"
-    "{%- set after = loop.nextitem.role if not loop.last else '' -%}\n"
-    "{%- if message.role == 'tool' -%}\n"
-    "{{- '\\n' if before == 'tool' else '<|im_start|>user\\n' -}}\n"
-    "{{- '<tool_response>\\n' + message.content + '\\n</tool_response>' -}}\n"
-    "{{- '' if after == 'tool' else '<|im_end|>\\n' -}}\n"
-    "{%- elif not (loop.first and message.role == 'system') -%}\n"
-    "{{- '<|im_start|>' + message.role + '\\n' + (message.content or '') -}}\n"
-    "{%- for item in message.tool_calls or [] -%}\n"
-    "{%- set call = item.function if item.function is defined else item -%}\n"
-    "{{- '' if loop.first and not message.content else '\\n' -}}\n"
-    '{{- \'<tool_call>\\n{"name": "\' + call.name + \'", "arguments": \' -}}\n'
-    "{{- (call.arguments | tojson) + '}\\n</tool_call>' -}}\n"
-    "{%- endfor -%}\n"
-    "{{- '<|im_end|>\\n' -}}\n"
-    "{%- endif -%}\n"
-    "{%- endfor -%}\n"
-    "{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}\n"
-)

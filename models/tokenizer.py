@@ -15,6 +15,8 @@ import tokenizers
 from tokenizers import AddedToken, Regex, decoders, normalizers, pre_tokenizers, trainers
 from tokenizers import models as bpe_models
 
+from models.template import JINJA
+
 # Qwen2/2.5's pre-tokenizer. `transformers` rebuilds it from this same expression for every model of type qwen2.
 PRE_TOKENIZER = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
@@ -103,13 +105,11 @@ class Tokenizer:
 
     def save(self, path: str | Path) -> None:
         """Write the files from which `transformers.AutoTokenizer` builds the same tokenizer."""
-        from models import chat  # chat imports nothing of this module at run time; the template lives there
-
         folder = Path(path)
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "tokenizer.json").write_text(self._template.to_str(pretty=False), encoding="utf-8")
         (folder / "tokenizer_config.json").write_text(json.dumps(_TOKENIZER_CONFIG, indent=2) + "\n", encoding="utf-8")
-        (folder / "chat_template.jinja").write_text(chat.JINJA, encoding="utf-8")
+        (folder / "chat_template.jinja").write_text(JINJA, encoding="utf-8")
 
 
 _TOKENIZER_CONFIG = {

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from envs import make
-from evolver.config import flat, model_folder
+from evolver.config import flat
 from evolver.llm_config import roles_of
+from evolver.paths import model_folder
 
 
 class PlanError(Exception):

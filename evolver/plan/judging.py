@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from evolver.config import resolve
+from evolver.paths import resolve
 from evolver.plan.placement import read
 
 ANSWER = 500  # tokens of one, on average

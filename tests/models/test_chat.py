@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from models import chat
+from models import chat, template
 from models.tokenizer import Tokenizer, train_bpe
 from tests.models.test_tokenizer import TEXTS, wild_text
 
@@ -21,7 +21,7 @@ NAMES = ("system", "user", "tool")
 
 @pytest.fixture(scope="module")
 def small() -> Tokenizer:
-    return train_bpe([*TEXTS, chat._TOOLS_BEFORE, chat._TOOLS_AFTER], 500, ('\n{"name": "',))
+    return train_bpe([*TEXTS, template.TOOLS_BEFORE, template.TOOLS_AFTER], 500, ('\n{"name": "',))
 
 
 def of_roles(*roles: str):
@@ -73,7 +73,7 @@ def rendered(template: str, messages, tools) -> str:
 @given(conversation, st.booleans())
 def test_equals_the_template_we_ship(small, messages, with_tools):
     tools = [TOOL] if with_tools else []
-    assert small.encode_template(rendered(chat.JINJA, messages, tools)) == chat.opening(small, messages, tools)
+    assert small.encode_template(rendered(template.JINJA, messages, tools)) == chat.opening(small, messages, tools)
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +89,7 @@ def test_equals_qwens_own_template(qwens_own, messages, with_tools):
     tokenizer, template = qwens_own
     tools = [TOOL] if with_tools else []
     text = rendered(template, messages, tools)
-    assert text == rendered(chat.JINJA, messages, tools)
+    assert text == rendered(template.JINJA, messages, tools)
     assert tokenizer.encode_template(text) == chat.opening(tokenizer, messages, tools)
 
 
