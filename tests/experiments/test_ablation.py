@@ -1,5 +1,7 @@
 """The table of an ablation: what was evaluated last, by row and seed."""
 
+import pytest
+
 from evolver.books import Workdir
 from experiments import ablation
 from rl.evaluation import Scores
@@ -23,3 +25,12 @@ def test_the_last_evaluation_of_each_run_counts_and_what_is_missing_stays_empty(
     assert lines[5].split() == ["all"]
     ablation.draw(tmp_path, ["grpo", "q", "all"], [0, 1], tmp_path / "a.png")
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_two_at_a_time_and_what_fails_is_named(tmp_path, monkeypatch, capsys):
+    flags = ["--jobs=2", "--rows", "grpo", "q", "--seeds", "0", f"--workdir={tmp_path}", "--", "--config.stepz=1"]
+    monkeypatch.setattr("sys.argv", ["ablation", *flags])
+    with pytest.raises(SystemExit, match="failed: grpo-0, q-0"):
+        ablation.main()
+    assert "config.stepz: there is no such key" in (tmp_path / "q-0.log").read_text()
+    assert "q-0: exit code 2" in capsys.readouterr().out
