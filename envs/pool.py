@@ -15,7 +15,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass, field
 from typing import Any
@@ -369,3 +369,5 @@ class PoolWorld(World):
             if future.done():
                 raise  # a WorldTimeout of the worker's own
             raise WorldTimeout(f"{self.name} did not answer within {self._pool.patience:g} s") from None
+        except CancelledError:
+            raise WorldError(f"the pool of {self.name} was closed before the call began") from None

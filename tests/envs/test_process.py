@@ -313,7 +313,8 @@ def test_places_are_limited_and_workers_are_recycled():
     pool.close()
 
 
-def test_a_closed_pool_leaves_no_process():
+@pytest.mark.parametrize("begun", [True, False])
+def test_a_closed_pool_leaves_no_process(begun):
     pool = Pool(FAULTY, {"fault": "hang"}, workers=2, deadlines=Deadlines(step=600.0))
     world = pool.world()
     world.reset(world.tasks("train")[0])
@@ -328,7 +329,8 @@ def test_a_closed_pool_leaves_no_process():
 
     thread = threading.Thread(target=act)
     thread.start()
-    assert wait_until(lambda: pool._slots[0].thread._work_queue.empty())
+    if begun:
+        assert wait_until(lambda: pool._slots[0].thread._work_queue.empty())
     pool.close()
     thread.join(20)
     assert len(failures) == 1 and wait_until(lambda: not any(map(is_running, pids)))
