@@ -249,8 +249,8 @@ def get_config(arg=None):
     imitation = config.imitation = ConfigDict()
     imitation.demonstrations = 0  # episodes of envs/<env.name>/demos.py; 0 = learn by reward
     imitation.care = 0.5  # how careful their agent is: 0 slips often, 1 never
-    imitation.careful = 0.7  # share of the updates, the first ones, on demonstrations without slips
-    imitation.muon_lr = 0.02  # Muon's learning rate, for the layers' matrices; optim.lr is Adam's, for all else
+    imitation.careful = 0.75  # share of the updates, the first ones, on demonstrations without slips
+    imitation.muon_lr = 0.01  # Muon's learning rate, for the layers' matrices; optim.lr is Adam's, for all else
     imitation.hint = 0.2  # share of demonstrations with an experience in front of the query
     imitation.rows = 24  # packed rows of learner.row tokens per update
     imitation.vocab = 900  # most entries of the tokenizer that is trained on their text

@@ -10,18 +10,17 @@ from configs import base
 
 def get_config(arg=None):
     config = base.get_config(arg)
-    config.steps = 3000
+    config.steps = 2000
     config.template.tools = False
 
     config.imitation.demonstrations = 24000
     config.imitation.care = 0.4
-    config.imitation.careful = 0.75
     config.imitation.hint = 0.2
     config.imitation.rows = 24
 
     config.learner.row = 256
     config.learner.micro = 24
-    config.optim.lr = 6e-3
+    config.optim.lr = 3e-3
     config.optim.schedule = "cosine"
     config.optim.warmup = 20
     config.optim.b2 = 0.98
