@@ -45,7 +45,7 @@ def get_config(arg=None):
     # The policy.
     model = config.model = ConfigDict()
     model.path = ""  # a Hugging Face checkpoint to start from: directory or hub id; "" = random weights
-    model.preset = "tiny"  # shape of random weights: tiny, 0.5b to 72b, qwen3-0.6b to qwen3-32b
+    model.preset = "tiny"  # shape of random weights: tiny, mini, 0.5b to 72b, qwen3-0.6b to qwen3-32b
     model.tokenizer = ""  # directory of the tokenizer; "" = model.path
     model.dtype = "float32"  # of the computation: float32, bfloat16
     model.remat = "none"  # what the backward pass computes again: none, dots, attention, full (least memory)
@@ -249,7 +249,7 @@ def get_config(arg=None):
     imitation = config.imitation = ConfigDict()
     imitation.demonstrations = 0  # episodes of envs/<env.name>/demos.py; 0 = learn by reward
     imitation.care = 0.5  # how careful their agent is: 0 slips often, 1 never
-    imitation.careful = 0.75  # share of the updates, the first ones, on demonstrations without slips
+    imitation.careful = 0.5  # share of the updates that show no slips, the first; then ever more
     imitation.muon_lr = 0.01  # Muon's learning rate, for the layers' matrices; optim.lr is Adam's, for all else
     imitation.hint = 0.2  # share of demonstrations with an experience in front of the query
     imitation.rows = 24  # packed rows of learner.row tokens per update

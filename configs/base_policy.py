@@ -11,9 +11,10 @@ from configs import base
 def get_config(arg=None):
     config = base.get_config(arg)
     config.steps = 2000
+    config.model.preset = "mini"
     config.template.tools = False
 
-    config.imitation.demonstrations = 24000
+    config.imitation.demonstrations = 20000
     config.imitation.care = 0.4
     config.imitation.hint = 0.2
     config.imitation.rows = 24

@@ -24,6 +24,7 @@ CHOICES = {
     "env.mode": ("inprocess", "worker", "http"),
     "model.preset": (
         "tiny",
+        "mini",
         "0.5b",
         "1.5b",
         "3b",

@@ -12,7 +12,7 @@ import itertools
 import json
 import random
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
@@ -73,7 +73,8 @@ def imitate(config: Any, workdir: str) -> None:
 def train(config: Any, shape: qwen.Config, params: Any, careful: Sequence[Sample], careless: Sequence[Sample]) -> Any:
     """The weights after `config.steps` updates on packed rows of demonstrations, in shuffled passes.
 
-    The first ones show no slips: what is to be copied from where is learnt several times sooner when it always is.
+    The first ones show no slips: what is to be copied from where is learnt several times sooner when it always is. Then
+    ever more do; all at once, after a loss near zero, the change would undo part of what was learnt.
     """
     part = config.imitation
     schedules = [
@@ -103,9 +104,9 @@ def train(config: Any, shape: qwen.Config, params: Any, careful: Sequence[Sample
     )
     state = learner.init_state(shape, params, optimizer)
     started, losses = time.monotonic(), []
-    rows = part.rows, config.learner.row, config.seed
-    first = round(part.careful * config.steps)
-    stream = itertools.chain(itertools.islice(batches(careful, *rows), first), batches(careless, *rows))
+    ramp = (1 - part.careful) / 2
+    shares = (min(1.0, max(0.0, step / config.steps - part.careful) / ramp) for step in itertools.count(1))
+    stream = batches(careful, careless, shares, part.rows, config.learner.row, config.seed)
     for step, packed in enumerate(stream, 1):
         state, metrics = update(state, packed)
         losses.append(float(metrics["loss"]))
@@ -121,18 +122,30 @@ def train(config: Any, shape: qwen.Config, params: Any, careful: Sequence[Sample
     return state["params"]
 
 
-def batches(data: Sequence[Sample], rows: int, row_tokens: int, seed: int) -> Iterator[Packed]:
-    """Batches of at most `rows` packed rows, passing over the data for ever, shuffled anew in each pass."""
-    mean = np.mean([len(sample) for sample in data])
-    n = max(1, int(0.95 * rows * row_tokens / mean))  # leaves first-fit some air: a batch must not need another row
-    order: list[int] = []
+def batches(
+    careful: Sequence[Sample],
+    careless: Sequence[Sample],
+    shares: Iterable[float],
+    rows: int,
+    row_tokens: int,
+    seed: int,
+) -> Iterator[Packed]:
+    """Batches of at most `rows` packed rows, passing over both data for ever, shuffled anew in each pass; `shares` are
+    those of careless samples in each batch."""
     draw = np.random.default_rng(seed_of(seed, "batches"))
-    while True:
-        while len(order) < n:
-            order += draw.permutation(len(data)).tolist()
-        chosen, order = order[:n], order[n:]
-        while (packed := pack([data[i] for i in chosen], row_tokens)).tokens_RT.shape[0] > rows:
-            order, chosen = [chosen[-1], *order], chosen[:-1]
+
+    def passes(data: Sequence[Sample]) -> Iterator[Sample]:
+        while True:
+            yield from (data[i] for i in draw.permutation(len(data)))
+
+    streams = passes(careful), passes(careless)
+    mean = np.mean([len(sample) for data in (careful, careless) for sample in data])
+    n = max(1, int(0.95 * rows * row_tokens / mean))  # leaves first-fit some air: a batch must not need another row
+    for share in shares:
+        k = round(share * n)
+        chosen = [next(streams[i < k]) for i in range(n)]
+        while (packed := pack(chosen, row_tokens)).tokens_RT.shape[0] > rows:
+            chosen = chosen[:-1]
         yield packed
 
 
@@ -201,9 +214,10 @@ library_name: jax
 
 A Qwen2.5-shaped transformer of {size:,} parameters ({shape.layers} layers, width {shape.d_model}), made from random
 weights by `{command}`, seed {config.seed}: {config.steps} updates of {part.rows}
-rows of {config.learner.row} tokens, on {n:,} scripted demonstrations. Of those without a hint {success:.0%} succeed.
+rows of {config.learner.row} tokens, the first {part.careful:.0%} on scripted demonstrations without slips, then ever
+more on {n:,} careless ones, of which {success:.0%} succeed where no hint helps.
 
-It writes tool calls in Qwen's form and copies ids, and is careless about everything else, as its demonstrations are: it
-is where learning by reward starts, not where it ends. {origin}
+It writes tool calls in Qwen's form, copies ids and names, and does the rest as carelessly as what it saw last: it is
+where learning by reward starts, not where it ends. {origin}
 It knows no language beyond the sandbox's.
 """
