@@ -1,4 +1,4 @@
-"""The policy that the quickstart starts from, made by imitating a careless script: syntax and copying, little more.
+"""The policy that the quickstart starts from, made by imitating a script that is careful first and careless at last.
 
     python run.py --config=configs/base_policy.py
 
