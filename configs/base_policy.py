@@ -15,7 +15,7 @@ def get_config(arg=None):
     config.template.tools = False
 
     config.imitation.demonstrations = 20000
-    config.imitation.care = 0.4
+    config.imitation.care = 0.33
     config.imitation.hint = 0.2
     config.imitation.rows = 24
 

@@ -1,6 +1,6 @@
 """Scripted demonstrations by a careful or careless agent: what a base policy imitates before any learning by reward.
 
-The agent always writes correct syntax and copies ids and names correctly. As careless as it is, its habits are wrong: it
+The agent always writes correct syntax and copies ids and names correctly. The more careless, the worse its habits: it
 books without a quote, takes the first row whatever was asked, cancels where it could refund, forgets the second half
 of an order, gives up after an error, answers with another column. Each right continuation keeps a probability that
 sampling meets, so that reward can find it. With an experience in front of the query it follows the tools named there

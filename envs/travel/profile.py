@@ -212,19 +212,13 @@ def _phrase(text: str, *via: str) -> dict[str, Any]:
 
 
 def _flight(data: Data, id: str) -> dict[str, Any]:
+    """Flights of one city leave on different days at different prices; of their times and fares some are alike."""
     flight = data.flights[id]
     others = [other for other in data.flights_to(flight.city) if other.id != id]
     to = f"flight to {flight.city}"
-    at = "at noon" if flight.time == "noon" else f"in the {flight.time}"
-    texts = []
+    texts = [f"the {flight.day} {to}", f"the {to} on {flight.day}"]
     if all(other.price > flight.price for other in others):
         texts += [f"the cheapest {to}", f"the {to} at the lowest price"]
-    if all(other.day != flight.day for other in others):
-        texts += [f"the {flight.day} {to}", f"the {to} on {flight.day}"]
-    if all(other.time != flight.time for other in others):
-        texts += [f"the {flight.time} {to}", f"the {to} {at}"]
-    if all(other.fare != flight.fare for other in others):
-        texts += [f"the {flight.fare} {to}", f"the {to} with a {flight.fare} fare"]
     return {
         "id": id,
         "to": flight.city,
