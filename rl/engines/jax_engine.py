@@ -76,7 +76,7 @@ class JaxEngine:
         length: int = 1024,
         version: int = 0,
         decode_block: int = 32,
-        leave: float = 0.125,
+        leave: float = 0.25,
         prefill_tokens: int = 256,
         dtype: Any = jnp.float32,
         cache_dtype: Any = None,
@@ -91,8 +91,8 @@ class JaxEngine:
         # Every shape that a device call may have. Few, because each is a compile.
         self._windows = _powers(128, length)
         self._batches = _powers(4, slots, 4)
-        sizes = _powers(16, min(prefill_tokens, length), 4)
-        self._pieces = sorted({(n, min(rows, slots)) for n in sizes for rows in (4, max(4, PREFILL_BATCH // n))})
+        sizes = _powers(16, min(prefill_tokens, length))
+        self._pieces = sorted({(n, min(b, slots)) for n in sizes for b in _powers(4, max(4, PREFILL_BATCH // n))})
         self._executor = ThreadPoolExecutor(1) if threaded else None
         self._device = device or jax.devices()[0]
         self._weights = self._own(params)
