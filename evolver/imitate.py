@@ -74,7 +74,8 @@ def train(config: Any, shape: qwen.Config, params: Any, careful: Sequence[Sample
     """The weights after `config.steps` updates on packed rows of demonstrations, in shuffled passes.
 
     The first ones show no slips: what is to be copied from where is learnt several times sooner when it always is. Then
-    ever more do; all at once, after a loss near zero, the change would undo part of what was learnt.
+    ever more do; all at once, after a loss near zero, the change would undo part of what was learnt. Of config.optim,
+    b1, eps and weight_decay play no part here.
     """
     part = config.imitation
     schedules = [

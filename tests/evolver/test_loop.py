@@ -10,6 +10,7 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import run
@@ -196,6 +197,10 @@ def test_the_exported_policy_can_be_evaluated(straight, tiny, tmp_path, capsys):
     assert run.main(command(tiny, tmp_path, *words)) == 0
     assert "avg@2" in capsys.readouterr().out
     (record,) = [json.loads(line) for line in (tmp_path / "eval.jsonl").read_text().splitlines()]
+    kept = [json.loads(line) for line in (tmp_path / "trajectories" / "eval.jsonl").read_text().splitlines()]
+    sampled = [rollout["success"] for rollout in kept if rollout["fate"] == "sampled"]
+    (average,) = (value for name, value in record.items() if name.startswith("avg@") and name.count("/") == 0)
+    assert np.mean(sampled) == average
     last = lines(straight)[-1]
     assert record["avg@2"] == last["eval/avg@2"] and record["score"] == last["eval/score"]
 
