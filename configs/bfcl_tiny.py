@@ -22,14 +22,14 @@ def get_config(arg=None):
     config.learner.row = 640
     config.optim.weight_decay = 0.0
     if arg == "base":
-        config.steps = 100
+        config.steps = 300
         config.imitation.demonstrations = 3000
         config.imitation.care = 0.35
         config.imitation.hint = 0.0
         config.imitation.rows = 16
         config.imitation.vocab = 2000
         config.learner.micro = 16
-        config.optim.lr = 6e-3
+        config.optim.lr = 3e-3
         config.optim.schedule = "cosine"
         config.optim.warmup = 20
         config.optim.b2 = 0.98

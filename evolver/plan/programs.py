@@ -108,7 +108,7 @@ def engine_programs(config: Any, shape: qwen.Config, device: Any, slots: int) ->
     static = {"config": shape, "window": config.rollout.context, "truncate": config.rollout.top_p < 1}
     rows = decoding.Rows(*[array(slots)] * 4, array(slots, 8), draw(slots))
     few, piece = min(4, slots), min(config.engine.prefill, config.rollout.context)
-    pieces = [array(few), array(few), array(few, piece), array(few), array(few), draw(few)]
+    pieces = [array(few), array(few, piece), array(few), array(few), draw(few)]
     return {
         "decode": partial(
             decoding.decode.trace, weights, cache, rows, array(), block=config.engine.decode_block, **static

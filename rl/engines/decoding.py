@@ -112,15 +112,31 @@ def _take(cache: qwen.Cache, slot_B: Array | None, window: int) -> qwen.Cache:
     return {name: tuple(take(array, _POSITIONS[name]) for array in arrays) for name, arrays in cache.items()}
 
 
-def _put(cache: qwen.Cache, slot_B: Array | None, rows: qwen.Cache) -> qwen.Cache:
-    """Write back what `_take` took. Idle rows are dropped."""
+def _put(cache: qwen.Cache, slot_B: Array, rows: qwen.Cache, first_B: Array, count: int) -> qwen.Cache:
+    """Write `count` positions from first_B on of what `_take` took back to the slots. Idle rows are dropped.
 
-    def put(array: jax.Array, new: jax.Array) -> jax.Array:
-        if slot_B is None:
-            return jax.lax.dynamic_update_slice(array, new, (0, 0, 0, 0))
-        return array.at[slot_B, :, : new.shape[2], : new.shape[3]].set(new, mode="drop")
+    Only what is new: on a CPU whole windows take longer to write than a block of tokens to decode.
+    """
 
-    return jax.tree.map(put, cache, rows)
+    def put(array: jax.Array, row: jax.Array, axis: int) -> jax.Array:
+        size = min(count, row.shape[axis])
+        first = jnp.minimum(first_B, row.shape[axis] - size)  # what stands before is as the slot has it
+        new = jax.vmap(lambda r, at: jax.lax.dynamic_slice_in_dim(r, at, size, axis - 1))(row, first)
+        where = jax.lax.ScatterDimensionNumbers((1, 2, 3), (0,), (0, axis))
+        index = jnp.stack([jnp.asarray(slot_B), first], axis=1)
+        return jax.lax.scatter(array, index, new, where, unique_indices=True, mode="drop")
+
+    return {
+        name: tuple(put(array, row, _POSITIONS[name]) for array, row in zip(arrays, rows[name]))
+        for name, arrays in cache.items()
+    }
+
+
+@partial(jax.jit, static_argnames="window", donate_argnames="cache")
+def copy(cache: qwen.Cache, source_B: Array, slot_B: Array, *, window: int) -> qwen.Cache:
+    """The cache after the first `window` positions of each slot of source_B were copied to that of slot_B."""
+    rows = _take(cache, source_B, window)
+    return _put(cache, slot_B, rows, np.zeros(len(slot_B), np.int32), window)
 
 
 def _logits(weights: Any, h_BD: jax.Array) -> jax.Array:
@@ -131,7 +147,6 @@ def _logits(weights: Any, h_BD: jax.Array) -> jax.Array:
 def prefill(
     weights: Any,
     cache: qwen.Cache,
-    source_B: Array,
     slot_B: Array,
     tokens_BT: Array,
     start_B: Array,
@@ -142,14 +157,11 @@ def prefill(
     window: int,
     truncate: bool,
 ) -> tuple[jax.Array, jax.Array, qwen.Cache]:
-    """Put count_B of tokens_BT at start_B of each row's slot and sample what follows: (token_B, logp_B, cache).
-
-    The positions before start_B are taken from slot source_B, which may be another one that shares the prefix.
-    """
-    rows = _take(cache, source_B, window)
+    """Put count_B of tokens_BT at start_B of each row's slot and sample what follows: (token_B, logp_B, cache)."""
+    rows = _take(cache, slot_B, window)
     h_BD, rows = qwen.extend(config, weights, rows, tokens_BT, start_B, count_B)
     token_B, logp_B = sample(_logits(weights, h_BD), draw, truncate=truncate)
-    return token_B, logp_B, _put(cache, slot_B, rows)
+    return token_B, logp_B, _put(cache, slot_B, rows, start_B, tokens_BT.shape[1])
 
 
 @partial(jax.jit, static_argnames=("config", "window", "block", "truncate"), donate_argnames="cache")
@@ -168,7 +180,7 @@ def decode(
 
     A row finishes by a stop token or an empty budget; its tokens after that are -1. N = block, of which `steps` ran.
     """
-    slot_B = None if len(rows.slot) == len(cache["v"][0]) else rows.slot
+    taken = None if len(rows.slot) == len(cache["v"][0]) else rows.slot
     live = jnp.sum(rows.budget > 0)
 
     def unfinished(state: tuple) -> jax.Array:
@@ -190,7 +202,7 @@ def decode(
         return step + 1, budget_B, token_B, work, tokens_NB, logp_NB.at[step].set(logp_B)
 
     shape = (block, len(rows.slot))
-    start = (jnp.int32(0), jnp.asarray(rows.budget), jnp.asarray(rows.token), _take(cache, slot_B, window))
+    start = (jnp.int32(0), jnp.asarray(rows.budget), jnp.asarray(rows.token), _take(cache, taken, window))
     start += (jnp.full(shape, -1, jnp.int32), jnp.zeros(shape, jnp.float32))
     step, _, _, work, tokens_NB, logp_NB = jax.lax.while_loop(unfinished, advance, start)
-    return tokens_NB, logp_NB, step, _put(cache, slot_B, work)
+    return tokens_NB, logp_NB, step, _put(cache, rows.slot, work, rows.position, block)

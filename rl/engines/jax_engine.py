@@ -25,7 +25,9 @@ from rl.engines import ContextFull, EngineFault, decoding
 from rl.trajectory import Completion, Sampling
 
 MAX_STOP_TOKENS = 8
-PREFILL_BATCH = 2048  # tokens of one prefill call, padding included: more would only fall out of the caches
+PREFILL_BATCH = 2048  # tokens of one prefill call, padding included ...
+PREFILL_SCORES = 2**20  # ... and its attention scores, on a CPU: more would only fall out of the caches
+DECODE_ROWS = 16  # rows decoded together on a CPU, for the same reason
 PATIENCE = 4  # rounds that an idle session is safe from eviction
 SHARE_TOKENS = 16  # a prompt waits a round for another's prefill if that spares it at least so many tokens
 
@@ -85,16 +87,17 @@ class JaxEngine:
         threaded: bool = False,
     ):
         self.config, self.slots, self.length, self.version = config, slots, length, version
-        self._block, self._leave, self._chunk = decode_block, leave, prefill_tokens
+        self._block, self._leave = decode_block, leave
         self._dtype, self._cache_dtype = dtype, cache_dtype or dtype
         self._keep_kv = keep_kv
-        # Every shape that a device call may have. Few, because each is a compile.
-        self._windows = _powers(128, length)
-        self._batches = _powers(4, slots, 4)
-        sizes = _powers(16, min(prefill_tokens, length))
-        self._pieces = sorted({(n, min(b, slots)) for n in sizes for b in _powers(4, max(4, PREFILL_BATCH // n))})
-        self._executor = ThreadPoolExecutor(1) if threaded else None
         self._device = device or jax.devices()[0]
+        # Every shape that a device call may have. Few, because each is a compile.
+        cpu = self._device.platform == "cpu"
+        self._windows = sorted({*_powers(128, length), *(w for w in _powers(192, length) if w < length)})
+        self._batches = _powers(4, min(slots, DECODE_ROWS) if cpu else slots)
+        self._sizes = _powers(16, min(prefill_tokens, length))
+        self._scores = PREFILL_SCORES if cpu else 2**40
+        self._executor = ThreadPoolExecutor(1) if threaded else None
         self._weights = self._own(params)
         self._stats: Counter[str] = Counter()
         self._shapes: set[tuple] = set()  # static shapes compiled so far
@@ -180,8 +183,9 @@ class JaxEngine:
         for window in [w for w in self._windows if w < 2 * tokens]:
             for rows in self._batches:
                 self._decode_call([], rows, window)
-            for size, rows in self._pieces:
-                if size <= window:
+                self._copy([], rows, window)
+            for size in (n for n in self._sizes if n <= window):
+                for rows in self._rows(size, window):
                     self._prefill_call([], rows, size, window)
         self._stats = stats
         return len(self._shapes)
@@ -344,37 +348,60 @@ class JaxEngine:
 
     async def _prefill(self, wave: list[_Request]) -> None:
         """Put the rest of each prompt into the cache, piece by piece, and sample each one's first token."""
+        await self._copy_prefixes([r for r in wave if r.source != r.slot and r.start])
         left = wave
         while left:
             size = self._piece_of(left[0])
-            rows = max(rows for piece, rows in self._pieces if piece == size)
-            batch = [r for r in left if self._piece_of(r) == size][:rows]
-            rows = min(rows for piece, rows in self._pieces if piece == size and rows >= len(batch))
-            window = self._window(min(max(r.start for r in batch) + size, self.length))  # padding may reach beyond
+            fitting = sorted((r for r in left if self._piece_of(r) == size), key=lambda r: r.start)
+            window = self._window(min(fitting[-1].start + size, self.length))  # padding may reach beyond
+            # The fewest rows that hold them all, unless a third of those would be idle.
+            shapes = self._rows(size, window)
+            rows = next((n for n in reversed(shapes) if 3 * len(fitting) > 2 * n), shapes[0])
+            batch = fitting[:rows]
+            window = self._window(min(batch[-1].start + size, self.length))
             tokens_B, logp_B = await self._run(self._prefill_call, batch, rows, size, window)
             for request, token, logp in zip(batch, tokens_B.tolist(), logp_B.tolist()):
                 end = min(request.start + size, len(request.prompt))
-                self._ids[request.slot, :end] = request.prompt[:end]  # also what was copied from another slot
-                self._filled[request.slot] = end
-                request.source, request.start = request.slot, end
+                self._ids[request.slot, request.start : end] = request.prompt[request.start : end]
+                self._filled[request.slot] = request.start = end
                 if end == len(request.prompt):
                     self._accept(request, [token], [logp])
             left = [r for r in left if r.start < len(r.prompt)]
 
+    async def _copy_prefixes(self, requests: list[_Request]) -> None:
+        """Give each the first `start` tokens of its source."""
+        most = self._batches[-1]
+        for batch in (requests[first : first + most] for first in range(0, len(requests), most)):
+            rows = next(rows for rows in self._batches if rows >= len(batch))
+            await self._run(self._copy, batch, rows, self._window(max(r.start for r in batch)))
+            for request in batch:
+                self._ids[request.slot, : request.start] = request.prompt[: request.start]
+                self._filled[request.slot] = request.start
+
+    def _copy(self, batch: list[_Request], rows: int, window: int) -> None:
+        source, slot = np.zeros(rows, np.int32), np.full(rows, self.slots, np.int32)
+        source[: len(batch)], slot[: len(batch)] = [r.source for r in batch], [r.slot for r in batch]
+        self._shapes.add(("copy", window, rows))
+        self._cache = decoding.copy(self._kv(), source, slot, window=window)
+
     def _piece_of(self, request: _Request) -> int:
-        """Tokens of the next piece of its prompt, rounded up to a shape."""
+        """Tokens of the next piece of its prompt: the rest rounded up to a shape, unless a quarter would be padding."""
         rest = len(request.prompt) - request.start
-        sizes = sorted({size for size, _ in self._pieces})
-        return next((size for size in sizes if size >= rest), sizes[-1])
+        return next((n for n in reversed(self._sizes) if 4 * rest > 3 * n), self._sizes[0])
+
+    def _rows(self, size: int, window: int) -> list[int]:
+        """How many rows a prefill call may have, ascending."""
+        most = min(PREFILL_BATCH // size, self._scores // (size * window * self.config.heads), self.slots)
+        return _powers(min(4, self.slots), max(most, min(4, self.slots)))
 
     def _prefill_call(self, batch: list[_Request], rows: int, size: int, window: int) -> tuple[np.ndarray, np.ndarray]:
-        source, slot = np.zeros(rows, np.int32), np.full(rows, self.slots, np.int32)
+        slot = np.full(rows, self.slots, np.int32)
         tokens, start, count = np.zeros((rows, size), np.int32), np.zeros(rows, np.int32), np.zeros(rows, np.int32)
         for row, request in enumerate(batch):
             piece = request.prompt[request.start : request.start + size]
-            source[row], slot[row], start[row], count[row] = request.source, request.slot, request.start, len(piece)
+            slot[row], start[row], count[row] = request.slot, request.start, len(piece)
             tokens[row, : len(piece)] = piece
-        arrays = (source, slot, tokens, start, count, _draw(batch, rows))
+        arrays = (slot, tokens, start, count, _draw(batch, rows))
         options = self._options("prefill", batch, window, (rows, size))
         began = time.perf_counter()
         token_B, logp_B, self._cache = decoding.prefill(self._weights, self._kv(), *arrays, **options)
@@ -386,8 +413,12 @@ class JaxEngine:
         return token_B, logp_B
 
     async def _decode(self) -> None:
-        """One block for every running request."""
-        batch = [self._running[slot] for slot in sorted(self._running)]
+        """One block for every running request, those of like length together."""
+        running = sorted(self._running.values(), key=lambda r: (len(r.prompt) + len(r.tokens), r.slot))
+        for first in range(0, len(running), self._batches[-1]):
+            await self._decode_together(running[first : first + self._batches[-1]])
+
+    async def _decode_together(self, batch: list[_Request]) -> None:
         rows = next(rows for rows in self._batches if rows >= len(batch))
         last = max(len(r.prompt) + len(r.tokens) + min(self._block, r.budget) for r in batch)
         result = await self._run(self._decode_call, batch, rows, self._window(last - 1))
