@@ -65,7 +65,7 @@ TOKENIZER_FILES = (
     "added_tokens.json",
 )
 SHARD_BYTES = 5_000_000_000
-READ_BYTES = 1 << 26
+READ_BYTES = 1 << 22
 
 
 class ModelError(ValueError):
@@ -248,7 +248,8 @@ def load(
             places = {name: _leaf(tree, name) for name in flat}
         arrays = {
             name: _place(weight.shape, places[name], _reader(folder, name, weight, tensors, dtype))
-            for name, weight in flat.items()
+            # Large ones first: what the allocator keeps of earlier reads does not come on top of theirs.
+            for name, weight in sorted(flat.items(), key=lambda item: -math.prod(item[1].shape))
         }
     params = {name: array for name, array in arrays.items() if not name.startswith("layers.")}
     params["layers"] = {name.removeprefix("layers."): a for name, a in arrays.items() if name.startswith("layers.")}

@@ -246,22 +246,33 @@ def hidden(
     A token attends to the tokens of its own segment that stand before it in the row, and to itself.
     remat: a name in `REMAT`. attend: one of `attention.IMPLEMENTATIONS`. mesh: of the arguments; None = one device.
     """
-    cos, sin = rope_angles(positions_RT, config.head_dim, config.rope_theta)
+
+    # On one device all but attention sees a single axis of tokens: XLA's CPU code takes twice as long for the gradient
+    # of a matrix when it is summed over two. Over a mesh the two axes are split and have to stay apart.
+    single, shape = mesh is None or mesh.size == 1, tokens_RT.shape
+
+    def joined(x: jax.Array) -> jax.Array:
+        return x.reshape(-1, *x.shape[2:]) if single else x
+
+    def parted(x: jax.Array) -> jax.Array:
+        return x.reshape(*shape, *x.shape[1:]) if single else x
+
+    cos, sin = rope_angles(joined(positions_RT), config.head_dim, config.rope_theta)
 
     def layer(x: jax.Array, w: Params) -> tuple[jax.Array, None]:
         w = _gathered(config, w, x.dtype, mesh)
-        q, k, v = _qkv(config, w, x, cos, sin)
-        out = attention(q, k, v, segments_RT, implementation=attend, mesh=mesh)
+        q, k, v = (parted(y) for y in _qkv(config, w, x, cos, sin))
+        out = joined(attention(q, k, v, segments_RT, implementation=attend, mesh=mesh))
         if remat != "none":
             out = checkpoint_name(out, "attention")
         return _spread(_after_attention(config, w, x, out), mesh), None
 
     if remat != "none":
         layer = jax.checkpoint(layer, prevent_cse=False, policy=REMAT[remat])
-    x = _spread(_table(params["embed"], mesh)[tokens_RT].astype(dtype), mesh)
+    x = _spread(_table(params["embed"], mesh)[joined(tokens_RT)].astype(dtype), mesh)
     # Short stacks are unrolled: XLA's CPU loops copy their stacked operands.
     x, _ = jax.lax.scan(layer, x, params["layers"], unroll=config.layers if config.layers <= 4 else 1)
-    return rms_norm(x, params["norm"], config.rms_eps)
+    return parted(rms_norm(x, params["norm"], config.rms_eps))
 
 
 def _gathered(config: Config, w: Params, dtype: Any, mesh: Mesh | None) -> Params:
