@@ -41,7 +41,7 @@ def connected(config: Any) -> Iterator[None]:
         yield
         return
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    # Else the client ends the process itself when another is lost, with a message for developers of jax.
+    # Else the service ends all processes itself when one is lost, with a message for developers of jax.
     jax.config.update("jax_enable_recoverability", True)
     who = {"coordinator_address": c.coordinator, "num_processes": c.count, "process_id": c.index} if c.count else {}
     try:
@@ -59,10 +59,25 @@ def connected(config: Any) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
+        if isinstance(error, jax.errors.JaxRuntimeError) or "Gloo" in str(error):
+            watch.wait()  # for the other end of a collective, which may be gone: then this process ends there
+        # A checkpoint that is being written waits for the others, who leave, and would hold up the interpreter's end.
+        give_up = threading.Timer(min(c.deadline, 30.0), os._exit, [1])
+        give_up.daemon = True
+        give_up.start()
         watch.stop("" if isinstance(error, SystemExit) else f"{type(error).__name__}: {error}")
         raise
     watch.stop()
     jax.distributed.shutdown()
+
+
+def _leave(why: str) -> None:
+    print(
+        f"\n{why}; process {jax.process_index()} ends too. The last checkpoint is unharmed: started again, all of them "
+        "go on from there.",
+        file=sys.stderr, flush=True,
+    )  # fmt: skip
+    os._exit(LOST)
 
 
 def await_port(address: str, deadline: float) -> None:
@@ -106,6 +121,10 @@ class Watch:
         with contextlib.suppress(Exception):
             self._say(f"failed {failure}" if failure else "done")
 
+    def wait(self) -> None:
+        """Return if everybody is alive."""
+        self._ended.wait(self._deadline + 3 * BEAT)
+
     def _say(self, what: str) -> None:
         self._client.key_value_set(f"evolver/alive/{self._me}", f"{self._name}|{what}", allow_overwrite=True)
 
@@ -132,14 +151,8 @@ class Watch:
                     self._end(f"process {who or i} of {self._count} has given no sign of life for {self._deadline:g} s")
 
     def _end(self, why: str) -> None:
-        if self._ended.is_set():
-            return
-        print(
-            f"\n{why}; process {self._me} ends too. The last checkpoint is unharmed: started again, all of them go on "
-            "from there.",
-            file=sys.stderr, flush=True,
-        )  # fmt: skip
-        os._exit(LOST)
+        if not self._ended.is_set():
+            _leave(why)
 
 
 # --- what they exchange -----------------------------------------------------------------------------------------------

@@ -411,9 +411,9 @@ def _gathered(w_DV, mesh: Mesh | None, dtype):
 
 def _on_shards(walk, mesh: Mesh | None):
     """`walk` on each shard by itself: the gradient of the output head is summed over them once, and not per chunk."""
-    if mesh is None or mesh.size == 1:
+    axes = () if mesh is None else tuple(axis for axis in ("data", "fsdp", "sequence") if mesh.shape[axis] > 1)
+    if not axes:  # nor on a mesh of tensor alone: XLA does not partition a sum over nothing
         return walk
-    axes = ("data", "fsdp", "sequence")
     shards, everywhere = PartitionSpec(None, axes), PartitionSpec()
     return jax.shard_map(
         walk, mesh=mesh, in_specs=(shards, shards, everywhere, everywhere), out_specs=shards, axis_names=set(axes),

@@ -8,10 +8,11 @@ same submissions in the same order give the same bits.
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections import Counter
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -28,6 +29,7 @@ MAX_STOP_TOKENS = 8
 PREFILL_BATCH = 2048  # tokens of one prefill call, padding included ...
 PREFILL_SCORES = 2**20  # ... and its attention scores, on a CPU: more would only fall out of the caches
 DECODE_ROWS = 16  # rows decoded together on a CPU, for the same reason
+BANKS = 2  # parts of the slots that work side by side on a CPU; whatever its cores, so that they do not decide the bits
 PATIENCE = 4  # rounds that an idle session is safe from eviction
 SHARE_TOKENS = 16  # a prompt waits a round for another's prefill if that spares it at least so many tokens
 
@@ -48,6 +50,11 @@ class _Request:
     @property
     def stopped(self) -> bool:
         return bool(self.tokens) and self.tokens[-1] in self.sampling.stop_tokens
+
+    @property
+    def length(self) -> int:
+        """Tokens so far, the prompt's included."""
+        return len(self.prompt) + len(self.tokens)
 
     @property
     def budget(self) -> int:
@@ -97,6 +104,11 @@ class JaxEngine:
         self._batches = _powers(4, min(slots, DECODE_ROWS) if cpu else slots)
         self._sizes = _powers(16, min(prefill_tokens, length))
         self._scores = PREFILL_SCORES if cpu else 2**40
+        # Each bank of slots has a cache of its own, and so can be worked on by a thread of its own.
+        self._banks = BANKS if cpu and slots >= BANKS * DECODE_ROWS else 1
+        self._bank_slots = -(-slots // self._banks)
+        self._threads = ThreadPoolExecutor(self._banks - 1) if self._banks > 1 else None
+        self._counting = threading.Lock()
         self._executor = ThreadPoolExecutor(1) if threaded else None
         self._weights = self._own(params)
         self._stats: Counter[str] = Counter()
@@ -168,8 +180,9 @@ class JaxEngine:
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
-        if self._executor is not None:
-            self._executor.shutdown()
+        for pool in (self._executor, self._threads):
+            if pool is not None:
+                pool.shutdown()
 
     def warmup(self, tokens: int | None = None) -> int:
         """Compile the shapes that sessions of up to `tokens` (default: `length`) need; returns how many exist then.
@@ -182,11 +195,11 @@ class JaxEngine:
         tokens, stats = min(tokens or self.length, self.length), self._stats.copy()
         for window in [w for w in self._windows if w < 2 * tokens]:
             for rows in self._batches:
-                self._decode_call([], rows, window)
-                self._copy([], rows, window)
+                self._decode_call(0, [], rows, window)
+                self._copy(0, [], rows, window)
             for size in (n for n in self._sizes if n <= window):
                 for rows in self._rows(size, window):
-                    self._prefill_call([], rows, size, window)
+                    self._prefill_call(0, [], rows, size, window)
         self._stats = stats
         return len(self._shapes)
 
@@ -248,7 +261,7 @@ class JaxEngine:
         self._forget_all()  # a failed call may have consumed the cache it was given
 
     def _forget_all(self) -> None:
-        self._cache = None  # made when first needed
+        self._caches: list[qwen.Cache | None] = [None] * self._banks  # made when first needed
         self._slot_of: dict[str, int] = {}
         self._owner: list[str | None] = [None] * self.slots
         self._ids = np.full((self.slots, self.length), -1, np.int32)  # the tokens whose KV each slot holds ...
@@ -292,10 +305,13 @@ class JaxEngine:
         pinned: dict[int, int] = {}  # donor slot -> positions that must stay as they are until it was read
         for request in self._waiting:
             own = self._slot_of.get(request.session)
-            source, start = self._longest_prefix(request.prompt, own)
+            bank = None if own is None else self._bank(own)
+            source, start = self._longest_prefix(request.prompt, own, bank)
             if own is None and any(_common(r.prompt, request.prompt) - start >= SHARE_TOKENS for r in wave):
                 continue
-            slot = self._free_slot(pinned) if own is None else own
+            slot = self._free_slot(pinned, source if start >= SHARE_TOKENS else None) if own is None else own
+            if slot is not None and self._bank(slot) != self._bank(source):
+                source, start = self._longest_prefix(request.prompt, own, self._bank(slot))
             kept = start if source == slot else 0
             if slot is None or pinned.get(slot, 0) > kept:
                 continue
@@ -306,8 +322,9 @@ class JaxEngine:
         self._waiting = [r for r in self._waiting if r.slot < 0]
         return wave
 
-    def _longest_prefix(self, prompt: np.ndarray, own: int | None) -> tuple[int, int]:
-        """(slot, tokens): where the longest prefix of the prompt is cached. The last token is always computed anew."""
+    def _longest_prefix(self, prompt: np.ndarray, own: int | None, bank: int | None) -> tuple[int, int]:
+        """(slot, tokens): where the longest prefix of the prompt is cached, in a bank or anywhere. The last token is
+        always computed anew."""
         limit = len(prompt) - 1
         if own is not None:
             start = _common(self._ids[own, : self._filled[own]], prompt[:limit])
@@ -316,21 +333,31 @@ class JaxEngine:
         differs = self._ids[:, :limit] != prompt[:limit]
         lengths = np.where(differs.any(1), differs.argmax(1), limit) if limit else np.zeros(self.slots, int)
         lengths = np.minimum(lengths, self._filled)
+        if bank is not None:
+            lengths[np.arange(self.slots) // self._bank_slots != bank] = -1
         best = int(lengths.argmax())
         if own is not None and lengths[own] >= lengths[best]:
             best = own
         return best, int(lengths[best])
 
-    def _free_slot(self, pinned: dict[int, int]) -> int | None:
+    def _free_slot(self, pinned: dict[int, int], near: int | None) -> int | None:
         """The slot used longest ago among those without a session, else that of the session idle for longest.
 
+        Of several banks the one of slot `near`, which holds a prefix, else the one with the fewest sessions.
         None if there is none yet: a session is not evicted in the few rounds that its next turn usually takes to come,
         unless nothing else could run meanwhile.
         """
         recent = self._round - PATIENCE if self._running else self._round
         idle = [s for s in range(self.slots) if s not in self._running and s not in pinned]
         idle = [s for s in idle if self._owner[s] is None or self._used[s] <= recent]
-        return min(idle, key=lambda s: (self._owner[s] is not None, self._used[s], s), default=None)
+        sessions = Counter(self._bank(slot) for slot in self._slot_of.values())
+
+        def order(slot: int) -> tuple:
+            bank = self._bank(slot)
+            far = near is not None and bank != self._bank(near)
+            return self._owner[slot] is not None, far, sessions[bank], self._used[slot], slot
+
+        return min(idle, key=order, default=None)
 
     def _assign(self, request: _Request, slot: int, source: int, start: int) -> None:
         evicted = self._owner[slot]
@@ -347,11 +374,36 @@ class JaxEngine:
     # --- device calls ---------------------------------------------------------------------------------------------
 
     async def _prefill(self, wave: list[_Request]) -> None:
+        for request, token, logp in await self._in_banks(self._prefill_bank, wave):
+            self._accept(request, [token], [logp])
+
+    async def _decode(self) -> None:
+        for request, tokens, logprobs in await self._in_banks(self._decode_bank, self._running.values()):
+            self._accept(request, tokens, logprobs)
+
+    async def _in_banks(self, work: Callable, requests: Iterable[_Request]) -> list[tuple]:
+        """What `work(bank, requests)` returns for the requests of each bank, all banks at once, in their order."""
+        parts = [(bank, [r for r in requests if self._bank(r.slot) == bank]) for bank in range(self._banks)]
+        parts = [(bank, part) for bank, part in parts if part]
+
+        def run() -> list[tuple]:
+            others = [self._threads.submit(work, *part) for part in parts[1:]]
+            try:
+                results = [work(*parts[0])]
+            finally:
+                wait(others)  # nobody works on a cache any more, also when a fault ends all
+            return [one for result in results + [other.result() for other in others] for one in result]
+
+        if self._executor is None:
+            return run()
+        return await asyncio.get_running_loop().run_in_executor(self._executor, run)
+
+    def _prefill_bank(self, bank: int, left: list[_Request]) -> list[tuple[_Request, int, float]]:
         """Put the rest of each prompt into the cache, piece by piece, and sample each one's first token."""
-        await self._copy_prefixes([r for r in wave if r.source != r.slot and r.start])
-        left = wave
+        self._copy_prefixes(bank, [r for r in left if r.source != r.slot and r.start])
+        done = []
         while left:
-            size = self._piece_of(left[0])
+            size = max(self._piece_of(r) for r in left)
             fitting = sorted((r for r in left if self._piece_of(r) == size), key=lambda r: r.start)
             window = self._window(min(fitting[-1].start + size, self.length))  # padding may reach beyond
             # The fewest rows that hold them all, unless a third of those would be idle.
@@ -359,30 +411,36 @@ class JaxEngine:
             rows = next((n for n in reversed(shapes) if 3 * len(fitting) > 2 * n), shapes[0])
             batch = fitting[:rows]
             window = self._window(min(batch[-1].start + size, self.length))
-            tokens_B, logp_B = await self._run(self._prefill_call, batch, rows, size, window)
+            tokens_B, logp_B = self._prefill_call(bank, batch, rows, size, window)
             for request, token, logp in zip(batch, tokens_B.tolist(), logp_B.tolist()):
                 end = min(request.start + size, len(request.prompt))
                 self._ids[request.slot, request.start : end] = request.prompt[request.start : end]
                 self._filled[request.slot] = request.start = end
                 if end == len(request.prompt):
-                    self._accept(request, [token], [logp])
+                    done.append((request, token, logp))
             left = [r for r in left if r.start < len(r.prompt)]
+        return done
 
-    async def _copy_prefixes(self, requests: list[_Request]) -> None:
+    def _copy_prefixes(self, bank: int, requests: list[_Request]) -> None:
         """Give each the first `start` tokens of its source."""
         most = self._batches[-1]
         for batch in (requests[first : first + most] for first in range(0, len(requests), most)):
             rows = next(rows for rows in self._batches if rows >= len(batch))
-            await self._run(self._copy, batch, rows, self._window(max(r.start for r in batch)))
+            self._copy(bank, batch, rows, self._window(max(r.start for r in batch)))
             for request in batch:
                 self._ids[request.slot, : request.start] = request.prompt[: request.start]
                 self._filled[request.slot] = request.start
 
-    def _copy(self, batch: list[_Request], rows: int, window: int) -> None:
-        source, slot = np.zeros(rows, np.int32), np.full(rows, self.slots, np.int32)
-        source[: len(batch)], slot[: len(batch)] = [r.source for r in batch], [r.slot for r in batch]
+    def _copy(self, bank: int, batch: list[_Request], rows: int, window: int) -> None:
+        source, slot, first = (
+            np.zeros(rows, np.int32),
+            np.full(rows, self._bank_slots, np.int32),
+            bank * self._bank_slots,
+        )
+        source[: len(batch)] = [r.source - first for r in batch]
+        slot[: len(batch)] = [r.slot - first for r in batch]
         self._shapes.add(("copy", window, rows))
-        self._cache = decoding.copy(self._kv(), source, slot, window=window)
+        self._caches[bank] = decoding.copy(self._kv(bank), source, slot, window=window)
 
     def _piece_of(self, request: _Request) -> int:
         """Tokens of the next piece of its prompt: the rest rounded up to a shape, unless a quarter would be padding."""
@@ -391,66 +449,70 @@ class JaxEngine:
 
     def _rows(self, size: int, window: int) -> list[int]:
         """How many rows a prefill call may have, ascending."""
-        most = min(PREFILL_BATCH // size, self._scores // (size * window * self.config.heads), self.slots)
-        return _powers(min(4, self.slots), max(most, min(4, self.slots)))
+        most = min(PREFILL_BATCH // size, self._scores // (size * window * self.config.heads), self._bank_slots)
+        return _powers(min(4, self._bank_slots), max(most, min(4, self._bank_slots)))
 
-    def _prefill_call(self, batch: list[_Request], rows: int, size: int, window: int) -> tuple[np.ndarray, np.ndarray]:
-        slot = np.full(rows, self.slots, np.int32)
+    def _prefill_call(
+        self, bank: int, batch: list[_Request], rows: int, size: int, window: int
+    ) -> tuple[np.ndarray, np.ndarray]:
+        slot, first = np.full(rows, self._bank_slots, np.int32), bank * self._bank_slots
         tokens, start, count = np.zeros((rows, size), np.int32), np.zeros(rows, np.int32), np.zeros(rows, np.int32)
         for row, request in enumerate(batch):
             piece = request.prompt[request.start : request.start + size]
-            slot[row], start[row], count[row] = request.slot, request.start, len(piece)
+            slot[row], start[row], count[row] = request.slot - first, request.start, len(piece)
             tokens[row, : len(piece)] = piece
         arrays = (slot, tokens, start, count, _draw(batch, rows))
         options = self._options("prefill", batch, window, (rows, size))
         began = time.perf_counter()
-        token_B, logp_B, self._cache = decoding.prefill(self._weights, self._kv(), *arrays, **options)
+        token_B, logp_B, self._caches[bank] = decoding.prefill(self._weights, self._kv(bank), *arrays, **options)
         token_B, logp_B = np.asarray(token_B), np.asarray(logp_B)
-        self._stats["prefill_seconds"] += time.perf_counter() - began
-        self._stats["prefill_calls"] += 1
-        self._stats["prefill_tokens"] += int(count.sum())
-        self._stats["prefill_padding"] += rows * size - int(count.sum())
+        new = int(count.sum())
+        self._count(
+            prefill_seconds=time.perf_counter() - began, prefill_calls=1, prefill_tokens=new,
+            prefill_padding=rows * size - new,
+        )  # fmt: skip
         return token_B, logp_B
 
-    async def _decode(self) -> None:
-        """One block for every running request, those of like length together."""
-        running = sorted(self._running.values(), key=lambda r: (len(r.prompt) + len(r.tokens), r.slot))
-        for first in range(0, len(running), self._batches[-1]):
-            await self._decode_together(running[first : first + self._batches[-1]])
+    def _decode_bank(self, bank: int, running: list[_Request]) -> list[tuple[_Request, list[int], list[float]]]:
+        """One block for each, those of like length together."""
+        running, most, done = sorted(running, key=lambda r: (r.length, r.slot)), self._batches[-1], []
+        for batch in (running[first : first + most] for first in range(0, len(running), most)):
+            rows = next(rows for rows in self._batches if rows >= len(batch))
+            last = max(r.length + min(self._block, r.budget) for r in batch)
+            result = self._decode_call(bank, batch, rows, self._window(last - 1))
+            for request, tokens, logprobs in zip(batch, *result):
+                # The last token is sampled but not in the cache: the next call puts it there.
+                end = request.length
+                self._ids[request.slot, end - 1] = request.tokens[-1]
+                self._ids[request.slot, end : end + len(tokens) - 1] = tokens[:-1]
+                self._filled[request.slot] = end + len(tokens) - 1
+                done.append((request, tokens, logprobs))
+        return done
 
-    async def _decode_together(self, batch: list[_Request]) -> None:
-        rows = next(rows for rows in self._batches if rows >= len(batch))
-        last = max(len(r.prompt) + len(r.tokens) + min(self._block, r.budget) for r in batch)
-        result = await self._run(self._decode_call, batch, rows, self._window(last - 1))
-        for request, tokens, logprobs in zip(batch, *result):
-            # The last token is sampled but not in the cache: the next call puts it there.
-            end = len(request.prompt) + len(request.tokens)
-            self._ids[request.slot, end - 1] = request.tokens[-1]
-            self._ids[request.slot, end : end + len(tokens) - 1] = tokens[:-1]
-            self._filled[request.slot] = end + len(tokens) - 1
-            self._accept(request, tokens, logprobs)
-
-    def _decode_call(self, batch: list[_Request], rows: int, window: int) -> tuple[list[list[int]], list[list[float]]]:
-        slot, token = np.full(rows, self.slots, np.int32), np.zeros(rows, np.int32)
+    def _decode_call(
+        self, bank: int, batch: list[_Request], rows: int, window: int
+    ) -> tuple[list[list[int]], list[list[float]]]:
+        slot, token = np.full(rows, self._bank_slots, np.int32), np.zeros(rows, np.int32)
+        first = bank * self._bank_slots
         position, budget = np.zeros(rows, np.int32), np.zeros(rows, np.int32)
         stop = np.full((rows, MAX_STOP_TOKENS), -1, np.int32)
-        places = [r.slot for r in batch] if rows == self.slots else range(len(batch))
+        places = [r.slot - first for r in batch] if rows == self._bank_slots else range(len(batch))
         for row, request in zip(places, batch):
-            slot[row], token[row], budget[row] = request.slot, request.tokens[-1], request.budget
-            position[row] = len(request.prompt) + len(request.tokens) - 1
+            slot[row], token[row], budget[row] = request.slot - first, request.tokens[-1], request.budget
+            position[row] = request.length - 1
             stop[row, : len(request.sampling.stop_tokens)] = request.sampling.stop_tokens
         lines = decoding.Rows(slot, token, position, budget, stop, _draw(batch, rows, places))
         leave = np.int32(max(1, int(self._leave * len(batch))))
         options = self._options("decode", batch, window, (rows,)) | {"block": self._block}
         began = time.perf_counter()
-        tokens_NB, logp_NB, steps, self._cache = decoding.decode(self._weights, self._kv(), lines, leave, **options)
+        result = decoding.decode(self._weights, self._kv(bank), lines, leave, **options)
+        tokens_NB, logp_NB, steps, self._caches[bank] = result
         tokens_NB, logp_NB, steps = np.asarray(tokens_NB), np.asarray(logp_NB), int(steps)
-        self._stats["decode_seconds"] += time.perf_counter() - began
-        self._stats["decode_calls"] += 1
-        self._stats["decode_steps"] += steps
-        self._stats["decode_row_steps"] += steps * rows
         counts = (tokens_NB >= 0).sum(0)
-        self._stats["decoded_tokens"] += int(counts.sum())
+        self._count(
+            decode_seconds=time.perf_counter() - began, decode_calls=1, decode_steps=steps,
+            decode_row_steps=steps * rows, decoded_tokens=int(counts.sum()),
+        )  # fmt: skip
         tokens = [tokens_NB[: counts[row], row].tolist() for row in places]
         return tokens, [logp_NB[: counts[row], row].tolist() for row in places]
 
@@ -470,16 +532,18 @@ class JaxEngine:
             stop = "stop" if request.stopped else "length"
             request.future.set_result(Completion(request.tokens, request.logprobs, stop, self.version))
 
-    async def _run(self, call: Any, *arguments: Any) -> Any:
-        if self._executor is None:
-            return call(*arguments)
-        return await asyncio.get_running_loop().run_in_executor(self._executor, call, *arguments)
+    def _count(self, **more: float) -> None:
+        with self._counting:
+            self._stats.update(more)
 
-    def _kv(self) -> qwen.Cache:
-        if self._cache is None:
-            cache = qwen.init_cache(self.config, self.slots, self.length, self._cache_dtype)
-            self._cache = jax.device_put(cache, self._device)
-        return self._cache
+    def _kv(self, bank: int) -> qwen.Cache:
+        if self._caches[bank] is None:
+            cache = qwen.init_cache(self.config, self._bank_slots, self.length, self._cache_dtype)
+            self._caches[bank] = jax.device_put(cache, self._device)
+        return self._caches[bank]
+
+    def _bank(self, slot: int) -> int:
+        return slot // self._bank_slots
 
     def _window(self, tokens: int) -> int:
         return next(window for window in self._windows if window >= tokens)

@@ -96,8 +96,11 @@ def test_a_process_that_dies_ends_the_others_and_the_run_goes_on_later(tmp_path,
     processes[victim].send_signal(signal.SIGKILL)
     ends = finish(processes)
     code, _, err = ends[1 - victim]
-    assert code == 75, err[-3000:]
-    assert f"process {1 - victim} ends too. The last checkpoint is unharmed" in err
+    if victim:
+        assert code == 75, err[-3000:]
+        assert "process 0 ends too. The last checkpoint is unharmed" in err
+    else:  # jax itself ends whoever loses process 0, from C++
+        assert code != 0 and "another task died" in err, err[-3000:]
     again = finish(start(tmp_path, config, 2, "run", *flags))
     assert [code for code, _, _ in again] == [0, 0], again[0][2][-3000:]
     assert "resuming after step" in again[0][1]

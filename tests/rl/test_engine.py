@@ -134,7 +134,7 @@ def test_a_turn_of_a_kept_session_equals_a_fresh_prefill():
 
 def test_a_sample_does_not_depend_on_the_rest_of_the_batch():
     alone = play(make(), {"name": 5})[0]
-    for engine in (make(), make(threaded=True), make(slots=2), make(leave=1.0)):
+    for engine in (make(), make(threaded=True), make(slots=2), make(leave=1.0), make(slots=40)):
         crowd = play(engine, *({"name": i, "turns": 1 + i % 3} for i in (3, 4)), {"name": 5}, {"name": 6})
         same(alone, crowd[2])
 
@@ -280,7 +280,7 @@ def test_a_group_prefills_its_common_prompt_once():
     assert engine.stats()["prefill_tokens"] == stats["prefill_tokens"] + 2, "idle sessions lend their prefix too"
 
 
-@pytest.mark.parametrize("slots", [3, 8])
+@pytest.mark.parametrize("slots", [3, 8, 40])
 def test_groups_whose_prompts_were_copied_from_another_slot(slots):
     """A copied prefix is part of what a slot is known to hold. Forgetting that prefills every turn anew, or, for a
     prompt that equals what the slot held earlier, goes on from the keys and values of other tokens."""
@@ -299,10 +299,14 @@ def test_groups_whose_prompts_were_copied_from_another_slot(slots):
         assert slots < len(wave) or engine.stats()["prefill_tokens"] - before <= later + first
 
 
-def test_two_runs_give_the_same_bits():
+@pytest.mark.parametrize("slots, sessions", [(2, 6), (35, 45)])
+def test_two_runs_give_the_same_bits(slots, sessions):
+    """Also when banks of slots are worked on side by side."""
+
     def run():
-        engine = make(slots=2)
-        return [[(p, vars(c)) for p, c in h] for h in play(engine, *({"name": i} for i in range(6)))], engine.stats()
+        engine = make(slots=slots)
+        played = play(engine, *({"name": i, "turns": 2 + i % 3} for i in range(sessions)))
+        return [[(p, vars(c)) for p, c in h] for h in played], engine.stats()
 
     (a, stats_a), (b, stats_b) = run(), run()
     assert a == b and {k: stats_a[k] for k in COUNTS} == {k: stats_b[k] for k in COUNTS}
@@ -443,9 +447,9 @@ def test_releasing_a_session_ends_its_request():
     assert ask(engine, prompt_of(1), "a").tokens == ask(make(), prompt_of(1)).tokens
 
 
-@pytest.mark.parametrize("call", ["prefill", "decode"])
-def test_a_fault_fails_everyone_who_waits_with_its_reason(monkeypatch, call):
-    engine = make(slots=2)
+@pytest.mark.parametrize("call, slots", [("prefill", 2), ("decode", 2), ("prefill", 40)])
+def test_a_fault_fails_everyone_who_waits_with_its_reason(monkeypatch, call, slots):
+    engine = make(slots=slots)
     want = ask(engine, prompt_of(3)).tokens
 
     def broken(weights, cache, *args, **kwargs):
