@@ -49,7 +49,9 @@ def get_config(arg=None):
     config.optim.weight_decay = 0.0
     config.loss.kl = 0.0
 
-    config.questioning.budget = 500
+    config.questioning.share = 0.75
+    config.questioning.budget = 1000
+    config.questioning.capacity = 1000
     config.questioning.learnable = True
     config.navigating.wording = "travel"
     config.navigating.top_k = 1

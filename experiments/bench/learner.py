@@ -27,7 +27,7 @@ CONTENDERS: Contenders = {
     "here": (
         sys.executable,
         ["-m", "experiments.bench.learner"],
-        [["--row", "0", "--micro", "16"], ["--row", "1024", "--micro", "4"], ["--row", "1024", "--micro", "8"]],
+        [["--row", "0", "--micro", "16"], ["--row", "0", "--micro", "4"], ["--row", "1024", "--micro", "4"]],
     ),
     "TRL": (
         ".bench/trl/bin/python",
