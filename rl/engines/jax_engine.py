@@ -432,11 +432,8 @@ class JaxEngine:
                 self._filled[request.slot] = request.start
 
     def _copy(self, bank: int, batch: list[_Request], rows: int, window: int) -> None:
-        source, slot, first = (
-            np.zeros(rows, np.int32),
-            np.full(rows, self._bank_slots, np.int32),
-            bank * self._bank_slots,
-        )
+        first = bank * self._bank_slots
+        source, slot = np.zeros(rows, np.int32), np.full(rows, self._bank_slots, np.int32)
         source[: len(batch)] = [r.source - first for r in batch]
         slot[: len(batch)] = [r.slot - first for r in batch]
         self._shapes.add(("copy", window, rows))
