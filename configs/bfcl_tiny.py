@@ -22,7 +22,7 @@ def get_config(arg=None):
     config.learner.row = 640
     config.optim.weight_decay = 0.0
     if arg == "base":
-        config.steps = 400
+        config.steps = 300
         config.imitation.demonstrations = 3000
         config.imitation.care = 0.35
         config.imitation.hint = 0.0

@@ -124,7 +124,7 @@ def _put(cache: qwen.Cache, slot_B: Array, rows: qwen.Cache, first_B: Array, cou
         new = jax.vmap(lambda r, at: jax.lax.dynamic_slice_in_dim(r, at, size, axis - 1))(row, first)
         where = jax.lax.ScatterDimensionNumbers((1, 2, 3), (0,), (0, axis))
         index = jnp.stack([jnp.asarray(slot_B), first], axis=1)
-        return jax.lax.scatter(array, index, new, where, unique_indices=True, mode="drop")
+        return jax.lax.scatter(array, index, new, where, mode="drop")
 
     return {
         name: tuple(put(array, row, _POSITIONS[name]) for array, row in zip(arrays, rows[name]))
