@@ -1,11 +1,12 @@
 """What rollouts ahead of the learner are worth: wall time of a step at async_depth 0 and 1, on the same work.
 
-    python -m experiments.bench.pipelining [--steps 8] [--turn 0.4] [--judge 1.0] [--tail 4]
+    python -m experiments.bench.pipelining [--steps 24] [--turn 0.4] [--judge 1.0] [--tail 4]
 
 The program is the real one, the policy the quickstart's. Latencies are slept: each call into the world takes `turn`
 seconds on average, one episode in sixteen `tail` times that, and a judge takes `judge` seconds for what it is given.
-Both runs play and train on rollouts of the same tasks in the same numbers. The first steps, which compile, do not
-count. Prints one JSON object.
+Both runs play and train on rollouts of the same tasks in the same numbers, and the n-th episode of a task is as slow in
+both. The first steps, which compile, do not count; the last ones do, in which nothing is left to run ahead. Prints one
+JSON object.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ import random
 import statistics
 import tempfile
 import time
+from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from configs import quickstart
 from envs.travel.world import Travel
@@ -32,12 +34,15 @@ WARM = 2  # steps that compile
 class SlowTravel(Travel):
     """The travel agency behind a line of `turn` seconds."""
 
+    episodes: ClassVar[Counter[str]] = Counter()  # begun, of each task
+
     def __init__(self, turn: float, tail: float):
         super().__init__()
         self._turn, self._tail, self._seconds = turn, tail, 0.0
 
     def reset(self, task: Task, seed: int = 0) -> Observation:
-        rng = random.Random(f"{task.id} {time.monotonic_ns()}")
+        rng = random.Random(f"{task.id} {self.episodes[task.id]}")
+        self.episodes[task.id] += 1
         slow = rng.random() < 1 / 16
         self._seconds = self._turn * (self._tail if slow else rng.uniform(0.5, 1.5))
         return super().reset(task, seed)
@@ -84,6 +89,7 @@ def seconds_of(args: argparse.Namespace, depth: int) -> tuple[list[float], float
     """Seconds of each step after the warm-up, and the rollouts per step."""
     with tempfile.TemporaryDirectory() as folder, open_run(config_of(args, depth), Path(folder) / "run") as run:
         run.judge = SlowJudge(args.judge)
+        SlowTravel.episodes.clear()
         loop.resume(run)
         seconds, rollouts = [], []
         for step in range(1, run.config.steps + 1):
@@ -96,7 +102,7 @@ def seconds_of(args: argparse.Namespace, depth: int) -> tuple[list[float], float
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--steps", type=int, default=24)
     parser.add_argument("--tasks", type=int, default=6)
     parser.add_argument("--turn", type=float, default=0.4, help="seconds of a call into the world, on average")
     parser.add_argument("--tail", type=float, default=4.0, help="times that in one episode of sixteen")
