@@ -77,7 +77,8 @@ def get_config(arg=None):
     engine = config.engine = ConfigDict()
     engine.name = "jax"  # jax: in this process; vllm: on servers
     engine.slots = 256  # sequences whose keys and values are held at once, each of rollout.context tokens
-    engine.decode_block = 32  # tokens decoded between two looks at the queue
+    engine.decode_block = 32  # tokens decoded between two looks at the queue, or fewer:
+    engine.leave = 0.25  # until this share of those decoded together is finished; low = others join sooner
     engine.prefill = 256  # longest piece of a prompt that is prefilled in one call, tokens
     engine.cache_dtype = "float32"  # of keys and values: float32, bfloat16
     engine.in_flight = "finish"  # requests during a weight update: finish first, cut and continued, keep (go on)

@@ -90,7 +90,7 @@ POSITIVE = (
 )
 FRACTIONS = (
     "rollout.top_p", "questioning.share", "questioning.overlap", "navigating.share", "navigating.min_similarity",
-    "loss.clip_low", "loss.importance_low", "optim.b1", "optim.b2", "navigating.valid",
+    "loss.clip_low", "loss.importance_low", "optim.b1", "optim.b2", "navigating.valid", "engine.leave",
     *(f"llm.{role}.top_p" for role in llm_config.ROLES),
 )
 # fmt: on

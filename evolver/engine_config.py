@@ -80,7 +80,7 @@ def make_engine(
 
     return JaxEngine(
         shape, hosts.local(params), device=jax.local_devices()[0], slots=c.slots,
-        length=config.rollout.context, decode_block=c.decode_block, prefill_tokens=c.prefill,
+        length=config.rollout.context, decode_block=c.decode_block, leave=c.leave, prefill_tokens=c.prefill,
         dtype=jnp.dtype(config.model.dtype), cache_dtype=jnp.dtype(c.cache_dtype),
     )  # fmt: skip
 

@@ -23,13 +23,15 @@ from experiments.bench.learner import SHAPE
 
 HERE = "experiments/bench"
 CONTENDERS: Contenders = {
-    "here": (sys.executable, ["-m", "experiments.bench.engine"], [[]]),
+    "here": (sys.executable, ["-m", "experiments.bench.engine"], [["--leave", "0.25"], ["--leave", "0.5"]]),
     "transformers": (".bench/trl/bin/python", [f"{HERE}/peer_transformers.py"], [[]]),
     "vLLM CPU": (".bench/vllm/bin/python", [f"{HERE}/peer_vllm.py"], [["--mode", "async"], ["--mode", "offline"]]),
 }
 
 
-def measure(workload: workloads.Workload, folder: str, *, slots: int, block: int, repeats: int) -> dict[str, Any]:
+def measure(
+    workload: workloads.Workload, folder: str, *, slots: int, block: int, leave: float, repeats: int
+) -> dict[str, Any]:
     """Seconds of each round: every episode a coroutine of its own, as in a rollout. The first round compiles."""
     import jax
 
@@ -38,7 +40,8 @@ def measure(workload: workloads.Workload, folder: str, *, slots: int, block: int
     from rl.trajectory import Sampling
 
     config, params = hf.load(folder)
-    engine = JaxEngine(config, params, slots=slots, length=-(-workload.max_length // 32) * 32, decode_block=block)
+    length = -(-workload.max_length // 32) * 32
+    engine = JaxEngine(config, params, slots=slots, length=length, decode_block=block, leave=leave)
 
     async def episode(row: int, script: workloads.Episode) -> None:
         history = list(script.prompt)
@@ -59,7 +62,7 @@ def measure(workload: workloads.Workload, folder: str, *, slots: int, block: int
         asyncio.run(play())
         seconds.append(time.perf_counter() - start)
     return {
-        "name": f"here ({slots} slots, blocks of {block})",
+        "name": f"here ({slots} slots, blocks of {block}, leave {leave})",
         "version": jax.__version__,
         "workload": workload.name,
         "new_tokens": workload.new_tokens,
@@ -79,10 +82,12 @@ def main() -> None:
     one.add_argument("--workload")
     one.add_argument("--slots", type=int, default=64)
     one.add_argument("--block", type=int, default=32)
+    one.add_argument("--leave", type=float, default=0.25)
     args = parser.parse_args()
     if args.model:
         workload = workloads.load(args.workload)
-        print(json.dumps(measure(workload, args.model, slots=args.slots, block=args.block, repeats=args.repeats)))
+        options = {name: getattr(args, name) for name in ("slots", "block", "leave", "repeats")}
+        print(json.dumps(measure(workload, args.model, **options)))
         return
 
     from models import hf, qwen
