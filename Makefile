@@ -19,7 +19,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -r
 export JAX_PLATFORMS ?= cpu
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart test test-slow test-services test-parity lint format bench bench-peers appworld test-appworld plan-gpu plan-tpu clean
+.PHONY: help quickstart test test-slow test-services test-parity lint format bench bench-peers appworld test-appworld test-worlds plan-gpu plan-tpu clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -58,6 +58,9 @@ bench-peers: ## install the peers (TRL, tunix, vLLM) into .bench/, one virtual e
 test-appworld: $(VENV)/.dev appworld ## AppWorld's real engine on our mini data set (ARGS=... are passed to pytest)
 	$(BIN)/python -m pytest tests/envs/test_appworld.py -m "services or not services" $(ARGS)
 
+test-worlds: .venv-worlds/.installed ## the environments with packages of their own, and Ray; Python 3.11 and Java (2 GB)
+	.venv-worlds/bin/python -m pytest tests/envs -m "slow or services or not services" --ignore=tests/envs/test_appworld.py $(ARGS)
+
 appworld: .venv-appworld/.installed ## install AppWorld into .venv-appworld and build our mini data set for it
 	.venv-appworld/bin/python -m envs.appworld.mini.build
 
@@ -92,6 +95,15 @@ $(VENV)/.parity: requirements/parity.txt $(VENV)/.dev
 	"$(FOUND)" -m venv .venv-appworld
 	.venv-appworld/bin/python -m pip install --quiet --disable-pip-version-check -r requirements/appworld.txt
 	APPWORLD_CACHE=.cache/appworld .venv-appworld/bin/appworld install
+	@touch $@
+
+WORLDS := ray mcp scienceworld textworld reasoning
+.venv-worlds/.installed: $(WORLDS:%=requirements/%.txt) requirements/dev.txt requirements/bfcl.txt requirements.txt
+	@$(HAVE_PYTHON)
+	"$(FOUND)" -m venv .venv-worlds
+	.venv-worlds/bin/python -m pip install --quiet --disable-pip-version-check -r requirements/dev.txt -r requirements.txt \
+	  $(WORLDS:%=-r requirements/%.txt)
+	.venv-worlds/bin/python -m pip install --quiet --disable-pip-version-check -r requirements/bfcl.txt --no-deps
 	@touch $@
 
 .venv-plan-%/.installed: requirements/plan-%.txt requirements.txt
