@@ -20,6 +20,8 @@ from typing import Any, TypeVar
 import jax
 import numpy as np
 
+from evolver import coordinator
+
 T = TypeVar("T")
 LOST = 75  # exit code of a process that ends because another one did: "try again", by sysexits.h
 BEAT = 1.0  # seconds between signs of life
@@ -41,20 +43,43 @@ def connected(config: Any) -> Iterator[None]:
         yield
         return
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    # Else the service ends all processes itself when one is lost, with a message for developers of jax.
-    jax.config.update("jax_enable_recoverability", True)
-    who = {"coordinator_address": c.coordinator, "num_processes": c.count, "process_id": c.index} if c.count else {}
-    try:
-        if c.count and c.index:
-            await_port(c.coordinator, c.deadline)
-        jax.distributed.initialize(**who, initialization_timeout=int(c.deadline))
-    except Exception as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise HostsError(
-            f"process {c.index} of {c.count} did not meet the others at {c.coordinator or 'the coordinator'} within "
-            f"{c.deadline:g} s ({reason}). config.hosts.coordinator is host:port of process 0, the same for all of them"
-        ) from None
-    watch = Watch(c.deadline)
+    jax.config.update("jax_enable_recoverability", True)  # nobody is told to abort because another one is gone
+    with contextlib.ExitStack() as stack:
+        try:
+            _join(c, stack)
+        except Exception as error:
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            raise HostsError(
+                f"process {c.index} of {c.count} did not meet the others at {c.coordinator or 'the coordinator'} "
+                f"within {c.deadline:g} s ({reason}). config.hosts.coordinator is host:port of process 0, the same for "
+                "all of them"
+            ) from None
+        with _watched(c.deadline):
+            yield
+
+
+def _join(c: Any, stack: contextlib.ExitStack) -> None:
+    """Meet the others at a service that process 0 starts, and that `stack` ends."""
+    address, count, index, devices = c.coordinator, c.count, c.index, None
+    if not c.count:
+        from jax._src.clusters import ClusterEnv  # as jax.distributed.initialize finds out, but before it
+
+        address, count, index, devices = ClusterEnv.auto_detect_unset_distributed_params(
+            None, None, None, None, None, int(c.deadline)
+        )
+    who = {"coordinator_address": address, "num_processes": count, "process_id": index, "local_device_ids": devices}
+    if not index and address:
+        stack.enter_context(coordinator.serving(address, count, c.deadline))
+        who["coordinator_bind_address"] = "127.0.0.1:0"  # of jax's own service, which nobody uses
+    elif address:
+        await_port(address, c.deadline)
+    jax.distributed.initialize(**who, initialization_timeout=int(c.deadline))
+
+
+@contextlib.contextmanager
+def _watched(deadline: float) -> Iterator[None]:
+    """Watch over the others during the block, and take leave of them after it."""
+    watch = Watch(deadline)
     watch.start()
     try:
         yield
@@ -62,7 +87,7 @@ def connected(config: Any) -> Iterator[None]:
         if isinstance(error, jax.errors.JaxRuntimeError) or "Gloo" in str(error):
             watch.wait()  # for the other end of a collective, which may be gone: then this process ends there
         # A checkpoint that is being written waits for the others, who leave, and would hold up the interpreter's end.
-        give_up = threading.Timer(min(c.deadline, 30.0), os._exit, [1])
+        give_up = threading.Timer(min(deadline, 30.0), os._exit, [1])
         give_up.daemon = True
         give_up.start()
         watch.stop("" if isinstance(error, SystemExit) else f"{type(error).__name__}: {error}")
@@ -138,7 +163,7 @@ class Watch:
                 self._say(str(beat))
                 pairs = self._client.key_value_dir_get("evolver/alive/")
                 said = {int(key.rpartition("/")[2]): text for key, text in pairs}
-            except Exception:  # the service lives in process 0: it is that one which is silent
+            except Exception:  # the service lives beside process 0: it is that machine which is silent
                 said = {}
             for i in range(self._count):
                 text = said.get(i, seen[i][0])

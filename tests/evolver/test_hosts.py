@@ -18,11 +18,6 @@ ROOT = Path(__file__).parents[2]
 DEADLINE = 120.0  # as generous as a busy machine needs; the death of a process is noticed much sooner
 
 
-JAX_ABORTS = pytest.mark.xfail(
-    strict=True, reason="jax aborts whoever loses process 0 from C++, with a message of its own, before ours is printed"
-)
-
-
 def free_port() -> int:
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
@@ -91,7 +86,7 @@ def test_processes_give_the_result_of_one(tmp_path, config, count, mesh):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("victim", [pytest.param(0, marks=JAX_ABORTS), 1])
+@pytest.mark.parametrize("victim", [0, 1])
 def test_a_process_that_dies_ends_the_others_and_the_run_goes_on_later(tmp_path, config, victim):
     flags = ["--config.mesh.fsdp=2", "--config.steps=6"]
     processes = start(tmp_path, config, 2, "run", *flags, deadline=20.0)
