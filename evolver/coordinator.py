@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -23,7 +24,12 @@ READY = "ready"
 @contextlib.contextmanager
 def serving(address: str, count: int, deadline: float) -> Iterator[None]:
     """Serve `count` processes at host:port for as long as the block lasts. Raises OSError when the port is taken, or
-    nothing is served within `deadline` seconds."""
+    nothing is served, for `deadline` seconds."""
+    port, until = int(address.rpartition(":")[2]), time.monotonic() + deadline
+    while _listens(port):  # the service of a run that is ending; two of them would share the port without a word
+        if time.monotonic() > until:
+            raise OSError(f"no service at {address}: somebody else listens there")
+        time.sleep(0.2)
     command = [sys.executable, "-m", "evolver.coordinator", address, str(count), str(2 * deadline)]
     # A session of its own: Ctrl-C and a scheduler's signals are for the run, which needs the service to end in order.
     child = subprocess.Popen(
@@ -48,6 +54,12 @@ def serving(address: str, count: int, deadline: float) -> Iterator[None]:
 def _pass_on(lines) -> None:
     for line in lines:
         sys.stderr.write(line)
+
+
+def _listens(port: int) -> bool:
+    with socket.socket() as s:
+        s.settimeout(1.0)
+        return s.connect_ex(("127.0.0.1", port)) == 0
 
 
 def _clients(port: int) -> int:

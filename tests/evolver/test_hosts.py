@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from evolver import coordinator
 from tests.tiny import config_file, tiny_policy
 
 ROOT = Path(__file__).parents[2]
@@ -129,3 +130,27 @@ def test_parts_are_put_together_in_order():
     items = list(range(11))
     for count in (1, 2, 3, 4):
         assert interleaved([items[i::count] for i in range(count)]) == items
+
+
+def test_the_service_stays_until_the_last_client_has_left():
+    port = free_port()
+    with coordinator.serving(f"127.0.0.1:{port}", 2, 60.0):
+        client = socket.create_connection(("127.0.0.1", port))
+    time.sleep(1.0)  # process 0 is gone, this one is not
+    socket.create_connection(("127.0.0.1", port)).close()
+    client.close()
+    until = time.monotonic() + 60
+    with pytest.raises(ConnectionRefusedError):
+        while time.monotonic() < until:
+            socket.create_connection(("127.0.0.1", port)).close()
+            time.sleep(0.2)
+
+
+def test_a_service_without_its_port_says_why():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        with pytest.raises(OSError, match=f"no service at {address}: somebody else listens there"):
+            with coordinator.serving(address, 2, 1.0):
+                pass
