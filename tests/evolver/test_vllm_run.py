@@ -1,10 +1,13 @@
 """The whole program with rollouts on real vLLM servers. `make test-services` installs vLLM and runs this."""
 
+import asyncio
+
 import pytest
 
 import run
 from evolver.books import Workdir
-from tests.rl.vllm_setup import FLAGS, PYTHON
+from rl.engines.vllm_servers import OwnServers
+from tests.rl.vllm_setup import FLAGS, PYTHON, ROOT
 
 pytestmark = [
     pytest.mark.services,
@@ -33,3 +36,30 @@ def test_the_quickstart_trains_on_what_vllm_samples(tmp_path, depth, capsys):
         assert line["engine/cached_tokens"] > 0.5 * line["engine/prompt_tokens"]
         assert line["rollout/success"] > 0.02
     assert "eval/avg@2" in lines[-1]
+
+
+def test_a_quickstart_learns_on_vllm_with_a_judge_on_vllm(tmp_path, capsys):
+    """All mechanisms, as many rollouts a step as the quickstart, a quarter of its steps, in which it makes most of its
+    gain. The judge is the base policy, which cannot judge: the server holds it to the form of an answer."""
+    flags = f"{FLAGS} --gpu-memory-utilization 0.3"
+    judge = OwnServers(
+        python=str(PYTHON), checkpoint=ROOT / "configs/assets/travel_base", logs=tmp_path / "judge", backend="",
+        length=4096, dtype="float32", sequences=32, flags=flags, timeout=1800.0,
+    )  # fmt: skip
+    with asyncio.Runner() as runner:
+        (url,) = runner.run(judge.start())
+        words = [
+            "--config=configs/quickstart.py", f"--workdir={tmp_path / 'run'}", "--config.steps=20",
+            "--config.eval.every=20", "--config.engine.name=vllm", f"--config.engine.vllm.python={PYTHON}",
+            f"--config.engine.vllm.flags={flags}", "--config.engine.vllm.start_timeout=1800.0",
+            "--config.attributing.judge=llm", f"--config.llm.url={url}/v1", "--config.llm.model=policy",
+            "--config.llm.step_judge.max_tokens=32", "--config.llm.deadline=300", "--config.llm.shown=400",
+        ]  # fmt: skip
+        try:
+            assert run.main(["run.py", *words]) == 0, capsys.readouterr().err
+        finally:
+            runner.run(judge.stop())
+    first, *steps, last = Workdir(tmp_path / "run").metrics()
+    assert first["eval/avg@8"] < 0.4 and last["eval/avg@8"] > first["eval/avg@8"] + 0.25
+    assert last["step"] == 20 and all(line["llm/step_judge/calls"] > 0 for line in steps)
+    assert max(line["mismatch/fresh"] for line in [*steps, last]) < 1e-4
