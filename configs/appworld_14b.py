@@ -5,8 +5,12 @@
     python run.py --config=configs/appworld_14b.py --config.model.path=runs/appworld_14b/policy \
         --config.eval.split=test_normal --mode=eval
 
-Needs `make appworld` and AppWorld's own data (docs/environments.md). Expected is what the paper prints (its tables 1
-and 2): test_normal, avg@8 / best@8 (bootstrap), in percent; nobody has run it here. 18.0 / 31.4 before training, then
+vLLM generates on the same devices, on a quarter of each: set XLA_PYTHON_CLIENT_MEM_FRACTION=0.7 in the environment. The
+moments and the reference wait in the host's memory. So it fits, by its plan (docs/plans/appworld_14b.txt).
+
+Needs requirements/vllm.txt in .venv-vllm, `make appworld`, and AppWorld's own data (docs/environments.md). Expected is
+what the paper prints (its tables 1 and 2): test_normal, avg@8 / best@8 (bootstrap), in percent; nobody has run it
+here. 18.0 / 31.4 before training, then
 
 | argument | tasks | navigating | attributing | avg@8 | best@8 |
 |---|---|---|---|---|---|
@@ -40,10 +44,16 @@ def get_config(arg=None):
     config.model.preset = "14b"
     config.model.dtype = "bfloat16"
     config.model.remat = "full"
-    config.engine.cache_dtype = "bfloat16"
-    config.engine.slots = 64
     config.mesh.fsdp = 8
     config.learner.micro = 8  # a row on each device
+    config.optim.offload = True
+    config.loss.reference = "host"
+    config.engine.name = "vllm"
+    config.engine.cache_dtype = "bfloat16"
+    config.engine.slots = 64
+    config.engine.vllm.python = ".venv-vllm/bin/python"
+    config.engine.vllm.devices = ("0,1,2,3,4,5,6,7",)
+    config.engine.vllm.flags = "--gpu-memory-utilization 0.25"
 
     config.env.name = "appworld"
     config.env.args.data = "official"

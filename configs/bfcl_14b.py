@@ -3,7 +3,8 @@
     python run.py --config=configs/bfcl_14b.py --mode=plan
     python run.py --config=configs/bfcl_14b.py --config.model.path=/dir/of/Qwen2.5-14B-Instruct
 
-Needs `pip install --no-deps -r requirements/bfcl.txt`. Tasks 0-99 train, 100-199 are evaluated, as in the reference.
+Devices and their memory are those of configs/appworld_14b.py; besides requirements/vllm.txt in .venv-vllm it needs
+`pip install --no-deps -r requirements/bfcl.txt`. Tasks 0-99 train, 100-199 are evaluated, as in the reference.
 Arguments are those of configs/appworld_14b.py. Expected is what the paper prints (its tables 1 and 2): avg@8 / best@8
 (bootstrap), in percent; nobody has run it here. 41.6 / 54.1 before training; original 68.6 / 74.3, q 60.3 / 72.1,
 hybrid 73.0 / 81.1, qn 62.8 / 74.5, qa 64.9 / 76.3, all 66.5 / 76.7.
@@ -20,7 +21,7 @@ def get_config(arg=None):
     config.env.python = ""
     config.env.workers = 8
     config.eval.split = "val"
-    config.rollout.concurrency = 256
+    config.rollout.concurrency = config.engine.slots = 256
     config.template.tools = True
     config.questioning.depth = 27
     if arg == "hybrid":

@@ -14,5 +14,7 @@ from configs import bfcl_14b
 def get_config(arg=None):
     config = bfcl_14b.get_config(arg)
     config.model.preset = "7b"
-    config.engine.slots = 12  # as many as fit beside the learner: docs/plans
+    config.engine.vllm.devices = ("0,1,2,3", "4,5,6,7")  # its 4 key/value heads do not divide by 8
+    config.optim.offload = False
+    config.loss.reference = "device"
     return config

@@ -27,7 +27,7 @@ FOLDER = Path(__file__).parents[1] / "docs" / "plans"
 KEPT: dict[str, tuple[str, str, dict[str, Any]]] = {
     "appworld_14b": ("appworld_14b", "a100-80g:8", {}),
     "appworld_7b": ("appworld_7b", "a100-80g:8", {}),
-    "appworld_7b_lora": ("appworld_7b", "h200:1", {"lora.rank": 32, "engine.slots": 16}),
+    "appworld_7b_lora": ("appworld_7b", "h200:1", {"lora.rank": 32, "engine.name": "jax", "engine.slots": 16}),
     "bfcl_14b": ("bfcl_14b", "a100-80g:8", {}),
     "bfcl_7b": ("bfcl_7b", "a100-80g:8", {}),
 }

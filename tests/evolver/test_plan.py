@@ -106,7 +106,7 @@ def test_recomputing_trades_compute_for_memory():
 
 
 def test_the_state_is_spread_over_the_mesh():
-    case = case_of("appworld_14b", "a100-80g:8")
+    case = case_of("appworld_14b", "a100-80g:8", optim__offload=False)
     state, count = estimate.state_bytes(case), qwen.parameter_count(case.shape)
     assert state["parameters"] == pytest.approx(4 * count / 8, rel=1e-3)  # biases are not spread
     assert state["optimizer"] == pytest.approx(2 * state["parameters"])
@@ -167,15 +167,23 @@ def test_collectives_are_counted_with_the_trips_of_their_loops():
 
 
 def test_7b_fits_eight_devices_of_80_gb_beside_the_engine():
-    case = case_of("appworld_7b", "a100-80g:8", engine__slots=4)
+    case = case_of("appworld_7b", "a100-80g:8", engine__name="jax", engine__slots=4)
     record = estimate.estimate(case, {})
     assert record["fits"] and record["sequences"] >= 4
-    assert not estimate.estimate(case_of("appworld_7b", "a100-80g:8", engine__slots=400), {})["fits"]
+    case = case_of("appworld_7b", "a100-80g:8", engine__name="jax", engine__slots=400)
+    assert not estimate.estimate(case, {})["fits"]
+
+
+def test_14b_fits_eight_devices_of_80_gb_beside_vllm_with_its_moments_on_the_host():
+    case = case_of("appworld_14b", "a100-80g:8")
+    assert case.engine.shared and estimate.estimate(case, {})["fits"]
+    kept = {"optim__offload": False, "loss__reference": "device"}
+    assert not estimate.estimate(case_of("appworld_14b", "a100-80g:8", **kept), {})["fits"]
 
 
 @pytest.mark.parametrize("values", [{"engine__slots": 400}, {"engine__slots": 400, "engine__cache_dtype": "float32"}])
 def test_what_does_not_fit_comes_with_a_value_that_does(values):
-    case = case_of("appworld_7b", "a100-80g:8", **values)
+    case = case_of("appworld_7b", "a100-80g:8", engine__name="jax", **values)
     record = estimate.estimate(case, {})
     (line,) = advice.advise(case, record)
     assert "would fit" in line and "--config.engine" in line
@@ -185,7 +193,7 @@ def test_what_does_not_fit_comes_with_a_value_that_does(values):
 
 
 def test_a_compiled_program_replaces_the_estimate_and_a_refused_one_does_not_fit():
-    case = case_of("appworld_7b", "a100-80g:8", engine__slots=4)
+    case = case_of("appworld_7b", "a100-80g:8", engine__name="jax", engine__slots=4)
     gradients = estimate.state_bytes(case)["gradients"]
     memory = {"temp": gradients + 5e9}
     update = {"memory": memory, "collectives": {"all-gather": (10, 45e9)}, "seconds": 1.0}
@@ -238,7 +246,7 @@ def test_the_real_compilers_agree_with_the_arithmetic(target):
     if compilers.interpreter(targets.parse(target)) is None:
         pytest.skip(compilers.offer(targets.parse(target)))
     values = {"model__preset": "0.5b", "learner__row": 2048, "rollout__context": 2048, "rollout__max_tokens": 512}
-    config = config_of("appworld_7b", engine__slots=4, **values)
+    config = config_of("appworld_7b", engine__name="jax", engine__slots=4, **values)
     record, _ = plan.on_target(config, target)
     assert set(record["compiled"]) == set(estimate.PHASES) and not record["refused"]
     held = record["memory"]["update"]

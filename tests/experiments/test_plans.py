@@ -21,7 +21,7 @@ def test_the_papers_lengths_are_planned_with_compiled_programs(name):
     assert {"update", "logp"} <= set(kept["compiled"]["phases"])
     _, record = plans.text_of(name, kept["compiled"])
     assert record["learner"] <= record["limit"] and record["sources"]["update"] == "compiled"
-    assert record["fits"] or name.endswith("14b")  # beside 14B no engine fits on one of eight such devices
+    assert record["fits"]
 
 
 def test_a_plan_of_another_config_no_longer_holds(monkeypatch):
