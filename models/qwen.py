@@ -412,19 +412,28 @@ def init_cache(config: Config, slots: int, length: int, dtype: Any = jnp.float32
 
 
 def extend(
-    config: Config, weights: Params, cache: Cache, tokens_BT: jax.Array, starts_B: jax.Array, lengths_B: jax.Array
+    config: Config,
+    weights: Params,
+    cache: Cache,
+    tokens_BT: jax.Array,
+    starts_B: jax.Array,
+    lengths_B: jax.Array,
+    *,
+    window: int | None = None,
 ) -> tuple[jax.Array, Cache]:
     """Append tokens to the cached sequences, one per row of the cache: (h_BD of each row's last new token, cache).
 
     Row b writes its first lengths_B[b] tokens at positions starts_B[b]..; positions before hold what earlier calls
     wrote. A row of length 0 writes nothing and returns finite garbage. Nothing is written beyond the cache's length.
-    weights: of `for_decoding`, whose dtype is that of the computation.
+    weights: of `for_decoding`, whose dtype is that of the computation. window: positions that attention reads, the
+    first ones, among which all of these are; None = all.
     """
     rows, t = tokens_BT.shape
     length = cache["v"][0].shape[2]
+    window = length if window is None else window
     positions_BT = starts_B[:, None] + jnp.arange(t)
     write_at = jnp.where(jnp.arange(t) < lengths_B[:, None], positions_BT, length)  # out of bounds: dropped
-    mask_BTS = jnp.arange(length) <= positions_BT[:, :, None]
+    mask_BTS = jnp.arange(window) <= positions_BT[:, :, None]
     cos, sin = rope_angles(positions_BT, config.head_dim, config.rope_theta)
     row = jnp.arange(rows)[:, None]
 
@@ -434,7 +443,8 @@ def extend(
         q, k, v = _fused_qkv(config, w, x, cos, sin)
         k_BKhS = k_BKhS.at[row, :, :, write_at].set(k.astype(k_BKhS.dtype), mode="drop")
         v_BKSh = v_BKSh.at[row, :, write_at].set(v.astype(v_BKSh.dtype), mode="drop")
-        x = x + _cached_attention(q, k_BKhS.astype(x.dtype), v_BKSh.astype(x.dtype), mask_BTS) @ w["o"]
+        seen = k_BKhS[..., :window].astype(x.dtype), v_BKSh[:, :, :window].astype(x.dtype)
+        x = x + _cached_attention(q, *seen, mask_BTS) @ w["o"]
         gate, up = jnp.split(rms_norm(x, w["mlp_norm"], config.rms_eps) @ w["gate_up"], 2, axis=-1)
         x = x + (jax.nn.silu(gate) * up) @ w["down"]
         keys.append(k_BKhS)

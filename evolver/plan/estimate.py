@@ -19,6 +19,7 @@ from evolver.plan.placement import SERVER, Engine, engine_of
 from evolver.plan.targets import Target
 from models import lora, qwen
 from models import mesh as meshes
+from rl.engines.jax_engine import FEW
 
 # What nobody knows before a run; the plan prints them.
 EPISODE = 1 / 3  # mean length of an episode, as a share of rollout.context
@@ -151,6 +152,9 @@ def temporaries(case: Case, compiled: dict[str, Any]) -> dict[str, tuple[float, 
         if "memory" in record:
             size = record["memory"]["temp"] - (state["gradients"] if phase == "update" else 0)
             found[phase] = (max(0.0, size), "compiled")
+    if c.engine.name == "jax":  # the program decodes all rows in place; few of them it copies
+        size, source = found["decode"]
+        found["decode"] = (size + case.engine.cache / FEW, source)
     return found
 
 

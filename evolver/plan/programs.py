@@ -111,7 +111,14 @@ def engine_programs(config: Any, shape: qwen.Config, device: Any, slots: int) ->
     pieces = [array(few), array(few, piece), array(few), array(few), draw(few)]
     return {
         "decode": partial(
-            decoding.decode.trace, weights, cache, rows, array(), block=config.engine.decode_block, **static
+            decoding.decode.trace,
+            weights,
+            cache,
+            rows,
+            array(),
+            block=config.engine.decode_block,
+            in_place=True,
+            **static,
         ),
         "prefill": partial(decoding.prefill.trace, weights, cache, *pieces, **static),
     }

@@ -164,7 +164,7 @@ def prefill(
     return token_B, logp_B, _put(cache, slot_B, rows, start_B, tokens_BT.shape[1])
 
 
-@partial(jax.jit, static_argnames=("config", "window", "block", "truncate"), donate_argnames="cache")
+@partial(jax.jit, static_argnames=("config", "window", "block", "truncate", "in_place"), donate_argnames="cache")
 def decode(
     weights: Any,
     cache: qwen.Cache,
@@ -175,10 +175,13 @@ def decode(
     window: int,
     block: int,
     truncate: bool,
+    in_place: bool = False,
 ) -> tuple[jax.Array, jax.Array, jax.Array, qwen.Cache]:
     """Up to `block` tokens for every row, fewer once `leave` rows have finished: (tokens_NB, logp_NB, steps, cache).
 
     A row finishes by a stop token or an empty budget; its tokens after that are -1. N = block, of which `steps` ran.
+    in_place: work on the cache itself, not on a copy of its window; the rows are all slots, in order. XLA's GPU code
+    then reads the window as it is, while on a CPU the copy is what stays in the processor's caches.
     """
     taken = None if len(rows.slot) == len(cache["v"][0]) else rows.slot
     live = jnp.sum(rows.budget > 0)
@@ -192,7 +195,7 @@ def decode(
         step, budget_B, token_B, work, tokens_NB, logp_NB = state
         alive_B = budget_B > 0
         h_BD, work = qwen.extend(
-            config, weights, work, token_B[:, None], rows.position + step, alive_B.astype(jnp.int32)
+            config, weights, work, token_B[:, None], rows.position + step, alive_B.astype(jnp.int32), window=window
         )
         draw = rows.draw._replace(index=rows.draw.index + step)
         token_B, logp_B = sample(_logits(weights, h_BD), draw, truncate=truncate)
@@ -202,7 +205,8 @@ def decode(
         return step + 1, budget_B, token_B, work, tokens_NB, logp_NB.at[step].set(logp_B)
 
     shape = (block, len(rows.slot))
-    start = (jnp.int32(0), jnp.asarray(rows.budget), jnp.asarray(rows.token), _take(cache, taken, window))
+    work = cache if in_place else _take(cache, taken, window)
+    start = (jnp.int32(0), jnp.asarray(rows.budget), jnp.asarray(rows.token), work)
     start += (jnp.full(shape, -1, jnp.int32), jnp.zeros(shape, jnp.float32))
     step, _, _, work, tokens_NB, logp_NB = jax.lax.while_loop(unfinished, advance, start)
-    return tokens_NB, logp_NB, step, _put(cache, rows.slot, work, rows.position, block)
+    return tokens_NB, logp_NB, step, work if in_place else _put(cache, rows.slot, work, rows.position, block)

@@ -30,6 +30,7 @@ PREFILL_BATCH = 2048  # tokens of one prefill call, padding included ...
 PREFILL_SCORES = 2**20  # ... and its attention scores, on a CPU: more would only fall out of the caches
 DECODE_ROWS = 16  # rows decoded together on a CPU, for the same reason
 BANKS = 2  # parts of the slots that work side by side on a CPU; whatever its cores, so that they do not decide the bits
+FEW = 4  # on an accelerator all rows are decoded from this part of them on
 PATIENCE = 4  # rounds that an idle session is safe from eviction
 SHARE_TOKENS = 16  # a prompt waits a round for another's prefill if that spares it at least so many tokens
 
@@ -101,7 +102,10 @@ class JaxEngine:
         # Every shape that a device call may have. Few, because each is a compile.
         cpu = self._device.platform == "cpu"
         self._windows = sorted({*_powers(128, length), *(w for w in _powers(192, length) if w < length)})
-        self._batches = _powers(4, min(slots, DECODE_ROWS) if cpu else slots)
+        # An accelerator decodes few rows on a copy of theirs, or all of them in place: only a part is ever there twice.
+        self._in_place = not cpu
+        self._copied = _powers(4, min(slots, DECODE_ROWS)) if cpu else _powers(4, max(1, slots // FEW))
+        self._batches = self._copied if cpu else sorted({*self._copied, slots})
         self._sizes = _powers(16, min(prefill_tokens, length))
         self._scores = PREFILL_SCORES if cpu else 2**40
         # Each bank of slots has a cache of its own, and so can be worked on by a thread of its own.
@@ -196,6 +200,7 @@ class JaxEngine:
         for window in [w for w in self._windows if w < 2 * tokens]:
             for rows in self._batches:
                 self._decode_call(0, [], rows, window)
+            for rows in self._copied:
                 self._copy(0, [], rows, window)
             for size in (n for n in self._sizes if n <= window):
                 for rows in self._rows(size, window):
@@ -423,9 +428,9 @@ class JaxEngine:
 
     def _copy_prefixes(self, bank: int, requests: list[_Request]) -> None:
         """Give each the first `start` tokens of its source."""
-        most = self._batches[-1]
+        most = self._copied[-1]
         for batch in (requests[first : first + most] for first in range(0, len(requests), most)):
-            rows = next(rows for rows in self._batches if rows >= len(batch))
+            rows = next(rows for rows in self._copied if rows >= len(batch))
             self._copy(bank, batch, rows, self._window(max(r.start for r in batch)))
             for request in batch:
                 self._ids[request.slot, : request.start] = request.prompt[: request.start]
@@ -501,6 +506,7 @@ class JaxEngine:
         lines = decoding.Rows(slot, token, position, budget, stop, _draw(batch, rows, places))
         leave = np.int32(max(1, int(self._leave * len(batch))))
         options = self._options("decode", batch, window, (rows,)) | {"block": self._block}
+        options["in_place"] = self._in_place and rows == self._bank_slots
         began = time.perf_counter()
         result = decoding.decode(self._weights, self._kv(bank), lines, leave, **options)
         tokens_NB, logp_NB, steps, self._caches[bank] = result

@@ -112,6 +112,17 @@ def test_logprobs_equal_teacher_forcing_over_turns_and_greedy_is_argmax():
     assert engine.stats()["reused_tokens"] > 0, "later turns prefill only what is new"
 
 
+def test_all_slots_in_place_as_on_an_accelerator_give_the_same():
+    episodes = [{"name": i} for i in range(6)]
+    expected = play(make(slots=8, length=256), *episodes)
+    engine = make(slots=8, length=256)
+    engine._in_place, engine._copied, engine._batches = True, [2], [2, 8]
+    for one, other in zip(play(engine, *episodes), expected):
+        same(one, other)
+    shapes = {(window, rows) for name, window, rows, _ in engine._shapes if name == "decode"}
+    assert {(8,)} <= {rows for _, rows in shapes} <= {(2,), (8,)} and min(shapes)[0] < 256
+
+
 def test_an_untied_model_with_normalised_queries():
     config = qwen.Config(**vars(CONFIG) | {"tied": False, "qk_norm": True, "qkv_bias": False})
     weights = qwen.init(config, 1)
