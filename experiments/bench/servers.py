@@ -3,8 +3,9 @@
     python -m experiments.bench.servers [--python .bench/vllm/bin/python] [--sizes 1,30,120] [--flags "--block-size 32"]
 
 For each size in millions of parameters: a checkpoint of random weights, one server started from it, `--repeats` updates
-(staging in shared memory, and from the pause to the proof), then `workload.flat` as sessions through the engine and
-through vLLM's own `vllm bench serve` on the same server. Prints one JSON object per size.
+(staging in shared memory, and from the pause to the proof), then `workload.flat` as sessions through the engine,
+through vLLM's own `vllm bench serve` on the same server and, the server gone, through the JAX engine in this process.
+Prints one JSON object per size.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ import numpy as np
 from experiments.bench import workload as workloads
 from models import hf, qwen
 from models.tokenizer import train_bpe
+from rl.engines import Engine
+from rl.engines.jax_engine import JaxEngine
 from rl.engines.transfer import SharedMemory
 from rl.engines.vllm import VllmEngine
 from rl.engines.vllm_servers import OwnServers
@@ -62,7 +65,7 @@ def learner_score(shape: qwen.Config):
     return lambda params, ids: np.asarray(jitted(params, np.asarray(ids, np.int32)))
 
 
-async def tokens_per_second(engine: VllmEngine, workload: workloads.Workload, repeats: int) -> float:
+async def tokens_per_second(engine: Engine, workload: workloads.Workload, repeats: int) -> float:
     """Of the best round, all episodes at once; the first round warms up."""
 
     async def episode(number: int, script: workloads.Episode) -> int:
@@ -124,11 +127,14 @@ async def measure(args: argparse.Namespace, size: str, folder: Path) -> dict[str
         theirs = await asyncio.to_thread(vllm_bench, args.python, url, folder, workload)
     finally:
         await engine.close()
+    ours = JaxEngine(shape, first, slots=len(workload.episodes), length=length, dtype=args.dtype)
+    here = await tokens_per_second(ours, workload, args.repeats)
     megabytes = spent["bytes"] / 1e6
     return {
         "benchmark": "servers", "million_parameters": size, "dtype": args.dtype, "megabytes": round(megabytes, 1),
         "stage_s": round(spent["stage_seconds"], 3), "update_s": round(spent["update_seconds"], 3),
         "gap": after["gap"], "tokens_per_s": round(rate), "vllm_bench_tokens_per_s": round(theirs),
+        "jax_engine_tokens_per_s": round(here),
     }  # fmt: skip
 
 
