@@ -12,7 +12,11 @@ from configs import appworld_14b
 
 
 def get_config(arg=None):
-    config = appworld_14b.get_config(arg)
+    return with_7b(appworld_14b.get_config(arg))
+
+
+def with_7b(config):
+    """A 14B config for the 7B model, which needs no memory of the host."""
     config.model.preset = "7b"
     config.engine.vllm.devices = ("0,1,2,3", "4,5,6,7")  # its 4 key/value heads do not divide by 8
     config.optim.offload = False

@@ -9,12 +9,8 @@ Time: not measured, about half of the 14B.
 """
 
 from configs import bfcl_14b
+from configs.appworld_7b import with_7b
 
 
 def get_config(arg=None):
-    config = bfcl_14b.get_config(arg)
-    config.model.preset = "7b"
-    config.engine.vllm.devices = ("0,1,2,3", "4,5,6,7")  # its 4 key/value heads do not divide by 8
-    config.optim.offload = False
-    config.loss.reference = "device"
-    return config
+    return with_7b(bfcl_14b.get_config(arg))
