@@ -91,6 +91,7 @@ class OwnServers(Servers):
         self._words += shlex.split(flags)
         self._timeout, self._restarts, self._say = timeout, restarts, say
         self._processes: list[subprocess.Popen[bytes] | None] = [None] * len(self._devices)
+        self._log_starts = [0] * len(self._devices)  # bytes in each log before its server was last started
 
     async def start(self) -> list[str]:
         self._logs.mkdir(parents=True, exist_ok=True)
@@ -149,6 +150,7 @@ class OwnServers(Servers):
         if parallel > 1:
             words += ["--tensor-parallel-size", str(parallel)]
         with open(self._log(number), "ab") as log:
+            self._log_starts[number] = log.tell()
             self._processes[number] = subprocess.Popen(
                 [sys.executable, str(SIDE / "launch.py"), *words],
                 stdin=subprocess.PIPE, stdout=log, stderr=subprocess.STDOUT, env=_environment(devices),
@@ -168,7 +170,7 @@ class OwnServers(Servers):
             await client.close()
 
     def _reason(self, number: int, what: str) -> str:
-        text = self._log(number).read_text(errors="replace")[-200_000:]
+        text = self._log(number).read_bytes()[self._log_starts[number] :][-200_000:].decode(errors="replace")
         return f"{what}: {first_error(text)}\n  log: {self._log(number)}"
 
 

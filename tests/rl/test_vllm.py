@@ -317,6 +317,9 @@ def test_a_server_that_dies_while_starting_is_reported_with_its_first_error(tmp_
         ServerStartError, match=r"ended while starting: ValueError: no such device 7\n  log: .*vllm-0.log"
     ):
         asyncio.run(servers.start())
+    python.write_text(python.read_text().replace("device 7", "device 8"))
+    with pytest.raises(ServerStartError, match="no such device 8"):  # not the older one in the same log
+        asyncio.run(servers.start())
 
 
 def test_the_first_error_of_a_log_is_the_end_of_its_first_traceback():
