@@ -129,13 +129,14 @@ def sizes(config: Any) -> list[tuple[str, str]]:
     half = {"bfloat16": 2, "float32": 4}
     engine = parameters * half[config.model.dtype]
     position = 2 * shape.layers * shape.kv_heads * shape.head_dim * half[config.engine.cache_dtype]
-    slots, context = config.engine.slots, config.rollout.context
+    # The jax engine holds as many sequences as it has slots; a vLLM server as many as its share of a device takes.
+    slots, context = config.engine.slots if config.engine.name == "jax" else 1, config.rollout.context
     return [
         ("parameters", f"{parameters:,}"),
         ("training state", f"{size(4 * parameters * copies)} ({held}, float32)"),
         ("checkpoint", size(12 * parameters)),
         ("engine weights", size(engine)),
-        ("KV cache", f"{size(position * slots * context)} for {slots} sequences of {context:,} tokens"),
+        ("KV cache", f"{size(position * slots * context)} for {slots} x {context:,} tokens"),
     ]
 
 
