@@ -133,7 +133,7 @@ def _softmax(scores, v, end: int):
 
 def _attention_backward(residuals, dout):
     q, k, v, segments, out, lse = residuals
-    delta = jnp.sum(out.astype(jnp.float32) * dout.astype(jnp.float32), axis=-1)
+    delta = _delta(out, dout)
     dq, dk, dv = [], jnp.zeros(k.shape, jnp.float32), jnp.zeros(v.shape, jnp.float32)
     for rows in _blocks(q.shape[3]):
         end, step = rows.stop, _step(q, rows)
@@ -149,6 +149,11 @@ def _attention_backward(residuals, dout):
         dk = dk.at[:, :, :end].add(_batched_transposed(q[:, :, :, rows], dscores))
         dv = dv.at[:, :, :end].add(_batched_transposed(dout[:, :, :, rows], probs.astype(v.dtype)))
     return jnp.concatenate(dq, axis=3), dk.astype(k.dtype), dv.astype(v.dtype), None
+
+
+def _delta(out, dout):
+    """The sums over h of their products, in float32, as a product of matrices: XLA sums over a short axis slowly."""
+    return jnp.einsum("...h,...h->...", out.astype(jnp.float32), dout.astype(jnp.float32))
 
 
 _attention.defvjp(_attention_forward, _attention_backward)
@@ -307,7 +312,7 @@ def _pass_on(arrays, axis, size):
 def _ring_backward(axis, size, residuals, dout):
     q, k, v, segments, out, lse = residuals
     own, t = jax.lax.axis_index(axis), q.shape[3]
-    delta = jnp.sum(out.astype(jnp.float32) * dout.astype(jnp.float32), axis=-1)
+    delta = _delta(out, dout)
     step = _step(q, slice(0, t))
 
     def block(dq, dk, dv, k, v, segments_k, source):

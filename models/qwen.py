@@ -21,6 +21,7 @@ from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from models import loops
 from models.attention import attention
 
 Params = dict[str, Any]
@@ -186,6 +187,12 @@ def rope_angles(positions: jax.Array, head_dim: int, theta: float) -> tuple[jax.
     return jnp.cos(angles), jnp.sin(angles)
 
 
+def rope_table(config: Config, length: int, positions: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """`rope_angles` of positions below `length`, looked up: XLA's CPU code would compute them for each use and head."""
+    cos_Th, sin_Th = rope_angles(jnp.arange(length), config.head_dim, config.rope_theta)
+    return cos_Th[positions], sin_Th[positions]
+
+
 def rope(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
     """Rotate x_..TXh (X heads) by the halves convention: coordinate i turns with i + head_dim/2."""
     cos, sin = cos[..., None, :], sin[..., None, :]
@@ -257,7 +264,7 @@ def hidden(
     def parted(x: jax.Array) -> jax.Array:
         return x.reshape(*shape, *x.shape[1:]) if single else x
 
-    cos, sin = rope_angles(joined(positions_RT), config.head_dim, config.rope_theta)
+    cos, sin = rope_table(config, shape[1], joined(positions_RT))
 
     def layer(x: jax.Array, w: Params) -> tuple[jax.Array, None]:
         w = _gathered(config, w, x.dtype, mesh)
@@ -331,50 +338,59 @@ def token_logp(
     # Chunk j holds tokens j, j + chunks, ...: each chunk spans every device that N is sharded over.
     h_CSD = h_ND.reshape(size, chunks, -1).swapaxes(0, 1)
     targets_CS = targets_N.reshape(size, chunks).T
-    logp, entropy = _chunked_logp(h_CSD, w_DV, targets_CS, jnp.float32(temperature))
+    logp, entropy = chunked_logp(h_CSD, w_DV, targets_CS, temperature, chunks)
     logp, entropy = (y.T.reshape(-1)[:n] for y in (logp, entropy))
     return logp, jax.lax.stop_gradient(entropy)
 
 
 @jax.custom_vjp
-def _chunked_logp(h_CSD, w_DV, targets_CS, temperature):
-    return _chunked_logp_forward(h_CSD, w_DV, targets_CS, temperature)[0]
+def chunked_logp(
+    h_CSD: jax.Array, w_DV: jax.Array, targets_CS: jax.Array, temperature: float, count: jax.Array | int
+) -> tuple[jax.Array, jax.Array]:
+    """`token_logp` of the first `count` of C chunks of S tokens: (logp_CS, entropy_CS), 0 in the others.
+
+    Forward and backward the logits of one chunk exist at a time; what is kept of them is their log-sum.
+    """
+    return _chunked_logp_forward(h_CSD, w_DV, targets_CS, temperature, count)[0]
 
 
 def _logits(h, w_DV, temperature):
     return jnp.dot(h, w_DV.astype(h.dtype), preferred_element_type=jnp.float32) / temperature
 
 
-def _chunked_logp_forward(h_CSD, w_DV, targets_CS, temperature):
-    def one(_, chunk):
+def _chunked_logp_forward(h_CSD, w_DV, targets_CS, temperature, count):
+    def one(i, chunk, out):
         h, targets = chunk
         logits = _logits(h, w_DV, temperature)
         lse = jax.nn.logsumexp(logits, axis=-1)
         logp = logits - lse[:, None]
         entropy = -jnp.sum(jnp.exp(logp) * logp, axis=-1)
-        return None, (jnp.take_along_axis(logp, targets[:, None], axis=-1)[:, 0], entropy, lse)
+        new = jnp.take_along_axis(logp, targets[:, None], axis=-1)[:, 0], entropy, lse
+        return tuple(y.at[i].set(x) for y, x in zip(out, new))
 
-    _, (logp, entropy, lse) = jax.lax.scan(one, None, (h_CSD, targets_CS))
-    return (logp, entropy), (h_CSD, w_DV, targets_CS, temperature, lse)
+    start = (jnp.zeros(targets_CS.shape, jnp.float32),) * 3
+    logp, entropy, lse = loops.each((h_CSD, targets_CS), count, one, start)
+    return (logp, entropy), (h_CSD, w_DV, targets_CS, temperature, count, lse)
 
 
 def _chunked_logp_backward(residuals, gradients):
-    h_CSD, w_DV, targets_CS, temperature, lse_CS = residuals
+    h_CSD, w_DV, targets_CS, temperature, count, lse_CS = residuals
 
-    def one(dw, chunk):
+    def one(i, chunk, out):
+        dw, dh_CSD = out
         h, targets, lse, g = chunk
         probs = jnp.exp(_logits(h, w_DV, temperature) - lse[:, None])
         onehot = targets[:, None] == jnp.arange(probs.shape[-1])
         dlogits = ((onehot - probs) * (g / temperature)[:, None]).astype(h.dtype)
         dw = dw + jnp.dot(h.T, dlogits, preferred_element_type=jnp.float32)
-        return dw, dlogits @ w_DV.astype(h.dtype).T
+        return dw, dh_CSD.at[i].set(dlogits @ w_DV.astype(h.dtype).T)
 
-    start = jnp.zeros(w_DV.shape, jnp.float32)
-    dw, dh = jax.lax.scan(one, start, (h_CSD, targets_CS, lse_CS, gradients[0]))
-    return dh, dw.astype(w_DV.dtype), None, None
+    start = jnp.zeros(w_DV.shape, jnp.float32), jnp.zeros_like(h_CSD)
+    dw, dh = loops.each((h_CSD, targets_CS, lse_CS, gradients[0]), count, one, start)
+    return dh, dw.astype(w_DV.dtype), None, None, None
 
 
-_chunked_logp.defvjp(_chunked_logp_forward, _chunked_logp_backward)
+chunked_logp.defvjp(_chunked_logp_forward, _chunked_logp_backward)
 
 
 # --- with a cache: rollouts -----------------------------------------------------------------------------------------
@@ -434,7 +450,7 @@ def extend(
     positions_BT = starts_B[:, None] + jnp.arange(t)
     write_at = jnp.where(jnp.arange(t) < lengths_B[:, None], positions_BT, length)  # out of bounds: dropped
     mask_BTS = jnp.arange(window) <= positions_BT[:, :, None]
-    cos, sin = rope_angles(positions_BT, config.head_dim, config.rope_theta)
+    cos, sin = rope_table(config, window, positions_BT)
     row = jnp.arange(rows)[:, None]
 
     x = weights["embed"][tokens_BT]

@@ -21,7 +21,7 @@ import numpy as np
 import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from models import lora, qwen
+from models import loops, lora, qwen
 from models import mesh as meshes
 from rl import losses, optim
 from rl.packing import Packed
@@ -218,14 +218,15 @@ def make_update(
             result, grads = jax.value_and_grad(micro_loss, has_aux=True)(params, state.get("base"), micro)
             return result, jax.tree.map(_wide, grads)
 
-        def body(i, totals):
-            (loss, (sums, peaks)), grads = grad(state["params"], _micro(batch, i))
+        def body(_, micro, totals):
+            (loss, (sums, peaks)), grads = grad(state["params"], micro)
             added = jax.tree.map(jnp.add, totals[:3], (loss, sums, grads))
             return *added, jax.tree.map(jnp.maximum, totals[3], peaks)
 
-        (loss, (sums, peaks)), grads = jax.eval_shape(grad, state["params"], _micro(batch, 0))
+        first = jax.tree.map(lambda x: x[0], batch)
+        (loss, (sums, peaks)), grads = jax.eval_shape(grad, state["params"], first)
         start = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), (loss, sums, grads, peaks))
-        loss, sums, grads, peaks = jax.lax.fori_loop(0, _trips(batch), body, start)
+        loss, sums, grads, peaks = loops.each(batch, _trips(batch), body, start)
         means = {name: total / jnp.maximum(count, 1) for name, (total, count) in sums.items()}
         near = _on_device(shardings["opt"]) if layout.offload and mesh is not None else None
         return _apply(state, optimizer, loss, grads, means | peaks | {"tokens": jnp.sum(batch["mask"])}, near)
@@ -259,11 +260,11 @@ def make_logp(
     options = {"temperature": temperature, "dtype": dtype, "attend": attend, "chunk": chunk}
 
     def score(params, batch):
-        def body(i, out):
-            logp, _ = _logp(config, params, _micro(batch, i), mesh, **options)
+        def body(i, micro, out):
+            logp, _ = _logp(config, params, micro, mesh, **options)
             return jax.lax.dynamic_update_index_in_dim(out, logp, i, 0)
 
-        return jax.lax.fori_loop(0, _trips(batch), body, jnp.zeros(batch["mask"].shape, jnp.float32))
+        return loops.each(batch, _trips(batch), body, jnp.zeros(batch["mask"].shape, jnp.float32))
 
     jitted = jax.jit(score, out_shardings=_everywhere(mesh))
 
@@ -327,10 +328,6 @@ def _batch(packed: Packed, mesh: Mesh | None, micro_rows: int, capacity_rows: in
     return meshes.put(batch, dict.fromkeys(batch, where))
 
 
-def _micro(batch: dict[str, jax.Array], i) -> dict[str, jax.Array]:
-    return {name: jax.lax.dynamic_index_in_dim(array, i, 0, keepdims=False) for name, array in batch.items()}
-
-
 def _trips(batch: dict[str, jax.Array]) -> jax.Array:
     """Micro-batches that hold anything; packing leaves the empty ones at the end."""
     return jnp.sum(jnp.any(batch["segments"] > 0, axis=(1, 2)))
@@ -373,24 +370,14 @@ def _logp(
     trained = jnp.max(jnp.sum(mask_Sn, axis=1))
 
     def walk(h_CSsD, targets_CSs, trained, w_DV):
-        here = h_CSsD.shape[1]  # shards: all of them, or on a mesh the one of this device
+        shape = targets_CSs.shape  # the second axis: all shards, or on a mesh the one of this device
         w_DV = _wide(w_DV)  # so that its gradients are summed over chunks in float32
-
-        def through(h_SsD, targets_Ss):
-            h_ND, targets_N = h_SsD.reshape(here * size, -1), targets_Ss.reshape(-1)
-            logp_N, entropy_N = qwen.token_logp(h_ND, w_DV, targets_N, temperature=temperature, chunk=here * size)
-            if entropy_gradient:
-                entropy_N = _entropy(h_ND, w_DV, temperature)
-            return logp_N.reshape(here, size), entropy_N.reshape(here, size)
-
-        @jax.checkpoint  # else every chunk would keep a copy of w_DV for its backward pass
-        def one(_, xs):
-            start, h_SsD, targets_Ss = xs
-            nothing = jnp.zeros((here, size), jnp.float32)
-            skip = lambda *_: (nothing, nothing)  # noqa: E731
-            return None, jax.lax.cond(start < trained, through, skip, h_SsD, targets_Ss)
-
-        return jax.lax.scan(one, None, (size * jnp.arange(chunks), h_CSsD, targets_CSs))[1]
+        count = -(-trained // size)
+        h_CND, targets_CN = h_CSsD.reshape(chunks, -1, h_CSsD.shape[-1]), targets_CSs.reshape(chunks, -1)
+        logp_CN, entropy_CN = qwen.chunked_logp(h_CND, w_DV, targets_CN, temperature, count)
+        if entropy_gradient:
+            entropy_CN = _entropy(h_CND, w_DV, temperature, count)
+        return logp_CN.reshape(shape), entropy_CN.reshape(shape)
 
     pair = _on_shards(walk, mesh)(h_CSsD, targets_CSs, trained, w_DV)
     on_RT = micro["mask"] > 0
@@ -437,11 +424,20 @@ def _joined(x_Sn, shape: tuple[int, int], rows: int, columns: int):
     return x_Sn.reshape(rows, columns, r // rows, t // columns).swapaxes(1, 2).reshape(shape)
 
 
-def _entropy(h_ND, w_DV, temperature):
-    """Entropy of each distribution, with its gradient."""
-    logits = jnp.dot(h_ND, w_DV.astype(h_ND.dtype), preferred_element_type=jnp.float32) / temperature
-    logp = jax.nn.log_softmax(logits)
-    return -jnp.sum(jnp.exp(logp) * logp, axis=-1)
+def _entropy(h_CND, w_DV, temperature, count):
+    """Entropy of each distribution, with its gradient, 0 in the chunks from `count` on."""
+
+    def through(h_ND):
+        logits = jnp.dot(h_ND, w_DV.astype(h_ND.dtype), preferred_element_type=jnp.float32) / temperature
+        logp = jax.nn.log_softmax(logits)
+        return -jnp.sum(jnp.exp(logp) * logp, axis=-1)
+
+    @jax.checkpoint  # else every chunk would keep a copy of w_DV for its backward pass
+    def one(_, xs):
+        i, h_ND = xs
+        return None, jax.lax.cond(i < count, through, lambda h: jnp.zeros(len(h), jnp.float32), h_ND)
+
+    return jax.lax.scan(one, None, (jnp.arange(len(h_CND)), h_CND))[1]
 
 
 def _compaction(mask_Sn):
