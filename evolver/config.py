@@ -79,8 +79,9 @@ AT_LEAST_ONE = (
     "steps", "env.workers", "template.max_observation", "rollout.tasks", "rollout.group", "rollout.max_steps",
     "rollout.max_tokens", "rollout.context", "rollout.concurrency", "engine.slots", "engine.decode_block",
     "engine.prefill", "questioning.capacity", "questioning.breadth", "questioning.depth", "navigating.tasks",
-    "navigating.top_k", "learner.updates", "learner.epochs", "learner.row", "learner.micro", "eval.rollouts",
-    "checkpoint.every", "checkpoint.keep", "mesh.data", "mesh.fsdp", "mesh.tensor", "mesh.sequence",
+    "navigating.top_k", "learner.updates", "learner.epochs", "learner.row", "learner.micro", "learner.widths",
+    "learner.chunk", "eval.rollouts", "checkpoint.every", "checkpoint.keep", "mesh.data", "mesh.fsdp", "mesh.tensor",
+    "mesh.sequence",
     "engine.vllm.replicas", "engine.vllm.bucket", "llm.concurrency", "llm.attempts", "llm.failures", "llm.shown",
     *(f"llm.{role}.max_tokens" for role in llm_config.ROLES),
 )
@@ -366,6 +367,11 @@ def mesh_problems(config: Any) -> Iterator[str]:
     """A mesh that does not divide the model, rules that make no sense, rows that cannot be cut."""
     if math.prod(config.mesh[axis] for axis in config.mesh) == 1:
         return
+    if config.learner.widths > 1 and config.mesh.sequence > 1:
+        yield (
+            f"config.learner.widths={config.learner.widths} cuts rows to their tokens, which"
+            f" config.mesh.sequence={config.mesh.sequence} spreads over devices: set one of them to 1"
+        )
     if config.learner.row % config.mesh.sequence:
         yield (
             f"config.learner.row={config.learner.row} tokens cannot be cut into"

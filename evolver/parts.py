@@ -295,6 +295,8 @@ def make_programs(config: Any, shape: qwen.Config, mesh: Any, optimizer: Any) ->
         "temperature": c.rollout.temperature or 1.0,
         "dtype": jnp.dtype(c.model.dtype),
         "attend": c.model.attention,
+        "chunk": c.learner.chunk,
+        "widths": c.learner.widths,
     }
     loss = {
         "objective": c.loss.name,

@@ -171,6 +171,7 @@ def make_update(
     attend: str = "auto",
     layout: Layout | None = None,
     chunk: int = 1024,
+    widths: int = 1,
     **loss: Any,
 ) -> Callable[[State, Packed], tuple[State, dict[str, jax.Array]]]:
     """Make `update(state, packed) -> (state, metrics)`: one optimizer step on one mini-batch, consuming the old state.
@@ -185,6 +186,8 @@ def make_update(
       aggregate, horizon: see `losses.aggregation_weights`, over the whole mini-batch.
       dtype, remat, attend: of the forward pass, see `qwen.hidden`. layout: how the state is kept.
       chunk: tokens that a device puts through the unembedding at once.
+      widths: so many widths of rows are compiled for, from half of T to T; a micro-batch is cut to the narrowest one
+        that holds its tokens. The result is the same.
       loss: see `losses.token_loss`.
 
     Metrics are scalars on the device. "loss" is what was minimised, "grad_norm" before clipping, "skipped" is 1 when
@@ -194,6 +197,7 @@ def make_update(
     are those that sampled.
     """
     _check_rows(mesh, micro_rows)
+    _check_widths(mesh, widths)
     layout = layout or Layout()
     shardings = state_shardings(config, optimizer, mesh, layout)
     entropy_gradient = bool(loss.get("entropy_coef"))
@@ -219,7 +223,7 @@ def make_update(
             return result, jax.tree.map(_wide, grads)
 
         def body(_, micro, totals):
-            (loss, (sums, peaks)), grads = grad(state["params"], micro)
+            (loss, (sums, peaks)), grads = _cut_to_width(partial(grad, state["params"]), micro, widths)
             added = jax.tree.map(jnp.add, totals[:3], (loss, sums, grads))
             return *added, jax.tree.map(jnp.maximum, totals[3], peaks)
 
@@ -254,15 +258,20 @@ def make_logp(
     dtype: Any = jnp.float32,
     attend: str = "auto",
     chunk: int = 1024,
+    widths: int = 1,
 ) -> Callable[[qwen.Params, Packed], np.ndarray]:
     """Make `logp(params, packed) -> logp_RT`: float32 on the host, 0 where nothing trains. Arguments: `make_update`."""
     _check_rows(mesh, micro_rows)
+    _check_widths(mesh, widths)
     options = {"temperature": temperature, "dtype": dtype, "attend": attend, "chunk": chunk}
 
     def score(params, batch):
+        def one(micro):
+            logp_RT, _ = _logp(config, params, micro, mesh, **options)
+            return jnp.pad(logp_RT, ((0, 0), (0, batch["mask"].shape[2] - logp_RT.shape[1])))
+
         def body(i, micro, out):
-            logp, _ = _logp(config, params, micro, mesh, **options)
-            return jax.lax.dynamic_update_index_in_dim(out, logp, i, 0)
+            return jax.lax.dynamic_update_index_in_dim(out, _cut_to_width(one, micro, widths), i, 0)
 
         return loops.each(batch, _trips(batch), body, jnp.zeros(batch["mask"].shape, jnp.float32))
 
@@ -285,6 +294,11 @@ def _check_rows(mesh: Mesh | None, micro_rows: int) -> None:
         raise ValueError(
             f"micro_rows={micro_rows} must be a multiple of {shards}, the devices that rows are spread over"
         )
+
+
+def _check_widths(mesh: Mesh | None, widths: int) -> None:
+    if widths < 1 or (widths > 1 and _cuts(mesh)[1] > 1):
+        raise ValueError(f"widths={widths}: at least 1, and 1 where rows are spread over the mesh's sequence axis")
 
 
 def _everywhere(mesh: Mesh | None) -> NamedSharding | None:
@@ -326,6 +340,17 @@ def _batch(packed: Packed, mesh: Mesh | None, micro_rows: int, capacity_rows: in
         raise ValueError(f"rows of {width} tokens cannot be cut into sequence={mesh.shape['sequence']} pieces")
     where = NamedSharding(mesh, PartitionSpec(None, *meshes.rows(mesh).spec))
     return meshes.put(batch, dict.fromkeys(batch, where))
+
+
+def _cut_to_width(work: Callable[[dict[str, jax.Array]], Any], micro: dict[str, jax.Array], widths: int) -> Any:
+    """work(micro), without most columns behind its last token: `widths` programs, from half of a row to all of it."""
+    full = micro["segments"].shape[1]
+    choices = sorted({-(-full * (widths + n) // (2 * widths)) for n in range(1, widths + 1)})
+    if len(choices) == 1:
+        return work(micro)
+    used = jnp.max(jnp.where(micro["segments"] > 0, 1 + jnp.arange(full), 0))
+    branches = [partial(lambda n, micro: work({name: x[:, :n] for name, x in micro.items()}), n) for n in choices]
+    return jax.lax.switch(jnp.sum(used > jnp.array(choices[:-1])), branches, micro)
 
 
 def _trips(batch: dict[str, jax.Array]) -> jax.Array:

@@ -85,7 +85,7 @@ def logp_bytes(shape: qwen.Config, tokens: float, micro_batches: float, split: S
 
 
 def update_temporaries(
-    shape: qwen.Config, rows: int, row: int, split: Split, *, dtype: str, remat: str, chunk: int = 1024
+    shape: qwen.Config, rows: int, row: int, split: Split, *, dtype: str, remat: str, chunk: int
 ) -> float:
     """Activations and buffers of a micro-batch of `rows` rows of `row` tokens on one device.
 
@@ -105,7 +105,7 @@ def update_temporaries(
     return shape.layers * kept + 2 * working + layer + unembedding + logits
 
 
-def logp_temporaries(shape: qwen.Config, rows: int, row: int, split: Split, *, dtype: str, chunk: int = 1024) -> float:
+def logp_temporaries(shape: qwen.Config, rows: int, row: int, split: Split, *, dtype: str, chunk: int) -> float:
     """The same of a scoring pass: nothing is kept."""
     tokens, size = rows / split.rows * row / split.sequence, BYTES[dtype]
     working = layer_activations(shape, tokens, dtype=dtype, tensor=split.tensor)

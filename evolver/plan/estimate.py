@@ -141,6 +141,7 @@ def temporaries(case: Case, compiled: dict[str, Any]) -> dict[str, tuple[float, 
     """{phase: (bytes, "compiled" or "estimated")}, the gradient's accumulator not among them."""
     c, state = case.config, state_bytes(case)
     rows = {"rows": c.learner.micro, "row": c.learner.row, "split": case.split, "dtype": c.model.dtype}
+    rows["chunk"] = c.learner.chunk
     guess = {
         "update": state["gradients"] + analytic.update_temporaries(case.shape, remat=c.model.remat, **rows),
         "logp": analytic.logp_temporaries(case.shape, **rows),

@@ -27,7 +27,11 @@ CONTENDERS: Contenders = {
     "here": (
         sys.executable,
         ["-m", "experiments.bench.learner"],
-        [["--row", "0", "--micro", "16"], ["--row", "0", "--micro", "4"], ["--row", "1024", "--micro", "4"]],
+        [
+            ["--row", "0", "--micro", "16"],
+            ["--row", "0", "--micro", "4", "--chunk", "512"],
+            ["--row", "0", "--micro", "1", "--chunk", "256", "--widths", "8"],
+        ],
     ),
     "TRL": (
         ".bench/trl/bin/python",
@@ -42,7 +46,9 @@ CONTENDERS: Contenders = {
 }
 
 
-def measure(batch: workloads.Batch, folder: str, *, row: int, micro: int, repeats: int) -> dict[str, Any]:
+def measure(
+    batch: workloads.Batch, folder: str, *, row: int, micro: int, chunk: int, widths: int, repeats: int
+) -> dict[str, Any]:
     """Seconds of our step. `row` 0 = as long as the longest sample."""
     import jax
     import numpy as np
@@ -61,8 +67,9 @@ def measure(batch: workloads.Batch, folder: str, *, row: int, micro: int, repeat
         samples.append(Sample(np.array(r.prompt + r.completion), mask, advantage=advantage))
     width = row or -(-max(len(sample) for sample in samples) // 32) * 32
     optimizer = optim.optimizer(learning_rate=1e-5)
-    logp = learner.make_logp(config, None, micro_rows=micro)(params, pack(samples, width))
-    update = learner.make_update(config, None, optimizer=optimizer, micro_rows=micro, clip_low=0.2, clip_high=0.2)
+    options = {"micro_rows": micro, "chunk": chunk, "widths": widths}
+    logp = learner.make_logp(config, None, **options)(params, pack(samples, width))
+    update = learner.make_update(config, None, optimizer=optimizer, clip_low=0.2, clip_high=0.2, **options)
     state = learner.init_state(config, params, optimizer)
     seconds = []
     for _ in range(repeats + 2):
@@ -73,7 +80,7 @@ def measure(batch: workloads.Batch, folder: str, *, row: int, micro: int, repeat
         jax.block_until_ready((state, metrics))
         seconds.append(time.perf_counter() - start)
     return {
-        "name": f"here (rows of {width}, {micro} at a time, fill {packed.fill:.2f})",
+        "name": f"here ({micro} rows of {width}, fill {packed.fill:.2f}, widths {widths}, chunks of {chunk})",
         "version": jax.__version__,
         "batch": batch.name,
         "trained_tokens": batch.trained_tokens,
@@ -93,10 +100,13 @@ def main() -> None:
     one.add_argument("--batch")
     one.add_argument("--row", type=int, default=0)
     one.add_argument("--micro", type=int, default=8)
+    one.add_argument("--chunk", type=int, default=1024)
+    one.add_argument("--widths", type=int, default=1)
     args = parser.parse_args()
     if args.model:
         batch = workloads.load_batch(args.batch)
-        print(json.dumps(measure(batch, args.model, row=args.row, micro=args.micro, repeats=args.repeats)))
+        options = {name: getattr(args, name) for name in ("row", "micro", "chunk", "widths", "repeats")}
+        print(json.dumps(measure(batch, args.model, **options)))
         return
 
     from models import hf, qwen

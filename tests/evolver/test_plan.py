@@ -96,7 +96,7 @@ def test_decoding_counts_the_weights_and_the_cache_once():
 
 def test_recomputing_trades_compute_for_memory():
     shape, split = qwen.PRESETS["7b"], analytic.Split(8, 8)
-    options = {"rows": 8, "row": 25_600, "split": split, "dtype": "bfloat16"}
+    options = {"rows": 8, "row": 25_600, "split": split, "dtype": "bfloat16", "chunk": 1024}
     sizes = [
         analytic.update_temporaries(shape, remat=remat, **options) for remat in ("full", "attention", "dots", "none")
     ]

@@ -133,6 +133,19 @@ def test_micro_batches_do_not_change_the_result():
         np.testing.assert_allclose(value, want_metrics[name], atol=1e-5, rtol=1e-5, err_msg=name)
 
 
+def test_rows_cut_to_their_tokens_do_not_change_the_result():
+    packed = batch()
+    for row, tokens in enumerate((ROW, 5, 13, 18, 21)):
+        packed.segments_RT[row, tokens:], packed.mask_RT[row, tokens:] = 0, False
+    got, metrics = gradient(packed, micro_rows=1, widths=4)
+    want, want_metrics = gradient(packed, micro_rows=1)
+    assert_trees_close(got, want, atol=1e-6)
+    for name, value in metrics.items():
+        np.testing.assert_allclose(value, want_metrics[name], atol=1e-5, rtol=1e-5, err_msg=name)
+    logp = learner.make_logp(CONFIG, None, micro_rows=1, widths=3)
+    np.testing.assert_allclose(logp(params(), packed), slow_logp(params(), packed, 1.0)[0], atol=1e-5)
+
+
 def test_another_number_of_rows_needs_no_new_program():
     update, state = make_update(), fresh_state()
     for rows in (1, 5, 8, 2):
@@ -201,6 +214,8 @@ def test_what_cannot_be_updated_is_said():
         update({}, packed)
     with pytest.raises(ValueError, match="multiple of 1"):
         make_update(micro_rows=0)
+    with pytest.raises(ValueError, match="widths=0"):
+        make_update(widths=0)
 
 
 # --- the optimizer ---------------------------------------------------------------------------------------------------
