@@ -23,7 +23,11 @@ from experiments.bench.learner import SHAPE
 
 HERE = "experiments/bench"
 CONTENDERS: Contenders = {
-    "here": (sys.executable, ["-m", "experiments.bench.engine"], [["--leave", "0.25"], ["--leave", "0.5"]]),
+    "here": (
+        sys.executable,
+        ["-m", "experiments.bench.engine"],
+        [["--leave", "0.25"], ["--leave", "0.5"], ["--leave", "1", "--block", "64"]],
+    ),
     "transformers": (".bench/trl/bin/python", [f"{HERE}/peer_transformers.py"], [[]]),
     "vLLM CPU": (".bench/vllm/bin/python", [f"{HERE}/peer_vllm.py"], [["--mode", "async"], ["--mode", "offline"]]),
 }

@@ -122,6 +122,7 @@ class JaxEngine:
         self._swap: tuple[Any, int, asyncio.Future[None]] | None = None
         self._task: asyncio.Task[None] | None = None
         self._round = 0
+        self._caches: list[qwen.Cache | None] = [None] * self._banks  # made when first needed
         self._forget_all()
 
     # --- the protocol ---------------------------------------------------------------------------------------------
@@ -263,10 +264,10 @@ class JaxEngine:
         if self._swap is not None and not self._swap[2].done():
             self._swap[2].set_exception(EngineFault(f"the JAX engine failed: {reason}"))
         self._waiting, self._running, self._swap = [], {}, None
-        self._forget_all()  # a failed call may have consumed the cache it was given
+        self._caches = [None] * self._banks  # a failed call may have consumed the one it was given
+        self._forget_all()
 
     def _forget_all(self) -> None:
-        self._caches: list[qwen.Cache | None] = [None] * self._banks  # made when first needed
         self._slot_of: dict[str, int] = {}
         self._owner: list[str | None] = [None] * self.slots
         self._ids = np.full((self.slots, self.length), -1, np.int32)  # the tokens whose KV each slot holds ...
