@@ -32,8 +32,9 @@ KEPT: dict[str, tuple[str, str, dict[str, Any]]] = {
     "bfcl_7b": ("bfcl_7b", "a100-80g:8", {}),
 }
 # What the programs are made of; other keys change the text at most.
-INPUTS = ("model.", "mesh.", "sharding.", "learner.row", "learner.micro", "learner.updates", "lora.", "loss.", "optim.")
-INPUTS += ("rollout.tasks", "rollout.group", "rollout.context", "rollout.top_p", "engine.")
+INPUTS = ("model.", "mesh.", "sharding.", "lora.", "loss.", "optim.", "engine.")
+INPUTS += tuple(f"learner.{name}" for name in ("row", "micro", "widths", "chunk", "updates"))
+INPUTS += tuple(f"rollout.{name}" for name in ("tasks", "group", "context", "top_p"))
 NOT_INPUTS = ("model.path", "model.tokenizer", "engine.vllm.", "optim.lr", "loss.guided_prompt")
 
 
