@@ -36,12 +36,12 @@ CONTENDERS: Contenders = {
     "TRL": (
         ".bench/trl/bin/python",
         [f"{HERE}/peer_trl.py"],
-        [["--micro", "64"], ["--micro", "16"], ["--micro", "8"]],
+        [["--micro", "64"], ["--micro", "16"], ["--micro", "4"]],
     ),
     "tunix": (
         ".bench/tunix/bin/python",
         [f"{HERE}/peer_tunix.py"],
-        [["--micro", "64"], ["--micro", "16"], ["--packed", "1024"]],
+        [["--micro", "64"], ["--micro", "16"], ["--micro", "4"], ["--packed", "1024"]],
     ),
 }
 
