@@ -87,6 +87,7 @@ def test_targets_that_cannot_be_planned_for(capsys, tiny, words, mode, said):
         ("--config.eval.split=validation", "validation"),
         ("--config.env.tasks=no.jsonl", "there is no such file"),
         ("--config.mesh.data=64", "64 devices"),
+        ("--config.learner.widths=0", "learner.widths must be at least 1"),
         ("--config.rollout.tasks=99", "needs 99 different original tasks"),
         ("--config.questioning.every=2", "makes no task then"),
         ("--config.env.url=http://localhost:1", "belong together"),

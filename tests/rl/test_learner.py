@@ -146,6 +146,14 @@ def test_rows_cut_to_their_tokens_do_not_change_the_result():
     np.testing.assert_allclose(logp(params(), packed), slow_logp(params(), packed, 1.0)[0], atol=1e-5)
 
 
+@pytest.mark.parametrize("used, width", [(1, 15), (15, 15), (16, 18), (21, 21), (22, 24), (24, 24)])
+def test_a_micro_batch_is_cut_to_the_narrowest_width_that_holds_it(used, width):
+    segments = np.zeros((2, 24), np.int32)
+    segments[0, :1], segments[1, :used] = 1, 1
+    found = learner._cut_to_width(lambda micro: jnp.int32(micro["segments"].shape[1]), {"segments": segments}, 4)
+    assert found == width
+
+
 def test_another_number_of_rows_needs_no_new_program():
     update, state = make_update(), fresh_state()
     for rows in (1, 5, 8, 2):
