@@ -1,9 +1,9 @@
 """Every key of every experiment, once: default, meaning, unit. The defaults are the paper's, for Qwen2.5-14B.
 
 A variant calls this `get_config`, changes a few values, and opens with its command, the score to expect and the time it
-takes. Anything can be changed on the command line: `--config.rollout.temperature=0.7`. Tuples are written as
-`--config.learner.drop='("cancelled","env_error")'`. An unknown key is an error here, in a variant and on the command
-line.
+takes, or where they stand. Anything can be changed on the command line: `--config.rollout.temperature=0.7`. Tuples are
+written as `--config.learner.drop='("cancelled","env_error")'`, arguments of the world as `--config.env.args.n_dev=10`.
+An unknown key is an error here, in a variant and on the command line.
 """
 
 from ml_collections import ConfigDict
@@ -53,7 +53,6 @@ def get_config(arg=None):
 
     # How an episode is written down for the policy.
     template = config.template = ConfigDict()
-    template.name = "linear"  # the whole conversation, append-only
     template.tools = True  # list the tools in the system message; False for a policy that knows them
     template.parse_error = "continue"  # a malformed call is answered with an error, or ends the episode: continue, end
     template.cut_turn = "end"  # a turn cut at rollout.max_tokens ends the episode, or is taken as it is: end, continue
@@ -63,6 +62,7 @@ def get_config(arg=None):
     rollout = config.rollout = ConfigDict()
     rollout.tasks = 32  # tasks per step
     rollout.group = 8  # rollouts per task: the unit within which outcomes are compared
+    rollout.refill = 0  # rounds of further tasks in place of groups without signal, at most (DAPO's dynamic sampling)
     rollout.temperature = 0.9  # of the policy's distribution, here and in the loss
     rollout.top_p = 1.0  # smallest set of tokens with this probability; 1 = all
     rollout.top_k = 0  # most probable tokens; 0 = all

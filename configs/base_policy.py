@@ -2,7 +2,8 @@
 
     python run.py --config=configs/base_policy.py
 
-writes runs/base_policy/policy; configs/assets/travel_base is a copy of it.
+writes runs/base_policy/policy; configs/assets/travel_base is a copy of it. Expected on dev: avg@8 34.6, greedy 81.2, in
+percent. Time: 27 minutes on one core.
 """
 
 from configs import base

@@ -4,7 +4,8 @@
     python run.py --config=configs/bfcl_tiny.py         # GRPO from there
 
 The 27 conversations of the base category whose solutions have at most 3 calls: 15 train, 12 are held out from learning
-by reward. Both were demonstrated, so the score says how carefully the policy works and is no BFCL score.
+by reward. Both were demonstrated, so the score says how carefully the policy works and is no BFCL score. Expected on
+the 12: avg@8 from 22.9 to 43.8 percent. Time: 6 and 4 minutes.
 """
 
 from configs import base

@@ -10,6 +10,8 @@
 | qn | yes | yes | yes | |
 | qa | yes | yes | | yes |
 | all | yes | yes | yes | yes |
+
+What to expect, and the time each takes: docs/results.md.
 """
 
 from configs import base
@@ -28,7 +30,7 @@ def get_config(arg=None):
     if arg not in ROWS:
         raise ValueError(f"quickstart.py:{arg}: choose one of {', '.join(ROWS)}")
     config = base.get_config()
-    config.steps = 80
+    config.steps = 160
     config.model.path = "configs/assets/travel_base"
 
     config.rollout.tasks = 16

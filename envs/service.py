@@ -178,13 +178,7 @@ class Service:
         if not isinstance(body, dict):
             raise ValueError("the body is not a JSON object")
         checked = {}
-        for key, kind in (
-            ("env_type", str),
-            ("task_id", str),
-            ("instance_id", str),
-            ("messages", dict),
-            ("params", dict),
-        ):
+        for key, kind in FIELDS.items():
             value = body.get(key)
             if value is not None and not isinstance(value, kind):
                 raise ValueError(f"'{key}' must be {'a string' if kind is str else 'an object'}")

@@ -69,18 +69,7 @@ class Source:
 @contextlib.contextmanager
 def serving(env: str, kwargs: str = "{}", *options: str, python: str | None = None) -> Iterator[str]:
     """A service in a process of its own while the block runs; gives its URL. `options` as on the command line."""
-    command = [
-        python or sys.executable,
-        "-m",
-        "envs.service",
-        "--env",
-        env,
-        "--kwargs",
-        kwargs,
-        "--port",
-        "0",
-        *options,
-    ]
+    command = [python or sys.executable, "-m", "envs.service", "--env", env, "--kwargs", kwargs, "--port", "0"]
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     process = subprocess.Popen([*command, *options], stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": path})
     try:

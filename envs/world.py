@@ -43,6 +43,16 @@ class Task(_Record):
     difficulty: int = 0  # tool calls of the shortest known solution; 0 = unknown
     meta: dict[str, Any] = field(default_factory=dict)
 
+    @classmethod
+    def from_dict(cls, record: dict[str, Any]) -> Task:
+        """Raises ValueError or TypeError for a field unknown, missing, or of another type."""
+        task = super().from_dict(record)
+        for f in dataclasses.fields(cls):
+            wanted = {"str": str, "int": int, "list": list, "dict": dict}[str(f.type).partition("[")[0]]
+            if not isinstance(getattr(task, f.name), wanted):
+                raise ValueError(f"the {f.name} of a task is of type {f.type}; it is {getattr(task, f.name)!r}")
+        return task
+
 
 @dataclass
 class Observation(_Record):

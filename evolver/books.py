@@ -4,7 +4,7 @@ A workdir holds `config.json` (resolved config, git revision, versions), `metric
 `trajectories/step_000012.jsonl` (one line per rollout), `eval/step_000010.json`, `tasks.jsonl`, `checkpoints/`,
 `experience/` (the pool), `policy/` (Hugging Face format), `summary.md` and `curve.png`.
 
-Everything but the clock is a function of config and seed: whatever a clock had a part in is logged under `time/`.
+What a clock had a part in is logged under `time/`. What else is no function of config and seed: docs/metrics.md.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import json
 import math
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -30,6 +31,10 @@ from rl.evaluation import Scores
 from rl.trajectory import StopReason, Trajectory
 
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "tokenizers", "safetensors", "usearch")
+
+
+class BrokenFile(ValueError):
+    """A file that was written by hand or by a run, and cannot be read; the message names it and the line."""
 
 
 def write_atomically(path: Path, text: str) -> None:
@@ -79,11 +84,15 @@ class Workdir:
     def __truediv__(self, name: str) -> Path:
         return self.path / name
 
-    def claim(self, config: dict[str, Any], seed: int) -> None:
-        """Write `config.json`, once; a resumed run keeps the first and adds its own revision and versions."""
+    def claim(self, config: dict[str, Any], seed: int, mode: str = "train") -> None:
+        """Write `config.json`, once; a resumed run keeps the first and adds its own revision and versions. What another
+        mode did here, perhaps beside a run, is in `config.<mode>.json`."""
         if not self.writes:
             return
         record = {"config": plain(config), "seed": seed, **provenance()}
+        if mode != "train":
+            write_atomically(self / f"config.{mode}.json", json.dumps(record, indent=2, sort_keys=True) + "\n")
+            return
         before = self.config()
         if before is not None:
             now = {key: record[key] for key in ("git", "python", "platform", "versions")}
@@ -93,9 +102,10 @@ class Workdir:
         write_atomically(self / "config.json", json.dumps(record, indent=2, sort_keys=True) + "\n")
 
     def config(self) -> dict[str, Any] | None:
-        """The record in `config.json`, None where no run has been."""
+        """The record in `config.json`, None where no run has been: other programs' files have that name, too."""
         path = self / "config.json"
-        return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+        record = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+        return record if isinstance(record, dict) and isinstance(record.get("config"), dict) else None
 
     def metrics(self) -> list[dict[str, Any]]:
         """The lines of `metrics.jsonl`, a last line cut short by a crash left out."""
@@ -111,8 +121,9 @@ class Workdir:
             kept = [line for line in self.metrics() if line["step"] <= last]
             write_atomically(self / "metrics.jsonl", "".join(metrics_line(line) for line in kept))
         for folder, keep in (("trajectories", step), ("eval", last)):
-            for path in (self / folder).glob("step_*.json*"):
-                if int(path.stem.removeprefix("step_")) > keep:
+            for path in (self / folder).glob("step_*"):
+                step_of = re.fullmatch(r"step_(\d+)\.jsonl?", path.name)
+                if not step_of or int(step_of[1]) > keep:  # the first: left by a process that died while it wrote
                     path.unlink()
 
     def log_metrics(self, step: int, metrics: dict[str, Any]) -> None:
@@ -167,8 +178,8 @@ def metrics_line(metrics: dict[str, Any]) -> str:
 
 
 def read_jsonl(path: str | Path, *, forgive_last: bool = False, make: Callable[[Any], Any] = dict) -> Iterator[Any]:
-    """Yields what `make` makes of each object of a JSON-lines file; ValueError names file and line where it cannot."""
-    lines = Path(path).read_text(encoding="utf-8").split("\n")
+    """Yields what `make` makes of each object of a JSON-lines file; BrokenFile names file and line where it cannot."""
+    lines = Path(path).read_bytes().split(b"\n")
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
@@ -180,26 +191,26 @@ def read_jsonl(path: str | Path, *, forgive_last: bool = False, make: Callable[[
         except (TypeError, ValueError) as error:
             if forgive_last and number == len(lines):
                 return
-            raise ValueError(f"{path}, line {number}: {error}") from None
+            raise BrokenFile(f"{path}, line {number}: {error}") from None
         yield record
 
 
 def read_tasks(path: str | Path) -> list[Task]:
-    """Tasks of a JSON-lines file; ValueError names the first broken line."""
+    """Tasks of a JSON-lines file; BrokenFile names the first broken line."""
     tasks: list[Task] = list(read_jsonl(path, make=Task.from_dict))
     twice = [id for id, count in Counter(task.id for task in tasks).items() if count > 1]
     if twice:
-        raise ValueError(f"{path}: the task id {twice[0]} appears more than once")
+        raise BrokenFile(f"{path}: the task id {twice[0]} appears more than once")
     return tasks
 
 
 # ------------------------------------------------------------------------------------------------ one line per rollout
 
 
-def trajectory_record(trajectory: Trajectory, *, fate: str, texts: dict[str, str] | None = None) -> dict[str, Any]:
+def trajectory_record(trajectory: Trajectory, *, fate: str) -> dict[str, Any]:
     """A rollout as people read it: each token once (a step's `prompt` holds what is new), text beside the ids.
 
-    `fate` is "trained" or why not; `texts` maps the ids of the experience injected to what was said.
+    `fate` is "trained" or why not.
     """
     steps, seen = [], []
     for step in trajectory.steps:
@@ -220,7 +231,7 @@ def trajectory_record(trajectory: Trajectory, *, fate: str, texts: dict[str, str
             }
         )
         seen = step.prompt + step.completion.tokens
-    task, texts = trajectory.task, texts or {}
+    task, told = trajectory.task, zip(trajectory.experience, trajectory.told, strict=True)
     return {
         "task": task.id,
         "rollout": trajectory.rollout,
@@ -232,7 +243,7 @@ def trajectory_record(trajectory: Trajectory, *, fate: str, texts: dict[str, str
         "success": trajectory.evaluation.success,
         "components": trajectory.evaluation.components,
         "fate": fate,
-        "experience": [{"id": id, "content": texts.get(id, "")} for id in trajectory.experience],
+        "experience": [{"id": id, "content": text} for id, text in told],
         "error": trajectory.error,
         "seed": trajectory.seed,
         "messages": trajectory.messages,

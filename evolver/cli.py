@@ -6,6 +6,7 @@ tried alone, so that all mistakes are said together.
 
 from __future__ import annotations
 
+import ast
 import difflib
 import re
 import sys
@@ -61,8 +62,11 @@ def parse(argv: list[str]) -> tuple[Any, str, str, str, list[str]]:
         return None, "", "help", "", [values.module_help(__name__)]
     if values["config"].value is None:
         return None, "", "", "", ["--config is missing, for example --config=configs/quickstart.py"]
-    good = []
+    good, free = [], {}
     for token in overrides:
+        if found := re.match(r"--?config\.env\.args\.(\w+)=(.*)", token, re.DOTALL):
+            free[found[1]] = found[2]
+            continue
         problem = try_override(base, token)
         problems += [problem] if problem else []
         good += [] if problem else [token]
@@ -71,10 +75,22 @@ def parse(argv: list[str]) -> tuple[Any, str, str, str, list[str]]:
         values([*base, *good])
         config = values.config
         len(config)  # a missing file is only noticed when the config is used
+        with config.unlocked():
+            for key, text in free.items():
+                config.env.args[key] = text if isinstance(config.env.args.get(key), str) else literal(text)
     except Exception as error:
         return None, "", "", "", [*problems, config_error(rest, error)]
     problems += target_problems(values.target, values.mode)
     return config, workdir_of(values), values.mode, values.target, problems
+
+
+def literal(text: str) -> Any:
+    """What `text` says in Python's notation for numbers, strings, tuples and so on; else the text itself. For arguments
+    of worlds, whose names and types only the world knows."""
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text
 
 
 def target_problems(target: str, mode: str) -> list[str]:
@@ -111,7 +127,8 @@ def try_override(base: list[str], token: str) -> str | None:
 
 def config_error(words: list[str], error: Exception) -> str:
     """Why a config file could not be read, with its line where the mistake is in the file itself."""
-    path = next((w.partition("=")[2] for w in words if re.match(r"--?config=", w)), "").partition(":")[0]
+    joined = " ".join(words).replace("--config ", "--config=")
+    path = next((w.partition("=")[2] for w in joined.split() if re.match(r"--?config=", w)), "").partition(":")[0]
     if not Path(path).is_file():
         near = difflib.get_close_matches(Path(path).name, [p.name for p in Path("configs").glob("*.py")], n=1)
         hint = f" Did you mean configs/{near[0]}?" if near else ""

@@ -7,14 +7,10 @@ learning by reward. Each is tokenized as an episode would be: generations train,
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import itertools
-import json
-import random
+import math
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +18,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from envs.world import Message, Tool
+from evolver import demonstrations
+from evolver.books import Workdir
+from evolver.parts import RunError
 from models import chat, hf, qwen
 from models.tokenizer import Tokenizer, train_bpe
 from rl import learner, optim
@@ -29,54 +28,45 @@ from rl.packing import Packed, pack
 from rl.samples import Sample
 from rl.seeds import seed_of
 
-# Text between which a turn's words stand. As single tokens they halve an episode, for a policy that knows one format.
-TEMPLATE_TOKENS = (
-    '\n{"name": "',
-    '", "arguments": {"',
-    '": "',
-    '", "',
-    '"}}\n',
-    "user\n<tool_response>\n",
-    "\n</tool_response>",
-    "assistant\n",
-    "user\n",
-    "system\n",
-)
-
 ORIGIN = (  # of demonstrations, in the model card
     "The demonstrations come from training worlds; no task of the default train, dev and test sets is among them."
 )
 
 
 def imitate(config: Any, workdir: str) -> None:
-    """Train a policy of `config.model.preset` on demonstrations and write it to WORKDIR/policy in Hugging Face form."""
-    part = config.imitation
+    """Train a policy of `config.model.preset` on demonstrations and write it to WORKDIR/policy in Hugging Face form.
+
+    Raises RunError where no demonstration fits a row."""
+    part, env = config.imitation, config.env.name
     started = time.monotonic()
     world = config.env.args.to_dict()
     careful, careless = (
-        demonstrations(config.env.name, part.demonstrations, config.seed, care=care, hint=part.hint, **world)
+        demonstrations.make(env, part.demonstrations, config.seed, care=care, hint=part.hint, **world)
         for care in (1.0, part.care)
     )
-    success = np.mean([episode["success"] for episode in careless if not episode["hinted"]])
-    took = time.monotonic() - started
-    print(f"2 x {part.demonstrations} demonstrations in {took:.0f} s; of the careless, unhinted {success:.1%} succeed")
-    texts = (text for episode in careless for text in texts_of(episode))
-    tokenizer = train_bpe(texts, part.vocab, (*TEMPLATE_TOKENS, *module(config.env.name).TOKENS))
+    unhinted = [episode for episode in careless if not episode["hinted"]]
+    success = np.mean([episode["success"] for episode in unhinted or careless])
+    took, who = time.monotonic() - started, "careless, unhinted" if unhinted else "careless, hinted"
+    print(f"2 x {part.demonstrations} demonstrations in {took:.0f} s; of the {who} {success:.1%} succeed")
+    texts = (text for episode in careless for text in demonstrations.texts_of(episode))
+    tokenizer = train_bpe(texts, part.vocab, demonstrations.extra_tokens(env))
     data = [samples_of(config, episodes, tokenizer) for episodes in (careful, careless)]
-    shape = dataclasses.replace(qwen.PRESETS[config.model.preset], vocab=tokenizer.vocab_size)
+    shape = shape_of(config, tokenizer.vocab_size)
     params = train(config, shape, qwen.init(shape, seed_of(config.seed, "init") % 2**31), *data)
+    Workdir(workdir).claim(config.to_dict(), config.seed, "imitation")
     policy = Path(workdir) / "policy"
-    hf.save(policy, shape, params, tokenizer=tokenizer, card=card(config, shape, len(data[1]), float(success)))
+    told = card(config, shape, len(data[1]), float(success), helped=not unhinted)
+    hf.save(policy, shape, params, tokenizer=tokenizer, card=told)
     print(f"{qwen.parameter_count(shape):,} parameters written to {policy}")
 
 
-def train(config: Any, shape: qwen.Config, params: Any, careful: Sequence[Sample], careless: Sequence[Sample]) -> Any:
-    """The weights after `config.steps` updates on packed rows of demonstrations, in shuffled passes.
+def shape_of(config: Any, vocab: int) -> qwen.Config:
+    """The preset's shape for a vocabulary of `vocab` entries."""
+    return dataclasses.replace(qwen.PRESETS[config.model.preset], vocab=vocab)
 
-    The first ones show no slips: what is to be copied from where is learnt several times sooner when it always is. Then
-    ever more do; all at once, after a loss near zero, the change would undo part of what was learnt. Of config.optim,
-    b1, eps and weight_decay play no part here.
-    """
+
+def make_optimizer(config: Any) -> Any:
+    """Muon and Adam with their schedules. Of config.optim, b1, eps and weight_decay play no part here."""
     part = config.imitation
     schedules = [
         optim.schedule(
@@ -88,12 +78,21 @@ def train(config: Any, shape: qwen.Config, params: Any, careful: Sequence[Sample
         )
         for peak in (part.muon_lr, config.optim.lr)
     ]
-    optimizer = optim.muon(
+    return optim.muon(
         learning_rate=schedules[0],
         adam_learning_rate=schedules[1],
         b2=config.optim.b2,
-        clip_norm=config.optim.clip,
+        clip_norm=config.optim.clip or math.inf,  # 0 = no clipping
     )
+
+
+def train(config: Any, shape: qwen.Config, params: Any, careful: Sequence[Sample], careless: Sequence[Sample]) -> Any:
+    """The weights after `config.steps` updates on packed rows of demonstrations, in shuffled passes.
+
+    The first ones show no slips: what is to be copied from where is learnt several times sooner when it always is. Then
+    ever more do; all at once, after a loss near zero, the change would undo part of what was learnt.
+    """
+    part, optimizer = config.imitation, make_optimizer(config)
     update = learner.make_update(
         shape,
         None,
@@ -105,9 +104,7 @@ def train(config: Any, shape: qwen.Config, params: Any, careful: Sequence[Sample
     )
     state = learner.init_state(shape, params, optimizer)
     started, losses = time.monotonic(), []
-    ramp = (1 - part.careful) / 2
-    shares = (min(1.0, max(0.0, step / config.steps - part.careful) / ramp) for step in itertools.count(1))
-    stream = batches(careful, careless, shares, part.rows, config.learner.row, config.seed)
+    stream = batches(careful, careless, shares(part.careful, config.steps), part.rows, config.learner.row, config.seed)
     for step, packed in enumerate(stream, 1):
         state, metrics = update(state, packed)
         losses.append(float(metrics["loss"]))
@@ -121,6 +118,13 @@ def train(config: Any, shape: qwen.Config, params: Any, careful: Sequence[Sample
         if step == config.steps:
             break
     return state["params"]
+
+
+def shares(careful: float, steps: int) -> Iterator[float]:
+    """Of careless samples, by update, without end: 0 for the first `careful` of the `steps`, then up to 1 halfway
+    through the others. With `careful` of 1 there are no others."""
+    ramp = (1 - careful) / 2 or 1.0
+    return (min(1.0, max(0.0, step / steps - careful) / ramp) for step in itertools.count(1))
 
 
 def batches(
@@ -151,39 +155,16 @@ def batches(
 
 
 def samples_of(config: Any, episodes: Sequence[dict[str, Any]], tokenizer: Tokenizer) -> list[Sample]:
-    """The episodes that fit a row."""
-    samples = (sample_of(episode["messages"], tokenizer, episode.get("tools", ())) for episode in episodes)
-    return [sample for sample in samples if len(sample) <= config.learner.row]
-
-
-def texts_of(episode: dict[str, Any]) -> list[str]:
-    """What the tokenizer is trained on: the messages, and the tools as the chat template writes them."""
-    tools = [json.dumps(tool, ensure_ascii=False) for tool in episode.get("tools", ())]
-    return tools + [message["content"] for message in episode["messages"]]
-
-
-def demonstrations(env: str, n: int, seed: int, **kwargs: Any) -> list[dict[str, Any]]:
-    """`n` demonstrated episodes of `envs.<env>.demos`, by two worker processes; the same seed gives the same ones."""
-    seeds = [seed_of(seed, "demonstration", i) for i in range(n)]
-    with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as workers:
-        return list(workers.map(_Demonstrate(env, kwargs), seeds, chunksize=200))
-
-
-@dataclasses.dataclass
-class _Demonstrate:
-    """A picklable call."""
-
-    env: str
-    kwargs: dict[str, Any]
-
-    def __call__(self, seed: int) -> dict[str, Any]:
-        return module(self.env).demonstrate(random.Random(seed), **self.kwargs)
-
-
-def module(env: str) -> Any:
-    """`envs.<env>.demos`: `demonstrate(rng, *, care, hint, **arguments of the world)` gives an episode, {"messages",
-    "success", "hinted"} and "tools" where the prompt lists them; TOKENS are what its episodes copy."""
-    return importlib.import_module(f"envs.{env}.demos")
+    """The episodes that fit a row. Raises RunError where none does."""
+    samples = [sample_of(episode["messages"], tokenizer, episode.get("tools", ())) for episode in episodes]
+    fitting = [sample for sample in samples if len(sample) <= config.learner.row]
+    if not fitting:
+        shortest = min(len(sample) for sample in samples)
+        raise RunError(
+            f"none of {len(samples)} demonstrations fits config.learner.row={config.learner.row}: the shortest has"
+            f" {shortest} tokens"
+        )
+    return fitting
 
 
 def sample_of(messages: Sequence[Message], tokenizer: Tokenizer, tools: Sequence[Tool] = ()) -> Sample:
@@ -202,11 +183,15 @@ def sample_of(messages: Sequence[Message], tokenizer: Tokenizer, tools: Sequence
     return Sample(np.array(tokens), np.array(mask))
 
 
-def card(config: Any, shape: qwen.Config, n: int, success: float) -> str:
-    """The model card."""
-    part, size, demos = config.imitation, qwen.parameter_count(shape), module(config.env.name)
+def card(config: Any, shape: qwen.Config, n: int, success: float, *, helped: bool = False) -> str:
+    """The model card. `n` careless demonstrations fit a row; `success` is the share of them that do their task, of
+    those without a hint unless `helped`."""
+    part, size, demos = config.imitation, qwen.parameter_count(shape), demonstrations.module(config.env.name)
     command = getattr(demos, "COMMAND", "python run.py --config=configs/base_policy.py")
     origin = getattr(demos, "ORIGIN", ORIGIN)
+    where = "with a hint" if helped else "where no hint helps"
+    then = f", then ever\nmore on {n:,} careless ones, of which {success:.0%} succeed {where}"
+    then = then if part.careful < 1 else ""
     return f"""---
 license: apache-2.0
 library_name: jax
@@ -215,8 +200,7 @@ library_name: jax
 
 A Qwen2.5-shaped transformer of {size:,} parameters ({shape.layers} layers, width {shape.d_model}), made from random
 weights by `{command}`, seed {config.seed}: {config.steps} updates of {part.rows}
-rows of {config.learner.row} tokens, the first {part.careful:.0%} on scripted demonstrations without slips, then ever
-more on {n:,} careless ones, of which {success:.0%} succeed where no hint helps.
+rows of {config.learner.row} tokens, the first {part.careful:.0%} on scripted demonstrations without slips{then}.
 
 It writes tool calls in Qwen's form, copies ids and names, and does the rest as carelessly as what it saw last: it is
 where learning by reward starts, not where it ends. {origin}

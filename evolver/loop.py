@@ -12,8 +12,7 @@ from evolver.parts import Run, RunError, open_run
 from evolver.stop import Interrupted, RunEnds
 from models import hf, lora
 from rl import learner
-from rl.checkpoint import CheckpointError, Checkpoints
-from rl.engines import EngineFault
+from rl.checkpoint import Checkpoints
 from rl.evaluation import measures
 
 
@@ -22,6 +21,7 @@ def train(config: Any, workdir: str | Path) -> None:
     has to end early, and RunError."""
     with open_run(config, workdir) as run:
         try:
+            phases.enough_tasks(run)
             if resume(run) == config.steps:
                 run.progress.say(f"{run.workdir.path} is finished: step {run.step} of {config.steps}")
             while run.step < config.steps:
@@ -31,8 +31,6 @@ def train(config: Any, workdir: str | Path) -> None:
             raise Interrupted(interrupted(run)) from None
         except RunEnds as why:
             raise RunEnds(ended(run, why)) from None
-        except (EngineFault, CheckpointError, OSError) as error:
-            raise RunError(f"{type(error).__name__}: {error}") from error
 
 
 def iterate(run: Run, step: int) -> None:
@@ -40,8 +38,10 @@ def iterate(run: Run, step: int) -> None:
     metrics: dict[str, Any] = {}
     tasks = phases.choose_tasks(run, step)  # 1 tasks
     trajectories = phases.roll_out(run, tasks, step, metrics)  # 2 rollouts, 3 outcomes
+    phases.show_faults(run, trajectories, step)
     phases.label(run, trajectories, metrics, labelled=run.pipeline is not None)  # 4 labels
     phases.give_credit(run.config, trajectories, step)  # 5 advantages
+    trajectories = phases.replenish(run, trajectories, step, metrics)  # 1 to 5 again, where nothing is to be learnt
     batches, fates = phases.select(run, trajectories, metrics)  # 6 samples
     phases.stop_together(run)
     phases.learn(run, batches, step, metrics)  # 7 update
@@ -142,6 +142,7 @@ def evaluate(config: Any, workdir: str | Path) -> None:
     """Score config.model.path on the held-out tasks; appends to `eval.jsonl` in the workdir and writes the rollouts to
     `trajectories/eval.jsonl`."""
     with open_run(for_evaluation(config), workdir) as run:
+        run.workdir.claim(config.to_dict(), config.seed, "eval")
         scores = phases.hold_out(run, keep="eval")
         record = {"policy": config.model.path, "split": config.eval.split, **dict(measures(scores))}
         run.workdir.log_evaluation(record)
@@ -153,6 +154,7 @@ def explore(config: Any, workdir: str | Path) -> None:
     with open_run(config, workdir) as run:
         if not run.questioning:
             raise RunError("--mode=explore needs config.questioning.enabled=True")
+        run.workdir.claim(config.to_dict(), config.seed, "explore")
         metrics: dict[str, Any] = {}
         try:
             phases.explore_first(run, metrics)
@@ -166,6 +168,7 @@ def pool(config: Any, workdir: str | Path) -> None:
     with open_run(config, workdir) as run:
         if not run.navigating:
             raise RunError("--mode=pool needs config.navigating.enabled=True")
+        run.workdir.claim(config.to_dict(), config.seed, "pool")
         metrics: dict[str, Any] = {}
         phases.explore_first(run, metrics)
         phases.fill_pool(run, metrics)

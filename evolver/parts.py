@@ -1,4 +1,4 @@
-"""What a run is made of, built from its config. With `loop.py` and `phases.py` the only readers of config objects."""
+"""What a run is made of, built from its config. Below `evolver/` nothing sees a config object."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from envs.source import Source
 from envs.world import Task, WorldError
 from evolver import hosts
 from evolver.attributing import ReplayJudge
-from evolver.books import Progress, Sinks, Workdir, plain, read_tasks
+from evolver.books import BrokenFile, Progress, Sinks, Workdir, plain, read_tasks
 from evolver.engine_config import make_engine
 from evolver.llm_config import make_chat
 from evolver.navigating import HashedNgrams, Navigating, Pool
@@ -36,7 +36,7 @@ from models.lora import LoRA
 from models.mesh import make_mesh
 from models.tokenizer import Tokenizer
 from rl import learner, optim
-from rl.checkpoint import Checkpoints
+from rl.checkpoint import CheckpointError, Checkpoints
 from rl.engines import Engine, EngineFault
 from rl.mismatch import Alarm
 from rl.rollout import Limits, Worlds
@@ -69,7 +69,7 @@ class Run:
     engine: Engine
     state: dict[str, Any]
     layout: learner.Layout  # how that state is kept
-    reference: Any  # parameters of the initial policy, None unless the loss needs them
+    reference: Any  # parameters of the initial policy, None unless the loss needs them and the state lacks them
     update: Any
     logp: Any
     questioning: TaskPool | None
@@ -85,6 +85,7 @@ class Run:
     sinks: Sinks | None = None
     step: int = -1
     unbooked: dict[str, Any] | None = None
+    faults: set[str] = field(default_factory=set)  # kinds of the environment's that were shown
     saved: dict[str, Any] = field(default_factory=dict)  # the manifest of the last complete step
     clock: float = 0.0  # seconds of earlier processes
     began: float = field(default_factory=time.monotonic)
@@ -135,7 +136,8 @@ class Run:
 
 @contextlib.contextmanager
 def open_run(config: Any, workdir: str | Path):
-    """Build every part, and close what has to be closed. Raises RunError for what only shows here."""
+    """Build every part, and close what has to be closed, whatever ends the run. Raises RunError for what only shows
+    here, and for what breaks while the run works: engines, checkpoints, files, the environment's processes."""
     with contextlib.ExitStack() as stack:
         stop = stack.enter_context(Stop(background=config.rollout.async_depth > 0))
         try:
@@ -157,10 +159,23 @@ def open_run(config: Any, workdir: str | Path):
             stack.callback(run.judge.close)
         if run.pipeline:
             stack.callback(lambda: stop.finish(run.pipeline.close()))  # before the worlds that its rollouts are in
-        yield run
-        for part in (run.checkpoints, run.sinks):
+        try:
+            yield run
+        except (EngineFault, CheckpointError, BrokenFile, OSError) as error:
+            raise RunError(f"{type(error).__name__}: {error}") from error
+        finally:
+            if not isinstance(sys.exc_info()[1], KeyboardInterrupt):  # who presses Ctrl-C twice does not want to wait
+                close_books(run)
+
+
+def close_books(run: Run) -> None:
+    """Wait for the save that may be on its way, and end the logs. What goes wrong here is said and changes nothing."""
+    for part in (run.checkpoints, run.sinks):
+        try:
             if part:
                 part.close()
+        except Exception as error:
+            run.progress.say(f"{type(part).__name__} could not be closed: {type(error).__name__}: {error}")
 
 
 def make_source(config: Any) -> Source:
@@ -214,7 +229,7 @@ def build(config: Any, workdir: Workdir, stop: Stop, source: Source, chat: Any =
         logp=logp,
         questioning=make_questioning(c, make_world, originals, chat) if c.questioning.enabled else None,
         outcome_judge=make_outcome_judge(c, chat),
-        navigating=make_navigating(c, make_world, chat) if c.navigating.enabled else None,
+        navigating=make_navigating(c, make_world, originals, chat) if c.navigating.enabled else None,
         judge=make_judge(c, make_world, chat) if c.attributing.enabled else None,
         chat=chat,
         originals=originals,
@@ -263,12 +278,12 @@ def make_layout(config: Any) -> learner.Layout:
 
 
 def make_reference(config: Any, params: Any) -> Any:
-    """The initial policy, where the loss needs it; with adapters it is the weights that they are added to."""
-    if not config.loss.kl:
+    """The initial policy, where the loss needs it and the state does not hold it: with adapters that does."""
+    if not config.loss.kl or config.lora.rank:
         return None
     if config.loss.reference == "host":
         return jax.tree.map(lambda x: jax.device_put(x, x.sharding.with_memory_kind("pinned_host")), params)
-    return params if config.lora.rank else jax.tree.map(jnp.copy, params)
+    return jax.tree.map(jnp.copy, params)
 
 
 def make_optimizer(config: Any) -> Any:
@@ -385,14 +400,15 @@ def make_judge(config: Any, make_world: Any, chat: Any) -> Any:
     return LlmJudge(chat, skip_flat=c.skip_flat, shown=config.llm.shown)
 
 
-def make_navigating(config: Any, make_world: Any, chat: Any) -> Navigating:
-    """Self-navigating, with the pool of `navigating.pool` if there is one."""
+def make_navigating(config: Any, make_world: Any, originals: list[Task], chat: Any) -> Navigating:
+    """Self-navigating, with the pool of `navigating.pool` if there is one. It learns from the tasks that train only."""
     c = config.navigating
-    options: dict[str, Any] = {"eta": c.share, "k": c.top_k, "min_similarity": c.min_similarity}
+    splits = tuple(sorted({"train", *(task.split for task in originals)}))
+    options: dict[str, Any] = {"eta": c.share, "k": c.top_k, "min_similarity": c.min_similarity, "splits": splits}
     if c.extractor == "llm":
         from evolver.navigating.llm import LlmExtractor
 
-        options["extract"] = LlmExtractor(chat, valid=c.valid, shown=config.llm.shown)
+        options["extract"] = LlmExtractor(chat, valid=c.valid, shown=config.llm.shown, splits=splits)
     else:
         options["make_world"] = make_world
         if c.wording == "travel":

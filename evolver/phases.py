@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -14,15 +14,17 @@ import numpy as np
 
 from envs.world import Task
 from evolver import books, hosts
+from evolver.config import originals_needed
 from evolver.parts import Run, RunError, make_limits
 from evolver.questioning import mixture
 from evolver.stop import Interrupted
+from evolver.traces import broken
 from rl import advantages, learner, mismatch, samples
 from rl.evaluation import Scores, measures, scores_of
 from rl.packing import Packed, pack
 from rl.rollout import Job, rollouts
 from rl.seeds import seed_of
-from rl.trajectory import Sampling, Trajectory
+from rl.trajectory import Sampling, StopReason, Trajectory
 
 
 @contextmanager
@@ -36,6 +38,15 @@ def timed(metrics: dict[str, Any], name: str):
 
 
 # --- 0 preparations --------------------------------------------------------------------------------------------------
+
+
+def enough_tasks(run: Run) -> None:
+    """Raise RunError where the world has fewer tasks than a step takes: its workers or service only now say so."""
+    needed, there = originals_needed(run.config), len(run.originals)
+    if there < needed:
+        raise RunError(f"a step needs {needed} different original tasks, and there are {there}: lower rollout.tasks")
+    if run.config.eval.every and not run.held_out:
+        raise RunError(f"config.eval.split={run.config.eval.split} has no tasks: set config.eval.every=0, or another")
 
 
 def explore_first(run: Run, metrics: dict[str, Any]) -> None:
@@ -91,14 +102,25 @@ def choose_tasks(run: Run, step: int) -> dict[int, list[Task]]:
 def tasks_of(run: Run, step: int) -> list[Task]:
     """The tasks of one step; every `questioning.every` steps the synthetic ones are refreshed first."""
     c = run.config.questioning
-    draw = {"step": step - 1, "n": run.config.rollout.tasks, "seed": seed_of(run.config.seed, "tasks")}
-    if not run.questioning:
-        return mixture(run.originals, [], ratio=0.0, **draw)
-    if c.every and step > 1 and (step - 1) % c.every == 0:
+    if run.questioning and c.every and step > 1 and (step - 1) % c.every == 0:
         run.progress.phase("exploring")
         seed = seed_of(run.config.seed, "explore", step)
         hosts.led(run.questioning, lambda: run.questioning.explore(seed, c.refresh))
-    return run.questioning.mixture(run.originals, ratio=c.share, learnable=c.learnable, **draw)
+    return draw(run, step - 1, run.config.rollout.tasks, seed_of(run.config.seed, "tasks"))
+
+
+def draw(run: Run, place: int, n: int, seed: int, without: Collection[str] = ()) -> list[Task]:
+    """n tasks in the mixture of the run, the `place`-th of a sequence of draws; fewer if too few are left `without`
+    those ids."""
+    c, share = run.config.questioning, run.config.questioning.share if run.questioning else 0.0
+    originals = [task for task in run.originals if task.id not in without]
+    synthetic = [task for task in run.questioning.tasks.values() if task.id not in without] if run.questioning else []
+    while without and (round(share * n) > len(synthetic) or n - round(share * n) > len(originals)):
+        n -= 1
+    if not run.questioning:
+        return mixture(originals, [], step=place, n=n, ratio=0.0, seed=seed)
+    options = {"step": place, "n": n, "ratio": share, "seed": seed, "learnable": c.learnable}
+    return run.questioning.mixture(originals, synthetic, **options)
 
 
 # --- 2 rollouts, 3 outcomes ------------------------------------------------------------------------------------------
@@ -118,6 +140,22 @@ def roll_out(run: Run, tasks: dict[int, list[Task]], step: int, metrics: dict[st
     tokens = sum(len(s.completion.tokens) for t in trajectories for s in t.steps)
     metrics["time/tokens_per_s"] = tokens / metrics["time/rollout"]
     return trajectories
+
+
+def show_faults(run: Run, trajectories: Sequence[Trajectory], step: int) -> None:
+    """Say what the environment answered where it failed, each kind of fault once. Raises RunError where it failed in
+    every rollout of the step: nothing can be learnt, and the steps that follow would be spent in the same way."""
+    failed = [t for t in trajectories if t.stop in (StopReason.ENV_ERROR, StopReason.ENV_TIMEOUT)]
+    if failed and len(failed) == len(trajectories):
+        raise RunError(f"step {step}: the environment failed in every rollout: {failed[0].error}")
+    for trajectory in failed:
+        kind = trajectory.error.partition(":")[0]
+        if kind not in run.faults:
+            run.faults.add(kind)
+            run.progress.say(
+                f"step {step}: the environment failed in {len(failed)} of {len(trajectories)} rollouts, for example"
+                f" {trajectory.error}. They do not train (ledger/env_error); later ones are counted, not shown"
+            )
 
 
 def jobs_of(run: Run, tasks: Sequence[Task], step: int) -> list[list[Job]]:
@@ -270,6 +308,28 @@ def give_credit(config: Any, trajectories: Sequence[Trajectory], step: int) -> N
             taken.advantage = factor * float(value)
 
 
+def replenish(run: Run, trajectories: list[Trajectory], step: int, metrics: dict[str, Any]) -> list[Trajectory]:
+    """The rollouts of the step and those of further tasks, in place of groups without signal: DAPO's dynamic sampling
+    (arXiv 2503.14476, section 3.2), in `rollout.refill` rounds at most. What has no signal stays in the books."""
+    c, rounds = run.config.rollout, 0
+    while rounds < c.refill:
+        groups: dict[str, list[Trajectory]] = {}
+        for trajectory in trajectories:
+            groups.setdefault(trajectory.task.id, []).append(trajectory)
+        missing = c.tasks - sum(not samples.no_signal(group) for group in groups.values())
+        tasks = draw(run, rounds, missing, seed_of(run.config.seed, "refill", step), groups) if missing else []
+        if not tasks:
+            break
+        more, rounds = roll_out(run, {step: tasks}, step, metrics), rounds + 1
+        label(run, more, metrics)
+        give_credit(run.config, more, step)
+        trajectories = [*trajectories, *more]
+    if c.refill:
+        tokens = sum(len(s.completion.tokens) for t in trajectories for s in t.steps)
+        metrics |= {"rollout/refills": rounds, "time/tokens_per_s": tokens / metrics["time/rollout"]}
+    return trajectories
+
+
 def is_void(trajectory: Trajectory, drop: Sequence[str]) -> bool:
     """Whether one of the gates that look at a rollout's end leaves it out."""
     gates = {"cancelled": samples.cancelled, "env_error": samples.env_error, "parse_error": samples.parse_error}
@@ -360,9 +420,10 @@ def score(run: Run, batch: Packed) -> None:
     wanted_RT = np.where(batch.guided_RT, c.guided_prompt == "stripped", c.old_logp == "recomputed") & batch.mask_RT
     if wanted_RT.any():
         batch.old_logp_RT = np.where(wanted_RT, run.logp(learner.whole(run.state, run.layout), batch), batch.logp_RT)
-    if run.reference is not None:
-        here = run.reference
-        if c.reference == "host":
+    if c.kl:
+        # Not a reference of its own to the base: an update consumes the state it is given, and makes another.
+        here = run.state["base"] if run.layout.lora else run.reference
+        if c.reference == "host" and not run.layout.lora:
             here = jax.tree.map(lambda x: jax.device_put(x, x.sharding.with_memory_kind("device")), here)
         batch.ref_logp_RT = run.logp(here, batch)
 
@@ -408,7 +469,7 @@ def remember(run: Run, trajectories: Sequence[Trajectory], step: int, metrics: d
     """Attempts become experience, every `navigating.every` steps; how synthetic tasks fare is noted at every step."""
     every = run.config.navigating.every
     if run.questioning:
-        run.questioning.record((t.task.id, t.evaluation.success) for t in trajectories)
+        run.questioning.record((t.task.id, t.evaluation.success) for t in trajectories if not broken(t))
         metrics |= run.questioning.metrics()
     if run.navigating:
         if every and step % every == 0:
@@ -429,8 +490,7 @@ def write_trajectories(run: Run, step: int, trajectories: Sequence[Trajectory], 
     """One line per rollout, every `log.trajectories` steps."""
     every = run.config.log.trajectories
     if every and step % every == 0:
-        texts = {e.id: e.content for e in run.navigating.pool.all()} if run.navigating else {}
-        records = [books.trajectory_record(t, fate=fate, texts=texts) for t, fate in zip(trajectories, fates)]
+        records = [books.trajectory_record(t, fate=fate) for t, fate in zip(trajectories, fates)]
         run.workdir.log_trajectories(step, records)
 
 
@@ -459,8 +519,7 @@ def save(run: Run, metric: float | None = None) -> None:
     """A checkpoint of the last complete step."""
     if run.navigating and hosts.first():
         run.navigating.pool.save(run.workdir / "experience")
-    if run.questioning:
-        run.workdir.log_tasks([*run.originals, *run.questioning.tasks.values()])
+    run.workdir.log_tasks([*run.originals, *(run.questioning.tasks.values() if run.questioning else ())])
     run.checkpoints.save(run.step, learner.trained(run.state), run.saved, metric=metric)
 
 

@@ -233,6 +233,16 @@ def smooth(value_S: np.ndarray, window: int = 5) -> np.ndarray:
     return np.array([value_S[max(0, i - half) : i + half + 1].mean() for i in range(len(value_S))])
 
 
+def main(folders: list[str]) -> int:
+    """Report on each run; 1 where a folder holds nothing to report on."""
+    for folder in folders:
+        workdir = Workdir(folder)
+        if not (workdir.metrics() or workdir.scores()):
+            print(f"{folder}: nothing to report on, there is neither metrics.jsonl nor eval/ in it", file=sys.stderr)
+            return 1
+        print(report(folder))
+    return 0
+
+
 if __name__ == "__main__":
-    for argument in sys.argv[1:]:
-        print(report(argument))
+    sys.exit(main(sys.argv[1:]))

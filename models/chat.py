@@ -1,8 +1,9 @@
 """Qwen2.5's chat template, rendered as ids and only ever appended to.
 
 A conversation grows as `opening + generation + observation + generation + ...`. Nothing is rendered twice, so the
-ids of turn n are a prefix of the ids of turn n+1 whatever the model wrote. For turns in canonical form the ids
-equal those of the template that `transformers` applies to the whole conversation.
+ids of turn n are a prefix of the ids of turn n+1 whatever the model wrote, as long as the tools stay the same: they
+stand in the opening, so other tools rewrite it and nothing after it (`rl/context.py`). For turns in canonical form the
+ids equal those of the template that `transformers` applies to the whole conversation.
 """
 
 from __future__ import annotations

@@ -99,10 +99,6 @@ class Tokenizer:
         """Text of ids, control tokens spelled out. Bytes that are not UTF-8 become U+FFFD."""
         return self._template.decode(list(ids), skip_special_tokens=False)
 
-    def id_of(self, token: str) -> int | None:
-        """Id of one vocabulary entry, or None."""
-        return self._template.token_to_id(token)
-
     def save(self, path: str | Path) -> None:
         """Write the files from which `transformers.AutoTokenizer` builds the same tokenizer."""
         folder = Path(path)

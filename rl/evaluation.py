@@ -74,8 +74,8 @@ class Scores:
     """The outcome of one evaluation: what every estimator needs, and small enough to be kept for ever.
 
     `score_NR` in [0, 1] and `success_NR` 0/1 at the training temperature (or the one evaluated), `greedy_N` success at
-    temperature 0 ([] when it was not run). A rollout that the environment or a deadline cut short counts as a
-    failure, and in `broken`.
+    temperature 0 ([] when it was not run). A rollout that the environment broke counts as a failure, one that its
+    deadline cut short as what the world says of it so far; both count in `broken`.
     """
 
     tasks: list[str]

@@ -267,13 +267,6 @@ def policy_loss(
     return jnp.sum(weight_RT * loss_RT), {name: masked_mean(*pair) for name, pair in stats.items()}
 
 
-def nll_loss(logp_RT, mask_RT, *, aggregate: str = "token-mean") -> tuple[jax.Array, dict[str, jax.Array]]:
-    """Negative log-likelihood of the trained tokens, for imitation: (scalar, metrics)."""
-    loss_RT = -jnp.where(mask_RT > 0, logp_RT, 0)
-    loss = jnp.sum(aggregation_weights(mask_RT, aggregate=aggregate) * loss_RT)
-    return loss, {"nll": jax.lax.stop_gradient(masked_mean(loss_RT, mask_RT))}
-
-
 def token_loss(
     logp_RT,
     entropy_RT,

@@ -225,7 +225,7 @@ class _Episode:
             texts = [text for _, text in experience]
             context = Linear(self.tokenizer, observation, experience=texts, show_tools=show_tools)
         trajectory.messages, trajectory.stripped = context.messages, context.stripped
-        trajectory.experience = [id for id, _ in experience]
+        trajectory.experience, trajectory.told = [id for id, _ in experience], [text for _, text in experience]
         for turn in range(self.limits.max_steps):
             room = self.limits.context_tokens - len(context.prompt)
             completion = await self.generate(context.prompt, turn, room) if room > 0 else None

@@ -177,11 +177,12 @@ def overlong(trajectory: Trajectory, *, max_tokens: int, strip: bool = True, dro
 
 
 def no_signal(group: Iterable[Trajectory], *, tolerance: float = 1e-6) -> bool:
-    """Every advantage in the group is 0: equal outcomes and no credit from labels (DAPO's dynamic sampling)."""
+    """Every advantage in the group is 0: equal outcomes and no credit from labels. DAPO's dynamic sampling leaves these
+    out (arXiv 2503.14476, section 3.2); with `rollout.refill` others take their place."""
     return all(abs(step.advantage) <= tolerance for trajectory in group for step in trajectory.steps)
 
 
-REASONS = ("cancelled", "env_error", "parse_error", "stale", "overlong", "no_signal")
+REASONS = ("env_error", "cancelled", "parse_error", "stale", "overlong", "no_signal")
 DROPPED = ("cancelled", "env_error", "stale", "overlong", "no_signal")
 
 
@@ -211,8 +212,8 @@ def admit(
     if unknown:
         raise ValueError(f"drop: there is no gate {', '.join(unknown)}; there are {', '.join(REASONS)}")
     gates: dict[str, Callable[[Trajectory], bool]] = {
+        "env_error": env_error,  # before what looks for tokens: a reset that failed leaves none
         "cancelled": cancelled,
-        "env_error": env_error,
         "parse_error": parse_error,
         "stale": lambda t: max_staleness is not None and stale(t, version=version, max_staleness=max_staleness),
     }

@@ -70,6 +70,7 @@ class Trajectory:
     stop: StopReason = StopReason.CANCELLED
     evaluation: Evaluation = field(default_factory=lambda: Evaluation(0.0, False))
     experience: list[str] = field(default_factory=list)  # ids of what was injected; [] = not guided
+    told: list[str] = field(default_factory=list)  # and its words
     stripped: list[int] = field(default_factory=list)  # first prompt without the experience; [] = steps[0].prompt
     error: str = ""
     retries: int = 0  # resets that failed before this one

@@ -91,6 +91,12 @@ def test_targets_that_cannot_be_planned_for(capsys, tiny, words, mode, said):
         ("--config.rollout.tasks=99", "needs 99 different original tasks"),
         ("--config.questioning.every=2", "makes no task then"),
         ("--config.env.url=http://localhost:1", "belong together"),
+        ("--config.optim.b1=1", "at least 0 and below 1"),
+        ("--config.loss.dual_clip=0.5", "must be above 1, or 0"),
+        ("--config.model.attention=cudnn", "needs config.model.dtype=bfloat16"),
+        ("--config.model.attention=splash", "is for a TPU, and jax sees a CPU"),
+        ("--config.env.python=/no/python", "there is no such program"),
+        ("--config.env.args.colour=3", "unexpected keyword argument 'colour'"),
         ("stray", "stray: not a flag"),
         ("--confg.steps=1", "confg.steps"),
     ],
@@ -98,6 +104,40 @@ def test_targets_that_cannot_be_planned_for(capsys, tiny, words, mode, said):
 def test_each_mistake_is_named(capsys, tiny, override, words):
     code, _, err = call(capsys, f"--config={tiny}", override, mode="train")
     assert code == 2 and words in err and "nothing was started" in err
+
+
+@pytest.mark.parametrize(
+    "mode,overrides,words",
+    [
+        ("train", ["questioning.enabled=True", "questioning.capacity=1"], "less than the 2 synthetic tasks of a step"),
+        ("train", ["navigating.enabled=True", "navigating.pool=/no/such"], "there is no such directory"),
+        ("eval", ["navigating.enabled=True", "eval.experience=True"], "has none in --mode=eval"),
+        ("train", ["rollout.refill=1", "rollout.async_depth=1"], "set config.rollout.async_depth=0"),
+        ("train", ["lora.rank=2", "lora.targets=()"], "config.lora.targets is empty"),
+        ("train", ["mesh.sequence=2", "model.attention=blockwise"], "take ring"),
+        (
+            "train",
+            ["questioning.enabled=True", "questioning.judge=naive", "attributing.enabled=True", "advantage.name=adca"],
+            "set attributing.judge=llm or questioning.judge=verifier",
+        ),
+    ],
+)
+def test_what_does_not_go_together_is_named(capsys, tiny, mode, overrides, words):
+    code, _, err = call(capsys, f"--config={tiny}", *(f"--config.{o}" for o in overrides), mode=mode)
+    assert code == 2 and words in err
+
+
+def test_arguments_of_a_world_are_taken_as_its_own_or_refused_by_it(capsys, tiny):
+    words = [f"--config={tiny}", "--config.env.name=travel", "--config.env.args.n_dev=10"]
+    code, out, _ = call(capsys, *words)
+    assert code == 0 and "'n_dev': 10" in out
+
+
+def test_a_task_file_with_fewer_tasks_than_a_step_takes(capsys, tmp_path, tiny):
+    path = tmp_path / "tasks.jsonl"
+    path.write_text('{"id": "a", "env": "parity", "query": "q"}\n')
+    code, _, err = call(capsys, f"--config={tiny}", f"--config.env.tasks={path}", mode="train")
+    assert code == 2 and "needs 3 different original tasks" in err and "has 1" in err
 
 
 def test_all_mistakes_are_said_at_once(capsys, tiny):
@@ -149,6 +189,7 @@ def test_a_config_file_that_cannot_be_used(capsys, tmp_path, text, words):
 def test_flags_themselves(capsys, tiny):
     assert "--config is missing" in call(capsys)[2]
     assert "Did you mean configs/base.py?" in call(capsys, "--config=configs/bse.py")[2]
+    assert "--config=configs/bse.py: there is no such file" in call(capsys, "--config", "configs/bse.py")[2]
     assert call(capsys, "--help")[0] == 0
     assert run.main(["run.py", f"--config={tiny}", "--mode=trian"]) == 2
     assert "trian" in capsys.readouterr().err
@@ -191,6 +232,16 @@ def test_workdirs_that_cannot_be_used(capsys, tmp_path, tiny):
     (tmp_path / "other" / "thesis.tex").write_text("")
     assert "holds no run" in call(capsys, f"--config={tiny}", f"--workdir={tmp_path}/other", mode="train")[2]
     assert (tmp_path / "other" / "thesis.tex").exists()
+    (tmp_path / "other" / "config.json").write_text('{"model_type": "qwen2"}')
+    assert "holds no run" in call(capsys, f"--config={tiny}", f"--workdir={tmp_path}/other", mode="train")[2]
+    assert "cannot be written" in call(capsys, f"--config={tiny}", f"--workdir={tmp_path}/{'x' * 300}")[2]
+
+
+def test_a_run_is_not_replaced_by_what_another_mode_finds(capsys, tmp_path, tiny):
+    Workdir(tmp_path).claim({}, 0)
+    for mode, lost in (("explore", "tasks.jsonl"), ("pool", "experience/")):
+        err = call(capsys, f"--config={tiny}", f"--workdir={tmp_path}", mode=mode)[2]
+        assert f"holds a run, whose {lost} --mode={mode} would replace" in err
 
 
 def test_a_workdir_that_cannot_be_written(capsys, tmp_path, tiny):

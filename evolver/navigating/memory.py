@@ -12,6 +12,7 @@ from evolver.navigating.experience import Experience
 from evolver.navigating.extract import Lesson, extract, render
 from evolver.navigating.mixed import plan
 from evolver.navigating.pool import Pool
+from evolver.traces import broken
 from rl.trajectory import Trajectory
 
 
@@ -29,6 +30,7 @@ class Navigating:
         when: Callable[[str], str] = str,
         contrast_only: bool = False,
         make_world: Callable[[], World] | None = None,
+        splits: Sequence[str] = ("train",),
         min_uses: int = 5,
         max_win_rate: float = 0.5,
         relative: bool = True,
@@ -36,10 +38,10 @@ class Navigating:
     ):
         """`eta`: share of guided rollouts; `k`: most experiences per rollout; `min_similarity`: least cosine of a
         retrieved one; `extract`: what makes experiences of trajectories; `render`, `when`, `contrast_only`,
-        `make_world`: its arguments; the others: see `Pool.prune`."""
+        `make_world`, `splits`: its arguments; the others: see `Pool.prune`."""
         self.pool, self.eta, self.k, self.min_similarity = pool, eta, k, min_similarity
         options = {"render": render, "when": when, "contrast_only": contrast_only, "make_world": make_world}
-        self._extract = functools.partial(extract, **options)
+        self._extract = functools.partial(extract, splits=splits, **options)
         self.min_uses, self.max_win_rate, self.relative = min_uses, max_win_rate, relative
         self._counts: Counter[str] = Counter()
         self._similarity = 0.0
@@ -89,7 +91,8 @@ class Navigating:
         found = self._extract(trajectories, step=step)
         groups: dict[str, list[Trajectory]] = {}
         for trajectory in trajectories:
-            groups.setdefault(trajectory.task.id, []).append(trajectory)
+            if not broken(trajectory):  # the world's failure says nothing about what was told
+                groups.setdefault(trajectory.task.id, []).append(trajectory)
         for group in groups.values():
             alone = [t for t in group if not t.guided] or group
             expected = sum(t.evaluation.success for t in alone) / len(alone)

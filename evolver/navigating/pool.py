@@ -85,13 +85,6 @@ class Pool:
             return []
         return self._nearest(self.embedder([query])[0], k, min_similarity)
 
-    def deduplicate(self) -> list[str]:
-        """Remove every experience that is a duplicate of an earlier one; return the ids removed."""
-        everything = self.all()
-        self.load_state({"embedder": self.embedder.name, "experiences": []})
-        kept = set(self.add(everything))
-        return [e.id for e in everything if e.id not in kept]
-
     def record(self, ids: Sequence[str], *, success: bool, expected: float) -> None:
         """Count one guided rollout that used `ids`; ids no longer in the pool are passed over."""
         for id in ids:

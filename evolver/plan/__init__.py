@@ -7,18 +7,21 @@ from pathlib import Path
 from typing import Any
 
 from envs import make
+from evolver.books import read_tasks
 from evolver.config import flat
 from evolver.llm_config import roles_of
-from evolver.paths import model_folder
+from evolver.paths import model_folder, resolve
 
 
-class PlanError(Exception):
-    """A config that cannot be put onto the target; the message is for the user."""
+class PlanError(ValueError):
+    """A config that cannot be planned for, or not on the target; the message is for the user."""
 
 
 def plan(config: Any, workdir: str | Path, target: str = "") -> str:
     """The resolved config, the amount of work and the sizes of things, as text; with a target, what its programs need
     and how long they take there. Raises PlanError."""
+    if config.imitation.demonstrations and target:
+        raise PlanError(f"--target={target}: imitation runs on one device of this machine; leave --target out")
     values = "\n".join(f"  {name} = {value!r}" for name, value in sorted(flat(config).items()))
     facts = [*work(config), *sizes(config)]
     width = max(len(name) for name, _ in facts)
@@ -53,28 +56,42 @@ def on_target(config: Any, target: str, *, compiling: bool = True) -> tuple[dict
 def work(config: Any) -> list[tuple[str, str]]:
     """How many rollouts, evaluations and updates."""
     c = config
+    if c.imitation.demonstrations:
+        from evolver.plan import imitation
+
+        return imitation.work(c)
     original, held_out, unknown = task_counts(c)
-    tasks = min(c.eval.tasks or held_out, held_out)
-    rounds = 0 if not c.eval.every else 1 + c.steps // c.eval.every + bool(c.steps % c.eval.every)
-    rollouts, each = c.rollout.tasks * c.rollout.group, c.eval.rollouts + c.eval.greedy
-    amount = f"{rounds * tasks * each:,} episodes" if tasks else f"{each} episodes each"
+    rollouts = c.rollout.tasks * c.rollout.group
     mechanisms = [name for name in ("questioning", "navigating", "attributing") if c[name].enabled]
     facts = [
         ("mechanisms", ", ".join(mechanisms) or "none"),
-        ("training tasks", unknown or f"{original} original, split {c.env.split}"),
+        ("training tasks", unknown or f"{original} original, {c.env.tasks or f'split {c.env.split}'}"),
         ("steps", f"{c.steps:,} of {c.rollout.tasks} tasks x {c.rollout.group} = {rollouts:,} rollouts"),
         ("rollouts", f"{c.steps * rollouts:,} of at most {c.rollout.max_steps} turns and {c.rollout.context:,} tokens"),
         ("tokens generated", f"at most {c.steps * rollouts * tokens_of_an_episode(c):,}"),
         ("updates", f"{c.steps * c.learner.updates * c.learner.epochs:,}"),
-        ("evaluation", f"{rounds} times {tasks or 'all'} tasks of {c.eval.split}, {amount}"),
+        ("evaluation", evaluation(c, held_out)),
         ("checkpoints", f"{math.ceil(c.steps / c.checkpoint.every)}, {c.checkpoint.keep} kept and the best"),
     ]
+    if c.rollout.refill:
+        facts.append(("refills", f"at most {c.rollout.refill} rounds a step of other tasks, where groups lack signal"))
     if c.navigating.enabled and not c.navigating.pool and c.navigating.rollouts:
         facts.append(("first pool", f"{c.navigating.tasks} tasks x {c.navigating.rollouts} rollouts"))
     if c.questioning.enabled and not c.questioning.tasks:
         facts.append(("exploration", f"until {c.questioning.budget:,} tasks, walks of {walk(c)} steps"))
     calls = chat_calls(c)
     return facts + ([("language models", ", ".join(calls))] if calls else [])
+
+
+def evaluation(config: Any, held_out: int) -> str:
+    """How often, and how many episodes; `held_out`: tasks of the split, 0 = unknown."""
+    c, steps = config.eval, config.steps
+    if not c.every:
+        return "none"
+    rounds, each = 1 + steps // c.every + bool(steps % c.every), c.rollouts + c.greedy
+    tasks = min(c.tasks or held_out, held_out)
+    amount = f"{rounds * tasks * each:,} episodes" if tasks else f"{each} episodes each"
+    return f"{rounds} times {tasks or 'all'} tasks of {c.split}, {amount}"
 
 
 def chat_calls(config: Any) -> list[str]:
@@ -96,16 +113,19 @@ def chat_calls(config: Any) -> list[str]:
 
 
 def task_counts(config: Any) -> tuple[int, int, str]:
-    """(original tasks, held-out tasks, "") as the world counts them; (0, 0, why) for one that runs elsewhere only."""
+    """(original tasks, held-out tasks, "") as the world counts them; (0, 0, why) for one that runs elsewhere only.
+    Held-out tasks that nothing evaluates count as 0."""
+    c = config
     try:
-        world = make(config.env.name, **config.env.args.to_dict())
-        counts = len(world.tasks(config.env.split)), len(world.tasks(config.eval.split))
+        world = make(c.env.name, **c.env.args.to_dict())
+        original = len(read_tasks(resolve(c.env.tasks)) if c.env.tasks else world.tasks(c.env.split))
+        held_out = len(world.tasks(c.eval.split)) if c.eval.every else 0
         world.close()
     except Exception as error:  # whatever an adapter raises is what the user has to read
-        if config.env.mode == "inprocess":
+        if c.env.mode == "inprocess":
             raise
-        return 0, 0, f"known where {config.env.name} runs; here: {error}"
-    return *counts, ""
+        return 0, 0, f"known where {c.env.name} runs; here: {error}"
+    return original, held_out, ""
 
 
 def walk(config: Any) -> int:
@@ -119,34 +139,59 @@ def tokens_of_an_episode(config: Any) -> int:
 
 
 def sizes(config: Any) -> list[tuple[str, str]]:
-    """Parameters, training state, checkpoint and KV cache."""
-    from models import qwen
+    """Parameters, one copy of the training state, checkpoint and KV cache. Raises PlanError."""
+    from evolver.plan import estimate, imitation
+    from evolver.plan.analytic import BYTES, kv_bytes
 
+    if config.imitation.demonstrations:
+        return imitation.sizes(config)
     shape = model_shape(config)
-    parameters = qwen.parameter_count(shape)
-    copies = 3 + bool(config.loss.kl)
-    held = "weights, two moments" + (", reference policy" if config.loss.kl else "")
-    half = {"bfloat16": 2, "float32": 4}
-    engine = parameters * half[config.model.dtype]
-    position = 2 * shape.layers * shape.kv_heads * shape.head_dim * half[config.engine.cache_dtype]
+    counts = estimate.sizes(estimate.Case(config, shape))
+    adapters = f", and {counts['trained']:,} of adapters, which alone train" if config.lora.rank else ""
     # The jax engine holds as many sequences as it has slots; a vLLM server as many as its share of a device takes.
     slots, context = config.engine.slots if config.engine.name == "jax" else 1, config.rollout.context
+    cache = kv_bytes(shape, config.engine.cache_dtype) * slots * context
     return [
-        ("parameters", f"{parameters:,}"),
-        ("training state", f"{size(4 * parameters * copies)} ({held}, float32)"),
-        ("checkpoint", size(12 * parameters)),
-        ("engine weights", size(engine)),
-        ("KV cache", f"{size(position * slots * context)} for {slots} x {context:,} tokens"),
+        ("parameters", f"{counts['parameters']:,}{adapters}"),
+        ("training state", training_state(config, counts["parameters"], counts["trained"])),
+        ("checkpoint", size(counts["checkpoint"])),
+        ("engine weights", size(counts["parameters"] * BYTES[config.model.dtype])),
+        ("KV cache", f"{size(cache)} for {slots} x {context:,} tokens"),
     ]
 
 
+def training_state(config: Any, parameters: int, trained: int) -> str:
+    """What the learner keeps between updates and where: "8.32 MB (float32 weights, two float32 moments)". `trained`:
+    entries of the adapters, or again of the weights."""
+    from evolver.plan.analytic import BYTES
+
+    c, rank, master = config, config.lora.rank, config.optim.master
+    kept = c.model.dtype if rank else master
+    device, host = [(f"{kept} weights", parameters * BYTES[kept])], []
+    if rank:
+        device.append((f"{master} adapters", trained * BYTES[master]))
+    (host if c.optim.offload else device).append(("two float32 moments", 8 * trained))
+    if c.loss.kl and not rank:  # adapters leave the weights as they were: those are the reference
+        away = c.loss.reference == "host"
+        (host if away else device).append((f"{master} reference policy", parameters * BYTES[master]))
+    texts = [
+        f"{size(sum(bytes for _, bytes in parts))}{where} ({', '.join(words for words, _ in parts)})"
+        for parts, where in ((device, ""), (host, " in the host's memory"))
+        if parts
+    ]
+    return ", and ".join(texts)
+
+
 def model_shape(config: Any) -> Any:
-    """The `models.qwen.Config` of a checkpoint's config.json or of a preset."""
+    """The `models.qwen.Config` of a checkpoint's config.json or of a preset. Raises PlanError."""
     from models import hf, qwen
 
     if not config.model.path:
         return qwen.PRESETS[config.model.preset]
-    return hf.config_of(model_folder(config.model.path))
+    try:
+        return hf.config_of(model_folder(config.model.path))
+    except hf.ModelError as error:
+        raise PlanError(f"config.model.path={config.model.path}: {error}") from error
 
 
 def size(count: float) -> str:

@@ -36,7 +36,7 @@ class Case:
 
     config: Any
     shape: qwen.Config
-    target: Target
+    target: Target | None = None  # sizes alone need none
 
     @property
     def split(self) -> Split:
@@ -274,7 +274,8 @@ def _wire(compiled: dict[str, Any], name: str) -> float:
 
 
 def sizes(case: Case) -> dict[str, float]:
-    """Of the whole model, bytes: checkpoint, what a weight sync moves, the exported policy."""
+    """Of the whole model: entries, those that train; bytes of a checkpoint, which holds what trains and its moments, of
+    what a weight sync moves, and of the exported policy."""
     count, c = qwen.parameter_count(case.shape), case.config
     trained = count
     if case.rank:
@@ -283,7 +284,7 @@ def sizes(case: Case) -> dict[str, float]:
     return {
         "parameters": count,
         "trained": trained,
-        "checkpoint": trained * (8 + master) + (count * BYTES[c.model.dtype] if case.rank else 0),
+        "checkpoint": trained * (8 + master),
         "sync": count * BYTES[c.model.dtype],
         "policy": count * BYTES["bfloat16"],
     }

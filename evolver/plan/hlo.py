@@ -30,7 +30,7 @@ class Collective:
 def collectives(text: str, *, trips: float = 1.0) -> list[Collective]:
     """Every collective of the program with more than one device. `trips`: of loops whose count is data."""
     computations = _computations(text)
-    times = _multiplicities(computations, text, trips)
+    times = _multiplicities(computations, trips)
     found = []
     for name, lines in computations.items():
         for line in lines:
@@ -67,7 +67,7 @@ def _computations(text: str) -> dict[str, list[str]]:
     return found
 
 
-def _multiplicities(computations: dict[str, list[str]], text: str, trips: float) -> dict[str, float]:
+def _multiplicities(computations: dict[str, list[str]], trips: float) -> dict[str, float]:
     """How often each computation runs; of a conditional's branches each counts as taken."""
     times: dict[str, float] = defaultdict(float)
     entry = next((name for name, lines in computations.items() if name and lines is computations.get("")), None)

@@ -4,9 +4,9 @@
     python -m experiments.bench.decode --planned h100:1                # no such device: its compiler's figures
 
 Random bfloat16 weights and cache; every row decodes at the given context. The roofline reads each weight but the
-embedding table once for a step, and each row's keys and values; `share` is the measured speed over it. A batch of 0 is
-the largest power of two that fits, at most 256. What is planned is marked so: its memory is the compiled program's, its
-speed the roofline, and neither was measured.
+embedding table once for a step, and each row's keys and values; the table has the measured speed as a share of it. A
+batch of 0 is the largest power of two that fits, at most 256. What is planned is marked so: its memory is the compiled
+program's, its speed the roofline, and neither was measured.
 """
 
 from __future__ import annotations

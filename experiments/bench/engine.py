@@ -1,6 +1,6 @@
 """Generated tokens/s of the JAX engine next to `transformers` generate and vLLM's CPU build, on the same workloads.
 
-    python -m experiments.bench.engine [--workloads flat multi_turn] [--repeats 3]
+    python -m experiments.bench.engine [--workloads flat multi_turn] [--repeats 5]
 
 Everyone gets the same random tiny checkpoint (128 wide, 2 layers, fp32) and the same prompts, lengths and observations,
 runs in a process of its own, and is shown in the fastest of its settings. `make bench-peers` installs the peers.
@@ -28,7 +28,7 @@ CONTENDERS: Contenders = {
         ["-m", "experiments.bench.engine"],
         [["--leave", "0.25"], ["--leave", "0.5"], ["--leave", "1", "--block", "64"]],
     ),
-    "transformers": (".bench/trl/bin/python", [f"{HERE}/peer_transformers.py"], [[]]),
+    "transformers": (".bench/trl/bin/python", [f"{HERE}/peer_transformers.py"], [[], ["--batch", "16"]]),
     "vLLM CPU": (".bench/vllm/bin/python", [f"{HERE}/peer_vllm.py"], [["--mode", "async"], ["--mode", "offline"]]),
 }
 

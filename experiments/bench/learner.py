@@ -36,12 +36,15 @@ CONTENDERS: Contenders = {
     "TRL": (
         ".bench/trl/bin/python",
         [f"{HERE}/peer_trl.py"],
-        [["--micro", "64"], ["--micro", "16"], ["--micro", "4"]],
+        [["--micro", "64"], ["--micro", "16"], ["--micro", "4"], ["--micro", "2"]],
     ),
     "tunix": (
         ".bench/tunix/bin/python",
         [f"{HERE}/peer_tunix.py"],
-        [["--micro", "64"], ["--micro", "16"], ["--micro", "4"], ["--packed", "1024"]],
+        [
+            *(["--micro", micro] for micro in ("64", "16", "4", "2", "1")),
+            *(["--packed", "1024", "--micro", micro] for micro in ("0", "4", "1")),
+        ],
     ),
 }
 

@@ -1,11 +1,11 @@
 """Generated tokens/s of `transformers` generate on a workload. Runs under the peer's own Python:
 
-    .bench/trl/bin/python experiments/bench/peer_transformers.py --model DIR --workload FILE.json
+    .bench/trl/bin/python experiments/bench/peer_transformers.py --model DIR --workload FILE.json [--batch 16]
 
-One static batch of all episodes per turn, left-padded, as trainers without a serving engine do it: a turn lasts as long
-as its longest row, and the next turn reads the whole history again. Its last line is one JSON object. No
-log-probabilities are asked for (the cheaper case for it), rows never stop early, and only tokens that the workload
-wants are counted.
+A static batch of all episodes per turn, or several of `--batch` each, those of like length together, left-padded, as
+trainers without a serving engine do it: a batch lasts as long as its longest row, and the next turn reads the whole
+history again. Its last line is one JSON object. No log-probabilities are asked for (the cheaper case for it), rows
+never stop early, and only tokens that the workload wants are counted.
 """
 
 import argparse
@@ -21,32 +21,40 @@ PAD = 0
 
 
 @torch.inference_mode()
-def play(model, workload) -> None:
-    """Generate every turn of every episode."""
+def play(model, workload, batch: int) -> None:
+    """Generate every turn of every episode, `batch` at once."""
     histories = [list(episode.prompt) for episode in workload.episodes]
     for turn in range(max(len(episode.turns) for episode in workload.episodes)):
         rows = [row for row, episode in enumerate(workload.episodes) if turn < len(episode.turns)]
-        width = max(len(histories[row]) for row in rows)
-        tokens = torch.full((len(rows), width), PAD)
-        mask = torch.zeros((len(rows), width), dtype=torch.long)
-        for index, row in enumerate(rows):
-            tokens[index, width - len(histories[row]) :] = torch.tensor(histories[row])
-            mask[index, width - len(histories[row]) :] = 1
-        longest = max(workload.episodes[row].turns[turn].new_tokens for row in rows)
-        out = model.generate(
-            input_ids=tokens, attention_mask=mask, max_new_tokens=longest, do_sample=True, temperature=1.0, top_k=0,
-            eos_token_id=None, pad_token_id=PAD,
-        )  # fmt: skip
-        assert out.shape[1] == width + longest, "a row ended early"
-        for index, row in enumerate(rows):
-            wanted = workload.episodes[row].turns[turn]
-            histories[row] += out[index, width : width + wanted.new_tokens].tolist() + list(wanted.observation)
+        rows.sort(key=lambda row: len(histories[row]))
+        for first in range(0, len(rows), batch):
+            generate(model, workload, histories, turn, rows[first : first + batch])
+
+
+def generate(model, workload, histories: list[list[int]], turn: int, rows: list[int]) -> None:
+    """One turn of the episodes `rows` as one batch; their histories grow by it."""
+    width = max(len(histories[row]) for row in rows)
+    tokens = torch.full((len(rows), width), PAD)
+    mask = torch.zeros((len(rows), width), dtype=torch.long)
+    for index, row in enumerate(rows):
+        tokens[index, width - len(histories[row]) :] = torch.tensor(histories[row])
+        mask[index, width - len(histories[row]) :] = 1
+    longest = max(workload.episodes[row].turns[turn].new_tokens for row in rows)
+    out = model.generate(
+        input_ids=tokens, attention_mask=mask, max_new_tokens=longest, do_sample=True, temperature=1.0, top_k=0,
+        eos_token_id=None, pad_token_id=PAD,
+    )  # fmt: skip
+    assert out.shape[1] == width + longest, "a row ended early"
+    for index, row in enumerate(rows):
+        wanted = workload.episodes[row].turns[turn]
+        histories[row] += out[index, width : width + wanted.new_tokens].tolist() + list(wanted.observation)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--model", required=True)
     parser.add_argument("--workload", required=True)
+    parser.add_argument("--batch", type=int, default=0, help="episodes generated at once; 0 = all")
     parser.add_argument("--repeats", type=int, default=3)
     args = parser.parse_args()
     torch.set_num_threads(len(os.sched_getaffinity(0)))
@@ -54,13 +62,14 @@ def main() -> None:
     workload = workloads.load(args.workload)
     model = transformers.AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.float32).eval()
     model.generation_config.eos_token_id = None
+    batch = args.batch or len(workload.episodes)
     seconds = []
     for _ in range(args.repeats + 1):  # the first one warms up
         start = time.perf_counter()
-        play(model, workload)
+        play(model, workload, batch)
         seconds.append(time.perf_counter() - start)
     result = {
-        "name": "transformers generate",
+        "name": f"transformers generate (batches of {batch})",
         "version": transformers.__version__,
         "workload": workload.name,
         "new_tokens": workload.new_tokens,

@@ -1,6 +1,6 @@
 """Trained tokens/s of tunix's GRPO step on a batch. Runs under the peer's own Python:
 
-    .bench/tunix/bin/python experiments/bench/peer_tunix.py --model DIR --batch FILE.json [--packed TOKENS | --micro 16]
+    .bench/tunix/bin/python experiments/bench/peer_tunix.py --model DIR --batch FILE.json [--packed TOKENS] [--micro 16]
 
 Its RL trainer's jitted train step on its GRPO loss: loss, gradient, clipping and AdamW. Set for speed: no reference
 model, old log-probabilities taken from the same forward pass, and with --packed its segment ids, rows filled by first
@@ -128,7 +128,7 @@ def main() -> None:
             jax.block_until_ready((out, nnx.state(model)))
             seconds.append(time.perf_counter() - start)
     result = {
-        "name": f"tunix GRPO ({f'packed {args.packed}' if args.packed else f'padded, micro {micro}'})",
+        "name": f"tunix GRPO ({f'packed {args.packed}' if args.packed else 'padded'}, micro {micro})",
         "version": importlib.metadata.version("google-tunix"),
         "batch": batch.name,
         "trained_tokens": batch.trained_tokens,

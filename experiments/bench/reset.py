@@ -1,9 +1,11 @@
 """How long a warm worker takes to start an episode, to step and to score: `python -m experiments.bench.reset`.
 
     python -m experiments.bench.reset --env appworld --python .venv-appworld/bin/python
+    python -m experiments.bench.reset --env travel --tools --episodes 64        # each tool's step, in this process
 
 The worker is warm: its first episode, which loads what is slow to load, is not counted. Wall time is what a trainer
-waits; processor time is what is left of it on a machine with nothing else to do.
+waits; processor time is what is left of it on a machine with nothing else to do. With `--tools` the actions are those
+of the tasks' references and, in a world that curiosity can explore, of its walks: calls that work and calls refused.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import random
 import statistics
 import sys
 import time
@@ -18,9 +21,13 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
+from envs import make
 from envs.process import ROOT, Worker
+from envs.toolcalls import parse
+from evolver.questioning.explore import Explorer, probe_of
 
 BOUND_MS = {"appworld": 150.0}  # of the p95 of a reset
+TOOL_BOUND_MS = {"travel": 10.0}  # of any step
 DEADLINE_S = 300.0  # a loaded machine is a slow figure, not an error
 
 
@@ -51,6 +58,45 @@ def measure(worker: Worker, split: str, episodes: int) -> dict[str, list[tuple[f
     return found
 
 
+def by_tool(env: str, kwargs: dict[str, Any], split: str, episodes: int) -> dict[str, list[float]]:
+    """Seconds of each step by the tools that it calls, "" where it calls none, over `episodes` tasks."""
+    found: dict[str, list[float]] = defaultdict(list)
+    world = make(env, **kwargs)
+    step, profile = world.step, world.profile()
+
+    def timed(action: str) -> Any:
+        tools = " ".join(sorted({call.name for call in parse(action).calls}))
+        began = time.perf_counter()
+        result = step(action)
+        found[tools].append(time.perf_counter() - began)
+        return result
+
+    world.step = timed
+    explorer = Explorer(profile) if "operations" in profile and hasattr(world, "difference") else None
+    tasks = world.tasks(split)
+    for number in range(episodes):
+        task = tasks[number % len(tasks)]
+        world.reset(task, 0)
+        for action in task.reference:
+            world.step(action)
+        if explorer is not None:
+            list(explorer.walks(world, probe_of(task), random.Random(number), hints=task.query))
+    world.close()
+    return found
+
+
+def print_tools(env: str, found: dict[str, list[float]]) -> None:
+    """A table, and the bound."""
+    print("| tool | steps | p50, ms | p95 | max |\n|---|---|---|---|---|")
+    every = [second for seconds in found.values() for second in seconds]
+    for tools, seconds in [*sorted(found.items()), ("all", every)]:
+        cuts = statistics.quantiles(seconds, n=20) if len(seconds) > 1 else seconds * 19
+        cells = [1e3 * value for value in (cuts[9], cuts[18], max(seconds))]
+        print(f"| {tools or 'no call'} | {len(seconds)} | " + " | ".join(f"{cell:.3f}" for cell in cells) + " |")
+    if env in TOOL_BOUND_MS:
+        print(f"  bound: {TOOL_BOUND_MS[env]:g} ms for any step", file=sys.stderr)
+
+
 def main(argv: list[str] | None = None) -> int:
     """Measure and print a table."""
     parser = argparse.ArgumentParser(prog="python -m experiments.bench.reset", description=__doc__.split("\n")[0])
@@ -59,8 +105,13 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--python", default=".venv-appworld/bin/python", help="interpreter of the worker")
     parser.add_argument("--split", default="train")
     parser.add_argument("--episodes", type=int, default=60)
+    parser.add_argument("--tools", action="store_true", help="each tool's step, without a worker")
     args = parser.parse_args(argv)
     os.chdir(ROOT)
+    if args.tools:
+        print(f"{args.env}, {args.episodes} episodes; load average {os.getloadavg()[0]:.1f} before")
+        print_tools(args.env, by_tool(args.env, args.kwargs, args.split, args.episodes))
+        return 0
     worker = Worker(args.env, args.kwargs, python=args.python, deadline=DEADLINE_S)
     print(f"{args.env}, {args.episodes} episodes in one warm worker; load average {os.getloadavg()[0]:.1f} before")
     print("| call | calls | wall p50, ms | wall p95 | processor p50, ms | processor p95 |\n|---|---|---|---|---|---|")

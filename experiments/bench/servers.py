@@ -4,8 +4,9 @@
 
 For each size in millions of parameters: a checkpoint of random weights, one server started from it, `--repeats` updates
 (staging in shared memory, and from the pause to the proof), then `workload.flat` as sessions through the engine,
-through vLLM's own `vllm bench serve` on the same server and, the server gone, through the JAX engine in this process.
-Prints one JSON object per size.
+through vLLM's own `vllm bench serve` on the same server and, the server gone, through the JAX engine in this process:
+one round each that warms up and does not count, then the best of `--repeats`, none on prompts of an earlier one. Prints
+one JSON object per size.
 """
 
 from __future__ import annotations
@@ -66,35 +67,39 @@ def learner_score(shape: qwen.Config):
 
 
 async def tokens_per_second(engine: Engine, workload: workloads.Workload, repeats: int) -> float:
-    """Of the best round, all episodes at once; the first round warms up."""
+    """Of the best of `repeats` rounds, all episodes at once, after one that warms up."""
 
-    async def episode(number: int, script: workloads.Episode) -> int:
+    async def episode(round: int, number: int, script: workloads.Episode) -> int:
         (turn,) = script.turns
-        sampling = Sampling(max_tokens=turn.new_tokens, seed=number)
-        return len((await engine.generate(list(script.prompt), sampling, session=str(number))).tokens)
+        sampling, prompt = Sampling(max_tokens=turn.new_tokens, seed=number), [round, *script.prompt[1:]]
+        return len((await engine.generate(prompt, sampling, session=str(number))).tokens)
 
-    best = 0.0
-    for _ in range(repeats + 1):
+    rates = []
+    for round in range(repeats + 1):
         began = time.monotonic()
-        tokens = sum(await asyncio.gather(*(episode(n, script) for n, script in enumerate(workload.episodes))))
-        best = max(best, tokens / (time.monotonic() - began))
+        tokens = sum(await asyncio.gather(*(episode(round, n, script) for n, script in enumerate(workload.episodes))))
+        rates.append(tokens / (time.monotonic() - began))
         for number in range(len(workload.episodes)):
             await engine.release(str(number))
-    return best
+    return max(rates[1:])
 
 
-def vllm_bench(python: str, url: str, folder: Path, workload: workloads.Workload) -> float:
-    """Output tokens/s as vLLM's own client measures them, on prompts and answers of the same lengths."""
+def vllm_bench(python: str, url: str, folder: Path, workload: workloads.Workload, repeats: int) -> float:
+    """Output tokens/s as vLLM's own client measures them, on prompts and answers of the same lengths: of the best of
+    `repeats` rounds, after one that warms up."""
     script = workload.episodes[0]
     words = [python, "-m", "vllm.entrypoints.cli.main", "bench", "serve", "--backend", "openai", "--base-url", url,
              "--model", "policy", "--tokenizer", str(folder), "--dataset-name", "random",
              "--random-input-len", str(len(script.prompt)), "--random-output-len", str(script.turns[0].new_tokens),
              "--num-prompts", str(len(workload.episodes)), "--ignore-eos",
              "--save-result", "--result-dir", str(folder), "--result-filename", "bench.json"]  # fmt: skip
-    done = subprocess.run(words, capture_output=True, text=True, timeout=1800)
-    if done.returncode:
-        raise SystemExit(f"vllm bench serve failed: {done.stderr[-2000:]}")
-    return float(json.loads((folder / "bench.json").read_text())["output_throughput"])
+    rates = []
+    for round in range(repeats + 1):
+        done = subprocess.run([*words, "--seed", str(round)], capture_output=True, text=True, timeout=1800)
+        if done.returncode:
+            raise SystemExit(f"vllm bench serve failed: {done.stderr[-2000:]}")
+        rates.append(float(json.loads((folder / "bench.json").read_text())["output_throughput"]))
+    return max(rates[1:])
 
 
 async def measure(args: argparse.Namespace, size: str, folder: Path) -> dict[str, Any]:
@@ -124,7 +129,7 @@ async def measure(args: argparse.Namespace, size: str, folder: Path) -> dict[str
         }
         rate = await tokens_per_second(engine, workload, args.repeats)
         url = engine.urls[0]
-        theirs = await asyncio.to_thread(vllm_bench, args.python, url, folder, workload)
+        theirs = await asyncio.to_thread(vllm_bench, args.python, url, folder, workload, args.repeats)
     finally:
         await engine.close()
     ours = JaxEngine(shape, first, slots=len(workload.episodes), length=length, dtype=args.dtype)
@@ -146,7 +151,7 @@ def main() -> None:
     parser.add_argument("--flags", default="--enforce-eager --block-size 32", help="more words for `vllm serve`")
     parser.add_argument("--shared", default="/dev/shm")
     parser.add_argument("--tolerance", type=float, default=1e-2)
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--repeats", type=int, default=3, help="updates, and rounds of each client")
     args = parser.parse_args()
     for size in args.sizes.split(","):
         with tempfile.TemporaryDirectory() as folder:

@@ -6,21 +6,24 @@
     python -m experiments.bench.train --tiny                           # a CPU, beside TRL and tunix
 
 Random weights, bfloat16 computation, rows filled to the last token by sequences of a quarter of a row. A step is loss,
-gradient, clipping and AdamW over `--micro-batches` rows. MFU counts the FLOPs of forward and backward (3 times the
-forward pass, recomputation not counted) against the peak of evolver/plan/targets.py. What is planned is marked so: its
-memory is the compiled program's, its speed the roofline of that chip, and neither was measured.
+gradient, clipping and AdamW over `--micro-batches` rows. Each case runs in a process of its own, so its peak of memory
+is its own. MFU counts the FLOPs of forward and backward (3 times the forward pass, recomputation not counted) against
+the peak of evolver/plan/targets.py. What is planned is marked so: its memory is the compiled program's, its speed the
+roofline of that chip, and neither was measured.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import subprocess
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
 from configs import base
+from experiments.bench.contest import ROOT
 
 SIZES, ROWS = ("0.5b", "1.5b", "7b"), (4096, 16384, 32768)
 SEQUENCES = 4  # in a row
@@ -111,23 +114,38 @@ def measure(config: Any, repeats: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def measured(args: argparse.Namespace) -> list[dict[str, Any]]:
-    """One record for each size and row."""
+def measured_case(args: argparse.Namespace, size: str, row: int) -> dict[str, Any]:
+    """The record of one size and row, measured in this process."""
     import jax
 
-    chip, records = chip_of(jax.devices()[0].device_kind), []
+    if jax.default_backend() == "cpu":
+        sys.exit("no accelerator here: --tiny compares on the CPU, --planned h100:1 asks that chip's compiler")
+    config = config_of(size, row, args.micro_batches, parsed(args.set, base.get_config()))
+    devices = config.mesh.data * config.mesh.fsdp * config.mesh.tensor * config.mesh.sequence
+    try:
+        found = measure(config, args.repeats)
+    except jax.errors.JaxRuntimeError as error:  # out of memory: the table says so and goes on
+        return {"size": size, "row": row, "note": str(error).splitlines()[0][:80]}
+    chip = chip_of(jax.devices()[0].device_kind)
+    rate = found["tokens"] / found["seconds"] / devices
+    mfu = found["flops"] / found["seconds"] / devices / chip.flops if chip else None
+    return {"size": size, "row": row, "tokens_per_s": rate, "mfu": mfu, "peak_gb": found["peak_gb"]}
+
+
+def measured(args: argparse.Namespace) -> list[dict[str, Any]]:
+    """One record for each size and row, each from a process of its own: jax counts the peak of memory by process. This
+    one leaves the accelerator alone."""
+    records = []
     for size in args.sizes:
         for row in args.rows:
-            config = config_of(size, row, args.micro_batches, parsed(args.set, base.get_config()))
-            devices = config.mesh.data * config.mesh.fsdp * config.mesh.tensor * config.mesh.sequence
-            try:
-                found = measure(config, args.repeats)
-            except jax.errors.JaxRuntimeError as error:  # out of memory: the table says so and goes on
-                records.append({"size": size, "row": row, "note": str(error).splitlines()[0][:80]})
-                continue
-            rate = found["tokens"] / found["seconds"] / devices
-            mfu = found["flops"] / found["seconds"] / devices / chip.flops if chip else None
-            records.append({"size": size, "row": row, "tokens_per_s": rate, "mfu": mfu, "peak_gb": found["peak_gb"]})
+            words = [sys.executable, "-m", "experiments.bench.train", "--case", "--sizes", size, "--rows", str(row)]
+            words += ["--micro-batches", str(args.micro_batches), "--repeats", str(args.repeats)]
+            words += ["--set", *args.set] if args.set else []
+            done = subprocess.run(words, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+            if done.returncode > 0:
+                sys.exit(done.returncode)  # it said why
+            killed = {"size": size, "row": row, "note": f"killed by signal {-done.returncode}"}
+            records.append(killed if done.returncode else json.loads(done.stdout.splitlines()[-1]))
             print(json.dumps(records[-1]), file=sys.stderr, flush=True)
     return records
 
@@ -211,18 +229,17 @@ def main() -> None:
     parser.add_argument("--planned", default="", metavar="CHIP:COUNT", help="compile for this target, measure nothing")
     parser.add_argument("--tiny", action="store_true", help="the comparison with TRL and tunix on this CPU")
     parser.add_argument("--json", default="", help="also write the records here")
+    parser.add_argument("--case", action="store_true", help="one case in this process, as the command starts it")
     args = parser.parse_args()
     if args.tiny:
         from experiments.bench import learner
 
-        sys.argv = [sys.argv[0]]
+        sys.argv = [sys.argv[0], "--repeats", str(args.repeats), *(["--json", args.json] if args.json else [])]
         learner.main()
         return
-    if not args.planned:
-        import jax
-
-        if jax.default_backend() == "cpu":
-            sys.exit("no accelerator here: --tiny compares on the CPU, --planned h100:1 asks that chip's compiler")
+    if args.case:
+        print(json.dumps(measured_case(args, args.sizes[0], args.rows[0])))
+        return
     records = planned(args) if args.planned else measured(args)
     print(table(records, f"planned for {args.planned}, not measured" if args.planned else "measured"))
     if args.json:

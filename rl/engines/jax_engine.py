@@ -72,7 +72,6 @@ class JaxEngine:
     decode_block: tokens decoded per row before the scheduler looks again; a block also ends once `leave` of its rows
         have finished (a fraction), so that their next turns can join.
     prefill_tokens: longest piece of a prompt that is prefilled in one call.
-    keep_kv: keep the KV of earlier weights across `load`; by default it is recomputed on a session's next turn.
     threaded: run the device calls in a thread, so that other coroutines run meanwhile. What a request samples then
         still follows from its seed, but the batches, and so the last bits, depend on timing.
     """
@@ -91,13 +90,11 @@ class JaxEngine:
         dtype: Any = jnp.float32,
         cache_dtype: Any = None,
         device: jax.Device | None = None,
-        keep_kv: bool = False,
         threaded: bool = False,
     ):
         self.config, self.slots, self.length, self.version = config, slots, length, version
         self._block, self._leave = decode_block, leave
         self._dtype, self._cache_dtype = dtype, cache_dtype or dtype
-        self._keep_kv = keep_kv
         self._device = device or jax.devices()[0]
         # Every shape that a device call may have. Few, because each is a compile.
         cpu = self._device.platform == "cpu"
@@ -189,26 +186,6 @@ class JaxEngine:
             if pool is not None:
                 pool.shutdown()
 
-    def warmup(self, tokens: int | None = None) -> int:
-        """Compile the shapes that sessions of up to `tokens` (default: `length`) need; returns how many exist then.
-
-        Optional: without it a shape compiles when it is first met. Sampling with top-p or top-k has shapes of its own,
-        which are always left to the first such request.
-        """
-        if self._running or self._waiting:
-            raise RuntimeError("warm up an idle engine")
-        tokens, stats = min(tokens or self.length, self.length), self._stats.copy()
-        for window in [w for w in self._windows if w < 2 * tokens]:
-            for rows in self._batches:
-                self._decode_call(0, [], rows, window)
-            for rows in self._copied:
-                self._copy(0, [], rows, window)
-            for size in (n for n in self._sizes if n <= window):
-                for rows in self._rows(size, window):
-                    self._prefill_call(0, [], rows, size, window)
-        self._stats = stats
-        return len(self._shapes)
-
     # --- scheduling -----------------------------------------------------------------------------------------------
 
     def _check(self, prompt_ids: list[int], sampling: Sampling, session: str) -> None:
@@ -284,8 +261,7 @@ class JaxEngine:
         self._weights, self.version, done = self._swap
         self._swap = None
         self._stats["loads"] += 1
-        if not self._keep_kv:
-            self._filled[:] = 0
+        self._filled[:] = 0  # KV of earlier weights is recomputed on a session's next turn
         if not done.done():
             done.set_result(None)
 

@@ -62,7 +62,7 @@ class _Replica:
 class VllmEngine:
     """An `Engine` (rl/engines/__init__.py) made of vLLM servers, or of any server with the same endpoints.
 
-    servers: those to use, started by the run or already running (`rl/engines/servers.py`).
+    servers: those to use, started by the run or already running (`rl/engines/vllm_servers.py`).
     vocab, length: of the policy, and the tokens of a session; every server must offer as much.
     transfer: how weights get there (`rl/engines/transfer.py`); None for servers whose weights never change.
     score: (params, ids) -> log p(ids[i] | ids[:i]) for i >= 1 at temperature 1, by the learner: what proves a sync.
@@ -228,8 +228,9 @@ class VllmEngine:
 
     def stats(self) -> dict[str, float]:
         """Counters since the start: requests, tokens, prompt_tokens, cached_tokens of them; requests moved, cut and
-        refused; replicas up, losses and readmissions; loads, bytes staged, seconds of staging and updating; of the
-        last proof the gap between learner and server, and the shift of the learner's own scores by the update."""
+        refused; answers of unknown_weights; losses and readmissions; loads, bytes staged, seconds of staging and
+        updating. As it stands: replicas up, version of the weights; of the last proof the gap between learner and
+        server, and the shift of the learner's own scores by the update."""
         names = ("requests", "tokens", "prompt_tokens", "cached_tokens", "moved", "cut", "refused", "unknown_weights",
                  "lost", "readmitted", "loads", "bytes")  # fmt: skip
         stats = {name: float(self._stats[name]) for name in names}

@@ -10,7 +10,7 @@ import pytest
 from envs.world import Evaluation, Task
 from evolver import books
 from evolver.books import Progress, Workdir
-from evolver.report import report
+from evolver.report import main, report
 from rl.evaluation import Scores
 from rl.trajectory import Completion, Step, StopReason, Trajectory
 
@@ -70,8 +70,56 @@ def test_the_config_is_kept_with_its_origin(tmp_path):
     assert "resumed" not in workdir.config()
 
 
+def test_what_another_mode_does_is_recorded_beside_the_run(tmp_path):
+    workdir = Workdir(tmp_path)
+    workdir.claim({"seed": 3}, 3)
+    workdir.claim({"seed": 4}, 4, "eval")
+    assert workdir.config()["seed"] == 3
+    record = json.loads((tmp_path / "config.eval.json").read_text())
+    assert record["config"] == {"seed": 4} and record["versions"]["jax"]
+
+
+@pytest.mark.parametrize("text", ['{"model_type": "qwen2"}', "[]", "3", '{"config": 3}'])
+def test_the_config_of_something_else_is_no_run(tmp_path, text):
+    (tmp_path / "config.json").write_text(text)
+    assert Workdir(tmp_path).config() is None
+
+
+def test_what_a_process_left_half_written_does_not_stop_the_next_one(tmp_path):
+    workdir = Workdir(tmp_path)
+    for step in (1, 2):
+        workdir.log_trajectories(step, [{"task": "a"}])
+    for left in ("trajectories/step_000003.jsonl.tmp", "eval/step_000003.json.tmp"):
+        (tmp_path / left).parent.mkdir(exist_ok=True)
+        (tmp_path / left).write_text('{"ta')
+    workdir.rewind(1)
+    assert [p.name for p in (tmp_path / "trajectories").iterdir()] == ["step_000001.jsonl"]
+    assert not list((tmp_path / "eval").iterdir())
+
+
+@pytest.mark.parametrize(
+    "line,said",
+    [
+        (b'{"id": 3, "env": "toy", "query": "q"}', "the id of a task is of type str; it is 3"),
+        (b'{"id": "a", "env": "toy", "query": ["q"]}', "the query of a task is of type str"),
+        (b'{"id": "a", "env": "toy", "query": "q", "seed": "1"}', "the seed of a task is of type int"),
+        (b'{"id": "a", "env": "toy", "query": "q", "verifier": 4}', "the verifier of a task is of type dict"),
+        (b'{"id": "a", "env": "toy", "query": "\xff"}', "codec can't decode"),
+        (b'{"id": "a", "env": "toy"}', "query"),
+    ],
+)
+def test_a_task_that_is_none_is_named_with_its_line(tmp_path, line, said):
+    path = tmp_path / "tasks.jsonl"
+    path.write_bytes(b'{"id": "fine", "env": "toy", "query": "q"}\n' + line + b"\n")
+    with pytest.raises(books.BrokenFile, match="line 2: ") as error:
+        books.read_tasks(path)
+    assert said in str(error.value)
+
+
 def test_a_rollout_is_one_readable_line_with_each_token_once(tmp_path):
-    record = books.trajectory_record(trajectory(experience=["e1"]), fate="no_signal", texts={"e1": "Search first."})
+    rollout = trajectory(experience=["e1"])
+    rollout.told = ["Search first."]
+    record = books.trajectory_record(rollout, fate="no_signal")
     line = json.dumps(record, ensure_ascii=False)
     assert "é" in line
     first, second = record["steps"]
@@ -153,6 +201,13 @@ def fill(workdir: Workdir, evaluations: int) -> None:
     for step in range(evaluations):
         success_NR = [[1] * step + [0] * (4 - step), [1, 1, 0, 0]]
         workdir.log_scores(step, Scores(["a", "b"], [1, 3], success_NR, success_NR, [0, 1]))
+
+
+def test_a_report_on_no_run_is_one_line(tmp_path, capsys):
+    assert main([str(tmp_path / "nowhere")]) == main([str(tmp_path)]) == 1
+    first, second = capsys.readouterr().err.splitlines()
+    assert first.startswith(f"{tmp_path}/nowhere: nothing to report on") and second.startswith(f"{tmp_path}: nothing")
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("evaluations", [0, 1, 3])

@@ -82,25 +82,18 @@ class TestPool:
         assert pool.search("Lend the red book.", 5, min_similarity=0.99)[0][0].when == TEXTS[0]
         assert pool.search(TEXTS[0], 0) == [] == Pool(HashedNgrams()).search(TEXTS[0], 3)
 
-    def test_the_same_lesson_twice_is_one_with_both_sources(self):
-        pool = pool_of(lesson("Lend the red book.", source="a"))
-        assert pool.add([lesson("Lend the red book.", source="b"), lesson("Lend the red book.", source="a")]) == []
-        assert pool.add([lesson("Lend the red book, Ann.", source="c")]) == [] or len(pool) == 2
-        assert pool.all()[0].sources[:2] == ["a", "b"]
-        assert pool.add([lesson("Lend the red book.", "Never use mark.")]) != []
+    def test_the_same_lesson_twice_is_one_with_the_sources_of_both(self):
+        pool = pool_of(lesson("Book a flight to Oslo for Ann.", source="a"))
+        again = [lesson("Book a flight to Oslo for Ann.", source=source) for source in "ba"]
+        assert pool.add([*again, lesson("Book a flight to Rome for Ben.", source="c")]) == []  # names do not tell apart
+        assert [e.sources for e in pool.all()] == [["a", "b", "c"]]
 
-    def test_deduplicate_keeps_the_first_of_each(self):
-        pool = Pool(HashedNgrams(), duplicate=1.0)
-        pool.add(
-            [
-                lesson("Lend Dune to Ann."),
-                lesson("Lend Emma to Ben.", "Use mark."),
-                lesson("Lend Kim to Bea.", "Use mark!"),
-            ]
-        )
-        pool.duplicate = 0.95
-        assert len(pool.deduplicate()) == 1
-        assert [e.when for e in pool.all()] == ["Lend Dune to Ann.", "Lend Emma to Ben."]
+    @pytest.mark.parametrize("other", [{"when": "Book a flight and a bed for Ann."}, {"content": "Never use mark."}])
+    def test_another_occasion_or_other_advice_is_another_lesson(self, other):
+        first = {"when": "Book a flight to Oslo for Ann.", "source": "a"}
+        pool = pool_of(lesson(**first))
+        assert len(pool.add([lesson(**first | other | {"source": "b"})])) == 1
+        assert [e.sources for e in pool.all()] == [["a"], ["b"]]
 
     def test_what_is_removed_is_not_found(self):
         pool = pool_of(*map(lesson, TEXTS))

@@ -1,5 +1,6 @@
 """The planner: targets, arithmetic against XLA, HLO against counts done by hand, verdicts, and the real compilers."""
 
+import dataclasses
 import importlib
 import json
 import math
@@ -13,6 +14,7 @@ from evolver import parts, plan
 from evolver.parts import RunError
 from evolver.plan import advice, analytic, compilers, estimate, hlo, report, room, targets
 from models import qwen
+from rl import learner, optim
 
 ROOT = Path(__file__).parents[2]
 
@@ -161,6 +163,82 @@ def test_collectives_are_counted_with_the_trips_of_their_loops():
     assert found["reduce-scatter"] == pytest.approx((12, 12 * scatter))
     assert found["all-reduce"] == pytest.approx((1, 2 * 200 * 7 / 8))  # a group of one device sends nothing
     assert found["collective-permute"] == pytest.approx((20, 20 * 40))
+
+
+# --- work and sizes --------------------------------------------------------------------------------------------------
+
+
+def facts_of(name: str, **values) -> dict[str, str]:
+    config = config_of(name, **values)
+    return dict([*plan.work(config), *plan.sizes(config)])
+
+
+def test_a_plan_of_imitation_says_what_it_does_and_nothing_else():
+    facts = facts_of("base_policy")
+    assert facts["updates"].startswith("2,000, one a step, of 24 rows x 256 tokens")
+    assert "12,288,000" in facts["tokens"] and facts["evaluation"] == "none" and "20,000" in facts["demonstrations"]
+    assert not {"rollouts", "tokens generated", "KV cache", "engine weights", "steps"} & facts.keys()
+    shape = dataclasses.replace(qwen.PRESETS["mini"], vocab=900)
+    assert facts["parameters"].startswith(f"{qwen.parameter_count(shape):,} with 900 tokens")
+    assert facts["policy"].startswith(plan.size(4 * qwen.parameter_count(shape)))
+    matrices = sum(math.prod(x.shape) for name, x in qwen.shapes(shape)["layers"].items() if name in optim.MATRICES)
+    assert facts["training state"].startswith(plan.size(4 * (3 * qwen.parameter_count(shape) - matrices)))
+    with pytest.raises(plan.PlanError, match="imitation runs on one device"):
+        plan.plan(config_of("base_policy"), "runs/x", "h100:8")
+
+
+def test_evaluations_that_never_happen_are_not_planned():
+    facts = facts_of("quickstart", eval__every=0, eval__split="nonsense")
+    assert facts["evaluation"] == "none"
+
+
+@pytest.mark.parametrize(
+    "values,state,checkpoint",
+    [
+        ({"loss__kl": 0.0}, "12 (float32 weights, two float32 moments)", 12),
+        ({"loss__kl": 0.1}, "16 (float32 weights, two float32 moments, float32 reference policy)", 12),
+        (
+            {"loss__kl": 0.1, "optim__master": "bfloat16"},
+            "12 (bfloat16 weights, two float32 moments, bfloat16 reference policy)",
+            10,
+        ),
+        (
+            {"loss__kl": 0.1, "loss__reference": "host", "optim__offload": True},
+            "4 (float32 weights), and 12 in the host's memory (two float32 moments, float32 reference policy)",
+            12,
+        ),
+        ({"loss__kl": 0.1, "loss__reference": "host"}, "12 (float32 weights, two float32 moments), and 4 in the", 12),
+    ],
+)
+def test_sizes_follow_what_is_kept_and_where(values, state, checkpoint):
+    facts, count = facts_of("quickstart", **values), qwen.parameter_count(plan.model_shape(config_of("quickstart")))
+    first, _, rest = state.partition(" ")
+    head, _, tail = rest.partition(", and ")
+    expected = f"{plan.size(int(first) * count)} {head}"
+    if tail:
+        expected += f", and {plan.size(int(tail.split()[0]) * count)} {tail.partition(' ')[2]}"
+    assert facts["training state"].startswith(expected)
+    assert facts["checkpoint"] == plan.size(checkpoint * count)
+
+
+@pytest.mark.parametrize("offload", [False, True])
+def test_sizes_of_adapters_are_those_of_the_state(offload):
+    values = {"lora__rank": 4, "model__dtype": "bfloat16", "optim__offload": offload, "loss__kl": 0.1}
+    config = config_of("quickstart", **values)
+    facts = dict(plan.sizes(config))
+    shape, layout = plan.model_shape(config), parts.make_layout(config)
+    state = learner.state_shapes(shape, parts.make_optimizer(config), None, layout, frozen_dtype=jnp.bfloat16)
+    held = [x for x in jax.tree.leaves(state) if x.ndim]  # counters left out
+    adapters = sum(math.prod(x.shape) for x in jax.tree.leaves(state["params"]))
+    assert f"and {adapters:,} of adapters" in facts["parameters"]
+    text = facts["training state"]
+    total = sum(math.prod(x.shape) * x.dtype.itemsize for x in held)
+    if offload:
+        assert f"{plan.size(8 * adapters)} in the host's memory (two float32 moments)" in text
+        total -= 8 * adapters
+    assert text.startswith(f"{plan.size(total)} (bfloat16 weights, float32 adapters") and "reference" not in text
+    kept = sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(learner.trained(state)) if x.ndim)
+    assert facts["checkpoint"] == plan.size(kept)
 
 
 # --- verdicts --------------------------------------------------------------------------------------------------------

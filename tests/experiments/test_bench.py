@@ -1,10 +1,14 @@
 """The benchmarks of training and decoding run, count what they say, and mark what was not measured."""
 
+import argparse
+import subprocess
+
 import pytest
 
+from envs.travel import agency as travel
 from evolver import plan
 from evolver.plan import estimate, targets
-from experiments.bench import decode, train
+from experiments.bench import decode, reset, train
 from models import qwen
 
 
@@ -14,8 +18,31 @@ def test_an_update_is_measured_on_full_rows():
     assert batch.fill == 1.0 and batch.rows == 2 and batch.mask_RT.mean() == 0.5
     assert not batch.mask_RT[:, 0].any()  # the first token of a row never trains
     found = train.measure(config, repeats=1)
-    assert found["tokens"] == 128 and 0 < found["seconds"] <= found["first"]
+    assert found["tokens"] == 128 and found["seconds"] > 0 and found["first"] > 0
     assert found["flops"] == pytest.approx(3 * train.model_flops(config, qwen.PRESETS["tiny"], 128) / 3)
+
+
+def test_each_case_is_measured_in_a_process_of_its_own(monkeypatch):
+    """Peaks of memory are a process's. One that is killed is a note in the table, one that fails ends the command."""
+    ends, started = [0, -9, 1], []
+
+    def run(words, **_):
+        started.append(words[words.index("--case") :])
+        return subprocess.CompletedProcess(words, ends[len(started) - 1], 'noise\n{"row": 64}\n')
+
+    monkeypatch.setattr(train.subprocess, "run", run)
+    args = argparse.Namespace(sizes=["0.5b"], rows=[64, 128], micro_batches=2, repeats=3, set=["lora.rank=4"])
+    assert train.measured(args) == [{"row": 64}, {"size": "0.5b", "row": 128, "note": "killed by signal 9"}]
+    options = ["--micro-batches", "2", "--repeats", "3", "--set", "lora.rank=4"]
+    assert started == [["--case", "--sizes", "0.5b", "--rows", row, *options] for row in ("64", "128")]
+    with pytest.raises(SystemExit):
+        train.measured(args)
+
+
+def test_every_tool_of_a_world_is_timed():
+    found = reset.by_tool("travel", {}, "train", 8)
+    names = {tool["function"]["name"] for tool in travel.TOOLS}
+    assert names <= set(found) and "" in found
 
 
 def test_a_decode_step_is_measured():

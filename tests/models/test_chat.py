@@ -8,14 +8,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from envs.world import Observation
 from models import chat, template
 from models.tokenizer import Tokenizer, train_bpe
+from rl.context import Linear
+from rl.trajectory import Completion
 from tests.models.test_tokenizer import TEXTS, wild_text
 
 TOOL = {
     "type": "function",
     "function": {"name": "search", "description": "find “flights”", "parameters": {"type": "object"}},
 }
+OTHER_TOOL = {"type": "function", "function": {"name": "bell", "description": "", "parameters": {}}}
 NAMES = ("system", "user", "tool")
 
 
@@ -28,23 +32,56 @@ def of_roles(*roles: str):
     return st.fixed_dictionaries({"role": st.sampled_from(roles), "content": wild_text})
 
 
+openings = st.lists(of_roles(*NAMES, "assistant"), max_size=3)
 turns = st.lists(st.tuples(wild_text, st.booleans(), st.lists(of_roles(*NAMES), max_size=3)), max_size=4)
 
 
-@given(st.lists(of_roles(*NAMES, "assistant"), max_size=3), turns, st.booleans())
-def test_every_turn_extends_the_one_before(small, opening, turns, with_tools):
-    """Random conversations: the loop's own rendering grows, keeps the sampled ids, and frames every turn."""
-    ids = chat.opening(small, opening, [TOOL] if with_tools else [])
-    blocks = ids.count(small.im_start)
+def extended(small, context: Linear, text: str, closed: bool, answers, tools=None) -> list[int]:
+    """Ids of the generation that the conversation was extended by."""
+    generated = small.encode(text) + [small.im_end] * closed
+    completion = Completion(generated, [0.0] * len(generated), "stop" if closed else "length", 0)
+    context.extend(completion, answers, tools)
+    return generated
+
+
+@given(openings, turns, st.sampled_from([None, [], [TOOL]]))
+def test_every_turn_extends_the_one_before(small, opening, turns, again):
+    """Random conversations as rollouts write them: a prompt and what was generated from it, to the id, are a prefix of
+    the next prompt, and every turn is framed. Naming the tools on offer `again` changes nothing."""
+    context = Linear(small, Observation(opening, again or []))
+    blocks = context.prompt.count(small.im_start)
     for text, closed, answers in turns:
-        generated = small.encode(text) + [small.im_end] * closed
-        longer = [*ids, *generated, *chat.observation(small, answers, closed=closed)]
-        assert longer[: len(ids)] == ids  # so `longer` is a prefix of what comes after it
+        held, before = context.prompt, list(context.prompt)
+        generated = extended(small, context, text, closed, answers, again)
+        assert context.prompt[: len(before) + len(generated)] == before + generated
+        assert held == before  # a step of the trajectory holds it
         tools_in_a_row = sum(a["role"] == b["role"] == "tool" for a, b in itertools.pairwise(answers))
         blocks += len(answers) - tools_in_a_row + 1
-        assert longer.count(small.im_start) == blocks == longer.count(small.im_end) + 1
-        assert small.decode(longer).endswith("<|im_start|>assistant\n")
-        ids = longer
+        assert context.prompt.count(small.im_start) == blocks == context.prompt.count(small.im_end) + 1
+        assert small.decode(context.prompt).endswith("<|im_start|>assistant\n")
+
+
+@given(openings, turns, st.data())
+def test_other_tools_rewrite_the_opening_and_nothing_after_it(small, opening, turns, data):
+    """The tools stand in the system message, so where a world changes them no earlier prompt is a prefix any more; what
+    was generated and read since the opening stays as it was, to the id."""
+    tools: list[chat.Tool] = []
+    context = Linear(small, Observation(opening, tools))
+    for text, closed, answers in turns:
+        since = context.prompt[len(chat.opening(small, opening, tools)) :]
+        tools = data.draw(st.sampled_from([[], [TOOL], [TOOL, OTHER_TOOL]]))
+        since += extended(small, context, text, closed, answers, tools)
+        front = chat.opening(small, opening, tools)
+        assert context.prompt[: len(front) + len(since)] == front + since
+
+
+@given(openings, turns)
+def test_tools_that_are_not_shown_change_no_prompt(small, opening, turns):
+    plain, hidden = Linear(small, Observation(opening)), Linear(small, Observation(opening, [TOOL]), show_tools=False)
+    for turn in turns:
+        extended(small, plain, *turn)
+        extended(small, hidden, *turn, [OTHER_TOOL])
+        assert plain.prompt == hidden.prompt
 
 
 # No newline in leading whitespace: there a whole conversation's tokenizer would merge the header into the content.

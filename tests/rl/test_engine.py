@@ -365,14 +365,6 @@ def test_new_weights_are_used_without_compiling_anything():
     assert engine.stats()["loads"] == 1 and engine.stats()["version"] == 7
 
 
-def test_kv_may_outlive_its_weights_on_request():
-    engine = make(keep_kv=True)
-    old = ask(engine, prompt_of(1))
-    asyncio.run(engine.load(params(1), 1))
-    ask(engine, prompt_of(1) + old.tokens + [5])
-    assert engine.stats()["reused_tokens"] == 27
-
-
 def test_the_learner_may_donate_its_arrays():
     mine = jax.tree.map(jnp.copy, params())
     engine = make(params=lambda: mine)
@@ -410,15 +402,6 @@ def test_weights_of_another_model_are_refused():
     with pytest.raises(ValueError, match="not of the engine's model"):
         asyncio.run(engine.load(other, 1))
     assert ask(engine, prompt_of(1)).version == 0
-
-
-def test_warming_up_compiles_all_that_is_needed():
-    engine = make(slots=2)
-    shapes = engine.warmup()
-    compiled = (decoding.prefill._cache_size(), decoding.decode._cache_size())
-    play(engine, *({"name": i} for i in range(5)))
-    assert (decoding.prefill._cache_size(), decoding.decode._cache_size()) == compiled
-    assert engine.stats()["compiles"] == shapes
 
 
 # --- trouble --------------------------------------------------------------------------------------------------------

@@ -156,7 +156,6 @@ def test_an_empty_mask_gives_zero():
     for aggregate in losses.AGGREGATES:
         loss, metrics = losses.policy_loss(logp, old, advantage, 0 * mask, guided, aggregate=aggregate)
         assert loss == 0 and not any(metrics.values())
-        assert losses.nll_loss(logp, 0 * mask, aggregate=aggregate)[0] == 0
 
 
 # --- aggregation -----------------------------------------------------------------------------------------------------
@@ -313,8 +312,13 @@ def test_masked_tokens_have_no_gradient_and_their_gap_is_counted_apart():
     )
 
 
-def test_nll():
+def test_imitation_is_the_negative_log_likelihood_of_what_trains():
     logp, mask = jnp.array([[-1.0, -2.0, jnp.nan]]), jnp.array([[1, 1, 0]])
-    loss, metrics = losses.nll_loss(logp, mask)
-    assert loss == metrics["nll"] == 1.5
-    np.testing.assert_array_equal(jax.grad(lambda x: losses.nll_loss(x, mask)[0])(logp), [[-0.5, -0.5, 0.0]])
+
+    def loss(x):
+        loss_RT, _ = losses.token_loss(x, 0 * x, {"mask": mask}, objective="nll")
+        return jnp.sum(losses.aggregation_weights(mask) * loss_RT)
+
+    value, gradient = jax.value_and_grad(loss)(logp)
+    assert value == 1.5
+    np.testing.assert_array_equal(gradient, [[-0.5, -0.5, 0.0]])

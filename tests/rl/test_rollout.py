@@ -5,7 +5,6 @@ import collections
 import dataclasses
 import functools
 import threading
-import time
 
 import pytest
 from hypothesis import given, settings
@@ -21,6 +20,7 @@ from rl.trajectory import Completion, Sampling, StopReason
 
 TASK = Task(id="t", env="fake", query="count", seed=3)
 SAMPLING = Sampling(max_tokens=10_000)
+LONG = 100.0  # seconds that no deadline here lets pass
 ROOMY = Limits(max_steps=4, max_turn_tokens=50, context_tokens=5000, observation_tokens=500)
 
 
@@ -30,13 +30,15 @@ def tokenizer():
 
 
 class Script(World):
-    """Answers every turn, and ends the episode at a turn that says done. `at` names the call that misbehaves."""
+    """Answers every turn, and ends the episode at a turn that says done. `at` names the call that misbehaves: it
+    raises, exits, or waits for `seconds` unless `late` is set meanwhile; `inside` counts those that wait."""
 
     name = "fake"
 
     def __init__(self, at="", how="raise", seconds=0.05, answer="ok", tools=None, late=None):
         self.at, self.how, self.seconds, self.answer, self.new_tools = at, how, seconds, answer, tools
-        self.late, self.calls, self.closed, self.actions = late, collections.Counter(), 0, []
+        self.late, self.calls, self.closed, self.actions = late or threading.Event(), collections.Counter(), 0, []
+        self.inside = 0
 
     def misbehave(self, what):
         self.calls[what] += 1
@@ -46,7 +48,9 @@ class Script(World):
             raise RuntimeError("the database is gone")
         if self.how == "exit":
             raise SystemExit("bye")
-        (self.late or threading.Event()).wait(self.seconds)
+        self.inside += 1
+        self.late.wait(self.seconds)
+        self.inside -= 1
 
     def reset(self, task, seed=0):
         self.misbehave("reset")
@@ -104,7 +108,8 @@ class Scripted:
 
 def play(world, engine, limits=ROOMY, **options):
     options = {"rollout_index": 1, "seed": 5, "sampling": SAMPLING} | options
-    return asyncio.run(rollout(TASK, world=world, engine=engine, tokenizer=tokenizer(), limits=limits, **options))
+    options |= {"world": world, "engine": engine, "tokenizer": tokenizer(), "limits": limits}
+    return asyncio.run(asyncio.wait_for(rollout(TASK, **options), 60))
 
 
 HANG, THREADS = {"step_seconds": 1.0}, {"threads": True}
@@ -127,14 +132,14 @@ REASONS = {
     "an unreadable observation": (Script(answer=None), ("one",), {}, {}, StopReason.ENV_ERROR, 1),
     "reset is late": (Script("reset", "late", 0.6), (), {"step_seconds": 0.4}, {}, StopReason.ENV_TIMEOUT, 0),
     "step is late": (Script("step", "late", 0.6), (), {"step_seconds": 0.4}, {}, StopReason.ENV_TIMEOUT, 1),
-    "reset hangs": (Script("reset", "hang", 9), (), HANG, THREADS, StopReason.ENV_TIMEOUT, 0),
-    "step hangs": (Script("step", "hang", 9), (), HANG, THREADS, StopReason.ENV_TIMEOUT, 1),
+    "reset hangs": (Script("reset", "hang", LONG), (), HANG, THREADS, StopReason.ENV_TIMEOUT, 0),
+    "step hangs": (Script("step", "hang", LONG), (), HANG, THREADS, StopReason.ENV_TIMEOUT, 1),
     "evaluate hangs": (
-        Script("evaluate", "hang", 9), ("done",), HANG, THREADS, StopReason.ENV_TIMEOUT, 1
+        Script("evaluate", "hang", LONG), ("done",), HANG, THREADS, StopReason.ENV_TIMEOUT, 1
     ),
     "episode too long": (Script(), ("slow",), {"episode_seconds": 0.3}, {}, StopReason.CANCELLED, 0),
     "setup too long": (
-        Script("reset", "hang", 9), (), {"episode_seconds": 0.3}, THREADS, StopReason.ENV_TIMEOUT, 0
+        Script("reset", "hang", LONG), (), {"episode_seconds": 0.3}, THREADS, StopReason.ENV_TIMEOUT, 0
     ),
 }  # fmt: skip
 
@@ -142,10 +147,10 @@ REASONS = {
 @pytest.mark.parametrize("case", REASONS)
 def test_every_end_has_its_reason(case):
     world, turns, limits, options, reason, steps = REASONS[case]
-    engine = Scripted(*turns, wait=9 if turns == ("slow",) else 0)
-    began = time.monotonic()
+    engine = Scripted(*turns, wait=LONG if turns == ("slow",) else 0)
     trajectory = play(world, engine, dataclasses.replace(ROOMY, **limits), **options)
-    assert time.monotonic() - began < 5, "the deadline held"
+    assert world.inside == (world.how == "hang"), "nobody waited for the call that hangs"
+    world.late.set()
     assert (trajectory.stop, len(trajectory.steps)) == (reason, steps), trajectory.error
     failed = reason in (StopReason.ENV_ERROR, StopReason.ENV_TIMEOUT)
     assert bool(trajectory.error) == (failed or reason is StopReason.CANCELLED)
@@ -325,14 +330,14 @@ def test_an_engine_without_room_is_a_stop_reason():
 
 
 def test_cancelling_leaves_nothing_running():
-    engine = Scripted("one", wait=9)
+    engine = Scripted("one", wait=LONG)
 
     async def main():
         task = asyncio.create_task(
             rollouts(jobs(5), worlds=Worlds(Script), engine=engine, tokenizer=tokenizer(), limits=ROOMY)
         )
-        await asyncio.sleep(0.05)
-        assert engine.busy == 5
+        while engine.busy < 5 and not task.done():
+            await asyncio.sleep(0)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
@@ -354,10 +359,15 @@ def test_worlds_may_be_asynchronous():
 
 
 def test_slow_worlds_in_threads_overlap():
-    began = time.monotonic()
-    result = run_many(lambda: Script("step", "late", 0.2), Scripted("done"), n=10, concurrency=10, threads=True)
-    assert {t.stop for t in result} == {StopReason.DONE}
-    assert time.monotonic() - began < 1.5, "ten steps of 0.2 s, side by side"
+    all_are_in_it = threading.Barrier(10)
+
+    class Together(Script):
+        def step(self, action):
+            all_are_in_it.wait(30)
+            return super().step(action)
+
+    result = run_many(Together, Scripted("done"), n=10, concurrency=10, threads=True)
+    assert [t.stop for t in result] == [StopReason.DONE] * 10, "ten steps side by side"
 
 
 def test_a_late_result_is_ignored():
@@ -365,7 +375,7 @@ def test_a_late_result_is_ignored():
     limits = dataclasses.replace(ROOMY, step_seconds=1.0)
 
     async def main():
-        world = Script("step", "hang", 9, late=late)
+        world = Script("step", "hang", LONG, late=late)
         trajectory = await rollout(
             TASK, rollout_index=0, seed=0, world=world, engine=Scripted("one"), tokenizer=tokenizer(),
             limits=limits, sampling=SAMPLING, threads=True,

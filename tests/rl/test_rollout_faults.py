@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 
 import pytest
 
@@ -43,7 +42,7 @@ def play_group(make_world, engine, limits=ROOMY):
     jobs = [Job(task, i, seed=0, sampling=SAMPLING) for i, task in enumerate(tasks)]
     worlds = Worlds(make_world)
     settings = {"worlds": worlds, "limits": limits, "tokenizer": tokenizer(), "engine": engine, "threads": True}
-    found = asyncio.run(rollouts(jobs, **settings))
+    found = asyncio.run(asyncio.wait_for(rollouts(jobs, **settings), 300))
     worlds.close()
     return found
 
@@ -71,12 +70,11 @@ def test_answers_that_come_twice_or_in_noise_change_nothing(fault):
 
 @pytest.mark.parametrize("at", ["reset", "evaluate"])
 @pytest.mark.parametrize("fault", ["exit", "hang"])
-def test_faults_before_and_after_the_turns_end_within_their_deadline(at, fault):
+def test_faults_before_and_after_the_turns_end_by_the_deadline_of_their_call(at, fault):
     deadlines = Deadlines(start=20.0, reset=0.5, step=0.5)
     pool = Pool(FAULTY, {"fault": fault, "at": at}, workers=2, deadlines=deadlines)
-    began = time.monotonic()
-    found = play_group(pool.world, OneBreaks(), dataclasses.replace(ROOMY, episode_seconds=60.0, step_seconds=60.0))
-    assert time.monotonic() - began < 120.0
+    patient = dataclasses.replace(ROOMY, episode_seconds=3600.0, step_seconds=3600.0)
+    found = play_group(pool.world, OneBreaks(), patient)
     expected = StopReason.ENV_TIMEOUT if fault == "hang" else StopReason.ENV_ERROR
     assert collections.Counter(t.stop for t in found[1:])[expected] == GROUP - 1
     assert pool.alive() == 0

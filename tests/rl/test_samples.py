@@ -126,7 +126,10 @@ def test_every_rollout_is_in_the_ledger_under_the_first_reason():
     silent = [trajectory(step([1], [2]), task="b"), trajectory(step([1], [2]), task="b")]
     others = {
         "cancelled": [trajectory(step([1], [2], 1.0), stop=StopReason.CANCELLED), trajectory(step([1], []))],
-        "env_error": [trajectory(step([1], [2], 1.0), stop=s) for s in (StopReason.ENV_ERROR, StopReason.ENV_TIMEOUT)],
+        "env_error": [
+            trajectory(step([1], [2], 1.0), stop=StopReason.ENV_TIMEOUT),
+            trajectory(stop=StopReason.ENV_ERROR),  # of a reset: it generated nothing, and was not cancelled
+        ],
         "parse_error": [trajectory(step([1], [2], 1.0), stop=StopReason.PARSE_ERROR)],
         "stale": [trajectory(step([1], [2], 1.0, version=5), step([1, 2], [3], 1.0, version=2))],
         "overlong": [trajectory(step([1] * 9, [2] * 2, 1.0))],

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 
+import httpx
 import numpy as np
 import pytest
 
@@ -43,6 +44,13 @@ PROMPTS = [list(range(10 * i, 10 * i + 30 + i)) for i in range(6)]
 
 async def all_of(engine, sampling, prompts=PROMPTS, name=""):
     return await asyncio.gather(*(engine.generate(p, sampling, session=f"{name}{i}") for i, p in enumerate(prompts)))
+
+
+async def decoding_at(url: str) -> float:
+    """Requests that a server works on at this moment, by its own count."""
+    async with httpx.AsyncClient() as client:
+        lines = (await client.get(f"{url}/metrics")).text.splitlines()
+    return sum(float(line.split()[-1]) for line in lines if line.startswith("vllm:num_requests_running"))
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0, 0.7])
@@ -113,9 +121,12 @@ def test_requests_in_flight_finish_or_are_continued(served, runner, in_flight):
     engine._in_flight = {"finish": "wait", "cut": "abort", "keep": "keep"}[in_flight]
     other = setup.random_params(shape, seed=3)
 
+    prompts = PROMPTS * 16
+
     async def scenario():
-        running = asyncio.create_task(all_of(engine, Sampling(max_tokens=200, seed=1)))
-        await asyncio.sleep(0.15)
+        running = asyncio.create_task(all_of(engine, Sampling(max_tokens=200, seed=1), prompts))
+        while not (running.done() or all([await decoding_at(url) for url in engine.urls])):
+            await asyncio.sleep(0.01)
         await engine.load(other, 51)
         return await running
 
@@ -125,7 +136,7 @@ def test_requests_in_flight_finish_or_are_continued(served, runner, in_flight):
     assert all(len(c.tokens) == len(c.logprobs) == 200 for c in completions)
     assert 50 in {c.version for c in completions} <= {50, 51}
     assert (engine.stats()["cut"] > cuts) == (in_flight == "cut")
-    for prompt, completion in zip(PROMPTS, completions):
+    for prompt, completion in zip(prompts, completions):
         gap_of = {
             version: np.abs(completion.logprobs - setup.learner_score(shape, p, prompt + completion.tokens)[-200:])
             for version, p in ((50, params), (51, other))

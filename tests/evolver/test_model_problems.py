@@ -1,0 +1,80 @@
+"""A checkpoint's config.json that cannot be run is refused in the list of all problems, in every mode."""
+
+import json
+
+import pytest
+
+import run
+from configs import base
+from evolver import plan
+from evolver.config import model_problems, ordinary
+from models import hf
+from tests.tiny import config_file, tiny_policy
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory):
+    return tiny_policy(tmp_path_factory.mktemp("policy"))
+
+
+@pytest.fixture
+def changed(policy):
+    """Change values of the policy's config.json, for one test."""
+    path = policy / "config.json"
+    kept = path.read_text()
+    yield lambda **values: path.write_text(json.dumps(json.loads(kept) | values))
+    path.write_text(kept)
+
+
+@pytest.mark.parametrize("mode", ["train", "eval", "explore", "pool", "plan"])
+def test_an_unsupported_model_is_named_with_the_other_problems(capsys, tmp_path, policy, changed, mode):
+    changed(model_type="llama")
+    words = [f"--config={config_file(tmp_path, policy)}", f"--mode={mode}", "--config.optim.lr=0"]
+    assert run.main(["run.py", *words, f"--workdir={tmp_path}/run"]) == 2
+    err = capsys.readouterr().err
+    assert "2 problems" in err and "model_type is 'llama'; supported are qwen2 and qwen3" in err
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    "values,words",
+    [
+        ({"model_type": None}, "supported are qwen2 and qwen3"),
+        ({"vocab_size": None}, "vocab_size is missing"),
+        ({"hidden_size": "32"}, "hidden_size is missing"),
+        ({"num_key_value_heads": 3}, "3 key/value heads do not divide"),
+        ({"num_key_value_heads": "two"}, "config.json cannot be used"),
+        ({"num_attention_heads": 0, "num_key_value_heads": 0}, "config.json cannot be used"),
+        ({"hidden_act": "gelu"}, "hidden_act"),
+        ({"rope_scaling": {"type": "yarn"}, "rope_parameters": None}, "rope type 'yarn'"),
+        ({"rope_parameters": {"rope_type": "llama3"}}, "rope type 'llama3'"),
+        ({"rope_parameters": [1]}, "config.json cannot be used"),
+        ({"use_sliding_window": True}, "sliding window"),
+        ({"layer_types": ["full_attention", "sliding_attention"]}, "sliding window"),
+        ({"model_type": "qwen3", "attention_bias": True}, "attention_bias"),
+        ({"quantization_config": {"bits": 4}}, "quantized"),
+    ],
+)
+def test_whatever_the_loader_refuses_is_said_before(policy, changed, values, words):
+    changed(**values)
+    config = base.get_config()
+    config.model.path = str(policy)
+    found = list(model_problems(config, "train"))
+    assert any(words in text for text in found), found
+    assert not ordinary(json.loads((policy / "config.json").read_text()))
+
+
+def test_an_ordinary_checkpoint_is_not_asked_about(policy):
+    record = json.loads((policy / "config.json").read_text())
+    assert ordinary(record) and hf.read_config(record).vocab == record["vocab_size"]
+    assert ordinary(record | {"model_type": "qwen3", "attention_bias": False, "rope_parameters": None})
+    doubted = record | {"rope_scaling": {"type": "default"}}  # sound, but for the loader to say
+    assert not ordinary(doubted) and hf.read_config(doubted)
+
+
+def test_a_plan_by_itself_says_what_it_cannot_plan_for(policy, changed):
+    changed(model_type="llama")
+    config = base.get_config()
+    config.model.path = str(policy)
+    with pytest.raises(plan.PlanError, match="model_type is 'llama'"):
+        plan.plan(config, "runs/x")
