@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 
-import httpx
 import numpy as np
 import pytest
 
@@ -44,13 +43,6 @@ PROMPTS = [list(range(10 * i, 10 * i + 30 + i)) for i in range(6)]
 
 async def all_of(engine, sampling, prompts=PROMPTS, name=""):
     return await asyncio.gather(*(engine.generate(p, sampling, session=f"{name}{i}") for i, p in enumerate(prompts)))
-
-
-async def decoding_at(url: str) -> float:
-    """Requests that a server works on at this moment, by its own count."""
-    async with httpx.AsyncClient() as client:
-        lines = (await client.get(f"{url}/metrics")).text.splitlines()
-    return sum(float(line.split()[-1]) for line in lines if line.startswith("vllm:num_requests_running"))
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0, 0.7])
@@ -121,22 +113,33 @@ def test_requests_in_flight_finish_or_are_continued(served, runner, in_flight):
     engine._in_flight = {"finish": "wait", "cut": "abort", "keep": "keep"}[in_flight]
     other = setup.random_params(shape, seed=3)
 
-    prompts = PROMPTS * 16
+    loaded = asyncio.Event()
+
+    async def keep_asking(prompt, session):
+        """One request after the other until the update is over, so that it meets some wherever it begins."""
+        found = []
+        while not loaded.is_set():
+            sampling = Sampling(max_tokens=200, seed=len(found))
+            found.append((prompt, await engine.generate(prompt, sampling, session=session)))
+        return found
 
     async def scenario():
-        running = asyncio.create_task(all_of(engine, Sampling(max_tokens=200, seed=1), prompts))
-        while not (running.done() or all([await decoding_at(url) for url in engine.urls])):
+        asking = [asyncio.create_task(keep_asking(prompt, f"{i}")) for i, prompt in enumerate(PROMPTS * 2)]
+        while not any(replica.running for replica in engine._replicas):
             await asyncio.sleep(0.01)
+        await asyncio.sleep(0.3)
         await engine.load(other, 51)
-        return await running
+        loaded.set()
+        return [pair for found in await asyncio.gather(*asking) for pair in found]
 
     cuts = engine.stats()["cut"]
-    completions = runner.run(scenario())
+    answers = runner.run(scenario())
     engine._in_flight = "wait"
+    completions = [completion for _, completion in answers]
     assert all(len(c.tokens) == len(c.logprobs) == 200 for c in completions)
     assert 50 in {c.version for c in completions} <= {50, 51}
     assert (engine.stats()["cut"] > cuts) == (in_flight == "cut")
-    for prompt, completion in zip(prompts, completions):
+    for prompt, completion in answers:
         gap_of = {
             version: np.abs(completion.logprobs - setup.learner_score(shape, p, prompt + completion.tokens)[-200:])
             for version, p in ((50, params), (51, other))
