@@ -17,7 +17,7 @@ from evolver import books, hosts
 from evolver.config import originals_needed
 from evolver.parts import Run, RunError, make_limits
 from evolver.questioning import mixture
-from evolver.stop import Interrupted
+from evolver.stop import Interrupted, RunEnds
 from evolver.traces import broken
 from rl import advantages, learner, mismatch, samples
 from rl.evaluation import Scores, measures, scores_of
@@ -143,11 +143,11 @@ def roll_out(run: Run, tasks: dict[int, list[Task]], step: int, metrics: dict[st
 
 
 def show_faults(run: Run, trajectories: Sequence[Trajectory], step: int) -> None:
-    """Say what the environment answered where it failed, each kind of fault once. Raises RunError where it failed in
+    """Say what the environment answered where it failed, each kind of fault once. Raises RunEnds where it failed in
     every rollout of the step: nothing can be learnt, and the steps that follow would be spent in the same way."""
     failed = [t for t in trajectories if t.stop in (StopReason.ENV_ERROR, StopReason.ENV_TIMEOUT)]
     if failed and len(failed) == len(trajectories):
-        raise RunError(f"step {step}: the environment failed in every rollout: {failed[0].error}")
+        raise RunEnds(f"step {step}: the environment failed in every rollout: {failed[0].error}")
     for trajectory in failed:
         kind = trajectory.error.partition(":")[0]
         if kind not in run.faults:

@@ -298,9 +298,10 @@ def test_a_world_that_fails_in_every_rollout_ends_the_run_and_in_some_is_shown(t
     assert out.count("the environment failed in 4 of 24 rollouts") == 1 and "the database is gone" in out
     assert [line["ledger/env_error"] for line in lines(tmp_path / "some")[1:]] == [4, 4]
     broken = lambda task: True  # noqa: E731
-    assert run.main(command(tiny, tmp_path / "all", *words)) == 1
+    assert run.main(command(tiny, tmp_path / "all", *words)) == 3
     err = capsys.readouterr().err
     assert "step 1: the environment failed in every rollout" in err and "the database is gone" in err
+    assert "Step 0 of 2 is saved" in err
 
 
 def test_workers_with_fewer_tasks_than_a_step_takes(tiny, tmp_path, capsys):
