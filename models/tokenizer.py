@@ -85,7 +85,10 @@ class Tokenizer:
         file = file / "tokenizer.json" if file.is_dir() else file
         if not file.is_file():
             raise TokenizerError(f"{path}: no tokenizer.json there")
-        return cls(file.read_text(encoding="utf-8"), source=str(path))
+        try:
+            return cls(file.read_text(encoding="utf-8"), source=str(path))
+        except UnicodeDecodeError as error:
+            raise TokenizerError(f"{path}: tokenizer.json is no UTF-8 text ({error})") from None
 
     def encode(self, text: str) -> list[int]:
         """Ids of text by a user, an environment or a model. Never yields a control token."""

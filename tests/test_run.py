@@ -208,6 +208,7 @@ def edit(path: Path, old: str, new: str) -> None:
         (lambda p: (p / "config.json").write_text("{"), "config.json cannot be used"),
         (lambda p: (p / "tokenizer.json").unlink(), "tokenizer.json"),
         (lambda p: edit(p / "tokenizer.json", "<|im_end|>", "<|i|>"), "<|im_end|>"),
+        (lambda p: (p / "tokenizer.json").write_bytes(b"\xff\x00"), "tokenizer.json is no UTF-8 text"),
         (lambda p: (p / "config.json").write_text(json.dumps({"vocab_size": 300})), "do not belong together"),
     ],
 )  # fmt: skip
