@@ -122,8 +122,8 @@ class Workdir:
             write_atomically(self / "metrics.jsonl", "".join(metrics_line(line) for line in kept))
         for folder, keep in (("trajectories", step), ("eval", last)):
             for path in (self / folder).glob("step_*"):
-                step_of = re.fullmatch(r"step_(\d+)\.jsonl?", path.name)
-                if not step_of or int(step_of[1]) > keep:  # the first: left by a process that died while it wrote
+                step_of = re.fullmatch(r"step_(\d+)\.jsonl?(\.tmp)?", path.name)
+                if step_of and (step_of[2] or int(step_of[1]) > keep):  # .tmp: of a process that died while it wrote
                     path.unlink()
 
     def log_metrics(self, step: int, metrics: dict[str, Any]) -> None:

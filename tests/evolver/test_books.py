@@ -92,8 +92,10 @@ def test_what_a_process_left_half_written_does_not_stop_the_next_one(tmp_path):
     for left in ("trajectories/step_000003.jsonl.tmp", "eval/step_000003.json.tmp"):
         (tmp_path / left).parent.mkdir(exist_ok=True)
         (tmp_path / left).write_text('{"ta')
+    (tmp_path / "trajectories/step_notes.txt").write_text("mine")
     workdir.rewind(1)
-    assert [p.name for p in (tmp_path / "trajectories").iterdir()] == ["step_000001.jsonl"]
+    kept = sorted(p.name for p in (tmp_path / "trajectories").iterdir())
+    assert kept == ["step_000001.jsonl", "step_notes.txt"]
     assert not list((tmp_path / "eval").iterdir())
 
 
