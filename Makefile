@@ -1,21 +1,21 @@
-# `make` alone lists the commands. Everything installs into a virtual environment inside this folder; once installed,
-# nothing here touches the network.
+# `make` alone lists the commands. Everything is installed into virtual environments inside this folder. After the
+# installation nothing here uses the network.
 
 SHELL := /bin/bash
 
-# PYTHON=python3.12 picks an interpreter, with a virtual environment of its own (.venv-3.12). Without it: the first of
-# these that really runs (a pyenv shim may not), is new enough and can make virtual environments.
+# PYTHON=python3.12 selects an interpreter, with a virtual environment of its own (.venv-3.12). The default is the first
+# candidate that really runs (a pyenv shim may not), is new enough and can make virtual environments.
 CANDIDATES := $(or $(PYTHON),python3.12 python3.11 python3.13 python3.14 python3)
 RUNS = -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1
 FOUND := $(shell for p in $(CANDIDATES) $(foreach p,$(CANDIDATES),$${PYENV_ROOT:-$$HOME/.pyenv}/versions/*/bin/$(p)); do \
   "$$p" $(RUNS) && { echo "$$p"; break; }; done)
-HAVE_PYTHON = test -n "$(FOUND)" || { echo "No usable Python among: $(CANDIDATES). Needed: 3.11 or newer with the venv" \
-  "module (on Debian and Ubuntu: apt-get install python3-venv). Or name one: make PYTHON=/path/to/python3.12 ..." >&2; exit 1; }
+HAVE_PYTHON = test -n "$(FOUND)" || { echo "No usable Python among $(CANDIDATES). Python 3.11 or newer with the venv" \
+  "module is needed (on Debian and Ubuntu: apt-get install python3-venv). To name one: make PYTHON=/path/to/python3.12 ..." >&2; exit 1; }
 VENV ?= .venv$(if $(PYTHON),-$(shell "$(FOUND)" -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null))
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -r
-# The CPU is the default; on an accelerator, install requirements/cuda.txt or tpu.txt and call run.py directly.
+# The default is the CPU. On an accelerator, install requirements/cuda.txt or tpu.txt and call run.py directly.
 export JAX_PLATFORMS ?= cpu
 
 .DEFAULT_GOAL := help
@@ -24,41 +24,41 @@ export JAX_PLATFORMS ?= cpu
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
-quickstart: $(VENV)/.core ## install, then train a small agent on this machine's CPU (ARGS=... are passed to run.py)
+quickstart: $(VENV)/.core ## install, then train a small agent on the CPU (ARGS=... is passed to run.py)
 	$(BIN)/python run.py --config=configs/quickstart.py $(ARGS)
 
-test: lint ## install the test tools, lint, and run the tests (ARGS=... are passed to pytest)
+test: lint ## install the test tools, lint, and run the tests (ARGS=... is passed to pytest)
 	$(BIN)/python -m pytest $(ARGS)
 
-test-slow: $(VENV)/.dev ## the tests that take minutes
+test-slow: $(VENV)/.dev ## run the tests that take minutes
 	$(BIN)/python -m pytest -m "slow and not services" $(ARGS)
 
-test-services: $(VENV)/.dev ## the tests against real vLLM servers on the CPU; installs vLLM into .bench/vllm (2.5 GB)
+test-services: $(VENV)/.dev ## run the tests against real vLLM servers on the CPU; installs vLLM into .bench/vllm (2.5 GB)
 	bash experiments/bench/peers.sh vllm
 	$(BIN)/python -m pytest -m services $(ARGS)
 
-test-parity: $(VENV)/.parity ## the comparisons with torch, which this installs
+test-parity: $(VENV)/.parity ## run the comparisons with torch; installs torch
 	$(BIN)/python -m pytest tests/models $(ARGS)
 
-lint: $(VENV)/.dev ## ruff's rules and format, changing nothing
+lint: $(VENV)/.dev ## check ruff's rules and format without changing anything
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-format: $(VENV)/.dev ## mend what ruff can mend
+format: $(VENV)/.dev ## fix what ruff can fix
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(VENV)/.core ## speed of the engine and the learner, next to the peers of `make bench-peers`
+bench: $(VENV)/.core ## measure the speed of engine and learner, and of the peers that `make bench-peers` installed
 	$(BIN)/python -m experiments.bench.engine $(ARGS)
 	$(BIN)/python -m experiments.bench.learner $(ARGS)
 
-bench-peers: ## install the peers (TRL, tunix, vLLM) into .bench/, one virtual environment each, 6 GB
+bench-peers: ## install the peers (TRL, tunix, vLLM) into .bench/, each in a virtual environment of its own (6 GB)
 	bash experiments/bench/peers.sh
 
-test-appworld: $(VENV)/.dev appworld ## AppWorld's real engine on our mini data set (ARGS=... are passed to pytest)
+test-appworld: $(VENV)/.dev appworld ## test AppWorld's real engine on our mini data set (ARGS=... is passed to pytest)
 	$(BIN)/python -m pytest tests/envs/test_appworld.py -m "services or not services" $(ARGS)
 
-test-worlds: .venv-worlds/.installed ## the environments with packages of their own, and Ray; Python 3.11 and Java (2 GB)
+test-worlds: .venv-worlds/.installed ## test the environments that need packages of their own, and Ray; needs Python 3.11 and Java (2 GB)
 	.venv-worlds/bin/python -m pytest tests/envs -m "slow or services or not services" --ignore=tests/envs/test_appworld.py $(ARGS)
 
 appworld: .venv-appworld/.installed ## install AppWorld into .venv-appworld and build our mini data set for it

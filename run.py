@@ -5,42 +5,45 @@
     python run.py --config=configs/quickstart.py --config.model.path=runs/quickstart/policy --mode=eval
     python run.py --config=configs/appworld_14b.py --mode=plan --target=h100:8
 
-configs/base.py documents every key. Whatever is wrong with a config is said at once, before anything is compiled.
+configs/base.py documents every key. All problems with a config are reported at once, before anything is compiled.
 """
 
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Any
 
 from absl import logging
 
 from configs import base
-from evolver import cli
+from evolver import cli, plugs
 from evolver.config import problems as config_problems
 
 
 def main(argv: list[str]) -> int:
-    """Run one mode; returns the exit code: 0 done, 1 failed, 2 nothing was started, 3 ended early (a spent
-    budget, a world that fails in every rollout), 130 interrupted."""
+    """Run one mode and return the exit code: 0 done, 1 failed, 2 nothing was started, 3 ended early (a spent budget, a
+    world that fails in every rollout), 130 interrupted."""
     logging.set_verbosity(logging.ERROR)
-    config, workdir, mode, target, problems = cli.parse(argv)
-    if mode == "help":
-        print(__doc__ + "\n" + problems[0])
+    command = cli.parse(argv)
+    if command.mode == "help":
+        print(__doc__ + "\n" + command.problems[0])
         return 0
-    if config is not None:
-        problems += config_problems(config, base.get_config(), workdir, mode)
+    problems = list(command.problems)
+    if command.config is not None:
+        plugs.look_in(command.folder, Path.cwd())
+        problems += config_problems(command.config, base.keys(), command.workdir, command.mode)
     if problems:
         count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
         print(f"{count}; nothing was started.\n", file=sys.stderr)
         for number, problem in enumerate(problems, 1):
             print(f"  {number}. {problem}", file=sys.stderr)
         return 2
-    return start(config, workdir, mode, target)
+    return start(command.config, command.workdir, command.mode, command.target)
 
 
 def start(config: Any, workdir: str, mode: str, target: str) -> int:
-    """Everything is checked; from here on jax may be imported."""
+    """Run a mode of a config that has been checked, and return the exit code. From here on jax may be imported."""
     if mode == "plan":
         from evolver.plan import PlanError, plan
 
@@ -50,11 +53,10 @@ def start(config: Any, workdir: str, mode: str, target: str) -> int:
             print(error, file=sys.stderr)
             return 2
         return 0
-    from evolver import hosts, imitate, loop
+    from evolver import hosts, loop
 
+    modes = {"train": loop.train, "eval": loop.evaluate, "explore": loop.explore, "pool": loop.pool}
     try:
-        train = imitate.imitate if config.imitation.demonstrations else loop.train
-        modes = {"train": train, "eval": loop.evaluate, "explore": loop.explore, "pool": loop.pool}
         with hosts.connected(config):
             modes[mode](config, workdir)
     except KeyboardInterrupt:

@@ -5,12 +5,13 @@
     python run.py --config=configs/appworld_14b.py --config.model.path=runs/appworld_14b/policy \
         --config.eval.split=test_normal --mode=eval
 
-vLLM generates on the same devices, on a quarter of each: set XLA_PYTHON_CLIENT_MEM_FRACTION=0.7 in the environment. The
-moments and the reference wait in the host's memory. So it fits, by its plan (docs/plans/appworld_14b.txt).
+vLLM generates on the same devices, with a quarter of their memory: set XLA_PYTHON_CLIENT_MEM_FRACTION=0.7 in the
+environment. The optimizer's moments and the reference policy are kept in host memory. By its plan it fits
+(docs/plans/appworld_14b.txt).
 
-Needs requirements/vllm.txt in .venv-vllm, `make appworld`, and AppWorld's own data (docs/environments.md). Expected is
-what the paper prints (its tables 1 and 2): test_normal, avg@8 / best@8 (bootstrap), in percent; nobody has run it
-here. 18.0 / 31.4 before training, then
+It needs requirements/vllm.txt in .venv-vllm, `make appworld`, and AppWorld's own data (docs/environments.md). The
+expected scores are those of the paper's tables 1 and 2, which nobody has reproduced here: test_normal, avg@8 / best@8
+(bootstrap), in percent. They are 18.0 / 31.4 before training, then
 
 | argument | tasks | navigating | attributing | avg@8 | best@8 |
 |---|---|---|---|---|---|
@@ -21,7 +22,7 @@ here. 18.0 / 31.4 before training, then
 | qa | synthetic | | yes | 47.8 | 65.6 |
 | all (no argument) | synthetic | yes | yes | 48.7 | 69.4 |
 
-Time: not measured; 25,600 training episodes of up to 30 turns, and 5,643 of evaluation.
+Time: not measured. A run has 25,600 training episodes of up to 30 turns, and 5,643 evaluation episodes.
 """
 
 from configs import base
@@ -45,7 +46,7 @@ def get_config(arg=None):
     config.model.dtype = "bfloat16"
     config.model.remat = "full"
     config.mesh.fsdp = 8
-    config.learner.micro = 8  # a row on each device
+    config.learner.micro = 8  # one row per device
     config.optim.offload = True
     config.loss.reference = "host"
     config.engine.name = "vllm"
@@ -60,16 +61,16 @@ def get_config(arg=None):
     config.env.mode = "worker"
     config.env.python = ".venv-appworld/bin/python"
     config.env.workers = 64
-    config.rollout.concurrency = 64  # an episode in each worker: 0.3 GB of host memory each
-    config.template.tools = False  # actions are Python code
+    config.rollout.concurrency = 64  # one episode per worker, each of which takes 0.3 GB of host memory
+    config.template.show_tools = False  # actions are Python code
 
     for mechanism in ROWS[arg]:
         config[mechanism].enabled = True
-    config.questioning.explorer = "llm"  # the models are the paper's; config.llm.url and .key say where they are served
-    config.questioning.judge = "reference"
-    config.attributing.judge = "llm"
-    config.navigating.extractor = "llm"
-    config.navigating.refine = "rewrite"
+    config.questioning.explorer.name = "llm"  # the paper's models; config.llm.url and .key name their server
+    config.questioning.judge.name = "reference"
+    config.attributing.judge.name = "llm"
+    config.navigating.extractor.name = "llm"
+    config.navigating.refine.name = "rewrite"
     config.llm.explorer.model = config.llm.writer.model = "qwen-plus"
     config.llm.explorer.extra = '{"top_k": 100}'
     config.llm.judge.model = "qwen3-235b-a22b-instruct-2507"

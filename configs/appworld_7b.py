@@ -1,11 +1,11 @@
-"""Qwen2.5-7B-Instruct in AppWorld, otherwise configs/appworld_14b.py: on 8 devices of 80 GB.
+"""Qwen2.5-7B-Instruct in AppWorld on 8 devices of 80 GB; otherwise as configs/appworld_14b.py.
 
     python run.py --config=configs/appworld_7b.py --mode=plan
     python run.py --config=configs/appworld_7b.py --config.model.path=/dir/of/Qwen2.5-7B-Instruct
 
-Expected is what the paper prints, test_normal, avg@8 / best@8, in percent; nobody has run it here. 1.8 / 5.6 before
+The paper's scores, which nobody has reproduced here (test_normal, avg@8 / best@8, in percent): 1.8 / 5.6 before
 training; original 16.1 / 25.5, q 23.2 / 40.3, hybrid 21.8 / 36.3, qn 26.3 / 43.1, qa 25.7 / 43.7, all 32.4 / 51.2.
-Time: not measured, about half of the 14B.
+Time: not measured; about half of the 14B's.
 """
 
 from configs import appworld_14b
@@ -16,9 +16,9 @@ def get_config(arg=None):
 
 
 def with_7b(config):
-    """A 14B config for the 7B model, which needs no memory of the host."""
+    """Return a 14B config changed for the 7B model, which needs no host memory."""
     config.model.preset = "7b"
-    config.engine.vllm.devices = ("0,1,2,3", "4,5,6,7")  # its 4 key/value heads do not divide by 8
+    config.engine.vllm.devices = ("0,1,2,3", "4,5,6,7")  # 4 key/value heads do not divide among 8 devices
     config.optim.offload = False
     config.loss.reference = "device"
     return config

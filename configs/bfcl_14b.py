@@ -3,12 +3,12 @@
     python run.py --config=configs/bfcl_14b.py --mode=plan
     python run.py --config=configs/bfcl_14b.py --config.model.path=/dir/of/Qwen2.5-14B-Instruct
 
-Devices and their memory are those of configs/appworld_14b.py; besides requirements/vllm.txt in .venv-vllm it needs
-`pip install --no-deps -r requirements/bfcl.txt`. Tasks 0-99 train, 100-199 are evaluated, as in the reference.
-Arguments are those of configs/appworld_14b.py. Expected is what the paper prints (its tables 1 and 2): avg@8 / best@8
-(bootstrap), in percent; nobody has run it here. 41.6 / 54.1 before training; original 68.6 / 74.3, q 60.3 / 72.1,
+It uses the devices and arguments of configs/appworld_14b.py, and needs requirements/vllm.txt in .venv-vllm and
+`pip install --no-deps -r requirements/bfcl.txt`. Tasks 0-99 train and 100-199 are evaluated, as in the reference. The
+scores of the paper's tables 1 and 2, which nobody has reproduced here (avg@8 / best@8, bootstrap, in percent): 41.6 /
+54.1 before training; original 68.6 / 74.3, q 60.3 / 72.1,
 hybrid 73.0 / 81.1, qn 62.8 / 74.5, qa 64.9 / 76.3, all 66.5 / 76.7.
-Time: not measured; 25,600 training episodes of up to 30 turns, and 9,900 of evaluation.
+Time: not measured. A run has 25,600 training episodes of up to 30 turns, and 9,900 evaluation episodes.
 """
 
 from configs import appworld_14b
@@ -22,8 +22,8 @@ def get_config(arg=None):
     config.env.workers = 8
     config.eval.split = "val"
     config.rollout.concurrency = config.engine.slots = 256
-    config.template.tools = True
-    config.questioning.depth = 27
+    config.template.show_tools = True
+    config.questioning.explorer.args.depth = 27
     if arg == "hybrid":
         config.questioning.share = 500 / 600
     return config

@@ -11,7 +11,7 @@
 | qa | yes | yes | | yes |
 | all | yes | yes | yes | yes |
 
-What to expect, and the time each takes: docs/results.md.
+docs/results.md has the scores to expect and the time that each takes.
 """
 
 from configs import base
@@ -36,10 +36,10 @@ def get_config(arg=None):
     config.rollout.tasks = 16
     config.rollout.group = 8
     config.rollout.temperature = 1.0
-    config.rollout.max_steps = 10
+    config.rollout.max_turns = 10
     config.rollout.max_tokens = 80
     config.rollout.context = 512
-    config.template.tools = False
+    config.template.show_tools = False
     config.template.max_observation = 256
     config.engine.slots = 64
 
@@ -49,13 +49,14 @@ def get_config(arg=None):
     config.optim.lr = 5e-4
     config.optim.schedule = "cosine"
     config.optim.weight_decay = 0.0
-    config.loss.kl = 0.0
+    config.loss.kl_coef = 0.0
 
     config.questioning.share = 0.75
     config.questioning.budget = 1000
     config.questioning.capacity = 1000
     config.questioning.learnable = True
-    config.navigating.wording = "travel"
+    config.navigating.extractor.args.render = "envs.travel.demos:render"
+    config.navigating.extractor.args.when = "envs.travel.demos:when_text"
     config.navigating.top_k = 1
 
     config.eval.temperature = 1.0

@@ -1,4 +1,4 @@
-"""Worlds by name. A world is imported when it is made, so one that needs a package costs nothing to the others."""
+"""The registry of worlds. A world's module is imported only when the world is made, so its packages stay optional."""
 
 from __future__ import annotations
 
@@ -21,8 +21,10 @@ WORLDS = {
 
 
 def make(name: str, **kwargs: Any) -> World:
-    """A new world: a name above, or `my_module:MyEnv`; the arguments are those of its class. ValueError for a name or
-    an argument that does not exist, ModuleNotFoundError for a module."""
+    """Return a new world by its name in WORLDS or as `my_module:MyEnv`; `kwargs` go to its class.
+
+    Raises ValueError for an unknown name or argument and ModuleNotFoundError for an unknown module.
+    """
     module, _, attribute = WORLDS.get(name, name).partition(":")
     if not attribute:
         raise ValueError(f"there is no world {name!r}; there are {', '.join(WORLDS)}, and my_module:MyEnv")

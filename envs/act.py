@@ -1,22 +1,58 @@
-"""Turns that are one action: its text, or the argument of a call of the tool `act`."""
+"""Worlds in which a turn is one action, written as text or as a call of the tool `act`."""
 
 from __future__ import annotations
 
 from envs.toolcalls import parse
-from envs.world import Tool
+from envs.world import ReplayWorld, StepResult, Task, Tool
+
+
+class ActionWorld(ReplayWorld):
+    """A world that takes one action per turn, up to a maximum. Subclasses implement `reset`, `_act` and `evaluate`."""
+
+    def __init__(self, max_steps: int):
+        self._max_steps = max_steps
+
+    def step(self, action: str) -> StepResult:
+        self._require_episode()
+        if self._over:
+            return StepResult([], terminated=True, info={"calls": [], "errors": 0, "over": True})
+        self._actions.append(action)
+        truncated = len(self._actions) >= self._max_steps
+        try:
+            text, role = action_of(action)
+        except ValueError as error:
+            self._over = truncated
+            info = {"calls": [], "errors": 1, "parse_error": True}
+            return StepResult([{"role": "user", "content": f"error: {error}"}], truncated=truncated, info=info)
+        text, observation, reward, terminated = self._act(text)
+        self._over = terminated or truncated
+        return StepResult(
+            messages=[{"role": role, "content": observation}],
+            reward=reward,
+            terminated=terminated,
+            truncated=truncated and not terminated,
+            info={"calls": [{"name": "act", "arguments": {"action": text}}], "errors": 0, "parse_error": False},
+        )
+
+    def _begin(self, task: Task) -> None:
+        self._task, self._actions, self._over = task, [], False
+
+    def _act(self, text: str) -> tuple[str, str, float, bool]:
+        """Take an action. Return the text that was executed, the observation, the reward and if the episode ended."""
+        raise NotImplementedError
 
 
 def tool(description: str) -> Tool:
-    """The tool `act`."""
+    """Return the schema of the tool `act`."""
     parameters = {"type": "object", "properties": {"action": {"type": "string"}}, "required": ["action"]}
     return {"type": "function", "function": {"name": "act", "description": description, "parameters": parameters}}
 
 
 def action_of(text: str) -> tuple[str, str]:
-    """The action in an assistant turn and the role that answers it ("tool" or "user").
+    """Return the action in an assistant turn and the role of its answer ("tool" or "user").
 
-    Without a call it is the last line that is not empty: a model may think first. Raises ValueError, with words for the
-    model, where there is none.
+    In a turn without a call the action is the last non-empty line, so that a model may reason first. Raises ValueError
+    with a message for the model if there is no action.
     """
     turn = parse(text)
     if turn.errors:

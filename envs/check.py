@@ -1,4 +1,4 @@
-"""Check an environment against its contract: `python -m envs.check my_module:MyEnv`. See docs/environments.md."""
+"""Check an environment against the World contract: `python -m envs.check my_module:MyEnv` (docs/environments.md)."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from envs.world import WorldError
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the conformance suite and explain each failure. Returns 0 if there is none."""
+    """Run the conformance suite and print each failure with its reason. Return 0 if all checks pass, else 1."""
     parser = argparse.ArgumentParser(prog="python -m envs.check", description=__doc__.split("\n")[0])
-    parser.add_argument("env", help="my_module:MyEnv, or a name of the registry")
+    parser.add_argument("env", help="my_module:MyEnv or a registered name")
     parser.add_argument("--kwargs", type=json.loads, default={}, help="JSON arguments of the environment")
     parser.add_argument("--split", default="train")
-    parser.add_argument("--tasks", type=int, default=5, help="how many tasks to try")
+    parser.add_argument("--tasks", type=int, default=5, help="number of tasks to try")
     parser.add_argument("--modes", nargs="+", choices=MODES, default=["inprocess", "worker"])
     args = parser.parse_args(argv)
     failed = 0
@@ -27,9 +27,9 @@ def main(argv: list[str] | None = None) -> int:
             names, problems = _run(mode, args)
         except (WorldError, ValueError, ImportError, AttributeError) as error:
             names, problems = ["starts"], [conformance.Problem("starts", str(error), "The environment can be made.")]
-        bad = {problem.check for problem in problems}
-        failed += len(bad)
-        print(f"{args.env}, {mode}: {len(names) - len(bad)} of {len(names)} checks hold")
+        failures = {problem.check for problem in problems}
+        failed += len(failures)
+        print(f"{args.env}, {mode}: {len(names) - len(failures)} of {len(names)} checks passed")
         for problem in problems:
             print(f"  {problem}")
     return 1 if failed else 0

@@ -1,7 +1,7 @@
-"""What every environment must hold, as checks that explain themselves. `python -m envs.check` runs them.
+"""The World contract as a suite of checks; `python -m envs.check` runs it.
 
-A check is a generator: it gets `make` (a function that makes a world) and some tasks, and yields one text for
-each problem. Its docstring says what is asked and why; it is printed with the problem.
+A check is a generator. It gets `make`, which returns a new world, and some tasks, and yields a text for each problem.
+Its docstring states the requirement and the reason, and is printed with each problem.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ MALFORMED = (
 
 @dataclass
 class Problem:
-    """One way in which an environment breaks its contract."""
+    """One violation of the contract: the check, the finding and the check's docstring."""
 
     check: str
     what: str
@@ -50,7 +50,7 @@ class Problem:
 
 
 def run(make: Make, *, split: str = "train", limit: int = 5) -> tuple[list[str], list[Problem]]:
-    """Run every check on up to `limit` tasks of `split`. Returns the names of the checks and the problems."""
+    """Run every check on up to `limit` tasks of `split`. Return the names of the checks and the problems."""
     problems = []
     try:
         world = make()
@@ -59,16 +59,16 @@ def run(make: Make, *, split: str = "train", limit: int = 5) -> tuple[list[str],
         finally:
             world.close()
     except Exception as error:
-        return ["tasks"], [Problem("tasks", _said(error), f"An environment lists the tasks of its split '{split}'.")]
-    some = random.Random(0).sample(tasks, min(limit, len(tasks)))
+        return ["tasks"], [Problem("tasks", _raised(error), f"An environment lists the tasks of its split '{split}'.")]
+    sample = random.Random(0).sample(tasks, min(limit, len(tasks)))
     for check in CHECKS:
         why = " ".join(check.__doc__.split())
         try:
             problems += [
-                Problem(check.__name__, what, why) for what in check(make, tasks if check is lists_tasks else some)
+                Problem(check.__name__, what, why) for what in check(make, tasks if check is lists_tasks else sample)
             ]
         except Exception as error:
-            problems.append(Problem(check.__name__, _said(error), why))
+            problems.append(Problem(check.__name__, _raised(error), why))
     return [check.__name__ for check in CHECKS], problems
 
 
@@ -76,8 +76,8 @@ def run(make: Make, *, split: str = "train", limit: int = 5) -> tuple[list[str],
 
 
 def lists_tasks(make: Make, tasks: list[Task]) -> Iterator[str]:
-    """A split has tasks with ids of their own and a query, the same each time, that survive JSON: results are
-    grouped by id and compared across runs."""
+    """A split is a non-empty list of tasks with unique ids and a query. It is the same each time and survives JSON,
+    because results are grouped by id and compared across runs."""
     if not tasks:
         yield "the split has no tasks"
         return
@@ -92,30 +92,30 @@ def lists_tasks(make: Make, tasks: list[Task]) -> Iterator[str]:
     yield from (f"task {task.id} has no query" for task in tasks[:1000] if not task.query)
     world = make()
     if [task.to_dict() for task in world.tasks(tasks[0].split)] != [_json(task.to_dict()) for task in tasks]:
-        yield "another world lists other tasks, or its tasks change in JSON (tuples, sets, keys that are no strings)"
+        yield "another world lists other tasks, or tasks change in JSON (tuples, sets, keys that are not strings)"
     world.close()
 
 
-def refuses_an_unknown_split(make: Make, tasks: list[Task]) -> Iterator[str]:
-    """`tasks("no such split")` raises ValueError and names the splits: a typing error in a config is found at once."""
+def rejects_unknown_splits(make: Make, tasks: list[Task]) -> Iterator[str]:
+    """`tasks("no such split")` raises ValueError and names the splits, so that typos in a config are detected."""
     world = make()
     try:
         world.tasks("no such split")
-        yield "it answered"
+        yield "it raised nothing"
     except ValueError:
         pass
     finally:
         world.close()
 
 
-def opens_well(make: Make, tasks: list[Task]) -> Iterator[str]:
-    """`reset` gives messages with a role and a text, the last from the user, and tools in OpenAI's form: the prompt
-    is rendered from them."""
+def resets_to_valid_observations(make: Make, tasks: list[Task]) -> Iterator[str]:
+    """`reset` returns messages with a role and a text, the last from the user, and tools in OpenAI's format, because
+    the prompt is rendered from them."""
     world = make()
     for task in tasks:
         observation = world.reset(task, 0)
         if not isinstance(observation, Observation):
-            yield f"reset gave a {type(observation).__name__} instead of an Observation"
+            yield f"reset returned a {type(observation).__name__} instead of an Observation"
             continue
         yield from (f"task {task.id}: {problem}" for problem in _messages(observation.messages))
         if not observation.messages or observation.messages[-1].get("role") != "user":
@@ -124,49 +124,49 @@ def opens_well(make: Make, tasks: list[Task]) -> Iterator[str]:
     world.close()
 
 
-def repeats_itself(make: Make, tasks: list[Task]) -> Iterator[str]:
-    """The same task, seed and actions give the same episode, in a new world and in a used one: attribution, resuming
-    and recovery replay episodes."""
+def is_deterministic(make: Make, tasks: list[Task]) -> Iterator[str]:
+    """The same task, seed and actions give the same episode, in a new world and in a used one, because attribution,
+    resuming and recovery replay episodes."""
     used = make()
     for task in tasks:
-        actions = _some_actions(task)
-        runs = [_play(used, task, actions), _play(used, task, actions)]
+        actions = _actions(task)
+        episodes = [_play(used, task, actions), _play(used, task, actions)]
         fresh = make()
-        runs.append(_play(fresh, task, actions))
+        episodes.append(_play(fresh, task, actions))
         fresh.close()
-        if runs[0] != runs[1]:
-            yield f"task {task.id}: a used world plays it differently the second time ({_difference(*runs[:2])})"
-        elif runs[0] != runs[2]:
-            yield f"task {task.id}: a new world plays it differently ({_difference(runs[0], runs[2])})"
+        if episodes[0] != episodes[1]:
+            yield f"task {task.id}: a used world plays it differently the second time ({_difference(*episodes[:2])})"
+        elif episodes[0] != episodes[2]:
+            yield f"task {task.id}: a new world plays it differently ({_difference(episodes[0], episodes[2])})"
     used.close()
 
 
-def keeps_worlds_apart(make: Make, tasks: list[Task]) -> Iterator[str]:
-    """Two worlds share no state: the rollouts of a group play one task side by side."""
+def shares_no_state_between_worlds(make: Make, tasks: list[Task]) -> Iterator[str]:
+    """Two worlds share no state, because the rollouts of a group play one task at the same time."""
     first, second = make(), make()
     for task in tasks:
-        actions = _some_actions(task)
+        actions = _actions(task)
         alone = _play(first, task, actions)
         second.reset(task, 0)
         first.reset(task, 0)
-        beside = []
+        together = []
         over = False
         for action in actions:
             result = first.step(action)
-            beside.append(_json(result.to_dict()))
+            together.append(_json(result.to_dict()))
             if not over:
                 other = second.step(call_text("no_such_tool", {}))
                 over = other.terminated or other.truncated
             if result.terminated or result.truncated:
                 break
-        if beside != alone["steps"] or _json(first.evaluate().to_dict()) != alone["evaluation"]:
-            yield f"task {task.id}: another world in use changes the episode"
+        if together != alone["steps"] or _json(first.evaluate().to_dict()) != alone["evaluation"]:
+            yield f"task {task.id}: using another world at the same time changes the episode"
     first.close()
     second.close()
 
 
-def survives_what_a_model_writes(make: Make, tasks: list[Task]) -> Iterator[str]:
-    """`step` never raises, whatever the text: it answers with an error that the model can read, or ends the episode."""
+def never_raises_in_step(make: Make, tasks: list[Task]) -> Iterator[str]:
+    """`step` never raises, whatever the text. It answers with an error for the model, or ends the episode."""
     world = make()
     for task in tasks[:2]:
         for text in MALFORMED:
@@ -175,36 +175,36 @@ def survives_what_a_model_writes(make: Make, tasks: list[Task]) -> Iterator[str]
                 result = world.step(text)
                 world.evaluate()
             except Exception as error:
-                yield f"step({_short(text)}) {_said(error)}"
+                yield f"step({_short(text)}) {_raised(error)}"
                 continue
             if not isinstance(result, StepResult):
-                yield f"step({_short(text)}) gave a {type(result).__name__} instead of a StepResult"
+                yield f"step({_short(text)}) returned a {type(result).__name__} instead of a StepResult"
                 continue
             yield from (f"step({_short(text)}): {problem}" for problem in _result(result))
     world.close()
 
 
-def evaluates_purely(make: Make, tasks: list[Task]) -> Iterator[str]:
-    """`evaluate` gives a score in [0, 1], the same twice, and leaves the episode as it was; `progress`, where there is
-    one, is 1 exactly on success: it is called in mid-episode and more than once."""
+def evaluates_without_side_effects(make: Make, tasks: list[Task]) -> Iterator[str]:
+    """`evaluate` returns a score in [0, 1], the same when repeated, and does not change the episode, because it is
+    also called in the middle of an episode. A `progress` component is 1 exactly on success."""
     world = make()
     for task in tasks:
-        quiet = _play(world, task, _some_actions(task))
-        watched = _play(world, task, _some_actions(task), watch=True)
-        if quiet != watched:
-            yield f"task {task.id}: an episode that is evaluated at each step goes differently"
+        plain = _play(world, task, _actions(task))
+        evaluated = _play(world, task, _actions(task), evaluate=True)
+        if plain != evaluated:
+            yield f"task {task.id}: an episode that is evaluated at each step takes another course"
         for step in (0, 1, MAX_STEPS):
-            _play(world, task, _some_actions(task)[:step])
+            _play(world, task, _actions(task)[:step])
             first, second = world.evaluate(), world.evaluate()
             if first != second:
-                yield f"task {task.id}: evaluate gave {first}, then {second}"
+                yield f"task {task.id}: evaluate returned {first}, then {second}"
             yield from (f"task {task.id}: {problem}" for problem in _evaluation(first))
     world.close()
 
 
-def scores_the_reference_one(make: Make, tasks: list[Task]) -> Iterator[str]:
-    """A task's reference solution, where it has one, ends with success and score 1: otherwise the task cannot be
-    solved, or the score is wrong."""
+def scores_references_one(make: Make, tasks: list[Task]) -> Iterator[str]:
+    """A task's reference solution, if it has one, ends with success and score 1. Otherwise the task is unsolvable or
+    the score is wrong."""
     world = make()
     for task in tasks:
         if not task.reference:
@@ -213,27 +213,27 @@ def scores_the_reference_one(make: Make, tasks: list[Task]) -> Iterator[str]:
         if len(played["steps"]) < len(task.reference):
             yield f"task {task.id}: the episode ended before the reference did"
         if played["evaluation"]["score"] != 1.0 or not played["evaluation"]["success"]:
-            yield f"task {task.id}: its reference gives {played['evaluation']}"
+            yield f"task {task.id}: its reference scores {played['evaluation']}"
     world.close()
 
 
-def scores_nothing_zero(make: Make, tasks: list[Task]) -> Iterator[str]:
-    """An agent that does nothing scores 0, else every policy starts with a reward for silence: score against what
-    doing nothing gives."""
+def scores_inaction_zero(make: Make, tasks: list[Task]) -> Iterator[str]:
+    """An agent that does nothing scores 0. Otherwise policies are rewarded for inaction: subtract the score of doing
+    nothing."""
     world = make()
     for task in tasks:
         evaluation = _play(world, task, ["I do nothing."] * MAX_STEPS)["evaluation"]
         if evaluation["score"] != 0.0 or evaluation["success"]:
-            yield f"task {task.id}: doing nothing gives {evaluation}"
+            yield f"task {task.id}: doing nothing scores {evaluation}"
     world.close()
 
 
 def restores_snapshots(make: Make, tasks: list[Task]) -> Iterator[str]:
-    """A snapshot, where there are any, is a JSON value, and an episode goes on from it in any world as it did in the
-    first: replay and branching depend on it."""
+    """A snapshot, if the environment has snapshots, is a JSON value from which any world continues the episode like
+    the first one, because replay and branching depend on it."""
     world, other = make(), make()
     for task in tasks:
-        actions = _some_actions(task)
+        actions = _actions(task)
         half = len(actions) // 2
         if len(_play(world, task, actions[:half])["steps"]) < half:
             continue
@@ -247,49 +247,49 @@ def restores_snapshots(make: Make, tasks: list[Task]) -> Iterator[str]:
             target.restore(snapshot)
             again = [_json(target.step(action).to_dict()) for action in actions[half : half + 1]]
             if again != rest or target.evaluate() != score:
-                yield f"task {task.id}: {name} goes on differently from a snapshot"
+                yield f"task {task.id}: {name} continues differently from a snapshot"
     world.close()
     other.close()
 
 
-def describes_itself(make: Make, tasks: list[Task]) -> Iterator[str]:
+def has_a_json_profile(make: Make, tasks: list[Task]) -> Iterator[str]:
     """`profile` is a dict of JSON values ({} if there is none), and `close` may be called twice."""
     world = make()
     profile = world.profile()
     if not isinstance(profile, dict) or _json(profile) != profile:
-        yield "profile() is no dict, or changes in JSON"
+        yield "profile() is not a dict, or changes in JSON"
     world.close()
     world.close()
 
 
 CHECKS = (
     lists_tasks,
-    refuses_an_unknown_split,
-    opens_well,
-    repeats_itself,
-    keeps_worlds_apart,
-    survives_what_a_model_writes,
-    evaluates_purely,
-    scores_the_reference_one,
-    scores_nothing_zero,
+    rejects_unknown_splits,
+    resets_to_valid_observations,
+    is_deterministic,
+    shares_no_state_between_worlds,
+    never_raises_in_step,
+    evaluates_without_side_effects,
+    scores_references_one,
+    scores_inaction_zero,
     restores_snapshots,
-    describes_itself,
+    has_a_json_profile,
 )
 
 
-# ------------------------------------------------------------------------------------------- what they use
+# --------------------------------------------------------------------------------------------- helpers
 
 
-def _some_actions(task: Task) -> list[str]:
-    """The reference, or something to say where there is none."""
+def _actions(task: Task) -> list[str]:
+    """Return the reference, or some invalid actions if there is none."""
     return list(task.reference) or [call_text("no_such_tool", {}), "Hello.", "Done."]
 
 
-def _play(world: World, task: Task, actions: list[str], watch: bool = False) -> dict[str, Any]:
-    """Reset, take the actions until the episode ends, and say all that was seen."""
+def _play(world: World, task: Task, actions: list[str], evaluate: bool = False) -> dict[str, Any]:
+    """Reset, take the actions until the episode ends, and return everything observed."""
     seen: dict[str, Any] = {"first": _json(world.reset(task, 0).to_dict()), "steps": []}
     for action in actions:
-        if watch:
+        if evaluate:
             world.evaluate()
         result = world.step(action)
         seen["steps"].append(_json(result.to_dict()))
@@ -299,7 +299,7 @@ def _play(world: World, task: Task, actions: list[str], watch: bool = False) -> 
 
 
 def _json(value: Any) -> Any:
-    """What is left of a value in JSON. Raises TypeError or ValueError on what JSON does not have."""
+    """Return the value after a round trip through JSON. Raises TypeError or ValueError if JSON cannot express it."""
     return json.loads(json.dumps(value, allow_nan=False))
 
 
@@ -309,7 +309,7 @@ def _messages(messages: Any) -> Iterator[str]:
         return
     for message in messages:
         if not isinstance(message, dict) or message.get("role") not in ROLES:
-            yield f"a message has no role of {', '.join(ROLES)}: {_short(message)}"
+            yield f"the role of a message is not one of {', '.join(ROLES)}: {_short(message)}"
         elif not isinstance(message.get("content"), str):
             yield f"a message has no text: {_short(message)}"
 
@@ -326,7 +326,7 @@ def _tools(tools: Any) -> Iterator[str]:
             continue
         names.append(function["name"])
         if function.get("parameters", {}).get("type") != "object":
-            yield f"the parameters of {function['name']} are no JSON schema of an object"
+            yield f"the parameters of {function['name']} are not a JSON schema of an object"
         if parse(call_text(function["name"], {})).errors:
             yield f"the name of {function['name']} does not survive a tool call"
     if len(set(names)) < len(names):
@@ -340,19 +340,19 @@ def _result(result: StepResult) -> Iterator[str]:
     if not isinstance(result.terminated, bool) or not isinstance(result.truncated, bool):
         yield "terminated and truncated are not booleans"
     if not isinstance(result.info, dict) or _json(result.to_dict()) != result.to_dict():
-        yield "info is no dict of JSON values"
+        yield "info is not a dict of JSON values"
     if not result.messages and not result.terminated and not result.truncated:
-        yield "nothing was answered and the episode goes on: the model has nothing to read"
+        yield "the episode goes on without a message, so the model has nothing to answer"
 
 
 def _evaluation(evaluation: Any) -> Iterator[str]:
     if not isinstance(evaluation, Evaluation):
-        yield f"evaluate gave a {type(evaluation).__name__} instead of an Evaluation"
+        yield f"evaluate returned a {type(evaluation).__name__} instead of an Evaluation"
         return
     if not 0.0 <= evaluation.score <= 1.0 or any(not 0.0 <= part <= 1.0 for part in evaluation.components.values()):
         yield f"a score outside [0, 1]: {evaluation}"
     if not isinstance(evaluation.success, bool):
-        yield "success is no boolean"
+        yield "success is not a boolean"
     progress = evaluation.components.get("progress")
     if progress is not None and (progress == 1.0) != evaluation.success:
         yield f"progress is {progress} and success is {evaluation.success}"
@@ -367,7 +367,7 @@ def _difference(a: dict[str, Any], b: dict[str, Any]) -> str:
     return "in length or evaluation"
 
 
-def _said(error: Exception) -> str:
+def _raised(error: Exception) -> str:
     return f"raised {type(error).__name__}: {_short(str(error))}"
 
 

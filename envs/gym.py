@@ -1,4 +1,4 @@
-"""Worlds and gymnasium: any World as a gymnasium.Env (`GymEnv`), and any text gymnasium.Env as a World (`GymWorld`)."""
+"""Bridges to gymnasium: any World as a gymnasium.Env (`GymEnv`) and any text gymnasium.Env as a World (`GymWorld`)."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ from envs.toolcalls import parse
 from envs.world import Evaluation, Message, Observation, StepResult, Task, World
 
 CHARACTERS = "".join(sorted(set(string.printable)))
-_COLOUR = re.compile(r"\x1b\[[0-9;]+m(.*?)\x1b\[0m")  # toy-text environments mark the place of the agent by colour
-SEEDS = 1_000_000  # seeds of a split of a GymWorld: train from 0, dev from SEEDS, test from 2 * SEEDS
+_COLOUR = re.compile(r"\x1b\[[0-9;]+m(.*?)\x1b\[0m")  # toy-text environments highlight the agent's position
+SEEDS = 1_000_000  # per split of a GymWorld: train starts at 0, dev at SEEDS, test at 2 * SEEDS
 
 
 class GymEnv(gymnasium.Env):
-    """A World with Text spaces: the action is the assistant's raw text, the observation what it reads next.
+    """A World with Text spaces: the action is the assistant's raw text, the observation the text that answers it.
 
-    An episode is a task of the split, drawn by the seed of `reset` or named by `options={"task": id}`. The text is cut
-    to the space (printable ASCII, `max_length` characters); `info` has the full messages, and after `reset` the tools.
+    An episode is a task of the split, drawn with the seed of `reset` or named by `options={"task": id}`. The text is
+    cut to the space (printable ASCII, `max_length` characters); `info` holds the full messages and, after `reset`,
+    the tools.
     """
 
     metadata = {"render_modes": ["ansi"], "render_fps": 1}
@@ -61,7 +62,7 @@ class GymEnv(gymnasium.Env):
         return self._text(result.messages), float(result.reward), result.terminated, result.truncated, info
 
     def render(self) -> str | None:
-        """The conversation so far."""
+        """Return the conversation so far if the render mode is "ansi"."""
         return self._transcript if self.render_mode == "ansi" else None
 
     def close(self) -> None:
@@ -77,10 +78,10 @@ class GymEnv(gymnasium.Env):
 class GymWorld(World):
     """A gymnasium.Env whose actions are Text or Discrete. A task is a seed of the environment.
 
-    A turn is an action: its text, or the argument of a call to the tool `act`. Discrete actions go by the names in
-    `actions`, or by number. The agent reads the observation if that is text, else the environment's text rendering
-    (render_mode="ansi"), else the observation as Python prints it. The score is the sum of rewards, cut to [0, 1];
-    an episode succeeds when it reaches `success_at`.
+    A turn is one action, given as text or as the argument of a call of the tool `act`. Discrete actions are named by
+    `actions`, or else by their numbers. The agent reads the observation if it is text, else the environment's text
+    rendering (render_mode="ansi"), else the observation as Python prints it. The score is the sum of rewards, clipped
+    to [0, 1]; an episode succeeds when the sum reaches `success_at`.
     """
 
     name = "gym"
@@ -97,7 +98,7 @@ class GymWorld(World):
         n_test: int = 96,
         options: dict[str, Any] | None = None,
     ):
-        """`env` is an environment or the id of a registered one; `options` go to gymnasium.make."""
+        """`env` is an environment or the id of a registered one; `options` are passed to gymnasium.make."""
         self._env = gymnasium.make(env, **(options or {})) if isinstance(env, str) else env
         self._id = env if isinstance(env, str) else type(env.unwrapped).__name__
         space = self._env.action_space
@@ -106,9 +107,9 @@ class GymWorld(World):
         if isinstance(space, spaces.Discrete):
             actions = actions or [str(n) for n in range(int(space.start), int(space.start + space.n))]
             if len(actions) != space.n:
-                raise ValueError(f"{self._id}: {space.n} actions need {space.n} names, not {len(actions)}")
+                raise ValueError(f"{self._id} has {space.n} actions, but {len(actions)} names were given")
         elif actions:
-            raise ValueError(f"{self._id}: only Discrete actions have names")
+            raise ValueError(f"{self._id}: only Discrete actions can be named")
         self._actions = actions or []
         self._instruction = instruction or f"You act in {self._id}. Write one action."
         self._success_at = success_at
@@ -170,7 +171,7 @@ class GymWorld(World):
         return {"type": "function", "function": function}
 
     def _action(self, turn) -> Any:
-        """The action of a turn. Raises ValueError with words for the model."""
+        """Return the action of a turn. Raises ValueError with a message for the model."""
         if turn.errors:
             raise ValueError(turn.errors[0])
         text = turn.content

@@ -1,8 +1,8 @@
-"""The tools of an MCP server as an environment that comes without tasks.
+"""The tools of an MCP server as an environment without tasks.
 
-Needs `pip install -r requirements/mcp.txt`, the official client. What there is to do is found by self-questioning, and
-outcomes come from a judge, or from the calls a task's verifier asks for. A server is a program of its own with whatever
-rights it has: give it an account where nothing it does can hurt.
+Needs the official client: `pip install -r requirements/mcp.txt`. Tasks come from self-questioning, and outcomes from a
+judge or from the calls that a task's verifier lists. A server acts with its own permissions: run it under an account
+in which none of its tools can do harm.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ SYSTEM = "You have tools. Use them to do what the user asks, then answer in word
 
 
 class McpWorld(World):
-    """One conversation over a server's tools. A turn without a call is the answer and ends the episode.
+    """One conversation with a server's tools. A turn without a call is the answer and ends the episode.
 
-    command: the server to start, as a list of words, anew for each episode, so that state it keeps in memory starts
-    afresh; or url: a running server (streamable HTTP), whose state lasts. env: environment variables for the command.
-    timeout_s: for one call, and for starting. max_calls: in one turn; calls beyond it are refused.
+    command: the command line of the server, as a list; each episode starts a new server, whose state in memory is
+    empty. url: a running server (streamable HTTP) instead, whose state persists. env: environment variables of the
+    command. timeout_s: deadline of one call and of starting. max_calls: calls allowed in one turn.
 
-    `tasks` is empty. `reset` takes any task with a query. A verifier {"calls": [{"name", "arguments"}, ...]} asks for
-    these calls, in any order, each answered without an error; without one the score is 0 and left to a judge.
+    `tasks` is empty; `reset` takes any task with a query. A verifier {"calls": [{"name", "arguments"}, ...]} requires
+    these calls, in any order, each answered without an error. Without a verifier the score is 0 and a judge decides.
     """
 
     name = "mcp"
@@ -56,20 +56,20 @@ class McpWorld(World):
         return []
 
     def reset(self, task: Task, seed: int = 0) -> Observation:
-        """Connect anew. Raises RuntimeError where the server cannot be reached or started."""
+        """Open a new connection. Raises RuntimeError if the server cannot be reached or started."""
         calls = task.verifier.get("calls", [])
         if not isinstance(calls, list) or not all(
             isinstance(c, dict) and {"name", "arguments"} <= set(c) for c in calls
         ):
             raise ValueError(f"task {task.id}: an MCP verifier is {{'calls': [{{'name', 'arguments'}}, ...]}}")
         self._connect()
-        self._task, self._wanted, self._done, self._over = task, calls, [], False
+        self._task, self._required, self._succeeded, self._over = task, calls, [], False
         messages = [{"role": "system", "content": self._system}, {"role": "user", "content": task.query}]
         return Observation(messages, self._session.tools)
 
     def step(self, action: str) -> StepResult:
-        """`info["calls"]` are the calls in order, each with its "result" and whether it was "ok"."""
-        self._running()
+        """Run the turn's calls. `info["calls"]` lists them in order, each with "result" and "ok" (False = error)."""
+        self._require_episode()
         if self._over:
             return StepResult([], terminated=True, info={"calls": [], "errors": 0, "over": True})
         turn = parse(action)
@@ -78,7 +78,7 @@ class McpWorld(World):
             text, ok = self._session.call(call.name, call.arguments)
             calls.append({**call.to_dict(), "result": text, "ok": ok})
             messages.append({"role": "tool", "name": call.name, "content": text})
-        self._done += [{"name": call["name"], "arguments": call["arguments"]} for call in calls if call["ok"]]
+        self._succeeded += [{"name": call["name"], "arguments": call["arguments"]} for call in calls if call["ok"]]
         refused = list(turn.errors)
         if len(turn.calls) > self._max_calls:
             refused.append(f"{self._max_calls} calls a turn at most")
@@ -96,19 +96,19 @@ class McpWorld(World):
         )
 
     def evaluate(self) -> Evaluation:
-        self._running()
-        left = list(self._done)
-        found = 0
-        for call in self._wanted:
-            wanted = {"name": call["name"], "arguments": call["arguments"]}
-            if wanted in left:
-                left.remove(wanted)
-                found += 1
-        success = bool(self._wanted) and found == len(self._wanted)
-        return Evaluation(float(success), success, {"progress": found / max(len(self._wanted), 1)})
+        self._require_episode()
+        unmatched = list(self._succeeded)
+        matched = 0
+        for required in self._required:
+            call = {"name": required["name"], "arguments": required["arguments"]}
+            if call in unmatched:
+                unmatched.remove(call)
+                matched += 1
+        success = bool(self._required) and matched == len(self._required)
+        return Evaluation(float(success), success, {"progress": matched / max(len(self._required), 1)})
 
     def profile(self) -> dict[str, Any]:
-        """The server as the one entity, its tools as operations."""
+        """Return a profile with the server as its only entity and the tools as operations."""
         if self._session is None:
             self._connect()
         functions = [tool["function"] for tool in self._session.tools]
@@ -131,13 +131,13 @@ class McpWorld(World):
             server = mcp.StdioServerParameters(command=self._command[0], args=self._command[1:], env=self._env)
         self._session = _Session(mcp.Client, server, self._timeout_s)
 
-    def _running(self) -> None:
+    def _require_episode(self) -> None:
         if self._task is None:
             raise RuntimeError("no episode: reset the world first")
 
 
 class _Session:
-    """A connection, on an event loop in a thread of its own: the client is asynchronous and a World is not."""
+    """A connection to a server. The client is asynchronous and a World is not, so it runs in its own thread."""
 
     def __init__(self, client: Any, server: Any, timeout_s: float):
         self.tools: list[Tool] = []
@@ -150,11 +150,11 @@ class _Session:
             self._opened.result(timeout_s)
         except Exception as error:
             self.close()
-            said = f"no answer within {timeout_s:g} s" if isinstance(error, TimeoutError) else _innermost(error)
-            raise RuntimeError(f"the MCP server cannot be used: {said}") from error
+            reason = f"no answer within {timeout_s:g} s" if isinstance(error, TimeoutError) else _innermost(error)
+            raise RuntimeError(f"the MCP server cannot be used: {reason}") from error
 
     def call(self, name: str, arguments: dict[str, Any]) -> tuple[str, bool]:
-        """The text of the result and whether it is one. Never raises."""
+        """Return the text of the result, and False if it is an error. Never raises."""
         if name not in {tool["function"]["name"] for tool in self.tools}:
             return f"error: there is no tool {name!r}", False
         future = asyncio.run_coroutine_threadsafe(self._client.call_tool(name, arguments), self._loop)
@@ -171,7 +171,7 @@ class _Session:
         return (f"error: {text}" if result.is_error else text or "(no output)"), not result.is_error
 
     def close(self) -> None:
-        """End the connection and a server that was started for it."""
+        """End the connection, and the server if it was started for it."""
         if self._thread.is_alive() and hasattr(self, "_closing"):
             self._loop.call_soon_threadsafe(self._closing.set)
         self._thread.join(self._timeout_s)
@@ -191,7 +191,7 @@ class _Session:
                 self.server = info.name if info else "server"
                 self._opened.set_result(None)
                 await self._closing.wait()
-        except BaseException as error:  # handed to whoever waits; afterwards calls fail by themselves
+        except BaseException as error:  # raised in __init__; once the connection is open, each call reports its own
             if not self._opened.done():
                 self._opened.set_exception(error if isinstance(error, Exception) else RuntimeError(str(error)))
 
@@ -207,7 +207,7 @@ def _text(block: Any) -> str:
 
 
 def _innermost(error: BaseException) -> str:
-    """What went wrong, out of the groups in which asynchronous libraries wrap it."""
+    """Return the message of the first error inside the exception groups of asynchronous libraries."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return str(error) or type(error).__name__

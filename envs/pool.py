@@ -1,11 +1,10 @@
 """Many instances of one environment on a few warm worker processes.
 
-An instance is one episode. It lives in a worker with others, and the pool remembers how it came to be (its
-task, its seed, its actions), so that a worker which dies takes only the instance down that killed it: the
-others are played again in the worker's successor before their next call. This asks of an environment what
-every environment here promises: the same task, seed and actions give the same episode.
+An instance is one episode; a worker hosts many. The pool records the task, seed and actions of each instance. If a
+worker dies, only the instance whose call was running fails; the others are replayed in a new worker before their
+next call. This relies on the World contract: the same task, seed and actions give the same episode.
 
-Idle instances are released, and a step that arrives twice is played once.
+Idle instances are released, and a step that arrives twice is executed once.
 """
 
 from __future__ import annotations
@@ -20,23 +19,23 @@ from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass, field
 from typing import Any
 
-from envs.process import DEADLINES, MAX_MESSAGE, Deadlines, Worker
+from envs.process import DEADLINES, Deadlines, Worker
 from envs.world import Evaluation, Observation, StepResult, Task, World, WorldError, WorldTimeout
 
 Json = dict[str, Any]
 
 
 class PoolFull(WorldError):
-    """No worker has room for another instance."""
+    """Error for a new instance when every worker hosts its maximum number."""
 
 
 class UnknownInstance(ValueError):
-    """There is no such instance: it was never created, or was released, by its client or for being idle."""
+    """Error for the id of an instance that was never created, or was released by its client or because it was idle."""
 
 
 @dataclass
 class Instance:
-    """One episode: the call that opened it, its answer, and the actions and results since."""
+    """One episode: the call that opened it, the answer to that call, and the actions and results since."""
 
     id: str
     opening: tuple[str, list[Any]]  # ("reset", [task, seed]) or ("restore", [snapshot])
@@ -44,13 +43,13 @@ class Instance:
     answer: Json = field(default_factory=dict)
     actions: list[str] = field(default_factory=list)
     results: list[Json] = field(default_factory=list)
-    generation: int = -1  # of the worker that holds it
+    generation: int = -1  # of the worker that hosts it; -1 = not opened yet
     failure: WorldError | None = None
-    used: float = field(default_factory=time.monotonic)
+    last_used: float = field(default_factory=time.monotonic)
 
 
 class Slot:
-    """One worker process and the thread that talks to it. `instances` counts those it is responsible for."""
+    """One worker process and the thread that talks to it. `instances` counts the instances assigned to it."""
 
     def __init__(self, spawn: Callable[[], Worker]):
         self.thread = ThreadPoolExecutor(1, thread_name_prefix="envs-worker")
@@ -60,7 +59,7 @@ class Slot:
         self._closed = False
 
     def worker(self) -> Worker:
-        """The running worker, or its successor. Call it on the slot's thread only."""
+        """Return the running worker; start a new one if it died. Call this on the slot's thread only."""
         if self._worker is None or not self._worker.alive:
             self.generation += 1
             self.served = 0
@@ -72,12 +71,12 @@ class Slot:
         return self._worker
 
     def replace(self) -> Worker:
-        """A fresh worker instead of the running one. Call it on the slot's thread only."""
+        """Close the running worker and return a new one. Call this on the slot's thread only."""
         self.worker().close()
         return self.worker()
 
     def close(self) -> None:
-        """End the worker, from any thread: a call in progress fails, and its thread cleans up."""
+        """Kill the worker, from any thread: a call in progress fails, and its thread cleans up."""
         self._closed = True
         if self._worker:
             self._worker.kill()
@@ -85,11 +84,12 @@ class Slot:
 
 
 class Pool:
-    """Instances of `env` (a name of the registry or `module:Class`) on `workers` processes under `python`.
+    """Instances of `env` (a registered name or `module:Class`) on `workers` processes under `python`.
 
-    Calls return futures of JSON values and are safe from any thread. per_worker: instances at most in one
-    process. lease_s: an instance without a call for longer is released. recycle: a worker is replaced after
-    this many episodes, when it holds none (0 = never), for environments that leak.
+    Calls return futures of JSON values and are safe from any thread. per_worker: maximum number of instances in one
+    process. memory_mb: address space of one process. lease_s: seconds without a call after which an instance is
+    released. recycle: episodes after which a worker is replaced once it hosts no other instance (0 = never), for
+    environments that leak memory.
     """
 
     def __init__(
@@ -101,12 +101,11 @@ class Pool:
         per_worker: int = 1000,
         python: str | None = None,
         memory_mb: int | None = None,
-        max_message: int = MAX_MESSAGE,
         deadlines: Deadlines = DEADLINES,
         lease_s: float = 3600.0,
         recycle: int = 0,
     ):
-        """Start every worker now. Raises what `Worker` raises if the environment cannot be set up."""
+        """Start every worker. Raises what `Worker` raises if the environment cannot be set up."""
         self.env, self.deadlines, self.lease_s = env, deadlines, lease_s
         self._per_worker, self._recycle = per_worker, recycle
         self._lock = threading.Lock()
@@ -116,21 +115,20 @@ class Pool:
             "kwargs": kwargs,
             "python": python,
             "memory_mb": memory_mb,
-            "max_message": max_message,
             "deadline": deadlines.start,
         }
         self._slots = [Slot(self._spawn) for _ in range(workers)]
-        warming = [slot.thread.submit(slot.worker) for slot in self._slots]
+        starting = [slot.thread.submit(slot.worker) for slot in self._slots]
         try:
-            ready = [future.result() for future in warming]
+            started = [future.result() for future in starting]
         except BaseException:
             self.close()
             raise
-        self.methods: list[str] = ready[0].methods  # what `query` may ask
+        self.methods: list[str] = started[0].methods  # names that `query` accepts
 
     @property
     def patience(self) -> float:
-        """Seconds after which a call must have an answer, its turn behind one that hangs included."""
+        """Seconds until a call must be answered, including the wait for another call that hangs."""
         return self.deadlines.start + 2 * max(self.deadlines.reset, self.deadlines.step)
 
     def tasks(self, split: str) -> Future[list[Json]]:
@@ -140,18 +138,18 @@ class Pool:
         return self._anywhere("profile")
 
     def create(self, task: Json, seed: int = 0, id: str | None = None) -> Future[tuple[str, Json]]:
-        """Start an episode. Gives (id, observation). The same id with the same task and seed is answered again."""
+        """Start an episode; the result is (id, observation). Repeating an id with its task and seed is harmless."""
         return self._open(("reset", [task, seed]), id)
 
     def restore(self, snapshot: Any, id: str | None = None) -> Future[tuple[str, Json]]:
-        """Continue an episode from a snapshot, as the instance `id` if there is one."""
+        """Continue an episode from a snapshot. The instance `id`, if it exists, is replaced."""
         if id is not None:
             self.release(id, "restored")
         return self._open(("restore", [snapshot]), id)
 
     def step(self, id: str, action: str, number: int | None = None) -> Future[Json]:
-        """Take an action. `number` counts the steps of the instance from 0: a step that was taken is answered
-        again, one that is not the next is a ValueError. Without a number it is the next."""
+        """Take an action. `number` is the index of the step in its episode, None = the next one. A step that was
+        taken before is answered from memory; one that skips ahead fails with ValueError."""
         return self._on(id, self._step, action, number)
 
     def evaluate(self, id: str) -> Future[Json]:
@@ -170,7 +168,7 @@ class Pool:
         return {"instance_id": id, "task_id": task.get("id", ""), "env": self.env, "steps": len(instance.actions)}
 
     def release(self, id: str, reason: str = "client") -> bool:
-        """Forget an instance. False if there is none."""
+        """Drop an instance. Return False if there is none with this id."""
         with self._lock:
             instance = self._instances.pop(id, None)
             if instance is None:
@@ -181,17 +179,18 @@ class Pool:
         return True
 
     def release_idle(self) -> int:
-        """Release what had no call within the lease. Returns how many."""
-        before = time.monotonic() - self.lease_s
+        """Release the instances that had no call within the lease. Return their number."""
+        earliest = time.monotonic() - self.lease_s
         with self._lock:
-            idle = [instance.id for instance in self._instances.values() if instance.used < before]
+            idle = [instance.id for instance in self._instances.values() if instance.last_used < earliest]
         return sum(self.release(id, "idle") for id in idle)
 
     def alive(self) -> int:
+        """Return the number of instances."""
         return len(self._instances)
 
     def close(self) -> None:
-        """End the workers, without waiting for what they do."""
+        """Kill the workers without waiting for their calls."""
         with self._lock:
             self._instances.clear()
         for slot in self._slots:
@@ -200,17 +199,17 @@ class Pool:
     def world(self) -> PoolWorld:
         return PoolWorld(self)
 
-    # What follows `_open` runs on the thread of a slot.
+    # The methods below run on the caller's thread up to and including `_open`, and on a slot's thread after it.
 
     def _spawn(self) -> Worker:
         self._count("workers started")
         return Worker(self.env, **self._worker_arguments)
 
     def _place(self) -> Slot:
-        """Where a new instance goes. Raises PoolFull."""
+        """Return the slot for a new instance. Raises PoolFull."""
         slot = min(self._slots, key=lambda s: s.instances)
         if slot.instances >= self._per_worker:
-            raise PoolFull(f"all {len(self._slots) * self._per_worker} places for {self.env} are taken")
+            raise PoolFull(f"all {len(self._slots) * self._per_worker} places for {self.env} are in use")
         return slot
 
     def _open(self, opening: tuple[str, list[Any]], id: str | None) -> Future[tuple[str, Json]]:
@@ -222,7 +221,7 @@ class Pool:
                 instance.slot.instances += 1
                 self.counts["created"] += 1
             elif instance.opening != opening:
-                raise ValueError(f"instance {id} exists, with another task or seed")
+                raise ValueError(f"instance {id} exists with another task or seed")
         return instance.slot.thread.submit(self._start, instance)
 
     def _start(self, instance: Instance) -> tuple[str, Json]:
@@ -234,7 +233,7 @@ class Pool:
         return instance.id, instance.answer
 
     def _ready(self, instance: Instance) -> Worker:
-        """The worker of an instance, with the instance in it: opened, or played again in a successor."""
+        """Return the worker of an instance, after opening the instance in it or replaying it in a new worker."""
         if instance.failure:
             raise type(instance.failure)(str(instance.failure))
         slot = instance.slot
@@ -256,17 +255,17 @@ class Pool:
         return worker
 
     def _step(self, instance: Instance, action: str, number: int | None) -> Json:
-        done = len(instance.actions)
-        number = done if number is None else number
-        if number < done:
+        taken = len(instance.actions)
+        number = taken if number is None else number
+        if number < taken:
             if instance.actions[number] != action:
                 raise ValueError(f"step {number} of instance {instance.id} was taken with another action")
             self._count("duplicate steps")
             return instance.results[number]
-        if done and (instance.results[-1]["terminated"] or instance.results[-1]["truncated"]):
+        if taken and (instance.results[-1]["terminated"] or instance.results[-1]["truncated"]):
             raise ValueError(f"the episode of instance {instance.id} is over")
-        if number > done:
-            raise ValueError(f"the next step of instance {instance.id} is {done}, not {number}")
+        if number > taken:
+            raise ValueError(f"the next step of instance {instance.id} is {taken}, not {number}")
         result = self._call(instance, "step", [action])
         instance.actions.append(action)
         instance.results.append(result)
@@ -277,7 +276,7 @@ class Pool:
         return self._guarded(instance, self._ready(instance), op, args)
 
     def _guarded(self, instance: Instance, worker: Worker, op: str, args: list[Any]) -> Any:
-        """Call, and remember the failure of an instance: it is not tried again."""
+        """Call the worker and record a failure in the instance, which is then never called again."""
         try:
             return worker.call(op, instance.id, args, deadline=self.deadlines.of(op))
         except WorldError as error:
@@ -285,7 +284,7 @@ class Pool:
             if op != "query" or not worker.alive:
                 instance.failure = error
             if not worker.alive and instance.id in self._instances:
-                instance.slot.thread.submit(instance.slot.worker)  # warm before the next call
+                instance.slot.thread.submit(instance.slot.worker)  # start a new one before the next call
             raise
 
     def _count(self, what: str) -> None:
@@ -305,9 +304,9 @@ class Pool:
         instance = self._instances.get(id)
         if instance is None:
             raise UnknownInstance(
-                f"there is no instance '{id}'; it may have been released after {self.lease_s:g} s idle"
+                f"there is no instance '{id}'; it may have been released after {self.lease_s:g} idle seconds"
             )
-        instance.used = time.monotonic()
+        instance.last_used = time.monotonic()
         return instance
 
     def _anywhere(self, op: str, *args: Any) -> Future:
@@ -316,7 +315,7 @@ class Pool:
 
 
 class PoolWorld(World):
-    """A place in a pool, as a World. `close` gives it back."""
+    """A World whose episode is an instance of a pool. `close` releases the instance."""
 
     def __init__(self, pool: Pool):
         self.name = pool.env
@@ -367,7 +366,7 @@ class PoolWorld(World):
             return future.result(self._pool.patience)
         except FutureTimeout:
             if future.done():
-                raise  # a WorldTimeout of the worker's own
+                raise  # the worker's own WorldTimeout
             raise WorldTimeout(f"{self.name} did not answer within {self._pool.patience:g} s") from None
         except CancelledError:
             raise WorldError(f"the pool of {self.name} was closed before the call began") from None

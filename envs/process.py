@@ -1,6 +1,6 @@
-"""Worlds in worker processes: any interpreter, a deadline on every call, and a dead worker replaced.
+"""Worker processes that host worlds: under any interpreter, with a deadline on every call.
 
-A worker is spawned with a fresh interpreter, never forked from this process (which may hold jax).
+A worker is spawned with a fresh interpreter. It is never forked from this process, which may have loaded jax.
 """
 
 from __future__ import annotations
@@ -20,23 +20,24 @@ import weakref
 from dataclasses import dataclass
 from typing import Any
 
-from envs.world import Evaluation, Observation, StepResult, Task, World, WorldError, WorldTimeout
+from envs.world import WorldError, WorldTimeout
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 MAX_MESSAGE = 16 << 20  # bytes of one reply
-MAX_NOISE = 1 << 20  # bytes that are no reply, while one is awaited
-STDERR_KEPT = 4096
+MAX_NOISE = 1 << 20  # bytes of other output while a reply is awaited
+STDERR_KEPT = 4096  # bytes of stderr quoted in an error message
 
 
 @dataclass(frozen=True)
 class Deadlines:
-    """Seconds for each kind of call. `start` is for spawning, importing and constructing; the rest takes `step`."""
+    """Seconds allowed per kind of call. `start` covers spawning, importing, constructing and listing tasks."""
 
     start: float = 60.0
     reset: float = 60.0
     step: float = 30.0
 
     def of(self, op: str) -> float:
+        """Return the deadline of an operation; those without one of their own get `step`."""
         return {"start": self.start, "reset": self.reset, "restore": self.reset, "tasks": self.start}.get(op, self.step)
 
 
@@ -44,10 +45,10 @@ DEADLINES = Deadlines()
 
 
 class Worker:
-    """One worker process and the pipes to it. One call at a time; the caller keeps other threads away.
+    """One worker process and the pipes to it. Not thread-safe: the caller makes one call at a time.
 
-    After WorldTimeout, or a WorldError of a worker that died or talked nonsense, `alive` is False and the
-    process is gone with everything it started.
+    A call that times out, or whose worker dies or writes garbage, ends the process and everything it started;
+    `alive` is False afterwards.
     """
 
     def __init__(
@@ -57,11 +58,10 @@ class Worker:
         *,
         python: str | None = None,
         memory_mb: int | None = None,
-        max_message: int = MAX_MESSAGE,
         deadline: float = 60.0,
     ):
-        """Spawn and construct the world. Raises ValueError on its arguments, WorldError on any other failure."""
-        self.env, self._max_message = env, max_message
+        """Start the process and construct the world. Raises ValueError for wrong arguments, else WorldError."""
+        self.env = env
         self._ids = itertools.count()
         self._buffer = bytearray()
         self._stderr: collections.deque[bytes] = collections.deque(maxlen=64)
@@ -100,17 +100,17 @@ class Worker:
         return self._process.pid
 
     def call(self, op: str, world: str = "", args: list[Any] | None = None, *, deadline: float = 30.0) -> Any:
-        """Run one operation (see envs/worker.py). Raises ValueError where the world did, WorldError otherwise."""
+        """Run one operation of envs/worker.py. Raises ValueError if the world does, WorldError for other failures."""
         if not self.alive:
             raise WorldError(f"the worker of {self.env} is not running")
         return self._call(op, world, args or [], deadline)
 
     def close(self) -> None:
-        """End the process and everything it started, now."""
+        """Kill the process and everything it started, and wait for its end."""
         self._kill()
 
     def kill(self) -> None:
-        """Send the end and return, from any thread: whoever waits for a reply learns that the worker died."""
+        """Send SIGKILL and return at once. Safe from any thread: a waiting call fails with WorldError."""
         if self._kill.alive:
             _signal(self._process)
 
@@ -122,7 +122,7 @@ class Worker:
             self._send(json.dumps(request).encode() + b"\n", until)
             reply = self._receive(id, until)
         except TimeoutError:
-            os.kill(self.pid, signal.SIGUSR1)  # it writes where it hangs to stderr
+            os.kill(self.pid, signal.SIGUSR1)  # makes the worker write its traceback to stderr
             time.sleep(0.05)
             raise WorldTimeout(f"{self.env} did not answer {op} within {deadline:g} s{self._end()}") from None
         except EOFError:
@@ -131,7 +131,7 @@ class Worker:
         except OverflowError as error:
             self.close()
             raise WorldError(f"{self.env} answered {op} with {error}") from None
-        except BaseException:  # interrupted: what the pipes hold now belongs to no call
+        except BaseException:  # interrupted: the pipes may hold half a message, so the worker cannot be used again
             self.close()
             raise
         return unpack(reply, self.env, op)
@@ -152,7 +152,7 @@ class Worker:
                 raise EOFError from None
 
     def _receive(self, id: int, until: float) -> dict[str, Any]:
-        """The reply to `id`. Other lines (a print that found the pipe, a second answer) are noise, within limits."""
+        """Return the reply to `id`. Skips up to MAX_NOISE bytes of other lines, such as stray prints."""
         noise = searched = 0
         while True:
             end = self._buffer.find(b"\n", searched)
@@ -168,12 +168,12 @@ class Worker:
                     raise OverflowError("noise instead of a reply")
                 continue
             searched = len(self._buffer)
-            if searched > self._max_message:
-                raise OverflowError(f"more than {self._max_message >> 20} MB")
+            if searched > MAX_MESSAGE:
+                raise OverflowError(f"more than {MAX_MESSAGE >> 20} MB")
             self._wait(until)
 
     def _wait(self, until: float) -> None:
-        """Wait for the pipes and read what they hold. Raises TimeoutError, or EOFError where stdout is closed."""
+        """Wait for the pipes and read their content. Raises TimeoutError, and EOFError if stdout was closed."""
         left = until - time.monotonic()
         if left <= 0:
             raise TimeoutError
@@ -201,7 +201,7 @@ class Worker:
         return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
 
     def _end(self) -> str:
-        """Kill the worker. Returns the end of its stderr, for an error message."""
+        """Kill the worker and return the end of its stderr for an error message."""
         with contextlib.suppress(OSError, ValueError):
             while data := os.read(self._process.stderr.fileno(), 1 << 16):
                 self._stderr.append(data[-STDERR_KEPT:])
@@ -211,12 +211,12 @@ class Worker:
 
 
 def unpack(reply: dict[str, Any], env: str, op: str) -> Any:
-    """The value of a reply, or the error it tells: ValueError and NotImplementedError as they are, else WorldError."""
+    """Return the value of a reply. Raises its error: ValueError and NotImplementedError unchanged, else WorldError."""
     if "error" not in reply:
         return reply.get("value")
     if reply["kind"] == "NotImplementedError":
         raise NotImplementedError(reply["error"])
-    if reply["kind"] == "ValueError" and op not in ("step", "evaluate"):  # what was asked for was wrong
+    if reply["kind"] == "ValueError" and op not in ("step", "evaluate"):  # the request itself was wrong
         raise ValueError(reply["error"])
     raise WorldError(f"{reply['kind']} in {env} {op}: {reply['error']}")
 
@@ -238,69 +238,3 @@ def _read_json(line: bytes) -> Any:
         return json.loads(line)
     except (ValueError, RecursionError):
         return None
-
-
-class ProcessWorld(World):
-    """A world in a worker process of its own. Raises WorldError or WorldTimeout where the worker fails.
-
-    A worker that failed is replaced at the next `reset`, `restore` or `tasks`. Methods that the adapter has
-    beyond the interface can be called too: their arguments and results cross as JSON.
-    """
-
-    def __init__(
-        self,
-        env: str,
-        kwargs: dict[str, Any] | None = None,
-        *,
-        python: str | None = None,
-        memory_mb: int | None = None,
-        max_message: int = MAX_MESSAGE,
-        deadlines: Deadlines = DEADLINES,
-    ):
-        self.name = env
-        self._spawn = lambda: Worker(
-            env, kwargs, python=python, memory_mb=memory_mb, max_message=max_message, deadline=deadlines.start
-        )
-        self._deadlines = deadlines
-        self._worker: Worker | None = None
-
-    def tasks(self, split: str) -> list[Task]:
-        return [Task.from_dict(task) for task in self._call("tasks", split)]
-
-    def reset(self, task: Task, seed: int = 0) -> Observation:
-        return Observation.from_dict(self._call("reset", task.to_dict(), seed))
-
-    def step(self, action: str) -> StepResult:
-        return StepResult.from_dict(self._call("step", action))
-
-    def evaluate(self) -> Evaluation:
-        return Evaluation.from_dict(self._call("evaluate"))
-
-    def snapshot(self) -> Any:
-        return self._call("snapshot")
-
-    def restore(self, snapshot: Any) -> None:
-        self._call("restore", snapshot)
-
-    def profile(self) -> dict[str, Any]:
-        return self._call("profile")
-
-    def close(self) -> None:
-        if self._worker:
-            self._worker.close()
-            self._worker = None
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_") or name not in self._running().methods:
-            raise AttributeError(f"{self.name} has no method '{name}'")
-        return lambda *args, **kwargs: self._call("query", name, args, kwargs)
-
-    def _running(self) -> Worker:
-        if self._worker is None or not self._worker.alive:
-            self._worker = self._spawn()
-        return self._worker
-
-    def _call(self, op: str, *args: Any) -> Any:
-        if (self._worker is None or not self._worker.alive) and op in ("step", "evaluate", "snapshot", "query"):
-            raise WorldError(f"{self.name} has no episode: reset it first")
-        return self._running().call(op, "", list(args), deadline=self._deadlines.of(op))

@@ -1,7 +1,7 @@
-"""Instances as Ray actors, one each, on one machine or a cluster: `python -m envs.service --backend=ray`.
+"""A pool with one Ray actor per instance, on one machine or a cluster: `python -m envs.service --backend=ray`.
 
-Needs `pip install -r requirements/ray.txt` here and on the cluster. For environments that are heavy enough to want
-a process each, or more machines than one; light ones are cheaper in `envs.pool.Pool`, whose promises hold here too.
+Needs `pip install -r requirements/ray.txt` here and on the cluster. Meant for environments that need a process per
+instance or more than one machine; `envs.pool.Pool` gives the same guarantees at a lower cost.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from envs.world import WorldError, WorldTimeout
 
 
 class Host:
-    """The inside of an actor: a world and its operations, in JSON."""
+    """The class of the actors: a world and its operations, with arguments and replies in JSON."""
 
     def __init__(self, env: str, kwargs: Json):
         self._worlds = Worlds(env, kwargs)
@@ -31,14 +31,14 @@ class Host:
 
 
 class RayWorker:
-    """An actor, with the face of `envs.process.Worker`."""
+    """An actor with the interface of `envs.process.Worker`."""
 
-    def __init__(self, env: str, kwargs: Json, options: Json, deadline: float):
-        """Place the actor and construct the world. Raises WorldTimeout if the cluster has no room in time."""
+    def __init__(self, env: str, kwargs: Json, deadline: float):
+        """Create the actor and its world. Raises WorldTimeout if the cluster has no room within the deadline."""
         import ray
 
         self.env, self._ray = env, ray
-        self._actor = ray.remote(Host).options(max_restarts=0, **options).remote(env, kwargs)
+        self._actor = ray.remote(Host).options(max_restarts=0, num_cpus=0.01).remote(env, kwargs)
         self._dead = threading.Event()
         self.methods = self._get(self._actor.methods.remote(), "start", deadline)
 
@@ -52,7 +52,7 @@ class RayWorker:
 
     def kill(self) -> None:
         self._dead.set()
-        with contextlib.suppress(Exception):  # the cluster may be gone already
+        with contextlib.suppress(Exception):  # the cluster may already be shut down
             self._ray.kill(self._actor)
 
     close = kill
@@ -65,12 +65,12 @@ class RayWorker:
             raise WorldTimeout(f"{self.env} did not answer {op} within {deadline:g} s") from None
         except self._ray.exceptions.RayError as error:
             self.kill()
-            last = str(error).strip().split("\n")[-1].strip()
-            raise WorldError(f"the actor of {self.env} died in {op}: {last[:300]}") from None
+            last_line = str(error).strip().split("\n")[-1].strip()
+            raise WorldError(f"the actor of {self.env} died in {op}: {last_line[:300]}") from None
 
 
 class RayPool(Pool):
-    """A pool whose instances are actors. `actor` are Ray's options of each, such as num_cpus and runtime_env."""
+    """A pool whose instances are actors. limit: maximum number of instances."""
 
     def __init__(
         self,
@@ -78,22 +78,21 @@ class RayPool(Pool):
         kwargs: Json | None = None,
         *,
         address: str | None = None,
-        actor: Json | None = None,
         limit: int = 10_000,
         deadlines: Deadlines = DEADLINES,
         lease_s: float = 3600.0,
     ):
-        """Join the cluster at `address` ("auto", "ray://..."; None starts one on this machine). Raises WorldError."""
+        """Join the cluster at `address` ("auto", "ray://..."); None starts one here. Raises WorldError on failure."""
         import ray
 
         if not ray.is_initialized():
             environment = {"py_modules": [str(ROOT / "envs")]} if address else {"env_vars": {"PYTHONPATH": str(ROOT)}}
             try:
                 ray.init(address, include_dashboard=False, log_to_driver=False, runtime_env=environment)
-            except Exception as error:  # Ray raises plain Exceptions, ConnectionErrors and more
-                raise WorldError(f"no Ray cluster: {str(error).strip().splitlines()[0]}") from error
+            except Exception as error:  # Ray raises exceptions of many types here
+                raise WorldError(f"cannot use a Ray cluster: {str(error).strip().splitlines()[0]}") from error
         self._limit = limit
-        self._actor = (env, kwargs or {}, {"num_cpus": 0.01, **(actor or {})}, deadlines.start)
+        self._actor_arguments = (env, kwargs or {}, deadlines.start)
         super().__init__(env, workers=1, deadlines=deadlines, lease_s=lease_s)
 
     def close(self) -> None:
@@ -104,11 +103,11 @@ class RayPool(Pool):
 
     def _spawn(self) -> RayWorker:
         self._count("workers started")
-        return RayWorker(*self._actor)
+        return RayWorker(*self._actor_arguments)
 
     def _place(self) -> Slot:
         if len(self._instances) >= self._limit:
-            raise PoolFull(f"all {self._limit} places for {self.env} are taken")
+            raise PoolFull(f"all {self._limit} places for {self.env} are in use")
         return Slot(self._spawn)
 
     def _forget(self, instance: Instance) -> None:

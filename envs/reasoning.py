@@ -1,4 +1,4 @@
-"""reasoning-gym: questions made by a generator and checked by a program, one turn each.
+"""reasoning-gym: generated questions with programmatic checks, one turn each.
 
 Needs `pip install -r requirements/reasoning.txt`. https://github.com/open-thought/reasoning-gym lists the data sets.
 """
@@ -12,16 +12,16 @@ from envs.world import Evaluation, Observation, StepResult, Task, World
 
 SYSTEM = "Solve the problem. Think first, then write the answer, and nothing else, between <answer> and </answer>."
 SPLITS = ("train", "dev", "test")
-APART = 1_000_000  # question i of a data set is drawn with its seed + i, so seeds of splits lie this far apart
+SEEDS = 1_000_000  # per split: reasoning-gym draws question i of a data set with seed + i
 
 
 class Reasoning(World):
-    """One question per episode. The seed of `reset` changes nothing.
+    """One question per episode. The seed of `reset` has no effect.
 
-    datasets: names of reasoning-gym's data sets; a split has the same number of questions of each (n_train, n_dev,
-    n_test in all). options: arguments of a data set by its name, such as {"leg_counting": {"max_animals": 5}}. seed:
-    which questions. partial: the score is the data set's own, which may credit half an answer; otherwise it is 1 for a
-    right answer and 0 for others.
+    datasets: names of reasoning-gym's data sets, which share a split equally. n_train, n_dev, n_test: questions per
+    split in all. options: arguments of a data set by its name, such as {"leg_counting": {"max_animals": 5}}. seed:
+    selects the questions. partial: use the data set's own score, which may give partial credit, instead of 1 for a
+    correct answer and 0 for any other.
     """
 
     name = "reasoning"
@@ -38,18 +38,18 @@ class Reasoning(World):
     ):
         self._datasets, self._options = list(datasets), options or {}
         if unknown := sorted(set(self._options) - set(self._datasets)):
-            raise ValueError(f"options for {', '.join(unknown)}, which is not among the datasets")
+            raise ValueError(f"options name {', '.join(unknown)}, which is not among the datasets")
         self._sizes = dict(zip(SPLITS, (n_train, n_dev, n_test)))
         self._seed, self._partial = seed, partial
-        self._made: dict[tuple[str, str], Any] = {}
+        self._cache: dict[tuple[str, str], Any] = {}
         self._entry: dict[str, Any] | None = None
 
     def tasks(self, split: str) -> list[Task]:
-        found = []
+        tasks = []
         for name in self._datasets:
             for i, entry in enumerate(self._dataset(name, split)):
                 answer = entry["answer"]
-                found.append(
+                tasks.append(
                     Task(
                         id=f"reasoning/{name}/{split}/{self._seed}/{i}",
                         env=self.name,
@@ -61,7 +61,7 @@ class Reasoning(World):
                         meta={"dataset": name},
                     )
                 )
-        return found
+        return tasks
 
     def reset(self, task: Task, seed: int = 0) -> Observation:
         name = task.meta.get("dataset")
@@ -72,14 +72,14 @@ class Reasoning(World):
         return Observation(messages)
 
     def step(self, action: str) -> StepResult:
-        self._running()
+        self._require_episode()
         if not self._over:
             self._over = True
             self._score = self._check(answer_of(action))
         return StepResult([], reward=self.evaluate().score, terminated=True, info={"calls": [], "errors": 0})
 
     def evaluate(self) -> Evaluation:
-        self._running()
+        self._require_episode()
         success = self._score >= 1.0
         score = self._score if self._partial else float(success)
         return Evaluation(score, success, {"progress": 1.0 if success else min(self._score, 0.99)})
@@ -87,26 +87,26 @@ class Reasoning(World):
     def _check(self, answer: str) -> float:
         try:
             return min(max(float(self._checker.score_answer(answer, self._entry)), 0.0), 1.0)
-        except Exception:  # some of its checkers raise on an answer that is no number
+        except Exception:  # some checkers raise if the answer is not a number
             return 0.0
 
     def _dataset(self, name: str, split: str) -> Any:
         if split not in SPLITS:
             raise ValueError(f"reasoning has no split {split!r}; it has {', '.join(SPLITS)}")
-        if (name, split) not in self._made:
+        if (name, split) not in self._cache:
             count = len(self._datasets)
             size = self._sizes[split] // count + (self._datasets.index(name) < self._sizes[split] % count)
-            seed = (self._seed * len(SPLITS) + SPLITS.index(split)) * APART
+            seed = (self._seed * len(SPLITS) + SPLITS.index(split)) * SEEDS
             create = importlib.import_module("reasoning_gym").create_dataset
-            self._made[name, split] = create(name, size=max(size, 1), seed=seed, **self._options.get(name, {}))
-        return self._made[name, split]
+            self._cache[name, split] = create(name, size=max(size, 1), seed=seed, **self._options.get(name, {}))
+        return self._cache[name, split]
 
-    def _running(self) -> None:
+    def _require_episode(self) -> None:
         if self._entry is None:
             raise RuntimeError("no episode: reset the world first")
 
 
 def answer_of(text: str) -> str:
-    """What stands in the last <answer>...</answer>, or the whole text."""
+    """Return the text inside the last <answer>...</answer>, or the whole text if there is none."""
     _, opened, rest = text.rpartition("<answer>")
     return (rest.partition("</answer>")[0] if opened else text).strip()

@@ -1,4 +1,4 @@
-"""A world behind the environment service (envs/service.py), over HTTP. Standard library only."""
+"""Client of the environment service (envs/service.py): a World over HTTP. Standard library only."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ import urllib.parse
 import uuid
 from typing import Any
 
+from envs.http import TOKEN_VARIABLE, bearer
 from envs.process import DEADLINES, MAX_MESSAGE, Deadlines
 from envs.world import Evaluation, Observation, StepResult, Task, World, WorldError, WorldTimeout
 
-TOKEN_VARIABLE = "EVOLVER_ENV_TOKEN"
-FIRST_WAIT_S = 0.1  # before the first retry; it doubles
+FIRST_WAIT_S = 0.1  # before the first retry; doubles with each further one
 
 
 class Connections:
-    """Connections to one service, kept alive and shared by the threads of this process."""
+    """Keep-alive connections to one service, shared by the threads of this process."""
 
     def __init__(self, url: str):
-        """Raises ValueError on what is not an http(s) URL of a host."""
+        """Parse the URL without connecting. Raises ValueError unless it is an http(s) URL with a host."""
         parts = urllib.parse.urlsplit(url if "//" in url else f"//{url}", scheme="http")
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ValueError(f"not the URL of a service: {url}")
-        self.methods: list[str] | None = None  # what a world of this service can be asked, once someone asked
+            raise ValueError(f"the URL of a service looks like http://host:port, not {url!r}")
+        self.methods: list[str] | None = None  # extra methods of the service's worlds; None = not requested yet
         self.url = f"{parts.scheme}://{parts.netloc}"
         self._class = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
         self._address = (parts.hostname, parts.port)
@@ -36,7 +36,7 @@ class Connections:
         self._lock = threading.Lock()
 
     def post(self, route: str, body: bytes, headers: dict[str, str], timeout: float) -> tuple[int, bytes]:
-        """One request. Raises OSError or HTTPException where the connection fails."""
+        """Send one request and return (status, body). Raises OSError or HTTPException if the connection fails."""
         with self._lock:
             connection = self._idle.pop() if self._idle else self._class(*self._address)
         try:
@@ -57,11 +57,11 @@ class Connections:
 
 
 class RemoteWorld(World):
-    """One instance of a service, as a World. Raises WorldError or WorldTimeout where the service fails.
+    """A World whose episode is an instance of a service. Raises WorldError or WorldTimeout if the service fails.
 
-    Every call has one deadline, retries included. A request whose connection broke, or which met a full
-    service, is sent again after 0.1 s, 0.2 s, 0.4 s and so on: the service plays a step once, by its number.
-    The bearer token comes from the environment variable EVOLVER_ENV_TOKEN.
+    Every call has one deadline that includes its retries. If the connection breaks or the service is full, a request
+    is sent again after 0.1 s, 0.2 s, 0.4 s and so on. Steps are numbered, so the service executes a repeated step
+    once. The bearer token comes from the environment variable EVOLVER_ENV_TOKEN.
     """
 
     def __init__(
@@ -72,12 +72,11 @@ class RemoteWorld(World):
         deadlines: Deadlines = DEADLINES,
         retries: int = 4,
     ):
-        """Give worlds of one service one `Connections`, and they share sockets."""
+        """Worlds that are given the same `Connections` share its sockets."""
         self._connections = url if isinstance(url, Connections) else Connections(url)
         self.name = env or self._connections.url
         self._env, self._deadlines, self._retries = env, deadlines, retries
-        token = os.environ.get(TOKEN_VARIABLE, "")
-        self._headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {token}"} if token else {})
+        self._headers = {"Content-Type": "application/json"} | bearer(os.environ.get(TOKEN_VARIABLE, ""))
         self._id: str | None = None
         self._steps = 0
 
@@ -118,7 +117,7 @@ class RemoteWorld(World):
         return self._post("get_info", "profile", params={"profile": True})
 
     def close(self) -> None:
-        """Give the instance back. A service that is gone has forgotten it anyway."""
+        """Release the instance. Failures are ignored: the service also releases instances that are idle."""
         id, self._id = self._id, None
         if id is not None:
             with contextlib.suppress(WorldError, ValueError):
@@ -148,7 +147,7 @@ class RemoteWorld(World):
         data = json.dumps(body).encode()
         deadline = self._deadlines.of(op)
         until = time.monotonic() + deadline
-        problem: object = ""
+        problem = ""
         for attempt in range(self._retries + 1):
             left = until - time.monotonic()
             if attempt:
@@ -169,6 +168,7 @@ class RemoteWorld(World):
         raise WorldError(f"{self._connections.url} did not answer {op}: {problem}")
 
     def _read(self, op: str, status: int, answer: bytes) -> Any:
+        """Return the data of an answer, or raise the error that it reports."""
         try:
             reply = json.loads(answer)
             detail = "" if status == 200 else reply["detail"]

@@ -1,7 +1,7 @@
 """ScienceWorld: thirty kinds of experiments in a text world, 7,207 variations (Wang et al. 2022, arXiv:2203.07540).
 
-Needs `pip install -r requirements/scienceworld.txt` and Java 8 or newer. The simulator is a Java process of about
-500 MB for each instance that plays: run it in workers, with per_worker=1. Listing tasks needs neither.
+Needs `pip install -r requirements/scienceworld.txt` and Java 8 or newer. Each instance with an episode runs a Java
+process of about 500 MB: use workers with per_worker=1. Listing tasks needs neither the package nor Java.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ import importlib
 import os
 from typing import Any
 
-from envs.act import action_of, tool
-from envs.world import Evaluation, Observation, StepResult, Task, World
+from envs.act import ActionWorld, tool
+from envs.world import Evaluation, Observation, Task
 
-# Kinds of tasks and how many variations each has, in version 1.2 of the package.
+# Number of variations of each kind of task in version 1.2 of the package.
 VARIATIONS = {
     "boil": 30,
     "change-the-state-of-matter-of": 30,
@@ -46,7 +46,7 @@ VARIATIONS = {
     "test-conductivity-of-unknown-substances": 600,
     "use-thermometer": 540,
 }
-# The simulator's own default heap grows to 3 GB; this one is enough and its steps are faster.
+# The simulator's default heap grows to 3 GB; this one suffices and makes steps faster.
 JAVA = "-Xmx400m -XX:+UseSerialGC"
 
 SYSTEM = """\
@@ -59,7 +59,7 @@ focus on it; focusing on the wrong thing fails the task. Where an action is ambi
 
 
 def split_variations(kind: str, split: str) -> range:
-    """The package's own split: the first half of the variations for "train", a quarter for "dev", the rest "test"."""
+    """Return the variations of a split as the package divides them: first half train, a quarter dev, the rest test."""
     n = VARIATIONS[kind]
     quarter = n // 4
     ranges = {"train": range(2 * quarter), "dev": range(2 * quarter, 3 * quarter), "test": range(3 * quarter, n)}
@@ -68,12 +68,12 @@ def split_variations(kind: str, split: str) -> range:
     return ranges[split]
 
 
-class ScienceWorld(World):
-    """One ScienceWorld variation at a time. The seed of `reset` changes nothing: a variation is always the same.
+class ScienceWorld(ActionWorld):
+    """One ScienceWorld variation at a time. The seed of `reset` has no effect: a variation is always the same.
 
-    kinds: which of VARIATIONS to list; None = all. per_kind: at most so many variations of each, evenly spread; 0 =
-    all. simplify: the package's simplifications, joined by commas, such as "easy" (all of them). max_steps: actions in
-    an episode. Score: the simulator's, from 0 to 1; an action that makes it negative ends the episode with 0.
+    kinds: the kinds of VARIATIONS to list; None = all. per_kind: maximum number of variations of each, evenly spread;
+    0 = all. simplify: the package's simplifications, joined by commas; "easy" is all of them. max_steps: actions in an
+    episode. The score is the simulator's, in [0, 1]; an action that makes it negative ends the episode with score 0.
     """
 
     name = "scienceworld"
@@ -82,13 +82,13 @@ class ScienceWorld(World):
         self._kinds = list(VARIATIONS) if kinds is None else list(kinds)
         if unknown := sorted(set(self._kinds) - set(VARIATIONS)):
             raise ValueError(f"ScienceWorld has no {', '.join(unknown)}; it has {', '.join(VARIATIONS)}")
-        self._per_kind, self._simplify, self._max_steps = per_kind, simplify, max_steps
+        super().__init__(max_steps)
+        self._per_kind, self._simplify = per_kind, simplify
         self._env: Any = None
-        self._task: Task | None = None
 
     def tasks(self, split: str) -> list[Task]:
-        """Their query is the kind of the task; `reset` shows the description of the variation."""
-        found = []
+        """Return the tasks. Their query names kind and variation only; `reset` shows the actual description."""
+        tasks = []
         for kind in self._kinds:
             variations = split_variations(kind, split)
             count = min(self._per_kind or len(variations), len(variations))
@@ -96,62 +96,33 @@ class ScienceWorld(World):
                 variation = variations[i * len(variations) // count]
                 query = f"{kind.replace('-', ' ')}, variation {variation}"
                 meta = {"kind": kind, "variation": variation}
-                found.append(Task(f"scienceworld/{kind}/{variation}", self.name, query, split=split, meta=meta))
-        return found
+                tasks.append(Task(f"scienceworld/{kind}/{variation}", self.name, query, split=split, meta=meta))
+        return tasks
 
     def reset(self, task: Task, seed: int = 0) -> Observation:
         self._load(task, gold=False)
-        self._task, self._actions, self._score = task, [], 0.0
-        self._steps, self._over = 0, False
+        self._begin(task)
+        self._score = 0.0
         text = f"{self._env.get_task_description()}\n\n{self._env.server.step('look around')}"
         return Observation(
             [{"role": "system", "content": SYSTEM}, {"role": "user", "content": text}], [tool("Take an action.")]
         )
 
-    def step(self, action: str) -> StepResult:
-        self._running()
-        if self._over:
-            return StepResult([], terminated=True, info={"calls": [], "errors": 0, "over": True})
-        self._actions.append(action)
-        self._steps += 1
-        truncated = self._steps >= self._max_steps
-        try:
-            text, role = action_of(action)
-        except ValueError as error:
-            self._over = truncated
-            info = {"calls": [], "errors": 1, "parse_error": True}
-            return StepResult([{"role": "user", "content": f"error: {error}"}], truncated=truncated, info=info)
-        said = self._env.server.step(text.encode("ascii", "ignore").decode() or "look around")
+    def _act(self, text: str) -> tuple[str, str, float, bool]:
+        answer = self._env.server.step(text.encode("ascii", "ignore").decode() or "look around")
         before, self._score = self._score, float(self._env.server.getScore())
         terminated = bool(self._env.server.getCompleted()) or self._score < 0
-        self._over = terminated or truncated
-        return StepResult(
-            messages=[{"role": role, "content": str(said).strip()}],
-            reward=max(self._score, 0.0) - max(before, 0.0),
-            terminated=terminated,
-            truncated=truncated and not terminated,
-            info={"calls": [{"name": "act", "arguments": {"action": text}}], "errors": 0, "parse_error": False},
-        )
+        return text, str(answer).strip(), max(self._score, 0.0) - max(before, 0.0), terminated
 
     def evaluate(self) -> Evaluation:
-        """`success` is a full score."""
-        self._running()
+        """Score the episode; `success` means the full score."""
+        self._require_episode()
         score = min(max(self._score, 0.0), 1.0)
         success = score > 0.999
         return Evaluation(1.0 if success else score, success, {"progress": 1.0 if success else score})
 
-    def snapshot(self) -> dict[str, Any]:
-        self._running()
-        return {"task": self._task.to_dict(), "actions": list(self._actions)}
-
-    def restore(self, snapshot: dict[str, Any]) -> None:
-        """Replays the actions."""
-        self.reset(Task.from_dict(snapshot["task"]))
-        for action in snapshot["actions"]:
-            self.step(action)
-
     def walkthrough(self, task: dict[str, Any]) -> list[str]:
-        """Actions that solve a task (`Task.to_dict()`), from the simulator. Ends the running episode."""
+        """Return the simulator's solution of a task (`Task.to_dict()`). Ends the running episode."""
         self._load(Task.from_dict(task), gold=True)
         self._task = None
         return list(self._env.get_gold_action_sequence())
@@ -164,13 +135,9 @@ class ScienceWorld(World):
     def _load(self, task: Task, gold: bool) -> None:
         kind, variation = task.meta.get("kind"), task.meta.get("variation")
         if kind not in VARIATIONS or not isinstance(variation, int) or not 0 <= variation < VARIATIONS[kind]:
-            raise ValueError(f"ScienceWorld has no task {task.id!r}: its meta names no kind and variation")
+            raise ValueError(f"ScienceWorld has no task {task.id!r}: its meta has no valid kind and variation")
         if self._env is None:
             os.environ.setdefault("JAVA_TOOL_OPTIONS", JAVA)
             self._env = importlib.import_module("scienceworld").ScienceWorldEnv("", envStepLimit=self._max_steps)
         self._env.load(kind, variation, self._simplify, gold)
         self._env.server.reset()
-
-    def _running(self) -> None:
-        if self._task is None:
-            raise RuntimeError("no episode: reset the world first")

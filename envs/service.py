@@ -1,14 +1,14 @@
-"""Environments over HTTP: `python -m envs.service --env=bfcl --port=8080`.
+"""The environment service over HTTP: `python -m envs.service --env=bfcl --port=8080`.
 
-Needs `pip install -r requirements/service.txt`. Routes, requests and answers are those of the reference's
-service, so its clients work unchanged: every POST takes `{"env_type", "task_id", "instance_id", "messages",
-"params"}` and answers `{"success", "data"}`; `/create` gives exactly a system and a user message, with the tool
-docs written into the first, and `/step` gives one message. With `params.raw` (what `envs.remote` sends)
-messages and tools come as the environment gave them. `/snapshot`, `/restore` and `/metrics` are additions.
+Needs `pip install -r requirements/service.txt`. Routes, requests and answers are those of the reference's service, so
+its clients work unchanged. Every POST takes `{"env_type", "task_id", "instance_id", "messages", "params"}` and answers
+`{"success", "data"}`; `/create` returns one system message that includes the tool docs and one user message, and
+`/step` returns one message. With `params.raw`, which `envs.remote` sends, messages and tools are passed on as the
+environment returned them. `/snapshot`, `/restore` and `/metrics` are additions.
 
-Errors are 400 for what the client got wrong, 500 for what the environment got wrong (`reason` is `env_error` or
-`env_timeout`), 503 when every place is taken; `detail` says what happened. Idle instances are released. A `step`
-with `params.step`, its number, is played once however often it arrives.
+The status is 400 for the client's errors, 500 for the environment's (`reason` is `env_error` or `env_timeout`) and 503
+if the pool is full; `detail` is the message. Idle instances are released. A `step` that gives its number in
+`params.step` is executed once, however often it arrives.
 """
 
 from __future__ import annotations
@@ -16,17 +16,16 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import hmac
 import json
 import logging
 import os
-import socket
 import sys
 import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from typing import Any
 
+from envs import http
 from envs.pool import Pool, PoolFull
 from envs.process import Deadlines
 from envs.toolcalls import call_text, tools_text
@@ -43,23 +42,22 @@ except ModuleNotFoundError as error:
         f"the environment service needs {error.name}: pip install -r requirements/service.txt", name=error.name
     ) from None
 
-TOKEN_VARIABLE = "EVOLVER_ENV_TOKEN"
-MAX_BODY = 4 << 20
-SPLITS = ("train", "dev", "val", "test", "all", "test_normal", "test_challenge")  # where a task id is looked for
-BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
+MAX_BODY = 4 << 20  # bytes
+SPLITS = ("train", "dev", "val", "test", "all", "test_normal", "test_challenge")  # searched for a task id
+BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)  # seconds
 FIELDS = {"env_type": str, "task_id": str, "instance_id": str, "messages": dict, "params": dict}
 log = logging.getLogger("envs.service")
 Json = dict[str, Any]
 
 
 class Service:
-    """The routes over a pool. `app` is an ASGI application; it closes the pool when it shuts down."""
+    """The routes over a pool. `app` is the ASGI application, which closes the pool at shutdown."""
 
     def __init__(self, pool: Pool, *, token: str = "", max_body: int = MAX_BODY):
         self.pool, self._token, self._max_body = pool, token, max_body
         self._tasks: dict[str, list[Json]] = {}  # by split
         self._by_id: dict[str, Json] = {}
-        self._seconds: dict[str, list[float]] = {}  # route -> counts per bucket, then the sum
+        self._seconds: dict[str, list[float]] = {}  # route -> requests per bucket, then the sum of seconds
         self._statuses: dict[tuple[str, int], int] = {}
         handlers = (self.get_env_profile, self.create, self.step, self.evaluate, self.get_info, self.release)
         handlers += (self.snapshot, self.restore)
@@ -68,10 +66,10 @@ class Service:
         routes.append(Route("/metrics", self._metrics))
         self.app = Starlette(routes=routes, lifespan=self._lifespan)
 
-    # One method per route: the body in, `data` out.
+    # One method per route. Each takes the request's body and returns the answer's `data`.
 
     async def get_env_profile(self, body: Json) -> Any:
-        """The task ids of `params.split`; with `params.raw` the tasks."""
+        """Return the task ids of `params.split`, or with `params.raw` the tasks."""
         self._check_env(body)
         tasks = await self._split(body["params"].get("split", "train"))
         return tasks if body["params"].get("raw") else [task["id"] for task in tasks]
@@ -99,15 +97,15 @@ class Service:
         return {"state": [one_message(result)], **data, "info": result["info"]}
 
     async def evaluate(self, body: Json) -> Any:
-        """The score; with `params.sparse` 1.0 or 0.0 for success; with `params.raw` everything."""
+        """Return the score; with `params.sparse` 1.0 for success and else 0.0; with `params.raw` the Evaluation."""
         evaluation = await self._wait(self.pool.evaluate(_instance(body)))
         if body["params"].get("raw"):
             return evaluation
         return float(evaluation["success"]) if body["params"].get("sparse") else evaluation["score"]
 
     async def get_info(self, body: Json) -> Any:
-        """What is known of an instance; with `params.profile`, `.methods` or `.query` the profile, the names of the
-        methods that can be asked, or the answer of one."""
+        """Describe an instance. With `params.methods` return the names of the environment's extra methods, with
+        `params.profile` its profile, and with `params.query` the result of the extra method of that name."""
         params = body["params"]
         if params.get("methods"):
             return self.pool.methods
@@ -128,7 +126,7 @@ class Service:
     async def release(self, body: Json) -> bool:
         return self.pool.release(_instance(body))
 
-    # What the routes share.
+    # Helpers of the routes.
 
     def _endpoint(self, handler: Callable[[Json], Awaitable[Any]]) -> Callable[[Request], Awaitable[Response]]:
         name = handler.__name__
@@ -154,27 +152,18 @@ class Service:
                 status, answer = 500, {"detail": str(error).split("\n")[0], "reason": reason}
             except Exception:
                 log.exception("%s failed", name)
-                status, answer = 500, {"detail": "the service failed; its log says how", "reason": "env_error"}
+                status, answer = 500, {"detail": "the service failed; see its log", "reason": "env_error"}
             self._observe(name, status, time.perf_counter() - started)
             return Response(json.dumps(answer), status, media_type="application/json")
 
         return endpoint
 
     def _authorise(self, request: Request) -> None:
-        given = request.headers.get("authorization", "")
-        if self._token and not hmac.compare_digest(given.encode(), f"Bearer {self._token}".encode()):
-            raise PermissionError(f"wrong or missing bearer token; clients take it from {TOKEN_VARIABLE}")
+        if not http.authorized(request.headers.get("authorization", ""), self._token):
+            raise PermissionError(f"wrong or missing bearer token; clients read it from {http.TOKEN_VARIABLE}")
 
     async def _body(self, request: Request) -> Json:
-        data = bytearray()
-        async for chunk in request.stream():
-            data += chunk
-            if len(data) > self._max_body:
-                raise ValueError(f"a request may have {self._max_body} bytes")
-        try:
-            body = json.loads(data)
-        except (ValueError, RecursionError):
-            raise ValueError("the body is not JSON") from None
+        body = await http.read_json(request.stream(), self._max_body)
         if not isinstance(body, dict):
             raise ValueError("the body is not a JSON object")
         checked = {}
@@ -193,9 +182,9 @@ class Service:
         return waiting.result()
 
     def _check_env(self, body: Json) -> None:
-        wanted = body["env_type"]
-        if wanted and wanted != self.pool.env and ":" not in self.pool.env:
-            raise ValueError(f"this service runs '{self.pool.env}', not '{wanted}'")
+        requested = body["env_type"]
+        if requested and requested != self.pool.env and ":" not in self.pool.env:
+            raise ValueError(f"this service runs '{self.pool.env}', not '{requested}'")
 
     async def _split(self, split: str) -> list[Json]:
         if split not in self._tasks:
@@ -278,11 +267,11 @@ def _integer(params: Json, name: str) -> int | None:
     return value
 
 
-# ------------------------------------------------------- messages as the reference's clients expect them
+# ------------------------------------------------- messages in the form that the reference's clients expect
 
 
 def opening(messages: list[Json], tools: list[Json]) -> list[Json]:
-    """Exactly a system and a user message, the tool docs in the first."""
+    """Merge an observation into one system message, which includes the tool docs, and one user message."""
     system = [m["content"] for m in messages if m["role"] == "system"]
     user = [m["content"] for m in messages if m["role"] != "system"]
     text = "\n\n".join([*system, *([tools_text(tools)] if tools else [])])
@@ -290,7 +279,7 @@ def opening(messages: list[Json], tools: list[Json]) -> list[Json]:
 
 
 def one_message(result: Json) -> Json:
-    """The messages of a step as one user message: tool results in Qwen's tags, tools that are new spelled out."""
+    """Merge a step's messages into one user message, with tool results in Qwen's tags and changed tools listed."""
     parts = [
         f"<tool_response>\n{m['content']}\n</tool_response>" if m["role"] == "tool" else m["content"]
         for m in result["messages"]
@@ -301,7 +290,7 @@ def one_message(result: Json) -> Json:
 
 
 def action_of(message: Json) -> str:
-    """The text of an assistant message; structured `tool_calls`, if any, are written after its content."""
+    """Return the text of an assistant message; structured `tool_calls` are rendered after its content."""
     content = message.get("content") or ""
     if not isinstance(content, str):
         raise ValueError("'messages.content' must be a string")
@@ -318,49 +307,35 @@ def action_of(message: Json) -> str:
 # ------------------------------------------------------------------------------------------ command line
 
 
-def listen(host: str, port: int) -> socket.socket:
-    """A listening socket; port 0 takes a free one. Raises OSError with the address in its text."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((host, port))
-    except OSError as error:
-        listener.close()
-        raise OSError(f"cannot listen on {host}:{port}: {error.strerror}") from error
-    listener.listen(1024)
-    return listener
-
-
 def main(argv: list[str] | None = None) -> int:
-    """Serve until interrupted. Returns the exit code."""
+    """Serve until interrupted. Return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m envs.service", description=__doc__.split("\n")[0])
-    parser.add_argument("--env", required=True, help="a name of the registry, or my_module:MyEnv")
+    parser.add_argument("--env", required=True, help="a registered name or my_module:MyEnv")
     parser.add_argument("--kwargs", type=json.loads, default={}, help="JSON arguments of the environment")
     parser.add_argument("--host", default="127.0.0.1", help="0.0.0.0 to be reachable from other machines")
-    parser.add_argument("--port", type=int, default=8080, help="0 takes a free one and prints it")
+    parser.add_argument("--port", type=int, default=8080, help="0 takes a free port and prints it")
     parser.add_argument("--backend", choices=("local", "ray"), default="local")
-    parser.add_argument("--address", help="of the Ray cluster; without it one is started on this machine")
-    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="worker processes")
-    parser.add_argument("--per_worker", type=int, default=1000, help="instances in one process at most")
+    parser.add_argument("--address", help="address of the Ray cluster; without it one is started on this machine")
+    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="number of worker processes")
+    parser.add_argument("--per_worker", type=int, default=1000, help="maximum number of instances in one process")
     parser.add_argument("--python", help="interpreter of the workers")
     parser.add_argument("--memory_mb", type=int, help="address space of one worker")
-    parser.add_argument("--lease_s", type=float, default=3600.0, help="idle instances are released after this")
-    parser.add_argument("--recycle", type=int, default=0, help="replace a worker after this many episodes")
-    parser.add_argument("--start_s", type=float, default=Deadlines.start, help="deadline of setting a worker up")
-    parser.add_argument("--reset_s", type=float, default=Deadlines.reset, help="deadline of starting an episode")
-    parser.add_argument("--step_s", type=float, default=Deadlines.step, help="deadline of any other call")
+    parser.add_argument("--lease_s", type=float, default=3600.0, help="release instances that are idle for so long")
+    parser.add_argument("--recycle", type=int, default=0, help="replace a worker after this many episodes; 0 = never")
+    parser.add_argument("--start_s", type=float, default=Deadlines.start, help="deadline for setting up a worker")
+    parser.add_argument("--reset_s", type=float, default=Deadlines.reset, help="deadline for starting an episode")
+    parser.add_argument("--step_s", type=float, default=Deadlines.step, help="deadline for any other call")
     args = parser.parse_args(argv)
     deadlines = Deadlines(args.start_s, args.reset_s, args.step_s)
-    token = os.environ.get(TOKEN_VARIABLE, "")
+    token = os.environ.get(http.TOKEN_VARIABLE, "")
     try:
-        listener = listen(args.host, args.port)
+        listener = http.listen(args.host, args.port)
         pool = make_pool(args, deadlines)
     except (OSError, ValueError, WorldError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    if args.host not in ("127.0.0.1", "::1", "localhost") and not token:
-        print(f"warning: anyone who reaches this port can use it; set {TOKEN_VARIABLE}", file=sys.stderr)
+    if args.host not in http.LOOPBACK and not token:
+        print(f"warning: anyone who can reach this port can use it; set {http.TOKEN_VARIABLE}", file=sys.stderr)
     config = uvicorn.Config(
         Service(pool, token=token).app,
         log_level="warning",
@@ -368,14 +343,14 @@ def main(argv: list[str] | None = None) -> int:
         timeout_keep_alive=75,
         timeout_graceful_shutdown=5,
     )
-    sys.setswitchinterval(0.0005)  # threads that talk to workers wait for the loop; the default makes that 5 ms
+    sys.setswitchinterval(0.0005)  # with the default of 5 ms, threads that talk to workers wait long for the loop
     print(f"{args.env}: Uvicorn running on http://{args.host}:{listener.getsockname()[1]}", flush=True)
     uvicorn.Server(config).run(sockets=[listener])
     return 0
 
 
 def make_pool(args: argparse.Namespace, deadlines: Deadlines) -> Pool:
-    """The pool that the command line asks for."""
+    """Return the pool that the command line selects."""
     if args.backend == "ray":
         from envs.ray_pool import RayPool
 

@@ -1,4 +1,4 @@
-"""Where worlds come from: this process, worker processes, or a service. The rest of the code sees only `world()`."""
+"""Sources of worlds: this process, worker processes or a service, behind one method `world()`."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ MODES = ("inprocess", "worker", "http")
 
 
 class Source:
-    """Makes worlds of one environment. Close it, or use it in a `with`, and its processes end.
+    """A factory of worlds of one environment. `close`, or leaving its `with` block, ends its processes.
 
-    mode: "inprocess" (fastest; a world that hangs or dies takes this process along), "worker" (a pool of
-    `workers` processes under the interpreter `python`, a deadline on every call) or "http" (the service at
-    `url`, which knows its environment; `env` and `kwargs` only name it here).
+    mode: "inprocess" (fastest, but a world that hangs or crashes takes this process down), "worker" (a pool of
+    `workers` processes under the interpreter `python`, with a deadline on every call) or "http" (the service at
+    `url`, which was started with the environment and its arguments; `kwargs` is ignored).
     """
 
     def __init__(
@@ -36,19 +36,19 @@ class Source:
         deadlines: Deadlines = DEADLINES,
         **pool: Any,
     ):
-        """`pool` are further arguments of `Pool`, such as workers, python, per_worker, memory_mb, recycle."""
+        """`pool` holds further arguments of `Pool`: workers, python, per_worker, memory_mb, lease_s, recycle."""
         if mode not in MODES:
-            raise ValueError(f"an environment runs {', '.join(MODES)}, not '{mode}'")
+            raise ValueError(f"the mode of an environment is one of {', '.join(MODES)}, not '{mode}'")
         if (mode == "http") != bool(url):
             raise ValueError(
-                "mode 'http' needs the url of a service" if mode == "http" else f"mode '{mode}' has no url"
+                "mode 'http' needs the url of a service" if mode == "http" else f"mode '{mode}' takes no url"
             )
         self._env, self._kwargs, self._deadlines = env, kwargs or {}, deadlines
         self._pool = Pool(env, kwargs, deadlines=deadlines, **pool) if mode == "worker" else None
         self._connections = Connections(url) if url else None
 
     def world(self) -> World:
-        """A world for one episode at a time. Close it after use."""
+        """Return a world, which plays one episode at a time. Close it after use."""
         if self._pool:
             return self._pool.world()
         if self._connections:
@@ -68,7 +68,7 @@ class Source:
 
 @contextlib.contextmanager
 def serving(env: str, kwargs: str = "{}", *options: str, python: str | None = None) -> Iterator[str]:
-    """A service in a process of its own while the block runs; gives its URL. `options` as on the command line."""
+    """Run a service in a separate process during the block and yield its URL. `options` are command-line options."""
     command = [python or sys.executable, "-m", "envs.service", "--env", env, "--kwargs", kwargs, "--port", "0"]
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     process = subprocess.Popen([*command, *options], stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": path})

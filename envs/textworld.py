@@ -1,7 +1,7 @@
-"""TextWorld: text adventures made by a generator, with a goal each (Cote et al. 2018, arXiv:1806.11532).
+"""TextWorld: generated text adventures (Cote et al. 2018, arXiv:1806.11532).
 
-Needs `pip install -r requirements/textworld.txt`. A game is compiled when it is first played (seconds) and kept in a
-cache. The interpreter of the games is C code: run it in workers, with per_worker=1. Listing tasks needs no package.
+Needs `pip install -r requirements/textworld.txt`. A game is compiled when it is first played, which takes seconds, and
+kept in a cache. The games' interpreter is C code: use workers with per_worker=1. Listing tasks needs no package.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ import pathlib
 import tempfile
 from typing import Any
 
-from envs.act import action_of, tool
-from envs.world import Evaluation, Observation, StepResult, Task, World
+from envs.act import ActionWorld, tool
+from envs.world import Evaluation, Observation, Task
 
-SEEDS = 100_000  # seeds of a split: train from 1, dev from SEEDS + 1, test from 2 * SEEDS + 1
+SEEDS = 100_000  # per split: train starts at 1, dev at SEEDS + 1, test at 2 * SEEDS + 1
 CACHE = pathlib.Path(__file__).resolve().parents[1] / ".cache" / "textworld"
 CUSTOM = {"nb_rooms": 3, "nb_objects": 6, "quest_length": 4}
 CHALLENGES = {
@@ -43,13 +43,13 @@ look; inventory; examine X; go north; open X; close X; unlock X with Y; take X; 
 insert X into Y; eat X; cook X with Y; slice X with Y; prepare meal."""
 
 
-class TextWorld(World):
-    """One game at a time. A task is a seed of the generator.
+class TextWorld(ActionWorld):
+    """One game at a time. A task is a seed of the generator. The seed of `reset` has no effect.
 
     kind: "custom" (rooms, objects and a quest), or one of the package's challenges: tw-simple, tw-cooking,
-    tw-coin_collector, tw-treasure_hunter. options: changes to CUSTOM or to CHALLENGES[kind]. commands: name the
-    possible commands after each turn, which makes a game much easier. max_steps: commands in an episode. Score: the
-    game's points over its highest, 1 exactly where the game is won. The seed of `reset` changes nothing.
+    tw-coin_collector, tw-treasure_hunter. options: changes to CUSTOM or to CHALLENGES[kind]. commands: list the
+    possible commands after each turn, which makes a game much easier. max_steps: commands in an episode. The score is
+    the share of the game's points, and 1 exactly if the game is won.
     """
 
     name = "textworld"
@@ -71,14 +71,14 @@ class TextWorld(World):
         if unknown := sorted(set(options or {}) - set(known[kind])):
             raise ValueError(f"{kind} has no option {', '.join(unknown)}; it has {', '.join(known[kind])}")
         self._kind, self._options = kind, {**known[kind], **(options or {})}
-        self._commands, self._max_steps = commands, max_steps
+        super().__init__(max_steps)
+        self._commands = commands
         self._sizes = {"train": n_train, "dev": n_dev, "test": n_test}
         self._cache = pathlib.Path(cache) if cache else CACHE
         self._env: Any = None
-        self._task: Task | None = None
 
     def tasks(self, split: str) -> list[Task]:
-        """Their query is general; `reset` shows the game's own objective."""
+        """Return the tasks. Their query is generic; `reset` shows the game's own objective."""
         if split not in self._sizes:
             raise ValueError(f"TextWorld has no split {split!r}; it has {', '.join(self._sizes)}")
         first = 1 + list(self._sizes).index(split) * SEEDS
@@ -96,7 +96,7 @@ class TextWorld(World):
     def reset(self, task: Task, seed: int = 0) -> Observation:
         self.close()
         textworld = importlib.import_module("textworld")
-        wanted = (
+        fields = (
             "objective",
             "admissible_commands",
             "policy_commands",
@@ -106,69 +106,36 @@ class TextWorld(World):
             "max_score",
             "feedback",
         )
-        infos = textworld.EnvInfos(**dict.fromkeys(wanted, True))
+        infos = textworld.EnvInfos(**dict.fromkeys(fields, True))
         self._env = textworld.start(str(self._game(task.seed)), infos)
         self._state = self._env.reset()
-        self._task, self._actions, self._steps, self._over = task, [], 0, False
+        self._begin(task)
         text = f"{self._state.objective}\n\n{self._shown()}"
         messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": text}]
         return Observation(messages, [tool("Enter a command.")])
 
-    def step(self, action: str) -> StepResult:
-        self._running()
-        if self._over:
-            return StepResult([], terminated=True, info={"calls": [], "errors": 0, "over": True})
-        self._actions.append(action)
-        self._steps += 1
-        truncated = self._steps >= self._max_steps
-        try:
-            command, role = action_of(action)
-        except ValueError as error:
-            self._over = truncated
-            info = {"calls": [], "errors": 1, "parse_error": True}
-            return StepResult([{"role": "user", "content": f"error: {error}"}], truncated=truncated, info=info)
+    def _act(self, text: str) -> tuple[str, str, float, bool]:
         before = self.evaluate().score
-        command = "".join(c for c in command if " " <= c <= "~")[:200]  # what the interpreter's line holds
+        command = "".join(c for c in text if " " <= c <= "~")[:200]  # the interpreter's line buffer is limited
         self._state, _, done = self._env.step(command or "look")
-        self._over = bool(done) or truncated
-        return StepResult(
-            messages=[{"role": role, "content": self._shown()}],
-            reward=self.evaluate().score - before,
-            terminated=bool(done),
-            truncated=truncated and not done,
-            info={"calls": [{"name": "act", "arguments": {"action": command}}], "errors": 0, "parse_error": False},
-        )
+        return command, self._shown(), self.evaluate().score - before, bool(done)
 
     def evaluate(self) -> Evaluation:
-        self._running()
+        self._require_episode()
         success = bool(self._state.won)
         share = (self._state.score or 0) / max(self._state.max_score or 0, 1)
         score = 1.0 if success else min(max(share, 0.0), 0.99)
         return Evaluation(score, success, {"progress": score})
 
-    def snapshot(self) -> dict[str, Any]:
-        self._running()
-        return {"task": self._task.to_dict(), "actions": list(self._actions)}
-
-    def restore(self, snapshot: dict[str, Any]) -> None:
-        """Replays the actions."""
-        self.reset(Task.from_dict(snapshot["task"]))
-        for action in snapshot["actions"]:
-            self.step(action)
-
     def walkthrough(self) -> list[str]:
-        """Commands that win the game from where it stands, from the generator."""
-        self._running()
+        """Return the generator's commands that win the game from its current state."""
+        self._require_episode()
         return [str(command) for command in self._state.policy_commands or []]
 
     def close(self) -> None:
         if self._env is not None:
             self._env.close()
             self._env = self._task = None
-
-    def _running(self) -> None:
-        if self._task is None:
-            raise RuntimeError("no episode: reset the world first")
 
     def _shown(self) -> str:
         text = str(self._state.feedback).strip()
@@ -177,20 +144,20 @@ class TextWorld(World):
         return text
 
     def _game(self, seed: int) -> pathlib.Path:
-        """The compiled game, from the cache or made now. It appears there complete: many workers may make it."""
+        """Return the compiled game, building it if the cache lacks it. Safe if many workers build it at once."""
         digest = hashlib.blake2b(json.dumps(self._options, sort_keys=True).encode(), digest_size=4).hexdigest()
         game = self._cache / f"{self._kind}-{digest}-{seed}.z8"
         if game.exists():
             return game
         self._cache.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=self._cache) as folder:
-            made = pathlib.Path(folder) / game.name
-            self._make(seed, made)
-            os.replace(made.with_suffix(".json"), game.with_suffix(".json"))  # the interface reads it next to the game
-            os.replace(made, game)
+            new = pathlib.Path(folder) / game.name
+            self._build(seed, new)
+            os.replace(new.with_suffix(".json"), game.with_suffix(".json"))  # TextWorld reads it next to the game
+            os.replace(new, game)
         return game
 
-    def _make(self, seed: int, path: pathlib.Path) -> None:
+    def _build(self, seed: int, path: pathlib.Path) -> None:
         textworld = importlib.import_module("textworld")
         options = textworld.GameOptions()
         options.seeds, options.path = seed, str(path)

@@ -1,6 +1,6 @@
-"""Tool calls in an assistant turn, as Qwen writes them. The one parser and the one renderer.
+"""The parser and renderer of tool calls in Qwen's format.
 
-A call is `<tool_call>\\n{"name": "search", "arguments": {"to": "Rome"}}\\n</tool_call>`; a turn may hold
+A call is `<tool_call>\\n{"name": "search", "arguments": {"to": "Rome"}}\\n</tool_call>`; a turn may contain
 several, with text around them.
 """
 
@@ -16,7 +16,7 @@ CLOSE = "</tool_call>"
 
 @dataclass
 class Call:
-    """A call as it was written: neither the name nor the arguments are checked against a tool."""
+    """A parsed call. Its name and arguments have not been checked against any tool."""
 
     name: str
     arguments: dict[str, Any]
@@ -27,7 +27,7 @@ class Call:
 
 @dataclass
 class ParsedTurn:
-    """`content` is the text outside the calls; `errors` says, for the model to read, what could not be parsed."""
+    """A parsed assistant turn. `content` is the text outside the calls; `errors` are messages for the model."""
 
     content: str
     calls: list[Call] = field(default_factory=list)
@@ -35,12 +35,12 @@ class ParsedTurn:
 
 
 def call_text(name: str, arguments: dict[str, Any]) -> str:
-    """The exact text of one call."""
+    """Return the text of one call."""
     return f"{OPEN}\n{json.dumps({'name': name, 'arguments': arguments}, ensure_ascii=False)}\n{CLOSE}"
 
 
 def tools_text(tools: list[dict[str, Any]]) -> str:
-    """The section of the system message that lists the tools, as Qwen's chat template writes it."""
+    """Return the section of the system message that lists the tools, identical to that of Qwen's chat template."""
     return (
         "# Tools\n\nYou may call one or more functions to assist with the user query.\n\n"
         "You are provided with function signatures within <tools></tools> XML tags:\n<tools>\n"
@@ -52,7 +52,7 @@ def tools_text(tools: list[dict[str, Any]]) -> str:
 
 
 def parse(text: str) -> ParsedTurn:
-    """Read an assistant turn. Never raises: what cannot be read becomes an entry of `errors`."""
+    """Parse an assistant turn. Never raises: each parsing problem becomes an entry of `errors`."""
     turn = ParsedTurn(content="")
     outside: list[str] = []
     rest = text
@@ -69,17 +69,17 @@ def parse(text: str) -> ParsedTurn:
             turn.errors.append(f"{OPEN} without {CLOSE}")
             break
         try:
-            turn.calls.append(_read(body))
+            turn.calls.append(_parse_call(body))
         except ValueError as error:
             turn.errors.append(str(error))
     turn.content = "\n".join(part for part in outside if part)
     return turn
 
 
-def _read(body: str) -> Call:
+def _parse_call(body: str) -> Call:
     try:
         record = json.loads(body)
-        # Python reads more than JSON has: NaN, infinity, lone surrogates, which no socket or database takes.
+        # Python's parser accepts NaN, infinity and lone surrogates, which break sockets and databases later.
         json.dumps(record, ensure_ascii=False, allow_nan=False).encode()
     except json.JSONDecodeError as error:
         raise ValueError(f"tool call is not JSON: {error.msg} at character {error.pos}") from None

@@ -1,14 +1,14 @@
-"""The inside of a worker process: worlds behind JSON lines on stdin and stdout. Standard library only.
+"""The program of a worker process: worlds behind JSON lines on stdin and stdout. Standard library only.
 
-A worker runs under any Python that has the benchmark's package: `python -m envs.worker`, started by
-`envs.process.Worker`. It may hold many worlds; the main thread serves one request at a time.
+`envs.process.Worker` starts `python -m envs.worker` under any Python that has the benchmark's package. A worker may
+host many worlds; its main thread serves one request at a time.
 
     request  {"id": 3, "op": "step", "world": "a", "args": ["..."], "deadline": 30.0}
-    reply    {"id": 3, "value": ...}   or   {"id": 3, "error": "what happened", "kind": "ValueError"}
+    reply    {"id": 3, "value": ...}   or   {"id": 3, "error": "message", "kind": "ValueError"}
 
-The first request is `start`. `world` names an instance: it is made by the first operation that names it and
-forgotten by `close`. What the environment prints goes to stderr. The process ends, with whatever it started,
-when its stdin closes: a parent that was killed leaves nothing behind.
+The first request is `start`. `world` names an instance, which is made by the first operation that names it and
+dropped by `close`. The environment's own output goes to stderr. When stdin closes, the process kills itself and
+everything it started, so that no process outlives a killed parent.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from typing import Any
 from envs import make
 from envs.world import Task, World
 
-GRACE_S = 5.0  # the parent kills at the deadline; this much processor time later the worker ends by itself
+GRACE_S = 5.0  # processor seconds beyond the deadline after which a worker ends itself if its parent has not killed it
 
 
 class Worlds:
-    """The worlds of one process by name, and the operations on them. Everything in and out is a JSON value."""
+    """The worlds of one process by name, and the operations on them. Arguments and results are JSON values."""
 
     def __init__(self, env: str, kwargs: dict[str, Any]):
         self._env, self._kwargs = env, kwargs
-        self._spare: World | None = make(env, **kwargs)  # what is slow to load is loaded here
+        self._spare: World | None = make(env, **kwargs)  # loads everything slow before the first episode
         self._worlds: dict[str, World] = {}
 
     def call(self, op: str, name: str, args: list[Any]) -> Any:
-        """Run one operation. Raises what the world raises, and ValueError on an unknown operation."""
+        """Run one operation. Raises what the world raises, and ValueError for an unknown operation."""
         if op == "close":
             world = self._worlds.pop(name, None)
             return world.close() if world else None
@@ -50,14 +50,9 @@ class Worlds:
         raise ValueError(f"a worker has no operation '{op}'")
 
     def methods(self) -> list[str]:
-        """What `query` may ask: the public methods that the adapter has beyond the interface."""
+        """Return the names of the public methods that the adapter adds to World; `query` can call them."""
         kind = type(self._spare)
         return sorted(name for name in dir(kind) if not name.startswith("_") and _is_extra(kind, name))
-
-    def close(self) -> None:
-        for world in [*self._worlds.values(), *([self._spare] if self._spare else [])]:
-            world.close()
-        self._worlds, self._spare = {}, None
 
     def _world(self, name: str) -> World:
         if name not in self._worlds:
@@ -87,7 +82,7 @@ class Worlds:
 
     def _query(self, world: World, method: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
         if method.startswith("_") or not _is_extra(type(world), method):
-            raise ValueError(f"{type(world).__name__} has no method '{method}' to ask")
+            raise ValueError(f"{type(world).__name__} has no method '{method}' to query")
         return getattr(world, method)(*args, **kwargs)
 
 
@@ -96,13 +91,13 @@ def _is_extra(kind: type[World], name: str) -> bool:
 
 
 def serve(requests: int, replies: int) -> None:
-    """Serve requests from one file descriptor and reply on another until the first closes."""
+    """Serve requests from one file descriptor and reply on another until the first is closed."""
     threading.Thread(target=_end_with_parent, args=(requests,), daemon=True).start()
     hosted: list[Worlds] = []
     with os.fdopen(requests, "rb") as lines:
         for line in lines:
             request = json.loads(line)
-            # A parent that was killed cannot kill a call that never lets another thread run; this timer can.
+            # The watching thread never runs during a call that holds the interpreter lock; this timer still fires.
             signal.setitimer(signal.ITIMER_PROF, (request["deadline"] + GRACE_S) * (os.cpu_count() or 1))
             answer = reply(request["id"], functools.partial(_run, hosted, request))
             signal.setitimer(signal.ITIMER_PROF, 0)
@@ -111,7 +106,7 @@ def serve(requests: int, replies: int) -> None:
 
 
 def reply(id: int, run: Callable[[], Any]) -> str:
-    """What `run` gives or raises, as a line of the protocol. What is raised is the caller's to judge."""
+    """Return the result of `run`, or the exception it raises, as a line of the protocol."""
     try:
         return json.dumps({"id": id, "value": run()})
     except Exception as error:
@@ -134,7 +129,7 @@ def _start(env: str, kwargs: dict[str, Any], memory_mb: int | None) -> Worlds:
 
 
 def _end_with_parent(requests: int) -> None:
-    """Wait until the other end is closed, then end this process and all that it started, whatever it is doing."""
+    """Wait until the other end is closed, then kill this process and everything it started."""
     poll = select.poll()
     poll.register(requests, 0)
     poll.poll()
@@ -148,8 +143,8 @@ def _write(replies: int, data: bytes) -> None:
 
 
 def main() -> None:
-    """Keep the pipes to ourselves, so that no print and no input() of the environment touches them."""
-    faulthandler.register(signal.SIGUSR1, all_threads=False)  # the parent asks where we hang before it kills
+    """Serve on stdin and stdout, moved to other descriptors so that the environment's print and input miss them."""
+    faulthandler.register(signal.SIGUSR1, all_threads=False)  # the parent asks for a traceback before it kills
     requests, replies = os.dup(0), os.dup(1)
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)

@@ -1,8 +1,7 @@
 """The environment interface: one task, one episode, plain Python.
 
-A `World` may run under another interpreter in another process, so everything that crosses this
-interface is made of dataclasses of JSON values (`to_dict` / `from_dict`), and this module imports
-the standard library only.
+A `World` may run in another process under another interpreter. Everything that crosses this interface is
+therefore a dataclass of JSON values (`to_dict` / `from_dict`), and this module imports the standard library only.
 """
 
 from __future__ import annotations
@@ -30,33 +29,33 @@ class _Record:
 
 @dataclass
 class Task(_Record):
-    """What to do. `id` is unique in a run: a synthetic task never shares the id of its seed."""
+    """A task for the agent. `id` is unique in a run: a synthetic task has an id of its own, not that of its seed."""
 
     id: str
     env: str
     query: str
     split: str = "train"
     origin: str = "original"  # "original" | "synthetic"
-    seed: int = 0  # which world the episode starts in
-    reference: list[str] = field(default_factory=list)  # assistant turns that solve it; [] = unknown
+    seed: int = 0  # selects the initial state of the episode
+    reference: list[str] = field(default_factory=list)  # assistant turns that solve the task; [] = unknown
     verifier: dict[str, Any] = field(default_factory=dict)  # what World.evaluate() checks; {} = the benchmark's own
-    difficulty: int = 0  # tool calls of the shortest known solution; 0 = unknown
+    difficulty: int = 0  # tool calls in the shortest known solution; 0 = unknown
     meta: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
     def from_dict(cls, record: dict[str, Any]) -> Task:
-        """Raises ValueError or TypeError for a field unknown, missing, or of another type."""
+        """Build a task. Raises ValueError or TypeError for a field that is unknown, missing or of the wrong type."""
         task = super().from_dict(record)
         for f in dataclasses.fields(cls):
-            wanted = {"str": str, "int": int, "list": list, "dict": dict}[str(f.type).partition("[")[0]]
-            if not isinstance(getattr(task, f.name), wanted):
-                raise ValueError(f"the {f.name} of a task is of type {f.type}; it is {getattr(task, f.name)!r}")
+            expected = {"str": str, "int": int, "list": list, "dict": dict}[str(f.type).partition("[")[0]]
+            if not isinstance(getattr(task, f.name), expected):
+                raise ValueError(f"a task's {f.name} must be of type {f.type}, not {getattr(task, f.name)!r}")
         return task
 
 
 @dataclass
 class Observation(_Record):
-    """What the agent sees at the start of an episode."""
+    """The messages and tools that the agent sees at the start of an episode."""
 
     messages: list[Message]
     tools: list[Tool] = field(default_factory=list)
@@ -64,10 +63,10 @@ class Observation(_Record):
 
 @dataclass
 class StepResult(_Record):
-    """The answer to one assistant turn. `tools` is None when the tools on offer did not change.
+    """The environment's answer to one assistant turn. `tools` is None if the available tools did not change.
 
-    `info` may hold: "calls" (list of {"name", "arguments"} that ran), "errors" (number of calls
-    answered with an error), "parse_error" (the turn could not be read).
+    `info` may hold "calls" (a list of the {"name", "arguments"} that ran), "errors" (the number of calls
+    answered with an error) and "parse_error" (True if the turn could not be parsed).
     """
 
     messages: list[Message]
@@ -82,8 +81,8 @@ class StepResult(_Record):
 class Evaluation(_Record):
     """The score of an episode so far. `score` is in [0, 1]; `success` is the benchmark's own pass/fail.
 
-    `components` holds named parts in [0, 1]; "progress", where an environment has it, grows with
-    every part of the goal that is reached and is 1.0 exactly when `success` is true.
+    `components` holds named values in [0, 1]. "progress", if an environment reports it, grows with every
+    part of the goal that is reached and is 1.0 exactly when `success` is true.
     """
 
     score: float
@@ -92,23 +91,24 @@ class Evaluation(_Record):
 
 
 class WorldError(RuntimeError):
-    """The environment failed, not the policy: it raised, died, or answered what no one can read."""
+    """A failure of the environment, not of the policy: it raised, died or sent an unreadable answer."""
 
 
 class WorldTimeout(WorldError, TimeoutError):
-    """The environment did not answer within its deadline."""
+    """A missing answer: the environment exceeded its deadline."""
 
 
 class World:
-    """What an adapter implements. One instance plays one episode at a time.
+    """The interface that an adapter implements. One instance plays one episode at a time.
 
-    A world that runs in another process raises `WorldError` or `WorldTimeout` where that process
-    fails; an adapter itself raises whatever its benchmark raises.
+    A world that runs in another process raises `WorldError` or `WorldTimeout` if that process fails; an
+    adapter itself raises whatever its benchmark raises.
     """
 
     name: str = ""
 
     def tasks(self, split: str) -> list[Task]:
+        """Return the tasks of a split. Raises ValueError for an unknown split."""
         raise NotImplementedError
 
     def reset(self, task: Task, seed: int = 0) -> Observation:
@@ -116,23 +116,45 @@ class World:
         raise NotImplementedError
 
     def step(self, action: str) -> StepResult:
-        """Take the assistant's raw text. Never raises on what a model may write."""
+        """Process the assistant's raw text. Never raises, whatever the model wrote."""
         raise NotImplementedError
 
     def evaluate(self) -> Evaluation:
-        """Score the episode so far. Pure and repeatable."""
+        """Score the episode so far without changing it; repeated calls give the same result."""
         raise NotImplementedError
 
     def snapshot(self) -> Any:
-        """Optional. The state of the episode as a JSON value, to be given back to `restore` of any instance."""
+        """Return the state of the episode as a JSON value that `restore` of any instance accepts. Optional."""
         raise NotImplementedError(f"{type(self).__name__} has no snapshots")
 
     def restore(self, snapshot: Any) -> None:
+        """Continue the episode from a snapshot. Optional."""
         raise NotImplementedError(f"{type(self).__name__} has no snapshots")
 
     def profile(self) -> dict[str, Any]:
-        """Optional. Entities, attributes, operations and task preference, for self-questioning."""
+        """Return entities, attributes, operations and task preference for self-questioning. Optional."""
         return {}
 
     def close(self) -> None:
         pass
+
+
+class ReplayWorld(World):
+    """A world whose snapshots are its actions, which `restore` replays. `reset` and `step` maintain the fields."""
+
+    _task: Task | None = None
+    _seed: int = 0
+    _actions: list[str]
+
+    def snapshot(self) -> dict[str, Any]:
+        self._require_episode()
+        return {"task": self._task.to_dict(), "seed": self._seed, "actions": list(self._actions)}
+
+    def restore(self, snapshot: dict[str, Any]) -> None:
+        self.reset(Task.from_dict(snapshot["task"]), snapshot["seed"])
+        for action in snapshot["actions"]:
+            self.step(action)
+
+    def _require_episode(self) -> None:
+        if self._task is None:
+            raise RuntimeError("no episode: reset the world first")

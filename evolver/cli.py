@@ -1,26 +1,28 @@
-"""The command line: flags, overrides and what is wrong with them.
+"""The command line: flags, overrides, and everything that is wrong with them.
 
-`ml_collections.config_flags` applies `--config.a.b=value` and stops at the first mistake; here each override is first
-tried alone, so that all mistakes are said together.
+`ml_collections.config_flags` applies `--config.a.b=value` and stops at the first mistake. Here each override is first
+tried alone, so that all mistakes are reported together.
 """
 
 from __future__ import annotations
 
 import ast
 import difflib
+import linecache
 import re
 import sys
 import traceback
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from absl import flags
-from ml_collections import config_flags
+from ml_collections import ConfigDict, config_flags
 
-from evolver.config import flat, suggestion
+from evolver.config import flat, unknown_key
+from evolver.renamed import RENAMED
 
 MODES = {
-    "train": "learn, and resume what is in the workdir",
+    "train": "train, resuming a run that is in the workdir",
     "eval": "evaluate config.model.path on config.eval.split",
     "explore": "invent tasks and write them to tasks.jsonl in the workdir",
     "pool": "make an experience pool from rollouts of the policy in the workdir",
@@ -30,7 +32,7 @@ USAGE = "flags are --config, --workdir, --mode, --target and --config.KEY=VALUE"
 
 
 def define(argv: list[str]) -> flags.FlagValues:
-    """The flags of one call; `argv` is where config_flags looks for overrides."""
+    """Return the flags of one call; config_flags looks for overrides in `argv`."""
     values = flags.FlagValues()
     sys.modules.pop("config_config", None)  # config_flags executes a file into what an earlier one of that name left
     config_flags.DEFINE_config_file("config", help_string="FILE or FILE:ARGUMENT", flag_values=values, sys_argv=argv)
@@ -43,50 +45,89 @@ def define(argv: list[str]) -> flags.FlagValues:
     return values
 
 
-def parse(argv: list[str]) -> tuple[Any, str, str, str, list[str]]:
-    """(config, workdir, mode, target, problems). An override that cannot be applied is named and left out, so that the
-    rest of the config is checked all the same; config is None when there is none to check."""
+class Command(NamedTuple):
+    """A parsed command line. `config` is None when there is none to check; `folder` is that of the config file."""
+
+    config: ConfigDict | None = None
+    workdir: str = ""
+    mode: str = ""
+    target: str = ""
+    problems: tuple[str, ...] = ()
+    folder: str = ""
+
+
+def parse(argv: list[str]) -> Command:
+    """Parse the command line. An override that cannot be applied is reported and left out, so that the rest of the
+    config is checked all the same."""
     overrides, rest, problems = [], [], []
-    tokens = iter(argv[1:])
-    for token in tokens:
+    for token in argv[1:]:
         (overrides if re.match(r"--?(no)?config\.", token) else rest).append(token)
-    base, config = [argv[0], *rest], None
+    base = [argv[0], *rest]
     try:
         values = define(base)
         extra = values(base)[1:]
         problems += [f"{word}: not a flag; values are given as --config.key=value" for word in extra]
     except Exception as error:
         about_config = "parsing config file" in str(error) or not isinstance(error, flags.Error)
-        return None, "", "", "", [config_error(rest, error) if about_config else f"{error}; {USAGE}"]
+        return Command(problems=(config_error(rest, error) if about_config else f"{error}; {USAGE}",))
     if values.help:
-        return None, "", "help", "", [values.module_help(__name__)]
+        return Command(mode="help", problems=(values.module_help(__name__),))
     if values["config"].value is None:
-        return None, "", "", "", ["--config is missing, for example --config=configs/quickstart.py"]
-    good, free = [], {}
+        return Command(problems=("--config is missing, for example --config=configs/quickstart.py",))
+    good, arguments = [], []
     for token in overrides:
-        if found := re.match(r"--?config\.env\.args\.(\w+)=(.*)", token, re.DOTALL):
-            free[found[1]] = found[2]
+        if found := re.fullmatch(r"--?config\.((?:\w+\.)*args)\.(\w+)=(.*)", token, re.DOTALL):
+            arguments.append(found.groups())
             continue
         problem = try_override(base, token)
         problems += [problem] if problem else []
         good += [] if problem else [token]
     try:
+        config = values.config
+        len(config)  # a missing file is only noticed when the config is used
+        names = {key: value for key, value in flat(config).items() if key.endswith(".name")}
         values = define([*base, *good])
         values([*base, *good])
         config = values.config
-        len(config)  # a missing file is only noticed when the config is used
-        with config.unlocked():
-            for key, text in free.items():
-                config.env.args[key] = text if isinstance(config.env.args.get(key), str) else literal(text)
+        problems += set_arguments(config, names, arguments)
     except Exception as error:
-        return None, "", "", "", [*problems, config_error(rest, error)]
+        return Command(problems=(*problems, config_error(rest, error)))
     problems += target_problems(values.target, values.mode)
-    return config, workdir_of(values), values.mode, values.target, problems
+    folder = str(Path(values["config"].config_filename.partition(":")[0]).absolute().parent)
+    return Command(config, workdir_of(values), values.mode, values.target, tuple(problems), folder)
+
+
+def set_arguments(config: ConfigDict, names: dict[str, str], arguments: list[tuple[str, str, str]]) -> list[str]:
+    """Apply `--config.GROUP.args.ARGUMENT=TEXT`; returns problems. Where an override names another plug than the file,
+    in `names`, the file's arguments belong to the old plug and are dropped first."""
+    groups = {key: value for key, value in groups_of(config).items() if "args" in value}
+    for key, group in groups.items():
+        if group.name != names.get(f"{key}.name"):
+            group.args = ConfigDict()
+            group.args.unlock()
+    problems = []
+    for path, argument, text in arguments:
+        group = groups.get(path.rpartition(".")[0])
+        if group is None:
+            problems.append(f"config.{path}: there is no such key; these take arguments: {', '.join(groups)}")
+        else:
+            value = text if isinstance(group.args.get(argument), str) else literal(text)
+            with group.args.ignore_type():  # the signature decides about the type
+                group.args[argument] = value
+    return problems
+
+
+def groups_of(config: ConfigDict, prefix: str = "") -> dict[str, ConfigDict]:
+    """Return {"rollout": its ConfigDict, "engine.vllm": ...} of every group of keys."""
+    groups = {}
+    for key, value in config.items():
+        if isinstance(value, ConfigDict) and key != "args":
+            groups |= {prefix + key: value} | groups_of(value, f"{prefix}{key}.")
+    return groups
 
 
 def literal(text: str) -> Any:
-    """What `text` says in Python's notation for numbers, strings, tuples and so on; else the text itself. For arguments
-    of worlds, whose names and types only the world knows."""
+    """Return the number, string, tuple or other literal that `text` is in Python's notation, else the text itself."""
     try:
         return ast.literal_eval(text)
     except (ValueError, SyntaxError):
@@ -94,7 +135,7 @@ def literal(text: str) -> Any:
 
 
 def target_problems(target: str, mode: str) -> list[str]:
-    """What is wrong with --target."""
+    """Return what is wrong with --target."""
     if not target:
         return []
     from evolver.plan import targets
@@ -107,7 +148,7 @@ def target_problems(target: str, mode: str) -> list[str]:
 
 
 def try_override(base: list[str], token: str) -> str | None:
-    """What is wrong with one --config.key=value, None if nothing."""
+    """Return what is wrong with one --config.key=value, None if nothing is."""
     name, _, value = token.partition("=")
     key = re.sub(r"^--?(no)?config\.", "", name)
     try:
@@ -118,15 +159,17 @@ def try_override(base: list[str], token: str) -> str | None:
         plain = define(base)
         plain(base)
         known = flat(plain.config)
+        if key not in known and key in RENAMED:
+            return unknown_key(key, list(known))
         if any(name.startswith(key + ".") for name in known):
             return f"config.{key} is a group of keys; give one of them a value: --config.{key}.KEY=VALUE"
         if key not in known:
-            return f"config.{key}: there is no such key.{suggestion(key, list(known))}"
+            return unknown_key(key, list(known))
         return f"config.{key} must be of type {type(known[key]).__name__}; {value!r} is not"
 
 
 def config_error(words: list[str], error: Exception) -> str:
-    """Why a config file could not be read, with its line where the mistake is in the file itself."""
+    """Return why a config file could not be read, with its line where the mistake is in the file itself."""
     joined = " ".join(words).replace("--config ", "--config=")
     path = next((w.partition("=")[2] for w in joined.split() if re.match(r"--?config=", w)), "").partition(":")[0]
     if not Path(path).is_file():
@@ -142,16 +185,24 @@ def config_error(words: list[str], error: Exception) -> str:
         inner = re.findall(rf'File "[^"]*{re.escape(Path(path).name)}", line (\d+)', text)
         lines = [int(line) for line in inner] or lines
         text = text.splitlines()[-1].partition(": ")[2]
-    key = re.search(r'Key "(\w+)" does not exist', text)
-    if key:
+    if old := renamed_on_line(path, lines):
+        text = f"config.{old} has been renamed: use {RENAMED[old]}"
+    elif key := re.search(r'Key "(\w+)" does not exist', text):
         near = re.search(r'Did you mean "(\w+)"', text)
         text = f"there is no key {key[1]}." + (f" Did you mean {near[1]}?" if near else "")
     where = f", line {lines[-1]}" if lines else ""
     return f"{path}{where}: {text or type(error).__name__}"
 
 
+def renamed_on_line(path: str, lines: list[int]) -> str:
+    """Return the old key that the last of `lines` of a config file assigns, "" if there is none."""
+    source = linecache.getline(path, lines[-1]) if lines else ""
+    assigned = {match[1] for match in re.finditer(r"\b\w+\.([\w.]+)\s*=[^=]", source)}
+    return next((key for key in RENAMED if key in assigned), "")
+
+
 def workdir_of(values: flags.FlagValues) -> str:
-    """--workdir, or runs/<name of the config>; what is not training gets a directory of its own."""
+    """Return --workdir, or runs/<name of the config>; a mode other than training gets a directory of its own."""
     if values.workdir:
         return values.workdir
     path, _, argument = values["config"].config_filename.partition(":")

@@ -1,8 +1,8 @@
-"""The service that the processes of a run meet at, in a process of its own.
+"""JAX's coordination service in a process of its own.
 
-jax would keep it inside process 0, and when that one dies abort all the others from C++ before they can say a word.
-Here it outlives process 0, which holds the other end of its standard input: from the end of that on it waits for those
-who are still connected, who find out by the missing signs of life, and leaves with the last of them.
+JAX would run it inside process 0; when that process dies, JAX aborts all others from C++ before they can report why.
+Here the service outlives process 0, which holds the other end of its standard input. When that closes, the service
+stays until the remaining processes have noticed the missing heartbeats and disconnected.
 """
 
 from __future__ import annotations
@@ -23,24 +23,26 @@ READY = "ready"
 
 @contextlib.contextmanager
 def serving(address: str, count: int, deadline: float) -> Iterator[None]:
-    """Serve `count` processes at host:port for as long as the block lasts. Raises OSError when the port is taken, or
-    nothing is served, for `deadline` seconds."""
+    """Serve `count` processes at host:port during the block.
+
+    Raises OSError if the port is still taken, or the service has not started, after `deadline` seconds.
+    """
     port, until = int(address.rpartition(":")[2]), time.monotonic() + deadline
-    while _listens(port):  # the service of a run that is ending; two of them would share the port without a word
+    while _listens(port):  # perhaps the service of a run that is ending; two services would silently share the port
         if time.monotonic() > until:
-            raise OSError(f"no service at {address}: somebody else listens there")
+            raise OSError(f"no service at {address}: another process listens there")
         time.sleep(0.2)
     command = [sys.executable, "-m", "evolver.coordinator", address, str(count), str(2 * deadline)]
-    # A session of its own: Ctrl-C and a scheduler's signals are for the run, which needs the service to end in order.
+    # In its own session: Ctrl-C and a scheduler's signals end the run, which needs the service until the end.
     child = subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         start_new_session=True, cwd=Path(__file__).parents[1], env=os.environ | {"JAX_PLATFORMS": "cpu"},
     )  # fmt: skip
     timer = threading.Timer(deadline, child.kill)
     timer.start()
-    said = child.stdout.readline().strip()
+    line = child.stdout.readline().strip()
     timer.cancel()
-    if said != READY:
+    if line != READY:
         child.kill()
         why = (child.communicate()[1].strip().splitlines() or ["no answer"])[-1]
         raise OSError(f"no service at {address}: {why}")
@@ -63,7 +65,7 @@ def _listens(port: int) -> bool:
 
 
 def _clients(port: int) -> int:
-    """Connections to this machine's `port`; -1 where the kernel does not list them."""
+    """Return the number of connections to this machine's `port`; -1 if the kernel does not list them."""
     tables = [Path(f"/proc/net/{name}") for name in ("tcp", "tcp6")]
     if not tables[0].exists():
         return -1
@@ -72,16 +74,16 @@ def _clients(port: int) -> int:
 
 
 def main(address: str, count: str, patience: str) -> None:
-    """Serve `count` processes at host:port until standard input ends and, for `patience` seconds at most, they left."""
+    """Serve `count` processes at host:port until standard input closes and they disconnect, or `patience` s later."""
     for name in (signal.SIGINT, signal.SIGTERM):
         signal.signal(name, signal.SIG_IGN)
-    from jax._src.lib import _jax  # as jax.distributed does
+    from jax._src.lib import _jax  # as in jax.distributed
 
     port = int(address.rpartition(":")[2])
-    # Recoverable: it tells nobody to abort because another one is gone.
+    # recoverable: do not abort other processes when one dies.
     service = _jax.get_distributed_runtime_service(f"[::]:{port}", int(count), recoverable=True)
     print(READY, flush=True)
-    sys.stdin.read()  # until process 0 is done, or dead
+    sys.stdin.read()  # returns when process 0 is done or dead
     until = time.monotonic() + float(patience)
     while _clients(port) and time.monotonic() < until:
         time.sleep(0.1)

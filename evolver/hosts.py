@@ -1,8 +1,9 @@
-"""Several processes as one run: who they are, what they exchange, and how one that dies ends the others.
+"""Several processes as one run: connecting them, exchanging data, and ending all of them when one dies.
 
-Every process runs the same loop. Rollouts and labels are shared out and gathered again, so that all hold the same
-trajectories in the same order; the rest of the host's work is done by each alike, or by the first one, which then tells
-the others. Weights, updates and checkpoints belong to all devices together. The first process writes the books.
+Every process runs the same loop. Rollouts and labels are divided among the processes and gathered again, so that all of
+them hold the same trajectories in the same order. Other work on the host is repeated by every process, or done by the
+first one, which sends its result to the others. Weights, updates and checkpoints span all devices. Only the first
+process writes metrics and records.
 """
 
 from __future__ import annotations
@@ -23,70 +24,70 @@ import numpy as np
 from evolver import coordinator
 
 T = TypeVar("T")
-LOST = 75  # exit code of a process that ends because another one did: "try again", by sysexits.h
-BEAT = 1.0  # seconds between signs of life
+LOST = 75  # exit code of a process that ends because another one did; EX_TEMPFAIL of sysexits.h
+HEARTBEAT = 1.0  # seconds between two heartbeats
 
 
 class HostsError(Exception):
-    """The processes of a run did not find each other."""
+    """The processes of a run could not connect."""
 
 
 @contextlib.contextmanager
 def connected(config: Any) -> Iterator[None]:
-    """Join the other processes that `config.hosts` speaks of, for as long as the block lasts.
+    """Connect to the other processes of `config.hosts` for the duration of the block.
 
-    With `count` of 0 the scheduler says who they are (Slurm, Kubernetes, a TPU pod); 1 = this process is alone. Raises
-    HostsError when they do not meet within the deadline.
+    count=1 means a single process; with count=0 the scheduler (Slurm, Kubernetes, a TPU pod) provides the settings.
+    Raises HostsError if the processes do not connect within the deadline.
     """
     c = config.hosts
     if c.count == 1:
         yield
         return
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    jax.config.update("jax_enable_recoverability", True)  # nobody is told to abort because another one is gone
+    jax.config.update("jax_enable_recoverability", True)  # do not abort other processes when one dies
     with contextlib.ExitStack() as stack:
         try:
             _join(c, stack)
         except Exception as error:
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise HostsError(
-                f"process {c.index} of {c.count} did not meet the others at {c.coordinator or 'the coordinator'} "
-                f"within {c.deadline:g} s ({reason}). config.hosts.coordinator is host:port of process 0, the same for "
-                "all of them"
+                f"process {c.index} of {c.count} did not connect to the others at "
+                f"{c.coordinator or 'the coordinator'} within {c.deadline:g} s ({reason}). config.hosts.coordinator "
+                "must be host:port of process 0, the same for all processes"
             ) from None
         with _watched(c.deadline):
             yield
 
 
 def _join(c: Any, stack: contextlib.ExitStack) -> None:
-    """Meet the others at a service that process 0 starts, and that `stack` ends."""
+    """Connect to the coordination service; process 0 starts it, and `stack` stops it."""
     address, count, index, devices = c.coordinator, c.count, c.index, None
     if not c.count:
-        from jax._src.clusters import ClusterEnv  # as jax.distributed.initialize finds out, but before it
+        from jax._src.clusters import ClusterEnv  # as jax.distributed.initialize does, but needed before it
 
         address, count, index, devices = ClusterEnv.auto_detect_unset_distributed_params(
             None, None, None, None, None, int(c.deadline)
         )
-    who = {"coordinator_address": address, "num_processes": count, "process_id": index, "local_device_ids": devices}
+    settings = {"num_processes": count, "process_id": index, "local_device_ids": devices}
     if not index and address:
         stack.enter_context(coordinator.serving(address, count, c.deadline))
-        who["coordinator_bind_address"] = "127.0.0.1:0"  # of jax's own service, which nobody uses
+        settings["coordinator_bind_address"] = "127.0.0.1:0"  # of JAX's own service, which is not used
     elif address:
         await_port(address, c.deadline)
-    jax.distributed.initialize(**who, initialization_timeout=int(c.deadline))
+    jax.distributed.initialize(address, **settings, initialization_timeout=int(c.deadline))
 
 
 @contextlib.contextmanager
 def _watched(deadline: float) -> Iterator[None]:
-    """Watch over the others during the block, and take leave of them after it."""
+    """Exchange heartbeats with the other processes during the block, and sign off after it."""
     watch = Watch(deadline)
     watch.start()
     try:
         yield
     except BaseException as error:
         if isinstance(error, jax.errors.JaxRuntimeError) or "Gloo" in str(error):
-            watch.wait()  # for the other end of a collective, which may be gone: then this process ends there
-        # A checkpoint that is being written waits for the others, who leave, and would hold up the interpreter's end.
+            watch.wait()  # a collective failed: if its other end is dead, this process ends here with code 75
+        # A checkpoint in progress waits for the other processes, which are ending, and would block interpreter exit.
         give_up = threading.Timer(min(deadline, 30.0), os._exit, [1])
         give_up.daemon = True
         give_up.start()
@@ -96,19 +97,19 @@ def _watched(deadline: float) -> Iterator[None]:
     jax.distributed.shutdown()
 
 
-def _leave(why: str) -> None:
+def _exit(why: str) -> None:
     print(
-        f"\n{why}; process {jax.process_index()} ends too. The last checkpoint is unharmed: started again, all of them "
-        "go on from there.",
+        f"\n{why}; process {jax.process_index()} ends too. The last checkpoint is intact: start all processes again to "
+        "resume from it.",
         file=sys.stderr, flush=True,
     )  # fmt: skip
     os._exit(LOST)
 
 
 def await_port(address: str, deadline: float) -> None:
-    """Return once somebody listens at host:port; raises the last OSError after `deadline` seconds.
+    """Return once host:port accepts connections. Raises the last OSError after `deadline` seconds.
 
-    Left to jax, a client without its coordinator aborts the process from C++, and no message of ours is ever printed.
+    JAX would abort a client without its coordinator from C++, before it could print a message of ours.
     """
     host, _, port = address.rpartition(":")
     until = time.monotonic() + deadline
@@ -123,11 +124,14 @@ def await_port(address: str, deadline: float) -> None:
 
 
 class Watch:
-    """Signs of life between the processes, in a thread. One that is silent for `deadline` seconds, or that says it
-    failed, ends this process: it would wait for the other in a collective for ever."""
+    """Heartbeats between the processes, in a thread.
+
+    This process exits when another one reports a failure or sends no heartbeat for `deadline` seconds: it would wait
+    forever for that process in the next collective.
+    """
 
     def __init__(self, deadline: float):
-        from jax._src import distributed  # the one way to the service that all processes are connected to
+        from jax._src import distributed  # there is no public access to the coordination client
 
         self._client = distributed.global_state.client
         self._deadline = deadline
@@ -140,86 +144,86 @@ class Watch:
         self._thread.start()
 
     def stop(self, failure: str = "") -> None:
-        """This process ends: well, or for the reason given, which the others are told."""
+        """Stop, and tell the other processes that this one is done, or failed for the given reason."""
         self._ended.set()
-        self._thread.join(2 * BEAT)
+        self._thread.join(2 * HEARTBEAT)
         with contextlib.suppress(Exception):
-            self._say(f"failed {failure}" if failure else "done")
+            self._publish(f"failed {failure}" if failure else "done")
 
     def wait(self) -> None:
-        """Return if everybody is alive."""
-        self._ended.wait(self._deadline + 3 * BEAT)
+        """Wait long enough to notice that another process is dead, which ends this one."""
+        self._ended.wait(self._deadline + 3 * HEARTBEAT)
 
-    def _say(self, what: str) -> None:
-        self._client.key_value_set(f"evolver/alive/{self._me}", f"{self._name}|{what}", allow_overwrite=True)
+    def _publish(self, state: str) -> None:
+        self._client.key_value_set(f"evolver/alive/{self._me}", f"{self._name}|{state}", allow_overwrite=True)
 
     def _run(self) -> None:
-        seen = {i: ("", time.monotonic()) for i in range(self._count)}
+        last = {i: ("", time.monotonic()) for i in range(self._count)}  # each process's message and when it changed
         beat = 0
-        while not self._ended.wait(BEAT):
+        while not self._ended.wait(HEARTBEAT):
             beat += 1
-            now, said = time.monotonic(), {}
+            now = time.monotonic()
             try:
-                self._say(str(beat))
+                self._publish(str(beat))
                 pairs = self._client.key_value_dir_get("evolver/alive/")
-                said = {int(key.rpartition("/")[2]): text for key, text in pairs}
-            except Exception:  # the service lives beside process 0: it is that machine which is silent
-                said = {}
+                messages = {int(key.rpartition("/")[2]): text for key, text in pairs}
+            except Exception:  # the service, on process 0's machine, is unreachable: process 0 counts as silent
+                messages = {}
             for i in range(self._count):
-                text = said.get(i, seen[i][0])
-                if text != seen[i][0]:
-                    seen[i] = text, now
-                who, _, what = text.partition("|")
-                if what.startswith("failed"):
-                    self._end(f"process {who or i} failed ({what.removeprefix('failed ')})")
-                if what != "done" and now - seen[i][1] > self._deadline and i != self._me:
-                    self._end(f"process {who or i} of {self._count} has given no sign of life for {self._deadline:g} s")
+                text = messages.get(i, last[i][0])
+                if text != last[i][0]:
+                    last[i] = text, now
+                name, _, state = text.partition("|")
+                if state.startswith("failed"):
+                    self._end(f"process {name or i} failed ({state.removeprefix('failed ')})")
+                if state != "done" and now - last[i][1] > self._deadline and i != self._me:
+                    self._end(f"process {name or i} of {self._count} sent no heartbeat for {self._deadline:g} s")
 
     def _end(self, why: str) -> None:
         if not self._ended.is_set():
-            _leave(why)
+            _exit(why)
 
 
-# --- what they exchange -----------------------------------------------------------------------------------------------
+# --- exchanging data --------------------------------------------------------------------------------------------------
 
 
 def first() -> bool:
-    """Whether this process writes the books."""
+    """Return True in the process that writes metrics and records."""
     return jax.process_index() == 0
 
 
 def share(items: Sequence[T]) -> list[T]:
-    """This process's part: every n-th, so that long and short ones are spread alike."""
+    """Return this process's part: every n-th item, which balances long and short ones."""
     return list(items[jax.process_index() :: jax.process_count()])
 
 
-def whole(part: Sequence[T]) -> list[T]:
-    """All items in their order, from the parts that `share` gave."""
+def gather_shares(part: Sequence[T]) -> list[T]:
+    """Return all items in their original order, from the parts that `share` made."""
     return interleaved(gather(list(part)))
 
 
 def interleaved(parts: Sequence[Sequence[T]]) -> list[T]:
-    """The inverse of `share`, given the parts of all processes."""
+    """Return the items of all parts in their original order: the inverse of `share`."""
     return [parts[i % len(parts)][i // len(parts)] for i in range(sum(map(len, parts)))]
 
 
 def gather(value: T) -> list[T]:
-    """What each process gives here, in their order. All have to come, and wait for each other."""
+    """Return the values of all processes, by process index. Every process must call this; they wait for each other."""
     if jax.process_count() == 1:
         return [value]
     from jax.experimental import multihost_utils
 
     mine = np.frombuffer(pickle.dumps(value), np.uint8)
     sizes = multihost_utils.process_allgather(np.array([mine.size], np.int32))[:, 0]
-    width = 1 << int(sizes.max() - 1).bit_length()  # few shapes, each of which is a program
+    width = 1 << int(sizes.max() - 1).bit_length()  # few shapes, because each one is compiled
     padded = np.zeros(width, np.uint8)
     padded[: mine.size] = mine
     everything = multihost_utils.process_allgather(padded)
     return [pickle.loads(row[:size].tobytes()) for row, size in zip(everything, sizes)]
 
 
-def led(part: Any, work: Callable[[], T]) -> T:
-    """`work()`, done by the first process alone. The others take over its result, and the state of `part`."""
+def on_first(part: Any, work: Callable[[], T]) -> T:
+    """Run `work()` in the first process only; return its result, and copy the state of `part`, in all processes."""
     if jax.process_count() == 1:
         return work()
     value, state = gather((work(), part.state()) if first() else None)[0]
@@ -228,20 +232,20 @@ def led(part: Any, work: Callable[[], T]) -> T:
     return value
 
 
-def merged(metrics: dict[str, float]) -> dict[str, float]:
-    """Figures of all processes: rates are averaged, counts added up."""
-    every = gather(metrics)
-    if len(every) == 1:
+def merge_metrics(metrics: dict[str, float]) -> dict[str, float]:
+    """Return the metrics of all processes combined: rates are averaged, counts are added."""
+    parts = gather(metrics)
+    if len(parts) == 1:
         return metrics
-    sums = {name: sum(m.get(name, 0.0) for m in every) for name in metrics}
-    return {name: total / len(every) if name.endswith("_rate") else total for name, total in sums.items()}
+    sums = {name: sum(part.get(name, 0.0) for part in parts) for name in metrics}
+    return {name: total / len(parts) if name.endswith("_rate") else total for name, total in sums.items()}
 
 
 def local(params: Any) -> Any:
-    """Arrays of all devices as whole arrays of this process's first device."""
+    """Return arrays sharded over all processes as whole arrays on this process's first device."""
     if all(x.is_fully_addressable for x in jax.tree.leaves(params)):
         return params
-    everywhere = jax.sharding.PartitionSpec()
     mesh = jax.tree.leaves(params)[0].sharding.mesh
-    copied = jax.jit(lambda x: x, out_shardings=jax.sharding.NamedSharding(mesh, everywhere))(params)
+    replicated = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+    copied = jax.jit(lambda x: x, out_shardings=replicated)(params)
     return jax.tree.map(lambda x: x.addressable_data(0), copied)

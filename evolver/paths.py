@@ -1,4 +1,4 @@
-"""Where the files are that a config names."""
+"""Resolution of the paths that a config names."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ ROOT = Path(__file__).parents[1]
 
 
 def resolve(path: str) -> Path:
-    """A path as the user meant it: from here, or from the root of this code (where configs point to assets)."""
+    """Return a path relative to the working directory, or to the root of this code, where the assets of configs lie."""
     here = Path(path).expanduser()
     return here if here.exists() or here.is_absolute() else ROOT / path if (ROOT / path).exists() else here
 
 
 def model_folder(path: str, *, weights: bool = False) -> Path:
-    """The directory of `model.path`: itself, or where the hub's model of that id lies, downloaded if need be.
+    """Return the directory of `model.path`: the path itself, or the download of a Hub id, fetched if necessary.
 
-    Without `weights`, config and tokenizer only. Raises models.hf.ModelError.
+    Without `weights` only config and tokenizer are fetched. Raises models.hf.ModelError.
     """
     folder = resolve(path)
     if folder.exists() or folder.is_absolute():

@@ -1,9 +1,9 @@
-"""Rollouts that run while earlier ones are trained on: with `rollout.async_depth` the engine is never left to wait.
+"""Rollouts that run during training: with `rollout.async_depth` the engine never waits for the learner.
 
-The unit is the group of one task. Each iteration starts as many groups as it trains on; those of a step are started
-`depth` iterations ahead. A step takes the groups that are due and, of the others, the first that are done: a slow
-group trains some steps later, at most as many as the bound on staleness allows, and nobody waits for it until then.
-A rollout goes on over weight updates; every turn of it names the version that sampled it.
+The unit is the group of one task. Each iteration starts as many groups as it trains on, `depth` steps ahead. A step
+trains on the groups that are due and then on the first others that are done. A slow group trains some steps later,
+within the bound on staleness, and is not waited for until then. Rollouts continue across weight updates; every turn
+records the version that sampled it.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ Grade = Callable[[list[Trajectory]], None]
 
 @dataclass(eq=False)
 class _Group:
-    step: int  # that it was started for
+    step: int  # the training step that it was started for
     task: asyncio.Task[list[Trajectory]]
 
 
 class Pipeline:
-    """Groups in flight. All methods but `close` and `busy` run on the event loop of the rollouts.
+    """Groups in flight. `launch`, `collect` and `close` run on the event loop of the rollouts.
 
-    depth: steps that rollouts are started ahead. bound: versions between the weights that began a rollout and those
-    that are trained with it; at least `depth`. concurrency: rollouts at a time, of all groups together. judges: groups
-    that are judged at a time.
+    depth: training steps that rollouts are started ahead. bound: greatest allowed staleness, in weight versions
+    between the start of a rollout and its training; at least `depth`. concurrency: rollouts in flight, over all
+    groups. judges: groups graded at a time.
     """
 
     def __init__(self, *, depth: int, bound: int, concurrency: int = 64, judges: int = 1):
@@ -42,22 +42,21 @@ class Pipeline:
         self.depth, self.slack = depth, bound - depth
         self.places = asyncio.Semaphore(concurrency)
         self.launched = 0  # the last step whose groups were started
-        self.collected = 0.0  # when the last step's groups were, on the monotonic clock
+        self.collected = 0.0  # time of the last `collect`, on the monotonic clock
         self._judges = ThreadPoolExecutor(judges, thread_name_prefix="judge")
         self._groups: list[_Group] = []
 
     @property
     def busy(self) -> bool:
-        """Whether anything is in flight."""
+        """True if any group is still in flight."""
         return any(not group.task.done() for group in self._groups)
 
     def ahead(self, step: int, last: int) -> range:
-        """Steps to start now: up to `depth` beyond `step`, up to the `last` of the run, each once."""
+        """Return the steps to start now: those up to `depth` beyond `step` and up to `last` that were not started."""
         return range(max(step, self.launched + 1), min(step + self.depth, last) + 1)
 
     def launch(self, step: int, groups: Sequence[Sequence[Job]], play: Play, grade: Grade) -> None:
-        """Start the groups of a step. grade: called in a thread with the trajectories of each group as it ends, while
-        others go on."""
+        """Start the groups of a step. grade: called on a thread with the trajectories of each group that ends."""
 
         async def run(jobs: Sequence[Job]) -> list[Trajectory]:
             trajectories = await play(jobs)
@@ -68,8 +67,10 @@ class Pipeline:
         self._groups += [_Group(step, asyncio.create_task(run(jobs))) for jobs in groups]
 
     async def collect(self, step: int, count: int, show: Callable[[int, int], None]) -> tuple[list[Trajectory], int]:
-        """The rollouts of `count` groups to train `step` on, in the order they were started, and how many groups of
-        them are late. show: called with the groups that are done and `count`. Raises what a group raised."""
+        """Return the trajectories of `count` groups to train `step` on, due groups first, and the count of late groups.
+
+        show: called with the number of groups done and `count`. Raises what a group raised.
+        """
         count = min(count, len(self._groups))
         while True:
             done = [group for group in self._groups if group.task.done()]
@@ -88,11 +89,11 @@ class Pipeline:
         return [trajectory for group in chosen for trajectory in group.task.result()], late
 
     def figures(self) -> dict[str, Any]:
-        """Groups that are started and not trained on, and those of them that are done."""
+        """Return metrics: groups that have not trained yet, and how many of them are done."""
         return {"async/groups": len(self._groups), "async/done": sum(g.task.done() for g in self._groups)}
 
     async def close(self) -> None:
-        """Abandon what is in flight: it is started again, with newer weights, by whoever resumes."""
+        """Cancel everything in flight. A resumed run starts these groups again, with newer weights."""
         for group in self._groups:
             group.task.cancel()
         await asyncio.gather(*(group.task for group in self._groups), return_exceptions=True)

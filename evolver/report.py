@@ -1,4 +1,4 @@
-"""What a run achieved, read from its workdir alone: a table, `summary.md` and `curve.png`.
+"""The report on a run: a table, `summary.md` and `curve.png`, from the files of its workdir alone.
 
 python -m evolver.report runs/quickstart
 """
@@ -11,12 +11,14 @@ from typing import Any
 
 import numpy as np
 
-from evolver.books import Workdir, clock, write_atomically
-from evolver.llm_store import Ledger, ledger_lines
+from evolver.llm.store import accounts, ledger_lines
+from evolver.progress import clock
+from evolver.workdir import Workdir
+from models.files import write_atomically
 from rl.evaluation import Scores, interval, paired_difference
 
 EVAL, ORIGINAL, SYNTHETIC = "#1b4f72", "#d35400", "#16a085"
-FATES = {  # colours of the ledger, most frequent first
+FATES = {  # colours in the plot, from bottom to top
     "trained": "#5b8db8",
     "no_signal": "#d5d8dc",
     "overlong": "#f5cba7",
@@ -26,7 +28,7 @@ FATES = {  # colours of the ledger, most frequent first
 
 
 def report(path: str | Path) -> str:
-    """Write `summary.md` and `curve.png`; returns the table and where the picture is, for the terminal."""
+    """Write `summary.md` and `curve.png`. Return the table and the path of the curve, for the terminal."""
     workdir = Workdir(path)
     text = table(workdir)
     draw(workdir, workdir / "curve.png")
@@ -35,10 +37,10 @@ def report(path: str | Path) -> str:
 
 
 def table(workdir: Workdir) -> str:
-    """Before and after on the same tasks, with 95% intervals over tasks; the change is paired."""
+    """Return the table of the first and last evaluation, with 95% intervals over tasks and the paired change."""
     scores = workdir.scores()
     if not scores:
-        return "no evaluation was run (config.eval.every=0)"
+        return "there is no evaluation (config.eval.every=0)"
     first, last = min(scores), max(scores)
     before, after = scores[first], scores[last]
     split = (workdir.config() or {}).get("config", {}).get("eval", {}).get("split", "held-out")
@@ -55,23 +57,23 @@ def table(workdir: Workdir) -> str:
 
 
 def single_rows(scores: Scores) -> list[tuple[str, ...]]:
-    """Rows of one evaluation."""
-    return [(name, estimate(value_N)) for name, value_N in measured(scores)]
+    """Return the rows of one evaluation."""
+    return [(name, estimate(value_N)) for name, value_N in measures(scores)]
 
 
 def paired_rows(before: Scores, after: Scores) -> list[tuple[str, ...]]:
-    """Rows of two evaluations of the same tasks."""
-    then, rows = dict(measured(before)), []
-    for name, now_N in measured(after):
-        if name in then and len(then[name]) == len(now_N):
-            mean, low, high = paired_difference(then[name], now_N)
+    """Return the rows of two evaluations of the same tasks."""
+    before_N, rows = dict(measures(before)), []
+    for name, after_N in measures(after):
+        if name in before_N and len(before_N[name]) == len(after_N):
+            mean, low, high = paired_difference(before_N[name], after_N)
             change = f"{100 * mean:+.1f} [{100 * low:+.1f}, {100 * high:+.1f}]"
-            rows.append((name, estimate(then[name]), estimate(now_N), change))
+            rows.append((name, estimate(before_N[name]), estimate(after_N), change))
     return rows
 
 
-def measured(scores: Scores) -> list[tuple[str, np.ndarray]]:
-    """(name, one value per task) of each measure that the table shows."""
+def measures(scores: Scores) -> list[tuple[str, np.ndarray]]:
+    """Return (name, value_N) of each measure in the table, one value per task."""
     names = [name for name in scores.names if name != "score"]
     rows = [(name, scores.per_task(name)) for name in names]
     difficulty_N = np.asarray(scores.difficulty_N)
@@ -82,13 +84,13 @@ def measured(scores: Scores) -> list[tuple[str, np.ndarray]]:
 
 
 def estimate(value_N: np.ndarray) -> str:
-    """ "61.2 [55.0, 67.1]"."""
+    """Return the mean in percent with its 95% interval: "61.2 [55.0, 67.1]"."""
     low, high = interval(value_N)
     return f"{100 * value_N.mean():.1f} [{100 * low:.1f}, {100 * high:.1f}]"
 
 
 def columns(rows: list[tuple[str, ...]], head: tuple[str, ...]) -> list[str]:
-    """Rows as aligned text, the first column to the left."""
+    """Return a header, a rule and the rows as aligned lines of text; the first column is left-aligned."""
     widths = [max(len(row[i]) for row in [head, *rows]) for i in range(len(head))]
     lines = []
     for first, *others in [head, *rows]:
@@ -98,14 +100,15 @@ def columns(rows: list[tuple[str, ...]], head: tuple[str, ...]) -> list[str]:
 
 
 def summary(workdir: Workdir, text: str) -> str:
-    """The text of `summary.md`."""
+    """Return the text of `summary.md`. text: the table."""
     record, metrics = workdir.config() or {}, workdir.metrics()
     config, last = record.get("config", {}), metrics[-1] if metrics else {}
     fates: dict[str, float] = {}
     for line in metrics:
         for key, value in line.items():
             if key.startswith("ledger/") and key != "ledger/rollouts":
-                fates[key.removeprefix("ledger/")] = fates.get(key.removeprefix("ledger/"), 0) + (value or 0)
+                fate = key.removeprefix("ledger/")
+                fates[fate] = fates.get(fate, 0) + (value or 0)
     total = sum(fates.values())
     mechanisms = [m for m in ("questioning", "navigating", "attributing") if config.get(m, {}).get("enabled")]
     facts = [
@@ -122,36 +125,33 @@ def summary(workdir: Workdir, text: str) -> str:
     lines = [f"# {workdir.path.name}", "", "![learning curve](curve.png)", "", "```", text, "```", ""]
     lines += [f"- {name}: {value}" for name, value in facts if value is not None]
     if total:
-        lines += ["", "What became of the rollouts:", "", "| fate | rollouts | share |", "|---|---:|---:|"]
+        lines += ["", "Rollouts by fate:", "", "| fate | rollouts | share |", "|---|---:|---:|"]
         ranked = sorted(fates.items(), key=lambda item: -item[1])
         lines += [f"| {fate} | {count:,.0f} | {count / total:.1%} |" for fate, count in ranked if count]
     return "\n".join([*lines, *chat_lines(workdir)]) + "\n"
 
 
 def chat_lines(workdir: Workdir) -> list[str]:
-    """What the language models beside the policy were asked, by role, from the ledger `llm.jsonl`."""
-    accounts, times = Ledger(workdir / "llm.jsonl").total, {}
-    for line in ledger_lines(workdir / "llm.jsonl"):
-        if line["what"] == "call":
-            times.setdefault(line["role"], []).append(line.get("seconds", 0.0))
-    if not accounts:
+    """Return the table of the calls to language models by role, from `llm.jsonl`; [] if there were none."""
+    lines = ledger_lines(workdir / "llm.jsonl")
+    if not lines:
         return []
     head = (
-        "| role | calls | from the cache | tokens in | tokens out | money | seconds p50 / p95 | failed attempts"
-        " | unanswered |"
+        "| role | calls | cached | tokens in | tokens out | money | seconds p50 / p95 | failed attempts | unanswered |"
     )
-    rows = ["", "What language models were asked:", "", head, "|---|" + "---:|" * 8]
-    for role, a in sorted(accounts.items()):
-        share = f"{a.hits:,} ({a.hits / (a.calls + a.hits):.1%})" if a.calls + a.hits else "0"
-        p50, p95 = np.percentile(times.get(role, [0.0]), [50, 95])
+    rows = ["", "Calls to language models:", "", head, "|---|" + "---:|" * 8]
+    for role, a in sorted(accounts(lines).items()):
+        seconds = [line.get("seconds", 0.0) for line in lines if line["role"] == role and line["what"] == "call"]
+        p50, p95 = np.percentile(seconds or [0.0], [50, 95])
+        cached = f"{a.hits:,} ({a.hits / (a.calls + a.hits):.1%})" if a.calls + a.hits else "0"
         failed = ", ".join(f"{kind} {count}" for kind, count in a.failures.most_common()) or "0"
-        figures = [f"{a.calls:,}", share, f"{a.prompt_tokens:,}", f"{a.completion_tokens:,}", f"{a.money:.4g}"]
-        rows.append(f"| {role} | {' | '.join(figures)} | {p50:.2f} / {p95:.2f} | {failed} | {a.unanswered} |")
+        cells = [f"{a.calls:,}", cached, f"{a.prompt_tokens:,}", f"{a.completion_tokens:,}", f"{a.money:.4g}"]
+        rows.append(f"| {role} | {' | '.join(cells)} | {p50:.2f} / {p95:.2f} | {failed} | {a.unanswered} |")
     return rows
 
 
 def draw(workdir: Workdir, path: Path) -> None:
-    """The learning curve: held-out success with its interval, success in training, and what became of the rollouts."""
+    """Draw the learning curve: held-out success with its interval, success in training, and the fates of rollouts."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -171,7 +171,7 @@ def draw(workdir: Workdir, path: Path) -> None:
 
 
 def draw_success(axes: Any, scores: dict[int, Scores], metrics: list[dict[str, Any]]) -> None:
-    """Success in percent over steps."""
+    """Draw success in percent over steps."""
     ends = []
     for origin, colour in (("original", ORIGINAL), ("synthetic", SYNTHETIC)):
         points = [(m["step"], 100 * m[key]) for m in metrics if m.get(key := f"rollout/success/{origin}") is not None]
@@ -197,20 +197,19 @@ def draw_success(axes: Any, scores: dict[int, Scores], metrics: list[dict[str, A
 
 
 def label_ends(axes: Any, ends: list[tuple[float, str, str]]) -> None:
-    """A name at the right end of each curve, moved apart where they would overlap."""
-    places, gap = [], 6.0
+    """Write a name at the right end (value, name, colour) of each curve; move names apart that would overlap."""
+    height, gap = -np.inf, 6.0
     for value, text, colour in sorted(ends, key=lambda end: end[0]):
-        place = max(value, places[-1] + gap) if places else max(value, 2.0)
-        places.append(place)
+        height = max(value, height + gap, 2.0)
         weight = "bold" if colour == EVAL else "normal"
         axes.annotate(
-            f"{text}  {value:.0f}%", (1.0, place), xycoords=("axes fraction", "data"), xytext=(8, 0),
+            f"{text}  {value:.0f}%", (1.0, height), xycoords=("axes fraction", "data"), xytext=(8, 0),
             textcoords="offset points", va="center", color=colour, fontsize=9, fontweight=weight,
         )  # fmt: skip
 
 
 def draw_ledger(axes: Any, metrics: list[dict[str, Any]]) -> None:
-    """Shares of the rollouts of each step: trained, and why not."""
+    """Draw the share of each fate among the rollouts of each step."""
     lines = [m for m in metrics if m.get("ledger/rollouts")]
     if not lines:
         axes.set_visible(False)
@@ -228,17 +227,17 @@ def draw_ledger(axes: Any, metrics: list[dict[str, Any]]) -> None:
 
 
 def smooth(value_S: np.ndarray, window: int = 5) -> np.ndarray:
-    """Centred moving mean, over what there is at the ends."""
+    """Return the centred moving mean; at the ends, over the values that exist."""
     half = window // 2
     return np.array([value_S[max(0, i - half) : i + half + 1].mean() for i in range(len(value_S))])
 
 
 def main(folders: list[str]) -> int:
-    """Report on each run; 1 where a folder holds nothing to report on."""
+    """Print the report on each run. Return 1 if a folder holds no run, else 0."""
     for folder in folders:
         workdir = Workdir(folder)
         if not (workdir.metrics() or workdir.scores()):
-            print(f"{folder}: nothing to report on, there is neither metrics.jsonl nor eval/ in it", file=sys.stderr)
+            print(f"{folder}: nothing to report on: it contains neither metrics.jsonl nor eval/", file=sys.stderr)
             return 1
         print(report(folder))
     return 0

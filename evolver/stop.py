@@ -1,4 +1,4 @@
-"""Ctrl-C without loss: the first one ends the run at the nearest safe point, the second ends it now."""
+"""Ctrl-C without loss: the first one ends the run at the next safe point, the second one at once."""
 
 from __future__ import annotations
 
@@ -14,21 +14,20 @@ T = TypeVar("T")
 
 
 class Interrupted(Exception):
-    """The user asked the run to end; what was being done can be abandoned."""
+    """The user asked the run to end; the work in progress can be abandoned."""
 
 
 class RunEnds(Exception):
-    """Going on makes no sense or was not paid for: the run ends here with what is complete saved. The message is for
-    the user and says what to change."""
+    """The run cannot continue; it ends with everything complete saved. The message tells the user what to change."""
 
 
 class Stop:
-    """Handles SIGINT and SIGTERM while it is open, and runs coroutines that may be abandoned.
+    """Handles SIGINT and SIGTERM inside a `with` block, and runs coroutines that may be abandoned.
 
-    An update is never cut: `run` is for rollouts, whose loss costs nothing but their time.
+    Only rollouts go through `run`, because abandoning them loses nothing but time; an update is never interrupted.
 
-    background: keep the event loop running, in a thread of its own, while nobody waits for it. Otherwise it runs in
-    the caller's thread and rests in between.
+    background: run the event loop continuously on its own thread. Otherwise it runs on the caller's thread, during
+    `run` and `finish` only.
     """
 
     def __init__(self, *, background: bool = False):
@@ -58,7 +57,7 @@ class Stop:
         self._runner.close()
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """The result of the coroutine. Raises Interrupted when the user asked for the end meanwhile, or before."""
+        """Return the result of a coroutine. Raises Interrupted if the user asks the run to end before that."""
         if self.asked:
             coroutine.close()
             raise Interrupted
@@ -78,13 +77,13 @@ class Stop:
         return result
 
     def finish(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """The result of a coroutine that is not to be abandoned."""
+        """Return the result of a coroutine that must not be abandoned."""
         if self._thread is None:
             return self._runner.run(coroutine)
         return asyncio.run_coroutine_threadsafe(coroutine, self._runner.get_loop()).result()
 
     def check(self) -> None:
-        """Raise Interrupted if the user asked for the end: a place where stopping is safe."""
+        """Raise Interrupted if the user has asked the run to end. Called where stopping is safe."""
         if self.asked:
             raise Interrupted
 
@@ -92,6 +91,6 @@ class Stop:
         if self.asked:
             raise KeyboardInterrupt
         self.asked = True
-        print("\nstopping at the nearest safe point; once more to stop at once", file=sys.stderr, flush=True)
+        print("\nstopping at the next safe point; press Ctrl-C again to stop at once", file=sys.stderr, flush=True)
         if self._cancel:
             self._cancel()

@@ -1,55 +1,83 @@
-"""Reading what happened in an episode: which steps reached the world, and where the values of an action come from.
+"""Helpers that read and replay episodes: which turns reached the world, and where the values of an action come from.
 
-A call can only be made by someone who knows its arguments. Replays and minimised solutions that ignore this keep a
-booking and drop the search that told its flight number, so both mechanisms ask these functions.
+An agent can only make a call if it knows the arguments. A replay that ignores this keeps a booking but drops the search
+that revealed its flight number. Self-questioning and self-attributing both use these functions to avoid that.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from envs.toolcalls import parse
-from envs.world import Message, Observation
-from rl.trajectory import Step, StopReason, Trajectory
+from envs.world import Message, Observation, Task, World
+from rl.trajectory import StopReason, Trajectory, Turn
 
-_BROKEN = (StopReason.ENV_ERROR, StopReason.ENV_TIMEOUT, StopReason.CANCELLED)
 _CUT = (StopReason.LENGTH, StopReason.CONTEXT_FULL)
 _WORD = re.compile(r"\w+")
 _INJECTED = re.compile(r"<EXP>.*?(?:</EXP>|$)\n?", re.DOTALL)
 
 
-def broken(trajectory: Trajectory) -> bool:
-    """Whether the environment or a deadline ended the episode: what it shows is not the policy's doing."""
-    return trajectory.stop in _BROKEN
+# --- replay ----------------------------------------------------------------------------------------------------------
 
 
-def played(trajectory: Trajectory) -> list[Step]:
-    """The steps that reached the world: a last generation that was cut by its limit did not."""
-    steps = trajectory.steps
-    cut = trajectory.stop in _CUT and steps and steps[-1].completion.stop == "length"
-    return steps[:-1] if cut else list(steps)
+def play(world: World, task: Task, actions: Iterable[str]) -> None:
+    """Play `actions` from the start of `task` until they are used up or the episode ends."""
+    world.reset(task, task.seed)
+    for action in actions:
+        result = world.step(action)
+        if result.terminated or result.truncated:
+            break
+
+
+def snapshot_of(world: World) -> Any:
+    """Return a snapshot of the episode, None if the world has no snapshots."""
+    try:
+        return world.snapshot()
+    except NotImplementedError:
+        return None
+
+
+def renaming(before: Sequence[str], after: Sequence[str], same_kind: Callable[[str, str], bool]) -> dict[str, str]:
+    """Return {old id: new id}: words that differ at the same position of two answers to one call.
+
+    When an earlier call is left out of a replay, the world may hand out other ids. `same_kind(old, new)` says if two
+    words can be ids of the same thing. Answers of different length give {}.
+    """
+    if len(before) != len(after):
+        return {}
+    return {a: b for a, b in zip(before, after, strict=True) if a != b and same_kind(a, b)}
+
+
+def played(trajectory: Trajectory) -> list[Turn]:
+    """Return the turns that reached the world: all but a last generation that was cut by its token limit."""
+    turns = trajectory.turns
+    cut = trajectory.stop in _CUT and turns and turns[-1].completion.stop == "length"
+    return turns[:-1] if cut else list(turns)
+
+
+# --- words and values ------------------------------------------------------------------------------------------------
 
 
 def words(text: str) -> str:
-    """Lower-case words, one blank around each: `" a b " in words(text)` asks for whole words in sequence."""
+    """Return the lower-case words with one blank around each, so that `" a b " in words(text)` matches whole words."""
     return f" {' '.join(_WORD.findall(text.lower()))} "
 
 
 def text_of(messages: Sequence[Message]) -> str:
-    """The contents of messages, one after the other."""
+    """Return the contents of messages, joined by newlines."""
     return "\n".join(str(message.get("content") or "") for message in messages)
 
 
 def opening_words(observation: Observation) -> str:
-    """What is known before the first action: the opening messages and the tool schemas."""
+    """Return the `words` that are known before the first action: opening messages and tool schemas."""
     return words(text_of(observation.messages) + "\n" + json.dumps(observation.tools))
 
 
 def leaves(value: Any) -> list[Any]:
-    """The strings and numbers inside a JSON value, in order."""
+    """Return the strings and numbers inside a JSON value, in order."""
     if isinstance(value, dict):
         return [leaf for inner in value.values() for leaf in leaves(inner)]
     if isinstance(value, list | tuple):
@@ -58,22 +86,21 @@ def leaves(value: Any) -> list[Any]:
 
 
 def values_used(action: str) -> list[str]:
-    """The values an assistant turn relies on, as `words`: the arguments of its calls, or without calls its text.
+    """Return the values an action relies on, as `words`: the arguments of its calls or, without calls, its text.
 
-    Values of one character are left out: a "2" is found in any observation.
+    Values of one character are left out, because a "2" occurs in almost any observation.
     """
     turn = parse(action)
-    told = [str(leaf) for call in turn.calls for leaf in leaves(call.arguments)]
+    values = [str(leaf) for call in turn.calls for leaf in leaves(call.arguments)]
     if not turn.calls:
-        told = _WORD.findall(turn.content)
-    found = dict.fromkeys(words(value) for value in told)
-    return [value for value in found if len(value) > 3]
+        values = _WORD.findall(turn.content)
+    return [value for value in dict.fromkeys(words(value) for value in values) if len(value) > 3]
 
 
 def values_needed(actions: Sequence[str], observations: Sequence[str], opening: str) -> list[tuple[str, ...]]:
-    """For each action the values it took from an earlier observation: used, not in the opening, and shown before it.
+    """Return, for each action, the values it took from an earlier observation: shown before it, not in the opening.
 
-    `observations` and `opening` are `words`. A value that nothing before the action showed is no one's to give.
+    `observations` and `opening` are `words`. A value that nothing showed before the action is left out.
     """
     needed, shown = [], ""
     for action, observation in zip(actions, observations, strict=True):
@@ -82,37 +109,39 @@ def values_needed(actions: Sequence[str], observations: Sequence[str], opening: 
     return needed
 
 
-# --- for readers: people and language models -------------------------------------------------------------------------
+# --- text for people and language models -----------------------------------------------------------------------------
 
 
 def without_experience(text: str) -> str:
-    """The text without injected experience, also where a policy repeats some of it."""
+    """Return the text without injected experience, including parts of it that a policy repeats."""
     return _INJECTED.sub("", text)
 
 
 def shortened(text: str, limit: int) -> str:
-    """At most about `limit` characters: the middle is left out at a visible mark."""
+    """Return at most about `limit` characters: the middle is replaced by a visible mark."""
     if len(text) <= limit:
         return text
     head, tail = (2 * limit) // 3, limit - (2 * limit) // 3
     return f"{text[:head]}\n[... {len(text) - head - tail} characters left out ...]\n{text[-tail:]}"
 
 
-def transcript(steps: Sequence[tuple[str, str]], limit: int) -> str:
-    """Numbered (action, observation) pairs between marks, each cut to `limit` characters."""
+def transcript(exchanges: Sequence[tuple[str, str]], limit: int) -> str:
+    """Number (action, observation) pairs and put them between marks, each text cut to `limit` characters."""
     blocks = []
-    for number, (action, observation) in enumerate(steps, 1):
-        told, shown = shortened(action, limit), shortened(observation, limit)
-        blocks.append(f">>> STEP {number}\n<<ACTION>>\n{told}\n<<OBSERVATION>>\n{shown}\n<<END OF STEP {number}>>")
+    for number, (action, observation) in enumerate(exchanges, 1):
+        action, observation = shortened(action, limit), shortened(observation, limit)
+        blocks.append(
+            f">>> STEP {number}\n<<ACTION>>\n{action}\n<<OBSERVATION>>\n{observation}\n<<END OF STEP {number}>>"
+        )
     return "\n\n".join(blocks) or "(no step was taken)"
 
 
-def steps_of(trajectory: Trajectory) -> list[tuple[str, str]]:
-    """(action, observation) of every step, injected experience removed."""
-    return [(without_experience(s.action), without_experience(text_of(s.observation))) for s in trajectory.steps]
+def exchanges_of(trajectory: Trajectory) -> list[tuple[str, str]]:
+    """Return (action, observation) of every turn, without injected experience."""
+    return [(without_experience(t.action), without_experience(text_of(t.observation))) for t in trajectory.turns]
 
 
 def rules_of(messages: Sequence[Message], limit: int) -> str:
-    """The system messages of an opening: what the agent was told of its world."""
-    told = [str(m.get("content") or "") for m in messages if m.get("role") == "system"]
-    return shortened(without_experience("\n".join(told)), limit) or "(nothing but the task)"
+    """Return the system messages of an opening, which describe the environment to the agent."""
+    rules = [str(m.get("content") or "") for m in messages if m.get("role") == "system"]
+    return shortened(without_experience("\n".join(rules)), limit) or "(nothing but the task)"

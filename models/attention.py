@@ -1,8 +1,8 @@
-"""Causal attention within packed segments: one function, several implementations, one choice.
+"""Causal attention within packed segments: one function with several implementations.
 
-`blockwise` is XLA on any backend; `cudnn` and `pallas` are for GPUs, `splash` for TPUs; `ring` is for rows whose tokens
-are spread over the mesh's sequence axis. All compute the same, forward and backward; `auto` takes the one for the
-devices at hand.
+`blockwise` is plain XLA and runs on any backend; `cudnn` and `pallas` are for GPUs, `splash` for TPUs; `ring` is for
+rows whose tokens are sharded over the mesh's sequence axis. All compute the same function and gradient; `auto` chooses
+by the devices.
 
 Shapes: R packed rows, T tokens, S keys, H query heads, K key/value heads, G = H / K, h head width.
 """
@@ -18,8 +18,8 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
 
 IMPLEMENTATIONS = ("auto", "blockwise", "cudnn", "pallas", "splash", "ring")
-SCORES = 1 << 26  # scores that exist at once, at most, where a row is long: 256 MiB of them
-LANES = 128  # splash works on tiles of as many tokens and head coordinates
+SCORES = 1 << 26  # largest number of scores held at once for long rows: 256 MiB
+LANES = 128  # tile size of splash, in tokens and in head coordinates
 
 
 def attention(
@@ -32,14 +32,14 @@ def attention(
     mesh: Mesh | None = None,
     interpret: bool = False,
 ) -> jax.Array:
-    """Softmax attention of each token to those of its segment that stand before it in the row, and to itself.
+    """Apply softmax attention from each token to itself and to the earlier tokens of its segment.
 
     q_RTHh, k_RTKh, v_RTKh, segments_RT (int) -> out_RTHh, in the dtype of v. Query head i uses key/value head i // G.
 
     Args:
-      implementation: one of `IMPLEMENTATIONS`; "cudnn" and "pallas" want bfloat16 or float16.
+      implementation: one of `IMPLEMENTATIONS`; "cudnn" and "pallas" need bfloat16 or float16.
       mesh: of the arrays, with the axes of models/mesh.py; None = one device.
-      interpret: run "pallas" and "splash" without their hardware, slowly: for tests.
+      interpret: emulate the kernels of "pallas" and "splash" on any hardware; slow, for tests.
     """
     chosen = choose(implementation, mesh, q.dtype, q.shape[-1])
     if chosen in ("pallas", "splash"):
@@ -48,7 +48,7 @@ def attention(
         local = _LOCAL.get(chosen, blockwise)
     if mesh is None or mesh.size == 1:
         return local(q, k, v, segments_RT)
-    # By hand: the compiler cannot look into kernels, and would gather what only has to be cut.
+    # Use shard_map explicitly: XLA cannot partition custom kernels and would all-gather their inputs.
     heads = PartitionSpec(("data", "fsdp"), "sequence", "tensor", None)
     rows = PartitionSpec(("data", "fsdp"), "sequence")
     if mesh.shape["sequence"] > 1:
@@ -59,15 +59,15 @@ def attention(
 
 
 def choose(implementation: str, mesh: Mesh | None, dtype: Any, head_dim: int) -> str:
-    """The implementation that "auto" stands for on these devices, or `implementation` itself. Raises ValueError."""
+    """Return `implementation`, with "auto" resolved for these devices. Raises ValueError."""
     if implementation not in IMPLEMENTATIONS:
         raise ValueError(f"attention {implementation!r}: choose one of {', '.join(IMPLEMENTATIONS)}")
-    spread = mesh is not None and mesh.shape["sequence"] > 1
-    if spread and implementation not in ("auto", "ring"):
-        raise ValueError(f"attention {implementation!r} needs whole rows; a mesh with sequence > 1 takes 'ring'")
+    sharded_rows = mesh is not None and mesh.shape["sequence"] > 1
+    if sharded_rows and implementation not in ("auto", "ring"):
+        raise ValueError(f"attention {implementation!r} needs whole rows; a mesh with sequence > 1 needs 'ring'")
     if implementation != "auto":
         return implementation
-    if spread:
+    if sharded_rows:
         return "ring"
     platform = jax.default_backend() if mesh is None else mesh.devices.flat[0].platform
     half = jnp.dtype(dtype).itemsize == 2
@@ -76,21 +76,22 @@ def choose(implementation: str, mesh: Mesh | None, dtype: Any, head_dim: int) ->
     return "splash" if platform == "tpu" and half else "blockwise"
 
 
-# --- blocks of queries, by XLA ----------------------------------------------------------------------------------------
+# --- blocks of queries, in plain XLA ----------------------------------------------------------------------------------
 
 
 def blockwise(q: jax.Array, k: jax.Array, v: jax.Array, segments_RT: jax.Array) -> jax.Array:
-    """`attention` on any backend.
+    """Compute `attention` on any backend.
 
-    Blocks of queries meet the keys up to their own end, and the backward pass recomputes the probabilities from their
-    log-sum (as FlashAttention does, arXiv:2205.14135), so that memory is linear in T but for one block of scores.
+    Each block of queries is multiplied with the keys up to its end. As in FlashAttention (arXiv:2205.14135) the
+    backward pass recomputes the probabilities from their log-sum-exp, so that memory is linear in T except for one
+    block of scores.
     """
     out = _attention(*_grouped(q, k, v), segments_RT)
     return _heads_last(out)
 
 
 def _grouped(q, k, v):
-    """Scaled q_RKGTh, k_RKTh, v_RKTh."""
+    """Return scaled q_RKGTh, k_RKTh and v_RKTh."""
     r, t, heads, head_dim = q.shape
     kv_heads = k.shape[2]
     q = (q * head_dim**-0.5).reshape(r, t, kv_heads, heads // kv_heads, head_dim).transpose(0, 2, 3, 1, 4)
@@ -123,7 +124,7 @@ def _attention_forward(q, k, v, segments):
 
 
 def _softmax(scores, v, end: int):
-    """Scores (R, K, G, t, end) -> the weighted mean of v in its dtype, and the log-sum (R, K, G, t)."""
+    """Map scores (R, K, G, t, end) to the weighted mean of v, in its dtype, and the log-sum-exp (R, K, G, t)."""
     top = scores.max(-1, keepdims=True)
     probs = jnp.exp(scores - top)
     total = probs.sum(-1, keepdims=True)
@@ -152,7 +153,7 @@ def _attention_backward(residuals, dout):
 
 
 def _delta(out, dout):
-    """The sums over h of their products, in float32, as a product of matrices: XLA sums over a short axis slowly."""
+    """Return the dot products over h in float32. A matrix product is faster here than XLA's sum over a short axis."""
     return jnp.einsum("...h,...h->...", out.astype(jnp.float32), dout.astype(jnp.float32))
 
 
@@ -160,13 +161,13 @@ _attention.defvjp(_attention_forward, _attention_backward)
 
 
 def _blocks(t: int) -> list[slice]:
-    """Blocks of queries: small enough that scores stay in a CPU's cache, few enough to compile quickly."""
+    """Return blocks of queries: small enough that scores stay in a CPU's cache, few enough to compile quickly."""
     size = max(64, -(-t // 8))
     return [slice(start, min(start + size, t)) for start in range(0, t, size)]
 
 
 def _scores(q, k, segments, rows: slice):
-    """Masked scores (R, K, G, rows, rows.stop) in float32."""
+    """Return masked scores (R, K, G, rows, rows.stop) in float32."""
     order = jnp.arange(rows.stop)
     mask = (segments[:, rows, None] == segments[:, None, : rows.stop]) & (order[rows, None] >= order)
     scores = _batched(q[:, :, :, rows], k[:, :, : rows.stop].swapaxes(2, 3))
@@ -174,17 +175,17 @@ def _scores(q, k, segments, rows: slice):
 
 
 def _batched(a, b):
-    """a_RKGtx @ b_RKxy -> (R, K, G, t, y) in float32, the G groups as more rows of one product."""
+    """Return a_RKGtx @ b_RKxy as (R, K, G, t, y) in float32, with the groups as further rows of one product."""
     r, kv_heads, groups, t, x = a.shape
     out = jnp.matmul(a.reshape(r, kv_heads, groups * t, x), b, preferred_element_type=jnp.float32)
     return out.reshape(r, kv_heads, groups, t, -1)
 
 
 def _batched_transposed(a, b):
-    """b_RKGty transposed @ a_RKGtx, summed over the groups -> (R, K, y, x) in float32.
+    """Return b_RKGty^T @ a_RKGtx, summed over the groups, as (R, K, y, x) in float32.
 
-    Written as (a^T b)^T with a^T made first: XLA would fold both transposes into a product that reads the large b
-    along its columns, several times slower on a CPU.
+    It is written as (a^T b)^T with a barrier after a^T: XLA would otherwise fold both transposes into a product that
+    reads the large b by columns, which is several times slower on a CPU.
     """
     r, kv_heads, groups, t, x = a.shape
     a = jax.lax.optimization_barrier(a.reshape(r, kv_heads, groups * t, x).swapaxes(2, 3))
@@ -192,11 +193,11 @@ def _batched_transposed(a, b):
     return jnp.matmul(a, b, preferred_element_type=jnp.float32).swapaxes(2, 3)
 
 
-# --- the same for long rows: a block's queries in steps, in a loop ----------------------------------------------------
+# --- long rows: a loop over the queries of a block --------------------------------------------------------------------
 
 
 def _step(q, rows: slice) -> int:
-    """Queries at a time, so that at most `SCORES` scores exist; the whole block where it is small."""
+    """Return how many queries to process at a time, so that at most `SCORES` scores exist."""
     r, kv_heads, groups = q.shape[:3]
     size = rows.stop - rows.start
     step = max(16, SCORES // (r * kv_heads * groups * rows.stop))
@@ -208,7 +209,7 @@ def _piece(x, start, step: int, axis: int):
 
 
 def _long_scores(q, k, segments_q, segments_k, start_q, start_k):
-    """Masked scores of queries that begin at `start_q` of their row with keys that begin at `start_k`."""
+    """Return masked scores of queries from position `start_q` of the row against keys from position `start_k`."""
     order_q, order_k = start_q + jnp.arange(q.shape[3]), start_k + jnp.arange(k.shape[2])
     mask = (segments_q[:, :, None] == segments_k[:, None]) & (order_q[:, None] >= order_k)
     return jnp.where(mask[:, None, None], _batched(q, k.swapaxes(2, 3)), -1e30)
@@ -217,29 +218,29 @@ def _long_scores(q, k, segments_q, segments_k, start_q, start_k):
 def _long_forward(q, k, v, segments, rows: slice, step: int):
     k, v, segments_k = k[:, :, : rows.stop], v[:, :, : rows.stop], segments[:, : rows.stop]
 
-    def one(start):
+    def attend_from(start):
         scores = _long_scores(_piece(q, start, step, 3), k, _piece(segments, start, step, 1), segments_k, start, 0)
         return _softmax(scores, v, rows.stop)
 
-    out, lse = jax.lax.map(one, jnp.arange(rows.start, rows.stop, step))
+    out, lse = jax.lax.map(attend_from, jnp.arange(rows.start, rows.stop, step))
     return _joined(out), _joined(lse)
 
 
 def _long_backward(q, k, v, segments, lse, delta, dout, rows: slice, step: int):
     k, v, segments_k = k[:, :, : rows.stop], v[:, :, : rows.stop], segments[:, : rows.stop]
 
-    def one(totals, start):
+    def add_piece(totals, start):
         piece = [_piece(x, start, step, 3) for x in (q, lse, delta, dout)]
         dq, dk, dv = _gradients(k, v, _piece(segments, start, step, 1), segments_k, start, 0, *piece)
         return (totals[0] + dk, totals[1] + dv), dq.astype(q.dtype)
 
     zeros = jnp.zeros(k.shape, jnp.float32), jnp.zeros(v.shape, jnp.float32)
-    (dk, dv), dq = jax.lax.scan(one, zeros, jnp.arange(rows.start, rows.stop, step))
+    (dk, dv), dq = jax.lax.scan(add_piece, zeros, jnp.arange(rows.start, rows.stop, step))
     return _joined(dq), dk, dv
 
 
 def _gradients(k, v, segments_q, segments_k, start_q, start_k, q, lse, delta, dout):
-    """(dq, dk, dv) in float32 of one piece of queries against one of keys; lse and delta are of whole rows."""
+    """Return (dq, dk, dv) in float32 for one piece of queries and one of keys; lse and delta cover all keys."""
     probs = jnp.exp(_long_scores(q, k, segments_q, segments_k, start_q, start_k) - lse[..., None])
     dscores = (probs * (_batched(dout, v.swapaxes(2, 3)) - delta[..., None])).astype(k.dtype)
     dk = _batched_transposed(q, dscores)
@@ -247,19 +248,19 @@ def _gradients(k, v, segments_q, segments_k, start_q, start_k, q, lse, delta, do
 
 
 def _joined(x):
-    """Pieces (n, R, K, G, step, ...) side by side: (R, K, G, n * step, ...)."""
+    """Concatenate pieces (n, R, K, G, step, ...) into (R, K, G, n * step, ...)."""
     x = jnp.moveaxis(x, 0, 3)
     return x.reshape(*x.shape[:3], x.shape[3] * x.shape[4], *x.shape[5:])
 
 
-# --- rows spread over a mesh axis -------------------------------------------------------------------------------------
+# --- rows sharded over a mesh axis ------------------------------------------------------------------------------------
 
 
 def ring(q: jax.Array, k: jax.Array, v: jax.Array, segments_RT: jax.Array, *, axis: str, size: int) -> jax.Array:
-    """`attention` inside `shard_map`, T cut into `size` equal pieces along the mesh axis `axis` (arXiv:2310.01889).
+    """Compute `attention` inside `shard_map`, with T in `size` pieces along the mesh axis `axis` (arXiv:2310.01889).
 
-    Keys and values go round; what a device sees of them is merged by the log-sums. Devices skip what lies behind their
-    own queries, so the last one of the ring works longest.
+    Keys and values travel around the ring, and partial results are merged by their log-sum-exps. Devices skip keys that
+    come after their queries, so the last device of the ring has the most work.
     """
     out = _ring(*_grouped(q, k, v), segments_RT, axis, size)
     return _heads_last(out)
@@ -287,16 +288,16 @@ def _ring_forward(q, k, v, segments, axis, size):
 
 
 def _ring_block(q, k, v, segments_k, segments_q, start_q, start_k):
-    """Queries of this device against the keys at hand: (out in float32, log-sum), a few queries at a time."""
+    """Return (out in float32, log-sum-exp) of this device's queries for one piece of keys, a few queries at a time."""
     step = _step(q, slice(0, q.shape[3]))
 
-    def one(start):
+    def attend_from(start):
         pieces = _piece(q, start, step, 3), k, _piece(segments_q, start, step, 1), segments_k
         scores = _long_scores(*pieces, start_q + start, start_k)
         out, lse = _softmax(scores, v.astype(jnp.float32), v.shape[2])
-        return out, jnp.where(scores.max(-1) > -1e29, lse, -1e30)  # nothing to see: weight 0 in the merge
+        return out, jnp.where(scores.max(-1) > -1e29, lse, -1e30)  # no visible key: weight 0 in the merge
 
-    out, lse = jax.lax.map(one, jnp.arange(0, q.shape[3], step))
+    out, lse = jax.lax.map(attend_from, jnp.arange(0, q.shape[3], step))
     return _joined(out), _joined(lse)
 
 
@@ -316,13 +317,13 @@ def _ring_backward(axis, size, residuals, dout):
     step = _step(q, slice(0, t))
 
     def block(dq, dk, dv, k, v, segments_k, source):
-        def one(totals, start):
+        def add_piece(totals, start):
             piece = [_piece(x, start, step, 3) for x in (q, lse, delta, dout)]
             positions = own * t + start, source * t
             dq, *more = _gradients(k, v, _piece(segments, start, step, 1), segments_k, *positions, *piece)
             return tuple(map(jnp.add, totals, more)), dq
 
-        (dk, dv), more = jax.lax.scan(one, (dk, dv), jnp.arange(0, t, step))
+        (dk, dv), more = jax.lax.scan(add_piece, (dk, dv), jnp.arange(0, t, step))
         return dq + _joined(more), dk, dv
 
     def turn(i, carry):
@@ -344,13 +345,13 @@ _ring.defvjp(_ring_forward, _ring_backward)
 
 
 def cudnn(q: jax.Array, k: jax.Array, v: jax.Array, segments_RT: jax.Array) -> jax.Array:
-    """`attention` by cuDNN's fused kernel. The mask of segments costs 2 T^2 bytes a row, once for all layers."""
+    """Compute `attention` with cuDNN's fused kernel. The mask of segments takes 2 T^2 bytes per row, for all layers."""
     mask = (segments_RT[:, :, None] == segments_RT[:, None])[:, None]
     return jax.nn.dot_product_attention(q, k, v, mask=mask, is_causal=True, implementation="cudnn")
 
 
 def pallas(q: jax.Array, k: jax.Array, v: jax.Array, segments_RT: jax.Array, *, interpret: bool = False) -> jax.Array:
-    """`attention` by jax's Pallas kernel for GPUs: memory linear in T. T is padded to whole tiles."""
+    """Compute `attention` with JAX's Pallas kernel for GPUs, in memory linear in T. T is padded to whole tiles."""
     from jax.experimental.pallas.ops.gpu import attention as kernel
 
     t, groups = q.shape[1], q.shape[2] // k.shape[2]
@@ -368,7 +369,7 @@ def pallas(q: jax.Array, k: jax.Array, v: jax.Array, segments_RT: jax.Array, *, 
 
 
 def splash(q: jax.Array, k: jax.Array, v: jax.Array, segments_RT: jax.Array, *, interpret: bool = False) -> jax.Array:
-    """`attention` by jax's Pallas kernel for TPUs. T and h are padded to whole tiles; h of 64 wastes half of them."""
+    """Compute `attention` with JAX's Pallas kernel for TPUs. T and h are padded to whole tiles: h = 64 wastes half."""
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as kernel
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 
@@ -391,7 +392,7 @@ def splash(q: jax.Array, k: jax.Array, v: jax.Array, segments_RT: jax.Array, *, 
 
 
 def _padded(more: int, q, k, v, segments_RT):
-    """More tokens at the end, which nothing before them sees."""
+    """Append `more` tokens at the end, which no earlier token attends to."""
     if not more:
         return q, k, v, segments_RT
     wide = ((0, 0), (0, more), (0, 0), (0, 0))

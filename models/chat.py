@@ -1,9 +1,9 @@
-"""Qwen2.5's chat template, rendered as ids and only ever appended to.
+"""Qwen2.5's chat template, rendered to token ids that are only ever appended to.
 
-A conversation grows as `opening + generation + observation + generation + ...`. Nothing is rendered twice, so the
-ids of turn n are a prefix of the ids of turn n+1 whatever the model wrote, as long as the tools stay the same: they
-stand in the opening, so other tools rewrite it and nothing after it (`rl/context.py`). For turns in canonical form the
-ids equal those of the template that `transformers` applies to the whole conversation.
+A conversation grows as `opening + generation + observation + generation + ...`. Nothing is rendered twice, so the ids
+of turn n are a prefix of the ids of turn n+1, whatever the model wrote. The list of tools is part of the opening: if it
+changes, the opening is rendered again and everything after it is kept (rl/contexts/causal.py). For turns in canonical
+form the ids equal those of the template that `transformers` applies to a whole conversation.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ Tool = dict[str, Any]
 
 
 class ChatError(ValueError):
-    """A message that the template has no place for."""
+    """A message that the template cannot render."""
 
 
 def opening(tokenizer: Tokenizer, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> list[int]:
-    """Ids of a conversation up to and including the header of the next assistant turn.
+    """Return the ids of a conversation up to and including the header of the next assistant turn.
 
-    messages: {"role": "system"|"user"|"assistant"|"tool", "content": str}; an assistant may carry `tool_calls`.
-    Without a leading system message Qwen's default one is used.
+    messages: {"role": "system"|"user"|"assistant"|"tool", "content": str}; an assistant message may have `tool_calls`.
+    If the first message is not a system message, Qwen's default one is used. Raises ChatError.
     """
     messages = list(messages)
     system = DEFAULT_SYSTEM
@@ -40,28 +40,28 @@ def opening(tokenizer: Tokenizer, messages: Sequence[Message], tools: Sequence[T
 
 
 def observation(tokenizer: Tokenizer, messages: Sequence[Message], *, closed: bool) -> list[int]:
-    """Ids to append after a generation: the end of its turn, `messages`, the header of the next assistant turn.
+    """Return the ids to append after a generation: the end of its turn, `messages`, the next assistant header.
 
-    closed: whether the generation itself ended with `<|im_end|>`.
+    closed: True if the generation itself ended with `<|im_end|>`. Raises ChatError.
     """
     end = [] if closed else [tokenizer.im_end]
     return end + tokenizer.encode("\n") + _turns(tokenizer, messages) + _header(tokenizer)
 
 
 def reply(tokenizer: Tokenizer, message: Message | str) -> list[int]:
-    """Ids that a model generates to say `message`: the turn's text and `<|im_end|>`, without the header."""
+    """Return the ids that a model generates to say `message`: its text and `<|im_end|>`, without the header."""
     text = message if isinstance(message, str) else assistant_text(message)
     return [*tokenizer.encode(text), tokenizer.im_end]
 
 
 def assistant_text(message: Message) -> str:
-    """Text of an assistant turn: content, then each of `tool_calls` in Qwen's form."""
+    """Return the text of an assistant turn: content, then each of `tool_calls` in Qwen's format."""
     parts = [_content(message)] if message.get("content") else []
     for call in message.get("tool_calls") or ():
         call = call.get("function", call)
         arguments = call["arguments"]
         if not isinstance(arguments, dict):
-            raise ChatError(f"the arguments of a tool call are a JSON object, not {type(arguments).__name__}")
+            raise ChatError(f"the arguments of a tool call must be a JSON object, not {type(arguments).__name__}")
         parts.append(f'<tool_call>\n{{"name": "{call["name"]}", "arguments": {_json(arguments)}}}\n</tool_call>')
     return "\n".join(parts)
 
@@ -70,7 +70,7 @@ def _turns(tokenizer: Tokenizer, messages: Sequence[Message]) -> list[int]:
     ids: list[int] = []
     for role, text in _blocks(messages):
         if role == "assistant":
-            # The header is encoded apart, as it is when the model itself writes the turn.
+            # The header is encoded separately, as it is when the model itself writes the turn.
             ids += [*_header(tokenizer), *tokenizer.encode(text), tokenizer.im_end, *tokenizer.encode("\n")]
         else:
             ids += _block(tokenizer, role + "\n" + text)
@@ -78,7 +78,7 @@ def _turns(tokenizer: Tokenizer, messages: Sequence[Message]) -> list[int]:
 
 
 def _blocks(messages: Sequence[Message]) -> Iterator[tuple[str, str]]:
-    """(role, text) of each block; consecutive tool messages share one user block."""
+    """Yield (role, text) of each block; consecutive tool messages share one user block."""
     responses: list[str] = []
     for message in messages:
         role = message.get("role")
@@ -115,7 +115,7 @@ def _tools_text(tools: Sequence[Tool]) -> str:
 def _content(message: Message) -> str:
     content = message.get("content")
     if not isinstance(content, str):
-        raise ChatError(f"the content of a {message.get('role')} message is text, not {type(content).__name__}")
+        raise ChatError(f"the content of a {message.get('role')} message must be text, not {type(content).__name__}")
     return content
 
 

@@ -1,14 +1,13 @@
-"""Hugging Face checkpoints in and out: config.json and safetensors, for Qwen2 and Qwen3 dense.
+"""Load and save Hugging Face checkpoints of Qwen2 and Qwen3 (dense) in safetensors files.
 
-`HF_NAMES` is the whole correspondence of names; a matrix of a layer is stored there as (out, in), here as (in, out)
-with heads on axes of their own.
+`HF_NAMES` maps our weights to Hugging Face's tensors. A checkpoint stores the matrices of a layer as (out, in); here
+they are (in, out), with the heads on an axis of their own.
 """
 
 from __future__ import annotations
 
 import json
 import math
-import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
@@ -21,7 +20,9 @@ import ml_dtypes
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from models import qwen
+from models import hf_config, qwen
+from models.files import replacing, write_atomically
+from models.hf_config import TOKENIZER_FILES, ModelError
 from models.mesh import RULES, shardings
 from models.tokenizer import Tokenizer
 
@@ -44,7 +45,7 @@ HF_NAMES = {
     "layers.up": "model.layers.{}.mlp.up_proj.weight",
     "layers.down": "model.layers.{}.mlp.down_proj.weight",
 }
-# How many axes of a layer's matrix are inputs. What is not here (norms, biases, embeddings) keeps its order.
+# Number of input axes of a layer's matrix. Weights not listed (norms, biases, embeddings) are not transposed.
 INPUTS = {
     "layers.q": 1,
     "layers.k": 1,
@@ -55,99 +56,8 @@ INPUTS = {
     "layers.down": 1,
 }
 DTYPES = {"F32": np.dtype(np.float32), "BF16": np.dtype(ml_dtypes.bfloat16)}
-TOKENIZER_FILES = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "chat_template.jinja",
-    "vocab.json",
-    "merges.txt",
-    "special_tokens_map.json",
-    "added_tokens.json",
-)
 SHARD_BYTES = 5_000_000_000
 READ_BYTES = 1 << 22
-
-
-class ModelError(ValueError):
-    """A checkpoint that cannot be read as what it says it is."""
-
-
-# --- config.json ----------------------------------------------------------------------------------------------------
-
-
-def read_config(record: Mapping[str, Any]) -> qwen.Config:
-    """The Config that a config.json describes. Raises ModelError naming everything that is missing or unsupported."""
-    kind = record.get("model_type")
-    if kind not in ("qwen2", "qwen3"):
-        raise ModelError(f"config.json: model_type is {kind!r}; supported are qwen2 and qwen3 (dense)")
-    needed = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
-    problems = [f"{key} is missing" for key in needed if not isinstance(record.get(key), int)]
-    rope = record.get("rope_parameters") or record.get("rope_scaling") or {}
-    rope_type = rope.get("rope_type", rope.get("type", "default"))
-    if rope_type != "default":
-        problems.append(f"rope type {rope_type!r} is not supported, only 'default'")
-    if record.get("use_sliding_window") or "sliding_attention" in (record.get("layer_types") or ()):
-        problems.append("sliding window attention (use_sliding_window) is not supported")
-    if record.get("hidden_act", "silu") != "silu":
-        problems.append(f"hidden_act {record['hidden_act']!r} is not supported, only 'silu'")
-    if kind == "qwen3" and record.get("attention_bias"):
-        problems.append("attention_bias is not supported")
-    if record.get("quantization_config"):
-        problems.append("quantized weights are not supported")
-    if problems:
-        raise ModelError("config.json: " + "; ".join(problems))
-    heads = record["num_attention_heads"]
-    kv_heads = record.get("num_key_value_heads") or heads
-    if heads % kv_heads:
-        raise ModelError(f"config.json: {kv_heads} key/value heads do not divide {heads} heads")
-    return qwen.Config(
-        vocab=record["vocab_size"],
-        d_model=record["hidden_size"],
-        layers=record["num_hidden_layers"],
-        heads=heads,
-        kv_heads=kv_heads,
-        head_dim=record.get("head_dim") or (128 if kind == "qwen3" else record["hidden_size"] // heads),
-        d_ff=record["intermediate_size"],
-        rope_theta=float(rope.get("rope_theta") or record.get("rope_theta") or 1e4),  # 1e4: the default there
-        rms_eps=float(record.get("rms_norm_eps", 1e-6)),
-        tied=bool(record.get("tie_word_embeddings", False)),
-        qkv_bias=kind == "qwen2",
-        qk_norm=kind == "qwen3",
-        max_positions=record.get("max_position_embeddings", 32768),
-    )
-
-
-def write_config(config: qwen.Config, dtype: Any, tokenizer: Tokenizer | None = None) -> dict[str, Any]:
-    """The config.json of `config`, as `transformers` 4 and 5 read it."""
-    if config.qkv_bias == config.qk_norm:
-        raise ModelError("Hugging Face has no model with both or neither of qkv_bias and qk_norm")
-    kind = "qwen3" if config.qk_norm else "qwen2"
-    record = {
-        "architectures": [f"{kind.capitalize()}ForCausalLM"],
-        "model_type": kind,
-        "vocab_size": config.vocab,
-        "hidden_size": config.d_model,
-        "num_hidden_layers": config.layers,
-        "num_attention_heads": config.heads,
-        "num_key_value_heads": config.kv_heads,
-        "head_dim": config.head_dim,
-        "intermediate_size": config.d_ff,
-        "hidden_act": "silu",
-        "max_position_embeddings": config.max_positions,
-        "rms_norm_eps": config.rms_eps,
-        "rope_theta": config.rope_theta,
-        "rope_parameters": {"rope_theta": config.rope_theta, "rope_type": "default"},
-        "tie_word_embeddings": config.tied,
-        "use_sliding_window": False,
-        "attention_dropout": 0.0,
-        "initializer_range": 0.02,
-        "torch_dtype": np.dtype(dtype).name,
-    }
-    if kind == "qwen3":
-        record["attention_bias"] = False
-    if tokenizer is not None:
-        record |= {"eos_token_id": tokenizer.im_end, "bos_token_id": tokenizer.endoftext}
-    return record
 
 
 # --- names and layouts ----------------------------------------------------------------------------------------------
@@ -171,7 +81,7 @@ def _hf_shape(name: str, weight: qwen.Weight) -> tuple[int, ...]:
 
 
 def _names(config: qwen.Config) -> Iterator[tuple[str, str, int | None]]:
-    """(Hugging Face's name, ours, layer) of every tensor, in the order they are computed with."""
+    """Yield (Hugging Face's name, our name, layer) of every tensor, in the order of the computation."""
     flat = _flat(config)
     yield HF_NAMES["embed"], "embed", None
     for layer in range(config.layers):
@@ -184,17 +94,17 @@ def _names(config: qwen.Config) -> Iterator[tuple[str, str, int | None]]:
 
 
 def shapes(config: qwen.Config) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """(name, shape) of every tensor, in the order of `to_hf`."""
+    """Yield (name, shape) of every tensor, in the order of `to_hf`."""
     flat = _flat(config)
     for hf_name, name, _ in _names(config):
         yield hf_name, _hf_shape(name, flat[name])
 
 
 def to_hf(config: qwen.Config, params: qwen.Params, dtype: Any = None) -> Iterator[tuple[str, np.ndarray]]:
-    """(name, array) of every tensor in Hugging Face's layout, one at a time, in `dtype` (None: that of `params`).
+    """Yield (name, array) of every tensor in Hugging Face's layout, cast to `dtype` (None: no cast).
 
-    NumPy views where the weights lie in this process's memory as they are. Where other processes hold parts of them,
-    all processes have to walk through this together.
+    The arrays are NumPy views wherever the weights are in this process's memory already. If other processes hold parts
+    of the weights, all processes must iterate together, because gathering a tensor is a collective operation.
     """
     flat = _flat(config)
     for hf_name, name, layer in _names(config):
@@ -205,7 +115,7 @@ def to_hf(config: qwen.Config, params: qwen.Params, dtype: Any = None) -> Iterat
 
 
 def _on_host(array: Any, layer: int | None) -> np.ndarray:
-    """A weight, or one layer of it, in this process's memory."""
+    """Return a weight, or one layer of it, in this process's memory."""
     if not isinstance(array, jax.Array):
         return np.asarray(array) if layer is None else np.asarray(array[layer])
     if not array.is_fully_addressable:
@@ -227,13 +137,13 @@ def load(
     dtype: Any = jnp.float32,
     rules: Mapping[str, str] = RULES,
 ) -> tuple[qwen.Config, qwen.Params]:
-    """(Config, params) of a model directory, cast to `dtype`.
+    """Return (Config, params) of a model directory, with the weights cast to `dtype`.
 
-    With a mesh every array is made in its place, shard by shard, and only the slices that this process needs are read:
-    besides the arrays, the host holds one shard at a time.
-    Raises ModelError: no such directory, no config.json, no safetensors, unreadable files, and, all in one message,
-    every tensor that is missing, extra, of the wrong shape or of a dtype other than float32 and bfloat16; tensors that
-    hold values which are no numbers, one at a time.
+    With a mesh, each array is created directly in its sharding, shard by shard, and this process reads only the slices
+    that it needs: besides the arrays, the host holds one shard at a time.
+    Raises ModelError for a directory without config.json or safetensors, for unreadable files, and (all in one message)
+    for tensors that are missing, unexpected, of the wrong shape or of a dtype other than float32 and bfloat16. The
+    first tensor found to hold an infinity or NaN also raises ModelError.
     """
     folder = Path(path)
     config = config_of(folder)
@@ -248,7 +158,7 @@ def load(
             places = {name: _leaf(tree, name) for name in flat}
         arrays = {
             name: _place(weight.shape, places[name], _reader(folder, name, weight, tensors, dtype))
-            # Large ones first: what the allocator keeps of earlier reads does not come on top of theirs.
+            # Read the largest weights first, so that memory which the allocator keeps from earlier reads is small.
             for name, weight in sorted(flat.items(), key=lambda item: -math.prod(item[1].shape))
         }
     params = {name: array for name, array in arrays.items() if not name.startswith("layers.")}
@@ -257,7 +167,7 @@ def load(
 
 
 def _place(shape: tuple[int, ...], where: jax.sharding.Sharding, read: Callable[[Any], np.ndarray]) -> jax.Array:
-    """An array made of what `read` gives for each shard. Each is read once, put on its devices, and forgotten."""
+    """Assemble an array from its shards. `read` is called once per distinct shard, which is freed after its upload."""
     indices = where.addressable_devices_indices_map(shape)
     shards: dict[Any, jax.Array] = {}
     for device, index in indices.items():
@@ -273,24 +183,16 @@ def _place(shape: tuple[int, ...], where: jax.sharding.Sharding, read: Callable[
 
 
 def config_of(path: str | Path) -> qwen.Config:
-    """The Config of a model directory. Raises ModelError."""
-    folder = Path(path)
-    if not folder.is_dir():
-        raise ModelError(f"{folder}: no such directory")
+    """Return the Config of a model directory. Raises ModelError."""
+    record = hf_config.read(path)
     try:
-        record = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ModelError(f"{folder}: no config.json, so this is not a Hugging Face model directory") from None
-    except ValueError as error:
-        raise ModelError(f"{folder}/config.json is not JSON: {error}") from None
-    try:
-        return read_config(record)
+        return qwen.Config(**hf_config.fields(record))
     except ModelError as error:
-        raise ModelError(f"{folder}: {error}") from None
+        raise ModelError(f"{path}: {error}") from None
 
 
 def _open(folder: Path, stack: ExitStack) -> dict[str, Any]:
-    """name -> safetensors slice, over all files of the directory. Nothing is read yet."""
+    """Return {name: safetensors slice} over all files of the directory; no tensor is read yet."""
     index = folder / "model.safetensors.index.json"
     if index.is_file():
         try:
@@ -299,31 +201,32 @@ def _open(folder: Path, stack: ExitStack) -> dict[str, Any]:
             raise ModelError(f"{index} is not an index of safetensors files: {error}") from None
         absent = [file for file in files if not (folder / file).is_file()]
         if absent:
-            raise ModelError(f"{folder}: the index names files that are not there: {', '.join(absent)}")
+            raise ModelError(f"{folder}: the index names files that do not exist: {', '.join(absent)}")
     else:
         files = sorted(file.name for file in folder.glob("*.safetensors"))
         if not files:
             held = ", ".join(sorted(p.name for p in folder.iterdir() if p.suffix in (".bin", ".pt", ".pth", ".gguf")))
-            raise ModelError(f"{folder}: no *.safetensors file there" + (f"; it holds {held}" if held else ""))
+            raise ModelError(f"{folder}: no *.safetensors file" + (f"; the directory holds {held}" if held else ""))
     tensors = {}
     for file in files:
         try:
             handle = stack.enter_context(safe_open(folder / file, framework="numpy"))
         except (SafetensorError, OSError) as error:
-            raise ModelError(f"{folder / file} is corrupt or cut short: {error}") from None
-        tensors |= {name: handle.get_slice(name) for name in handle.keys()}  # noqa: SIM118  (a handle is no dict)
+            raise ModelError(f"{folder / file} is corrupt or truncated: {error}") from None
+        tensors |= {name: handle.get_slice(name) for name in handle.keys()}  # noqa: SIM118  (a handle is not a dict)
     return tensors
 
 
 def _check(folder: Path, config: qwen.Config, tensors: Mapping[str, Any]) -> None:
+    """Raise ModelError naming every tensor that is not as the Config requires."""
     flat = _flat(config)
     expected = {hf_name: _hf_shape(name, flat[name]) for hf_name, name, _ in _names(config)}
-    # Old exports keep the rope frequencies, and tied ones sometimes a copy of the embedding.
+    # Old exports contain the rope frequencies, and some exports of tied models a copy of the embedding.
     ignored = {name for name in tensors if name.endswith("rotary_emb.inv_freq")}
     ignored |= {HF_NAMES["unembed"]} if config.tied else set()
     problems = {
         "missing": [name for name in expected if name not in tensors],
-        "not of this model": [name for name in tensors if name not in expected and name not in ignored],
+        "unexpected": [name for name in tensors if name not in expected and name not in ignored],
         "of the wrong shape": [
             f"{name} {tuple(tensors[name].get_shape())} instead of {shape}"
             for name, shape in expected.items()
@@ -343,9 +246,9 @@ def _check(folder: Path, config: qwen.Config, tensors: Mapping[str, Any]) -> Non
 def _reader(
     folder: Path, name: str, weight: qwen.Weight, tensors: Mapping[str, Any], dtype: Any
 ) -> Callable[[tuple[slice, ...]], np.ndarray]:
-    """index of a shard of our array -> its values, in `dtype`."""
+    """Return a function from the index of a shard of our array to its values in `dtype`."""
 
-    def one(hf_name: str, index: tuple[slice, ...], shape: tuple[int, ...]) -> np.ndarray:
+    def read_tensor(hf_name: str, index: tuple[slice, ...], shape: tuple[int, ...]) -> np.ndarray:
         spans = [part.indices(size)[:2] for part, size in zip(index, shape)]
         lengths = [stop - start for start, stop in spans]
         tensor = tensors[hf_name]
@@ -359,34 +262,34 @@ def _reader(
         except (SafetensorError, OSError) as error:
             raise ModelError(f"{folder}: {hf_name} cannot be read: {error}") from None
         if _has_nonfinite(values):
-            raise ModelError(f"{folder}: {hf_name} is corrupt: it holds values that are infinite or no numbers")
+            raise ModelError(f"{folder}: {hf_name} is corrupt: it holds infinities or NaNs")
         return values.reshape(lengths)
 
     def read(index: tuple[slice, ...]) -> np.ndarray:
         out = np.empty([len(range(*part.indices(size))) for part, size in zip(index, weight.shape)], dtype)
         if name.startswith("layers."):
             for i, layer in enumerate(range(*index[0].indices(weight.shape[0]))):
-                out[i] = one(HF_NAMES[name].format(layer), index[1:], weight.shape[1:])
+                out[i] = read_tensor(HF_NAMES[name].format(layer), index[1:], weight.shape[1:])
             return out
         start = index[0].indices(weight.shape[0])[0]
-        rows = max(1, READ_BYTES // (out.itemsize * math.prod(out.shape[1:])))  # of an embedding, at a time
+        rows = max(1, READ_BYTES // (out.itemsize * math.prod(out.shape[1:])))  # an embedding is read in pieces
         for i in range(0, len(out), rows):
             part = slice(start + i, start + min(i + rows, len(out)))
-            out[i : i + rows] = one(HF_NAMES[name], (part, *index[1:]), weight.shape)
+            out[i : i + rows] = read_tensor(HF_NAMES[name], (part, *index[1:]), weight.shape)
         return out
 
     return read
 
 
 def _has_nonfinite(values: np.ndarray) -> bool:
-    """Whether any exponent is that of infinities and NaNs. By bits: ml_dtypes' own test takes ten times as long."""
+    """Return True if any value is an infinity or NaN. Compares bits; np.isfinite of ml_dtypes is ten times slower."""
     kind, exponent = (np.uint16, 0x7F80) if values.itemsize == 2 else (np.uint32, 0x7F800000)
     bits = values.view(kind)
     return bool(np.any((bits & kind(exponent)) == exponent))
 
 
 def _span(spans: list[tuple[int, int]], shape: tuple[int, ...]) -> slice:
-    """Rows of a flattened group of axes of which only the first one is ever split."""
+    """Return the slice of a flattened group of axes, of which only the first is ever split."""
     inner = math.prod(shape[1:])
     return slice(spans[0][0] * inner, spans[0][1] * inner)
 
@@ -406,32 +309,32 @@ def save(
 ) -> None:
     """Write a directory that `transformers` and vLLM load: weights, configs, tokenizer, README.md.
 
-    tokenizer: a Tokenizer, or a model directory whose tokenizer files are copied. dtype: of the weights; None = as they
-    are. A file appears under its name only when it is complete. The host holds one tensor at a time. Of several
-    processes all have to call this, and the first one writes. Raises ModelError where Hugging Face has no such
-    architecture.
+    tokenizer: a Tokenizer, or a model directory whose tokenizer files are copied. card: the text of README.md. dtype:
+    of the weights in the files; None = as they are. Each file is replaced atomically, and the host holds one tensor at
+    a time. In a run of several processes all must call this, and the first one writes. Raises ModelError where Hugging
+    Face has no such architecture.
     """
     folder = Path(path)
     source = Tokenizer.load(tokenizer) if isinstance(tokenizer, (str, Path)) else tokenizer
     dtype = np.dtype(dtype or _leaf(params, "embed").dtype)
-    record = write_config(config, dtype, source)
+    record = hf_config.record_of(config, dtype.name, source)
     if jax.process_index():
-        for _ in to_hf(config, params):  # the first process needs what this one holds
+        for _ in to_hf(config, params):  # takes part in the gathering of each tensor
             pass
         return
     folder.mkdir(parents=True, exist_ok=True)
     _save_weights(folder, config, params, dtype, shard_bytes)
-    _write(folder / "config.json", json.dumps(record, indent=2) + "\n")
+    write_atomically(folder / "config.json", json.dumps(record, indent=2) + "\n")
     if source is not None:
         generation = {"eos_token_id": [source.im_end, source.endoftext], "pad_token_id": source.endoftext}
         generation |= {"bos_token_id": source.endoftext, "do_sample": True}
-        _write(folder / "generation_config.json", json.dumps(generation, indent=2) + "\n")
+        write_atomically(folder / "generation_config.json", json.dumps(generation, indent=2) + "\n")
         if isinstance(tokenizer, Tokenizer):
             tokenizer.save(folder)
         else:
             _copy_tokenizer(Path(tokenizer), folder)
     if card is not None:
-        _write(folder / "README.md", card)
+        write_atomically(folder / "README.md", card)
 
 
 def _save_weights(folder: Path, config: qwen.Config, params: qwen.Params, dtype: np.dtype, shard_bytes: int) -> None:
@@ -451,13 +354,13 @@ def _save_weights(folder: Path, config: qwen.Config, params: qwen.Params, dtype:
     ]
     tensors, shapes = to_hf(config, params, dtype), {n: _hf_shape(o, flat[o]) for n, o, _ in _names(config)}
     for file, names in zip(files, shards):
-        _write_tensors(folder / (file + ".tmp"), {name: shapes[name] for name in names}, dtype, tensors)
-        os.replace(folder / (file + ".tmp"), folder / file)
+        with replacing(folder / file) as temporary:
+            _write_tensors(temporary, {name: shapes[name] for name in names}, dtype, tensors)
     if many:
         weight_map = {name: file for file, names in zip(files, shards) for name in names}
         index = {"metadata": {"total_size": sum(sizes)}, "weight_map": weight_map}
-        _write(folder / "model.safetensors.index.json", json.dumps(index, indent=2) + "\n")
-    for stale in folder.glob("model*.safetensors*"):  # of an earlier save in other pieces
+        write_atomically(folder / "model.safetensors.index.json", json.dumps(index, indent=2) + "\n")
+    for stale in folder.glob("model*.safetensors*"):  # left by an earlier save with another number of files
         if stale.name not in files and not (many and stale.name == "model.safetensors.index.json"):
             stale.unlink()
 
@@ -465,7 +368,7 @@ def _save_weights(folder: Path, config: qwen.Config, params: qwen.Params, dtype:
 def _write_tensors(
     file: Path, shapes: Mapping[str, tuple[int, ...]], dtype: np.dtype, tensors: Iterator[tuple[str, np.ndarray]]
 ) -> None:
-    """A safetensors file, written as its tensors come: the library's own writer wants all of them, and copies them."""
+    """Write a safetensors file tensor by tensor: the library's writer needs all of them at once and copies them."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     kind, end = {held: name for name, held in DTYPES.items()}[dtype], 0
     for name, shape in shapes.items():
@@ -479,18 +382,11 @@ def _write_tensors(
             written, array = next(tensors)
             assert written == name
             out.write(np.ascontiguousarray(array).view(np.uint8).data)
-        out.flush()
-        os.fsync(out.fileno())
 
 
 def _copy_tokenizer(source: Path, folder: Path) -> None:
     source = source if source.is_dir() else source.parent
     for name in TOKENIZER_FILES:
         if (source / name).is_file() and source.resolve() != folder.resolve():
-            shutil.copyfile(source / name, folder / name)
-
-
-def _write(file: Path, text: str) -> None:
-    part = file.with_name(file.name + ".tmp")
-    part.write_text(text, encoding="utf-8")
-    os.replace(part, file)
+            with replacing(folder / name) as temporary:
+                shutil.copyfile(source / name, temporary)

@@ -1,4 +1,4 @@
-"""A loop over the pieces of stacked arrays."""
+"""A loop over stacked arrays."""
 
 from __future__ import annotations
 
@@ -8,18 +8,19 @@ from typing import Any
 import jax
 
 
-def each(pieces: Any, count: jax.Array | int, body: Callable[[jax.Array, Any, Any], Any], start: Any) -> Any:
-    """start -> body(i, piece i, result so far) for i < count, on a tree of arrays with one leading axis.
+def fold(pieces: Any, count: jax.Array | int, body: Callable[[jax.Array, Any, Any], Any], start: Any) -> Any:
+    """Return the result of `result = body(i, pieces[i], result)` for i < count, beginning with `start`.
 
-    The piece at hand travels with the loop's state. Taken inside of the body, XLA's CPU code would look each element up
-    again wherever it is used, and vectorise none of those uses: an `exp` takes ten times as long.
+    pieces: a tree of arrays that share one leading axis. The current piece is part of the loop's state: if the body
+    sliced it, XLA's CPU code would repeat the look-up at every use of an element and vectorise none of them, which
+    makes an `exp` ten times slower.
     """
 
     def piece(i):
         return jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, i, 0, keepdims=False), pieces)
 
     def step(i, state):
-        result, at_hand = state
-        return body(i, at_hand, result), piece(i + 1)  # behind the last one it is the last again
+        result, current = state
+        return body(i, current, result), piece(i + 1)  # past the end, the index is clamped to the last piece
 
     return jax.lax.fori_loop(0, count, step, (start, piece(0)))[0]

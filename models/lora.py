@@ -1,6 +1,6 @@
 """Low-rank adapters (LoRA, arXiv:2106.09685): small trainable additions to frozen matrices of every layer.
 
-A matrix W of a target becomes W + (alpha / rank) A B. Adapters are a tree beside the weights', declared like them:
+Each target matrix W becomes W + (alpha / rank) A B. The adapters are a separate tree, declared like the weights:
 {"layers": {"q_lora_a": (L, D, rank), "q_lora_b": (L, rank, H, h), ...}}.
 """
 
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +16,16 @@ import jax.numpy as jnp
 import numpy as np
 
 from models import qwen
+from models.files import replacing, write_atomically
 
 TARGETS = ("q", "k", "v", "o", "gate", "up", "down")
-INPUTS = {name: 2 if name == "o" else 1 for name in TARGETS}  # how many axes of a layer's matrix are inputs
+INPUTS = {name: 2 if name == "o" else 1 for name in TARGETS}  # number of input axes of a layer's matrix
 PEFT = {name: f"self_attn.{name}_proj" if len(name) == 1 else f"mlp.{name}_proj" for name in TARGETS}
 
 
 @dataclasses.dataclass(frozen=True)
 class LoRA:
-    """Which matrices get an addition, of which rank, and how it is scaled."""
+    """The matrices that get an adapter, its rank, and its scale alpha / rank."""
 
     rank: int
     alpha: float = 16.0
@@ -36,11 +36,11 @@ class LoRA:
         if unknown or not self.targets:
             raise ValueError(f"LoRA targets {self.targets!r}: choose from {', '.join(TARGETS)}")
         if self.rank < 1:
-            raise ValueError(f"LoRA rank {self.rank}: at least 1")
+            raise ValueError(f"LoRA rank {self.rank}: must be at least 1")
 
 
 def weights(config: qwen.Config, lora: LoRA) -> dict[str, Any]:
-    """The tree of `Weight`s that adapters mirror."""
+    """Return the tree of `Weight`s that declares the adapters."""
     layers, declared = qwen.weights(config)["layers"], {}
     for name in lora.targets:
         (count, *shape), (_, *axes) = layers[name].shape, layers[name].axes
@@ -53,12 +53,12 @@ def weights(config: qwen.Config, lora: LoRA) -> dict[str, Any]:
 
 
 def init(config: qwen.Config, lora: LoRA, seed: int, dtype: Any = jnp.float32) -> qwen.Params:
-    """Adapters that change nothing yet: A is drawn from `seed`, B is zero."""
+    """Return adapters that leave the model unchanged: A is drawn from `seed`, B is zero."""
     return qwen.draw(weights(config, lora), seed, dtype)
 
 
 def join(params: qwen.Params, adapters: qwen.Params, lora: LoRA) -> qwen.Params:
-    """Parameters and adapters as one tree, as `qwen.hidden` takes it; the matrices stay apart."""
+    """Return parameters and adapters as the one tree that `qwen.hidden` takes; the matrices are not merged."""
     scaled = {
         name: array * (lora.alpha / lora.rank) if name.endswith("_b") else array
         for name, array in adapters["layers"].items()
@@ -67,7 +67,7 @@ def join(params: qwen.Params, adapters: qwen.Params, lora: LoRA) -> qwen.Params:
 
 
 def merge(params: qwen.Params, adapters: qwen.Params, lora: LoRA) -> qwen.Params:
-    """Ordinary parameters with the additions in them, in the dtype of `params`."""
+    """Return parameters with the adapters merged into the matrices, in the dtype of `params`."""
     layers = dict(params["layers"])
     for name in lora.targets:
         a, b = (adapters["layers"][f"{name}_lora_{side}"].astype(jnp.float32) for side in "ab")
@@ -79,15 +79,13 @@ def merge(params: qwen.Params, adapters: qwen.Params, lora: LoRA) -> qwen.Params
 
 
 def save(path: str | Path, adapters: qwen.Params, lora: LoRA, *, base: str = "") -> None:
-    """Write the adapters as PEFT and vLLM read them: adapter_config.json, adapter_model.safetensors.
+    """Write adapter_config.json and adapter_model.safetensors, as PEFT and vLLM read them.
 
-    base: name or directory of the checkpoint they belong to.
+    base: the name or directory of the checkpoint that the adapters belong to.
     """
     from safetensors.numpy import save_file
 
-    folder = Path(path)
-    folder.mkdir(parents=True, exist_ok=True)
-    tensors = {}
+    folder, tensors = Path(path), {}
     for name in lora.targets:
         a, b = (np.asarray(adapters["layers"][f"{name}_lora_{side}"]) for side in "ab")
         for layer in range(a.shape[0]):
@@ -105,13 +103,13 @@ def save(path: str | Path, adapters: qwen.Params, lora: LoRA, *, base: str = "")
         "bias": "none",
         "inference_mode": True,
     }
-    save_file(tensors, folder / "adapter_model.safetensors.tmp", metadata={"format": "pt"})
-    (folder / "adapter_model.safetensors.tmp").chmod(0o644)
-    os.replace(folder / "adapter_model.safetensors.tmp", folder / "adapter_model.safetensors")
-    (folder / "adapter_config.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+    with replacing(folder / "adapter_model.safetensors") as temporary:
+        save_file(tensors, temporary, metadata={"format": "pt"})
+        temporary.chmod(0o644)  # safetensors creates files that only their owner can read; a server may be another user
+    write_atomically(folder / "adapter_config.json", json.dumps(record, indent=2) + "\n")
 
 
 def shapes(config: qwen.Config, lora: LoRA, dtype: Any = jnp.float32) -> Any:
-    """Adapters as ShapeDtypeStructs."""
+    """Return the adapters as ShapeDtypeStructs."""
     declared = weights(config, lora)
     return jax.tree.map(lambda w: jax.ShapeDtypeStruct(w.shape, dtype), declared, is_leaf=qwen.is_weight)

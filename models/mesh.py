@@ -1,7 +1,7 @@
-"""Devices as a mesh, and where each weight lies on it.
+"""The device mesh, and the sharding of each weight on it.
 
-A weight names its logical axes (models/qwen.py); one table says which mesh axis, if any, splits each of them.
-Axes are of type Auto: placements are given where arrays enter and leave `jit`, and the compiler does the rest.
+Each weight names its logical axes (models/qwen.py); a table of rules maps them to mesh axes. All axes are of type Auto:
+shardings are given where arrays enter and leave `jit`, and the compiler derives the others.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from models import qwen
 
-# data: whole copies of the model; fsdp: weights spread over devices that each see other rows, gathered when used;
-# tensor: heads, feed-forward and vocabulary split, within a fast interconnect; sequence: the tokens of long rows.
+# data: each device has a whole copy of the model and rows of its own. fsdp: as data, but the weights are sharded and
+# gathered when used. tensor: splits heads, feed-forward and vocabulary; needs a fast interconnect. sequence: splits the
+# tokens of long rows.
 AXES = ("data", "fsdp", "tensor", "sequence")
-# Which mesh axes split a logical axis: none (""), one, or several ("fsdp,sequence"). Weights are spread over the
-# sequence axis too, because otherwise long rows would cost a copy of the model for each piece of a row.
+# The mesh axes that split each logical axis: none (""), one, or several ("fsdp,sequence"). Weights are sharded over the
+# sequence axis too; otherwise each piece of a row would need a whole copy of the model.
 RULES = {
     "vocab": "tensor",
     "embed": "fsdp,sequence",
@@ -33,13 +34,13 @@ RULES = {
 
 
 class MeshError(ValueError):
-    """A mesh that the devices or the model cannot be divided into."""
+    """A mesh that does not fit the devices or does not divide the model."""
 
 
 def make_mesh(shape: Mapping[str, int]) -> Mesh:
-    """A mesh with the axes of `AXES`; those not named have size 1, and one of size -1 takes the devices left over.
+    """Return a mesh with the axes of `AXES`. Omitted axes have size 1; one axis of size -1 takes the remaining devices.
 
-    Uses the first devices when it needs fewer than there are. Raises MeshError.
+    If the mesh needs fewer devices than there are, it uses the first ones. Raises MeshError.
     """
     unknown = sorted(set(shape) - set(AXES))
     if unknown:
@@ -47,7 +48,7 @@ def make_mesh(shape: Mapping[str, int]) -> Mesh:
     sizes = [shape.get(axis, 1) for axis in AXES]
     text = " x ".join(f"{axis}={size}" for axis, size in zip(AXES, sizes))
     if any(size < 1 and size != -1 for size in sizes) or sizes.count(-1) > 1:
-        raise MeshError(f"mesh {text}: sizes are positive, and at most one is -1 (whatever is left)")
+        raise MeshError(f"mesh {text}: sizes are positive, and at most one is -1 (the remaining devices)")
     devices = jax.devices()
     named = math.prod(size for size in sizes if size != -1)
     if -1 in sizes:
@@ -58,17 +59,19 @@ def make_mesh(shape: Mapping[str, int]) -> Mesh:
     if needed > len(devices):
         raise MeshError(f"mesh {text} needs {needed} devices; there are {len(devices)}")
     if needed < len(devices) and jax.process_count() > 1:
-        raise MeshError(f"mesh {text} uses {needed} of {len(devices)} devices; several hosts must use all of theirs")
+        raise MeshError(
+            f"mesh {text} uses {needed} of {len(devices)} devices; a run on several hosts must use all devices"
+        )
     return jax.make_mesh(tuple(sizes), AXES, axis_types=(AxisType.Auto,) * len(AXES), devices=devices[:needed])
 
 
 def shardings(config: qwen.Config, mesh: Mesh, rules: Mapping[str, str] = RULES) -> Any:
-    """A NamedSharding for every weight, in the shape of `params`. Raises MeshError naming all that does not divide."""
+    """Return a NamedSharding for each weight of a model. Raises MeshError naming every indivisible axis."""
     return places(qwen.weights(config), mesh, rules)
 
 
 def places(weights: Any, mesh: Mesh, rules: Mapping[str, str] = RULES) -> Any:
-    """A NamedSharding for each `Weight` of a tree. Raises MeshError naming all that does not divide."""
+    """Return a NamedSharding for each `Weight` of a tree. Raises MeshError naming every indivisible axis."""
     declared = jax.tree.leaves(weights, is_leaf=qwen.is_weight)
     split = {axis: _split(axis, mesh, rules) for weight in declared for axis in weight.axes if axis}
     problems = {}
@@ -87,28 +90,28 @@ def places(weights: Any, mesh: Mesh, rules: Mapping[str, str] = RULES) -> Any:
 
 
 def _split(axis: str, mesh: Mesh, rules: Mapping[str, str]) -> tuple[str, ...]:
-    """The mesh axes that split a logical axis; those of size 1 split nothing."""
+    """Return the mesh axes of more than one device that split a logical axis. Raises MeshError."""
     named = [over for over in rules.get(axis, "").split(",") if over]
     unknown = [over for over in named if over not in AXES]
     if unknown:
         raise MeshError(
-            f"rule {axis}={rules[axis]!r}: {', '.join(unknown)} is no mesh axis; they are {', '.join(AXES)}"
+            f"rule {axis}={rules[axis]!r}: {', '.join(unknown)} is not a mesh axis; the axes are {', '.join(AXES)}"
         )
     return tuple(over for over in named if mesh.shape.get(over, 1) > 1)
 
 
 def put(tree: Any, where: Any) -> Any:
-    """Arrays as `where` says; every process gives the same ones, and uploads its own slices."""
+    """Shard arrays as `where` says. Every process passes the same arrays and uploads its own slices."""
 
-    def one(x: Any, sharding: NamedSharding) -> jax.Array:
+    def put_one(x: Any, sharding: NamedSharding) -> jax.Array:
         if jax.process_count() == 1 or getattr(x, "sharding", None) == sharding:
             return jax.device_put(x, sharding)
         x = np.asarray(x)
         return jax.make_array_from_callback(x.shape, sharding, lambda index: x[index])
 
-    return jax.tree.map(one, tree, where)
+    return jax.tree.map(put_one, tree, where)
 
 
 def rows(mesh: Mesh) -> NamedSharding:
-    """Where packed rows (R, T) lie: rows over data and fsdp, tokens over sequence."""
+    """Return the sharding of packed rows (R, T): rows over data and fsdp, tokens over sequence."""
     return NamedSharding(mesh, PartitionSpec(("data", "fsdp"), "sequence"))

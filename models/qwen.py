@@ -1,7 +1,8 @@
-"""Qwen2.5, and Qwen3 dense by two flags: functions over a plain dict of arrays, and a Flax NNX module around them.
+"""Qwen2.5 and, by two flags, Qwen3 dense, as functions of a plain dict of arrays.
 
-Each weight's shape, logical axes and initialiser is declared once, in `weights`; initialisation, sharding
-(models/mesh.py) and checkpoints (models/hf.py) are derived from it. Layers are stacked on a leading axis.
+`weights` declares each weight once: its shape, logical axes and initialiser. Initialisation, sharding (models/mesh.py)
+and checkpoints (models/hf.py) are derived from it. Layers are stacked on a leading axis. models/module.py wraps these
+functions in a Flax NNX module.
 
 Shapes: R packed rows, B cache rows, T tokens, S cache positions, L layers, D width, H query heads, K key/value
 heads, F feed-forward width, V vocabulary, N tokens of any arrangement.
@@ -17,12 +18,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from models import loops
-from models.attention import attention
+from models.attention import attention as attend
 
 Params = dict[str, Any]
 Cache = dict[str, tuple[jax.Array, ...]]
@@ -30,7 +30,7 @@ Cache = dict[str, tuple[jax.Array, ...]]
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """The shape of a model. Hashable, so that it can be a static argument of `jit`."""
+    """The shape of a model. It is hashable, so that it can be a static argument of `jit`."""
 
     vocab: int
     d_model: int
@@ -48,7 +48,7 @@ class Config:
 
 
 def _qwen3(d_model: int, layers: int, heads: int, d_ff: int, tied: bool = True) -> Config:
-    """Qwen3 dense: heads of 128 whatever the width, 8 key/value heads, norms of queries and keys, no biases."""
+    """Return a Qwen3 dense shape: heads of width 128, 8 key/value heads, norms of queries and keys, no biases."""
     return Config(
         151936, d_model, layers, heads, 8, 128, d_ff, tied=tied, qkv_bias=False, qk_norm=True, max_positions=40960
     )
@@ -72,17 +72,17 @@ PRESETS = {
     "qwen3-32b": _qwen3(5120, 64, 64, 25600, tied=False),
 }
 
-# What the backward pass finds kept of the forward pass, layer by layer; the rest it computes again.
+# What each layer saves for the backward pass, besides its input; the rest is recomputed.
 REMAT = {
-    "none": None,  # everything is kept
-    "full": jax.checkpoint_policies.nothing_saveable,  # the input of each layer: a third more compute
-    "attention": jax.checkpoint_policies.save_only_these_names("attention"),  # and the attention's output
-    "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,  # and the outputs of the matrix products
+    "none": None,  # everything
+    "full": jax.checkpoint_policies.nothing_saveable,  # nothing: a third more compute
+    "attention": jax.checkpoint_policies.save_only_these_names("attention"),  # the output of attention
+    "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,  # the outputs of the matrix products
 }
 
 
 class Weight(NamedTuple):
-    """One weight: `std` is that of its normal initialiser; None means ones for a norm, else zeros."""
+    """One weight. `std` is that of its normal initialiser; None means ones for a norm and zeros for anything else."""
 
     shape: tuple[int, ...]
     axes: tuple[str | None, ...]
@@ -90,9 +90,9 @@ class Weight(NamedTuple):
 
 
 def weights(config: Config) -> dict[str, Any]:
-    """The nested dict of `Weight`s that `params` mirrors. Matrices map the axes on the left to those on the right."""
+    """Return the nested dict of `Weight`s that `params` mirrors. Matrices map their first axes to their last ones."""
     c = config
-    fan_in, out = c.d_model**-0.5, (2 * c.layers) ** -0.5  # the branches into the residual start small
+    fan_in, out = c.d_model**-0.5, (2 * c.layers) ** -0.5  # smaller for the matrices that add to the residual stream
 
     def stacked(shape: tuple[int, ...], axes: tuple[str | None, ...], std: float | None = None) -> Weight:
         return Weight((c.layers, *shape), ("layers", *axes), std)
@@ -126,30 +126,30 @@ def weights(config: Config) -> dict[str, Any]:
 
 
 def is_weight(leaf: Any) -> bool:
-    """For the tree functions: a `Weight` is a leaf, though it is a tuple."""
+    """Return True for a `Weight`, which tree functions must treat as a leaf although it is a tuple."""
     return isinstance(leaf, Weight)
 
 
 def parameter_count(config: Config) -> int:
-    """Parameters of a model of this shape, embeddings included."""
+    """Return the number of parameters, embeddings included."""
     return sum(math.prod(w.shape) for w in jax.tree.leaves(weights(config), is_leaf=is_weight))
 
 
 def shapes(config: Config, dtype: Any = jnp.float32) -> Any:
-    """`params` as ShapeDtypeStructs: for planning and compiling without any weights."""
+    """Return `params` as ShapeDtypeStructs, for planning and compiling without weights."""
     return jax.tree.map(lambda w: jax.ShapeDtypeStruct(w.shape, dtype), weights(config), is_leaf=is_weight)
 
 
 def init(config: Config, seed: int, dtype: Any = jnp.float32) -> Params:
-    """Random weights as a nested dict of `dtype` arrays. The same seed gives the same weights."""
+    """Return random weights as a nested dict of `dtype` arrays. The same seed gives the same weights."""
     return draw(weights(config), seed, dtype)
 
 
 def draw(declared: Any, seed: int, dtype: Any = jnp.float32) -> Any:
-    """Arrays for a tree of `Weight`s.
+    """Return random arrays for a tree of `Weight`s.
 
-    Drawn by NumPy, one stream for each weight and layer: XLA takes seconds to compile as many draws as there are
-    shapes, and any slice of a weight can be drawn without the rest.
+    They are drawn by NumPy, with one stream per weight and layer, because XLA would take seconds to compile a draw for
+    each shape.
     """
 
     def array(path: Any, weight: Weight, index: int) -> jax.Array:
@@ -166,7 +166,7 @@ def draw(declared: Any, seed: int, dtype: Any = jnp.float32) -> Any:
 
 
 def unembed(config: Config, params: Params) -> jax.Array:
-    """The output head, w_DV."""
+    """Return the output head, w_DV."""
     return params["embed" if config.tied else "unembed"].T
 
 
@@ -174,34 +174,34 @@ def unembed(config: Config, params: Params) -> jax.Array:
 
 
 def rms_norm(x: jax.Array, weight: jax.Array, eps: float) -> jax.Array:
-    """RMSNorm over the last axis: computed in float32, cast back, then scaled, in the order Qwen2 does it."""
+    """Apply RMSNorm over the last axis: computed in float32, cast back, then scaled, in the same order as Qwen2."""
     x32 = x.astype(jnp.float32)
     scale = jax.lax.rsqrt(jnp.mean(x32 * x32, axis=-1, keepdims=True) + eps)
     return (x32 * scale).astype(x.dtype) * weight.astype(x.dtype)
 
 
 def rope_angles(positions: jax.Array, head_dim: int, theta: float) -> tuple[jax.Array, jax.Array]:
-    """(cos, sin) of shape (*positions.shape, head_dim/2), float32: bfloat16 angles drift as positions grow."""
+    """Return (cos, sin) of shape (*positions.shape, head_dim/2) in float32; bfloat16 angles are imprecise."""
     frequencies = theta ** (-jnp.arange(0, head_dim, 2, dtype=jnp.float32) / head_dim)
     angles = positions[..., None].astype(jnp.float32) * frequencies
     return jnp.cos(angles), jnp.sin(angles)
 
 
 def rope_table(config: Config, length: int, positions: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """`rope_angles` of positions below `length`, looked up: XLA's CPU code would compute them for each use and head."""
+    """Look up `rope_angles` of positions below `length`. XLA's CPU code would recompute them at each use and head."""
     cos_Th, sin_Th = rope_angles(jnp.arange(length), config.head_dim, config.rope_theta)
     return cos_Th[positions], sin_Th[positions]
 
 
 def rope(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
-    """Rotate x_..TXh (X heads) by the halves convention: coordinate i turns with i + head_dim/2."""
+    """Rotate x_..TXh (X heads). Coordinate i is paired with i + head_dim/2."""
     cos, sin = cos[..., None, :], sin[..., None, :]
     a, b = jnp.split(x.astype(jnp.float32), 2, axis=-1)
     return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1).astype(x.dtype)
 
 
 def _qkv(c: Config, w: Params, x: jax.Array, cos: jax.Array, sin: jax.Array) -> tuple[jax.Array, ...]:
-    """x_..TD -> rotated q_..THh, k_..TKh and v_..TKh."""
+    """Map x_..TD to rotated q_..THh and k_..TKh, and v_..TKh."""
     x = rms_norm(x, w["attn_norm"], c.rms_eps)
     q, k, v = (_linear(w, name, x, "...d,dnh->...nh") for name in "qkv")
     if c.qkv_bias:
@@ -212,7 +212,7 @@ def _qkv(c: Config, w: Params, x: jax.Array, cos: jax.Array, sin: jax.Array) -> 
 
 
 def _after_attention(c: Config, w: Params, x: jax.Array, out: jax.Array) -> jax.Array:
-    """The rest of the layer: output projection and feed-forward, each added to x_..TD."""
+    """Compute the rest of the layer: output projection and feed-forward, each added to x_..TD."""
     x = x + _linear(w, "o", out, "...nh,nhd->...d")
     y = rms_norm(x, w["mlp_norm"], c.rms_eps)
     gate, up = _linear(w, "gate", y, "...d,df->...f"), _linear(w, "up", y, "...d,df->...f")
@@ -220,7 +220,7 @@ def _after_attention(c: Config, w: Params, x: jax.Array, out: jax.Array) -> jax.
 
 
 def _linear(w: Params, name: str, x: jax.Array, equation: str) -> jax.Array:
-    """x through the matrix `name` and, where the layer has one, its low-rank addition (models/lora.py)."""
+    """Multiply x by the matrix `name`, and add the product with its adapter if there is one (models/lora.py)."""
     y = jnp.einsum(equation, x, w[name].astype(x.dtype))
     if name + "_lora_a" not in w:
         return y
@@ -244,73 +244,75 @@ def hidden(
     *,
     dtype: Any = jnp.float32,
     remat: str = "none",
-    attend: str = "auto",
+    attention: str = "auto",
     mesh: Mesh | None = None,
 ) -> jax.Array:
-    """Hidden states h_RTD after the final norm, in `dtype`.
+    """Return the hidden states h_RTD after the final norm, in `dtype`.
 
-    positions_RT count from 0 within each sequence; segments_RT name the sequence of each token, 0 = padding.
-    A token attends to the tokens of its own segment that stand before it in the row, and to itself.
-    remat: a name in `REMAT`. attend: one of `attention.IMPLEMENTATIONS`. mesh: of the arguments; None = one device.
+    positions_RT count from 0 within each sequence; segments_RT number the sequences of a row, 0 = padding.
+    Each token attends to itself and to earlier tokens of the row that belong to its segment.
+    remat: a name in `REMAT`. attention: one of `attention.IMPLEMENTATIONS`. mesh: of the arguments; None = one device.
     """
 
-    # On one device all but attention sees a single axis of tokens: XLA's CPU code takes twice as long for the gradient
-    # of a matrix when it is summed over two. Over a mesh the two axes are split and have to stay apart.
+    # On one device everything but attention works on a single axis of tokens: XLA's CPU code takes twice as long for
+    # the gradient of a matrix when it sums over two. On a mesh the two axes are sharded differently and stay separate.
     single, shape = mesh is None or mesh.size == 1, tokens_RT.shape
 
-    def joined(x: jax.Array) -> jax.Array:
+    def one_axis(x: jax.Array) -> jax.Array:
         return x.reshape(-1, *x.shape[2:]) if single else x
 
-    def parted(x: jax.Array) -> jax.Array:
+    def two_axes(x: jax.Array) -> jax.Array:
         return x.reshape(*shape, *x.shape[1:]) if single else x
 
-    cos, sin = rope_table(config, shape[1], joined(positions_RT))
+    cos, sin = rope_table(config, shape[1], one_axis(positions_RT))
 
     def layer(x: jax.Array, w: Params) -> tuple[jax.Array, None]:
         w = _gathered(config, w, x.dtype, mesh)
-        q, k, v = (parted(y) for y in _qkv(config, w, x, cos, sin))
-        out = joined(attention(q, k, v, segments_RT, implementation=attend, mesh=mesh))
+        q, k, v = (two_axes(y) for y in _qkv(config, w, x, cos, sin))
+        out = one_axis(attend(q, k, v, segments_RT, implementation=attention, mesh=mesh))
         if remat != "none":
             out = checkpoint_name(out, "attention")
         return _spread(_after_attention(config, w, x, out), mesh), None
 
     if remat != "none":
         layer = jax.checkpoint(layer, prevent_cse=False, policy=REMAT[remat])
-    x = _spread(_table(params["embed"], mesh)[joined(tokens_RT)].astype(dtype), mesh)
-    # Short stacks are unrolled: XLA's CPU loops copy their stacked operands.
+    x = _spread(_table(params["embed"], mesh)[one_axis(tokens_RT)].astype(dtype), mesh)
+    # Few layers are unrolled, because XLA's CPU loops copy their stacked operands.
     x, _ = jax.lax.scan(layer, x, params["layers"], unroll=config.layers if config.layers <= 4 else 1)
-    return parted(rms_norm(x, params["norm"], config.rms_eps))
+    return two_axes(rms_norm(x, params["norm"], config.rms_eps))
 
 
 def _gathered(config: Config, w: Params, dtype: Any, mesh: Mesh | None) -> Params:
-    """A layer's weights as they are used: in `dtype`, split over tensor alone.
+    """Constrain a layer's weights for their use: in `dtype`, split over the tensor axis only.
 
-    Said because the compiler would rather leave the weights where they are stored and sum partial activations over all
-    devices, which are far larger. This way it gathers weights in `dtype` and scatters the sums of their gradients.
+    Without the constraint the compiler would keep the weights sharded and sum partial activations over all devices,
+    which are far larger. With it, weights are gathered in `dtype` and their gradients reduce-scattered.
     """
     if mesh is None or mesh.size == 1:
         return w
     declared = weights(config)["layers"]
 
-    def one(name: str, array: jax.Array) -> jax.Array:
+    def gather(name: str, array: jax.Array) -> jax.Array:
         if name not in declared:
             return array
         spec = ("tensor" if axis in ("heads", "kv_heads", "mlp") else None for axis in declared[name].axes[1:])
         return jax.lax.with_sharding_constraint(array.astype(dtype), NamedSharding(mesh, PartitionSpec(*spec)))
 
-    return {name: one(name, array) for name, array in w.items()}
+    return {name: gather(name, array) for name, array in w.items()}
 
 
 def _table(embed_VD: jax.Array, mesh: Mesh | None) -> jax.Array:
-    """The embedding for look-ups, whole rows at a time: from pieces of rows the compiler would gather the results. Not
-    yet in the computation's dtype, in which the gradients of a frequent token would not add up."""
+    """Constrain the embedding table to whole rows; otherwise the compiler would gather the results of look-ups.
+
+    The table is not cast to the computation's dtype, in which the gradients of a frequent token would lose precision.
+    """
     if mesh is None or mesh.size == 1:
         return embed_VD
     return jax.lax.with_sharding_constraint(embed_VD, NamedSharding(mesh, PartitionSpec("tensor", None)))
 
 
 def _spread(x_RTD: jax.Array, mesh: Mesh | None) -> jax.Array:
-    """Rows over data and fsdp, tokens over sequence. Left to itself the compiler may keep the split of the weights."""
+    """Shard rows over data and fsdp, tokens over sequence; the compiler might otherwise shard them as the weights."""
     if mesh is None or mesh.size == 1:
         return x_RTD
     where = NamedSharding(mesh, PartitionSpec(("data", "fsdp"), "sequence", None))
@@ -325,10 +327,10 @@ def token_logp(
     temperature: float = 1.0,
     chunk: int = 1024,
 ) -> tuple[jax.Array, jax.Array]:
-    """Log-probability of each target and entropy of each distribution: (logp_N, entropy_N), float32.
+    """Return the log-probability of each target and the entropy of each distribution: (logp_N, entropy_N), float32.
 
-    Works through `chunk` tokens at a time, forward and backward, so that at most (chunk, V) logits exist. The
-    entropy carries no gradient.
+    Forward and backward process `chunk` tokens at a time, so that at most (chunk, V) logits exist. The entropy has no
+    gradient.
     """
     n = targets_N.shape[0]
     chunks = max(1, -(-n // chunk))
@@ -347,9 +349,9 @@ def token_logp(
 def chunked_logp(
     h_CSD: jax.Array, w_DV: jax.Array, targets_CS: jax.Array, temperature: float, count: jax.Array | int
 ) -> tuple[jax.Array, jax.Array]:
-    """`token_logp` of the first `count` of C chunks of S tokens: (logp_CS, entropy_CS), 0 in the others.
+    """Return `token_logp` of the first `count` of C chunks of S tokens: (logp_CS, entropy_CS), 0 in the other chunks.
 
-    Forward and backward the logits of one chunk exist at a time; what is kept of them is their log-sum.
+    Forward and backward hold the logits of one chunk at a time; only their log-sum-exp is saved for the backward pass.
     """
     return _chunked_logp_forward(h_CSD, w_DV, targets_CS, temperature, count)[0]
 
@@ -359,7 +361,7 @@ def _logits(h, w_DV, temperature):
 
 
 def _chunked_logp_forward(h_CSD, w_DV, targets_CS, temperature, count):
-    def one(i, chunk, out):
+    def add_chunk(i, chunk, out):
         h, targets = chunk
         logits = _logits(h, w_DV, temperature)
         lse = jax.nn.logsumexp(logits, axis=-1)
@@ -369,14 +371,14 @@ def _chunked_logp_forward(h_CSD, w_DV, targets_CS, temperature, count):
         return tuple(y.at[i].set(x) for y, x in zip(out, new))
 
     start = (jnp.zeros(targets_CS.shape, jnp.float32),) * 3
-    logp, entropy, lse = loops.each((h_CSD, targets_CS), count, one, start)
+    logp, entropy, lse = loops.fold((h_CSD, targets_CS), count, add_chunk, start)
     return (logp, entropy), (h_CSD, w_DV, targets_CS, temperature, count, lse)
 
 
 def _chunked_logp_backward(residuals, gradients):
     h_CSD, w_DV, targets_CS, temperature, count, lse_CS = residuals
 
-    def one(i, chunk, out):
+    def add_chunk(i, chunk, out):
         dw, dh_CSD = out
         h, targets, lse, g = chunk
         probs = jnp.exp(_logits(h, w_DV, temperature) - lse[:, None])
@@ -386,7 +388,7 @@ def _chunked_logp_backward(residuals, gradients):
         return dw, dh_CSD.at[i].set(dlogits @ w_DV.astype(h.dtype).T)
 
     start = jnp.zeros(w_DV.shape, jnp.float32), jnp.zeros_like(h_CSD)
-    dw, dh = loops.each((h_CSD, targets_CS, lse_CS, gradients[0]), count, one, start)
+    dw, dh = loops.fold((h_CSD, targets_CS, lse_CS, gradients[0]), count, add_chunk, start)
     return dh, dw.astype(w_DV.dtype), None, None, None
 
 
@@ -397,10 +399,11 @@ chunked_logp.defvjp(_chunked_logp_forward, _chunked_logp_backward)
 
 
 def for_decoding(config: Config, params: Params, dtype: Any = jnp.float32) -> Params:
-    """The weights as `extend` reads them, in `dtype`: layer by layer, with the matrices of one input side by side.
+    """Return the weights in the layout that `extend` reads, in `dtype`.
 
-    {"embed", "norm", "unembed" (D, V), "layers": a tuple of dicts}. Cut and joined once here, because XLA's CPU code
-    would copy every slice of a stacked weight again at each step of a decoding loop.
+    {"embed", "norm", "unembed" (D, V), "layers": a tuple of dicts}. Layers are separate, and matrices that share an
+    input are concatenated. Doing it here once avoids that XLA's CPU code copies every slice of a stacked weight at each
+    decoding step.
     """
     params = jax.tree.map(lambda a: a.astype(dtype), params)
 
@@ -418,9 +421,10 @@ def for_decoding(config: Config, params: Params, dtype: Any = jnp.float32) -> Pa
 
 
 def init_cache(config: Config, slots: int, length: int, dtype: Any = jnp.float32) -> Cache:
-    """Empty cache for `slots` sequences of up to `length` tokens.
+    """Return an empty cache for `slots` sequences of up to `length` tokens.
 
-    {"k": per layer (slots, K, h, length), "v": per layer (slots, K, length, h)}: keys transposed, as scores read them.
+    {"k": per layer (slots, K, h, length), "v": per layer (slots, K, length, h)}. Keys are stored transposed, as the
+    product that computes the scores reads them.
     """
     k, v = (config.head_dim, length), (length, config.head_dim)
     shapes = {name: (slots, config.kv_heads, *shape) for name, shape in (("k", k), ("v", v))}
@@ -437,12 +441,12 @@ def extend(
     *,
     window: int | None = None,
 ) -> tuple[jax.Array, Cache]:
-    """Append tokens to the cached sequences, one per row of the cache: (h_BD of each row's last new token, cache).
+    """Append tokens to the cached sequences, one per row; return (h_BD of each row's last new token, the new cache).
 
-    Row b writes its first lengths_B[b] tokens at positions starts_B[b]..; positions before hold what earlier calls
-    wrote. A row of length 0 writes nothing and returns finite garbage. Nothing is written beyond the cache's length.
-    weights: of `for_decoding`, whose dtype is that of the computation. window: positions that attention reads, the
-    first ones, among which all of these are; None = all.
+    Row b writes its first lengths_B[b] tokens at positions starts_B[b]...; earlier positions hold what previous calls
+    wrote. A row of length 0 writes nothing and returns arbitrary finite values. Tokens past the end of the cache are
+    dropped. weights: from `for_decoding`; the computation uses their dtype. window: attention reads the first `window`
+    positions, which must include all positions written; None = all.
     """
     rows, t = tokens_BT.shape
     length = cache["v"][0].shape[2]
@@ -471,7 +475,7 @@ def extend(
 
 
 def _fused_qkv(c: Config, w: Params, x: jax.Array, cos: jax.Array, sin: jax.Array) -> tuple[jax.Array, ...]:
-    """`_qkv` with one product."""
+    """Compute `_qkv` with one matrix product."""
     y = rms_norm(x, w["attn_norm"], c.rms_eps) @ w["qkv"]
     if c.qkv_bias:
         y = y + w["qkv_bias"]
@@ -483,7 +487,7 @@ def _fused_qkv(c: Config, w: Params, x: jax.Array, cos: jax.Array, sin: jax.Arra
 
 
 def _cached_attention(q: jax.Array, k_BKhS: jax.Array, v_BKSh: jax.Array, mask_BTS: jax.Array) -> jax.Array:
-    """q_BTHh against the cache -> out_BTD', heads side by side (D' = H h)."""
+    """Attend from q_BTHh to the cache; return out_BTD' with the heads concatenated (D' = H h)."""
     b, t, heads, head_dim = q.shape
     kv_heads, groups = v_BKSh.shape[1], heads // v_BKSh.shape[1]
     q = (q * head_dim**-0.5).reshape(b, t, kv_heads, groups, head_dim).swapaxes(1, 2)
@@ -492,33 +496,3 @@ def _cached_attention(q: jax.Array, k_BKhS: jax.Array, v_BKSh: jax.Array, mask_B
     probs = jax.nn.softmax(jnp.where(mask_BTS[:, None, :, None], scores, -1e30), axis=-1).astype(v_BKSh.dtype)
     out = jnp.matmul(probs.reshape(b, kv_heads, t * groups, -1), v_BKSh)
     return out.reshape(b, kv_heads, t, groups, head_dim).swapaxes(1, 2).reshape(b, t, heads * head_dim)
-
-
-# --- the module -----------------------------------------------------------------------------------------------------
-
-
-class Qwen(nnx.Module):
-    """The model as a Flax NNX module around a tree of parameters; making one inside `jit` costs nothing.
-
-    `nnx.to_pure_dict(nnx.state(model))` is the plain dict that every function of this file takes as `params`.
-    """
-
-    def __init__(self, config: Config, params: Params):
-        self.config = config
-        self.embed = nnx.Param(params["embed"])
-        self.layers = nnx.Dict({name: nnx.Param(array) for name, array in params["layers"].items()})
-        self.norm = nnx.Param(params["norm"])
-        if not config.tied:
-            self.unembed = nnx.Param(params["unembed"])
-
-    @property
-    def params(self) -> Params:
-        return nnx.to_pure_dict(nnx.state(self, nnx.Param))
-
-    def __call__(
-        self, tokens_RT: jax.Array, positions_RT: jax.Array, segments_RT: jax.Array, *, dtype: Any = jnp.float32
-    ) -> jax.Array:
-        """Logits (R, T, V), float32. For whole vocabularies of few tokens; training uses `hidden` and `token_logp`."""
-        params = self.params
-        h = hidden(self.config, params, tokens_RT, positions_RT, segments_RT, dtype=dtype)
-        return _logits(h, unembed(self.config, params), 1.0)

@@ -1,4 +1,4 @@
-"""The texts of Qwen2.5's chat template."""
+"""The text of Qwen2.5's chat template."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TOOLS_AFTER = (
     '{"name": <function-name>, "arguments": <args-json-object>}\n</tool_call>'
 )
 
-# What `models/chat.py` renders turn by turn, for programs that apply a template to a whole conversation.
+# The template of models/chat.py in Jinja, for programs that render a whole conversation at once.
 JINJA = (
     "{%- set first = messages[0] -%}\n"
     "{%- set system = first.content if first.role == 'system' else '" + DEFAULT_SYSTEM + "' -%}\n"

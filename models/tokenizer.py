@@ -1,7 +1,7 @@
-"""Byte-level BPE with Qwen's special tokens: text to ids and back.
+"""Byte-level BPE with Qwen's special tokens.
 
-Control tokens (`<|im_start|>` and every other `<|...|>`) come from templates only. `encode` treats their
-spelling as plain text, so nothing a user or an environment writes can open or close a turn.
+Only templates produce control tokens (`<|im_start|>` and every other `<|...|>`). `encode` treats their spelling as
+plain text, so nothing that a user or an environment writes can open or close a turn.
 """
 
 from __future__ import annotations
@@ -15,14 +15,15 @@ import tokenizers
 from tokenizers import AddedToken, Regex, decoders, normalizers, pre_tokenizers, trainers
 from tokenizers import models as bpe_models
 
+from models.files import write_atomically
 from models.template import JINJA
 
-# Qwen2/2.5's pre-tokenizer. `transformers` rebuilds it from this same expression for every model of type qwen2.
+# Qwen2/2.5's pre-tokenizer. `transformers` uses this same expression for every model of type qwen2.
 PRE_TOKENIZER = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-# Qwen2.5's added tokens in the order of their ids; the flag says whether Qwen marks them special.
+# Qwen2.5's added tokens in the order of their ids; the flag is True for those that Qwen marks as special.
 QWEN_TOKENS = (
     ("<|endoftext|>", True),
     ("<|im_start|>", True),
@@ -51,64 +52,59 @@ REQUIRED = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<tool_call>", "</too
 
 
 class TokenizerError(ValueError):
-    """A tokenizer that cannot be read or lacks what the chat template needs."""
+    """A tokenizer that cannot be read, or that lacks tokens of the chat template."""
 
 
 class Tokenizer:
-    """Ids of text. Built from the JSON of a `tokenizers.Tokenizer`.
+    """A tokenizer, built from the JSON of a `tokenizers.Tokenizer`.
 
-    Attributes: `endoftext`, `im_start`, `im_end`, `tool_call`, `tool_call_end` (ids) and `vocab_size` (ids run
-    from 0 to `vocab_size - 1`; a model's embedding may have more rows).
+    Attributes: the ids `endoftext`, `im_start`, `im_end`, `tool_call` and `tool_call_end`, and `vocab_size`: ids are
+    below it, but a model's embedding may have more rows.
     """
 
     def __init__(self, json_text: str, source: str = "tokenizer"):
         try:
             spec = json.loads(json_text)
-            self._template = tokenizers.Tokenizer.from_str(json_text)
+            self._original = tokenizers.Tokenizer.from_str(json_text)
             for token in spec["added_tokens"]:
                 token["special"] |= _is_control(token["content"])
-            self._text = tokenizers.Tokenizer.from_str(json.dumps(spec))
+            self._encoder = tokenizers.Tokenizer.from_str(json.dumps(spec))
         except Exception as error:  # the library raises bare Exception on malformed files
-            raise TokenizerError(f"{source}: not a readable tokenizer.json ({error})") from None
-        self._text.encode_special_tokens = True  # the spelling of a special token becomes plain text
+            raise TokenizerError(f"{source}: tokenizer.json cannot be read ({error})") from None
+        self._encoder.encode_special_tokens = True  # encodes the spelling of a special token as plain text
         added = {token["content"]: token["id"] for token in spec["added_tokens"]}
         missing = [name for name in REQUIRED if name not in added]
         if missing:
             raise TokenizerError(f"{source}: lacks the special tokens {', '.join(missing)} of Qwen's chat template")
         self.endoftext, self.im_start, self.im_end, self.tool_call, self.tool_call_end = map(added.get, REQUIRED)
-        self.vocab_size = 1 + max(self._template.get_vocab(with_added_tokens=True).values())
+        self.vocab_size = 1 + max(self._original.get_vocab(with_added_tokens=True).values())
 
     @classmethod
     def load(cls, path: str | Path) -> Tokenizer:
-        """Read `tokenizer.json` from a model directory (or the file itself). Raises TokenizerError."""
+        """Load `tokenizer.json`, given its path or that of a model directory. Raises TokenizerError."""
         file = Path(path)
         file = file / "tokenizer.json" if file.is_dir() else file
         if not file.is_file():
-            raise TokenizerError(f"{path}: no tokenizer.json there")
+            raise TokenizerError(f"{path}: no tokenizer.json")
         try:
             return cls(file.read_text(encoding="utf-8"), source=str(path))
         except UnicodeDecodeError as error:
-            raise TokenizerError(f"{path}: tokenizer.json is no UTF-8 text ({error})") from None
+            raise TokenizerError(f"{path}: tokenizer.json is not UTF-8 text ({error})") from None
 
     def encode(self, text: str) -> list[int]:
-        """Ids of text by a user, an environment or a model. Never yields a control token."""
-        return self._text.encode(_well_formed(text), add_special_tokens=False).ids
-
-    def encode_template(self, text: str) -> list[int]:
-        """Ids of text in which the spelling of a control token means the token. For trusted text only."""
-        return self._template.encode(_well_formed(text), add_special_tokens=False).ids
+        """Return the ids of text by a user, an environment or a model. No id is that of a control token."""
+        return self._encoder.encode(_well_formed(text), add_special_tokens=False).ids
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Text of ids, control tokens spelled out. Bytes that are not UTF-8 become U+FFFD."""
-        return self._template.decode(list(ids), skip_special_tokens=False)
+        """Return the text of ids, with control tokens spelled out. Bytes that are not UTF-8 become U+FFFD."""
+        return self._original.decode(list(ids), skip_special_tokens=False)
 
     def save(self, path: str | Path) -> None:
         """Write the files from which `transformers.AutoTokenizer` builds the same tokenizer."""
         folder = Path(path)
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "tokenizer.json").write_text(self._template.to_str(pretty=False), encoding="utf-8")
-        (folder / "tokenizer_config.json").write_text(json.dumps(_TOKENIZER_CONFIG, indent=2) + "\n", encoding="utf-8")
-        (folder / "chat_template.jinja").write_text(JINJA, encoding="utf-8")
+        write_atomically(folder / "tokenizer.json", self._original.to_str(pretty=False))
+        write_atomically(folder / "tokenizer_config.json", json.dumps(_TOKENIZER_CONFIG, indent=2) + "\n")
+        write_atomically(folder / "chat_template.jinja", JINJA)
 
 
 _TOKENIZER_CONFIG = {
@@ -128,9 +124,9 @@ _TOKENIZER_CONFIG = {
 def train_bpe(texts: Iterable[str], vocab_size: int, extra_tokens: Sequence[str] = ()) -> Tokenizer:
     """Train a byte-level BPE with Qwen's pre-tokenizer and special tokens.
 
-    `vocab_size` bounds the whole vocabulary: bytes, merges, Qwen's added tokens, then `extra_tokens`, which are
-    fixed strings (the punctuation of a tool call, say) that always become one id. Fewer entries result where the
-    texts have nothing left to merge. The same texts in the same order give the same tokenizer.
+    vocab_size: the largest size of the whole vocabulary, which holds the bytes, the merges, Qwen's added tokens and
+    `extra_tokens`; it is smaller if the texts have nothing left to merge. extra_tokens: strings that always become one
+    id, such as the punctuation of a tool call. The same texts in the same order give the same tokenizer.
     """
     added = [AddedToken(name, special=special, normalized=False) for name, special in QWEN_TOKENS]
     added += [AddedToken(text, special=False, normalized=False) for text in extra_tokens]
@@ -145,10 +141,10 @@ def train_bpe(texts: Iterable[str], vocab_size: int, extra_tokens: Sequence[str]
     model.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(vocab_size=budget, initial_alphabet=alphabet, show_progress=False)
-    # Added tokens cut the text before BPE sees it, so merges across them would never be used.
+    # Added tokens split the text before BPE sees it, so merges across them would never be used.
     longest_first = sorted((token.content for token in added), key=len, reverse=True)
-    cut = re.compile("|".join(map(re.escape, longest_first)))
-    model.train_from_iterator((piece for text in texts for piece in cut.split(text) if piece), trainer)
+    splitter = re.compile("|".join(map(re.escape, longest_first)))
+    model.train_from_iterator((piece for text in texts for piece in splitter.split(text) if piece), trainer)
     model.add_tokens(added)
     return Tokenizer(model.to_str())
 
@@ -158,7 +154,7 @@ def _is_control(token: str) -> bool:
 
 
 def _well_formed(text: str) -> str:
-    """Join surrogate pairs and replace lone surrogates, which JSON can spell and UTF-8 cannot."""
+    """Join surrogate pairs and replace lone surrogates, which JSON can express but UTF-8 cannot."""
     if text.isascii():
         return text
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

@@ -1,16 +1,15 @@
-"""How good a policy is: avg@k, best@k and pass@k with confidence intervals, and what changed between two evaluations.
+"""Evaluation of a policy: avg@k, best@k and pass@k with confidence intervals, and paired comparisons.
 
-Three numbers of `R` rollouts of each of `N` tasks, never to be mixed up:
+Three different measures of `R` rollouts of each of `N` tasks:
 
 - avg@k: the mean score;
-- best@k: the expected best of k rollouts *drawn with replacement* from the R at hand (1000 draws, seed 42), which is
-  what the reference and the paper print; for c successes among R = k it tends to 1 - (1 - c/k)^k, below the true
-  pass@k;
-- pass@k: the unbiased estimate of the chance that k fresh rollouts hold a success, 1 - C(R-c, k) / C(R, k)
-  (Chen et al. 2021, arXiv 2107.03374, eq. 1).
+- best@k: the expected best score of k rollouts *drawn with replacement* from the R rollouts (1000 draws, seed 42), as
+  the reference and the paper report it; for c successes among R = k it tends to 1 - (1 - c/k)^k, below the true pass@k;
+- pass@k: the unbiased estimate of the probability of at least one success among k fresh rollouts,
+  1 - C(R-c, k) / C(R, k) (Chen et al. 2021, arXiv 2107.03374, eq. 1).
 
-Tasks are the unit of uncertainty, so intervals resample tasks, and a comparison of two policies resamples the same
-tasks for both.
+Tasks are the unit of uncertainty: intervals resample tasks, and a comparison of two policies resamples the same tasks
+for both.
 """
 
 from __future__ import annotations
@@ -21,17 +20,16 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from rl.trajectory import StopReason, Trajectory
+from rl.trajectory import Trajectory, groups_of
 
-BROKEN = (StopReason.ENV_ERROR, StopReason.ENV_TIMEOUT, StopReason.CANCELLED)  # no fault of the policy
-DRAWS = 2000  # bootstrap resamples of the tasks behind an interval
+DRAWS = 2000  # bootstrap resamples of the tasks for one interval
 
 
 def best_at_k(score_NR: np.ndarray, k: int, *, draws: int = 1000, seed: int = 42) -> np.ndarray:
-    """best_N: the mean over `draws` resamples (size k, with replacement) of the best score of each task.
+    """Return best_N: the mean over `draws` resamples (size k, with replacement) of the best score of each task.
 
     The draws are those of veRL's `bootstrap_metric` (`np.random.seed(seed)` for each task, then one `choice` per
-    resample), so numbers agree exactly with the published ones and not only in expectation.
+    resample), so the results equal those of the published procedure exactly, not only in expectation.
     """
     score_NR = np.asarray(score_NR, np.float64)
     pick_Dk = np.random.RandomState(seed).randint(0, score_NR.shape[1], size=(draws, k))
@@ -39,7 +37,10 @@ def best_at_k(score_NR: np.ndarray, k: int, *, draws: int = 1000, seed: int = 42
 
 
 def pass_at_k(success_NR: np.ndarray, k: int) -> np.ndarray:
-    """pass_N: unbiased estimate of P(at least one success among k fresh rollouts). Needs k <= R."""
+    """Return pass_N: the unbiased estimate of P(at least one success among k fresh rollouts).
+
+    Raises ValueError for k > R.
+    """
     success_NR = np.asarray(success_NR, bool)
     rollouts = success_NR.shape[1]
     if k > rollouts:
@@ -49,7 +50,7 @@ def pass_at_k(success_NR: np.ndarray, k: int) -> np.ndarray:
 
 
 def interval(value_N: np.ndarray, *, level: float = 0.95, draws: int = DRAWS, seed: int = 0) -> tuple[float, float]:
-    """Percentile bootstrap interval of the mean over tasks; (nan, nan) without tasks."""
+    """Return the percentile bootstrap interval of the mean over tasks, (nan, nan) if there are none."""
     value_N = np.asarray(value_N, np.float64)
     if not len(value_N):
         return float("nan"), float("nan")
@@ -59,8 +60,9 @@ def interval(value_N: np.ndarray, *, level: float = 0.95, draws: int = DRAWS, se
 
 
 def paired_difference(before_N: np.ndarray, after_N: np.ndarray, **kwargs) -> tuple[float, float, float]:
-    """(mean, low, high) of after - before on the same tasks, in the same order. Much tighter than two separate
-    intervals.
+    """Return (mean, low, high) of after - before on the same tasks in the same order.
+
+    This interval is much tighter than two separate ones.
     """
     before_N, after_N = np.asarray(before_N, np.float64), np.asarray(after_N, np.float64)
     if before_N.shape != after_N.shape:
@@ -71,11 +73,11 @@ def paired_difference(before_N: np.ndarray, after_N: np.ndarray, **kwargs) -> tu
 
 @dataclass
 class Scores:
-    """The outcome of one evaluation: what every estimator needs, and small enough to be kept for ever.
+    """The results of one evaluation: the input of every estimator, small enough to be stored for every step.
 
-    `score_NR` in [0, 1] and `success_NR` 0/1 at the training temperature (or the one evaluated), `greedy_N` success at
-    temperature 0 ([] when it was not run). A rollout that the environment broke counts as a failure, one that its
-    deadline cut short as what the world says of it so far; both count in `broken`.
+    `score_NR` in [0, 1] and `success_NR` 0/1 are of rollouts at `temperature`, `greedy_N` is success at temperature 0
+    ([] if it was not run). A rollout that the environment broke counts as a failure; one that reached its deadline
+    counts with the world's evaluation at that point. `broken` is the number of both.
     """
 
     tasks: list[str]
@@ -87,7 +89,7 @@ class Scores:
     temperature: float = 1.0
 
     def per_task(self, name: str) -> np.ndarray:
-        """One value per task of "avg@k" (success), "best@k", "pass@k", "score" or "greedy"."""
+        """Return one value per task of "avg@k" (success), "best@k", "pass@k", "score" or "greedy"."""
         success_NR = np.asarray(self.success_NR, np.float64).reshape(len(self.tasks), -1)
         kind, _, k = name.partition("@")
         if kind == "avg":
@@ -104,33 +106,35 @@ class Scores:
 
     @property
     def names(self) -> list[str]:
+        """The measures that `per_task` can give."""
         rollouts = len(self.success_NR[0]) if self.success_NR else 0
         names = [f"avg@{rollouts}", f"best@{rollouts}", f"pass@{rollouts}", "score"] if rollouts else []
         return names + (["greedy"] if self.greedy_N else [])
 
 
 def scores_of(sampled: Sequence[Trajectory], greedy: Sequence[Trajectory] = (), *, temperature: float = 1.0) -> Scores:
-    """Scores of rollouts: as many of each task in `sampled`, at most one of each in `greedy`, in any order."""
-    groups: dict[str, list[Trajectory]] = {}
-    for trajectory in sampled:
-        groups.setdefault(trajectory.task.id, []).append(trajectory)
+    """Return the scores of rollouts: equally many of each task in `sampled`, at most one of each in `greedy`.
+
+    Raises ValueError if the tasks have different numbers of rollouts.
+    """
+    groups = groups_of(sampled)
     sizes = {len(group) for group in groups.values()}
     if len(sizes) > 1:
         raise ValueError(f"an evaluation needs equally many rollouts of each task, there are {sorted(sizes)}")
-    found = {trajectory.task.id: trajectory.evaluation.success for trajectory in greedy}
+    greedy_success = {trajectory.task.id: trajectory.evaluation.success for trajectory in greedy}
     return Scores(
         tasks=list(groups),
         difficulty_N=[group[0].task.difficulty for group in groups.values()],
         score_NR=[[t.evaluation.score for t in group] for group in groups.values()],
         success_NR=[[int(t.evaluation.success) for t in group] for group in groups.values()],
-        greedy_N=[int(found[id]) for id in groups] if found else [],
-        broken=sum(t.stop in BROKEN for t in [*sampled, *greedy]),
+        greedy_N=[int(greedy_success[id]) for id in groups] if greedy_success else [],
+        broken=sum(t.broken for t in [*sampled, *greedy]),
         temperature=temperature,
     )
 
 
 def measures(scores: Scores) -> Iterator[tuple[str, float]]:
-    """Yields (key, value): each measure, its 95% interval (`/low`, `/high`), and success by difficulty."""
+    """Yield (key, value) of each measure, its 95% interval (`/low`, `/high`), and success by difficulty."""
     difficulty_N = np.asarray(scores.difficulty_N)
     for name in scores.names:
         value_N = scores.per_task(name)

@@ -1,8 +1,8 @@
-"""The update: one jitted, donated, sharded step per mini-batch, and the log-probabilities of packed rows.
+"""The update, one jitted, donated, sharded step per mini-batch; and the log-probabilities of packed rows.
 
-Both walk over micro-batches in a loop whose trip count is data, so another number of rows needs no new program, and
-both send only the hidden states of tokens that train through the unembedding. Every token's weight in the loss is known
-before the loop starts: the size of a micro-batch changes memory and speed, not the result.
+Both loop over micro-batches, and the trip count is data: another number of rows needs no new program. Both send only
+the hidden states of tokens that train through the unembedding. Every token's weight in the loss is known before the
+loop starts, so the size of a micro-batch changes memory and speed, not the result.
 
 Letters: M micro-batches of r rows of T tokens; S shards of the batch; n = r * T / S tokens per shard.
 """
@@ -31,10 +31,10 @@ State = dict[str, Any]
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """How the state is kept.
+    """The placement and precision of the training state.
 
-    rules: logical axes to mesh axes, see models/mesh.py. master: dtype of what is trained; in bfloat16 it is rounded
-    stochastically, so that updates smaller than its steps add up. offload: the optimizer's moments stay in the host's
+    rules: logical axes to mesh axes, see models/mesh.py. master: dtype of the trained parameters; bfloat16 is rounded
+    stochastically, so that updates smaller than its resolution add up. offload: keep the optimizer's moments in host
     memory between updates. lora: train adapters instead of the weights.
     """
 
@@ -47,7 +47,7 @@ class Layout:
 def state_shardings(
     config: qwen.Config, optimizer: optax.GradientTransformation, mesh: Mesh | None, layout: Layout | None = None
 ) -> State | None:
-    """Where each part of the state lives: the moments of a parameter with the parameter, counters everywhere."""
+    """Return the sharding of each part of the state: moments as their parameter, counters replicated."""
     if mesh is None:
         return None
     layout = layout or Layout()
@@ -56,15 +56,13 @@ def state_shardings(
     if layout.lora:
         params = meshes.places(lora.weights(config, layout.lora), mesh, layout.rules)
         shapes = lora.shapes(config, layout.lora)
-    everywhere = NamedSharding(mesh, PartitionSpec())
-    moments = params
-    if layout.offload:
-        moments = jax.tree.map(lambda where: where.with_memory_kind("pinned_host"), params)
+    replicated = NamedSharding(mesh, PartitionSpec())
+    moments = _in_memory("pinned_host", params) if layout.offload else params
     opt = optax.tree_utils.tree_map_params(
-        optimizer, lambda _, where: where, jax.eval_shape(optimizer.init, shapes), moments,
-        transform_non_params=lambda _: everywhere,
+        optimizer, lambda _, sharding: sharding, jax.eval_shape(optimizer.init, shapes), moments,
+        transform_non_params=lambda _: replicated,
     )  # fmt: skip
-    state = {"params": params, "opt": opt, "step": everywhere, "skipped": everywhere}
+    state = {"params": params, "opt": opt, "step": replicated, "skipped": replicated}
     return state | {"base": base} if layout.lora else state
 
 
@@ -76,9 +74,9 @@ def state_shapes(
     *,
     frozen_dtype: Any = jnp.float32,
 ) -> State:
-    """The state as ShapeDtypeStructs with their shardings, to compile an update without any weights.
+    """Return the state as ShapeDtypeStructs with their shardings, to compile an update without any weights.
 
-    frozen_dtype: of the weights that adapters are added to.
+    frozen_dtype: dtype of the weights that adapters are added to.
     """
     layout = layout or Layout()
     shapes = qwen.shapes(config, layout.master)
@@ -89,18 +87,17 @@ def state_shapes(
         state["base"] = qwen.shapes(config, frozen_dtype)
     if mesh is None:
         return state
-    places = state_shardings(config, optimizer, mesh, layout)
-    return jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), state, places)
+    shardings = state_shardings(config, optimizer, mesh, layout)
+    return jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), state, shardings)
 
 
 def bytes_per_device(state: State) -> dict[str, int]:
-    """Bytes that a device keeps of a state given as ShapeDtypeStructs: {"device": ..., "pinned_host": ...}."""
-    kept = {"device": 0, "pinned_host": 0}
+    """Return the bytes that a device holds of a state of ShapeDtypeStructs: {"device": ..., "pinned_host": ...}."""
+    held = {"device": 0, "pinned_host": 0}
     for x in jax.tree.leaves(state):
-        where = x.sharding
-        size = math.prod(where.shard_shape(x.shape) if where else x.shape) * x.dtype.itemsize
-        kept["pinned_host" if where and where.memory_kind == "pinned_host" else "device"] += size
-    return kept
+        size = math.prod(x.sharding.shard_shape(x.shape) if x.sharding else x.shape) * x.dtype.itemsize
+        held["pinned_host" if x.sharding and x.sharding.memory_kind == "pinned_host" else "device"] += size
+    return held
 
 
 def init_state(
@@ -112,9 +109,9 @@ def init_state(
     *,
     seed: int = 0,
 ) -> State:
-    """{"params", "opt", "step": updates asked for, "skipped": of those, not applied}, placed on the mesh.
+    """Return {"params", "opt", "step": calls of update, "skipped": calls that changed nothing}, placed on the mesh.
 
-    With adapters, "params" are these, drawn from `seed`, and "base" the weights given, in their dtype.
+    With adapters, "params" are the adapters, drawn from `seed`, and "base" the given weights in their dtype.
     """
     layout, base = layout or Layout(), None
     shardings = state_shardings(config, optimizer, mesh, layout)
@@ -142,17 +139,17 @@ def _wide(x):
 
 
 def whole(state: State, layout: Layout | None = None) -> qwen.Params:
-    """What `make_logp`'s function takes: the parameters, with adapters beside the weights they are added to."""
+    """Return the parameters as `make_logp`'s function takes them: adapters are beside the weights they are added to."""
     return lora.join(state["base"], state["params"], layout.lora) if "base" in state else state["params"]
 
 
 def trained(state: State) -> State:
-    """What a checkpoint has to hold: all but the weights that adapters are added to, which do not change."""
+    """Return the part of the state that a checkpoint needs: all but the constant weights that adapters are added to."""
     return {name: part for name, part in state.items() if name != "base"}
 
 
 def merged(state: State, layout: Layout | None = None) -> qwen.Params:
-    """The policy as ordinary parameters: for engines and exports."""
+    """Return the policy as plain parameters, with adapters added to their weights, for engines and exports."""
     return lora.merge(state["base"], state["params"], layout.lora) if "base" in state else state["params"]
 
 
@@ -161,88 +158,81 @@ def make_update(
     mesh: Mesh | None,
     *,
     optimizer: optax.GradientTransformation,
-    micro_rows: int,
+    loss: losses.TokenLoss,
+    micro: int,
     capacity_rows: int = 0,
     temperature: float = 1.0,
     aggregate: str = "token-mean",
-    horizon: int | None = None,
     dtype: Any = jnp.float32,
     remat: str = "none",
-    attend: str = "auto",
+    attention: str = "auto",
     layout: Layout | None = None,
     chunk: int = 1024,
     widths: int = 1,
-    **loss: Any,
+    **terms: Any,
 ) -> Callable[[State, Packed], tuple[State, dict[str, jax.Array]]]:
-    """Make `update(state, packed) -> (state, metrics)`: one optimizer step on one mini-batch, consuming the old state.
+    """Return `update(state, packed) -> (state, metrics)`: one optimizer step on one mini-batch; it consumes the state.
 
     Args:
-      config, mesh: the model, and the devices; None = one device.
+      config, mesh: the model and its devices; a mesh of None means one device.
       optimizer: see `rl.optim`.
-      micro_rows: rows per forward and backward pass; a multiple of the devices that rows are spread over.
-      capacity_rows: a program is made for a power of two of micro-batches and for at least this many rows. Name the
-        most there will be, and there is one program.
-      temperature: what the log-probabilities are taken at.
-      aggregate, horizon: see `losses.aggregation_weights`, over the whole mini-batch.
-      dtype, remat, attend: of the forward pass, see `qwen.hidden`. layout: how the state is kept.
+      loss: see `rl.losses`; its arguments are bound.
+      micro: rows per forward and backward pass; a multiple of the number of devices that share the rows.
+      capacity_rows: the number of micro-batches is rounded up to a power of two, or to what holds this many rows. Give
+        the largest number of rows there will be, and a single program is compiled.
+      temperature: the temperature of the log-probabilities.
+      aggregate: see `losses.aggregation_weights`; applies to the whole mini-batch.
+      dtype, remat, attention: of the forward pass, see `qwen.hidden`.
+      layout: placement and precision of the state.
       chunk: tokens that a device puts through the unembedding at once.
-      widths: so many widths of rows are compiled for, from half of T to T; a micro-batch is cut to the narrowest one
-        that holds its tokens. The result is the same.
-      loss: see `losses.token_loss`.
+      widths: number of row widths to compile, from half of T to T. A micro-batch is cut to the narrowest that holds its
+        tokens, which does not change the result.
+      terms: the KL penalty, entropy bonus and importance weights, see `losses.token_loss`.
 
-    Metrics are scalars on the device. "loss" is what was minimised, "grad_norm" before clipping, "skipped" is 1 when
-    either was not finite: then parameters and optimizer stay as they were. "tokens" trained. The others are means
-    over trained tokens, see `losses`; "ratio/max", "importance_weight/max" and "mismatch/max" (largest
-    |log pi - log pi_sampled|) are maxima. "mismatch/*" is the gap between engine and learner as long as the weights
-    are those that sampled.
+    Metrics are scalars on the device. "loss" is the minimised value, "grad_norm" the norm before clipping. "skipped" is
+    1 if either is not finite: then parameters and optimizer stay as they were. "tokens" is the number of trained
+    tokens. The others are means over trained tokens, see `rl.losses`, except the maxima "ratio/max",
+    "importance_weight/max" and "mismatch/max" (of |log pi - log pi_sampled|). While the weights are still those that
+    sampled, "mismatch/*" measures the gap between engine and learner.
     """
-    _check_rows(mesh, micro_rows)
+    _check_rows(mesh, micro)
     _check_widths(mesh, widths)
     layout = layout or Layout()
     shardings = state_shardings(config, optimizer, mesh, layout)
-    entropy_gradient = bool(loss.get("entropy_coef"))
+    forward = partial(
+        _logp, config, mesh=mesh, temperature=temperature, dtype=dtype, remat=remat, attention=attention, chunk=chunk,
+        entropy_gradient=bool(terms.get("entropy_coef")),
+    )  # fmt: skip
 
-    def micro_loss(params, base, micro):
+    def micro_loss(params, base, rows):
         if base is not None:
             params = lora.join(base, params, layout.lora)
-        logp_RT, entropy_RT = _logp(
-            config, params, micro, mesh, temperature=temperature, dtype=dtype, remat=remat, attend=attend,
-            chunk=chunk, entropy_gradient=entropy_gradient,
-        )  # fmt: skip
-        loss_RT, stats = losses.token_loss(logp_RT, entropy_RT, micro, **loss)
-        peaks = {} if loss.get("objective") == "nll" else _peaks(logp_RT, micro, loss)
-        return jnp.sum(micro["weight"] * loss_RT), (_sums(stats), peaks)
+        logp_RT, entropy_RT = forward(params, rows)
+        loss_RT, stats = losses.token_loss(loss, logp_RT, entropy_RT, rows, **terms)
+        return jnp.sum(rows["weight"] * loss_RT), (_sums(stats), _maxima(stats))
+
+    def gradient(state, rows):
+        value, grads = jax.value_and_grad(micro_loss, has_aux=True)(state["params"], state.get("base"), rows)
+        return value, jax.tree.map(_wide, grads)
 
     def step(state, batch):
-        flat = {name: batch[name].reshape(-1, batch[name].shape[-1]) for name in ("mask", "segments")}
-        weight = losses.aggregation_weights(flat["mask"], flat["segments"], aggregate=aggregate, horizon=horizon)
-        batch = batch | {"weight": weight.reshape(batch["mask"].shape)}
+        mask_RT, segments_RT = (batch[name].reshape(-1, batch[name].shape[-1]) for name in ("mask", "segments"))
+        weight_RT = losses.aggregation_weights(mask_RT, segments_RT, aggregate=aggregate)
+        batch = batch | {"weight": weight_RT.reshape(batch["mask"].shape)}
+        total, sums, grads, maxima = _accumulated(partial(gradient, state), batch, widths)
+        metrics = {name: added / jnp.maximum(count, 1) for name, (added, count) in sums.items()}
+        metrics |= maxima | {"tokens": jnp.sum(batch["mask"])}
+        on_device = _in_memory("device", shardings["opt"]) if layout.offload and mesh is not None else None
+        return _apply(state, optimizer, total, grads, metrics, on_device)
 
-        def grad(params, micro):
-            result, grads = jax.value_and_grad(micro_loss, has_aux=True)(params, state.get("base"), micro)
-            return result, jax.tree.map(_wide, grads)
-
-        def body(_, micro, totals):
-            (loss, (sums, peaks)), grads = _cut_to_width(partial(grad, state["params"]), micro, widths)
-            added = jax.tree.map(jnp.add, totals[:3], (loss, sums, grads))
-            return *added, jax.tree.map(jnp.maximum, totals[3], peaks)
-
-        first = jax.tree.map(lambda x: x[0], batch)
-        (loss, (sums, peaks)), grads = jax.eval_shape(grad, state["params"], first)
-        start = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), (loss, sums, grads, peaks))
-        loss, sums, grads, peaks = loops.each(batch, _trips(batch), body, start)
-        means = {name: total / jnp.maximum(count, 1) for name, (total, count) in sums.items()}
-        near = _on_device(shardings["opt"]) if layout.offload and mesh is not None else None
-        return _apply(state, optimizer, loss, grads, means | peaks | {"tokens": jnp.sum(batch["mask"])}, near)
-
-    jitted = jax.jit(step, donate_argnums=0, out_shardings=(shardings, _everywhere(mesh)))
+    jitted = jax.jit(step, donate_argnums=0, out_shardings=(shardings, _replicated(mesh)))
 
     def update(state, packed):
         if packed.rows == 0:
             raise ValueError("an update needs at least one row: every rollout was dropped")
-        if loss.get("kl_coef") and packed.ref_logp_RT is None:
+        if terms.get("kl_coef") and packed.ref_logp_RT is None:
             raise ValueError("a KL penalty (kl_coef) needs packed.ref_logp_RT, the reference's log-probabilities")
-        return jitted(state, _batch(packed, mesh, micro_rows, capacity_rows))
+        return jitted(state, device_batch(packed, mesh, micro, capacity_rows))
 
     update.jitted = jitted
     return update
@@ -252,33 +242,36 @@ def make_logp(
     config: qwen.Config,
     mesh: Mesh | None,
     *,
-    micro_rows: int,
+    micro: int,
     capacity_rows: int = 0,
     temperature: float = 1.0,
     dtype: Any = jnp.float32,
-    attend: str = "auto",
+    attention: str = "auto",
     chunk: int = 1024,
     widths: int = 1,
 ) -> Callable[[qwen.Params, Packed], np.ndarray]:
-    """Make `logp(params, packed) -> logp_RT`: float32 on the host, 0 where nothing trains. Arguments: `make_update`."""
-    _check_rows(mesh, micro_rows)
+    """Return `logp(params, packed) -> logp_RT`: float32 on the host, 0 at tokens that do not train.
+
+    The arguments are those of `make_update`.
+    """
+    _check_rows(mesh, micro)
     _check_widths(mesh, widths)
-    options = {"temperature": temperature, "dtype": dtype, "attend": attend, "chunk": chunk}
+    forward = partial(_logp, config, mesh=mesh, temperature=temperature, dtype=dtype, attention=attention, chunk=chunk)
 
     def score(params, batch):
-        def one(micro):
-            logp_RT, _ = _logp(config, params, micro, mesh, **options)
+        def padded_logp(rows):
+            logp_RT, _ = forward(params, rows)
             return jnp.pad(logp_RT, ((0, 0), (0, batch["mask"].shape[2] - logp_RT.shape[1])))
 
-        def body(i, micro, out):
-            return jax.lax.dynamic_update_index_in_dim(out, _cut_to_width(one, micro, widths), i, 0)
+        def body(i, rows, out):
+            return jax.lax.dynamic_update_index_in_dim(out, _cut_to_width(padded_logp, rows, widths), i, 0)
 
-        return loops.each(batch, _trips(batch), body, jnp.zeros(batch["mask"].shape, jnp.float32))
+        return loops.fold(batch, _trips(batch), body, jnp.zeros(batch["mask"].shape, jnp.float32))
 
-    jitted = jax.jit(score, out_shardings=_everywhere(mesh))
+    jitted = jax.jit(score, out_shardings=_replicated(mesh))
 
     def logp(params, packed):
-        out = jitted(params, _batch(packed, mesh, micro_rows, capacity_rows))
+        out = jitted(params, device_batch(packed, mesh, micro, capacity_rows))
         return np.asarray(out).reshape(-1, out.shape[-1])[: packed.rows]
 
     logp.jitted = jitted
@@ -288,35 +281,41 @@ def make_logp(
 # --- batches ---------------------------------------------------------------------------------------------------------
 
 
-def _check_rows(mesh: Mesh | None, micro_rows: int) -> None:
+def _check_rows(mesh: Mesh | None, micro: int) -> None:
     shards, _ = _cuts(mesh)
-    if micro_rows < 1 or micro_rows % shards:
-        raise ValueError(
-            f"micro_rows={micro_rows} must be a multiple of {shards}, the devices that rows are spread over"
-        )
+    if micro < 1 or micro % shards:
+        raise ValueError(f"micro={micro} must be a multiple of {shards}, the number of devices that share the rows")
 
 
 def _check_widths(mesh: Mesh | None, widths: int) -> None:
     if widths < 1 or (widths > 1 and _cuts(mesh)[1] > 1):
-        raise ValueError(f"widths={widths}: at least 1, and 1 where rows are spread over the mesh's sequence axis")
+        raise ValueError(f"widths={widths} must be at least 1, and 1 on a mesh whose sequence axis splits the rows")
 
 
-def _everywhere(mesh: Mesh | None) -> NamedSharding | None:
-    """For what the host reads: every process has to hold all of it."""
+def _replicated(mesh: Mesh | None) -> NamedSharding | None:
+    """Return the replicated sharding, for values that the host reads."""
     return None if mesh is None or mesh.size == 1 else NamedSharding(mesh, PartitionSpec())
 
 
+def _in_memory(kind: str, shardings: Any) -> Any:
+    """Return the same shardings in another kind of memory."""
+    return jax.tree.map(lambda sharding: sharding.with_memory_kind(kind), shardings)
+
+
 def _cuts(mesh: Mesh | None) -> tuple[int, int]:
-    """Into how many pieces the rows and the tokens of a batch are cut."""
+    """Return the number of pieces that the rows, and the tokens of a row, are cut into."""
     return (1, 1) if mesh is None else (mesh.shape["data"] * mesh.shape["fsdp"], mesh.shape["sequence"])
 
 
-def _batch(packed: Packed, mesh: Mesh | None, micro_rows: int, capacity_rows: int) -> dict[str, jax.Array]:
-    """Arrays (M, r, T) on the devices; M is a power of two or what `capacity_rows` asks for, the rest is padding."""
-    micro_batches = -(-max(packed.rows, capacity_rows, 1) // micro_rows)
+def device_batch(packed: Packed, mesh: Mesh | None, micro: int, capacity_rows: int) -> dict[str, jax.Array]:
+    """Return the arrays of packed rows as (M, r, T) on the devices, with empty rows up to M micro-batches.
+
+    M is a power of two, or the number of micro-batches that hold `capacity_rows`.
+    """
+    micro_batches = -(-max(packed.rows, capacity_rows, 1) // micro)
     if packed.rows > capacity_rows:
         micro_batches = 1 << (micro_batches - 1).bit_length()
-    rows, width = micro_batches * micro_rows, packed.tokens_RT.shape[1]
+    rows, width = micro_batches * micro, packed.tokens_RT.shape[1]
     arrays = {
         "tokens": packed.tokens_RT,
         "positions": packed.positions_RT,
@@ -333,59 +332,72 @@ def _batch(packed: Packed, mesh: Mesh | None, micro_rows: int, capacity_rows: in
         if array is not None:
             padded = np.zeros((rows, width), array.dtype)
             padded[: packed.rows] = array
-            batch[name] = padded.reshape(micro_batches, micro_rows, width)
+            batch[name] = padded.reshape(micro_batches, micro, width)
     if mesh is None:
         return batch
     if width % mesh.shape["sequence"]:
         raise ValueError(f"rows of {width} tokens cannot be cut into sequence={mesh.shape['sequence']} pieces")
-    where = NamedSharding(mesh, PartitionSpec(None, *meshes.rows(mesh).spec))
-    return meshes.put(batch, dict.fromkeys(batch, where))
+    sharding = NamedSharding(mesh, PartitionSpec(None, *meshes.rows(mesh).spec))
+    return meshes.put(batch, dict.fromkeys(batch, sharding))
 
 
-def _cut_to_width(work: Callable[[dict[str, jax.Array]], Any], micro: dict[str, jax.Array], widths: int) -> Any:
-    """work(micro), without most columns behind its last token: `widths` programs, from half of a row to all of it."""
-    full = micro["segments"].shape[1]
+def _cut_to_width(work: Callable[[dict[str, jax.Array]], Any], rows: dict[str, jax.Array], widths: int) -> Any:
+    """Return work(rows) on the narrowest of `widths` widths, from half of a row to all of it, that holds the tokens."""
+    full = rows["segments"].shape[1]
     choices = sorted({-(-full * (widths + n) // (2 * widths)) for n in range(1, widths + 1)})
     if len(choices) == 1:
-        return work(micro)
-    used = jnp.max(jnp.where(micro["segments"] > 0, 1 + jnp.arange(full), 0))
-    branches = [partial(lambda n, micro: work({name: x[:, :n] for name, x in micro.items()}), n) for n in choices]
-    return jax.lax.switch(jnp.sum(used > jnp.array(choices[:-1])), branches, micro)
+        return work(rows)
+    used = jnp.max(jnp.where(rows["segments"] > 0, 1 + jnp.arange(full), 0))
+    branches = [partial(lambda n, rows: work({name: x[:, :n] for name, x in rows.items()}), n) for n in choices]
+    return jax.lax.switch(jnp.sum(used > jnp.array(choices[:-1])), branches, rows)
 
 
 def _trips(batch: dict[str, jax.Array]) -> jax.Array:
-    """Micro-batches that hold anything; packing leaves the empty ones at the end."""
+    """Return the number of micro-batches that hold tokens; the empty ones are at the end."""
     return jnp.sum(jnp.any(batch["segments"] > 0, axis=(1, 2)))
+
+
+def _accumulated(gradient: Callable[[dict[str, jax.Array]], Any], batch: dict[str, jax.Array], widths: int) -> Any:
+    """Return (loss, sums, gradients, maxima) over all micro-batches; `gradient` returns those of one."""
+
+    def body(_, rows, totals):
+        (loss, (sums, maxima)), grads = _cut_to_width(gradient, rows, widths)
+        added = jax.tree.map(jnp.add, totals[:3], (loss, sums, grads))
+        return *added, jax.tree.map(jnp.maximum, totals[3], maxima)
+
+    (loss, (sums, maxima)), grads = jax.eval_shape(gradient, jax.tree.map(lambda x: x[0], batch))
+    start = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), (loss, sums, grads, maxima))
+    return loops.fold(batch, _trips(batch), body, start)
 
 
 # --- log-probabilities of the tokens that train ----------------------------------------------------------------------
 
 
 def _logp(
-    config, params, micro, mesh: Mesh | None, *, temperature, dtype, chunk: int, attend: str, remat: str = "none",
+    config, params, rows, *, mesh: Mesh | None, temperature, dtype, chunk: int, attention: str, remat: str = "none",
     entropy_gradient: bool = False,
 ):  # fmt: skip
-    """(logp_RT, entropy_RT) of a micro-batch, 0 where a token does not train.
+    """Return (logp_RT, entropy_RT) of the rows of a micro-batch, 0 at tokens that do not train.
 
-    The trained tokens of each shard move to its front, and go through the unembedding `chunk` at a time; chunks without
-    any are skipped.
+    The trained tokens of each shard move to its front and go through the unembedding `chunk` at a time; chunks without
+    trained tokens are skipped.
     """
     h_RTD = qwen.hidden(
-        config, params, micro["tokens"], micro["positions"], micro["segments"], dtype=dtype, remat=remat,
-        attend=attend, mesh=mesh,
+        config, params, rows["tokens"], rows["positions"], rows["segments"], dtype=dtype, remat=remat,
+        attention=attention, mesh=mesh,
     )  # fmt: skip
     w_DV = _gathered(qwen.unembed(config, params), mesh, dtype)
-    rows, columns = _cuts(mesh)
-    shards = rows * columns
-    mask_Sn = _cut(micro["mask"], rows, columns)
+    cuts = _cuts(mesh)
+    shards, columns = math.prod(cuts), cuts[1]
+    mask_Sn = _cut(rows["mask"], *cuts)
     n = mask_Sn.shape[1]
     front_Sn, back_Sn = _compaction(mask_Sn)
-    # The token at t is predicted from t - 1. The first token of a row never trains, so no row reads from another.
+    # The token at t is predicted from t - 1. The first token of a row never trains, so no row reads from another row.
     if columns == 1:
         h_SnD = _permute(h_RTD.reshape(shards, n, -1), (front_Sn - 1) % n, jnp.roll(back_Sn, -1, axis=1))
     else:
-        h_SnD = _permute(_cut(jnp.roll(h_RTD, 1, axis=1), rows, columns), front_Sn, back_Sn)
-    targets_Sn = jnp.take_along_axis(_cut(micro["tokens"], rows, columns), front_Sn, axis=1)
+        h_SnD = _permute(_cut(jnp.roll(h_RTD, 1, axis=1), *cuts), front_Sn, back_Sn)
+    targets_Sn = jnp.take_along_axis(_cut(rows["tokens"], *cuts), front_Sn, axis=1)
 
     size = min(n, max(1, chunk))
     chunks = -(-n // size)
@@ -394,8 +406,8 @@ def _logp(
     targets_CSs = jnp.pad(targets_Sn, pad).reshape(shards, chunks, size).swapaxes(0, 1)
     trained = jnp.max(jnp.sum(mask_Sn, axis=1))
 
-    def walk(h_CSsD, targets_CSs, trained, w_DV):
-        shape = targets_CSs.shape  # the second axis: all shards, or on a mesh the one of this device
+    def unembed(h_CSsD, targets_CSs, trained, w_DV):
+        shape = targets_CSs.shape  # the second axis: all shards, or under shard_map the one of this device
         w_DV = _wide(w_DV)  # so that its gradients are summed over chunks in float32
         count = -(-trained // size)
         h_CND, targets_CN = h_CSsD.reshape(chunks, -1, h_CSsD.shape[-1]), targets_CSs.reshape(chunks, -1)
@@ -404,37 +416,37 @@ def _logp(
             entropy_CN = _entropy(h_CND, w_DV, temperature, count)
         return logp_CN.reshape(shape), entropy_CN.reshape(shape)
 
-    pair = _on_shards(walk, mesh)(h_CSsD, targets_CSs, trained, w_DV)
-    on_RT = micro["mask"] > 0
+    logp_CSs, entropy_CSs = _on_shards(unembed, mesh)(h_CSsD, targets_CSs, trained, w_DV)
+    on_RT = rows["mask"] > 0
 
-    def spread(y_CSs):
+    def in_place(y_CSs):
         y_Sn = _permute(y_CSs.swapaxes(0, 1).reshape(shards, -1)[:, :n], back_Sn, front_Sn)
-        return jnp.where(on_RT, _joined(y_Sn, on_RT.shape, rows, columns), 0)
+        return jnp.where(on_RT, _joined(y_Sn, on_RT.shape, *cuts), 0)
 
-    return spread(pair[0]), spread(pair[1])
+    return in_place(logp_CSs), in_place(entropy_CSs)
 
 
 def _gathered(w_DV, mesh: Mesh | None, dtype):
-    """The output head, split over the vocabulary only: gathered once, and not again for each chunk."""
+    """Return the output head split over the vocabulary only, so that it is gathered once and not for every chunk."""
     if mesh is None or mesh.size == 1:
         return w_DV
     return jax.lax.with_sharding_constraint(w_DV.astype(dtype), NamedSharding(mesh, PartitionSpec(None, "tensor")))
 
 
-def _on_shards(walk, mesh: Mesh | None):
-    """`walk` on each shard by itself: the gradient of the output head is summed over them once, and not per chunk."""
+def _on_shards(unembed, mesh: Mesh | None):
+    """Return `unembed` under shard_map, so that the head's gradient is summed over shards once and not per chunk."""
     axes = () if mesh is None else tuple(axis for axis in ("data", "fsdp", "sequence") if mesh.shape[axis] > 1)
-    if not axes:  # nor on a mesh of tensor alone: XLA does not partition a sum over nothing
-        return walk
-    shards, everywhere = PartitionSpec(None, axes), PartitionSpec()
+    if not axes:  # nor on a mesh of tensor alone: XLA cannot partition a sum over no axes
+        return unembed
+    split, replicated = PartitionSpec(None, axes), PartitionSpec()
     return jax.shard_map(
-        walk, mesh=mesh, in_specs=(shards, shards, everywhere, everywhere), out_specs=shards, axis_names=set(axes),
+        unembed, mesh=mesh, in_specs=(split, split, replicated, replicated), out_specs=split, axis_names=set(axes),
         check_vma=False,
     )  # fmt: skip
 
 
 def _cut(x_RT, rows: int, columns: int):
-    """(R, T, ...) as (rows * columns, n, ...): what each device holds, its tokens in a row."""
+    """Return (R, T, ...) as (rows * columns, n, ...): the tokens that each device holds, in one axis."""
     if columns == 1:
         return x_RT.reshape(rows, -1, *x_RT.shape[2:])
     r, t, *rest = x_RT.shape
@@ -442,7 +454,7 @@ def _cut(x_RT, rows: int, columns: int):
 
 
 def _joined(x_Sn, shape: tuple[int, int], rows: int, columns: int):
-    """The inverse of `_cut`."""
+    """Undo `_cut`."""
     if columns == 1:
         return x_Sn.reshape(shape)
     r, t = shape
@@ -450,23 +462,23 @@ def _joined(x_Sn, shape: tuple[int, int], rows: int, columns: int):
 
 
 def _entropy(h_CND, w_DV, temperature, count):
-    """Entropy of each distribution, with its gradient, 0 in the chunks from `count` on."""
+    """Return the entropy of each distribution, differentiable, and 0 in the chunks from `count` on."""
 
-    def through(h_ND):
+    def entropy(h_ND):
         logits = jnp.dot(h_ND, w_DV.astype(h_ND.dtype), preferred_element_type=jnp.float32) / temperature
         logp = jax.nn.log_softmax(logits)
         return -jnp.sum(jnp.exp(logp) * logp, axis=-1)
 
-    @jax.checkpoint  # else every chunk would keep a copy of w_DV for its backward pass
-    def one(_, xs):
+    @jax.checkpoint  # without it, every chunk would keep a copy of w_DV for its backward pass
+    def of_chunk(_, xs):
         i, h_ND = xs
-        return None, jax.lax.cond(i < count, through, lambda h: jnp.zeros(len(h), jnp.float32), h_ND)
+        return None, jax.lax.cond(i < count, entropy, lambda h: jnp.zeros(len(h), jnp.float32), h_ND)
 
-    return jax.lax.scan(one, None, (jnp.arange(len(h_CND)), h_CND))[1]
+    return jax.lax.scan(of_chunk, None, (jnp.arange(len(h_CND)), h_CND))[1]
 
 
 def _compaction(mask_Sn):
-    """The permutation that brings trained tokens to the front in their order, and its inverse."""
+    """Return the permutation that moves trained tokens to the front in their order, and its inverse."""
     on_Sn = mask_Sn > 0
     trained_Sn = jnp.cumsum(on_Sn, axis=1)
     others_Sn = jnp.cumsum(~on_Sn, axis=1) + trained_Sn[:, -1:]
@@ -476,7 +488,7 @@ def _compaction(mask_Sn):
 
 @jax.custom_vjp
 def _permute(x_Sn, index_Sn, inverse_Sn):
-    """x[s, index[s]]. The gradient of a permutation is its inverse: a gather, where JAX would scatter."""
+    """Return x[s, index[s]]. The gradient is the inverse permutation: a gather, where JAX would use a scatter."""
     return jax.vmap(lambda x, index: x[index])(x_Sn, index_Sn)
 
 
@@ -490,7 +502,7 @@ _permute.defvjp(
 
 
 def _sums(stats: losses.Stats) -> dict[str, tuple[jax.Array, jax.Array]]:
-    """Sum and count of each metric, so that micro-batches add up."""
+    """Return the sum and the count of each metric, which add up over micro-batches."""
     sums = {}
     for name, (value_RT, mask_RT) in stats.items():
         on_RT = mask_RT > 0
@@ -498,41 +510,34 @@ def _sums(stats: losses.Stats) -> dict[str, tuple[jax.Array, jax.Array]]:
     return sums
 
 
-def _peaks(logp_RT, micro, loss) -> dict[str, jax.Array]:
-    own_RT = (micro["mask"] > 0) & ~(micro["guided"] > 0)
-    ratio = jnp.exp(losses.log_ratio(logp_RT, micro["old_logp"], micro["mask"]))
-    gap = jnp.abs(losses.log_ratio(logp_RT, micro["logp"], own_RT))
-    peaks = {"ratio/max": jnp.max(ratio), "mismatch/max": jnp.max(gap)}
-    if loss.get("importance_cap") is not None:
-        options = {name.removeprefix("importance_"): loss[name] for name in loss if name.startswith("importance_")}
-        weight_RT, _ = losses.importance_weight(
-            micro["old_logp"], micro["logp"], own_RT, micro["segments"], **options
-        )  # fmt: skip
-        peaks["importance_weight/max"] = jnp.max(jnp.where(micro["mask"] > 0, weight_RT, 0))
-    return jax.lax.stop_gradient(peaks)
+def _maxima(stats: losses.Stats) -> dict[str, jax.Array]:
+    """Return the largest ratio (at least 1), gap to the engine and importance weight of the tokens that train."""
+    names = {"ratio": "ratio/max", "mismatch/abs": "mismatch/max", "importance_weight": "importance_weight/max"}
+    masked = {"ratio": 1.0}
+    return {
+        names[name]: jnp.max(jnp.where(mask_RT > 0, value_RT, masked.get(name, 0)))
+        for name, (value_RT, mask_RT) in stats.items()
+        if name in names
+    }
 
 
-def _apply(state, optimizer, loss, grads, metrics, near):
-    """One optimizer step, or none at all if the loss or the gradient is not finite.
+def _apply(state, optimizer, loss, grads, metrics, on_device):
+    """Return the state and metrics after one optimizer step, which is skipped if loss or gradient is not finite.
 
-    near: where moments that wait in the host's memory are put for it; None = they are there.
+    on_device: shardings that offloaded moments are moved to for the step; None = they are on the device already.
     """
     norm = optax.global_norm(grads)
     finite = jnp.isfinite(loss) & jnp.isfinite(norm)
-    opt = state["opt"] if near is None else jax.device_put(state["opt"], near)
+    opt = state["opt"] if on_device is None else jax.device_put(state["opt"], on_device)
     wide = jax.tree.map(_wide, state["params"])
-    updates, moved_opt = optimizer.update(grads, opt, wide)
+    updates, new_opt = optimizer.update(grads, opt, wide)
     params = optax.apply_updates(wide, updates)
     if any(x.dtype != jnp.float32 for x in jax.tree.leaves(state["params"])):
         params = optim.rounded(params, state["params"], jax.random.fold_in(jax.random.key(0), state["step"]))
-    moved = {"params": params, "opt": moved_opt}
-    kept = {"params": state["params"], "opt": opt}
+    updated = {"params": params, "opt": new_opt}
+    unchanged = {"params": state["params"], "opt": opt}
     skipped = 1 - finite.astype(jnp.int32)
-    new = jax.tree.map(lambda a, b: jnp.where(finite, a, b), moved, kept)
+    new = jax.tree.map(lambda a, b: jnp.where(finite, a, b), updated, unchanged)
     new |= {"step": state["step"] + 1, "skipped": state["skipped"] + skipped}
     new |= {"base": state["base"]} if "base" in state else {}
     return new, metrics | {"loss": loss, "grad_norm": norm, "skipped": skipped}
-
-
-def _on_device(shardings):
-    return jax.tree.map(lambda where: where.with_memory_kind("device"), shardings)

@@ -1,5 +1,5 @@
-"""How far the engine's probabilities are from the learner's, by world and by age, and an alarm when that says that the
-engine does not sample with the weights it claims."""
+"""Metrics of the gap between engine and learner log-probabilities, by environment and by age of the weights, and an
+alarm for an engine that does not sample with the weights it was given."""
 
 from __future__ import annotations
 
@@ -12,52 +12,55 @@ import numpy as np
 
 from rl.packing import Packed
 
-BASELINE = 10  # measurements that a later one is compared with
+BASELINE = 10  # number of first measurements that later ones are compared with
 
 
 def figures(batches: Sequence[Packed], version: int, *, recomputed: bool) -> dict[str, float]:
-    """Metrics of the tokens of unguided rollouts, as sampled, before the step's first update.
+    """Return metrics of the trained tokens of unguided rollouts, before the first update of the step.
 
     `staleness/mean` and `/max`: versions between the weights that sampled a token and the present ones, `version`.
-    With `recomputed`, where `old_logp_RT` is the learner's, and d = log pi_learner - log pi_engine: `mismatch/fresh`,
-    the mean |d| over tokens of the present weights, where nothing but rounding may be; and where the
-    step holds several worlds `mismatch/abs/<env>`, `mismatch/max/<env>` and `mismatch/kl/<env>` (mean |d|, largest |d|,
-    estimate of KL(engine || learner)).
+    With `recomputed`, `old_logp_RT` is the learner's and d = log pi_learner - log pi_engine. Then `mismatch/fresh` is
+    the mean |d| over tokens that the present weights sampled, which rounding alone should cause. If there are several
+    environments, `mismatch/abs/<env>`, `mismatch/max/<env>` and `mismatch/kl/<env>` are the mean |d|, the largest |d|
+    and an estimate of KL(engine || learner).
     """
     own = [batch.mask_RT & ~batch.guided_RT for batch in batches]
     if not any(own_RT.any() for own_RT in own):
         return {}
-    age_N = version - _of_tokens(batches, own, lambda b: b.version_RT)
-    found = {"staleness/mean": float(np.mean(age_N)), "staleness/max": float(np.max(age_N))}
+
+    def of_tokens(array_of) -> np.ndarray:
+        return np.concatenate([array_of(batch)[own_RT] for batch, own_RT in zip(batches, own)])
+
+    age_N = version - of_tokens(lambda batch: batch.version_RT)
+    metrics = {"staleness/mean": float(np.mean(age_N)), "staleness/max": float(np.max(age_N))}
     if not recomputed:
-        return found
-    gap_N = _of_tokens(batches, own, lambda b: b.old_logp_RT - b.logp_RT).astype(np.float64)
+        return metrics
+    gap_N = of_tokens(lambda batch: batch.old_logp_RT - batch.logp_RT).astype(np.float64)
     if (age_N == 0).any():
-        found["mismatch/fresh"] = float(np.mean(np.abs(gap_N[age_N == 0])))
-    world_N = np.concatenate([np.array(b.envs)[b.sample_RT[own_RT]] for b, own_RT in zip(batches, own)])
-    worlds = np.unique(world_N)
-    for world in worlds if len(worlds) > 1 else ():
-        d_N = gap_N[world_N == world]
-        found[f"mismatch/abs/{world}"] = float(np.mean(np.abs(d_N)))
-        found[f"mismatch/max/{world}"] = float(np.max(np.abs(d_N)))
-        found[f"mismatch/kl/{world}"] = float(np.mean(np.expm1(np.clip(d_N, -20, 20)) - d_N))
-    return found
-
-
-def _of_tokens(batches: Sequence[Packed], own: Sequence[np.ndarray], array_of) -> np.ndarray:
-    return np.concatenate([array_of(batch)[own_RT] for batch, own_RT in zip(batches, own)])
+        metrics["mismatch/fresh"] = float(np.mean(np.abs(gap_N[age_N == 0])))
+    env_N = np.concatenate([np.array(batch.envs)[batch.sample_RT[own_RT]] for batch, own_RT in zip(batches, own)])
+    envs = np.unique(env_N)
+    for env in envs if len(envs) > 1 else ():
+        d_N = gap_N[env_N == env]
+        metrics[f"mismatch/abs/{env}"] = float(np.mean(np.abs(d_N)))
+        metrics[f"mismatch/max/{env}"] = float(np.max(np.abs(d_N)))
+        metrics[f"mismatch/kl/{env}"] = float(np.mean(np.expm1(np.clip(d_N, -20, 20)) - d_N))
+    return metrics
 
 
 @dataclass
 class Alarm:
-    """Raised by a gap above `floor` that is more than `factor` times the median of the first ten."""
+    """An alarm for gaps above `floor` and above `factor` times the median of the first ten; a factor of 0 = none."""
 
     factor: float
     floor: float
     baseline: list[float] = field(default_factory=list)
 
     def check(self, metrics: dict[str, float]) -> str:
-        """What to tell the user, "" if all is well. Looks at tokens of the present weights only: older ones differ."""
+        """Return the warning for the user, "" if there is none.
+
+        Only tokens that the present weights sampled are compared: others differ because the weights changed.
+        """
         gap = metrics.get("mismatch/fresh")
         if gap is None and metrics.get("staleness/max") == 0:
             gap = metrics.get("mismatch/abs")

@@ -1,4 +1,4 @@
-"""Samples into rows of one length: first-fit-decreasing, deterministic, nothing cut and nothing dropped."""
+"""Packing of samples into rows of one length: first-fit-decreasing and deterministic; no sample is cut or dropped."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from rl.samples import Sample
 
 
 class SampleTooLong(ValueError):
-    """A sample does not fit into a row. `rl.samples.admit` counts such rollouts as overlong before it comes to this."""
+    """A sample that does not fit into a row. `rl.samples.admit` leaves such rollouts out as overlong beforehand."""
 
 
 @dataclass
 class Packed:
-    """Rows of tokens, (R, T) arrays. In padding every array is 0, `sample_RT` and `version_RT` are -1."""
+    """Rows of tokens as (R, T) arrays. Padding is 0 in every array but `sample_RT` and `version_RT`, where it is -1."""
 
     tokens_RT: np.ndarray  # int32
     positions_RT: np.ndarray  # int32, from 0 within each sample
     segments_RT: np.ndarray  # int32: 1, 2, ... for the samples of a row, 0 = padding
     mask_RT: np.ndarray  # bool: tokens that train
-    logp_RT: np.ndarray  # float32: log-probability each was sampled with
+    logp_RT: np.ndarray  # float32: log-probability of each token when it was sampled
     advantage_RT: np.ndarray  # float32
     guided_RT: np.ndarray  # bool
     sample_RT: np.ndarray  # int32: index into the packed samples
-    version_RT: np.ndarray | None = None  # int32: of the weights that sampled each token, -1 outside the mask
-    envs: tuple[str, ...] = ()  # the world of each packed sample
-    old_logp_RT: np.ndarray | None = None  # what the ratio is taken against; None = logp_RT
-    ref_logp_RT: np.ndarray | None = None  # of the reference policy, where a KL penalty needs it
+    version_RT: np.ndarray | None = None  # int32: version of the weights that sampled each token, -1 outside the mask
+    envs: tuple[str, ...] = ()  # the environment of each packed sample
+    old_logp_RT: np.ndarray | None = None  # the denominator of the ratio; None = logp_RT
+    ref_logp_RT: np.ndarray | None = None  # of the reference policy, if a KL penalty needs it
 
     @property
     def rows(self) -> int:
@@ -37,47 +37,44 @@ class Packed:
 
     @property
     def fill(self) -> float:
-        """Share of the positions that hold a token."""
+        """Fraction of the positions that hold a token."""
         return float(np.mean(self.segments_RT > 0)) if self.segments_RT.size else 0.0
 
 
-def assign(lengths: Sequence[int], row_tokens: int) -> list[list[int]]:
-    """First-fit-decreasing: which items go into each row, given their lengths. Ties keep their order."""
+def assign(lengths: Sequence[int], row: int) -> list[list[int]]:
+    """Return the indices of the items in each row of `row` tokens, by first-fit-decreasing. Ties keep their order."""
     lengths_N = np.asarray(lengths, np.int64).reshape(-1)
     rows: list[list[int]] = []
     room_R = np.zeros(lengths_N.size, np.int64)
     for item in np.argsort(-lengths_N, kind="stable"):
         length = lengths_N[item]
-        if length > row_tokens:
-            raise SampleTooLong(f"sample {item} has {length} tokens, a row {row_tokens}")
+        if length > row:
+            raise SampleTooLong(f"sample {item} has {length} tokens, a row {row}")
         fits_R = room_R[: len(rows)] >= length
-        row = int(np.argmax(fits_R)) if fits_R.any() else len(rows)
-        if row == len(rows):
+        r = int(np.argmax(fits_R)) if fits_R.any() else len(rows)
+        if r == len(rows):
             rows.append([])
-            room_R[row] = row_tokens
-        rows[row].append(int(item))
-        room_R[row] -= length
+            room_R[r] = row
+        rows[r].append(int(item))
+        room_R[r] -= length
     return rows
 
 
-def pack(samples: Sequence[Sample], row_tokens: int) -> Packed:
-    """Put samples into as few rows of `row_tokens` as first-fit-decreasing finds; each stays whole, in one row.
-
-    Raises: SampleTooLong.
-    """
-    rows = assign([len(sample) for sample in samples], row_tokens)
+def pack(samples: Sequence[Sample], row: int) -> Packed:
+    """Pack samples, each whole, into rows of `row` tokens by first-fit-decreasing. Raises SampleTooLong."""
+    rows = assign([len(sample) for sample in samples], row)
 
     def empty(dtype, fill=0):
-        return np.full((len(rows), row_tokens), fill, dtype)
+        return np.full((len(rows), row), fill, dtype)
 
     packed = Packed(
         tokens_RT=empty(np.int32), positions_RT=empty(np.int32), segments_RT=empty(np.int32), mask_RT=empty(bool),
         logp_RT=empty(np.float32), advantage_RT=empty(np.float32), guided_RT=empty(bool), sample_RT=empty(np.int32, -1),
         version_RT=empty(np.int32, -1), envs=tuple(sample.env for sample in samples),
     )  # fmt: skip
-    for r, row in enumerate(rows):
+    for r, items in enumerate(rows):
         start = 0
-        for segment, item in enumerate(row, 1):
+        for segment, item in enumerate(items, 1):
             sample = samples[item]
             here = slice(start, start + len(sample))
             packed.tokens_RT[r, here] = sample.tokens

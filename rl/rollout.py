@@ -1,7 +1,7 @@
-"""Episodes: the policy and a world take turns until one of them, or a limit, ends it.
+"""Rollouts: the policy and a world take turns until one of them, or a limit, ends the episode.
 
-Every way in which an episode can end is a `StopReason` of its trajectory, failures of the environment included. Only a
-fault of the engine is an exception: without it there is nothing to train on.
+Every end of an episode is a `StopReason` of its trajectory, including failures of the environment or of the context
+template. Only an engine fault is raised as an exception: without the engine there is nothing to train on.
 """
 
 from __future__ import annotations
@@ -11,45 +11,34 @@ import contextlib
 import dataclasses
 import inspect
 import threading
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from envs.world import StepResult, Task, World, WorldTimeout
 from models.tokenizer import Tokenizer
-from rl.context import Linear, cut
+from rl.contexts import Context, cut
+from rl.contexts.causal import Causal
 from rl.engines import ContextFull, Engine
 from rl.seeds import seed_of
-from rl.trajectory import Completion, Sampling, Step, StopReason, Trajectory
+from rl.trajectory import Completion, Sampling, StopReason, Trajectory, Turn
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What an episode may use. Tokens are the policy's."""
+    """The limits of an episode. Tokens are counted with the policy's tokenizer."""
 
-    max_steps: int = 30  # turns of the policy
-    max_turn_tokens: int = 512  # of one generation
-    context_tokens: int = 4096  # of prompt and generation together; at most the engine's length
-    observation_tokens: int = 1024  # of the answer to one turn; more is cut at a visible mark
-    episode_seconds: float = 600.0  # set-up included; evaluation has `step_seconds` of its own
-    step_seconds: float = 60.0  # of one call into the world
-
-
-@dataclass(frozen=True)
-class Retry:
-    """The one thing that is tried again is a reset that failed, on a new world."""
-
-    attempts: int = 2  # in all
-    delay: float = 0.0  # seconds before the second attempt; doubles with each
-
-    def __post_init__(self):
-        if self.attempts < 1:
-            raise ValueError(f"attempts is {self.attempts}; the first try counts, so it is at least 1")
+    max_turns: int  # turns of the policy
+    max_tokens: int  # tokens of one generation
+    context: int  # tokens of prompt and generation together; at most the engine's context
+    max_observation: int  # tokens of the answer to one turn; a longer one is cut at a visible mark
+    timeout: float  # seconds for the episode, set-up included; evaluation has `env_timeout` of its own
+    env_timeout: float  # seconds for one call into the world
 
 
 @dataclass
 class Job:
-    """One rollout to make. `seed` decides everything that is sampled in it."""
+    """One rollout to play. `seed` determines everything that is sampled in it."""
 
     task: Task
     rollout: int  # index within the group
@@ -59,28 +48,30 @@ class Job:
 
 
 class Worlds:
-    """World instances, each lent to one episode at a time, made when needed and kept for the next."""
+    """A pool of world instances. Each is lent to one episode at a time, made when needed and reused."""
 
     def __init__(self, make_world: Callable[[], World]):
         self._make, self._idle = make_world, []
 
     def take(self) -> World:
+        """Return an idle world, or a new one. Raises whatever making one raises."""
         return self._idle.pop() if self._idle else self._make()
 
     def give(self, world: World, *, broken: bool = False) -> None:
-        """Take a world back. A broken one may still be busy with a call that hangs, so nobody waits for its close."""
+        """Take a world back. A broken one may hang in a call, so it is closed in a thread that nobody waits for."""
         if broken:
             threading.Thread(target=_close, args=(world,), daemon=True).start()
         else:
             self._idle.append(world)
 
     def close(self) -> None:
+        """Close the idle worlds."""
         while self._idle:
             _close(self._idle.pop())
 
 
 def _close(world: World) -> None:
-    with contextlib.suppress(Exception):  # it is being thrown away; its errors were reported when they mattered
+    with contextlib.suppress(Exception):  # the world is discarded, and its earlier errors have been reported
         world.close()
 
 
@@ -89,16 +80,17 @@ async def rollouts(
     *,
     worlds: Worlds,
     concurrency: int | asyncio.Semaphore = 64,
-    retry: Retry = Retry(),
     progress: Callable[[int, int, Trajectory], None] | None = None,
     **settings: Any,
 ) -> list[Trajectory]:
-    """Play every job, at most `concurrency` at a time (a semaphore is shared with other calls); trajectories in the
-    order of the jobs.
+    """Play every job, at most `concurrency` at a time, and return the trajectories in the order of the jobs.
 
-    settings: engine, tokenizer, limits and what else `rollout` takes, the same for all. progress: called with the
-    number done, the total and the trajectory that just ended. Raises EngineFault; an exception or a cancellation
-    leaves nothing running.
+    Args:
+      concurrency: a number, or a semaphore that limits several calls together.
+      progress: called with the number done, the total and the trajectory that just ended.
+      settings: the same for all jobs: engine, tokenizer, limits and the other arguments of `rollout`.
+
+    Raises EngineFault. After an exception or a cancellation nothing is left running.
     """
     places = asyncio.Semaphore(concurrency) if isinstance(concurrency, int) else concurrency
     done = 0
@@ -106,7 +98,10 @@ async def rollouts(
     async def play(job: Job) -> Trajectory:
         nonlocal done
         async with places:
-            trajectory = await _with_retries(job, worlds, retry, settings)
+            trajectory = await _play_job(job, worlds, settings)
+            if _failed_to_start(trajectory):
+                trajectory = await _play_job(job, worlds, settings)
+                trajectory.retries = 1
         done += 1
         if progress is not None:
             progress(done, len(jobs), trajectory)
@@ -116,33 +111,32 @@ async def rollouts(
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(play(job)) for job in jobs]
     except BaseExceptionGroup as errors:
-        raise errors.exceptions[0] from None  # the others failed for the same reason, or were cancelled for it
+        raise errors.exceptions[0] from None  # the others failed for the same reason, or were cancelled because of it
     return [task.result() for task in tasks]
 
 
-async def _with_retries(job: Job, worlds: Worlds, retry: Retry, settings: dict[str, Any]) -> Trajectory:
-    for attempt in range(retry.attempts):
-        if attempt:
-            await asyncio.sleep(retry.delay * 2 ** (attempt - 1))
-        try:
-            world = worlds.take()
-        except Exception as error:
-            trajectory = _blank(job.task, job.rollout, job.seed)
-            trajectory.stop, trajectory.error = StopReason.ENV_ERROR, _describe("make_world", error)
-        else:
-            broken = True
-            try:
-                trajectory = await rollout(
-                    job.task, rollout_index=job.rollout, seed=job.seed, sampling=job.sampling,
-                    experience=job.experience, world=world, **settings,
-                )  # fmt: skip
-                broken = trajectory.stop in (StopReason.ENV_ERROR, StopReason.ENV_TIMEOUT)
-            finally:
-                worlds.give(world, broken=broken)
-        trajectory.retries = attempt
-        if trajectory.messages or trajectory.stop not in (StopReason.ENV_ERROR, StopReason.ENV_TIMEOUT):
-            break  # the episode began
+async def _play_job(job: Job, worlds: Worlds, settings: dict[str, Any]) -> Trajectory:
+    try:
+        world = worlds.take()
+    except Exception as error:
+        trajectory = _blank(job.task, job.rollout, job.seed)
+        trajectory.stop, trajectory.error = StopReason.ENV_ERROR, _describe("make_world", error)
+        return trajectory
+    broken = True
+    try:
+        trajectory = await rollout(
+            job.task, rollout_index=job.rollout, seed=job.seed, sampling=job.sampling, experience=job.experience,
+            world=world, **settings,
+        )  # fmt: skip
+        broken = trajectory.stop in (StopReason.ENV_ERROR, StopReason.ENV_TIMEOUT)
+    finally:
+        worlds.give(world, broken=broken)
     return trajectory
+
+
+def _failed_to_start(trajectory: Trajectory) -> bool:
+    """Return True if a rollout failed before its first prompt: the one failure that is tried again, on a new world."""
+    return not trajectory.messages and trajectory.stop in (StopReason.ENV_ERROR, StopReason.ENV_TIMEOUT)
 
 
 async def rollout(
@@ -156,33 +150,42 @@ async def rollout(
     limits: Limits,
     sampling: Sampling,
     experience: Sequence[tuple[str, str]] = (),
-    length_stop: str = "end",
-    parse_error: str = "continue",
+    context: Callable[..., Context] = Causal,
     show_tools: bool = True,
+    parse_error: str = "continue",
+    cut_turn: str = "end",
     threads: bool = False,
 ) -> Trajectory:
     """Play one episode of `task` in `world` and evaluate it, finished or not.
 
-    sampling: its max_tokens is capped by the limits, its seed replaced by one per turn; without stop tokens it gets
-    the end of a turn. length_stop: what a turn cut by its token limit does, "end" the episode or "continue" with what
-    it says so far. parse_error: the same for a turn that the world could not read.
-    threads: call the world in a thread, so that other episodes go on and a call that hangs is abandoned at its
-    deadline. A world called directly cannot be interrupted: its lateness is noticed when it returns. Methods that are
-    coroutine functions are awaited. Raises EngineFault.
+    Args:
+      rollout_index: index within the group.
+      sampling: max_tokens is capped by the limits, and each turn gets a seed of its own. Without stop tokens, the
+        end of a turn is the stop token.
+      experience: (id, content) of what is injected into the prompt.
+      context: the template, see `rl.contexts`.
+      show_tools: list the tools in the system message.
+      parse_error: "end" or "continue" the episode after a turn that the world could not read.
+      cut_turn: "end" the episode after a turn cut by its token limit, or "continue" with the text so far.
+      threads: call the world in a thread, so that other episodes go on and a call that hangs is abandoned at its
+        deadline. A world called directly cannot be interrupted: a late answer is noticed when it returns. Coroutine
+        methods are awaited.
+
+    Raises EngineFault.
     """
-    if length_stop not in ("end", "continue") or parse_error not in ("end", "continue"):
-        raise ValueError(f'length_stop and parse_error are "end" or "continue", not {length_stop!r}, {parse_error!r}')
+    if cut_turn not in ("end", "continue") or parse_error not in ("end", "continue"):
+        raise ValueError(f'cut_turn and parse_error are "end" or "continue", not {cut_turn!r} and {parse_error!r}')
     trajectory = _blank(task, rollout_index, seed)
     if not sampling.stop_tokens:
         sampling = dataclasses.replace(sampling, stop_tokens=(tokenizer.im_end, tokenizer.endoftext))
-    episode = _Episode(trajectory, world, engine, tokenizer, limits, sampling, length_stop, parse_error, threads)
+    episode = _Episode(trajectory, world, engine, tokenizer, limits, sampling, cut_turn, parse_error, threads)
     try:
-        await episode.play(experience, show_tools)
+        await episode.play(context, experience, show_tools)
         await episode.evaluate()
-    except _Ended as end:
-        trajectory.stop, trajectory.error = end.stop, end.error
-        if end.stop is StopReason.CANCELLED:
-            with contextlib.suppress(_Ended):
+    except _Failure as failure:
+        trajectory.stop, trajectory.error = failure.stop, failure.error
+        if failure.stop is StopReason.CANCELLED:
+            with contextlib.suppress(_Failure):
                 await episode.evaluate()
     finally:
         await engine.release(episode.session)
@@ -193,8 +196,8 @@ def _blank(task: Task, rollout_index: int, seed: int) -> Trajectory:
     return Trajectory(task=task, rollout=rollout_index, seed=seed, messages=[])
 
 
-class _Ended(Exception):
-    """The episode ended by a failure or a deadline."""
+class _Failure(Exception):
+    """A failure or a deadline ended the episode."""
 
     def __init__(self, stop: StopReason, error: str):
         super().__init__(error)
@@ -209,94 +212,111 @@ class _Episode:
     tokenizer: Tokenizer
     limits: Limits
     sampling: Sampling
-    length_stop: str
+    cut_turn: str
     parse_error: str
     threads: bool
 
     def __post_init__(self):
-        self.ends = asyncio.get_running_loop().time() + self.limits.episode_seconds
-        self.turn_tokens = min(self.sampling.max_tokens, self.limits.max_turn_tokens)
+        self.deadline = asyncio.get_running_loop().time() + self.limits.timeout
+        self.max_tokens = min(self.sampling.max_tokens, self.limits.max_tokens)
         self.session = f"{self.trajectory.task.id}/{self.trajectory.rollout}/{self.trajectory.seed}"
 
-    async def play(self, experience: Sequence[tuple[str, str]], show_tools: bool) -> None:
+    async def play(
+        self, template: Callable[..., Context], experience: Sequence[tuple[str, str]], show_tools: bool
+    ) -> None:
+        """Take turns until the episode ends, and write them and the stop reason into the trajectory."""
         trajectory, task = self.trajectory, self.trajectory.task
         observation = await self.call("reset", self.world.reset, task, task.seed)
-        with _blame_world("reset"):
-            texts = [text for _, text in experience]
-            context = Linear(self.tokenizer, observation, experience=texts, show_tools=show_tools)
-        trajectory.messages, trajectory.stripped = context.messages, context.stripped
-        trajectory.experience, trajectory.told = [id for id, _ in experience], [text for _, text in experience]
-        for turn in range(self.limits.max_steps):
-            room = self.limits.context_tokens - len(context.prompt)
-            completion = await self.generate(context.prompt, turn, room) if room > 0 else None
+        ids, texts = [id for id, _ in experience], [text for _, text in experience]
+        with _failures_of("template"):
+            context = template(
+                tokenizer=self.tokenizer, observation=observation, experience=texts, show_tools=show_tools
+            )
+            trajectory.messages, trajectory.experience, trajectory.injected = list(context.messages), ids, texts
+        for number in range(self.limits.max_turns):
+            with _failures_of("template"):
+                prompt, stripped = _prompts(context, guided=trajectory.guided)
+            room = self.limits.context - len(prompt)
+            completion = await self.generate(prompt, number, room) if room > 0 else None
             if completion is None:
                 trajectory.stop = StopReason.CONTEXT_FULL
                 return
-            step = Step(context.prompt, completion, self.text_of(completion), [])
-            trajectory.steps.append(step)
+            turn = Turn(prompt, completion, self.text_of(completion), [], stripped=stripped)
+            trajectory.turns.append(turn)
             if completion.stop == "length":
-                limited = len(completion.tokens) < self.turn_tokens
-                if limited or self.length_stop == "end":
-                    trajectory.stop = StopReason.CONTEXT_FULL if limited else StopReason.LENGTH
+                context_is_full = len(completion.tokens) < self.max_tokens
+                if context_is_full or self.cut_turn == "end":
+                    trajectory.stop = StopReason.CONTEXT_FULL if context_is_full else StopReason.LENGTH
                     return
-            result = await self.call(f"step {turn}", self.world.step, step.action)
-            with _blame_world(f"step {turn}"):
-                step.info = result.info
-                step.observation = cut(self.tokenizer, result.messages, self.limits.observation_tokens)
+            result = await self.call(f"step {number}", self.world.step, turn.action)
+            with _failures_of(f"step {number}"):
+                turn.info = result.info
+                turn.observation = cut(self.tokenizer, result.messages, self.limits.max_observation)
                 stop = self.stop_of(result)
-                if stop is None:
-                    context.extend(completion, step.observation, result.tools)
             if stop is not None:
                 trajectory.stop = stop
                 return
-        trajectory.stop = StopReason.MAX_STEPS
+            with _failures_of("template"):
+                async with self.until_deadline():
+                    await context.extend(completion, turn.observation, result.tools)
+        trajectory.stop = StopReason.MAX_TURNS
 
     def stop_of(self, result: StepResult) -> StopReason | None:
+        """Return the reason to stop after this answer of the world, None to go on."""
         if result.terminated:
             return StopReason.DONE
         if result.truncated:
-            return StopReason.MAX_STEPS
+            return StopReason.MAX_TURNS
         if self.parse_error == "end" and result.info.get("parse_error"):
             return StopReason.PARSE_ERROR
         return None
 
     def text_of(self, completion: Completion) -> str:
+        """Return the text of a generation, without its stop token."""
         tokens = completion.tokens[:-1] if completion.stop == "stop" else completion.tokens
         return self.tokenizer.decode(tokens)
 
-    async def generate(self, prompt: list[int], turn: int, room: int) -> Completion | None:
-        """One turn; None if the engine has no room for it."""
+    async def generate(self, prompt: list[int], number: int, room: int) -> Completion | None:
+        """Generate turn `number`; return None if the engine has no room for it."""
         sampling = dataclasses.replace(
             self.sampling,
-            max_tokens=min(self.turn_tokens, room),
-            seed=seed_of(self.trajectory.seed, "turn", turn),
+            max_tokens=min(self.max_tokens, room),
+            seed=seed_of(self.trajectory.seed, "turn", number),
         )
         try:
-            async with asyncio.timeout_at(self.ends) as deadline:
+            async with self.until_deadline():
                 return await self.engine.generate(prompt, sampling, session=self.session)
         except ContextFull:
             return None
+
+    @contextlib.asynccontextmanager
+    async def until_deadline(self):
+        """Cancel what is awaited in the block at the deadline of the episode, and end the episode."""
+        try:
+            async with asyncio.timeout_at(self.deadline) as scope:
+                yield
         except TimeoutError:
-            if not deadline.expired():
+            if not scope.expired():
                 raise
-            seconds = self.limits.episode_seconds
-            raise _Ended(StopReason.CANCELLED, f"the episode took longer than {seconds:g} s") from None
+            error = f"the episode took longer than {self.limits.timeout:g} s"
+            raise _Failure(StopReason.CANCELLED, error) from None
 
     async def evaluate(self) -> None:
-        self.ends = asyncio.get_running_loop().time() + self.limits.step_seconds
+        """Write the world's evaluation into the trajectory, under a deadline of its own."""
+        self.deadline = asyncio.get_running_loop().time() + self.limits.env_timeout
         evaluation = await self.call("evaluate", self.world.evaluate)
-        with _blame_world("evaluate"):
+        with _failures_of("evaluate"):
             if not 0.0 <= evaluation.score <= 1.0:
                 raise ValueError(f"the score {evaluation.score} is not in [0, 1]")
         self.trajectory.evaluation = evaluation
 
     async def call(self, what: str, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Call into the world under both deadlines. Raises _Ended for whatever goes wrong there."""
+        """Call into the world under the deadlines of the call and the episode. Raises _Failure for any exception."""
         began = asyncio.get_running_loop().time()
-        seconds = min(self.limits.step_seconds, self.ends - began)
-        with _blame_world(what):
+        seconds = min(self.limits.env_timeout, self.deadline - began)
+        with _failures_of(what):
             if seconds <= 0:
-                raise WorldTimeout(f"the episode took longer than {self.limits.episode_seconds:g} s")
+                raise WorldTimeout(f"the episode took longer than {self.limits.timeout:g} s")
             late = f"no answer within {seconds:.3g} s"
             try:
                 async with asyncio.timeout(seconds):
@@ -312,14 +332,26 @@ class _Episode:
             return result
 
 
+def _prompts(context: Context, *, guided: bool) -> tuple[list[int], list[int]]:
+    """Return copies of the next prompt and, if it differs, of the prompt without the injected experience."""
+    prompt = list(context.prompt)
+    stripped = list(context.stripped) if guided else []
+    if guided and not stripped:
+        raise ValueError("`stripped` is empty: training would see the injected experience")
+    return prompt, [] if stripped == prompt else stripped
+
+
 @contextlib.contextmanager
-def _blame_world(what: str):
+def _failures_of(what: str) -> Iterator[None]:
+    """Turn any exception of the block into a _Failure that names what failed."""
     try:
         yield
+    except _Failure:
+        raise
     except TimeoutError as error:
-        raise _Ended(StopReason.ENV_TIMEOUT, _describe(what, error)) from error
+        raise _Failure(StopReason.ENV_TIMEOUT, _describe(what, error)) from error
     except (Exception, SystemExit) as error:
-        raise _Ended(StopReason.ENV_ERROR, _describe(what, error)) from error
+        raise _Failure(StopReason.ENV_ERROR, _describe(what, error)) from error
 
 
 def _describe(what: str, error: BaseException) -> str:
@@ -327,9 +359,9 @@ def _describe(what: str, error: BaseException) -> str:
 
 
 def _in_thread(function: Callable[..., Any], *arguments: Any) -> Awaitable[Any]:
-    """Run in a daemon thread of its own: one that hangs holds up neither a pool of threads nor the interpreter's exit.
+    """Run a function in a daemon thread of its own, which blocks neither a thread pool nor the interpreter's exit.
 
-    A result that comes after its future was cancelled is ignored.
+    A result that arrives after its future was cancelled is ignored.
     """
     loop = asyncio.get_running_loop()
     future: asyncio.Future[Any] = loop.create_future()
@@ -348,7 +380,7 @@ def _in_thread(function: Callable[..., Any], *arguments: Any) -> Awaitable[Any]:
             result = function(*arguments)
         except BaseException as caught:
             error = caught
-        with contextlib.suppress(RuntimeError):  # the loop may be closed by now
+        with contextlib.suppress(RuntimeError):  # the loop may have been closed
             loop.call_soon_threadsafe(settle, result, error)
 
     threading.Thread(target=run, daemon=True).start()

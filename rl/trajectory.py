@@ -1,9 +1,10 @@
-"""What one rollout leaves behind. Tokens are the engine's own: nothing here is ever re-encoded."""
+"""The records of a rollout. Tokens are those of the engine; none of them is ever encoded again."""
 
 from __future__ import annotations
 
 import dataclasses
 import enum
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,16 +12,19 @@ from envs.world import Evaluation, Message, Task
 
 
 class StopReason(enum.StrEnum):
-    """Why an episode ended. Closed: the one-hot metrics `stop/<reason>` sum to the number of rollouts."""
+    """The reason why an episode ended. The one-hot metrics `stop/<reason>` sum to the number of rollouts."""
 
     DONE = "done"  # the environment ended the episode
-    MAX_STEPS = "max_steps"  # the policy used all its turns
-    CONTEXT_FULL = "context_full"  # the next turn would not fit
-    LENGTH = "length"  # a turn hit its token limit without an end token
-    PARSE_ERROR = "parse_error"  # an unreadable turn, where the config says that ends the episode
-    ENV_ERROR = "env_error"
-    ENV_TIMEOUT = "env_timeout"
-    CANCELLED = "cancelled"
+    MAX_TURNS = "max_turns"  # the policy used all its turns, or the environment truncated the episode
+    CONTEXT_FULL = "context_full"  # the next turn does not fit into the context
+    LENGTH = "length"  # a turn reached its token limit without an end token
+    PARSE_ERROR = "parse_error"  # the environment could not read a turn, and parse_error="end"
+    ENV_ERROR = "env_error"  # the environment, or the context template, raised an exception
+    ENV_TIMEOUT = "env_timeout"  # one of them did not answer in time
+    CANCELLED = "cancelled"  # the episode reached its deadline
+
+
+BROKEN = (StopReason.ENV_ERROR, StopReason.ENV_TIMEOUT, StopReason.CANCELLED)  # ends that the policy did not cause
 
 
 @dataclass
@@ -30,12 +34,12 @@ class Completion:
     tokens: list[int]
     logprobs: list[float]  # log p(token) at the sampling temperature (at 1 when it was 0), without top-p/top-k
     stop: str  # "stop" | "length"
-    version: int  # of the weights that sampled it
+    version: int  # version of the weights that sampled it
 
 
 @dataclass
 class Sampling:
-    """How to sample one generation. `seed` decides it, whatever else is in the batch."""
+    """Parameters of one generation. The seed alone determines the sample, whatever else is in the batch."""
 
     max_tokens: int
     temperature: float = 1.0  # 0 = greedy
@@ -46,8 +50,8 @@ class Sampling:
 
 
 @dataclass
-class Step:
-    """One policy generation and the observation that answers it."""
+class Turn:
+    """One generation of the policy and the observation that answers it."""
 
     prompt: list[int]  # every token before the generation, as the engine saw it
     completion: Completion
@@ -55,7 +59,14 @@ class Step:
     observation: list[Message]
     info: dict[str, Any] = field(default_factory=dict)
     label: int = 0  # +1 GOOD, -1 BAD, 0 abstain
+    reason: str = ""  # the judge's, for the label
     advantage: float = 0.0
+    stripped: list[int] = field(default_factory=list)  # the prompt without the injected experience; [] = `prompt`
+
+    @property
+    def training_prompt(self) -> list[int]:
+        """The prompt that the learner sees: without experience."""
+        return self.stripped or self.prompt
 
 
 @dataclass
@@ -65,19 +76,23 @@ class Trajectory:
     task: Task
     rollout: int  # index within the group
     seed: int
-    messages: list[Message]  # what opened the episode, experience included
-    steps: list[Step] = field(default_factory=list)
+    messages: list[Message]  # that opened the episode, experience included
+    turns: list[Turn] = field(default_factory=list)
     stop: StopReason = StopReason.CANCELLED
     evaluation: Evaluation = field(default_factory=lambda: Evaluation(0.0, False))
-    experience: list[str] = field(default_factory=list)  # ids of what was injected; [] = not guided
-    told: list[str] = field(default_factory=list)  # and its words
-    stripped: list[int] = field(default_factory=list)  # first prompt without the experience; [] = steps[0].prompt
+    experience: list[str] = field(default_factory=list)  # ids of the injected experiences; [] = not guided
+    injected: list[str] = field(default_factory=list)  # the text of each of them
     error: str = ""
-    retries: int = 0  # resets that failed before this one
+    retries: int = 0  # failed attempts to start the episode before this one
 
     @property
     def guided(self) -> bool:
         return bool(self.experience)
+
+    @property
+    def broken(self) -> bool:
+        """True if the environment or a deadline ended the episode, so that its outcome is not the policy's."""
+        return self.stop in BROKEN
 
     @property
     def outcome(self) -> float:
@@ -87,3 +102,11 @@ class Trajectory:
         record = dataclasses.asdict(self)
         record["stop"] = self.stop.value
         return record
+
+
+def groups_of(trajectories: Iterable[Trajectory]) -> dict[str, list[Trajectory]]:
+    """Return {task id: its trajectories}, both in the order of their first appearance."""
+    groups: dict[str, list[Trajectory]] = {}
+    for trajectory in trajectories:
+        groups.setdefault(trajectory.task.id, []).append(trajectory)
+    return groups

@@ -33,7 +33,7 @@ BRIDGES = {
 }
 # Installed by some users only, or heavy: never while a module of these floors is being imported.
 OPTIONAL = {"torch", "transformers", "vllm", "wandb", "tensorboardX", "ray", "openai"}
-FOREIGN = ("rl/engines/vllm_side/",)  # runs under vLLM's interpreter, and is imported by nothing here
+FOREIGN = ("rl/engines/vllm/side/",)  # runs under vLLM's interpreter, and is imported by nothing here
 DOCUMENTED = ("envs", "evolver", "models", "rl")
 BANNED_CALLS = {"eval", "exec", "os.system", "os.popen", "subprocess.getoutput"}
 MAX_LINES = 800
@@ -112,6 +112,75 @@ def test_imports_follow_the_arrows(floor):
     assert not wrong, failures([f"{floor} may import of ours only {', '.join(sorted(ARROWS[floor]))}:", *wrong])
 
 
+def modules_of(path: Path) -> list[tuple[int, str]]:
+    """(line, dotted module of ours) of each import, also inside functions; `from evolver import x` counts as both."""
+    found = []
+    for node in ast.walk(tree_of(path)):
+        if isinstance(node, ast.Import):
+            found += [(node.lineno, alias.name) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            found += [(node.lineno, node.module), *((node.lineno, f"{node.module}.{a.name}") for a in node.names)]
+    return [(line, name) for line, name in found if name.split(".")[0] in OURS]
+
+
+# Inside evolver/ the arrows run from the loop to its phases, the run, the mechanisms and the language models.
+FLOORS = (
+    ("cli", "loop"),
+    ("books", "memory"),
+    ("rollouts", "learning"),
+    ("tasks",),
+    ("run",),
+    ("credit",),
+    ("questioning", "navigating", "attributing", "engine"),
+    ("llm",),
+)
+
+
+def test_the_arrows_inside_evolver_run_from_the_loop_down():
+    rank = {name: place for place, names in enumerate(FLOORS) for name in names}
+    wrong = []
+    for path in python_files("evolver"):
+        room = path.relative_to(ROOT).parts[1].removesuffix(".py")
+        for line, module in modules_of(path):
+            parts = module.split(".")
+            target = parts[1] if parts[0] == "evolver" and len(parts) > 1 else ""
+            if room in rank and target in rank and target != room and rank[target] <= rank[room]:
+                wrong.append(f"{name_of(path)}:{line} imports {module}")
+    assert not wrong, failures(wrong)
+
+
+def test_only_the_plan_mode_and_the_memory_check_import_the_planner():
+    allowed = {("run.py", "evolver.plan"), ("evolver/run.py", "evolver.plan.room"), ("evolver/cli.py", "evolver.plan")}
+    wrong = []
+    for path in python_files("evolver", "rl", "models", "envs", "run"):
+        for line, module in modules_of(path):
+            inside = name_of(path).startswith("evolver/plan/")
+            if module.startswith("evolver.plan") and not inside:
+                if not any(name_of(path) == file and module.startswith(prefix) for file, prefix in allowed):
+                    wrong.append(f"{name_of(path)}:{line} imports {module}")
+    assert not wrong, failures(wrong)
+
+
+def test_no_room_but_the_worlds_knows_a_world_by_name():
+    worlds = {p.parent.name for p in (ROOT / "envs").glob("*/world.py")} | {"scienceworld", "textworld"}
+    wrong = [
+        f"{name_of(path)}:{line} imports {module}"
+        for path in python_files("evolver", "rl", "models")
+        for line, module in modules_of(path)
+        if module.startswith("envs.") and module.split(".")[1] in worlds
+    ]
+    assert not wrong, failures(wrong)
+
+
+def test_files_are_replaced_in_one_place():
+    wrong = []
+    for path in python_files("evolver", "rl", "models", "experiments"):
+        calls = {called(node) for node in ast.walk(tree_of(path)) if isinstance(node, ast.Call)}
+        if calls & {"os.replace", "os.rename"} and name_of(path) != "models/files.py":
+            wrong.append(name_of(path))
+    assert not wrong, failures(["use models/files.py:", *wrong])
+
+
 @pytest.mark.parametrize("floor", sorted(STANDARD_LIBRARY_ONLY))
 def test_floors_that_run_under_any_interpreter_import_the_standard_library(floor):
     wrong = []
@@ -176,6 +245,18 @@ def test_what_is_public_is_documented():
             if is_definition and not node.name.startswith("_") and ast.get_docstring(node) is None:
                 wrong.append(f"{name_of(path)}:{node.lineno} {node.name}")
     assert not wrong, failures(["without a docstring:", *wrong])
+
+
+def test_a_docstring_opens_with_a_verb_or_a_noun_phrase():
+    openers = ("what ", "whether ", "how ", "where ", "why ", "which ")
+    wrong = []
+    for path in python_files("configs", "envs", "evolver", "experiments", "models", "rl", "run"):
+        for node in ast.walk(tree_of(path)):
+            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                text = ast.get_docstring(node) or ""
+                if text.lower().startswith(openers):
+                    wrong.append(f"{name_of(path)}:{getattr(node, 'lineno', 1)} {text.splitlines()[0][:80]}")
+    assert not wrong, failures(wrong)
 
 
 def test_no_file_names_a_machine_or_a_package_index():

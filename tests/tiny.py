@@ -1,4 +1,4 @@
-"""The whole program at a size for tests: random weights, a tokenizer of the sandbox's words, a world of two turns."""
+"""A run small enough for tests: random weights, a tokenizer of the words of `travel`, episodes of two turns."""
 
 from pathlib import Path
 from typing import Any
@@ -15,11 +15,11 @@ def get_config():
     config.model.path = {policy!r}
     config.rollout.tasks = 3
     config.rollout.group = 4
-    config.rollout.max_steps = 3
+    config.rollout.max_turns = 3
     config.rollout.max_tokens = 6
     config.rollout.context = 128
     config.rollout.temperature = 1.0
-    config.template.tools = False
+    config.template.show_tools = False
     config.template.cut_turn = "continue"
     config.template.max_observation = 16
     config.engine.slots = 16
@@ -27,7 +27,7 @@ def get_config():
     config.learner.row = 128
     config.learner.micro = 4
     config.optim.lr = 1e-2
-    config.loss.kl = 0.0
+    config.loss.kl_coef = 0.0
     config.eval.tasks = 3
     config.eval.rollouts = 2
     config.eval.temperature = 1.0
@@ -38,7 +38,7 @@ def get_config():
 
 
 class Parity(World):
-    """Two turns; what counts is how many of them hold an even number of characters. Random policies score half."""
+    """Score the share of the two turns with an even number of characters. Random policies score one half."""
 
     name = "parity"
 
@@ -68,7 +68,7 @@ class Parity(World):
 
 
 def tiny_policy(folder: Path) -> Path:
-    """Write a Hugging Face checkpoint of 20 thousand random weights with its tokenizer; returns the folder."""
+    """Write a Hugging Face checkpoint of 20,000 random weights with its tokenizer, and return the folder."""
     import jax
     import numpy as np
 
@@ -96,7 +96,7 @@ def tiny_policy(folder: Path) -> Path:
 
 
 def config_file(folder: Path, policy: Path) -> Path:
-    """Write a config for that policy: steps that take less than a second each, once compiled."""
+    """Write a config for that policy, with steps of less than a second each once compiled, and return its path."""
     path = folder / "tiny.py"
     path.write_text(CONFIG.format(policy=str(policy)))
     return path

@@ -1,8 +1,8 @@
-"""Keep code that a model wrote inside AppWorld: no files but the interpreter's own, no processes, no network.
+"""Confinement of model-written code in AppWorld: no files but the interpreter's own, no processes, no network.
 
-AppWorld refuses a list of functions by name. What gets past that list still has to open files and sockets, and Python
-reports these as audit events (PEP 578), which a hook can refuse. It keeps a policy from reading the answers off the
-disk and from harming its machine by accident; it is no jail against an attacker, for whom one would use a container.
+AppWorld itself blocks a list of functions by name. Code that evades the list still has to open files and sockets, which
+Python reports as audit events (PEP 578), and a hook can refuse those. This keeps a policy from reading the answers from
+disk and from damaging the machine by accident. It does not stop an attacker; that takes a container.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import sys
 import sysconfig
 from collections.abc import Iterator
 
-READ = {"open", "os.listdir", "os.scandir"}  # allowed below the interpreter's own folders: imports read them
+READ = {"open", "os.listdir", "os.scandir"}  # allowed in the interpreter's own folders, because imports read them
 REFUSED = (
     "subprocess.Popen",
     "os.system",
@@ -50,7 +50,7 @@ REFUSED = (
     "gc.get_referents",
 )
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
-_own = tuple(
+_OWN = tuple(
     {os.path.realpath(p) + os.sep for p in (*sysconfig.get_paths().values(), os.path.dirname(os.__file__)) if p}
 )
 _armed = False
@@ -59,7 +59,7 @@ _installed = False
 
 @contextlib.contextmanager
 def confined() -> Iterator[None]:
-    """While the block runs, whatever leaves the process raises PermissionError. Of all threads of the process."""
+    """Refuse the events above with PermissionError during the block, in all threads of the process."""
     global _armed, _installed
     if not _installed:
         sys.addaudithook(_hook)
@@ -89,7 +89,7 @@ def _in_memory(database: object) -> bool:
 def _readable(args: tuple) -> bool:
     path, flags = args[0], args[2] if len(args) > 2 else 0
     if isinstance(path, int):
-        return True  # open already
+        return True  # the file is already open
     if not isinstance(path, str | bytes | os.PathLike) or (isinstance(flags, int) and flags & _WRITING):
         return False
-    return (os.path.realpath(os.fsdecode(path)) + os.sep).startswith(_own)
+    return (os.path.realpath(os.fsdecode(path)) + os.sep).startswith(_OWN)

@@ -1,7 +1,7 @@
-"""AppWorld's engine behind five methods. The only module that touches the `appworld` package while tasks run.
+"""AppWorld's engine behind a small interface. No other module uses the `appworld` package while tasks run.
 
-The engine keeps one task open per process, freezes the clock of the whole process while it does, uses SIGALRM (so it
-belongs to the main thread) and wants pydantic 1: it runs in a worker process under a Python of its own.
+The engine runs in a worker process under a separate Python: it needs pydantic 1, allows one open task per process,
+freezes the clock of the whole process while a task is open, and uses SIGALRM, which requires the main thread.
 """
 
 from __future__ import annotations
@@ -18,17 +18,16 @@ from envs.appworld.confine import confined
 
 
 class Engine:
-    """At most one open task. Raises what AppWorld raises where data is missing or damaged."""
+    """A holder of at most one open task. Raises AppWorld's own errors for missing or damaged data."""
 
     def __init__(self) -> None:
         self._world: Any = None
         self._root: str = ""
 
     def open(self, root: str, task_id: str, timeout_s: int) -> dict[str, Any]:
-        """Start a task of the data in `root`, in place of the one that is open.
+        """Close the open task and start one of the data in `root`, with `timeout_s` seconds for each piece of code.
 
-        Gives {"instruction", "supervisor": {first_name, last_name, email, phone_number}, "apps": {name: description}}.
-        timeout_s: seconds that one piece of code may run.
+        Return {"instruction", "supervisor": {first_name, last_name, email, phone_number}, "apps": {name: description}}.
         """
         self.close()
         self._use(root)
@@ -54,27 +53,27 @@ class Engine:
         }
 
     def run(self, code: str) -> str:
-        """Run code in the session of the open task and give what it printed, or how it failed. Never raises."""
+        """Run code in the session of the open task. Return its output or its error. Never raises."""
         try:
             return self._world.execute(code)
-        except BaseException as error:  # code can raise KeyboardInterrupt, and text of its own that cannot be encoded
+        except BaseException as error:  # code can raise KeyboardInterrupt, or errors whose text cannot be encoded
             with contextlib.suppress(Exception):
                 self._world.safety_guard.disable()
             return f"Execution failed. Traceback:\n{type(error).__name__}: {str(error)[:500]}"
 
     def completed(self) -> bool:
+        """Return True if the code has declared the open task complete."""
         return bool(self._world.task_completed())
 
     def tests(self) -> list[tuple[str, bool]]:
-        """The open task's tests: (label, passed), the label "no_op_fail" or "no_op_pass"."""
+        """Run the open task's tests. Return (label, passed) of each, with the label "no_op_fail" or "no_op_pass"."""
         tracker = self._world.evaluate()
-        found = [(test["label"], True) for test in tracker.passes] + [
-            (test["label"], False) for test in tracker.failures
-        ]
-        return found + [("no_op_fail", False)] * (tracker.num_tests - len(found))
+        tests = [(test["label"], True) for test in tracker.passes]
+        tests += [(test["label"], False) for test in tracker.failures]
+        return tests + [("no_op_fail", False)] * (tracker.num_tests - len(tests))
 
     def apis(self, root: str) -> dict[str, dict[str, str]]:
-        """Descriptions of the APIs of every app: {app: {api: description}}."""
+        """Return the descriptions of the APIs of every app: {app: {api: description}}."""
         self._use(root)
         from appworld.collections.api_docs import ApiDocCollection
 
@@ -97,19 +96,19 @@ class Engine:
 
 @functools.cache
 def _main_app(apps: tuple[str, ...]) -> Any:
-    """The application behind the APIs. It keeps no state, and building it took a third of the time to open a task."""
+    """Return the stateless application behind the APIs. Building it takes a third of the time to open a task."""
     from appworld.apps import build_main_app
 
     return build_main_app(apps)
 
 
 def _outputs() -> str:
-    """AppWorld writes the state after each step to a folder of this name: one per process."""
+    """Return the name of this process's folder, to which AppWorld writes the state after each step."""
     return f"evolver-{socket.gethostname()}-{os.getpid()}"
 
 
 def _sweep(outputs: Path) -> None:
-    """Remove what processes of this machine that were killed have left."""
+    """Remove the folders of killed processes of this machine."""
     mine = f"evolver-{socket.gethostname()}-"
     for path in outputs.glob(mine + "*"):
         try:

@@ -1,4 +1,4 @@
-"""What the agent is told, and the code in what it writes."""
+"""The agent's prompts, and the extraction of code from its turns."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ _BLOCK = re.compile(r"```python[ \t]*\r?\n(.*?)(?:```|\Z)", re.DOTALL)
 
 
 def system(opened: dict[str, Any], action: str, example: bool) -> str:
-    """The system message. `opened` is what Engine.open returned; action: code or tool."""
+    """Return the system message. `opened` is the result of Engine.open; `action` is "code" or "tool"."""
     person = opened["supervisor"]
     text = _ROLE.format(
         name=f"{person['first_name']} {person['last_name']}",
@@ -120,10 +120,10 @@ def system(opened: dict[str, Any], action: str, example: bool) -> str:
 
 
 def code_of(text: str) -> tuple[str | None, str]:
-    """The code in an assistant turn, and the role that answers it.
+    """Return the code in an assistant turn, None if there is none, and the role of its answer. Never raises.
 
-    It is the first ```python block, closed or not, or the argument of the first call of `appworld`, whichever is
-    earlier; None if there is none. Never raises.
+    The code is the first ```python block, closed or not, or the argument of the first call of `appworld`, whichever
+    comes first.
     """
     block = _BLOCK.search(text)
     call_at = text.find(toolcalls.OPEN)

@@ -1,11 +1,11 @@
-"""AppWorld as a World: a day-to-day task of a person with accounts in nine apps, solved by writing Python.
+"""AppWorld as a World: everyday tasks of a person with accounts in nine apps, solved by writing Python.
 
-The engine is the `appworld` package's, with its own evaluation; see `make appworld` and envs/appworld/engine.py for why
-it runs in a worker process under a Python of its own. Listing tasks needs no package.
+The engine and the evaluation are those of the `appworld` package, which runs in a worker process under a separate
+Python (`make appworld`; envs/appworld/engine.py gives the reasons). Listing tasks does not need the package.
 
-Data is either AppWorld's own ("official", which a user downloads) or "mini": 48 tasks of ours over six of the apps,
-built at first use. Success is AppWorld's: all tests of the task pass (task goal completion, TGC). A scenario is three
-tasks; scenario goal completion (SGC) asks for all three, see `goal_completion`.
+The data is either "official", which users download, or "mini": 48 tasks of our own over six of the apps, built at first
+use. Success is AppWorld's: all tests of the task pass (task goal completion, TGC). A scenario consists of three tasks,
+and scenario goal completion (SGC) requires all three; see `goal_completion`.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
 from envs.appworld import prompt
-from envs.world import Evaluation, Observation, StepResult, Task, World
+from envs.world import Evaluation, Observation, ReplayWorld, StepResult, Task
 
 HELP = (
-    "AppWorld runs in a virtual environment of its own: `make appworld`, then env.mode=worker and"
+    "AppWorld needs a virtual environment of its own: run `make appworld`, then set env.mode=worker and"
     " env.python=.venv-appworld/bin/python"
 )
 
 
 class EngineLike(Protocol):
-    """What the world asks of an engine: envs.appworld.engine.Engine, or a stand-in for tests."""
+    """The interface of envs.appworld.engine.Engine, which tests replace."""
 
     def open(self, root: str, task_id: str, timeout_s: int) -> dict[str, Any]: ...
     def run(self, code: str) -> str: ...
@@ -38,22 +38,23 @@ class EngineLike(Protocol):
     def close(self) -> None: ...
 
 
-class AppWorld(World):
+class AppWorld(ReplayWorld):
     """One AppWorld task at a time.
 
-    data: "mini" or "official"; root: where official data lies ("" = $APPWORLD_ROOT), or where to build the mini data
-    ("" = a cache in the project folder). action: what the prompt asks for, "code" (```python blocks) or "tool" (a call
-    of `appworld`); either is understood at any time. reward: the score is "sparse" (TGC) or "dense" (progress).
-    example: show a worked example in the prompt. timeout_s: seconds one piece of code may run; keep it below the
-    deadline of a step. max_output: characters of an output; the rest is cut at a visible mark.
+    data: "mini" or "official". root: the folder of the official data ("" = $APPWORLD_ROOT), or the folder in which to
+    build the mini data ("" = a cache in the project folder). action: the format that the prompt requests, "code"
+    (```python blocks) or "tool" (a call of `appworld`); both are always accepted. reward: a "sparse" (TGC) or "dense"
+    (progress) score. example: show a worked example in the prompt. timeout_s: seconds for one piece of code; keep it
+    below the deadline of a step. max_output: characters of an output; a note replaces the rest.
 
-    Several instances in one process are correct but take turns: each that continues replays its task. Give every
-    worker one instance (per_worker=1).
+    Use one instance per worker (per_worker=1): several instances in one process work, but they share its only engine,
+    and each replays its task whenever it takes over. Snapshots are replayed too, because the engine's own saved state
+    lacks the variables of the session.
     """
 
     name = "appworld"
     _engine: ClassVar[EngineLike | None] = None  # one per process
-    _active: ClassVar[AppWorld | None] = None  # whose task is open in it
+    _active: ClassVar[AppWorld | None] = None  # the instance whose task is open in it
 
     def __init__(
         self,
@@ -66,25 +67,25 @@ class AppWorld(World):
         max_output: int = 20_000,
         engine: EngineLike | None = None,
     ):
-        for value, allowed in ((data, ("mini", "official")), (action, ("code", "tool")), (reward, ("sparse", "dense"))):
+        options = {"data": ("mini", "official"), "action": ("code", "tool"), "reward": ("sparse", "dense")}
+        for (name, allowed), value in zip(options.items(), (data, action, reward)):
             if value not in allowed:
-                raise ValueError(f"AppWorld knows {' and '.join(allowed)} here, not {value!r}")
+                raise ValueError(f"{name} must be {' or '.join(allowed)}, not {value!r}")
         self._data, self._root, self._action, self._reward = data, root, action, reward
         self._example, self._timeout_s, self._max_output = example, timeout_s, max_output
         self._own_engine = engine
-        self._task: Task | None = None
         if engine is None and importlib.util.find_spec("appworld") is not None:
             self._warm_up()
 
     def tasks(self, split: str) -> list[Task]:
-        """The tasks of "train", "dev" or "test_normal"; official data also has "test_challenge"."""
+        """Return the tasks of "train", "dev" or "test_normal"; official data also has "test_challenge"."""
         if self._data == "mini":
             return _mini_tasks(split)
         return _official_tasks(self._official_root(), split)
 
     def reset(self, task: Task, seed: int = 0) -> Observation:
-        """Start the task with this id; a synthetic one names the task in whose world it plays in `meta["entry"]`, and
-        its query replaces the instruction. The seed changes nothing: clock and random numbers are the task's."""
+        """Start a task. A synthetic task starts from the state of the task `meta["entry"]`, and its query replaces the
+        instruction. The seed has no effect: clock and random numbers belong to the task."""
         self._task, self._seed = task, seed
         self._codes: list[str] = []
         self._actions: list[str] = []
@@ -97,8 +98,8 @@ class AppWorld(World):
         return Observation(messages, [prompt.TOOL] if self._action == "tool" else [])
 
     def step(self, action: str) -> StepResult:
-        """`info["calls"]` has the code that ran; "errors" is 1 where there was none or it failed."""
-        self._running()
+        """Run the turn's code. `info["calls"]` holds it; "errors" is 1 if there was no code or it failed."""
+        self._require_episode()
         if self._over:
             return StepResult([], terminated=True, info={"calls": [], "errors": 0, "over": True})
         self._actions.append(action)
@@ -106,7 +107,7 @@ class AppWorld(World):
         if code is None:
             message = {"role": role, "content": prompt.NO_CODE[self._action]}
             return StepResult([message], info={"calls": [], "errors": 1, "parse_error": True})
-        engine = self._mine()
+        engine = self._activate()
         output = self._cut(_run(engine, code))
         self._codes.append(code)
         self._evaluation = None
@@ -123,25 +124,15 @@ class AppWorld(World):
         )
 
     def evaluate(self) -> Evaluation:
-        """`success` is AppWorld's. `progress` is the share of passed tests among those that doing nothing fails, times
-        the share among the others (what must not be damaged); `tests` is the share of all tests."""
-        self._running()
+        """Score the episode; `success` is AppWorld's. `progress` is the share of passed tests among those that doing
+        nothing fails, times the share among those that doing nothing passes; `tests` is the share among all."""
+        self._require_episode()
         if self._evaluation is None:
-            self._evaluation = _score(self._mine().tests(), self._reward)
+            self._evaluation = _score(self._activate().tests(), self._reward)
         return self._evaluation
 
-    def snapshot(self) -> dict[str, Any]:
-        self._running()
-        return {"task": self._task.to_dict(), "seed": self._seed, "actions": list(self._actions)}
-
-    def restore(self, snapshot: dict[str, Any]) -> None:
-        """Replays the actions: an engine's own saved state would not hold the variables of the session."""
-        self.reset(Task.from_dict(snapshot["task"]), snapshot["seed"])
-        for action in snapshot["actions"]:
-            self.step(action)
-
     def profile(self) -> dict[str, Any]:
-        """The apps as entities, their APIs as operations."""
+        """Return a profile with the apps as entities and their APIs as operations."""
         apis = self._process_engine().apis(str(self._data_root()))
         return {
             "name": self.name,
@@ -149,9 +140,9 @@ class AppWorld(World):
                 {
                     "name": app,
                     "attributes": [],
-                    "operations": [{"name": name, "description": text} for name, text in found.items()],
+                    "operations": [{"name": name, "description": text} for name, text in descriptions.items()],
                 }
-                for app, found in apis.items()
+                for app, descriptions in apis.items()
                 if app not in ("api_docs", "supervisor")
             ],
             "task_preference": {"num_entities": 2, "num_operations": 3, "relation_difficulty": 3},
@@ -163,11 +154,7 @@ class AppWorld(World):
             self._process_engine().close()
         self._task = None
 
-    # The engine of the process, and whose turn it is.
-
-    def _running(self) -> None:
-        if self._task is None:
-            raise RuntimeError("no episode: reset the world first")
+    # Access to the engine of the process.
 
     def _process_engine(self) -> EngineLike:
         if self._own_engine is not None:
@@ -187,8 +174,8 @@ class AppWorld(World):
         AppWorld._active = self
         return opened
 
-    def _mine(self) -> EngineLike:
-        """The engine with this instance's task in it."""
+    def _activate(self) -> EngineLike:
+        """Return the engine after making this instance's task the open one."""
         if AppWorld._active is not self:
             self._open()
             for code in self._codes:
@@ -196,7 +183,7 @@ class AppWorld(World):
         return self._process_engine()
 
     def _warm_up(self) -> None:
-        """The first task of a process takes seconds: have it behind us when the first episode asks."""
+        """Open and close a task, because the first one in a process takes seconds."""
         if AppWorld._engine is None:
             tasks = self.tasks("train")
             self._process_engine().open(str(self._data_root()), tasks[0].id, self._timeout_s)
@@ -216,8 +203,8 @@ class AppWorld(World):
         root = Path(self._root or os.environ.get("APPWORLD_ROOT", "."))
         if not (root / "data" / "tasks").is_dir():
             raise ValueError(
-                "AppWorld's official data is not where `root` or APPWORLD_ROOT points;"
-                " `.venv-appworld/bin/appworld download data --root ROOT` puts it there"
+                f"there is no official AppWorld data in {root} (from `root` or APPWORLD_ROOT);"
+                " `.venv-appworld/bin/appworld download data --root ROOT` downloads it"
             )
         return root
 
@@ -229,10 +216,10 @@ class AppWorld(World):
 
 
 def goal_completion(success: Mapping[str, float]) -> dict[str, float]:
-    """Task and scenario goal completion of {task id: success in [0, 1]}: {"tgc", "sgc"}.
+    """Return task and scenario goal completion, {"tgc", "sgc"}, of {task id: success in [0, 1]}.
 
-    A scenario's completion is its worst task's, as in AppWorld's own evaluator; with rates over several rollouts this
-    is the completion rate of the task that is solved least often.
+    A scenario's completion is that of its worst task, as in AppWorld's own evaluator. With success rates over several
+    rollouts it is the rate of the task that is solved least often.
     """
     if not success:
         raise ValueError("no tasks to average over")
@@ -246,7 +233,7 @@ def goal_completion(success: Mapping[str, float]) -> dict[str, float]:
 
 
 def scenario_of(task_id: str) -> str:
-    """The scenario of a task "<scenario>_<variant>"."""
+    """Return the scenario of a task id "<scenario>_<variant>"."""
     return task_id.rsplit("_", 1)[0]
 
 
@@ -261,10 +248,10 @@ def _run(engine: EngineLike, code: str) -> str:
 
 
 def _score(tests: list[tuple[str, bool]], reward: str) -> Evaluation:
-    needed = [passed for label, passed in tests if label != "no_op_pass"]
-    kept = [passed for label, passed in tests if label == "no_op_pass"]
-    success = bool(tests) and all(needed) and all(kept)
-    progress = _share(needed, 0.0) * _share(kept, 1.0)
+    goals = [passed for label, passed in tests if label != "no_op_pass"]
+    invariants = [passed for label, passed in tests if label == "no_op_pass"]
+    success = bool(tests) and all(goals) and all(invariants)
+    progress = _share(goals, 0.0) * _share(invariants, 1.0)
     score = progress if reward == "dense" else float(success)
     passed = _share([passed for _, passed in tests], 0.0)
     return Evaluation(score, success, {"progress": 1.0 if success else min(progress, 0.99), "tests": passed})
@@ -295,9 +282,9 @@ def _mini_tasks(split: str) -> list[Task]:
 
 
 def _official_tasks(root: Path, split: str) -> list[Task]:
-    found = sorted(path.stem for path in (root / "data" / "datasets").glob("*.txt"))
-    if split not in found:
-        raise ValueError(f"AppWorld's data has no split {split!r}; it has {', '.join(found)}")
+    splits = sorted(path.stem for path in (root / "data" / "datasets").glob("*.txt"))
+    if split not in splits:
+        raise ValueError(f"AppWorld's data has no split {split!r}; it has {', '.join(splits)}")
     tasks = []
     for id in (root / "data" / "datasets" / f"{split}.txt").read_text(encoding="utf-8").split():
         folder = root / "data" / "tasks" / id

@@ -1,6 +1,6 @@
-"""BFCL's data as the package ships it: conversations, ground truths, function docs; and the splits of the tasks.
+"""BFCL's conversations, ground truths and function docs, read from its package, and the splits of the tasks.
 
-Reads the package's JSON and writes nothing. A ground-truth call is parsed, never run.
+Nothing is written, and a ground-truth call is parsed but never run.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SCHEMA_TYPES = {"dict": "object", "float": "number", "tuple": "array", "any": "s
 
 @dataclass(frozen=True)
 class Entry:
-    """One conversation of the benchmark. `withheld` maps a turn to the tools that appear in it."""
+    """One conversation of the benchmark. `withheld` maps a turn to the tools that become available in it."""
 
     id: str
     category: str
@@ -48,7 +48,7 @@ class Entry:
 
 
 def package_dir() -> pathlib.Path:
-    """Where the package lies. ModuleNotFoundError with the command that installs it."""
+    """Return the folder of the package. Raises ModuleNotFoundError with the command that installs it."""
     spec = importlib.util.find_spec("bfcl_eval")
     if spec is None or not spec.submodule_search_locations:
         raise ModuleNotFoundError(
@@ -64,7 +64,7 @@ def _lines(path: pathlib.Path) -> list[dict[str, Any]]:
 
 @functools.cache
 def package() -> types.SimpleNamespace:
-    """What the adapter uses of the package, imported at first use. None of it writes files or wants a vendor's SDK."""
+    """Import the parts of the package that the adapter uses; none of them writes files or needs a vendor's SDK."""
     from bfcl_eval.constants import default_prompts as prompts
     from bfcl_eval.constants import executable_backend_config as backend
     from bfcl_eval.eval_checker.multi_turn_eval import multi_turn_checker as checker
@@ -82,23 +82,23 @@ def package() -> types.SimpleNamespace:
 
 @functools.cache
 def docs_of(class_name: str) -> list[dict[str, Any]]:
-    """The function docs of an API class, as the package writes them."""
+    """Return the function docs of an API class in the package's format."""
     return _lines(package_dir() / "data" / "multi_turn_func_doc" / package().doc_files[class_name])
 
 
 @functools.cache
 def entries(category: str) -> dict[str, Entry]:
-    """The 200 entries of one category by id. Reads the package's JSON and writes nothing."""
+    """Return the 200 entries of a category by id."""
     if category not in CATEGORIES:
         raise ValueError(f"BFCL has no category '{category}'; it has {', '.join(CATEGORIES)}")
     data = package_dir() / "data"
     name = f"BFCL_v4_{category}.json"
     truths = {row["id"]: row["ground_truth"] for row in _lines(data / "possible_answer" / name)}
-    found = {}
+    by_id = {}
     for row in _lines(data / name):
         docs = [doc for class_name in row["involved_classes"] for doc in docs_of(class_name)]
         parameters = {doc["name"]: list(doc["parameters"]["properties"]) for doc in docs}
-        found[row["id"]] = Entry(
+        by_id[row["id"]] = Entry(
             id=row["id"],
             category=category,
             question=row["question"],
@@ -108,34 +108,34 @@ def entries(category: str) -> dict[str, Entry]:
             docs=docs,
             withheld={int(turn): names for turn, names in row.get("missed_function", {}).items()},
         )
-    if len(found) != ENTRIES:
-        raise ValueError(f"{name} holds {len(found)} entries instead of {ENTRIES}: another version of bfcl-eval?")
-    return found
+    if len(by_id) != ENTRIES:
+        raise ValueError(f"{name} has {len(by_id)} entries instead of {ENTRIES}; is bfcl-eval another version?")
+    return by_id
 
 
 def read_call(text: str, parameters: dict[str, list[str]]) -> Call:
-    """Read a ground-truth call such as `sort('a.txt')` without running it.
+    """Parse a ground-truth call such as `sort('a.txt')` without running it.
 
     `parameters` maps each tool to its parameter names in order, for positional arguments. Raises ValueError
-    on anything but a plain call of a known tool with literal arguments.
+    for anything but a plain call of a known tool with literal arguments.
     """
     node = ast.parse(text.strip(), mode="eval").body
     if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name) or node.func.id not in parameters:
         raise ValueError(f"not a call of a known tool: {text}")
     names = parameters[node.func.id]
     if len(node.args) > len(names) or any(keyword.arg is None for keyword in node.keywords):
-        raise ValueError(f"arguments without a name: {text}")
+        raise ValueError(f"arguments cannot be matched to parameters: {text}")
     arguments = {name: ast.literal_eval(value) for name, value in zip(names, node.args)}
     arguments |= {keyword.arg: ast.literal_eval(keyword.value) for keyword in node.keywords}
     return Call(node.func.id, arguments)
 
 
 def split_indices(split: str, scheme: str = "reference", seed: int = 0) -> list[int]:
-    """Which of the 200 indices belong to `split`: "train", "val" (also "dev" or "test") or "all".
+    """Return those of the 200 indices that belong to `split`: "train", "val" (= "dev" = "test") or "all".
 
-    `reference` is the reference implementation's: 0-99 train, 100-199 val, so that no domain is in both. The
-    others are drawn with `seed`, the same number from each domain up to one. All categories share the
-    indices: entry 7 of `miss_func` is entry 7 of `base` with a tool taken away.
+    The scheme "reference" is that of the reference implementation: 0-99 train and 100-199 val, so that no domain is in
+    both. The other schemes draw with `seed`, equally from each domain (give or take one). All categories share the
+    indices: entry 7 of `miss_func` is entry 7 of `base` with a tool withheld.
     """
     if scheme not in SCHEMES:
         raise ValueError(f"BFCL has no splits '{scheme}'; it has {', '.join(SCHEMES)}")
@@ -159,8 +159,8 @@ def split_indices(split: str, scheme: str = "reference", seed: int = 0) -> list[
 
 
 def tool_schema(doc: dict[str, Any], brief: bool = False) -> Tool:
-    """The package's function doc as an OpenAI tool; what the function returns is not part of it. `brief` leaves out
-    all descriptions and defaults."""
+    """Convert a function doc of the package into an OpenAI tool, without the description of the return value. `brief`
+    also omits all other descriptions and the defaults."""
 
     def convert(node: dict[str, Any]) -> dict[str, Any]:
         node = {key: node[key] for key in ("type", "properties", "items") if key in node} if brief else dict(node)

@@ -1,14 +1,14 @@
 """BFCL v3 multi-turn: eight simulated APIs, conversations of 1 to 7 user turns, scored on state and results.
 
-Needs `pip install --no-deps -r requirements/bfcl.txt`. The data, the API classes and the two checks that
-decide the score come from the `bfcl-eval` package; the executor is ours, because the package's own keeps its
-instances in module globals (rollouts of one task disturb each other) and passes what the model wrote to
-`eval`. Here every episode owns its instances and a call is a documented method with JSON arguments.
+Needs `pip install --no-deps -r requirements/bfcl.txt`. The data, the API classes and the two checks that decide the
+score come from the `bfcl-eval` package. The executor is our own: the package's executor keeps its instances in module
+globals, so that rollouts of one task disturb each other, and passes the model's text to `eval`. Here every episode
+owns its instances, and a call can only be a documented method with JSON arguments.
 
-Turn rules and scoring are those of `BaseHandler.inference_multi_turn_FC`, `_evaluate_single_multi_turn_entry`
-and `multi_turn_checker` in that package: a reply without calls ends the user's turn, more than 20 replies
-with calls in one turn end the episode as failed, and after each turn with a ground truth the state must equal
-the state of the ground truth and its results must be among the results so far.
+The rules of turns and scoring are those of the package's `BaseHandler.inference_multi_turn_FC`,
+`_evaluate_single_multi_turn_entry` and `multi_turn_checker`. A reply without calls ends the user's turn, and more than
+20 replies with calls in one turn end the episode as failed. After each turn with a ground truth, the state must equal
+the ground truth's state, and the ground truth's results must be among the results so far.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from envs import toolcalls
 from envs.bfcl.data import Entry, docs_of, entries, package, split_indices, tool_schema
 from envs.profile import PREFERENCE, entity
 from envs.toolcalls import Call
-from envs.world import Evaluation, Message, Observation, StepResult, Task, Tool, World
+from envs.world import Evaluation, Message, Observation, ReplayWorld, StepResult, Task, Tool
 
-MAX_DIGITS = 4300  # what Python agrees to print of an integer; a longer result is an error either way
+MAX_DIGITS = 4300  # Python's limit for printing an integer; longer results fail in the package too
 MAX_PRECISION = 10_000
 
-_SHARED = threading.Lock()  # the package keeps mpmath's precision and one weather report in globals
+_LOCK = threading.Lock()  # the package keeps mpmath's precision and one weather report in globals
 
 
 # ------------------------------------------------------------------------------------------ execution
@@ -51,17 +51,17 @@ class Apis:
             self._methods |= {doc["name"]: getattr(instance, doc["name"]) for doc in docs_of(class_name)}
 
     def call(self, call: Call) -> tuple[str, bool]:
-        """Run one documented method. Returns the package's text of the result and whether it is an error."""
+        """Run one documented method. Return the result as the package words it, and True if it is an error."""
         if call.name not in self._methods:
             return f"Error during execution: name '{call.name}' is not defined", True
         if problem := _too_large(call):
             return f"Error during execution: {problem}", True
         try:
-            # Arguments are copied because some methods keep the very list they were given.
-            with _SHARED:
+            # Some methods store the list that they are given, so they get a copy.
+            with _LOCK:
                 result = self._methods[call.name](**copy.deepcopy(call.arguments))
                 return _text(result), isinstance(result, dict) and "error" in result
-        except Exception as error:  # the package answers any failure of a call with its message
+        except Exception as error:  # like the package, answer any failure with its message
             return f"Error during execution: {error}", True
 
 
@@ -77,7 +77,7 @@ def _text(result: Any) -> str:
 
 
 def _too_large(call: Call) -> str:
-    """Two calculator tools would compute for days on a large argument; the package lets them."""
+    """Return an error for arguments with which a calculator tool would compute for days; "" if there are none."""
     precision = call.arguments.get("precision")
     if isinstance(precision, int | float) and precision > MAX_PRECISION:
         return f"a precision above {MAX_PRECISION} is not supported"
@@ -91,15 +91,15 @@ def _too_large(call: Call) -> str:
 # -------------------------------------------------------------------------------------------- episodes
 
 
-class Bfcl(World):
+class Bfcl(ReplayWorld):
     """One BFCL conversation at a time.
 
-    category: one of CATEGORIES, or several. splits, split_seed: see `split_indices`.
-    tools: "all" is the benchmark; "oracle+k" offers the ground truth's tools and k seeded others, for small
-    models: not official, and `task.meta["official"]` says so. malformed: "end" is the benchmark (what cannot
-    be read is no call, so it may end the turn); "error" tells the model what was wrong and lets it try again.
-    docs: "full", or "brief": names and types without descriptions, which is not official either.
-    max_calls: only conversations whose solution has at most so many calls, for small models; 0 = all.
+    category: one or several of CATEGORIES. splits, split_seed: see `split_indices`. tools: "all", or "oracle+k" for
+    the ground truth's tools and k random others. malformed: "end" ignores a call that cannot be parsed, so that the
+    turn may end; "error" answers with an error and lets the model retry. docs: "full", or "brief" for names and types
+    without descriptions. max_calls: skip conversations whose solution has more calls; 0 = none. The official benchmark
+    is tools="all", malformed="end" and docs="full"; `task.meta["official"]` records it. The other values are meant for
+    small models.
     """
 
     name = "bfcl"
@@ -116,16 +116,15 @@ class Bfcl(World):
     ):
         self._categories = [category] if isinstance(category, str) else list(category)
         self._entries = {k: entry for name in self._categories for k, entry in entries(name).items()}
-        split_indices("train", splits, split_seed)  # so that a wrong name is reported here
+        split_indices("train", splits, split_seed)  # raises ValueError for an unknown scheme
         self._splits, self._split_seed, self._max_calls = splits, split_seed, max_calls
         self._distractors = _distractors(tools)
         if malformed not in ("end", "error"):
-            raise ValueError(f"malformed is 'end' or 'error', not '{malformed}'")
+            raise ValueError(f"malformed must be 'end' or 'error', not '{malformed}'")
         if docs not in ("full", "brief"):
-            raise ValueError(f"docs is 'full' or 'brief', not '{docs}'")
+            raise ValueError(f"docs must be 'full' or 'brief', not '{docs}'")
         self._malformed, self._brief = malformed, docs == "brief"
         self._official = self._distractors is None and malformed == "end" and docs == "full"
-        self._task: Task | None = None
 
     def tasks(self, split: str) -> list[Task]:
         indices = set(split_indices(split, self._splits, self._split_seed))
@@ -149,9 +148,9 @@ class Bfcl(World):
         )
 
     def reset(self, task: Task, seed: int = 0) -> Observation:
-        """Start the conversation. A task with `verifier={"calls": [{"name", "arguments"}]}` has one user turn,
-        its query, in the world of the entry `meta["entry"]`, and those calls as its ground truth. With
-        `meta["open_query"]` the episode ends after the first turn: no one listens afterwards."""
+        """Start the conversation. A task with `verifier={"calls": [{"name", "arguments"}]}` consists of one user turn,
+        its query, in the initial state of the entry `meta["entry"]`, with those calls as ground truth. With
+        `meta["open_query"]` the episode ends after the first turn."""
         entry = self._entries.get(task.meta.get("entry", task.id))
         if entry is None:
             raise ValueError(f"BFCL has no task '{task.id}' in {', '.join(self._categories)}")
@@ -160,26 +159,25 @@ class Bfcl(World):
         self._task, self._seed, self._entry = task, seed, entry
         self._actions: list[str] = []
         self._apis, self._truth = Apis(entry), Apis(entry)
-        self._turn, self._turn_steps, self._turn_results = 0, 0, []
-        self._results: list[str] = []  # of all turns so far
-        self._failure = ""  # the package's error type, at the end of the first turn that fails
+        self._turn, self._replies, self._turn_results = 0, 0, []  # replies with calls in this turn, their results
+        self._results: list[str] = []  # of all earlier turns
+        self._failure = ""  # the package's error type for the first turn that failed
         self._failed_turn = len(entry.question)
         self._over = False
         self._offered = self._choose_tools(entry, seed)
         return Observation(self._user_messages(), self._tools())
 
     def step(self, action: str) -> StepResult:
-        if self._task is None:
-            raise RuntimeError("step before reset")
+        self._require_episode()
         if self._over:
             return StepResult([], terminated=True, info={"calls": [], "errors": 0, "over": True})
         self._actions.append(action)
         parsed = toolcalls.parse(action)
-        answered = parsed.errors if self._malformed == "error" else []
+        errors = parsed.errors if self._malformed == "error" else []
         info = {"calls": [{"name": call.name, "arguments": call.arguments} for call in parsed.calls], "errors": 0}
         if parsed.errors and not parsed.calls:
             info["parse_error"] = True
-        if not parsed.calls and not answered:
+        if not parsed.calls and not errors:
             return self._end_turn(info)
         messages = []
         for call in parsed.calls:
@@ -187,35 +185,23 @@ class Bfcl(World):
             messages.append({"role": "tool", "name": call.name, "content": text})
             self._turn_results.append(text)
             info["errors"] += is_error
-        messages += [{"role": "tool", "content": f"Error: {error}"} for error in answered]
-        info["errors"] += len(answered)
-        self._turn_steps += 1
-        if self._turn_steps > package().step_limit:
+        messages += [{"role": "tool", "content": f"Error: {error}"} for error in errors]
+        info["errors"] += len(errors)
+        self._replies += 1
+        if self._replies > package().step_limit:
             self._over = True
             info["stop"] = f"more than {package().step_limit} replies with calls in one turn"
         return StepResult(messages, truncated=self._over, info=info)
 
     def evaluate(self) -> Evaluation:
-        """`score` is the official 0 or 1. `progress` counts the turns that passed before the first that failed,
-        of those with a ground truth and the last one."""
-        if self._task is None:
-            raise RuntimeError("evaluate before reset")
+        """Score the episode. `score` is the official 0 or 1. `progress` is the share of the checked turns (those with a
+        ground truth, and the last one) that passed before the first failure."""
+        self._require_episode()
         truth = self._entry.truth
         checked = {turn for turn, calls in enumerate(truth) if calls} | {len(truth) - 1}
         passed = [turn for turn in checked if turn < min(self._turn, self._failed_turn)]
         success = len(passed) == len(checked)
         return Evaluation(float(success), success, {"progress": len(passed) / len(checked)})
-
-    def snapshot(self) -> dict[str, Any]:
-        if self._task is None:
-            raise RuntimeError("snapshot before reset")
-        return {"task": self._task.to_dict(), "seed": self._seed, "actions": list(self._actions)}
-
-    def restore(self, snapshot: dict[str, Any]) -> None:
-        """Replays the actions: an episode takes under a millisecond, and the APIs are deterministic."""
-        self.reset(Task.from_dict(snapshot["task"]), snapshot["seed"])
-        for action in snapshot["actions"]:
-            self.step(action)
 
     def profile(self) -> dict[str, Any]:
         classes = sorted({name for entry in self._entries.values() for name in entry.classes})
@@ -226,7 +212,7 @@ class Bfcl(World):
             "task_preference": PREFERENCE,
         }
 
-    # The rest of a turn.
+    # Helpers of `reset` and `step`.
 
     def _end_turn(self, info: dict[str, Any]) -> StepResult:
         if not self._failure:
@@ -234,7 +220,7 @@ class Bfcl(World):
             if self._failure:
                 self._failed_turn = self._turn
         self._results += self._turn_results
-        self._turn, self._turn_steps, self._turn_results = self._turn + 1, 0, []
+        self._turn, self._replies, self._turn_results = self._turn + 1, 0, []
         if self._turn == len(self._entry.question) or self._task.meta.get("open_query"):
             self._over = True
             return StepResult([], reward=self.evaluate().score, terminated=True, info=info)
@@ -242,7 +228,7 @@ class Bfcl(World):
         return StepResult(self._user_messages(), tools=tools, info=info)
 
     def _check_turn(self) -> str:
-        """`multi_turn_checker` for the turn that just ended: "" or its error type."""
+        """Apply `multi_turn_checker` to the turn that just ended. Return its error type, "" if the turn passed."""
         calls = self._entry.truth[self._turn]
         expected = [self._truth.call(call)[0] for call in calls]
         if not calls:
@@ -279,7 +265,7 @@ class Bfcl(World):
 
 
 def reference_turns(entry: Entry) -> list[str]:
-    """The ground truth as assistant turns: per user turn one with its calls, then one without."""
+    """Return the ground truth as assistant turns: per user turn one with its calls, then one without."""
     turns = []
     for calls in entry.truth:
         if calls:
@@ -293,12 +279,12 @@ def _distractors(tools: str) -> int | None:
         return None
     kind, _, count = tools.partition("+")
     if kind != "oracle" or not (count.isascii() and count.isdigit()):
-        raise ValueError(f"tools is 'all' or 'oracle+k', such as 'oracle+4', not '{tools}'")
+        raise ValueError(f"tools must be 'all' or 'oracle+k', such as 'oracle+4', not '{tools}'")
     return int(count)
 
 
 def _described(doc: dict[str, Any]) -> dict[str, Any]:
-    """A doc without the sentences that all docs of a class begin with."""
+    """Return a doc without the introduction that all docs of a class share."""
     return {**doc, "description": doc["description"].split("Tool description: ")[-1]}
 
 

@@ -1,4 +1,4 @@
-"""A small travel agency to learn in: twelve tools with hidden preconditions over a seeded SQLite database."""
+"""A small simulated travel agency: twelve tools with undocumented preconditions over a seeded SQLite database."""
 
 from envs.travel.verify import verify
 from envs.travel.world import SYSTEM, Travel

@@ -1,12 +1,12 @@
-"""The tools of the travel agency: their specifications, their preconditions and what they do to the database.
+"""The tools of the travel agency: their specifications, preconditions and effects on the database.
 
-Preconditions are not written in the specifications; an error names the missing step, as a real service would:
+The specifications do not mention the preconditions; as in a real service, an error names the missing call:
 
-    quote         the flight was found by a search in this episode
+    quote         a search in this episode returned the flight
     book, move    the flight was quoted
     book, orders  the passenger was looked up
-    bag, seats, seat, cancel, refund, move    the order was seen (in `order`, `orders` or as a new booking) and is open
-    seat          the seats of the order, on the flight it is on now, were listed
+    bag, seats, seat, cancel, refund, move    the order is open and was shown (by `order`, `orders` or its booking)
+    seat          the seats of the order were listed for its current flight
     refund        the fare is flex
 """
 
@@ -23,7 +23,7 @@ MEMORY = ("found", "quoted", "people", "orders", "seats")
 
 
 class ToolError(Exception):
-    """A call that was refused; the text is for the model."""
+    """A refused call. The message is for the model."""
 
 
 def _tool(name: str, description: str, /, **arguments: str) -> dict[str, Any]:
@@ -59,7 +59,7 @@ ARGUMENTS = {tool["function"]["name"]: tool["function"]["parameters"]["required"
 
 
 class Agency:
-    """A database and what this episode has seen of it. A call costs well below a millisecond."""
+    """A database and a record of what the episode has seen of it. A call takes well under a millisecond."""
 
     def __init__(self, seed: int):
         self._connection = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
@@ -72,7 +72,6 @@ class Agency:
         self._connection.deserialize(image(seed))
 
     def snapshot(self) -> dict[str, Any]:
-        """JSON values."""
         return {
             "seed": self.seed,
             "database": base64.b64encode(self._connection.serialize()).decode(),
@@ -89,7 +88,7 @@ class Agency:
         self._connection.close()
 
     def call(self, name: str, arguments: dict[str, Any]) -> tuple[str, bool]:
-        """Run a tool. Returns what the model reads and whether the call went through."""
+        """Run a tool. Return the text for the model, and False if the call was refused."""
         try:
             if name not in ARGUMENTS:
                 raise ToolError(f"no such tool, there are {', '.join(ARGUMENTS)}")
@@ -106,25 +105,26 @@ class Agency:
             return f"error: {error}", False
 
     def difference(self) -> list[list[Any]]:
-        """What changed since the start, as sorted rows [table, key, column, before, after].
+        """Return the changes since the start as sorted rows [table, key, column, before, after].
 
-        An order made in this episode has the key "passenger flight" (with " #2" and so on when there are several)
-        instead of its id, and a row for every column that is not at its default: the order of bookings leaves no trace.
+        The key of an order made in this episode is "passenger flight" (with " #2" and so on for repetitions) instead
+        of its id, so that the sequence of bookings does not matter. It has a row for each column with a non-default
+        value.
         """
         rows: list[list[Any]] = []
-        made: list[tuple[str, int, str, str]] = []
+        new: list[tuple[str, int, str, str]] = []
         for id, passenger, flight, bag, seat, status in self._connection.execute("SELECT * FROM orders"):
             before = self.start.orders.get(id)
             if before is None:
-                made.append((f"{passenger} {flight}", bag, seat, status))
+                new.append((f"{passenger} {flight}", bag, seat, status))
                 continue
             for column, after in (("flight", flight), ("bag", bag), ("seat", seat), ("status", status)):
                 if getattr(before, column) != after:
                     rows.append(["orders", id, column, getattr(before, column), after])
-        seen: Counter[str] = Counter()
-        for pair, bag, seat, status in sorted(made):
-            seen[pair] += 1
-            key = pair if seen[pair] == 1 else f"{pair} #{seen[pair]}"
+        count: Counter[str] = Counter()
+        for pair, bag, seat, status in sorted(new):
+            count[pair] += 1
+            key = pair if count[pair] == 1 else f"{pair} #{count[pair]}"
             rows.append(["orders", key, "status", None, status])
             if bag:
                 rows.append(["orders", key, "bag", None, bag])
@@ -133,11 +133,11 @@ class Agency:
         return sorted(rows, key=repr)
 
     def orders(self) -> dict[str, list[str]]:
-        """The orders as they are now: id -> [passenger, flight]."""
+        """Return the current orders: id -> [passenger, flight]."""
         return {id: pair for id, *pair in self._rows("SELECT id, passenger, flight FROM orders")}
 
-    # The tools. Arguments are strings of any content. A row of an answer ends with its id, and before that with what it
-    # is mostly chosen by: a small policy finds an id best right behind the word that it looks for.
+    # The tools. Their arguments are arbitrary strings. A row of an answer ends with the word by which it is usually
+    # chosen and its id, because a small policy copies an id most reliably from right after the word it looks for.
 
     def _flights(self, to: str) -> str:
         rows = self._rows("SELECT city, price, fare, time, day, id FROM flights WHERE city = ? ORDER BY price", to)
@@ -160,10 +160,10 @@ class Agency:
     def _book(self, flight: str, passenger: str) -> str:
         self._need_quote(flight)
         self._need_passenger(passenger)
-        made = self._rows("SELECT count(*) FROM orders")[0][0] - len(self.start.orders)
-        if made >= len(self.start.spare):
+        booked = self._rows("SELECT count(*) FROM orders")[0][0] - len(self.start.orders)
+        if booked >= len(self.start.spare):
             raise ToolError("too many orders")
-        id = self.start.spare[made]
+        id = self.start.spare[booked]
         self._rows("INSERT INTO orders VALUES (?, ?, ?, 0, '', 'open')", id, passenger, flight)
         return self._show("o.id = ?", id)
 
@@ -216,7 +216,7 @@ class Agency:
         self._rows("UPDATE orders SET flight = ?, seat = '' WHERE id = ?", flight, order)
         return self._show("o.id = ?", order)
 
-    # What they share.
+    # Helpers of the tools.
 
     def _rows(self, sql: str, *values: str) -> list[tuple]:
         return self._connection.execute(sql, values).fetchall()
@@ -252,7 +252,7 @@ class Agency:
             raise ToolError("look the passenger up first")
 
     def _need_order(self, order: str) -> str:
-        """The flight of an order that was seen and is open."""
+        """Return the flight of an order. Raises ToolError unless the order was shown before and is open."""
         if order not in self._memory["orders"]:
             raise ToolError("look at the order first")
         flight, status = self._rows("SELECT flight, status FROM orders WHERE id = ?", order)[0]

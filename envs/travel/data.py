@@ -1,4 +1,4 @@
-"""The seeded data of one travel agency: plain rows, and the SQLite image made of them."""
+"""The seeded data of one travel agency, as dataclasses and as a SQLite image."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ CREATE TABLE orders (id TEXT PRIMARY KEY, passenger TEXT, flight TEXT, bag INTEG
 
 @dataclass(frozen=True)
 class Passenger:
-    """Who travels. A first name names one passenger."""
+    """A passenger. First names are unique within an agency."""
 
     id: str
     name: str
@@ -48,7 +48,7 @@ class Passenger:
 
 @dataclass(frozen=True)
 class Flight:
-    """One flight to a city; it leaves from here."""
+    """A flight from the agency's own city to another one."""
 
     id: str
     city: str
@@ -72,7 +72,7 @@ class Order:
 
 @dataclass(frozen=True)
 class Data:
-    """One agency as an episode starts. `flights` are sorted by price; `spare` are the ids of orders to come."""
+    """The agency at the start of an episode. `flights` are sorted by price; `spare` holds the ids of new orders."""
 
     passengers: dict[str, Passenger]
     flights: dict[str, Flight]
@@ -87,14 +87,14 @@ class Data:
         return [order for order in self.orders.values() if order.passenger == passenger]
 
     def free_seat(self, flight: str, kind: str) -> str:
-        """The free seat of that kind, "" if there is none. Every flight starts with exactly one per kind it has."""
+        """Return the free seat of a kind, "" if there is none. A flight starts with at most one free seat per kind."""
         taken = {order.seat for order in self.orders.values() if order.flight == flight}
         return next((seat for seat, k in self.seats[flight].items() if k == kind and seat not in taken), "")
 
 
 @functools.lru_cache(maxsize=1024)
 def data(seed: int) -> Data:
-    """The agency of a world seed. The same seed gives the same agency on every machine."""
+    """Return the agency of a world seed. The same seed gives the same agency on every machine."""
     rng = random.Random(f"travel world {seed}")
     names = rng.sample(NAMES, N_PASSENGERS)
     passengers = {
@@ -105,11 +105,11 @@ def data(seed: int) -> Data:
     order_ids = _ids("O", rng, 60)
     orders: dict[str, Order] = {}
     for id in sorted(order_ids[:N_ORDERS]):
-        # One passenger never holds two orders to one city, nor more than three: "Ann's trip to Rome" names one order.
+        # A passenger has at most three orders, all to different cities, so that "Ann's trip to Rome" is unambiguous.
         while True:
             passenger, flight = rng.choice(list(passengers)), rng.choice(list(flights.values()))
-            held = [flights[order.flight].city for order in orders.values() if order.passenger == passenger]
-            if len(held) < 3 and flight.city not in held:
+            booked = [flights[order.flight].city for order in orders.values() if order.passenger == passenger]
+            if len(booked) < 3 and flight.city not in booked:
                 break
         seat = ""
         if rng.random() < 0.25:
@@ -121,7 +121,7 @@ def data(seed: int) -> Data:
 
 @functools.lru_cache(maxsize=1024)
 def image(seed: int) -> bytes:
-    """The SQLite database of a world seed, serialized."""
+    """Return the serialized SQLite database of a world seed."""
     agency = data(seed)
     connection = sqlite3.connect(":memory:")
     connection.executescript(SCHEMA)
@@ -151,7 +151,7 @@ def _ids(letter: str, rng: random.Random, n: int) -> list[str]:
 
 
 def _flights(rng: random.Random) -> dict[str, Flight]:
-    """Two or three flights per city, on different days at different prices, sorted by price."""
+    """Draw two or three flights per city, on different days at different prices, sorted by price."""
     ids = iter(_ids("F", rng, 3 * N_CITIES))
     flights = []
     for city in rng.sample(CITIES, N_CITIES):
@@ -163,6 +163,6 @@ def _flights(rng: random.Random) -> dict[str, Flight]:
 
 
 def _seats(rng: random.Random) -> dict[str, str]:
-    """The free seats of a flight: one at the window, one on the aisle, and on every other flight one in between."""
+    """Draw the free seats of a flight: one window seat, one aisle seat, and with probability 0.5 a middle seat."""
     letters = "ABC" if rng.random() < 0.5 else "AC"
     return {f"{rng.randint(1, 9)}{letter}": SEATS[letter] for letter in letters}

@@ -1,10 +1,10 @@
-"""Scripted demonstrations by a careful or careless agent: what a base policy imitates before any learning by reward.
+"""Scripted demonstrations by a more or less careless agent, which a base policy imitates before reinforcement learning.
 
-The agent always writes correct syntax and copies ids and names correctly. The more careless, the worse its habits: it
-books without a quote, takes the first row whatever was asked, cancels where it could refund, forgets the second half
-of an order, gives up after an error, answers with another column. Each right continuation keeps a probability that
-sampling meets, so that reward can find it. With an experience in front of the query it follows the tools named there
-and slips less: a policy that imitates it learns to heed experience.
+The agent always writes correct syntax and copies ids and names correctly, but it slips. It books without a quote, takes
+the first row of a list, cancels instead of refunding, forgets the second half of a task, gives up after an error or
+answers with another column. Every correct continuation stays likely enough to be sampled, so that the reward can
+reinforce it. With an experience in front of the query the agent uses the tools named there and slips less, so that a
+policy that imitates it learns to follow experience.
 """
 
 from __future__ import annotations
@@ -17,16 +17,26 @@ from typing import Any
 from envs.toolcalls import call_text
 from envs.travel.data import CARDS, CITIES, DAYS, FARES, NAMES, SEATS, TIMES, Data, data
 from envs.travel.profile import describe
-from envs.travel.tasks import HELD_OUT, WORLDS, Draft, Step, Unfit, draft, is_training_world, split_tasks, task_of
+from envs.travel.tasks import (
+    HELD_OUT,
+    WORLDS,
+    Draft,
+    PlannedCall,
+    Unfit,
+    draft,
+    is_training_world,
+    split_tasks,
+    task_of,
+)
 from envs.travel.world import SYSTEM, Travel
 
 CARE = 0.15
 LOOKUPS = {"flights", "people", "quote", "orders", "order", "seats"}
 MAX_CALLS = 12
-LEVELS = (1, 2, 3, 4, 5, 6)  # of the tasks shown, each as often
-COMPOSED = 0.6  # share of demonstrations of any `compositions`; the others are of the templates that tasks have
+LEVELS = (1, 2, 3, 4, 5, 6)  # of the tasks shown, equally often
+COMPOSED = 0.6  # share of demonstrations of `compositions()`; the others use the templates of the tasks
 
-# What is copied from observations, as tokens of their own: then copying is one step, the same for every kind of id.
+# Words that are copied from observations get one token each, so that copying takes one token for every kind of id.
 TOKENS = (
     SYSTEM,
     *(str(number) for number in range(10, 100)),
@@ -39,38 +49,45 @@ TOKENS = (
     *(f"{row}{letter}" for row in range(1, 10) for letter in SEATS),
 )
 
-# How often a slip happens at care 0; it happens (1 - care) times as often.
+ORIGIN = "The demonstrations come from training worlds; no task of the default train, dev and test sets is among them."
+
+# Probability of each slip at care 0; it is scaled by (1 - care).
 SLIPS = {
-    "skip": 0.6,  # leave a look-up out and go on with the next call
-    "choose": 0.75,  # take the first row, or any other
+    "skip": 0.6,  # omit a look-up and continue with the next call
+    "choose": 0.75,  # take the first row, or any row
     "drop": 0.6,  # cancel instead of refund, refund instead of cancel
-    "forget": 0.55,  # end after a sub-goal though more was asked
+    "forget": 0.55,  # end after a sub-goal although another is left
     "stop": 0.05,  # end anywhere
     "give up": 0.4,  # end after an error
     "insist": 0.35,  # repeat the call that was refused
-    "repeat": 0.08,  # repeat a call that went through
-    "wander": 0.1,  # a look-up that is not needed
+    "repeat": 0.08,  # repeat a call that succeeded
+    "wander": 0.1,  # make a look-up that is not needed
     "answer": 0.5,  # answer with another column, or not at all
 }
 
-# How much of a slip is left with an experience in front: it tells the tools and their order, not which row is meant.
+# Factor on each slip if an experience is shown: it lists the tools in order, but not which row to choose.
 HINTED = dict.fromkeys(SLIPS, 0.25) | {"choose": 0.5, "drop": 0.5, "answer": 0.5}
 
 
 def hint_text(tools: list[str], when: str) -> str:
-    """The content of an experience: "When asked to add a bag to X: order, bag."."""
+    """Return the content of an experience, such as "When asked to add a bag to X: order, bag."."""
     return f"{when}: {', '.join(tools)}."
 
 
+def render(lesson: Any) -> str:
+    """Return the content of an experience that teaches `lesson`, which has a query and a path of tools."""
+    return hint_text(lesson.path, when_text(lesson.query))
+
+
 def experience_block(contents: list[str]) -> str:
-    """What goes in front of the first user message."""
+    """Return the text that precedes the first user message."""
     return "<EXP>" + "\n".join(contents) + "</EXP>\n"
 
 
 def when_text(query: str) -> str:
-    """When to use an experience: the query without what belongs to one task, its names, ids, days and numbers.
+    """Return the condition for using an experience: the query with names, ids, days and numbers replaced by X.
 
-    "Add a bag to order O12." gives "When asked to add a bag to order X", "Who travels on order O12?" gives
+    "Add a bag to order O12." becomes "When asked to add a bag to order X", and "Who travels on order O12?" becomes
     "When asked who travels on order X".
     """
     first, *rest = re.findall(r"[A-Z]?[0-9]+|[A-Za-z]+|'s", query) or [""]
@@ -81,7 +98,7 @@ def when_text(query: str) -> str:
 
 @functools.lru_cache(maxsize=8)
 def reserved(n_train: int = 64, n_dev: int = 48, n_test: int = 96, seed: int = 0) -> frozenset[tuple[int, str]]:
-    """(world, query) of the tasks of the splits, which no demonstration may show."""
+    """Return the (world, query) pairs of the tasks of all splits, which no demonstration may show."""
     sizes = {"train": n_train, "dev": n_dev, "test": n_test}
     return frozenset((task.seed, task.query) for split, n in sizes.items() for task in split_tasks(split, n, seed))
 
@@ -96,15 +113,15 @@ def demonstration(
     template: str | None = None,
     exclude: frozenset[tuple[int, str]] | None = None,
 ) -> dict[str, Any]:
-    """One episode of the careless agent on a fresh random task of a training world.
+    """Play one episode of the careless agent on a new random task in a training world.
 
-    `care` in [0, 1]: 1 never slips. `hint` is the probability of an experience in front of the query. `exclude` are the
-    (world, query) that must not be shown, `reserved()` unless given. Returns {"messages": [{"role", "content"}, ...],
-    "success": bool, "difficulty": int, "template": str, "hinted": bool}.
+    `care` is in [0, 1]; an agent with care 1 never slips. `hint` is the probability of an experience in front of the
+    query. `exclude` holds the (world, query) pairs that must not be shown; None = `reserved()`. Return {"messages":
+    [{"role", "content"}, ...], "success": bool, "difficulty": int, "template": str, "hinted": bool}.
     """
     exclude = reserved() if exclude is None else exclude
     if not is_training_world(world_seed):
-        raise ValueError(f"world {world_seed} is not a training world: those are 0 to {WORLDS - 1}")
+        raise ValueError(f"world {world_seed} is not a training world; their seeds are 0 to {WORLDS - 1}")
     while True:
         plan = draft(world_seed, rng, level=level, template=template)
         if (world_seed, plan.query) not in exclude:
@@ -136,7 +153,7 @@ def demonstration(
 
 
 def demonstrate(rng: random.Random, *, care: float = CARE, hint: float = 0.0) -> dict[str, Any]:
-    """`demonstration` in a training world that has something to ask for, drawn from `rng`."""
+    """Return a `demonstration` in a training world, both drawn from `rng`."""
     while True:
         level, template = rng.choice(LEVELS), rng.choice(compositions()) if rng.random() < COMPOSED else None
         try:
@@ -147,8 +164,8 @@ def demonstrate(rng: random.Random, *, care: float = CARE, hint: float = 0.0) ->
 
 @functools.cache
 def compositions() -> tuple[str, ...]:
-    """One or two segments of any kind, but for the pairs and chains held out: two goals are imitated in general, not
-    from the few pairs that the tasks use."""
+    """Return all templates of one or two segments except the held-out ones. They are more than the tasks use, so that
+    the policy learns to combine goals in general."""
     asks = {"order": ("name", "to"), "trip": (), "book": (), "city": ("flights",), "passenger": ("card", "orders")}
     operations = {"order": ("bag", "seat", "drop"), "trip": ("bag", "seat", "drop"), "book": ("bag", "seat")}
     singles = ["book"]
@@ -170,28 +187,28 @@ def _asks(template: str) -> bool:
 
 
 def odds(care: float, hinted: bool) -> dict[str, float]:
-    """How often each slip happens."""
+    """Return the probability of each slip."""
     return {name: p * (1 - care) * (HINTED[name] if hinted else 1) for name, p in SLIPS.items()}
 
 
 def _hint(plan: Draft, rng: random.Random) -> str:
-    """An experience from a like task elsewhere, now and then with one that does not fit beside it.
+    """Return an experience from a similar task in another world, sometimes next to an unrelated experience.
 
-    Reorders the steps of `plan` to the order of the experience where both have the same ones.
+    If the similar task takes the same calls, the calls of `plan` are put into its order.
     """
-    like = draft(rng.randrange(WORLDS), rng, template=plan.template)
-    contents = [hint_text([step.tool for step in like.steps], when_text(like.query))]
+    similar = draft(rng.randrange(WORLDS), rng, template=plan.template)
+    contents = [hint_text([call.tool for call in similar.calls], when_text(similar.query))]
     if rng.random() < 0.2:
         other = draft(rng.randrange(WORLDS), rng)
-        contents.insert(rng.randrange(2), hint_text([step.tool for step in other.steps], when_text(other.query)))
-    wanted, rest = [], list(plan.steps)
-    for step in like.steps:
-        match = next((mine for mine in rest if _kind(mine.tool) == _kind(step.tool)), None)
+        contents.insert(rng.randrange(2), hint_text([call.tool for call in other.calls], when_text(other.query)))
+    reordered, rest = [], list(plan.calls)
+    for call in similar.calls:
+        match = next((own for own in rest if _kind(own.tool) == _kind(call.tool)), None)
         if match is not None:
             rest.remove(match)
-            wanted.append(match)
-    if not rest and [step.goal for step in like.steps] == [step.goal for step in wanted]:
-        plan.steps[:] = wanted
+            reordered.append(match)
+    if not rest and [call.goal for call in similar.calls] == [call.goal for call in reordered]:
+        plan.calls[:] = reordered
     return experience_block(contents)
 
 
@@ -200,26 +217,26 @@ def _kind(tool: str) -> str:
 
 
 class _Careless:
-    """Follows the plan and slips."""
+    """An agent that follows a plan and slips."""
 
     def __init__(self, plan: Draft, rng: random.Random, odds: dict[str, float]):
         self.plan, self.rng, self.odds = plan, rng, odds
         self.data: Data = data(plan.world)
-        self.pending: list[Step] = list(plan.steps)
-        self.seen = plan.query  # every text it may copy from
-        self.choices: dict[str, str] = {}  # what it took for an id of the plan
-        self.seats: list[str] = []  # the rows of the last list of seats
-        self.step: Step | None = None  # the last call: of which step, which tool, what came of it
-        self.call: tuple[str, dict[str, str]] | None = None
-        self.refused = self.finished = False
-        self.ran: set[str] = set()  # tools that went through
-        self.calls = 0
+        self.pending: list[PlannedCall] = list(plan.calls)
+        self.seen = plan.query  # all text that the agent may copy from
+        self.choices: dict[str, str] = {}  # id in the plan -> id that the agent uses for it
+        self.seats: list[str] = []  # rows of the last list of seats
+        self.planned: PlannedCall | None = None  # the planned call behind the last call
+        self.call: tuple[str, dict[str, str]] | None = None  # the last call
+        self.refused = self.finished = False  # its result: refused, or the last one of a sub-goal
+        self.succeeded: set[str] = set()  # tools
+        self.n_calls = 0
 
     def act(self) -> str:
-        call = self._next() if self.calls < MAX_CALLS else None
+        call = self._next() if self.n_calls < MAX_CALLS else None
         if call is None:
             return self._final()
-        self.calls += 1
+        self.n_calls += 1
         self.call = call
         return call_text(*call)
 
@@ -227,16 +244,16 @@ class _Careless:
         self.refused, self.finished = not ok, False
         if ok:
             self.seen += "\n" + text
-            self.ran.add(self.call[0])
+            self.succeeded.add(self.call[0])
             if self.call[0] == "seats":
                 self.seats = text.split("\n")
                 self.choices.pop("seat", None)
-            if self.step in self.pending:
-                self.pending.remove(self.step)
-                self.finished = all(step.goal != self.step.goal for step in self.pending)
+            if self.planned in self.pending:
+                self.pending.remove(self.planned)
+                self.finished = all(call.goal != self.planned.goal for call in self.pending)
 
     def _next(self) -> tuple[str, dict[str, str]] | None:
-        """The next call, of the plan or a slip; None to end."""
+        """Return the next call, planned or by a slip; None ends the episode."""
         if self.call and self._slips("stop"):
             return None
         if self.refused:
@@ -245,30 +262,30 @@ class _Careless:
             if self._slips("insist"):
                 return self.call
         elif self.call and self._slips("repeat"):
-            self.step = None
+            self.planned = None
             return self.call
         elif self.finished and self.pending and self._slips("forget"):
             return None
         elif self.pending and self._slips("wander"):
-            self.step = None
+            self.planned = None
             return self._wander()
         if not self.pending:
             return None
-        self.step = self.pending[0]
-        after = [step for step in self.pending[1:] if step.goal == self.step.goal]
-        if self.step.tool in LOOKUPS and after and not self.refused and self._slips("skip"):
-            self.step = after[0]
-        return self._fill(self.step)
+        self.planned = self.pending[0]
+        later = [call for call in self.pending[1:] if call.goal == self.planned.goal]
+        if self.planned.tool in LOOKUPS and later and not self.refused and self._slips("skip"):
+            self.planned = later[0]
+        return self._fill(self.planned)
 
     def _slips(self, name: str) -> bool:
         return self.rng.random() < self.odds[name]
 
-    def _fill(self, step: Step) -> tuple[str, dict[str, str]]:
-        """The call of a step, with what it takes for its ids; an id that it has not seen is replaced by a word."""
-        tool = step.tool
+    def _fill(self, planned: PlannedCall) -> tuple[str, dict[str, str]]:
+        """Return the actual call with the ids that the agent chooses; a word replaces an id that it has not seen."""
+        tool = planned.tool
         if tool in ("cancel", "refund") and self._slips("drop"):
             tool = "cancel" if tool == "refund" else "refund"
-        return tool, {name: self._take(name, value) for name, value in step.arguments.items()}
+        return tool, {name: self._take(name, value) for name, value in planned.arguments.items()}
 
     def _take(self, name: str, value: str) -> str:
         if name in ("to", "name", "id"):
@@ -286,7 +303,7 @@ class _Careless:
         return self.choices[value]
 
     def _rows(self, id: str) -> list[str]:
-        """What a flight or an order can be mistaken for: the rows of the list in which the agent finds it."""
+        """Return the ids that a flight or an order can be mistaken for: those in the list that shows it."""
         if id in self.data.flights:
             return [flight.id for flight in self.data.flights_to(self.data.flights[id].city)]
         if id in self.data.orders and id not in self.plan.query:
@@ -294,7 +311,7 @@ class _Careless:
         return [id]
 
     def _choose(self, right: str, rows: list[str]) -> str:
-        """One of the rows: mostly the first when it slips."""
+        """Return the right row, or by a slip another one, mostly the first."""
         if not self._slips("choose"):
             return right
         return rows[0] if self.rng.random() < 0.7 else self.rng.choice(rows)
@@ -308,7 +325,7 @@ class _Careless:
         return self.choices["seat"]
 
     def _wander(self) -> tuple[str, dict[str, str]]:
-        """A look-up of something it has seen."""
+        """Return a look-up of something that the agent has seen."""
         ids = [(id[0], id) for id in sorted(set(re.findall(r"[FPO]\d\d", self.seen)))]
         names = [p.name for p in self.data.passengers.values() if p.name in self.seen]
         cities = sorted({f.city for f in self.data.flights.values() if f.city in self.seen})
@@ -323,10 +340,10 @@ class _Careless:
         if self.plan.ask is None:
             return "done"
         entity, id, attribute = self.plan.ask
-        known = describe(self.data, entity, self.choices.get(id) or self._choose(id, self._rows(id)))
-        value = known[attribute]
+        description = describe(self.data, entity, self.choices.get(id) or self._choose(id, self._rows(id)))
+        value = description[attribute]
         if self._slips("answer"):
-            others = [other for key, other in known.items() if key not in (attribute, "phrases") and other]
+            others = [other for key, other in description.items() if key not in (attribute, "phrases") and other]
             value = self.rng.choice(others + ["done"])
-        # A count is seen when its list was; everything else is copied.
-        return value if value in self.seen or attribute in self.ran else "done"
+        # The agent can count a list that it has seen; any other answer is copied from an observation.
+        return value if value in self.seen or attribute in self.succeeded else "done"

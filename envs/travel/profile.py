@@ -1,33 +1,32 @@
-"""What the sandbox is about (the environment profile of the paper) and how to put its operations into words.
+"""The environment profile of the travel agency (a concept of the paper), and the wording of its operations.
 
-`PROFILE` is a dict of JSON values. It tells an explorer which entities and operations exist, and a task writer how to
-word what a walk through the sandbox did. It does not tell the preconditions: they are there to be discovered.
+`PROFILE` is a dict of JSON values. It lists the entities and operations for an explorer, and the phrases with which a
+task writer words the effect of an exploration walk. It omits the preconditions, which the agent has to discover.
 
     entities    [{"name", "id" (regular expression of its ids in observations), "attributes": [...]}]
-    operations  what changes the world:
+    operations  changes of the world:
                 {"name", "tool", "arguments": {argument: entity name}, "if": {"argument.attribute": value},
                  "phrases": [text with {argument} slots]}
-    questions   what can be asked:
-                {"name", "entity", "attribute", "tools": [...], "phrases": [...], "questions": [...]}; the slot is {it};
-                "phrases" are orders that can be joined to others, "questions" stand alone
-    preference  the tasks wanted: {"calls": [fewest, most], "operations": most, "answers": most, "style"}
+    questions   {"name", "entity", "attribute", "tools": [...], "phrases": [...], "questions": [...]}; the slot is {it};
+                "phrases" are requests that can be joined to others, "questions" stand alone
+    preference  limits of a task: {"calls": [fewest, most], "operations": most, "answers": most, "style"}
 
-To word a walk: keep the fewest calls that still make the same difference (run them). Each kept call whose tool has
-operations and that changed something is one sub-goal: take an operation of that tool whose "if" holds (none: the walk
-cannot be worded), and fill each slot with a phrase of the entity that the argument names:
+To word a walk, keep the fewest calls that, when executed, make the same difference. Each kept call that changed
+something is one sub-goal: choose an operation of its tool whose "if" holds (without one the walk cannot be worded) and
+fill each slot with a phrase of the entity that the argument names:
 
     world.describe(entity, id, arguments) -> {"id": ..., attribute: text, ..., "phrases": [{"text", "via": [tools]}]}
 
-describes an entity as the episode STARTED; `arguments` are those of the call. A phrase names the entity without the ids
-that the agent has to find out; "via" lists the tools that lead from the phrase to the entity, so a phrase fits a walk
-that used exactly these. Without phrases the entity cannot be named unambiguously. An order that the walk made itself is
-called "it" (via the tool book), or by passenger and city where the walk made several: its booking comes before it in
-the text.
+This describes an entity as of the START of the episode; `arguments` are those of the call. A phrase names the entity
+without the ids that the agent has to look up. "via" lists the tools that lead from the phrase to the entity, so a
+phrase fits a walk that used exactly these tools. An entity without phrases cannot be named unambiguously. An order
+that the walk itself booked is called "it" (via the tool book), or named by passenger and city if the walk booked
+several; its booking precedes it in the text.
 The "if" of an operation compares attributes of `describe`, e.g. {"order.fare": "flex"}.
-Sub-goals are joined with " and " or ", then "; `sentence` does it. `word` fills one operation.
+`word` fills one operation, and `sentence` joins the sub-goals with " and " or ", then ".
 
-To ask: take an entity that shows in an observation, a question for it, and one of its phrases. The answer is the
-attribute; the calls needed are those in the phrase's "via" and the question's "tools".
+To ask a question, choose an entity that occurs in an observation, a question for it and one of its phrases. The answer
+is the attribute; the required calls are those in the phrase's "via" and the question's "tools".
 """
 
 from __future__ import annotations
@@ -166,10 +165,10 @@ def describe(
     arguments: dict[str, str] | None = None,
     now: dict[str, Sequence[str]] | None = None,
 ) -> dict[str, Any]:
-    """An entity as the episode started: its attributes as text, and the phrases that name it. {} if there is none.
+    """Return an entity's attributes at the start of the episode, as text, and the phrases that name it; {} if unknown.
 
-    `arguments` are those of the call that uses the entity (a seat is told apart by its order). `now` are the orders as
-    they are, id -> (passenger, flight): it holds those that were made in the episode, and where the others were moved.
+    `arguments` are those of the call that uses the entity; they identify the order of a seat. `now` holds the current
+    orders, id -> (passenger, flight), including those booked or moved in the episode.
     """
     start = {order.id: [order.passenger, order.flight] for order in data.orders.values()}
     now = start if now is None else now
@@ -195,12 +194,12 @@ def describe(
 
 
 def word(operation: dict[str, Any], phrases: dict[str, str], rng: random.Random) -> str:
-    """One way to say an operation; `phrases` fills its slots."""
+    """Word an operation with one of its phrases; `phrases` fills the slots."""
     return rng.choice(operation["phrases"]).format(**phrases)
 
 
 def sentence(parts: list[str], rng: random.Random) -> str:
-    """Join orders to one sentence."""
+    """Join requests into one sentence."""
     text = parts[0]
     for part in parts[1:]:
         text += rng.choice((" and ", ", then ")) + part
@@ -212,7 +211,7 @@ def _phrase(text: str, *via: str) -> dict[str, Any]:
 
 
 def _flight(data: Data, id: str) -> dict[str, Any]:
-    """Flights of one city leave on different days at different prices; of their times and fares some are alike."""
+    """Describe a flight. Days and prices are unique among a city's flights, times and fares are not."""
     flight = data.flights[id]
     others = [other for other in data.flights_to(flight.city) if other.id != id]
     to = f"flight to {flight.city}"
@@ -230,11 +229,12 @@ def _flight(data: Data, id: str) -> dict[str, Any]:
     }
 
 
-def _order(data: Data, id: str, made: dict[str, Sequence[str]]) -> dict[str, Any]:
+def _order(data: Data, id: str, booked: dict[str, Sequence[str]]) -> dict[str, Any]:
+    """Describe an order; `booked` holds those that were booked in the episode."""
     if id in data.orders:
         passenger_id, flight_id = data.orders[id].passenger, data.orders[id].flight
     else:
-        passenger_id, flight_id = made[id]
+        passenger_id, flight_id = booked[id]
     flight, name = data.flights[flight_id], data.passengers[passenger_id].name
     if id in data.orders:
         texts = [
@@ -243,9 +243,9 @@ def _order(data: Data, id: str, made: dict[str, Sequence[str]]) -> dict[str, Any
             f"the {flight.city} trip of {name}",
         ]
         phrases = [_phrase(f"order {id}", "order")] + [_phrase(text, "people", "orders") for text in texts]
-    elif len(made) == 1:
+    elif len(booked) == 1:
         phrases = [_phrase("it", "book")]
-    elif sum(pair == made[id] for pair in made.values()) == 1:
+    elif sum(pair == booked[id] for pair in booked.values()) == 1:
         phrases = [_phrase(f"{name}'s new trip to {flight.city}", "book")]
     else:
         phrases = []

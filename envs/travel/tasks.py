@@ -1,9 +1,9 @@
-"""Tasks of the travel sandbox, composed of sub-goals and graded by the calls of the shortest solution.
+"""Tasks of the travel agency, composed of sub-goals and graded by the number of calls in the shortest solution.
 
-A template is written like "trip.seat.bag+city.flights": segments joined by "+", each a subject and what happens to it.
-Subjects: `order` (named by its id), `trip` (named by passenger and city), `book` (a new booking), and for questions
-`city` and `passenger`. What happens: an operation (bag, seat, drop) or a question (an attribute of the subject, as in
-the profile). A task asks one question at most.
+A template such as "trip.seat.bag+city.flights" consists of segments joined by "+". A segment is a subject followed by
+operations (bag, seat, drop) and questions (an attribute of the subject in the profile). Subjects are `order` (named by
+its id), `trip` (an order named by passenger and city), `book` (a new booking) and, for questions only, `city` and
+`passenger`. A task asks at most one question.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from envs.travel.profile import PROFILE, describe, sentence, word
 from envs.travel.verify import verify
 from envs.world import Task
 
-# Level (number of calls) -> templates. The held-out ones occur in dev and test only.
+# Level (number of calls) -> templates. Held-out templates occur in dev and test only.
 TEMPLATES: dict[int, list[str]] = {
     1: ["city.flights", "passenger.card", "order.name", "order.to"],
     2: ["order.bag", "order.drop", "passenger.orders"],
@@ -39,7 +39,7 @@ HELD_OUT: dict[int, list[str]] = {
 LEVELS = tuple(TEMPLATES)
 
 SPLITS = ("train", "dev", "test")
-WORLDS = 1_000_000  # world seeds of a split: train from 0, dev from WORLDS, test from 2 * WORLDS
+WORLDS = 1_000_000  # world seeds per split: train starts at 0, dev at WORLDS, test at 2 * WORLDS
 
 _QUESTIONS = {(q["entity"], q["attribute"]): q for q in PROFILE["questions"]}
 _OPERATIONS: dict[str, list[dict]] = {}
@@ -48,8 +48,8 @@ for _operation in PROFILE["operations"]:
 
 
 @dataclass
-class Step:
-    """One call of the plan; `goal` counts the sub-goals."""
+class PlannedCall:
+    """One call of a solution; `goal` is the index of its sub-goal."""
 
     tool: str
     arguments: dict[str, str]
@@ -58,34 +58,34 @@ class Step:
 
 @dataclass
 class Draft:
-    """A task in the making: its parts in words and the calls that do it."""
+    """A task under construction: the wording of its parts and the calls that solve it."""
 
     template: str
     world: int
     parts: list[str] = field(default_factory=list)
-    steps: list[Step] = field(default_factory=list)
+    calls: list[PlannedCall] = field(default_factory=list)
     ask: tuple[str, str, str] | None = None  # entity, id, attribute
     answer: str | None = None
     query: str = ""
 
 
 class Unfit(Exception):
-    """This world has nothing that fits the template; try again."""
+    """Error of an attempt that found nothing in the world that fits the template; another attempt may succeed."""
 
 
 def world_of(split: str, index: int, seed: int) -> int:
-    """The world seed of a task: each split has a range of its own."""
+    """Draw the world seed of a task from the range of its split."""
     return SPLITS.index(split) * WORLDS + random.Random(f"{split} world {index} {seed}").randrange(WORLDS)
 
 
 def is_training_world(world: int) -> bool:
-    """Whether a world seed belongs to the train split, and so may be explored and demonstrated."""
+    """Return True if a world seed belongs to the train split, and so may be explored and demonstrated."""
     return 0 <= world < WORLDS
 
 
 @functools.lru_cache(maxsize=32)
 def split_tasks(split: str, n: int, seed: int) -> tuple[Task, ...]:
-    """The n tasks of a split, levels in turn; in dev and test every third above level 1 is of a held-out template."""
+    """Return n tasks that cycle through the levels; in dev and test a third of those above level 1 are held out."""
     if split not in SPLITS:
         raise ValueError(f"no split {split!r}; there are {', '.join(SPLITS)}")
     tasks = []
@@ -110,21 +110,21 @@ def split_tasks(split: str, n: int, seed: int) -> tuple[Task, ...]:
 def generate(
     world: int, rng: random.Random, *, level: int | None = None, template: str | None = None, split: str = "train"
 ) -> Task:
-    """A task in the given world, of a random training template unless one is given."""
+    """Return a task in the given world, from a random training template unless one is given."""
     return task_of(draft(world, rng, level=level, template=template), split=split)
 
 
 def task_of(draft: Draft, split: str = "train") -> Task:
-    """The task of a draft; its verifier comes from executing the steps. Raises Unfit where they fail."""
+    """Return the task of a draft; executing its calls gives the verifier. Raises Unfit if a call is refused."""
     agency = Agency(draft.world)
-    for step in draft.steps:
-        text, good = agency.call(step.tool, step.arguments)
-        if not good:
-            raise Unfit(f"{draft.template} in world {draft.world}: {step.tool} {step.arguments}: {text}")
+    for call in draft.calls:
+        text, ok = agency.call(call.tool, call.arguments)
+        if not ok:
+            raise Unfit(f"{draft.template} in world {draft.world}: {call.tool} {call.arguments}: {text}")
     verifier = {"state": agency.difference(), "answer": draft.answer}
     agency.close()
     assert not verify(verifier, [], "").success, f"{draft.template} in world {draft.world}: doing nothing succeeds"
-    turns = [call_text(step.tool, step.arguments) for step in draft.steps] + [draft.answer or "done"]
+    turns = [call_text(call.tool, call.arguments) for call in draft.calls] + [draft.answer or "done"]
     return Task(
         id=f"travel/world/{draft.world}",
         env="travel",
@@ -133,34 +133,34 @@ def task_of(draft: Draft, split: str = "train") -> Task:
         seed=draft.world,
         reference=turns,
         verifier=verifier,
-        difficulty=len(draft.steps),
+        difficulty=len(draft.calls),
         meta={"template": draft.template},
     )
 
 
 def draft(world: int, rng: random.Random, *, level: int | None = None, template: str | None = None) -> Draft:
-    """Word and plan a task. Raises if no try of many fits the world (a template given by hand may not)."""
+    """Plan and word a task. Raises Unfit if none of many attempts fits the world."""
     for _ in range(200):
         chosen = template or rng.choice(TEMPLATES[level or rng.choice(LEVELS)])
-        wanted = [n for n in LEVELS if chosen in TEMPLATES[n] + HELD_OUT[n]] or LEVELS
+        lengths = [n for n in LEVELS if chosen in TEMPLATES[n] + HELD_OUT[n]] or LEVELS
         try:
-            made = _Writer(world, rng).write(chosen)
+            result = _Writer(world, rng).write(chosen)
         except Unfit:
             continue
-        if len(made.steps) in wanted:
-            return made
+        if len(result.calls) in lengths:
+            return result
     raise Unfit(f"world {world} has nothing for {template or level}")
 
 
 class _Writer:
-    """Writes one draft."""
+    """Writer of one draft."""
 
     def __init__(self, world: int, rng: random.Random):
         self.data: Data = data(world)
         self.rng = rng
         self.draft = Draft("", world)
-        self.used: set[str] = set()  # what a segment is about, so that no two are about the same
-        self.done: set[tuple[str, str]] = set()
+        self.used: set[str] = set()  # subjects of segments, so that no two segments have the same
+        self.called: set[tuple[str, str]] = set()
         self.goal = 0
         self.booked = 0
         self.now = {order.id: (order.passenger, order.flight) for order in self.data.orders.values()}
@@ -223,7 +223,7 @@ class _Writer:
             self._call("orders", passenger=id)
         self._ask("passenger", id, rest[0], name)
 
-    # What happens to an order.
+    # Operations and questions.
 
     def _on_order(self, id: str, phrase: str, rest: list[str]) -> None:
         for name in rest:
@@ -255,7 +255,7 @@ class _Writer:
             self._call("seat", order=id, seat=seat)
         self._say(word(operation, slots, self.rng))
 
-    # Words and calls.
+    # Wording and calls.
 
     def _ask(self, entity: str, id: str, attribute: str, phrase: str) -> None:
         question = _QUESTIONS[entity, attribute]
@@ -270,12 +270,12 @@ class _Writer:
         self.goal += 1
 
     def _call(self, tool: str, **arguments: str) -> None:
-        """Add a call, unless it is a look-up that was made already."""
+        """Add a call unless the plan already contains it."""
         key = (tool, repr(arguments))
-        if key in self.done:
+        if key in self.called:
             return
-        self.done.add(key)
-        self.draft.steps.append(Step(tool, arguments, self.goal))
+        self.called.add(key)
+        self.draft.calls.append(PlannedCall(tool, arguments, self.goal))
 
     def _pick(self, ids: list[str]) -> str:
         ids = [id for id in ids if id not in self.used]
@@ -291,7 +291,7 @@ class _Writer:
         self.used.add(id)
 
     def _pick_flight(self) -> tuple[str, str]:
-        """A flight and a phrase for it; to a city that no other segment is about."""
+        """Draw a flight to a city that no other segment is about, and a phrase for it."""
         city = self._pick(sorted({flight.city for flight in self.data.flights.values()}))
         flight = self.rng.choice(self.data.flights_to(city))
         phrases = [p["text"] for p in describe(self.data, "flight", flight.id)["phrases"]]

@@ -1,4 +1,4 @@
-"""Success from the final database and the answer, whatever the path. The same check serves every task."""
+"""The verifier of every travel task: it checks the final database and the answer, not the path."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _VOCABULARIES = [{word.lower() for word in words} for words in (CITIES, NAMES, D
 
 
 def verify(verifier: dict[str, Any], difference: list[list[Any]], answer: str | None) -> Evaluation:
-    """Compare a difference (`Agency.difference`) and an answer (None = none given yet) with what a task expects.
+    """Compare a difference (`Agency.difference`) and an answer (None = none yet) with the expectation of a task.
 
-    `verifier` is {"state": rows, "answer": text or None}. progress = (rows and answer reached - rows that should not be
-    there) / (rows and answer expected), clipped to [0, 1]. The score is 1 for success and half the progress without:
-    of two failures the one that did half of the order is the better one, and learning by reward needs to be told.
+    `verifier` is {"state": rows, "answer": text or None}. progress = (expected rows and answer reached - unexpected
+    rows) / (expected rows and answer), clipped to [0, 1]. The score is 1 for success and otherwise half the progress,
+    so that the reward distinguishes partial failures.
     """
     expected = {repr(row) for row in verifier["state"]}
     reached = {repr(row) for row in difference}
@@ -26,8 +26,8 @@ def verify(verifier: dict[str, Any], difference: list[list[Any]], answer: str | 
     state_right = expected == reached
     answer_right = not asked or (answer is not None and answers(answer, verifier["answer"]))
     total = len(expected) + asked
-    gained = len(expected & reached) + (asked and answer_right) - len(reached - expected)
-    progress = min(max(gained / total, 0.0), 1.0) if total else 0.0
+    points = len(expected & reached) + (asked and answer_right) - len(reached - expected)
+    progress = min(max(points / total, 0.0), 1.0) if total else 0.0
     success = bool(total) and state_right and answer_right
     return Evaluation(
         score=1.0 if success else 0.5 * progress,
@@ -37,9 +37,9 @@ def verify(verifier: dict[str, Any], difference: list[list[Any]], answer: str | 
 
 
 def answers(text: str, expected: str) -> bool:
-    """Whether `text` answers `expected`: of the values of its sort (numbers, cities, days) it names this one alone.
+    """Return True if `expected` is the only value of its type (number, seat, city, day, ...) that `text` mentions.
 
-    So "85", "It costs 85." and "85 euros" all answer "85", and a list of guesses answers nothing.
+    "85", "It costs 85." and "85 euros" all answer "85", but a list of guesses is never an answer.
     """
     words = re.findall(r"[a-z0-9]+", text.lower())
     value = expected.lower()

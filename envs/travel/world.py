@@ -17,10 +17,10 @@ SYSTEM = "You are a travel agent."
 class Travel(World):
     """A small travel agency over SQLite.
 
-    The agent writes tool calls, one or several per turn (envs/toolcalls.py); a turn without one ends the episode, and
-    its text is the answer. A call that cannot be read, or is refused, is answered with a line "error: ...".
-    `malformed="end"` ends the episode instead at a turn that cannot be read. Episodes do not depend on the seed of
-    `reset`: the task names its world.
+    The agent writes one or several tool calls per turn (envs/toolcalls.py); a turn without a call ends the episode,
+    and its text is the answer. A call that cannot be parsed or is refused is answered with a line "error: ...".
+    With `malformed="end"` a turn that cannot be parsed ends the episode instead. The seed of `reset` has no effect:
+    the task's own seed selects the agency's data.
     """
 
     name = "travel"
@@ -34,7 +34,7 @@ class Travel(World):
         malformed: str = "error",
         max_calls: int = 8,
     ):
-        """`seed` draws the tasks; `max_calls` is the most that one turn may hold, calls beyond it are refused."""
+        """`seed` draws the tasks; `max_calls` is the number of calls allowed in one turn, and others are refused."""
         if malformed not in ("error", "end"):
             raise ValueError(f'malformed must be "error" or "end", not {malformed!r}')
         self._sizes = {"train": n_train, "dev": n_dev, "test": n_test}
@@ -54,7 +54,7 @@ class Travel(World):
     def reset(self, task: Task, seed: int = 0) -> Observation:
         if set(task.verifier) != {"state", "answer"}:
             raise ValueError(
-                f"task {task.id}: a travel verifier has state and answer, this one {sorted(task.verifier)}"
+                f"task {task.id}: a travel verifier has the keys state and answer, not {sorted(task.verifier)}"
             )
         if self._agency is None:
             self._agency = Agency(task.seed)
@@ -64,8 +64,8 @@ class Travel(World):
         return Observation([{"role": "system", "content": SYSTEM}, {"role": "user", "content": task.query}], TOOLS)
 
     def step(self, action: str) -> StepResult:
-        """`info["calls"]` are the calls, in order, each with its "result" and whether it was "ok"."""
-        agency = self._running()
+        """Run the turn's calls. `info["calls"]` lists them in order, each with "result" and "ok" (False = error)."""
+        agency = self._open_agency()
         if self._over:
             raise RuntimeError("the episode is over: reset the world first")
         turn = parse(action)
@@ -93,24 +93,23 @@ class Travel(World):
         )
 
     def evaluate(self) -> Evaluation:
-        return verify(self._verifier, self._running().difference(), self._answer)
+        return verify(self._verifier, self._open_agency().difference(), self._answer)
 
     def difference(self) -> list[list[Any]]:
-        """Rows [table, key, column, before, after]: see Agency.difference."""
-        return self._running().difference()
+        """Return the changes since the start as rows [table, key, column, before, after]; see Agency.difference."""
+        return self._open_agency().difference()
 
     def describe(self, entity: str, id: str, arguments: dict[str, str] | None = None) -> dict[str, Any]:
-        """An entity as the episode started, and how to name it: see envs/travel/profile.py."""
-        agency = self._running()
+        """Describe an entity as of the start of the episode, with phrases that name it; see envs/travel/profile.py."""
+        agency = self._open_agency()
         return describe(agency.start, entity, id, arguments, agency.orders())
 
     def profile(self) -> dict[str, Any]:
         return PROFILE
 
     def snapshot(self) -> dict[str, Any]:
-        """JSON values."""
         return {
-            "agency": self._running().snapshot(),
+            "agency": self._open_agency().snapshot(),
             "verifier": self._verifier,
             "answer": self._answer,
             "over": self._over,
@@ -127,7 +126,7 @@ class Travel(World):
             self._agency.close()
             self._agency = None
 
-    def _running(self) -> Agency:
+    def _open_agency(self) -> Agency:
         if self._agency is None:
             raise RuntimeError("no episode: reset the world first")
         return self._agency

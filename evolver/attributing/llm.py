@@ -1,102 +1,82 @@
-"""Step labels by a language model: one question per trajectory, an answer for each of its steps (ADCA, section 5.1 of
-the AgentEvolver paper).
+"""Turn labels by a language model: one question per trajectory, whose answer labels each of its turns (ADCA, section
+5.1 of the AgentEvolver paper).
 
-What cannot be read is no label: a question that stays unanswered, a step that the answer leaves out, names twice in
-different ways or is unsure of is abstained on, and keeps the credit of its outcome.
+The judge abstains if a question stays unanswered, and on turns that the answer omits, labels in two different ways or
+is unsure of.
 """
 
 from __future__ import annotations
 
+import textwrap
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from evolver.attributing.replay import ABSTAIN, BAD, GOOD
-from evolver.llm import Chat, ChatError, Question
-from evolver.prompts import prompt
-from evolver.traces import broken, rules_of, steps_of, transcript
+from evolver.attributing import ABSTAIN, BAD, GOOD, Label, TurnJudge, label_rates, reasons_to_skip
+from evolver.llm.client import Chat, ChatError, Question
+from evolver.llm.prompts import prompt
+from evolver.llm.schemas import INTEGER, TEXT, array, record
+from evolver.traces import exchanges_of, rules_of, transcript
 from rl.trajectory import Trajectory
 
-LABELS = {"GOOD": GOOD, "BAD": BAD, "UNSURE": ABSTAIN}
-SCHEMA = {
-    "type": "object",
-    "properties": {
-        "steps": {
-            "type": "array",
-            "items": {
-                "type": "object",
-                "properties": {
-                    "step": {"type": "integer"},
-                    "analysis": {"type": "string"},
-                    "label": {"type": "string", "enum": list(LABELS)},
-                },
-                "required": ["step", "analysis", "label"],
-                "additionalProperties": False,
-            },
-        }
-    },
-    "required": ["steps"],
-    "additionalProperties": False,
-}
+VALUES = {"GOOD": GOOD, "BAD": BAD, "UNSURE": ABSTAIN}
+_STEP = record(step=INTEGER, analysis=TEXT, label=TEXT | {"enum": list(VALUES)})
+SCHEMA = record(steps=array(_STEP))
+_REASON = 200  # characters of an analysis that are kept as the reason of a label
 
 
-class LlmJudge:
-    """Labels trajectories by asking `role` of a chat client, all at once. The interface is that of ReplayJudge."""
+class LlmJudge(TurnJudge):
+    """Labels trajectories by asking a chat role about all of them at once."""
 
-    def __init__(self, chat: Chat, *, role: str = "step_judge", skip_flat: bool = False, shown: int = 2000):
-        """`skip_flat` abstains on groups whose outcomes are all equal, without asking; `shown`: characters of one
-        action or observation that the judge sees."""
-        self.chat, self.role, self.skip_flat, self.shown = chat, role, skip_flat, shown
+    roles = ("step_judge",)
+    concurrency = 8
+
+    def __init__(self, chat: Chat, shown: int, *, skip_flat: bool = False):
+        """shown: characters of an action or observation that the judge sees. skip_flat: abstain, without asking, on
+        groups whose outcomes are all equal."""
+        self.chat, self.shown, self.skip_flat = chat, shown, skip_flat
         self._counts: Counter[str] = Counter()
 
-    def label(self, trajectories: Sequence[Trajectory]) -> list[list[int]]:
-        """One list per trajectory, one label per step: GOOD 1, BAD -1, ABSTAIN 0. Raises RunEnds."""
-        outcomes: dict[str, set[float]] = {}
-        for trajectory in trajectories:
-            outcomes.setdefault(trajectory.task.id, set()).add(trajectory.outcome)
-        labels = [[ABSTAIN] * len(t.steps) for t in trajectories]
-        asked = []
-        for n, trajectory in enumerate(trajectories):
-            flat = self.skip_flat and len(outcomes[trajectory.task.id]) == 1
-            if trajectory.steps and not flat and not broken(trajectory):
-                asked.append(n)
+    def label(self, trajectories: Sequence[Trajectory]) -> list[list[Label]]:
+        """Return one list per trajectory with one label per turn. Raises RunEnds."""
+        skipped = reasons_to_skip(trajectories, self.skip_flat)
+        labels = [[Label(ABSTAIN, why)] * len(t.turns) for t, why in zip(trajectories, skipped)]
+        asked = [n for n, t in enumerate(trajectories) if t.turns and not skipped[n]]
         for n, answer in zip(asked, self.chat.ask([self.question(trajectories[n]) for n in asked])):
             if isinstance(answer, ChatError):
                 self._counts["unanswered"] += 1
+                labels[n] = [Label(ABSTAIN, "the judge gave no usable answer")] * len(labels[n])
             else:
                 labels[n] = read_labels(answer.parsed, len(labels[n]))
         self._counts.update(trajectories=len(trajectories), skipped=len(trajectories) - len(asked))
-        self._counts.update(label for row in labels for label in row)
+        self._counts.update(label.value for row in labels for label in row)
         return labels
 
     def question(self, trajectory: Trajectory) -> Question:
-        """What is asked about one trajectory."""
+        """Return the question about one trajectory."""
         text = prompt("step_judge")
         messages = text.messages(
             task=trajectory.task.query,
             rules=rules_of(trajectory.messages, 2 * self.shown),
-            steps=transcript(steps_of(trajectory), self.shown),
-            count=str(len(trajectory.steps)),
+            steps=transcript(exchanges_of(trajectory), self.shown),
+            count=str(len(trajectory.turns)),
             score=f"{trajectory.outcome:.2f} of 1",
             sign="positive" if trajectory.evaluation.success or trajectory.outcome > 0.5 else "negative",
         )
-        return Question(self.role, messages, SCHEMA, text.version)
+        return Question(self.roles[0], messages, SCHEMA, text.version)
 
     def metrics(self) -> dict[str, float]:
-        """Figures since the last call: shares of labels, trajectories not asked about or left unanswered."""
+        """Return figures since the last call: shares of labels, trajectories not asked about or left unanswered."""
         counts, self._counts = self._counts, Counter()
-        steps = max(sum(counts[label] for label in LABELS.values()), 1)
-        names = {"good": GOOD, "bad": BAD, "abstain": ABSTAIN}
-        figures = {f"attributing/{name}_rate": counts[label] / steps for name, label in names.items()}
-        return figures | {f"attributing/{n}": float(counts[n]) for n in ("trajectories", "skipped", "unanswered")}
-
-    def close(self) -> None:
-        """Nothing of its own is open."""
+        names = ("trajectories", "skipped", "unanswered")
+        return label_rates(counts) | {f"attributing/{name}": float(counts[name]) for name in names}
 
 
-def read_labels(answer: dict[str, Any], count: int) -> list[int]:
-    """The labels of `count` steps, numbered from 1 in an answer that fits SCHEMA."""
-    said: dict[int, set[int]] = {}
+def read_labels(answer: dict[str, Any], count: int) -> list[Label]:
+    """Return the labels of `count` turns, numbered from 1 in an answer that fits SCHEMA."""
+    labels: dict[int, Label] = {}
     for entry in answer["steps"]:
-        said.setdefault(entry["step"], set()).add(LABELS[entry["label"].upper()])
-    return [next(iter(found)) if len(found := said.get(k, {ABSTAIN})) == 1 else ABSTAIN for k in range(1, count + 1)]
+        label = Label(VALUES[entry["label"].upper()], textwrap.shorten(entry["analysis"], _REASON, placeholder=" ..."))
+        if labels.setdefault(entry["step"], label).value != label.value:
+            labels[entry["step"]] = Label(ABSTAIN, "the judge gave two different labels")
+    return [labels.get(k, Label(ABSTAIN, "the judge omitted the turn")) for k in range(1, count + 1)]

@@ -1,31 +1,32 @@
-"""Step labels by counterfactual replay: play the episode again without a step and see what that changes.
+"""Turn labels by counterfactual replay: play the episode again without a turn and see what that changes.
 
-The episode is replayed in a world of its own, from the same start, and must first reproduce the evaluation it
-had; otherwise the world is not deterministic and every step is abstained on. An episode is worth (success, progress,
-wanted minus unwanted changes): "progress" is that of `Evaluation.components` where a world has it, else the score, and
-the changes are counted where the world has `difference()` and the task a verifier {"state": rows}.
+The episode is replayed from the same start in a world of the judge's own. The replay must first reproduce the
+evaluation of the rollout; otherwise the world is not deterministic and the judge abstains on every turn. The value of
+an episode is (success, progress, wanted minus unwanted changes). "Progress" is the component of that name in
+`Evaluation.components`, or the score if there is none. Changes are counted if the world has `difference()` and the
+task's verifier is {"state": rows}.
 
-The later steps are taken as they were, but for two things. One that uses a value (an id, a price) which the replay has
-not shown could not have been taken and is left out (`evolver/traces.py`). And an id that the world gives out otherwise
-when an earlier call is missing is renamed.
+The other turns are replayed as they were, with two exceptions. A turn that uses a value (an id, a price) which the
+replay has not shown is skipped, because the agent could not have known it (`evolver/traces.py`). An id for which the
+world hands out another one, because an earlier call is missing, is renamed.
 
-First, in a failed episode, the steps without which it is worth more are taken away: they did harm. Then every other
-step is taken away in turn, from the last to the first:
+In a failed episode, turns without which the episode is worth more are harmful and are removed first. After that, the
+other turns are left out one at a time, from the last to the first, and labelled by the value of what remains:
 
-| what is left is worth | label |
+| value without the turn | label |
 |---|---|
-| less | GOOD: the step advanced the goal, or prepared or repaired something that did |
-| more | BAD: it did harm |
-| the same, and the step ended a success | GOOD: it was time to stop |
-| the same, and the step ended a failure | BAD if nothing had done harm (too early, or a wrong answer), else abstain |
-| the same, and the step produced nothing but errors | BAD |
-| the same, in a success, or what is one without the harm | BAD: superfluous; of two equal look-ups it is the second |
-| the same, in a failure | abstain: nothing shows whether it would have helped |
+| lower | GOOD: the turn advanced the goal, or prepared or repaired something that did |
+| higher | BAD: the turn did harm |
+| equal, and the turn ended a success | GOOD: it was the right time to stop |
+| equal, and the turn ended a failure | BAD if no turn did harm (it ended too early or answered wrongly), else abstain |
+| equal, and the turn produced only errors | BAD |
+| equal, and what remains succeeds | BAD: superfluous; of two equal look-ups, the second |
+| equal, and what remains fails | abstain: nothing shows if the turn would have helped |
 
-A turn that was cut by its token limit never reached the world: BAD. In a failed trajectory a step is GOOD only if it
-advanced the goal, as in section 5.1 of the AgentEvolver paper. One exception: where the episode turns on a closing text
-that quotes nothing it was shown (a count, a yes), what it was concluded from is unknown, and a look-up is superfluous
-only if another one showed the same, else abstained on.
+A turn that was cut by its token limit never reached the world and is BAD. In a failed trajectory only turns that
+advanced the goal are GOOD, as in section 5.1 of the AgentEvolver paper. There is one exception: if success depends on a
+closing text that quotes nothing it was shown (a count, a yes), the source of the answer is unknown. A look-up is then
+superfluous only if another one showed the same, and otherwise the judge abstains on it.
 """
 
 from __future__ import annotations
@@ -39,176 +40,161 @@ from typing import Any
 
 from envs.toolcalls import parse
 from envs.world import Evaluation, Task, World
-from evolver.traces import broken, opening_words, played, text_of, values_needed, words
-from rl.trajectory import Trajectory
+from evolver.attributing import ABSTAIN, BAD, GOOD, Label, TurnJudge, label_rates, reasons_to_skip
+from evolver.traces import opening_words, play, played, renaming, snapshot_of, text_of, values_needed, words
+from rl.bounds import Count
+from rl.trajectory import Trajectory, groups_of
 
-GOOD, BAD, ABSTAIN = 1, -1, 0
+Value = tuple[bool, float, int]  # of an episode: success, progress, wanted minus unwanted changes
 _WORD = re.compile(r"\w+")
 
 
-class ReplayJudge:
-    """Labels trajectories in a world of its own; the worlds that play live episodes are never touched."""
+class ReplayJudge(TurnJudge):
+    """Labels trajectories in a world of its own; the worlds of running rollouts are never touched."""
 
-    def __init__(self, make_world: Callable[[], World], *, skip_flat: bool = False, max_replayed: int = 2000):
-        """`skip_flat` abstains on groups whose outcomes are all equal; `max_replayed` bounds the environment steps
-        spent on one trajectory, and the steps it leaves unjudged are abstained on."""
+    reproduces_outcome = True
+
+    def __init__(self, make_world: Callable[[], World], *, skip_flat: bool = False, max_replayed: Count = 2000):
+        """skip_flat: abstain on groups whose outcomes are all equal. max_replayed: environment steps that may be spent
+        on one trajectory; the judge abstains on the turns that are left."""
         self._make_world = make_world
         self._world: World | None = None
         self.skip_flat = skip_flat
         self.max_replayed = max_replayed
-        self._counts: Counter[str] = Counter()
+        self._counts: Counter[str | int] = Counter()
 
-    def label(self, trajectories: Sequence[Trajectory]) -> list[list[int]]:
-        """One list per trajectory, one label per step: GOOD 1, BAD -1, ABSTAIN 0."""
-        groups: dict[str, list[int]] = {}
-        for n, trajectory in enumerate(trajectories):
-            groups.setdefault(trajectory.task.id, []).append(n)
-        labels: list[list[int]] = [[] for _ in trajectories]
-        for members in groups.values():
-            flat = len({trajectories[n].outcome for n in members}) == 1
-            episodes: list[_Episode] = []  # one, or none before the first replay
-            for n in members:
-                labels[n] = self._label(trajectories[n], episodes, skip=flat and self.skip_flat)
-        return labels
+    def label(self, trajectories: Sequence[Trajectory]) -> list[list[Label]]:
+        """Return one list per trajectory with one label per turn."""
+        labels: dict[int, list[Label]] = {}
+        skipped = {id(t): why for t, why in zip(trajectories, reasons_to_skip(trajectories, self.skip_flat))}
+        for group in groups_of(trajectories).values():
+            replay: _Replay | None = None  # shared by the group, so that equal beginnings are played once
+            for trajectory in group:
+                self._counts["trajectories"] += 1
+                if why := skipped[id(trajectory)]:
+                    self._counts["skipped"] += 1
+                    labels[id(trajectory)] = [Label(ABSTAIN, why)] * len(trajectory.turns)
+                    continue
+                try:
+                    if trajectory.turns and replay is None:
+                        self._world = self._world or self._make_world()
+                        replay = _Replay(self._world, trajectory.task)
+                    labels[id(trajectory)] = self._judge(trajectory, replay) if trajectory.turns else []
+                except Exception as error:  # a world that fails costs this trajectory its labels, not the run
+                    self._counts["errors"] += 1
+                    name, kind = trajectory.task.id, type(error).__name__
+                    logging.warning("replay of task %s failed, no labels: %s: %s", name, kind, error)
+                    self.close()
+                    replay = None
+                    labels[id(trajectory)] = [Label(ABSTAIN, f"the replay failed: {kind}")] * len(trajectory.turns)
+        rows = [labels[id(trajectory)] for trajectory in trajectories]
+        self._counts.update(label.value for row in rows for label in row)
+        return rows
 
     def metrics(self) -> dict[str, float]:
-        """Figures since the last call: shares of labels, trajectories abstained on by reason, environment steps."""
+        """Return figures since the last call: shares of labels, trajectories without labels by reason, replayed
+        environment steps."""
         counts, self._counts = self._counts, Counter()
-        steps = max(counts["good"] + counts["bad"] + counts["abstain"], 1)
-        figures = {f"attributing/{name}_rate": counts[name] / steps for name in ("good", "bad", "abstain")}
         names = ("trajectories", "not_reproduced", "skipped", "errors", "over_budget", "replayed_steps")
-        return figures | {f"attributing/{name}": float(counts[name]) for name in names}
+        return label_rates(counts) | {f"attributing/{name}": float(counts[name]) for name in names}
 
     def close(self) -> None:
         if self._world is not None:
             self._world.close()
             self._world = None
 
-    def _label(self, trajectory: Trajectory, episodes: list[_Episode], *, skip: bool) -> list[int]:
-        labels = [ABSTAIN] * len(trajectory.steps)
-        self._counts["trajectories"] += 1
-        if skip or broken(trajectory):
-            self._counts["skipped"] += 1
-        elif trajectory.steps:
-            try:
-                labels = self._replay(trajectory, episodes)
-            except Exception as error:  # a world that breaks costs its trajectory's labels, not the run
-                self._counts["errors"] += 1
-                logging.warning(
-                    "replay of task %s failed, no labels: %s: %s", trajectory.task.id, type(error).__name__, error
-                )
-                self.close()
-                episodes.clear()
-        for label in labels:
-            self._counts["abstain" if label == ABSTAIN else "good" if label == GOOD else "bad"] += 1
-        return labels
-
-    def _replay(self, trajectory: Trajectory, episodes: list[_Episode]) -> list[int]:
-        if self._world is None:
-            self._world = self._make_world()
-        if not episodes:
-            episodes.append(_Episode(self._world, trajectory.task))
-        (episode,) = episodes
-        before = episode.replayed
-        labels, reproduced, over_budget = _judge(trajectory, episode, self.max_replayed)
-        self._counts["replayed_steps"] += episode.replayed - before
-        self._counts["not_reproduced"] += not reproduced
-        self._counts["over_budget"] += over_budget
+    def _judge(self, trajectory: Trajectory, replay: _Replay) -> list[Label]:
+        turns, before = played(trajectory), replay.steps
+        actions, texts = [turn.action for turn in turns], [text_of(turn.observation) for turn in turns]
+        needed = values_needed(actions, [words(text) for text in texts], replay.opening)
+        moves = [_Move(*parts) for parts in zip(actions, needed, texts, strict=True)]
+        nodes = replay.walk(moves)
+        if len(nodes) == len(moves) and replay.end(moves).evaluation == trajectory.evaluation:
+            judgement = _Judgement(moves, nodes, replay, before + self.max_replayed)
+            cut = Label(BAD, "the turn was cut by its token limit")
+            labels = judgement.label(trajectory.evaluation.success) + [cut] * (len(trajectory.turns) - len(turns))
+            self._counts["over_budget"] += judgement.over_budget
+        else:
+            labels = [Label(ABSTAIN, "the replay did not reproduce the outcome")] * len(trajectory.turns)
+            self._counts["not_reproduced"] += 1
+        self._counts["replayed_steps"] += replay.steps - before
         return labels
 
 
-def label(trajectory: Trajectory, make_world: Callable[[], World]) -> list[int]:
-    """Labels of one trajectory: GOOD 1, BAD -1, ABSTAIN 0 for each step."""
-    judge = ReplayJudge(make_world)
-    try:
-        return judge.label([trajectory])[0]
-    finally:
-        judge.close()
+class _Judgement:
+    """Labels the moves of one trajectory. limit: value of `replay.steps` at which judging stops."""
 
+    def __init__(self, moves: list[_Move], nodes: list[_Node], replay: _Replay, limit: int):
+        self.moves, self.nodes, self.replay, self.limit = moves, nodes, replay, limit
+        self.labels = [Label(ABSTAIN, "the turn depends on one that did harm")] * len(moves)
+        self.kept = list(range(len(moves)))  # moves that were not removed
+        self.value = replay.end(moves).value  # of the kept moves
+        self.unquoted = False  # True if the value depends on a text that quotes nothing it was shown
+        self.over_budget = False
 
-def _judge(trajectory: Trajectory, episode: _Episode, max_replayed: int) -> tuple[list[int], bool, bool]:
-    """Labels, whether the replay came to the same end, and whether the bound cut it short."""
-    steps = played(trajectory)
-    cut_turns = [BAD] * (len(trajectory.steps) - len(steps))
-    actions = [step.action for step in steps]
-    texts = [text_of(step.observation) for step in steps]
-    needed = values_needed(actions, [words(text) for text in texts], episode.opening)
-    moves = [_Move(*parts) for parts in zip(actions, needed, texts, strict=True)]
-    limit = episode.replayed + max_replayed
-    nodes = episode.walk(moves)
-    if len(nodes) != len(moves) or not _same(episode.end(moves).evaluation, trajectory.evaluation):
-        return [ABSTAIN] * len(trajectory.steps), False, False
-    labels = _Labels(moves, nodes, episode, limit)
-    return labels.give(trajectory.evaluation.success) + cut_turns, True, labels.cut
-
-
-class _Labels:
-    """The labels of one trajectory while they are given."""
-
-    def __init__(self, moves: list[_Move], nodes: list[_Node], episode: _Episode, limit: int):
-        self.moves, self.nodes, self.episode, self.limit = moves, nodes, episode, limit
-        self.labels = [ABSTAIN] * len(moves)
-        self.kept = list(range(len(moves)))
-        self.value = episode.end(moves).value
-        self.untraced = False  # whether the episode turns on a text that quotes nothing
-        self.cut = False
-
-    def give(self, success: bool) -> list[int]:
-        harm = not success and self._take_harm_away()
+    def label(self, success: bool) -> list[Label]:
+        """Return the labels of all moves. success: of the trajectory."""
+        harm = not success and self._remove_harm()
         for k in reversed(self.kept[:]):
-            left, without = self._without(k)
-            if self.cut:
-                break
-            if without != self.value:
-                self.labels[k] = GOOD if without < self.value else BAD
-                self.untraced |= (
-                    without < self.value and not self.moves[k].needed and not parse(self.moves[k].action).calls
-                )
+            rest, value = self._without(k)
+            if self.over_budget:
+                self.labels[k] = Label(ABSTAIN, "the limit of replayed steps was reached")
+            elif value < self.value:
+                self.labels[k] = Label(GOOD, "the episode is worth less without the turn")
+                self.unquoted |= not self.moves[k].needed and not parse(self.moves[k].action).calls
+            elif value > self.value:
+                self.labels[k] = Label(BAD, "the episode is worth more without the turn")
             else:
-                self.labels[k] = self._superfluous(k, success, harm)
-            if without > self.value or (without == self.value and self.value[0] and self.labels[k] != ABSTAIN):
-                self.kept, self.value = left, without
+                self.labels[k] = self._label_of_equal(k, success, harm)
+            superfluous = value == self.value and self.value[0] and self.labels[k].value != ABSTAIN
+            if value > self.value or superfluous:
+                self.kept, self.value = rest, value
         return self.labels
 
-    def _take_harm_away(self) -> bool:
-        """Label and remove the steps without which a failure is worth more; whether there were any."""
-        found = False
+    def _remove_harm(self) -> bool:
+        """Label and remove the moves without which a failure is worth more. Return True if there were any."""
+        removed = False
         k = len(self.kept) - 1
-        while k >= 0 and not self.cut:
+        while k >= 0 and not self.over_budget:
             if k in self.kept:
-                left, without = self._without(k)
-                if not self.cut and without > self.value:
-                    self.labels[k], self.kept, self.value, found = BAD, left, without, True
-                    k = len(self.moves)
+                rest, value = self._without(k)
+                if not self.over_budget and value > self.value:
+                    self.labels[k] = Label(BAD, "the episode is worth more without the turn")
+                    self.kept, self.value, removed = rest, value, True
+                    k = len(self.moves)  # without this move, another one may turn out to be harmful
             k -= 1
-        return found
+        return removed
 
-    def _superfluous(self, k: int, success: bool, harm: bool) -> int:
-        """The label of a step without which the episode is worth the same."""
+    def _label_of_equal(self, k: int, success: bool, harm: bool) -> Label:
+        """Return the label of a move without which the episode is worth the same."""
         if self.nodes[k].ended:
-            return GOOD if success else ABSTAIN if harm else BAD
+            if success:
+                return Label(GOOD, "the turn ended the episode in success")
+            if harm:
+                return Label(ABSTAIN, "the turn ended an episode that had already failed")
+            return Label(BAD, "the turn ended the episode before the goal was reached")
         if self.nodes[k].failed:
-            return BAD
-        told = any(j != k and self.moves[j].shown == self.moves[k].shown for j in self.kept)
-        return BAD if self.value[0] and (told or not self.untraced) else ABSTAIN
+            return Label(BAD, "the turn produced only errors")
+        if not self.value[0]:
+            return Label(ABSTAIN, "in a failed episode, nothing shows if the turn would have helped")
+        repeated = any(j != k and self.moves[j].shown == self.moves[k].shown for j in self.kept)
+        if repeated or not self.unquoted:
+            return Label(BAD, "another turn showed the same" if repeated else "the goal is reached without the turn")
+        return Label(ABSTAIN, "the answer may depend on what the turn showed")
 
-    def _without(self, k: int) -> tuple[list[int], tuple]:
-        """The steps that are left without step k, and what the episode is worth then."""
-        self.cut |= self.episode.replayed >= self.limit
+    def _without(self, k: int) -> tuple[list[int], Value]:
+        """Return the moves that remain without move k, and the value of the episode then."""
+        self.over_budget |= self.replay.steps >= self.limit
         rest = [j for j in self.kept if j != k]
-        if self.cut:
+        if self.over_budget:
             return rest, self.value
-        end = self.episode.end([self.moves[j] for j in rest])
+        end = self.replay.end([self.moves[j] for j in rest])
         return [j for j, taken in zip(rest, end.taken, strict=True) if taken], end.value
-
-
-def _same(a: Evaluation, b: Evaluation) -> bool:
-    return (a.success, a.score, a.components) == (b.success, b.score, b.components)
 
 
 @dataclass(frozen=True)
 class _Move:
-    """A step as it was: what was done, the values it took from earlier observations, and what it was shown."""
+    """A turn as it was: its action, the values that it took from earlier observations, and its observation."""
 
     action: str
     needed: tuple[str, ...]
@@ -219,44 +205,38 @@ class _Move:
 class _Node:
     """An episode after some moves."""
 
-    snapshot: Any  # None where the world has no snapshots
-    shown: str = " "  # everything observed so far, as `words`
+    snapshot: Any  # None if the world has no snapshots
+    shown: str = " "  # all observations so far, as `words`
     ended: bool = False
-    failed: bool = False  # the last move produced nothing but errors
+    failed: bool = False  # True if the last move produced only errors
 
 
 @dataclass
 class _End:
-    """How an episode came out, and which of its moves could be taken."""
+    """The result of playing some moves, and which of them could be taken."""
 
     evaluation: Evaluation
-    changes: int
+    value: Value
     taken: list[bool]
 
-    @property
-    def value(self) -> tuple[bool, float, int]:
-        """What it is worth: success, progress, wanted minus unwanted changes."""
-        progress = self.evaluation.components.get("progress", self.evaluation.score)
-        return self.evaluation.success, round(progress, 9), self.changes
 
-
-class _Episode:
-    """Plays moves of one task, remembering how they end and a snapshot after each one walked."""
+class _Replay:
+    """Plays sequences of moves of one task. Results, and a snapshot after each walked move, are kept."""
 
     def __init__(self, world: World, task: Task):
         self.world, self.task = world, task
-        self.replayed = 0
+        self.steps = 0  # environment steps played
         self.opening = opening_words(world.reset(task, task.seed))
-        self._nodes: dict[tuple[_Move, ...], _Node] = {(): _Node(self._snapshot())}
+        self._nodes: dict[tuple[_Move, ...], _Node] = {(): _Node(snapshot_of(world))}
         self._ends: dict[tuple[_Move, ...], _End] = {}
 
     def walk(self, moves: Sequence[_Move]) -> list[_Node]:
-        """Take moves in order, keeping a node after each; fewer than `moves` if the episode ends before them."""
+        """Return a node for each move, played in order; fewer nodes than moves if the episode ends before the last."""
         path, nodes = tuple(moves), []
         for k in range(len(path)):
             if path[: k + 1] not in self._nodes:
-                node, _ = self._play(path[:k], path[k : k + 1])
-                node.snapshot = self._snapshot()
+                node, _ = self._continue(path[:k], path[k : k + 1])
+                node.snapshot = snapshot_of(self.world)
                 self._nodes[path[: k + 1]] = node
             nodes.append(self._nodes[path[: k + 1]])
             if nodes[-1].ended:
@@ -264,22 +244,22 @@ class _Episode:
         return nodes
 
     def end(self, moves: Sequence[_Move]) -> _End:
+        """Return the result of playing `moves`, continued from the longest prefix that was walked."""
         path = tuple(moves)
         if path not in self._ends:
             known = max(k for k in range(len(path) + 1) if path[:k] in self._nodes)
-            _, taken = self._play(path[:known], path[known:])
-            self._ends[path] = _End(self.world.evaluate(), self._changes(), [True] * known + taken)
+            _, taken = self._continue(path[:known], path[known:])
+            evaluation = self.world.evaluate()
+            self._ends[path] = _End(evaluation, self._value(evaluation), [True] * known + taken)
         return self._ends[path]
 
-    def _play(self, known: tuple[_Move, ...], moves: tuple[_Move, ...]) -> tuple[_Node, list[bool]]:
-        """Continue from a node; says which of `moves` were taken."""
+    def _continue(self, known: tuple[_Move, ...], moves: tuple[_Move, ...]) -> tuple[_Node, list[bool]]:
+        """Play `moves` after a walked prefix. Return the node without snapshot, and which moves were taken."""
         start = self._nodes[known]
         node = _Node(None, start.shown, start.ended, start.failed)
         if start.snapshot is None:
-            self.world.reset(self.task, self.task.seed)
-            for move in known:
-                self.world.step(move.action)
-            self.replayed += len(known)
+            play(self.world, self.task, [move.action for move in known])
+            self.steps += len(known)
         else:
             self.world.restore(start.snapshot)
         renamed: dict[str, str] = {}
@@ -288,38 +268,24 @@ class _Episode:
             taken.append(not node.ended and all(_rename(value, renamed) in node.shown for value in move.needed))
             if taken[-1]:
                 result = self.world.step(_rename(move.action, renamed))
-                self.replayed += 1
+                self.steps += 1
                 text = text_of(result.messages)
-                renamed |= _renaming(move.shown, text)
+                ids = renaming(_WORD.findall(move.shown), _WORD.findall(text), _are_ids)
+                renamed |= ids | {old.lower(): new.lower() for old, new in ids.items()}
                 node.shown += words(text)
                 node.ended = result.terminated or result.truncated
                 node.failed = _only_errors(result.info)
         return node, taken
 
-    def _changes(self) -> int:
-        wanted = self.task.verifier.get("state")
-        if wanted is None or not hasattr(self.world, "difference"):
-            return 0
-        return sum(1 if row in wanted else -1 for row in self.world.difference())
-
-    def _snapshot(self) -> Any:
-        try:
-            return self.world.snapshot()
-        except NotImplementedError:
-            return None
+    def _value(self, evaluation: Evaluation) -> Value:
+        wanted, changes = self.task.verifier.get("state"), 0
+        if wanted is not None and hasattr(self.world, "difference"):
+            changes = sum(1 if row in wanted else -1 for row in self.world.difference())
+        return evaluation.success, round(evaluation.components.get("progress", evaluation.score), 9), changes
 
 
-def _renaming(before: str, after: str) -> dict[str, str]:
-    """Words with a digit that stand at the same place in two answers to one call: ids given out otherwise."""
-    if before == after:
-        return {}
-    old, new = _WORD.findall(before), _WORD.findall(after)
-    if len(old) != len(new):
-        return {}
-    pairs = [
-        (a, b) for a, b in zip(old, new, strict=True) if a != b and not a.isdigit() and any(c.isdigit() for c in a)
-    ]
-    return dict(pairs) | {a.lower(): b.lower() for a, b in pairs}
+def _are_ids(old: str, new: str) -> bool:
+    return not old.isdigit() and any(c.isdigit() for c in old)
 
 
 def _rename(text: str, renamed: dict[str, str]) -> str:

@@ -1,4 +1,4 @@
-"""What one lesson is."""
+"""Experience: one piece of advice and its record of success."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from typing import Any
 
 @dataclass
 class Experience:
-    """When to use it and its content, which is put into the prompt: two sentences.
+    """Two sentences: `when` to use it, and its `content`, which is put into the prompt.
 
-    `key` is the text that is embedded and searched: a query like those it is for, or `when` itself. `wins` counts the
-    guided rollouts that succeeded out of `uses`; `expected` sums, over the same rollouts, the success rate of the
-    unguided ones of their groups: what would have been won without it.
+    `key` is the text that is embedded and searched: a query like those it is for, or `when` itself. `uses` counts the
+    guided rollouts that carried it, `wins` those that succeeded. `expected` sums, over the same rollouts, the success
+    rate of the unguided rollouts of their groups, which estimates the wins without it.
     """
 
     id: str
     when: str
     content: str
     key: str
-    sources: list[str] = field(default_factory=list)  # ids of the training tasks it was learnt from
-    step: int = 0  # the iteration that learnt it
+    sources: list[str] = field(default_factory=list)  # ids of the training tasks it comes from
+    step: int = 0  # training step of its extraction
     uses: int = 0
     wins: int = 0
     expected: float = 0.0
@@ -33,18 +33,9 @@ class Experience:
 
     @classmethod
     def from_dict(cls, record: dict[str, Any]) -> Experience:
-        """Raises ValueError naming what is wrong with a record that was not written by `to_dict`."""
-        types = {
-            "id": str,
-            "when": str,
-            "content": str,
-            "key": str,
-            "sources": list,
-            "step": int,
-            "uses": int,
-            "wins": int,
-        }
-        types["expected"] = (int, float)
+        """Return the experience of a record. Raises ValueError if `to_dict` cannot have written it."""
+        types = dict.fromkeys(("id", "when", "content", "key"), str) | {"sources": list}
+        types |= dict.fromkeys(("step", "uses", "wins"), int) | {"expected": (int, float)}
         if not isinstance(record, dict) or set(record) != set(types):
             raise ValueError(f"an experience is an object with the keys {', '.join(types)}")
         for key, kind in types.items():
@@ -54,6 +45,6 @@ class Experience:
 
 
 def new_experience(when: str, content: str, *, sources: list[str], key: str = "", step: int = 0) -> Experience:
-    """An experience whose id is the hash of its text: the same lesson learnt twice is the same experience."""
+    """Return an experience whose id is the hash of its text, so that the same text always has the same id."""
     digest = hashlib.blake2b(json.dumps([when, content]).encode(), digest_size=8).hexdigest()
     return Experience(id=f"exp/{digest}", when=when, content=content, key=key or when, sources=list(sources), step=step)

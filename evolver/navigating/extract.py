@@ -1,4 +1,4 @@
-"""Experience from contrast: what the successful attempts of one task did that the failed ones did not."""
+"""Experience from contrast: what the successful attempts at a task did that the failed ones did not."""
 
 from __future__ import annotations
 
@@ -9,121 +9,135 @@ from dataclasses import dataclass, field
 
 from envs.toolcalls import parse
 from envs.world import World
+from evolver.navigating import Extractor
 from evolver.navigating.experience import Experience, new_experience
-from evolver.traces import broken, played, text_of, without_experience
-from rl.trajectory import Step, Trajectory
+from evolver.plugs import attribute
+from evolver.traces import play, played, text_of, without_experience
+from rl.trajectory import Trajectory, Turn, groups_of
 
 
 @dataclass
 class Lesson:
-    """What one group teaches. A `render` function makes the content of an experience of it."""
+    """The result of comparing the attempts of one group. A `render` function words it."""
 
     query: str
-    path: list[str]  # tool names of the shortest successful attempt, without steps judged BAD and calls refused
-    divergence: tuple[int, str] | None = None  # the place in `path` where most failed attempts left it, and for what
-    errors: list[tuple[str, str]] = field(default_factory=list)  # (tool, error) that only failed attempts hit
+    path: list[str]  # tool names of the shortest success, without refused calls and turns labelled BAD
+    divergence: tuple[int, str] | None = None  # index in `path` where most failures left it, and the tool they called
+    errors: list[tuple[str, str]] = field(default_factory=list)  # (tool, error) that only failures ran into
 
 
 def render(lesson: Lesson) -> str:
-    """The content of an experience in plain words, for worlds without a format of their own."""
+    """Return the content of an experience in plain words."""
     parts = [f"Use {', then '.join(lesson.path)}."]
     if lesson.divergence:
-        place, instead = lesson.divergence
-        after = f"After {lesson.path[place - 1]}" if place else "First"
-        parts.append(f"{after} use {lesson.path[place]}, not {instead}.")
+        index, instead = lesson.divergence
+        after = f"After {lesson.path[index - 1]}" if index else "First"
+        parts.append(f"{after} use {lesson.path[index]}, not {instead}.")
     parts += [f'{tool} fails with "{error}".' for tool, error in lesson.errors[:2]]
     return " ".join(parts)
 
 
-def extract(
-    trajectories: Sequence[Trajectory],
-    *,
-    step: int = 0,
-    render: Callable[[Lesson], str] = render,
-    when: Callable[[str], str] = str,
-    contrast_only: bool = False,
-    make_world: Callable[[], World] | None = None,
-    splits: Sequence[str] = ("train",),
-) -> list[Experience]:
-    """At most one experience per task, from every task that somebody solved; `contrast_only`: and somebody failed.
+def when(query: str) -> str:
+    """Return when to use an experience: for tasks like this query, in its own words."""
+    return query
 
-    It is found by the task's query, and `when` words that for people. The lesson is rendered from actions and
-    observations: opening messages, where injected experience stands, are never read, and `<EXP>` blocks that a policy
-    repeats are removed. With `make_world` the successful attempt is replayed and dropped unless it succeeds again.
-    Raises ValueError for a task of another split: what is learnt from held-out tasks must not reach training prompts.
+
+class Contrast(Extractor):
+    """Makes at most one experience per task, from every task with a success.
+
+    The experience is found by the task's query. The lesson comes from actions and observations only: opening messages,
+    which contain injected experience, are not read, and `<EXP>` blocks that a policy repeats are removed. The success
+    is replayed, and dropped if it fails the second time.
     """
-    found = []
-    for id, group in groups_of(trajectories, splits).items():
-        solved = sorted((t for t in group if t.evaluation.success), key=lambda t: (len(_useful(t)), t.rollout))
-        failed = [t for t in group if not t.evaluation.success]
-        if not solved or not _useful(solved[0]) or (contrast_only and not failed):
-            continue
-        if make_world is None or _succeeds_again(solved[0], make_world):
-            query, content = solved[0].task.query, render(_contrast(solved, failed))
-            if content:
-                found.append(new_experience(when(query), content, key=query, sources=[id], step=step))
-    return found
+
+    def __init__(
+        self,
+        make_world: Callable[[], World],
+        splits: Sequence[str],
+        *,
+        render: str = "evolver.navigating.extract:render",
+        when: str = "evolver.navigating.extract:when",
+    ):
+        """splits: of the tasks that may be learnt from. render, when: "module:attribute" of the functions that word a
+        Lesson as content, and a query as the time to use it."""
+        self._make_world, self.splits = make_world, splits
+        self._render: Callable[[Lesson], str] = _function("render", render)
+        self._when: Callable[[str], str] = _function("when", when)
+
+    def extract(self, trajectories: Sequence[Trajectory], *, step: int) -> list[Experience]:
+        """Return the new experiences. Raises ValueError for a task of another split."""
+        experiences = []
+        for id, group in learnable_groups(trajectories, self.splits).items():
+            solved = sorted((t for t in group if t.evaluation.success), key=lambda t: (len(_useful(t)), t.rollout))
+            failed = [t for t in group if not t.evaluation.success]
+            if solved and _useful(solved[0]) and self._succeeds_again(solved[0]):
+                query, content = solved[0].task.query, self._render(_compare(solved, failed))
+                if content:
+                    experiences.append(new_experience(self._when(query), content, key=query, sources=[id], step=step))
+        return experiences
+
+    def _succeeds_again(self, trajectory: Trajectory) -> bool:
+        world = self._make_world()
+        try:
+            play(world, trajectory.task, [turn.action for turn in played(trajectory)])
+            return world.evaluate().success
+        finally:
+            world.close()
 
 
-def groups_of(trajectories: Sequence[Trajectory], splits: Sequence[str]) -> dict[str, list[Trajectory]]:
-    """What can be learnt from, by task id. Raises ValueError for a task of another split."""
-    groups: dict[str, list[Trajectory]] = {}
+def _function(argument: str, name: str) -> Callable[..., str]:
+    try:
+        return attribute(name)
+    except Exception as error:  # importing somebody's file may raise anything
+        raise ValueError(f"{argument}={name!r} cannot be loaded: {type(error).__name__}: {error}") from error
+
+
+def learnable_groups(trajectories: Sequence[Trajectory], splits: Sequence[str]) -> dict[str, list[Trajectory]]:
+    """Return {task id: trajectories} without empty and broken ones.
+
+    Raises ValueError for a task of another split: experience from held-out tasks must not reach training prompts.
+    """
     for trajectory in trajectories:
         if trajectory.task.split not in splits:
             raise ValueError(
                 f"task {trajectory.task.id} is of the split '{trajectory.task.split}': "
                 f"experience comes from {', '.join(splits)} tasks only"
             )
-        if trajectory.steps and not broken(trajectory):
-            groups.setdefault(trajectory.task.id, []).append(trajectory)
-    return groups
+    return groups_of(t for t in trajectories if t.turns and not t.broken)
 
 
-def _contrast(solved: Sequence[Trajectory], failed: Sequence[Trajectory]) -> Lesson:
-    path = [name for step in _useful(solved[0]) for name in _tools(step)]
-    left = Counter()
+def _compare(solved: Sequence[Trajectory], failed: Sequence[Trajectory]) -> Lesson:
+    path = [name for turn in _useful(solved[0]) for name in _tools(turn)]
+    divergences = Counter()
     for trajectory in failed:
-        tried = [name for step in played(trajectory) for name in _tools(step)]
-        place = next((k for k, (a, b) in enumerate(zip(path, tried, strict=False)) if a != b), None)
-        if place is not None:
-            left[place, tried[place]] += 1
+        tried = [name for turn in played(trajectory) for name in _tools(turn)]
+        index = next((k for k, (a, b) in enumerate(zip(path, tried, strict=False)) if a != b), None)
+        if index is not None:
+            divergences[index, tried[index]] += 1
     errors = Counter(error for trajectory in failed for error in _errors(trajectory))
     for trajectory in solved:
         for error in _errors(trajectory):
             errors.pop(error, None)
     ranked = sorted(errors, key=lambda error: (-errors[error], error))
-    divergence = min(left, key=lambda key: (-left[key], key)) if left else None
+    divergence = min(divergences, key=lambda key: (-divergences[key], key)) if divergences else None
     return Lesson(solved[0].task.query, path, divergence, ranked)
 
 
-def _useful(trajectory: Trajectory) -> list[Step]:
-    return [s for s in played(trajectory) if s.label >= 0 and not s.info.get("errors") and _tools(s)]
+def _useful(trajectory: Trajectory) -> list[Turn]:
+    return [turn for turn in played(trajectory) if turn.label >= 0 and not turn.info.get("errors") and _tools(turn)]
 
 
-def _tools(step: Step) -> list[str]:
-    return [call.name for call in parse(without_experience(step.action)).calls]
+def _tools(turn: Turn) -> list[str]:
+    return [call.name for call in parse(without_experience(turn.action)).calls]
 
 
 def _errors(trajectory: Trajectory) -> set[tuple[str, str]]:
-    """(tool, first line of the answer) of every step that was refused, ids and numbers left out."""
-    found = set()
-    for step in trajectory.steps:
-        tools = _tools(step)
-        if step.info.get("errors") and len(tools) == 1:
-            text = without_experience(text_of(step.observation)).strip()
+    """Return (tool, first line of the answer, without ids and numbers) of every refused call."""
+    errors = set()
+    for turn in trajectory.turns:
+        tools = _tools(turn)
+        if turn.info.get("errors") and len(tools) == 1:
+            text = without_experience(text_of(turn.observation)).strip()
             line = re.sub(r"\S*\d\S*", "...", text.splitlines()[0] if text else "")
-            found.add((tools[0], line[:120]))
-    return found
-
-
-def _succeeds_again(trajectory: Trajectory, make_world: Callable[[], World]) -> bool:
-    world = make_world()
-    try:
-        world.reset(trajectory.task, trajectory.task.seed)
-        for step in played(trajectory):
-            result = world.step(step.action)
-            if result.terminated or result.truncated:
-                break
-        return world.evaluate().success
-    finally:
-        world.close()
+            errors.add((tools[0], line[:120]))
+    return errors

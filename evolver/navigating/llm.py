@@ -3,31 +3,25 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
-from evolver.llm import Chat, ChatError, Question
+from evolver.llm.client import Chat, ChatError, Question
+from evolver.llm.prompts import prompt
+from evolver.llm.schemas import INTEGER, NUMBER, TEXT, array, record
+from evolver.navigating import Extractor, Refiner
 from evolver.navigating.experience import Experience, new_experience
-from evolver.navigating.extract import groups_of
-from evolver.navigating.memory import Navigating
-from evolver.prompts import prompt
-from evolver.traces import steps_of, transcript
+from evolver.navigating.extract import learnable_groups
+from evolver.traces import exchanges_of, transcript
+from rl.bounds import Fraction
 from rl.trajectory import Trajectory
 
-
-def _object(**properties: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "type": "object",
-        "properties": properties,
-        "required": list(properties),
-        "additionalProperties": False,
-    }
-
-
-_TEXT, _NUMBER = {"type": "string"}, {"type": "number"}
-FOUND = _object(experiences={"type": "array", "items": _object(when=_TEXT, content=_TEXT, confidence=_NUMBER)})
-VERDICT = _object(reason=_TEXT, score=_NUMBER)
-CHOICE = _object(chosen={"type": "array", "items": _object(number={"type": "integer"}, content=_TEXT)})
+EXTRACTION = record(experiences=array(record(when=TEXT, content=TEXT, confidence=NUMBER)))
+VERDICT = record(reason=TEXT, score=NUMBER)
+CHOICE = record(chosen=array(record(number=INTEGER, content=TEXT)))
+MOST = 2  # experiences from one task
 _REWRITE = (
     "Write each chosen one anew for this task: say what matters here, in at most three sentences, and leave out what"
     " does not apply. That text is its content."
@@ -35,115 +29,119 @@ _REWRITE = (
 _KEEP = "Leave the content of each chosen one empty: it is used as it stands."
 
 
-class LlmExtractor:
-    """Experiences of trajectories: from the best success and the worst failure of each task, validated.
+class LlmExtractor(Extractor):
+    """Makes experiences from the best success and the worst failure of each task, and validates them.
 
-    It takes the place of `extract` in Navigating. A task whose attempts all failed teaches too.
+    It also learns from tasks whose attempts all failed.
     """
 
-    def __init__(
-        self,
-        chat: Chat,
-        *,
-        role: str = "summariser",
-        most: int = 2,
-        valid: float = 0.5,
-        shown: int = 2000,
-        splits: Sequence[str] = ("train",),
-    ):
-        """`most`: experiences of one task; `valid`: least score of the validation, 0 = none; `shown`: characters of
-        an action or observation that is shown; `splits`: see `extract`."""
-        self.chat, self.role, self.most, self.valid, self.shown, self.splits = chat, role, most, valid, shown, splits
-        self.counts = {"unanswered": 0, "invalid": 0}
+    roles = ("summariser",)
 
-    def __call__(self, trajectories: Sequence[Trajectory], *, step: int = 0, **_: Any) -> list[Experience]:
-        """Raises ValueError for a task of another split, and RunEnds."""
-        groups = [_telling(group) for group in groups_of(trajectories, self.splits).values()]
-        found: list[tuple[Experience, list[Trajectory]]] = []
+    def __init__(self, chat: Chat, shown: int, splits: Sequence[str], *, valid: Fraction = 0.5):
+        """shown: characters of an action or observation that the model sees. splits: of the tasks that may be learnt
+        from. valid: least score of the validation, 0 = no validation."""
+        self.chat, self.shown, self.splits, self.valid = chat, shown, splits, valid
+        self._counts: Counter[str] = Counter()
+
+    def extract(self, trajectories: Sequence[Trajectory], *, step: int) -> list[Experience]:
+        """Return the valid experiences. Raises ValueError for a task of another split, and RunEnds."""
+        groups = [_extremes(group) for group in learnable_groups(trajectories, self.splits).values()]
+        drafts: list[tuple[Experience, list[Trajectory]]] = []
         for group, answer in zip(groups, self.chat.ask([self._extraction(group) for group in groups])):
             if isinstance(answer, ChatError):
-                self.counts["unanswered"] += 1
+                self._counts["unanswered"] += 1
                 continue
-            for entry in answer.parsed["experiences"][: self.most]:
+            for entry in answer.parsed["experiences"][:MOST]:
                 when, content = entry["when"].strip(), entry["content"].strip()
                 if when and content:
-                    found.append((new_experience(when, content, sources=[group[0].task.id], step=step), group))
-        return self._validated(found) if self.valid else [experience for experience, _ in found]
+                    drafts.append((new_experience(when, content, sources=[group[0].task.id], step=step), group))
+        return self._validated(drafts) if self.valid else [experience for experience, _ in drafts]
 
-    def _validated(self, found: Sequence[tuple[Experience, list[Trajectory]]]) -> list[Experience]:
-        """Those that score enough; what could not be validated is left out."""
+    def metrics(self) -> dict[str, float]:
+        counts, self._counts = self._counts, Counter()
+        return {f"navigating/{name}": float(counts[name]) for name in ("unanswered", "invalid")}
+
+    def _validated(self, drafts: Sequence[tuple[Experience, list[Trajectory]]]) -> list[Experience]:
+        """Return the experiences that score enough. Those that could not be scored are left out."""
         kept = []
-        for (experience, _), verdict in zip(found, self.chat.ask([self._validation(*pair) for pair in found])):
+        for (experience, _), verdict in zip(drafts, self.chat.ask([self._validation(*draft) for draft in drafts])):
             if isinstance(verdict, ChatError):
-                self.counts["unanswered"] += 1
+                self._counts["unanswered"] += 1
             elif verdict.parsed["score"] >= self.valid:
                 kept.append(experience)
             else:
-                self.counts["invalid"] += 1
+                self._counts["invalid"] += 1
         return kept
 
     def _extraction(self, group: Sequence[Trajectory]) -> Question:
-        text = prompt("extract")
-        messages = text.messages(task=group[0].task.query, attempts=self._attempts(group), most=str(self.most))
-        return Question(self.role, messages, FOUND, text.version)
+        return self._question("extract", EXTRACTION, group, most=str(MOST))
 
     def _validation(self, experience: Experience, group: Sequence[Trajectory]) -> Question:
-        text = prompt("validate")
-        parts = {"when": experience.when, "content": experience.content, "task": group[0].task.query}
-        return Question(self.role, text.messages(**parts, attempts=self._attempts(group)), VERDICT, text.version)
+        return self._question("validate", VERDICT, group, when=experience.when, content=experience.content)
 
-    def _attempts(self, group: Sequence[Trajectory]) -> str:
-        return "\n\n".join(
+    def _question(self, name: str, schema: dict[str, Any], group: Sequence[Trajectory], **slots: str) -> Question:
+        text = prompt(name)
+        attempts = "\n\n".join(
             f"=== ATTEMPT {n}: {'success' if t.evaluation.success else 'failure'}, score {t.outcome:.2f}\n"
-            + transcript(steps_of(t), self.shown)
+            + transcript(exchanges_of(t), self.shown)
             for n, t in enumerate(group, 1)
         )
+        messages = text.messages(task=group[0].task.query, attempts=attempts, **slots)
+        return Question(self.roles[0], messages, schema, text.version)
 
 
-def _telling(group: Sequence[Trajectory]) -> list[Trajectory]:
-    """The success in the fewest steps and the failure with the lowest outcome, as far as there are."""
-    solved = sorted((t for t in group if t.evaluation.success), key=lambda t: (len(t.steps), t.rollout))
-    failed = sorted((t for t in group if not t.evaluation.success), key=lambda t: (t.outcome, -len(t.steps), t.rollout))
+def _extremes(group: Sequence[Trajectory]) -> list[Trajectory]:
+    """Return the success in the fewest turns and the failure with the lowest outcome, as far as there are any."""
+    solved = sorted((t for t in group if t.evaluation.success), key=lambda t: (len(t.turns), t.rollout))
+    failed = sorted((t for t in group if not t.evaluation.success), key=lambda t: (t.outcome, -len(t.turns), t.rollout))
     return [*solved[:1], *failed[:1]]
 
 
-class LlmNavigating(Navigating):
-    """Navigating whose retrieved experiences are chosen, and if wanted rewritten, for the task at hand."""
+class Reranker(Refiner):
+    """Asks a model which of the retrieved experiences fit the task. Without an answer, the best candidates are used."""
 
-    def __init__(self, *arguments: Any, chat: Chat, rewrite: bool = True, role: str = "reranker", **options: Any):
-        super().__init__(*arguments, **options)
-        self.chat, self.role, self.rewrite, self.wanted = chat, role, rewrite, self.k
-        self.k = 3 * self.wanted  # candidates
+    roles = ("reranker",)
+    candidates = 3
+    rewrites = False
 
-    def retrieve_all(self, queries: Sequence[str]) -> list[list[Experience]]:
-        """At most `k` experiences for each query; where the model does not answer, the most similar ones."""
-        candidates = super().retrieve_all(queries)
-        asked = [n for n, found in enumerate(candidates) if found]
-        answers = dict(zip(asked, self.chat.ask([self._question(queries[n], candidates[n]) for n in asked])))
+    def __init__(self, chat: Chat):
+        self.chat = chat
+        self._counts: Counter[str] = Counter()
+
+    def refine(
+        self, queries: Sequence[str], candidates: Sequence[Sequence[Experience]], top_k: int
+    ) -> list[list[Experience]]:
+        asked = [n for n, experiences in enumerate(candidates) if experiences]
+        questions = [self._question(queries[n], candidates[n], top_k) for n in asked]
+        answers = dict(zip(asked, self.chat.ask(questions)))
         self._counts["refined"] += len(asked)
-        return [self._chosen(found, answers.get(n)) for n, found in enumerate(candidates)]
+        return [self._chosen(experiences, answers.get(n), top_k) for n, experiences in enumerate(candidates)]
 
     def metrics(self) -> dict[str, float]:
-        counts = {name: float(self._counts[name]) for name in ("refined", "unrefined")}
-        return super().metrics() | {f"navigating/{name}": count for name, count in counts.items()}
+        counts, self._counts = self._counts, Counter()
+        return {f"navigating/{name}": float(counts[name]) for name in ("refined", "unrefined")}
 
-    def _question(self, query: str, candidates: Sequence[Experience]) -> Question:
+    def _question(self, query: str, candidates: Sequence[Experience], top_k: int) -> Question:
         text = prompt("refine")
         listed = "\n".join(f"{n}. {e.when}\n   {e.content}" for n, e in enumerate(candidates, 1))
-        rewriting = _REWRITE if self.rewrite else _KEEP
-        messages = text.messages(task=query, experiences=listed, most=str(self.wanted), rewriting=rewriting)
-        return Question(self.role, messages, CHOICE, text.version)
+        rewriting = _REWRITE if self.rewrites else _KEEP
+        messages = text.messages(task=query, experiences=listed, most=str(top_k), rewriting=rewriting)
+        return Question(self.roles[0], messages, CHOICE, text.version)
 
-    def _chosen(self, candidates: list[Experience], answer: Any) -> list[Experience]:
-        if isinstance(answer, ChatError):
-            self._counts["unrefined"] += 1
+    def _chosen(self, candidates: Sequence[Experience], answer: Any, top_k: int) -> list[Experience]:
         if answer is None or isinstance(answer, ChatError):
-            return candidates[: self.wanted]
+            self._counts["unrefined"] += answer is not None
+            return list(candidates[:top_k])
         chosen: dict[str, Experience] = {}
         for entry in answer.parsed["chosen"]:
-            if 1 <= entry["number"] <= len(candidates) and len(chosen) < self.wanted:
+            if 1 <= entry["number"] <= len(candidates) and len(chosen) < top_k:
                 experience = candidates[entry["number"] - 1]
-                content = entry["content"].strip() if self.rewrite else ""
-                told = Experience.from_dict(experience.to_dict() | {"content": content or experience.content})
-                chosen.setdefault(experience.id, told)
+                content = entry["content"].strip() if self.rewrites else ""
+                chosen.setdefault(experience.id, replace(experience, content=content or experience.content))
         return list(chosen.values())
+
+
+class Rewriter(Reranker):
+    """Also rewrites the chosen experiences for the task at hand."""
+
+    rewrites = True

@@ -1,42 +1,45 @@
-"""The compilers of other machines, each in a virtual environment of its own, run as a subprocess."""
+"""Run XLA's compiler for another machine, in a subprocess with a virtual environment of its own."""
 
 from __future__ import annotations
 
 import json
 import os
 import subprocess
-import sys
+import tempfile
 import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from evolver.books import plain
 from evolver.plan.targets import Target
+from evolver.workdir import plain
 
 ROOT = Path(__file__).parents[2]
 ENVIRONMENTS = {"cuda": "plan-gpu", "tpu": "plan-tpu"}
-TIMEOUT = 3600.0  # seconds for all programs of a plan; a minute or two, and more on a busy machine
+TIMEOUT = 3600.0  # seconds for all programs of a plan, which take a minute or two on an idle machine
 
 
 def interpreter(target: Target) -> Path | None:
-    """Python of the target's plan environment: EVOLVER_PLAN_PYTHON, or that of `make plan-gpu`, `make plan-tpu`."""
+    """Return the Python that compiles for the target, None if it is not installed.
+
+    It is EVOLVER_PLAN_PYTHON, or that of the environment which `make plan-gpu` or `make plan-tpu` makes.
+    """
     given = os.environ.get("EVOLVER_PLAN_PYTHON")
     path = Path(given) if given else ROOT / f".venv-{ENVIRONMENTS[target.chip.platform]}" / "bin" / "python"
     return path if path.exists() else None
 
 
-def offer(target: Target) -> str:
-    """How to get it."""
+def how_to_install(target: Target) -> str:
+    """Return the sentence that tells how to install the compiler."""
     name = ENVIRONMENTS[target.chip.platform]
-    return f"`make {name}` installs the compiler (requirements/{name}.txt), which needs no such device"
+    return f"`make {name}` installs the compiler (requirements/{name}.txt); it needs no such device"
 
 
 def environment(target: Target) -> dict[str, str]:
-    """Variables under which jax compiles for devices that are not here, and looks for none."""
+    """Return environment variables that let jax compile for absent devices without searching for any."""
     own = {"JAX_PLATFORMS": "cpu", "TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONPATH": str(ROOT)}
     if target.chip.platform == "cuda":
-        own["XLA_FLAGS"] = "--xla_gpu_autotune_level=0"  # timing kernels would need a device
+        own["XLA_FLAGS"] = "--xla_gpu_autotune_level=0"  # autotuning runs kernels, which needs a device
     else:
         own |= {
             "TPU_SKIP_MDS_QUERY": "1",
@@ -54,50 +57,37 @@ def compile_programs(
     phases: list[str],
     slots: int,
     micro_batches: float,
-    say: Callable[[str], None] = lambda line: None,
+    show: Callable[[str], None] = lambda line: None,
 ) -> dict[str, Any]:
-    """`programs.run` in the plan environment; {"error": why} where there is none, or where it failed."""
+    """Return the result of `programs.run` in the plan environment; {"error": why} if there is none or it failed.
+
+    show: called with a line of progress after each program.
+    """
     python = interpreter(target)
     if python is None:
-        return {"error": f"no compiler for {target.chip.name}: {offer(target)}"}
+        return {"error": f"no compiler for {target.chip.name}: {how_to_install(target)}"}
     job = {"config": plain(config), "target": target.name, "phases": phases, "slots": slots}
     job["micro_batches"] = micro_batches
-    command = [str(python), "-m", "evolver.plan.programs"]
-    process = subprocess.Popen(
-        command, cwd=ROOT, env=environment(target), text=True,
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    )  # fmt: skip
-    lines: list[str] = []
-    reader = threading.Thread(target=_follow, args=(process.stderr, lines, say), daemon=True)
-    reader.start()
-    killer = threading.Timer(TIMEOUT, process.kill)
-    killer.start()
-    try:
-        process.stdin.write(json.dumps(job))
-        process.stdin.close()
-        out = process.stdout.read()
-        process.wait()
-    except BrokenPipeError:
-        out = ""
-        process.wait()
-    finally:
-        killer.cancel()
-        if process.poll() is None:  # interrupted
-            process.kill()
-    reader.join(5)
-    if process.returncode:
-        tail = " | ".join(lines[-3:])
-        return {"error": f"the compiler for {target.chip.name} failed (exit code {process.returncode}): {tail}"}
-    return json.loads(out.strip().splitlines()[-1])
-
-
-def _follow(stream: Any, lines: list[str], say: Callable[[str], None]) -> None:
-    for line in stream:
-        lines.append(line.strip())
-        if line.startswith("compiled "):
-            say(line.strip())
-
-
-def tell(line: str) -> None:
-    """Progress, beside the plan itself."""
-    print(f"  {line}", file=sys.stderr, flush=True)
+    with tempfile.TemporaryFile("w+") as stdin, tempfile.TemporaryFile("w+") as stderr:
+        json.dump(job, stdin)
+        stdin.seek(0)
+        process = subprocess.Popen(
+            [str(python), "-m", "evolver.plan.programs"], cwd=ROOT, env=environment(target), text=True,
+            stdin=stdin, stdout=subprocess.PIPE, stderr=stderr,
+        )  # fmt: skip
+        timer = threading.Timer(TIMEOUT, process.kill)
+        timer.start()
+        try:
+            result = ""
+            for result in process.stdout:
+                if result.startswith("compiled "):
+                    show(result.strip())
+            process.wait()
+        finally:
+            timer.cancel()
+            process.kill()  # has no effect if the process has ended
+        if process.returncode:
+            stderr.seek(0)
+            last = " | ".join(line.strip() for line in stderr.readlines()[-3:])
+            return {"error": f"the compiler for {target.chip.name} failed (exit code {process.returncode}): {last}"}
+        return json.loads(result)

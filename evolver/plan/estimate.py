@@ -1,42 +1,42 @@
-"""What a config does to a target: memory by kind, time by phase, sizes, cost. Compiled figures where there are any.
+"""Estimate the memory, time and sizes of a config on a target, with figures of compiled programs where there are any.
 
-Everything is per device unless its name says otherwise. The fullest device is the one that learner and engine share,
-if they do.
+Figures are per device unless stated otherwise. The fullest device is the one that learner and engine share, if any.
 """
 
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 from jax.sharding import AbstractMesh, AxisType
 
-from evolver.plan import analytic, judging
-from evolver.plan.analytic import BYTES, Split
+from evolver.plan import analytic, compilers
+from evolver.plan.analytic import BYTES, EPISODE, Split
 from evolver.plan.placement import SERVER, Engine, engine_of
 from evolver.plan.targets import Target
 from models import lora, qwen
 from models import mesh as meshes
-from rl.engines.jax_engine import FEW
+from rl.engines.jax.engine import FEW
 
-# What nobody knows before a run; the plan prints them.
-EPISODE = 1 / 3  # mean length of an episode, as a share of rollout.context
+# Assumptions about a run; the plan prints them.
 GENERATED = 0.25  # share of an episode's tokens that the policy writes; the rest is prompts and observations
-FILL = 0.95  # of packed rows
-DISK = 1e9  # bytes/s of one host's checkpoint writes
-PHASES = ("update", "logp", "prefill", "decode")
+FILL = 0.95  # share of packed rows that holds tokens
+DISK = 1e9  # bytes/s at which one host writes checkpoints
+LEARNER = ("update", "logp")
+PHASES = (*LEARNER, "prefill", "decode")
 KINDS = ("parameters", "optimizer", "reference", "gradients", "temporaries", "engine weights", "KV cache")
 
 
 @dataclass(frozen=True)
 class Case:
-    """A config on a target, with what both derive."""
+    """A config on a target, with the quantities derived from both."""
 
     config: Any
     shape: qwen.Config
-    target: Target | None = None  # sizes alone need none
+    target: Target | None = None  # not needed for sizes
 
     @property
     def split(self) -> Split:
@@ -49,28 +49,27 @@ class Case:
 
     @property
     def episode(self) -> float:
-        """Tokens of an episode, on average."""
+        """Mean tokens of an episode."""
         return EPISODE * self.config.rollout.context
 
     @property
     def micro_batches(self) -> int:
-        """Of one update."""
+        """Micro-batches of one update."""
         rows = self.trajectories * self.episode / FILL / self.config.learner.row / self.config.learner.updates
         return max(1, math.ceil(rows / self.config.learner.micro))
 
     @property
     def engine(self) -> Engine:
-        """Where the engine stands."""
         return engine_of(self.config, self.shape, self.target)
 
     @property
     def rank(self) -> int:
-        """Of adapters; 0 = the weights are trained."""
+        """Rank of the adapters; 0 = the weights are trained."""
         return self.config.lora.rank
 
 
 def adapted(config: Any, target: Target) -> tuple[Any, list[str]]:
-    """(config, notes): the config with a mesh for the target's devices, where its own is for another number."""
+    """Return (config, notes): the config with a mesh for the target's devices if its own is for another number."""
     sizes = {axis: config.mesh[axis] for axis in meshes.AXES}
     if math.prod(sizes.values()) == target.count:
         return config, []
@@ -94,14 +93,14 @@ def adapted(config: Any, target: Target) -> tuple[Any, list[str]]:
 
 
 def check_mesh(case: Case) -> None:
-    """Raises MeshError where the mesh does not divide the model."""
+    """Raise MeshError if the mesh does not divide the model."""
     sizes = tuple(case.config.mesh[axis] for axis in meshes.AXES)
     mesh = AbstractMesh(sizes, meshes.AXES, axis_types=(AxisType.Auto,) * len(sizes))
     meshes.shardings(case.shape, mesh, case.config.sharding.to_dict())
 
 
 def trained_weights(case: Case) -> Any:
-    """The tree of `qwen.Weight`s that gets gradients: all of them, or adapters."""
+    """Return the tree of `qwen.Weight`s that gets gradients: all weights, or the adapters."""
     if not case.rank:
         return qwen.weights(case.shape)
     c = case.config.lora
@@ -109,7 +108,7 @@ def trained_weights(case: Case) -> Any:
 
 
 def weight_bytes(case: Case, weights: Any, size: int) -> float:
-    """A tree of `qwen.Weight`s on one device, at `size` bytes an entry."""
+    """Return the bytes of a tree of `qwen.Weight`s on one device, at `size` bytes per entry."""
     rules, mesh, total = case.config.sharding.to_dict(), case.config.mesh, 0.0
     for weight in jax.tree.leaves(weights, is_leaf=qwen.is_weight):
         over = [axis for name in weight.axes for axis in rules.get(name, "").split(",") if axis]
@@ -118,7 +117,7 @@ def weight_bytes(case: Case, weights: Any, size: int) -> float:
 
 
 def state_bytes(case: Case) -> dict[str, float]:
-    """{"parameters", "optimizer", "reference", "gradients", "host"} that live as long as the run."""
+    """Return the bytes of {"parameters", "optimizer", "reference", "gradients", "host"}; "host" is in host memory."""
     c, base = case.config, qwen.weights(case.shape)
     master = BYTES[c.optim.master]
     trained = trained_weights(case)
@@ -126,67 +125,69 @@ def state_bytes(case: Case) -> dict[str, float]:
     if case.rank:
         parameters += weight_bytes(case, base, BYTES[c.model.dtype])
     moments = weight_bytes(case, trained, 8)
-    reference = weight_bytes(case, base, master) if c.loss.kl and not case.rank else 0.0
-    offload, away = c.optim.offload, c.loss.reference == "host"
+    reference = weight_bytes(case, base, master) if c.loss.kl_coef and not case.rank else 0.0
+    offload, on_host = c.optim.offload, c.loss.reference == "host"
     return {
         "parameters": parameters,
         "optimizer": 0.0 if offload else moments,
-        "reference": 0.0 if away else reference,
+        "reference": 0.0 if on_host else reference,
         "gradients": weight_bytes(case, trained, 4),
-        "host": moments * offload + reference * away,
+        "host": moments * offload + reference * on_host,
     }
 
 
 def temporaries(case: Case, compiled: dict[str, Any]) -> dict[str, tuple[float, str]]:
-    """{phase: (bytes, "compiled" or "estimated")}, the gradient's accumulator not among them."""
+    """Return {phase: (bytes, "compiled" or "estimated")} without the accumulated gradients."""
     c, state = case.config, state_bytes(case)
     rows = {"rows": c.learner.micro, "row": c.learner.row, "split": case.split, "dtype": c.model.dtype}
     rows["chunk"] = c.learner.chunk
-    guess = {
+    estimated = {
         "update": state["gradients"] + analytic.update_temporaries(case.shape, remat=c.model.remat, **rows),
         "logp": analytic.logp_temporaries(case.shape, **rows),
         "prefill": 4.0 * case.shape.vocab * min(4, c.engine.slots),
         "decode": 4.0 * 4 * case.shape.vocab * c.engine.slots,
     }
-    found = {phase: (size, "estimated") for phase, size in guess.items()}
+    result = {phase: (size, "estimated") for phase, size in estimated.items()}
     for phase, record in compiled.items():
         if "memory" in record:
             size = record["memory"]["temp"] - (state["gradients"] if phase == "update" else 0)
-            found[phase] = (max(0.0, size), "compiled")
-    if c.engine.name == "jax":  # the program decodes all rows in place; few of them it copies
-        size, source = found["decode"]
-        found["decode"] = (size + case.engine.cache / FEW, source)
-    return found
+            result[phase] = (max(0.0, size), "compiled")
+    if c.engine.name == "jax":  # the program decodes all rows in place, but copies a few of them
+        size, source = result["decode"]
+        result["decode"] = (size + case.engine.cache / FEW, source)
+    return result
 
 
 def memory(case: Case, compiled: dict[str, Any]) -> dict[str, dict[str, float]]:
-    """{phase: {kind: bytes}} on the fullest device, the cache as large as the config asks for."""
-    c, state, spare, engine = case.config, state_bytes(case), temporaries(case, compiled), case.engine
+    """Return {phase: {kind: bytes}} on the fullest device, with the cache that the config asks for."""
+    c, state, scratch, engine = case.config, state_bytes(case), temporaries(case, compiled), case.engine
     held = {"engine weights": engine.weights, "KV cache": engine.cache}
     table = {}
     for phase in PHASES:
-        learns = phase in ("update", "logp")
+        learns = phase in LEARNER
         row = dict.fromkeys(KINDS, 0.0)
         if learns or engine.shared:
             row |= {kind: state[kind] for kind in ("parameters", "optimizer", "reference")}
         if not learns or engine.shared:
             row |= held
         row["gradients"] = state["gradients"] if phase == "update" else 0.0
-        row["temporaries"] = spare[phase][0] if learns or c.engine.name == "jax" else SERVER
-        if phase == "logp" and c.loss.kl and not case.rank and not state["reference"]:
-            row["reference"] = state["parameters"]  # brought here for the pass
+        row["temporaries"] = scratch[phase][0] if learns or c.engine.name == "jax" else SERVER
+        if phase == "logp" and c.loss.kl_coef and not case.rank and not state["reference"]:
+            row["reference"] = state["parameters"]  # copied from the host for the pass
         table[phase] = row
     return table
 
 
 def learner_bytes(row: dict[str, float]) -> float:
-    """What a phase of the learner takes without the engine beside it."""
+    """Return the bytes of a phase of the learner without the engine."""
     return sum(size for kind, size in row.items() if kind not in ("engine weights", "KV cache"))
 
 
 def capacity(case: Case, table: dict[str, dict[str, float]]) -> int:
-    """Whole contexts whose keys and values one engine can hold: of the jax engine as many as fit beside everything
-    else, in every phase that the cache lives through; of a server what its share of the device gives."""
+    """Return how many whole contexts of keys and values one engine can hold.
+
+    For the jax engine they must fit beside everything else in every phase; for a server, in its share of the device.
+    """
     if case.config.engine.name != "jax":
         return case.engine.sequences
     fullest = max(sum(row.values()) - row["KV cache"] for row in table.values())
@@ -200,8 +201,11 @@ def capacity(case: Case, table: dict[str, dict[str, float]]) -> int:
 def phase(
     target: Target, *, flops: float, moved: float, wire: float, tokens: float, reach: float, repeat: float = 1.0
 ) -> dict[str, Any]:
-    """One phase of a step: `repeat` executions of a program with these figures per device. `reach` is the share of the
-    peak that its slowest resource is expected to reach; links and memory are taken to overlap with compute."""
+    """Return the figures of one phase: `repeat` executions of a program with these figures per device.
+
+    reach: the share of the peak that the slowest resource is assumed to reach. Transfers over links and from memory are
+    assumed to overlap with compute.
+    """
     chip = target.chip
     seconds = {"compute": flops / chip.flops, "memory": moved / chip.bandwidth, "links": wire / target.link}
     bound = max(seconds, key=lambda name: seconds[name])
@@ -214,28 +218,28 @@ def phase(
 
 
 def times(case: Case, compiled: dict[str, Any], sequences: int) -> dict[str, dict[str, Any]]:
-    """{phase: see `phase`} of one step, `sequences` decoding at a time."""
+    """Return {phase: see `phase`} of one step, with `sequences` decoding at a time."""
     c, shape, split, devices = case.config, case.shape, case.split, case.target.count
     tokens = case.trajectories * case.episode
     predicted = GENERATED * tokens
     segment, micro = case.episode, case.micro_batches
-    wires = {name: _wire(compiled, name) for name in ("update", "logp")}
-    passes = (c.loss.old_logp == "recomputed") + bool(c.loss.kl)
-    each = tokens / c.learner.updates  # of one update
+    wires = {name: _wire(compiled, name) for name in LEARNER}
+    passes = (c.loss.old_logp == "recomputed") + bool(c.loss.kl_coef)
+    per_update = tokens / c.learner.updates
     forward = analytic.forward_flops(shape, tokens, segment, predicted)
     update = analytic.update_flops(
-        shape, each, segment, predicted / c.learner.updates, remat=c.model.remat in ("full", "attention")
+        shape, per_update, segment, predicted / c.learner.updates, remat=c.model.remat in ("full", "attention")
     )
-    local = each / devices * split.tensor
+    local = per_update / devices * split.tensor
     size = c.model.dtype
     result = {
         "update": phase(
-            case.target, flops=update / devices, wire=wires["update"], tokens=each, reach=0.8,
+            case.target, flops=update / devices, wire=wires["update"], tokens=per_update, reach=0.8,
             moved=analytic.update_bytes(shape, local, micro, split, dtype=size),
             repeat=c.learner.updates * c.learner.epochs,
         ),
         "logp": phase(
-            case.target, flops=forward / c.learner.updates / devices, wire=wires["logp"], tokens=each, reach=0.8,
+            case.target, flops=forward / c.learner.updates / devices, wire=wires["logp"], tokens=per_update, reach=0.8,
             moved=analytic.logp_bytes(shape, local, micro, split, dtype=size), repeat=passes * c.learner.updates,
         ),
     }  # fmt: skip
@@ -246,7 +250,7 @@ def times(case: Case, compiled: dict[str, Any], sequences: int) -> dict[str, dic
 
 
 def rollout_times(case: Case, sequences: int) -> dict[str, dict[str, Any]]:
-    """Prefill of what the policy reads, decoding of what it writes, spread over the engine's replicas."""
+    """Return the figures of prefill and decoding, spread over the engine's replicas."""
     c, shape, engine = case.config, case.shape, case.engine
     tokens = case.trajectories * case.episode / engine.replicas
     at_once = min(sequences, max(1, c.rollout.concurrency // engine.replicas))
@@ -270,12 +274,12 @@ def _wire(compiled: dict[str, Any], name: str) -> float:
     return sum(sent for _, sent in compiled.get(name, {}).get("collectives", {}).values())
 
 
-# --- all of it -------------------------------------------------------------------------------------------------------
+# --- everything -------------------------------------------------------------------------------------------------------
 
 
 def sizes(case: Case) -> dict[str, float]:
-    """Of the whole model: entries, those that train; bytes of a checkpoint, which holds what trains and its moments, of
-    what a weight sync moves, and of the exported policy."""
+    """Return the numbers of parameters and of trained ones, and the bytes of a checkpoint (trained parameters and their
+    moments), of a weight sync and of the exported policy."""
     count, c = qwen.parameter_count(case.shape), case.config
     trained = count
     if case.rank:
@@ -290,8 +294,19 @@ def sizes(case: Case) -> dict[str, float]:
     }
 
 
+def compile_case(case: Case) -> dict[str, Any]:
+    """Compile the programs of a case for its target, with progress on stderr; see `compilers.compile_programs`."""
+    c = case.config
+    slots = max(1, min(c.engine.slots, estimate(case, {})["sequences"]))
+    return compilers.compile_programs(
+        c.to_dict(), case.target, phases=[name for name in PHASES if c.engine.name == "jax" or name in LEARNER],
+        micro_batches=case.micro_batches, slots=slots,
+        show=lambda line: print(f"  {line}", file=sys.stderr, flush=True),
+    )  # fmt: skip
+
+
 def estimate(case: Case, compiled: dict[str, Any]) -> dict[str, Any]:
-    """The plan as one JSON-able record; `report` puts it into words, `advice` looks for what would make it fit."""
+    """Return the plan as one JSON-able record, for `report` and `advice`. compiled: see `programs.run`; {} = none."""
     records = compiled.get("phases", {})
     table = memory(case, records)
     room = capacity(case, table)
@@ -310,18 +325,18 @@ def estimate(case: Case, compiled: dict[str, Any]) -> dict[str, Any]:
         "host": state_bytes(case)["host"] * case.target.count,
         "limit": case.target.chip.usable,
         "fits": fits and not refused,
-        "learner": max(learner_bytes(table[phase]) for phase in ("update", "logp")),
+        "learner": max(learner_bytes(table[phase]) for phase in LEARNER),
         "sequences": room,
         "kv_token": analytic.kv_bytes(case.shape, case.config.engine.cache_dtype),
         "phases": phases,
         "step_s": sum(record["expected_s"] for record in phases.values()),
         "micro_batches": case.micro_batches,
         "sizes": sizes(case),
-        "judge": judging.bill(case.config, case.episode),
         "steps": case.config.steps,
         "engine": case.engine.place,
         "slots": case.config.engine.slots if case.config.engine.name == "jax" else 0,
         "context": case.config.rollout.context,
         "link": case.target.link,
-        "assumed": f"{case.trajectories:,} episodes, taken to be {case.episode:,.0f} tokens, {GENERATED:.0%} generated",
+        "assumed": f"{case.trajectories:,} episodes; assumed: {case.episode:,.0f} tokens each, {GENERATED:.0%} of them"
+        " generated",
     }

@@ -1,14 +1,13 @@
-"""Collectives of a compiled program, read from its HLO text, with the trip counts of the loops around them."""
+"""Count the collectives of a compiled program in its HLO text, with the trip counts of the loops around them."""
 
 from __future__ import annotations
 
 import math
 import re
 from collections import defaultdict
-from dataclasses import dataclass
 
 KINDS = ("all-gather", "reduce-scatter", "all-reduce", "all-to-all", "collective-permute")
-BITS = {"pred": 8, "bf16": 16, "token": 0}  # others carry their width in their name: f32, s8, f8e4m3fn
+BITS = {"pred": 8, "bf16": 16, "token": 0}  # the width of others is in their name: f32, s8, f8e4m3fn
 
 _HEADER = re.compile(r"^(?:ENTRY )?%?([\w.\-]+) \(.*\{$")
 _ARRAY = re.compile(r"\b([a-z][a-z0-9]*)\[([\d,]*)\]")
@@ -16,59 +15,40 @@ _COLLECTIVE = re.compile(rf"^\s+(?:ROOT )?%?[\w.\-]+ = (.*?) ({'|'.join(KINDS)})
 _CALLED = re.compile(r"\b(body|condition|calls|to_apply|true_computation|false_computation)=%?([\w.\-]+)")
 
 
-@dataclass(frozen=True)
-class Collective:
-    """`count` executions of one instruction over `devices` devices; `wire`: bytes each device sends in all of them,
-    with ring algorithms."""
+def collectives(text: str, *, trips: float = 1.0) -> dict[str, tuple[float, float]]:
+    """Return {kind: (executions, bytes that each device sends)} of a program's collectives over several devices.
 
-    kind: str
-    count: float
-    devices: int
-    wire: float
-
-
-def collectives(text: str, *, trips: float = 1.0) -> list[Collective]:
-    """Every collective of the program with more than one device. `trips`: of loops whose count is data."""
+    Bytes are those of ring algorithms. trips: assumed trip count of loops whose count is data.
+    """
     computations = _computations(text)
     times = _multiplicities(computations, trips)
-    found = []
+    sums: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
     for name, lines in computations.items():
         for line in lines:
             match = _COLLECTIVE.match(line)
-            if match and times[name]:
-                devices = _group_size(line)
-                if devices > 1:
-                    wire = _wire(match[1], match[2], bool(match[3]), devices)
-                    found.append(Collective(match[2], times[name], devices, times[name] * wire))
-    return found
-
-
-def totals(found: list[Collective]) -> dict[str, tuple[float, float]]:
-    """{kind: (executions, bytes that each device sends)}."""
-    sums: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
-    for item in found:
-        sums[item.kind][0] += item.count
-        sums[item.kind][1] += item.wire
+            if match and times[name] and (devices := _group_size(line)) > 1:
+                sums[match[2]][0] += times[name]
+                sums[match[2]][1] += times[name] * _wire(match[1], match[2], bool(match[3]), devices)
     return {kind: (sums[kind][0], sums[kind][1]) for kind in KINDS if kind in sums}
 
 
 def _computations(text: str) -> dict[str, list[str]]:
-    """The instructions of each computation; the entry's stand under "" too."""
-    found: dict[str, list[str]] = {}
+    """Return the instructions of each computation; those of the entry are also under ""."""
+    computations: dict[str, list[str]] = {}
     lines: list[str] = []
     for line in text.splitlines():
         header = _HEADER.match(line)
         if header:
-            lines = found[header[1]] = []
+            lines = computations[header[1]] = []
             if line.startswith("ENTRY"):
-                found[""] = lines
+                computations[""] = lines
         elif line.startswith(" "):
             lines.append(line)
-    return found
+    return computations
 
 
 def _multiplicities(computations: dict[str, list[str]], trips: float) -> dict[str, float]:
-    """How often each computation runs; of a conditional's branches each counts as taken."""
+    """Return how often each computation runs. Every branch of a conditional counts as taken."""
     times: dict[str, float] = defaultdict(float)
     entry = next((name for name, lines in computations.items() if name and lines is computations.get("")), None)
 
@@ -89,7 +69,7 @@ def _multiplicities(computations: dict[str, list[str]], trips: float) -> dict[st
 
 
 def _trip_count(line: str, computations: dict[str, list[str]]) -> int | None:
-    """Of a `while`: what the compiler says, or the constant that its condition compares with; None where it is data."""
+    """Return the trip count of a `while` from its metadata or its condition; None if the count is data."""
     known = re.search(r'"known_trip_count":\{"n":"(\d+)"', line)
     if known:
         return int(known[1])
@@ -104,7 +84,7 @@ def _trip_count(line: str, computations: dict[str, list[str]]) -> int | None:
 
 
 def _group_size(line: str) -> int:
-    """Devices that take part together."""
+    """Return the number of devices in a group of an instruction."""
     axes = re.search(r"replica_groups=mesh\[([^\]]*)\]\s*\{([^}]*)\}", line)
     if axes:
         sizes = dict(re.findall(r"'([^']+)'=(\d+)", axes[1]))
@@ -119,7 +99,7 @@ def _group_size(line: str) -> int:
 
 
 def _bytes(text: str) -> float:
-    """Of all arrays named in the text."""
+    """Return the bytes of all arrays named in the text."""
     total = 0.0
     for kind, shape in _ARRAY.findall(text):
         digits = re.search(r"\d+", kind)
@@ -129,7 +109,7 @@ def _bytes(text: str) -> float:
 
 
 def _wire(result: str, kind: str, start: bool, devices: int) -> float:
-    """Bytes one device sends. `-start` instructions name operands and results; the larger side is the whole array."""
+    """Return the bytes that one device sends. `-start` instructions name both operands and results."""
     text = re.sub(r"\{[^{}]*\}", "", result)  # layouts
     whole = _bytes(text)
     if kind == "all-reduce":
@@ -138,7 +118,7 @@ def _wire(result: str, kind: str, start: bool, devices: int) -> float:
         return whole / 2 if start else whole
     if kind == "all-to-all":
         return (whole / 2 if start else whole) * (devices - 1) / devices
-    if start:  # the shard and the whole array
+    if start:  # both the shard and the whole array are named
         whole = whole * devices / (devices + 1)
     elif kind == "reduce-scatter":
         whole *= devices

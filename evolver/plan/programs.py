@@ -1,16 +1,15 @@
-"""The programs of a run, compiled from shapes alone for a machine that is not here.
+"""Compile the programs of a run for another machine, from shapes alone.
 
-    python -m evolver.plan.programs < job.json        # started by `evolver.plan.compilers`, under a plan environment
+    python -m evolver.plan.programs < job.json        # started by `evolver.plan.compilers`, in a plan environment
 
 The job is {"config": ..., "target": "h100:8", "phases": [...], "slots": n, "micro_batches": m}; the last line of the
-output is one JSON object. The programs are the run's own: the update and the log-probabilities of `evolver.parts`, the
-prefill and decode steps of the JAX engine, on a mesh of the target's devices and with its compiler.
+output is the result as JSON. The programs are those that a run executes: the update and the log-probabilities of
+`evolver.run`, and the prefill and decode steps of the JAX engine. They are compiled for the target's devices.
 """
 
 from __future__ import annotations
 
 import json
-import re
 import resource
 import sys
 import time
@@ -24,17 +23,18 @@ from jax.experimental import topologies
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 from ml_collections import ConfigDict
 
-from evolver import parts, plan
+from evolver import plan
+from evolver import run as parts
 from evolver.plan import hlo, targets
 from models import mesh as meshes
 from models import qwen
 from rl import learner
-from rl.engines import decoding
+from rl.engines.jax import decoding
 from rl.packing import Packed
 
 
 def devices_of(target: targets.Target) -> list[Any]:
-    """Descriptions of the target's devices, which jax can compile for and nothing else."""
+    """Return descriptions of the target's devices, for which jax can compile but not run programs."""
     if target.chip.platform == "tpu":
         name = targets.TPU_TOPOLOGIES[target.chip.name][target.count]
         return list(topologies.get_topology_desc(platform="tpu", topology_name=name).devices)
@@ -44,13 +44,13 @@ def devices_of(target: targets.Target) -> list[Any]:
 
 
 def mesh_of(config: Any, devices: list[Any]) -> Mesh:
-    """The config's mesh over these devices."""
+    """Return the config's mesh over these devices."""
     sizes = [config.mesh.get(axis, 1) for axis in meshes.AXES]
     return Mesh(np.array(devices).reshape(sizes), meshes.AXES, axis_types=(AxisType.Auto,) * len(sizes))
 
 
 def placed(tree: Any, where: Any) -> Any:
-    """ShapeDtypeStructs with a sharding: one for all, or a tree of them."""
+    """Return ShapeDtypeStructs with shardings. where: one sharding for all, or a tree of them."""
     struct = lambda a, s: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=s)  # noqa: E731
     if isinstance(where, jax.sharding.Sharding):
         return jax.tree.map(lambda a: struct(a, where), tree)
@@ -58,7 +58,7 @@ def placed(tree: Any, where: Any) -> Any:
 
 
 def learner_programs(config: Any, shape: qwen.Config, devices: list[Any]) -> dict[str, Any]:
-    """{"update", "logp"}: traced, with nothing computed."""
+    """Return {"update", "logp"} as functions that trace the program."""
     mesh, optimizer = mesh_of(config, devices), parts.make_optimizer(config)
     update, logp = parts.make_programs(config, shape, mesh, optimizer)
     layout, frozen = parts.make_layout(config), jnp.dtype(config.model.dtype)
@@ -75,12 +75,12 @@ def learner_programs(config: Any, shape: qwen.Config, devices: list[Any]) -> dic
 
 
 def batch_shapes(config: Any, mesh: Mesh) -> dict[str, jax.ShapeDtypeStruct]:
-    """What `learner` puts on the devices for a mini-batch of whole rows."""
+    """Return the arrays of a mini-batch of full rows, as `rl.learner` puts them on the devices."""
     rows, micro = parts.capacity_rows(config), config.learner.micro
     row = np.zeros((1, config.learner.row), np.int32)
     packed = Packed(row, row, row, row > 0, row * 1.0, row * 1.0, row > 0, row)
-    packed.ref_logp_RT = packed.logp_RT if config.loss.kl else None
-    arrays = learner._batch(packed, None, 1, 1)
+    packed.ref_logp_RT = packed.logp_RT if config.loss.kl_coef else None
+    arrays = learner.device_batch(packed, None, 1, 1)
     where = NamedSharding(mesh, PartitionSpec(None, *meshes.rows(mesh).spec))
     shape = (-(-rows // micro), micro, config.learner.row)
     kinds = {"float64": jnp.float32}
@@ -91,62 +91,50 @@ def batch_shapes(config: Any, mesh: Mesh) -> dict[str, jax.ShapeDtypeStruct]:
 
 
 def engine_programs(config: Any, shape: qwen.Config, device: Any, slots: int) -> dict[str, Any]:
-    """{"prefill", "decode"} of the JAX engine on one device, with `slots` rows of rollout.context tokens."""
-    here = SingleDeviceSharding(device)
+    """Return {"prefill", "decode"} of the JAX engine on one device, as functions that trace the program.
+
+    slots: rows of rollout.context tokens in the cache.
+    """
+    sharding = SingleDeviceSharding(device)
     dtype, cache_dtype = jnp.dtype(config.model.dtype), jnp.dtype(config.engine.cache_dtype)
-    weights = placed(jax.eval_shape(partial(qwen.for_decoding, shape, dtype=dtype), qwen.shapes(shape)), here)
+    weights = placed(jax.eval_shape(partial(qwen.for_decoding, shape, dtype=dtype), qwen.shapes(shape)), sharding)
     cache = jax.eval_shape(partial(qwen.init_cache, shape, slots, config.rollout.context, cache_dtype))
-    cache = placed(cache, here)
+    cache = placed(cache, sharding)
 
     def array(*dims: int, dtype: Any = jnp.int32) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct(dims, dtype, sharding=here)
+        return jax.ShapeDtypeStruct(dims, dtype, sharding=sharding)
 
     def draw(rows: int) -> decoding.Draw:
-        half = array(rows, dtype=jnp.float32)
-        return decoding.Draw(half, half, array(rows), array(rows, 2, dtype=jnp.uint32), array(rows))
+        number = array(rows, dtype=jnp.float32)
+        return decoding.Draw(number, number, array(rows), array(rows, 2, dtype=jnp.uint32), array(rows))
 
     static = {"config": shape, "window": config.rollout.context, "truncate": config.rollout.top_p < 1}
     rows = decoding.Rows(*[array(slots)] * 4, array(slots, 8), draw(slots))
     few, piece = min(4, slots), min(config.engine.prefill, config.rollout.context)
     pieces = [array(few), array(few, piece), array(few), array(few), draw(few)]
+    decode = partial(decoding.decode.trace, weights, cache, rows, array(), block=config.engine.decode_block)
     return {
-        "decode": partial(
-            decoding.decode.trace,
-            weights,
-            cache,
-            rows,
-            array(),
-            block=config.engine.decode_block,
-            in_place=True,
-            **static,
-        ),
+        "decode": partial(decode, in_place=True, **static),
         "prefill": partial(decoding.prefill.trace, weights, cache, *pieces, **static),
     }
 
 
 def compiled(trace: Any, platform: str, trips: float) -> dict[str, Any]:
-    """Memory, collectives and the seconds it took; {"error", "needed"} for what the compiler refuses."""
+    """Compile a program. Return {"memory", "collectives", "seconds"}, or {"error", "seconds"} if it is refused."""
     began = time.monotonic()
     try:
         program = trace().lower(lowering_platforms=(platform,)).compile()
-    except Exception as error:  # XLA has no types for its refusals
-        text = str(error)
-        return {"error": text[:2000], "needed": needed(text), "seconds": time.monotonic() - began}
+    except Exception as error:  # XLA has no exception types of its own
+        return {"error": str(error)[:2000], "seconds": time.monotonic() - began}
     memory = program.memory_analysis()
-    found = hlo.totals(hlo.collectives(program.as_text(), trips=trips))
+    collectives = hlo.collectives(program.as_text(), trips=trips)
     sizes = {name: getattr(memory, f"{name}_size_in_bytes") for name in ("argument", "output", "alias", "temp")}
     sizes |= {f"host_{name}": getattr(memory, f"host_{name}_size_in_bytes", 0) for name in ("argument", "temp")}
-    return {"memory": sizes, "collectives": found, "seconds": round(time.monotonic() - began, 1)}
-
-
-def needed(text: str) -> float:
-    """Bytes that the TPU compiler says a program needs, 0 if it does not say."""
-    used = re.search(r"Used ([\d.]+)([KMGT]?) of", text)
-    return float(used[1]) * 1024 ** " KMGT".index(used[2] or " ") if used else 0.0
+    return {"memory": sizes, "collectives": collectives, "seconds": round(time.monotonic() - began, 1)}
 
 
 def run(job: dict[str, Any]) -> dict[str, Any]:
-    """{"jax": version, "phases": {phase: see `compiled`}, "gigabytes": most memory used}."""
+    """Return {"jax": version, "phases": {phase: see `compiled`}, "gigabytes": peak memory of this process}."""
     config, target = ConfigDict(job["config"]), targets.parse(job["target"])
     shape, devices = plan.model_shape(config), devices_of(target)
     programs: dict[str, Any] = {}
@@ -157,7 +145,7 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
     phases = {}
     for phase in job["phases"]:
         phases[phase] = compiled(programs[phase], target.chip.platform, job["micro_batches"])
-        print(f"compiled {phase} in {phases[phase]['seconds']:.0f} s", file=sys.stderr, flush=True)
+        print(f"compiled {phase} in {phases[phase]['seconds']:.0f} s", flush=True)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
     return {"jax": jax.__version__, "phases": phases, "gigabytes": round(peak, 1)}
 

@@ -1,4 +1,4 @@
-"""The plan in words and tables."""
+"""The plan as text and tables."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from evolver.plan.targets import GIB, Target
 
 
 def render(plan: dict[str, Any], target: Target, notes: Sequence[str], advice: Sequence[str]) -> str:
-    """Everything that `estimate.estimate` found, one section after the other."""
+    """Return a record of `estimate.estimate` as text, one section after the other."""
     chip = target.chip
     sections = [
         [
             f"target {target.name}: {target.count} x {chip.name}, {chip.usable / GIB:.1f} GiB usable of"
             f" {chip.memory / GIB:.1f} each, mesh {mesh_text(plan['mesh'])}",
-            f"figures of the programs: {source_text(plan)}",
+            f"source of the figures: {source_text(plan)}",
             f"engine: {plan['engine']}",
             *notes,
         ],
@@ -29,53 +29,56 @@ def render(plan: dict[str, Any], target: Target, notes: Sequence[str], advice: S
             f" {duration(plan['step_s'] * plan['steps'])} for {plan['steps']:,} steps",
         ],
         ["sizes", *sizes(plan)],
-        ["language models besides the policy", *judge(plan)],
         ["verdict", *verdict(plan, advice)],
     ]
-    return "\n\n".join("\n  ".join(section) for section in sections)
+    return "\n\n".join(section(*lines) for lines in sections)
+
+
+def section(*lines: str) -> str:
+    """Return a heading with indented lines below it."""
+    return "\n  ".join(lines)
 
 
 def mesh_text(mesh: dict[str, int]) -> str:
-    """ "fsdp=8 tensor=2"."""
+    """Return a mesh in words: "fsdp=8 tensor=2"."""
     return " ".join(f"{axis}={size}" for axis, size in mesh.items() if size > 1) or "of one device"
 
 
 def source_text(plan: dict[str, Any]) -> str:
-    """Where the figures come from."""
+    """Return where the figures come from."""
     if plan["compiled"]:
-        return (
-            f"memory and collectives of {', '.join(plan['compiled'])} from {plan['compiler']}; the rest is arithmetic"
-        )
-    return f"ANALYTIC ONLY, no program was compiled ({plan['compiler']})"
+        names = ", ".join(plan["compiled"])
+        return f"{plan['compiler']} for memory and collectives of {names}; arithmetic for the rest"
+    return f"arithmetic only, no program was compiled ({plan['compiler']})"
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """Right-aligned columns, the first one left."""
+    """Return lines with right-aligned columns, but for the first one."""
     widths = [max(len(row[i]) for row in [head, *rows]) for i in range(len(head))]
     return [
-        "  ".join(cell.ljust(w) if i == 0 else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths)))
+        "  ".join(cell.ljust(w) if i == 0 else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths))).rstrip()
         for row in [head, *rows]
     ]
 
 
 def memory_table(plan: dict[str, Any]) -> list[str]:
-    """By phase and kind; what is more than the limit is marked."""
+    """Return the memory by phase and kind, with a mark where it is above the limit."""
     rows = []
     for phase, kinds in plan["memory"].items():
         total = sum(kinds.values())
-        over = "" if total <= plan["limit"] else "  TOO MUCH"
+        over = "" if total <= plan["limit"] else "  too much"
         cells = [f"{kinds[kind] / GIB:.1f}" if kinds[kind] else "." for kind in estimate.KINDS]
         rows.append([phase, *cells, f"{total / GIB:.1f}", f"{plan['limit'] / GIB:.1f}{over}"])
     lines = table(["", *estimate.KINDS, "total", "of"], rows)
-    marks = [f"{phase} {source}" for phase, source in plan["sources"].items()]
-    lines.append(f"temporaries (activations, buffers): {', '.join(marks)}")
+    sources = [f"{phase} {source}" for phase, source in plan["sources"].items()]
+    lines.append(f"temporaries (activations, buffers): {', '.join(sources)}")
     if plan["host"]:
-        lines.append(f"in the hosts' memory: {plan['host'] / GIB:.0f} GiB in all")
+        lines.append(f"in host memory: {plan['host'] / GIB:.0f} GiB in total")
     return lines
 
 
 def links(plan: dict[str, Any]) -> list[str]:
-    """How often each collective runs and what a device sends."""
+    """Return how often each collective runs, and what a device sends."""
     lines = []
     for phase, record in plan["compiled"].items():
         for kind, (count, sent) in record["collectives"].items():
@@ -85,7 +88,7 @@ def links(plan: dict[str, Any]) -> list[str]:
 
 
 def time_table(plan: dict[str, Any]) -> list[str]:
-    """By phase: the work of a device, what bounds it, how long it takes at best and as expected."""
+    """Return by phase the work of a device, what bounds it, and the best and the expected time."""
     rows = [
         [
             name, f"{p['tokens']:,.0f}", f"{p['flops'] / 1e15:,.2f}", f"{p['bytes'] / 1e12:,.2f}",
@@ -99,10 +102,10 @@ def time_table(plan: dict[str, Any]) -> list[str]:
 
 
 def sizes(plan: dict[str, Any]) -> list[str]:
-    """Of weights, caches and files."""
+    """Return the sizes of weights, caches and files."""
     s = plan["sizes"]
     return table(
-        ["parameters", f"{s['parameters']:,}", f"{s['trained']:,} of them trained"],
+        ["parameters", f"{s['parameters']:,}", f"{s['trained']:,} trained"],
         [
             ["checkpoint", f"{s['checkpoint'] / 1e9:.1f} GB", f"{s['checkpoint'] / estimate.DISK:.0f} s at 1 GB/s"],
             ["weight sync", f"{s['sync'] / 1e9:.1f} GB", f"{s['sync'] / plan['link'] * 1e3:.0f} ms over one link"],
@@ -113,43 +116,25 @@ def sizes(plan: dict[str, Any]) -> list[str]:
 
 
 def kv_text(plan: dict[str, Any]) -> str:
-    """How many episodes the cache can hold."""
+    """Return how many episodes the cache can hold."""
     asked = f"; engine.slots asks for {plan['slots']:,}" if plan["slots"] else ""
     return f"{plan['sequences']:,} episodes of {plan['context']:,} tokens fit{asked}"
 
 
-def judge(plan: dict[str, Any]) -> list[str]:
-    """Calls and money."""
-    bill = plan["judge"]
-    lines = [f"{count:,} calls a run for {what}" for what, count in bill["calls"].items()]
-    if not lines:
-        could = ", ".join(f"{count:,} for {what}" for what, count in bill["possible"].items())
-        lines = ["no calls" + (f"; language models for everything would be asked {could}" if could else "")]
-    if bill["possible"]:
-        lines.append(
-            f"about {bill['read'] / 1e6:,.0f} million tokens read and {bill['written'] / 1e6:,.0f} million written"
-        )
-    if bill["cost"] is not None:
-        lines.append(f"cost of a run: {bill['cost']:,.2f}, in the unit of config.llm.prices")
-    elif bill["calls"]:
-        lines.append("cost: config.llm.prices says no prices")
-    return lines
-
-
 def verdict(plan: dict[str, Any], advice: Sequence[str]) -> list[str]:
-    """Whether it fits, and else what would make it."""
+    """Return the verdict: it fits, or what would make it fit."""
     refused = [f"the compiler refuses {name}: {text.splitlines()[0][:200]}" for name, text in plan["refused"].items()]
     if plan["fits"]:
         return ["fits", *advice]
-    words = "DOES NOT FIT"
+    words = "does not fit"
     if not refused and plan["learner"] <= plan["limit"]:
         sizes = f"{plan['learner'] / GIB:.1f} of {plan['limit'] / GIB:.1f} GiB"
-        words = f"DOES NOT FIT with the engine on its device; the learner alone does ({sizes})"
+        words = f"does not fit with the engine on the same device; the learner alone fits ({sizes})"
     return [*refused, words, *advice]
 
 
 def duration(seconds: float) -> str:
-    """ "95 s", "12 min", "3.4 h"."""
+    """Return seconds as "95 s", "12 min" or "3.4 h"."""
     if seconds < 120:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

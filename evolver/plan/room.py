@@ -1,4 +1,4 @@
-"""Whether this machine's memory can hold a run, said before anything is loaded."""
+"""The check that this machine's memory can hold a run, made before anything is loaded."""
 
 from __future__ import annotations
 
@@ -11,50 +11,44 @@ from evolver.plan import advice, estimate, targets
 
 
 def shortage(config: Any) -> str:
-    """ "" or why the run cannot fit: what has to be held at once, activations not counted, is more than there is.
+    """Return why the run cannot fit in memory, "" if it can. Activations are not counted.
 
-    An accelerator's limit is what its allocator may use, a CPU's the memory that is free now, which all of its
-    simulated devices share.
+    The limit of an accelerator is what its allocator may use. The limit of a CPU is the memory that is free now, which
+    all of its simulated devices share.
     """
-    limit, count = limit_of(jax.devices()[0]), config.mesh.data * config.mesh.fsdp * config.mesh.tensor
+    limit, on_cpu = limit_of(jax.devices()[0]), jax.default_backend() == "cpu"
     if not limit:
         return ""
-    if jax.default_backend() == "cpu":
-        config, count = whole(config), 1
-    else:
-        count *= config.mesh.sequence
+    if on_cpu:
+        config = on_one_device(config)
+    count = config.mesh.data * config.mesh.fsdp * config.mesh.tensor * config.mesh.sequence
     name = jax.devices()[0].device_kind
     chip = targets.Chip(name, jax.default_backend(), int(limit), 1e12, 1e12, 1e12, share=1.0)
     case = estimate.Case(config, plan.model_shape(config), targets.Target(chip, count))
     record = estimate.estimate(case, {})
     counted = {"parameters", "optimizer", "reference", "gradients"}
-    if config.engine.name == "jax":  # a server's memory is its own affair
+    if config.engine.name == "jax":  # a server allocates its own memory
         counted |= {"engine weights", "KV cache"}
-    held = {
-        phase: {kind: size for kind, size in kinds.items() if kind in counted and size}
-        for phase, kinds in record["memory"].items()
-    }
-    worst = max(held.values(), key=lambda kinds: sum(kinds.values()))
+    table = [
+        {kind: size for kind, size in sizes.items() if kind in counted and size} for sizes in record["memory"].values()
+    ]
+    worst = max(table, key=lambda sizes: sum(sizes.values()))
     needed = sum(worst.values())
     if needed <= limit:
         return ""
     parts = ", ".join(f"{kind} {plan.size(size)}" for kind, size in worst.items())
-    lines = [
-        f"too little memory: {name} has {plan.size(limit)} for a run that holds {plan.size(needed)} at once,"
-        f" activations not counted ({parts})",
+    return "\n".join([
+        f"too little memory: {name} has {plan.size(limit)}, and the run holds {plan.size(needed)} at once, activations"
+        f" not counted ({parts})",
         *advice.advise(case, record),
-        "`--mode=plan --target=CHIP:COUNT` shows what fits where",
-    ]
-    return "\n".join(lines)
+        "`--mode=plan --target=CHIP:COUNT` shows what fits on other devices",
+    ])  # fmt: skip
 
 
 def limit_of(device: Any) -> float:
-    """Bytes that a program can use on the device; 0 where nothing says."""
-    stats = device.memory_stats() if device.platform != "cpu" else None
-    if stats and stats.get("bytes_limit"):
-        return float(stats["bytes_limit"])
+    """Return the bytes that a program can use on the device, 0 if unknown."""
     if device.platform != "cpu":
-        return 0.0
+        return float((device.memory_stats() or {}).get("bytes_limit", 0))
     try:
         with open("/proc/meminfo", encoding="ascii") as file:
             lines = dict(line.split(":", 1) for line in file)
@@ -63,8 +57,8 @@ def limit_of(device: Any) -> float:
         return 0.0
 
 
-def whole(config: Any) -> Any:
-    """The config on one device: what all simulated devices hold together, copies over `mesh.data` not counted."""
+def on_one_device(config: Any) -> Any:
+    """Return the config for one device, which holds what all devices hold together but for copies over `mesh.data`."""
     config = config.copy_and_resolve_references()
     for axis in config.mesh:
         config.mesh[axis] = 1

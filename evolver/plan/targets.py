@@ -1,7 +1,7 @@
-"""Accelerators that a plan can be made for: their limits, and how XLA's compilers are told about them.
+"""Accelerators that a plan can be made for: their limits, and their descriptions for XLA's compilers.
 
-Imports no jax. Peaks are those of the vendors' data sheets, dense bfloat16; links are one-way bytes/s of one device
-into its fastest interconnect (NVLink, ICI).
+This module imports no jax. Peaks are from the vendors' data sheets, for dense bfloat16. `link` is the one-way bandwidth
+of one device into its fastest interconnect (NVLink, ICI).
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ TARGET_SYNTAX = "CHIP:COUNT, as in h100:8"
 
 
 class TargetError(ValueError):
-    """A target that is not known; the message lists those that are."""
+    """An unknown target; the message lists the known ones."""
 
 
 @dataclass(frozen=True)
 class Chip:
-    """One device. `memory`: bytes; `flops`: bfloat16 FLOP/s; `bandwidth`: bytes/s of its memory; `link`: bytes/s.
+    """One device. memory: bytes. flops: bfloat16 FLOP/s. bandwidth: bytes/s of its memory. link: bytes/s.
 
-    `mfu` is the share of `flops` that dense training is expected to reach, `decode` the share of `bandwidth` that
-    decoding is: assumptions, from published runs (MaxText and torchtitan at 40% to 50% on H100, MaxText and levanter
-    at 50% to 70% on TPU; engines at 30% to 60% of the memory bound).
+    mfu: the share of `flops` that dense training is assumed to reach; decode: the share of `bandwidth` that decoding is
+    assumed to reach. Both follow published runs: MaxText and torchtitan reach 40% to 50% on H100, MaxText and levanter
+    50% to 70% on TPU, and engines 30% to 60% of the memory bound.
     """
 
     name: str
-    platform: str  # of jax: cuda, tpu
+    platform: str  # jax's name: cuda or tpu
     memory: int
     flops: float
     bandwidth: float
@@ -37,11 +37,11 @@ class Chip:
     node: int = 8  # devices joined by `link`
     mfu: float = 0.4
     decode: float = 0.4
-    share: float = 0.93  # of the memory that a program can use; contexts, libraries and fragments take the rest
+    share: float = 0.93  # of the memory that a program can use; the rest is contexts, libraries and fragmentation
 
     @property
     def usable(self) -> float:
-        """Bytes that a program can use."""
+        """The bytes that a program can use."""
         return self.share * self.memory
 
 
@@ -57,7 +57,7 @@ CHIPS = {
         Chip("v6e", "tpu", 32 * GIB, 918e12, 1.64e12, 400e9, 256, mfu=0.4, share=0.98),
     )
 }
-# Topologies by the number of chips, as the TPU runtime names them.
+# Topologies by the number of chips, with the names of the TPU runtime.
 TPU_TOPOLOGIES = {
     "v5e": {1: "v5e:1x1", 4: "v5e:2x2", 8: "v5e:2x4", 16: "v5e:4x4", 32: "v5e:4x8", 64: "v5e:8x8", 256: "v5e:16x16"},
     "v5p": {4: "v5p:2x2x1", 8: "v5p:2x2x2", 16: "v5p:2x2x4", 32: "v5p:2x4x4", 64: "v5p:4x4x4", 128: "v5p:4x4x8"},
@@ -78,17 +78,16 @@ class Target:
 
     @property
     def link(self) -> float:
-        """Bytes/s between devices: the fast interconnect, or the network as soon as the devices span several nodes
-        (one 400 Gb/s adapter for each GPU)."""
+        """Bytes/s between devices. Across nodes it is that of the network: one 400 Gb/s adapter per GPU."""
         return self.chip.link if self.count <= self.chip.node else min(self.chip.link, 50e9)
 
 
 def parse(text: str) -> Target:
-    """ "h100:8" -> Target. Raises TargetError with the list of what is known."""
-    known = f"known are {', '.join(CHIPS)}; a target is {TARGET_SYNTAX}"
+    """Return the Target of a text such as "h100:8". Raises TargetError."""
+    known = f"known chips are {', '.join(CHIPS)}; a target is {TARGET_SYNTAX}"
     match = re.fullmatch(r"([\w.-]+):(\d+)", text.strip())
     if not match:
-        raise TargetError(f"--target={text}: not a target; {known}")
+        raise TargetError(f"--target={text} is not a target; {known}")
     name, count = match[1].lower(), int(match[2])
     if name not in CHIPS:
         near = difflib.get_close_matches(name, CHIPS, n=1, cutoff=0.4)
@@ -101,7 +100,7 @@ def parse(text: str) -> Target:
     return Target(CHIPS[name], count)
 
 
-# XLA's description of a GPU (stream_executor's GpuTargetConfig): what its cost models and code generators look at.
+# XLA's description of a GPU (GpuTargetConfig of stream_executor), as its cost models and code generators read it.
 _GPUS = {
     "a100": ((8, 0), 108, 64, 1.41, 167936, 166912, 41943040, 2039000000000),
     "h100": ((9, 0), 132, 128, 1.98, 233472, 232448, 52428800, 3352320000000),
@@ -110,7 +109,7 @@ _GPUS = {
 
 
 def gpu_description(chip: Chip) -> str:
-    """The text proto that `jax.experimental.topologies` takes as `target_config`."""
+    """Return the text proto that `jax.experimental.topologies` takes as `target_config`."""
     (major, minor), cores, fpus, clock, shared, optin, l2, bandwidth = _GPUS[chip.name.partition("-")[0]]
     device = {
         "threads_per_block_limit": 1024, "threads_per_warp": 32, "shared_memory_per_block": 49152,
@@ -129,6 +128,6 @@ def gpu_description(chip: Chip) -> str:
 
 
 def gpu_topology(count: int) -> str:
-    """ "slices x hosts x devices": whole nodes of 8."""
+    """Return "slices x hosts x devices", for nodes of 8."""
     hosts = math.ceil(count / 8)
     return f"1x{hosts}x{count // hosts}"

@@ -1,7 +1,80 @@
-"""Self-questioning: the tasks come from exploring the worlds (section 3 of the AgentEvolver paper)."""
+"""Self-questioning: synthetic tasks from exploring the environment (section 3 of the AgentEvolver paper)."""
 
-from evolver.questioning.curiosity import Questioning
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+from envs.world import Evaluation, Task, World
 from evolver.questioning.mixture import mixture
 from evolver.questioning.pool import TaskPool
+from evolver.questioning.tasks import probe_of, synthetic_task, verifier_kind
+from rl.trajectory import Trajectory
 
-__all__ = ["Questioning", "TaskPool", "mixture"]
+__all__ = [
+    "EXPLORERS", "JUDGES", "Explorer", "OutcomeJudge", "TaskPool", "Verifier", "mixture", "probe_of", "synthetic_task",
+    "verifier_kind",
+]  # fmt: skip
+
+EXPLORERS = {
+    "curiosity": "evolver.questioning.curiosity:Curiosity",
+    "llm": "evolver.questioning.llm:LlmExplorer",
+}
+JUDGES = {
+    "verifier": "evolver.questioning:Verifier",
+    "naive": "evolver.questioning.judges:Naive",
+    "principle": "evolver.questioning.judges:Principle",
+    "reference": "evolver.questioning.judges:Reference",
+}
+
+
+class Explorer(Protocol):
+    """Proposes synthetic tasks: the plug `questioning.explorer`.
+
+    The pool pulls one task at a time. It rejects a task that repeats another one or whose reference does not solve it
+    when executed, keeps it otherwise, and stops when it has kept `budget` tasks.
+
+    An explorer may also have:
+    - roles: the chat roles that it asks, a tuple of names;
+    - state() and load_state(state): what it learnt, as JSON values. The pool saves it with its own state.
+    """
+
+    def explore(self, world: World, seeds: Sequence[Task], budget: int, rng: random.Random) -> Iterable[Task]:
+        """Yield new tasks, best made by `synthetic_task`; after a bounded effort, end.
+
+        world: for this explorer alone. seeds: training tasks; only the worlds they start in may be used, so their
+        queries are masked by `probe_of`. budget: tasks that are wanted. rng: the only source of randomness.
+        """
+        ...
+
+
+class OutcomeJudge(Protocol):
+    """Scores attempts at synthetic tasks: the plug `questioning.judge`.
+
+    A class that subclasses this protocol inherits the defaults below and only has to define `score`.
+    """
+
+    roles: tuple[str, ...] = ()  # chat roles that the judge asks
+    calls_model: bool = True  # False if the world's own evaluation counts
+
+    def score(self, trajectories: Sequence[Trajectory]) -> list[Evaluation | str]:
+        """Return one evaluation per trajectory, or a string that says why it could not be judged.
+
+        All trajectories are of synthetic tasks and none is broken. They are not changed: the caller writes the
+        evaluations and excludes rollouts without one from training. Raises RunEnds.
+        """
+        ...
+
+    def metrics(self) -> dict[str, float]:
+        """Return figures since the last call. Names ending in `_rate` are averaged over hosts, others are summed."""
+        return {}
+
+
+class Verifier(OutcomeJudge):
+    """Keeps the world's own evaluation, which checks a synthetic task by its verifier."""
+
+    calls_model = False
+
+    def score(self, trajectories: Sequence[Trajectory]) -> list[Evaluation | str]:
+        return [trajectory.evaluation for trajectory in trajectories]

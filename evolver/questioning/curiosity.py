@@ -1,46 +1,45 @@
-"""Self-questioning without a language model: curiosity walks, tasks worded from what they changed, executed filters."""
+"""Self-questioning without a language model: curiosity walks, and tasks worded from what they changed or showed."""
 
 from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from envs.toolcalls import parse
 from envs.world import Task, World
-from evolver.questioning.explore import Explorer, Walk, probe_of
-from evolver.questioning.filter import unfeasible
 from evolver.questioning.pool import TaskPool
-from evolver.questioning.write import Proposal, Unfit, Writer
-from rl.seeds import seed_of
+from evolver.questioning.tasks import Unfit, probe_of
+from evolver.questioning.walks import Walk, Walker
+from evolver.questioning.write import Proposal, Writer
+from rl.bounds import Count, CountOrZero
 
 
-class Questioning(TaskPool):
-    """Explores the worlds of the training tasks and keeps a pool of synthetic tasks with how well each is solved.
+class Curiosity:
+    """An explorer for worlds with `difference()`, `describe()` and a profile with entities, operations and questions
+    (see evolver/questioning/write.py).
 
-    The world must have `difference()`, `describe()` and a profile with entities, operations and questions (see
-    evolver/questioning/write.py). Seed tasks are masked: only the world they start in is explored, and names and ids in
-    their queries are values worth trying. Nothing is kept between calls but the state of `state()`.
+    Names and ids in the queries of seed tasks are values that a walk may try.
     """
 
     def __init__(
         self,
         make_world: Callable[[], World],
-        seed_tasks: Sequence[Task],
+        pool: TaskPool,
         *,
-        breadth: int = 6,
-        depth: int = 20,
-        branches: int = 2,
-        per_walk: int = 3,
-        rounds: int = 4,
-        overlap: float = 0.8,
-        capacity: int = 512,
+        breadth: CountOrZero = 3,
+        depth: CountOrZero = 17,
+        branches: Count = 2,
+        per_walk: Count = 3,
+        rounds: Count = 4,
     ):
-        """`breadth`, `depth`: steps of the phases; `branches`: depth phases per breadth phase; `per_walk`: most tasks
-        of one walk; `rounds`: most times a world is explored for one `explore`; the others: see TaskPool."""
-        super().__init__(seed_tasks, overlap=overlap, capacity=capacity)
-        self._make_world, self.per_walk, self.rounds = make_world, per_walk, rounds
+        """breadth, depth: steps of the two phases of a walk (N_b and N_d in the paper). branches: depth phases per
+        breadth phase. per_walk: most tasks of one walk. rounds: how often a world is explored for one `explore`.
+
+        Raises ValueError for a world that lacks what is needed.
+        """
+        self.pool, self.per_walk, self.rounds = pool, per_walk, rounds
         world = make_world()
         profile = world.profile()
         missing = [key for key in ("entities", "operations", "questions") if key not in profile]
@@ -49,95 +48,91 @@ class Questioning(TaskPool):
         if missing:
             raise ValueError(
                 f"world '{world.name}' cannot be explored without a language model: it lacks {', '.join(missing)};"
-                " set config.questioning.explorer=llm"
+                " set config.questioning.explorer.name=llm"
             )
-        self.explorer = Explorer(profile, breadth=breadth, depth=depth, branches=branches)
-        self.writer = Writer(profile, self.explorer.kinds)
+        self.walker = Walker(profile, breadth=breadth, depth=depth, branches=branches)
+        self.writer = Writer(profile, self.walker.kinds)
+        self._tried: Counter[str] = Counter()  # proposals by name
 
-    def _start_over(self, tasks: Sequence[Task], results: dict[str, list[int]], names: dict[str, int]) -> None:
-        self._levels: Counter[int] = Counter()  # tasks by number of calls
-        self._calls: dict[str, tuple[int, int]] = {}  # name -> (calls, tasks)
-        self._tools: Counter[str] = Counter()  # in references
-        super()._start_over(tasks, results, names)
+    def explore(self, world: World, seeds: Sequence[Task], budget: int, rng: random.Random) -> Iterator[Task]:
+        """Yield new tasks, in up to `rounds` passes over the worlds of all seeds.
 
-    def explore(self, seed: int, budget: int) -> list[Task]:
-        """At most `budget` new tasks, each executed and different from all there are; they join `tasks`.
-
-        Walks over every world up to `rounds` times, taking from each its even share at a time, so that the tasks come
-        from as many worlds as there are; worlds that have little to offer give fewer than asked for.
+        Each pass takes at most an even share of the budget from each world, so that the tasks come from as many worlds
+        as possible. Worlds that offer little give fewer.
         """
-        share = -(-budget // len(self._seeds))
-        rng = random.Random(seed_of(seed, "explore"))
-        world, found = self._make_world(), []
-        try:
-            for n in range(self.rounds):
-                for start in rng.sample(self._seeds, len(self._seeds)):
-                    end = min(len(found) + share, budget)
-                    for walk in self.explorer.walks(world, probe_of(start), rng, hints=start.query):
-                        self._counts.update(walks=1, steps=len(walk.events))
-                        most = min(self.per_walk, end - len(found))
-                        found += self._write(world, walk, rng, most, even=n < self.rounds - 1)
-                        if len(found) >= end:
-                            break
-                    if len(found) >= budget:
-                        return found
-        finally:
-            world.close()
-            self._shrink()
-        return found
+        statistics = _Statistics(self.pool.tasks.values())
+        share, size = -(-budget // len(seeds)), len(self.pool.tasks)
+        for n in range(self.rounds):
+            for start in rng.sample(seeds, len(seeds)):
+                end = min(len(self.pool.tasks) + share, size + budget)
+                for walk in self.walker.walks(world, probe_of(start), rng, hints=start.query):
+                    self.pool.count(walks=1, steps=len(walk.events))
+                    most = min(self.per_walk, end - len(self.pool.tasks))
+                    yield from self._tasks(world, walk, rng, most, statistics, even=n < self.rounds - 1)
+                    if len(self.pool.tasks) >= end:
+                        break
 
-    def state(self) -> dict[str, Any]:
-        return super().state() | {"knowledge": self.explorer.knowledge.state()}
+    def _tasks(
+        self, world: World, walk: Walk, rng: random.Random, most: int, statistics: _Statistics, *, even: bool
+    ) -> Iterator[Task]:
+        """Yield tasks of a walk until `most` are kept: of the difficulty, then of the name that is rarest so far.
 
-    def load_state(self, state: dict[str, Any]) -> None:
-        super().load_state(state)
-        self.explorer.knowledge.load_state(state["knowledge"])
-
-    def _write(self, world: World, walk: Walk, rng: random.Random, most: int, *, even: bool) -> list[Task]:
-        """Tasks of a walk: of the difficulty and then of the name that the pool has fewest of.
-
-        `even`: leave out what would give a difficulty much more than its even share.
+        even: stop before a difficulty gets much more than its even share of the pool.
         """
+
+        def commonness(proposal: Proposal) -> tuple[int, int]:
+            return statistics.as_difficult_as(proposal.name), self._tried[proposal.name]
+
         proposals = self.writer.proposals(world, walk)
         fewest, largest = self.writer.calls
-        made: list[Task] = []
+        kept = 0
         for _ in range(3 * most):
-            if not proposals or len(made) >= most:
+            if not proposals or kept >= most:
                 break
             rng.shuffle(proposals)
-            proposal = min(proposals, key=self._commonness)
+            proposal = min(proposals, key=commonness)
             proposals.remove(proposal)
-            share = len(self.tasks) / (largest - fewest + 1)
-            if even and self._commonness(proposal)[0] > 1.2 * share + 2:
+            share = len(self.pool.tasks) / (largest - fewest + 1)
+            if even and commonness(proposal)[0] > 1.2 * share + 2:
                 break
-            self._names[proposal.name] += 1
-            task = self._accepted(world, proposal, rng)
-            if task is not None:
-                self._known.add(task)
-                self._keep(task)
-                made.append(task)
-        return made
+            self._tried[proposal.name] += 1
+            try:
+                task = self.writer.write(world, proposal, rng, common=statistics.tools)
+            except Unfit as reason:
+                self.pool.reject(str(reason))
+                continue
+            yield task
+            if self.pool.tasks.get(task.id) is task:
+                statistics.add(task)
+                kept += 1
 
-    def _commonness(self, proposal: Proposal) -> tuple[int, int]:
-        """How many tasks there are as difficult as this one may be expected to be, and how many were tried like it."""
-        calls, tasks = self._calls.get(proposal.name, (0, 0))
-        return self._levels[round(calls / tasks)] if tasks else 0, self._names[proposal.name]
+    def state(self) -> dict[str, Any]:
+        """Return what was learnt, as JSON values."""
+        return {"knowledge": self.walker.knowledge.state(), "tried": dict(self._tried)}
 
-    def _keep(self, task: Task) -> None:
-        super()._keep(task)
-        self._levels[task.difficulty] += 1
+    def load_state(self, state: dict[str, Any]) -> None:
+        self.walker.knowledge.load_state(state["knowledge"])
+        self._tried = Counter(state["tried"])
+
+
+class _Statistics:
+    """Figures of the tasks in the pool: how many there are of each difficulty, and which tools their references use."""
+
+    def __init__(self, tasks: Iterable[Task]):
+        self.tools: Counter[str] = Counter()
+        self._difficulties: Counter[int] = Counter()
+        self._templates: dict[str, tuple[int, int]] = {}  # template -> (sum of difficulties, tasks)
+        for task in tasks:
+            self.add(task)
+
+    def add(self, task: Task) -> None:
         name = task.meta.get("template", "")
-        calls, tasks = self._calls.get(name, (0, 0))
-        self._calls[name] = (calls + task.difficulty, tasks + 1)
-        self._tools.update(call.name for action in task.reference for call in parse(action).calls)
+        difficulty, tasks = self._templates.get(name, (0, 0))
+        self._templates[name] = (difficulty + task.difficulty, tasks + 1)
+        self._difficulties[task.difficulty] += 1
+        self.tools.update(call.name for action in task.reference for call in parse(action).calls)
 
-    def _accepted(self, world: World, proposal: Proposal, rng: random.Random) -> Task | None:
-        self._counts["tried"] += 1
-        try:
-            task = self.writer.write(world, proposal, rng, common=self._tools)
-        except Unfit as why:
-            self._counts[f"- {why}"] += 1
-            return None
-        why = self._known.repeats(task) or unfeasible(world, task)
-        self._counts[f"- {why}" if why else "accepted"] += 1
-        return None if why else task
+    def as_difficult_as(self, template: str) -> int:
+        """Return the number of tasks that are as difficult as those of `template` are on average, 0 if it has none."""
+        difficulty, tasks = self._templates.get(template, (0, 0))
+        return self._difficulties[round(difficulty / tasks)] if tasks else 0

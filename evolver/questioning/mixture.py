@@ -18,36 +18,39 @@ def mixture(
     *,
     step: int,
     n: int,
-    ratio: float,
+    share: float,
     seed: int,
     weights: Sequence[float] | None = None,
 ) -> list[Task]:
-    """`n` different tasks for a step, `round(ratio * n)` of them synthetic; decided by `seed` and `step` alone.
+    """Return `n` different tasks for a step, `round(share * n)` of them synthetic, decided by `seed` and `step` alone.
 
-    Originals come in epochs: each is drawn once before any comes again. Synthetic ones come in epochs too, or with
-    `weights` (one per task, not negative) are drawn in proportion to them without replacement. `ratio` 0 switches
-    synthetic tasks off, 1 leaves no others. Raises ValueError where there are fewer tasks than asked for.
+    Originals come in epochs: each is drawn once before any is drawn again. Synthetic tasks come in epochs too or, with
+    `weights` (one per task, not negative), are drawn in proportion to them without replacement. Raises ValueError if
+    there are fewer tasks than needed or if `share` is outside [0, 1].
     """
-    if not 0.0 <= ratio <= 1.0:
-        raise ValueError(f"ratio is the share of synthetic tasks, between 0 and 1; got {ratio}")
-    of_synthetic = round(ratio * n)
-    for name, tasks, wanted in (("original", original, n - of_synthetic), ("synthetic", synthetic, of_synthetic)):
-        if len(tasks) < wanted:
+    if not 0.0 <= share <= 1.0:
+        raise ValueError(f"share is the fraction of synthetic tasks, between 0 and 1; got {share}")
+    n_synthetic = round(share * n)
+    for name, tasks, needed in (("original", original, n - n_synthetic), ("synthetic", synthetic, n_synthetic)):
+        if len(tasks) < needed:
             raise ValueError(
-                f"a step of {n} tasks at ratio {ratio:g} needs {wanted} {name} tasks, there are {len(tasks)}"
+                f"a step of {n} tasks with share {share:g} needs {needed} {name} tasks, there are {len(tasks)}"
             )
-    chosen = [original[i] for i in _epochs(len(original), n - of_synthetic, step, seed_of(seed, "original"))]
+    chosen = [original[i] for i in _in_epochs(len(original), n - n_synthetic, step, seed_of(seed, "original"))]
     if weights is None:
-        drawn = _epochs(len(synthetic), of_synthetic, step, seed_of(seed, "synthetic"))
+        drawn = _in_epochs(len(synthetic), n_synthetic, step, seed_of(seed, "synthetic"))
     else:
-        drawn = _weighted(np.asarray(weights, float), of_synthetic, seed_of(seed, "synthetic", step))
+        drawn = _by_weight(np.asarray(weights, float), n_synthetic, seed_of(seed, "synthetic", step))
     chosen += [synthetic[i] for i in drawn]
     order = np.random.default_rng(seed_of(seed, "order", step)).permutation(len(chosen))
     return [chosen[i] for i in order]
 
 
-def _weighted(weights_N: np.ndarray, n: int, seed: int) -> list[int]:
-    """Without replacement, in proportion to the weights; weight 0 comes last (Efraimidis and Spirakis' keys)."""
+def _by_weight(weights_N: np.ndarray, n: int, seed: int) -> list[int]:
+    """Draw n indices in proportion to the weights, without replacement; weight 0 comes last.
+
+    Uses the keys of Efraimidis and Spirakis (2006).
+    """
     if weights_N.ndim != 1 or not np.all(weights_N >= 0.0):
         raise ValueError("weights must be one number per synthetic task, none negative")
     uniform_N = np.random.default_rng(seed).random(len(weights_N))
@@ -55,8 +58,8 @@ def _weighted(weights_N: np.ndarray, n: int, seed: int) -> list[int]:
     return [int(i) for i in np.lexsort((uniform_N, keys_N))[::-1][:n]]
 
 
-def _epochs(size: int, n: int, step: int, seed: int) -> list[int]:
-    """What `step` gets when `size` things are dealt `n` at a time, epoch after epoch, none twice in a step."""
+def _in_epochs(size: int, n: int, step: int, seed: int) -> list[int]:
+    """Return the indices of `step` if `size` things are dealt n per step, epoch after epoch, none twice in a step."""
     if n == 0:
         return []
     first, last = step * n, step * n + n
@@ -69,7 +72,10 @@ def _epochs(size: int, n: int, step: int, seed: int) -> list[int]:
 
 @lru_cache(maxsize=4096)
 def _epoch(size: int, n: int, epoch: int, seed: int) -> tuple[int, ...]:
-    """A permutation whose first places avoid what the step that it shares with the epoch before has drawn already."""
+    """Return a permutation of range(size).
+
+    If a step spans two epochs, the permutation of the second starts with indices that the step has not drawn yet.
+    """
     order = [int(i) for i in np.random.default_rng(seed_of(seed, "epoch", epoch)).permutation(size)]
     begun = (epoch * size) % n
     if epoch == 0 or begun == 0:

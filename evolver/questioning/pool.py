@@ -1,116 +1,161 @@
-"""The synthetic tasks of a run and how well each is solved, whoever invented them."""
+"""The synthetic tasks of a run, and how often each is solved."""
 
 from __future__ import annotations
 
+import random
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import closing
+from typing import TYPE_CHECKING, Any
 
-from envs.world import Task
-from evolver.questioning.filter import Duplicates
+from envs.world import Task, World, WorldError
 from evolver.questioning.mixture import mixture
+from evolver.questioning.tasks import Duplicates, unfeasible
+from rl.seeds import seed_of
+
+if TYPE_CHECKING:
+    from evolver.questioning import Explorer
 
 
 class TaskPool:
-    """Synthetic tasks with their results: what all ways of self-questioning have in common.
+    """Synthetic tasks with their results. Any explorer can fill it (`grow`).
 
-    A way of inventing tasks extends it by `explore(seed, budget) -> list[Task]`, whose tasks it `_keep`s, and may count
-    what happens in `_counts`: "walks", "steps", "tried", "accepted" and "- <why>" for what was turned down.
+    seeds: the training tasks whose worlds are explored. tasks: {id: task}. results: {id: [successes, attempts]}.
+    duplicates: recognises repetitions of seeds and tasks.
     """
 
-    def __init__(self, seed_tasks: Sequence[Task], *, overlap: float = 0.8, capacity: int = 512):
-        """`overlap`: Jaccard similarity of queries from which a task repeats another; `capacity`: most tasks kept."""
-        if not seed_tasks:
+    def __init__(self, seeds: Sequence[Task], *, overlap: float, capacity: int, tasks: Iterable[Task] = ()):
+        """overlap: Jaccard similarity of queries from which a task repeats another. capacity: most tasks that are kept.
+        tasks: synthetic tasks to start with."""
+        if not seeds:
             raise ValueError("self-questioning explores the worlds of training tasks, and there are none")
-        self._seeds, self.overlap, self.capacity = list(seed_tasks), overlap, capacity
+        self.seeds, self.overlap, self.capacity = list(seeds), overlap, capacity
         self._counts: Counter[str] = Counter()
-        self._start_over([], {}, {})
+        self._rejected: Counter[str] = Counter()
+        self._learnt: Any = None  # state of the explorer
+        self._reset(tasks, {})
 
-    def _start_over(self, tasks: Sequence[Task], results: dict[str, list[int]], names: dict[str, int]) -> None:
-        """Set everything that is kept between calls. `names` counts what was tried, by name."""
-        self.tasks: dict[str, Task] = {}
-        self._results: dict[str, list[int]] = {}  # id -> [successes, attempts]
-        self._by_template: dict[str, list[int]] = {}  # the same, over the tasks of a template
-        self._names = Counter(names)
-        self._known = Duplicates(self.overlap, [*self._seeds, *tasks])
-        for task in tasks:
-            self._keep(task)
-            if task.id in results:
-                self._count(task.id, *results[task.id])
+    def _reset(self, tasks: Iterable[Task], results: dict[str, list[int]]) -> None:
+        self.tasks: dict[str, Task] = {task.id: task for task in tasks}
+        self.results: dict[str, list[int]] = {}
+        self._by_template: dict[str, list[int]] = {}  # like `results`, summed over the tasks of a template
+        self.duplicates = Duplicates(self.overlap, [*self.seeds, *self.tasks.values()])
+        for id in self.tasks:
+            if id in results:
+                self._add_result(id, *results[id])
 
-    def _keep(self, task: Task) -> None:
-        self.tasks[task.id] = task
+    # --- growing ------------------------------------------------------------------------------------------------------
+
+    def grow(self, explorer: Explorer, make_world: Callable[[], World], budget: int, seed: int) -> list[Task]:
+        """Let `explorer` propose tasks until `budget` of them are kept. Return those, also found in `tasks`.
+
+        Each task is kept at once, so that tasks that were paid for survive if the explorer raises. In the end the pool
+        shrinks to its capacity.
+        """
+        if self._learnt is not None and hasattr(explorer, "load_state"):
+            explorer.load_state(self._learnt)
+        kept: list[Task] = []
+        try:
+            with closing(make_world()) as world, closing(make_world()) as checked:
+                for task in explorer.explore(world, self.seeds, budget, random.Random(seed_of(seed, "explore"))):
+                    if reason := self._unfit(checked, task):
+                        self.reject(reason)
+                    else:
+                        self.count(tried=1, accepted=1)
+                        self.tasks[task.id] = task
+                        self.duplicates.add(task)
+                        kept.append(task)
+                    if len(kept) >= budget:
+                        break
+        finally:
+            self._shrink()
+            if hasattr(explorer, "state"):
+                self._learnt = explorer.state()
+        return kept
+
+    def count(self, **amounts: int) -> None:
+        """Add to the figures of exploration: walks, steps."""
+        self._counts.update(amounts)
+
+    def reject(self, reason: str, *, tried: int = 1) -> None:
+        """Count a proposal that made no task, by reason. tried=0: a failure before there was a proposal."""
+        self._counts["tried"] += tried
+        self._rejected[reason] += 1
+
+    def _unfit(self, world: World, task: Task) -> str:
+        """Return why a task is not kept, "" if it is."""
+        if task.origin != "synthetic":
+            raise ValueError(f"the explorer proposed the task {task.id} with origin '{task.origin}', not 'synthetic'")
+        try:
+            return self.duplicates.repeats(task) or (unfeasible(world, task) if task.verifier else "")
+        except WorldError:
+            return "the world broke"
+
+    def _shrink(self) -> None:
+        """Remove the tasks with the least learnability, among equals the oldest, until `capacity` are left."""
+        surplus = len(self.tasks) - self.capacity
+        if surplus > 0:
+            removed = set(sorted(self.tasks, key=self.learnability)[:surplus])
+            self._reset([task for id, task in self.tasks.items() if id not in removed], self.results)
+
+    # --- choosing -----------------------------------------------------------------------------------------------------
 
     def mixture(
-        self,
-        original: Sequence[Task],
-        synthetic: Sequence[Task] | None = None,
-        *,
-        step: int,
-        n: int,
-        ratio: float,
-        seed: int,
-        learnable: bool = False,
+        self, original: Sequence[Task], synthetic: Sequence[Task] | None = None, *, learnable: bool = False, **draw: Any
     ) -> list[Task]:
-        """The tasks of a step: see `mixture`. `learnable` prefers synthetic tasks that are solved sometimes."""
+        """Return the tasks of a step. learnable: prefer synthetic tasks that are solved sometimes. draw: step, n, share
+        and seed of `mixture`."""
         synthetic = list(self.tasks.values()) if synthetic is None else synthetic
         weights = [self.learnability(task.id) for task in synthetic] if learnable else None
-        return mixture(original, synthetic, step=step, n=n, ratio=ratio, seed=seed, weights=weights)
+        return mixture(original, synthetic, weights=weights, **draw)
 
     def record(self, results: Iterable[tuple[str, bool]]) -> None:
-        """Count attempts: (task id, success). Tasks that are not in the pool are passed over."""
+        """Count attempts: (task id, success). Ids that are not in the pool are ignored."""
         for id, success in results:
             if id in self.tasks:
-                self._count(id, bool(success), 1)
+                self._add_result(id, bool(success), 1)
 
-    def _count(self, id: str, successes: int, attempts: int) -> None:
+    def _add_result(self, id: str, successes: int, attempts: int) -> None:
         template = self.tasks[id].meta.get("template", "")
-        for counts in (self._results.setdefault(id, [0, 0]), self._by_template.setdefault(template, [0, 0])):
+        for counts in (self.results.setdefault(id, [0, 0]), self._by_template.setdefault(template, [0, 0])):
             counts[0] += successes
             counts[1] += attempts
 
     def learnability(self, id: str) -> float:
-        """4 p (1 - p) of the estimated success rate p; tasks of one template are estimated together.
+        """Return 4 p (1 - p) for the estimated success rate p of a task.
 
-        p = (successes + 2 q) / (attempts + 2), where q = (successes + 1) / (attempts + 2) over all tasks of its
-        template. A pool is larger than what a run can try twice, so that a task's own record says little.
+        p = (successes + 2 q) / (attempts + 2), where q = (successes + 1) / (attempts + 2) over all tasks of the same
+        template. The pool is larger than what a run can try twice, so a task's own results say little.
         """
         template = self.tasks[id].meta.get("template", "") if id in self.tasks else None
         successes, attempts = self._by_template.get(template, (0, 0))
         prior = (successes + 1) / (attempts + 2)
-        successes, attempts = self._results.get(id, (0, 0))
+        successes, attempts = self.results.get(id, (0, 0))
         rate = (successes + 2 * prior) / (attempts + 2)
         return 4.0 * rate * (1.0 - rate)
 
+    # --- metrics and state --------------------------------------------------------------------------------------------
+
     def metrics(self) -> dict[str, float]:
-        """Figures since the last call, and the size of the pool and what its tasks are."""
+        """Return counts of exploration since the last call, and figures of the pool as it is."""
         counts, self._counts = self._counts, Counter()
+        rejected, self._rejected = self._rejected, Counter()
         figures = {f"questioning/{name}": float(counts[name]) for name in ("walks", "steps", "tried", "accepted")}
-        figures |= {
-            f"questioning/rejected/{n.removeprefix('- ')}": float(v) for n, v in sorted(counts.items()) if n[:2] == "- "
-        }
-        tried = [s / a for s, a in (self._results.get(id, (0, 0)) for id in self.tasks) if a]
+        figures |= {f"questioning/rejected/{reason}": float(n) for reason, n in sorted(rejected.items())}
+        rates = [s / n for s, n in (self.results.get(id, (0, 0)) for id in self.tasks) if n]
         figures["questioning/pool"] = float(len(self.tasks))
-        figures["questioning/learnable_rate"] = sum(0 < rate < 1 for rate in tried) / max(len(tried), 1)
+        figures["questioning/learnable_rate"] = sum(0 < rate < 1 for rate in rates) / max(len(rates), 1)
         levels = Counter(task.difficulty for task in self.tasks.values())
         return figures | {f"questioning/difficulty/{level}": float(levels[level]) for level in sorted(levels)}
 
     def state(self) -> dict[str, Any]:
-        """Everything that later calls depend on, as JSON values."""
+        """Return everything that later calls depend on, as JSON values; the explorer's state is part of it."""
         return {
             "tasks": [task.to_dict() for task in self.tasks.values()],
-            "results": {id: list(pair) for id, pair in self._results.items()},
-            "names": dict(self._names),
+            "results": {id: list(pair) for id, pair in self.results.items()},
+            "explorer": self._learnt,
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
-        results = {id: list(pair) for id, pair in state["results"].items()}
-        self._start_over([Task.from_dict(record) for record in state["tasks"]], results, state["names"])
-
-    def _shrink(self) -> None:
-        """Let go of what teaches least, the oldest first among equals."""
-        surplus = len(self.tasks) - self.capacity
-        if surplus > 0:
-            gone = set(sorted(self.tasks, key=self.learnability)[:surplus])
-            results = {id: pair for id, pair in self._results.items() if id not in gone}
-            self._start_over([task for id, task in self.tasks.items() if id not in gone], results, self._names)
+        self._learnt = state["explorer"]
+        self._reset([Task.from_dict(record) for record in state["tasks"]], state["results"])

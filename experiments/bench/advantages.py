@@ -1,9 +1,8 @@
-"""Host time of advantages: from outcomes and labels to one number per token, for a full-size step.
+"""Host time of advantages, from outcomes and labels to one number per token, for a full-size training step.
 
-    python -m experiments.bench.advantages [--trajectories=256] [--steps=30] [--tokens=25000]
+    python -m experiments.bench.advantages [--trajectories=256] [--turns=30] [--tokens=25000]
 
-Prints the time of `adca` and of `spread` beside the same work with a Python loop over steps and a table look-up per
-token, on the same arrays in the same run.
+Prints the times of `adca` and `spread`, and of a Python loop over turns and a look-up per token on the same arrays.
 """
 
 from __future__ import annotations
@@ -19,46 +18,45 @@ from rl import advantages
 
 
 def batch(n: int, k: int, t: int, seed: int = 0):
-    """Random outcomes, groups of 8, ragged labels, and for each trajectory `k` runs of trained tokens among `t`."""
+    """Return random outcomes, groups of 8, ragged labels, turns, and the turn of each of `t` tokens per trajectory."""
     rng = np.random.default_rng(seed)
-    steps_N = rng.integers(k // 2, k + 1, n)
-    label_NK = rng.choice(np.array([-1, 1], np.int8), (n, k)) * (np.arange(k) < steps_N[:, None])
-    step_ids_NT = np.full((n, t), -1, np.int32)
-    for row, steps in zip(step_ids_NT, steps_N):
-        edges = np.sort(rng.choice(t, 2 * steps, replace=False))
-        for step in range(steps):
-            row[edges[2 * step] : edges[2 * step + 1]] = step
+    turns_N = rng.integers(k // 2, k + 1, n)
+    label_NK = rng.choice(np.array([-1, 1], np.int8), (n, k)) * (np.arange(k) < turns_N[:, None])
+    turn_ids_NT = np.full((n, t), -1, np.int32)
+    for row, turns in zip(turn_ids_NT, turns_N):
+        edges = np.sort(rng.choice(t, 2 * turns, replace=False))
+        for turn in range(turns):
+            row[edges[2 * turn] : edges[2 * turn + 1]] = turn
     outcome_N = rng.integers(0, 2, n).astype(np.float64)
-    return outcome_N, np.arange(n) // 8, label_NK, steps_N, step_ids_NT
+    return outcome_N, np.arange(n) // 8, label_NK, turns_N, turn_ids_NT
 
 
-def naive(outcome_N, group_N, label_NK, steps_N, alpha: float):
-    """`adca(norm="reference")` one group, one trajectory and one step at a time."""
+def naive(outcome_N, group_N, label_NK, turns_N, alpha: float):
+    """Compute `adca(norm="reference")` for one group, one trajectory and one turn at a time."""
     result = np.zeros(label_NK.shape)
     for g in set(group_N.tolist()):
         members = [i for i in range(len(outcome_N)) if group_N[i] == g]
-        value = {i: [0.2 * label_NK[i, j] for j in range(steps_N[i])] for i in members}
+        value = {i: [0.2 * label_NK[i, j] for j in range(turns_N[i])] for i in members}
         mean = math.fsum(math.fsum(v) / len(v) for v in value.values()) / len(members)
         var = math.fsum(math.fsum((x - mean) ** 2 for x in v) / len(v) for v in value.values()) / len(members)
         outcome_mean = math.fsum(outcome_N[i] for i in members) / len(members)
         outcome_std = math.sqrt(math.fsum((outcome_N[i] - outcome_mean) ** 2 for i in members) / len(members))
         for i in members:
             total = (outcome_N[i] - outcome_mean) / (outcome_std + 1e-12) if outcome_std > 1e-8 else 0.0
-            for j in reversed(range(steps_N[i])):
+            for j in reversed(range(turns_N[i])):
                 total += alpha * (value[i][j] - mean) / math.sqrt(var + 1e-8)
                 result[i, j] = total
     return result
 
 
-def look_up(advantage_NK, step_ids_NT):
-    """`spread`, token by token in NumPy."""
-    return np.where(step_ids_NT >= 0, np.take_along_axis(advantage_NK, np.maximum(step_ids_NT, 0), axis=1), 0.0).astype(
-        np.float32
-    )
+def look_up(advantage_NK, turn_ids_NT):
+    """Compute `spread` with one NumPy look-up per token."""
+    value_NT = np.take_along_axis(advantage_NK, np.maximum(turn_ids_NT, 0), axis=1)
+    return np.where(turn_ids_NT >= 0, value_NT, 0.0).astype(np.float32)
 
 
 def clock(function, *arguments, repeats: int = 9, **options):
-    """Median time in milliseconds, and what the function returned."""
+    """Return the median time in milliseconds, and the result of the function."""
     times = []
     for _ in range(repeats):
         start = time.perf_counter()
@@ -70,23 +68,23 @@ def clock(function, *arguments, repeats: int = 9, **options):
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--trajectories", type=int, default=256)
-    parser.add_argument("--steps", type=int, default=30)
+    parser.add_argument("--turns", type=int, default=30)
     parser.add_argument("--tokens", type=int, default=25_000)
     flags = parser.parse_args()
-    *arrays, step_ids_NT = batch(flags.trajectories, flags.steps, flags.tokens)
+    *arrays, turn_ids_NT = batch(flags.trajectories, flags.turns, flags.tokens)
 
-    ours, advantage_NK = clock(advantages.adca, *arrays, alpha=0.1, norm="reference")
-    theirs, expected_NK = clock(naive, *arrays, alpha=0.1)
+    adca_ms, advantage_NK = clock(advantages.adca, *arrays, alpha=0.1, norm="reference")
+    naive_ms, expected_NK = clock(naive, *arrays, alpha=0.1)
     np.testing.assert_allclose(advantage_NK, expected_NK, atol=1e-5)
-    spread, token_NT = clock(advantages.spread, advantage_NK, step_ids_NT)
-    looked_up, expected_NT = clock(look_up, advantage_NK, step_ids_NT)
+    spread_ms, token_NT = clock(advantages.spread, advantage_NK, turn_ids_NT)
+    look_up_ms, expected_NT = clock(look_up, advantage_NK, turn_ids_NT)
     np.testing.assert_array_equal(token_NT, expected_NT)
 
-    print(f"{flags.trajectories} trajectories x {flags.steps} steps x {flags.tokens} tokens, median of 9, milliseconds")
+    print(f"{flags.trajectories} trajectories x {flags.turns} turns x {flags.tokens} tokens, median of 9, milliseconds")
     print(f"{'':24}{'here':>10}{'loop or look-up':>18}")
-    print(f"{'advantages of steps':24}{ours:10.2f}{theirs:18.2f}")
-    print(f"{'spread over tokens':24}{spread:10.2f}{looked_up:18.2f}")
-    print(f"{'together':24}{ours + spread:10.2f}{theirs + looked_up:18.2f}")
+    print(f"{'advantages of turns':24}{adca_ms:10.2f}{naive_ms:18.2f}")
+    print(f"{'spread over tokens':24}{spread_ms:10.2f}{look_up_ms:18.2f}")
+    print(f"{'together':24}{adca_ms + spread_ms:10.2f}{naive_ms + look_up_ms:18.2f}")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""One measurement after the other, each in a process of its own, and one table in the end."""
+"""Comparisons of several programs: one process per measurement, one after the other, and a table at the end."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 ROOT = Path(__file__).parents[2]
 
-# Who, under which Python (a path from the repository's root), and the settings to try; the fastest counts.
+# {name: (interpreter, as a path from the repository's root; program; settings to try, of which the fastest counts)}
 Contenders = dict[str, tuple[str, list[str], list[list[str]]]]
 Result = dict[str, Any]  # name, tokens_per_second, seconds, first_seconds ...
 
@@ -19,9 +19,9 @@ Result = dict[str, Any]  # name, tokens_per_second, seconds, first_seconds ...
 def contend(
     contenders: Contenders, who: str, arguments: Sequence[str], say: Callable[[str], None] = print
 ) -> Result | None:
-    """The result of the fastest setting, None where the contender is not installed or every setting failed.
+    """Return the result of the fastest setting; None if the contender is not installed or every setting failed.
 
-    A measurement prints a JSON object as its last line.
+    The last line that a measurement prints must be a JSON object.
     """
     python, program, settings = contenders[who]
     if not (ROOT / python).exists():
@@ -42,7 +42,7 @@ def contend(
 
 
 def table(contenders: Contenders, what: str, results: dict[str, dict[str, Result | None]]) -> str:
-    """Tokens/s by workload, and how many times a peer's ours, the first contender's, is."""
+    """Return a table of tokens/s by workload, with the speed of the first contender (ours) relative to each peer."""
     lines = [f"{what:<18}" + "".join(f"{who:>18}" for who in contenders)]
     first = next(iter(contenders))
     for name, row in results.items():
@@ -55,4 +55,4 @@ def table(contenders: Contenders, what: str, results: dict[str, dict[str, Result
             ratio = f" ({ours['tokens_per_second'] / speed:.2f}x)" if ours and who != first else ""
             cells.append(f"{speed:,.0f}{ratio}")
         lines.append(f"{name:<18}" + "".join(f"{cell:>18}" for cell in cells))
-    return "\n".join([*lines, "(in brackets: how many times as fast ours is)"])
+    return "\n".join([*lines, "(in brackets: our speed divided by the peer's)"])

@@ -1,12 +1,12 @@
-"""Speed of the JAX engine's decode step against the memory roofline: measured on the accelerator at hand, or planned.
+"""Speed of the JAX engine's decode step relative to the memory roofline, measured on an accelerator or planned.
 
-    python -m experiments.bench.decode                                 # measure: one GPU or TPU
-    python -m experiments.bench.decode --planned h100:1                # no such device: its compiler's figures
+    python -m experiments.bench.decode                                 # measure on this machine's GPU or TPU
+    python -m experiments.bench.decode --planned h100:1                # no such device: plan with its compiler
 
-Random bfloat16 weights and cache; every row decodes at the given context. The roofline reads each weight but the
-embedding table once for a step, and each row's keys and values; the table has the measured speed as a share of it. A
-batch of 0 is the largest power of two that fits, at most 256. What is planned is marked so: its memory is the compiled
-program's, its speed the roofline, and neither was measured.
+Weights are random; weights and cache are bfloat16. Every row decodes at the given context. In the roofline, a step
+reads each weight except the embedding table once, and the keys and values of every row; the table shows the measured
+speed as a fraction of it. A batch of 0 means the largest power of two that fits, at most 256. Planned figures are not
+measured: memory is that of the compiled program, speed is the roofline.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from experiments.bench.train import SIZES, chip_of
 
 CONTEXTS = (2048, 8192, 16384)
 BLOCK = 32  # tokens decoded in one call
-SPARE = 0.9  # of the memory; the rest is for temporaries
+SPARE = 0.9  # fraction of the memory for weights and cache; the rest is for temporaries
 
 
 def config_of(size: str, context: int, slots: int) -> Any:
-    """The engine's side of a config."""
+    """Return a config with the engine's settings."""
     config = base.get_config()
     config.model.preset, config.model.dtype, config.engine.cache_dtype = size, "bfloat16", "bfloat16"
     config.rollout.context, config.rollout.max_tokens = context, context // 8
@@ -36,7 +36,7 @@ def config_of(size: str, context: int, slots: int) -> Any:
 
 
 def batch_of(size: str, context: int, usable: float, wanted: int) -> int:
-    """Rows to decode: `wanted`, or the largest power of two that the memory holds beside the weights."""
+    """Return `wanted` if it is not 0, else the largest power of two of rows that fits beside the weights."""
     from evolver.plan import analytic
     from models import qwen
 
@@ -47,7 +47,7 @@ def batch_of(size: str, context: int, usable: float, wanted: int) -> int:
 
 
 def roofline(size: str, context: int, batch: int, chip: Any) -> float:
-    """Tokens/s when memory is all that counts."""
+    """Return the tokens/s that the memory bandwidth allows."""
     from evolver.plan import analytic
     from models import qwen
 
@@ -56,13 +56,13 @@ def roofline(size: str, context: int, batch: int, chip: Any) -> float:
 
 
 def measure(size: str, context: int, batch: int, repeats: int) -> float:
-    """Tokens/s of the fastest block of `BLOCK` steps that ends at `context`, after two for warm-up."""
+    """Return the tokens/s of the fastest block of `BLOCK` steps that ends at `context`, after two warm-up blocks."""
     import jax
     import jax.numpy as jnp
     import numpy as np
 
     from models import qwen
-    from rl.engines import decoding
+    from rl.engines.jax import decoding
 
     shape = qwen.PRESETS[size]
     weights = jax.jit(lambda params: qwen.for_decoding(shape, params, jnp.bfloat16))(qwen.init(shape, 0, jnp.bfloat16))
@@ -95,14 +95,14 @@ def measure(size: str, context: int, batch: int, repeats: int) -> float:
 
 
 def planned(size: str, context: int, batch: int, target: Any) -> dict[str, Any]:
-    """Peak memory of the compiled step."""
+    """Return the peak memory of the compiled step, or a note if it does not compile."""
     from evolver.plan import compilers
 
     config = config_of(size, context, batch)
-    found = compilers.compile_programs(config.to_dict(), target, phases=["decode"], slots=batch, micro_batches=1)
-    record = found.get("phases", {}).get("decode", {})
+    compiled = compilers.compile_programs(config.to_dict(), target, phases=["decode"], slots=batch, micro_batches=1)
+    record = compiled.get("phases", {}).get("decode", {})
     if "memory" not in record:
-        return {"note": (found.get("error") or record.get("error", "no program")).splitlines()[0][:100]}
+        return {"note": (compiled.get("error") or record.get("error", "no program")).splitlines()[0][:100]}
     memory = record["memory"]
     return {"peak_gb": (memory["argument"] + memory["output"] - memory["alias"] + memory["temp"]) / 1e9}
 
@@ -111,10 +111,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--sizes", nargs="+", default=SIZES)
     parser.add_argument("--contexts", nargs="+", type=int, default=CONTEXTS)
-    parser.add_argument("--batch", type=int, default=0, help="rows; 0 = as many as fit")
+    parser.add_argument("--batch", type=int, default=0, help="number of rows; 0 = as many as fit")
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--planned", default="", metavar="CHIP:COUNT", help="compile for this target, measure nothing")
-    parser.add_argument("--json", default="", help="also write the records here")
+    parser.add_argument("--planned", default="", metavar="CHIP:COUNT", help="plan for this target, do not measure")
+    parser.add_argument("--json", default="", help="file to which the records are written too")
     args = parser.parse_args()
     from evolver.plan import targets
 
@@ -126,12 +126,12 @@ def main() -> None:
 
         chip = chip_of(jax.devices()[0].device_kind)
         if chip is None:
-            sys.exit("no accelerator with known peaks here: --planned h100:1 asks that chip's compiler")
+            sys.exit("this machine has no accelerator of a known type; plan for one with --planned h100:1")
     records = []
     for size in args.sizes:
         for context in args.contexts:
             batch = batch_of(size, context, chip.usable, args.batch)
-            record = {"size": size, "context": context, "batch": batch, "note": "not one sequence fits"}
+            record = {"size": size, "context": context, "batch": batch, "note": "no sequence fits"}
             if batch:
                 record = {"size": size, "context": context, "batch": batch}
                 record["roofline"] = roofline(size, context, batch, chip)
@@ -147,16 +147,16 @@ def main() -> None:
 
 
 def table(records: list[dict[str, Any]], kind: str) -> str:
-    """Markdown. kind: measured, planned."""
+    """Return the records as a Markdown table. kind: the last column's heading."""
     lines = [f"| model | context | batch | roofline tokens/s | {kind} |", "|---|---|---|---|---|"]
     for r in records:
-        found = r.get("note", "")
+        result = r.get("note", "")
         if "tokens_per_s" in r:
-            found = f"{r['tokens_per_s']:,.0f} tokens/s, {r['tokens_per_s'] / r['roofline']:.0%} of it"
+            result = f"{r['tokens_per_s']:,.0f} tokens/s, {r['tokens_per_s'] / r['roofline']:.0%} of the roofline"
         elif "peak_gb" in r:
-            found = f"peak memory {r['peak_gb']:.1f} GB"
+            result = f"peak memory {r['peak_gb']:.1f} GB"
         bound = f"{r['roofline']:,.0f}" if "roofline" in r else ""
-        lines.append(f"| {r['size']} | {r['context']:,} | {r['batch']} | {bound} | {found} |")
+        lines.append(f"| {r['size']} | {r['context']:,} | {r['batch']} | {bound} | {result} |")
     return "\n".join(lines)
 
 

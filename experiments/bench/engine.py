@@ -1,9 +1,9 @@
-"""Generated tokens/s of the JAX engine next to `transformers` generate and vLLM's CPU build, on the same workloads.
+"""Generated tokens/s of the JAX engine, `transformers` generate and vLLM's CPU build on the same workloads.
 
     python -m experiments.bench.engine [--workloads flat multi_turn] [--repeats 5]
 
-Everyone gets the same random tiny checkpoint (128 wide, 2 layers, fp32) and the same prompts, lengths and observations,
-runs in a process of its own, and is shown in the fastest of its settings. `make bench-peers` installs the peers.
+All load the same random tiny checkpoint (width 128, 2 layers, float32) and the same prompts, lengths and observations.
+Each runs in its own process, and its fastest setting counts. `make bench-peers` installs the peers.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ CONTENDERS: Contenders = {
 def measure(
     workload: workloads.Workload, folder: str, *, slots: int, block: int, leave: float, repeats: int
 ) -> dict[str, Any]:
-    """Seconds of each round: every episode a coroutine of its own, as in a rollout. The first round compiles."""
+    """Return seconds and tokens/s. As in rollouts, every episode is a coroutine. The first round compiles."""
     import jax
 
     from models import hf
-    from rl.engines.jax_engine import JaxEngine
+    from rl.engines.jax.engine import JaxEngine
     from rl.trajectory import Sampling
 
-    config, params = hf.load(folder)
-    length = -(-workload.max_length // 32) * 32
-    engine = JaxEngine(config, params, slots=slots, length=length, decode_block=block, leave=leave)
+    shape, params = hf.load(folder)
+    context = -(-workload.max_length // 32) * 32
+    engine = JaxEngine(shape, params, slots=slots, context=context, decode_block=block, leave=leave)
 
     async def episode(row: int, script: workloads.Episode) -> None:
         history = list(script.prompt)
@@ -80,8 +80,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--workloads", nargs="+", default=["flat", "multi_turn"], choices=["flat", "multi_turn"])
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--json", default="", help="also write every result here")
-    one = parser.add_argument_group("one measurement of ours, as the command above starts it")
+    parser.add_argument("--json", default="", help="file to which all results are written too")
+    one = parser.add_argument_group("one measurement of the JAX engine, as started by the comparison")
     one.add_argument("--model")
     one.add_argument("--workload")
     one.add_argument("--slots", type=int, default=64)

@@ -1,15 +1,16 @@
-"""Trained tokens/s of the learner's step next to TRL's and tunix's GRPO, on the same batch and lengths.
+"""Trained tokens/s of our learner, TRL's GRPO and tunix's GRPO on the same batch.
 
     python -m experiments.bench.learner [--batches flat multi_turn] [--repeats 5]
 
-Everyone gets the same random tiny checkpoint (128 wide, 2 layers, fp32) and the same batch, runs in a process of its
-own, and is shown in the fastest of its settings. A step is loss, gradient, clipping and AdamW; ours packs its rows too.
+All load the same random tiny checkpoint (width 128, 2 layers, float32) and the same batch. Each runs in its own
+process, and its fastest setting counts. A step is loss, gradient, clipping and AdamW; ours includes packing the rows.
 `make bench-peers` installs the peers.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import sys
 import tempfile
@@ -52,16 +53,17 @@ CONTENDERS: Contenders = {
 def measure(
     batch: workloads.Batch, folder: str, *, row: int, micro: int, chunk: int, widths: int, repeats: int
 ) -> dict[str, Any]:
-    """Seconds of our step. `row` 0 = as long as the longest sample."""
+    """Return seconds and tokens/s of our step. row: tokens of a packed row; 0 = the longest sample."""
     import jax
     import numpy as np
 
     from models import hf
     from rl import learner, optim
+    from rl.losses.ppo import ppo
     from rl.packing import pack
     from rl.samples import Sample
 
-    config, params = hf.load(folder)
+    shape, params = hf.load(folder)
     samples = []
     for r in batch.rows:
         prompt = [0] * len(r.prompt)
@@ -69,11 +71,12 @@ def measure(
         advantage = np.where(mask, np.float32(r.advantage), 0)
         samples.append(Sample(np.array(r.prompt + r.completion), mask, advantage=advantage))
     width = row or -(-max(len(sample) for sample in samples) // 32) * 32
-    optimizer = optim.optimizer(learning_rate=1e-5)
-    options = {"micro_rows": micro, "chunk": chunk, "widths": widths}
-    logp = learner.make_logp(config, None, **options)(params, pack(samples, width))
-    update = learner.make_update(config, None, optimizer=optimizer, clip_low=0.2, clip_high=0.2, **options)
-    state = learner.init_state(config, params, optimizer)
+    optimizer = optim.optimizer(lr=1e-5)
+    options = {"micro": micro, "chunk": chunk, "widths": widths}
+    loss = functools.partial(ppo, clip_low=0.2, clip_high=0.2)
+    logp = learner.make_logp(shape, None, **options)(params, pack(samples, width))
+    update = learner.make_update(shape, None, optimizer=optimizer, loss=loss, **options)
+    state = learner.init_state(shape, params, optimizer)
     seconds = []
     for _ in range(repeats + 2):
         start = time.perf_counter()
@@ -97,8 +100,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--batches", nargs="+", default=["flat", "multi_turn"], choices=["flat", "multi_turn"])
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--json", default="", help="also write every result here")
-    one = parser.add_argument_group("one measurement of ours, as the command above starts it")
+    parser.add_argument("--json", default="", help="file to which all results are written too")
+    one = parser.add_argument_group("one measurement of our learner, as started by the comparison")
     one.add_argument("--model")
     one.add_argument("--batch")
     one.add_argument("--row", type=int, default=0)

@@ -2,10 +2,10 @@
 
     .bench/trl/bin/python experiments/bench/peer_transformers.py --model DIR --workload FILE.json [--batch 16]
 
-A static batch of all episodes per turn, or several of `--batch` each, those of like length together, left-padded, as
-trainers without a serving engine do it: a batch lasts as long as its longest row, and the next turn reads the whole
-history again. Its last line is one JSON object. No log-probabilities are asked for (the cheaper case for it), rows
-never stop early, and only tokens that the workload wants are counted.
+Each turn is one static left-padded batch of all episodes, or batches of `--batch` episodes of similar length, as in
+trainers without a serving engine: a batch lasts as long as its longest row, and every turn prefills the whole history
+again. The last line of the output is one JSON object. No log-probabilities are computed, which favours this peer. Rows
+never stop early, and only tokens of the workload count.
 """
 
 import argparse
@@ -22,7 +22,7 @@ PAD = 0
 
 @torch.inference_mode()
 def play(model, workload, batch: int) -> None:
-    """Generate every turn of every episode, `batch` at once."""
+    """Generate every turn of every episode, `batch` episodes at a time."""
     histories = [list(episode.prompt) for episode in workload.episodes]
     for turn in range(max(len(episode.turns) for episode in workload.episodes)):
         rows = [row for row, episode in enumerate(workload.episodes) if turn < len(episode.turns)]
@@ -32,7 +32,7 @@ def play(model, workload, batch: int) -> None:
 
 
 def generate(model, workload, histories: list[list[int]], turn: int, rows: list[int]) -> None:
-    """One turn of the episodes `rows` as one batch; their histories grow by it."""
+    """Generate one turn of the episodes `rows` as one batch and append it to their histories."""
     width = max(len(histories[row]) for row in rows)
     tokens = torch.full((len(rows), width), PAD)
     mask = torch.zeros((len(rows), width), dtype=torch.long)
@@ -54,7 +54,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--model", required=True)
     parser.add_argument("--workload", required=True)
-    parser.add_argument("--batch", type=int, default=0, help="episodes generated at once; 0 = all")
+    parser.add_argument("--batch", type=int, default=0, help="episodes per batch; 0 = all")
     parser.add_argument("--repeats", type=int, default=3)
     args = parser.parse_args()
     torch.set_num_threads(len(os.sched_getaffinity(0)))
@@ -64,7 +64,7 @@ def main() -> None:
     model.generation_config.eos_token_id = None
     batch = args.batch or len(workload.episodes)
     seconds = []
-    for _ in range(args.repeats + 1):  # the first one warms up
+    for _ in range(args.repeats + 1):  # the first round is a warm-up
         start = time.perf_counter()
         play(model, workload, batch)
         seconds.append(time.perf_counter() - start)

@@ -2,9 +2,9 @@
 
     .bench/trl/bin/python experiments/bench/peer_trl.py --model DIR --batch FILE.json [--micro 16]
 
-The real GRPOTrainer.train(), with its generation replaced by the given batch: a step is loss, backward, clipping and
-AdamW. Set for speed: no gradient checkpointing, no reference model, old log-probabilities taken from the same forward
-pass. Its last line is one JSON object.
+Runs GRPOTrainer.train() with its generation replaced by the given batch; a step is loss, backward pass, clipping and
+AdamW. Configured for speed: no gradient checkpointing, no reference model, and old log-probabilities from the same
+forward pass. The last line of the output is one JSON object.
 """
 
 import argparse
@@ -44,7 +44,7 @@ class Clock(transformers.TrainerCallback):
 
 
 def tensors(batch: workloads.Batch) -> dict[str, torch.Tensor]:
-    """What _generate_and_score_completions returns: prompts padded on the left, completions on the right."""
+    """Return the result of _generate_and_score_completions: prompts padded on the left, completions on the right."""
     rows, prompt, completion = len(batch.rows), batch.max_prompt, batch.max_completion
     out = {
         "prompt_ids": torch.zeros(rows, prompt, dtype=torch.long),
@@ -65,7 +65,7 @@ def tensors(batch: workloads.Batch) -> dict[str, torch.Tensor]:
 
 
 def tokenizer_of(vocab: int):
-    """The trainer wants one; nothing here is ever tokenized."""
+    """Return a dummy tokenizer, which the trainer requires but does not use here."""
     words = {f"w{index}": index for index in range(vocab)}
     model = tokenizers.models.WordLevel(words, unk_token="w0")
     return transformers.PreTrainedTokenizerFast(

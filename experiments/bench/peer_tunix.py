@@ -2,9 +2,9 @@
 
     .bench/tunix/bin/python experiments/bench/peer_tunix.py --model DIR --batch FILE.json [--packed TOKENS] [--micro 16]
 
-Its RL trainer's jitted train step on its GRPO loss: loss, gradient, clipping and AdamW. Set for speed: no reference
-model, old log-probabilities taken from the same forward pass, and with --packed its segment ids, rows filled by first
-fit. Its last line is one JSON object.
+Runs the jitted train step of its RL trainer with its GRPO loss: loss, gradient, clipping and AdamW. Configured for
+speed: no reference model, old log-probabilities from the same forward pass, and with --packed rows filled by first fit
+and separated by segment ids. The last line of the output is one JSON object.
 """
 
 import argparse
@@ -29,7 +29,7 @@ PAD, END = 0, 1
 
 
 def padded(batch: workloads.Batch) -> common.TrainExample:
-    """One row per sample, prompts padded on the left, completions on the right."""
+    """Return one row per sample: prompts padded on the left, completions on the right."""
     rows, prompt, completion = len(batch.rows), batch.max_prompt, batch.max_completion
     prompts, completions = np.full((rows, prompt), PAD, np.int32), np.full((rows, completion), PAD, np.int32)
     mask = np.zeros((rows, completion), np.int32)
@@ -46,7 +46,7 @@ def padded(batch: workloads.Batch) -> common.TrainExample:
 
 
 def packed(batch: workloads.Batch, width: int) -> common.TrainExample:
-    """Several samples per row of `width` tokens, told apart by segment ids."""
+    """Return rows of `width` tokens with several samples each, distinguished by segment ids."""
     bins: list[list[workloads.Row]] = []
     room: list[int] = []
     for row in sorted(batch.rows, key=lambda row: -len(row.prompt) - len(row.completion)):
@@ -78,7 +78,7 @@ def packed(batch: workloads.Batch, width: int) -> common.TrainExample:
 
 
 def load(folder: str):
-    """tunix's Qwen2 with the checkpoint's weights."""
+    """Return (tunix's Qwen2 with the checkpoint's weights, mesh)."""
     record = json.loads((Path(folder) / "config.json").read_text())
     heads = record["num_attention_heads"]
     theta = record.get("rope_theta") or record["rope_parameters"]["rope_theta"]

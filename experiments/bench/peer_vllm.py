@@ -2,9 +2,10 @@
 
     .bench/vllm/bin/python experiments/bench/peer_vllm.py --model DIR --workload FILE.json [--mode async|offline]
 
-`async` gives every episode a coroutine of its own over one AsyncLLM: no HTTP, no barrier between turns, prefix caching
-on. `offline` calls LLM.generate on all episodes turn by turn, engine in this process. The caller takes the faster. Its
-last line is one JSON object. No log-probabilities are asked for (the cheaper case for it) and end tokens are ignored.
+`async` runs every episode as a coroutine over one AsyncLLM, without HTTP, without a barrier between turns, and with
+prefix caching. `offline` calls LLM.generate on all episodes, turn by turn, with the engine in this process. The
+comparison uses the faster one. The last line of the output is one JSON object. No log-probabilities are computed, which
+favours this peer, and end tokens are ignored.
 """
 
 import argparse
@@ -16,18 +17,18 @@ import time
 os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "2")  # GiB
 os.environ.setdefault(
     "VLLM_CPU_OMP_THREADS_BIND", f"0-{len(os.sched_getaffinity(0)) - 1}"
-)  # its default leaves one idle
+)  # the default leaves one core idle
 os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import workload as workloads
 
-BLOCK = 32  # tokens of a KV block; its default of 128 would hardly ever hit the prefix cache here
+BLOCK = 32  # tokens of a KV block; with the default of 128 the prefix cache would hardly ever hit
 
 
 def engine_options(args, workload) -> dict:
-    """What both modes give to the engine."""
+    """Return the engine options of both modes."""
     return {
         "model": args.model,
         "dtype": "float32",
@@ -54,7 +55,7 @@ def sampling(new_tokens: int):
 
 
 def rounds_offline(args, workload) -> list[float]:
-    """Seconds of each round, the first of which warms up."""
+    """Return the seconds of each round; the first is a warm-up."""
     from vllm import LLM
 
     llm = LLM(**engine_options(args, workload))
@@ -82,7 +83,7 @@ def extend(history: list[int], generated, turn) -> None:
 
 
 async def rounds_async(args, workload) -> list[float]:
-    """Seconds of each round, the first of which warms up."""
+    """Return the seconds of each round; the first is a warm-up."""
     from vllm import AsyncEngineArgs
     from vllm.v1.engine.async_llm import AsyncLLM
 
@@ -112,7 +113,7 @@ def main() -> None:
     parser.add_argument("--workload", required=True)
     parser.add_argument("--mode", choices=["async", "offline"], default="async")
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--eager", action="store_true", help="no torch.compile: starts sooner, runs slower")
+    parser.add_argument("--eager", action="store_true", help="no torch.compile: starts faster, runs slower")
     args = parser.parse_args()
     if args.mode == "offline":
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"

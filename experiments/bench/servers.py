@@ -1,12 +1,12 @@
-"""vLLM servers behind our engine: seconds of a weight update by bytes, and tokens/s over HTTP.
+"""The vLLM engine: seconds of a weight update by model size, and tokens/s over HTTP.
 
     python -m experiments.bench.servers [--python .bench/vllm/bin/python] [--sizes 1,30,120] [--flags "--block-size 32"]
 
-For each size in millions of parameters: a checkpoint of random weights, one server started from it, `--repeats` updates
-(staging in shared memory, and from the pause to the proof), then `workload.flat` as sessions through the engine,
-through vLLM's own `vllm bench serve` on the same server and, the server gone, through the JAX engine in this process:
-one round each that warms up and does not count, then the best of `--repeats`, none on prompts of an earlier one. Prints
-one JSON object per size.
+For each size in millions of parameters, start one server from a checkpoint of random weights and time `--repeats`
+weight updates: staging in shared memory, and the update from the pause to the verification. Then run `workload.flat`
+through the vLLM engine, through `vllm bench serve` on the same server and, after stopping the server, through the JAX
+engine in this process. Each runs one warm-up round and `--repeats` rounds, of which the best counts; no round repeats
+the prompts of an earlier one. Prints one JSON object per size.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from experiments.bench import workload as workloads
 from models import hf, qwen
 from models.tokenizer import train_bpe
 from rl.engines import Engine
-from rl.engines.jax_engine import JaxEngine
-from rl.engines.transfer import SharedMemory
-from rl.engines.vllm import VllmEngine
-from rl.engines.vllm_servers import OwnServers
+from rl.engines.jax.engine import JaxEngine
+from rl.engines.vllm.engine import VllmEngine
+from rl.engines.vllm.servers import OwnServers
+from rl.engines.vllm.transfer import SharedMemory
 from rl.trajectory import Sampling
 
 SHAPES = {
@@ -42,7 +42,7 @@ SHAPES = {
 
 
 def params_of(shape: qwen.Config, seed: int) -> qwen.Params:
-    """Random weights on the host."""
+    """Return random weights on the host."""
     rng = np.random.default_rng(seed)
 
     def draw(path, weight: qwen.Weight) -> np.ndarray:
@@ -54,7 +54,7 @@ def params_of(shape: qwen.Config, seed: int) -> qwen.Params:
 
 
 def learner_score(shape: qwen.Config):
-    """log p of each token of a prompt but the first."""
+    """Return (params, ids) -> log p of each token but the first."""
 
     def score(params, ids_T):
         positions_RT = np.arange(len(ids_T), dtype=np.int32)[None]
@@ -67,7 +67,7 @@ def learner_score(shape: qwen.Config):
 
 
 async def tokens_per_second(engine: Engine, workload: workloads.Workload, repeats: int) -> float:
-    """Of the best of `repeats` rounds, all episodes at once, after one that warms up."""
+    """Return the tokens/s of the best of `repeats` rounds, all episodes at once, after a warm-up round."""
 
     async def episode(round: int, number: int, script: workloads.Episode) -> int:
         (turn,) = script.turns
@@ -85,8 +85,10 @@ async def tokens_per_second(engine: Engine, workload: workloads.Workload, repeat
 
 
 def vllm_bench(python: str, url: str, folder: Path, workload: workloads.Workload, repeats: int) -> float:
-    """Output tokens/s as vLLM's own client measures them, on prompts and answers of the same lengths: of the best of
-    `repeats` rounds, after one that warms up."""
+    """Return the output tokens/s that `vllm bench serve` measures, on prompts and answers of the same lengths.
+
+    The best of `repeats` rounds counts, after a warm-up round.
+    """
     script = workload.episodes[0]
     words = [python, "-m", "vllm.entrypoints.cli.main", "bench", "serve", "--backend", "openai", "--base-url", url,
              "--model", "policy", "--tokenizer", str(folder), "--dataset-name", "random",
@@ -103,19 +105,19 @@ def vllm_bench(python: str, url: str, folder: Path, workload: workloads.Workload
 
 
 async def measure(args: argparse.Namespace, size: str, folder: Path) -> dict[str, Any]:
-    """Everything about one size."""
+    """Return all figures of one size."""
     shape = SHAPES[size]
     tokenizer = train_bpe([f"word {i} {i * i} {i**3}" for i in range(3000)], shape.vocab)
     first = params_of(shape, 0)
     hf.save(folder, shape, first, tokenizer=tokenizer)
     workload = workloads.flat(vocab=tokenizer.vocab_size)
-    length = workload.max_length + 64
+    context = workload.max_length + 64
     servers = OwnServers(
-        python=args.python, checkpoint=folder, logs=folder, length=-(-length // 32) * 32, dtype=args.dtype,
-        sequences=len(workload.episodes), flags=args.flags, timeout=1800.0,
+        python=args.python, checkpoint=folder, logs=folder, context=-(-context // 32) * 32, dtype=args.dtype,
+        slots=len(workload.episodes), flags=args.flags, start_timeout=1800.0,
     )  # fmt: skip
     transfer = SharedMemory(shape, dtype=args.dtype, folder=args.shared)
-    engine = VllmEngine(servers, vocab=shape.vocab, length=length, transfer=transfer, score=learner_score(shape),
+    engine = VllmEngine(servers, vocab=shape.vocab, context=context, transfer=transfer, score=learner_score(shape),
                         tolerance=args.tolerance)  # fmt: skip
     try:
         await engine.start()
@@ -132,7 +134,7 @@ async def measure(args: argparse.Namespace, size: str, folder: Path) -> dict[str
         theirs = await asyncio.to_thread(vllm_bench, args.python, url, folder, workload, args.repeats)
     finally:
         await engine.close()
-    ours = JaxEngine(shape, first, slots=len(workload.episodes), length=length, dtype=args.dtype)
+    ours = JaxEngine(shape, first, slots=len(workload.episodes), context=context, dtype=args.dtype)
     here = await tokens_per_second(ours, workload, args.repeats)
     megabytes = spent["bytes"] / 1e6
     return {
@@ -146,9 +148,9 @@ async def measure(args: argparse.Namespace, size: str, folder: Path) -> dict[str
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--python", default=".bench/vllm/bin/python", help="an interpreter with vLLM")
-    parser.add_argument("--sizes", default="1,30,120", help=f"millions of parameters, of {', '.join(SHAPES)}")
+    parser.add_argument("--sizes", default="1,30,120", help=f"millions of parameters: {', '.join(SHAPES)}")
     parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])
-    parser.add_argument("--flags", default="--enforce-eager --block-size 32", help="more words for `vllm serve`")
+    parser.add_argument("--flags", default="--enforce-eager --block-size 32", help="more arguments of `vllm serve`")
     parser.add_argument("--shared", default="/dev/shm")
     parser.add_argument("--tolerance", type=float, default=1e-2)
     parser.add_argument("--repeats", type=int, default=3, help="updates, and rounds of each client")

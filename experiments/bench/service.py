@@ -1,9 +1,9 @@
 """Latency that the environment service adds to a step: `python -m experiments.bench.service`.
 
-One service with --instances alive at once, and --clients threads that step through them. The peer is a direct
-call of the same step in a process without a service, measured in the same run; what is added is the difference,
-step by step. Two loads: `paced`, where a client waits between two steps as if a policy were writing (--think
-seconds, exponentially distributed), and `closed`, where it does not wait at all.
+One service holds --instances instances, and --clients threads step through them. The added latency is the difference
+to a direct call of the same step without a service, measured in the same run, step by step. There are two loads: under
+`paced` a client waits between two steps, as if a policy were generating (--think seconds on average, exponentially
+distributed); under `closed` it does not wait.
 """
 
 from __future__ import annotations
@@ -24,37 +24,37 @@ from envs.remote import Connections, RemoteWorld
 from envs.source import serving
 from envs.world import Task, World
 
-BOUND_MS = 10.0  # of the added p95 under the paced load
-DEADLINES = Deadlines(start=300.0, reset=300.0, step=300.0)  # a loaded machine is a slow figure, not an error
+BOUND_MS = 10.0  # bound on the added p95 under the paced load
+DEADLINES = Deadlines(start=300.0, reset=300.0, step=300.0)  # a loaded machine shall be slow, not fail
 
 
 def script(task: Task, rng: random.Random, steps: int) -> list[str]:
-    """Actions of an episode: the calls of the reference, in order and again, never ending it."""
+    """Return `steps` actions: calls of the reference, cyclically from a random one, that never end the episode."""
     calls = [action for action in task.reference if "<tool_call>" in action]
     first = rng.randrange(len(calls))
     return [calls[i % len(calls)] for i in range(first, first + steps)]
 
 
 def timed(world: World, action: str) -> float:
-    """Seconds of one step."""
+    """Return the seconds of one step."""
     started = time.perf_counter()
     world.step(action)
     return time.perf_counter() - started
 
 
 def direct(env: str, kwargs: dict, jobs: list[tuple[Task, list[str]]]) -> list[list[float]]:
-    """Seconds of each step of each job, without a service."""
+    """Return the seconds of each step of each job, without a service."""
     world = make(env, **kwargs)
-    found = []
+    seconds = []
     for task, actions in jobs:
         world.reset(task, 0)
-        found.append([timed(world, action) for action in actions])
+        seconds.append([timed(world, action) for action in actions])
     world.close()
-    return found
+    return seconds
 
 
 def drive(worlds: list[RemoteWorld], jobs: list, steps: range, clients: int, think: float) -> tuple[list, float]:
-    """Take these steps in every world with `clients` threads; (seconds of each step by world, wall seconds)."""
+    """Run these steps in every world with `clients` threads; return (seconds of each step by world, wall seconds)."""
     shares = [range(client, len(worlds), clients) for client in range(clients)]
 
     def client(share: range) -> dict[int, list[float]]:
@@ -75,7 +75,7 @@ def drive(worlds: list[RemoteWorld], jobs: list, steps: range, clients: int, thi
 
 
 def resident_mb() -> float:
-    """Memory of this process's descendants: the service and its workers."""
+    """Return the resident memory of the service and its workers, which are descendants of this process, in MB."""
     table = subprocess.run(["ps", "-eo", "pid,ppid,rss"], capture_output=True, text=True, check=True).stdout
     rows = [tuple(map(int, line.split())) for line in table.splitlines()[1:]]
     family = {os.getpid()}
@@ -85,13 +85,13 @@ def resident_mb() -> float:
 
 
 def percentiles(seconds: list[float]) -> tuple[float, float]:
-    """p50 and p95 in milliseconds."""
+    """Return (p50, p95) in milliseconds."""
     cuts = statistics.quantiles(seconds, n=20)
     return cuts[9] * 1e3, cuts[18] * 1e3
 
 
 def measure(env: str, kwargs: dict, args: argparse.Namespace) -> list[dict]:
-    """One row per load."""
+    """Return one row per load."""
     rng = random.Random(0)
     splits = {"bfcl": "all"}
     tasks = [task for task in make(env, **kwargs).tasks(splits.get(env, "train")) if task.reference]
@@ -122,7 +122,7 @@ def measure(env: str, kwargs: dict, args: argparse.Namespace) -> list[dict]:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Measure and print one table."""
+    """Measure and print one table. Return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m experiments.bench.service", description=__doc__.split("\n")[0])
     parser.add_argument("--envs", nargs="+", default=["travel", "bfcl"])
     parser.add_argument("--instances", type=int, default=1000)
@@ -146,7 +146,7 @@ def main(argv: list[str] | None = None) -> int:
                 "| " + " | ".join(f"{cell:.1f}" if isinstance(cell, float) else str(cell) for cell in cells) + " |",
                 flush=True,
             )
-    print(f"\nAdded to a step by the service, {args.instances} instances alive, {args.clients} clients at once:")
+    print(f"\nLatency added to a step by the service, with {args.instances} instances and {args.clients} clients:")
     for row in rows:
         bound = f" (bound for p95: {BOUND_MS:g} ms)" if row["load"] == "paced" else ""
         print(f"  {row['env']}, {row['load']}: p50 {row['added_p50']:.1f} ms, p95 {row['added_p95']:.1f} ms{bound}")

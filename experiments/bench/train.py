@@ -1,15 +1,15 @@
-"""Speed and memory of the update on long packed rows: measured on the accelerator at hand, or planned for another.
+"""Speed and memory of the update on long packed rows, measured on an accelerator or planned.
 
-    python -m experiments.bench.train                                  # measure: one GPU or TPU
+    python -m experiments.bench.train                                  # measure on this machine's GPU or TPU
     python -m experiments.bench.train --sizes 7b --rows 16384 --set lora.rank=32
-    python -m experiments.bench.train --planned h100:1                 # no such device: its compiler's figures
-    python -m experiments.bench.train --tiny                           # a CPU, beside TRL and tunix
+    python -m experiments.bench.train --planned h100:1                 # no such device: plan with its compiler
+    python -m experiments.bench.train --tiny                           # compare with TRL and tunix on a CPU
 
-Random weights, bfloat16 computation, rows filled to the last token by sequences of a quarter of a row. A step is loss,
-gradient, clipping and AdamW over `--micro-batches` rows. Each case runs in a process of its own, so its peak of memory
-is its own. MFU counts the FLOPs of forward and backward (3 times the forward pass, recomputation not counted) against
-the peak of evolver/plan/targets.py. What is planned is marked so: its memory is the compiled program's, its speed the
-roofline of that chip, and neither was measured.
+Weights are random, computation is in bfloat16, and rows are filled completely with sequences of a quarter row. A step
+is loss, gradient, clipping and AdamW over `--micro-batches` rows. Each case runs in its own process, because JAX
+reports the peak memory per process. MFU relates the FLOPs of forward and backward pass (3 times the forward pass,
+recomputation not counted) to the peak in evolver/plan/targets.py. Planned figures are not measured: memory is that of
+the compiled program, speed is the chip's roofline.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from configs import base
 from experiments.bench.contest import ROOT
 
 SIZES, ROWS = ("0.5b", "1.5b", "7b"), (4096, 16384, 32768)
-SEQUENCES = 4  # in a row
+SEQUENCES = 4  # per row
 
 
 def config_of(size: str, row: int, micro_batches: int, changes: dict[str, Any]) -> Any:
-    """The experiment's config: one update of `micro_batches` rows, one at a time."""
+    """Return a config of one update of `micro_batches` rows per device, one row at a time."""
     config = base.get_config()
     config.model.preset, config.model.dtype, config.engine.cache_dtype = size, "bfloat16", "bfloat16"
     config.model.remat = "full"
-    config.loss.kl, config.loss.old_logp = 0.0, "sampled"
+    config.loss.kl_coef, config.loss.old_logp = 0.0, "sampled"
     config.learner.row = config.rollout.context = row
     config.rollout.max_tokens = row // 8
     config.rollout.tasks, config.rollout.group, config.learner.updates = micro_batches, 1, 1
@@ -46,7 +46,7 @@ def config_of(size: str, row: int, micro_batches: int, changes: dict[str, Any]) 
 
 
 def parsed(words: list[str], config: Any) -> dict[str, Any]:
-    """["lora.rank=32"] -> {"lora.rank": 32}, by the types of the config. Raises SystemExit for an unknown key."""
+    """Parse ["lora.rank=32"] to {"lora.rank": 32} by the types of the config. Raises SystemExit for an unknown key."""
     from evolver.config import flat
 
     known, changes = flat(config), {}
@@ -60,7 +60,7 @@ def parsed(words: list[str], config: Any) -> dict[str, Any]:
 
 
 def packed(config: Any, vocab: int) -> Any:
-    """Full rows of random tokens, every second half of a sequence trained."""
+    """Return full rows of random tokens; the second half of each sequence is trained."""
     import numpy as np
 
     from rl.packing import Packed
@@ -79,26 +79,26 @@ def packed(config: Any, vocab: int) -> Any:
 
 
 def model_flops(config: Any, shape: Any, tokens: float) -> float:
-    """Of forward and backward over `tokens` tokens, half of them predicted."""
+    """Return the FLOPs of forward and backward pass over `tokens` tokens, half of them trained."""
     from evolver.plan import analytic
 
     return analytic.update_flops(shape, tokens, config.learner.row / SEQUENCES, tokens / 2, remat=False)
 
 
 def measure(config: Any, repeats: int) -> dict[str, Any]:
-    """Seconds of the fastest update on the devices at hand, after two for warm-up."""
+    """Return seconds, tokens, FLOPs and peak memory of the fastest update, after two warm-up updates."""
     import jax
     import numpy as np
 
-    from evolver import parts
+    from evolver import run
     from models.mesh import make_mesh
     from rl import learner
 
     mesh = make_mesh(config.mesh.to_dict())
-    shape, params = parts.initial_policy(config, mesh)
-    optimizer = parts.make_optimizer(config)
-    update, _ = parts.make_programs(config, shape, mesh, optimizer)
-    state = learner.init_state(shape, params, optimizer, mesh, parts.make_layout(config))
+    shape, params = run.initial_policy(config, mesh)
+    optimizer = run.make_optimizer(config)
+    update, _ = run.make_programs(config, shape, mesh, optimizer)
+    state = learner.init_state(shape, params, optimizer, mesh, run.make_layout(config))
     del params
     batch, seconds = packed(config, shape.vocab), []
     for _ in range(repeats + 2):
@@ -115,26 +115,25 @@ def measure(config: Any, repeats: int) -> dict[str, Any]:
 
 
 def measured_case(args: argparse.Namespace, size: str, row: int) -> dict[str, Any]:
-    """The record of one size and row, measured in this process."""
+    """Measure one size and row in this process; return its record."""
     import jax
 
     if jax.default_backend() == "cpu":
-        sys.exit("no accelerator here: --tiny compares on the CPU, --planned h100:1 asks that chip's compiler")
+        sys.exit("this machine has no accelerator: compare on the CPU with --tiny, or plan with --planned h100:1")
     config = config_of(size, row, args.micro_batches, parsed(args.set, base.get_config()))
     devices = config.mesh.data * config.mesh.fsdp * config.mesh.tensor * config.mesh.sequence
     try:
-        found = measure(config, args.repeats)
-    except jax.errors.JaxRuntimeError as error:  # out of memory: the table says so and goes on
+        result = measure(config, args.repeats)
+    except jax.errors.JaxRuntimeError as error:  # out of memory: noted in the table
         return {"size": size, "row": row, "note": str(error).splitlines()[0][:80]}
     chip = chip_of(jax.devices()[0].device_kind)
-    rate = found["tokens"] / found["seconds"] / devices
-    mfu = found["flops"] / found["seconds"] / devices / chip.flops if chip else None
-    return {"size": size, "row": row, "tokens_per_s": rate, "mfu": mfu, "peak_gb": found["peak_gb"]}
+    rate = result["tokens"] / result["seconds"] / devices
+    mfu = result["flops"] / result["seconds"] / devices / chip.flops if chip else None
+    return {"size": size, "row": row, "tokens_per_s": rate, "mfu": mfu, "peak_gb": result["peak_gb"]}
 
 
 def measured(args: argparse.Namespace) -> list[dict[str, Any]]:
-    """One record for each size and row, each from a process of its own: jax counts the peak of memory by process. This
-    one leaves the accelerator alone."""
+    """Return one record per size and row, each measured in its own process. This process does not use the device."""
     records = []
     for size in args.sizes:
         for row in args.rows:
@@ -143,7 +142,7 @@ def measured(args: argparse.Namespace) -> list[dict[str, Any]]:
             words += ["--set", *args.set] if args.set else []
             done = subprocess.run(words, cwd=ROOT, stdout=subprocess.PIPE, text=True)
             if done.returncode > 0:
-                sys.exit(done.returncode)  # it said why
+                sys.exit(done.returncode)  # the child has printed the reason
             killed = {"size": size, "row": row, "note": f"killed by signal {-done.returncode}"}
             records.append(killed if done.returncode else json.loads(done.stdout.splitlines()[-1]))
             print(json.dumps(records[-1]), file=sys.stderr, flush=True)
@@ -151,7 +150,7 @@ def measured(args: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def chip_of(kind: str) -> Any:
-    """The entry of `targets.CHIPS` for what jax calls the device, None for one whose peak is not known."""
+    """Return the entry of `targets.CHIPS` for a JAX device kind; None if it is unknown."""
     from evolver.plan.targets import CHIPS
 
     name = kind.lower().replace(" ", "-")
@@ -159,7 +158,7 @@ def chip_of(kind: str) -> Any:
 
 
 def planned(args: argparse.Namespace) -> list[dict[str, Any]]:
-    """The same from the target's compiler."""
+    """Return one record per size and row, from the target's compiler."""
     from evolver import plan
     from evolver.plan import compilers, estimate, targets
 
@@ -169,28 +168,28 @@ def planned(args: argparse.Namespace) -> list[dict[str, Any]]:
             config = config_of(size, row, args.micro_batches, parsed(args.set, base.get_config()))
             config, _ = estimate.adapted(config, target)
             case = estimate.Case(config, plan.model_shape(config), target)
-            found = compilers.compile_programs(
+            compiled = compilers.compile_programs(
                 config.to_dict(), target, phases=["update"], slots=1, micro_batches=args.micro_batches
             )
-            records.append({"size": size, "row": row} | roofline(case, found, args.micro_batches))
+            records.append({"size": size, "row": row} | roofline(case, compiled, args.micro_batches))
             print(json.dumps(records[-1]), file=sys.stderr, flush=True)
     return records
 
 
-def roofline(case: Any, found: dict[str, Any], micro_batches: int) -> dict[str, Any]:
-    """Peak memory of the compiled update, and the tokens/s and MFU that the chip's peaks allow it at most."""
+def roofline(case: Any, compiled: dict[str, Any], micro_batches: int) -> dict[str, Any]:
+    """Return the peak memory of the compiled update, and upper bounds on its tokens/s and MFU."""
     from evolver.plan import analytic, estimate
 
-    record = found.get("phases", {}).get("update", {})
+    record = compiled.get("phases", {}).get("update", {})
     if "memory" not in record:
-        return {"note": (found.get("error") or record.get("error", "no program")).splitlines()[0][:100]}
+        return {"note": (compiled.get("error") or record.get("error", "no program")).splitlines()[0][:100]}
     memory, devices = record["memory"], case.target.count
     peak = memory["argument"] + memory["output"] - memory["alias"] + memory["temp"]
     tokens = micro_batches * case.config.learner.micro * case.config.learner.row
     useful = model_flops(case.config, case.shape, tokens) / devices
     local = tokens / devices * case.split.tensor
     work = estimate.phase(
-        case.target, flops=useful * 4 / 3, tokens=tokens, reach=0.8,  # the forward pass twice
+        case.target, flops=useful * 4 / 3, tokens=tokens, reach=0.8,  # 4/3: the forward pass runs twice
         moved=analytic.update_bytes(case.shape, local, micro_batches, case.split, dtype="bfloat16"),
         wire=sum(sent for _, sent in record["collectives"].values()),
     )  # fmt: skip
@@ -204,7 +203,7 @@ def roofline(case: Any, found: dict[str, Any], micro_batches: int) -> dict[str, 
 
 
 def table(records: list[dict[str, Any]], kind: str) -> str:
-    """Markdown. kind: measured, planned."""
+    """Return the records as a Markdown table. kind: the last column's heading."""
     lines = [f"| model | row | tokens/s of a device | MFU | peak memory, GB | {kind} |", "|---|---|---|---|---|---|"]
     for r in records:
         if "note" in r:
@@ -223,13 +222,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--sizes", nargs="+", default=SIZES)
     parser.add_argument("--rows", nargs="+", type=int, default=ROWS, help="tokens of a packed row")
-    parser.add_argument("--micro-batches", type=int, default=4, help="rows of an update, on each device")
+    parser.add_argument("--micro-batches", type=int, default=4, help="rows of an update per device")
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="config values: lora.rank=32")
-    parser.add_argument("--planned", default="", metavar="CHIP:COUNT", help="compile for this target, measure nothing")
-    parser.add_argument("--tiny", action="store_true", help="the comparison with TRL and tunix on this CPU")
-    parser.add_argument("--json", default="", help="also write the records here")
-    parser.add_argument("--case", action="store_true", help="one case in this process, as the command starts it")
+    parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="config values, such as lora.rank=32")
+    parser.add_argument("--planned", default="", metavar="CHIP:COUNT", help="plan for this target, do not measure")
+    parser.add_argument("--tiny", action="store_true", help="compare with TRL and tunix on this CPU")
+    parser.add_argument("--json", default="", help="file to which the records are written too")
+    parser.add_argument("--case", action="store_true", help="measure one case in this process")
     args = parser.parse_args()
     if args.tiny:
         from experiments.bench import learner

@@ -1,7 +1,7 @@
-"""What the benchmarks run: the same token ids for every engine and every trainer.
+"""Workloads of the benchmarks: the same token ids for every engine and every trainer.
 
-Standard library only, because the peers read this file under their own interpreters. Lengths are forced (an engine
-ignores the end token and generates exactly `new_tokens`), so all of them do the same work and only time differs.
+Standard library only, because the peers import this file under their own interpreters. Lengths are forced (an engine
+ignores the end token and generates exactly `new_tokens`), so that all contenders do the same work.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Turn:
-    """Generate exactly `new_tokens`, then read `observation` (token ids; empty after the last turn)."""
+    """Exactly `new_tokens` generated tokens, then `observation` (token ids; empty after the last turn)."""
 
     new_tokens: int
     observation: tuple[int, ...] = ()
@@ -24,7 +24,7 @@ class Turn:
 
 @dataclass(frozen=True)
 class Episode:
-    """One conversation: the prompt of turn k+1 is the prompt of turn k, what was generated, and its observation."""
+    """One conversation: the prompt of turn k+1 is the prompt, generation and observation of turn k."""
 
     prompt: tuple[int, ...]
     turns: tuple[Turn, ...]
@@ -35,7 +35,7 @@ class Episode:
 
     @property
     def length(self) -> int:
-        """Tokens of the whole episode, observations included."""
+        """The number of tokens of the whole episode, observations included."""
         return len(self.prompt) + sum(turn.new_tokens + len(turn.observation) for turn in self.turns)
 
 
@@ -48,7 +48,7 @@ class Workload:
 
     @property
     def new_tokens(self) -> int:
-        """Tokens to generate: what a rate in tokens/s counts."""
+        """The number of tokens to generate, which rates in tokens/s count."""
         return sum(episode.new_tokens for episode in self.episodes)
 
     @property
@@ -78,7 +78,7 @@ def _spread(rng: random.Random, middle: int, spread: float) -> int:
 
 
 def flat(n: int = 64, prompt_len: int = 32, new_tokens: int = 128, vocab: int = 700, seed: int = 0) -> Workload:
-    """`n` independent prompts of one length, `new_tokens` each: the friendliest case for any batched generator."""
+    """Return `n` single-turn prompts of equal length with `new_tokens` each: the best case for a static batch."""
     rng = random.Random(seed)
     episodes = tuple(Episode(_ids(rng, prompt_len, vocab), (Turn(new_tokens),)) for _ in range(n))
     return Workload("flat", vocab, episodes, seed)
@@ -94,7 +94,7 @@ def multi_turn(
     spread: float = 0.75,
     seed: int = 0,
 ) -> Workload:
-    """Agent episodes: every length is ragged, uniform within `spread` of its middle; the history grows turn by turn."""
+    """Return agent episodes whose lengths are uniform within a fraction `spread` of their means."""
     rng = random.Random(seed)
 
     def episode() -> Episode:
@@ -110,7 +110,7 @@ def multi_turn(
 
 @dataclass(frozen=True)
 class Row:
-    """One training sample: a prompt, then a completion whose `mask` is 1 on the tokens that train."""
+    """One training sample: a prompt and a completion; `mask` is 1 on the tokens that train."""
 
     prompt: tuple[int, ...]
     completion: tuple[int, ...]
@@ -120,7 +120,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Batch:
-    """What a trainer gets for one update."""
+    """The samples of one update."""
 
     name: str
     vocab: int
@@ -152,7 +152,7 @@ def load_batch(path: str | Path) -> Batch:
 
 
 def batch_of(workload: Workload) -> Batch:
-    """The update that would follow a workload: random tokens where it generated, advantages standardised by pairs."""
+    """Return the update that follows a workload: random tokens as generations, alternating advantages of +1 and -1."""
     rng = random.Random(workload.seed + 1)
     rows = []
     for index, episode in enumerate(workload.episodes):
@@ -171,7 +171,7 @@ def main() -> None:
     parser.add_argument("path")
     parser.add_argument("--vocab", type=int, default=700)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--batch", action="store_true", help="the training batch that would follow")
+    parser.add_argument("--batch", action="store_true", help="write the training batch that follows the workload")
     args = parser.parse_args()
     workload = {"flat": flat, "multi_turn": multi_turn}[args.name](vocab=args.vocab, seed=args.seed)
     (batch_of(workload) if args.batch else workload).save(args.path)

@@ -1,4 +1,7 @@
-"""Engines generate: tokens in, tokens out. Never text: what was sampled is what trains."""
+"""Generation engines: token ids in, token ids out. Sampled tokens are trained on as they are, never re-encoded.
+
+`jax` runs in this process, `vllm` drives vLLM servers, `serve` offers the JAX engine to OpenAI clients.
+"""
 
 from __future__ import annotations
 
@@ -8,40 +11,54 @@ from rl.trajectory import Completion, Sampling
 
 
 class ContextFull(ValueError):
-    """The prompt and the tokens asked for do not fit into the engine's context."""
+    """The prompt and the requested tokens exceed the engine's context."""
 
 
 class EngineFault(RuntimeError):
-    """The engine itself failed; nothing was sampled. The message says why."""
+    """The engine failed and returned no sample; the message gives the cause."""
+
+
+def check_request(prompt_ids: list[int], sampling: Sampling, *, vocab: int, context: int) -> None:
+    """Raise ValueError for an invalid request, ContextFull for one that is too long."""
+    if not prompt_ids:
+        raise ValueError("the prompt is empty")
+    if sampling.max_tokens < 1:
+        raise ValueError(f"max_tokens is {sampling.max_tokens}; it must be at least 1")
+    if min(prompt_ids) < 0 or max(prompt_ids) >= vocab:
+        raise ValueError(f"a prompt token is outside of the vocabulary 0..{vocab - 1}")
+    if len(prompt_ids) + sampling.max_tokens > context:
+        raise ContextFull(
+            f"{len(prompt_ids)} prompt tokens and {sampling.max_tokens} to generate exceed the context of {context}"
+        )
 
 
 class Engine(Protocol):
-    """What rollouts need of an engine. All methods run on one event loop."""
+    """The interface that rollouts use. All methods run on one event loop."""
 
     async def generate(self, prompt_ids: list[int], sampling: Sampling, *, session: str) -> Completion:
-        """Sample after `prompt_ids`. A session's next prompt may extend its earlier tokens, which are then kept.
+        """Sample after `prompt_ids`. If the prompt extends the session's earlier tokens, their KV cache is reused.
 
-        One request at a time per session. Cancelling the call frees what it holds.
-        Raises ContextFull, EngineFault, ValueError (a request that makes no sense).
+        A session may have one request in flight. Cancelling the call frees its resources.
+        Raises ContextFull, EngineFault, and ValueError for an invalid request.
         """
         ...
 
     async def release(self, session: str) -> None:
-        """Forget a session. Unknown ones are ignored."""
+        """Forget a session. Unknown sessions are ignored."""
         ...
 
     async def load(self, params: Any, version: int) -> None:
-        """Sample with these weights from now on. Every completion names the version that sampled all of it."""
+        """Sample with these weights from now on. A completion carries the version that sampled all of it."""
         ...
 
     def forget(self) -> None:
-        """Drop what is kept of sessions, while none is running, so that what follows does not depend on it."""
+        """Drop all session state while the engine is idle, so that later samples do not depend on it."""
         ...
 
     def stats(self) -> dict[str, float]:
-        """Counters since the start."""
+        """Return counters since the start."""
         ...
 
     async def close(self) -> None:
-        """Stop; whoever still waits gets EngineFault."""
+        """Stop. Pending requests fail with EngineFault."""
         ...

@@ -1,4 +1,4 @@
-"""Worlds for tests: one that counts, and one that breaks on request in every way a worker can."""
+"""Worlds for tests: one that counts, and one that fails on request in every way that a worker can."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from envs.world import Evaluation, Observation, StepResult, Task, World
 
 
 class Counter(World):
-    """Say "+" until the count is the task's goal. A step tells the pid that took it."""
+    """A world that counts the actions "+" up to a goal. A step's info holds the pid of its process."""
 
     name = "counter"
 
@@ -54,7 +54,7 @@ class Counter(World):
 
 
 class Faulty(Counter):
-    """Breaks in `at` (start, reset, step, evaluate) as `fault` says; in `step` only at the action "break"."""
+    """A counter with a `fault` in the call `at`: start, reset, evaluate, or step with the action "break"."""
 
     def __init__(self, fault: str = "", at: str = "step", goal: int = 3):
         super().__init__(goal)
@@ -118,7 +118,7 @@ class Faulty(Counter):
         while True:
             kept.append(bytearray(100 << 20))
 
-    def _unspeakable(self) -> StepResult:
+    def _not_json(self) -> StepResult:
         return StepResult([{"role": "tool", "content": ""}], info={"object": object()})
 
     def _noise(self) -> None:

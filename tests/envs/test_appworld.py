@@ -1,4 +1,4 @@
-"""AppWorld: the adapter against a stand-in engine, and the real engine on the mini data set where it is installed."""
+"""AppWorld: the adapter with a fake engine, and the real engine on the mini data set if it is installed."""
 
 import json
 import os
@@ -10,12 +10,13 @@ from envs import conformance, make
 from envs.appworld import AppWorld, goal_completion, prompt
 from envs.appworld.mini import data, evaluation
 from envs.appworld.mini.scenarios import SPLITS, mini_tasks
-from envs.process import ROOT, Deadlines, ProcessWorld
+from envs.process import ROOT, Deadlines
 from envs.source import Source
 from envs.toolcalls import call_text
 from envs.world import Task
+from tests.envs.test_process import alone
 
-# ----------------------------------------------------------------------------------- reading what a model writes
+# ------------------------------------------------------------------------------------------ extraction of code
 
 
 @pytest.mark.parametrize(
@@ -43,11 +44,11 @@ def test_code_is_the_first_block_or_the_first_call(text, expected):
     assert prompt.code_of(text) == expected
 
 
-# ------------------------------------------------------------------------------------------ a stand-in engine
+# ------------------------------------------------------------------------------------------ a fake engine
 
 
 class FakeEngine:
-    """Speaks the engine's interface: a session of lines `say X`, `set X`, `damage`, `done`. One open task at a time."""
+    """An engine whose sessions understand the lines `say X`, `set X`, `damage` and `done`. One open task at a time."""
 
     def __init__(self):
         self.opened: list[str] = []
@@ -95,7 +96,7 @@ SOLUTION = [block("say hello"), block("set a"), block("set b"), block("done")]
 
 
 class Played(AppWorld):
-    """Official data without solutions, plus solutions in the stand-in's language."""
+    """A world on official data, which has no solutions, with solutions for the fake engine."""
 
     def tasks(self, split):
         tasks = super().tasks(split)
@@ -106,7 +107,7 @@ class Played(AppWorld):
 
 @pytest.fixture
 def official(tmp_path):
-    """A folder laid out as AppWorld's data is."""
+    """Return a folder with the layout of AppWorld's data."""
     for split, ids in {"train": ["0a1_1", "0a1_2", "0a1_3"], "dev": ["0b2_1"]}.items():
         path = tmp_path / "data" / "datasets" / f"{split}.txt"
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -146,7 +147,7 @@ def test_an_episode(official):
     assert world.step(block("damage")).terminated and world.evaluate().success
 
 
-def test_a_call_is_asked_for_where_the_action_is_a_tool(official):
+def test_the_prompt_requests_calls_if_the_action_is_a_tool(official):
     start = AppWorld("official", official, action="tool", engine=FakeEngine()).reset(Task("0a1_1", "appworld", ""))
     assert start.tools == [prompt.TOOL] and start.messages[1]["content"] == "Do 0a1_1."
     assert "```" not in start.messages[0]["content"]
@@ -154,7 +155,7 @@ def test_a_call_is_asked_for_where_the_action_is_a_tool(official):
     assert "--- you" not in short.messages[0]["content"]
 
 
-def test_reward_counts_what_doing_nothing_does_not_reach(official):
+def test_dense_reward_counts_the_tests_that_doing_nothing_fails(official):
     world = AppWorld("official", official, reward="dense", engine=FakeEngine())
     world.reset(world.tasks("train")[0])
     scores = [world.evaluate().score]
@@ -176,7 +177,7 @@ def test_instances_in_one_process_take_turns(official):
     first.step(block("set a"))
     second.reset(Task("0a1_2", "appworld", ""))
     second.step(block("damage"))
-    assert "hello 2" in first.step(block("say hello")).messages[0]["content"]  # its second line, although opened anew
+    assert "hello 2" in first.step(block("say hello")).messages[0]["content"]  # the second line of its session
     assert first.evaluate().components["progress"] == 0.5 and second.evaluate().components["progress"] == 0.0
     assert engine.opened == ["0a1_1", "0a1_2", "0a1_1", "0a1_2"]
 
@@ -188,21 +189,21 @@ def test_a_synthetic_task_plays_in_the_world_of_its_entry(official):
     assert engine.opened == ["0a1_3"] and start.messages[1]["content"] == "Set b."
 
 
-def test_long_outputs_are_cut_where_one_sees_it(official):
+def test_long_outputs_are_cut_with_a_note(official):
     world = AppWorld("official", official, max_output=10, engine=FakeEngine())
     world.reset(world.tasks("train")[0])
     text = world.step(block("say " + "x" * 50)).messages[0]["content"]
     assert "x" * 10 + "\n[42 more characters were cut off]" in text and "x" * 11 not in text
 
 
-def test_what_is_wrong_is_said(official, tmp_path_factory, monkeypatch):
+def test_errors_name_the_problem(official, tmp_path_factory, monkeypatch):
     with pytest.raises(ValueError, match="train"):
         AppWorld("official", official, engine=FakeEngine()).tasks("test_normal")
     monkeypatch.delenv("APPWORLD_ROOT", raising=False)
     with pytest.raises(ValueError, match="appworld download data"):
         AppWorld("official", str(tmp_path_factory.mktemp("empty")), engine=FakeEngine()).tasks("train")
     for arguments in ({"data": "none"}, {"action": "mime"}, {"reward": "high"}):
-        with pytest.raises(ValueError, match="AppWorld knows"):
+        with pytest.raises(ValueError, match=f"{next(iter(arguments))} must be"):
             AppWorld(**arguments, engine=FakeEngine())
     with pytest.raises(RuntimeError, match="reset"):
         AppWorld("official", official, engine=FakeEngine()).evaluate()
@@ -230,7 +231,7 @@ def test_mini_has_scenarios_of_three_over_five_apps_and_more():
     tasks = [task for split in SPLITS for task in world.tasks(split)]
     assert len(tasks) == len({task.id for task in tasks}) == 48
     assert len({app for task in tasks for app in task.meta["apps"]}) >= 5
-    assert all(re.fullmatch(r"[0-9a-f]+_[123]", task.id) for task in tasks)  # what AppWorld takes for an id
+    assert all(re.fullmatch(r"[0-9a-f]+_[123]", task.id) for task in tasks)  # AppWorld's format of an id
     scenarios = {task.meta["scenario"]: task.split for task in tasks}
     assert all([f"{scenario}_{n}" in {t.id for t in tasks} for n in (1, 2, 3)] for scenario in scenarios)
     assert all(task.split == scenarios[task.meta["scenario"]] for task in tasks)
@@ -238,8 +239,8 @@ def test_mini_has_scenarios_of_three_over_five_apps_and_more():
         world.tasks("test")
 
 
-def test_mini_tasks_ask_for_something():
-    """Each has an answer or changes: doing nothing fails a test of every task, and no variants are the same task."""
+def test_doing_nothing_solves_no_mini_task():
+    """Each task has an answer or changes, so that doing nothing fails one of its tests, and all tasks differ."""
     for task in mini_tasks():
         private = {"changes": task.draft.changes, "touched": task.draft.touched}
         tests = evaluation.requirements(private, task.draft.answer)
@@ -250,7 +251,7 @@ def test_mini_tasks_ask_for_something():
     assert len(set(asked)) == len(asked)
 
 
-def test_mini_rows_refer_to_rows():
+def test_mini_rows_refer_to_existing_rows():
     tables = data.tables()
     for table, found in tables.items():
         app = table.split(".")[0]
@@ -279,9 +280,8 @@ PATIENT = Deadlines(start=300.0, reset=300.0, step=300.0)
 def world():
     if not os.path.exists(PYTHON):
         pytest.skip("AppWorld is not installed: make appworld")
-    world = ProcessWorld("appworld", {"reward": "dense"}, python=PYTHON, deadlines=PATIENT)
-    yield world
-    world.close()
+    with alone("appworld", {"reward": "dense"}, python=PYTHON, deadlines=PATIENT) as world:
+        yield world
 
 
 def play(world, task, actions):
@@ -323,7 +323,7 @@ def test_the_real_engine_conforms(world):
 
 
 @real
-def test_code_stays_inside_and_cannot_take_the_worker_along(world):
+def test_code_is_confined_and_cannot_end_the_worker(world):
     task = world.tasks("train")[0]
     world.reset(task)
     refused = [
@@ -353,13 +353,12 @@ def test_code_stays_inside_and_cannot_take_the_worker_along(world):
 
 
 @real
-def test_code_that_does_not_end_is_stopped():
+def test_endless_code_is_stopped():
     if not os.path.exists(PYTHON):
         pytest.skip("AppWorld is not installed: make appworld")
-    world = ProcessWorld("appworld", {"timeout_s": 1}, python=PYTHON, deadlines=PATIENT)
-    task = world.tasks("train")[0]
-    world.reset(task)
-    assert "timed out" in world.step(block("while True: pass")).messages[0]["content"]
-    for action in task.reference[:1]:
-        world.step(action)
-    world.close()
+    with alone("appworld", {"timeout_s": 1}, python=PYTHON, deadlines=PATIENT) as world:
+        task = world.tasks("train")[0]
+        world.reset(task)
+        assert "timed out" in world.step(block("while True: pass")).messages[0]["content"]
+        for action in task.reference[:1]:
+            world.step(action)

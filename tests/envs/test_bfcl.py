@@ -1,4 +1,4 @@
-"""BFCL: the ground truths score 1, and on everything else the score is the package's own."""
+"""BFCL: ground truths score 1, and any other trajectory scores as in the package."""
 
 import concurrent.futures
 import copy
@@ -74,7 +74,7 @@ def variants(entry: bfcl.Entry) -> dict[str, list[list[Call]]]:
 
 
 def official(entry: bfcl.Entry, turns: list[list[Call]], tag: str) -> bool:
-    """The package's checker on the same calls, as its Qwen handler decodes them. `tag` keeps its globals apart."""
+    """Apply the package's checker to the calls as its Qwen handler decodes them. `tag` separates its globals."""
     from bfcl_eval.eval_checker.multi_turn_eval import multi_turn_utils
     from bfcl_eval.eval_checker.multi_turn_eval.multi_turn_checker import multi_turn_checker
 
@@ -203,7 +203,7 @@ TRICKS = [
 ]
 
 
-def test_tricks_execute_nothing(tmp_path, monkeypatch):
+def test_malicious_calls_execute_nothing(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
     def refuse(*args, **kwargs):
@@ -253,7 +253,7 @@ def test_splits():
         assert train == bfcl.split_indices("train", scheme, seed=1) != bfcl.split_indices("train", scheme, seed=2)
         counts = [sum(i // 50 == domain for i in train) for domain in range(4)]
         assert max(counts) - min(counts) <= 1
-    # Written down, because a split that changes silently makes results incomparable.
+    # Fixed values, because results are not comparable if a split changes silently.
     assert bfcl.split_indices("train", "50/150")[:8] == FIRST_OF_50
     with pytest.raises(ValueError, match="train, val"):
         bfcl.split_indices("validation")
@@ -262,7 +262,7 @@ def test_splits():
 FIRST_OF_50 = [2, 9, 12, 13, 16, 31, 34, 35]
 
 
-def test_oracle_tools_are_few_seeded_enough_and_labelled():
+def test_oracle_tools_are_few_seeded_sufficient_and_labelled():
     world = Bfcl("multi_turn_miss_func", tools="oracle+3")
     for task in world.tasks("val")[::10]:
         needed = {call.name for turn in bfcl.entries("multi_turn_miss_func")[task.id].truth for call in turn}
@@ -323,7 +323,7 @@ def test_wrong_arguments_are_named(arguments, message):
         Bfcl(**arguments)
 
 
-def test_small_models_get_brief_docs_and_short_conversations_labelled_as_such():
+def test_brief_docs_and_short_conversations_are_labelled_unofficial():
     full, brief = Bfcl(), Bfcl(docs="brief", max_calls=3)
     few = brief.tasks("all")
     assert 20 < len(few) < 40 and all(0 < task.difficulty <= 3 for task in few)
@@ -335,7 +335,7 @@ def test_small_models_get_brief_docs_and_short_conversations_labelled_as_such():
     assert properties == [set(tool["function"]["parameters"]["properties"]) for tool in short]
 
 
-def test_demonstrations_are_episodes_of_the_world_and_right_as_often_as_they_are_careful():
+def test_demonstrations_succeed_more_often_the_more_careful_they_are():
     from envs.bfcl.demos import demonstrate
 
     arguments = {"tools": "oracle+1", "docs": "brief", "max_calls": 3}
@@ -353,6 +353,6 @@ def test_demonstrations_are_episodes_of_the_world_and_right_as_often_as_they_are
         demonstrate(random.Random(0), hint=0.2, **arguments)
 
 
-def test_the_package_folder_stays_as_it_was():
+def test_the_package_folder_is_unchanged():
     folder = package_dir()
     assert not [name for name in ("result", "score", ".file_locks") if (folder.parent / name).exists()]

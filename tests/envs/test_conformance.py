@@ -1,4 +1,4 @@
-"""The suite that every environment passes in every mode, and that finds what is wrong with a broken one."""
+"""The conformance suite: every environment passes it in every mode, and it finds each violation."""
 
 import contextlib
 import itertools
@@ -42,26 +42,26 @@ def test_every_environment_conforms_in_every_mode(name, mode):
     assert len(names) == len(conformance.CHECKS)
 
 
-class Nameless(Counter):
+class DuplicateIds(Counter):
     def tasks(self, split):
         tasks = super().tasks(split)
         tasks[1].id = tasks[0].id
         return tasks
 
 
-class Moody(Counter):
+class AcceptsAnySplit(Counter):
     def tasks(self, split):
         return super().tasks("train")
 
 
-class Systemic(Counter):
+class NoUserMessage(Counter):
     def reset(self, task, seed=0):
         super().reset(task, seed)
         return Observation([{"role": "system", "content": task.query}], [{"name": "f"}])
 
 
-class Forgetful(Counter):
-    """Counts on from the last episode."""
+class KeepsCount(Counter):
+    """A world that continues the count of an earlier episode."""
 
     def reset(self, task, seed=0):
         self._count, before = getattr(self, "_after", 0), self._count
@@ -69,7 +69,7 @@ class Forgetful(Counter):
         return Observation([{"role": "user", "content": f"{task.query} {self._count}"}])
 
 
-class Random(Counter):
+class RandomInfo(Counter):
     numbers = itertools.count()
 
     def step(self, action):
@@ -78,94 +78,94 @@ class Random(Counter):
         return result
 
 
-class Shared(Counter):
-    """The count is the class's."""
+class SharedCount(Counter):
+    """A world whose instances share one count."""
 
     _shared = 0
-    _count = property(lambda self: Shared._shared, lambda self, value: setattr(Shared, "_shared", value))
+    _count = property(lambda self: SharedCount._shared, lambda self, value: setattr(SharedCount, "_shared", value))
 
     def step(self, action):
-        Shared._shared += action.startswith("<")
+        SharedCount._shared += action.startswith("<")
         return super().step(action)
 
 
-class Delicate(Counter):
+class RaisesOnMalformed(Counter):
     def step(self, action):
         if action.startswith("<tool_call>"):
             json.loads(action.split("\n")[1])["name"]
         return super().step(action)
 
 
-class Silent(Counter):
+class NoMessages(Counter):
     def step(self, action):
         return StepResult([], info={"object": {1: 2}})
 
 
-class Impure(Counter):
+class EvaluationCounts(Counter):
     def evaluate(self):
         self._count += 1
         return Evaluation(self._count / 2, True)
 
 
-class Impossible(Counter):
+class ProgressWithoutSuccess(Counter):
     def evaluate(self):
         return Evaluation(0.5, False, {"progress": 1.0})
 
 
-class Generous(Counter):
+class RewardsInaction(Counter):
     def evaluate(self):
         return Evaluation(1.0, True)
 
 
-class Amnesiac(Counter):
+class RestoresNothing(Counter):
     def restore(self, snapshot):
         self._count = 0
 
 
-class Opaque(Counter):
+class SnapshotNotJson(Counter):
     def snapshot(self):
         return {self._count}
 
 
-class Vain(Counter):
+class ProfileNotJson(Counter):
     def profile(self):
         return {"me": (1, 2)}
 
 
 BROKEN = {
-    Nameless: {"lists_tasks"},
-    Moody: {"refuses_an_unknown_split"},
-    Systemic: {"opens_well"},
-    Forgetful: {"repeats_itself"},
-    Random: {"repeats_itself"},
-    Shared: {"keeps_worlds_apart"},
-    Delicate: {"survives_what_a_model_writes"},
-    Silent: {"survives_what_a_model_writes", "scores_the_reference_one"},
-    Impure: {"evaluates_purely"},
-    Impossible: {"evaluates_purely", "scores_the_reference_one"},
-    Generous: {"scores_nothing_zero"},
-    Amnesiac: {"restores_snapshots"},
-    Opaque: {"restores_snapshots"},
-    Vain: {"describes_itself"},
+    DuplicateIds: {"lists_tasks"},
+    AcceptsAnySplit: {"rejects_unknown_splits"},
+    NoUserMessage: {"resets_to_valid_observations"},
+    KeepsCount: {"is_deterministic"},
+    RandomInfo: {"is_deterministic"},
+    SharedCount: {"shares_no_state_between_worlds"},
+    RaisesOnMalformed: {"never_raises_in_step"},
+    NoMessages: {"never_raises_in_step", "scores_references_one"},
+    EvaluationCounts: {"evaluates_without_side_effects"},
+    ProgressWithoutSuccess: {"evaluates_without_side_effects", "scores_references_one"},
+    RewardsInaction: {"scores_inaction_zero"},
+    RestoresNothing: {"restores_snapshots"},
+    SnapshotNotJson: {"restores_snapshots"},
+    ProfileNotJson: {"has_a_json_profile"},
 }
 
 
 @pytest.mark.parametrize("broken", BROKEN, ids=lambda cls: cls.__name__)
-def test_each_break_of_the_contract_is_found_and_explained(broken):
+def test_each_violation_is_found_and_explained(broken):
     _, problems = conformance.run(broken)
     assert BROKEN[broken] <= {problem.check for problem in problems}
     assert all(problem.what and len(problem.why) > 40 for problem in problems)
 
 
-def test_a_sound_environment_has_no_problems():
+def test_a_correct_environment_has_no_problems():
     assert conformance.run(Counter)[1] == []
 
 
-def test_the_command_explains_and_tells_by_its_exit_code(capsys):
+def test_the_command_explains_failures_and_sets_its_exit_code(capsys):
     assert check.main([COUNTER, "--modes", "inprocess", "worker"]) == 0
-    assert capsys.readouterr().out.count("11 of 11 checks hold") == 2
-    assert check.main(["tests.envs.test_conformance:Generous", "--modes", "inprocess"]) == 1
-    assert "doing nothing gives" in capsys.readouterr().out
+    assert capsys.readouterr().out.count("11 of 11 checks passed") == 2
+    assert check.main(["tests.envs.test_conformance:RewardsInaction", "--modes", "inprocess"]) == 1
+    assert "doing nothing scores" in capsys.readouterr().out
     assert check.main(["no_such_module:World"]) == 1
     assert "No module named 'no_such_module'" in capsys.readouterr().out
 
@@ -191,7 +191,7 @@ def test_the_page_walks_through_an_environment_that_conforms(tmp_path):
         path = {"PYTHONPATH": f"{ROOT}:{tmp_path}"}
         done = subprocess.run([sys.executable, *words[1:]], cwd=tmp_path, env=path, capture_output=True, text=True)
         assert done.returncode == 0, done.stdout + done.stderr
-        assert "11 of 11 checks hold" in done.stdout
+        assert "11 of 11 checks passed" in done.stdout
 
 
 def test_the_options_on_the_page_exist():

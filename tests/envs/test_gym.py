@@ -1,4 +1,4 @@
-"""The gymnasium bridge, in both directions."""
+"""The gymnasium bridge in both directions."""
 
 import gymnasium
 import pytest
@@ -39,7 +39,7 @@ def test_the_seed_draws_the_task():
 
 
 class Echo(gymnasium.Env):
-    """Write back the word that was shown."""
+    """An environment in which the right action repeats the observed word."""
 
     observation_space = spaces.Text(20)
     action_space = spaces.Text(20)
@@ -90,10 +90,10 @@ def test_a_discrete_environment_as_a_world():
     assert result.terminated and world.evaluate().success and "[G]" in result.messages[0]["content"]
 
 
-def test_worlds_that_do_not_fit():
+def test_unsupported_environments_are_refused():
     with pytest.raises(ValueError, match="Text or Discrete"):
         GymWorld("Pendulum-v1")
-    with pytest.raises(ValueError, match="4 actions need 4 names"):
+    with pytest.raises(ValueError, match="4 actions, but 1 names"):
         GymWorld("FrozenLake-v1", actions=["left"])
     with pytest.raises(ValueError, match="no world 'nowhere'"):
         envs.make("nowhere")

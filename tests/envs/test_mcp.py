@@ -1,4 +1,4 @@
-"""The tools of an MCP server as an environment, against a small server of our own."""
+"""The tools of an MCP server as an environment, tested with a small server."""
 
 import importlib.util
 import json
@@ -20,7 +20,7 @@ needs_mcp = pytest.mark.skipif(
 TASK = Task("t", "mcp", "Write down 'milk'.", verifier={"calls": [{"name": "add_note", "arguments": {"text": "milk"}}]})
 
 
-def test_it_is_made_of_a_command_or_a_url():
+def test_it_needs_either_a_command_or_a_url():
     for arguments in ({}, {"command": ["a"], "url": "http://127.0.0.1:1/mcp"}):
         with pytest.raises(ValueError, match="either a command or a url"):
             McpWorld(**arguments)
@@ -36,7 +36,7 @@ def test_it_is_made_of_a_command_or_a_url():
     world.close()
 
 
-def test_an_error_is_taken_out_of_its_groups():
+def test_an_error_is_extracted_from_its_groups():
     assert _innermost(ExceptionGroup("a", [ExceptionGroup("b", [ValueError("what happened")])])) == "what happened"
     assert _innermost(KeyError()) == "KeyError"
 
@@ -66,13 +66,13 @@ def test_an_episode_over_the_tools_of_a_server(world):
     result = world.step("It is written down.")
     assert result.terminated and result.reward == 1.0 and world.evaluate().success
     assert world.step("More.").terminated
-    world.reset(TASK)  # a server of its own: the notes are gone
+    world.reset(TASK)  # starts a new server, so the notes are gone
     assert world.step(call_text("list_notes", {})).messages[0]["content"] == "(no output)"
     assert json.loads(json.dumps(start.to_dict())) == start.to_dict()
 
 
 @needs_mcp
-def test_what_goes_wrong_is_said_to_the_model(world):
+def test_the_model_sees_errors(world):
     world.reset(Task("t", "mcp", "Try."))
     for text, expected in (
         (call_text("no_such_tool", {}), "error: there is no tool 'no_such_tool'"),
@@ -92,7 +92,7 @@ def test_what_goes_wrong_is_said_to_the_model(world):
 
 
 @needs_mcp
-def test_a_server_that_is_late_or_absent_does_not_hold_us_up():
+def test_a_server_that_does_not_start_is_an_error():
     world = McpWorld([sys.executable, "-c", "raise SystemExit(1)"], timeout_s=60.0)
     with pytest.raises(RuntimeError, match="cannot be used"):
         world.reset(TASK)

@@ -1,4 +1,4 @@
-"""ScienceWorld, TextWorld and reasoning-gym: the adapters on stand-ins for their packages, and on the packages."""
+"""ScienceWorld, TextWorld and reasoning-gym: the adapters with fake packages, and with the real ones if installed."""
 
 import importlib.util
 import shutil
@@ -9,11 +9,12 @@ import pytest
 
 from envs import conformance, make
 from envs.act import action_of
-from envs.process import Deadlines, ProcessWorld
+from envs.process import Deadlines
 from envs.reasoning import answer_of
 from envs.scienceworld import VARIATIONS, split_variations
 from envs.toolcalls import call_text
 from envs.world import Task
+from tests.envs.test_process import alone
 
 PATIENT = Deadlines(start=300.0, reset=300.0, step=300.0)
 
@@ -52,7 +53,7 @@ def test_an_action_is_a_call_or_the_last_line(text, expected):
         2 * call_text("act", {"action": "x"}),
     ],
 )
-def test_what_is_no_action_is_said(text):
+def test_a_turn_without_an_action_is_an_error(text):
     with pytest.raises(ValueError):
         action_of(text)
 
@@ -61,7 +62,7 @@ def test_what_is_no_action_is_said(text):
 
 
 class FakeScience:
-    """A simulator in which an experiment is solved by three actions in order, and spoiled by a fourth."""
+    """A simulator with an experiment that three actions in order solve and another one fails."""
 
     def __init__(self, task, envStepLimit):
         self.server, self._solution, self.closed = self, ["open door", "go out", "focus on X"], 0
@@ -138,7 +139,7 @@ def test_a_scienceworld_episode(science):
         world.reset(Task("x", "scienceworld", "?"))
 
 
-def test_scienceworld_lists_what_the_benchmark_has():
+def test_scienceworld_lists_the_tasks_of_the_benchmark():
     world = make("scienceworld")
     tasks = {split: world.tasks(split) for split in ("train", "dev", "test")}
     assert sum(map(len, tasks.values())) == sum(VARIATIONS.values()) == 7207 and len(VARIATIONS) == 30
@@ -156,7 +157,7 @@ def test_scienceworld_lists_what_the_benchmark_has():
 
 
 class FakeGame:
-    """A game won by 'take key', then 'open box'."""
+    """A game that is won by 'take key' and then 'open box'."""
 
     def __init__(self, path, infos):
         self._path = path
@@ -189,7 +190,7 @@ class FakeGame:
 
 @pytest.fixture
 def games(monkeypatch):
-    """A stand-in for the package, and the list of the games it made."""
+    """Install a fake package and return the list of the games that it made."""
     made = []
 
     def compiled(options):
@@ -207,7 +208,7 @@ def games(monkeypatch):
     return made
 
 
-def test_textworld_conforms_and_makes_a_game_once(games, tmp_path):
+def test_textworld_conforms_and_compiles_a_game_once(games, tmp_path):
     def with_references():
         world = make("textworld", n_train=3, cache=str(tmp_path))
         listed = world.tasks
@@ -250,7 +251,7 @@ class FakeDataset(list):
         super().__init__({"question": q, "answer": a, "metadata": {}} for q, a in entries)
 
     def score_answer(self, answer, entry):
-        return 1.0 if int(answer) == int(entry["answer"]) else 0.1  # raises where the answer is no number
+        return 1.0 if int(answer) == int(entry["answer"]) else 0.1  # raises if the answer is not a number
 
 
 @pytest.fixture
@@ -262,7 +263,7 @@ def test_reasoning_conforms(gym_of_reasons):
     conforms(lambda: make("reasoning", n_train=7))
 
 
-def test_reasoning_asks_once(gym_of_reasons):
+def test_a_reasoning_episode_is_one_turn(gym_of_reasons):
     world = make("reasoning", datasets=["sums", "more"], options={"more": {"bias": 1}}, n_train=3, n_dev=1)
     tasks = world.tasks("train")
     assert [task.meta["dataset"] for task in tasks] == ["sums", "sums", "more"]
@@ -302,22 +303,21 @@ def test_the_answer_is_the_last_one():
     reason="needs ScienceWorld: pip install -r requirements/scienceworld.txt, and Java",
 )
 def test_real_scienceworld():
-    """Its own solutions score 1, its variations are those we list, and an episode repeats itself."""
-    world = ProcessWorld(
-        "scienceworld", {"kinds": ["find-plant", "lifespan-longest-lived"], "per_kind": 2}, deadlines=PATIENT
-    )
-    for task in world.tasks("dev"):
-        gold = world.walkthrough(task.to_dict())
-        seen = []
-        for _ in range(2):
+    """The simulator's solutions score 1, VARIATIONS is complete, and an episode is repeatable."""
+    kwargs = {"kinds": ["find-plant", "lifespan-longest-lived"], "per_kind": 2}
+    with alone("scienceworld", kwargs, deadlines=PATIENT) as world:
+        for task in world.tasks("dev"):
             world.reset(task)
-            assert world.evaluate().score == 0.0
-            seen.append([world.step(action).to_dict() for action in gold])
-            assert world.evaluate().score == 1.0 and seen[-1][-1]["terminated"]
-        assert seen[0] == seen[1]
-        world.reset(task)
-        assert "matches" in world.step("sing a song").messages[0]["content"] and not world.evaluate().success
-    world.close()
+            gold = world.walkthrough(task.to_dict())
+            seen = []
+            for _ in range(2):
+                world.reset(task)
+                assert world.evaluate().score == 0.0
+                seen.append([world.step(action).to_dict() for action in gold])
+                assert world.evaluate().score == 1.0 and seen[-1][-1]["terminated"]
+            assert seen[0] == seen[1]
+            world.reset(task)
+            assert "matches" in world.step("sing a song").messages[0]["content"] and not world.evaluate().success
     env = importlib.import_module("scienceworld").ScienceWorldEnv("")
     try:
         assert {kind: env.get_max_variations(kind) for kind in env.get_task_names()} == VARIATIONS
@@ -334,23 +334,17 @@ def test_real_scienceworld():
 @pytest.mark.skipif(not installed("textworld"), reason="needs TextWorld: pip install -r requirements/textworld.txt")
 @pytest.mark.parametrize("kind", ["custom", "tw-cooking", "tw-coin_collector", "tw-treasure_hunter", "tw-simple"])
 def test_real_textworld(kind, tmp_path):
-    """The generator's solutions win, and a game made anew is the same game."""
-    worlds = [
-        ProcessWorld("textworld", {"kind": kind, "cache": str(tmp_path / name), "n_train": 2}, deadlines=PATIENT)
-        for name in "ab"
-    ]
-    task = worlds[0].tasks("train")[1]
+    """The generator's solutions win, and compiling a game again gives the same game."""
     seen = []
-    for world in worlds:
-        first = world.reset(task)
-        assert world.evaluate().score == 0.0
-        steps = []
-        commands = world.walkthrough()
-        for command in commands:
-            steps.append(world.step(command).to_dict())
-        assert commands and world.evaluate().score == 1.0 and steps[-1]["terminated"]
-        seen.append((first, steps))
-        world.close()
+    for name in "ab":
+        kwargs = {"kind": kind, "cache": str(tmp_path / name), "n_train": 2}
+        with alone("textworld", kwargs, deadlines=PATIENT) as world:
+            first = world.reset(world.tasks("train")[1])
+            assert world.evaluate().score == 0.0
+            commands = world.walkthrough()
+            steps = [world.step(command).to_dict() for command in commands]
+            assert commands and world.evaluate().score == 1.0 and steps[-1]["terminated"]
+            seen.append((first, steps))
     assert seen[0] == seen[1]
 
 

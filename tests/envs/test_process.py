@@ -1,4 +1,4 @@
-"""Worker processes: whatever one does, the call ends with its reason, and nothing stays behind."""
+"""Worker processes: a call ends with the reason of any failure, and no process is left behind."""
 
 import contextlib
 import os
@@ -12,8 +12,8 @@ import time
 
 import pytest
 
-from envs.pool import Pool, PoolFull, UnknownInstance
-from envs.process import ROOT, Deadlines, ProcessWorld
+from envs.pool import Pool, PoolFull, PoolWorld, UnknownInstance
+from envs.process import ROOT, Deadlines
 from envs.source import Source
 from envs.world import World, WorldError, WorldTimeout
 
@@ -37,10 +37,21 @@ def wait_until(condition, seconds: float = 20.0) -> bool:
     return condition()
 
 
-def faulty(fault: str, at: str = "step") -> ProcessWorld:
+@contextlib.contextmanager
+def alone(env: str, kwargs: dict | None = None, **options):
+    """Yield a world in the only worker of a pool."""
+    with contextlib.closing(Pool(env, kwargs, workers=1, **options)) as pool:
+        yield pool.world()
+
+
+def faulty(fault: str, at: str = "step"):
     short = fault in ("hang", "hang_in_c", "stop", "child")
     deadlines = SHORT if short else Deadlines(start=20.0, reset=20.0, step=20.0)
-    return ProcessWorld(FAULTY, {"fault": fault, "at": at}, deadlines=deadlines)
+    return alone(FAULTY, {"fault": fault, "at": at}, deadlines=deadlines)
+
+
+def worker_pid(world: PoolWorld) -> int:
+    return world._pool._slots[0]._worker.pid
 
 
 def solve(world: World) -> float:
@@ -52,8 +63,9 @@ def solve(world: World) -> float:
 
 
 def test_a_world_in_a_process_is_a_world():
-    with contextlib.closing(ProcessWorld(COUNTER, {"goal": 2})) as world:
+    with alone(COUNTER, {"goal": 2}) as world:
         assert solve(world) == 1.0
+        world.reset(world.tasks("train")[0])
         assert world.step("x").info["pid"] != os.getpid()
         world.restore(1)
         assert world.snapshot() == 1 and world.profile() == {}
@@ -62,7 +74,7 @@ def test_a_world_in_a_process_is_a_world():
 
 
 def another_python() -> str:
-    """An interpreter that is not this one, if there is one: nothing of ours is installed there."""
+    """Return another interpreter than this one, if there is one. None of our packages are installed there."""
     for name in ("python3.13", "python3.12", "python3.11", "python3.10", "python3"):
         found = shutil.which(name, path=os.defpath) or shutil.which(name)
         if found and subprocess.run([found, "-c", "import sys; sys.exit(sys.version_info < (3, 10))"]).returncode == 0:
@@ -72,114 +84,114 @@ def another_python() -> str:
 
 
 def test_another_interpreter():
-    with contextlib.closing(ProcessWorld(COUNTER, python=another_python())) as world:
+    with alone(COUNTER, python=another_python()) as world:
         assert solve(world) == 1.0
 
 
 @pytest.mark.parametrize("at", ["reset", "step", "evaluate"])
 @pytest.mark.parametrize("fault", ["raise", "exit", "sys_exit", "segfault", "hang"])
-def test_a_fault_ends_the_call_and_the_next_episode_goes_on(fault, at):
-    world = faulty(fault, at)
-    task = world.tasks("train")[0]
-    with pytest.raises(WorldTimeout if fault == "hang" else WorldError) as caught:
-        world.reset(task)
-        world.step("break")
-        world.evaluate()
-    if fault == "exit":
-        assert "died" in str(caught.value) and "exit code 3" in str(caught.value) and "last words" in str(caught.value)
-    if fault == "raise":
-        assert "KeyError" in str(caught.value) and world._worker.alive
-    else:
-        assert not world._worker.alive and not is_running(world._worker.pid)
-    if at == "step":
-        if fault != "raise":
+def test_a_fault_ends_the_call_and_the_next_episode_works(fault, at):
+    with faulty(fault, at) as world:
+        task, pid = world.tasks("train")[0], worker_pid(world)
+        with pytest.raises(WorldTimeout if fault == "hang" else WorldError) as caught:
+            world.reset(task)
+            world.step("break")
+            world.evaluate()
+        message = str(caught.value)
+        if fault == "exit":
+            assert "died" in message and "exit code 3" in message and "last words" in message
+        if fault == "raise":
+            assert "KeyError" in message and worker_pid(world) == pid
+        assert is_running(pid) == (fault == "raise")
+        if at == "reset":
             with pytest.raises(WorldError, match="reset"):
+                world.step("+")
+        if at == "step":
+            with pytest.raises(type(caught.value), match=re.escape(message)):
                 world.evaluate()
-        assert solve(world) == 1.0
-    world.close()
-    assert not is_running(world._worker.pid) if world._worker else True
+            assert solve(world) == 1.0
+        pid = worker_pid(world)
+    assert wait_until(lambda: not is_running(pid))
 
 
 @pytest.mark.parametrize("fault", ["hang_in_c", "stop", "flood", "unending_line", "huge", "close_pipe"])
 def test_worse_faults_end_the_worker(fault):
-    world = faulty(fault)
-    world.reset(world.tasks("train")[0])
-    pid = world.step("x").info["pid"]
-    with pytest.raises(WorldError) as caught:
-        world.step("break")
-    assert isinstance(caught.value, WorldTimeout) == (fault in ("hang_in_c", "stop"))
-    assert len(str(caught.value)) < 10_000
-    assert not is_running(pid)
-    assert solve(world) == 1.0
-    world.close()
+    with faulty(fault) as world:
+        world.reset(world.tasks("train")[0])
+        pid = world.step("x").info["pid"]
+        with pytest.raises(WorldError) as caught:
+            world.step("break")
+        assert isinstance(caught.value, WorldTimeout) == (fault in ("hang_in_c", "stop"))
+        assert len(str(caught.value)) < 10_000
+        assert not is_running(pid)
+        assert solve(world) == 1.0
 
 
 @pytest.mark.parametrize("fault", ["noise", "print"])
 def test_noise_is_skipped(fault):
-    with contextlib.closing(faulty(fault)) as world:
+    with faulty(fault) as world:
         world.reset(world.tasks("train")[0])
         assert world.step("break").messages[0]["content"] == "0"
         assert world.step("+").messages[0]["content"] == "1"
 
 
-def test_a_second_answer_is_not_taken_for_the_next():
-    with contextlib.closing(faulty("twice")) as world:
+def test_a_second_answer_is_ignored():
+    with faulty("twice") as world:
         world.reset(world.tasks("train")[0])
         assert world.step("break").messages[0]["content"] == "early"
         assert world.step("+").messages[0]["content"] == "1"
 
 
-def test_what_is_no_json_is_an_error_and_the_worker_lives():
-    with contextlib.closing(faulty("unspeakable")) as world:
+def test_a_reply_that_is_not_json_is_an_error_and_the_worker_lives():
+    with faulty("not_json") as world:
         world.reset(world.tasks("train")[0])
+        pid = worker_pid(world)
         with pytest.raises(WorldError, match="JSON"):
             world.step("break")
-        assert world._worker.alive
+        assert worker_pid(world) == pid and is_running(pid)
 
 
 def test_set_up_has_a_deadline_and_says_what_failed():
     with pytest.raises(WorldTimeout, match="start within"):
-        ProcessWorld(FAULTY, {"fault": "hang", "at": "start"}, deadlines=Deadlines(start=1.0)).tasks("train")
+        Pool(FAULTY, {"fault": "hang", "at": "start"}, deadlines=Deadlines(start=1.0))
     with pytest.raises(WorldError, match="last words"):
-        faulty("exit", "start").tasks("train")
+        Pool(FAULTY, {"fault": "exit", "at": "start"})
     with pytest.raises(WorldError, match="no_such_module"):
-        ProcessWorld("no_such_module:World").tasks("train")
+        Pool("no_such_module:World")
     with pytest.raises(WorldError, match="cannot start"):
-        ProcessWorld(COUNTER, python="/no/such/python").tasks("train")
+        Pool(COUNTER, python="/no/such/python")
     with pytest.raises(ValueError, match="there is no world"):
-        ProcessWorld("no_such_world").tasks("train")
+        Pool("no_such_world")
 
 
 def test_a_timeout_says_where_the_worker_hung():
-    with contextlib.closing(faulty("hang")) as world:
+    with faulty("hang") as world:
         world.reset(world.tasks("train")[0])
         with pytest.raises(WorldTimeout, match="in _hang"):
             world.step("break")
 
 
-def test_what_the_worker_started_ends_with_it():
-    world = faulty("child")
-    world.reset(world.tasks("train")[0])
-    with pytest.raises(WorldTimeout) as caught:
-        world.step("break")
-    child = int(re.search(r"child (\d+)", str(caught.value)).group(1))
-    assert wait_until(lambda: not is_running(child))
-    world.close()
+def test_a_workers_child_ends_with_it():
+    with faulty("child") as world:
+        world.reset(world.tasks("train")[0])
+        with pytest.raises(WorldTimeout) as caught:
+            world.step("break")
+        child = int(re.search(r"child (\d+)", str(caught.value)).group(1))
+        assert wait_until(lambda: not is_running(child))
 
 
 def test_memory_is_limited():
-    world = ProcessWorld(FAULTY, {"fault": "grow"}, memory_mb=1000)
-    world.reset(world.tasks("train")[0])
-    with pytest.raises(WorldError, match=r"MemoryError|died"):
-        world.step("break")
-    world.close()
+    with alone(FAULTY, {"fault": "grow"}, memory_mb=1000) as world:
+        world.reset(world.tasks("train")[0])
+        with pytest.raises(WorldError, match=r"MemoryError|died"):
+            world.step("break")
 
 
 def test_a_killed_client_leaves_nothing():
     """The client is killed while its worker hangs in a step."""
     script = (
-        "from envs.process import ProcessWorld\n"
-        f"world = ProcessWorld({FAULTY!r}, {{'fault': 'hang'}})\n"
+        "from envs.pool import Pool\n"
+        f"world = Pool({FAULTY!r}, {{'fault': 'hang'}}, workers=1).world()\n"
         "world.reset(world.tasks('train')[0])\n"
         "print(world.step('x').info['pid'], flush=True)\n"
         "world.step('break')\n"
@@ -203,7 +215,7 @@ def pool():
     pool.close()
 
 
-def test_a_worker_that_dies_takes_only_the_culprit_along(pool):
+def test_only_the_instance_that_kills_a_worker_fails(pool):
     worlds = [pool.world() for _ in range(6)]
     task = worlds[0].tasks("train")[0]
     for number, world in enumerate(worlds):
@@ -224,7 +236,7 @@ def test_a_worker_that_dies_takes_only_the_culprit_along(pool):
     assert pool.alive() == 0
 
 
-def test_a_worker_that_dies_between_calls_is_nobodys_fault(pool):
+def test_no_instance_fails_if_a_worker_dies_between_calls(pool):
     worlds = [pool.world() for _ in range(3)]
     for world in worlds:
         world.reset(world.tasks("train")[0])
@@ -256,7 +268,7 @@ def test_a_hanging_step_delays_the_others_by_its_deadline_only():
     pool.close()
 
 
-def test_a_step_is_played_once(pool):
+def test_a_step_is_executed_once(pool):
     id, _ = pool.create(pool.tasks("train").result()[0].copy()).result()
     first = pool.step(id, "+", 0).result()
     assert pool.step(id, "+", 0).result() == first and first["messages"][0]["content"] == "1"

@@ -1,4 +1,4 @@
-"""Profiles drafted from tool schemas: nothing of the tools is lost, whatever their names look like."""
+"""Profiles drafted from tool schemas: every tool and parameter appears, whatever the names look like."""
 
 import json
 import subprocess
@@ -21,7 +21,7 @@ def grouped(drafted):
     return {entity["name"]: {o["name"] for o in entity["operations"]} for entity in drafted["entities"]}
 
 
-def test_tools_meet_at_the_noun_they_share():
+def test_tools_are_grouped_by_a_shared_noun():
     tools = [
         tool("book_flight", "city", "day", description="Book a seat."),
         tool("cancelFlight", "booking"),
@@ -71,16 +71,17 @@ def test_the_command_prints_the_worlds_own_profile_or_a_draft(capsys):
     assert done.returncode == 0 and "--draft" in done.stdout
 
 
-def test_an_explorer_drafts_what_a_world_does_not_say_of_itself():
+def test_an_explorer_drafts_a_missing_profile():
     from envs.travel import Travel
-    from evolver.questioning.llm import LlmQuestioning
+    from evolver.questioning import TaskPool
+    from evolver.questioning.llm import LlmExplorer
 
     class Silent(Travel):
         def profile(self):
             return {}
 
     tasks = Silent().tasks("train")[:3]
-    explorer = LlmQuestioning(None, Silent, tasks)
+    explorer = LlmExplorer(Silent, None, 2000, TaskPool(tasks, overlap=0.8, capacity=8))
     assert "- order (" in explorer.profile and "    refund" in explorer.profile
     with pytest.raises(KeyError):
         profile.draft("w", [{"type": "function"}])

@@ -1,4 +1,4 @@
-"""Ray actors keep the promises of the local pool."""
+"""The pool of Ray actors gives the same guarantees as the local pool."""
 
 import json
 import threading
@@ -33,7 +33,7 @@ def test_actors_conform():
 
 
 @pytest.mark.parametrize("fault, error", [("exit", WorldError), ("raise", WorldError), ("hang", WorldTimeout)])
-def test_a_fault_spares_the_others(fault, error):
+def test_a_fault_does_not_affect_other_instances(fault, error):
     pool = RayPool(FAULTY, {"fault": fault}, deadlines=Deadlines(step=5.0), limit=3)
     worlds = [pool.world() for _ in range(3)]
     for world in worlds:
@@ -55,7 +55,7 @@ def test_the_service_places_actors():
     pytest.importorskip("starlette", reason="pip install -r requirements/service.txt")
     from envs.remote import RemoteWorld
 
-    ray.shutdown()  # the service starts its own
+    ray.shutdown()  # the service starts its own cluster
     with serving(COUNTER, json.dumps({"goal": 2}), "--backend", "ray") as url:
         worlds = [RemoteWorld(url) for _ in range(2)]
         threads = [threading.Thread(target=solve, args=(world,)) for world in worlds]

@@ -1,4 +1,4 @@
-"""The HTTP service: the reference's shapes, errors without tracebacks, and faults on either side of the wire."""
+"""The HTTP service: the reference's message formats, errors without tracebacks, and faults of server and client."""
 
 import concurrent.futures
 import contextlib
@@ -22,10 +22,11 @@ pytest.importorskip("uvicorn", reason="pip install -r requirements/service.txt")
 
 import uvicorn
 
+from envs.http import TOKEN_VARIABLE, listen
 from envs.pool import Pool
 from envs.process import ROOT, Deadlines
-from envs.remote import TOKEN_VARIABLE, Connections, RemoteWorld
-from envs.service import Service, action_of, listen, main
+from envs.remote import Connections, RemoteWorld
+from envs.service import Service, action_of, main
 from envs.toolcalls import call_text
 from envs.world import Task, WorldError, WorldTimeout
 from tests.envs.test_process import COUNTER, FAULTY, SHORT, is_running, solve, wait_until
@@ -33,7 +34,7 @@ from tests.envs.test_process import COUNTER, FAULTY, SHORT, is_running, solve, w
 
 @contextlib.contextmanager
 def service(env=COUNTER, kwargs=None, token="", max_body=1 << 20, **pool):
-    """A service in a thread of this process: (url, pool)."""
+    """Run a service in a thread of this process. Yield (url, pool)."""
     pool = Pool(env, kwargs, **{"workers": 1, **pool})
     listener = listen("127.0.0.1", 0)
     server = uvicorn.Server(uvicorn.Config(Service(pool, token=token, max_body=max_body).app, log_level="critical"))
@@ -56,7 +57,7 @@ def counter():
 
 
 def post(url, route, data=None, headers=None, **body):
-    """(status, answer) of one POST, as any HTTP client would send it."""
+    """Send one POST with urllib. Return (status, answer)."""
     data = json.dumps(body).encode() if data is None else data
     request = urllib.request.Request(f"{url}/{route}", data, {"Content-Type": "application/json", **(headers or {})})
     try:
@@ -70,11 +71,11 @@ def say(content):
     return {"role": "assistant", "content": content}
 
 
-# ----------------------------------------------------------------------------------- the reference's shapes
+# ----------------------------------------------------------------------------------- the reference's formats
 
 
 def test_an_episode_of_the_references_client():
-    """What its trainer sends and asserts: two opening messages, one message per step, a number as the score."""
+    """The reference's trainer expects two opening messages, one message per step and a number as the score."""
     with service("travel") as (url, _):
         with urllib.request.urlopen(f"{url}/healthz") as response:
             assert response.read() == b"OK"
@@ -120,7 +121,7 @@ def test_structured_tool_calls_become_text():
             action_of(broken)
 
 
-def test_tools_that_appear_are_spelled_out():
+def test_new_tools_are_listed():
     pytest.importorskip("bfcl_eval", reason="pip install --no-deps -r requirements/bfcl.txt")
     with service("bfcl", {"category": "multi_turn_miss_func"}) as (url, _):
         post(url, "create", task_id="multi_turn_miss_func_0", instance_id="x")
@@ -166,7 +167,7 @@ def test_broken_bodies_are_refused(counter, data):
     url, _ = counter
     try:
         assert post(url, "step", data=data)[0] == 400
-    except (ConnectionError, urllib.error.URLError):  # refused before all of it was read
+    except (ConnectionError, urllib.error.URLError):  # refused before the whole body was read
         assert len(data) > 1 << 20
 
 
@@ -176,7 +177,7 @@ def test_a_service_says_which_environment_it_runs():
         assert status == 400 and "travel" in answer["detail"]
 
 
-def test_a_token_is_asked_for(monkeypatch):
+def test_a_token_is_required(monkeypatch):
     with service(token="secret") as (url, _):
         assert post(url, "create", task_id="count-0")[0] == 401
         assert post(url, "create", headers={"Authorization": "Bearer wrong"}, task_id="count-0")[0] == 401
@@ -189,7 +190,7 @@ def test_a_token_is_asked_for(monkeypatch):
         assert solve(RemoteWorld(url)) == 1.0
 
 
-def test_the_command_line_refuses_what_it_cannot_do(capsys):
+def test_the_command_line_reports_errors(capsys):
     with contextlib.closing(listen("127.0.0.1", 0)) as taken:
         assert main(["--env", "travel", "--port", str(taken.getsockname()[1])]) == 1
         assert "cannot listen" in capsys.readouterr().err
@@ -200,7 +201,7 @@ def test_the_command_line_refuses_what_it_cannot_do(capsys):
 # --------------------------------------------------------------------------------------------------- faults
 
 
-def test_a_duplicate_step_is_played_once(counter):
+def test_a_duplicate_step_is_executed_once(counter):
     url, _ = counter
     post(url, "create", task_id="count-1", instance_id="twice")
     body = {"instance_id": "twice", "messages": say("+"), "params": {"step": 0}}
@@ -212,7 +213,7 @@ def test_a_duplicate_step_is_played_once(counter):
 
 
 class Lossy:
-    """A proxy that passes requests on and loses the first answers to `/step`: the client cannot know they ran."""
+    """A proxy that drops the first answers to `/step`, so that the client cannot know if the steps ran."""
 
     def __init__(self, url: str, losses: int):
         self._target, self._losses = int(url.rsplit(":", 1)[1]), losses
@@ -248,7 +249,7 @@ class Lossy:
         self._listener.close()
 
 
-def test_a_lost_answer_is_asked_for_again(counter):
+def test_a_lost_answer_is_requested_again(counter):
     with contextlib.closing(Lossy(counter[0], losses=2)) as proxy:
         world = RemoteWorld(proxy.url)
         world.reset(world.tasks("train")[0])
@@ -258,7 +259,7 @@ def test_a_lost_answer_is_asked_for_again(counter):
 
 
 @pytest.mark.parametrize("fault", ["raise", "exit", "hang", "huge"])
-def test_a_fault_in_one_instance_spares_the_others(fault):
+def test_a_fault_in_one_instance_does_not_affect_the_others(fault):
     deadlines = SHORT if fault == "hang" else Deadlines()
     with service(FAULTY, {"fault": fault}, deadlines=deadlines) as (url, pool):
         connections = Connections(url)
@@ -277,7 +278,7 @@ def test_a_fault_in_one_instance_spares_the_others(fault):
         assert pool.alive() == 0
 
 
-def test_leases_end_and_the_metrics_tell():
+def test_leases_end_and_metrics_count_them():
     with service(lease_s=0.3) as (url, pool):
         for i in range(3):
             post(url, "create", task_id="count-0", instance_id=str(i))
@@ -295,7 +296,7 @@ def test_leases_end_and_the_metrics_tell():
         )
 
 
-def test_a_full_service_is_asked_again():
+def test_a_request_to_a_full_service_is_repeated():
     with service(per_worker=1) as (url, _):
         first, second = RemoteWorld(url), RemoteWorld(url)
         task = first.tasks("train")[0]
@@ -321,7 +322,7 @@ def test_many_clients_at_once(counter):
     assert len(connections._idle) <= 16
 
 
-def test_a_service_that_is_killed_in_mid_rollout():
+def test_a_service_is_killed_during_a_rollout():
     command = [sys.executable, "-m", "envs.service", "--env", COUNTER, "--port", "0", "--workers", "2"]
     server = subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT)
     url = server.stdout.readline().decode().split()[-1]
@@ -338,7 +339,7 @@ def test_a_service_that_is_killed_in_mid_rollout():
     world.close()
 
 
-def test_a_service_that_is_restarted_knows_no_old_instance():
+def test_a_restarted_service_has_no_old_instances():
     with service() as (url, _):
         world = RemoteWorld(url)
         world.reset(world.tasks("train")[0])
@@ -372,7 +373,7 @@ def test_an_interrupted_service_ends_its_workers():
         (None, "within"),
     ],
 )
-def test_a_server_that_talks_nonsense(reply, error):
+def test_invalid_answers_of_a_server_are_errors(reply, error):
     listener = listen("127.0.0.1", 0)
 
     def serve():

@@ -1,4 +1,4 @@
-"""The tool-call format: what is rendered is read back, and nothing that a model writes raises."""
+"""The tool-call format: parsing inverts rendering and never raises."""
 
 import json
 
@@ -70,12 +70,12 @@ def test_errors_say_what_is_wrong():
     assert "number" in error('<tool_call>{"name": "a", "arguments": {"x": 1e999}}</tool_call>')
 
 
-def test_good_calls_survive_beside_a_broken_one():
+def test_a_broken_call_does_not_affect_the_others():
     turn = parse(f"first {call_text('a', {})} then {OPEN}broken{CLOSE} and {call_text('b', {'x': 1})} last")
     assert [call.name for call in turn.calls] == ["a", "b"]
     assert len(turn.errors) == 1
     assert turn.content == "first\nthen\nand\nlast"
 
 
-def test_missing_arguments_are_none_at_all():
+def test_missing_arguments_mean_no_arguments():
     assert parse('<tool_call>{"name": "a"}</tool_call>').calls == [Call("a", {})]

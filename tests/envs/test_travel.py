@@ -1,4 +1,4 @@
-"""The travel sandbox: success is the final state and the answer, whatever the path, and never free."""
+"""The travel agency: success depends on the final state and the answer only, and inaction never succeeds."""
 
 import collections
 import itertools
@@ -52,12 +52,12 @@ def play(world, task, turns):
 
 
 def free_task(world_seed: int = 3) -> Task:
-    """A task to try tools in."""
+    """Return a task for trying out tools."""
     return Task("t", "travel", "q", seed=world_seed, verifier={"state": [], "answer": "85"})
 
 
 class Session:
-    """Tool calls by name, on one world."""
+    """An episode in which tools are called like functions."""
 
     def __init__(self, world_seed: int = 3):
         self.world = Travel()
@@ -100,7 +100,7 @@ def test_corrupted_references_fail(world, tasks):
             assert not play(world, task, task.reference[:i] + task.reference[i + 1 :]).success
             others = data(task.seed).orders if "order" in call.arguments else data(task.seed).flights
             key = "order" if "order" in call.arguments else "flight"
-            # Look at every order and every flight, so that the wrong id is not refused for want of a look-up.
+            # Look up every order and flight, so that the wrong id is not refused because of a missing look-up.
             looks = [call_text("order", {"id": id}) for id in data(task.seed).orders]
             for flight in data(task.seed).flights.values():
                 looks += [call_text("flights", {"to": flight.city}), call_text("quote", {"flight": flight.id})]
@@ -129,7 +129,7 @@ def test_progress_grows_with_the_goal_and_shrinks_with_damage(world, tasks):
     wrong = [["orders", "O00", "bag", 0, 1]]
     assert verify(task.verifier, task.verifier["state"] + wrong, None).components["progress"] == 0.5
     assert verify(task.verifier, wrong, None).components["progress"] == 0.0
-    assert not verify({"state": [], "answer": None}, [], "done").success  # a task that asks nothing is never done
+    assert not verify({"state": [], "answer": None}, [], "done").success  # a task without a goal never succeeds
 
 
 def test_the_path_does_not_matter(world, tasks):
@@ -179,7 +179,7 @@ def test_splits_are_stable_graded_and_disjoint(tasks):
     for split in ("dev", "test"):
         share = sum(task.meta["template"] in held_out for task in tasks[split]) / len(tasks[split])
         assert 0.2 <= share <= 0.35
-    # A prefix of a larger split is the smaller one, and another seed gives other tasks.
+    # A smaller split is a prefix of a larger one, and another seed gives other tasks.
     assert Travel(n_train=10).tasks("train") == tasks["train"][:10]
     assert Travel(seed=1).tasks("train") != tasks["train"]
     with pytest.raises(ValueError, match="no split"):
@@ -246,7 +246,7 @@ def test_snapshots_restore_in_any_instance(tasks):
             one.step("more")
 
 
-def test_an_episode_must_be_started(tasks):
+def test_a_world_must_be_reset_first(tasks):
     for use in ("evaluate", "snapshot", "difference"):
         with pytest.raises(RuntimeError, match="reset"):
             getattr(Travel(), use)()
@@ -310,7 +310,7 @@ def test_nothing_that_a_model_writes_raises(actions):
 
 @settings(max_examples=20)
 @given(st.data())
-def test_tools_called_at_random_keep_the_agency_sound(draw):
+def test_random_calls_keep_the_database_consistent(draw):
     session = Session()
     start = session.data
     ids = [*start.orders, *start.flights, *start.passengers, *start.spare[:3], "4A"]
@@ -348,12 +348,12 @@ def test_a_booking_needs_search_quote_and_passenger():
     assert session("people", name=passenger.name.lower()) == f"{passenger.id} {passenger.name} {passenger.card}"
     order = session.data.spare[0]
     assert session("book", **book) == f"{passenger.name} {flight.day} {flight.fare} {flight.city} {order}"
-    assert session("bag", order=order) == f"{order} bag"  # a new booking was seen
+    assert session("bag", order=order) == f"{order} bag"  # a new booking counts as shown
     key = f"{passenger.id} {flight.id}"
     assert session.world.difference() == [["orders", key, "bag", None, 1], ["orders", key, "status", None, "open"]]
 
 
-def test_an_order_is_looked_at_before_it_is_changed():
+def test_an_order_must_be_shown_before_it_is_changed():
     session = Session()
     id, order = next((id, order) for id, order in session.data.orders.items() if not order.bag)
     for tool in ("bag", "cancel", "refund", "seats"):
@@ -378,7 +378,7 @@ def test_orders_lists_the_open_orders_of_a_passenger():
         assert sorted(re.findall(r"O\d\d$", listed, re.M)) == sorted(order.id for order in held)
         assert held or listed == "no orders"
         if held:
-            assert session("cancel", order=held[0].id) == f"{held[0].id} cancelled"  # the list was a look
+            assert session("cancel", order=held[0].id) == f"{held[0].id} cancelled"  # the list showed it
             assert held[0].id not in session("orders", passenger=passenger.id)
             assert session("order", id=held[0].id).split()[-3] == "cancelled"
             assert session("bag", order=held[0].id) == "error: the order is closed"
@@ -401,7 +401,7 @@ def test_only_a_flex_fare_is_refunded():
     assert fares == {"flex", "basic"}
 
 
-def test_seats_are_listed_before_one_is_taken():
+def test_seats_must_be_listed_before_one_is_taken():
     session = Session()
     id, order = next((id, order) for id, order in session.data.orders.items() if not order.seat)
     session("order", id=id)
@@ -413,7 +413,7 @@ def test_seats_are_listed_before_one_is_taken():
     assert session("seat", order=id, seat=seat) == f"{id} {seat}"
     assert f"window {seat}" not in session("seats", order=id)
     assert session.world.difference() == [["orders", id, "seat", "", seat]]
-    # A moved order gives its seat up and needs a new list.
+    # A moved order loses its seat and needs a new list of seats.
     flight = next(f for f in session.data.flights.values() if f.id != order.flight)
     assert session("move", order=id, flight=order.flight) == "error: it is on that flight"
     assert session("move", order=id, flight=flight.id) == "error: search the flights first"
@@ -467,7 +467,7 @@ def test_worlds_are_seeded_and_unambiguous():
         ("another", "The Third One", False),
     ],
 )
-def test_an_answer_names_one_value_of_its_sort(text, expected, right):
+def test_an_answer_names_one_value_of_its_type(text, expected, right):
     assert answers(text, expected) is right
 
 
@@ -477,7 +477,7 @@ def test_an_answer_names_one_value_of_its_sort(text, expected, right):
 def test_the_profile_covers_the_tools_and_its_slots_fit():
     json.dumps(PROFILE)
     kinds = {entity["name"]: entity for entity in PROFILE["entities"]}
-    assert {operation["tool"] for operation in PROFILE["operations"]} == CHANGING - {"move"}  # which nobody asks for
+    assert {operation["tool"] for operation in PROFILE["operations"]} == CHANGING - {"move"}  # which no task needs
     for operation in PROFILE["operations"]:
         assert list(operation["arguments"]) == ARGUMENTS[operation["tool"]]
         assert set(operation["arguments"].values()) <= set(kinds)
@@ -506,7 +506,7 @@ def test_descriptions_name_one_entity_each():
 
 
 def test_every_walk_of_a_reference_can_be_worded(world, tasks):
-    """What a task writer does: word the calls that changed something, by phrases that fit the tools that were used."""
+    """Word the calls that changed something with phrases that fit the tools used, as a task writer does."""
     for task in every(tasks):
         world.reset(task)
         calls = [call for turn in task.reference[:-1] for call in world.step(turn).info["calls"]]
@@ -573,7 +573,7 @@ def test_careful_demonstrations_succeed_and_careless_ones_mostly_do_not():
     assert all(0 < p < 1 for p in odds(0.15, False).values()) and set(odds(0, True)) == set(SLIPS)
 
 
-def test_any_two_goals_are_demonstrated_but_those_held_out():
+def test_all_pairs_of_goals_except_held_out_ones_are_demonstrated():
     held_out = {frozenset(template.split("+")) for templates in HELD_OUT.values() for template in templates}
     shown = {frozenset(template.split("+")) for template in compositions()}
     assert not shown & held_out and {frozenset(t.split("+")) for level in LEVELS for t in TEMPLATES[level]} <= shown
@@ -582,7 +582,7 @@ def test_any_two_goals_are_demonstrated_but_those_held_out():
     assert len({demo["template"] for demo in found}) > 80
 
 
-def test_demonstrations_are_well_formed_and_keep_to_their_worlds():
+def test_demonstrations_are_well_formed_and_limited_to_training_worlds():
     tools = {tool["function"]["name"]: tool["function"]["parameters"]["required"] for tool in TOOLS}
     for demo in demos(100, hint=0.5):
         roles = [message["role"] for message in demo["messages"]]

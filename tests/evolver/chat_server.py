@@ -1,4 +1,4 @@
-"""A scripted OpenAI-compatible server over real HTTP: what it answers, and how it fails, is said by the test."""
+"""An OpenAI-compatible HTTP server whose answers and failures are scripted by the test."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 
 class Answer:
-    """What to send. `cut` bytes of the body are left out though promised; `stall` seconds pass before anything."""
+    """An answer. `cut` bytes at the end of the body are not sent; `stall` seconds pass before the first byte."""
 
     def __init__(self, body: Any, status: int = 200, *, headers: dict[str, str] | None = None, cut: int = 0, stall=0.0):
         self.body = body if isinstance(body, bytes) else json.dumps(body).encode()
@@ -31,7 +31,7 @@ def refused(status: int, message: str, **headers: str) -> Answer:
 
 
 class ChatServer:
-    """Answers POSTs with `script(body, n)` of the n-th one; `requests` holds (path, headers, body) of all."""
+    """Answers the n-th POST with `script(body, n)`; `requests` holds (path, headers, body) of all POSTs."""
 
     def __init__(self, script: Callable[[dict[str, Any], int], Answer], *, models=("tiny",), key="", context=4096):
         self.script, self.key, self.requests = script, key, []

@@ -1,4 +1,4 @@
-"""Labels are facts about a replay: what a step changed, not what it looks like."""
+"""Labels depend on what a turn changed in a replay, not on how it looks."""
 
 from __future__ import annotations
 
@@ -10,13 +10,22 @@ from hypothesis import strategies as st
 
 from envs.toolcalls import call_text
 from envs.travel import Travel
-from evolver.attributing import ABSTAIN, BAD, GOOD, ReplayJudge, label
-from rl.trajectory import Completion, Step, StopReason
+from evolver.attributing import ABSTAIN, BAD, GOOD, Label, TurnJudge
+from evolver.attributing.replay import ReplayJudge
+from rl.trajectory import Completion, StopReason, Turn
 from tests.evolver.toy import Library, attempt, call, task
 
 LEND = task("Lend Solaris.", lent=["B15"])
 BOTH = task("Lend Solaris and mark Dune.", lent=["B15"], mark=["B11"])
 GREEN, RED, BLUE = call("shelf", "green"), call("shelf", "red"), call("shelf", "blue")
+
+
+def values(judge, trajectories):
+    return [[label.value for label in row] for row in judge.label(trajectories)]
+
+
+def label(trajectory, make_world):
+    return values(ReplayJudge(make_world), [trajectory])[0]
 
 
 def labels(the_task, *actions, make_world=Library):
@@ -81,7 +90,7 @@ class TestRule:
         for actions, expected in (([GREEN], [ABSTAIN, BAD]), ([GREEN, call("lend", "B15")], [GOOD, GOOD, BAD])):
             trajectory = attempt(Library(), LEND, actions)
             trajectory.stop = StopReason.LENGTH
-            trajectory.steps.append(Step([], Completion([], [], "length", 0), "Let me think about", []))
+            trajectory.turns.append(Turn([], Completion([], [], "length", 0), "Let me think about", []))
             assert label(trajectory, Library) == expected
 
     def test_an_answer_that_quotes_nothing_leaves_look_ups_undecided(self):
@@ -108,7 +117,7 @@ class TestWorlds:
     def test_without_its_bad_steps_an_episode_is_worth_no_less(self, actions):
         trajectory = attempt(Library(), BOTH, actions)
         found = label(trajectory, Library)
-        rest = [step.action for step, got in zip(trajectory.steps, found, strict=True) if got != BAD]
+        rest = [step.action for step, got in zip(trajectory.turns, found, strict=True) if got != BAD]
         assert (
             attempt(Library(), BOTH, rest).evaluation.components["progress"]
             >= trajectory.evaluation.components["progress"]
@@ -118,12 +127,12 @@ class TestWorlds:
         judge = ReplayJudge(Fickle)
         trajectory = attempt(Fickle(), BOTH, [GREEN, call("lend", "B15")])
         Fickle.luck = 1
-        assert judge.label([trajectory]) == [[ABSTAIN, ABSTAIN]]
+        assert values(judge, [trajectory]) == [[ABSTAIN, ABSTAIN]]
         assert judge.metrics()["attributing/not_reproduced"] == 1
 
     def test_a_world_that_breaks_costs_only_its_labels(self):
         judge = ReplayJudge(Broken)
-        assert judge.label([attempt(Library(), LEND, [GREEN])]) == [[ABSTAIN]]
+        assert values(judge, [attempt(Library(), LEND, [GREEN])]) == [[ABSTAIN]]
         assert judge.metrics()["attributing/errors"] == 1
 
     def test_the_live_world_is_left_alone(self):
@@ -138,8 +147,49 @@ class TestWorlds:
         trajectory = attempt(Library(), LEND, [GREEN, call("lend", "B15"), "done"])
         trajectory.stop = stop
         judge = ReplayJudge(Library)
-        assert judge.label([trajectory]) == [[ABSTAIN] * 3]
+        assert values(judge, [trajectory]) == [[ABSTAIN] * 3]
         assert judge.metrics()["attributing/skipped"] == 1
+
+
+class TestReasons:
+    def test_each_label_has_a_reason(self):
+        actions = [RED, GREEN, call("lend", "B99"), GREEN, call("lend", "B15"), "done"]
+        judge = ReplayJudge(Library)
+        (row,) = judge.label([attempt(Library(), LEND, actions)])
+        assert [label.reason for label in row] == [
+            "the goal is reached without the turn",
+            "the episode is worth less without the turn",
+            "the turn produced only errors",
+            "another turn showed the same",
+            "the episode is worth less without the turn",
+            "the turn ended the episode in success",
+        ]
+
+    def test_abstaining_has_reasons_too(self):
+        def reasons(judge, *tries):
+            return {label.reason for row in judge.label(tries) for label in row}
+
+        flat = [attempt(Library(), LEND, [GREEN], rollout=n) for n in range(2)]
+        assert reasons(ReplayJudge(Library, skip_flat=True), *flat) == {"the group's outcomes are equal"}
+        broken = attempt(Library(), LEND, [GREEN])
+        broken.stop = StopReason.ENV_ERROR
+        assert reasons(ReplayJudge(Library), broken) == {"the environment ended the episode"}
+        changed = attempt(Library(), LEND, [GREEN])
+        changed.evaluation.score = 0.5
+        assert reasons(ReplayJudge(Library), changed) == {"the replay did not reproduce the outcome"}
+        long = attempt(Library(), LEND, [RED] * 30 + [GREEN, call("lend", "B15"), "done"])
+        assert "the limit of replayed steps was reached" in reasons(ReplayJudge(Library, max_replayed=40), long)
+        assert reasons(ReplayJudge(Broken), attempt(Library(), LEND, [GREEN])) == {"the replay failed: RuntimeError"}
+
+    def test_a_judge_of_a_few_lines_has_the_optional_members(self):
+        class LastIsGood(TurnJudge):
+            def label(self, trajectories):
+                return [[Label(ABSTAIN)] * (len(t.turns) - 1) + [Label(GOOD, "last")] for t in trajectories]
+
+        judge = LastIsGood()
+        assert judge.label([attempt(Library(), LEND, [GREEN, "done"])]) == [[(ABSTAIN, ""), (GOOD, "last")]]
+        assert (judge.roles, judge.concurrency, judge.reproduces_outcome, judge.metrics()) == ((), 1, False, {})
+        judge.close()
 
 
 class TestCost:
@@ -150,7 +200,7 @@ class TestCost:
             for actions in ([GREEN], [GREEN, call("lend", "B15"), RED, call("mark", "B11")])
         ]
         judge = ReplayJudge(Library, skip_flat=True)
-        found = judge.label(same + mixed)
+        found = values(judge, same + mixed)
         assert found[:2] == [[ABSTAIN] * 3] * 2
         assert found[3] == [GOOD] * 4
 
@@ -165,7 +215,7 @@ class TestCost:
     def test_the_bound_leaves_the_first_steps_undecided(self):
         actions = [RED] * 30 + [GREEN, call("lend", "B15"), "done"]
         judge = ReplayJudge(Library, max_replayed=40)
-        found = judge.label([attempt(Library(), LEND, actions)])[0]
+        found = values(judge, [attempt(Library(), LEND, actions)])[0]
         figures = judge.metrics()
         assert found[-3:] == [GOOD] * 3 and found[0] == ABSTAIN
         assert figures["attributing/over_budget"] == 1 and figures["attributing/replayed_steps"] < 100
@@ -182,9 +232,8 @@ class TestTravel:
     def test_every_step_of_a_reference_is_good_or_undecided(self):
         world = Travel(n_train=48)
         tasks = world.tasks("train")
-        for the_task, found in zip(
-            tasks, ReplayJudge(Travel).label([attempt(world, t, t.reference) for t in tasks]), strict=True
-        ):
+        found_of = values(ReplayJudge(Travel), [attempt(world, t, t.reference) for t in tasks])
+        for the_task, found in zip(tasks, found_of, strict=True):
             assert BAD not in found and found[-1] == GOOD, the_task.query
             assert the_task.verifier["answer"] is not None or ABSTAIN not in found, the_task.query
 
@@ -203,7 +252,7 @@ class TestTravel:
             if the_task.meta["template"] == "book":
                 *before, book, _ = the_task.reference
                 where = next(action for action in before if '"flights"' in action)
-                rows = attempt(world, the_task, [where]).steps[0].observation[0]["content"].splitlines()
+                rows = attempt(world, the_task, [where]).turns[0].observation[0]["content"].splitlines()
                 wrong = next(row.split()[-1] for row in rows if row.split()[-1] not in book)
                 right = next(row.split()[-1] for row in rows if row.split()[-1] in book)
                 actions = [*before, call_text("quote", {"flight": wrong}), book.replace(right, wrong), "done"]
@@ -220,11 +269,11 @@ class TestTravel:
             if the_task.meta["template"] == "book.bag":
                 *before, book, _, _ = the_task.reference
                 where = next(action for action in before if '"flights"' in action)
-                rows = attempt(world, the_task, [where]).steps[0].observation[0]["content"].splitlines()
+                rows = attempt(world, the_task, [where]).turns[0].observation[0]["content"].splitlines()
                 right = next(row.split()[-1] for row in rows if row.split()[-1] in book)
                 wrong = next(row.split()[-1] for row in rows if row.split()[-1] != right)
                 start = [*before, call_text("quote", {"flight": wrong}), book.replace(right, wrong), book]
-                id = attempt(world, the_task, start).steps[-1].observation[0]["content"].split()[-1]
+                id = attempt(world, the_task, start).turns[-1].observation[0]["content"].split()[-1]
                 found = label(attempt(world, the_task, [*start, call_text("bag", {"order": id}), "done"]), Travel)
                 assert found == [GOOD] * len(before) + [BAD, BAD, GOOD, GOOD, ABSTAIN]
                 break

@@ -8,18 +8,23 @@ import numpy as np
 import pytest
 
 from envs.world import Evaluation, Task
-from evolver import books
-from evolver.books import Progress, Workdir
+from evolver.metrics import rollout_metrics
+from evolver.progress import Progress
 from evolver.report import main, report
+from evolver.sinks import Sinks
+from evolver.workdir import Workdir, read_tasks, trajectory_record
+from models.files import BrokenFile
 from rl.evaluation import Scores
-from rl.trajectory import Completion, Step, StopReason, Trajectory
+from rl.trajectory import Completion, StopReason, Trajectory, Turn
 
 
 def trajectory(rollout: int = 0, *, success: bool = True, stop=StopReason.DONE, experience=(), origin="original"):
-    first = Step(
+    first = Turn(
         [1, 2], Completion([3, 4], [-0.5, -0.123456789], "stop", 7), "look", [{"role": "tool", "content": "é"}]
     )
-    second = Step([1, 2, 3, 4, 5], Completion([6], [-1.0], "stop", 7), "book", [], {"parse_error": True}, 1, 0.25)
+    second = Turn(
+        [1, 2, 3, 4, 5], Completion([6], [-1.0], "stop", 7), "book", [], {"parse_error": True}, label=1, advantage=0.25
+    )
     task = Task("t1", "toy", "Book it.", origin=origin, difficulty=2)
     messages = [{"role": "user", "content": "Book it."}]
     evaluation = Evaluation(float(success), success, {"progress": float(success)})
@@ -51,7 +56,7 @@ def test_rewinding_forgets_what_comes_after_a_step(tmp_path):
     workdir = Workdir(tmp_path)
     for step in range(5):
         workdir.log_metrics(step, {"x": step})
-        workdir.log_trajectories(step, [books.trajectory_record(trajectory(), fate="trained")])
+        workdir.log_trajectories(step, [trajectory_record(trajectory(), fate="trained")])
         workdir.log_scores(step, Scores(["t"], [1], [[1.0]], [[1]]))
     before = (tmp_path / "metrics.jsonl").read_text().splitlines()[:3]
     workdir.rewind(2)
@@ -89,7 +94,7 @@ def test_what_a_process_left_half_written_does_not_stop_the_next_one(tmp_path):
     workdir = Workdir(tmp_path)
     for step in (1, 2):
         workdir.log_trajectories(step, [{"task": "a"}])
-    for left in ("trajectories/step_000003.jsonl.tmp", "eval/step_000003.json.tmp"):
+    for left in ("trajectories/step_000003.jsonl.1a2b.tmp", "eval/step_000003.json.ff.tmp"):
         (tmp_path / left).parent.mkdir(exist_ok=True)
         (tmp_path / left).write_text('{"ta')
     (tmp_path / "trajectories/step_notes.txt").write_text("mine")
@@ -102,10 +107,10 @@ def test_what_a_process_left_half_written_does_not_stop_the_next_one(tmp_path):
 @pytest.mark.parametrize(
     "line,said",
     [
-        (b'{"id": 3, "env": "toy", "query": "q"}', "the id of a task is of type str; it is 3"),
-        (b'{"id": "a", "env": "toy", "query": ["q"]}', "the query of a task is of type str"),
-        (b'{"id": "a", "env": "toy", "query": "q", "seed": "1"}', "the seed of a task is of type int"),
-        (b'{"id": "a", "env": "toy", "query": "q", "verifier": 4}', "the verifier of a task is of type dict"),
+        (b'{"id": 3, "env": "toy", "query": "q"}', "a task's id must be of type str, not 3"),
+        (b'{"id": "a", "env": "toy", "query": ["q"]}', "a task's query must be of type str"),
+        (b'{"id": "a", "env": "toy", "query": "q", "seed": "1"}', "a task's seed must be of type int"),
+        (b'{"id": "a", "env": "toy", "query": "q", "verifier": 4}', "a task's verifier must be of type dict"),
         (b'{"id": "a", "env": "toy", "query": "\xff"}', "codec can't decode"),
         (b'{"id": "a", "env": "toy"}', "query"),
     ],
@@ -113,18 +118,18 @@ def test_what_a_process_left_half_written_does_not_stop_the_next_one(tmp_path):
 def test_a_task_that_is_none_is_named_with_its_line(tmp_path, line, said):
     path = tmp_path / "tasks.jsonl"
     path.write_bytes(b'{"id": "fine", "env": "toy", "query": "q"}\n' + line + b"\n")
-    with pytest.raises(books.BrokenFile, match="line 2: ") as error:
-        books.read_tasks(path)
+    with pytest.raises(BrokenFile, match="line 2: ") as error:
+        read_tasks(path)
     assert said in str(error.value)
 
 
 def test_a_rollout_is_one_readable_line_with_each_token_once(tmp_path):
     rollout = trajectory(experience=["e1"])
-    rollout.told = ["Search first."]
-    record = books.trajectory_record(rollout, fate="no_signal")
+    rollout.injected = ["Search first."]
+    record = trajectory_record(rollout, fate="no_signal")
     line = json.dumps(record, ensure_ascii=False)
     assert "é" in line
-    first, second = record["steps"]
+    first, second = record["turns"]
     tokens = first["prompt"] + first["tokens"] + second["prompt"] + second["tokens"]
     assert tokens == [1, 2, 3, 4, 5, 6] and second["continues"] and not first["continues"]
     assert second["label"] == 1 and second["advantage"] == 0.25 and second["logprobs"] == [-1.0]
@@ -134,7 +139,7 @@ def test_a_rollout_is_one_readable_line_with_each_token_once(tmp_path):
 
 def test_stop_reasons_are_one_hot():
     members = [trajectory(0), trajectory(1, stop=StopReason.LENGTH, success=False), trajectory(2, experience=["e"])]
-    metrics = books.rollout_metrics(members)
+    metrics = rollout_metrics(members)
     assert sum(v for k, v in metrics.items() if k.startswith("stop/")) == 3
     assert metrics["stop/length"] == 1 and metrics["rollout/success"] == pytest.approx(2 / 3)
     assert metrics["rollout/count/guided"] == 1 and metrics["rollout/count/synthetic"] == 0
@@ -145,7 +150,7 @@ def test_stop_reasons_are_one_hot():
 def test_task_files_come_back_and_broken_lines_are_numbered(tmp_path):
     workdir, path = Workdir(tmp_path), tmp_path / "tasks.jsonl"
     workdir.log_tasks([Task("a", "toy", "One."), Task("b", "toy", "Two.", origin="synthetic")])
-    assert [task.id for task in books.read_tasks(path)] == ["a", "b"]
+    assert [task.id for task in read_tasks(path)] == ["a", "b"]
     lines = path.read_text().splitlines()
     for broken, words in [
         ("{oops", "line 3"),
@@ -155,7 +160,7 @@ def test_task_files_come_back_and_broken_lines_are_numbered(tmp_path):
     ]:
         path.write_text("\n".join([*lines, broken]) + "\n")
         with pytest.raises(ValueError, match=words):
-            books.read_tasks(path)
+            read_tasks(path)
 
 
 class Terminal(io.StringIO):
@@ -178,7 +183,7 @@ def test_progress_is_lines_in_a_log_and_one_line_on_a_terminal():
 
 def test_wandb_and_tensorboard_are_not_imported_unless_asked_for(tmp_path):
     before = set(sys.modules)
-    sinks = books.Sinks(tmp_path, {}, wandb="off", project="p", tensorboard=False)
+    sinks = Sinks(tmp_path, {}, wandb="off", project="p", tensorboard=False)
     sinks.log(1, {"x": 1.0})
     sinks.close()
     assert sinks.id == "" and not {"wandb", "tensorboardX"} & (set(sys.modules) - before)
@@ -186,10 +191,10 @@ def test_wandb_and_tensorboard_are_not_imported_unless_asked_for(tmp_path):
 
 def test_wandb_writes_offline_and_goes_on_in_the_same_run(tmp_path):
     pytest.importorskip("wandb", reason="pip install wandb")
-    first = books.Sinks(tmp_path, {"seed": 1}, wandb="offline", project="p", tensorboard=False)
+    first = Sinks(tmp_path, {"seed": 1}, wandb="offline", project="p", tensorboard=False)
     first.log(1, {"x": 1.0, "none": None})
     first.close()
-    second = books.Sinks(tmp_path, {"seed": 1}, wandb="offline", project="p", tensorboard=False, id=first.id)
+    second = Sinks(tmp_path, {"seed": 1}, wandb="offline", project="p", tensorboard=False, id=first.id)
     assert second.id == first.id
     second.close()
     assert list(tmp_path.glob("wandb/offline-run-*"))

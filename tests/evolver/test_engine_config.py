@@ -10,18 +10,21 @@ from evolver.config import problems
 VLLM = {"engine.name": "vllm", "engine.vllm.python": sys.executable}
 BAD = [
     ({"engine.name": "vlm"}, "did you mean vllm?"),
-    ({"engine.name": "vllm"}, "needs one of config.engine.vllm.urls, servers that run, and config.engine.vllm.python"),
-    (VLLM | {"engine.vllm.urls": ("http://127.0.0.1:1",)}, "needs one of config.engine.vllm.urls"),
-    (VLLM | {"engine.vllm.python": "/nowhere/python"}, "there is no such interpreter"),
-    (VLLM | {"engine.vllm.transfer": "lora"}, "but none are trained: set config.lora.rank"),
+    (
+        {"engine.name": "vllm"},
+        "needs exactly one of config.engine.vllm.urls (servers that are running) and config.engine.vllm.python",
+    ),
+    (VLLM | {"engine.vllm.urls": ("http://127.0.0.1:1",)}, "needs exactly one of config.engine.vllm.urls"),
+    (VLLM | {"engine.vllm.python": "/nowhere/python"}, "/nowhere/python is not an executable"),
+    (VLLM | {"engine.vllm.transfer": "lora"}, "config.lora.rank=0 trains none: set lora.rank"),
     (VLLM | {"engine.vllm.transfer": "none"}, "training needs shm, nccl or lora"),
-    (VLLM | {"engine.vllm.key": "EVOLVER_NO_SUCH_KEY"}, "that environment variable is empty"),
-    (VLLM | {"engine.vllm.shared": "/nowhere"}, "config.engine.vllm.shared=/nowhere: there is no such directory"),
+    (VLLM | {"engine.vllm.key": "EVOLVER_NO_SUCH_KEY"}, "this environment variable is not set"),
+    (VLLM | {"engine.vllm.shared": "/nowhere"}, "config.engine.vllm.shared=/nowhere is not a directory"),
     (VLLM | {"rollout.top_p": 0.9}, "set config.rollout.top_p=1.0 and top_k=0"),
-    ({"engine.name": "vllm", "engine.vllm.urls": ("localhost:8000",)}, "is no address like http://127.0.0.1:8000"),
+    ({"engine.name": "vllm", "engine.vllm.urls": ("localhost:8000",)}, "is not a URL such as http://127.0.0.1:8000"),
     ({"engine.vllm.python": sys.executable}, "set config.engine.name=vllm"),
     ({"rollout.async_depth": 2}, "older than config.learner.max_staleness=1 allows"),
-    ({"loss.importance_high": 0.5}, "leave out weights of 1"),
+    ({"loss.importance_high": 0.5}, "exclude a weight of 1"),
     ({"loss.importance_high": 2.0, "loss.importance_cap": 0.0}, "need config.loss.importance_cap above 0"),
 ]
 
@@ -29,7 +32,7 @@ BAD = [
 def problems_of(values, tmp_path):
     config = quickstart.get_config("grpo")
     config.update_from_flattened_dict(values)
-    return problems(config, base.get_config(), tmp_path / "run", "train")
+    return problems(config, base.keys(), tmp_path / "run", "train")
 
 
 @pytest.mark.parametrize("values,words", BAD)

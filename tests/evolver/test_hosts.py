@@ -1,4 +1,4 @@
-"""Several processes as one run: the same result, one writer, and no one waits for the dead."""
+"""Several processes as one run: the same result, one writer, and no process waits for a dead one."""
 
 import json
 import os
@@ -16,7 +16,7 @@ from evolver import coordinator
 from tests.tiny import config_file, tiny_policy
 
 ROOT = Path(__file__).parents[2]
-DEADLINE = 120.0  # as generous as a busy machine needs; the death of a process is noticed much sooner
+DEADLINE = 120.0  # generous, for busy machines; the death of a process is noticed much sooner
 
 
 def free_port() -> int:
@@ -74,7 +74,7 @@ def config(tmp_path_factory):
 @pytest.mark.parametrize(
     "count, mesh", [(2, ["--config.mesh.fsdp=2"]), (4, ["--config.mesh.data=2", "--config.mesh.fsdp=2"])]
 )
-def test_processes_give_the_result_of_one(tmp_path, config, count, mesh):
+def test_several_processes_give_the_result_of_one(tmp_path, config, count, mesh):
     alone = finish(start(tmp_path, config, -count, "alone", *mesh))
     together = finish(start(tmp_path, config, count, "together", *mesh))
     for code, _, err in (*alone, *together):
@@ -88,7 +88,7 @@ def test_processes_give_the_result_of_one(tmp_path, config, count, mesh):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("victim", [0, 1])
-def test_a_process_that_dies_ends_the_others_and_the_run_goes_on_later(tmp_path, config, victim):
+def test_a_process_that_dies_ends_the_others_and_the_run_can_resume(tmp_path, config, victim):
     flags = ["--config.mesh.fsdp=2", "--config.steps=6"]
     processes = start(tmp_path, config, 2, "run", *flags, deadline=20.0)
     until = time.monotonic() + 900
@@ -98,21 +98,21 @@ def test_a_process_that_dies_ends_the_others_and_the_run_goes_on_later(tmp_path,
     ends = finish(processes)
     code, _, err = ends[1 - victim]
     assert code == 75, err[-3000:]
-    assert f"process {1 - victim} ends too. The last checkpoint is unharmed" in err
+    assert f"process {1 - victim} ends too. The last checkpoint is intact" in err
     again = finish(start(tmp_path, config, 2, "run", *flags))
     assert [code for code, _, _ in again] == [0, 0], again[0][2][-3000:]
     assert "resuming after step" in again[0][1]
     assert [line["step"] for line in metrics(tmp_path / "run")] == list(range(7))
 
 
-def test_a_process_that_is_alone_says_so(tmp_path, config):
+def test_a_process_that_cannot_connect_reports_it(tmp_path, config):
     flags = [f"--config.hosts.{k}={v}" for k, v in {"count": 2, "index": 1, "deadline": 3.0}.items()]
     flags += [f"--config.hosts.coordinator=127.0.0.1:{free_port()}", "--config.mesh.fsdp=2"]
     ((code, _, err),) = finish(start(tmp_path, config, -1, "run", *flags))
-    assert code != 0 and "process 1 of 2 did not meet the others at 127.0.0.1" in err
+    assert code != 0 and "process 1 of 2 did not connect to the others at 127.0.0.1" in err
 
 
-def test_who_the_processes_are_is_checked(config):
+def test_settings_of_processes_are_checked(config):
     from configs import base
     from evolver.config import hosts_contradictions
 
@@ -121,10 +121,10 @@ def test_who_the_processes_are_is_checked(config):
     hosts.count = 4
     assert "needs config.hosts.coordinator=host:port" in "".join(hosts_contradictions(hosts))
     hosts.coordinator, hosts.index = "node-0:1234", 4
-    assert "counted from 0 to config.hosts.count - 1 = 3" in "".join(hosts_contradictions(hosts))
+    assert "numbered from 0 to config.hosts.count - 1 = 3" in "".join(hosts_contradictions(hosts))
 
 
-def test_parts_are_put_together_in_order():
+def test_parts_are_interleaved_in_order():
     from evolver.hosts import interleaved
 
     items = list(range(11))
@@ -132,11 +132,11 @@ def test_parts_are_put_together_in_order():
         assert interleaved([items[i::count] for i in range(count)]) == items
 
 
-def test_the_service_stays_until_the_last_client_has_left():
+def test_the_service_stays_until_the_last_client_disconnects():
     port = free_port()
     with coordinator.serving(f"127.0.0.1:{port}", 2, 60.0):
         client = socket.create_connection(("127.0.0.1", port))
-    time.sleep(1.0)  # process 0 is gone, this one is not
+    time.sleep(1.0)  # process 0 is gone, this client is still connected
     socket.create_connection(("127.0.0.1", port)).close()
     client.close()
     until = time.monotonic() + 60
@@ -146,11 +146,11 @@ def test_the_service_stays_until_the_last_client_has_left():
             time.sleep(0.2)
 
 
-def test_a_service_without_its_port_says_why():
+def test_a_service_whose_port_is_taken_reports_it():
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         address = f"127.0.0.1:{taken.getsockname()[1]}"
-        with pytest.raises(OSError, match=f"no service at {address}: somebody else listens there"):
+        with pytest.raises(OSError, match=f"no service at {address}: another process listens there"):
             with coordinator.serving(address, 2, 1.0):
                 pass

@@ -1,4 +1,4 @@
-"""The chat client against a scripted server over HTTP: what it caches, bounds, retries, books, and when it gives up."""
+"""The language-model client against a scripted HTTP server: cache, limits, retries, ledger, budget, and giving up."""
 
 import asyncio
 import contextlib
@@ -7,13 +7,17 @@ import os
 import socket
 import threading
 import types
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evolver.llm import BudgetSpent, Chat, ChatError, Limits, Question, Role, ServerDown, url_problem
-from evolver.llm_store import Ledger, Reply, ledger_lines, misfit, read_json
+from configs import base
+from evolver.llm.answers import misfit, read_json
+from evolver.llm.client import BudgetSpent, Chat, ChatError, Limits, Question, Role, ServerDown, url_problem
+from evolver.llm.roles import ROLES, for_evaluation, make_chat, problems, roles_of
+from evolver.llm.store import Cache, Ledger, Reply, ledger_lines
 from tests.evolver.chat_server import Answer, ChatServer, refused, said
 
 FAST = {"first_wait": 0.01, "longest_wait": 0.02, "deadline": 5.0}
@@ -41,8 +45,7 @@ def ask(chat: Chat, *texts: str, **options) -> list[Reply | ChatError]:
 
 
 class Clock:
-    """Time as the client sees it: it stands still until `sleepers` coroutines sleep, and then is what the last to wake
-    waits for."""
+    """The client's time. It stands still until `sleepers` coroutines sleep, then jumps to the latest of their ends."""
 
     def __init__(self, monkeypatch, module: str, sleepers: int = 1):
         self.now, self._ends, self._sleepers, self._passes = 0.0, [], sleepers, asyncio.Event()
@@ -85,7 +88,7 @@ class TestCache:
                 assert len(chat.server.requests) == 1
                 assert chat.server.requests[0][2].items() >= {k: v for k, v in role.items() if k != "extra"}.items()
 
-    def test_files_that_were_cut_or_edited_are_asked_again(self, tmp_path):
+    def test_damaged_files_are_asked_again(self, tmp_path):
         with client(lambda body, n: said("whole"), cache=tmp_path) as chat:
             for damage in ("", '{"text": "who', "[]", '{"text": "x"}'):
                 ask(chat, "a")
@@ -94,11 +97,11 @@ class TestCache:
                 assert ask(chat, "a")[0].text == "whole"
                 assert json.loads(path.read_text())["text"] == "whole"
 
-    def test_a_full_disk_is_counted_and_done_without(self, tmp_path, monkeypatch):
+    def test_a_full_disk_is_counted_and_survived(self, tmp_path, monkeypatch):
         def full(*_):
             raise OSError(28, "No space left on device")
 
-        monkeypatch.setattr("evolver.llm_store.os.replace", full)
+        monkeypatch.setattr("models.files.os.replace", full)
         ledger = Ledger("/dev/full") if os.path.exists("/dev/full") else Ledger()
         with client(lambda body, n: said("yes"), cache=tmp_path, ledger=ledger) as chat:
             assert [r.text for r in ask(chat, "a") + ask(chat, "a")] == ["yes", "yes"]
@@ -106,7 +109,14 @@ class TestCache:
             assert figures["llm/unwritten/cache"] == 2 and figures["llm/judge/calls"] == 2
             assert figures.get("llm/unwritten/ledger", 2) == 2
             assert len(chat.shown) == 1 and "cannot be written" in chat.shown[0]
-            assert not [p for p in tmp_path.rglob("*") if p.is_file()]  # no half-written file is left
+            assert not [p for p in tmp_path.rglob("*") if p.is_file()]  # no temporary file is left
+
+    def test_lone_surrogates_are_asked_cached_and_read(self, tmp_path):
+        with client(lambda body, n: said(body["messages"][0]["content"]), cache=tmp_path) as chat:
+            for cached in (False, True):
+                (reply,) = ask(chat, "a \ud800 b")
+                assert reply.text == "a \ud800 b" and reply.cached == cached
+        assert Cache(None).put({}, {}) and Cache(None).get({}) is None
 
 
 class TestRetries:
@@ -123,24 +133,24 @@ class TestRetries:
             (Answer({"choices": "x" * 99}, cut=50), "connection"),
         ],
     )
-    def test_what_may_pass_is_tried_again_and_counted(self, bad, kind):
+    def test_temporary_failures_are_retried_and_counted(self, bad, kind):
         with client(lambda body, n: said("fine") if n == 2 else bad) as chat:
             assert ask(chat, "a")[0].text == "fine"
             figures = chat.metrics()
             assert figures[f"llm/judge/failures/{kind}"] == 2 and figures["llm/judge/calls"] == 1
             assert figures["llm/judge/unanswered"] == 0
 
-    def test_storms_are_bounded_and_named(self):
+    def test_retries_are_bounded_and_the_failure_is_named(self):
         with client(lambda body, n: refused(500, "boom"), limits={"attempts": 3}) as chat:
             (error,) = ask(chat, "a")
             assert error.kind == "http_500" and "boom" in str(error) and chat.server.url in str(error)
             assert len(chat.server.requests) == 3
             assert chat.metrics()["llm/judge/unanswered"] == 1
             ask(chat, "b")
-            assert len(chat.shown) == 1  # each kind of failure is said once
+            assert len(chat.shown) == 1  # each kind of failure is shown once
 
-    def test_a_storm_passes_without_loss(self):
-        """A third of all requests fails in one way or the other; every question is answered, once each."""
+    def test_many_failures_lose_no_question(self):
+        """A third of all requests fail in various ways; every question is answered exactly once."""
         bad = [refused(429, "slow", retry_after="0"), refused(500, "boom"), Answer(b"{"), Answer(b"xx", cut=1)]
         with client(
             lambda body, n: said(body["messages"][0]["content"]) if n % 3 else bad[n // 3 % 4], limits={"attempts": 12}
@@ -149,9 +159,9 @@ class TestRetries:
             assert [r.text for r in ask(chat, *texts)] == texts
             assert chat.metrics()["llm/judge/calls"] == 60
 
-    def test_retry_after_holds_everyone_back(self, monkeypatch):
-        """Who was told so sleeps, and so does who is next in turn; the third waits for its turn."""
-        clock, times = Clock(monkeypatch, "evolver.llm", sleepers=2), []
+    def test_retry_after_pauses_all_questions_to_the_server(self, monkeypatch):
+        """The refused question sleeps, and so does the next in line; the third waits for its slot."""
+        clock, times = Clock(monkeypatch, "evolver.llm.client", sleepers=2), []
 
         def script(body, n):
             times.append(clock.now)
@@ -166,9 +176,9 @@ class TestRetries:
             (error,) = ask(chat, "a")
             assert error.kind == "timeout" and "0.3 s" in str(error)
             assert chat.metrics()["llm/judge/failures/timeout"] == 2
-            assert chat.server.busy == len(chat.server.requests), "the server has answered none of them"
+            assert chat.server.busy == len(chat.server.requests), "the server has answered no request"
 
-    def test_the_questions_own_faults_are_not_tried_again(self):
+    def test_overlong_questions_are_not_retried(self):
         text = "This model's maximum context length is 4096 tokens."
         with client(lambda body, n: refused(400, text), limits={"failures": 2}) as chat:
             errors = ask(chat, "a", "b", "c")
@@ -194,7 +204,7 @@ class TestRetries:
 
 
 class TestLimits:
-    def test_no_more_calls_at_a_time_than_allowed(self):
+    def test_concurrency(self):
         slow = {**vars(said("x")), "stall": 0.05}
 
         def script(body, n):
@@ -210,11 +220,11 @@ class TestLimits:
         "limits,seconds", [({"requests_per_minute": 60}, 4 * 1), ({"tokens_per_minute": 600}, 4 * 64 / 10)]
     )
     def test_requests_and_tokens_per_minute(self, monkeypatch, limits, seconds):
-        """Of a question's tokens the 64 that it may generate count before it is asked, with those of its prompt."""
-        clock = Clock(monkeypatch, "evolver.llm_store")
+        """The 64 tokens that a question may generate and those of its prompt count before it is asked."""
+        clock = Clock(monkeypatch, "evolver.llm.store")
         with client(lambda body, n: said("x", prompt=60, completion=60), limits=limits) as chat:
             for rate in (chat._servers[chat.server.url].requests, chat._servers[chat.server.url].tokens):
-                rate.level = 0.0  # the minute's allowance is used up, so what comes waits for the flow
+                rate.level = 0.0  # the minute's allowance is used up, so every question waits
             ask(chat, *map(str, range(4)))
             assert clock.now >= seconds
 
@@ -222,13 +232,13 @@ class TestLimits:
         settings = {"prices": {"tiny": (0.0, 1e6)}, "limits": {"budget_money": 100.0}, "role": {"max_tokens": 30}}
         script = lambda body, n: said("x", completion=20)  # noqa: E731
         with client(script, **settings, ledger=Ledger(tmp_path / "l"), cache=tmp_path / "c") as chat:
-            with pytest.raises(BudgetSpent, match=r"80\.0000 of the 100"):
+            with pytest.raises(BudgetSpent, match=r"80\.0000 of config.llm.budget_money=100"):
                 ask(chat, *map(str, range(9)))
             assert chat.ledger.money == 80.0 and len(chat.server.requests) == 4
         ledger = Ledger(tmp_path / "l")
         assert ledger.money == 80.0
         with client(script, **settings, ledger=ledger, cache=tmp_path / "c") as chat:
-            with pytest.raises(BudgetSpent):  # what was spent stays spent when the run goes on
+            with pytest.raises(BudgetSpent):  # spent money stays spent when the run resumes
                 ask(chat, "new")
 
     def test_a_budget_of_tokens(self):
@@ -240,13 +250,13 @@ class TestLimits:
 
 
 class TestStructured:
-    def test_a_server_that_knows_schemas_is_given_one(self):
+    def test_a_server_that_supports_schemas_gets_one(self):
         with client(lambda body, n: said('{"score": 3}')) as chat:
             assert ask(chat, "a", schema=SCHEMA)[0].parsed == {"score": 3}
             wanted = chat.server.requests[0][2]["response_format"]
             assert wanted == {"type": "json_schema", "json_schema": {"name": "answer", "schema": SCHEMA}}
 
-    def test_one_that_does_not_is_asked_in_words(self):
+    def test_a_server_without_schemas_is_asked_without_one(self):
         def script(body, n):
             if "response_format" in body:
                 return refused(400, "response_format is not supported")
@@ -255,10 +265,10 @@ class TestStructured:
         with client(script) as chat:
             replies = ask(chat, "a", schema=SCHEMA) + ask(chat, "b", schema=SCHEMA)
             assert [r.parsed for r in replies] == [{"score": 4}] * 2
-            assert len(chat.server.requests) == 3  # it is not asked again what it refused
+            assert len(chat.server.requests) == 3  # response_format is tried once only
 
     @pytest.mark.parametrize("text", ["", "no json", '{"score": "high"}', '{"points": 1}', '{"score": 1', "[" * 5000])
-    def test_what_cannot_be_read_is_no_answer_and_not_paid_for_twice(self, tmp_path, text):
+    def test_unreadable_answers_are_cached_and_stay_unanswered(self, tmp_path, text):
         for calls in (1, 0):
             with client(lambda body, n: said(text, finish="length"), cache=tmp_path) as chat:
                 (error,) = ask(chat, "a", schema=SCHEMA)
@@ -279,9 +289,15 @@ class TestStructured:
 
     def test_schemas(self):
         schema = {"type": "array", "items": {"type": ["string", "null"], "enum": ["a", None]}}
-        assert not misfit(["a", None], schema)
+        assert not misfit(["a", None], schema) and not misfit(["A"], schema)
         assert "none of" in misfit(["b"], schema) and "type" in misfit([1], schema)
         assert misfit(True, {"type": "integer"}) and not misfit(True, {"type": "boolean"})
+        assert misfit(1.0, {"type": "integer"}) and not misfit(1.0, {"type": "number"})
+        assert misfit(float("inf"), {"type": "number"}) and misfit(float("nan"), {"type": "number"})
+        assert not misfit({"score": 1, "why": "x"}, SCHEMA | {"additionalProperties": False})
+        assert "the answer.score" in misfit({"score": 180}, {"properties": {"score": {"maximum": 100}}})
+        assert misfit(json.loads("[" * 900 + "]" * 900), SCHEMA)
+        assert len(misfit("x" * 9999, SCHEMA)) < 300
 
 
 class TestKeys:
@@ -294,13 +310,13 @@ class TestKeys:
             assert chat.server.requests[0][1]["Authorization"] == "Bearer sk-right"
         assert not [p for p in tmp_path.rglob("*") if p.is_file() and b"sk-right" in p.read_bytes()]
 
-    def test_a_server_that_quotes_the_key_is_not_quoted(self, monkeypatch):
+    def test_a_key_that_a_server_quotes_is_redacted(self, monkeypatch):
         monkeypatch.setenv("MY_KEY", "sk-wrong-and-secret")
         with client(lambda body, n: said("x"), key="MY_KEY") as chat, pytest.raises(ServerDown) as caught:
             ask(chat, "a")
         assert "MY_KEY is refused" in str(caught.value) and "secret" not in str(caught.value)
 
-    def test_a_key_that_is_no_key(self, monkeypatch):
+    def test_a_key_with_invalid_characters(self, monkeypatch):
         monkeypatch.setenv("MY_KEY", "sk-a\nb")
         with client(lambda body, n: said("x"), key="MY_KEY") as chat, pytest.raises(ServerDown, match="characters"):
             ask(chat, "a")
@@ -314,7 +330,7 @@ class TestProblems:
     @pytest.mark.parametrize(
         "role,words",
         [
-            ({"url": "http://127.0.0.1:9/v1"}, "no server can be reached"),
+            ({"url": "http://127.0.0.1:9/v1"}, "the server cannot be reached"),
             ({"model": "huge"}, "no model 'huge'; it serves 'tiny'"),
             ({"max_tokens": 5000}, "context of 4096 tokens leaves no room"),
         ],
@@ -324,7 +340,7 @@ class TestProblems:
             (problem,) = chat.problems()
             assert words in problem and "judge" in problem
 
-    def test_a_path_that_is_not_there(self):
+    def test_a_wrong_path(self):
         with ChatServer(lambda body, n: said("x")) as server:
             with client(lambda body, n: said("x"), role={"url": server.url.removesuffix("/v1")}) as chat:
                 assert "usually ends in /v1" in chat.problems()[0]
@@ -340,7 +356,7 @@ class TestProblems:
     def test_urls(self):
         assert not url_problem("http://127.0.0.1:8000/v1") and not url_problem("https://a.example/v1")
         assert "password" in url_problem("http://me:secret@a.example/v1")
-        assert "no url" in url_problem("localhost:8000") and "no url" in url_problem("")
+        assert "not a url" in url_problem("localhost:8000") and "not a url" in url_problem("")
 
 
 class TestLedger:
@@ -366,9 +382,9 @@ class TestLedger:
         account = again.total["judge"]
         assert (account.calls, account.hits, account.failures["http_500"]) == (2, 1, 1)
         assert again.money == pytest.approx(2 * (10 * 1.0 + 5 * 2.0) / 1e6) and again.tokens == 30
-        assert not [key for key in again.metrics() if "judge" in key]  # of this process there is nothing yet
+        assert not [key for key in again.metrics() if "judge" in key]  # this process has no events yet
 
-    def test_metrics_are_those_since_the_last_look(self):
+    def test_metrics_cover_the_time_since_the_last_call(self):
         with client(lambda body, n: said("x")) as chat:
             ask(chat, "a")
             first, second = chat.metrics(), chat.metrics()
@@ -377,11 +393,11 @@ class TestLedger:
 
 
 class TestThreads:
-    def test_coroutines_of_another_loop_can_ask(self):
+    def test_coroutines_of_another_event_loop_can_ask(self):
         with client(lambda body, n: said("x")) as chat:
             assert asyncio.run(chat(HELLO, role="judge")).text == "x"
 
-    def test_whoever_waits_can_be_interrupted(self):
+    def test_waiting_can_be_interrupted(self):
         class Enough(Exception):
             pass
 
@@ -394,7 +410,7 @@ class TestThreads:
         with client(lambda body, n: asked.set() or Answer({}, stall=60), check=check, limits={"deadline": 60}) as chat:
             with pytest.raises(Enough):
                 ask(chat, "a")
-            assert chat.server.busy == 1, "the answer is still to come"
+            assert chat.server.busy == 1, "the server is still busy with the request"
 
     def test_embeddings_are_cached_by_text(self, tmp_path):
         def script(body, n):
@@ -403,3 +419,64 @@ class TestThreads:
         with client(script, cache=tmp_path) as chat:
             assert chat.embed(["a", "bb", "a"], role="judge") == [[1.0, 1.0], [2.0, 1.0], [1.0, 1.0]]
             assert len(chat.server.requests) == 2 and chat.server.requests[0][0] == "/v1/embeddings"
+
+
+class Silent:
+    """A judge that asks for `chat` and declares no roles."""
+
+    def __init__(self, chat):
+        pass
+
+
+class Unknown(Silent):
+    roles = ("judge", "oracle")
+
+
+class TestRoles:
+    @pytest.fixture
+    def config(self):
+        config = base.get_config()
+        config.questioning.enabled = config.navigating.enabled = config.attributing.enabled = True
+        config.llm.url, config.llm.model = "http://127.0.0.1:9/v1", "tiny"
+        return config
+
+    def use(self, config, names: dict[str, str]):
+        for key, name in names.items():
+            group, plug = key.split(".")
+            config[group][plug].name = name
+        return config
+
+    EVERYTHING = {
+        "questioning.explorer": "llm", "questioning.judge": "reference", "navigating.extractor": "llm",
+        "navigating.refine": "rewrite", "navigating.embedder": "endpoint", "attributing.judge": "llm",
+    }  # fmt: skip
+
+    def test_plugs_in_use_declare_the_roles(self, config):
+        assert roles_of(config) == ()
+        assert roles_of(self.use(config, self.EVERYTHING)) == ROLES
+        config.questioning.tasks = "tasks.jsonl"
+        assert roles_of(config) == ROLES[2:]  # given tasks are not explored
+        config.questioning.every = 5
+        config.navigating.enabled = config.attributing.enabled = False
+        assert roles_of(config) == ("explorer", "writer", "judge")
+        assert roles_of(for_evaluation(config)) == ()
+
+    def test_plugs_that_cannot_be_loaded_are_skipped(self, config):
+        assert roles_of(self.use(config, self.EVERYTHING | {"attributing.judge": "no.such:module"})) == (
+            "explorer", "writer", "judge", "summariser", "reranker", "embedder",
+        )  # fmt: skip
+
+    @pytest.mark.parametrize("judge,declared", [("Silent", "()"), ("Unknown", "('judge', 'oracle')")])
+    def test_plugs_that_ask_must_declare_roles_that_exist(self, config, judge, declared):
+        self.use(config, {"attributing.judge": f"{__name__}:{judge}"})
+        (problem,) = problems(config, "train", Path)
+        assert problem.startswith("config.attributing.judge: ") and problem.endswith(f"declares {declared}")
+
+    def test_roles_inherit_the_common_settings(self, config, tmp_path):
+        self.use(config, {"attributing.judge": "llm"})
+        config.llm.step_judge.model, config.llm.deadline = "big", 7.0
+        assert not list(problems(config, "train", Path))
+        chat = make_chat(config, tmp_path, Path, check=lambda: None)
+        chat.close()
+        assert chat.roles == {"step_judge": Role("http://127.0.0.1:9/v1", "big", max_tokens=8192)}
+        assert chat.limits == Limits(deadline=7.0) and chat.cache.folder == tmp_path / "llm_cache"

@@ -1,21 +1,21 @@
-"""The language-model versions of the mechanisms: what they ask, what they make of answers, and that they abstain."""
+"""The language-model versions of the mechanisms: their questions, their use of answers, and abstention."""
 
 import json
 
 import pytest
 
 from envs.travel import Travel
-from envs.world import WorldError
-from evolver.attributing import ABSTAIN, BAD, GOOD
+from envs.world import Evaluation, WorldError
+from evolver.attributing import ABSTAIN, BAD, GOOD, Label
 from evolver.attributing.llm import LlmJudge, read_labels
-from evolver.llm import Chat, Limits, Role, ServerDown
-from evolver.navigating import HashedNgrams, Navigating, Pool
-from evolver.navigating.endpoint import EndpointEmbedder
-from evolver.navigating.experience import new_experience
-from evolver.navigating.llm import LlmExtractor, LlmNavigating
-from evolver.prompts import prompt
-from evolver.questioning.judge import KINDS, OutcomeJudge
-from evolver.questioning.llm import MASK, LlmQuestioning, how_checked, preference_text, profile_text
+from evolver.llm.client import Chat, Limits, Role, ServerDown
+from evolver.llm.embedders import EndpointEmbedder, HashedNgrams
+from evolver.llm.prompts import prompt
+from evolver.navigating import Navigating, Pool, Unrefined, new_experience
+from evolver.navigating.llm import LlmExtractor, Reranker, Rewriter
+from evolver.questioning import TaskPool, verifier_kind
+from evolver.questioning.judges import Naive, Principle, Reference
+from evolver.questioning.llm import MASK, LlmExplorer, preference_text, profile_text
 from evolver.stop import RunEnds
 from rl.trajectory import StopReason
 from tests.evolver.chat_server import Answer, ChatServer, refused, said
@@ -71,15 +71,20 @@ class TestPrompts:
 
 
 def labels(*words: str) -> Answer:
-    return answer({"steps": [{"step": n, "analysis": "", "label": word} for n, word in enumerate(words, 1)]})
+    return answer({"steps": [{"step": n, "analysis": f"why {n}", "label": word} for n, word in enumerate(words, 1)]})
+
+
+def values(rows) -> list[list[int]]:
+    return [[label.value for label in row] for row in rows]
 
 
 class TestStepJudge:
     def test_one_question_per_trajectory_one_label_per_step(self, chat_of):
         chat = chat_of(lambda body, n: labels("GOOD", "bad", "UNSURE"))
         trajectories = [attempt(Library(), LEND, WON), attempt(Library(), LEND, [GREEN, GREEN, "done"])]
-        judge = LlmJudge(chat)
-        assert judge.label(trajectories) == [[GOOD, BAD, ABSTAIN]] * 2
+        judge = LlmJudge(chat, 2000)
+        rows = judge.label(trajectories)
+        assert rows == [[Label(GOOD, "why 1"), Label(BAD, "why 2"), Label(ABSTAIN, "why 3")]] * 2
         assert len(chat.server.requests) == 2
         figures = judge.metrics()
         assert figures["attributing/good_rate"] == pytest.approx(1 / 3) and figures["attributing/trajectories"] == 2
@@ -89,7 +94,7 @@ class TestStepJudge:
 
     def test_equal_trajectories_cost_one_call(self, chat_of):
         chat = chat_of(lambda body, n: labels("GOOD", "GOOD", "GOOD"))
-        assert LlmJudge(chat).label([attempt(Library(), LEND, WON)] * 8) == [[GOOD] * 3] * 8
+        assert values(LlmJudge(chat, 2000).label([attempt(Library(), LEND, WON)] * 8)) == [[GOOD] * 3] * 8
         assert len(chat.server.requests) == 1
 
     @pytest.mark.parametrize(
@@ -104,23 +109,29 @@ class TestStepJudge:
         ],
     )
     def test_what_cannot_be_read_abstains_and_is_counted(self, chat_of, reply):
-        judge = LlmJudge(chat_of(lambda body, n: reply))
-        assert judge.label([attempt(Library(), LEND, WON)]) == [[ABSTAIN] * 3]
+        judge = LlmJudge(chat_of(lambda body, n: reply), 2000)
+        assert judge.label([attempt(Library(), LEND, WON)]) == [[Label(ABSTAIN, "the judge gave no usable answer")] * 3]
         assert judge.metrics()["attributing/unanswered"] == 1
 
     def test_steps_left_out_named_twice_or_not_there_abstain(self):
         def entries(*pairs):
-            return {"steps": [{"step": n, "label": word} for n, word in pairs]}
+            return {"steps": [{"step": n, "analysis": "so " * 200, "label": word} for n, word in pairs]}
 
-        assert read_labels(entries((2, "GOOD")), 3) == [ABSTAIN, GOOD, ABSTAIN]
-        assert read_labels(entries((1, "GOOD"), (1, "BAD"), (2, "BAD"), (2, "BAD")), 2) == [ABSTAIN, BAD]
-        assert read_labels(entries((0, "GOOD"), (7, "BAD"), (-1, "BAD")), 2) == [ABSTAIN] * 2
+        def read(answer, count):
+            return values([read_labels(answer, count)])[0]
+
+        assert read(entries((2, "GOOD")), 3) == [ABSTAIN, GOOD, ABSTAIN]
+        assert read(entries((1, "GOOD"), (1, "BAD"), (2, "BAD"), (2, "BAD")), 2) == [ABSTAIN, BAD]
+        assert read(entries((1, "GOOD"), (1, "BAD"), (1, "GOOD")), 1) == [ABSTAIN]
+        assert read(entries((0, "GOOD"), (7, "BAD"), (-1, "BAD")), 2) == [ABSTAIN] * 2
+        assert len(read_labels(entries((1, "GOOD")), 1)[0].reason) <= 200
 
     def test_broken_and_flat_ones_are_not_asked_about(self, chat_of):
         chat = chat_of(lambda body, n: labels("GOOD", "GOOD", "GOOD"))
         broken, flat = attempt(Library(), LEND, WON), attempt(Library(), LEND, WON)
         broken.stop = StopReason.ENV_ERROR
-        assert LlmJudge(chat, skip_flat=True).label([broken, flat]) == [[ABSTAIN] * 3] * 2
+        rows = LlmJudge(chat, 2000, skip_flat=True).label([broken, flat])
+        assert values(rows) == [[ABSTAIN] * 3] * 2 and rows[0][0].reason == "the environment ended the episode"
         assert not chat.server.requests
 
     def test_injected_experience_is_not_shown(self, chat_of):
@@ -130,7 +141,7 @@ class TestStepJudge:
             {"role": "system", "content": "Be kind."},
             {"role": "user", "content": "<EXP>secret advice</EXP>\nLend Solaris."},
         ]
-        LlmJudge(chat).label([trajectory])
+        LlmJudge(chat, 2000).label([trajectory])
         assert "secret" not in asked(chat)[0] and "Be kind." in asked(chat)[0]
 
 
@@ -141,12 +152,13 @@ def synthetic(actions) -> object:
 
 
 class TestOutcomeJudge:
-    def test_the_score_is_the_outcome_of_synthetic_tasks_only(self, chat_of):
-        judge = OutcomeJudge(chat_of(lambda body, n: answer({"analysis": "", "score": 85})))
-        original, made = attempt(Library(), LEND, LOST), synthetic(LOST)
-        judge.judge([original, made])
-        assert original.outcome == 0.0
-        assert made.outcome == 0.85 and made.evaluation.success
+    def test_the_score_is_the_outcome_and_trajectories_stay_as_they_are(self, chat_of):
+        judge = Reference(chat_of(lambda body, n: answer({"analysis": "", "score": 85})), 2000)
+        made = synthetic(LOST)
+        (evaluation,) = judge.score([made])
+        assert evaluation == Evaluation(0.85, True, {"judged": 0.85})
+        assert made.outcome == 0.0 and not made.evaluation.success
+        assert judge.calls_model and judge.roles == ("judge",)
         assert judge.metrics() == {
             "questioning/judge/judged": 1.0,
             "questioning/judge/unanswered": 0.0,
@@ -157,24 +169,23 @@ class TestOutcomeJudge:
         "score,outcome,success", [(40, 0.4, False), (60, 0.6, True), (180, 1.0, True), (-3, 0.0, False)]
     )
     def test_bands(self, chat_of, score, outcome, success):
-        made = synthetic(WON)
-        OutcomeJudge(chat_of(lambda body, n: answer({"analysis": "", "score": score}))).judge([made])
-        assert (made.outcome, made.evaluation.success) == (outcome, success)
+        judge = Reference(chat_of(lambda body, n: answer({"analysis": "", "score": score})), 2000)
+        (evaluation,) = judge.score([synthetic(WON)])
+        assert (evaluation.score, evaluation.success) == (outcome, success)
 
-    @pytest.mark.parametrize("kind", KINDS)
+    @pytest.mark.parametrize("kind", [Naive, Principle, Reference])
     def test_each_kind_knows_what_it_should(self, chat_of, kind):
         chat = chat_of(lambda body, n: answer({"analysis": "", "score": 0}))
-        OutcomeJudge(chat, kind).judge([synthetic(LOST)])
+        kind(chat, 2000).score([synthetic(LOST)])
         (text,) = asked(chat)
-        assert ("Relevance" in text) == (kind != "naive")
-        assert ("KNOWN TO WORK" in text and LEND_15 in text) == (kind == "reference")
+        assert ("Relevance" in text) == (kind is not Naive)
+        assert ("KNOWN TO WORK" in text and LEND_15 in text) == (kind is Reference)
 
     @pytest.mark.parametrize("reply", [said("good"), refused(500, "boom"), said('{"analysis": "", "score": NaN}')])
     def test_without_an_answer_there_is_no_outcome(self, chat_of, reply):
-        made = synthetic(WON)
-        judge = OutcomeJudge(chat_of(lambda body, n: reply))
-        judge.judge([made])
-        assert made.stop is StopReason.CANCELLED and made.outcome == 0.0 and "not judged" in made.error
+        judge = Reference(chat_of(lambda body, n: reply), 2000)
+        (reason,) = judge.score([synthetic(WON)])
+        assert isinstance(reason, str) and reason
         assert judge.metrics()["questioning/judge/unanswered"] == 1
 
 
@@ -197,10 +208,21 @@ def proposal(query, *steps, answer="", confidence=0.9):
     return {"query": query, "steps": list(steps), "answer": answer, "confidence": confidence}
 
 
+class Questioning:
+    """A pool that the explorer fills."""
+
+    def __init__(self, chat, make_world, seeds, **options):
+        self.make_world, self.pool = make_world, TaskPool(seeds, overlap=0.8, capacity=512)
+        self.explorer = LlmExplorer(make_world, chat, 2000, self.pool, **options)
+
+    def explore(self, seed, budget):
+        return self.pool.grow(self.explorer, self.make_world, budget, seed)
+
+
 class TestQuestioning:
-    def make(self, chat, **options) -> LlmQuestioning:
+    def make(self, chat, **options) -> Questioning:
         seeds = [task("Lend Dune.", lent=["B11"])]
-        return LlmQuestioning(chat, Library, seeds, **{"breadth": 2, "depth": 6, "rounds": 1, **options})
+        return Questioning(chat, Library, seeds, **{"breadth": 2, "depth": 6, "rounds": 1, **options})
 
     def test_tasks_are_made_of_steps_that_were_executed(self, chat_of):
         chat = chat_of(library_script([proposal("Please lend me Solaris.", 3, 4)]))
@@ -209,9 +231,9 @@ class TestQuestioning:
         assert found.query == "Please lend me Solaris." and found.origin == "synthetic" and found.id.startswith("syn/")
         assert found.verifier == {"state": [["books", "B15", "lent", False, True]], "answer": None}
         assert attempt(Library(), found, found.reference).evaluation.success
-        figures = questioning.metrics()
+        figures = questioning.pool.metrics()
         assert figures["questioning/walks"] == 1 and figures["questioning/accepted"] == 1
-        assert questioning.tasks == {found.id: found}
+        assert questioning.pool.tasks == {found.id: found}
 
     @pytest.mark.parametrize(
         "bad,why",
@@ -230,7 +252,7 @@ class TestQuestioning:
     def test_what_is_turned_down(self, chat_of, bad, why):
         questioning = self.make(chat_of(library_script([bad])))
         assert questioning.explore(0, 5) == []
-        assert questioning.metrics()[f"questioning/rejected/{why}"] == 1
+        assert questioning.pool.metrics()[f"questioning/rejected/{why}"] == 1
 
     def test_queries_alike_are_one_task_and_the_budget_holds(self, chat_of):
         ideas = [
@@ -268,8 +290,8 @@ class TestQuestioning:
         one, other = (self.make(chat_of(library_script(ideas))) for _ in range(2))
         assert one.explore(3, 5) == other.explore(3, 5)
         fresh = self.make(chat_of(library_script(ideas)))
-        fresh.load_state(json.loads(json.dumps(one.state())))
-        assert fresh.tasks == one.tasks and fresh.explore(4, 5) == []  # all of it is known
+        fresh.pool.load_state(json.loads(json.dumps(one.pool.state())))
+        assert fresh.pool.tasks == one.pool.tasks and fresh.explore(4, 5) == []  # all of it is known
 
     @pytest.mark.parametrize("reply", [said("no idea"), refused(500, "boom")])
     def test_models_that_do_not_answer_make_no_tasks(self, chat_of, reply):
@@ -278,16 +300,16 @@ class TestQuestioning:
             chat_of(lambda body, n: reply if "THE RECORD" in body["messages"][-1]["content"] else script(body, n))
         )
         assert questioning.explore(0, 3) == []
-        assert questioning.metrics()["questioning/rejected/nothing written"] == 1
+        assert questioning.pool.metrics()["questioning/rejected/nothing written"] == 1
 
     def test_a_world_that_breaks_costs_its_walk(self, chat_of):
         class Breaks(Library):
             def step(self, action):
                 raise WorldError("it broke")
 
-        questioning = LlmQuestioning(chat_of(library_script([])), Breaks, [LEND], rounds=1)
+        questioning = Questioning(chat_of(library_script([])), Breaks, [LEND], rounds=1)
         assert questioning.explore(0, 3) == []
-        assert questioning.metrics()["questioning/rejected/the world broke"] == 1
+        assert questioning.pool.metrics()["questioning/rejected/the world broke"] == 1
 
     def test_tasks_paid_for_stay_where_the_budget_ends(self, chat_of):
         seeds = [task(f"Lend {title}.", lent=[id]) for id, (title, _) in BOOKS.items() if id != "B15"]
@@ -300,16 +322,16 @@ class TestQuestioning:
             return reply
 
         chat = chat_of(dear, budget_tokens=10_000)
-        questioning = LlmQuestioning(chat, Library, seeds, breadth=2, depth=6, parallel=1, rounds=9)
+        questioning = Questioning(chat, Library, seeds, breadth=2, depth=6, parallel=1, rounds=9)
         with pytest.raises(RunEnds):
             questioning.explore(0, 99)
-        assert len(questioning.tasks) == 1
+        assert len(questioning.pool.tasks) == 1
 
     def test_worlds_say_how_tasks_are_checked(self):
         from envs.bfcl import Bfcl
 
-        assert how_checked(Library()) == how_checked(Travel(n_train=12)) == "state"
-        assert how_checked(Bfcl()) == "calls"
+        assert verifier_kind(Library()) == verifier_kind(Travel(n_train=12)) == "state"
+        assert verifier_kind(Bfcl()) == "calls"
         profile = Bfcl().profile()
         assert "GorillaFileSystem" in profile_text(profile) and "2 entities" in preference_text(profile)
 
@@ -326,7 +348,7 @@ class TestQuestioning:
             return said([action, touch][turn] if turn < 2 else "done")
 
         (start,) = [t for t in Bfcl().tasks("train") if t.id == "multi_turn_base_0"]
-        (found,) = LlmQuestioning(chat_of(script), Bfcl, [start], breadth=2, depth=2, rounds=1).explore(0, 1)
+        (found,) = Questioning(chat_of(script), Bfcl, [start], breadth=2, depth=2, rounds=1).explore(0, 1)
         assert found.verifier == {"calls": [{"name": "touch", "arguments": {"file_name": "note.txt"}}]}
         world = Bfcl()
         assert attempt(world, found, found.reference).evaluation.success
@@ -346,11 +368,19 @@ def navigating_script(found, score=0.9, chosen=None):
     return script
 
 
+def extractor_of(chat) -> LlmExtractor:
+    return LlmExtractor(chat, 2000, ("train",))
+
+
+def navigating_of(pool, extractor, refiner, top_k=1) -> Navigating:
+    return Navigating(pool, extractor, refiner, share=0.5, top_k=top_k, min_similarity=0.1)
+
+
 class TestExtraction:
     def test_the_best_success_and_the_worst_failure_are_contrasted(self, chat_of):
         chat = chat_of(navigating_script([EXPERIENCE]))
         trajectories = [attempt(Library(), LEND, a, rollout=n) for n, a in enumerate([[GREEN, *WON], WON, LOST])]
-        (found,) = LlmExtractor(chat)(trajectories, step=3)
+        (found,) = extractor_of(chat).extract(trajectories, step=3)
         assert (found.when, found.content, found.key) == (EXPERIENCE["when"], EXPERIENCE["content"], EXPERIENCE["when"])
         assert found.sources == [LEND.id] and found.step == 3
         text = asked(chat)[0]
@@ -359,36 +389,36 @@ class TestExtraction:
 
     @pytest.mark.parametrize("score,count", [(0.9, 1), (0.4, 0)])
     def test_what_is_not_valid_is_left_out(self, chat_of, score, count):
-        extractor = LlmExtractor(chat_of(navigating_script([EXPERIENCE], score)))
-        assert len(extractor([attempt(Library(), LEND, LOST)])) == count
-        assert extractor.counts["invalid"] == 1 - count
+        extractor = extractor_of(chat_of(navigating_script([EXPERIENCE], score)))
+        assert len(extractor.extract([attempt(Library(), LEND, LOST)], step=0)) == count
+        assert extractor.metrics()["navigating/invalid"] == 1 - count
 
     def test_the_pool_keeps_it_and_counts_what_failed(self, chat_of):
         chat = chat_of(navigating_script([EXPERIENCE, EXPERIENCE]))
-        navigating = Navigating(Pool(HashedNgrams()), extract=LlmExtractor(chat), min_similarity=0.1)
-        assert len(navigating.learn([attempt(Library(), LEND, WON)])) == 1  # the second says the same
-        assert navigating.retrieve("A book is to be lent")[0].content == EXPERIENCE["content"]
-        silent = Navigating(Pool(HashedNgrams()), extract=LlmExtractor(chat_of(lambda body, n: said("?"))))
-        assert silent.learn([attempt(Library(), LEND, WON)]) == []
+        navigating = navigating_of(Pool(HashedNgrams()), extractor_of(chat), Unrefined())
+        assert len(navigating.learn([attempt(Library(), LEND, WON)], step=0)) == 1  # the second says the same
+        assert navigating.retrieve(["A book is to be lent"])[0][0].content == EXPERIENCE["content"]
+        silent = navigating_of(Pool(HashedNgrams()), extractor_of(chat_of(lambda body, n: said("?"))), Unrefined())
+        assert silent.learn([attempt(Library(), LEND, WON)], step=0) == []
         assert silent.metrics()["navigating/unanswered"] == 1 and silent.metrics()["navigating/unanswered"] == 0
 
     def test_held_out_tasks_teach_nothing(self, chat_of):
         chat = chat_of(navigating_script([EXPERIENCE]))
         with pytest.raises(ValueError, match="split 'dev'"):
-            LlmExtractor(chat)([attempt(Library(), task("Lend Dune.", lent=["B11"], split="dev"), WON)])
+            extractor_of(chat).extract([attempt(Library(), task("Lend Dune.", lent=["B11"], split="dev"), WON)], step=0)
         assert not chat.server.requests
 
 
 class TestRefining:
-    def make(self, chat, **options) -> LlmNavigating:
+    def make(self, chat, refiner=Rewriter) -> Navigating:
         pool = Pool(HashedNgrams())
         pool.add([new_experience(f"Lend a book of shelf {word}", f"advice {word}", sources=["t"]) for word in "abcde"])
-        return LlmNavigating(pool, chat=chat, k=2, min_similarity=0.1, **options)
+        return navigating_of(pool, extractor_of(chat), refiner(chat), top_k=2)
 
     def test_chosen_and_rewritten_under_the_same_id(self, chat_of):
         chosen = [{"number": 3, "content": "new words"}, {"number": 9, "content": "?"}, {"number": 1, "content": ""}]
         navigating = self.make(chat_of(navigating_script([], chosen=chosen)))
-        (found,) = navigating.retrieve_all(["Lend a book of shelf"])
+        (found,) = navigating.retrieve(["Lend a book of shelf"])
         assert found[0].content == "new words" and len(found) == 2
         assert navigating.pool[found[0].id].content != "new words"  # the pool keeps its own
         assert found[1].content == navigating.pool[found[1].id].content
@@ -399,13 +429,13 @@ class TestRefining:
 
     def test_without_rewriting_the_content_stays(self, chat_of):
         chosen = [{"number": 2, "content": "made up"}]
-        navigating = self.make(chat_of(navigating_script([], chosen=chosen)), rewrite=False)
-        (found,) = navigating.retrieve_all(["Lend a book of shelf"])
+        navigating = self.make(chat_of(navigating_script([], chosen=chosen)), Reranker)
+        (found,) = navigating.retrieve(["Lend a book of shelf"])
         assert [e.content for e in found] == [navigating.pool[found[0].id].content]
 
     def test_without_an_answer_the_nearest_are_taken(self, chat_of):
         navigating = self.make(chat_of(lambda body, n: refused(500, "boom")))
-        (found,) = navigating.retrieve_all(["Lend a book of shelf"])
+        (found,) = navigating.retrieve(["Lend a book of shelf"])
         assert len(found) == 2 and navigating.metrics()["navigating/unrefined"] == 1
 
 

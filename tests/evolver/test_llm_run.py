@@ -1,4 +1,4 @@
-"""The whole program with language models behind its mechanisms: a scripted server over HTTP, a tiny policy."""
+"""The whole program with language models behind its mechanisms: a scripted HTTP server and a tiny policy."""
 
 import json
 import os
@@ -8,13 +8,13 @@ import pytest
 
 import run
 from envs.toolcalls import call_text
-from evolver.books import Workdir, read_tasks
-from evolver.llm_store import ledger_lines
+from evolver.llm.store import ledger_lines
+from evolver.workdir import Workdir, read_tasks
 from tests.evolver.chat_server import Answer, ChatServer, refused, said
 from tests.evolver.test_loop import compiled_once  # noqa: F401 a fixture for all that follows
 from tests.tiny import config_file, tiny_policy
 
-LABELLED = ("--config.attributing.enabled=True", "--config.attributing.judge=llm", "--config.advantage.name=adca")
+LABELLED = ("--config.attributing.enabled=True", "--config.attributing.judge.name=llm", "--config.advantage.name=adca")
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +24,7 @@ def tiny(tmp_path_factory):
 
 
 def script(body, n):
-    """Every role, by what its prompt says; deterministic, and good enough to go on with."""
+    """Answer as the role that the prompt belongs to, deterministically."""
     if "input" in body:
         text = body["input"]
         return Answer({"data": [{"embedding": [1.0, len(text) / 1000, text.count("a") / 100]}]})
@@ -105,7 +105,7 @@ def test_a_spent_budget_ends_the_run_with_everything_saved(tiny, tmp_path, serve
     assert figures(tmp_path / "run") == figures(tmp_path / "straight")
 
 
-def test_a_judge_that_never_answers_is_survived_and_counted(tiny, tmp_path, server):
+def test_a_judge_that_never_answers_is_counted_and_the_run_continues(tiny, tmp_path, server):
     server.script = lambda body, n: refused(500, "boom") if n % 2 else said("no idea")
     assert call(tiny, tmp_path / "run", server, *LABELLED, "--config.steps=1") == 0
     line = Workdir(tmp_path / "run").metrics()[1]
@@ -115,7 +115,7 @@ def test_a_judge_that_never_answers_is_survived_and_counted(tiny, tmp_path, serv
     assert {"llm/step_judge/failures/http_500", "llm/step_judge/failures/unreadable"} <= kinds
 
 
-def test_a_server_that_dies_ends_the_run_where_it_can_go_on(tiny, tmp_path, server, capsys):
+def test_a_run_whose_server_dies_can_be_resumed(tiny, tmp_path, server, capsys):
     alive = [True]
 
     def dying(body, n):
@@ -133,11 +133,12 @@ def test_a_server_that_dies_ends_the_run_where_it_can_go_on(tiny, tmp_path, serv
 
 ALL = (
     "--config.env.name=travel", "--config.rollout.context=256", "--config.learner.row=256",
-    "--config.questioning.enabled=True", "--config.questioning.explorer=llm", "--config.questioning.judge=reference",
-    "--config.questioning.budget=3", "--config.questioning.depth=2",
+    "--config.questioning.enabled=True", "--config.questioning.explorer.name=llm",
+    "--config.questioning.judge.name=reference", "--config.questioning.budget=3",
+    "--config.questioning.explorer.args.depth=2",
     "--config.navigating.enabled=True", "--config.navigating.rollouts=2", "--config.navigating.tasks=2",
-    "--config.navigating.every=1", "--config.navigating.extractor=llm", "--config.navigating.embedder=endpoint",
-    "--config.navigating.refine=rewrite", *LABELLED,
+    "--config.navigating.every=1", "--config.navigating.extractor.name=llm",
+    "--config.navigating.embedder.name=endpoint", "--config.navigating.refine.name=rewrite", *LABELLED,
 )  # fmt: skip
 
 
@@ -159,17 +160,17 @@ def test_every_role_at_once(tiny, tmp_path, server, monkeypatch):
     assert not secret
 
 
-def test_dead_servers_unknown_models_and_wrong_keys_are_said_before_anything_is_computed(
+def test_dead_servers_unknown_models_and_wrong_keys_are_reported_before_anything_is_computed(
     tiny, tmp_path, server, capsys
 ):
     server.key = "sk-right"
-    for words, said_ in [
-        (["--config.llm.url=http://127.0.0.1:9/v1"], "no server can be reached"),
+    for words, expected in [
+        (["--config.llm.url=http://127.0.0.1:9/v1"], "the server cannot be reached"),
         (["--config.llm.key=NO_SUCH_KEY"], "NO_SUCH_KEY is not set"),
-        ([], "it wants a key"),
+        ([], "the server requires a key"),
     ]:
         assert call(tiny, tmp_path / "run", server, *LABELLED, *words) == 1
-        assert said_ in capsys.readouterr().err
+        assert expected in capsys.readouterr().err
     server.key = ""
     assert call(tiny, tmp_path / "run", server, *LABELLED, "--config.llm.step_judge.model=huge") == 1
     assert "there is no model 'huge'" in capsys.readouterr().err
@@ -179,22 +180,22 @@ def test_dead_servers_unknown_models_and_wrong_keys_are_said_before_anything_is_
 
 
 @pytest.mark.parametrize(
-    "words,said_",
+    "words,expected",
     [
         (["--config.llm.url="], "config.llm.url is empty and step_judge needs it"),
-        (["--config.llm.url=localhost"], "is no url"),
-        (["--config.llm.url=http://me:secret@a.example/v1"], "holds a user or a password"),
+        (["--config.llm.url=localhost"], "is not a url"),
+        (["--config.llm.url=http://me:secret@a.example/v1"], "contains a user name or a password"),
         (["--config.llm.model="], "name a model"),
         (["--config.llm.step_judge.extra=[1]"], "must be a JSON object"),
         (["--config.llm.prices=none.json"], "none.json"),
         (["--config.llm.budget_money=3"], "has no price of tiny"),
-        (["--config.attributing.judge=lm"], "did you mean llm?"),
+        (["--config.attributing.judge.name=lm"], "Did you mean llm?"),
     ],
 )
-def test_what_can_be_seen_in_the_config_is_said_with_the_rest(tiny, tmp_path, server, capsys, words, said_):
+def test_problems_of_the_config_are_reported_together(tiny, tmp_path, server, capsys, words, expected):
     assert call(tiny, tmp_path / "run", server, *LABELLED, *words) == 2
     err = capsys.readouterr().err
-    assert said_ in err and "secret" not in err
+    assert expected in err and "secret" not in err
 
 
 def test_an_evaluation_needs_no_language_model(tiny, tmp_path, server):

@@ -14,9 +14,9 @@ import pytest
 
 import run
 from envs.source import serving
-from evolver import loop, phases
-from evolver.books import Workdir, read_tasks
+from evolver import books, loop, memory, rollouts
 from evolver.stop import Interrupted
+from evolver.workdir import Workdir, read_tasks
 from models import hf
 from models.tokenizer import Tokenizer
 from tests.tiny import config_file, tiny_policy
@@ -119,8 +119,8 @@ def test_a_run_is_the_same_wherever_its_worlds_live(mode, straight, tiny, tmp_pa
 def said(path: Path) -> list:
     """What happened in each rollout, without what is computed of it."""
     rollouts = [json.loads(text) for text in path.read_text().splitlines()]
-    turns = [[(step["tokens"], step["observation"]) for step in one["steps"]] for one in rollouts]
-    return [(one["task"], one["rollout"], one["stop"], one["score"], said) for one, said in zip(rollouts, turns)]
+    turns = [[(turn["tokens"], turn["observation"]) for turn in rollout["turns"]] for rollout in rollouts]
+    return [(r["task"], r["rollout"], r["stop"], r["score"], turns_K) for r, turns_K in zip(rollouts, turns)]
 
 
 def started(tiny: Path, workdir: Path) -> subprocess.Popen:
@@ -155,14 +155,14 @@ def test_ctrl_c_saves_the_last_step_and_says_how_to_go_on(straight, tiny, tmp_pa
     process.send_signal(signal.SIGINT)
     rest = process.stdout.read()
     assert process.wait() == 130 and "Traceback" not in rest
-    assert "is saved. The same command goes on from there." in rest
+    assert "is saved. The same command resumes from there." in rest
     assert run.main(command(tiny, workdir)) == 0
     same(straight, workdir)
 
 
 @pytest.mark.parametrize("phase,step", [("evaluation", 2), ("rollouts", 3), ("evaluation", 0)])
 def test_interrupted_anywhere_goes_on_as_if_never_stopped(straight, tiny, tmp_path, monkeypatch, phase, step):
-    play = phases.play
+    play = rollouts.play
 
     def interrupt(run, jobs, name):
         if name == phase and run.step == (step if phase == "evaluation" else step - 1):
@@ -170,7 +170,8 @@ def test_interrupted_anywhere_goes_on_as_if_never_stopped(straight, tiny, tmp_pa
             raise Interrupted
         return play(run, jobs, name)
 
-    monkeypatch.setattr(phases, "play", interrupt)
+    for phase_module in (rollouts, books, memory):
+        monkeypatch.setattr(phase_module, "play", interrupt)
     assert run.main(command(tiny, tmp_path / "run")) == 130
     monkeypatch.undo()
     assert run.main(command(tiny, tmp_path / "run")) == 0
@@ -241,7 +242,7 @@ def test_what_explore_and_pool_leave_can_be_trained_on(tiny, tmp_path, capsys):
 
 
 def test_adapters_train_against_the_weights_that_they_are_added_to(tiny, tmp_path):
-    words = ["--config.lora.rank=2", "--config.loss.kl=0.1", "--config.steps=2", "--config.eval.every=0"]
+    words = ["--config.lora.rank=2", "--config.loss.kl_coef=0.1", "--config.steps=2", "--config.eval.every=0"]
     assert run.main(command(tiny, tmp_path / "run", *words)) == 0
     metrics = lines(tmp_path / "run")
     assert metrics[1]["updates"] and metrics[2]["updates"] and metrics[2]["kl_ref"] > 0
@@ -324,21 +325,20 @@ def test_a_file_in_the_way_is_one_message(tiny, tmp_path, capsys, mode):
 def setup_of(tiny: Path) -> dict:
     from evolver import cli
 
-    config, *_ = cli.parse(command(tiny, Path("x"), "--config.steps=1"))
-    return config.to_dict()
+    return cli.parse(command(tiny, Path("x"), "--config.steps=1")).config.to_dict()
 
 
 def test_a_fault_behind_a_save_does_not_lose_it(tiny, tmp_path, monkeypatch, capsys):
     """The save is on its way when the run breaks; the next one finds it."""
     from rl.engines import EngineFault
 
-    def broken(run_, tasks, step, metrics):
+    def broken(run_, tasks, step):
         if step == 3:
             raise EngineFault("the engine is gone")
-        return rolled(run_, tasks, step, metrics)
+        return rolled(run_, tasks, step)
 
-    rolled = phases.roll_out
-    monkeypatch.setattr(phases, "roll_out", broken)
+    rolled = rollouts.roll_out
+    monkeypatch.setattr(rollouts, "roll_out", broken)
     words = ["--config.eval.every=0"]
     assert run.main(command(tiny, tmp_path / "run", *words)) == 1
     assert "the engine is gone" in capsys.readouterr().err

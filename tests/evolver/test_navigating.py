@@ -1,4 +1,4 @@
-"""Experience comes from training attempts, is found by the query, survives on disk, and guides exactly its share."""
+"""Experience comes from training attempts, is searched by the query, is kept on disk and guides an exact share."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evolver.navigating import HashedNgrams, Lesson, Navigating, Pool, PoolError, extract, plan
-from evolver.navigating.embed import normalise
-from evolver.navigating.experience import Experience, new_experience
-from evolver.navigating.extract import render
+from evolver import plugs
+from evolver.llm.embedders import HashedNgrams, normalise
+from evolver.navigating import Experience, Navigating, Pool, PoolError, Refiner, Unrefined, new_experience, plan
+from evolver.navigating import pool as pools
+from evolver.navigating.extract import Contrast, Lesson, render
 from tests.evolver.toy import Library, attempt, call, task
 
 LEND = task("Lend Solaris.", lent=["B15"])
@@ -38,16 +39,41 @@ def pool_of(*experiences: Experience) -> Pool:
     return pool
 
 
+def extract(trajectories, *, step=0, **options) -> list[Experience]:
+    return Contrast(Library, ("train",), **options).extract(trajectories, step=step)
+
+
+def navigating_of(pool: Pool, *, share=0.5, top_k=1, min_similarity=0.3, refiner=None) -> Navigating:
+    extractor = Contrast(Library, ("train",))
+    return Navigating(pool, extractor, refiner or Unrefined(), share=share, top_k=top_k, min_similarity=min_similarity)
+
+
+def retrieve(navigating: Navigating, query: str) -> list[Experience]:
+    return navigating.retrieve([query])[0]
+
+
+LESSONS: list[Lesson] = []
+
+
+def keep_lesson(it: Lesson) -> str:
+    LESSONS.append(it)
+    return " ".join(it.path)
+
+
+def when_asked(query: str) -> str:
+    return f"When asked to {query.lower()}"
+
+
 class TestEmbedding:
     def test_vectors_are_of_length_one(self):
-        vectors = HashedNgrams(64)(TEXTS)
+        vectors = HashedNgrams(dims=64)(TEXTS)
         assert vectors.shape == (5, 64) and vectors.dtype == np.float32
         np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1.0, rtol=1e-6)
-        assert not HashedNgrams(64)(["", "  ?! "]).any()
-        assert HashedNgrams(64)([]).shape == (0, 64)
+        assert not HashedNgrams(dims=64)(["", "  ?! "]).any()
+        assert HashedNgrams(dims=64)([]).shape == (0, 64)
 
     def test_they_are_the_same_on_every_machine(self):
-        vector = HashedNgrams(64)(["Lend the red book."])[0]
+        vector = HashedNgrams(dims=64)(["Lend the red book."])[0]
         assert float(vector @ np.arange(64)) == pytest.approx(5.84578, abs=1e-4)
 
     def test_names_and_numbers_say_which_and_not_what(self):
@@ -68,8 +94,8 @@ class TestEmbedding:
         ]
 
     def test_what_makes_no_embedder(self):
-        with pytest.raises(ValueError, match="dims"):
-            HashedNgrams(2)
+        (problem,) = plugs.problems("navigating.embedder", "ngrams", {"dims": 2})
+        assert "dims=2 must be >= 8" in problem
 
 
 class TestPool:
@@ -112,18 +138,15 @@ class TestPool:
             pool.record([helps_a_little], success=n < 4, expected=0.1)
             pool.record([wins_much, "no longer there"], success=n < 9, expected=0.9)
         pool.record([hardly_used], success=False, expected=1.0)
-        assert pool.prune(min_uses=5, max_win_rate=0.5) == [wins_little]
-        assert pool.prune(min_uses=5, max_win_rate=0.5, relative=False) == [helps_a_little]
-        assert len(pool) == 2
+        assert pool.prune() == [wins_little]
+        assert [e.id for e in pool.all()] == [helps_a_little, wins_much, hardly_used]
 
     @given(st.lists(st.tuples(st.sampled_from(["add", "remove", "save"]), st.integers(0, 9)), max_size=20))
     @settings(max_examples=40, deadline=None)
     def test_a_reloaded_pool_answers_as_the_one_that_was_saved(self, tmp_path_factory, actions):
         folder = tmp_path_factory.mktemp("pool")
-        pool, known = (
-            Pool(HashedNgrams(64), duplicate=1.0),
-            [lesson(f"{TEXTS[n % 5]} {'very ' * n}") for n in range(10)],
-        )
+        pool = Pool(HashedNgrams(dims=64))
+        known = [lesson(f"{TEXTS[n % 5]} {'very ' * n}", f"{TEXTS[n // 2]} {n % 2}") for n in range(10)]
         for what, n in actions:
             if what == "add":
                 pool.add([known[n]])
@@ -132,7 +155,7 @@ class TestPool:
             else:
                 pool.save(folder)
         pool.save(folder)
-        from_disk, from_state = Pool(HashedNgrams(64)), Pool(HashedNgrams(64))
+        from_disk, from_state = Pool(HashedNgrams(dims=64)), Pool(HashedNgrams(dims=64))
         from_disk.load(folder)
         from_state.load_state(json.loads(json.dumps(pool.state())))
         for other in (from_disk, from_state):
@@ -190,7 +213,7 @@ class TestDisk:
         lines = path.read_text().splitlines()
         for broken in ('{"id": "x"', '{"id": "x"}', "3", lines[3].replace('"uses": 0', '"uses": "many"')):
             path.write_text("\n".join([*lines[:3], broken, *lines[4:]]) + "\n")
-            with pytest.raises(PoolError, match=r"experiences.jsonl line 4: "):
+            with pytest.raises(PoolError, match=r"experiences.jsonl, line 4: "):
                 Pool(HashedNgrams()).load(tmp_path)
         path.write_text("\n".join(lines[:3]) + "\n")
         with pytest.raises(PoolError, match=r"cut or edited: 2 experiences, its first line says 5"):
@@ -210,7 +233,7 @@ class TestDisk:
     def test_another_embedder_is_refused(self, tmp_path):
         pool = pool_of(lesson(TEXTS[0]))
         pool.save(tmp_path)
-        other = Pool(HashedNgrams(64))
+        other = Pool(HashedNgrams(dims=64))
         for load, what in ((other.load, tmp_path), (other.load_state, pool.state())):
             with pytest.raises(PoolError, match=r"'hashed-ngrams-512.* this run embeds by 'hashed-ngrams-64"):
                 load(what)
@@ -226,30 +249,29 @@ class TestExtraction:
         ]
         (found,) = extract(tries, step=3)
         assert found.when == found.key == LEND.query and found.sources == [LEND.id] and found.step == 3
-        (found,) = extract(tries, when=lambda query: f"When asked to {query.lower()}")
+        (found,) = extract(tries, when=f"{__name__}:when_asked")
         assert (found.when, found.key) == ("When asked to lend solaris.", LEND.query)
         assert found.content.startswith("Use shelf, then lend.")
 
     def test_what_failed_attempts_did_instead_is_told(self):
         tries = [attempt(Library(), LEND, actions) for actions in (self.SOLVED, (LENDING, "done"), (LENDING, GREEN))]
-        lessons: list[Lesson] = []
-        extract(tries, render=lambda it: lessons.append(it) or "x")
-        assert lessons[0] == Lesson(
+        LESSONS.clear()
+        extract(tries, render=f"{__name__}:keep_lesson")
+        assert LESSONS[0] == Lesson(
             "Lend Solaris.", ["shelf", "lend"], (0, "lend"), [("lend", "error: look at the shelf first")]
         )
-        assert render(lessons[0]) == (
+        assert render(LESSONS[0]) == (
             'Use shelf, then lend. First use shelf, not lend. lend fails with "error: look at the shelf first".'
         )
 
     def test_steps_judged_bad_are_no_lesson(self):
         trajectory = attempt(Library(), LEND, (RED, *self.SOLVED))
-        trajectory.steps[0].label = -1
-        assert extract([trajectory], render=lambda it: " ".join(it.path))[0].content == "shelf lend"
+        trajectory.turns[0].label = -1
+        assert extract([trajectory], render=f"{__name__}:keep_lesson")[0].content == "shelf lend"
 
     def test_nothing_is_learnt_without_a_success(self):
         assert extract([attempt(Library(), LEND, (GREEN, "done"))]) == []
-        alone = [attempt(Library(), LEND, self.SOLVED)]
-        assert extract(alone, contrast_only=True) == [] != extract(alone)
+        assert extract([attempt(Library(), LEND, self.SOLVED)]) != []
 
     def test_held_out_tasks_teach_nothing(self):
         for split in ("dev", "test", "validation"):
@@ -262,7 +284,7 @@ class TestExtraction:
         solved = attempt(Library(), LEND, (GREEN, secret + LENDING, "done"), experience=["exp/1"])
         solved.messages = [{"role": "user", "content": secret + LEND.query}]
         failed = attempt(Library(), LEND, (secret + call("lend", "B11"), "done"), experience=["exp/1"])
-        failed.steps[0].observation[0]["content"] = f"error: {secret}"
+        failed.turns[0].observation[0]["content"] = f"error: {secret}"
         injected_call = attempt(
             Library(), LEND, (f"<EXP>{call('mark', 'B15')}</EXP>" + GREEN, LENDING, "done"), rollout=1
         )
@@ -271,19 +293,30 @@ class TestExtraction:
 
     def test_a_success_that_does_not_repeat_is_dropped(self):
         trajectory = attempt(Library(), LEND, self.SOLVED)
-        assert len(extract([trajectory], make_world=Library)) == 1
-        trajectory.steps.pop(0)
-        assert extract([trajectory], make_world=Library) == []
+        assert len(extract([trajectory])) == 1
+        trajectory.turns.pop(0)
+        assert extract([trajectory]) == []
+
+    def test_wording_that_cannot_be_loaded_is_named(self):
+        with pytest.raises(ValueError, match=r"render='no\.such:thing' cannot be loaded: ModuleNotFoundError"):
+            extract([], render="no.such:thing")
+
+    def test_the_travel_agency_has_words_of_its_own(self):
+        from envs.travel.demos import hint_text, when_text
+        from envs.travel.demos import render as in_travel
+
+        query = "Add a bag to order O12."
+        assert in_travel(Lesson(query, ["order", "bag"])) == hint_text(["order", "bag"], when_text(query))
 
 
 class TestGuidance:
     @given(st.integers(1, 20), st.floats(0, 1), st.integers(0, 2**40))
-    def test_the_guided_share_is_exact(self, G, eta, seed):
-        guided = plan(["a", "b", "c"], G, eta, seed)
+    def test_the_guided_share_is_exact(self, G, share, seed):
+        guided = plan(["a", "b", "c"], G, share, seed)
         assert guided.shape == (3, G) and guided.dtype == bool
-        assert (guided.sum(1) == round(eta * G)).all()
-        assert (guided == plan(["a", "b", "c"], G, eta, seed)).all()
-        assert (guided[1] == plan(["b"], G, eta, seed)[0]).all()
+        assert (guided.sum(1) == round(share * G)).all()
+        assert (guided == plan(["a", "b", "c"], G, share, seed)).all()
+        assert (guided[1] == plan(["b"], G, share, seed)[0]).all()
 
     def test_places_differ_between_tasks_and_seeds(self):
         assert len({plan([f"t{n}"], 8, 0.5, 0).tobytes() for n in range(20)}) > 5
@@ -293,31 +326,32 @@ class TestGuidance:
 
     def test_guided_is_only_who_gets_something(self):
         tasks = [LEND, task("What time is it in Peru, and why do we ask?")]
-        empty = Navigating(Pool(HashedNgrams()))
+        empty = navigating_of(Pool(HashedNgrams()))
         assert empty.guide(tasks, 4, seed=0) == [[[]] * 4] * 2
-        navigating = Navigating(pool_of(lesson("Lend Dune.")), eta=0.5, min_similarity=0.5)
+        navigating = navigating_of(pool_of(lesson("Lend Dune.")), min_similarity=0.5)
         lists = navigating.guide(tasks, 4, seed=0)
         assert [sum(bool(found) for found in of_task) for of_task in lists] == [2, 0]
         figures = navigating.metrics()
         assert figures["navigating/guided_rate"] == 0.25 and figures["navigating/empty_rate"] == 0.5
-        assert Navigating(pool_of(lesson("Lend Dune.")), eta=0.0).guide(tasks, 4, seed=0) == [[[]] * 4] * 2
+        assert navigating_of(pool_of(lesson("Lend Dune.")), share=0.0).guide(tasks, 4, seed=0) == [[[]] * 4] * 2
 
     def test_at_most_k_and_no_content_twice(self):
         pool = pool_of(lesson("Lend Dune."), lesson("Lend Dune to me."), lesson("Lend Dune now.", "Use mark."))
-        contents = [e.content for e in Navigating(pool, k=3).retrieve("Lend Emma.")]
+        contents = [e.content for e in retrieve(navigating_of(pool, top_k=3), "Lend Emma.")]
         assert len(contents) == 2 == len(set(contents))
-        assert len(Navigating(pool, k=1).retrieve("Lend Emma.")) == 1
+        assert len(retrieve(navigating_of(pool), "Lend Emma.")) == 1
 
-    def test_what_helped_is_preferred_among_equals(self):
-        pool = Pool(HashedNgrams(), duplicate=1.0)
+    def test_what_helped_is_preferred_among_equals(self, monkeypatch):
+        monkeypatch.setattr(pools, "DUPLICATE", 1.0)
+        pool = Pool(HashedNgrams())
         pool.add([lesson("Lend Dune.", "Use a."), lesson("Lend Emma.", "Use b.")])
         for _ in range(5):
             pool.record([pool.all()[0].id], success=False, expected=0.5)
             pool.record([pool.all()[1].id], success=True, expected=0.5)
-        assert Navigating(pool).retrieve("Lend Kim.")[0].content == "Use b."
+        assert retrieve(navigating_of(pool), "Lend Kim.")[0].content == "Use b."
 
     def test_learning_counts_uses_against_the_unguided(self):
-        navigating = Navigating(pool_of(lesson("Lend Dune.")), relative=False)
+        navigating = navigating_of(pool_of(lesson("Lend Dune.")))
         (id,) = (e.id for e in navigating.pool.all())
         guided = [attempt(Library(), LEND, a, experience=[id]) for a in ((GREEN, LENDING, "done"), (GREEN,))]
         alone = [attempt(Library(), LEND, (GREEN,)) for _ in range(2)]
@@ -329,13 +363,34 @@ class TestGuidance:
         )
         assert navigating.pool[new].when == BOTH.query
         for _ in range(4):
-            navigating.learn([attempt(Library(), LEND, (GREEN,), experience=[id])], step=2)
+            unguided = attempt(Library(), LEND, (GREEN, LENDING, "done"), rollout=1)
+            navigating.learn([attempt(Library(), LEND, (GREEN,), experience=[id]), unguided], step=2)
         assert id not in navigating.pool and navigating.metrics()["navigating/pruned"] == 1
 
     def test_a_reloaded_state_goes_on_as_the_one_that_was_saved(self):
-        first = Navigating(pool_of(*map(lesson, TEXTS)), k=2)
+        first = navigating_of(pool_of(*map(lesson, TEXTS)), top_k=2)
         first.pool.record([first.pool.all()[0].id], success=True, expected=0.5)
-        second = Navigating(Pool(HashedNgrams()), k=2)
+        second = navigating_of(Pool(HashedNgrams()), top_k=2)
         second.load_state(json.loads(json.dumps(first.state())))
         assert second.state() == first.state()
         assert second.guide([LEND], 8, seed=3) == first.guide([LEND], 8, seed=3)
+
+    def test_a_refiner_of_a_few_lines_sees_its_candidates(self):
+        class Last(Refiner):
+            candidates = 3
+
+            def refine(self, queries, candidates, top_k):
+                return [list(found)[-top_k:] for found in candidates]
+
+        pool = pool_of(*(lesson("Lend Dune.", f"Use {word}.") for word in ("shelf", "mark of books", "nothing at all")))
+        plain, last = (navigating_of(pool, min_similarity=0.1, refiner=refiner) for refiner in (None, Last()))
+        assert len(retrieve(last, "Lend Emma.")) == 1 != len(pool)
+        assert retrieve(last, "Lend Emma.") != retrieve(plain, "Lend Emma.")
+        assert "navigating/pool" in last.metrics()
+
+
+class TestPlugs:
+    @pytest.mark.parametrize("key", ["navigating.extractor", "navigating.refine", "attributing.judge"])
+    def test_every_known_name_is_a_plug(self, key):
+        for name in plugs.known(key):
+            assert plugs.problems(key, name, {}) == []

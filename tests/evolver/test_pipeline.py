@@ -6,9 +6,9 @@ import json
 import pytest
 
 import run
-from evolver.books import Workdir
 from evolver.pipeline import Pipeline
-from rl.engines.jax_engine import JaxEngine
+from evolver.workdir import Workdir
+from rl.engines.jax.engine import JaxEngine
 from tests.tiny import config_file, tiny_policy
 
 

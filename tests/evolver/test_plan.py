@@ -1,20 +1,24 @@
-"""The planner: targets, arithmetic against XLA, HLO against counts done by hand, verdicts, and the real compilers."""
+"""Tests of the planner: targets, arithmetic against XLA, collectives, calls, verdicts, and the real compilers."""
 
-import dataclasses
+import functools
 import importlib
 import json
 import math
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import pytest
 
-from evolver import parts, plan
-from evolver.parts import RunError
-from evolver.plan import advice, analytic, compilers, estimate, hlo, report, room, targets
+from evolver import plan, plugs
+from evolver import run as parts
+from evolver.plan import advice, analytic, calls, compilers, estimate, hlo, programs, report, room, targets
+from evolver.run import RunError
 from models import qwen
-from rl import learner, optim
+from rl import learner
 
 ROOT = Path(__file__).parents[2]
 
@@ -51,8 +55,8 @@ def test_targets_are_known(text):
     "text,words",
     [
         ("h10:8", "did you mean h100?"),
-        ("tpu", "known are a100-40g, a100-80g, h100, h200, v5e, v5p, v6e"),
-        ("mi300:8", "known are"),
+        ("tpu", "known chips are a100-40g, a100-80g, h100, h200, v5e, v5p, v6e"),
+        ("mi300:8", "known chips are"),
         ("v5p:7", "slices of v5p have 4, 8, 16"),
         ("h100:12", "whole nodes of 8"),
         ("h100:0", "up to 8 devices"),
@@ -72,8 +76,8 @@ def test_links_between_nodes_are_slower():
 
 @pytest.mark.parametrize("tied", [True, False])
 def test_flops_of_a_forward_pass_are_those_that_xla_counts(tied):
-    shape = qwen.Config(512, 64, 2, 4, 2, 16, 192, tied=tied)  # so few layers are unrolled: XLA counts a loop once
-    rows, length = 2, 64  # one block of queries: the whole square of scores is computed
+    shape = qwen.Config(512, 64, 2, 4, 2, 16, 192, tied=tied)  # two layers are unrolled; XLA would count a loop once
+    rows, length = 2, 64  # a single block of queries, so all scores are computed
 
     def logits(params, tokens):
         h = qwen.hidden(shape, params, tokens, jnp.broadcast_to(jnp.arange(length), tokens.shape), tokens)
@@ -82,7 +86,7 @@ def test_flops_of_a_forward_pass_are_those_that_xla_counts(tied):
     tokens = jax.ShapeDtypeStruct((rows, length), jnp.int32)
     counted = jax.jit(logits).lower(qwen.shapes(shape), tokens).compile().cost_analysis()["flops"]
     ours = analytic.forward_flops(shape, rows * length, 2 * length, rows * length)
-    assert ours == pytest.approx(counted, rel=0.08) and ours < counted  # XLA also counts what is no product
+    assert ours == pytest.approx(counted, rel=0.08) and ours < counted  # XLA also counts other operations than products
 
 
 def test_decoding_counts_the_weights_and_the_cache_once():
@@ -115,7 +119,7 @@ def test_the_state_is_spread_over_the_mesh():
     assert estimate.state_bytes(case_of("appworld_14b", "h100:16"))["parameters"] < 0.51 * state["parameters"]
 
 
-def test_a_mesh_for_other_devices_is_adapted_and_said():
+def test_a_mesh_for_other_devices_is_adapted_with_a_note():
     config, notes = estimate.adapted(config_of("appworld_7b"), targets.parse("h200:1"))
     assert config.mesh.fsdp == 1 and config.learner.micro == 1 and "8 devices" in notes[0]
     config, notes = estimate.adapted(config_of("appworld_7b"), targets.parse("h100:8"))
@@ -157,7 +161,7 @@ ENTRY %main (p: f32[4]) -> f32[4] {
 
 
 def test_collectives_are_counted_with_the_trips_of_their_loops():
-    found = hlo.totals(hlo.collectives(HLO, trips=4))
+    found = hlo.collectives(HLO, trips=4)
     gather, scatter = 16 * 16 * 2 * 7 / 8, 16 * 16 * 4 * 7 / 8  # a ring sends all parts but one
     assert found["all-gather"] == pytest.approx((12, 12 * gather))
     assert found["reduce-scatter"] == pytest.approx((12, 12 * scatter))
@@ -170,21 +174,26 @@ def test_collectives_are_counted_with_the_trips_of_their_loops():
 
 def facts_of(name: str, **values) -> dict[str, str]:
     config = config_of(name, **values)
-    return dict([*plan.work(config), *plan.sizes(config)])
+    return dict([*plan.work(config, *plan.task_counts(config)), *plan.sizes(config)])
 
 
-def test_a_plan_of_imitation_says_what_it_does_and_nothing_else():
-    facts = facts_of("base_policy")
-    assert facts["updates"].startswith("2,000, one a step, of 24 rows x 256 tokens")
-    assert "12,288,000" in facts["tokens"] and facts["evaluation"] == "none" and "20,000" in facts["demonstrations"]
-    assert not {"rollouts", "tokens generated", "KV cache", "engine weights", "steps"} & facts.keys()
-    shape = dataclasses.replace(qwen.PRESETS["mini"], vocab=900)
-    assert facts["parameters"].startswith(f"{qwen.parameter_count(shape):,} with 900 tokens")
-    assert facts["policy"].startswith(plan.size(4 * qwen.parameter_count(shape)))
-    matrices = sum(math.prod(x.shape) for name, x in qwen.shapes(shape)["layers"].items() if name in optim.MATRICES)
-    assert facts["training state"].startswith(plan.size(4 * (3 * qwen.parameter_count(shape) - matrices)))
-    with pytest.raises(plan.PlanError, match="imitation runs on one device"):
-        plan.plan(config_of("base_policy"), "runs/x", "h100:8")
+def test_the_text_has_the_config_every_plug_and_the_work(tmp_path):
+    config = config_of("quickstart", template__args={}, advantage__args={"alpha": 0.5})
+    text = plan.plan(config, tmp_path / "run")
+    sections = {part.splitlines()[0]: part.splitlines()[1:] for part in text.split("\n\n")}
+    assert "  rollout.group = 8" in sections["config"]
+    resolved = dict(line.strip().split(" = ", 1) for line in sections["plugs"])
+    assert list(resolved) == list(plugs.KINDS)
+    assert resolved["advantage"].startswith("adca(") and "alpha=0.5" in resolved["advantage"]
+    assert "clip_high_guided=0.6" in resolved["loss"] and resolved["questioning.judge"] == "verifier()"
+    work = sections[f"plan for {tmp_path}/run"]
+    assert any("160 of 16 tasks x 8 = 128 rollouts" in line for line in work)
+    assert "language models" not in text, "the quickstart asks none"
+
+
+def test_a_plug_that_does_not_exist_is_named():
+    with pytest.raises(plan.PlanError, match="Did you mean grpo"):
+        plan.plan(config_of("quickstart", advantage__name="grpo2"), "runs/x")
 
 
 def test_evaluations_that_never_happen_are_not_planned():
@@ -195,19 +204,23 @@ def test_evaluations_that_never_happen_are_not_planned():
 @pytest.mark.parametrize(
     "values,state,checkpoint",
     [
-        ({"loss__kl": 0.0}, "12 (float32 weights, two float32 moments)", 12),
-        ({"loss__kl": 0.1}, "16 (float32 weights, two float32 moments, float32 reference policy)", 12),
+        ({"loss__kl_coef": 0.0}, "12 (float32 weights, two float32 moments)", 12),
+        ({"loss__kl_coef": 0.1}, "16 (float32 weights, two float32 moments, float32 reference policy)", 12),
         (
-            {"loss__kl": 0.1, "optim__master": "bfloat16"},
+            {"loss__kl_coef": 0.1, "optim__master": "bfloat16"},
             "12 (bfloat16 weights, two float32 moments, bfloat16 reference policy)",
             10,
         ),
         (
-            {"loss__kl": 0.1, "loss__reference": "host", "optim__offload": True},
-            "4 (float32 weights), and 12 in the host's memory (two float32 moments, float32 reference policy)",
+            {"loss__kl_coef": 0.1, "loss__reference": "host", "optim__offload": True},
+            "4 (float32 weights), and 12 in host memory (two float32 moments, float32 reference policy)",
             12,
         ),
-        ({"loss__kl": 0.1, "loss__reference": "host"}, "12 (float32 weights, two float32 moments), and 4 in the", 12),
+        (
+            {"loss__kl_coef": 0.1, "loss__reference": "host"},
+            "12 (float32 weights, two float32 moments), and 4 in host",
+            12,
+        ),
     ],
 )
 def test_sizes_follow_what_is_kept_and_where(values, state, checkpoint):
@@ -223,7 +236,7 @@ def test_sizes_follow_what_is_kept_and_where(values, state, checkpoint):
 
 @pytest.mark.parametrize("offload", [False, True])
 def test_sizes_of_adapters_are_those_of_the_state(offload):
-    values = {"lora__rank": 4, "model__dtype": "bfloat16", "optim__offload": offload, "loss__kl": 0.1}
+    values = {"lora__rank": 4, "model__dtype": "bfloat16", "optim__offload": offload, "loss__kl_coef": 0.1}
     config = config_of("quickstart", **values)
     facts = dict(plan.sizes(config))
     shape, layout = plan.model_shape(config), parts.make_layout(config)
@@ -234,11 +247,108 @@ def test_sizes_of_adapters_are_those_of_the_state(offload):
     text = facts["training state"]
     total = sum(math.prod(x.shape) * x.dtype.itemsize for x in held)
     if offload:
-        assert f"{plan.size(8 * adapters)} in the host's memory (two float32 moments)" in text
+        assert f"{plan.size(8 * adapters)} in host memory (two float32 moments)" in text
         total -= 8 * adapters
     assert text.startswith(f"{plan.size(total)} (bfloat16 weights, float32 adapters") and "reference" not in text
     kept = sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(learner.trained(state)) if x.ndim)
     assert facts["checkpoint"] == plan.size(kept)
+
+
+# --- calls of language models ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def paid():
+    """The paper's AppWorld config, small: 10 steps of 4 tasks x 8 rollouts, 6 tasks for the first pool."""
+    sizes = {"steps": 10, "rollout__tasks": 4, "rollout__group": 8, "navigating__tasks": 6, "navigating__rollouts": 4}
+    return config_of("appworld_14b", **sizes, questioning__budget=20, llm__model="one")
+
+
+def counts(config, *known) -> dict[str, tuple]:
+    return {role: (line["least"], line["most"]) for role, line in calls.bill(config, *known).items()}
+
+
+def test_the_bill_counts_the_calls_of_each_role(paid):
+    """AppWorld's 90 training tasks: by default 20 turns a walk, 3 tasks a walk, 8 walks per training task."""
+    first, rollouts = 6 * 4, 10 * 4 * 8
+    assert counts(paid, 90) == {
+        "explorer": (7 * 20, 8 * 90 * 20),
+        "writer": (7, 8 * 90),
+        "judge": (0, rollouts + first),
+        "step_judge": (0, rollouts + first),
+        "summariser": (0, 3 * 6),  # an extraction and two validations for each task of the first pool
+        "reranker": (0, 10 * 4),
+    }
+    assert counts(paid)["explorer"] == (7 * 20, None), "the world is elsewhere: its tasks are not known"
+
+
+@pytest.mark.parametrize(
+    "values,role,expected",
+    [
+        ({"questioning__share": 0.5}, "judge", (0, 10 * 2 * 8 + 24)),
+        ({"navigating__pool": "somewhere"}, "judge", (0, 10 * 4 * 8)),
+        ({"questioning__judge__name": "verifier"}, "judge", None),
+        ({"questioning__tasks": "tasks.jsonl"}, "explorer", None),
+        ({"questioning__every": 3, "questioning__refresh": 9}, "writer", (7 + 3 * 3, 4 * 720)),
+        ({"questioning__tasks": "a", "questioning__every": 3, "questioning__refresh": 9}, "writer", (9, 3 * 720)),
+        ({"questioning__explorer__args__depth": 7}, "explorer", (7 * 10, 720 * 10)),
+        ({"attributing__judge__name": "replay"}, "step_judge", None),
+        ({"rollout__refill": 2}, "step_judge", (0, 3 * 10 * 4 * 8 + 24)),
+        ({"navigating__every": 5}, "summariser", (0, 3 * (6 + 2 * 4))),
+        ({"navigating__extractor__args__valid": 0.0}, "summariser", (0, 6)),
+        ({"navigating__share": 0.0}, "reranker", (0, 0)),
+        ({"navigating__embedder__name": "endpoint"}, "embedder", (0, 1 + 40 + 2 * 6)),
+        ({"eval__experience": True, "eval__every": 5, "eval__tasks": 7}, "reranker", (0, 40 + 3 * 2 * 7)),
+        ({"eval__experience": True, "eval__every": 5}, "reranker", (0, 40 + 3 * 2 * 12)),
+    ],
+)
+def test_the_bill_follows_the_config(paid, values, role, expected):
+    for key, value in values.items():
+        *groups, last = key.split("__")
+        functools.reduce(getattr, groups, paid)[last] = value
+    assert counts(paid, 90, 12).get(role) == expected
+
+
+def test_calls_of_another_plug_are_unknown(paid):
+    paid.attributing.judge.name = f"{__name__}:own_judge"
+    assert counts(paid, 90)["step_judge"] == (0, None)
+    assert any(line.split()[:3] == ["step_judge", "(qwen-max)", "unknown"] for line in calls.lines(paid, 90))
+
+
+def own_judge(chat):
+    """A judge of turns that asks a language model."""
+
+
+own_judge.roles = ("step_judge",)
+
+
+def test_the_bill_has_tokens_and_costs(paid, tmp_path):
+    assert all(line["cost"] is None for line in calls.bill(paid).values())
+    assert calls.lines(paid)[-3].split() == ["total", "6.9", "0.4", "?"]
+    prices = {"qwen-plus": [1, 2], "qwen3-235b-a22b-instruct-2507": [10, 20], "qwen-max": [100, 200]}
+    (tmp_path / "prices.json").write_text(json.dumps(prices))
+    paid.llm.prices = str(tmp_path / "prices.json")
+    bill = calls.bill(paid, 90)
+    episode = 25_580 / 3
+    judge = bill["judge"]
+    assert judge["read"] == pytest.approx(344 * episode) and judge["written"] == 344 * 500
+    assert judge["cost"] == pytest.approx(344 * (episode * 10 + 500 * 20) / 1e6)
+    assert bill["reranker"]["read"] == 40 * 100 * (1 + 3 * 5)
+    text = "\n".join(calls.lines(paid, 90))
+    assert "140 to 14,400" in text and "at most 344" in text and "unit of config.llm.prices" in text
+    paid.llm.step_judge.model = "unpriced"
+    assert calls.bill(paid)["step_judge"]["cost"] is None
+    paid.llm.prices = "no/prices.json"
+    with pytest.raises(plan.PlanError, match=r"no/prices\.json"):
+        plan.plan(paid, "runs/x")
+
+
+def test_a_plan_has_one_bill_with_and_without_a_target(paid, monkeypatch):
+    monkeypatch.setenv("EVOLVER_PLAN_PYTHON", str(ROOT / "no" / "python"))
+    bill = "\n  ".join(calls.lines(paid, *plan.task_counts(paid)[:2]))
+    for target in ("", "a100-80g:8"):
+        text = plan.plan(paid, "runs/x", target)
+        assert bill in text and text.count("\n  explorer ") == 1
 
 
 # --- verdicts --------------------------------------------------------------------------------------------------------
@@ -283,10 +393,10 @@ def test_a_compiled_program_replaces_the_estimate_and_a_refused_one_does_not_fit
     assert not record["fits"] and "RESOURCE_EXHAUSTED" in report.render(record, case.target, [], [])
 
 
-def test_without_a_compiler_the_plan_says_that_it_is_analytic(monkeypatch):
+def test_without_a_compiler_the_plan_is_arithmetic_and_says_so(monkeypatch):
     monkeypatch.setenv("EVOLVER_PLAN_PYTHON", str(ROOT / "no" / "python"))
     record, text = plan.on_target(config_of("appworld_7b"), "v5p:8")
-    assert "ANALYTIC ONLY" in text and "make plan-tpu" in text and not record["compiled"]
+    assert "arithmetic only" in text and "make plan-tpu" in text and not record["compiled"]
     for phase in estimate.PHASES:
         assert record["phases"][phase]["roofline_s"] <= record["phases"][phase]["expected_s"]
     json.dumps(record)
@@ -306,23 +416,39 @@ def test_a_failing_compiler_is_reported(monkeypatch, tmp_path):
     assert "exit code 3" in found["error"] and "no such plugin" in found["error"]
 
 
-def test_too_little_memory_is_said_before_loading(monkeypatch):
+def test_too_little_memory_is_reported_before_anything_is_loaded(monkeypatch):
     config = config_of("quickstart")
     assert not room.shortage(config)
     assert room.limit_of(jax.devices()[0]) > 1e8
     monkeypatch.setattr(room, "limit_of", lambda device: 16e6)
-    words = room.shortage(config)
-    for said in ("too little memory", "16 MB", "optimizer", "KV cache", "--mode=plan"):
-        assert said in words
+    message = room.shortage(config)
+    for words in ("too little memory", "16 MB", "optimizer", "KV cache", "--mode=plan"):
+        assert words in message
     with pytest.raises(RunError, match="too little memory"):
-        parts.build(config, None, None, parts.make_source(config))
+        parts.check_memory(config)
+
+
+def test_the_training_path_imports_no_planner():
+    code = "import sys; from evolver import loop; assert not [name for name in sys.modules if 'evolver.plan' in name]"
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, env=os.environ | {"JAX_PLATFORMS": "cpu"})
+
+
+def test_the_programs_of_a_run_are_traced_without_weights():
+    config = config_of("quickstart", loss__kl_coef=0.1)
+    shape, devices = plan.model_shape(config), jax.devices()[:1]
+    traces = programs.learner_programs(config, shape, devices) | programs.engine_programs(config, shape, devices[0], 4)
+    assert set(traces) == set(estimate.PHASES)
+    outputs = {phase: jax.tree.leaves(trace().out_info) for phase, trace in traces.items()}
+    assert any(x.shape == (shape.vocab, shape.d_model) for x in outputs["update"]), "the new weights"
+    rows, micro = parts.capacity_rows(config), config.learner.micro
+    assert [x.shape for x in outputs["logp"]] == [(rows // micro, micro, config.learner.row)]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("target", ["h100:8", "v6e:8"])
 def test_the_real_compilers_agree_with_the_arithmetic(target):
     if compilers.interpreter(targets.parse(target)) is None:
-        pytest.skip(compilers.offer(targets.parse(target)))
+        pytest.skip(compilers.how_to_install(targets.parse(target)))
     values = {"model__preset": "0.5b", "learner__row": 2048, "rollout__context": 2048, "rollout__max_tokens": 512}
     config = config_of("appworld_7b", engine__name="jax", engine__slots=4, **values)
     record, _ = plan.on_target(config, target)

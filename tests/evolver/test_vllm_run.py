@@ -5,8 +5,8 @@ import asyncio
 import pytest
 
 import run
-from evolver.books import Workdir
-from rl.engines.vllm_servers import OwnServers
+from evolver.workdir import Workdir
+from rl.engines.vllm.servers import OwnServers
 from tests.rl.vllm_setup import FLAGS, PYTHON, ROOT
 
 pytestmark = [
@@ -44,7 +44,7 @@ def test_a_quickstart_learns_on_vllm_with_a_judge_on_vllm(tmp_path, capsys):
     flags = f"{FLAGS} --gpu-memory-utilization 0.3"
     judge = OwnServers(
         python=str(PYTHON), checkpoint=ROOT / "configs/assets/travel_base", logs=tmp_path / "judge", backend="",
-        length=4096, dtype="float32", sequences=32, flags=flags, timeout=1800.0,
+        context=4096, dtype="float32", slots=32, flags=flags, start_timeout=1800.0,
     )  # fmt: skip
     with asyncio.Runner() as runner:
         (url,) = runner.run(judge.start())

@@ -7,7 +7,7 @@ from typing import Any
 
 from envs.toolcalls import call_text, parse
 from envs.world import Evaluation, Observation, StepResult, Task, World
-from rl.trajectory import Completion, Step, StopReason, Trajectory
+from rl.trajectory import Completion, StopReason, Trajectory, Turn
 
 BOOKS = {
     "B11": ("Dune", "red"),
@@ -66,7 +66,7 @@ PROFILE = {
 
 
 class Library(World):
-    """A book must be seen on its shelf before it is lent or marked. `snapshots` and `luck` make harder worlds of it."""
+    """A book must be seen on its shelf before it is lent or marked. Subclasses change `snapshots` and `luck`."""
 
     name = "library"
     snapshots = True
@@ -157,12 +157,12 @@ def call(tool: str, value: str) -> str:
 
 
 def attempt(world: World, task: Task, actions: list[str], *, rollout: int = 0, experience=()) -> Trajectory:
-    """Play `actions` and record them as a rollout would."""
+    """Play `actions` and return the trajectory that a rollout would record."""
     messages = world.reset(task, task.seed).messages
-    trajectory = Trajectory(task, rollout, 0, messages, experience=list(experience), stop=StopReason.MAX_STEPS)
+    trajectory = Trajectory(task, rollout, 0, messages, experience=list(experience), stop=StopReason.MAX_TURNS)
     for action in actions:
         result = world.step(action)
-        trajectory.steps.append(Step([], Completion([], [], "stop", 0), action, result.messages, result.info))
+        trajectory.turns.append(Turn([], Completion([], [], "stop", 0), action, result.messages, result.info))
         if result.terminated:
             trajectory.stop = StopReason.DONE
             break

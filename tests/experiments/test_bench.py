@@ -1,4 +1,4 @@
-"""The benchmarks of training and decoding run, count what they say, and mark what was not measured."""
+"""The benchmarks of training and decoding: they run, count correctly, and mark figures that are not measured."""
 
 import argparse
 import subprocess
@@ -22,8 +22,8 @@ def test_an_update_is_measured_on_full_rows():
     assert found["flops"] == pytest.approx(3 * train.model_flops(config, qwen.PRESETS["tiny"], 128) / 3)
 
 
-def test_each_case_is_measured_in_a_process_of_its_own(monkeypatch):
-    """Peaks of memory are a process's. One that is killed is a note in the table, one that fails ends the command."""
+def test_each_case_is_measured_in_its_own_process(monkeypatch):
+    """JAX reports peak memory per process. A killed process becomes a note in the table; a failed one ends all."""
     ends, started = [0, -9, 1], []
 
     def run(words, **_):

@@ -1,8 +1,8 @@
-"""Make tests/models/golden/*.npz: small random checkpoints and the logits that `transformers` computes for them.
+"""Make tests/models/golden/*.npz: small random checkpoints and the logits that `transformers` computes from them.
 
     python -m tests.models.make_golden        # needs torch and transformers; writes the files that the tests read
 
-Each file holds the weights under Hugging Face's names (float16-exact values, to be read as float32), config.json, the
+Each file holds the weights under Hugging Face's names (exact in float16, to be read as float32), config.json, the
 token ids, and logits of four runs: each sequence alone, all in one right-padded batch, all in one left-padded batch,
 and the first sequence token by token with a KV cache.
 """
@@ -61,7 +61,7 @@ def make(name: str) -> dict[str, np.ndarray]:
 
 
 def padded(model, ids, side: str):
-    """Logits of the real tokens of a padded batch, one sequence after the other."""
+    """Return the logits of a padded batch without the padding, one sequence after the other."""
     import torch
 
     width = max(LENGTHS)

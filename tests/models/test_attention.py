@@ -1,4 +1,4 @@
-"""Every implementation of attention against the naive one, forward and backward; who is chosen where."""
+"""Tests of attention: every implementation against the naive one, forward and backward, and the choice among them."""
 
 import os
 import subprocess
@@ -32,7 +32,7 @@ def inputs(t, rows=2, head_dim=16, heads=4, kv_heads=2):
 
 
 def both(f, arrays, weight):
-    """(out, gradients by q, k and v)."""
+    """Return (out, gradients by q, k and v)."""
     *qkv, segments = arrays
 
     def loss(*qkv):
@@ -94,15 +94,15 @@ def test_auto(platform, sequence, dtype, head_dim, chosen):
     assert attention.choose("auto", mesh_of(platform, sequence), jnp.dtype(dtype), head_dim) == chosen
 
 
-def test_what_cannot_be_is_said():
+def test_unknown_and_unsuitable_implementations_are_refused():
     with pytest.raises(ValueError, match="choose one of auto, blockwise, cudnn"):
         attention.choose("flash", None, jnp.float32, 64)
-    with pytest.raises(ValueError, match="takes 'ring'"):
+    with pytest.raises(ValueError, match="needs 'ring'"):
         attention.choose("splash", mesh_of("tpu", 2), jnp.bfloat16, 128)
 
 
 def ring_on_meshes():
-    """Runs with 8 simulated devices."""
+    """Compare meshes with one device; called in a process with 8 simulated devices."""
     from models import mesh as meshes
 
     arrays, weight = inputs(160, rows=4)

@@ -1,5 +1,6 @@
-"""The chat template: only ever appended to, and equal to Qwen's where the turns are in canonical form."""
+"""Tests of the chat template: ids are only appended, and equal Qwen's where the turns are in canonical form."""
 
+import asyncio
 import itertools
 import os
 from pathlib import Path
@@ -11,9 +12,9 @@ from hypothesis import strategies as st
 from envs.world import Observation
 from models import chat, template
 from models.tokenizer import Tokenizer, train_bpe
-from rl.context import Linear
+from rl.contexts.causal import Causal
 from rl.trajectory import Completion
-from tests.models.test_tokenizer import TEXTS, wild_text
+from tests.models.test_tokenizer import TEXTS, template_ids, wild_text
 
 TOOL = {
     "type": "function",
@@ -36,25 +37,27 @@ openings = st.lists(of_roles(*NAMES, "assistant"), max_size=3)
 turns = st.lists(st.tuples(wild_text, st.booleans(), st.lists(of_roles(*NAMES), max_size=3)), max_size=4)
 
 
-def extended(small, context: Linear, text: str, closed: bool, answers, tools=None) -> list[int]:
-    """Ids of the generation that the conversation was extended by."""
+def extended(small, context: Causal, text: str, closed: bool, answers, tools=None) -> list[int]:
+    """Extend the conversation by a generation and its answers; return the ids of the generation."""
     generated = small.encode(text) + [small.im_end] * closed
     completion = Completion(generated, [0.0] * len(generated), "stop" if closed else "length", 0)
-    context.extend(completion, answers, tools)
+    asyncio.run(context.extend(completion, answers, tools))
     return generated
 
 
 @given(openings, turns, st.sampled_from([None, [], [TOOL]]))
 def test_every_turn_extends_the_one_before(small, opening, turns, again):
-    """Random conversations as rollouts write them: a prompt and what was generated from it, to the id, are a prefix of
-    the next prompt, and every turn is framed. Naming the tools on offer `again` changes nothing."""
-    context = Linear(small, Observation(opening, again or []))
+    """In random conversations, a prompt and its generation are a prefix of the next prompt, and every turn is framed.
+
+    Passing the same tools `again` changes nothing.
+    """
+    context = Causal(small, Observation(opening, again or []))
     blocks = context.prompt.count(small.im_start)
     for text, closed, answers in turns:
         held, before = context.prompt, list(context.prompt)
         generated = extended(small, context, text, closed, answers, again)
         assert context.prompt[: len(before) + len(generated)] == before + generated
-        assert held == before  # a step of the trajectory holds it
+        assert held == before  # a turn of the trajectory keeps this list
         tools_in_a_row = sum(a["role"] == b["role"] == "tool" for a, b in itertools.pairwise(answers))
         blocks += len(answers) - tools_in_a_row + 1
         assert context.prompt.count(small.im_start) == blocks == context.prompt.count(small.im_end) + 1
@@ -63,10 +66,10 @@ def test_every_turn_extends_the_one_before(small, opening, turns, again):
 
 @given(openings, turns, st.data())
 def test_other_tools_rewrite_the_opening_and_nothing_after_it(small, opening, turns, data):
-    """The tools stand in the system message, so where a world changes them no earlier prompt is a prefix any more; what
-    was generated and read since the opening stays as it was, to the id."""
+    """The tools are part of the system message, so after a change no earlier prompt is a prefix; the ids after the
+    opening stay the same."""
     tools: list[chat.Tool] = []
-    context = Linear(small, Observation(opening, tools))
+    context = Causal(small, Observation(opening, tools))
     for text, closed, answers in turns:
         since = context.prompt[len(chat.opening(small, opening, tools)) :]
         tools = data.draw(st.sampled_from([[], [TOOL], [TOOL, OTHER_TOOL]]))
@@ -76,15 +79,15 @@ def test_other_tools_rewrite_the_opening_and_nothing_after_it(small, opening, tu
 
 
 @given(openings, turns)
-def test_tools_that_are_not_shown_change_no_prompt(small, opening, turns):
-    plain, hidden = Linear(small, Observation(opening)), Linear(small, Observation(opening, [TOOL]), show_tools=False)
+def test_hidden_tools_change_no_prompt(small, opening, turns):
+    plain, hidden = Causal(small, Observation(opening)), Causal(small, Observation(opening, [TOOL]), show_tools=False)
     for turn in turns:
         extended(small, plain, *turn)
         extended(small, hidden, *turn, [OTHER_TOOL])
         assert plain.prompt == hidden.prompt
 
 
-# No newline in leading whitespace: there a whole conversation's tokenizer would merge the header into the content.
+# No leading newline: the tokenizer of a whole conversation would merge it with the header.
 canonical = wild_text.map(lambda text: text.strip() or "ok").filter(
     lambda text: "<|" not in text and "\ud83d" not in text
 )
@@ -97,7 +100,7 @@ conversation = st.lists(st.one_of(assistant, message), min_size=1, max_size=6)
 
 
 def rendered(template: str, messages, tools) -> str:
-    """What `transformers` makes of a template."""
+    """Render a template as `transformers` does."""
     jinja2 = pytest.importorskip("jinja2")
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
@@ -110,13 +113,13 @@ def rendered(template: str, messages, tools) -> str:
 @given(conversation, st.booleans())
 def test_equals_the_template_we_ship(small, messages, with_tools):
     tools = [TOOL] if with_tools else []
-    assert small.encode_template(rendered(template.JINJA, messages, tools)) == chat.opening(small, messages, tools)
+    assert template_ids(small, rendered(template.JINJA, messages, tools)) == chat.opening(small, messages, tools)
 
 
 @pytest.fixture(scope="module")
 def qwens_own() -> tuple[Tokenizer, str]:
     if "QWEN_TOKENIZER_DIR" not in os.environ:
-        pytest.skip("QWEN_TOKENIZER_DIR names no Qwen2.5 tokenizer")
+        pytest.skip("QWEN_TOKENIZER_DIR is not set to the directory of a Qwen2.5 tokenizer")
     folder = Path(os.environ["QWEN_TOKENIZER_DIR"])
     return Tokenizer.load(folder), (folder / "chat_template.jinja").read_text()
 
@@ -127,12 +130,12 @@ def test_equals_qwens_own_template(qwens_own, messages, with_tools):
     tools = [TOOL] if with_tools else []
     text = rendered(template, messages, tools)
     assert text == rendered(template.JINJA, messages, tools)
-    assert tokenizer.encode_template(text) == chat.opening(tokenizer, messages, tools)
+    assert template_ids(tokenizer, text) == chat.opening(tokenizer, messages, tools)
 
 
 @given(st.lists(st.tuples(assistant, st.lists(message, max_size=2)), min_size=1, max_size=3))
 def test_replies_and_observations_equal_one_opening(small, turns):
-    """Built turn by turn, as a rollout is, or at once, as a demonstration is: the same ids."""
+    """A conversation has the same ids built turn by turn, as a rollout, and at once, as a demonstration."""
     messages = [{"role": "user", "content": "Go."}]
     ids = chat.opening(small, messages)
     for reply, answers in turns:
@@ -141,7 +144,7 @@ def test_replies_and_observations_equal_one_opening(small, turns):
     assert ids == chat.opening(small, messages)
 
 
-def test_a_turn_cut_short_is_closed_once(small):
+def test_a_truncated_turn_is_closed_once(small):
     messages = [{"role": "tool", "content": "3 flights"}]
     cut, ended = (chat.observation(small, messages, closed=closed) for closed in (False, True))
     assert cut == [small.im_end, *ended]
@@ -153,8 +156,8 @@ def test_a_turn_cut_short_is_closed_once(small):
     "message, complaint",
     [
         ({"role": "function", "content": "x"}, "unknown role 'function'"),
-        ({"role": "user", "content": ["x"]}, "content of a user message is text, not list"),
-        ({"role": "tool"}, "content of a tool message is text, not NoneType"),
+        ({"role": "user", "content": ["x"]}, "content of a user message must be text, not list"),
+        ({"role": "tool"}, "content of a tool message must be text, not NoneType"),
         ({"role": "assistant", "tool_calls": [{"name": "f", "arguments": "{}"}]}, "JSON object, not str"),
     ],
 )

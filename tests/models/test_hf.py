@@ -1,7 +1,10 @@
-"""Checkpoints in and out: what is written is read back, what is broken is named."""
+"""Tests of checkpoints: what is saved is loaded again, and problems are named."""
 
 import dataclasses
 import json
+import subprocess
+import sys
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +12,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from models import hf, qwen
+from models import hf, hf_config, qwen
 from models.tokenizer import Tokenizer, train_bpe
 
 CONFIG = qwen.Config(vocab=40, d_model=16, layers=2, heads=4, kv_heads=2, head_dim=4, d_ff=24, rope_theta=1e4)
@@ -17,7 +20,7 @@ QWEN3 = dataclasses.replace(CONFIG, head_dim=8, tied=False, qkv_bias=False, qk_n
 
 
 def noisy(config, dtype=jnp.float32):
-    """Random everywhere, norms and biases too."""
+    """Return random parameters, norms and biases included."""
     rng = np.random.default_rng(0)
     return jax.tree.map(lambda s: jnp.asarray(rng.normal(size=s.shape), dtype), qwen.shapes(config))
 
@@ -48,7 +51,7 @@ def test_a_second_save_replaces_the_first(tmp_path):
 
 
 def test_layout_is_hugging_faces(tmp_path):
-    """(out, in) matrices, heads side by side in the output of q and the input of o."""
+    """Matrices are (out, in), with the heads concatenated in the output of q and the input of o."""
     params = noisy(CONFIG)
     tensors = dict(hf.to_hf(CONFIG, params))
     q, o = (tensors[f"model.layers.1.self_attn.{n}_proj.weight"] for n in "qo")
@@ -71,7 +74,7 @@ def test_tokenizer_card_and_generation_config(tmp_path):
     assert (tmp_path / "a" / "README.md").read_text() == "# A model\n"
 
 
-# --- what is broken ---------------------------------------------------------------------------------------------------
+# --- problems ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -97,21 +100,21 @@ def test_every_bad_tensor_is_named_at_once(folder):
     save_file(tensors, file)
     text = complaint(folder)
     assert "missing: model.layers.1.mlp.up_proj.weight, model.norm.weight" in text
-    assert "not of this model: model.layers.2.mlp.up_proj.weight" in text
+    assert "unexpected: model.layers.2.mlp.up_proj.weight" in text
     assert "model.layers.0.self_attn.q_proj.bias (3,) instead of (16,)" in text
     assert "model.embed_tokens.weight F16" in text
     assert "inv_freq" not in text
 
 
-def test_directories_that_are_no_checkpoints(folder):
+def test_directories_without_a_sound_checkpoint(folder):
     assert "no such directory" in complaint(folder / "nowhere")
     weights = (folder / "model.safetensors").read_bytes()
     (folder / "model.safetensors").write_bytes(weights[: len(weights) // 2])
-    assert "model.safetensors is corrupt or cut short" in complaint(folder)
+    assert "model.safetensors is corrupt or truncated" in complaint(folder)
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
-    assert "no *.safetensors file there; it holds pytorch_model.bin" in complaint(folder)
+    assert "no *.safetensors file; the directory holds pytorch_model.bin" in complaint(folder)
     (folder / "model.safetensors.index.json").write_text('{"weight_map": {"a": "model-1.safetensors"}}')
-    assert "files that are not there: model-1.safetensors" in complaint(folder)
+    assert "files that do not exist: model-1.safetensors" in complaint(folder)
     (folder / "model.safetensors.index.json").write_text("[]")
     assert "not an index" in complaint(folder)
     (folder / "config.json").write_text("{")
@@ -125,6 +128,17 @@ def test_directories_that_are_no_checkpoints(folder):
     [
         ({"model_type": "llama"}, "model_type is 'llama'"),
         ({"hidden_size": None, "vocab_size": None}, "vocab_size is missing; hidden_size is missing"),
+        (
+            {"hidden_size": "32", "num_attention_heads": 0},
+            "hidden_size='32' is not a positive integer; num_attention_heads=0",
+        ),
+        ({"num_key_value_heads": "two"}, "num_key_value_heads='two' is not a positive integer"),
+        ({"layer_types": ["full_attention", "sliding_attention"]}, "sliding window"),
+        ({"hidden_act": "gelu"}, "hidden_act 'gelu'"),
+        ({"rope_parameters": [1]}, r"rope parameters \[1\] are not an object"),
+        ({"rope_parameters": None, "rope_scaling": {"type": "yarn"}}, "rope type 'yarn'"),
+        ({"rms_norm_eps": "small"}, "rms_norm_eps='small' is not a number"),
+        ({"model_type": "qwen3", "attention_bias": True}, "attention_bias"),
         ({"use_sliding_window": True}, "sliding window"),
         ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e6}}, "rope type 'yarn'"),
         ({"quantization_config": {"bits": 4}}, "quantized"),
@@ -133,13 +147,18 @@ def test_directories_that_are_no_checkpoints(folder):
 )
 def test_configs_that_are_not_supported(change, text):
     with pytest.raises(hf.ModelError, match=text):
-        hf.read_config(hf.write_config(CONFIG, np.float32) | change)
+        hf_config.fields(hf_config.record_of(CONFIG, "float32") | change)
 
 
 def test_both_spellings_of_rope_and_the_defaults():
-    record = hf.write_config(CONFIG, np.float32)
-    assert hf.read_config(record) == CONFIG
+    record = hf_config.record_of(CONFIG, "float32")
+    assert qwen.Config(**hf_config.fields(record)) == CONFIG
     legacy = {k: v for k, v in record.items() if k not in ("rope_parameters", "head_dim")}
-    assert hf.read_config(legacy | {"rope_scaling": None, "sliding_window": 32768}) == CONFIG
+    assert qwen.Config(**hf_config.fields(legacy | {"rope_scaling": None, "sliding_window": 32768})) == CONFIG
     del record["rope_theta"], record["rope_parameters"]
-    assert hf.read_config(record).rope_theta == 1e4
+    assert hf_config.fields(record)["rope_theta"] == 1e4
+
+
+def test_config_json_is_read_without_jax():
+    command = "import sys; from models import hf_config, hub; assert not {'jax', 'numpy'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", command], cwd=Path(__file__).parents[2], check=True)

@@ -1,4 +1,4 @@
-"""Meshes and placements, on eight simulated devices."""
+"""Tests of meshes and shardings, on eight simulated devices."""
 
 import os
 import subprocess
@@ -16,14 +16,14 @@ def abstract(**shape):
     return AbstractMesh(tuple(shape.get(axis, 1) for axis in meshes.AXES), meshes.AXES)
 
 
-def test_every_weight_gets_a_place():
+def test_every_weight_gets_a_sharding():
     places = meshes.shardings(qwen.PRESETS["14b"], abstract(fsdp=8, tensor=8))
     assert places["layers"]["q"].spec == PartitionSpec(None, "fsdp", "tensor", None)
     assert places["layers"]["down"].spec == PartitionSpec(None, "tensor", "fsdp")
     assert places["unembed"].spec == PartitionSpec("tensor", "fsdp")
 
 
-def test_what_does_not_divide_is_named():
+def test_indivisible_axes_are_named():
     with pytest.raises(meshes.MeshError) as error:
         meshes.shardings(qwen.PRESETS["7b"], abstract(tensor=8))
     assert "tensor=8 does not divide heads=28" in str(error.value)
@@ -41,7 +41,7 @@ def test_what_does_not_divide_is_named():
         ({"data": -1, "fsdp": -1}, "at most one is -1"),
     ],
 )
-def test_meshes_that_cannot_be(shape, complaint):
+def test_impossible_meshes_are_refused(shape, complaint):
     with pytest.raises(meshes.MeshError, match=complaint):
         meshes.make_mesh(shape)
 

@@ -1,4 +1,4 @@
-"""The same numbers as `transformers`, from logits it computed once (make_golden.py) and, with torch, live."""
+"""Parity with `transformers`: with logits it computed once (make_golden.py) and, if torch is installed, live."""
 
 import functools
 import json
@@ -11,6 +11,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from models import hf, qwen
+from models.module import Qwen
 
 GOLDEN = sorted((Path(__file__).parent / "golden").glob("*.npz"))
 ATOL = 1e-4  # float32, on logits of order 10
@@ -18,7 +19,7 @@ ATOL = 1e-4  # float32, on logits of order 10
 
 @pytest.fixture(scope="module", params=GOLDEN, ids=lambda path: path.stem)
 def golden(request, tmp_path_factory):
-    """(arrays, config, params), the weights loaded from a checkpoint directory as a user's would be."""
+    """Return (arrays, config, params), with the weights loaded from a checkpoint directory."""
     arrays = dict(np.load(request.param))
     folder = tmp_path_factory.mktemp(request.param.stem)
     (folder / "config.json").write_text(str(arrays["config"]))
@@ -29,7 +30,7 @@ def golden(request, tmp_path_factory):
 
 @functools.partial(jax.jit, static_argnums=0)
 def logits(config, params, tokens_RT, positions_RT, segments_RT):
-    return qwen.Qwen(config, params)(tokens_RT, positions_RT, segments_RT)
+    return Qwen(config, params)(tokens_RT, positions_RT, segments_RT)
 
 
 def sequences(arrays) -> list[np.ndarray]:
@@ -51,7 +52,7 @@ def test_padded_batch(golden, side):
 
 
 def test_packed_row(golden):
-    """Sequences side by side in one row do not see each other."""
+    """Sequences in one row do not attend to each other."""
     arrays, config, params = golden
     ids = sequences(arrays)
     positions = np.concatenate([np.arange(len(i)) for i in ids])
@@ -77,8 +78,8 @@ def test_cached_decoding(golden):
     np.testing.assert_allclose(np.stack(list(got.values())), arrays["cached"][list(got)], atol=ATOL, rtol=0)
 
 
-def test_golden_notices_the_norms_epsilon(golden):
-    """The files can tell 1e-5 from 1e-6, the usual slip between Qwen's sizes."""
+def test_golden_arrays_depend_on_the_epsilon_of_norms(golden):
+    """The golden arrays distinguish 1e-5 from 1e-6, a common confusion between Qwen's sizes."""
     arrays, config, params = golden
     if config.rms_eps != 1e-5:
         pytest.skip("this variant's embedding is not small")
@@ -90,7 +91,7 @@ def test_golden_notices_the_norms_epsilon(golden):
 
 @pytest.mark.parametrize("kind", ["qwen2", "qwen3"])
 def test_live_round_trip_through_transformers(tmp_path, kind):
-    """Ours is loaded by transformers, what transformers saves is loaded by us, and the logits are equal."""
+    """`transformers` loads our checkpoint, we load its checkpoint, and the logits are equal."""
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
     qwen3 = kind == "qwen3"

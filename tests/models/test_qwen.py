@@ -1,4 +1,4 @@
-"""The model's contracts: packing, masks, caches, chunked log-probabilities, memory."""
+"""Tests of the model: packing, masks, caches, chunked log-probabilities, memory."""
 
 import functools
 
@@ -58,16 +58,6 @@ def test_init_follows_the_declaration_and_the_seed(config):
     jax.tree.map(np.testing.assert_array_equal, a, b)
     assert not np.array_equal(a["embed"], other["embed"])
     assert qwen.init(config, 3, jnp.bfloat16)["layers"]["q"].dtype == jnp.bfloat16
-
-
-def test_module_holds_the_same_tree_and_costs_nothing_inside_jit(params):
-    model = qwen.Qwen(CONFIG, params)
-    assert jax.tree.structure(model.params) == jax.tree.structure(params)
-    jax.tree.map(np.testing.assert_array_equal, model.params, params)
-    tokens, positions, segments = (jnp.ones((1, 4), jnp.int32),) * 3
-    inside = jax.jit(lambda p: qwen.Qwen(CONFIG, p)(tokens, positions, segments))(params)
-    np.testing.assert_allclose(inside, model(tokens, positions, segments), atol=1e-6)
-    assert inside.shape == (1, 4, CONFIG.vocab) and inside.dtype == jnp.float32
 
 
 # --- attention and packing -------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Checkpoints of real sizes: read and written in pieces, in little memory. Files are sparse, so they cost no disk."""
+"""Tests with checkpoints of real sizes, read and written in little memory. The files are sparse and use no disk."""
 
 import json
 import math
@@ -12,15 +12,15 @@ import numpy as np
 import pytest
 from jax.sharding import AbstractMesh
 
-from models import hf, mesh, qwen
+from models import hf, hf_config, mesh, qwen
 
 ROOT = Path(__file__).parents[2]
 
 
 def sparse_checkpoint(folder: Path, config: qwen.Config, files: int = 6) -> int:
-    """A checkpoint in bfloat16 whose values are all holes of its files, which read as zeros; returns its bytes."""
+    """Write a checkpoint in bfloat16 whose values are holes of sparse files, so all zeros; return its size in bytes."""
     folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(hf.write_config(config, hf.DTYPES["BF16"])))
+    (folder / "config.json").write_text(json.dumps(hf_config.record_of(config, "bfloat16")))
     flat, weight_map, total = hf._flat(config), {}, 0
     names = list(hf._names(config))
     for number in range(files):
@@ -40,8 +40,8 @@ def sparse_checkpoint(folder: Path, config: qwen.Config, files: int = 6) -> int:
 
 
 @pytest.mark.parametrize("name", ["14b", "qwen3-14b"])
-def test_fourteen_billion_parameters_are_checked_and_cut_before_any_is_read(tmp_path, name):
-    """All names and shapes fit, and what one of eight devices needs is an eighth, in pieces smaller than a shard."""
+def test_fourteen_billion_parameters_are_checked_and_sharded_before_any_is_read(tmp_path, name):
+    """All names and shapes match, and each of eight devices reads an eighth, in pieces smaller than a shard."""
     config = qwen.PRESETS[name]
     assert sparse_checkpoint(tmp_path / "m", config) == 2 * qwen.parameter_count(config)
     assert sum(f.stat().st_blocks for f in (tmp_path / "m").iterdir()) * 512 < 10_000_000
@@ -62,8 +62,10 @@ def test_fourteen_billion_parameters_are_checked_and_cut_before_any_is_read(tmp_
 
 
 class PeakMemory:
-    """The most anonymous memory of this process while the block lasts, in bytes: pages of mapped files are the
-    kernel's to drop."""
+    """Measures the peak anonymous memory of this process in the block, in bytes.
+
+    Pages of mapped files do not count: the kernel can drop them.
+    """
 
     def __enter__(self):
         self.peak, self._stop = self.now(), threading.Event()
@@ -86,7 +88,7 @@ class PeakMemory:
 
 
 def loads_and_saves(folder: str) -> None:
-    """Runs with 8 simulated devices, whose memory is this process's too."""
+    """Load and save with 8 simulated devices, whose memory belongs to this process too."""
     import jax
 
     places = mesh.make_mesh({"fsdp": 4, "tensor": 2})

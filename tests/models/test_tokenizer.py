@@ -1,4 +1,4 @@
-"""Ids of text: control tokens cannot be forged, and `transformers` reads the same tokenizer from what we save."""
+"""Tests of the tokenizer: control tokens cannot be forged, and `transformers` loads the same tokenizer."""
 
 import json
 import os
@@ -24,9 +24,14 @@ TRICKY = [
     "don't WE'LL 12345 naïve 東京 🙂 ́combining",
     '", "": "{"name": "<tool_response>',
 ]
-# Whatever keyboards, models and broken encoders produce, with the spelling of every added token mixed in.
+# Text as keyboards, models and broken encoders produce it, mixed with the spelling of every added token.
 pieces = st.sampled_from([name for name, _ in QWEN_TOKENS] + list(FIXED) + ["\n", " ", "Oslo", "'s", "1", "\ud83d"])
 wild_text = st.lists(st.one_of(pieces, st.text(max_size=8)), max_size=8).map("".join)
+
+
+def template_ids(tokenizer: Tokenizer, text: str) -> list[int]:
+    """Return the ids of rendered text, in which the spelling of a control token means the token."""
+    return tokenizer._original.encode(_well_formed(text), add_special_tokens=False).ids
 
 
 @pytest.fixture(scope="module")
@@ -37,20 +42,20 @@ def small() -> Tokenizer:
 @given(text=wild_text)
 def test_text_never_makes_a_control_token_and_survives(small, text):
     ids = small.encode(text)
-    control = {id for name, _ in QWEN_TOKENS if name.startswith("<|") for id in small.encode_template(name)}
+    control = {id for name, _ in QWEN_TOKENS if name.startswith("<|") for id in template_ids(small, name)}
     assert not control & set(ids)
     assert max(ids, default=0) < small.vocab_size
     assert small.decode(ids) == unicodedata.normalize("NFC", _well_formed(text))
 
 
-def test_templates_make_control_tokens(small):
-    ids = small.encode_template("<|im_start|>user\nhi<|im_end|>")
+def test_control_tokens_are_decoded(small):
+    ids = template_ids(small, "<|im_start|>user\nhi<|im_end|>")
     assert (ids[0], ids[-1]) == (small.im_start, small.im_end)
     assert small.decode(ids) == "<|im_start|>user\nhi<|im_end|>"
 
 
 def test_a_tool_call_is_short(small):
-    """The fixed strings of a call are one id each."""
+    """Each fixed string of a call is one id."""
     ids = small.encode(CALL)
     assert ids[0] == small.tool_call and ids[-1] == small.tool_call_end
     assert all(len(small.encode(text)) == 1 and small.encode(text)[0] in ids for text in FIXED)
@@ -61,7 +66,7 @@ def test_training_is_deterministic_and_bounded(small):
     again = train_bpe(iter(TEXTS), 340, FIXED)
     assert again.encode(" ".join(TEXTS)) == small.encode(" ".join(TEXTS))
     assert again.vocab_size <= 340
-    assert [small.encode_template(name) for name, _ in QWEN_TOKENS] == [[small.endoftext + n] for n in range(22)]
+    assert [template_ids(small, name) for name, _ in QWEN_TOKENS] == [[small.endoftext + n] for n in range(22)]
     with pytest.raises(TokenizerError, match="too small"):
         train_bpe(TEXTS, 200)
 
@@ -72,7 +77,7 @@ def test_transformers_gives_the_same_ids(small, text, tmp_path):
     small.save(tmp_path)
     (tmp_path / "config.json").write_text('{"model_type": "qwen2"}')
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
-    assert theirs.encode(text) == small.encode_template(text)
+    assert theirs.encode(text) == template_ids(small, text)
     assert theirs.eos_token_id == small.im_end and theirs.pad_token_id == small.endoftext
     assert Tokenizer.load(tmp_path).encode(text) == small.encode(text)
 
@@ -81,7 +86,7 @@ def test_problems_are_named(small, tmp_path):
     with pytest.raises(TokenizerError, match=r"no tokenizer\.json"):
         Tokenizer.load(tmp_path)
     (tmp_path / "tokenizer.json").write_text("{")
-    with pytest.raises(TokenizerError, match="not a readable"):
+    with pytest.raises(TokenizerError, match="cannot be read"):
         Tokenizer.load(tmp_path)
     small.save(tmp_path)
     spec = json.loads((tmp_path / "tokenizer.json").read_text())
@@ -91,10 +96,13 @@ def test_problems_are_named(small, tmp_path):
         Tokenizer.load(tmp_path)
 
 
-@pytest.mark.skipif("QWEN_TOKENIZER_DIR" not in os.environ, reason="QWEN_TOKENIZER_DIR names no Qwen2.5 tokenizer")
+@pytest.mark.skipif(
+    "QWEN_TOKENIZER_DIR" not in os.environ,
+    reason="QWEN_TOKENIZER_DIR is not set to the directory of a Qwen2.5 tokenizer",
+)
 def test_the_real_tokenizer():
     real = Tokenizer.load(os.environ["QWEN_TOKENIZER_DIR"])
     assert (real.endoftext, real.im_start, real.im_end, real.tool_call) == (151643, 151644, 151645, 151657)
     assert real.vocab_size == 151665
     assert real.encode("Hello, world!") == [9707, 11, 1879, 0]
-    assert [real.encode_template(name) for name, _ in QWEN_TOKENS] == [[151643 + n] for n in range(22)]
+    assert [template_ids(real, name) for name, _ in QWEN_TOKENS] == [[151643 + n] for n in range(22)]

@@ -1,4 +1,4 @@
-"""A server with vLLM's endpoints and no model: what it answers depends on the prompt, the seed and one weight."""
+"""A server with vLLM's endpoints and no model: answers depend on the prompt, the seed and one weight."""
 
 from __future__ import annotations
 
@@ -13,36 +13,36 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
-from rl.engines.transfer import UPDATE
-from rl.engines.vllm_wire import COMPLETIONS, GENERATE
+from rl.engines.vllm.transfer import UPDATE
+from rl.engines.vllm.wire import COMPLETIONS, GENERATE
 
-VOCAB, LENGTH = 50, 128
+VOCAB, CONTEXT = 50, 128
 
 
 def token_of(seed: int, position: int) -> int:
-    """What is sampled."""
+    """Return the sampled token."""
     return (seed * 7 + position * 11) % VOCAB
 
 
 def logp_of(token: int, position: int, weight: float) -> float:
-    """What that is worth to a model with this weight."""
+    """Return the log-probability of a token under a model with this weight."""
     return -1.0 - ((token * 3 + position) % 7) / 10 - weight
 
 
 @dataclass
 class Fake:
-    """One server, in a thread of its own. The knobs make it a bad one."""
+    """One server in its own thread; the options simulate faults."""
 
     paths: tuple[str, ...] = (GENERATE, COMPLETIONS, *UPDATE)
     model: str = "policy"
-    length: int = LENGTH
+    context: int = CONTEXT
     vocab: int = VOCAB
-    secret: str = ""  # the key it wants
-    seconds: float = 0.0  # that a request takes
-    refuse: list[int] = field(default_factory=list)  # statuses to answer with first
-    deaf: bool = False  # takes weights and does not use them
-    silent: bool = False  # leaves every request without an answer
-    strip: tuple[str, ...] = ()  # fields left out of a choice
+    secret: str = ""  # the key that it requires
+    seconds: float = 0.0  # duration of a request
+    refuse: list[int] = field(default_factory=list)  # statuses of the first answers
+    deaf: bool = False  # accepts weights and does not use them
+    silent: bool = False  # does not answer
+    strip: tuple[str, ...] = ()  # fields missing in a choice
     raw: bool = False  # log-probabilities before the temperature
     weight: float = 0.0
     version: str = "default"
@@ -81,7 +81,7 @@ class Fake:
         if path == "/openapi.json":
             return JSONResponse({"paths": {path: {} for path in self.paths}})
         if path == "/v1/models":
-            return JSONResponse({"data": [{"id": self.model, "max_model_len": self.length}]})
+            return JSONResponse({"data": [{"id": self.model, "max_model_len": self.context}]})
         if path in (GENERATE, COMPLETIONS) and path in self.paths:
             return await self._sample(path, body)
         if path in UPDATE:

@@ -1,5 +1,6 @@
-"""Advantages against worked numbers, and against a slow reference: the formulas with loops and `math.fsum`."""
+"""Estimators against worked numbers and a slow reference, the formulas with loops and `math.fsum`; and the plugs."""
 
+import functools
 import math
 
 import numpy as np
@@ -7,13 +8,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from envs.world import Evaluation, Task
 from rl import advantages
+from rl.trajectory import Completion, Trajectory, Turn
 
 G, B, A = 1, -1, 0  # good, bad, abstain
 
 
 def rows(*labels):
-    """Ragged labels as label_NK, steps_N."""
+    """Return ragged labels as label_NK and steps_N."""
     label_NK = np.zeros((len(labels), max(map(len, labels), default=0)), np.int8)
     for row, label in zip(label_NK, labels):
         row[: len(label)] = label
@@ -38,7 +41,7 @@ def slow_grpo(outcome, group, eps=1e-6):
 
 
 def slow_zscore(raw, group, equal):
-    """Reference 2.5. `raw` holds one list per trajectory; None marks an abstention."""
+    """Standardise as in section 2.5 of the reference. `raw` is one list per trajectory; None is an abstention."""
     result = [[0.0] * len(row) for row in raw]
     for g in set(group):
         members = [i for i, h in enumerate(group) if h == g]
@@ -67,7 +70,7 @@ def slow_allocate(label, outcome):
 
 
 def slow_adca(outcome, group, labels, *, alpha, scheme, outcome_at, length_normalise, equal, standardise):
-    """Reference 2.5 to 2.7."""
+    """Compute ADCA as in sections 2.5 to 2.7 of the reference."""
     if scheme == "decouple":
         raw = [[None if f == A else 0.2 * f for f in row] for row in labels]
     else:
@@ -137,7 +140,7 @@ def test_grpo_reference(batch):
     st.randoms(use_true_random=False),
 )
 def test_adca_order_and_names_of_groups_do_not_matter(batch, scheme, norm, random):
-    """Any order of the trajectories, any integers for the groups: the same rows, all finite."""
+    """The rows stay the same, and finite, for any order of the trajectories and any integers for the groups."""
     outcome, group, labels = zip(*batch)
     label_NK, steps_N = rows(*labels)
     first = advantages.adca(outcome, group, label_NK, steps_N, alpha=0.3, scheme=scheme, norm=norm)
@@ -160,10 +163,14 @@ def test_grpo_worked_example():
         [0.8660239, -0.8660239, 0.8660239, -0.8660239],
         atol=1e-6,
     )
-    np.testing.assert_allclose(advantages.grpo([1, 0, 1, 0], [5, 5, 5, 5]), [1, -1, 1, -1], atol=1e-5)
+    population_N = advantages.grpo([1, 0, 1, 0], [5, 5, 5, 5], std="population")
+    np.testing.assert_allclose(population_N, [1, -1, 1, -1], atol=1e-5)
+    np.testing.assert_array_equal(
+        advantages.grpo([1, 0, 1], [5, 5, 5]), advantages.grpo([1, 0, 1], [5, 5, 5], std="sample")
+    )
 
 
-def test_grpo_keeps_nothing_but_the_raw_score_of_a_singleton():
+def test_grpo_keeps_the_raw_score_of_a_singleton():
     np.testing.assert_allclose(advantages.grpo([0.7], [1], std="sample", eps=1e-6), [0.7 / (1 + 1e-6)])
     assert advantages.grpo([0.7], [1], std="population") == [0]
     assert advantages.grpo([0.7], [1], std=None) == [0]
@@ -211,11 +218,12 @@ def test_alpha_zero_is_grpo_with_the_population_deviation():
     outcome, group = [1, 0, 0.5, 1, 0, 0], [0, 0, 0, 1, 1, 1]
     label_NK, steps_N = rows(*[[G, B, G]] * 6)
     got = advantages.adca(outcome, group, label_NK, steps_N, alpha=0.0)
-    np.testing.assert_allclose(got, np.repeat(advantages.grpo(outcome, group, eps=0)[:, None], 3, 1), atol=1e-6)
+    want_N = advantages.grpo(outcome, group, std="population", eps=0)
+    np.testing.assert_allclose(got, np.repeat(want_N[:, None], 3, 1), atol=1e-6)
 
 
-def test_paper_norm_standardises_by_the_trajectories_averages():
-    """Equations 18 to 21 by hand: averages 1 and -1/3, so mean 1/3 and deviation 2/3 (in units of a label)."""
+def test_the_norm_of_the_paper_standardises_by_averages_of_trajectories():
+    """Equations 18 to 21 by hand: the averages are 1 and -1/3, so mean 1/3 and deviation 2/3, in units of a label."""
     label_NK, steps_N = rows([G, G], [B, G, B])
     got = advantages.adca([1, 0], [0, 0], label_NK, steps_N, alpha=0.5, norm="trajectory")
     good, bad = 0.5 * (1 - 1 / 3) / (2 / 3), 0.5 * (-1 - 1 / 3) / (2 / 3)
@@ -224,15 +232,15 @@ def test_paper_norm_standardises_by_the_trajectories_averages():
 
 
 def test_a_channel_without_variance_is_neutral():
-    """Equal averages under the paper's norm: the labels differ inside a trajectory, yet their channel is silent."""
+    """With equal averages under the paper's norm, labels that differ inside a trajectory give no credit."""
     label_NK, steps_N = rows([G, B], [B, G])
     got = advantages.adca([1, 0], [0, 0], label_NK, steps_N, alpha=0.5, norm="trajectory")
     np.testing.assert_allclose(got, [[1, 1], [-1, -1]], atol=1e-6)
-    silent = advantages.adca([1, 1], [0, 0], label_NK, steps_N, alpha=0.5, norm="trajectory")
-    assert not silent.any()
+    neither = advantages.adca([1, 1], [0, 0], label_NK, steps_N, alpha=0.5, norm="trajectory")
+    assert not neither.any()
 
 
-def test_labels_speak_where_outcomes_do_not():
+def test_labels_give_credit_when_outcomes_are_equal():
     label_NK, steps_N = rows([G, B], [G])
     got = advantages.adca([1, 1], [0, 0], label_NK, steps_N, alpha=0.5, norm="step")
     assert got[0, 1] < 0 < got[1, 0]
@@ -240,8 +248,8 @@ def test_labels_speak_where_outcomes_do_not():
 
 @pytest.mark.parametrize("norm", ["trajectory", "step", "reference"])
 @pytest.mark.parametrize("scheme", ["decouple", "allocation"])
-def test_abstaining_leaves_the_others_alone(norm, scheme):
-    """Adding abstentions, or a trajectory of them with a neutral outcome, moves no credit of a labelled step."""
+def test_abstentions_do_not_change_the_credit_of_labelled_turns(norm, scheme):
+    """Neither do trajectories that consist of abstentions, if the outcome does not count."""
     options = dict(alpha=0.5, norm=norm, scheme=scheme, outcome_at="none")
     label_NK, steps_N = rows([G, B], [B, G, B], [G])
     without = advantages.adca([1, 0, 1], [0, 0, 0], label_NK, steps_N, **options)
@@ -259,7 +267,7 @@ def test_a_trajectory_of_abstentions_keeps_its_outcome():
     np.testing.assert_allclose(got[0], [1, 1], atol=1e-6)
 
 
-def test_rows_without_steps_count_in_the_outcome_mean_only():
+def test_rows_without_turns_count_in_the_outcome_mean_only():
     label_NK, steps_N = rows([], [G, B], [])
     got = advantages.adca([1, 0, 0], [0, 0, 0], label_NK, steps_N, alpha=0.0, norm="reference")
     np.testing.assert_allclose(got, [[0, 0], [-0.7071068] * 2, [0, 0]], atol=1e-6)
@@ -267,16 +275,21 @@ def test_rows_without_steps_count_in_the_outcome_mean_only():
     assert nothing.shape == (2, 0)
 
 
-def test_outcome_at_all_steps_counts_the_steps_to_come():
+def test_outcome_at_all_steps_counts_the_turns_to_come():
     label_NK, steps_N = rows([A, A, A], [A])
     got = advantages.adca([1, 0], [0, 0], label_NK, steps_N, alpha=0.1, outcome_at="all_steps")
     np.testing.assert_allclose(got, [[3, 2, 1], [-1, 0, 0]], atol=1e-6)
 
 
 def test_alpha_schedule():
-    at = [advantages.alpha_at(s, alpha=0.1, alpha_min=0.02, total_steps=100) for s in (0, 25, 50, 75, 100, 900)]
+    at = [advantages.alpha_at(s, alpha=0.1, alpha_min=0.02, alpha_steps=100) for s in (0, 25, 50, 75, 100, 900)]
     np.testing.assert_allclose(at, [0.1, 0.0882843, 0.06, 0.0317157, 0.02, 0.02], atol=1e-7)
     assert advantages.alpha_at(50, alpha=0.1) == 0.1
+    label_NK, steps_N = rows([G, B], [B])
+    batch = ([1, 0], [0, 0], label_NK, steps_N)
+    scheduled = advantages.adca(*batch, 50, alpha=0.1, alpha_min=0.02, alpha_steps=100)
+    np.testing.assert_allclose(scheduled, advantages.adca(*batch, alpha=0.06), atol=1e-12)
+    np.testing.assert_array_equal(advantages.adca(*batch), advantages.adca(*batch, 7, alpha=0.1))
 
 
 @pytest.mark.parametrize(
@@ -293,17 +306,97 @@ def test_alpha_schedule():
         (dict(group_N=[0, 0]), "group_N"),
     ],
 )
-def test_what_does_not_fit_is_refused(change, says):
+def test_impossible_arguments_raise(change, says):
     good = dict(outcome_N=[1, 0, 0], group_N=[0, 0, 0], label_NK=np.zeros((3, 1), int), steps_N=[1, 1, 1], alpha=0.1)
     with pytest.raises(ValueError, match=says):
         advantages.adca(**{**good, **change})
 
 
-# --- from steps to tokens --------------------------------------------------------------------------------------------
+# --- plugs -----------------------------------------------------------------------------------------------------------
+
+
+def batch_of(*members):
+    """Return the batch of training step 3, from (task id, outcome, labels) of each trajectory."""
+    trajectories = []
+    for number, (task, outcome, labels) in enumerate(members):
+        turns = [Turn([1], Completion([2], [-1.0], "stop", 0), "", [], label=label) for label in labels]
+        evaluation = Evaluation(outcome, outcome > 0.5)
+        task = Task(task, "travel", "query", "train")
+        trajectories.append(Trajectory(task, number, 0, [], turns, evaluation=evaluation))
+    return advantages.Batch.of(trajectories, 3)
+
+
+MEMBERS = [("b", 1.0, [G, B]), ("a", 0.0, [G]), ("b", 0.0, [B, A, G]), ("a", 0.5, [])]
+
+
+def test_a_batch_holds_the_trajectories_as_arrays():
+    batch = batch_of(*MEMBERS)
+    assert batch.outcome_N.tolist() == [1.0, 0.0, 0.0, 0.5] and batch.outcome_N.dtype == np.float64
+    assert batch.group_N.tolist() == [0, 1, 0, 1]
+    assert batch.label_NK.tolist() == [[1, -1, 0], [1, 0, 0], [-1, 0, 1], [0, 0, 0]] and batch.label_NK.dtype == np.int8
+    assert batch.turns_N.tolist() == [2, 1, 3, 0] and batch.step == 3
+    empty = batch_of(("a", 0.0, []))
+    assert empty.label_NK.shape == (1, 1)
+
+
+@pytest.mark.parametrize("name", ["grpo", "rloo", "dr_grpo", "loop"])
+def test_one_number_per_trajectory_goes_to_each_of_its_turns(name):
+    batch = batch_of(*MEMBERS)
+    estimator = getattr(advantages, name)
+    assert advantages.ESTIMATORS[name] == f"rl.advantages:{name}"
+    value_N = estimator(batch.outcome_N, batch.group_N)
+    want_NK = np.arange(3) < batch.turns_N[:, None]
+    np.testing.assert_array_equal(advantages.estimate(estimator, batch), np.where(want_NK, value_N[:, None], 0))
+
+
+def test_an_estimator_is_called_with_the_fields_that_it_names():
+    batch = batch_of(*MEMBERS)
+    bound = functools.partial(advantages.adca, alpha=0.4, alpha_steps=6, norm="step")
+    want = advantages.adca(
+        batch.outcome_N, batch.group_N, batch.label_NK, batch.turns_N, 3, alpha=0.4, alpha_steps=6, norm="step"
+    )
+    np.testing.assert_array_equal(advantages.estimate(bound, batch), want)
+
+    def whole(batch, *, scale):
+        return scale * batch.label_NK
+
+    def parts(trajectories, turns_N, step, other=5):
+        assert len(trajectories) == 4 and other == 5
+        return turns_N + step
+
+    class Constant:
+        def __call__(self, outcome_N):
+            return 0 * outcome_N + 2
+
+    got = advantages.estimate(functools.partial(whole, scale=0.5), batch)
+    np.testing.assert_array_equal(got, 0.5 * batch.label_NK)
+    assert got.dtype == np.float64
+    np.testing.assert_array_equal(advantages.estimate(parts, batch), [[5, 5, 0], [4, 0, 0], [6, 6, 6], [0, 0, 0]])
+    assert advantages.estimate(Constant(), batch).sum() == 2 * 6
+
+
+def test_a_wrong_result_names_the_estimator():
+    batch = batch_of(*MEMBERS)
+
+    def transposed(label_NK, *, factor=1):
+        return factor * label_NK.T
+
+    def broken(label_NK):
+        return np.where(label_NK < 0, np.nan, 1.0)
+
+    with pytest.raises(ValueError, match=r"test_advantages:.*transposed returned shape \(3, 4\)"):
+        advantages.estimate(functools.partial(transposed, factor=2), batch)
+    with pytest.raises(ValueError, match="broken returned nan for turn 1 of a rollout of task b"):
+        advantages.estimate(broken, batch)
+    beyond = np.where(np.arange(3) < batch.turns_N[:, None], 1.0, np.inf)  # of no turn, so ignored
+    assert advantages.estimate(lambda batch: beyond, batch).sum() == 6
+
+
+# --- from turns to tokens --------------------------------------------------------------------------------------------
 
 
 @given(st.integers(1, 4), st.integers(0, 30), st.integers(1, 5), st.data())
-def test_spread_looks_every_token_up(n, t, k, data):
+def test_spread_equals_one_look_up_per_token(n, t, k, data):
     ids = data.draw(st.lists(st.lists(st.integers(-2, k - 1), min_size=t, max_size=t), min_size=n, max_size=n))
     ids_NT = np.array(ids, np.int32).reshape(n, t)
     advantage_NK = np.random.default_rng(0).normal(size=(n, k))
@@ -313,6 +406,6 @@ def test_spread_looks_every_token_up(n, t, k, data):
     np.testing.assert_array_equal(got, np.array(want, np.float32).reshape(n, t))
 
 
-def test_spread_refuses_a_step_it_does_not_have():
-    with pytest.raises(ValueError, match="step id 3 in a batch of 2 steps"):
+def test_spread_of_an_unknown_turn_raises():
+    with pytest.raises(ValueError, match="turn id 3 in a batch of 2 turns"):
         advantages.spread(np.zeros((1, 2)), np.array([[0, 3]]))

@@ -1,4 +1,4 @@
-"""A checkpoint is whole or it does not exist; what is damaged afterwards is set aside for the one before."""
+"""A checkpoint is complete or does not exist; a damaged one is moved aside and the one before it is used."""
 
 import logging
 import os
@@ -14,7 +14,7 @@ import numpy as np
 import optax
 import pytest
 
-from rl.checkpoint import CheckpointError, Checkpoints, _place_sum, checksums
+from rl.checkpoint import CheckpointError, Checkpoints, _weighted_sum, checksums
 
 ROOT = Path(__file__).parents[2]
 
@@ -28,18 +28,18 @@ def make_state(value: float) -> dict:
 def test_state_and_manifest_come_back_bit_for_bit(tmp_path):
     state = make_state(1 / 3)
     manifest = {"pool": [{"content": "Search before booking. é"}], "count": 3, "ratio": 0.1 + 0.2, "10": None}
-    checkpoints = Checkpoints(tmp_path)
+    checkpoints = Checkpoints(tmp_path, keep=2)
     checkpoints.save(4, state, manifest)
     checkpoints.close()
     assert checkpoints.seconds > 0
-    step, restored, found = Checkpoints(tmp_path).restore(make_state(0.0))
-    assert step == 4 and found == manifest
+    step, restored, restored_manifest = Checkpoints(tmp_path, keep=2).restore(make_state(0.0))
+    assert step == 4 and restored_manifest == manifest
     assert checksums(restored) == checksums(state)
     assert jax.tree.structure(restored) == jax.tree.structure(state)
 
 
 def test_an_empty_directory_restores_nothing(tmp_path):
-    assert Checkpoints(tmp_path).restore(make_state(0.0)) is None
+    assert Checkpoints(tmp_path, keep=2).restore(make_state(0.0)) is None
 
 
 def test_the_last_and_the_best_are_kept(tmp_path):
@@ -51,15 +51,15 @@ def test_the_last_and_the_best_are_kept(tmp_path):
 
 
 def test_milestones_are_kept(tmp_path):
-    checkpoints = Checkpoints(tmp_path, keep=1, every=3)
+    checkpoints = Checkpoints(tmp_path, keep=1, milestones=3)
     for step in range(8):
         checkpoints.save(step, {"w": jnp.full((4,), step)}, {})
     checkpoints.close()
     assert checkpoints.steps() == [0, 3, 6, 7]
 
 
-def test_what_is_saved_is_what_was_there_when_it_was_asked_for(tmp_path):
-    """The state is given away to the next update while it is being written."""
+def test_a_save_holds_the_state_at_the_time_of_the_call(tmp_path):
+    """The next update consumes the state while it is being written."""
     checkpoints, state = Checkpoints(tmp_path, keep=4), {"w": jnp.zeros((512, 1024))}
     step = jax.jit(lambda s: {"w": s["w"] + 1}, donate_argnums=0)
     for i in range(4):
@@ -96,28 +96,28 @@ checkpoints.close()
 """
 
 
-def test_a_disk_that_is_full_costs_one_save_and_no_checkpoint(tmp_path):
+def test_a_full_disk_costs_one_save_and_no_checkpoint(tmp_path):
     done = subprocess.run(
         [sys.executable, "-c", FULL, str(tmp_path)], cwd=ROOT, capture_output=True, text=True,
         env=os.environ | {"JAX_PLATFORMS": "cpu"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    said, steps = done.stdout.splitlines()[-2:]
-    assert said.startswith("the checkpoint of step 2 was not written: ")
-    assert said.endswith("the last checkpoint is of step 1") and steps == "[3]"
+    error, steps = done.stdout.splitlines()[-2:]
+    assert error.startswith("the checkpoint of step 2 was not written: ")
+    assert error.endswith("the last checkpoint is of step 1") and steps == "[3]"
 
 
-def test_too_little_room_is_said_before_anything_is_written(tmp_path, monkeypatch):
-    checkpoints = Checkpoints(tmp_path)
+def test_too_little_disk_space_is_reported_before_anything_is_written(tmp_path, monkeypatch):
+    checkpoints = Checkpoints(tmp_path, keep=2)
     monkeypatch.setattr("shutil.disk_usage", lambda _: type("Usage", (), {"free": 1000}))
     checkpoints.save(1, make_state(1.0), {})
-    with pytest.raises(CheckpointError, match=r"it takes .* GB, and .* has 1e-06 GB left; the last checkpoint .* none"):
+    with pytest.raises(CheckpointError, match=r"it needs .* GB and .* has 1e-06 GB left; the last checkpoint .* none"):
         checkpoints.wait()
     assert not list(tmp_path.iterdir())
 
 
 def test_a_step_is_not_saved_twice(tmp_path):
-    checkpoints = Checkpoints(tmp_path)
+    checkpoints = Checkpoints(tmp_path, keep=2)
     checkpoints.save(1, make_state(1.0), {"first": True})
     checkpoints.save(1, make_state(2.0), {"first": False})
     checkpoints.wait()
@@ -156,13 +156,13 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(tmp_path, caplog, dam
     reopened.close()
 
 
-def test_unreadable_checkpoints_are_an_error_and_stay_where_they_are(tmp_path):
-    checkpoints = Checkpoints(tmp_path)
+def test_unreadable_checkpoints_are_an_error_and_are_not_moved(tmp_path):
+    checkpoints = Checkpoints(tmp_path, keep=2)
     checkpoints.save(3, make_state(3.0), {})
     checkpoints.close()
     with pytest.raises(CheckpointError, match="step 3: "):
-        Checkpoints(tmp_path).restore({"other": jnp.zeros(2)})
-    assert Checkpoints(tmp_path).steps() == [3]
+        Checkpoints(tmp_path, keep=2).restore({"other": jnp.zeros(2)})
+    assert Checkpoints(tmp_path, keep=2).steps() == [3]
 
 
 WRITER = """
@@ -176,7 +176,7 @@ for step in range(1, 1000):
 
 
 def test_a_save_that_was_killed_is_never_seen(tmp_path):
-    """kill -9 at moments spread over the save; whatever is restored is whole."""
+    """kill -9 at several moments of the save; the restored checkpoint is complete."""
     for i, delay in enumerate((0.0, 0.013, 0.031)):
         directory = tmp_path / str(i)
         writer = subprocess.Popen(
@@ -188,22 +188,22 @@ def test_a_save_that_was_killed_is_never_seen(tmp_path):
         writer.send_signal(signal.SIGKILL)
         saved = max([saved, *[int(line) for line in writer.stdout.read().split()]])
         writer.wait()
-        step, state, manifest = Checkpoints(directory).restore({"w": jnp.zeros((256, 4096))})
+        step, state, manifest = Checkpoints(directory, keep=2).restore({"w": jnp.zeros((256, 4096))})
         assert manifest == {"step": step} and step in (saved - 1, saved, saved + 1)
         assert np.array_equal(state["w"], np.full((256, 4096), step, np.float32))
 
 
-def test_sums_by_place_see_every_change():
+def test_weighted_sums_detect_every_change():
     x = jnp.asarray(np.random.default_rng(0).normal(size=(6, 10, 8)), jnp.float32)
     weights = 2 * np.arange(480, dtype=np.uint32) + 1
-    assert _place_sum(x) == int(np.sum(np.asarray(x).view(np.uint32).ravel() * weights, dtype=np.uint32))
-    assert _place_sum(x) != _place_sum(x.at[3, 1, 1].mul(-1))
-    assert _place_sum(x) != _place_sum(x.at[0, 0, jnp.array([0, 1])].set(x[0, 0, jnp.array([1, 0])]))
-    assert _place_sum(x.astype(jnp.bfloat16)) != _place_sum((x * 1.01).astype(jnp.bfloat16))
+    assert _weighted_sum(x) == int(np.sum(np.asarray(x).view(np.uint32).ravel() * weights, dtype=np.uint32))
+    assert _weighted_sum(x) != _weighted_sum(x.at[3, 1, 1].mul(-1))
+    assert _weighted_sum(x) != _weighted_sum(x.at[0, 0, jnp.array([0, 1])].set(x[0, 0, jnp.array([1, 0])]))
+    assert _weighted_sum(x.astype(jnp.bfloat16)) != _weighted_sum((x * 1.01).astype(jnp.bfloat16))
 
 
 def moves_between_meshes(folder):
-    """Runs with 8 simulated devices: saved on one mesh, with moments on the host, restored on others."""
+    """Run with 8 simulated devices: save on one mesh, with moments on the host, and restore on others."""
     from jax.sharding import NamedSharding, PartitionSpec
 
     from models import mesh as meshes
@@ -216,9 +216,9 @@ def moves_between_meshes(folder):
         where = NamedSharding(mesh, PartitionSpec("fsdp", "tensor"))
         return {"w": jax.device_put(values, where), "m": jax.device_put(values + 1, where.with_memory_kind(memory))}
 
-    for limit in (1 << 30, 0):  # sums by the host, by the devices
+    for limit in (1 << 30, 0):  # checksums on the host, then on the devices
         checkpoint.CHECKSUM_LIMIT = limit
-        checkpoints = Checkpoints(f"{folder}/{limit}")
+        checkpoints = Checkpoints(f"{folder}/{limit}", keep=2)
         checkpoints.save(1, state({"fsdp": 8}, "pinned_host"), {})
         for target in (state({"fsdp": 2, "tensor": 4}, "pinned_host"), state({"data": 2, "fsdp": 4}), state({})):
             _, found, _ = checkpoints.restore(target)
@@ -230,7 +230,7 @@ def moves_between_meshes(folder):
     print("equal")
 
 
-def test_another_mesh_can_go_on(tmp_path):
+def test_a_run_can_continue_on_another_mesh(tmp_path):
     done = subprocess.run(
         [sys.executable, "-c", f"from tests.rl import test_checkpoint as t; t.moves_between_meshes({str(tmp_path)!r})"],
         cwd=ROOT, capture_output=True, text=True,

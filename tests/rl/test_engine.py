@@ -1,4 +1,4 @@
-"""The JAX engine: what it says it sampled is what the model says, whatever else is in the batch."""
+"""The JAX engine: samples and log-probabilities match the model, independent of the rest of the batch."""
 
 import asyncio
 import functools
@@ -14,13 +14,14 @@ from hypothesis import strategies as st
 from envs.world import Evaluation, Observation, StepResult, Task, World
 from models import qwen
 from models.tokenizer import train_bpe
-from rl.engines import ContextFull, EngineFault, decoding
-from rl.engines.jax_engine import JaxEngine
+from rl.engines import ContextFull, EngineFault
+from rl.engines.jax import decoding
+from rl.engines.jax.engine import JaxEngine
 from rl.rollout import Job, Limits, Worlds, rollouts
 from rl.trajectory import Sampling
 
 CONFIG = qwen.Config(vocab=96, d_model=32, layers=2, heads=4, kv_heads=2, head_dim=8, d_ff=64)
-LENGTH = 128
+CONTEXT = 128
 COUNTS = (
     "requests",
     "evictions",
@@ -38,8 +39,8 @@ def params(seed=0):
 
 
 def make(slots=4, params=params, **options):
-    # Prompts go in by pieces of 16: one shape each for prefill and decode, because compiling is what these tests cost.
-    options = {"length": LENGTH, "decode_block": 8, "prefill_tokens": 16} | options
+    # Prompt pieces of 16 give one shape each for prefill and decode; compilation dominates the time of these tests.
+    options = {"context": CONTEXT, "decode_block": 8, "prefill": 16} | options
     return JaxEngine(CONFIG, params(), slots=slots, **options)
 
 
@@ -51,9 +52,11 @@ def all_logp(weights, tokens, temperature):
 
 
 def teacher_forced(prompt, completion, temperature, weights=None):
-    """Log-probabilities of the completion's tokens, and the most probable token at each place."""
+    """Return (log-probabilities of the completion's tokens, the most probable token at each position)."""
     ids = [*prompt, *completion]
-    padded = np.pad(np.array(ids, np.int32), (0, LENGTH - len(ids)))  # causal: what follows changes nothing
+    padded = np.pad(
+        np.array(ids, np.int32), (0, CONTEXT - len(ids))
+    )  # the model is causal, so padding behind has no effect
     logp = np.asarray(all_logp(weights or params(), padded, temperature or 1.0))[len(prompt) - 1 : len(ids) - 1]
     return logp[np.arange(len(completion)), completion], logp.argmax(-1)
 
@@ -65,7 +68,7 @@ def prompt_of(*key, n=20):
 async def episode(
     engine, name, *, turns=3, temperature=1.0, observation=5, max_tokens=11, key=None, seed=None, **sampling
 ):
-    """A session of some turns: [(prompt, completion)]."""
+    """Play a session of several turns; return [(prompt, completion)]."""
     key = name if key is None else key
     ids, history = prompt_of(key, n=10 + key % 7), []
     for turn in range(turns):
@@ -98,7 +101,7 @@ def same(a, b, atol=1e-5):
         np.testing.assert_allclose(x.logprobs, y.logprobs, atol=atol)
 
 
-# --- what is sampled ------------------------------------------------------------------------------------------------
+# --- samples --------------------------------------------------------------------------------------------------------
 
 
 def test_logprobs_equal_teacher_forcing_over_turns_and_greedy_is_argmax():
@@ -112,10 +115,10 @@ def test_logprobs_equal_teacher_forcing_over_turns_and_greedy_is_argmax():
     assert engine.stats()["reused_tokens"] > 0, "later turns prefill only what is new"
 
 
-def test_all_slots_in_place_as_on_an_accelerator_give_the_same():
+def test_decoding_in_place_as_on_an_accelerator_gives_the_same_samples():
     episodes = [{"name": i} for i in range(6)]
-    expected = play(make(slots=8, length=256), *episodes)
-    engine = make(slots=8, length=256)
+    expected = play(make(slots=8, context=256), *episodes)
+    engine = make(slots=8, context=256)
     engine._in_place, engine._copied, engine._batches = True, [2], [2, 8]
     for one, other in zip(play(engine, *episodes), expected):
         same(one, other)
@@ -126,7 +129,7 @@ def test_all_slots_in_place_as_on_an_accelerator_give_the_same():
 def test_an_untied_model_with_normalised_queries():
     config = qwen.Config(**vars(CONFIG) | {"tied": False, "qk_norm": True, "qkv_bias": False})
     weights = qwen.init(config, 1)
-    engine = JaxEngine(config, weights, slots=2, length=64, decode_block=8, prefill_tokens=16)
+    engine = JaxEngine(config, weights, slots=2, context=64, decode_block=8, prefill=16)
     prompt = prompt_of(3)
     completion = ask(engine, prompt, temperature=0.0)
     ids = np.array([prompt + completion.tokens])
@@ -136,7 +139,7 @@ def test_an_untied_model_with_normalised_queries():
     np.testing.assert_allclose(completion.logprobs, logp.max(-1), atol=1e-5)
 
 
-def test_a_turn_of_a_kept_session_equals_a_fresh_prefill():
+def test_a_turn_on_cached_tokens_equals_a_fresh_prefill():
     kept = play(make(), {"name": 1})[0]
     fresh = make()
     again = [(p, ask(fresh, p, f"new {i}", max_tokens=10, seed=100 + i)) for i, (p, _) in enumerate(kept)]
@@ -150,7 +153,7 @@ def test_a_sample_does_not_depend_on_the_rest_of_the_batch():
         same(alone, crowd[2])
 
 
-def test_a_diverging_prompt_goes_back_to_the_common_prefix():
+def test_a_diverging_prompt_reuses_the_common_prefix():
     engine = make()
     prompt = prompt_of(0, n=30)
     ask(engine, prompt)
@@ -162,10 +165,10 @@ def test_a_diverging_prompt_goes_back_to_the_common_prefix():
     assert ask(engine, prompt).tokens == ask(make(), prompt).tokens
 
 
-def test_prompts_longer_than_a_piece():
+def test_prompts_longer_than_a_prefill_piece():
     prompt = prompt_of(1, n=100)
     for size in (16, 64):
-        completion = ask(make(prefill_tokens=size), prompt)
+        completion = ask(make(prefill=size), prompt)
         np.testing.assert_allclose(completion.logprobs, teacher_forced(prompt, completion.tokens, 1.0)[0], atol=1e-5)
 
 
@@ -182,7 +185,7 @@ def test_stop_tokens_end_a_generation_and_are_part_of_it():
     assert last.stop == "stop", "a stop token in the last place is a stop"
 
 
-def test_one_seed_one_sample():
+def test_a_seed_determines_the_sample():
     a, b, c = (ask(make(), prompt_of(4), seed=s, max_tokens=20).tokens for s in (2**62 + 1, 2**62 + 1, 1))
     assert a == b != c, "all 63 bits of the seed count"
 
@@ -215,7 +218,7 @@ def test_frequencies_follow_the_distribution(vocab, temperature):
 
 
 def supported(logits, top_p, top_k):
-    """The tokens that top-k and then top-p keep, by definition, one at a time."""
+    """Return the tokens kept by top-k followed by top-p, computed from their definitions."""
     order = np.argsort(-logits, kind="stable")
     order = order[: top_k or None]
     p = np.exp(logits[order].astype(np.float64))
@@ -233,8 +236,8 @@ def test_top_p_and_top_k_keep_exactly_their_support(top_p, top_k):
 
 @given(st.integers(1, 70), st.integers(0, 2**31), st.sampled_from([0.01, 0.3, 1.0]), st.integers(0, 5), st.booleans())
 @settings(max_examples=25, deadline=None)
-def test_nothing_impossible_is_ever_drawn(possible, seed, top_p, top_k, truncate):
-    """Most logits at -inf: the cumulative sums are flat there, and rounding must not fall into a flat part."""
+def test_tokens_of_probability_zero_are_never_sampled(possible, seed, top_p, top_k, truncate):
+    """Most logits are -inf, where the cumulative sums are flat; rounding must never select such a token."""
     rng = np.random.default_rng(seed)
     logits = np.full((8, 70), -np.inf, np.float32)
     for row in logits:
@@ -243,7 +246,7 @@ def test_nothing_impossible_is_ever_drawn(possible, seed, top_p, top_k, truncate
     assert np.all(np.isfinite(logp)) and np.all(np.isfinite(logits[np.arange(8), token]))
 
 
-def test_a_request_with_top_k_one_is_greedy_beside_others_that_are_not():
+def test_top_k_of_one_is_greedy_in_a_batch_with_other_settings():
     engine = make()
     greedy, narrow, free = play(
         engine, {"name": 1, "key": 1, "temperature": 0.0}, {"name": 2, "key": 1, "top_k": 1}, {"name": 3, "key": 1}
@@ -292,9 +295,9 @@ def test_a_group_prefills_its_common_prompt_once():
 
 
 @pytest.mark.parametrize("slots", [3, 8, 40])
-def test_groups_whose_prompts_were_copied_from_another_slot(slots):
-    """A copied prefix is part of what a slot is known to hold. Forgetting that prefills every turn anew, or, for a
-    prompt that equals what the slot held earlier, goes on from the keys and values of other tokens."""
+def test_groups_with_prefixes_copied_from_another_slot(slots):
+    """The engine must record copied prefixes as content of the slot. Otherwise it would prefill every turn again or,
+    if the prompt equals earlier content of the slot, continue from the KV of other tokens."""
     engine = make(slots=slots)
     waves = [[{"name": 10 * key + i, "key": key, "seed": 10 * key + i} for key in keys for i in range(4)]
              for keys in ((1, 2), (3, 4), (2, 1))]  # fmt: skip
@@ -304,15 +307,15 @@ def test_groups_whose_prompts_were_copied_from_another_slot(slots):
         for prompt, completion in (turn for history in histories for turn in history):
             logp, _ = teacher_forced(prompt, completion.tokens, 1.0)
             np.testing.assert_allclose(completion.logprobs, logp, atol=1e-5)
-        # Of a later turn only its observation and the last token sampled before it are new.
+        # A later turn only prefills its observation and the last token sampled before it.
         later = sum(len(p) - len(q) - len(c.tokens) + 1 for h in histories for (q, c), (p, _) in itertools.pairwise(h))
         first = sum(len(h[0][0]) for h in histories)
         assert slots < len(wave) or engine.stats()["prefill_tokens"] - before <= later + first
 
 
 @pytest.mark.parametrize("slots, sessions", [(2, 6), (35, 45)])
-def test_two_runs_give_the_same_bits(slots, sessions):
-    """Also when banks of slots are worked on side by side."""
+def test_two_runs_are_bit_identical(slots, sessions):
+    """Covers one bank of slots and several banks in parallel."""
 
     def run():
         engine = make(slots=slots)
@@ -323,7 +326,7 @@ def test_two_runs_give_the_same_bits(slots, sessions):
     assert a == b and {k: stats_a[k] for k in COUNTS} == {k: stats_b[k] for k in COUNTS}
 
 
-def test_bad_requests_are_named_and_harm_nobody():
+def test_invalid_requests_are_rejected_and_do_not_affect_others():
     engine = make()
     for prompt, sampling, error, text in [
         ([], {}, ValueError, "empty"),
@@ -350,7 +353,7 @@ def test_bad_requests_are_named_and_harm_nobody():
 # --- weights --------------------------------------------------------------------------------------------------------
 
 
-def test_new_weights_are_used_without_compiling_anything():
+def test_new_weights_are_used_without_compilation():
     engine = make()
     old = ask(engine, prompt_of(1), temperature=0.0)
     compiled = (decoding.prefill._cache_size(), decoding.decode._cache_size())
@@ -377,7 +380,7 @@ def test_the_learner_may_donate_its_arrays():
     assert ask(engine, prompt_of(1)).tokens == want
 
 
-def test_requests_in_flight_finish_on_their_weights_and_waiting_ones_get_the_new():
+def test_running_requests_finish_on_old_weights_and_waiting_ones_get_the_new():
     engine = make()
 
     async def main():
@@ -396,18 +399,18 @@ def test_requests_in_flight_finish_on_their_weights_and_waiting_ones_get_the_new
     np.testing.assert_allclose(late.logprobs, teacher_forced(prompt_of(2), late.tokens, 1.0, params(1))[0], atol=1e-5)
 
 
-def test_weights_of_another_model_are_refused():
+def test_weights_of_another_model_are_rejected():
     engine = make()
     other = qwen.init(qwen.Config(**vars(CONFIG) | {"d_ff": 32}), 0)
-    with pytest.raises(ValueError, match="not of the engine's model"):
+    with pytest.raises(ValueError, match="do not match the engine's model"):
         asyncio.run(engine.load(other, 1))
     assert ask(engine, prompt_of(1)).version == 0
 
 
-# --- trouble --------------------------------------------------------------------------------------------------------
+# --- faults ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_cancelled_request_frees_its_slot_and_disturbs_nobody():
+def test_a_cancelled_request_frees_its_slot_and_does_not_affect_others():
     engine = make(slots=2)
 
     async def main():
@@ -442,7 +445,7 @@ def test_releasing_a_session_ends_its_request():
 
 
 @pytest.mark.parametrize("call, slots", [("prefill", 2), ("decode", 2), ("prefill", 40)])
-def test_a_fault_fails_everyone_who_waits_with_its_reason(monkeypatch, call, slots):
+def test_a_fault_fails_all_pending_requests_with_its_reason(monkeypatch, call, slots):
     engine = make(slots=slots)
     want = ask(engine, prompt_of(3)).tokens
 
@@ -468,7 +471,7 @@ def test_weights_that_are_not_finite_are_a_fault():
         ask(engine, prompt_of(1))
 
 
-def test_closing_tells_those_who_wait():
+def test_closing_fails_pending_requests():
     engine = make()
 
     async def main():
@@ -486,7 +489,7 @@ def test_closing_tells_those_who_wait():
 
 
 class Echo(World):
-    """Answers with what it was told, three times."""
+    """Answers with the start of each action; ends after three."""
 
     name = "echo"
 
@@ -502,13 +505,13 @@ class Echo(World):
         return Evaluation(self.turns / 3, self.turns == 3)
 
 
-def test_rollouts_on_the_engine_repeat_bit_for_bit_and_keep_their_sessions():
+def test_rollouts_are_bit_identical_and_reuse_their_sessions():
     tokenizer = train_bpe(["echo"], 290)
     config = qwen.Config(**vars(CONFIG) | {"vocab": tokenizer.vocab_size})
     weights = qwen.init(config, 0)
 
     def run():
-        engine = JaxEngine(config, weights, slots=4, length=256, decode_block=8, prefill_tokens=16)
+        engine = JaxEngine(config, weights, slots=4, context=256, decode_block=8, prefill=16)
         jobs = [Job(Task(str(g), "echo", "ab" * g), i, 10 * g + i, Sampling(6)) for g in range(3) for i in range(2)]
         done = rollouts(
             jobs,
@@ -516,15 +519,15 @@ def test_rollouts_on_the_engine_repeat_bit_for_bit_and_keep_their_sessions():
             concurrency=4,
             engine=engine,
             tokenizer=tokenizer,
-            limits=Limits(max_steps=4, context_tokens=256),
-            length_stop="continue",
+            limits=Limits(4, 512, context=256, max_observation=1024, timeout=600.0, env_timeout=60.0),
+            cut_turn="continue",
         )
         return [t.to_dict() for t in asyncio.run(done)], engine.stats()
 
     (a, stats), (b, _) = run(), run()
-    assert a == b and [len(t["steps"]) for t in a] == [3] * 6
+    assert a == b and [len(t["turns"]) for t in a] == [3] * 6
     assert stats["sessions"] == 0, "episodes release their sessions"
-    prompts = sum(len(step["prompt"]) for t in a for step in t["steps"])
+    prompts = sum(len(turn["prompt"]) for t in a for turn in t["turns"])
     assert stats["prefill_tokens"] + stats["reused_tokens"] + stats["shared_tokens"] == prompts
     assert stats["prefill_tokens"] < 0.7 * prompts
-    assert len({tuple(t["steps"][0]["completion"]["tokens"]) for t in a}) > 1
+    assert len({tuple(t["turns"][0]["completion"]["tokens"]) for t in a}) > 1

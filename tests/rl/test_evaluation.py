@@ -1,4 +1,4 @@
-"""The estimators against brute force, closed forms and the sequential procedure they vectorise."""
+"""The estimators, against brute force, closed forms and the sequential procedure that they vectorise."""
 
 import itertools
 
@@ -56,7 +56,7 @@ def test_intervals_cover_the_mean_and_shrink_with_tasks():
     assert width[0] == pytest.approx(2 * 1.96 * narrow.std() / 20, rel=0.1)
 
 
-def test_a_paired_difference_is_tighter_than_the_tasks_are_spread():
+def test_a_paired_difference_is_not_widened_by_the_spread_of_the_tasks():
     rng = np.random.default_rng(0)
     before_N = rng.random(50)
     difference, low, high = evaluation.paired_difference(before_N, before_N + 0.2)
@@ -77,16 +77,16 @@ def scores() -> evaluation.Scores:
 
 
 def test_measures_name_every_estimate_with_its_interval():
-    found = dict(evaluation.measures(scores()))
-    assert found["avg@2"] == pytest.approx(0.5)
-    assert found["pass@2"] == pytest.approx(2 / 3)
-    assert found["best@2"] < found["pass@2"]
-    assert found["score"] == pytest.approx(3.5 / 6)
-    assert found["greedy"] == pytest.approx(2 / 3)
-    assert found["avg@2/difficulty_1"] == pytest.approx(0.5) and found["avg@2/difficulty_2"] == pytest.approx(0.5)
-    assert found["broken"] == 1 and found["tasks"] == 3
+    measures = dict(evaluation.measures(scores()))
+    assert measures["avg@2"] == pytest.approx(0.5)
+    assert measures["pass@2"] == pytest.approx(2 / 3)
+    assert measures["best@2"] < measures["pass@2"]
+    assert measures["score"] == pytest.approx(3.5 / 6)
+    assert measures["greedy"] == pytest.approx(2 / 3)
+    assert measures["avg@2/difficulty_1"] == pytest.approx(0.5) and measures["avg@2/difficulty_2"] == pytest.approx(0.5)
+    assert measures["broken"] == 1 and measures["tasks"] == 3
     for name in ("avg@2", "best@2", "pass@2", "score", "greedy"):
-        assert found[f"{name}/low"] <= found[name] <= found[f"{name}/high"]
+        assert measures[f"{name}/low"] <= measures[name] <= measures[f"{name}/high"]
 
 
 def test_unknown_measures_are_named():

@@ -1,4 +1,4 @@
-"""What must not change an update: the mesh, where the state waits, how much is computed again. And adapters."""
+"""Mesh, placement of the state and rematerialisation must not change an update; and adapters."""
 
 import functools
 import itertools
@@ -18,6 +18,7 @@ from safetensors.numpy import load_file
 from models import lora, qwen
 from rl import learner, optim
 from rl.learner import Layout
+from rl.losses.ppo import ppo
 from tests.rl.test_learner import batch
 
 ROOT = Path(__file__).parents[2]
@@ -32,17 +33,17 @@ def params():
 
 
 def optimizer():
-    return optim.optimizer(learning_rate=1e-2, eps=1e-2)  # a large eps: Adam must not magnify the last bits
+    return optim.optimizer(lr=1e-2, eps=1e-2)  # a large eps, so that Adam does not magnify rounding errors
 
 
 def outcome(mesh=None, layout=None, **options):
-    """[metrics, log-probabilities, gradient, updated weights] of one update, on the host; and the state."""
+    """Return [metrics, log-probabilities, gradient, updated weights] of one update, on the host, and the state."""
     tx, packed = optimizer(), batch(rows=11)
     state = learner.init_state(CONFIG, jax.tree.map(jnp.copy, params()), tx, mesh, layout)
     before = jax.tree.map(lambda x: (x.sharding, x.sharding.memory_kind), state)
-    logp = learner.make_logp(CONFIG, mesh, micro_rows=8, chunk=5)(learner.whole(state, layout), packed)
+    logp = learner.make_logp(CONFIG, mesh, micro=8, chunk=5)(learner.whole(state, layout), packed)
     update = learner.make_update(
-        CONFIG, mesh, optimizer=tx, micro_rows=8, chunk=5, kl_coef=0.1, layout=layout, **options
+        CONFIG, mesh, optimizer=tx, loss=ppo, micro=8, chunk=5, kl_coef=0.1, layout=layout, **options
     )
     state, metrics = update(state, packed)
     assert mesh is None or jax.tree.map(lambda x: (x.sharding, x.sharding.memory_kind), state) == before
@@ -73,7 +74,7 @@ def run(call: str):
 
 
 def on_meshes(shapes):
-    """Runs with 8 simulated devices."""
+    """Compare meshes with one device; runs with 8 simulated devices."""
     from models import mesh as meshes
 
     want, _ = outcome()
@@ -101,7 +102,7 @@ def test_every_mesh_of_eight_devices_gives_the_same_update():
 
 
 def layouts_on_meshes():
-    """Runs with 8 simulated devices: adapters, offloaded moments, weights in bfloat16, each as on one device."""
+    """Compare adapters, offloaded moments and bfloat16 weights with one device; runs with 8 simulated devices."""
     from models import mesh as meshes
 
     mesh = meshes.make_mesh({"fsdp": 2, "tensor": 2, "sequence": 2})
@@ -123,7 +124,7 @@ def test_layouts_give_the_same_update_on_a_mesh():
 
 
 @pytest.mark.parametrize("remat", [name for name in qwen.REMAT if name != "none"])
-def test_what_is_computed_again_changes_nothing(remat):
+def test_rematerialisation_changes_nothing(remat):
     def gradient(**options):
         tokens = np.arange(12)[None] % CONFIG.vocab
         args = tokens, tokens, np.ones_like(tokens)
@@ -147,12 +148,12 @@ def test_remat_policies_keep_less_and_less():
 
 
 def test_update_memory_does_not_grow_with_vocabulary_times_length():
-    """Scratch memory of the whole compiled update, beyond what a longer row and a larger head need by themselves."""
+    """Compare the scratch memory of the compiled update with that of a longer row and of a larger head alone."""
 
     def scratch(vocab, row):
         config = qwen.Config(vocab=vocab, d_model=16, layers=2, heads=2, kv_heads=1, head_dim=8, d_ff=32)
         tx = optax.sgd(1.0)
-        update = learner.make_update(config, None, optimizer=tx, micro_rows=1, chunk=64, remat="full")
+        update = learner.make_update(config, None, optimizer=tx, loss=ppo, micro=1, chunk=64, remat="full")
         rows = {name: np.int32 for name in ("tokens", "positions", "segments")} | {"mask": bool, "guided": bool}
         rows |= dict.fromkeys(("advantage", "logp", "old_logp"), np.float32)
         args = {name: jax.ShapeDtypeStruct((1, 1, row), dtype) for name, dtype in rows.items()}
@@ -168,7 +169,7 @@ def test_update_memory_does_not_grow_with_vocabulary_times_length():
 # --- rounding ---------------------------------------------------------------------------------------------------------
 
 
-def test_stochastic_rounding_is_right_on_average_and_exact_where_it_can_be():
+def test_stochastic_rounding_is_unbiased_and_keeps_exact_values():
     x = {"a": jnp.full((4000,), 1.0 + 0.3 * 2**-7), "b": jnp.full((8,), 1.5), "c": jnp.array([jnp.inf, -2.0])}
     like = jax.tree.map(lambda v: v.astype(jnp.bfloat16), x)
     got = optim.rounded(x, like, jax.random.key(0))
@@ -179,7 +180,7 @@ def test_stochastic_rounding_is_right_on_average_and_exact_where_it_can_be():
 
 
 def test_small_updates_of_bfloat16_weights_add_up():
-    """A thousand steps of a ten-thousandth each, where one step of bfloat16 is a hundred and twenty-eighth."""
+    """Add 5e-4 two hundred times; a single step of bfloat16 at 1 is 1/128."""
     weights = jnp.ones((64,), jnp.bfloat16)
     for i in range(200):
         weights = optim.rounded(weights.astype(jnp.float32) + 5e-4, weights, jax.random.key(i))
@@ -194,7 +195,7 @@ def noisy_adapters():
     return jax.tree.map(lambda s: jnp.asarray(0.3 * rng.normal(size=s.shape), s.dtype), lora.shapes(CONFIG, ADAPTERS))
 
 
-def test_adapters_begin_as_nothing_and_merge_into_the_weights(tmp_path):
+def test_adapters_start_at_zero_and_merge_into_the_weights(tmp_path):
     tokens = np.arange(12)[None] % CONFIG.vocab
     h = lambda p: qwen.hidden(CONFIG, p, tokens, tokens, np.ones_like(tokens))  # noqa: E731
     fresh, adapters = lora.init(CONFIG, ADAPTERS, 0), noisy_adapters()
@@ -215,11 +216,11 @@ def test_adapters_begin_as_nothing_and_merge_into_the_weights(tmp_path):
 def test_only_adapters_are_trained():
     got, state = outcome(layout=Layout(lora=ADAPTERS))
     jax.tree.map(np.testing.assert_array_equal, state["base"], params())
-    assert all(np.any(state["params"]["layers"][f"{name}_lora_b"]) for name in ADAPTERS.targets), "they began as zeros"
+    assert all(np.any(state["params"]["layers"][f"{name}_lora_b"]) for name in ADAPTERS.targets), "they start at zero"
     assert len(got[3]) < qwen.parameter_count(CONFIG) / 5
 
 
-def test_adapters_that_cannot_be():
+def test_impossible_adapters_raise():
     with pytest.raises(ValueError, match="choose from q, k, v, o, gate, up, down"):
         lora.LoRA(rank=4, targets=("query",))
     with pytest.raises(ValueError, match="at least 1"):

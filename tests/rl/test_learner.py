@@ -1,4 +1,4 @@
-"""The update against a slow oracle on whole logits, and what must not change it: micro-batches, rows, meshes."""
+"""The update against a slow oracle on whole logits; micro-batches and row widths must not change it."""
 
 import functools
 
@@ -10,6 +10,9 @@ import pytest
 
 from models import qwen
 from rl import learner, losses, optim, packing
+from rl.losses.gspo import gspo
+from rl.losses.nll import nll
+from rl.losses.ppo import ppo
 from rl.samples import Sample
 
 CONFIG = qwen.Config(vocab=40, d_model=16, layers=1, heads=4, kv_heads=2, head_dim=8, d_ff=32)
@@ -19,7 +22,7 @@ DESCENT = optax.sgd(1.0)
 
 @pytest.fixture(scope="module", autouse=True)
 def compile_quickly():
-    """Half the time of these tests is compiling programs that run for a millisecond."""
+    """Skip optimizations: half the time of these tests is spent compiling programs that run for a millisecond."""
     jax.config.update("jax_disable_most_optimizations", True)
     yield
     jax.config.update("jax_disable_most_optimizations", False)
@@ -31,7 +34,7 @@ def params():
 
 
 def batch(rows=5, seed=0):
-    """Packed samples, about half of their tokens trained, one sample in two guided, several to a row."""
+    """Return packed samples, several to a row; half of the tokens train, and every other sample is guided."""
     rng = np.random.default_rng(seed)
     samples = []
     for i, n in enumerate(rng.integers(4, ROW // 2, 4 * rows)):
@@ -51,7 +54,7 @@ def batch(rows=5, seed=0):
 
 
 def slow_logp(params, packed, temperature=1.0):
-    """(logp_RT, entropy_RT) from the logits of every token; 0 where a token does not train."""
+    """Return (logp_RT, entropy_RT) from the logits of every token, 0 where a token does not train."""
     h = qwen.hidden(CONFIG, params, packed.tokens_RT, packed.positions_RT, packed.segments_RT)
     every = jax.nn.log_softmax(h @ qwen.unembed(CONFIG, params) / temperature)
     before = jnp.pad(every, ((0, 0), (1, 0), (0, 0)))[:, :-1]
@@ -60,18 +63,19 @@ def slow_logp(params, packed, temperature=1.0):
     return jnp.where(packed.mask_RT, logp, 0), jnp.where(packed.mask_RT, entropy, 0)
 
 
-def slow_loss(params, packed, *, aggregate="token-mean", temperature=1.0, **options):
+def slow_loss(params, packed, *, loss=ppo, aggregate="token-mean", temperature=1.0, **terms):
     logp, entropy = slow_logp(params, packed, temperature)
     arrays = {name.removesuffix("_RT"): array for name, array in vars(packed).items()}
-    loss, _ = losses.token_loss(logp, entropy, arrays, **options)
+    loss_RT, _ = losses.token_loss(loss, logp, entropy, arrays, **terms)
     weights = losses.aggregation_weights(jnp.asarray(packed.mask_RT), packed.segments_RT, aggregate=aggregate)
-    return jnp.sum(weights * loss)
+    return jnp.sum(weights * loss_RT)
 
 
 @functools.cache
 def make_update(**options):
-    """Plain descent at rate 1, for up to 8 rows. Tests share what is compiled."""
-    return learner.make_update(CONFIG, None, **{"optimizer": DESCENT, "micro_rows": 2, "capacity_rows": 8, **options})
+    """Return plain descent at rate 1 for up to 8 rows; cached, so that tests share compiled programs."""
+    defaults = {"optimizer": DESCENT, "loss": ppo, "micro": 2, "capacity_rows": 8}
+    return learner.make_update(CONFIG, None, **defaults | options)
 
 
 def fresh_state(optimizer=DESCENT):
@@ -79,7 +83,7 @@ def fresh_state(optimizer=DESCENT):
 
 
 def gradient(packed, **options):
-    """(gradient, metrics) of one update: descent at rate 1 moves the parameters by the gradient."""
+    """Return (gradient, metrics) of one update: descent at rate 1 moves the parameters by the gradient."""
     state, metrics = make_update(**options)(fresh_state(), packed)
     return jax.tree.map(jnp.subtract, params(), state["params"]), metrics
 
@@ -90,7 +94,7 @@ def assert_trees_close(a, b, atol):
 
 def test_logp_is_that_of_the_whole_softmax():
     packed = batch(rows=5)
-    logp = learner.make_logp(CONFIG, None, micro_rows=2, temperature=0.7, chunk=8)
+    logp = learner.make_logp(CONFIG, None, micro=2, temperature=0.7, chunk=8)
     np.testing.assert_allclose(logp(params(), packed), slow_logp(params(), packed, 0.7)[0], atol=1e-5)
     fewer = batch(rows=3, seed=1)
     np.testing.assert_allclose(logp(params(), fewer), slow_logp(params(), fewer, 0.7)[0], atol=1e-5)
@@ -101,7 +105,7 @@ def test_logp_is_that_of_the_whole_softmax():
     [
         dict(),
         dict(
-            objective="gspo",
+            loss=gspo,
             aggregate="seq-mean-token-mean",
             temperature=0.7,
             chunk=8,
@@ -125,7 +129,7 @@ def test_gradient_is_that_of_the_whole_loss(options):
 
 def test_micro_batches_do_not_change_the_result():
     packed = batch(rows=5)
-    got, metrics = gradient(packed, micro_rows=3, chunk=5)
+    got, metrics = gradient(packed, micro=3, chunk=5)
     want, want_metrics = gradient(packed)
     assert_trees_close(got, want, atol=1e-6)
     assert metrics.keys() == want_metrics.keys()
@@ -137,12 +141,12 @@ def test_rows_cut_to_their_tokens_do_not_change_the_result():
     packed = batch()
     for row, tokens in enumerate((ROW, 5, 13, 18, 21)):
         packed.segments_RT[row, tokens:], packed.mask_RT[row, tokens:] = 0, False
-    got, metrics = gradient(packed, micro_rows=1, widths=4)
-    want, want_metrics = gradient(packed, micro_rows=1)
+    got, metrics = gradient(packed, micro=1, widths=4)
+    want, want_metrics = gradient(packed, micro=1)
     assert_trees_close(got, want, atol=1e-6)
     for name, value in metrics.items():
         np.testing.assert_allclose(value, want_metrics[name], atol=1e-5, rtol=1e-5, err_msg=name)
-    logp = learner.make_logp(CONFIG, None, micro_rows=1, widths=3)
+    logp = learner.make_logp(CONFIG, None, micro=1, widths=3)
     np.testing.assert_allclose(logp(params(), packed), slow_logp(params(), packed, 1.0)[0], atol=1e-5)
 
 
@@ -150,8 +154,8 @@ def test_rows_cut_to_their_tokens_do_not_change_the_result():
 def test_a_micro_batch_is_cut_to_the_narrowest_width_that_holds_it(used, width):
     segments = np.zeros((2, 24), np.int32)
     segments[0, :1], segments[1, :used] = 1, 1
-    found = learner._cut_to_width(lambda micro: jnp.int32(micro["segments"].shape[1]), {"segments": segments}, 4)
-    assert found == width
+    got = learner._cut_to_width(lambda micro: jnp.int32(micro["segments"].shape[1]), {"segments": segments}, 4)
+    assert got == width
 
 
 def test_another_number_of_rows_needs_no_new_program():
@@ -162,13 +166,13 @@ def test_another_number_of_rows_needs_no_new_program():
     assert int(state["step"]) == 4
 
 
-def test_metrics_say_how_far_the_engine_is():
-    """Sampled log-probabilities that are the learner's own but for 0.1 on one unguided token."""
+def test_metrics_measure_the_gap_to_the_engine():
+    """The sampled log-probabilities equal the learner's own, except for a gap of 0.1 at one unguided token."""
     packed = batch()
     packed.logp_RT = np.array(slow_logp(params(), packed)[0])
     own = np.argwhere(packed.mask_RT & ~packed.guided_RT)
     packed.logp_RT[tuple(own[0])] -= 0.1
-    packed.logp_RT[packed.guided_RT & packed.mask_RT] -= 5.0  # another prompt: no business of the engine's
+    packed.logp_RT[packed.guided_RT & packed.mask_RT] -= 5.0  # sampled under another prompt: not the engine's error
     packed.old_logp_RT = None
     _, metrics = gradient(packed)
     np.testing.assert_allclose(metrics["mismatch/max"], 0.1, atol=1e-5)
@@ -179,9 +183,9 @@ def test_metrics_say_how_far_the_engine_is():
 
 @functools.cache
 def imitation():
-    rate = optim.schedule(learning_rate=3e-2, decay="cosine", warmup_steps=5, total_steps=60)
-    optimizer = optim.optimizer(learning_rate=rate)
-    return optimizer, make_update(optimizer=optimizer, objective="nll")
+    rate = optim.schedule(lr=3e-2, schedule="cosine", warmup=5, steps=60)
+    optimizer = optim.optimizer(lr=rate)
+    return optimizer, make_update(optimizer=optimizer, loss=nll)
 
 
 def pattern():
@@ -212,7 +216,7 @@ def test_a_gradient_that_is_not_finite_is_skipped_and_counted():
     assert (int(state["step"]), int(state["skipped"])) == (2, 1)
 
 
-def test_what_cannot_be_updated_is_said():
+def test_impossible_updates_raise():
     update = make_update(kl_coef=0.1)
     with pytest.raises(ValueError, match="at least one row"):
         update({}, packing.pack([], ROW))
@@ -221,7 +225,7 @@ def test_what_cannot_be_updated_is_said():
     with pytest.raises(ValueError, match="ref_logp_RT"):
         update({}, packed)
     with pytest.raises(ValueError, match="multiple of 1"):
-        make_update(micro_rows=0)
+        make_update(micro=0)
     with pytest.raises(ValueError, match="widths=0"):
         make_update(widths=0)
 
@@ -234,7 +238,7 @@ def test_weight_decay_spares_norms_and_biases():
     decayed = optim.decayed(params())
     names = {path[-1].key for path, on in jax.tree.leaves_with_path(decayed) if not on}
     assert names == spared
-    tx = optim.optimizer(learning_rate=1.0, weight_decay=0.1)
+    tx = optim.optimizer(lr=1.0, weight_decay=0.1)
     zero = jax.tree.map(jnp.zeros_like, params())
     updates, _ = tx.update(zero, tx.init(params()), params())
     np.testing.assert_allclose(updates["embed"], -0.1 * params()["embed"], rtol=1e-6)
@@ -245,18 +249,18 @@ def test_weight_decay_spares_norms_and_biases():
     "options, at, want",
     [
         (dict(), [0, 100], [2, 2]),
-        (dict(warmup_steps=4), [0, 1, 3, 4, 9], [0.5, 1, 2, 2, 2]),
-        (dict(decay="linear", total_steps=10, final=0.5), [0, 5, 10, 20], [2, 1.5, 1, 1]),
-        (dict(decay="cosine", warmup_steps=2, total_steps=12), [0, 1, 2, 7, 12], [1, 2, 2, 1, 0]),
+        (dict(warmup=4), [0, 1, 3, 4, 9], [0.5, 1, 2, 2, 2]),
+        (dict(schedule="linear", steps=10, final=0.5), [0, 5, 10, 20], [2, 1.5, 1, 1]),
+        (dict(schedule="cosine", warmup=2, steps=12), [0, 1, 2, 7, 12], [1, 2, 2, 1, 0]),
     ],
 )
 def test_schedules(options, at, want):
-    schedule = optim.schedule(learning_rate=2.0, **options)
+    schedule = optim.schedule(lr=2.0, **options)
     np.testing.assert_allclose([schedule(i) for i in at], want, atol=1e-6)
 
 
-def test_schedules_refuse_what_they_cannot_do():
+def test_impossible_schedules_raise():
     with pytest.raises(ValueError, match="constant, linear, cosine"):
-        optim.schedule(learning_rate=1.0, decay="step")
-    with pytest.raises(ValueError, match="total_steps > warmup_steps"):
-        optim.schedule(learning_rate=1.0, decay="cosine", warmup_steps=5)
+        optim.schedule(lr=1.0, schedule="step")
+    with pytest.raises(ValueError, match="steps > warmup"):
+        optim.schedule(lr=1.0, schedule="cosine", warmup=5)

@@ -1,6 +1,7 @@
-"""Losses against a slow reference written from the formulas, their gradients, and what must never happen to either."""
+"""Losses and gradients against a slow reference written from the formulas; both must always be finite."""
 
 import math
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -10,10 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rl import losses
+from rl.losses import terms
+from rl.losses.cispo import cispo
+from rl.losses.gspo import gspo, sequence_log_ratio
+from rl.losses.nll import nll
+from rl.losses.ppo import ppo
 
 
 def slow_policy_loss(logp, old, advantage, mask, guided, *, low, high, high_guided, dual, aggregate):
-    """The reference's token loss and aggregation, one token at a time in Python floats."""
+    """Compute the reference's token loss and aggregation, one token at a time in Python floats."""
 
     def clipped(a, ratio, upper):
         first = max(-a * ratio, -a * min(max(ratio, 1 - low), 1 + upper))
@@ -36,6 +42,12 @@ def slow_policy_loss(logp, old, advantage, mask, guided, *, low, high, high_guid
     if aggregate == "seq-mean-token-mean":
         return math.fsum(s / max(c, 1) for s, c in zip(sums, counts)) / len(rows)
     return math.fsum(sums) / len(rows[0])
+
+
+def token_loss(delta, advantage, mask, guided, **args):
+    """Return the PPO loss of each token for log-ratios `delta`."""
+    tokens = losses.Tokens(delta, 0 * delta, advantage, guided, jnp.ones(delta.shape, jnp.int32), mask)
+    return losses.guarded(lambda tokens: ppo(tokens, **args), tokens)[0]
 
 
 def random_batch(seed, rows=4, length=9, scale=0.7):
@@ -70,9 +82,9 @@ def test_policy_loss_worked_example():
     """The guided row of the reference's example, as far as its figures determine it (A = 0.5, three tokens train)."""
     delta = np.array([[0.9, 0.0, -2.0, 0.4]], np.float32)
     ones = np.ones((1, 4), np.float32)
-    loss_RT, _ = losses.policy_token_loss(delta, 0 * delta, 0.5 * ones, ones, ones)
+    loss_RT = token_loss(delta, 0.5 * ones, ones, ones)
     np.testing.assert_allclose(loss_RT[0], [-0.8, -0.5, -0.0676676, -0.7459123], atol=1e-6)
-    on_RT, _ = losses.policy_token_loss(delta, 0 * delta, 0.5 * ones, ones, 0 * ones)
+    on_RT = token_loss(delta, 0.5 * ones, ones, 0 * ones)
     np.testing.assert_allclose(on_RT[0, 0], -0.64, atol=1e-6)
     mask = np.array([[1, 1, 1, 0]], np.float32)
     loss, metrics = losses.policy_loss(delta, 0 * delta, 0.5 * ones, mask, ones)
@@ -85,8 +97,8 @@ def test_policy_loss_worked_example():
 def test_selective_boosting_acts_on_positive_advantages_only():
     delta = jnp.log(jnp.array([[1.5, 1.5, 0.5, 0.5]]))
     advantage, ones = jnp.array([[1.0, -1.0, 1.0, -1.0]]), jnp.ones((1, 4))
-    on, _ = losses.policy_token_loss(delta, 0 * delta, advantage, ones, 0 * ones)
-    guided, _ = losses.policy_token_loss(delta, 0 * delta, advantage, ones, ones)
+    on = token_loss(delta, advantage, ones, 0 * ones, clip_low=0.2)
+    guided = token_loss(delta, advantage, ones, ones, clip_low=0.2)
     np.testing.assert_allclose(on, [[-1.28, 1.5, -0.5, 0.8]], atol=1e-6)
     np.testing.assert_allclose(guided, [[-1.5, 1.5, -0.5, 0.8]], atol=1e-6)
 
@@ -101,10 +113,11 @@ def test_dual_clip_bounds_the_loss_and_stops_its_gradient():
     np.testing.assert_allclose(loss(far, None), 5.0, rtol=1e-6)
     assert jax.grad(loss)(far, 3.0) == 0
     np.testing.assert_allclose(jax.grad(loss)(far, None), [[5.0]], rtol=1e-6)
+    assert loss(far, 0) == loss(far, None)
 
 
 def test_the_first_step_is_the_policy_gradient():
-    """On policy the ratio is exactly 1, a tie of every branch: the gradient is -A / tokens all the same."""
+    """On policy the ratio is exactly 1, where all branches tie; the gradient is still -A / tokens."""
     _, old, advantage, mask, guided = random_batch(3)
     got = jax.grad(lambda x: losses.policy_loss(x, old, advantage, mask, guided)[0])(jnp.asarray(old))
     np.testing.assert_allclose(got, -advantage * mask / mask.sum(), atol=1e-6)
@@ -113,39 +126,43 @@ def test_the_first_step_is_the_policy_gradient():
 # --- finite, always --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("objective", ["ppo", "gspo", "cispo"])
-@pytest.mark.parametrize("dual_clip", [3.0, None])
+@pytest.mark.parametrize("loss", [ppo, gspo, partial(ppo, dual_clip=0), partial(gspo, dual_clip=0), cispo])
 @pytest.mark.parametrize("sign", [-1.0, 1.0])
-def test_any_gap_between_policies_gives_finite_value_and_gradient(objective, dual_clip, sign):
+def test_any_gap_between_policies_gives_finite_value_and_gradient(loss, sign):
     gap = jnp.array([[-1e30, 0.0], [-500.0, 1.0], [-88.0, 0.0], [88.0, -1.0], [500.0, 0.0], [1e30, 0.0], [1e30, -1e30]])
     old, ones = jnp.full(gap.shape, -1.0), jnp.ones(gap.shape)
 
     @jax.jit
-    def loss(x):
-        options = dict(objective=objective, dual_clip=dual_clip)
-        return losses.policy_loss(x, old, sign * ones, ones, 0 * ones, **options)[0]
+    def mean(x):
+        return losses.policy_loss(x, old, sign * ones, ones, 0 * ones, loss=loss)[0]
 
-    value, gradient = jax.value_and_grad(loss)(old + gap)
+    value, gradient = jax.value_and_grad(mean)(old + gap)
     assert np.isfinite(value) and np.isfinite(gradient).all()
 
 
-@pytest.mark.parametrize("objective", ["ppo", "gspo", "cispo"])
+def careless(tokens):
+    """A loss that is NaN, and has a gradient of NaN, at every token whose log-probability is 0."""
+    loss_RT = tokens.advantage_RT * jnp.sqrt(-tokens.logp_RT) / tokens.logp_RT
+    return loss_RT, {"careless": (loss_RT, tokens.segments_RT)}
+
+
+@pytest.mark.parametrize("loss", [ppo, gspo, cispo, nll, careless])
 @pytest.mark.parametrize("aggregate", losses.AGGREGATES)
 @pytest.mark.parametrize("poison", [np.nan, np.inf, -np.inf])
-def test_masked_tokens_reach_neither_value_nor_gradient(objective, aggregate, poison):
+def test_masked_tokens_reach_neither_value_nor_gradient(loss, aggregate, poison):
     logp, old, advantage, mask, guided = (jnp.asarray(x) for x in random_batch(5))
 
-    def loss(x, old, advantage):
-        return losses.policy_loss(x, old, advantage, mask, guided, aggregate=aggregate, objective=objective)
+    def total(x, old, advantage):
+        return losses.policy_loss(x, old, advantage, mask, guided, aggregate=aggregate, loss=loss)
 
     def poisoned(x):
         return jnp.where(mask > 0, x, poison)
 
-    (clean, metrics), gradient = jax.value_and_grad(loss, has_aux=True)(logp, old, advantage)
-    (value, metrics_2), gradient_2 = jax.value_and_grad(loss, has_aux=True)(
+    (clean, metrics), gradient = jax.value_and_grad(total, has_aux=True)(logp, old, advantage)
+    (value, metrics_2), gradient_2 = jax.value_and_grad(total, has_aux=True)(
         poisoned(logp), poisoned(old), poisoned(advantage)
     )
-    assert clean == value
+    assert clean == value and np.isfinite(value)
     np.testing.assert_array_equal(gradient, gradient_2)
     assert not np.asarray(gradient_2)[np.asarray(mask) == 0].any()
     assert jax.tree.all(jax.tree.map(lambda a, b: bool(a == b), metrics, metrics_2))
@@ -163,7 +180,7 @@ def test_an_empty_mask_gives_zero():
 
 @pytest.mark.parametrize("aggregate", losses.AGGREGATES)
 def test_packing_does_not_change_an_aggregate(aggregate):
-    """Four sequences as rows of their own, and the same four packed two to a row with padding."""
+    """Compare four sequences in rows of their own with the same four packed two to a row with padding."""
     rng = np.random.default_rng(0)
     lengths, width = [3, 5, 4, 2], 9
     value, mask = rng.normal(size=(4, width)).astype(np.float32), np.zeros((4, width), np.float32)
@@ -180,25 +197,33 @@ def test_packing_does_not_change_an_aggregate(aggregate):
     np.testing.assert_allclose((weights * packed_value).sum(), alone, rtol=1e-5)
 
 
-def test_horizon_and_unknown_names():
+def test_unknown_names_raise():
     ones = np.ones((2, 4))
-    np.testing.assert_allclose(losses.aggregation_weights(ones, aggregate="seq-mean-token-sum-norm", horizon=8), 1 / 8)
     with pytest.raises(ValueError, match="token-mean"):
         losses.aggregation_weights(ones, aggregate="mean")
-    with pytest.raises(ValueError, match="ppo, gspo or cispo"):
-        losses.policy_loss(ones, ones, ones, ones, ones, objective="a2c")
     with pytest.raises(ValueError, match="k1, k2 or k3"):
-        losses.kl_penalty(ones, ones, ones, kind="k4")
+        terms.kl_penalty(ones, ones, ones, kl_estimator="k4")
+
+
+def test_a_loss_of_the_wrong_shape_raises():
+    ones = np.ones((2, 4))
+    with pytest.raises(ValueError, match=r"returned shape \(\); expected one number per token, \(2, 4\)"):
+        losses.policy_loss(ones, ones, ones, ones, ones, loss=lambda tokens: (jnp.sum(tokens.logp_RT), {}))
+
+
+def test_the_registry_names_the_losses():
+    for name, loss in (("ppo", ppo), ("gspo", gspo), ("cispo", cispo), ("nll", nll)):
+        assert losses.LOSSES[name] == f"{loss.__module__}:{loss.__name__}"
 
 
 # --- variants --------------------------------------------------------------------------------------------------------
 
 
 def test_gspo_ratio_is_that_of_the_sequence():
-    """Two segments in one row against two rows; a constant advantage gives GSPO's own gradient."""
+    """Check two segments of one row, and GSPO's own gradient for a constant advantage."""
     delta, mask = jnp.array([[0.3, 9.0, -0.1, 0.5, 0.2]]), jnp.array([[1, 0, 1, 1, 1]])
     segments = jnp.array([[1, 1, 1, 2, 2]])
-    got = losses.sequence_log_ratio(delta, mask, segments)
+    got = sequence_log_ratio(delta, mask, segments)
     np.testing.assert_allclose(got[0, [0, 2, 3, 4]], [0.1, 0.1, 0.35, 0.35], atol=1e-6)
 
     old, advantage = jnp.full((1, 4), -1.0), jnp.full((1, 4), 0.7)
@@ -206,7 +231,7 @@ def test_gspo_ratio_is_that_of_the_sequence():
     logp = old + jnp.array([[0.01, -0.02, 0.03, 0.0]])
 
     def ours(x):
-        options = dict(objective="gspo", clip_low=0.1, clip_high=0.1, aggregate="seq-mean-token-mean")
+        options = dict(loss=gspo, clip_low=0.1, clip_high=0.1, aggregate="seq-mean-token-mean")
         return losses.policy_loss(x, old, advantage, ones, 0 * ones, **options)[0]
 
     def paper(x):
@@ -216,20 +241,20 @@ def test_gspo_ratio_is_that_of_the_sequence():
     np.testing.assert_allclose(jax.grad(ours)(logp), jax.grad(paper)(logp), rtol=1e-5)
 
 
-def test_gspo_keeps_the_credit_of_a_step_with_its_tokens():
+def test_gspo_keeps_the_credit_of_a_turn_with_its_tokens():
     old, ones = jnp.zeros((1, 2)), jnp.ones((1, 2))
     advantage = jnp.array([[1.0, 0.0]])
-    gradient = jax.grad(lambda x: losses.policy_loss(x, old, advantage, ones, 0 * ones, objective="gspo")[0])(old)
+    gradient = jax.grad(lambda x: losses.policy_loss(x, old, advantage, ones, 0 * ones, loss=gspo)[0])(old)
     np.testing.assert_allclose(gradient, [[-0.5, 0.0]], atol=1e-6)
 
 
-def test_cispo_weighs_every_gradient_and_drops_none():
+def test_cispo_weights_every_gradient_and_drops_none():
     old = jnp.zeros((1, 3))
     logp = jnp.log(jnp.array([[0.5, 1.1, 4.0]]))
     advantage, ones = jnp.array([[1.0, -2.0, 3.0]]), jnp.ones((1, 3))
 
     def loss(x, guided):
-        return losses.policy_loss(x, old, advantage, ones, guided * ones, objective="cispo")[0]
+        return losses.policy_loss(x, old, advantage, ones, guided * ones, loss=cispo)[0]
 
     np.testing.assert_allclose(jax.grad(loss)(logp, 0), -advantage * jnp.array([[0.5, 1.1, 1.28]]) / 3, rtol=1e-5)
     np.testing.assert_allclose(jax.grad(loss)(logp, 1), -advantage * jnp.array([[0.5, 1.1, 1.6]]) / 3, rtol=1e-5)
@@ -239,7 +264,7 @@ def test_cispo_weighs_every_gradient_and_drops_none():
     "kind, value, gradient", [("k1", True, None), ("k2", False, "reverse"), ("k3", True, "forward")]
 )
 def test_kl_estimators_are_unbiased_where_they_say_so(kind, value, gradient):
-    """Exact expectations over a small vocabulary: of the value, and of the gradient at the sampling policy."""
+    """Compare exact expectations over a small vocabulary: the value, and the gradient at the sampling policy."""
     logits, ref = jnp.array([0.3, -0.5, 0.9]), jax.nn.log_softmax(jnp.array([0.1, 0.4, -0.2]))
     ones = jnp.ones(3)
 
@@ -251,9 +276,9 @@ def test_kl_estimators_are_unbiased_where_they_say_so(kind, value, gradient):
         return jnp.sum(jnp.exp(ref) * (ref - jax.nn.log_softmax(x)))
 
     def expected(x):
-        """Mean of the estimate over tokens drawn from the policy, whose draw is not differentiated."""
+        """Return the mean estimate over tokens from the policy; the draw itself is not differentiated."""
         logp = jax.nn.log_softmax(x)
-        return jnp.sum(jax.lax.stop_gradient(jnp.exp(logp)) * losses.kl_penalty(logp, ref, ones, kind=kind))
+        return jnp.sum(jax.lax.stop_gradient(jnp.exp(logp)) * terms.kl_penalty(logp, ref, ones, kl_estimator=kind))
 
     assert np.isclose(expected(logits), reverse(logits), atol=1e-6) == value
     want = {"reverse": jax.grad(reverse), "forward": jax.grad(forward), None: jnp.zeros_like}[gradient](logits)
@@ -263,34 +288,41 @@ def test_kl_estimators_are_unbiased_where_they_say_so(kind, value, gradient):
 def test_kl_is_bounded_and_blind_to_masked_tokens():
     logp, ref, mask = jnp.array([[-200.0, jnp.nan, -1.0]]), jnp.array([[-1.0, 0.0, -1.0]]), jnp.array([[1, 0, 1]])
     for kind in ("k1", "k2", "k3"):
-        gradient = jax.grad(lambda x, kind=kind: losses.kl_penalty(x, ref, mask, kind=kind).sum())(logp)
+        gradient = jax.grad(lambda x, kind=kind: terms.kl_penalty(x, ref, mask, kl_estimator=kind).sum())(logp)
         assert np.isfinite(gradient).all()
-    np.testing.assert_allclose(losses.kl_penalty(logp, ref, mask, kind="k3"), [[10.0, 0.0, 0.0]])
+    np.testing.assert_allclose(terms.kl_penalty(logp, ref, mask, kl_estimator="k3"), [[10.0, 0.0, 0.0]])
 
 
-def test_importance_weight_is_truncated_and_constant():
+def test_importance_weight_is_truncated_and_has_no_gradient():
     old, sampled = jnp.log(jnp.array([[0.5, 0.4, 0.01]])), jnp.log(jnp.array([[0.1, 0.5, 0.0 + 0.01]]))
     mask = jnp.array([[1, 1, 1]])
-    weight, kept = losses.importance_weight(old, sampled, mask, cap=2.0)
+    weight, kept = terms.importance_weight(old, sampled, mask, mask, importance_cap=2.0)
     np.testing.assert_allclose(weight, [[2.0, 0.8, 1.0]], rtol=1e-5)
     assert kept.all()
-    assert not jax.grad(lambda x: losses.importance_weight(x, sampled, mask, cap=2.0)[0].sum())(old).any()
+
+    def total(x):
+        return terms.importance_weight(x, sampled, mask, mask, importance_cap=2.0)[0].sum()
+
+    assert not jax.grad(total)(old).any()
 
 
-def test_importance_weights_of_sequences_multiply_and_a_band_masks():
+def test_importance_weights_of_sequences_multiply_and_bounds_mask():
     ratio = np.array([[1.2, 1.5, 0.5, 0.5, 3.0, 7.0]])
     segments, mask = jnp.array([[1, 1, 2, 2, 3, 0]]), jnp.array([[1, 1, 1, 1, 1, 0]])
     old, sampled = jnp.log(ratio) - 3, jnp.full((1, 6), -3.0)
-    weight, kept = losses.importance_weight(old, sampled, mask, segments, cap=2.0, level="sequence", band=(0.3, 2.5))
+    batch, bounds = (old, sampled, mask, segments), dict(importance_cap=2.0, importance_low=0.3, importance_high=2.5)
+    weight, kept = terms.importance_weight(*batch, importance_level="sequence", **bounds)
     np.testing.assert_allclose(weight, [[1.8, 1.8, 0, 0, 0, 1]], rtol=1e-5)
     assert kept.tolist() == [[True, True, False, False, False, True]]
-    weight, kept = losses.importance_weight(old, sampled, mask, cap=2.0, band=(0.3, 2.5))
+    weight, kept = terms.importance_weight(*batch, **bounds)
     np.testing.assert_allclose(weight, [[1.2, 1.5, 0.5, 0.5, 0, 1]], rtol=1e-5)
+    weight, kept = terms.importance_weight(*batch, **bounds | dict(importance_high=0))  # no upper bound
+    np.testing.assert_allclose(weight, [[1.2, 1.5, 0.5, 0.5, 2.0, 1]], rtol=1e-5)
     with pytest.raises(ValueError, match="choose token or sequence"):
-        losses.importance_weight(old, sampled, mask, cap=2.0, level="word")
+        terms.importance_weight(*batch, importance_cap=2.0, importance_level="word")
 
 
-def test_masked_tokens_have_no_gradient_and_their_gap_is_counted_apart():
+def test_tokens_outside_the_bounds_have_no_gradient_and_metrics_of_their_own():
     sampled = jnp.full((1, 4), -1.0)
     old = sampled + jnp.array([[0.0, 0.1, 2.0, -2.0]])
     ones = jnp.ones((1, 4))
@@ -298,12 +330,13 @@ def test_masked_tokens_have_no_gradient_and_their_gap_is_counted_apart():
              "old_logp": old}  # fmt: skip
 
     def loss(logp):
-        value, stats = losses.token_loss(logp, ones, batch, importance_cap=2.0, importance_band=(0.5, 2.0))
+        bounds = dict(importance_low=0.5, importance_high=2.0)
+        value, stats = losses.token_loss(ppo, logp, ones, batch, importance_cap=2.0, **bounds)
         return value.sum(), stats
 
     (_, stats), gradient = jax.value_and_grad(loss, has_aux=True)(old)
     assert (np.abs(gradient) > 0).tolist() == [[True, True, False, False]]
-    means = {name: float(losses.masked_mean(*pair)) for name, pair in stats.items()}
+    means = {name: float(terms.masked_mean(*pair)) for name, pair in stats.items()}
     assert means["importance_masked"] == 0.5
     d = np.array([0.1, 2.0, -2.0])
     k3 = np.exp(d) - d - 1
@@ -316,7 +349,8 @@ def test_imitation_is_the_negative_log_likelihood_of_what_trains():
     logp, mask = jnp.array([[-1.0, -2.0, jnp.nan]]), jnp.array([[1, 1, 0]])
 
     def loss(x):
-        loss_RT, _ = losses.token_loss(x, 0 * x, {"mask": mask}, objective="nll")
+        zeros = dict.fromkeys(("segments", "guided", "advantage", "logp", "old_logp"), 0 * mask)
+        loss_RT, _ = losses.token_loss(nll, x, 0 * x, {"mask": mask} | zeros)
         return jnp.sum(losses.aggregation_weights(mask) * loss_RT)
 
     value, gradient = jax.value_and_grad(loss)(logp)

@@ -1,4 +1,4 @@
-"""Packing keeps every token, fills rows, and gives the same rows every time."""
+"""Packing keeps every token, fills rows, and is deterministic."""
 
 import numpy as np
 import pytest
@@ -46,15 +46,15 @@ def test_every_sample_is_whole_in_one_row(lengths, seed):
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_rows_are_full_where_lengths_permit(seed):
+def test_rows_are_full_if_lengths_permit(seed):
     rng = np.random.default_rng(seed)
     for lengths in (rng.integers(20, 450, 300), rng.integers(20, 300, 200), rng.lognormal(5, 0.6, 300).clip(1, 512)):
         rows = packing.assign(lengths.astype(int), 512)
         assert lengths.astype(int).sum() / (len(rows) * 512) >= 0.95
 
 
-def test_rows_are_as_few_as_can_be_where_lengths_do_not_permit():
-    """Nothing shares a row with a sample of more than half of one, unless it is short enough."""
+def test_rows_are_as_few_as_possible_if_lengths_do_not_permit():
+    """Two samples of more than half a row never share one."""
     assert len(packing.assign([300] * 7 + [200, 100], 512)) == 7
 
 
@@ -71,7 +71,7 @@ def test_packing_is_deterministic():
     assert packing.assign(lengths, 10) == packing.assign(lengths, 10) == [[0, 2], [4, 1, 5], [3]]
 
 
-def test_what_does_not_fit_is_named_not_cut():
+def test_a_sample_that_is_too_long_raises():
     rng = np.random.default_rng(0)
     with pytest.raises(packing.SampleTooLong, match="sample 1 has 11 tokens, a row 10"):
         packing.pack([sample(rng, 4), sample(rng, 11)], 10)

@@ -1,4 +1,4 @@
-"""Rollouts: every way to end is a stop reason, tokens only grow, nothing hangs, nothing is left running."""
+"""Rollouts: every end is a stop reason, prompts only grow, nothing hangs and nothing is left running."""
 
 import asyncio
 import collections
@@ -6,22 +6,25 @@ import dataclasses
 import functools
 import threading
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from envs.world import Evaluation, Observation, StepResult, Task, World
 from models.tokenizer import train_bpe
-from rl.context import cut, inject
+from rl import samples
+from rl.contexts import cut, inject
+from rl.contexts.causal import Causal
 from rl.engines import ContextFull, EngineFault
-from rl.rollout import Job, Limits, Retry, Worlds, rollout, rollouts
+from rl.rollout import Job, Limits, Worlds, rollout, rollouts
 from rl.seeds import seed_of
 from rl.trajectory import Completion, Sampling, StopReason
 
 TASK = Task(id="t", env="fake", query="count", seed=3)
 SAMPLING = Sampling(max_tokens=10_000)
-LONG = 100.0  # seconds that no deadline here lets pass
-ROOMY = Limits(max_steps=4, max_turn_tokens=50, context_tokens=5000, observation_tokens=500)
+LONG = 100.0  # seconds, beyond every deadline here
+ROOMY = Limits(max_turns=4, max_tokens=50, context=5000, max_observation=500, timeout=600.0, env_timeout=60.0)
 
 
 @functools.cache
@@ -30,8 +33,8 @@ def tokenizer():
 
 
 class Script(World):
-    """Answers every turn, and ends the episode at a turn that says done. `at` names the call that misbehaves: it
-    raises, exits, or waits for `seconds` unless `late` is set meanwhile; `inside` counts those that wait."""
+    """Answer every turn, and end the episode at a turn that says done. `at` names the call that misbehaves: it
+    raises, exits, or waits for `seconds` unless `late` is set in the meantime; `inside` counts the waiting calls."""
 
     name = "fake"
 
@@ -75,7 +78,7 @@ class Script(World):
 
 
 class Scripted:
-    """An engine that says given texts in turn, or `text(prompt)`; None stands for a turn cut by its token limit."""
+    """An engine that generates the given texts in turn; None stands for a turn cut by its token limit."""
 
     def __init__(self, *turns, context=10_000, wait=0.0, error=None):
         self.turns, self.context, self.wait, self.error = turns or ("one",), context, wait, error
@@ -112,16 +115,16 @@ def play(world, engine, limits=ROOMY, **options):
     return asyncio.run(asyncio.wait_for(rollout(TASK, **options), 60))
 
 
-HANG, THREADS = {"step_seconds": 1.0}, {"threads": True}
+HANG, THREADS = {"env_timeout": 1.0}, {"threads": True}
 REASONS = {
     "done": (Script(), ("one", "done"), {}, {}, StopReason.DONE, 2),
-    "truncated by the world": (Script(), ("stop",), {}, {}, StopReason.MAX_STEPS, 1),
-    "out of turns": (Script(), ("one",), {}, {}, StopReason.MAX_STEPS, 4),
-    "no room for a turn": (Script(), ("one",), {"context_tokens": 20}, {}, StopReason.CONTEXT_FULL, 0),
-    "a turn cut by the context": (Script(), (None,), {"context_tokens": 80}, {}, StopReason.CONTEXT_FULL, 1),
+    "truncated by the world": (Script(), ("stop",), {}, {}, StopReason.MAX_TURNS, 1),
+    "out of turns": (Script(), ("one",), {}, {}, StopReason.MAX_TURNS, 4),
+    "no room for a turn": (Script(), ("one",), {"context": 20}, {}, StopReason.CONTEXT_FULL, 0),
+    "a turn cut by the context": (Script(), (None,), {"context": 80}, {}, StopReason.CONTEXT_FULL, 1),
     "a turn cut by its limit": (Script(), (None,), {}, {}, StopReason.LENGTH, 1),
     "by its own limit": (Script(), (None,), {}, {"sampling": Sampling(max_tokens=9)}, StopReason.LENGTH, 1),
-    "a cut turn goes on": (Script(), (None, "done"), {}, {"length_stop": "continue"}, StopReason.DONE, 2),
+    "a cut turn goes on": (Script(), (None, "done"), {}, {"cut_turn": "continue"}, StopReason.DONE, 2),
     "unreadable": (Script(), ("garbage", "done"), {}, {"parse_error": "end"}, StopReason.PARSE_ERROR, 1),
     "unreadable, answered": (Script(), ("garbage", "done"), {}, {}, StopReason.DONE, 2),
     "reset raises": (Script("reset"), (), {}, {}, StopReason.ENV_ERROR, 0),
@@ -130,16 +133,16 @@ REASONS = {
     "evaluate raises": (Script("evaluate"), ("done",), {}, {}, StopReason.ENV_ERROR, 1),
     "a score out of range": (Script(how="score"), ("done",), {}, {}, StopReason.ENV_ERROR, 1),
     "an unreadable observation": (Script(answer=None), ("one",), {}, {}, StopReason.ENV_ERROR, 1),
-    "reset is late": (Script("reset", "late", 0.6), (), {"step_seconds": 0.4}, {}, StopReason.ENV_TIMEOUT, 0),
-    "step is late": (Script("step", "late", 0.6), (), {"step_seconds": 0.4}, {}, StopReason.ENV_TIMEOUT, 1),
+    "reset is late": (Script("reset", "late", 0.6), (), {"env_timeout": 0.4}, {}, StopReason.ENV_TIMEOUT, 0),
+    "step is late": (Script("step", "late", 0.6), (), {"env_timeout": 0.4}, {}, StopReason.ENV_TIMEOUT, 1),
     "reset hangs": (Script("reset", "hang", LONG), (), HANG, THREADS, StopReason.ENV_TIMEOUT, 0),
     "step hangs": (Script("step", "hang", LONG), (), HANG, THREADS, StopReason.ENV_TIMEOUT, 1),
     "evaluate hangs": (
         Script("evaluate", "hang", LONG), ("done",), HANG, THREADS, StopReason.ENV_TIMEOUT, 1
     ),
-    "episode too long": (Script(), ("slow",), {"episode_seconds": 0.3}, {}, StopReason.CANCELLED, 0),
+    "episode too long": (Script(), ("slow",), {"timeout": 0.3}, {}, StopReason.CANCELLED, 0),
     "setup too long": (
-        Script("reset", "hang", LONG), (), {"episode_seconds": 0.3}, THREADS, StopReason.ENV_TIMEOUT, 0
+        Script("reset", "hang", LONG), (), {"timeout": 0.3}, THREADS, StopReason.ENV_TIMEOUT, 0
     ),
 }  # fmt: skip
 
@@ -149,9 +152,9 @@ def test_every_end_has_its_reason(case):
     world, turns, limits, options, reason, steps = REASONS[case]
     engine = Scripted(*turns, wait=LONG if turns == ("slow",) else 0)
     trajectory = play(world, engine, dataclasses.replace(ROOMY, **limits), **options)
-    assert world.inside == (world.how == "hang"), "nobody waited for the call that hangs"
+    assert world.inside == (world.how == "hang"), "the call that hangs was abandoned"
     world.late.set()
-    assert (trajectory.stop, len(trajectory.steps)) == (reason, steps), trajectory.error
+    assert (trajectory.stop, len(trajectory.turns)) == (reason, steps), trajectory.error
     failed = reason in (StopReason.ENV_ERROR, StopReason.ENV_TIMEOUT)
     assert bool(trajectory.error) == (failed or reason is StopReason.CANCELLED)
     assert trajectory.evaluation.score == (0.0 if failed else 0.5), "unfinished episodes are evaluated too"
@@ -159,66 +162,65 @@ def test_every_end_has_its_reason(case):
 
 
 def test_errors_say_where_and_what():
+    late = dataclasses.replace(ROOMY, env_timeout=0.4)
     assert play(Script("step"), Scripted()).error == "step 0: RuntimeError: the database is gone"
-    assert "no answer within" in play(Script("step", "late", 0.6), Scripted(), Limits(step_seconds=0.4)).error
+    assert "no answer within" in play(Script("step", "late", 0.6), Scripted(), late).error
 
 
 @given(st.lists(st.sampled_from(["one", "two three", "garbage", None, "<|im_end|>", "é ☃"]), min_size=1, max_size=4))
 @settings(max_examples=15, deadline=None)
 def test_tokens_only_grow(turns):
     engine = Scripted(*turns)
-    trajectory = play(Script(answer="a <|im_start|> answer"), engine, length_stop="continue")
-    assert len(trajectory.steps) == ROOMY.max_steps
-    for before, after in zip(trajectory.steps, trajectory.steps[1:]):
+    trajectory = play(Script(answer="a <|im_start|> answer"), engine, cut_turn="continue")
+    assert len(trajectory.turns) == ROOMY.max_turns
+    for before, after in zip(trajectory.turns, trajectory.turns[1:]):
         grown = before.prompt + before.completion.tokens
         assert after.prompt[: len(grown)] == grown
         between = after.prompt[len(grown) :]
         invented = 0 if before.completion.stop == "stop" else 1
         assert between.count(tokenizer().im_end) == invented + 1, "one for the answer, one for a turn without its own"
         assert between.count(tokenizer().im_start) == 2, "the answer cannot open a turn"
-    assert [prompt for prompt, _, _ in engine.requests] == [step.prompt for step in trajectory.steps]
+    assert [prompt for prompt, _, _ in engine.requests] == [step.prompt for step in trajectory.turns]
 
 
-def test_a_cut_turn_never_ends_with_an_invented_token():
+def test_no_end_token_is_added_to_a_cut_turn():
     trajectory = play(Script(), Scripted(None))
-    assert tokenizer().im_end not in trajectory.steps[0].completion.tokens
-    assert len(trajectory.steps[0].completion.tokens) == ROOMY.max_turn_tokens
+    assert tokenizer().im_end not in trajectory.turns[0].completion.tokens
+    assert len(trajectory.turns[0].completion.tokens) == ROOMY.max_tokens
 
 
 def test_actions_leave_out_the_stop_token():
     world = Script()
     trajectory = play(world, Scripted("one two", "done"))
-    assert world.actions == ["one two", "done"] == [step.action for step in trajectory.steps]
-    assert [step.completion.version for step in trajectory.steps] == [7, 7]
+    assert world.actions == ["one two", "done"] == [step.action for step in trajectory.turns]
+    assert [step.completion.version for step in trajectory.turns] == [7, 7]
 
 
-def test_each_turn_has_a_seed_of_its_own():
+def test_each_turn_has_its_own_seed():
     engine = Scripted("one")
     play(Script(), engine)
     assert [sampling.seed for _, sampling, _ in engine.requests] == [seed_of(5, "turn", k) for k in range(4)]
 
 
 def test_experience_goes_in_front_of_the_query_and_can_be_stripped():
-    guided = play(
-        Script(), Scripted("done"), experience=[("e1", "When counting, start at one."), ("e2", "Stop at ten.")]
-    )
+    guided = play(Script(), Scripted("done"), experience=TIPS)
     plain = play(Script(), Scripted("done"))
     assert guided.guided and guided.experience == ["e1", "e2"] and not plain.guided
     assert guided.messages[1]["content"] == "<EXP>When counting, start at one.\nStop at ten.</EXP>\ncount"
-    assert guided.stripped == plain.steps[0].prompt and plain.stripped == []
-    assert guided.steps[0].prompt != guided.stripped
+    assert guided.injected == ["When counting, start at one.", "Stop at ten."]
+    assert guided.turns[0].stripped == plain.turns[0].prompt and plain.turns[0].stripped == []
+    assert guided.turns[0].prompt != guided.turns[0].stripped
     assert inject([{"role": "user", "content": "a"}], []) == [{"role": "user", "content": "a"}]
 
 
 def test_new_tools_rewrite_the_opening_and_nothing_else():
-    tool = {"type": "function", "function": {"name": "bell", "description": "", "parameters": {}}}
-    first, second, third, *_ = play(Script(tools=[tool]), Scripted("one")).steps
+    first, second, third, *_ = play(Script(tools=[TOOL]), Scripted("one")).turns
     tail = second.prompt[second.prompt.index(tokenizer().im_end, len(second.prompt) // 2) :]
     assert second.prompt[: len(first.prompt)] != first.prompt and "bell" in tokenizer().decode(second.prompt)
     assert second.prompt[-len(tail) :] == tail and first.completion.tokens[0] in second.prompt
     assert third.prompt[: len(second.prompt)] == second.prompt, "the same tools again change nothing"
-    hidden = play(Script(tools=[tool]), Scripted("one"), show_tools=False)
-    assert "bell" not in tokenizer().decode(hidden.steps[1].prompt)
+    hidden = play(Script(tools=[TOOL]), Scripted("one"), show_tools=False)
+    assert "bell" not in tokenizer().decode(hidden.turns[1].prompt)
 
 
 @given(st.lists(st.text(max_size=200), min_size=1, max_size=4), st.integers(0, 60))
@@ -241,7 +243,108 @@ def test_observations_are_cut_at_a_visible_mark(texts, limit):
     assert shown <= limit
 
 
-# --- many -----------------------------------------------------------------------------------------------------------
+# --- templates -------------------------------------------------------------------------------------------------------
+
+TIPS = [("e1", "When counting, start at one."), ("e2", "Stop at ten.")]
+TOOL = {"type": "function", "function": {"name": "bell", "description": "", "parameters": {}}}
+
+
+class LastTurns(Causal):
+    """Show the opening and the last `keep` turns."""
+
+    def __init__(self, tokenizer, observation, experience, show_tools, *, keep=2):
+        super().__init__(tokenizer, observation, experience, show_tools)
+        self.keep = keep
+
+    async def extend(self, completion, messages, tools=None):
+        self.add(completion, messages, tools)
+        self.show(self.turns[-self.keep :])
+
+
+class Summary(Causal):
+    """Replace the turns by a summary, which takes time, whenever there are two of them."""
+
+    async def extend(self, completion, messages, tools=None):
+        self.add(completion, messages, tools)
+        if len(self.turns) == 2:
+            await asyncio.sleep(0.001)
+            self.turns = [self.tokenizer.encode(" so far: two turns ")]
+        self.show(self.turns)
+
+
+@pytest.mark.parametrize("tools", [None, [TOOL]])
+@pytest.mark.parametrize("template", [Causal, functools.partial(LastTurns, keep=2), Summary])
+def test_guided_rollouts_train_exactly_what_was_generated_and_no_experience(template, tools):
+    """A template may rewrite the context, and the tools may change: each generation still trains once, under the
+    prompt that the engine saw, less the experience."""
+    engine = Scripted("one", "two three", "one two", "three", "two")
+    limits = dataclasses.replace(ROOMY, max_turns=6)
+    guided = play(Script(tools=tools), engine, limits, context=template, experience=TIPS)
+    assert [prompt for prompt, _, _ in engine.requests] == [turn.prompt for turn in guided.turns]
+    plain = play(Script(tools=tools), Scripted("one", "two three", "one two", "three", "two"), limits, context=template)
+    for with_tips, without in zip(guided.turns, plain.turns, strict=True):
+        assert "Stop at ten" in tokenizer().decode(with_tips.prompt)
+        assert (with_tips.stripped, without.stripped) == (without.prompt, [])
+    trained = []
+    for sample, same in zip(samples.samples(guided), samples.samples(plain), strict=True):
+        assert sample.guided and not same.guided
+        assert "<EXP>" not in tokenizer().decode(sample.tokens.tolist())
+        for name in ("tokens", "mask", "turn_ids", "logp", "version"):
+            np.testing.assert_array_equal(getattr(sample, name), getattr(same, name))
+        trained += [(int(k), int(token)) for k, token in zip(sample.turn_ids, sample.tokens) if k >= 0]
+    assert trained == [(k, token) for k, turn in enumerate(guided.turns) for token in turn.completion.tokens]
+
+
+def test_a_window_shows_the_last_turns_and_every_later_turn_starts_a_sample():
+    trajectory = play(Script(), Scripted("one"), dataclasses.replace(ROOMY, max_turns=5), context=LastTurns)
+    sizes = [len(turn.prompt) for turn in trajectory.turns]
+    assert sizes[0] < sizes[1] < sizes[2] == sizes[3] == sizes[4]
+    turns = [sorted(set(s.turn_ids.tolist()) - {-1}) for s in samples.samples(trajectory)]
+    assert turns == [[0, 1, 2], [3], [4]]
+
+
+class BadTemplate(Causal):
+    """Fail in the constructor (`at="start"`) or in extend: raise, time out, return after the deadline or hide the
+    stripped prompt."""
+
+    def __init__(self, tokenizer, observation, experience, show_tools, *, at="extend", how="raise"):
+        if at == "start":
+            raise RuntimeError("no summariser")
+        super().__init__(tokenizer, observation, experience, show_tools)
+        self.how = how
+
+    async def extend(self, completion, messages, tools=None):
+        await super().extend(completion, messages, tools)
+        if self.how == "raise":
+            raise RuntimeError("no summariser")
+        if self.how == "timeout":
+            raise TimeoutError("the summariser is slow")
+        if self.how == "wait":
+            await asyncio.sleep(LONG)
+        if self.how == "unstripped":
+            self.stripped = []
+
+
+@pytest.mark.parametrize(
+    "settings,reason,turns,error",
+    [
+        ({"at": "start"}, StopReason.ENV_ERROR, 0, "template: RuntimeError: no summariser"),
+        ({"how": "raise"}, StopReason.ENV_ERROR, 1, "template: RuntimeError: no summariser"),
+        ({"how": "timeout"}, StopReason.ENV_TIMEOUT, 1, "template: TimeoutError: the summariser is slow"),
+        ({"how": "wait"}, StopReason.CANCELLED, 1, "the episode took longer than 0.3 s"),
+        ({"how": "unstripped"}, StopReason.ENV_ERROR, 1, "template: ValueError: `stripped` is empty"),
+    ],
+)
+def test_a_failing_template_ends_the_episode_with_a_reason(settings, reason, turns, error):
+    limits = dataclasses.replace(ROOMY, timeout=0.3) if settings.get("how") == "wait" else ROOMY
+    engine = Scripted("one")
+    template = functools.partial(BadTemplate, **settings)
+    trajectory = play(Script(), engine, limits, context=template, experience=TIPS)
+    assert (trajectory.stop, len(trajectory.turns)) == (reason, turns)
+    assert trajectory.error.startswith(error) and not engine.open
+
+
+# --- many ------------------------------------------------------------------------------------------------------------
 
 
 def jobs(n):
@@ -268,36 +371,43 @@ def test_results_come_in_the_order_of_jobs_with_bounded_concurrency():
 
 
 def test_a_bad_world_takes_only_its_own_episode_down():
-    count = iter(range(100))
-    kinds = [{}, {"at": "step"}, {"at": "reset"}, {"at": "step", "how": "hang", "seconds": 5}]
-    result = run_many(
-        lambda: Script(**kinds[next(count) % 4]),
-        Scripted("one", "done"),
-        concurrency=12,
-        limits=dataclasses.replace(ROOMY, step_seconds=1.0),
-        retry=Retry(attempts=1),
-        threads=True,
-    )
+    class ByTask(Script):
+        def reset(self, task, seed=0):
+            self.at, self.how = [("", ""), ("step", "raise"), ("reset", "raise"), ("step", "hang")][seed % 4]
+            return super().reset(task, task.seed)
+
+    limits = dataclasses.replace(ROOMY, env_timeout=1.0)
+    tasks = [Task(id=f"t{i}", env="fake", query="count", seed=i) for i in range(12)]
+    result = asyncio.run(
+        rollouts(
+            [Job(task, 0, seed=0, sampling=SAMPLING) for task in tasks],
+            worlds=Worlds(lambda: ByTask(seconds=5)), concurrency=12, limits=limits, threads=True,
+            tokenizer=tokenizer(), engine=Scripted("one", "done"),
+        )
+    )  # fmt: skip
+    assert [t.retries for t in result] == [0, 0, 1, 0] * 3
     stops = collections.Counter(t.stop for t in result)
     assert stops == {StopReason.DONE: 3, StopReason.ENV_ERROR: 6, StopReason.ENV_TIMEOUT: 3}
     assert sum(stops.values()) == len(result)
 
 
 @pytest.mark.parametrize("how", ["raise", "hang"])
-def test_a_failed_reset_is_tried_again_on_a_new_world_and_counted(how):
-    made = []
+def test_a_failed_reset_is_tried_once_more_on_a_new_world_and_counted(how):
+    limits = dataclasses.replace(ROOMY, env_timeout=1.0)
 
-    def make_world():
-        made.append(Script("reset" if len(made) < 2 else "", how, 5))
-        return made[-1]
+    def one_rollout(failing):
+        made = []
 
-    limits = dataclasses.replace(ROOMY, step_seconds=1.0)
-    result = run_many(make_world, Scripted("done"), n=1, retry=Retry(attempts=3), limits=limits, threads=True)
-    assert (result[0].stop, result[0].retries) == (StopReason.DONE, 2)
-    made.clear()
-    result = run_many(make_world, Scripted("done"), n=1, retry=Retry(attempts=2), limits=limits, threads=True)
-    assert result[0].stop is (StopReason.ENV_ERROR if how == "raise" else StopReason.ENV_TIMEOUT)
-    assert result[0].retries == 1
+        def make_world():
+            made.append(Script("reset" if len(made) < failing else "", how, 5))
+            return made[-1]
+
+        [result] = run_many(make_world, Scripted("done"), n=1, limits=limits, threads=True)
+        return result.stop, result.retries, len(made)
+
+    assert one_rollout(failing=1) == (StopReason.DONE, 1, 2)
+    reason = StopReason.ENV_ERROR if how == "raise" else StopReason.ENV_TIMEOUT
+    assert one_rollout(failing=5) == (reason, 1, 2)
 
 
 def test_a_failed_step_is_not_tried_again():
@@ -307,7 +417,7 @@ def test_a_failed_step_is_not_tried_again():
         made.append(Script("step"))
         return made[-1]
 
-    assert run_many(make_world, Scripted("one"), n=1, retry=Retry(attempts=5))[0].retries == 0
+    assert run_many(make_world, Scripted("one"), n=1)[0].retries == 0
     assert len(made) == 1
 
 
@@ -354,7 +464,7 @@ def test_worlds_may_be_asynchronous():
             return Script.step(self, action)
 
     assert play(Slow(), Scripted("one", "done")).stop is StopReason.DONE
-    limits = dataclasses.replace(ROOMY, step_seconds=0.0001)
+    limits = dataclasses.replace(ROOMY, env_timeout=0.0001)
     assert play(Slow(), Scripted("one", "done"), limits).stop is StopReason.ENV_TIMEOUT
 
 
@@ -372,7 +482,7 @@ def test_slow_worlds_in_threads_overlap():
 
 def test_a_late_result_is_ignored():
     late = threading.Event()
-    limits = dataclasses.replace(ROOMY, step_seconds=1.0)
+    limits = dataclasses.replace(ROOMY, env_timeout=1.0)
 
     async def main():
         world = Script("step", "hang", LONG, late=late)
@@ -384,7 +494,7 @@ def test_a_late_result_is_ignored():
         late.set()
         for _ in range(500):
             await asyncio.sleep(0 if world.actions else 0.01)
-        assert world.actions == ["one"], "it did answer in the end"
+        assert world.actions == ["one"], "the late answer did arrive"
         assert trajectory.to_dict() == before
         return trajectory
 
@@ -392,7 +502,5 @@ def test_a_late_result_is_ignored():
 
 
 def test_wrong_options_are_named():
-    with pytest.raises(ValueError, match="length_stop"):
-        play(Script(), Scripted(), length_stop="retry")
-    with pytest.raises(ValueError, match="attempts"):
-        Retry(attempts=0)
+    with pytest.raises(ValueError, match="cut_turn"):
+        play(Script(), Scripted(), cut_turn="retry")

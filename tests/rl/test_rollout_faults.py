@@ -1,4 +1,4 @@
-"""Rollouts over worker processes and a service that break: an episode ends with its reason, the others go on."""
+"""Rollouts over worker processes and services that break: one episode ends with its reason, the others go on."""
 
 import asyncio
 import collections
@@ -24,7 +24,7 @@ GROUP = 6
 
 
 class OneBreaks(Scripted):
-    """Says "+", and "break" where the query asks for it; tells `at_turn` how many turns there were."""
+    """Says "+", or "break" where the query asks for it, and calls `at_turn` with the number of turns so far."""
 
     def __init__(self, at_turn=lambda n: None):
         super().__init__(wait=0.01)
@@ -37,19 +37,19 @@ class OneBreaks(Scripted):
 
 
 def play_group(make_world, engine, limits=ROOMY):
-    """Six rollouts, the first of which breaks."""
+    """Play six rollouts, the first of which breaks its world."""
     tasks = [Task("count-0", "counter", "break" if i == 0 else "count") for i in range(GROUP)]
     jobs = [Job(task, i, seed=0, sampling=SAMPLING) for i, task in enumerate(tasks)]
     worlds = Worlds(make_world)
     settings = {"worlds": worlds, "limits": limits, "tokenizer": tokenizer(), "engine": engine, "threads": True}
-    found = asyncio.run(asyncio.wait_for(rollouts(jobs, **settings), 300))
+    trajectories = asyncio.run(asyncio.wait_for(rollouts(jobs, **settings), 300))
     worlds.close()
-    return found
+    return trajectories
 
 
 @pytest.mark.parametrize("fault", ["raise", "exit", "segfault", "hang", "huge", "unspeakable", "flood"])
 def test_a_worker_that_breaks_takes_one_episode_down(fault):
-    """All six share one worker process; those that it took along go on in its successor."""
+    """All six share one worker process; the other five continue in its successor."""
     step = 1.0 if fault == "hang" else 20.0
     pool = Pool(FAULTY, {"fault": fault}, workers=1, deadlines=Deadlines(start=20.0, reset=20.0, step=step))
     first, *others = play_group(pool.world, OneBreaks())
@@ -60,10 +60,10 @@ def test_a_worker_that_breaks_takes_one_episode_down(fault):
 
 
 @pytest.mark.parametrize("fault", ["twice", "noise"])
-def test_answers_that_come_twice_or_in_noise_change_nothing(fault):
+def test_duplicate_and_noisy_answers_change_nothing(fault):
     pool = Pool(FAULTY, {"fault": fault}, workers=1)
     first, *others = play_group(pool.world, OneBreaks())
-    assert first.stop is StopReason.MAX_STEPS and not first.error
+    assert first.stop is StopReason.MAX_TURNS and not first.error
     assert [(t.stop, t.outcome) for t in others] == [(StopReason.DONE, 1.0)] * (GROUP - 1)
     pool.close()
 
@@ -73,10 +73,10 @@ def test_answers_that_come_twice_or_in_noise_change_nothing(fault):
 def test_faults_before_and_after_the_turns_end_by_the_deadline_of_their_call(at, fault):
     deadlines = Deadlines(start=20.0, reset=0.5, step=0.5)
     pool = Pool(FAULTY, {"fault": fault, "at": at}, workers=2, deadlines=deadlines)
-    patient = dataclasses.replace(ROOMY, episode_seconds=3600.0, step_seconds=3600.0)
-    found = play_group(pool.world, OneBreaks(), patient)
+    patient = dataclasses.replace(ROOMY, timeout=3600.0, env_timeout=3600.0)
+    trajectories = play_group(pool.world, OneBreaks(), patient)
     expected = StopReason.ENV_TIMEOUT if fault == "hang" else StopReason.ENV_ERROR
-    assert collections.Counter(t.stop for t in found[1:])[expected] == GROUP - 1
+    assert collections.Counter(t.stop for t in trajectories[1:])[expected] == GROUP - 1
     assert pool.alive() == 0
     pool.close()
 
@@ -109,14 +109,14 @@ def test_a_service_restarted_in_mid_rollout_ends_its_episodes_and_serves_the_nex
             server.stdout.close()
     assert len(servers) == 2
     stops = {t.stop for t in before}
-    assert StopReason.ENV_ERROR in stops and stops <= {StopReason.ENV_ERROR, StopReason.DONE, StopReason.MAX_STEPS}
-    told = ("no instance", "did not answer")  # between two steps, or in one
-    assert all(any(words in t.error for words in told) for t in before if t.stop is StopReason.ENV_ERROR)
+    assert StopReason.ENV_ERROR in stops and stops <= {StopReason.ENV_ERROR, StopReason.DONE, StopReason.MAX_TURNS}
+    errors = ("no instance", "did not answer")  # the restart came between two steps, or during one
+    assert all(any(words in t.error for words in errors) for t in before if t.stop is StopReason.ENV_ERROR)
     assert [t.outcome for t in after[1:]] == [1.0] * (GROUP - 1)
 
 
 def test_no_process_is_left_when_rollouts_are_interrupted():
-    """A client that is killed in mid-rollout takes its workers along."""
+    """The workers of a client that is killed in mid-rollout end with it."""
     code = (
         "from tests.rl.test_rollout_faults import *\n"
         "pool = Pool(FAULTY, {'fault': 'hang'}, workers=2)\n"

@@ -1,117 +1,213 @@
-"""What trains, what does not and why: merging, stripping, and a ledger that adds up."""
+"""Training samples and gates: merging, stripping, and one fate for every rollout."""
+
+import asyncio
+import collections
+import functools
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from envs.world import Evaluation, Task
+from envs.world import Evaluation, Observation, Task
+from models.tokenizer import train_bpe
 from rl import samples
-from rl.trajectory import Completion, Step, StopReason, Trajectory
+from rl.contexts.causal import Causal
+from rl.trajectory import Completion, StopReason, Trajectory, Turn
 
 
-def step(prompt, generated, advantage=0.0, version=5):
+def turn(prompt, generated, advantage=0.0, version=5, stripped=()):
     logprobs = [-0.01 * token for token in generated]
-    return Step(list(prompt), Completion(list(generated), logprobs, "stop", version), "", [], advantage=advantage)
+    completion = Completion(list(generated), logprobs, "stop", version)
+    return Turn(list(prompt), completion, "", [], advantage=advantage, stripped=list(stripped))
 
 
-def trajectory(*steps, task="a", stop=StopReason.DONE, **options):
+def trajectory(*turns, task="a", stop=StopReason.DONE, **options):
     return Trajectory(
-        Task(task, "toy", "q"), rollout=0, seed=0, messages=[], steps=list(steps), stop=stop,
+        Task(task, "toy", "q"), rollout=0, seed=0, messages=[], turns=list(turns), stop=stop,
         evaluation=Evaluation(1.0, True), **options,
     )  # fmt: skip
 
 
 def test_growing_contexts_share_a_sample():
-    t = trajectory(step([1, 2], [3, 4], 0.5), step([1, 2, 3, 4, 5], [6], -1.0))
-    [sample] = samples.samples(t, index=7)
+    t = trajectory(turn([1, 2], [3, 4], 0.5), turn([1, 2, 3, 4, 5], [6], -1.0, version=6))
+    [sample] = samples.samples(t)
     np.testing.assert_array_equal(sample.tokens, [1, 2, 3, 4, 5, 6])
     np.testing.assert_array_equal(sample.mask, [0, 0, 1, 1, 0, 1])
-    np.testing.assert_array_equal(sample.step_ids, [-1, -1, 0, 0, -1, 1])
+    np.testing.assert_array_equal(sample.turn_ids, [-1, -1, 0, 0, -1, 1])
+    np.testing.assert_array_equal(sample.version, [-1, -1, 5, 5, -1, 6])
     np.testing.assert_allclose(sample.logp, [0, 0, -0.03, -0.04, 0, -0.06])
     np.testing.assert_allclose(sample.advantage, [0, 0, 0.5, 0.5, 0, -1.0])
-    assert (sample.guided, sample.trajectory) == (False, 7)
+    assert (sample.guided, sample.env) == (False, "toy")
     assert samples.longest(t) == len(sample) == 6
 
 
 def test_a_rewritten_context_starts_another_sample():
-    """Earlier generations stand in the later prompt, where they do not train again."""
-    t = trajectory(step([1, 2], [3, 4]), step([1, 9, 3, 4, 5], [6, 7]), step([1, 9, 3, 4, 5, 6, 7, 8], [2]))
+    """Earlier generations are part of the later prompt, where they do not train again."""
+    t = trajectory(turn([1, 2], [3, 4]), turn([1, 9, 3, 4, 5], [6, 7]), turn([1, 9, 3, 4, 5, 6, 7, 8], [2]))
     first, second = samples.samples(t)
     np.testing.assert_array_equal(first.tokens, [1, 2, 3, 4])
     np.testing.assert_array_equal(second.tokens, [1, 9, 3, 4, 5, 6, 7, 8, 2])
-    np.testing.assert_array_equal(second.step_ids, [-1, -1, -1, -1, -1, 1, 1, -1, 2])
+    np.testing.assert_array_equal(second.turn_ids, [-1, -1, -1, -1, -1, 1, 1, -1, 2])
 
 
 def test_a_retokenised_generation_is_a_rewritten_context():
-    """The next prompt spells the same text with other tokens: training on it would not train what was sampled."""
-    t = trajectory(step([1, 2], [3, 4]), step([1, 2, 34, 5], [6]))
+    """The next prompt encodes the same text as other tokens: training on it would not train what was sampled."""
+    t = trajectory(turn([1, 2], [3, 4]), turn([1, 2, 34, 5], [6]))
     assert [len(s) for s in samples.samples(t)] == [4, 5]
 
 
-def test_a_step_without_a_generation_trains_nothing():
-    t = trajectory(step([1, 2], []), step([1, 2, 5], [6]))
+def test_a_turn_without_a_generation_trains_nothing():
+    t = trajectory(turn([1, 2], []), turn([1, 2, 5], [6]))
     [sample] = samples.samples(t)
-    np.testing.assert_array_equal(sample.step_ids, [-1, -1, -1, 1])
+    np.testing.assert_array_equal(sample.turn_ids, [-1, -1, -1, 1])
     assert samples.samples(trajectory()) == [] and samples.longest(trajectory()) == 0
 
 
-GUIDED = dict(experience=["e1"], stripped=[1, 2, 5])
-
-
 def test_guided_rollouts_train_without_their_experience():
-    t = trajectory(step([1, 2, 8, 9, 5], [3], 1.0), step([1, 2, 8, 9, 5, 3, 4], [6], 2.0), **GUIDED)
+    t = trajectory(
+        turn([1, 2, 8, 9, 5], [3], 1.0, stripped=[1, 2, 5]),
+        turn([1, 2, 8, 9, 5, 3, 4], [6], 2.0, stripped=[1, 2, 5, 3, 4]),
+        experience=["e1"],
+    )
     [sample] = samples.samples(t)
     np.testing.assert_array_equal(sample.tokens, [1, 2, 5, 3, 4, 6])
-    np.testing.assert_array_equal(sample.step_ids, [-1, -1, -1, 0, -1, 1])
+    np.testing.assert_array_equal(sample.turn_ids, [-1, -1, -1, 0, -1, 1])
     np.testing.assert_allclose(sample.advantage, [0, 0, 0, 1, 0, 2])
     np.testing.assert_allclose(sample.logp, [0, 0, 0, -0.03, 0, -0.06])
     assert sample.guided and samples.longest(t) == 6
-    [kept] = samples.samples(t, strip=False)
-    np.testing.assert_array_equal(kept.tokens, [1, 2, 8, 9, 5, 3, 4, 6])
-    assert kept.guided and samples.longest(t, strip=False) == 8
 
 
-def test_stripping_reaches_rewritten_contexts():
-    """The second context keeps the opening with its experience and drops the turn after it."""
-    t = trajectory(step([1, 2, 8, 9, 5], [3]), step([1, 2, 8, 9, 7, 7], [6]), step([4, 4], [6]), **GUIDED)
-    tokens = [list(s.tokens) for s in samples.samples(t)]
-    assert tokens == [[1, 2, 5, 3], [1, 2, 7, 7, 6], [4, 4, 6]]
+def test_experience_that_leaves_the_context_does_not_split_a_sample():
+    """The learner sees the stripped contexts, so their prefixes decide."""
+    t = trajectory(turn([1, 8, 9], [3], stripped=[1]), turn([1, 3, 4], [6]), experience=["e1"])
+    assert [list(s.tokens) for s in samples.samples(t)] == [[1, 3, 4, 6]]
 
 
-def test_a_stripped_prompt_may_be_spelled_otherwise():
-    t = trajectory(step([1, 2, 8, 9, 5], [3]), experience=["e1"], stripped=[1, 6, 6, 6, 6, 6, 5])
+def test_stripping_may_change_the_tokens_around_the_experience():
+    t = trajectory(turn([1, 2, 8, 9, 5], [3], stripped=[1, 6, 6, 6, 6, 6, 5]), experience=["e1"])
     [sample] = samples.samples(t)
     np.testing.assert_array_equal(sample.tokens, [1, 6, 6, 6, 6, 6, 5, 3])
     assert samples.longest(t) == 8
 
 
-@given(
-    st.lists(st.integers(1, 3), min_size=1, max_size=6),
-    st.lists(st.integers(1, 3), min_size=1, max_size=6),
-    st.lists(
-        st.tuples(st.lists(st.integers(1, 3), max_size=3), st.lists(st.integers(1, 3), max_size=3), st.booleans())
-    ),
+TURNS = st.lists(
+    st.tuples(st.lists(st.integers(1, 3), max_size=3), st.lists(st.integers(1, 3), max_size=3), st.booleans())
 )
-def test_every_generated_token_trains_exactly_once(prompt, stripped, turns):
-    """Few distinct tokens, so that prefixes and repetitions of all kinds occur; a turn may rewrite the context."""
-    steps, context = [], prompt
-    for generated, observation, rewrite in turns:
-        steps.append(step(context, generated, advantage=float(len(steps) + 1)))
-        context = context + generated + observation
+
+
+@given(
+    st.lists(st.integers(1, 3), min_size=1, max_size=6), st.lists(st.integers(1, 3), min_size=1, max_size=6), TURNS
+)  # fmt: skip
+def test_every_generated_token_trains_exactly_once(prompt, stripped, parts):
+    """Few distinct tokens, so that all kinds of prefixes and repetitions occur; a turn may rewrite the context."""
+    turns, since = [], []
+    for generated, observation, rewrite in parts:
+        turns.append(turn(prompt + since, generated, len(turns) + 1.0, stripped=stripped + since))
+        since = since + generated + observation
         if rewrite:
-            context = context[: len(prompt)] + [2] + context[-2:]
-    t = trajectory(*steps, experience=["e"], stripped=stripped)
-    trained = [(int(k), int(token)) for s in samples.samples(t) for k, token in zip(s.step_ids, s.tokens) if k >= 0]
-    assert trained == [(k, token) for k, s in enumerate(steps) for token in s.completion.tokens]
-    for sample in samples.samples(t):
-        np.testing.assert_array_equal(sample.mask, sample.step_ids >= 0)
-        np.testing.assert_allclose(sample.advantage, np.where(sample.mask, sample.step_ids + 1, 0))
+            since = [2] + since[-2:]
+    t = trajectory(*turns, experience=["e"])
+    result = samples.samples(t)
+    trained = [(int(k), int(token)) for s in result for k, token in zip(s.turn_ids, s.tokens) if k >= 0]
+    assert trained == [(k, token) for k, taken in enumerate(turns) for token in taken.completion.tokens]
+    for sample in result:
+        np.testing.assert_array_equal(sample.mask, sample.turn_ids >= 0)
+        np.testing.assert_allclose(sample.advantage, np.where(sample.mask, sample.turn_ids + 1, 0))
         np.testing.assert_allclose(sample.logp, np.where(sample.mask, -0.01 * sample.tokens, 0), atol=1e-6)
-    assert samples.longest(t) == max([len(s) for s in samples.samples(t)], default=0)
+        last = turns[sample.turn_ids.max()]
+        assert sample.tokens.tolist() == last.stripped + last.completion.tokens
+    assert samples.longest(t) == max([len(s) for s in result], default=0)
 
 
-def test_samples_refuse_what_cannot_train():
+# --- stripping by position, against stripping by pattern -------------------------------------------------------------
+
+
+def samples_by_pattern(t: Trajectory) -> list[dict[str, np.ndarray]]:
+    """The arrays of a guided trajectory's samples, found by cutting out what the first stripped prompt lacks.
+
+    This works while every context begins with the whole first prompt.
+    """
+    runs = []
+    for k, taken in enumerate(t.turns):
+        if not taken.completion.tokens:
+            continue
+        if runs:
+            before = t.turns[runs[-1][-1]]
+            grown = before.prompt + before.completion.tokens
+            if taken.prompt[: len(grown)] == grown:
+                runs[-1].append(k)
+                continue
+        runs.append([k])
+    full, short = t.turns[0].prompt, t.turns[0].stripped
+    limit = min(len(full), len(short))
+    start = next((i for i in range(limit) if full[i] != short[i]), limit)
+    tail = next((i for i in range(limit - start) if full[-1 - i] != short[-1 - i]), limit - start)
+    end, inserted = len(full) - tail, short[start : len(short) - tail]
+    result = []
+    for run in runs:
+        last = t.turns[run[-1]]
+        tokens = np.array(last.prompt + last.completion.tokens, np.int32)
+        arrays = {"tokens": tokens, "turn_ids": np.full(len(tokens), -1, np.int32)}
+        arrays |= {"logp": np.zeros(len(tokens), np.float32), "advantage": np.zeros(len(tokens), np.float32)}
+        for k in run:
+            taken = t.turns[k]
+            here = slice(len(taken.prompt), len(taken.prompt) + len(taken.completion.tokens))
+            arrays["turn_ids"][here], arrays["logp"][here] = k, taken.completion.logprobs
+            arrays["advantage"][here] = taken.advantage
+        assert last.prompt[:end] == full[:end]
+        filler = {"tokens": inserted, "turn_ids": -1, "logp": 0, "advantage": 0}
+        for name, array in arrays.items():
+            middle = np.full(len(inserted), filler[name], array.dtype)
+            arrays[name] = np.concatenate([array[:start], middle, array[end:]])
+        result.append(arrays)
+    return result
+
+
+@functools.cache
+def tokenizer():
+    return train_bpe(["when counting start at one two three <EXP>" * 3], 300)
+
+
+def episode(query, experience, turns, window, tools_at=None) -> Trajectory:
+    """Write an episode down with the causal template, or with a window of the last turns."""
+    opening = Observation([{"role": "system", "content": "You count."}, {"role": "user", "content": query}])
+    context, taken = Causal(tokenizer(), opening, experience), []
+    for k, (said, answer, closed) in enumerate(turns):
+        tokens = tokenizer().encode(said) + [tokenizer().im_end] * closed
+        taken.append(turn(context.prompt, tokens, advantage=0.1 * k - 0.3, stripped=context.stripped))
+        tools = [{"type": "function", "function": {"name": f"tool_{k}"}}] if k == tools_at else None
+        asyncio.run(context.extend(taken[-1].completion, [{"role": "tool", "content": answer}], tools))
+        context.show(context.turns[-window:])
+    return trajectory(*taken, experience=["e"] * len(experience))
+
+
+words = st.text("one two <EXP/>\n", max_size=12)
+episodes = st.lists(st.tuples(words, words, st.booleans()), min_size=1, max_size=4)
+
+
+@settings(max_examples=60, deadline=None)
+@given(words, st.lists(words, min_size=1, max_size=2), episodes, st.integers(1, 4))
+def test_stripping_by_position_equals_stripping_by_pattern(query, experience, turns, window):
+    t = episode(query, experience, turns, window)
+    for sample, expected in zip(samples.samples(t), samples_by_pattern(t), strict=True):
+        for name, array in expected.items():
+            np.testing.assert_array_equal(getattr(sample, name), array)
+            assert getattr(sample, name).dtype == array.dtype
+
+
+@settings(max_examples=30, deadline=None)
+@given(words, episodes, st.integers(0, 3), st.integers(1, 4))
+def test_no_sample_holds_the_experience_when_the_tools_change(query, turns, tools_at, window):
+    """The tools are part of the opening, where the pattern of the first prompt no longer occurs."""
+    guided = episode(query, ["when counting, start at one"], turns, window, tools_at)
+    plain = episode(query, [], turns, window, tools_at)
+    for sample, expected in zip(samples.samples(guided), samples.samples(plain), strict=True):
+        np.testing.assert_array_equal(sample.tokens, expected.tokens)
+        np.testing.assert_array_equal(sample.turn_ids, expected.turn_ids)
+
+
+def test_a_sample_refuses_arrays_that_cannot_train():
     with pytest.raises(ValueError, match="first token"):
         samples.Sample([1, 2], [True, True])
     with pytest.raises(ValueError, match=r"lengths \[2, 3\]"):
@@ -121,46 +217,54 @@ def test_samples_refuse_what_cannot_train():
 # --- gates -----------------------------------------------------------------------------------------------------------
 
 
-def test_every_rollout_is_in_the_ledger_under_the_first_reason():
-    good = [trajectory(step([1], [2], 0.5)), trajectory(step([1], [2], -0.5)), trajectory(step([1], [2], 0.0))]
-    silent = [trajectory(step([1], [2]), task="b"), trajectory(step([1], [2]), task="b")]
+def test_every_rollout_has_the_first_reason_that_holds():
+    good = [trajectory(turn([1], [2], 0.5)), trajectory(turn([1], [2], -0.5)), trajectory(turn([1], [2], 0.0))]
     others = {
-        "cancelled": [trajectory(step([1], [2], 1.0), stop=StopReason.CANCELLED), trajectory(step([1], []))],
+        "no_signal": [trajectory(turn([1], [2]), task="b"), trajectory(turn([1], [2]), task="b")],
+        "cancelled": [trajectory(turn([1], [2], 1.0), stop=StopReason.CANCELLED), trajectory(turn([1], []))],
         "env_error": [
-            trajectory(step([1], [2], 1.0), stop=StopReason.ENV_TIMEOUT),
+            trajectory(turn([1], [2], 1.0), stop=StopReason.ENV_TIMEOUT),
             trajectory(stop=StopReason.ENV_ERROR),  # of a reset: it generated nothing, and was not cancelled
         ],
-        "parse_error": [trajectory(step([1], [2], 1.0), stop=StopReason.PARSE_ERROR)],
-        "stale": [trajectory(step([1], [2], 1.0, version=5), step([1, 2], [3], 1.0, version=2))],
-        "overlong": [trajectory(step([1] * 9, [2] * 2, 1.0))],
+        "parse_error": [trajectory(turn([1], [2], 1.0), stop=StopReason.PARSE_ERROR)],
+        "stale": [trajectory(turn([1], [2], 1.0, version=5), turn([1, 2], [3], 1.0, version=2))],
+        "overlong": [trajectory(turn([1] * 9, [2] * 2, 1.0))],
     }
-    everyone = [*silent, *(t for group in others.values() for t in group), *good]
-    kept, ledger = samples.admit(everyone, max_tokens=10, version=5, max_staleness=2, drop=samples.REASONS)
-    assert kept == good  # the third has no advantage of its own, its group does
-    assert ledger == {
-        "trained": 3, "cancelled": 2, "env_error": 2, "parse_error": 1, "stale": 1, "overlong": 1, "no_signal": 2,
-    }  # fmt: skip
-    assert sum(ledger.values()) == len(everyone)
+    expected = [(reason, t) for reason, members in others.items() for t in members]
+    expected += [("trained", t) for t in good]  # the third has no advantage of its own, but its group has
+    everyone = [t for _, t in expected]
+    fates = samples.fates(everyone, row=10, version=5, max_staleness=2, drop=samples.REASONS)
+    assert fates == [reason for reason, _ in expected]
+    assert collections.Counter(fates)["trained"] == 3
+    for t, fate in zip(everyone, fates):
+        assert samples.is_void(t, samples.REASONS) == (fate in ("env_error", "cancelled", "parse_error"))
+        assert not samples.is_void(t, ("stale", "overlong", "no_signal"))
 
 
 def test_gates_are_a_choice():
-    parse_error = trajectory(step([1], [2], 1.0), stop=StopReason.PARSE_ERROR)
-    cut_short = trajectory(step([1], [2], 1.0), stop=StopReason.CONTEXT_FULL)
-    silent = trajectory(step([1], [2], 0.0), task="b")
+    parse_error = trajectory(turn([1], [2], 1.0), stop=StopReason.PARSE_ERROR)
+    cut_short = trajectory(turn([1], [2], 1.0), stop=StopReason.CONTEXT_FULL)
+    silent = trajectory(turn([1], [2], 0.0), task="b")
     batch = [parse_error, cut_short, silent]
-    assert samples.admit(batch, max_tokens=10)[0] == [parse_error, cut_short]
-    assert samples.admit(batch, max_tokens=10, drop_truncated=True)[0] == [parse_error]
-    assert samples.admit(batch, max_tokens=10, drop=())[0] == batch
-    assert samples.admit(batch, max_tokens=1, drop=())[1]["overlong"] == 3  # what fits no row cannot train
+    assert samples.fates(batch, row=10) == ["trained", "trained", "no_signal"]
+    assert samples.fates(batch, row=10, drop_truncated=True) == ["trained", "overlong", "no_signal"]
+    assert samples.fates(batch, row=10, drop=(), drop_truncated=True) == ["trained"] * 3
+    assert samples.fates(batch, row=1, drop=()) == ["overlong"] * 3  # a sample that fits no row cannot train
+    assert not samples.is_void(parse_error, samples.DROPPED) and samples.is_void(parse_error, ("parse_error",))
     with pytest.raises(ValueError, match="no gate boring"):
-        samples.admit(batch, max_tokens=10, drop=("boring",))
+        samples.fates(batch, row=10, drop=("boring",))
 
 
-def test_stripping_decides_what_is_overlong():
-    t = trajectory(step([1, 2, 8, 9, 5], [3], 1.0), **GUIDED)
-    assert samples.admit([t], max_tokens=4)[0] == [t]
-    assert samples.admit([t], max_tokens=4, strip=False)[1]["overlong"] == 1
+def test_only_the_rollouts_that_pass_give_their_group_a_signal():
+    passing, stale = trajectory(turn([1], [2])), trajectory(turn([1], [2], 1.0, version=1))
+    assert samples.fates([passing, stale], row=10, version=5, max_staleness=2) == ["no_signal", "stale"]
+    assert samples.fates([passing, stale], row=10, version=5) == ["trained", "trained"]
+
+
+def test_the_length_without_experience_decides_what_is_overlong():
+    t = trajectory(turn([1, 2, 8, 9, 5], [3], 1.0, stripped=[1, 2, 5]), experience=["e1"])
+    assert samples.fates([t], row=4) == ["trained"] and samples.fates([t], row=3) == ["overlong"]
 
 
 def test_an_empty_batch():
-    assert samples.admit([], max_tokens=4) == ([], dict.fromkeys(("trained", *samples.REASONS), 0))
+    assert samples.fates([], row=4) == []

@@ -1,4 +1,4 @@
-"""Seeds: the same everywhere, different for different draws, within 63 bits."""
+"""Seeds are equal in every process, differ between draws, and have 63 bits."""
 
 import subprocess
 import sys
@@ -23,6 +23,6 @@ def test_a_seed_is_the_same_in_every_process():
     assert int(out) == seed_of(7, "rollout", "task-1", 3)
 
 
-def test_types_count():
+def test_types_matter():
     assert seed_of(1) != seed_of("1")
     assert seed_of("a", "b") != seed_of("ab")

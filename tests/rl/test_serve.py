@@ -1,4 +1,4 @@
-"""Our server over real HTTP: what the engine samples is what clients get, in OpenAI's forms and with vLLM's fields."""
+"""The server over real HTTP: clients get the engine's samples in OpenAI's format with vLLM's fields."""
 
 import asyncio
 import concurrent.futures
@@ -11,9 +11,9 @@ import pytest
 
 from models import chat
 from models.tokenizer import Tokenizer
-from rl.engines.jax_engine import JaxEngine
-from rl.engines.openai_api import NEUTRAL
-from rl.engines.serve import Service, load, main, serving
+from rl.engines.jax.engine import JaxEngine
+from rl.engines.serve.openai_api import NEUTRAL
+from rl.engines.serve.server import Service, load, main, serving
 from rl.trajectory import Sampling
 from tests.tiny import tiny_policy
 
@@ -24,9 +24,9 @@ CALL = '<tool_call>\n{"name": "flights", "arguments": {"to": "Rome"}}\n</tool_ca
 
 @pytest.fixture(scope="module")
 def parts(tmp_path_factory):
-    """(engine, parameters, tokenizer): twice, so that one can be asked directly."""
+    """(engine, parameters, tokenizer) of a tiny policy."""
     folder = tiny_policy(tmp_path_factory.mktemp("policy"))
-    return load(folder, slots=8, length=256, dtype="float32")
+    return load(folder, slots=8, context=256, dtype="float32")
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +50,7 @@ def post(url):
 @pytest.fixture(scope="module")
 def direct(parts):
     """(prompt, sampling) -> Completion of the same engine settings, without a server."""
-    engine = JaxEngine(parts[0].config, parts[1], slots=8, length=256)
+    engine = JaxEngine(parts[0].shape, parts[1], slots=8, context=256)
     return lambda prompt, sampling: asyncio.run(engine.generate(prompt, sampling, session="s"))
 
 
@@ -105,7 +105,7 @@ class TestCompletions:
         echo = post("/v1/completions", {"prompt": whole, "max_tokens": 0, "echo": True, "logprobs": 0}).json()
         np.testing.assert_allclose(echo["choices"][0]["logprobs"]["token_logprobs"][1:], scores, atol=1e-6)
 
-    def test_a_stop_text_ends_a_generation_and_is_not_part_of_it(self, post, parts):
+    def test_a_stop_text_ends_a_generation_and_is_cut_off(self, post, parts):
         body = {"prompt": [5, 9], "max_tokens": 40, "seed": 3, "ignore_eos": True, "return_token_ids": True}
         (whole,) = post("/v1/completions", body).json()["choices"]
         mark = whole["text"][6:9]
@@ -114,7 +114,7 @@ class TestCompletions:
         assert whole["token_ids"][: len(cut["token_ids"])] == cut["token_ids"]
         assert mark in parts[2].decode(cut["token_ids"])
 
-    def test_streamed_pieces_make_the_whole(self, client):
+    def test_streamed_pieces_concatenate_to_the_whole(self, client):
         asked = {"model": "policy", "prompt": "Book", "max_tokens": 70, "seed": 8, "logprobs": 0}
         extra = {"extra_body": {"return_token_ids": True, "ignore_eos": True}}
         whole = client.completions.create(**asked, **extra)
@@ -139,7 +139,7 @@ class TestChat:
         logprobs = [row.logprob for row in answer.choices[0].logprobs.content]
         np.testing.assert_allclose(logprobs, expected.logprobs, atol=1e-5)
 
-    def test_a_conversation_with_tools_is_rendered_as_the_policy_knows_it(self, post, parts):
+    def test_a_conversation_with_tools_is_rendered_like_the_training_prompts(self, post, parts):
         tokenizer = parts[2]
         messages = [
             {"role": "developer", "content": [{"type": "text", "text": "Be brief."}]}, *HELLO,
@@ -162,20 +162,20 @@ class TestChat:
         assert text == whole.choices[0].message.content
 
     @pytest.mark.parametrize("stream", [False, True])
-    def test_calls_are_taken_out_of_the_text(self, parts, stream):
-        """An engine that says what the test wants: the random one never calls a tool."""
+    def test_tool_calls_are_extracted_from_the_text(self, parts, stream):
+        """A scripted engine, because random weights never call a tool."""
         tokenizer = parts[2]
 
-        class Says(JaxEngine):
+        class Scripted(JaxEngine):
             async def generate(self, prompt_ids, sampling, *, session, stream=None):
-                ids = [*tokenizer.encode_template("I look. " + CALL), tokenizer.im_end]
+                ids = [*tokenizer.encode("I look. " + CALL), tokenizer.im_end]
                 for token in ids:
                     stream([token], [-0.5])
                 from rl.trajectory import Completion
 
                 return Completion(ids, [-0.5] * len(ids), "stop", 0)
 
-        engine = Says(parts[0].config, parts[1], slots=4, length=1024)
+        engine = Scripted(parts[0].shape, parts[1], slots=4, context=1024)
         with serving(Service(engine, parts[1], tokenizer, name="policy")) as address:
             with openai.OpenAI(base_url=address, api_key="none") as client:
                 asked = {"model": "policy", "messages": HELLO, "tools": [TOOL], "max_tokens": 100}
@@ -217,18 +217,18 @@ class TestServer:
     @pytest.mark.parametrize(
         "body,words",
         [
-            ({"prompt": []}, "prompt is a text"),
-            ({"prompt": [1.5]}, "prompt is a text"),
-            ({"prompt": [[]]}, "empty prompt"),
+            ({"prompt": []}, "prompt must be a text"),
+            ({"prompt": [1.5]}, "prompt must be a text"),
+            ({"prompt": [[]]}, "the prompt is empty"),
             ({"prompt": [10_000]}, "vocabulary"),
             ({"prompt": [-1]}, "vocabulary"),
             ({"prompt": [5], "max_tokens": 256}, "maximum context length is 256"),
-            ({"prompt": [5], "max_tokens": 0}, "nothing to answer"),
+            ({"prompt": [5], "max_tokens": 0}, "leaves nothing to answer"),
             ({"prompt": [5], "max_tokens": "9"}, "max_tokens must be a number"),
             ({"prompt": [5], "temperature": -1}, "temperature"),
             ({"prompt": [5], "top_p": 2}, "top_p"),
             ({"prompt": [5], "n": 0}, "n must be"),
-            ({"prompt": [5], "stop": [""]}, "stop is"),
+            ({"prompt": [5], "stop": [""]}, "stop must be"),
             ({"prompt": [5], "logprobs": 5}, "logprobs above 1"),
             ({"prompt": [5], "stop_token_ids": ["a"]}, "stop_token_ids"),
             ({"prompt": [5], "stop_token_ids": list(range(50))}, "stop tokens"),
@@ -238,7 +238,7 @@ class TestServer:
             ([], "not a JSON object"),
         ],
     )
-    def test_what_cannot_be_served_is_named(self, post, body, words):
+    def test_unsupported_requests_are_rejected_with_a_reason(self, post, body, words):
         answer = post("/v1/completions", body)
         assert answer.status_code == 400 and words in answer.json()["error"]["message"]
 
@@ -246,20 +246,20 @@ class TestServer:
         "change,words",
         [
             ({"messages": []}, "at least one message"),
-            ({"messages": ["hi"]}, "object with a role"),
+            ({"messages": ["hi"]}, "must be an object with a role"),
             ({"messages": [{"role": "robot", "content": "x"}]}, "unknown role"),
             ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "parts of type text"),
-            ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "a tool call is"),
-            ({"tools": [{}]}, "tools is a list"),
-            ({"tool_choice": "required"}, "nothing forces"),
+            ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "a tool call must be"),
+            ({"tools": [{}]}, "tools must be a list"),
+            ({"tool_choice": "required"}, "cannot force a tool call"),
             ({"top_logprobs": 3}, "top_logprobs is not supported"),
         ],
     )
-    def test_bad_conversations_are_named(self, post, change, words):
+    def test_invalid_conversations_are_rejected_with_a_reason(self, post, change, words):
         answer = post("/v1/chat/completions", {"messages": HELLO, "max_tokens": 2, **change})
         assert answer.status_code == 400 and words in answer.json()["error"]["message"]
 
-    def test_values_that_ask_for_nothing_are_fine(self, post):
+    def test_neutral_values_of_unsupported_options_are_accepted(self, post):
         neutral = {name: values[-1] for name, values in NEUTRAL.items()}
         assert post("/v1/completions", {"prompt": [5], "max_tokens": 2, **neutral}).status_code == 200
 
@@ -267,11 +267,11 @@ class TestServer:
         with pytest.raises(openai.NotFoundError, match="this server has `policy`"):
             client.completions.create(model="gpt", prompt="x")
 
-    def test_a_body_that_is_no_json(self, url):
+    def test_a_body_that_is_not_json(self, url):
         answer = httpx.post(f"{url}/completions", content=b"{", headers={"Authorization": "Bearer sk-right"})
         assert answer.status_code == 400 and "not JSON" in answer.json()["error"]["message"]
 
-    def test_a_client_that_leaves_frees_its_place(self, url, parts, post):
+    def test_a_disconnected_client_frees_its_slot(self, url, parts, post):
         body = {"prompt": [5], "max_tokens": 200, "ignore_eos": True, "stream": True}
         headers = {"Authorization": "Bearer sk-right"}
         with httpx.Client() as http:
@@ -282,9 +282,9 @@ class TestServer:
         assert parts[0].stats()["sessions"] <= 1
 
 
-def test_what_cannot_be_started_is_said(tmp_path, capsys, monkeypatch):
+def test_start_up_errors_are_reported(tmp_path, capsys, monkeypatch):
     for words, said in [
-        ([f"--model={tmp_path}/none"], "no such directory"),
+        ([f"--model={tmp_path}/none"], "/none is not a directory"),
         ([f"--model={tmp_path}", "--key=NO_SUCH_KEY"], "NO_SUCH_KEY: this environment variable is not set"),
         ([f"--model={tmp_path}"], "tokenizer.json"),
     ]:
@@ -293,22 +293,22 @@ def test_what_cannot_be_started_is_said(tmp_path, capsys, monkeypatch):
 
 
 class TestVllmEngine:
-    """The engine that speaks to vLLM servers speaks to this one: both know the same request fields."""
+    """The vLLM engine works with this server too, because it supports the same request fields."""
 
-    def test_what_it_samples_is_what_the_engine_samples(self, url, parts, direct):
-        from rl.engines.vllm import VllmEngine
-        from rl.engines.vllm_servers import Servers
+    def test_it_returns_the_samples_of_the_engine(self, url, parts, direct):
+        from rl.engines.vllm.engine import VllmEngine
+        from rl.engines.vllm.servers import Servers
 
         service = Service(*parts, name="policy")
         engine = VllmEngine(
-            Servers([url], model="policy", key="sk-right"), vocab=parts[0].config.vocab, length=256, transfer=None,
+            Servers([url], model="policy", key="sk-right"), vocab=parts[0].shape.vocab, context=256, transfer=None,
             score=lambda params, ids: np.array(service._score(ids)), temperature=0.7,
         )  # fmt: skip
         sampling = Sampling(9, temperature=0.7, seed=11, stop_tokens=(7,))
 
         async def scenario():
             await engine.start()
-            await engine.load(parts[1], 0)  # proves that the server answers with these weights
+            await engine.load(parts[1], 0)  # verifies that the server answers with these weights
             completion = await engine.generate([5, 9, 300], sampling, session="s")
             await engine.close()
             return completion

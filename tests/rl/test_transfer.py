@@ -1,4 +1,4 @@
-"""Weights on their way to servers: what is broadcast is what is announced, and an adapter is what PEFT writes."""
+"""Weight transfers: broadcasts match their announcements, and adapters are written as PEFT writes them."""
 
 import asyncio
 import base64
@@ -11,9 +11,9 @@ import pytest
 from safetensors.numpy import load_file
 
 from models import hf, lora, qwen
-from rl.engines.adapters import AdapterFiles
-from rl.engines.nccl import NcclBroadcast
-from rl.engines.transfer import SharedMemory, TransferError
+from rl.engines.vllm.adapters import AdapterFiles
+from rl.engines.vllm.nccl import NcclBroadcast
+from rl.engines.vllm.transfer import MIB, SharedMemory, TransferError
 from tests.rl.vllm_setup import random_params
 
 SHAPE = qwen.Config(50, 8, 2, 2, 1, 4, 16)
@@ -21,7 +21,7 @@ KINDS = {"float32": np.dtype(np.float32), "bfloat16": np.dtype(ml_dtypes.bfloat1
 
 
 class Library:
-    """NCCL's part: a barrier that opens when every rank has come, and what was broadcast."""
+    """A simulated NCCL: a barrier that opens when all ranks have joined, and a record of the broadcasts."""
 
     def __init__(self):
         self.ranks, self.world, self.sent, self.left = set(), 0, [], 0
@@ -54,7 +54,7 @@ class Library:
 
 
 class Worker:
-    """A server of `size` ranks that takes part as vLLM's workers do."""
+    """A server of `size` ranks that behaves like vLLM's workers."""
 
     def __init__(self, library, size):
         self.library, self.size, self.weights, self.asked = library, size, {}, []
@@ -76,7 +76,7 @@ class Worker:
             await self.receive(body["update_info"])
 
     async def receive(self, info):
-        """vLLM's reading of a packed broadcast: tensors without gaps, and one buffer unless it would run over."""
+        """Read a packed broadcast like vLLM: tensors without gaps, in one buffer of limited size."""
         number = len([path for path in self.asked if path == "/update_weights"])
         while len(self.library.sent) < number:
             await asyncio.sleep(0.01)
@@ -94,7 +94,7 @@ class Worker:
 def test_every_worker_receives_the_checkpoint(dtype, bucket):
     library, params = Library(), random_params(SHAPE)
     workers = [Worker(library, 2), Worker(library, 1)]
-    transfer = NcclBroadcast(SHAPE, dtype=dtype, bucket_bytes=bucket, library=library)
+    transfer = NcclBroadcast(SHAPE, dtype=dtype, bucket=bucket / MIB, library=library)
 
     async def play():
         await transfer.connect(workers)
@@ -112,7 +112,7 @@ def test_every_worker_receives_the_checkpoint(dtype, bucket):
     assert library.left == 1
 
 
-def test_when_the_servers_have_changed_they_join_anew():
+def test_changed_servers_join_a_new_communicator():
     library, params = Library(), random_params(SHAPE)
     first, second = Worker(library, 1), Worker(library, 1)
     transfer = NcclBroadcast(SHAPE, dtype="float32", library=library)
@@ -127,9 +127,9 @@ def test_when_the_servers_have_changed_they_join_anew():
     assert second.asked.count("/init_weight_transfer_engine") == 2 and "/update_weights" not in first.asked
 
 
-def test_what_a_killed_run_left_in_memory_is_given_back_and_what_a_living_one_holds_is_not(tmp_path):
+def test_directories_of_killed_runs_are_deleted_and_those_of_running_ones_are_kept(tmp_path):
     alive, killed = (SharedMemory(SHAPE, dtype="float32", folder=tmp_path) for _ in range(2))
-    killed._owned.close()  # as the system does for a process that ends
+    killed._owned.close()  # as the kernel does when a process ends
     late = SharedMemory(SHAPE, dtype="float32", folder=tmp_path)
     assert {path for path in tmp_path.iterdir()} == {alive.folder, late.folder}
     alive.close()
@@ -150,7 +150,7 @@ def test_without_nccl_the_message_says_so():
             asyncio.run(play())
 
 
-def test_every_version_of_an_adapter_has_a_path_of_its_own(tmp_path):
+def test_every_version_of_an_adapter_has_its_own_path(tmp_path):
     config = lora.LoRA(3, targets=("q", "down"))
     loaded = []
 
@@ -163,7 +163,7 @@ def test_every_version_of_an_adapter_has_a_path_of_its_own(tmp_path):
 
     transfer, server = AdapterFiles(config, folder=tmp_path), Server()
     assert transfer.stage(None) == 0 and asyncio.run(transfer.send([server])) == [None]
-    assert server.model == "policy" and not loaded  # adapters that have no effect yet
+    assert server.model == "policy" and not loaded  # the initial adapters have no effect
     for version in (1, 2):
         transfer.source = lambda version=version: lora.init(SHAPE, config, version)
         assert transfer.stage(None) > 0

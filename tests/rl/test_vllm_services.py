@@ -9,8 +9,8 @@ import subprocess
 import numpy as np
 import pytest
 
-from rl.engines.jax_engine import JaxEngine
-from rl.engines.vllm import WeightsNotLoaded
+from rl.engines.jax.engine import JaxEngine
+from rl.engines.vllm.engine import WeightsNotLoaded
 from rl.trajectory import Sampling
 from tests.rl import vllm_setup as setup
 
@@ -52,7 +52,7 @@ def test_greedy_tokens_and_log_probabilities_are_those_of_the_jax_engine(served,
     sampling = Sampling(max_tokens=40, temperature=temperature, seed=5)
     found = runner.run(all_of(engine, sampling))
     if temperature == 0:
-        ours = JaxEngine(shape, params, slots=8, length=setup.LENGTH)
+        ours = JaxEngine(shape, params, slots=8, context=setup.CONTEXT)
         expected = runner.run(all_of(ours, sampling))
         assert [c.tokens for c in found] == [c.tokens for c in expected]
         np.testing.assert_allclose([c.logprobs for c in found], [c.logprobs for c in expected], atol=1e-4)
@@ -73,7 +73,7 @@ def test_one_seed_gives_one_sample_on_every_replica_and_stop_tokens_end_it(serve
     assert cut.stop == "stop" and cut.tokens == first.tokens[: first.tokens.index(stop) + 1]
 
 
-def test_a_sync_changes_the_answers_and_proves_its_version(served, runner):
+def test_an_update_changes_the_answers_and_their_version(served, runner):
     shape, params, engine = served
     greedy = Sampling(max_tokens=20, temperature=0.0)
     runner.run(engine.load(params, 30))
@@ -92,7 +92,7 @@ def test_a_sync_changes_the_answers_and_proves_its_version(served, runner):
     assert engine.stats()["gap"] < 1e-5 < engine.stats()["shift"]
 
 
-def test_a_server_that_keeps_its_old_weights_is_found_out(served, runner, monkeypatch):
+def test_a_server_that_keeps_its_old_weights_is_detected(served, runner, monkeypatch):
     shape, params, engine = served
     runner.run(engine.load(params, 40))
 
@@ -100,7 +100,7 @@ def test_a_server_that_keeps_its_old_weights_is_found_out(served, runner, monkey
         return [None for _ in posts]
 
     monkeypatch.setattr(engine.transfer, "send", nothing)
-    with pytest.raises(WeightsNotLoaded, match="still has the old ones"):
+    with pytest.raises(WeightsNotLoaded, match="still has the old weights"):
         runner.run(engine.load(setup.random_params(shape, seed=2), 41))
     monkeypatch.undo()
     runner.run(engine.load(params, 42))
@@ -116,7 +116,7 @@ def test_requests_in_flight_finish_or_are_continued(served, runner, in_flight):
     loaded = asyncio.Event()
 
     async def keep_asking(prompt, session):
-        """One request after the other until the update is over, so that it meets some wherever it begins."""
+        """Send requests one after the other until the update is over, so that some are in flight when it begins."""
         found = []
         while not loaded.is_set():
             sampling = Sampling(max_tokens=200, seed=len(found))
@@ -144,9 +144,9 @@ def test_requests_in_flight_finish_or_are_continued(served, runner, in_flight):
             version: np.abs(completion.logprobs - setup.learner_score(shape, p, prompt + completion.tokens)[-200:])
             for version, p in ((50, params), (51, other))
         }
-        if in_flight == "finish":  # all of it by the version it names
+        if in_flight == "finish":  # all tokens are from the version that the completion names
             assert gap_of[completion.version].max() < 1e-4
-        elif in_flight == "cut":  # every token by one of the two, the first one by the older
+        elif in_flight == "cut":  # every token is from one of the two versions, the first from the older
             assert np.minimum(gap_of[50], gap_of[51]).max() < 1e-4 and gap_of[completion.version][0] < 1e-4
     runner.run(engine.load(params, 52))
 
@@ -166,17 +166,17 @@ def test_a_session_finds_its_history_in_the_prefix_cache(served, runner):
     runner.run(episode("kept"))
     after = engine.stats()
     cached = after["cached_tokens"] - before["cached_tokens"]
-    # Prompts of 64, 96, 128 and 160 tokens; all but the first find whole blocks of 32 of what came before.
+    # Prompts have 64, 96, 128 and 160 tokens; all but the first find whole blocks of 32 of earlier tokens.
     assert cached / (after["prompt_tokens"] - before["prompt_tokens"]) > 0.5
 
 
 def group_of(launcher: int) -> int:
-    """The process group of the server that a launcher watches."""
+    """Return the process group of the server that a launcher watches."""
     out = subprocess.run(["ps", "-o", "pid=", "--ppid", str(launcher)], capture_output=True, text=True, check=True)
     return int(out.stdout.split()[0])
 
 
-def test_kill_9_of_a_replica_loses_nothing_and_it_comes_back_with_the_present_weights(served, runner):
+def test_kill_9_of_a_replica_loses_nothing_and_it_is_readmitted_with_the_current_weights(served, runner):
     shape, _, engine = served
     newest = setup.random_params(shape, seed=4)
     runner.run(engine.load(newest, 70))
@@ -205,11 +205,11 @@ def test_kill_9_of_a_replica_loses_nothing_and_it_comes_back_with_the_present_we
     assert after["moved"] > before["moved"] and after["replicas"] == 2
     assert after["readmitted"] == before["readmitted"] + 1
     assert {c.version for c in fresh} == {70}
-    # The others keep their sessions; the replica that came back takes the new ones until it has as many.
+    # The other replica keeps its sessions; the readmitted one takes new sessions until it has as many.
     assert engine._of_session["fresh 0"] is engine._replicas[0]
 
 
-def test_a_server_that_cannot_start_says_why_at_once(tmp_path, runner):
+def test_a_server_that_cannot_start_reports_the_reason_at_once(tmp_path, runner):
     setup.checkpoint(tmp_path, tied=True)
     (tmp_path / "config.json").write_text((tmp_path / "config.json").read_text().replace("Qwen2For", "Nothing2For"))
     from rl.engines import EngineFault

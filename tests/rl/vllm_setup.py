@@ -13,22 +13,22 @@ import numpy as np
 
 from models import hf, qwen
 from models.tokenizer import train_bpe
-from rl.engines.transfer import SharedMemory
-from rl.engines.vllm import Patience, VllmEngine
-from rl.engines.vllm_servers import OwnServers
+from rl.engines.vllm.engine import Patience, VllmEngine
+from rl.engines.vllm.servers import OwnServers
+from rl.engines.vllm.transfer import SharedMemory
 
 ROOT = Path(__file__).parents[2]
 PYTHON = Path(os.environ.get("EVOLVER_VLLM_PYTHON", ROOT / ".bench/vllm/bin/python"))
 FLAGS = "--enforce-eager --block-size 32"
-LENGTH = 256
+CONTEXT = 256
 # vLLM's CPU attention takes heads of 32 and more.
 SHAPE = qwen.Config(400, 64, 2, 2, 1, 32, 128)
-# A beat that notices a death within a second.
-QUICK = Patience(beat=0.5, silence=3, alone=1800.0)
+# Frequent health checks notice a death within a second.
+QUICK = Patience(check_every=0.5, failed_checks=3, no_replica=1800.0)
 
 
 def random_params(shape: qwen.Config, seed: int = 0) -> qwen.Params:
-    """Weights of twice the usual size: answers that depend on them, and rounding that stays small."""
+    """Return weights of twice the usual size, so that answers depend on them and rounding stays small."""
     rng = np.random.default_rng(seed)
 
     def draw(path, weight: qwen.Weight) -> np.ndarray:
@@ -40,7 +40,7 @@ def random_params(shape: qwen.Config, seed: int = 0) -> qwen.Params:
 
 
 def checkpoint(folder: Path, *, tied: bool, seed: int = 0) -> tuple[qwen.Config, qwen.Params]:
-    """Write one, with a tokenizer; returns its shape and parameters."""
+    """Write a checkpoint with a tokenizer; return its shape and parameters."""
     tokenizer = train_bpe([f"word {i} {i * i}" for i in range(400)], 400)
     shape = dataclasses.replace(SHAPE, tied=tied, vocab=tokenizer.vocab_size)
     params = random_params(shape, seed)
@@ -55,29 +55,29 @@ def _scorer(shape: qwen.Config, temperature: float):
         positions_RT = np.arange(tokens_RT.shape[1], dtype=np.int32)[None]
         h_RTD = qwen.hidden(shape, params, tokens_RT, positions_RT, jax.numpy.ones_like(tokens_RT), dtype=np.float32)
         w_DV = qwen.unembed(shape, params)
-        logp_N, _ = qwen.token_logp(h_RTD[0, :-1], w_DV, tokens_RT[0, 1:], temperature=temperature, chunk=LENGTH)
+        logp_N, _ = qwen.token_logp(h_RTD[0, :-1], w_DV, tokens_RT[0, 1:], temperature=temperature, chunk=CONTEXT)
         return logp_N
 
     return jax.jit(score)
 
 
 def learner_score(shape: qwen.Config, params: Any, ids: list[int], temperature: float = 1.0) -> np.ndarray:
-    """log p(ids[i] | ids[:i]), i >= 1, as the learner computes it."""
-    padded = np.zeros(LENGTH, np.int32)
+    """Return log p(ids[i] | ids[:i]) for i >= 1, as the learner computes it."""
+    padded = np.zeros(CONTEXT, np.int32)
     padded[: len(ids)] = ids
     return np.asarray(_scorer(shape, temperature)(params, padded))[: len(ids) - 1]
 
 
 def make_engine(folder: Path, shape: qwen.Config, *, replicas: int = 1, **options: Any) -> VllmEngine:
-    """Servers of the checkpoint in `folder`, started by the engine."""
+    """Return an engine whose servers start from the checkpoint in `folder`."""
     lines: list[str] = []
     servers = OwnServers(
-        python=str(PYTHON), checkpoint=folder, logs=folder / "logs", replicas=replicas, length=LENGTH,
-        dtype="float32", sequences=64, flags=FLAGS, timeout=1800.0, say=lines.append,
+        python=str(PYTHON), checkpoint=folder, logs=folder / "logs", replicas=replicas, context=CONTEXT,
+        dtype="float32", slots=64, flags=FLAGS, start_timeout=1800.0, say=lines.append,
     )  # fmt: skip
     engine = VllmEngine(
-        servers, vocab=shape.vocab, length=LENGTH,
-        transfer=SharedMemory(shape, dtype="float32", folder="/dev/shm", bucket_bytes=1 << 16),
+        servers, vocab=shape.vocab, context=CONTEXT,
+        transfer=SharedMemory(shape, dtype="float32", folder="/dev/shm", bucket=1 / 16),
         score=lambda params, ids: learner_score(shape, params, ids), patience=QUICK, say=lines.append, **options,
     )  # fmt: skip
     engine.lines = lines

@@ -1,1 +1,1 @@
-"""Our own tasks for AppWorld's engine, so that it runs where its data cannot be downloaded."""
+"""Tasks of our own for AppWorld's engine, usable without downloading AppWorld's data."""

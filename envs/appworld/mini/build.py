@@ -1,8 +1,8 @@
-"""Write the mini data set: `python -m envs.appworld.mini.build`, under the interpreter that has AppWorld.
+"""Builder of the mini data set: `python -m envs.appworld.mini.build`, under the interpreter that has AppWorld.
 
-The files are made from AppWorld's own code (table definitions, API documents) and our rows and tasks. They are derived
-from a part of AppWorld that may be passed on in encrypted form only: they belong into a cache, never into a repository.
-The layout is that of AppWorld's own data, see `appworld.task` and `appworld.ground_truth`.
+The files combine AppWorld's own code (table definitions, API documents) with our rows and tasks. They derive from a
+part of AppWorld that may be distributed in encrypted form only, so they belong in a cache and never in a repository.
+Their layout is that of AppWorld's own data; see `appworld.task` and `appworld.ground_truth`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,10 @@ CACHE = HERE.parents[2] / ".cache" / "appworld"
 
 
 def default_root() -> pathlib.Path:
-    """Where the data set of this source and this AppWorld lives. Raises PackageNotFoundError without AppWorld."""
+    """Return the folder of the data set for this source code and AppWorld version.
+
+    Raises PackageNotFoundError if AppWorld is not installed.
+    """
     digest = hashlib.blake2b(importlib.metadata.version("appworld").encode(), digest_size=6)
     for path in sorted(HERE.glob("*.py")):
         digest.update(path.read_bytes())
@@ -34,7 +37,7 @@ def default_root() -> pathlib.Path:
 
 
 def ensure(root: pathlib.Path) -> None:
-    """Build the data set in `root` unless it is there. Safe to call from many processes at once."""
+    """Build the data set in `root` unless it exists. Safe to call from many processes at once."""
     if (root / "data").is_dir():
         return
     root.mkdir(parents=True, exist_ok=True)
@@ -42,15 +45,15 @@ def ensure(root: pathlib.Path) -> None:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if (root / "data").is_dir():
             return
-        # In a process of its own: AppWorld's databases are globals, and its clock is that of the whole process.
+        # Use a separate process, because AppWorld keeps databases in globals and freezes the clock of its process.
         command = [sys.executable, "-m", "envs.appworld.mini.build", "--root", str(root)]
-        done = subprocess.run(command, cwd=HERE.parents[2], capture_output=True, text=True)
-        if done.returncode:
-            raise RuntimeError(f"AppWorld's mini data set could not be built:\n{done.stderr[-2000:]}")
+        result = subprocess.run(command, cwd=HERE.parents[2], capture_output=True, text=True)
+        if result.returncode:
+            raise RuntimeError(f"AppWorld's mini data set could not be built:\n{result.stderr[-2000:]}")
 
 
 def build(root: pathlib.Path) -> None:
-    """Write databases, API documents, tasks and splits to `root`/data; it appears when it is complete."""
+    """Write databases, API documents, tasks and splits to `root`/data, which appears only once it is complete."""
     os.environ["APPWORLD_ROOT"] = str(root)
     from appworld.apps import get_all_apps
     from appworld.apps.api_lib import set_local_date_and_time
@@ -71,9 +74,9 @@ def build(root: pathlib.Path) -> None:
     for apis in docs.values():
         for doc in apis.values():
             models.api_docs.ApiDoc.create_save(**{"app_name_" if k == "app_name" else k: v for k, v in doc.items()})
-    for table, found in data.tables().items():
+    for table, rows in data.tables().items():
         app, model = table.split(".")
-        for number, row in enumerate(found, 1):
+        for number, row in enumerate(rows, 1):
             if row.get("path", "").startswith("~/"):
                 home = models.file_system.User.by_id(row["user_id"]).home_directory_path
                 row = {**row, "path": home + row["path"].removeprefix("~/")}
@@ -98,7 +101,7 @@ def _write_task(target: pathlib.Path, task: MiniTask, apps: list[str], model_col
 
     draft, folder, person = task.draft, target / "tasks" / task.id, task.person
     supervisor = person_fields(person)
-    own = ["admin", "supervisor"]  # what a task adds to the base; the other apps' changes are empty files
+    own = ["admin", "supervisor"]  # apps to which a task adds rows; the files of the others are empty
     models = model_collection.load(
         to_db_home_path=f":memory:task_input-{task.id}", from_db_home_path=str(target / "base_dbs"), load_apps=own
     )
@@ -147,9 +150,9 @@ def _write(path: pathlib.Path, text: str) -> None:
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Build where `--root` says, or where worlds look for it."""
+    """Build the data set in `--root`, or in the cache that worlds use."""
     parser = argparse.ArgumentParser(prog="python -m envs.appworld.mini.build", description=__doc__.split("\n")[0])
-    parser.add_argument("--root", type=pathlib.Path, help="where to; the project's cache without it")
+    parser.add_argument("--root", type=pathlib.Path, help="target folder (default: the project's cache)")
     root = parser.parse_args(argv).root
     if root is None:
         ensure(default_root())

@@ -1,7 +1,7 @@
-"""The people of the mini data set and what is in their accounts. Invented here; none of it is AppWorld's data.
+"""The people of the mini data set and the content of their accounts. All of it is invented; none is AppWorld's data.
 
-`tables()` gives the rows of every table of the base databases, in the order in which they are created: the id of a row
-is its position, from 1. Rows refer to each other by those ids.
+`tables()` returns the rows of every table of the base databases in the order of their creation. The id of a row is its
+position, counted from 1, and rows refer to each other by id.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import Any
 
 Row = dict[str, Any]
 
-NOW = dt.datetime(2024, 3, 14, 9, 30)  # a Thursday; the clock stands still in every task
+NOW = dt.datetime(2024, 3, 14, 9, 30)  # a Thursday; every task's clock is frozen at this time
 APPS = ("spotify", "venmo", "phone", "simple_note", "todoist", "file_system")
 GENRES = ("pop", "jazz", "rock", "folk")
 
-# The first three give tasks: variant n of a scenario is about person n.
+# The first three are the tasks' supervisors: variant n of a scenario is about person n.
 PEOPLE = (
     ("Mira", "Okafor", "1991-07-02"),
     ("Jonas", "Weber", "1988-11-23"),
@@ -87,42 +87,42 @@ _FILES = ("invoice", "lease", "scan", "ticket", "report", "receipt")
 
 
 def email(person: int) -> str:
-    """The address of a person, numbered from 1."""
+    """Return the email address of a person; people are numbered from 1."""
     first, last, _ = PEOPLE[person - 1]
     return f"{first}.{last}@example.com".lower()
 
 
 def phone(person: int) -> str:
-    """The phone number of a person."""
+    """Return the phone number of a person."""
     return f"55501{person:05d}"
 
 
 def name(person: int) -> str:
-    """First and last name of a person."""
+    """Return the full name of a person."""
     return " ".join(PEOPLE[person - 1][:2])
 
 
 def password(person: int, app: str) -> str:
-    """The password of a person's account."""
+    """Return the password of a person's account."""
     return f"{app[:4]}-{PEOPLE[person - 1][0].lower()}-{person * 137}"
 
 
 def contacts(person: int) -> list[tuple[int, list[str]]]:
-    """(person, relationships) in the address book of `person`."""
+    """Return (contact, relationships) for each contact in the address book of `person`."""
     others = [other for other in range(1, len(PEOPLE) + 1) if other != person]
     shift = person % len(others)
     return list(zip(others[shift:] + others[:shift], RELATIONSHIPS))
 
 
 def related(person: int, relationship: str) -> list[int]:
-    """The contacts of `person` in this relationship."""
+    """Return the contacts of `person` that have this relationship."""
     return [other for other, relationships in contacts(person) if relationship in relationships]
 
 
 @functools.cache
 def tables() -> dict[str, list[Row]]:
-    """Rows by "app.Model". Times are datetimes; paths of files start with ~/."""
-    found: dict[str, list[Row]] = {
+    """Return the rows of each table "app.Model". Times are datetimes; paths of files start with ~/."""
+    tables: dict[str, list[Row]] = {
         "admin.MainUser": [
             {**_person(p), "email": email(p), "phone_number": phone(p), **_birth(p)} for p in _everyone()
         ],
@@ -134,17 +134,17 @@ def tables() -> dict[str, list[Row]]:
         key = {"phone_number": phone} if app == "phone" else {"email": email}
         verified = {} if app == "phone" else {"verified": True}
         balance = {"venmo_balance": 500.0} if app == "venmo" else {}
-        found[f"{app}.User"] = [
+        tables[f"{app}.User"] = [
             {**_person(p), **{k: f(p) for k, f in key.items()}, "password": password(p, app), **verified, **balance}
             for p in _everyone()
         ]
     for make in (_music, _libraries, _money, _phone, _notes, _todo, _files):
-        found |= make(random.Random(f"mini {make.__name__}"))
-    return found
+        tables |= make(random.Random(f"mini {make.__name__}"))
+    return tables
 
 
 def rows(table: str, **fields: Any) -> list[Row]:
-    """The rows of a table with these values, each with its "id"."""
+    """Return the rows of a table that have these values, each with its "id"."""
     numbered = ({"id": i, **row} for i, row in enumerate(tables()[table], 1))
     return [row for row in numbered if all(row[key] == value for key, value in fields.items())]
 

@@ -1,7 +1,8 @@
-"""The tasks of the mini data set: scenarios of three variants, each with its solution and what it leaves behind.
+"""The tasks of the mini data set: scenarios of three variants, each with a solution and its expected effects.
 
-Variant n of a scenario is about person n. The expected answer and changes are computed from `data.tables`, the solution
-finds them through the apps' APIs: that the engine accepts the solutions checks both.
+Variant n of a scenario is about person n. The expected answer and changes are computed from `data.tables`, whereas the
+solution uses the apps' APIs, so each checks the other when the engine evaluates the solution. Task ids and random
+draws depend on the names of functions here and in data.py: renaming a function changes them.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ SPLITS = ("train", "dev", "test_normal")
 
 @dataclass
 class Draft:
-    """One task. `solution` is a list of code blocks; `changes` and `touched` are those of mini/evaluation.py."""
+    """The content of a task. `solution` lists code blocks; mini/evaluation.py defines `changes` and `touched`."""
 
     instruction: str
     solution: list[str]
@@ -31,7 +32,7 @@ class Draft:
 
 @dataclass
 class MiniTask:
-    """A draft with its place: `id` is "<scenario>_<variant>"."""
+    """A draft with its id "<scenario>_<variant>", its split and the person it is about."""
 
     id: str
     split: str
@@ -45,7 +46,7 @@ class MiniTask:
 
     @property
     def turns(self) -> list[str]:
-        """The solution as assistant turns."""
+        """Return the solution as assistant turns."""
         return [f"{THOUGHTS[min(i, 2)]}\n```python\n{code}\n```" for i, code in enumerate(self.draft.solution)]
 
 
@@ -484,16 +485,16 @@ SCENARIOS: dict[str, tuple[Callable[[int], Draft], ...]] = {
 
 @functools.cache
 def mini_tasks() -> tuple[MiniTask, ...]:
-    """All tasks, split by split and scenario by scenario."""
-    found = []
+    """Return all tasks in the order of their splits and scenarios."""
+    tasks = []
     for split, scenarios in SCENARIOS.items():
         for scenario in scenarios:
             key = hashlib.blake2b(scenario.__name__.strip("_").encode(), digest_size=4).hexdigest()[:7]
-            found += [MiniTask(f"{key}_{n}", split, n, scenario(n)) for n in range(1, SUPERVISORS + 1)]
-    return tuple(found)
+            tasks += [MiniTask(f"{key}_{n}", split, n, scenario(n)) for n in range(1, SUPERVISORS + 1)]
+    return tuple(tasks)
 
 
 def person_fields(person: int) -> dict[str, str]:
-    """How AppWorld names a supervisor."""
+    """Return the fields with which AppWorld describes a supervisor."""
     first, last, _ = data.PEOPLE[person - 1]
     return {"first_name": first, "last_name": last, "email": email(person), "phone_number": phone(person)}

@@ -1,0 +1,52 @@
+"""Every key of imitation, once: default, bounds, meaning, unit. For `python -m experiments.imitation`.
+
+A variant calls this `get_config` and changes a few values, as configs/base_policy.py does. Any value can be changed on
+the command line: `--config.steps=100`. An unknown key is an error here, in a variant and on the command line.
+"""
+
+from configs.base import PRESETS
+from configs.keys import Keys, fraction, key
+
+
+def get_config(arg=None):
+    if arg is not None:
+        raise ValueError(f"this config takes no argument, got {arg!r}")
+    config = keys().config
+    config.lock()
+    config.env.args.unlock()
+    return config
+
+
+def keys():
+    """Return the keys with their rules, as `configs.keys.Keys`."""
+    root = Keys()
+    root.seed = key(0, least=0)  # seeds everything random: two runs with one seed give the same policy
+    root.steps = key(2000, least=1)  # updates
+
+    # What is imitated: envs/<env.name>/demos.py.
+    root.plug("env", "travel")  # a world with demonstrations: travel, bfcl; `args` go to `demonstrate`
+    root.demonstrations = key(20000, least=1)  # episodes without slips, and as many careless ones
+    root.care = fraction(0.5)  # how careful the careless ones are: 0 slips often, 1 never
+    root.careful = fraction(0.5)  # share of the updates, the first ones, that show no slips; then more and more do
+    root.hint = fraction(0.2)  # share of demonstrations with an experience in front of the query
+
+    # The policy, made from random weights.
+    model = root.group("model")
+    model.preset = key("mini", choices=PRESETS)  # shape of the model
+    model.dtype = key("float32", choices=("float32", "bfloat16"))  # dtype of the computation
+    root.vocab = 900  # most entries of the tokenizer, which is trained on the careless demonstrations
+
+    # The batch of an update.
+    root.rows = key(24, least=1)  # packed rows
+    root.row = key(256, least=1)  # tokens of a row; longer demonstrations are left out
+    root.micro = key(24, least=1)  # rows per forward and backward pass; changes memory, not the result
+
+    # Muon for the matrices of the layers, Adam for all other weights.
+    root.muon_lr = key(0.01, above=0)  # Muon's peak learning rate
+    root.lr = key(3e-3, above=0)  # Adam's peak learning rate
+    root.final_lr = fraction(0.05)  # learning rate at the end, as a share of the peak
+    root.schedule = key("cosine", choices=("constant", "cosine", "linear"))  # after warm-up
+    root.warmup = key(20, least=0)  # updates from 0 to the peak
+    root.b2 = key(0.98, least=0, below=1)  # Adam's decay of the second moment
+    root.clip = key(1.0, least=0)  # global norm to which gradients are clipped; 0 = no clipping
+    return root

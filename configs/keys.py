@@ -1,0 +1,81 @@
+"""Config keys with their rules: the values that a key may have are declared where the key is.
+
+root = Keys()
+rollout = root.group("rollout")
+rollout.tasks = key(32, least=1)  # tasks per step
+root.config, root.rules           # a ConfigDict, and {"rollout.tasks": Rule(...)}
+"""
+
+from typing import Any, NamedTuple
+
+from ml_collections import ConfigDict
+
+
+class Rule(NamedTuple):
+    """The default of a key and the values that it may have. For a tuple, `choices` are those of its entries."""
+
+    default: Any
+    least: float | None = None
+    above: float | None = None
+    most: float | None = None
+    below: float | None = None
+    choices: tuple[str, ...] = ()
+    free: bool = False  # a group of arguments that a plug or a world defines
+
+    def misfit(self, value):
+        """Return what a value must be, "" if it may be this one. The type is not checked here."""
+        if self.choices:
+            values = value if isinstance(value, tuple) else (value,)
+            if any(v not in self.choices for v in values):
+                return f"one of {', '.join(self.choices)}"
+            return ""
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            return ""
+        if value != value or value in (float("inf"), float("-inf")):
+            return "finite"
+        limits = {"at least": self.least, "above": self.above, "at most": self.most, "below": self.below}
+        holds = {
+            "at least": lambda limit: value >= limit,
+            "above": lambda limit: value > limit,
+            "at most": lambda limit: value <= limit,
+            "below": lambda limit: value < limit,
+        }
+        stated = {words: limit for words, limit in limits.items() if limit is not None}
+        if all(holds[words](limit) for words, limit in stated.items()):
+            return ""
+        return " and ".join(f"{words} {limit:g}" for words, limit in stated.items())
+
+
+def key(default, *, least=None, above=None, most=None, below=None, choices=()):
+    """Declare a key's default and bounds; numbers must be finite in any case."""
+    return Rule(default, least, above, most, below, tuple(choices))
+
+
+def fraction(default):
+    """Declare a key between 0 and 1."""
+    return key(default, least=0, most=1)
+
+
+class Keys:
+    """A group of keys: assigning an attribute adds a key to `config`, and its rule to `rules`."""
+
+    def __init__(self, config=None, rules=None, prefix=""):
+        values = {"config": ConfigDict() if config is None else config, "rules": {} if rules is None else rules}
+        vars(self).update(values, prefix=prefix)
+
+    def __setattr__(self, name, value):
+        rule = value if isinstance(value, Rule) else Rule(value)
+        self.rules[self.prefix + name] = rule
+        self.config[name] = rule.default
+
+    def group(self, name):
+        """Add a group of keys."""
+        self.config[name] = ConfigDict()
+        return Keys(self.config[name], self.rules, f"{self.prefix}{name}.")
+
+    def plug(self, name, default):
+        """Add a plug: `name` of a callable and `args`, which its signature defines (docs/extending.md)."""
+        group = self.group(name)
+        group.name = default
+        group.args = Rule(ConfigDict(), free=True)
+        return group

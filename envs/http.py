@@ -1,0 +1,71 @@
+"""Shared parts of HTTP servers and clients: bearer tokens, request bodies, listening sockets, Retry-After.
+
+Standard library only.
+"""
+
+from __future__ import annotations
+
+import email.utils
+import hmac
+import json
+import socket
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+TOKEN_VARIABLE = "EVOLVER_ENV_TOKEN"  # environment variable with the bearer token of the environment service
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+
+
+class BodyTooLarge(ValueError):
+    """A request body above the server's limit."""
+
+
+def bearer(token: str) -> dict[str, str]:
+    """Return the headers that send `token`; none if it is empty."""
+    return {"Authorization": f"Bearer {token}"} if token else {}
+
+
+def authorized(header: str, token: str) -> bool:
+    """Return True if an Authorization header carries `token`, or if the server asks for none."""
+    return not token or hmac.compare_digest(header.encode(), f"Bearer {token}".encode())
+
+
+async def read_json(stream: AsyncIterator[bytes], limit: int) -> Any:
+    """Return the JSON value in a request body. Raises BodyTooLarge above `limit` bytes, ValueError for invalid JSON."""
+    body = bytearray()
+    async for chunk in stream:
+        body += chunk
+        if len(body) > limit:
+            raise BodyTooLarge(f"the body is larger than {limit:,} bytes")
+    try:
+        return json.loads(bytes(body))
+    except (ValueError, RecursionError):
+        raise ValueError("the body is not JSON") from None
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Return a listening socket; port 0 takes a free one. Raises OSError with the address in its message."""
+    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        raise OSError(f"cannot listen on {host}:{port}: {error.strerror}") from error
+    listener.listen(1024)
+    return listener
+
+
+def retry_after(header: str | None) -> float | None:
+    """Return the seconds that a Retry-After header asks for (a number or a date); None if it is missing or invalid."""
+    if not header:
+        return None
+    try:
+        return max(0.0, float(header))
+    except ValueError:
+        pass
+    try:
+        return max(0.0, email.utils.parsedate_to_datetime(header).timestamp() - time.time())
+    except (TypeError, ValueError, OverflowError):
+        return None

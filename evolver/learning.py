@@ -1,0 +1,120 @@
+"""Phases 6 to 8: samples, updates, and new weights for the engine."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from evolver import hosts
+from evolver.metrics import Metrics, timed
+from evolver.run import Learner, Run
+from rl import learner as learners
+from rl import mismatch
+from rl.packing import Packed, pack
+from rl.samples import REASONS, fates, samples
+from rl.seeds import seed_of
+from rl.trajectory import Trajectory, groups_of
+
+
+def select(config: Any, trajectories: Sequence[Trajectory], version: int) -> tuple[list[Packed], list[str], Metrics]:
+    """Return packed mini-batches of equal numbers of tasks, the fate of every rollout, and the ledger of fates.
+
+    A fate is "trained" or the reason why not. version: that of the weights that are about to be updated.
+    """
+    c = config.learner
+    fate_N = fates(
+        trajectories, row=c.row, version=version, max_staleness=c.max_staleness, drop=c.drop,
+        drop_truncated=c.drop_truncated,
+    )  # fmt: skip
+    counts = Counter(fate_N)
+    metrics = Metrics({f"ledger/{fate}": counts[fate] for fate in ("trained", *REASONS)})
+    metrics["ledger/rollouts"] = len(trajectories)
+    groups = list(groups_of(t for t, fate in zip(trajectories, fate_N) if fate == "trained").values())
+    batches = []
+    for i in range(min(c.updates, len(groups))):
+        chosen = [trajectory for group in groups[i :: c.updates] for trajectory in group]
+        batches.append(pack([sample for trajectory in chosen for sample in samples(trajectory)], c.row))
+    if batches:
+        metrics["learner/rows"] = sum(b.rows for b in batches)
+        metrics["learner/fill"] = float(np.average([b.fill for b in batches], weights=[b.rows for b in batches]))
+    return batches, fate_N, metrics
+
+
+def learn(run: Run, batches: Sequence[Packed], step: int) -> Metrics:
+    """Make one optimizer step per mini-batch and epoch. This must not be interrupted: the old state is consumed."""
+    c, learner, version = run.config, run.learner, run.actor.engine.version
+    with timed("logp") as metrics:
+        for batch in batches:
+            run.progress.phase("log-probabilities")
+            score(c, learner, batch)
+    metrics |= mismatch.figures(batches, version, recomputed=c.loss.old_logp == "recomputed")
+    measured = []
+    with timed("update") as seconds:
+        for epoch in range(c.learner.epochs):
+            order = np.random.default_rng(seed_of(c.seed, "batches", step, epoch)).permutation(len(batches))
+            for number, i in enumerate(order):
+                run.progress.phase("update", epoch * len(batches) + number, c.learner.epochs * len(batches))
+                learner.state, values = learner.update(learner.state, batches[i])
+                measured.append({name: float(value) for name, value in values.items()})
+    metrics |= seconds | merged(measured)
+    if warning := learner.alarm.check(metrics):
+        run.progress.say(f"step {step}: {warning}")
+    return metrics | {"alarm/weights": float(bool(warning))}
+
+
+def score(config: Any, learner: Learner, batch: Packed) -> None:
+    """Fill in the old log-probabilities and, if the loss has a KL term, those of the reference policy.
+
+    A guided rollout was sampled under another prompt, so `loss.guided_prompt` decides for it instead of
+    `loss.old_logp`.
+    """
+    c = config.loss
+    wanted_RT = np.where(batch.guided_RT, c.guided_prompt == "stripped", c.old_logp == "recomputed")
+    wanted_RT = wanted_RT & batch.mask_RT
+    if wanted_RT.any():
+        logp_RT = learner.logp(learners.whole(learner.state, learner.layout), batch)
+        batch.old_logp_RT = np.where(wanted_RT, logp_RT, batch.logp_RT)
+    if c.kl_coef:
+        # The base is looked up here and not kept: an update consumes the state it is given.
+        reference = learner.state["base"] if learner.layout.lora else learner.reference
+        if c.reference == "host" and not learner.layout.lora:
+            reference = jax.tree.map(lambda x: jax.device_put(x, x.sharding.with_memory_kind("device")), reference)
+        batch.ref_logp_RT = learner.logp(reference, batch)
+
+
+def merged(measured: Sequence[dict[str, float]]) -> Metrics:
+    """Merge the metrics of a step's updates: means over tokens, the largest maximum, and sums of counts.
+
+    mismatch/* compares engine and learner, so it is taken from the first update, whose weights are the engine's.
+    """
+    if not measured:
+        return Metrics({"updates": 0})
+    weights = [max(update["tokens"], 1.0) for update in measured]
+    result = Metrics({"updates": len(measured)})
+    for name in measured[0]:
+        values = [update[name] for update in measured]
+        if name.startswith("mismatch/"):
+            result[name] = values[0]
+        elif name in ("tokens", "skipped"):
+            result[name] = sum(values)
+        elif name.endswith("/max"):
+            result[name] = max(values)
+        else:
+            result[name] = math.fsum(v * w for v, w in zip(values, weights)) / math.fsum(weights)
+    result["trained_tokens"] = result.pop("tokens")
+    return result
+
+
+def sync(run: Run, step: int) -> Metrics:
+    """Load the new weights into the engine. Their version is the step that made them."""
+    engine = run.actor.engine
+    with timed("sync") as metrics:
+        run.stop.finish(engine.load(hosts.local(run.learner.policy), step))
+    if run.config.engine.name != "jax":
+        metrics |= {f"engine/{name}": value for name, value in engine.stats().items()}
+    return metrics

@@ -1,0 +1,1 @@
+"""Language models other than the policy: client, answers, cache, ledger and budget, roles, prompts, embedders."""

@@ -1,0 +1,136 @@
+"""Embedders: texts to unit vectors, for searching experience and for comparing tasks."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Annotated, Protocol
+
+import numpy as np
+from annotated_types import Ge
+
+from evolver.llm.client import Chat, ChatError, ServerDown
+from rl.bounds import Count, NotNegative
+
+EMBEDDERS = {
+    "ngrams": "evolver.llm.embedders:HashedNgrams",
+    "endpoint": "evolver.llm.embedders:EndpointEmbedder",
+}
+_WORD = re.compile(r"[^\W_]+")
+_SENTENCE_START = re.compile(r"(?:^|[.!?:]\s+)[\"'(]*$")
+
+
+class Embedder(Protocol):
+    """Turns texts into vectors of `dims` numbers.
+
+    `name` identifies the embedder and its settings: an index on disk is only read with the embedder that wrote it.
+    """
+
+    name: str
+    dims: int
+
+    def __call__(self, texts: Sequence[str]) -> np.ndarray:
+        """Return float32 [N, dims]; each row has length 1, or 0 for a text without words.
+
+        The vector of a text must not depend on the other texts.
+        """
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class HashedNgrams:
+    """Feature hashing of word unigrams and bigrams, character n-grams within words, and counts of named entities.
+
+    Needs no model and gives the same vectors on any machine (features are hashed by crc32). Texts are close if they
+    share wording and name equally many entities. Entities are not wording: words with digits are all one token and
+    capitalised words inside a sentence another, so "Book a flight to Oslo" equals "Book a flight to Rome".
+
+    dims: length of the vectors. characters: n of the character n-grams, which weigh `character_weight`; a count of
+    entities weighs `entity_weight`, a word or bigram 1.
+    """
+
+    dims: Annotated[int, Ge(8)] = 512
+    characters: Count = 3
+    character_weight: NotNegative = 0.3
+    entity_weight: NotNegative = 2.0
+
+    @property
+    def name(self) -> str:
+        return f"hashed-ngrams-{self.dims}-{self.characters}-{self.character_weight:g}-{self.entity_weight:g}"
+
+    def __call__(self, texts: Sequence[str]) -> np.ndarray:
+        vectors_ND = np.zeros((len(texts), self.dims), np.float32)
+        for vector_D, text in zip(vectors_ND, texts, strict=True):
+            for feature, weight in self._features(normalise(text)):
+                index, sign = _hash(feature, self.dims)
+                vector_D[index] += sign * weight
+            vector_D /= max(float(np.linalg.norm(vector_D)), 1e-12)
+        return vectors_ND
+
+    def _features(self, words: list[str]) -> Iterator[tuple[str, float]]:
+        for word in words:
+            yield "w " + word, 1.0
+            padded = f"<{word}>"
+            grams = max(len(padded) - self.characters + 1, 0) if word.isalpha() and len(word) > 2 else 0
+            for start in range(grams):
+                yield "c " + padded[start : start + self.characters], self.character_weight
+        for first, second in itertools.pairwise(words):
+            yield f"b {first} {second}", 1.0
+        for entity in ("A", "0"):
+            yield f"n {entity} {words.count(entity)}", self.entity_weight if words else 0.0
+
+
+class EndpointEmbedder:
+    """Embeddings from the `/embeddings` route of an OpenAI-compatible server, cached by text.
+
+    The constructor asks for one vector to learn its length. Experience cannot be searched without embeddings, so a
+    failure ends the run (ServerDown).
+    """
+
+    roles = ("embedder",)
+
+    def __init__(self, chat: Chat, *, role: str = "embedder"):
+        self.chat, self.role, self.name = chat, role, f"endpoint-{chat.roles[role].model}"
+        self.dims = self._vectors(["dimensions"]).shape[1]
+
+    def __call__(self, texts: Sequence[str]) -> np.ndarray:
+        if not texts:
+            return np.zeros((0, self.dims), np.float32)
+        vectors_ND = self._vectors([text or " " for text in texts])  # servers refuse empty texts
+        if vectors_ND.shape[1] != self.dims:
+            raise ServerDown(f"{self.name} gives vectors of {vectors_ND.shape[1]} numbers instead of {self.dims}")
+        return vectors_ND / np.maximum(np.linalg.norm(vectors_ND, axis=1, keepdims=True), 1e-12)
+
+    def _vectors(self, texts: Sequence[str]) -> np.ndarray:
+        try:
+            return np.array(self.chat.embed(texts, role=self.role), np.float32)
+        except ChatError as error:
+            raise ServerDown(f"experience cannot be searched without embeddings: {error}") from None
+        except ValueError:
+            raise ServerDown(f"{self.name} gives vectors of different lengths") from None
+
+
+def normalise(text: str) -> list[str]:
+    """Return the lower-case words of a text. Names become "A", words with digits "0"; repeats of these are merged."""
+    words: list[str] = []
+    for match in _WORD.finditer(text):
+        word = match.group()
+        if any(c.isdigit() for c in word):
+            word = "0"
+        elif word[0].isupper() and word not in ("A", "I") and not _SENTENCE_START.search(text, 0, match.start()):
+            word = "A"
+        else:
+            word = word.lower()
+        if word not in ("A", "0") or words[-1:] != [word]:
+            words.append(word)
+    return words
+
+
+@lru_cache(maxsize=100_000)
+def _hash(feature: str, dims: int) -> tuple[int, float]:
+    code = zlib.crc32(feature.encode())
+    return (code >> 1) % dims, 1.0 if code & 1 else -1.0

@@ -1,0 +1,131 @@
+"""The language-model roles that a config needs, the checks of their settings, and the client that serves them.
+
+A plug that asks language models says so itself: its target carries `roles`, a tuple of names from ROLES.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import importlib.util
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from evolver import plugs
+from evolver.llm.client import Chat, Limits, Role, url_problem
+from evolver.llm.store import Ledger
+
+ROLES = ("explorer", "writer", "judge", "step_judge", "summariser", "reranker", "embedder")
+# Keys that may change when a run resumes: addresses, speed and limits, but nothing that changes an answer.
+RESUMABLE = tuple(
+    f"llm.{key}"
+    for key in ("url", "key", "cache", "concurrency", "requests", "tokens_per", "deadline", "attempts", "failures",
+                "prices", "budget", *(f"{role}.{key}" for role in ROLES for key in ("url", "key")))
+)  # fmt: skip
+
+
+def roles_of(config: Any) -> tuple[str, ...]:
+    """Return the roles that the plugs in use declare, in the order of ROLES."""
+    needed = {role for _, target in _in_use(config) for role in getattr(target, "roles", ())}
+    return tuple(role for role in ROLES if role in needed)
+
+
+def _in_use(config: Any) -> Iterator[tuple[str, Callable[..., Any]]]:
+    """Yield (key, target) of the plugs in use that may ask language models. Plugs that cannot be loaded are skipped:
+    the config check reports them."""
+    q = config.questioning
+    for key, name, _ in plugs.in_config(config):
+        mechanism = key.partition(".")[0]
+        used = mechanism == key or config[mechanism].enabled
+        if key == "questioning.explorer":
+            used = used and (not q.tasks or q.every)
+        if used and "chat" in plugs.KINDS[key].provides:
+            with contextlib.suppress(plugs.PlugError):
+                yield key, plugs.load(key, name)
+
+
+def problems(config: Any, mode: str, resolve: Callable[[str], Path]) -> Iterator[str]:
+    """Yield what is wrong with `config.llm`, without asking any server. A plan is not checked: it is made for another
+    machine."""
+    config = for_evaluation(config) if mode == "eval" else config
+    for key, target in _in_use(config):
+        declared, takes = getattr(target, "roles", ()), plugs.parameters(target)
+        silent = "chat" in takes and takes["chat"].default is takes["chat"].empty and not declared
+        if silent or set(declared) - set(ROLES):
+            yield (
+                f"config.{key}: a plug that asks for `chat` declares its roles as an attribute, such as"
+                f' roles = ("judge",), with names from {", ".join(ROLES)}; it declares {tuple(declared)}'
+            )
+    if not roles_of(config) or mode == "plan":
+        return
+    for package in ("httpx", "jsonschema"):
+        if importlib.util.find_spec(package) is None:
+            yield f"config.llm needs {package}: pip install -r requirements/llm.txt"
+            return
+    roles = settings(config)
+    for url in sorted({role.url for role in roles.values()}):
+        names = ", ".join(name for name, role in roles.items() if role.url == url)
+        if not url:
+            yield f"config.llm.url is empty and {names} needs it: the url of an OpenAI-compatible server, with its /v1"
+        elif problem := url_problem(url):
+            yield f"config.llm.url ({names}): {'the url' if '@' in url else repr(url)} {problem}"
+    for name, role in roles.items():
+        if not role.model:
+            yield f"config.llm.{name}.model and config.llm.model are empty: name a model that its server serves"
+        try:
+            if role.extra and not isinstance(json.loads(role.extra), dict):
+                raise ValueError("it is not an object")
+        except ValueError as error:
+            yield f'config.llm.{name}.extra must be a JSON object such as {{"top_k": 100}}; {error}'
+    c = config.llm
+    try:
+        prices = read_prices(resolve(c.prices)) if c.prices else {}
+    except (OSError, ValueError) as error:
+        yield f"config.llm.prices={c.prices}: {error}"
+        return
+    unpriced = sorted({role.model for role in roles.values() if role.model} - set(prices))
+    if c.budget_money and unpriced:
+        yield f"config.llm.budget_money cannot be enforced: config.llm.prices has no price of {', '.join(unpriced)}"
+
+
+def settings(config: Any) -> dict[str, Role]:
+    """Return the settings of each role that the config needs; url, model and key default to those of `config.llm`."""
+    c, roles = config.llm, {}
+    for name in roles_of(config):
+        shared = {key: c[name][key] or c[key] for key in ("url", "model", "key")}
+        roles[name] = Role(**(c[name].to_dict() | shared))
+    return roles
+
+
+def read_prices(path: Path) -> dict[str, tuple[float, float]]:
+    """Return {model: money per million (prompt tokens, completion tokens)}. Raises OSError and ValueError."""
+    table = json.loads(Path(path).read_text(encoding="utf-8"))
+    if not isinstance(table, dict):
+        raise ValueError("a price table is a JSON object {model: [prompt, completion]}")
+    for model, pair in table.items():
+        numbers = isinstance(pair, list) and len(pair) == 2 and all(isinstance(x, int | float) and x >= 0 for x in pair)
+        if not numbers:
+            raise ValueError(f"the price of {model} must be [per million prompt tokens, per million completion tokens]")
+    return {model: (float(pair[0]), float(pair[1])) for model, pair in table.items()}
+
+
+def make_chat(config: Any, workdir: Path, resolve: Callable[[str], Path], *, check: Callable[[], None]) -> Chat | None:
+    """Return the client of all roles that the config needs, None if it needs none. No server is asked yet."""
+    c, roles = config.llm, settings(config)
+    if not roles:
+        return None
+    limits = Limits(**{field.name: c[field.name] for field in dataclasses.fields(Limits) if field.name in c})
+    cache = {"": workdir / "llm_cache", "off": None}.get(c.cache, c.cache)
+    prices = read_prices(resolve(c.prices)) if c.prices else {}
+    return Chat(roles, limits=limits, prices=prices, cache=cache, ledger=Ledger(workdir / "llm.jsonl"), check=check)
+
+
+def for_evaluation(config: Any) -> Any:
+    """Return the config without the mechanisms that an evaluation does not use, so that it needs none of their
+    servers."""
+    config = config.copy_and_resolve_references()
+    config.questioning.enabled = config.attributing.enabled = False
+    config.navigating.enabled = config.navigating.enabled and config.eval.experience
+    return config

@@ -1,0 +1,50 @@
+"""Phase 9: attempts become experience, and the results of synthetic tasks are recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from evolver import credit, hosts
+from evolver.metrics import Metrics, timed
+from evolver.rollouts import play, sampling
+from evolver.run import Run
+from rl.rollout import Job
+from rl.seeds import seed_of
+from rl.trajectory import Trajectory
+
+
+def fill(run: Run) -> Metrics:
+    """Make the first experience from unguided attempts at training tasks, unless a directory provides it."""
+    c, seed, metrics = run.config.navigating, run.config.seed, Metrics()
+    if run.navigating is None:
+        return metrics
+    if c.rollouts and not c.pool:
+        tasks = [*run.tasks.originals, *(run.tasks.pool.tasks.values() if run.tasks.pool else ())]
+        order = np.random.default_rng(seed_of(seed, "pool")).permutation(len(tasks))[: c.tasks]
+        jobs = [
+            Job(tasks[n], i, seed_of(seed, "pool", tasks[n].id, i), sampling(run.config))
+            for n in order
+            for i in range(c.rollouts)
+        ]
+        with timed("pool") as metrics:
+            trajectories = play(run, jobs, "first experience")
+            trajectories, _ = credit.grade_all(run.grader, trajectories)
+            hosts.on_first(run.navigating, lambda: run.navigating.learn(trajectories, step=0))
+    return metrics | run.navigating.metrics()
+
+
+def remember(run: Run, trajectories: Sequence[Trajectory], step: int) -> Metrics:
+    """Record how synthetic tasks fared, and extract experience every `navigating.every` steps."""
+    every, metrics = run.config.navigating.every, Metrics()
+    if run.tasks.pool is not None:
+        run.tasks.pool.record((t.task.id, t.evaluation.success) for t in trajectories if not t.broken)
+        metrics |= run.tasks.pool.metrics()
+    if run.navigating is not None:
+        if every and step % every == 0:
+            with timed("memory") as seconds:
+                hosts.on_first(run.navigating, lambda: run.navigating.learn(trajectories, step=step))
+            metrics |= seconds
+        metrics |= run.navigating.metrics()
+    return metrics

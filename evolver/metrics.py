@@ -1,0 +1,52 @@
+"""Metrics of a step: a flat dict of names and numbers. Values that depend on timing are named `time/...`."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from rl.trajectory import StopReason, Trajectory
+
+Metrics = dict[str, Any]
+
+
+@contextlib.contextmanager
+def timed(name: str) -> Iterator[Metrics]:
+    """Yield metrics that hold the seconds of the block as time/<name> once it ends."""
+    metrics, began = Metrics(), time.monotonic()
+    try:
+        yield metrics
+    finally:
+        metrics[f"time/{name}"] = time.monotonic() - began
+
+
+def rollout_metrics(trajectories: list[Trajectory]) -> dict[str, float]:
+    """Return figures of a step's rollouts. `stop/*` is one-hot, so its sum is the number of rollouts."""
+    stops = Counter(t.stop for t in trajectories)
+    metrics: Metrics = {f"stop/{reason.value}": stops[reason] for reason in StopReason}
+    kinds = {"original": [], "synthetic": [], "guided": [], "unguided": []}
+    for t in trajectories:
+        kinds[t.task.origin].append(t)
+        kinds["guided" if t.guided else "unguided"].append(t)
+    for kind, members in {"": trajectories, **kinds}.items():
+        suffix = f"/{kind}" if kind else ""
+        metrics[f"rollout/count{suffix}"] = len(members)
+        if members:
+            metrics[f"rollout/success{suffix}"] = mean(t.evaluation.success for t in members)
+            metrics[f"rollout/score{suffix}"] = mean(t.outcome for t in members)
+    generated = [len(turn.completion.tokens) for t in trajectories for turn in t.turns]
+    metrics["rollout/turns"] = mean(len(t.turns) for t in trajectories)
+    metrics["rollout/tokens"] = sum(generated)
+    metrics["rollout/tokens_per_turn"] = mean(generated)
+    metrics["rollout/parse_errors"] = mean(bool(turn.info.get("parse_error")) for t in trajectories for turn in t.turns)
+    return metrics
+
+
+def mean(values: Iterable[float]) -> float:
+    """Return the mean, 0 for no values."""
+    values = [float(v) for v in values]
+    return math.fsum(values) / len(values) if values else 0.0

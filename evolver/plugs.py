@@ -1,0 +1,255 @@
+"""Plugs: every idea that has variants is a callable that the config names, `{name, args}`.
+
+`name` is a known name of the kind, or `module:attribute` of any file on the path, beside the config or in the working
+directory. The signature of the callable is its whole interface:
+
+- keyword-only parameters are the config's `args`: names, defaults, types, choices (`Literal`) and bounds (`rl.bounds`)
+  stand there and nowhere else;
+- positional parameters are parts that the run provides by name, such as `make_world` or `chat` (see `KINDS`). A plug
+  names those it needs.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import importlib
+import inspect
+import math
+import sys
+import types
+import typing
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+class PlugError(ValueError):
+    """A plug that cannot be used; the message says what was given and what the callable takes."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A place of the config that takes a plug.
+
+    key: the group {name, args} in the config. known: "module:DICT", a registry {name: "module:attribute"}.
+    protocol: the interface, "module:Protocol". provides: the parts that the run can give. methods: what a class has to
+    have; a subclass of the protocol inherits all but one of them.
+    """
+
+    key: str
+    known: str
+    protocol: str
+    provides: tuple[str, ...]
+    methods: tuple[str, ...] = ()
+
+
+_BATCH = ("batch", "trajectories", "outcome_N", "group_N", "label_NK", "turns_N", "steps_N", "step")
+_EPISODE = ("tokenizer", "observation", "experience", "show_tools", "chat")
+_MECHANISM = ("make_world", "chat", "shown")
+KINDS = {
+    kind.key: kind
+    for kind in (
+        Kind("advantage", "rl.advantages:ESTIMATORS", "rl.advantages:Estimator", _BATCH),
+        Kind("loss", "rl.losses:LOSSES", "rl.losses:TokenLoss", ("tokens",)),
+        Kind("template", "rl.contexts:CONTEXTS", "rl.contexts:Context", _EPISODE, ("extend",)),
+        Kind(
+            "questioning.explorer", "evolver.questioning:EXPLORERS", "evolver.questioning:Explorer",
+            (*_MECHANISM, "pool", "progress"), ("explore",),
+        ),
+        Kind(
+            "questioning.judge", "evolver.questioning:JUDGES", "evolver.questioning:OutcomeJudge", _MECHANISM,
+            ("score", "metrics"),
+        ),
+        Kind(
+            "navigating.extractor", "evolver.navigating:EXTRACTORS", "evolver.navigating:Extractor",
+            (*_MECHANISM, "splits"), ("extract", "metrics"),
+        ),
+        Kind(
+            "navigating.embedder", "evolver.llm.embedders:EMBEDDERS", "evolver.llm.embedders:Embedder", ("chat",),
+            ("__call__",),
+        ),
+        Kind(
+            "navigating.refine", "evolver.navigating:REFINERS", "evolver.navigating:Refiner", ("chat", "shown"),
+            ("refine", "metrics"),
+        ),
+        Kind(
+            "attributing.judge", "evolver.attributing:JUDGES", "evolver.attributing:TurnJudge", _MECHANISM,
+            ("label", "metrics", "close"),
+        ),
+    )
+}  # fmt: skip
+
+
+def plug(key: str, name: str, args: Mapping[str, Any], **parts: Any) -> functools.partial:
+    """Return the callable that `name` means under `key`, bound to `args` and to those of `parts` that it asks for.
+
+    Raises PlugError, with the signature, for an unknown name and for an unknown, missing or ill-typed argument.
+    """
+    if found := problems(key, name, args):
+        raise PlugError("\n".join(found))
+    target = load(key, name)
+    wanted = positional(target)
+    return functools.partial(target, **args, **{part: value for part, value in parts.items() if part in wanted})
+
+
+def call(plugged: functools.partial, **parts: Any) -> Any:
+    """Call a plug with those of `parts` that it asks for."""
+    wanted = positional(plugged.func)
+    return plugged(**{part: value for part, value in parts.items() if part in wanted})
+
+
+def known(key: str) -> dict[str, str]:
+    """Return {name: "module:attribute"} of the plugs that ship with the project."""
+    return attribute(KINDS[key].known)
+
+
+def load(key: str, name: str) -> Callable[..., Any]:
+    """Return the callable that `name` means under `key`. Raises PlugError."""
+    registry = known(key)
+    if name in registry:
+        return attribute(registry[name])
+    if ":" not in name:
+        near = difflib.get_close_matches(name, registry, n=1, cutoff=0.6)
+        hint = f" Did you mean {near[0]}?" if near else ""
+        raise PlugError(
+            f"config.{key}.name={name!r} is not known.{hint} Known names: {', '.join(registry)}; "
+            "or name your own as module:attribute"
+        )
+    try:
+        target = attribute(name)
+    except Exception as error:  # importing somebody's file may raise anything
+        raise PlugError(f"config.{key}.name={name!r} cannot be loaded: {type(error).__name__}: {error}") from error
+    if not callable(target):
+        raise PlugError(f"config.{key}.name={name!r} is of type {type(target).__name__}; it must be callable")
+    return target
+
+
+def attribute(name: str) -> Any:
+    """Return the object that "module:attribute" names. Raises whatever importing the module raises."""
+    module, _, path = name.partition(":")
+    return functools.reduce(getattr, path.split("."), importlib.import_module(module))
+
+
+def look_in(*folders: str | Path) -> None:
+    """Let modules of these folders be found by name, after everything that is installed."""
+    for folder in map(str, folders):
+        if folder not in sys.path:
+            sys.path.append(folder)
+
+
+# --- signatures ------------------------------------------------------------------------------------------------------
+
+
+def parameters(target: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+    """Return the parameters of a function, or of a class's constructor, with their annotations evaluated."""
+    found = dict(inspect.signature(target).parameters)
+    try:
+        owner = target.__init__ if inspect.isclass(target) else target
+        hints = typing.get_type_hints(inspect.unwrap(owner), include_extras=True)
+    except Exception:  # an annotation that names something imported for type checkers only
+        hints = {}
+    return {
+        name: p.replace(annotation=hints.get(name, Any)) for name, p in found.items() if name not in ("self", "cls")
+    }
+
+
+def positional(target: Callable[..., Any]) -> tuple[str, ...]:
+    """Return the names of the parts that a plug asks the run for."""
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    return tuple(name for name, p in parameters(target).items() if p.kind is kind)
+
+
+def settable(target: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+    """Return the parameters that the config's `args` may set: the keyword-only ones."""
+    return {n: p for n, p in parameters(target).items() if p.kind is inspect.Parameter.KEYWORD_ONLY}
+
+
+def problems(key: str, name: str, args: Mapping[str, Any]) -> list[str]:
+    """Return what is wrong with a plug in one message, which ends with the signature; [] if nothing is."""
+    try:
+        target = load(key, name)
+        takes = settable(target)
+    except (PlugError, TypeError, ValueError) as error:
+        return [str(error)]
+    free = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters(target).values())
+    found = []
+    for argument, value in args.items():
+        if argument not in takes:
+            near = difflib.get_close_matches(argument, takes, n=1, cutoff=0.6)
+            if not free:
+                found.append(f"there is no argument {argument!r}" + (f" (did you mean {near[0]}?)" if near else ""))
+        elif why := misfit(value, takes[argument].annotation):
+            found.append(f"{argument}={value!r} {why}")
+    found += [f"{n} is missing" for n, p in takes.items() if p.default is p.empty and n not in args]
+    kind = KINDS[key]
+    if inspect.isclass(target) and (lacking := [m for m in kind.methods if not hasattr(target, m)]):
+        return [
+            f"config.{key}.name={name!r} has no {', '.join(lacking)}: subclass {kind.protocol.replace(':', '.')} and"
+            " override what differs"
+        ]
+    needed = [n for n in positional(target) if parameters(target)[n].default is inspect.Parameter.empty]
+    if strange := [n for n in needed if n not in kind.provides]:
+        found.append(
+            f"{', '.join(strange)} cannot be provided; the run provides {', '.join(kind.provides)}, and what the "
+            "config sets is keyword-only (after `*`)"
+        )
+    return [f"config.{key}.args: {'; '.join(found)}. The call is {signature(name, target)}"] if found else []
+
+
+def signature(name: str, target: Callable[..., Any]) -> str:
+    """Return "name(argument=default, ...)" of what the config can set."""
+    shown = [n if p.default is p.empty else f"{n}={p.default!r}" for n, p in settable(target).items()]
+    return f"{name}({', '.join(shown)})"
+
+
+def values(key: str, name: str, args: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments that a plug gets from a config, defaults included."""
+    return {n: args.get(n, p.default) for n, p in settable(load(key, name)).items()} | dict(args)
+
+
+def resolved(key: str, name: str, args: Mapping[str, Any]) -> str:
+    """Return the call that a config makes, defaults included: "grpo(std='sample', eps=1e-06)"."""
+    return f"{name}({', '.join(f'{n}={value!r}' for n, value in values(key, name, args).items())})"
+
+
+def in_config(config: Any) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """Yield (key, name, args) of every plug of a config."""
+    for key in KINDS:
+        group = functools.reduce(getattr, key.split("."), config)
+        yield key, group.name, group.args.to_dict()
+
+
+def misfit(value: Any, annotation: Any) -> str:
+    """Return why a value does not fit an annotation, "" if it does or if nothing is known to check."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return "must be finite"
+    origin, inner = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is typing.Annotated:
+        return misfit(value, inner[0]) or next((why for bound in inner[1:] if (why := outside(value, bound))), "")
+    if origin is typing.Literal:
+        return "" if value in inner else f"must be one of {', '.join(map(str, inner))}"
+    if origin in (typing.Union, types.UnionType):
+        reasons = [misfit(value, one) for one in inner]
+        return "" if "" in reasons else " or ".join(dict.fromkeys(reasons))
+    wanted = origin or annotation
+    if annotation is None or annotation is type(None):
+        return "" if value is None else "must be None"
+    if not isinstance(wanted, type) or wanted not in (bool, int, float, str, tuple, list, dict):
+        return ""
+    fits = isinstance(value, (int, float) if wanted is float else (list, tuple) if wanted in (list, tuple) else wanted)
+    if not fits or (isinstance(value, bool) and wanted in (int, float)):
+        return f"must be of type {wanted.__name__}"
+    return ""
+
+
+def outside(value: Any, bound: Any) -> str:
+    """Return why a number is outside a bound of `annotated_types`, "" if it is not."""
+    rules = {"ge": (">=", lambda b: value >= b), "gt": (">", lambda b: value > b)}
+    rules |= {"le": ("<=", lambda b: value <= b), "lt": ("<", lambda b: value < b)}
+    for name, (sign, holds) in rules.items():
+        limit = getattr(bound, name, None)
+        if limit is not None and not holds(limit):
+            return f"must be {sign} {limit}"
+    return ""

@@ -1,0 +1,154 @@
+"""Phases 2 to 4: play the tasks of a step, score the outcomes, label the turns."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from envs.world import Task
+from evolver import credit, hosts, tasks
+from evolver.metrics import Metrics, timed
+from evolver.run import Run
+from evolver.stop import Interrupted, RunEnds
+from rl.rollout import Job, rollouts
+from rl.samples import no_signal
+from rl.seeds import seed_of
+from rl.trajectory import Sampling, StopReason, Trajectory, groups_of
+
+
+def roll_out(run: Run, chosen: dict[int, list[Task]], step: int) -> tuple[list[Trajectory], Metrics]:
+    """Return `rollout.group` graded rollouts of each task of `step`, some of them guided.
+
+    With `rollout.async_depth` the rollouts of later steps are started, too, and go on while this step is trained.
+    """
+    if run.actor.pipeline:
+        trajectories, metrics = collect(run, chosen, step)
+    else:
+        jobs = [job for group in jobs_of(run, chosen[step], step) for job in group]
+        with timed("rollout") as metrics:
+            trajectories = play(run, jobs, "rollouts")
+        run.progress.phase("grades")
+        trajectories, graded = credit.grade_all(run.grader, trajectories)
+        metrics |= graded
+    metrics["time/tokens_per_s"] = generated(trajectories) / metrics["time/rollout"]
+    return trajectories, metrics
+
+
+def refill(run: Run, trajectories: list[Trajectory], step: int, metrics: Metrics) -> tuple[list[Trajectory], Metrics]:
+    """Replace groups without signal by rollouts of further tasks, in at most `rollout.refill` rounds.
+
+    This is DAPO's dynamic sampling (arXiv 2503.14476, section 3.2). Groups without signal stay in the ledger. Returns
+    all trajectories of the step and its metrics; `metrics` are those of the first round.
+    """
+    c, rounds = run.config.rollout, 0
+    while rounds < c.refill:
+        groups = groups_of(trajectories)
+        missing = c.tasks - sum(not no_signal(group) for group in groups.values())
+        more = tasks.draw(run, rounds, missing, seed_of(run.config.seed, "refill", step), groups) if missing else []
+        if not more:
+            break
+        played, measured = roll_out(run, {step: more}, step)
+        credit.assign(run.config, run.estimator, played, step)
+        trajectories, rounds = [*trajectories, *played], rounds + 1
+        seconds = {k: metrics.get(k, 0.0) + measured[k] for k in ("time/rollout", "time/grade") if k in measured}
+        metrics = metrics | measured | seconds
+    if c.refill:
+        speed = generated(trajectories) / metrics["time/rollout"]
+        metrics = metrics | {"rollout/refills": rounds, "time/tokens_per_s": speed}
+    return trajectories, metrics
+
+
+def generated(trajectories: Sequence[Trajectory]) -> int:
+    """Return the number of tokens that the policy generated."""
+    return sum(len(turn.completion.tokens) for t in trajectories for turn in t.turns)
+
+
+def show_faults(run: Run, trajectories: Sequence[Trajectory], step: int) -> None:
+    """Print one example of each kind of environment fault, once per run.
+
+    Raises RunEnds if the environment failed in every rollout: nothing can be learned, and later steps would be wasted
+    in the same way.
+    """
+    failed = [t for t in trajectories if t.stop in (StopReason.ENV_ERROR, StopReason.ENV_TIMEOUT)]
+    if failed and len(failed) == len(trajectories):
+        raise RunEnds(f"step {step}: the environment failed in every rollout: {failed[0].error}")
+    for trajectory in failed:
+        run.progress.once(
+            trajectory.error.partition(":")[0],
+            f"step {step}: the environment failed in {len(failed)} of {len(trajectories)} rollouts, for example"
+            f" {trajectory.error}. They do not train (ledger/env_error); later ones are counted, but not shown",
+        )
+
+
+def jobs_of(run: Run, chosen: Sequence[Task], step: int) -> list[list[Job]]:
+    """Return the jobs of each task's group."""
+    seed, group = run.config.seed, run.config.rollout.group
+    guidance = [[[] for _ in range(group)] for _ in chosen]
+    if run.navigating:
+        guidance = run.navigating.guide(chosen, group, seed_of(seed, "guide", step))
+    return [
+        [
+            Job(
+                task,
+                i,
+                seed_of(seed, "rollout", step, task.id, i),
+                sampling(run.config),
+                [(e.id, e.content) for e in shown],
+            )
+            for i, shown in enumerate(row)
+        ]
+        for task, row in zip(chosen, guidance)
+    ]
+
+
+def collect(run: Run, chosen: dict[int, list[Task]], step: int) -> tuple[list[Trajectory], Metrics]:
+    """Start the rollouts of `chosen`, and wait for the groups that `step` trains on, which are graded as they end.
+
+    `time/rollout` is the time since the groups of the previous step were collected.
+    """
+    pipeline = run.actor.pipeline
+    began = pipeline.collected or time.monotonic()
+    groups = {ahead: jobs_of(run, chosen[ahead], ahead) for ahead in chosen}
+
+    async def start_and_wait() -> tuple[list[Trajectory], int]:
+        play_group = partial(rollouts, concurrency=pipeline.places, **run.actor.settings)
+        for ahead, jobs in groups.items():
+            pipeline.launch(ahead, jobs, play_group, partial(credit.grade, run.grader))
+        return await pipeline.collect(step, run.config.rollout.tasks, partial(run.progress.phase, "groups"))
+
+    with timed("wait") as metrics:
+        trajectories, metrics["async/late"] = run.stop.run(start_and_wait())
+    metrics["time/rollout"] = pipeline.collected - began
+    return trajectories, metrics | pipeline.figures() | run.grader.metrics()
+
+
+def sampling(config: Any, temperature: float | None = None) -> Sampling:
+    """Return how the policy samples: as in training, or at another temperature."""
+    c = config.rollout
+    temperature = c.temperature if temperature is None else temperature
+    return Sampling(max_tokens=c.max_tokens, temperature=temperature, top_p=c.top_p, top_k=c.top_k)
+
+
+def play(run: Run, jobs: Sequence[Job], phase: str) -> list[Trajectory]:
+    """Play jobs with the engine's present weights. The result does not depend on what was played before.
+
+    Each host plays its share, and all get all trajectories. An interruption of one host interrupts all of them.
+    """
+    actor, mine = run.actor, hosts.share(jobs)
+
+    def show(done: int, total: int, _: Trajectory) -> None:
+        run.progress.phase(phase, done, total)
+
+    run.progress.phase(phase, 0, len(mine))
+    if not (actor.pipeline and actor.pipeline.busy):
+        actor.engine.forget()
+    try:
+        played = run.stop.run(rollouts(mine, progress=show, concurrency=actor.concurrency, **actor.settings))
+    except Interrupted:
+        played = None
+    parts = hosts.gather(played)
+    if any(part is None for part in parts):
+        raise Interrupted
+    return hosts.interleaved(parts)

@@ -1,0 +1,474 @@
+"""The parts of a run, built from its config. Below `evolver/` nothing sees a config object."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import io
+import random
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from envs.process import Deadlines
+from envs.source import Source
+from envs.world import Task, World, WorldError
+from evolver import hosts
+from evolver.credit import Grader
+from evolver.engine import make_engine
+from evolver.llm.roles import make_chat
+from evolver.navigating import Navigating, Pool
+from evolver.paths import model_folder, resolve
+from evolver.pipeline import Pipeline
+from evolver.plugs import call, plug
+from evolver.progress import Progress
+from evolver.questioning import Explorer, TaskPool
+from evolver.sinks import Sinks
+from evolver.stop import Stop
+from evolver.workdir import Workdir, plain, read_tasks
+from models import hf, qwen
+from models import mesh as meshes
+from models.files import BrokenFile
+from models.lora import LoRA
+from models.mesh import make_mesh
+from models.tokenizer import Tokenizer
+from rl import learner, optim
+from rl.checkpoint import CheckpointError, Checkpoints
+from rl.contexts import Context
+from rl.engines import Engine, EngineFault
+from rl.mismatch import Alarm
+from rl.packing import Packed
+from rl.rollout import Limits, Worlds
+from rl.seeds import seed_of
+
+FLOOR = {"float32": 1e-3, "bfloat16": 0.03}  # nats per token between engine and learner that rounding may cause
+
+
+class RunError(Exception):
+    """Something outside of this program is missing or broken; the message is for the user."""
+
+
+@dataclass
+class Actor:
+    """Plays episodes: the engine, the worlds, and what all rollouts have in common."""
+
+    engine: Engine
+    tokenizer: Tokenizer
+    worlds: Worlds
+    limits: Limits
+    context: Callable[..., Context]  # makes the context of one episode
+    parse_error: str
+    cut_turn: str
+    show_tools: bool
+    threads: bool  # call worlds in threads, because they may hang
+    concurrency: int  # episodes at a time
+    pipeline: Pipeline | None  # None = the rollouts of a step end before its update begins
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The arguments that every call of `rl.rollout.rollouts` shares."""
+        names = (
+            "engine",
+            "tokenizer",
+            "worlds",
+            "limits",
+            "context",
+            "parse_error",
+            "cut_turn",
+            "show_tools",
+            "threads",
+        )
+        return {name: getattr(self, name) for name in names}
+
+
+@dataclass
+class Learner:
+    """Trains the policy: its shape, its state, and the two compiled programs."""
+
+    shape: qwen.Config
+    state: learner.State
+    layout: learner.Layout
+    update: Callable[[learner.State, Packed], tuple[learner.State, dict[str, jax.Array]]]
+    logp: Callable[[qwen.Params, Packed], np.ndarray]
+    reference: qwen.Params | None  # the initial policy, if the loss needs it and the state does not hold it
+    alarm: Alarm
+
+    @property
+    def policy(self) -> qwen.Params:
+        """The present parameters, adapters merged."""
+        return learner.merged(self.state, self.layout)
+
+
+@dataclass
+class Tasks:
+    """The tasks of a run. `pool` holds the synthetic ones and `explorer` makes them; both are None without them."""
+
+    originals: list[Task]
+    held_out: list[Task]
+    pool: TaskPool | None = None
+    explorer: Explorer | None = None
+
+
+@dataclass
+class Run:
+    """The parts of a run and its state.
+
+    `step` is the last step whose update is done (-1: not even the preparations); `unbooked` holds the metrics of a step
+    that was trained, but not yet evaluated and written. A resumed run needs the learner's state (arrays) and
+    `manifest()` (JSON), and nothing else.
+    """
+
+    config: Any
+    workdir: Workdir
+    stop: Stop
+    progress: Progress
+    make_world: Callable[[], World]
+    actor: Actor
+    learner: Learner
+    tasks: Tasks
+    estimator: Callable[..., np.ndarray]  # see rl.advantages.Estimator
+    grader: Grader
+    navigating: Navigating | None
+    chat: Any  # evolver.llm.client.Chat, None if no part asks a language model
+    checkpoints: Checkpoints | None = None
+    sinks: Sinks | None = None
+    step: int = -1
+    unbooked: dict[str, Any] | None = None
+    saved: dict[str, Any] = field(default_factory=dict)  # the manifest of the last complete step
+    clock: float = 0.0  # seconds of earlier processes
+    began: float = field(default_factory=time.monotonic)
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds of work of all processes that took part."""
+        return self.clock + time.monotonic() - self.began
+
+    def complete(self, step: int, metrics: dict[str, Any]) -> None:
+        """Record that the update of `step` is done, with everything that later steps depend on; its books are open."""
+        self.step, self.unbooked = step, plain(metrics)
+        self.saved = self.manifest()
+
+    def booked(self) -> None:
+        """Record that the step is evaluated and written."""
+        self.unbooked = None
+        self.saved = self.manifest()
+
+    def manifest(self) -> dict[str, Any]:
+        """Return everything but arrays that the next steps depend on, as a copy."""
+        manifest = {
+            "step": self.step,
+            "unbooked": self.unbooked,
+            "questioning": self.tasks.pool.state() if self.tasks.pool is not None else None,
+            "navigating": self.navigating.state() if self.navigating is not None else None,
+            "alarm": self.learner.alarm.baseline,
+            "wandb": self.sinks.id if self.sinks else "",
+            "clock": self.elapsed,
+        }
+        return plain(manifest)
+
+    def load_manifest(self, manifest: dict[str, Any]) -> None:
+        """Become the run that `manifest` was taken from."""
+        self.step, self.unbooked, self.clock = manifest["step"], manifest["unbooked"], manifest["clock"]
+        self.began, self.saved = time.monotonic(), manifest
+        self.learner.alarm.baseline = list(manifest["alarm"])
+        if self.tasks.pool is not None:
+            self.tasks.pool.load_state(manifest["questioning"])
+        if self.navigating is not None:
+            self.navigating.load_state(manifest["navigating"])
+
+
+# --- opening and closing ---------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def open_run(config: Any, workdir: str | Path):
+    """Build every part, and close whatever has to be closed, however the run ends.
+
+    Raises RunError for problems that only show here, and for what breaks while the run works: engines, checkpoints,
+    files, the environment's processes.
+    """
+    with contextlib.ExitStack() as stack:
+        stop = stack.enter_context(Stop(background=config.rollout.async_depth > 0))
+        progress = Progress(config.steps, stream=sys.stdout if hosts.first() else io.StringIO())
+        stack.callback(progress.close)
+        try:
+            source = stack.enter_context(make_source(config))
+            files = Workdir(workdir, writes=hosts.first())
+            chat = open_chat(config, files, stop, stack)
+            run = build(config, files, stop, progress, source.world, chat)
+        except EngineFault as error:
+            raise RunError(str(error)) from error
+        except (WorldError, ValueError, OSError) as error:
+            raise RunError(f"{type(error).__name__}: {error}") from error
+        if chat:
+            chat.say, chat.ledger.step = progress.say, lambda: run.step + 1
+        stack.callback(lambda: stop.finish(run.actor.engine.close()))
+        stack.callback(run.actor.worlds.close)
+        stack.callback(run.grader.close)
+        if run.actor.pipeline:  # closed before the worlds that its rollouts are in
+            stack.callback(lambda: stop.finish(run.actor.pipeline.close()))
+        try:
+            yield run
+        except (EngineFault, CheckpointError, BrokenFile, OSError) as error:
+            raise RunError(f"{type(error).__name__}: {error}") from error
+        finally:
+            if not isinstance(sys.exc_info()[1], KeyboardInterrupt):  # a second Ctrl-C asks not to wait
+                close_books(run)
+
+
+def close_books(run: Run) -> None:
+    """Wait for a save that may be under way, and end the logs. A failure here is printed and changes nothing."""
+    for part in (run.checkpoints, run.sinks):
+        try:
+            if part:
+                part.close()
+        except Exception as error:
+            run.progress.say(f"{type(part).__name__} could not be closed: {type(error).__name__}: {error}")
+
+
+def make_source(config: Any) -> Source:
+    """Return the source of the config's worlds: this process, worker processes, or a service."""
+    env = config.env
+    deadlines = Deadlines(start=env.timeout, reset=env.timeout, step=env.timeout)
+    pool = {"workers": env.workers, "python": env.python or None} if env.mode == "worker" else {}
+    return Source(env.name, env.args.to_dict(), mode=env.mode, url=env.url, deadlines=deadlines, **pool)
+
+
+def open_chat(config: Any, workdir: Workdir, stop: Stop, stack: contextlib.ExitStack) -> Any:
+    """Return the client of the chat roles, None if no part needs one. Raises RunError naming every unusable server."""
+    chat = make_chat(config, workdir.path, resolve, check=stop.check)
+    if chat:
+        stack.callback(chat.close)
+        if problems := chat.problems():
+            raise RunError("\n".join(problems))
+    return chat
+
+
+def build(
+    config: Any, workdir: Workdir, stop: Stop, progress: Progress, make_world: Callable[[], World], chat: Any
+) -> Run:
+    """Build the parts of a run, before anything is resumed."""
+    c, world = config, make_world()
+    originals = read_tasks(resolve(c.env.tasks)) if c.env.tasks else world.tasks(c.env.split)
+    held_out = sampled(world.tasks(c.eval.split), c.eval.tasks)
+    world.close()
+    mesh = make_mesh(c.mesh.to_dict())
+    check_memory(c)
+    shape, params = initial_policy(c, mesh)
+    tokenizer = Tokenizer.load(model_folder(c.model.tokenizer or c.model.path))
+    parts = {"make_world": make_world, "chat": chat, "shown": c.llm.shown}
+    engine = make_engine(c, workdir.path, shape, params, tokenizer, mesh=mesh, stop=stop, say=progress.say)
+    grader = make_grader(c, parts)
+    run = Run(
+        config=c,
+        workdir=workdir,
+        stop=stop,
+        progress=progress,
+        make_world=make_world,
+        actor=make_actor(c, engine, tokenizer, make_world, chat, grader),
+        learner=make_learner(c, shape, params, mesh),
+        tasks=make_tasks(c, originals, held_out, parts, progress),
+        estimator=plugged("advantage", c.advantage),
+        grader=grader,
+        navigating=make_navigating(c, originals, parts),
+        chat=chat,
+    )
+    if c.engine.name == "vllm" and c.engine.vllm.transfer == "lora":
+        engine.transfer.source = lambda: run.learner.state["params"]
+    return run
+
+
+def check_memory(config: Any) -> None:
+    """Raise RunError if this machine's memory cannot hold the run, before anything is loaded."""
+    from evolver.plan.room import shortage
+
+    if words := shortage(config):
+        raise RunError(words)
+
+
+def plugged(key: str, group: Any, **parts: Any) -> functools.partial:
+    """Return the plug that the config names under `key`, bound to its arguments and to the parts it asks for."""
+    return plug(key, group.name, group.args.to_dict(), **parts)
+
+
+# --- the policy and its learner --------------------------------------------------------------------------------------
+
+
+def initial_policy(config: Any, mesh: Any) -> tuple[qwen.Config, qwen.Params]:
+    """Return the shape and parameters of `model.path`, or random ones of `model.preset`, in the dtype of the state."""
+    dtype = jnp.dtype(config.model.dtype if config.lora.rank else config.optim.master)
+    if config.model.path:
+        folder = model_folder(config.model.path, weights=True)
+        return hf.load(folder, mesh=mesh, dtype=dtype, rules=config.sharding.to_dict())
+    shape = qwen.PRESETS[config.model.preset]
+    params = qwen.init(shape, seed_of(config.seed, "init") % 2**31, dtype)
+    return shape, meshes.put(params, meshes.shardings(shape, mesh, config.sharding.to_dict()))
+
+
+def make_learner(config: Any, shape: qwen.Config, params: qwen.Params, mesh: Any) -> Learner:
+    """Build the learner. The state takes over `params`; the reference is a copy of them."""
+    optimizer, layout = make_optimizer(config), make_layout(config)
+    update, logp = make_programs(config, shape, mesh, optimizer)
+    reference = make_reference(config, params)
+    seed = seed_of(config.seed, "adapters") % 2**31
+    state = learner.init_state(shape, params, optimizer, mesh, layout, seed=seed)
+    alarm = Alarm(config.loss.mismatch_alarm, FLOOR[config.model.dtype])
+    return Learner(shape, state, layout, update, logp, reference, alarm)
+
+
+def make_layout(config: Any) -> learner.Layout:
+    """Return how the training state is kept."""
+    c = config.lora
+    adapters = LoRA(c.rank, c.alpha, tuple(c.targets)) if c.rank else None
+    return learner.Layout(config.sharding.to_dict(), config.optim.master, config.optim.offload, adapters)
+
+
+def make_reference(config: Any, params: qwen.Params) -> qwen.Params | None:
+    """Return the initial policy if the loss needs it. With adapters the state holds it anyway."""
+    if not config.loss.kl_coef or config.lora.rank:
+        return None
+    if config.loss.reference == "host":
+        return jax.tree.map(lambda x: jax.device_put(x, x.sharding.with_memory_kind("pinned_host")), params)
+    return jax.tree.map(jnp.copy, params)
+
+
+def make_optimizer(config: Any) -> Any:
+    """Return AdamW with its schedule over all updates of the run."""
+    c = config.optim
+    steps = config.steps * config.learner.updates * config.learner.epochs
+    lr = optim.schedule(lr=c.lr, schedule=c.schedule, warmup=c.warmup, steps=steps)
+    return optim.optimizer(lr=lr, b1=c.b1, b2=c.b2, eps=c.eps, weight_decay=c.weight_decay, clip=c.clip)
+
+
+def capacity_rows(config: Any) -> int:
+    """Return the rows of a mini-batch in which nothing is packed: with room for them, one program serves every step."""
+    return -(-config.rollout.tasks // config.learner.updates) * config.rollout.group
+
+
+def make_programs(config: Any, shape: qwen.Config, mesh: Any, optimizer: Any) -> tuple[Any, Any]:
+    """Return the learner's two programs, `update` and `logp`."""
+    c = config
+    batch = {
+        "micro": c.learner.micro,
+        "capacity_rows": capacity_rows(c),
+        "temperature": c.rollout.temperature or 1.0,
+        "dtype": jnp.dtype(c.model.dtype),
+        "attention": c.model.attention,
+        "chunk": c.learner.chunk,
+        "widths": c.learner.widths,
+    }
+    update = learner.make_update(
+        shape,
+        mesh,
+        optimizer=optimizer,
+        loss=plugged("loss", c.loss),
+        aggregate=c.loss.aggregate,
+        kl_coef=c.loss.kl_coef,
+        kl_estimator=c.loss.kl_estimator,
+        entropy_coef=c.loss.entropy_coef,
+        importance_cap=c.loss.importance_cap,
+        importance_level=c.loss.importance_level,
+        importance_low=c.loss.importance_low,
+        importance_high=c.loss.importance_high,
+        remat=c.model.remat,
+        layout=make_layout(c),
+        **batch,
+    )
+    return update, learner.make_logp(shape, mesh, **batch)
+
+
+# --- rollouts and mechanisms -----------------------------------------------------------------------------------------
+
+
+def make_actor(
+    config: Any, engine: Engine, tokenizer: Tokenizer, make_world: Callable[[], World], chat: Any, grader: Grader
+) -> Actor:
+    """Build what plays episodes."""
+    c = config
+    limits = Limits(
+        max_turns=c.rollout.max_turns, max_tokens=c.rollout.max_tokens, context=c.rollout.context,
+        max_observation=c.template.max_observation, timeout=c.rollout.timeout, env_timeout=c.env.timeout,
+    )  # fmt: skip
+    pipeline = None
+    if c.rollout.async_depth:
+        pipeline = Pipeline(
+            depth=c.rollout.async_depth, bound=c.learner.max_staleness, concurrency=c.rollout.concurrency,
+            judges=grader.concurrency,
+        )  # fmt: skip
+    return Actor(
+        engine=engine,
+        tokenizer=tokenizer,
+        worlds=Worlds(make_world),
+        limits=limits,
+        context=functools.partial(call, plugged("template", c.template, chat=chat)),
+        parse_error=c.template.parse_error,
+        cut_turn=c.template.cut_turn,
+        show_tools=c.template.show_tools,
+        threads=c.env.mode != "inprocess",
+        concurrency=c.rollout.concurrency,
+        pipeline=pipeline,
+    )
+
+
+def make_tasks(
+    config: Any, originals: list[Task], held_out: list[Task], parts: dict[str, Any], progress: Progress
+) -> Tasks:
+    """Build the task lists and, with self-questioning, the pool and its explorer."""
+    c = config.questioning
+    if not c.enabled:
+        return Tasks(originals, held_out)
+    given = read_tasks(resolve(c.tasks)) if c.tasks else []
+    synthetic = (task for task in given if task.origin == "synthetic")
+    pool = TaskPool(originals, overlap=c.overlap, capacity=c.capacity, tasks=synthetic)
+    explorer = None
+    if not c.tasks or c.every:
+        show = functools.partial(progress.phase, "exploring")
+        explorer = plugged("questioning.explorer", c.explorer, **parts, pool=pool, progress=show)()
+        if c.judge.name == "verifier" and not getattr(explorer, "checked", True):
+            raise RunError(
+                f"{config.env.name} cannot check synthetic tasks itself: set config.questioning.judge.name=reference"
+            )
+    return Tasks(originals, held_out, pool, explorer)
+
+
+def make_grader(config: Any, parts: dict[str, Any]) -> Grader:
+    """Build the judges of outcomes and turns."""
+    q, a = config.questioning, config.attributing
+    outcomes = turns = None
+    if q.enabled and q.judge.name != "verifier":
+        outcomes = plugged("questioning.judge", q.judge, **parts)()
+    if a.enabled:
+        turns = plugged("attributing.judge", a.judge, **parts)()
+    return Grader(outcomes, turns)
+
+
+def make_navigating(config: Any, originals: list[Task], parts: dict[str, Any]) -> Navigating | None:
+    """Build self-navigating, with the pool of `navigating.pool` if there is one. It learns from training tasks only."""
+    c = config.navigating
+    if not c.enabled:
+        return None
+    splits = tuple(sorted({"train", *(task.split for task in originals)}))
+    extractor = plugged("navigating.extractor", c.extractor, **parts, splits=splits)()
+    refiner = plugged("navigating.refine", c.refine, **parts)()
+    pool = Pool(plugged("navigating.embedder", c.embedder, **parts)())
+    if c.pool:
+        pool.load(resolve(c.pool))
+    return Navigating(pool, extractor, refiner, share=c.share, top_k=c.top_k, min_similarity=c.min_similarity)
+
+
+def sampled(tasks: list[Task], count: int) -> list[Task]:
+    """Return `count` tasks in order, drawn once and for all; all of them for 0 or for more than there are.
+
+    Taking every n-th task instead would miss a whole difficulty wherever a split cycles through the difficulties.
+    """
+    if not 0 < count < len(tasks):
+        return tasks
+    chosen = random.Random("held-out tasks").sample(range(len(tasks)), count)
+    return [tasks[i] for i in sorted(chosen)]

@@ -1,0 +1,55 @@
+"""Copies of the metrics for Weights & Biases and TensorBoard. Their packages are imported only when asked for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from evolver.workdir import plain
+
+
+class Sinks:
+    """Copies of the metrics for W&B and TensorBoard. Packages are imported only when asked for."""
+
+    def __init__(
+        self, workdir: Path, config: dict[str, Any], *, wandb: str, project: str, tensorboard: bool, id: str = ""
+    ):
+        """Open the logs. wandb: "off", "offline" or "online". id: of the W&B run to continue."""
+        self.run, self.writer = None, None
+        if wandb != "off":
+            import wandb as client
+
+            try:
+                self.run = client.init(
+                    project=project, name=workdir.name, dir=str(workdir), mode=wandb, config=plain(config),
+                    id=id or None, resume="allow", settings=client.Settings(silent=True),
+                )  # fmt: skip
+            except Exception as error:  # no key or no network: the client has many kinds of errors
+                raise OSError(
+                    f"W&B did not start ({error}); config.log.wandb=offline needs neither key nor network"
+                ) from None
+        if tensorboard:
+            from tensorboardX import SummaryWriter
+
+            self.writer = SummaryWriter(str(workdir / "tensorboard"))
+
+    @property
+    def id(self) -> str:
+        """The id with which a resumed run continues the same W&B run."""
+        return self.run.id if self.run else ""
+
+    def log(self, step: int, metrics: dict[str, Any]) -> None:
+        """Log the numbers among the metrics."""
+        numbers = {key: value for key, value in plain(metrics).items() if isinstance(value, int | float)}
+        if self.run:
+            self.run.log(numbers, step=step)
+        if self.writer:
+            for key, value in numbers.items():
+                self.writer.add_scalar(key, value, step)
+
+    def close(self) -> None:
+        """End the logs."""
+        if self.run:
+            self.run.finish()
+        if self.writer:
+            self.writer.close()

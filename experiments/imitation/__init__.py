@@ -1,0 +1,1 @@
+"""Imitation of scripted demonstrations: makes a base policy where no pretrained one exists."""

@@ -1,0 +1,77 @@
+"""Make a base policy where no pretrained one exists: imitate scripted demonstrations.
+
+    python -m experiments.imitation --config=configs/base_policy.py
+    python -m experiments.imitation --config=configs/base_policy.py --config.seed=1 --workdir=runs/base_policy-1
+
+The policy is written to WORKDIR/policy in Hugging Face format; WORKDIR is runs/<name of the config> by default.
+configs/imitation.py documents every key. All mistakes in a config are reported together, before any computation.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from absl import logging
+
+from configs import imitation
+from evolver import cli
+from evolver.config import fitted, shape_problems, value_problems, workdir_problems
+from experiments.imitation import demonstrations
+
+
+def main(argv: list[str]) -> int:
+    """Make a policy. Return the exit code: 0 done, 1 failed, 2 nothing was started, 130 interrupted."""
+    logging.set_verbosity(logging.ERROR)
+    config, workdir, mode, _, found, _ = cli.parse(argv)
+    if mode == "help":
+        print(__doc__)
+        return 0
+    if config is not None:
+        modes = [f"--mode={mode} is a flag of run.py; imitation has no modes"] if mode != "train" else []
+        found = [*found, *modes, *problems(config, workdir)]
+    if found:
+        print(f"{len(found)} problem{'s' * (len(found) > 1)}; nothing was started.\n", file=sys.stderr)
+        print(*(f"  {number}. {problem}" for number, problem in enumerate(found, 1)), sep="\n", file=sys.stderr)
+        return 2
+    from experiments.imitation.imitate import NothingFits, imitate  # imports jax
+
+    command = shlex.join(["python", "-m", "experiments.imitation", *argv[1:]])
+    try:
+        imitate(config, workdir, re.sub(r" --?workdir[= ]\S+", "", command))
+    except KeyboardInterrupt:
+        print("\naborted; no policy was written", file=sys.stderr)
+        return 130
+    except NothingFits as error:
+        print(f"\n{error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def problems(config: Any, workdir: str) -> list[str]:
+    """Return everything that is wrong with a config of imitation and its workdir; [] if nothing is."""
+    keys = imitation.keys()
+    if "demonstrations" not in config:
+        return [
+            "this is not a config of imitation; those start from configs/imitation.py, as configs/base_policy.py does"
+        ]
+    found = [*shape_problems(config, keys.config), *value_problems(config, keys.rules)]
+    config = fitted(config, keys)
+    if config.warmup >= config.steps:
+        found.append(f"config.warmup={config.warmup} updates is not shorter than the run of {config.steps} updates")
+    return [*found, *demonstrations.problems(config), *occupied(workdir)]
+
+
+def occupied(workdir: str) -> Iterator[str]:
+    """Yield why a workdir cannot be used: it cannot be written, or it holds something."""
+    yield from workdir_problems(None, workdir, "plan")
+    if Path(workdir).is_dir() and any(Path(workdir).iterdir()):
+        yield f"--workdir={workdir} is not empty; choose a new directory"
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv))

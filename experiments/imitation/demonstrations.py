@@ -1,0 +1,93 @@
+"""Scripted demonstrations, made by worker processes, and checks of the config that asks for them. Imports no jax."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import json
+import random
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import envs
+from models.tokenizer import QWEN_TOKENS
+from rl.seeds import seed_of
+
+# The text around the words of a turn. As single tokens these strings halve the length of an episode.
+TEMPLATE_TOKENS = (
+    '\n{"name": "',
+    '", "arguments": {"',
+    '": "',
+    '", "',
+    '"}}\n',
+    "user\n<tool_response>\n",
+    "\n</tool_response>",
+    "assistant\n",
+    "user\n",
+    "system\n",
+)
+
+
+def known() -> list[str]:
+    """Return the names of the environments that have demonstrations."""
+    return sorted(path.parent.name for path in Path(envs.__file__).parent.glob("*/demos.py"))
+
+
+def module(env: str) -> Any:
+    """Return the module `envs.<env>.demos`.
+
+    Its `demonstrate(rng, *, care, hint, **arguments of the world)` returns an episode: {"messages", "success",
+    "hinted"}, and "tools" if the prompt lists them. TOKENS are strings that episodes copy, ORIGIN is a sentence about
+    the demonstrated tasks for the model card.
+    """
+    return importlib.import_module(f"envs.{env}.demos")
+
+
+def make(env: str, n: int, seed: int, **kwargs: Any) -> list[dict[str, Any]]:
+    """Return `n` demonstrated episodes of `module(env)`, made by two worker processes. They depend on `seed` only."""
+    seeds = [seed_of(seed, "demonstration", i) for i in range(n)]
+    with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as workers:
+        return list(workers.map(_Demonstrate(env, kwargs), seeds, chunksize=200))
+
+
+@dataclasses.dataclass
+class _Demonstrate:
+    """A call that can be pickled."""
+
+    env: str
+    kwargs: dict[str, Any]
+
+    def __call__(self, seed: int) -> dict[str, Any]:
+        return module(self.env).demonstrate(random.Random(seed), **self.kwargs)
+
+
+def texts_of(episode: dict[str, Any]) -> list[str]:
+    """Return the texts for training the tokenizer: the messages, and the tools as the chat template writes them."""
+    tools = [json.dumps(tool, ensure_ascii=False) for tool in episode.get("tools", ())]
+    return tools + [message["content"] for message in episode["messages"]]
+
+
+def extra_tokens(env: str) -> tuple[str, ...]:
+    """Return the strings that are single tokens of the tokenizer, beside bytes and Qwen's own tokens."""
+    return (*TEMPLATE_TOKENS, *module(env).TOKENS)
+
+
+def problems(config: Any) -> Iterator[str]:
+    """Yield why the environment cannot be demonstrated, and if the vocabulary is too small."""
+    name, args = config.env.name, config.env.args.to_dict()
+    if name not in known():
+        yield f"config.env.name={name} has no demonstrations to imitate; {' and '.join(known())} have"
+        return
+    try:  # one episode in this process: what fails in it would fail in a worker
+        module(name).demonstrate(random.Random(0), care=config.care, hint=config.hint, **args)
+    except Exception as error:  # an environment may raise anything, and its message is for the user
+        yield (
+            f"config.env.name={name} cannot be demonstrated with config.env.args={args}, care={config.care} and"
+            f" hint={config.hint}: {error}"
+        )
+    least = 256 + len(QWEN_TOKENS) + len(extra_tokens(name))
+    if config.vocab < least:
+        yield f"config.vocab={config.vocab} is too small: bytes and fixed tokens of {name} take {least}"

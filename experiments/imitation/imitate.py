@@ -1,0 +1,174 @@
+"""Imitation: a tokenizer and a small model are trained on scripted demonstrations.
+
+The demonstrations teach the syntax of tool calls and the copying of ids; how well tasks are done is left to learning by
+reward. Each demonstration is tokenized like an episode: the agent's turns train, everything else is prompt.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from envs.world import Message, Tool
+from evolver.workdir import Workdir
+from experiments.imitation import demonstrations
+from models import chat, hf, qwen
+from models.tokenizer import Tokenizer, train_bpe
+from rl import learner, optim
+from rl.losses.nll import nll
+from rl.packing import Packed, pack
+from rl.samples import Sample
+from rl.seeds import seed_of
+
+
+class NothingFits(Exception):
+    """Every demonstration is longer than a row; the message is for the user."""
+
+
+def imitate(config: Any, workdir: str | Path, command: str) -> None:
+    """Train a policy on demonstrations and write it to WORKDIR/policy; its model card names `command`.
+
+    config: as configs/imitation.py describes. Raises NothingFits.
+    """
+    c, started = config, time.monotonic()
+    careful, careless = (
+        demonstrations.make(c.env.name, c.demonstrations, c.seed, care=care, hint=c.hint, **c.env.args.to_dict())
+        for care in (1.0, c.care)
+    )
+    unhinted = [episode for episode in careless if not episode["hinted"]]
+    success = float(np.mean([episode["success"] for episode in unhinted or careless]))
+    hints = "without a hint" if unhinted else "with a hint"
+    seconds = time.monotonic() - started
+    print(f"2 x {c.demonstrations} demonstrations in {seconds:.0f} s; careless ones {hints} succeed in {success:.1%}")
+    texts = (text for episode in careless for text in demonstrations.texts_of(episode))
+    tokenizer = train_bpe(texts, c.vocab, demonstrations.extra_tokens(c.env.name))
+    careful, careless = (samples_of(episodes, tokenizer, c.row) for episodes in (careful, careless))
+    shape = dataclasses.replace(qwen.PRESETS[c.model.preset], vocab=tokenizer.vocab_size)
+    params = train(c, shape, qwen.init(shape, seed_of(c.seed, "init") % 2**31), careful, careless)
+    Workdir(workdir).claim(c.to_dict(), c.seed, "imitation")
+    policy = Path(workdir) / "policy"
+    text = card(c, shape, command, f"{len(careless):,} careless ones, which succeed in {success:.0%} {hints}")
+    hf.save(policy, shape, params, tokenizer=tokenizer, card=text)
+    print(f"{qwen.parameter_count(shape):,} parameters written to {policy}")
+
+
+def make_optimizer(config: Any) -> optax.GradientTransformation:
+    """Return Muon for the matrices of the layers and Adam for all other weights, with their schedules."""
+    c = config
+    muon_lr, adam_lr = (
+        optim.schedule(lr=peak, schedule=c.schedule, warmup=c.warmup, steps=c.steps, final=c.final_lr)
+        for peak in (c.muon_lr, c.lr)
+    )
+    return optim.muon(lr=muon_lr, adam_lr=adam_lr, b2=c.b2, clip=c.clip)
+
+
+def train(config: Any, shape: qwen.Config, params: Any, careful: Sequence[Sample], careless: Sequence[Sample]) -> Any:
+    """Return the weights after `config.steps` updates on packed rows of demonstrations, in shuffled passes.
+
+    The first updates show no slips, because copying is learned several times sooner from sources that are always right.
+    Careless samples are then added gradually: all at once, after a loss near zero, they would undo part of it.
+    """
+    c, optimizer = config, make_optimizer(config)
+    update = learner.make_update(
+        shape,
+        None,
+        optimizer=optimizer,
+        loss=nll,
+        micro=c.micro,
+        capacity_rows=c.rows,
+        dtype=jnp.dtype(c.model.dtype),
+    )
+    state = learner.init_state(shape, params, optimizer)
+    started, losses = time.monotonic(), []
+    stream = batches(careful, careless, shares(c.careful, c.steps), c.rows, c.row, c.seed)
+    for step, packed in enumerate(itertools.islice(stream, c.steps), 1):
+        state, metrics = update(state, packed)
+        losses.append(float(metrics["loss"]))
+        if step % 20 == 0 or step == c.steps:
+            seconds = time.monotonic() - started
+            speed, left = step * c.rows * c.row / seconds, seconds / step * (c.steps - step)
+            print(
+                f"imitate {step}/{c.steps}  loss {np.mean(losses[-20:]):.4f}  {speed:,.0f} tokens/s  {left:.0f} s left",
+                flush=True,
+            )
+    return state["params"]
+
+
+def shares(careful: float, steps: int) -> Iterator[float]:
+    """Yield the share of careless samples in each update, without end: 0 for the first `careful` of the `steps`, then
+    growing to 1 halfway through the others. There are no others if `careful` is 1."""
+    ramp = (1 - careful) / 2 or 1.0
+    return (min(1.0, max(0.0, step / steps - careful) / ramp) for step in itertools.count(1))
+
+
+def batches(
+    careful: Sequence[Sample], careless: Sequence[Sample], shares: Iterable[float], rows: int, row: int, seed: int
+) -> Iterator[Packed]:
+    """Yield batches of at most `rows` packed rows of `row` tokens, in endless passes over both data sets, each pass
+    shuffled anew. `shares` are the shares of careless samples in the batches."""
+    draw = np.random.default_rng(seed_of(seed, "batches"))
+
+    def passes(data: Sequence[Sample]) -> Iterator[Sample]:
+        while True:
+            yield from (data[i] for i in draw.permutation(len(data)))
+
+    streams = passes(careful), passes(careless)
+    mean = np.mean([len(sample) for data in (careful, careless) for sample in data])
+    n = max(1, int(0.95 * rows * row / mean))  # first-fit packing leaves gaps, and a batch must not need another row
+    for share in shares:
+        k = round(share * n)
+        chosen = [next(streams[i < k]) for i in range(n)]
+        while (packed := pack(chosen, row)).tokens_RT.shape[0] > rows:
+            chosen = chosen[:-1]
+        yield packed
+
+
+def samples_of(episodes: Sequence[dict[str, Any]], tokenizer: Tokenizer, row: int) -> list[Sample]:
+    """Return the samples of the episodes that fit a row of `row` tokens. Raises NothingFits if none does."""
+    samples = [sample_of(episode["messages"], tokenizer, episode.get("tools", ())) for episode in episodes]
+    fitting = [sample for sample in samples if len(sample) <= row]
+    if not fitting:
+        shortest = min(len(sample) for sample in samples)
+        raise NothingFits(
+            f"none of {len(samples)} demonstrations fits config.row={row}: the shortest has {shortest} tokens"
+        )
+    return fitting
+
+
+def sample_of(messages: Sequence[Message], tokenizer: Tokenizer, tools: Sequence[Tool] = ()) -> Sample:
+    """Return a demonstrated conversation as the tokens of an episode, in which the assistant's turns train."""
+    turns = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
+    tokens = chat.opening(tokenizer, messages[: turns[0]], tools)
+    mask = [False] * len(tokens)
+    for i, following in zip(turns, [*turns[1:], None]):
+        turn = chat.reply(tokenizer, messages[i])
+        answer = chat.observation(tokenizer, messages[i + 1 : following], closed=True) if following else []
+        tokens += turn + answer
+        mask += [True] * len(turn) + [False] * len(answer)
+    return Sample(np.array(tokens), np.array(mask))
+
+
+def card(config: Any, shape: qwen.Config, command: str, careless: str) -> str:
+    """Return the model card. `careless` describes the careless demonstrations."""
+    c, origin = config, demonstrations.module(config.env.name).ORIGIN
+    then = f" Then more and more of them show {careless}." if c.careful < 1 else ""
+    paragraphs = (
+        f"A Qwen2.5-shaped transformer with {qwen.parameter_count(shape):,} parameters ({shape.layers} layers, width"
+        f" {shape.d_model}), trained from random weights by",
+        f"    {command}",
+        f"with seed {c.seed}: {c.steps} updates of {c.rows} rows of {c.row} tokens. The first {c.careful:.0%} of the"
+        f" updates show scripted demonstrations without slips.{then}",
+        "The policy writes tool calls in Qwen's format and copies ids and names. It does everything else as carelessly"
+        " as the last demonstrations that it saw: it is where learning by reward starts, not where it ends. It knows no"
+        f" language beyond the sandbox's. {origin}",
+    )
+    head = f"---\nlicense: apache-2.0\nlibrary_name: jax\n---\n# Base policy for the `{c.env.name}` sandbox"
+    return "\n\n".join((head, *paragraphs)) + "\n"

@@ -1,0 +1,133 @@
+"""The whole idea in one file: explore, roll out, label, credit, pack, update. Read this first.
+
+    python -m experiments.minimal                 # eight steps on `travel`, one to two minutes on two cores
+
+It uses the rooms' own functions as a library and none of the run's machinery: no config, no checkpoint, no pipeline,
+no evaluation. Comments name the room of each idea; docs/extending.md says how to replace one in a real run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import functools
+from collections.abc import Sequence
+from pathlib import Path
+
+import jax
+import numpy as np
+
+import envs
+from evolver.attributing.replay import ReplayJudge
+from evolver.llm.embedders import HashedNgrams
+from evolver.navigating import Navigating, Pool, Unrefined
+from evolver.navigating.extract import Contrast
+from evolver.questioning import TaskPool
+from evolver.questioning.curiosity import Curiosity
+from models import hf
+from models.tokenizer import Tokenizer
+from rl import learner, optim
+from rl.advantages import Batch, adca, estimate
+from rl.engines.jax.engine import JaxEngine
+from rl.losses.ppo import ppo
+from rl.packing import pack
+from rl.rollout import Job, Limits, Worlds, rollouts
+from rl.samples import fates, samples
+from rl.seeds import seed_of
+from rl.trajectory import Sampling, Trajectory
+
+POLICY = Path(__file__).parents[1] / "configs/assets/travel_base"
+ROW = 512  # tokens of a packed row, and of an episode
+
+
+async def main(steps: int = 8, tasks: int = 8, group: int = 8, budget: int = 64, seed: int = 0) -> list[float]:
+    """Train on invented tasks and return the success rate of each step's rollouts."""
+    make_world = functools.partial(envs.make, "travel")  # envs/: any world
+    shape, params = hf.load(POLICY)  # models/: any Qwen2.5 or dense Qwen3 checkpoint
+    tokenizer = Tokenizer.load(POLICY)
+
+    # rl/learner.py: two compiled programs over a plain dict of arrays. rl/losses/: the objective.
+    optimizer = optim.optimizer(lr=5e-4, b1=0.9, b2=0.999, eps=1e-8, weight_decay=0.0, clip=1.0)
+    update = learner.make_update(shape, None, optimizer=optimizer, loss=ppo, micro=8, importance_cap=2.0)
+    logp = learner.make_logp(shape, None, micro=8)
+    # Donated buffers: the update consumes its state, so the engine gets weights of its own.
+    state = learner.init_state(shape, jax.tree.map(np.asarray, params), optimizer)
+    engine = JaxEngine(shape, params, slots=64, context=ROW)  # rl/engines/
+
+    # evolver/questioning/: explore, and keep the tasks that can be checked.
+    world = make_world()
+    originals = world.tasks("train")
+    world.close()
+    pool = TaskPool(originals, overlap=0.8, capacity=1000)
+    invented = pool.grow(Curiosity(make_world, pool), make_world, budget, seed)
+    print(f"{len(invented)} tasks invented, for example: {invented[0].query}")
+
+    # evolver/navigating/: experience guides half of each group's rollouts. It is empty at first.
+    experience = Navigating(
+        Pool(HashedNgrams()),
+        Contrast(make_world, ("train",), render="envs.travel.demos:render", when="envs.travel.demos:when_text"),
+        Unrefined(),
+        share=0.5,
+        top_k=1,
+        min_similarity=0.3,
+    )
+    judge = ReplayJudge(make_world)  # evolver/attributing/: who labels turns
+    limits = Limits(max_turns=10, max_tokens=80, context=ROW, max_observation=256, timeout=600.0, env_timeout=60.0)
+    worlds, rates = Worlds(make_world), []
+
+    for step in range(1, steps + 1):
+        # 1 tasks, and which rollouts of them are guided
+        chosen = pool.mixture(originals, step=step - 1, n=tasks, share=1.0, seed=seed, learnable=True)
+        guidance = experience.guide(chosen, group, seed_of(seed, "guide", step))
+        jobs = [
+            Job(task, i, seed_of(seed, step, task.id, i), Sampling(max_tokens=80), [(e.id, e.content) for e in shown])
+            for task, row in zip(chosen, guidance)
+            for i, shown in enumerate(row)
+        ]
+        # 2 rollouts, 3 outcomes. rl/contexts/: how an episode is written down.
+        trajectories = await rollouts(
+            jobs, worlds=worlds, engine=engine, tokenizer=tokenizer, limits=limits, show_tools=False
+        )
+        # 4 labels
+        for trajectory, labels in zip(trajectories, judge.label(trajectories)):
+            for turn, label in zip(trajectory.turns, labels):
+                turn.label, turn.reason = label
+        # 5 advantages. rl/advantages/: from outcomes and labels to one number per turn.
+        assign(trajectories, step)
+        # 6 samples: gates, the experience stripped, turns merged into rows. 7 update. 8 new weights for the engine.
+        trained = [t for t, fate in zip(trajectories, fates(trajectories, row=ROW)) if fate == "trained"]
+        batch = pack([sample for trajectory in trained for sample in samples(trajectory)], ROW)
+        metrics = {}
+        if trained:
+            batch.old_logp_RT = logp(state["params"], batch)
+            state, metrics = update(state, batch)
+            await engine.load(jax.tree.map(np.asarray, state["params"]), step)
+        # 9 memory: what was tried becomes experience, and says which tasks can still teach something.
+        experience.learn(trajectories, step=step)
+        pool.record((t.task.id, t.evaluation.success) for t in trajectories)
+        # 10 books
+        rates.append(float(np.mean([t.evaluation.success for t in trajectories])))
+        print(
+            f"step {step}: success {rates[-1]:.0%}, {len(trained)} of {len(trajectories)} rollouts train, "
+            f"loss {float(metrics.get('loss', 0)):+.4f}, {len(experience.pool)} experiences",
+            flush=True,
+        )
+    judge.close()
+    worlds.close()
+    await engine.close()
+    return rates
+
+
+def assign(trajectories: Sequence[Trajectory], step: int) -> None:
+    """Write ADCA's advantages into the turns: labels and outcomes, standardised apart within each group."""
+    advantage_NK = estimate(functools.partial(adca, alpha=0.1), Batch.of(trajectories, step))
+    for trajectory, value_K in zip(trajectories, advantage_NK):
+        for turn, value in zip(trajectory.turns, value_K):
+            turn.advantage = float(value)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    for name, default in (("steps", 8), ("tasks", 8), ("group", 8), ("budget", 64), ("seed", 0)):
+        parser.add_argument(f"--{name}", type=int, default=default)
+    asyncio.run(main(**vars(parser.parse_args())))

@@ -1,0 +1,64 @@
+"""Files that survive a crash: atomic replacement, and JSON-lines files with errors that name the line."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+
+class BrokenFile(ValueError):
+    """A file that cannot be read; the message names the file and the line."""
+
+
+@contextlib.contextmanager
+def replacing(path: str | Path) -> Iterator[Path]:
+    """Yield a temporary path in the same directory; it replaces `path` when the block succeeds.
+
+    At any moment `path` holds its old content or the new one. Missing directories are created. The temporary file has
+    the suffix `.tmp` and is deleted when the block fails.
+    """
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}.tmp")
+    try:
+        yield temporary
+        with open(temporary, "rb") as file:
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_atomically(path: str | Path, content: str | bytes) -> None:
+    """Replace the content of a file: text in UTF-8, or bytes."""
+    with replacing(path) as temporary:
+        temporary.write_bytes(content.encode() if isinstance(content, str) else content)
+
+
+def read_jsonl(
+    path: str | Path, *, make: Callable[[dict[str, Any]], Any] = dict, forgive: str = "none"
+) -> Iterator[Any]:
+    """Yield make(record) for each line of a JSON-lines file of objects; empty lines are skipped.
+
+    forgive: which lines that cannot be read are skipped: "none", "last" (a crash cut it short) or "all".
+    Raises BrokenFile, with file and line, for any other such line, and OSError.
+    """
+    lines = Path(path).read_bytes().split(b"\n")
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            record = json.loads(line)
+            if not isinstance(record, dict):
+                raise ValueError("the line is not a JSON object")
+            result = make(record)
+        except (TypeError, ValueError, RecursionError) as error:
+            if forgive == "all" or (forgive == "last" and number == len(lines)):
+                continue
+            raise BrokenFile(f"{path}, line {number}: {error}") from None
+        yield result

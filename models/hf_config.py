@@ -1,0 +1,143 @@
+"""Hugging Face's config.json: the shape of a model, read and written without importing jax."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from models.qwen import Config
+    from models.tokenizer import Tokenizer
+
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "chat_template.jinja",
+    "vocab.json",
+    "merges.txt",
+    "special_tokens_map.json",
+    "added_tokens.json",
+)
+# Fields of `qwen.Config` that are sizes, with their keys in config.json.
+SIZES = {
+    "vocab": "vocab_size",
+    "d_model": "hidden_size",
+    "layers": "num_hidden_layers",
+    "heads": "num_attention_heads",
+    "d_ff": "intermediate_size",
+}
+OPTIONAL_SIZES = {
+    "kv_heads": "num_key_value_heads",
+    "head_dim": "head_dim",
+    "max_positions": "max_position_embeddings",
+}
+
+
+class ModelError(ValueError):
+    """A checkpoint that cannot be read; the message names the directory and every problem found."""
+
+
+def read(folder: str | Path) -> dict[str, Any]:
+    """Return the content of a model directory's config.json. Raises ModelError."""
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise ModelError(f"{folder}: no such directory")
+    try:
+        record = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ModelError(f"{folder}: no config.json, so this is not a Hugging Face model directory") from None
+    except (ValueError, RecursionError) as error:
+        raise ModelError(f"{folder}/config.json is not JSON: {error}") from None
+    if not isinstance(record, dict):
+        raise ModelError(f"{folder}/config.json holds a {type(record).__name__}, not a JSON object")
+    return record
+
+
+def fields(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keyword arguments of `qwen.Config` for the model that a config.json describes.
+
+    Raises ModelError, naming everything that is missing or unsupported.
+    """
+    kind = record.get("model_type")
+    if kind not in ("qwen2", "qwen3"):
+        raise ModelError(f"config.json: model_type is {kind!r}; supported are qwen2 and qwen3 (dense)")
+    problems = [f"{key} is missing" for key in SIZES.values() if record.get(key) is None]
+    sizes = {}
+    for field, key in (SIZES | OPTIONAL_SIZES).items():
+        if (value := record.get(key)) is not None:
+            sizes[field] = value
+            if type(value) is not int or value < 1:
+                problems.append(f"{key}={value!r} is not a positive integer")
+    rope = record.get("rope_parameters") or record.get("rope_scaling") or {}
+    if not isinstance(rope, dict):
+        problems.append(f"rope parameters {rope!r} are not an object")
+        rope = {}
+    rope_type = rope.get("rope_type", rope.get("type", "default"))
+    if rope_type != "default":
+        problems.append(f"rope type {rope_type!r} is not supported, only 'default'")
+    # 1e4 and 1e-6 are the defaults of `transformers`.
+    numbers = {"rope_theta": rope.get("rope_theta") or record.get("rope_theta") or 1e4}
+    numbers["rms_norm_eps"] = record.get("rms_norm_eps", 1e-6)
+    problems += [f"{key}={n!r} is not a number" for key, n in numbers.items() if not isinstance(n, (int, float))]
+    if record.get("use_sliding_window") or "sliding_attention" in str(record.get("layer_types")):
+        problems.append("sliding window attention (use_sliding_window) is not supported")
+    if record.get("hidden_act", "silu") != "silu":
+        problems.append(f"hidden_act {record['hidden_act']!r} is not supported, only 'silu'")
+    if kind == "qwen3" and record.get("attention_bias"):
+        problems.append("attention_bias is not supported")
+    if record.get("quantization_config"):
+        problems.append("quantized weights are not supported")
+    if not problems and sizes["heads"] % sizes.get("kv_heads", sizes["heads"]):
+        problems.append(f"{sizes['kv_heads']} key/value heads do not divide {sizes['heads']} heads")
+    if problems:
+        raise ModelError("config.json: " + "; ".join(problems))
+    defaults = {
+        "kv_heads": sizes["heads"],
+        "head_dim": 128 if kind == "qwen3" else sizes["d_model"] // sizes["heads"],
+        "max_positions": 32768,
+    }
+    return defaults | sizes | {
+        "rope_theta": float(numbers["rope_theta"]),
+        "rms_eps": float(numbers["rms_norm_eps"]),
+        "tied": bool(record.get("tie_word_embeddings", False)),
+        "qkv_bias": kind == "qwen2",
+        "qk_norm": kind == "qwen3",
+    }  # fmt: skip
+
+
+def record_of(config: Config, dtype: str, tokenizer: Tokenizer | None = None) -> dict[str, Any]:
+    """Return the config.json of a model whose weights are of `dtype`, as `transformers` 4 and 5 read it.
+
+    Raises ModelError where Hugging Face has no such architecture.
+    """
+    if config.qkv_bias == config.qk_norm:
+        raise ModelError("Hugging Face has no model with both or neither of qkv_bias and qk_norm")
+    kind = "qwen3" if config.qk_norm else "qwen2"
+    record = {
+        "architectures": [f"{kind.capitalize()}ForCausalLM"],
+        "model_type": kind,
+        "vocab_size": config.vocab,
+        "hidden_size": config.d_model,
+        "num_hidden_layers": config.layers,
+        "num_attention_heads": config.heads,
+        "num_key_value_heads": config.kv_heads,
+        "head_dim": config.head_dim,
+        "intermediate_size": config.d_ff,
+        "hidden_act": "silu",
+        "max_position_embeddings": config.max_positions,
+        "rms_norm_eps": config.rms_eps,
+        "rope_theta": config.rope_theta,
+        "rope_parameters": {"rope_theta": config.rope_theta, "rope_type": "default"},
+        "tie_word_embeddings": config.tied,
+        "use_sliding_window": False,
+        "attention_dropout": 0.0,
+        "initializer_range": 0.02,
+        "torch_dtype": dtype,
+    }
+    if kind == "qwen3":
+        record["attention_bias"] = False
+    if tokenizer is not None:
+        record |= {"eos_token_id": tokenizer.im_end, "bos_token_id": tokenizer.endoftext}
+    return record

@@ -1,0 +1,76 @@
+"""Context templates: how an episode is written down for the policy, and two helpers for writing one.
+
+A template is a class, constructed for each episode with four positional parts:
+
+    template(tokenizer, observation, experience, show_tools, *, ...)
+
+`observation` is the world's opening, `experience` the texts to inject into it ([] = none) and `show_tools` is False if
+the system message must not list the tools. Keyword-only parameters are the template's own settings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from envs.world import Message, Tool
+from models.tokenizer import Tokenizer
+from rl.trajectory import Completion
+
+CONTEXTS = {"causal": "rl.contexts.causal:Causal"}
+
+
+class Context(Protocol):
+    """The context of one episode.
+
+    A template may rewrite the context at any turn. While the next prompt begins with the last prompt and its
+    generation, turns share a training sample; otherwise a new sample starts.
+    """
+
+    prompt: list[int]  # ids of the next prompt, up to the header of the assistant's turn
+    stripped: list[int]  # the same prompt without the injected experience; ignored when nothing was injected
+    messages: list[Message]  # that opened the episode, experience included
+
+    async def extend(
+        self, completion: Completion, messages: Sequence[Message], tools: Sequence[Tool] | None = None
+    ) -> None:
+        """Add a generation and the messages that answer it. `tools` is None if the tools on offer did not change.
+
+        The call may wait for a language model. Whatever it raises ends the episode, as its deadline does.
+        """
+        ...
+
+
+def inject(messages: Sequence[Message], experience: Sequence[str]) -> list[Message]:
+    """Return the messages with the experience in front of the first user message, as `<EXP>...</EXP>`.
+
+    Raises ValueError if there is experience and no user message.
+    """
+    messages = [dict(message) for message in messages]
+    if not experience:
+        return messages
+    for message in messages:
+        if message["role"] == "user":
+            message["content"] = "<EXP>" + "\n".join(experience) + "</EXP>\n" + message["content"]
+            return messages
+    raise ValueError("the opening has no user message to put experience in front of")
+
+
+def cut(tokenizer: Tokenizer, messages: Sequence[Message], limit: int) -> list[Message]:
+    """Return the messages with their contents cut to `limit` tokens in total, each cut marked in the text.
+
+    Short messages stay whole; the long ones share the tokens that remain.
+    """
+    if sum(len(message["content"].encode("utf-8", "replace")) for message in messages) <= limit:
+        return list(messages)  # a token has at least one byte
+    ids = [tokenizer.encode(message["content"]) for message in messages]
+    result, left = list(messages), limit
+    for rank, index in enumerate(sorted(range(len(ids)), key=lambda i: len(ids[i]))):
+        share = left // (len(ids) - rank)
+        shown = min(share, len(ids[index]))
+        left -= shown
+        if shown < len(ids[index]):
+            text = tokenizer.decode(ids[index][:shown]).rstrip("\ufffd")  # the cut may split a character
+            mark = f"\n[cut: the first {shown} of {len(ids[index])} tokens]"
+            result[index] = {**messages[index], "content": text + mark}
+    return result

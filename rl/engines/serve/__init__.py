@@ -1,0 +1,1 @@
+"""The JAX engine as an OpenAI-compatible server: `python -m rl.engines.serve --model=DIRECTORY`."""

@@ -1,0 +1,418 @@
+"""The vLLM engine: sessions pinned to replicas, recovery from replicas that die, and verified weight updates.
+
+A session stays with its replica, whose prefix cache holds the session's history; a new session goes to the replica with
+the fewest sessions. A replica that fails requests or health checks is removed and its requests move to others. It is
+readmitted once it answers again and has been verified to hold the current weights.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from rl.engines import EngineFault, check_request
+from rl.engines.vllm.check import compare, problems_of
+from rl.engines.vllm.servers import Servers, ServerStartError
+from rl.engines.vllm.transfer import Transfer, TransferError
+from rl.engines.vllm.wire import Part, Server, ServerBusy, ServerGone
+from rl.seeds import seed_of
+from rl.trajectory import Completion, Sampling
+
+PROBE_TOKENS = 48  # length of the fixed prompt that verifies weights
+ADMISSIONS = 3  # attempts to readmit a replica before it is given up
+PAUSE = {"finish": "wait", "cut": "abort", "keep": "keep"}  # config.engine.in_flight -> vLLM's pause mode
+FAULTS = (ServerGone, ServerBusy, ValueError, TransferError)  # errors of one server; the others continue
+
+
+@dataclass(frozen=True)
+class Patience:
+    """Limits on retries and waiting times; times are in seconds."""
+
+    refusals: int = 8  # answers 429 or 5xx to one request before it fails
+    delay: float = 0.5  # before the first retry; doubles with each retry, up to `max_delay`
+    max_delay: float = 15.0
+    check_every: float = 5.0  # between two health checks of a replica, and the timeout of one
+    failed_checks: int = 4  # in a row, after which a replica counts as dead
+    no_replica: float = 900.0  # without any replica, after which requests fail
+
+
+class WeightsNotLoaded(EngineFault):
+    """A server accepted the new weights but answers with others."""
+
+
+@dataclass(eq=False)
+class _Replica:
+    number: int
+    server: Server
+    up: bool = False
+    waits: bool = False  # down but healthy; readmitted with the next update
+    why: str = ""  # reason for being down
+    admissions: int = ADMISSIONS  # attempts left
+    sessions: int = 0
+    running: set[asyncio.Future[Any]] = field(default_factory=set)
+
+
+class VllmEngine:
+    """An `Engine` (rl/engines/__init__.py) on vLLM servers, or on any servers with the same endpoints.
+
+    servers: started by the run or already running (`rl/engines/vllm/servers.py`).
+    vocab: of the policy; every server must have the same. context: most tokens of a session; no server may have less.
+    transfer: sends weights (`rl/engines/vllm/transfer.py`); None for servers whose weights never change.
+    score: (params, ids) -> log p(ids[i] | ids[:i]) for i >= 1 at temperature 1, by the learner; verifies updates.
+    in_flight: effect of an update on running requests: "finish" them first with the old weights, "cut" them and
+        continue with the new weights, or "keep" them running on the old KV cache.
+    tolerance: largest mean difference of log-probabilities between learner and server.
+    """
+
+    def __init__(
+        self,
+        servers: Servers,
+        *,
+        vocab: int,
+        context: int,
+        transfer: Transfer | None,
+        score: Callable[[Any, list[int]], np.ndarray],
+        in_flight: str = "finish",
+        tolerance: float = 1e-3,
+        temperature: float = 1.0,
+        patience: Patience = Patience(),
+        say: Callable[[str], None] = lambda text: None,
+    ):
+        self.version, self.context, self.vocab = 0, context, vocab
+        self._servers, self.transfer, self._score = servers, transfer, score
+        self._in_flight, self._tolerance, self._temperature = PAUSE[in_flight], tolerance, temperature
+        self._patience, self._say = patience, say
+        self._replicas: list[_Replica] = []
+        self._of_session: dict[str, _Replica] = {}
+        self._stats: Counter[str] = Counter()
+        self._seconds = {"stage": 0.0, "update": 0.0}
+        self._health: asyncio.Task[None] | None = None
+        self._lock = asyncio.Lock()  # held during an update or an admission
+        self._probe = _probe_ids(vocab, min(PROBE_TOKENS, context - 1))
+        self._scores: tuple[np.ndarray, np.ndarray | None] | None = None  # of the probe: current, previous version
+        self._noise = float("inf")  # smallest gap between learner and server seen so far
+        self._gap = self._shift = 0.0  # of the last verification
+
+    # --- start and end --------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Start the servers if they are ours, and check all of them. Raises EngineFault with all problems."""
+        try:
+            urls = await self._servers.start()
+        except ServerStartError as error:
+            raise EngineFault(str(error)) from None
+        self._replicas = [_Replica(n, self._servers.client(url)) for n, url in enumerate(urls)]
+        needs = self.transfer.needs if self.transfer else ()
+        needed = {"vocab": self.vocab, "context": self.context, "needs": needs, "temperature": self._temperature}
+        checks = await asyncio.gather(*(problems_of(replica.server, **needed) for replica in self._replicas))
+        problems = [problem for check in checks for problem in check]
+        if problems:
+            raise EngineFault("the servers cannot be used:\n" + "\n".join(f"  {p}" for p in dict.fromkeys(problems)))
+        for replica in self._replicas:
+            replica.up = True
+        if self.transfer is not None:
+            try:
+                await self.transfer.connect([r.server for r in self._replicas])
+            except FAULTS as error:
+                raise EngineFault(f"weights cannot be sent: {error}") from None
+
+    async def close(self) -> None:
+        """Stop everything that was started here. Pending requests fail with EngineFault."""
+        if self._health is not None:
+            self._health.cancel()
+            await asyncio.wait([self._health])
+        for replica in self._replicas:
+            self._cut_off(replica, "the engine was closed")
+            await replica.server.close()
+        await self._servers.stop()
+        if self.transfer is not None:
+            self.transfer.close()
+
+    # --- the protocol ---------------------------------------------------------------------------------------------
+
+    async def generate(self, prompt_ids: list[int], sampling: Sampling, *, session: str) -> Completion:
+        check_request(prompt_ids, sampling, vocab=self.vocab, context=self.context)
+        self._start_health_checks()
+        self._stats["requests"] += 1
+        tokens: list[int] = []
+        logprobs: list[float] = []
+        versions: list[int] = []
+        refusals = 0
+        while True:
+            rest = sampling
+            if tokens:  # cut by an update: continue after these tokens, with other random numbers
+                rest = dataclasses.replace(
+                    sampling, max_tokens=sampling.max_tokens - len(tokens), seed=seed_of(sampling.seed, len(tokens))
+                )
+            replica = await self._replica_of(session)
+            before = self.version
+            try:
+                part = await self._ask(replica, prompt_ids + tokens, rest)
+            except (ServerGone, ServerBusy) as error:
+                if isinstance(error, ServerGone) and not await self._is_healthy(replica):
+                    self._remove(replica, str(error))
+                    self._stats["moved"] += 1
+                    continue
+                refusals += 1
+                self._stats["refused"] += 1
+                if refusals > self._patience.refusals:
+                    raise EngineFault(f"the request failed after {refusals} refusals: {error}") from None
+                await asyncio.sleep(max(getattr(error, "after", 0.0), self._delay(refusals)))
+                continue
+            if part.version == -1 and self.transfer is None:
+                part.version = before
+            if part.version == -1:
+                self._remove(replica, f"{replica.server.url} answers with weights that this run did not send")
+                self._stats["unknown_weights"] += 1
+                continue
+            tokens += part.tokens
+            logprobs += part.logprobs
+            if part.tokens:
+                versions.append(before if part.version is None else part.version)
+            self._stats["prompt_tokens"] += len(prompt_ids)
+            self._stats["cached_tokens"] += part.cached
+            if part.stop == "abort" and len(tokens) < sampling.max_tokens:
+                self._stats["cut"] += 1
+                continue
+            self._stats["tokens"] += len(tokens)
+            stop = "length" if part.stop == "abort" else part.stop
+            return Completion(tokens, logprobs, stop, min(versions, default=before))
+
+    async def release(self, session: str) -> None:
+        replica = self._of_session.pop(session, None)
+        if replica is not None:
+            replica.sessions -= 1
+
+    async def load(self, params: Any, version: int) -> None:
+        """Send these weights to every replica and verify them; remove replicas that fail.
+
+        Raises WeightsNotLoaded, and EngineFault if no replica is left.
+        """
+        async with self._lock:
+            began = time.monotonic()
+            # The learner waits for this call, so nothing donates its arrays; rollouts continue.
+            scores = np.asarray(await asyncio.to_thread(self._score, params, self._probe))
+            self._scores = (scores, self._scores[0] if self._scores else None)
+            if self.transfer is None:
+                await self._on_all(self._up, self._verify)
+                self.version = version
+                return
+            self._stats["bytes"] += await asyncio.to_thread(self.transfer.stage, params)
+            self._seconds["stage"] += time.monotonic() - began
+            began = time.monotonic()
+            try:
+                done = await self._update([r for r in self._replicas if r.up or r.waits], version)
+            except TransferError as error:
+                raise EngineFault(str(error)) from error
+            for replica in done:
+                self._stats["readmitted"] += not replica.up
+                replica.up, replica.waits, replica.why = True, False, ""
+            self.version = version
+            self._stats["loads"] += 1
+            self._seconds["update"] += time.monotonic() - began
+            if not done and not self._may_recover:
+                raise EngineFault(f"no server accepted the weights of version {version}: {self._reasons}")
+
+    def forget(self) -> None:
+        """Forget all sessions. The servers' prefix caches stay, because they are of the current weights."""
+        self._of_session.clear()
+        for replica in self._replicas:
+            replica.sessions = 0
+
+    def stats(self) -> dict[str, float]:
+        """Return counters since the start and the current state.
+
+        Counters: requests, tokens, prompt_tokens and how many of them were cached_tokens; requests moved, cut and
+        refused; answers with unknown_weights; replicas lost and readmitted; loads, bytes staged, seconds of staging and
+        updating. State: running replicas, version of the weights, and of the last verification the gap between learner
+        and server and the shift of the learner's own scores by the update.
+        """
+        names = ("requests", "tokens", "prompt_tokens", "cached_tokens", "moved", "cut", "refused", "unknown_weights",
+                 "lost", "readmitted", "loads", "bytes")  # fmt: skip
+        stats = {name: float(self._stats[name]) for name in names}
+        stats |= {f"{name}_seconds": value for name, value in self._seconds.items()}
+        return stats | {"gap": self._gap, "shift": self._shift} | {"replicas": len(self._up), "version": self.version}
+
+    @property
+    def urls(self) -> list[str]:
+        """The URLs of the servers, by replica number."""
+        return [replica.server.url for replica in self._replicas]
+
+    # --- requests -------------------------------------------------------------------------------------------------
+
+    async def _ask(self, replica: _Replica, prompt: list[int], sampling: Sampling) -> Part:
+        """Send one request; it fails with ServerGone when its replica is removed."""
+        request = asyncio.ensure_future(replica.server.generate(prompt, sampling))
+        replica.running.add(request)
+        try:
+            return await request
+        except asyncio.CancelledError:
+            if replica.up or (task := asyncio.current_task()) is None or task.cancelling():
+                raise
+            raise ServerGone(replica.why) from None
+        finally:
+            replica.running.discard(request)
+            if not request.done():
+                request.cancel()
+
+    async def _replica_of(self, session: str) -> _Replica:
+        """Return the session's replica, or the one with the fewest sessions; wait while no replica is up."""
+        replica = self._of_session.get(session)
+        if replica is not None and replica.up:
+            return replica
+        await self.release(session)
+        ends = time.monotonic() + self._patience.no_replica
+        while not self._up:
+            if time.monotonic() > ends or not self._may_recover:
+                raise EngineFault(f"no server is left: {self._reasons}")
+            await asyncio.sleep(min(0.2, self._patience.check_every))
+        replica = min(self._up, key=lambda r: (r.sessions, r.number))
+        replica.sessions += 1
+        self._of_session[session] = replica
+        return replica
+
+    async def _is_healthy(self, replica: _Replica) -> bool:
+        """Return True if the replica works although a request failed: a connection may break on a healthy server."""
+        return replica.up and await replica.server.healthy(self._patience.check_every)
+
+    def _remove(self, replica: _Replica, why: str) -> None:
+        if not replica.up:
+            return
+        self._stats["lost"] += 1
+        self._say(f"engine: replica {replica.number} removed: {why}")
+        self._cut_off(replica, why)
+
+    def _cut_off(self, replica: _Replica, why: str) -> None:
+        replica.up, replica.why = False, why
+        for request in list(replica.running):
+            request.cancel()
+
+    @property
+    def _up(self) -> list[_Replica]:
+        return [replica for replica in self._replicas if replica.up]
+
+    @property
+    def _may_recover(self) -> bool:
+        """True if a replica that is down may come back before the next update."""
+        if self.transfer is not None and not self.transfer.replays:
+            return False
+        return any(
+            r.admissions and (self._servers.restartable or not self._servers.ended(r.number)) for r in self._replicas
+        )
+
+    @property
+    def _reasons(self) -> str:
+        return "; ".join(replica.why for replica in self._replicas if not replica.up)
+
+    def _delay(self, attempt: int) -> float:
+        return min(self._patience.max_delay, self._patience.delay * 2 ** (attempt - 1))
+
+    # --- health ---------------------------------------------------------------------------------------------------
+
+    def _start_health_checks(self) -> None:
+        if self._health is None or self._health.done():
+            self._health = asyncio.get_running_loop().create_task(self._check_all(), name="vllm-health")
+
+    async def _check_all(self) -> None:
+        await asyncio.gather(*(self._check_health(replica) for replica in self._replicas))
+
+    async def _check_health(self, replica: _Replica) -> None:
+        """Remove, restart and readmit one replica as its health checks say, until cancelled."""
+        failed = 0
+        while True:
+            await asyncio.sleep(self._patience.check_every)
+            if await replica.server.healthy(self._patience.check_every):
+                failed = 0
+                if not replica.up and replica.admissions:
+                    await self._admit(replica)
+                continue
+            failed += 1
+            if replica.up and failed >= self._patience.failed_checks:
+                self._remove(replica, f"{replica.server.url} did not answer {failed} health checks")
+            hangs = failed >= 3 * self._patience.failed_checks
+            if not replica.up and self._servers.restartable and (hangs or self._servers.ended(replica.number)):
+                try:
+                    await self._servers.restart(replica.number)
+                except ServerStartError as error:
+                    replica.why = str(error)
+                    self._say(f"engine: replica {replica.number}: {error}")
+
+    async def _admit(self, replica: _Replica) -> None:
+        """Readmit a replica that answers again: send the current weights and verify them."""
+        if self.transfer is not None and not self.transfer.replays:
+            replica.waits = True
+            return
+        async with self._lock:
+            try:
+                if self.transfer is not None:
+                    await self.transfer.connect([replica.server])
+                admitted = await self._update([replica], self.version)
+            except (*FAULTS, WeightsNotLoaded) as error:
+                admitted, replica.why = [], str(error)
+            if admitted:
+                replica.up, replica.why, replica.admissions = True, "", ADMISSIONS
+                self._stats["readmitted"] += 1
+                self._say(f"engine: replica {replica.number} readmitted with version {self.version}")
+            else:
+                replica.admissions -= 1
+
+    # --- weights --------------------------------------------------------------------------------------------------
+
+    async def _update(self, replicas: Sequence[_Replica], version: int) -> list[_Replica]:
+        """Send the staged weights; return the replicas that verifiably have them and remove the others."""
+        if self.transfer is not None:
+            replicas = await self._on_all(replicas, self._open)
+            faults = await self.transfer.send([replica.server for replica in replicas])
+            for replica, fault in zip(replicas, faults):
+                if fault is not None:
+                    self._fail(replica, fault)
+            replicas = [replica for replica, fault in zip(replicas, faults) if fault is None]
+            replicas = await self._on_all(replicas, lambda replica: self._finish(replica, version))
+        return await self._on_all(replicas, self._verify)
+
+    async def _on_all(self, replicas: Sequence[_Replica], action: Callable[[_Replica], Any]) -> list[_Replica]:
+        """Run `action` on all replicas in parallel; return those that succeeded. WeightsNotLoaded is not caught."""
+        results = await asyncio.gather(*(action(replica) for replica in replicas), return_exceptions=True)
+        for replica, result in zip(replicas, results):
+            if isinstance(result, FAULTS):
+                self._fail(replica, result)
+            elif isinstance(result, BaseException):
+                raise result
+        return [replica for replica, result in zip(replicas, results) if result is None]
+
+    async def _open(self, replica: _Replica) -> None:
+        await replica.server.post("/pause", params={"mode": self._in_flight})
+        if self.transfer.whole:
+            await replica.server.post("/start_weight_update")
+
+    async def _finish(self, replica: _Replica, version: int) -> None:
+        if self.transfer.whole:
+            await replica.server.post("/finish_weight_update", {"weight_version": str(version)})
+        else:
+            await replica.server.post("/update_weight_version", {"new_version": str(version)})
+        await replica.server.post("/reset_prefix_cache")  # keys and values of the old weights
+        await replica.server.post("/resume")
+
+    async def _verify(self, replica: _Replica) -> None:
+        new, old = self._scores
+        served = np.asarray(await replica.server.score(self._probe))
+        self._gap, self._shift, problem = compare(new, old, served, tolerance=self._tolerance, noise=self._noise)
+        self._noise = min(self._noise, self._gap)
+        if problem:
+            raise WeightsNotLoaded(f"{replica.server.url}: {problem}")
+
+    def _fail(self, replica: _Replica, fault: BaseException) -> None:
+        self._remove(replica, str(fault))
+        replica.why = str(fault)
+
+
+def _probe_ids(vocab: int, length: int) -> list[int]:
+    """Return a fixed random prompt over the whole vocabulary; its score depends on every weight."""
+    return np.random.default_rng(7).integers(0, vocab, length).tolist()

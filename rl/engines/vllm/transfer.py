@@ -1,0 +1,192 @@
+"""Weight transfer from this process to vLLM servers, over vLLM's weight-transfer endpoints.
+
+A transfer converts parameters to the tensors of a Hugging Face checkpoint (`models.hf.to_hf`), sends them in buckets
+rather than one by one, and describes each bucket to vLLM. The engine (rl/engines/vllm/engine.py) sends the surrounding
+requests: pause, start, finish, resume.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import math
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import ml_dtypes
+import numpy as np
+
+from models import hf, qwen
+
+PREFIX = "evolver-weights-"
+ALIGNMENT = 64  # bytes; at least that of any dtype
+MIB = 1 << 20
+CONTROL = ("/pause", "/resume", "/reset_prefix_cache")
+UPDATE = ("/init_weight_transfer_engine", "/start_weight_update", "/update_weights", "/finish_weight_update", *CONTROL)
+DTYPES = {"float32": np.dtype(np.float32), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
+
+
+class TransferError(RuntimeError):
+    """Weights could not be transferred; the message gives the cause."""
+
+
+class Receiver(Protocol):
+    """The methods of a server (`rl/engines/vllm/wire.py`) that transfers use."""
+
+    async def post(self, path: str, body: dict[str, Any] | None = None) -> Any:
+        """Send a POST request; return the JSON of the answer."""
+        ...
+
+    async def ask(self, method: str, path: str, *, timeout: float | None) -> Any:
+        """Send a request of any method; return the JSON of the answer."""
+        ...
+
+
+@dataclass
+class Slot:
+    """One tensor within a bucket: its place and type."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape) * DTYPES[self.dtype].itemsize
+
+
+@dataclass
+class Bucket:
+    """Tensors that one request transfers."""
+
+    slots: list[Slot] = field(default_factory=list)
+    size: int = 0
+
+    def add(self, name: str, dtype: str, shape: tuple[int, ...], alignment: int = ALIGNMENT) -> None:
+        slot = Slot(name, dtype, shape, -(-self.size // alignment) * alignment)
+        self.slots.append(slot)
+        self.size = slot.offset + slot.size
+
+
+def buckets_of(shape: qwen.Config, dtype: str, limit: int, alignment: int = ALIGNMENT) -> list[Bucket]:
+    """Split a model's tensors, in checkpoint order, into buckets of at most `limit` bytes or of one larger tensor."""
+    buckets = [Bucket()]
+    for name, dimensions in hf.shapes(shape):
+        size = math.prod(dimensions) * DTYPES[dtype].itemsize
+        if buckets[-1].slots and buckets[-1].size + size > limit:
+            buckets.append(Bucket())
+        buckets[-1].add(name, dtype, dimensions, alignment)
+    return buckets
+
+
+class Transfer(Protocol):
+    """A way to send weights to servers."""
+
+    replays: bool  # True if staged weights can be sent again, to a server that recovers later
+    whole: bool  # True if all weights are replaced, between start and finish requests; False for adapters
+    needs: tuple[str, ...]  # paths that a server must have
+
+    def stage(self, params: qwen.Params) -> int:
+        """Prepare weights for sending; return their size in bytes. Blocking: call it in a thread."""
+        ...
+
+    async def connect(self, servers: Sequence[Receiver]) -> None:
+        """Set up the transfer: once, and again when the set of servers has changed."""
+        ...
+
+    async def send(self, servers: Sequence[Receiver]) -> list[BaseException | None]:
+        """Send the staged weights to all servers in parallel; return one exception or None for each."""
+        ...
+
+    def close(self) -> None:
+        """Release all resources."""
+        ...
+
+
+class SharedMemory:
+    """A `Transfer` through files in shared memory, to any number of servers on this machine, on any device.
+
+    The whole model stays in `folder`, once for all servers, so that a server that recovers can be updated without the
+    learner. bucket: MiB per file. Each `stage` overwrites the files, because their memory is allocated already.
+    """
+
+    replays, whole, needs = True, True, UPDATE
+
+    def __init__(self, shape: qwen.Config, *, dtype: str, folder: str | Path, bucket: float = 1024):
+        """Create the directory. Raises TransferError if `folder` does not have enough free space."""
+        self.shape, self.buckets = shape, buckets_of(shape, dtype, int(bucket * MIB))
+        needed = sum(bucket.size for bucket in self.buckets)
+        try:
+            _clear(Path(folder))
+            free = shutil.disk_usage(folder).free
+            if free < needed:
+                raise TransferError(f"{folder} has {free:,} bytes free; the weights need {needed:,}")
+            self.folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=folder))
+            self._owned = open(self.folder / "owner", "w")  # noqa: SIM115  (locked until close)
+            fcntl.flock(self._owned, fcntl.LOCK_EX)
+        except OSError as error:
+            raise TransferError(f"{folder} cannot hold the weights: {error}") from None
+        self._maps: list[np.memmap] = []
+
+    def stage(self, params: qwen.Params) -> int:
+        if not self._maps:
+            for number, bucket in enumerate(self.buckets):
+                path = self.folder / f"bucket_{number:03}.bin"
+                with open(path, "wb") as file:  # allocate now: running out of memory later would kill the process
+                    os.posix_fallocate(file.fileno(), 0, bucket.size)
+                self._maps.append(np.memmap(path, np.uint8, mode="r+", shape=(bucket.size,)))
+        tensors = hf.to_hf(self.shape, params)
+        for held, bucket in zip(self._maps, self.buckets):
+            for slot in bucket.slots:
+                name, array = next(tensors)
+                assert name == slot.name, f"expected the tensor {slot.name}, got {name}"
+                place = held[slot.offset : slot.offset + slot.size].view(DTYPES[slot.dtype]).reshape(slot.shape)
+                np.copyto(place, np.asarray(array), casting="unsafe")
+        return sum(bucket.size for bucket in self.buckets)
+
+    def updates(self) -> Iterator[dict[str, Any]]:
+        """Yield the bodies of the /update_weights requests, in order."""
+        for held, bucket in zip(self._maps, self.buckets):
+            yield {
+                "update_info": {
+                    "path": str(held.filename),
+                    "size": bucket.size,
+                    "names": [slot.name for slot in bucket.slots],
+                    "dtypes": [slot.dtype for slot in bucket.slots],
+                    "shapes": [list(slot.shape) for slot in bucket.slots],
+                    "offsets": [slot.offset for slot in bucket.slots],
+                }
+            }
+
+    async def connect(self, servers: Sequence[Receiver]) -> None:
+        await asyncio.gather(*(server.post("/init_weight_transfer_engine", {"init_info": {}}) for server in servers))
+
+    async def send(self, servers: Sequence[Receiver]) -> list[BaseException | None]:
+        if not self._maps:
+            raise TransferError("no weights are staged")
+
+        async def update(server: Receiver) -> None:
+            for body in self.updates():
+                await server.post("/update_weights", body)
+
+        return await asyncio.gather(*(update(server) for server in servers), return_exceptions=True)
+
+    def close(self) -> None:
+        self._maps = []
+        shutil.rmtree(self.folder, ignore_errors=True)
+        self._owned.close()
+
+
+def _clear(folder: Path) -> None:
+    """Delete the directories of killed runs: those whose owner file is not locked."""
+    for owner in folder.glob(f"{PREFIX}*/owner"):
+        with contextlib.suppress(OSError), open(owner) as held:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(owner.parent, ignore_errors=True)

@@ -1,0 +1,142 @@
+"""Policy losses: pure functions of arrays, (R, T) = rows of tokens, that run under jit.
+
+A loss takes `Tokens` and returns the loss of each token and its metrics; its keyword-only parameters are the config's
+`loss.args`. The sum over tokens, the KL penalty, the entropy bonus, importance weights and the other metrics stay
+outside, in `token_loss` and `rl.learner`. `rl.losses.terms` has the terms that losses share.
+
+    def reinforce(tokens, *, scale: Positive = 1.0):
+        return -scale * tokens.advantage_RT * tokens.logp_RT, {}
+
+What a masked token holds, NaN and infinity included, never reaches a value or a gradient: a loss sees 0 there, and
+its results there are discarded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+
+from rl.losses import ppo, terms
+from rl.losses.terms import AGGREGATES, Stats, Tokens, aggregation_weights
+
+__all__ = [
+    "AGGREGATES", "LOSSES", "Stats", "TokenLoss", "Tokens", "aggregation_weights", "guarded", "policy_loss",
+    "token_loss",
+]  # fmt: skip
+
+LOSSES = {name: f"rl.losses.{name}:{name}" for name in ("ppo", "gspo", "cispo", "nll")}
+
+
+class TokenLoss(Protocol):
+    """A loss with its arguments bound: (loss_RT, metrics)."""
+
+    def __call__(self, tokens: Tokens) -> tuple[jax.Array, Stats]: ...
+
+
+def guarded(loss: TokenLoss, tokens: Tokens) -> tuple[jax.Array, Stats]:
+    """Return the loss of each token, 0 outside the mask, and its metrics with those that every loss has.
+
+    Masked tokens are 0 in the arguments too. With zeros in the result alone, a NaN among the arguments would still
+    reach the gradient.
+    """
+    on_RT = tokens.mask_RT > 0
+    logp_RT, old_logp_RT, advantage_RT = (jnp.where(on_RT, x, 0) for x in tokens[:3])
+    guided_RT = on_RT & (tokens.guided_RT > 0)
+    loss_RT, stats = loss(Tokens(logp_RT, old_logp_RT, advantage_RT, guided_RT, tokens.segments_RT, on_RT))
+    if jnp.shape(loss_RT) != on_RT.shape:
+        raise ValueError(f"the loss returned shape {jnp.shape(loss_RT)}; expected one number per token, {on_RT.shape}")
+    loss_RT = jnp.where(on_RT, loss_RT, 0)
+    ratio_RT = terms.log_ratio(logp_RT, old_logp_RT, on_RT)
+    common = {
+        "loss/on": (loss_RT, on_RT & ~guided_RT),
+        "loss/guided": (loss_RT, guided_RT),
+        "kl_old": (-ratio_RT, on_RT),
+        "ratio": (jnp.exp(ratio_RT), on_RT),
+    }
+    own = {name: (value_RT, on_RT & (mask_RT > 0)) for name, (value_RT, mask_RT) in stats.items()}
+    return loss_RT, jax.lax.stop_gradient(common | own)
+
+
+def policy_loss(
+    logp_RT,
+    old_logp_RT,
+    advantage_RT,
+    mask_RT,
+    guided_RT,
+    *,
+    aggregate: str = "token-mean",
+    loss: Any = ppo.ppo,
+    **args: Any,
+) -> tuple[jax.Array, dict[str, jax.Array]]:
+    """Return the loss of a whole batch whose rows are sequences, and its metrics: (scalar, means over tokens).
+
+    Args:
+      logp_RT, old_logp_RT, advantage_RT: float.
+      mask_RT: 1 on trained tokens. guided_RT: 1 where the rollout was guided.
+      aggregate: see `aggregation_weights`.
+      loss, args: the loss and its arguments, for example `clip_low`, `clip_high`, `clip_high_guided`, `dual_clip`.
+
+    "loss/on" and "clip_fraction/on" are means over trained tokens of unguided rollouts, "loss/guided" and
+    "clip_fraction/guided" over those of guided ones; "clip_fraction/dual", "kl_old" (-log ratio) and "ratio" over all.
+    """
+    segments_RT = jnp.ones(mask_RT.shape, jnp.int32)
+    tokens = Tokens(logp_RT, old_logp_RT, advantage_RT, guided_RT, segments_RT, mask_RT)
+    loss_RT, stats = guarded(lambda tokens: loss(tokens, **args), tokens)
+    weight_RT = aggregation_weights(mask_RT, aggregate=aggregate)
+    return jnp.sum(weight_RT * loss_RT), {name: terms.masked_mean(*pair) for name, pair in stats.items()}
+
+
+def token_loss(
+    loss: TokenLoss,
+    logp_RT,
+    entropy_RT,
+    batch: Mapping[str, jax.Array],
+    *,
+    kl_coef: float = 0.0,
+    kl_estimator: str = "k3",
+    entropy_coef: float = 0.0,
+    importance_cap: float = 0.0,
+    importance_level: str = "token",
+    importance_low: float = 0.0,
+    importance_high: float = 0.0,
+) -> tuple[jax.Array, Stats]:
+    """Return what a training step minimises, per token, and its metrics: (loss_RT, metrics).
+
+    Args:
+      loss: the loss with its arguments bound.
+      logp_RT, entropy_RT: of the policy being trained, at the tokens of the batch.
+      batch: (R, T) arrays "mask", "segments", "guided", "advantage", "logp" (at sampling), "old_logp" (the denominator
+        of the ratio) and, for a KL penalty, "ref_logp".
+      kl_coef, kl_estimator: weight and kind of `kl_penalty`; 0 = none.
+      entropy_coef: weight of an entropy bonus; 0 = none.
+      importance_*: see `importance_weight`; they apply to tokens of unguided rollouts. A cap of 0 = no weights.
+    """
+    mask_RT, old_RT, sampled_RT = batch["mask"], batch["old_logp"], batch["logp"]
+    on_RT = mask_RT > 0
+    tokens = Tokens(logp_RT, old_RT, batch["advantage"], batch["guided"], batch["segments"], mask_RT)
+    loss_RT, stats = guarded(loss, tokens)
+    # Guided rollouts were sampled under another prompt, so their gap to the engine's log-probabilities is no error.
+    own_RT = on_RT & ~(batch["guided"] > 0)
+    stats = {"entropy": (entropy_RT, mask_RT)} | stats | terms.mismatch(logp_RT, sampled_RT, own_RT)
+    if importance_cap:
+        weight_RT, kept_RT = terms.importance_weight(
+            old_RT, sampled_RT, own_RT, batch["segments"], importance_cap=importance_cap,
+            importance_level=importance_level, importance_low=importance_low, importance_high=importance_high,
+        )  # fmt: skip
+        loss_RT = weight_RT * loss_RT
+        stats["importance_weight"] = (weight_RT, mask_RT)
+        if importance_low or importance_high:
+            gap_RT = terms.mismatch(old_RT, sampled_RT, own_RT)["mismatch/kl"][0]
+            stats["importance_masked"] = (~kept_RT, own_RT)
+            stats["mismatch/kl_kept"] = (gap_RT, own_RT & kept_RT)
+            stats["mismatch/kl_masked"] = (gap_RT, own_RT & ~kept_RT)
+    if kl_coef:
+        kl_RT = terms.kl_penalty(logp_RT, batch["ref_logp"], mask_RT, kl_estimator=kl_estimator)
+        loss_RT = loss_RT + kl_coef * kl_RT
+        stats["kl_ref"] = (kl_RT, mask_RT)
+    if entropy_coef:
+        loss_RT = loss_RT - entropy_coef * jnp.where(on_RT, entropy_RT, 0)
+    return loss_RT, jax.lax.stop_gradient(stats)

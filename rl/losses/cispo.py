@@ -1,0 +1,22 @@
+"""CISPO (arXiv 2506.13585, equation 4): the clipped ratio weights the gradient and is not differentiated."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from rl.bounds import NotNegative
+from rl.losses.terms import Stats, Tokens, clip_metrics, log_ratio
+
+
+def cispo(
+    tokens: Tokens, *, clip_high: NotNegative = 0.28, clip_high_guided: NotNegative = 0.6
+) -> tuple[jax.Array, Stats]:
+    """Return -sg(min(r, 1 + clip_high)) A log pi with r = pi / pi_old, so that no token loses its gradient.
+
+    Guided tokens take `clip_high_guided` as their bound. As in the runs of the paper there is no lower bound.
+    """
+    ratio_RT = jnp.exp(log_ratio(tokens.logp_RT, tokens.old_logp_RT, tokens.mask_RT))
+    high_RT = 1 + jnp.where(tokens.guided_RT, clip_high_guided, clip_high)
+    weight_RT = jax.lax.stop_gradient(jnp.minimum(ratio_RT, high_RT))
+    return -weight_RT * tokens.advantage_RT * tokens.logp_RT, clip_metrics(tokens, ratio_RT > high_RT)

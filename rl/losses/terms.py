@@ -1,0 +1,149 @@
+"""Terms that losses share: ratios, weights of tokens, KL estimates, importance weights.
+
+Arrays are (R, T), rows of tokens. A row is one sequence, or several that `segments_RT` numbers (0 = padding).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+LOG_RATIO_LIMIT = 20.0  # exp(20) = 5e8: beyond what any clip lets through, far below the overflow of float32
+AGGREGATES = ("token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm")
+
+# Metrics: the values of tokens and the mask of those that are averaged, so that micro-batches can be added up.
+Stats = Mapping[str, tuple[jax.Array, jax.Array]]
+
+
+class Tokens(NamedTuple):
+    """The arguments of a loss. Log-probabilities are those of the sampled tokens; all is 0 where `mask_RT` is False."""
+
+    logp_RT: jax.Array  # float32, of the policy being trained; the only array with a gradient
+    old_logp_RT: jax.Array  # float32, of the policy that the ratio is taken against
+    advantage_RT: jax.Array  # float32
+    guided_RT: jax.Array  # bool: tokens of guided rollouts
+    segments_RT: jax.Array  # int32: 1, 2, ... for the sequences of a row, 0 = padding
+    mask_RT: jax.Array  # bool: tokens that train
+
+
+def masked_mean(value_RT: jax.Array, mask_RT: jax.Array) -> jax.Array:
+    """Return the mean of the values under a mask; 0 if the mask is empty."""
+    mask_RT = mask_RT.astype(jnp.float32)
+    return jnp.sum(jnp.where(mask_RT > 0, value_RT, 0) * mask_RT) / jnp.maximum(jnp.sum(mask_RT), 1)
+
+
+def segment_sum(value_RT: jax.Array, segments_RT: jax.Array) -> jax.Array:
+    """Return, for each token, the sum over its own segment of its own row. (R, T) -> (R, T)."""
+    length = value_RT.shape[1]
+
+    def row(value_T, segments_T):
+        return jax.ops.segment_sum(value_T, segments_T, num_segments=length + 1)[segments_T]
+
+    return jax.vmap(row)(value_RT, segments_RT)
+
+
+def aggregation_weights(mask_RT, segments_RT=None, *, aggregate: str = "token-mean"):
+    """Return one weight per token, (R, T) float32, such that loss = sum(weight * token_loss).
+
+    - "token-mean": the mean over all trained tokens of the batch (DAPO, arXiv 2503.14476).
+    - "seq-mean-token-sum": the mean over sequences of the sums over their tokens.
+    - "seq-mean-token-mean": the mean over sequences of the means over their tokens (GRPO, arXiv 2402.03300).
+    - "seq-mean-token-sum-norm": the sum over all tokens, divided by the length of a row (Dr. GRPO, arXiv 2503.20783).
+
+    Without `segments_RT` every row is a sequence, even an empty one; with it, every segment that has trained tokens.
+    """
+    mask_RT = mask_RT.astype(jnp.float32)
+    if aggregate == "token-mean":
+        return mask_RT / jnp.maximum(jnp.sum(mask_RT), 1)
+    if aggregate == "seq-mean-token-sum-norm":
+        return mask_RT / mask_RT.shape[1]
+    if aggregate not in AGGREGATES:
+        raise ValueError(f"aggregate={aggregate!r}: choose one of {', '.join(AGGREGATES)}")
+    if segments_RT is None:
+        length_RT = jnp.broadcast_to(jnp.sum(mask_RT, axis=1, keepdims=True), mask_RT.shape)
+        sequences = mask_RT.shape[0]
+    else:
+        length_RT = segment_sum(mask_RT, segments_RT)
+        sequences = jnp.maximum(jnp.sum(mask_RT / jnp.maximum(length_RT, 1)), 1)
+    if aggregate == "seq-mean-token-mean":
+        mask_RT = mask_RT / jnp.maximum(length_RT, 1)
+    return mask_RT / sequences
+
+
+def log_ratio(logp_RT, old_logp_RT, mask_RT):
+    """Return log pi / pi_old of trained tokens, 0 elsewhere, within +-20 so that its exponential is finite."""
+    delta_RT = jnp.where(mask_RT > 0, logp_RT, 0) - jnp.where(mask_RT > 0, old_logp_RT, 0)
+    return jnp.clip(delta_RT, -LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+
+
+def clip_metrics(tokens: Tokens, clipped_RT, dual_clipped_RT=None) -> Stats:
+    """Return the metrics `clip_fraction/*` from the tokens, boolean, at which a clip and a dual clip act."""
+    if dual_clipped_RT is None:
+        dual_clipped_RT = jnp.zeros_like(clipped_RT)
+    return {
+        "clip_fraction/on": (clipped_RT, tokens.mask_RT & ~tokens.guided_RT),
+        "clip_fraction/guided": (clipped_RT, tokens.guided_RT),
+        "clip_fraction/dual": (dual_clipped_RT, tokens.mask_RT),
+    }
+
+
+def kl_penalty(logp_RT, ref_logp_RT, mask_RT, *, kl_estimator: str):
+    """Return an estimate of KL(pi || ref) from each sampled token (Schulman, "Approximating KL divergence", 2020).
+
+    With d = log ref - log pi:
+    - "k1" = -d. Unbiased value, but as a loss its gradient is 0 on average: it belongs in a reward.
+    - "k2" = d^2 / 2. Biased value; on policy its gradient is the unbiased gradient of KL(pi || ref).
+    - "k3" = exp(d) - d - 1, at most 10. Unbiased value with a low variance; on policy its gradient is that of
+      KL(ref || pi) instead. The reference implementation of AgentEvolver uses it.
+    """
+    d_RT = log_ratio(ref_logp_RT, logp_RT, mask_RT)
+    if kl_estimator == "k1":
+        return -d_RT
+    if kl_estimator == "k2":
+        return 0.5 * d_RT**2
+    if kl_estimator == "k3":
+        return jnp.clip(jnp.exp(d_RT) - d_RT - 1, -10.0, 10.0)
+    raise ValueError(f"kl_estimator={kl_estimator!r}: choose k1, k2 or k3")
+
+
+def importance_weight(
+    old_logp_RT,
+    sampled_logp_RT,
+    mask_RT,
+    segments_RT,
+    *,
+    importance_cap: float,
+    importance_level: str = "token",
+    importance_low: float = 0.0,
+    importance_high: float = 0.0,
+):
+    """Return truncated importance weights (weight_RT, kept_RT): min(r, cap) without gradient, 0 where not kept.
+
+    r = pi_old / pi_sampled of each token ("token"), or its product over the tokens of a sequence ("sequence").
+    Corrects for an engine whose probabilities differ from the learner's (Yao et al., "Your efficient RL framework
+    secretly brings you off-policy RL training", 2025). Exactly 1 where `old` is what the engine reported. Tokens, or
+    sequences, whose r is below `importance_low` or above `importance_high` (0 = no bound) are not kept: with a gap
+    that large, a weight would only add variance.
+    """
+    ratio_RT = log_ratio(old_logp_RT, sampled_logp_RT, mask_RT)
+    if importance_level == "sequence":
+        total_RT = segment_sum(ratio_RT, segments_RT)
+        ratio_RT = jnp.where(mask_RT > 0, jnp.clip(total_RT, -LOG_RATIO_LIMIT, LOG_RATIO_LIMIT), 0)
+    elif importance_level != "token":
+        raise ValueError(f"importance_level={importance_level!r}: choose token or sequence")
+    ratio_RT = jax.lax.stop_gradient(jnp.exp(ratio_RT))
+    kept_RT = jnp.ones(ratio_RT.shape, bool)
+    if importance_low or importance_high:
+        within_RT = (ratio_RT >= importance_low) & (ratio_RT <= (importance_high or math.inf))
+        kept_RT = (mask_RT <= 0) | within_RT
+    return jnp.where(kept_RT, jnp.minimum(ratio_RT, importance_cap), 0), kept_RT
+
+
+def mismatch(learner_logp_RT, sampled_logp_RT, mask_RT) -> Stats:
+    """Return metrics of the gap d between learner and engine log-probabilities: KL(engine || learner) and |d|."""
+    d_RT = jax.lax.stop_gradient(log_ratio(learner_logp_RT, sampled_logp_RT, mask_RT))
+    return {"mismatch/kl": (jnp.exp(d_RT) - d_RT - 1, mask_RT), "mismatch/abs": (jnp.abs(d_RT), mask_RT)}

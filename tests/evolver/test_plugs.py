@@ -1,0 +1,118 @@
+"""Plugs: a name and arguments become a bound callable, or one message that shows the signature."""
+
+import sys
+from typing import Literal
+
+import pytest
+
+from evolver import plugs
+from rl.bounds import Count, Fraction
+
+
+def estimator(outcome_N, group_N, *, scale: Fraction = 0.5, kind: Literal["a", "b"] = "a", required: int):
+    return outcome_N
+
+
+class Judge:
+    """Has no metrics() and no close()."""
+
+    def label(self, trajectories):
+        return []
+
+
+class Wanting:
+    def __init__(self, make_world, spaceship, *, depth: Count = 1): ...
+
+
+HERE = "tests.evolver.test_plugs"
+
+
+def problem(name: str, args: dict, key: str = "advantage") -> str:
+    (message,) = plugs.problems(key, f"{HERE}:{name}", args)
+    return message
+
+
+@pytest.mark.parametrize(
+    "args,words",
+    [
+        ({"required": 1, "scal": 1.0}, "there is no argument 'scal' (did you mean scale?)"),
+        ({}, "required is missing"),
+        ({"required": "1"}, "required='1' must be of type int"),
+        ({"required": True}, "required=True must be of type int"),
+        ({"required": 1, "scale": 2.0}, "scale=2.0 must be <= 1"),
+        ({"required": 1, "scale": float("nan")}, "scale=nan must be finite"),
+        ({"required": 1, "kind": "c"}, "kind='c' must be one of a, b"),
+    ],
+)
+def test_wrong_arguments_are_one_message_with_the_signature(args, words):
+    message = problem("estimator", args)
+    assert words in message and message.startswith("config.advantage.args: ")
+    assert "The call is tests.evolver.test_plugs:estimator(scale=0.5, kind='a', required)" in message
+    with pytest.raises(plugs.PlugError, match="The call is"):
+        plugs.plug("advantage", f"{HERE}:estimator", args)
+
+
+def test_all_wrong_arguments_are_reported_together():
+    message = problem("estimator", {"scale": 2.0, "kind": "c", "colour": 3})
+    assert all(words in message for words in ("scale", "kind", "colour", "required is missing"))
+
+
+def test_a_plug_gets_its_arguments_and_the_parts_that_it_names():
+    bound = plugs.plug("advantage", f"{HERE}:estimator", {"required": 1}, group_N=[0], chat="not asked for")
+    assert bound.keywords == {"required": 1, "group_N": [0]}
+    assert plugs.call(bound, outcome_N=[3.0], label_NK="not asked for") == [3.0]
+
+
+def test_parts_that_no_run_has_and_methods_that_are_missing_are_named():
+    message = problem("Wanting", {}, key="questioning.explorer")
+    assert "has no explore: subclass evolver.questioning.Explorer" in message
+    assert "has no metrics, close: subclass evolver.attributing.TurnJudge" in problem("Judge", {}, "attributing.judge")
+    Wanting.explore = lambda self: ()
+    try:
+        assert "spaceship cannot be provided; the run provides make_world" in problem(
+            "Wanting", {}, "questioning.explorer"
+        )
+    finally:
+        del Wanting.explore
+
+
+@pytest.mark.parametrize(
+    "name,words",
+    [
+        ("grop", "Did you mean grpo? Known names: grpo, rloo, dr_grpo, loop, adca"),
+        ("nowhere:f", "No module named 'nowhere'"),
+        (f"{HERE}:nothing", "has no attribute 'nothing'"),
+        (f"{HERE}:HERE", "it must be callable"),
+    ],
+)
+def test_names_that_mean_nothing(name, words):
+    (message,) = plugs.problems("advantage", name, {})
+    assert words in message
+
+
+@pytest.mark.parametrize("key", plugs.KINDS)
+def test_every_known_name_can_be_used_with_its_defaults(key):
+    for name in plugs.known(key):
+        assert plugs.problems(key, name, {}) == []
+        assert plugs.resolved(key, name, {}).startswith(f"{name}(")
+    assert plugs.attribute(plugs.KINDS[key].protocol).__doc__
+
+
+def test_a_default_stands_in_the_signature_only():
+    """No known plug has a key of the config beside `args` that could disagree with it."""
+    from configs import base
+    from evolver.config import flat
+
+    keys = flat(base.get_config())
+    for key in plugs.KINDS:
+        for name in plugs.known(key):
+            for argument in plugs.values(key, name, {}):
+                assert f"{key}.{argument}" not in keys, f"{key}.{argument}"
+
+
+def test_modules_are_found_in_the_folders_of_the_user(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "my_estimator.py").write_text("def mine(outcome_N):\n    return outcome_N\n")
+    assert "No module named" in plugs.problems("advantage", "my_estimator:mine", {})[0]
+    plugs.look_in(tmp_path)
+    assert plugs.problems("advantage", "my_estimator:mine", {}) == []

@@ -1,0 +1,226 @@
+"""Imitation: mistakes in its configs, the demonstrations of a batch, the weights that Muon updates, and a small run."""
+
+import ast
+import importlib
+import itertools
+import math
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from configs import imitation
+from experiments.imitation import demonstrations
+from experiments.imitation.__main__ import main, problems
+from experiments.imitation.imitate import batches, make_optimizer, sample_of, shares
+from models import hf, qwen
+from models.tokenizer import TokenizerError, train_bpe
+from rl import optim
+from rl.samples import Sample
+from rl.seeds import seed_of
+
+CONFIG = """
+from configs import imitation
+
+def get_config():
+    config = imitation.get_config()
+    config.steps = 3
+    config.warmup = 0
+    config.model.preset = "tiny"
+    config.demonstrations = 6
+    config.rows = 2
+    config.row = 512
+    config.micro = 2
+    return config
+"""
+
+
+@pytest.fixture
+def tiny(tmp_path, monkeypatch):
+    """Return the command line of a config whose updates take a moment."""
+    monkeypatch.setitem(qwen.PRESETS, "tiny", qwen.Config(1024, 32, 1, 2, 1, 16, 64))
+    path = tmp_path / "tiny.py"
+    path.write_text(CONFIG)
+    return ["imitation", f"--config={path}", f"--workdir={tmp_path}/run"]
+
+
+def config_of(**values):
+    config = imitation.get_config()
+    config.steps, config.demonstrations = 40, 8
+    config.update_from_flattened_dict({key.replace("__", "."): value for key, value in values.items()})
+    return config
+
+
+# --- mistakes in a config --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "values,words",
+    [
+        ({"care": 5.0}, "config.care must be"),
+        ({"hint": 7.0}, "config.hint must be"),
+        ({"careful": 1.5}, "config.careful must be"),
+        ({"final_lr": 2.0}, "config.final_lr must be"),
+        ({"rows": 0}, "config.rows must be at least 1"),
+        ({"muon_lr": 0.0}, "config.muon_lr must be above 0"),
+        ({"lr": math.inf}, "config.lr must be finite"),
+        ({"schedule": "cosin"}, "config.schedule must be one of constant, cosine, linear"),
+        ({"vocab": 10}, "config.vocab=10 is too small"),
+        ({"steps": 6, "warmup": 20}, "config.warmup=20 updates is not shorter than the run"),
+        ({"env__name": "appworld"}, "appworld has no demonstrations to imitate; bfcl and travel have"),
+        ({"env__name": "tests.tiny:Parity"}, "has no demonstrations"),
+        ({"env__args": {"n_trian": 3}}, "n_trian"),
+    ],
+)
+def test_each_mistake_is_named_once(tmp_path, values, words):
+    found = problems(config_of(**values), f"{tmp_path}/run")
+    assert len(found) == 1 and words in found[0]
+
+
+def test_all_mistakes_are_reported_together(capsys, tiny, tmp_path):
+    wrong = {"care": 5, "rows": 0, "vocab": 10, "warmup": 20, "lora.rank": 4, "stepz": 1, "steps": "many"}
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "policy").touch()
+    assert main([*tiny, *(f"--config.{key}={value}" for key, value in wrong.items()), "--mode=eval"]) == 2
+    err = capsys.readouterr().err
+    assert "9 problems; nothing was started" in err and all(key in err for key in wrong)
+    assert "Did you mean steps?" in err and "is not empty" in err and "imitation has no modes" in err
+
+
+def test_a_config_of_run_py_is_recognised(capsys):
+    assert main(["imitation", "--config=configs/quickstart.py"]) == 2
+    err = capsys.readouterr().err
+    assert "1 problem; nothing was started" in err and "not a config of imitation" in err
+
+
+@pytest.mark.parametrize("name", ["base_policy", "bfcl_tiny_base"])
+def test_the_configs_that_imitate_are_sound(tmp_path, name):
+    if name == "bfcl_tiny_base":
+        pytest.importorskip("bfcl_eval")
+    module = importlib.import_module(f"configs.{name}")
+    config = module.get_config()
+    assert not problems(config, f"{tmp_path}/run")
+    assert f"python -m experiments.imitation --config=configs/{name}.py" in module.__doc__
+    with pytest.raises(ValueError, match="nonsense"):
+        module.get_config("nonsense")
+    if name == "bfcl_tiny_base":
+        config.hint = 0.1
+        (problem,) = problems(config, f"{tmp_path}/run")
+        assert "have no hints" in problem
+
+
+def test_bfcl_tiny_starts_from_the_policy_that_its_base_writes():
+    from configs import bfcl_tiny, bfcl_tiny_base
+
+    config, base = bfcl_tiny.get_config(), bfcl_tiny_base.get_config()
+    assert config.model.path == "runs/bfcl_tiny_base/policy"
+    assert config.env.args.to_dict() == base.env.args.to_dict()
+
+
+def test_every_key_is_documented_and_read():
+    """Each key has a comment beside it, and the code of imitation uses it."""
+    folder = Path(demonstrations.__file__).parent
+    sources = [path.read_text() for path in folder.glob("*.py")]
+    read = {
+        ast.unparse(node) for text in sources for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Attribute)
+    }
+    lines = Path(imitation.__file__).read_text().splitlines()
+    for name in imitation.keys().rules:
+        assert {f"c.{name}", f"config.{name}"} & read, name
+        key = name.rpartition(".")[2]
+        assert any(f".{key} = " in line and "#" in line for line in lines) or name in ("env.name", "env.args"), name
+
+
+def test_the_least_vocabulary_is_the_tokenizers(tmp_path):
+    (problem,) = problems(config_of(vocab=10), f"{tmp_path}/run")
+    least, extra = int(problem.split()[-1]), demonstrations.extra_tokens("travel")
+    assert train_bpe(["a"], least, extra).vocab_size == least
+    with pytest.raises(TokenizerError):
+        train_bpe(["a"], least - 1, extra)
+
+
+# --- a small run -----------------------------------------------------------------------------------------------------
+
+
+def test_a_few_updates_without_clipping_write_a_policy(capsys, tiny, tmp_path):
+    assert main([*tiny, "--config.clip=0"]) == 0
+    out = capsys.readouterr().out
+    assert "2 x 6 demonstrations" in out and "imitate 3/3" in out
+    shape, params = hf.load(tmp_path / "run" / "policy")
+    before = qwen.init(shape, seed_of(0, "init") % 2**31)
+    moved = jax.tree.map(lambda a, b: float(np.abs(np.asarray(a) - np.asarray(b)).max()), params, before)
+    assert shape.layers == 1 and all(0 < size < math.inf for size in jax.tree.leaves(moved))
+    card = (tmp_path / "run" / "policy" / "README.md").read_text()
+    assert "6 careless ones" in card
+    assert f"    python -m experiments.imitation --config={tmp_path}/tiny.py --config.clip=0\n" in card
+
+
+def test_demonstrations_longer_than_a_row_end_the_run_with_a_message(capsys, tiny):
+    assert main([*tiny, "--config.row=16"]) == 1
+    err = capsys.readouterr().err
+    assert "none of 6 demonstrations fits config.row=16: the shortest has" in err and "Traceback" not in err
+
+
+def test_a_clip_of_0_is_none():
+    """Only Adam's moments show what was clipped: its updates do not depend on the size of a gradient."""
+    grads = {"norm": np.full(4, 1e3, np.float32)}
+
+    def moments(clip: float) -> list[np.ndarray]:
+        tx = make_optimizer(config_of(clip=clip))
+        _, state = tx.update(grads, tx.init(grads), grads)
+        return [np.asarray(leaf) for leaf in jax.tree.leaves(state)]
+
+    unclipped, far, near = moments(0.0), moments(1e9), moments(1.0)
+    assert all(np.array_equal(a, b) for a, b in zip(unclipped, far, strict=True))
+    assert not all(np.array_equal(a, b) for a, b in zip(unclipped, near, strict=True))
+
+
+@pytest.mark.parametrize("careful,expected", [(1.0, [0, 0, 0, 0]), (0.5, [0, 0, 1, 1]), (0.0, [0.5, 1, 1, 1])])
+def test_the_share_of_careless_demonstrations_grows_after_the_careful_ones(careful, expected):
+    assert list(itertools.islice(shares(careful, 4), 4)) == expected
+
+
+# --- batches and updates ---------------------------------------------------------------------------------------------
+
+
+def samples(token: int, n: int) -> list[Sample]:
+    return [Sample(np.full(8, token), np.arange(8) > 0) for _ in range(n)]
+
+
+def test_only_the_turns_of_the_assistant_train():
+    contents = [("user", "Go on."), ("assistant", "One."), ("tool", "more"), ("assistant", "Two."), ("tool", "end")]
+    messages = [{"role": role, "content": content} for role, content in contents]
+    tokenizer = train_bpe([content for _, content in contents], 300)
+    sample = sample_of(messages, tokenizer)
+    ids = np.asarray(sample.tokens)
+    assert tokenizer.decode(ids[sample.mask].tolist()) == "One.<|im_end|>Two.<|im_end|>"
+    text = tokenizer.decode(ids.tolist())
+    assert "more" in text and "end\n" not in text and text.endswith("Two.<|im_end|>")
+
+
+def test_a_batch_holds_the_given_share_of_careless_samples():
+    shares = (0.0, 0.5, 1.0)
+    made = list(batches(samples(1, 5), samples(2, 7), shares, 4, 32, 0))
+    careless = [np.mean(packed.tokens_RT[packed.tokens_RT > 0] == 2) for packed in made]
+    assert careless[0] == 0 and careless[2] == 1 and careless[1] == pytest.approx(0.5, abs=0.1)
+    assert all(packed.tokens_RT.shape[0] <= 4 for packed in made)
+    again = list(batches(samples(1, 5), samples(2, 7), itertools.islice(shares, 3), 4, 32, 0))
+    assert all(np.array_equal(a.tokens_RT, b.tokens_RT) for a, b in zip(made, again, strict=True))
+
+
+def test_muon_moves_every_direction_of_a_matrix_alike_and_adam_the_rest():
+    config = qwen.Config(32, 16, 2, 4, 2, 4, 24)
+    params = qwen.init(config, 0)
+    keys = iter(jax.random.split(jax.random.key(0), 100))
+    grads = jax.tree.map(lambda w: jax.random.normal(next(keys), w.shape), params)
+    tx = optim.muon(lr=1.0, adam_lr=0.1, clip=0)
+    updates, _ = tx.update(grads, tx.init(params), params)
+    for name, (inputs, outputs) in optim.MATRICES.items():
+        step = np.asarray(updates["layers"][name])
+        rows = np.prod([step.shape[axis] for axis in inputs])
+        for matrix in step.reshape(step.shape[0], rows, -1):
+            sizes = np.linalg.svd(matrix, compute_uv=False)
+            assert len(inputs) + len(outputs) == step.ndim - 1 and 0.6 < np.median(sizes) <= sizes.max() < 1.4, name
+    for step in (updates["embed"], updates["layers"]["q_bias"]):  # Adam's first one: by sign, whatever the size
+        np.testing.assert_allclose(np.abs(step), np.abs(step).max(), rtol=1e-3)
