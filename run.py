@@ -11,13 +11,12 @@ configs/base.py documents every key. All problems with a config are reported at 
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import Any
 
 from absl import logging
 
 from configs import base
-from evolver import cli, plugs
+from evolver import cli
 from evolver.config import problems as config_problems
 
 
@@ -31,7 +30,6 @@ def main(argv: list[str]) -> int:
         return 0
     problems = list(command.problems)
     if command.config is not None:
-        plugs.look_in(command.folder, Path.cwd())
         problems += config_problems(command.config, base.keys(), command.workdir, command.mode)
     if problems:
         count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"

@@ -256,9 +256,10 @@ def learning(root):
 def books(root):
     # Evaluation on held-out tasks, with fixed seeds.
     held_out = root.group("eval")
-    held_out.split = "dev"  # split of the world
+    held_out.split = "dev"  # split of the world, which must not train; "" = none, for a world with one split
     held_out.tasks = key(0, least=0)  # tasks of the split, drawn once; 0 = all
     held_out.rollouts = key(8, least=1)  # rollouts per task: the k of avg@k, best@k, pass@k
+    held_out.seeds = key(1, least=1)  # evaluations of --mode=eval with different seeds, reported as mean and deviation
     held_out.temperature = key(0.9, least=0)  # sampling temperature of these rollouts
     held_out.greedy = True  # add one rollout per task at temperature 0
     held_out.every = key(10, least=0)  # steps between evaluations, also before the first and after the last; 0 = never

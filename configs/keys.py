@@ -56,6 +56,13 @@ def fraction(default):
     return key(default, least=0, most=1)
 
 
+def use(group, name, **args):
+    """Let a plug's group name another callable, with these arguments only: those of the old one are dropped."""
+    group.name = name
+    group.args = ConfigDict(args)
+    group.args.unlock()
+
+
 class Keys:
     """A group of keys: assigning an attribute adds a key to `config`, and its rule to `rules`."""
 

@@ -37,6 +37,11 @@ class ActionWorld(ReplayWorld):
     def _begin(self, task: Task) -> None:
         self._task, self._actions, self._over = task, [], False
 
+    @property
+    def _invented(self) -> bool:
+        """True for a synthetic task: its query is the goal, and the simulator's own goal does not count."""
+        return self._task.origin == "synthetic"
+
     def _act(self, text: str) -> tuple[str, str, float, bool]:
         """Take an action. Return the text that was executed, the observation, the reward and if the episode ended."""
         raise NotImplementedError

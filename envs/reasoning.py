@@ -64,6 +64,11 @@ class Reasoning(World):
         return tasks
 
     def reset(self, task: Task, seed: int = 0) -> Observation:
+        if task.origin == "synthetic":
+            raise ValueError(
+                "reasoning-gym has no synthetic tasks: an episode is one question with nothing to explore, and only"
+                " the questions of its data sets can be checked; set questioning.enabled=False"
+            )
         name = task.meta.get("dataset")
         if name not in self._datasets or not 0 <= task.seed < len(dataset := self._dataset(name, task.split)):
             raise ValueError(f"no question {task.id!r} in {', '.join(self._datasets)}")

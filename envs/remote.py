@@ -45,8 +45,10 @@ class Connections:
                 connection.sock.settimeout(timeout)
             connection.request("POST", f"{self._path}/{route}", body, headers)
             response = connection.getresponse()
-            data = response.read(MAX_MESSAGE + 1)
-            if len(data) > MAX_MESSAGE:
+            # A length that is declared is checked first: a peer may reset the connection while it sends too much.
+            declared = response.length or 0
+            data = b"" if declared > MAX_MESSAGE else response.read(MAX_MESSAGE + 1)
+            if max(declared, len(data)) > MAX_MESSAGE:
                 raise http.client.HTTPException(f"an answer of more than {MAX_MESSAGE >> 20} MB")
         except BaseException:
             connection.close()

@@ -74,6 +74,9 @@ class ScienceWorld(ActionWorld):
     kinds: the kinds of VARIATIONS to list; None = all. per_kind: maximum number of variations of each, evenly spread;
     0 = all. simplify: the package's simplifications, joined by commas; "easy" is all of them. max_steps: actions in an
     episode. The score is the simulator's, in [0, 1]; an action that makes it negative ends the episode with score 0.
+
+    A synthetic task starts in the variation of its meta and shows its query as the task. The simulator cannot check it:
+    the score is 0, and a judge decides.
     """
 
     name = "scienceworld"
@@ -103,21 +106,25 @@ class ScienceWorld(ActionWorld):
         self._load(task, gold=False)
         self._begin(task)
         self._score = 0.0
-        text = f"{self._env.get_task_description()}\n\n{self._env.server.step('look around')}"
+        goal = task.query if self._invented else self._env.get_task_description()
+        text = f"{goal}\n\n{self._env.server.step('look around')}"
         return Observation(
             [{"role": "system", "content": SYSTEM}, {"role": "user", "content": text}], [tool("Take an action.")]
         )
 
     def _act(self, text: str) -> tuple[str, str, float, bool]:
+        if self._invented and text.lower() == "task":  # the simulator would show the task of the variation
+            return text, self._task.query, 0.0, False
         answer = self._env.server.step(text.encode("ascii", "ignore").decode() or "look around")
         before, self._score = self._score, float(self._env.server.getScore())
         terminated = bool(self._env.server.getCompleted()) or self._score < 0
-        return text, str(answer).strip(), max(self._score, 0.0) - max(before, 0.0), terminated
+        reward = 0.0 if self._invented else max(self._score, 0.0) - max(before, 0.0)
+        return text, str(answer).strip(), reward, terminated
 
     def evaluate(self) -> Evaluation:
         """Score the episode; `success` means the full score."""
         self._require_episode()
-        score = min(max(self._score, 0.0), 1.0)
+        score = 0.0 if self._invented else min(max(self._score, 0.0), 1.0)
         success = score > 0.999
         return Evaluation(1.0 if success else score, success, {"progress": 1.0 if success else score})
 

@@ -50,6 +50,9 @@ class TextWorld(ActionWorld):
     tw-coin_collector, tw-treasure_hunter. options: changes to CUSTOM or to CHALLENGES[kind]. commands: list the
     possible commands after each turn, which makes a game much easier. max_steps: commands in an episode. The score is
     the share of the game's points, and 1 exactly if the game is won.
+
+    A synthetic task starts in the game of its seed and shows its query as the objective. The game cannot check it: the
+    score is 0, and a judge decides.
     """
 
     name = "textworld"
@@ -105,16 +108,21 @@ class TextWorld(ActionWorld):
             "score",
             "max_score",
             "feedback",
+            "description",
         )
         infos = textworld.EnvInfos(**dict.fromkeys(fields, True))
         self._env = textworld.start(str(self._game(task.seed)), infos)
         self._state = self._env.reset()
         self._begin(task)
-        text = f"{self._state.objective}\n\n{self._shown()}"
+        # The game's first text contains its own objective, so a synthetic task shows the description of the room.
+        text = f"{task.query}\n\n{self._shown('description')}" if self._invented else ""
+        text = text or f"{self._state.objective}\n\n{self._shown()}"
         messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": text}]
         return Observation(messages, [tool("Enter a command.")])
 
     def _act(self, text: str) -> tuple[str, str, float, bool]:
+        if self._invented and text.lower() == "goal":  # the game would show its own objective
+            return text, self._task.query, 0.0, False
         before = self.evaluate().score
         command = "".join(c for c in text if " " <= c <= "~")[:200]  # the interpreter's line buffer is limited
         self._state, _, done = self._env.step(command or "look")
@@ -122,6 +130,8 @@ class TextWorld(ActionWorld):
 
     def evaluate(self) -> Evaluation:
         self._require_episode()
+        if self._invented:
+            return Evaluation(0.0, False, {"progress": 0.0})
         success = bool(self._state.won)
         share = (self._state.score or 0) / max(self._state.max_score or 0, 1)
         score = 1.0 if success else min(max(share, 0.0), 0.99)
@@ -137,8 +147,8 @@ class TextWorld(ActionWorld):
             self._env.close()
             self._env = self._task = None
 
-    def _shown(self) -> str:
-        text = str(self._state.feedback).strip()
+    def _shown(self, field: str = "feedback") -> str:
+        text = str(getattr(self._state, field)).strip()
         if self._commands:
             text += f"\n\nPossible commands: {'; '.join(sorted(self._state.admissible_commands or []))}"
         return text

@@ -57,10 +57,14 @@ def save(run: Run, metric: float | None = None) -> None:
     run.checkpoints.save(run.step, learner.trained(run.learner.state), run.saved, metric=metric)
 
 
-def evaluate(run: Run, *, keep: str = "") -> Scores:
-    """Return the scores on the held-out tasks, with the same seeds at every step. keep: a name under which the rollouts
-    are written to `trajectories/`."""
+def evaluate(run: Run, *, keep: str = "", repetition: int = 0) -> Scores:
+    """Return the scores on the held-out tasks, with the same seeds at every step.
+
+    keep: a name under which the rollouts are written to `trajectories/`. repetition: evaluations of another number have
+    other seeds; those after the first have no greedy rollouts, which no seed would change.
+    """
     c, held_out = run.config, run.tasks.held_out
+    seed = seed_of(c.seed, "evaluation", repetition) if repetition else c.seed
     shown: dict[str, list[tuple[str, str]]] = {}
     if c.eval.experience:
         retrieved = run.navigating.retrieve([t.query for t in held_out])
@@ -69,13 +73,13 @@ def evaluate(run: Run, *, keep: str = "") -> Scores:
 
     def jobs_of(name: str, count: int, temperature: float) -> list[Job]:
         return [
-            Job(task, i, seed_of(c.seed, name, task.id, i), sampling(c, temperature), shown.get(task.id, []))
+            Job(task, i, seed_of(seed, name, task.id, i), sampling(c, temperature), shown.get(task.id, []))
             for task in held_out
             for i in range(count)
         ]
 
     sampled = jobs_of("eval", c.eval.rollouts, c.eval.temperature)
-    greedy = jobs_of("greedy", 1, 0.0) if c.eval.greedy else []
+    greedy = jobs_of("greedy", 1, 0.0) if c.eval.greedy and not repetition else []
     played = play(run, sampled + greedy, "evaluation")
     if keep:
         kinds = ["sampled"] * len(sampled) + ["greedy"] * len(greedy)

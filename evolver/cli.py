@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 from absl import flags
 from ml_collections import ConfigDict, config_flags
 
+from evolver import plugs
 from evolver.config import flat, unknown_key
 from evolver.renamed import RENAMED
 
@@ -46,14 +47,13 @@ def define(argv: list[str]) -> flags.FlagValues:
 
 
 class Command(NamedTuple):
-    """A parsed command line. `config` is None when there is none to check; `folder` is that of the config file."""
+    """A parsed command line. `config` is None when there is none to check."""
 
     config: ConfigDict | None = None
     workdir: str = ""
     mode: str = ""
     target: str = ""
     problems: tuple[str, ...] = ()
-    folder: str = ""
 
 
 def parse(argv: list[str]) -> Command:
@@ -63,6 +63,7 @@ def parse(argv: list[str]) -> Command:
     for token in argv[1:]:
         (overrides if re.match(r"--?(no)?config\.", token) else rest).append(token)
     base = [argv[0], *rest]
+    plugs.look_in(Path(config_path(rest)).absolute().parent, Path.cwd())
     try:
         values = define(base)
         extra = values(base)[1:]
@@ -93,8 +94,7 @@ def parse(argv: list[str]) -> Command:
     except Exception as error:
         return Command(problems=(*problems, config_error(rest, error)))
     problems += target_problems(values.target, values.mode)
-    folder = str(Path(values["config"].config_filename.partition(":")[0]).absolute().parent)
-    return Command(config, workdir_of(values), values.mode, values.target, tuple(problems), folder)
+    return Command(config, workdir_of(values), values.mode, values.target, tuple(problems))
 
 
 def set_arguments(config: ConfigDict, names: dict[str, str], arguments: list[tuple[str, str, str]]) -> list[str]:
@@ -168,10 +168,15 @@ def try_override(base: list[str], token: str) -> str | None:
         return f"config.{key} must be of type {type(known[key]).__name__}; {value!r} is not"
 
 
+def config_path(words: list[str]) -> str:
+    """Return the path of the config file that the flags name, without its argument; "" if they name none."""
+    joined = " ".join(words).replace("--config ", "--config=")
+    return next((w.partition("=")[2] for w in joined.split() if re.match(r"--?config=", w)), "").partition(":")[0]
+
+
 def config_error(words: list[str], error: Exception) -> str:
     """Return why a config file could not be read, with its line where the mistake is in the file itself."""
-    joined = " ".join(words).replace("--config ", "--config=")
-    path = next((w.partition("=")[2] for w in joined.split() if re.match(r"--?config=", w)), "").partition(":")[0]
+    path = config_path(words)
     if not Path(path).is_file():
         near = difflib.get_close_matches(Path(path).name, [p.name for p in Path("configs").glob("*.py")], n=1)
         hint = f" Did you mean configs/{near[0]}?" if near else ""

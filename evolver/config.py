@@ -6,6 +6,7 @@ mesh asks for more than one device or a plug imports it.
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import importlib.util
 import math
@@ -16,8 +17,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from envs.world import Task
 from evolver import engine, plugs
 from evolver.llm import roles
+from evolver.navigating import pool as pools
 from evolver.paths import model_folder, resolve
 from evolver.renamed import RENAMED
 from evolver.workdir import Workdir, plain, read_tasks
@@ -26,7 +29,7 @@ from models import hf_config
 # Keys that may differ when a run resumes: they change what is written and how fast, never what is learned.
 RESUMABLE = (
     "log.", "checkpoint.", "rollout.timeout", "env.timeout", "env.url", "env.python", "env.workers", "hosts.", "mesh.",
-    "sharding.", "model.remat", "model.attention", "optim.offload", "loss.reference", "engine.vllm.",
+    "sharding.", "model.remat", "model.attention", "eval.seeds", "optim.offload", "loss.reference", "engine.vllm.",
     "engine.in_flight", *roles.RESUMABLE,
 )  # fmt: skip
 
@@ -172,6 +175,8 @@ def contradictions(config: Any, mode: str, *, plugged: bool = True) -> Iterator[
         yield "config.eval.experience needs config.navigating.enabled=True"
     if c.eval.experience and mode == "eval" and not n.pool:
         yield "config.eval.experience has none in --mode=eval: set config.navigating.pool to the experience/ of a run"
+    if mode == "eval" and c.eval.seeds > 1 and c.eval.temperature == 0:
+        yield f"config.eval.seeds={c.eval.seeds} would repeat equal rollouts, because config.eval.temperature=0"
     if c.mesh.sequence > 1 and c.model.attention not in ("auto", "ring"):
         yield (
             f"config.model.attention={c.model.attention} needs whole rows, but config.mesh.sequence={c.mesh.sequence}"
@@ -202,13 +207,13 @@ def contradictions(config: Any, mode: str, *, plugged: bool = True) -> Iterator[
 
 def plug_contradictions(c: Any) -> Iterator[str]:
     """Yield plugs that do not fit each other: labels that nobody reads, or that nobody makes."""
-    reads_labels = needs_labels(c)
-    if reads_labels and not c.attributing.enabled:
+    reads = set(plugs.positional(plugs.load("advantage", c.advantage.name)))
+    if "label_NK" in reads and not c.attributing.enabled:
         yield (
             f"config.advantage.name={c.advantage.name} needs labels of turns: set config.attributing.enabled=True, or"
             " an estimator without labels, such as config.advantage.name=grpo"
         )
-    if c.attributing.enabled and not reads_labels:
+    if c.attributing.enabled and not reads & {"label_NK", "batch", "trajectories"}:
         yield (
             f"config.attributing.enabled makes labels, but config.advantage.name={c.advantage.name} ignores them: set"
             " config.advantage.name=adca, or config.attributing.enabled=False"
@@ -226,11 +231,6 @@ def plug_contradictions(c: Any) -> Iterator[str]:
             f" config.questioning.judge.name={c.questioning.judge.name} replaces the world's outcome:"
             " set attributing.judge.name=llm or questioning.judge.name=verifier"
         )
-
-
-def needs_labels(config: Any) -> bool:
-    """Return True if the advantage estimator reads labels."""
-    return "label_NK" in plugs.positional(plugs.load("advantage", config.advantage.name))
 
 
 def hosts_contradictions(c: Any) -> Iterator[str]:
@@ -325,11 +325,12 @@ def tokenizer_problems(path: str, tokenizer: str, vocab: int, ends: set[int]) ->
 
 def world_problems(config: Any, mode: str) -> Iterator[str]:
     """Yield worlds that do not exist, splits without tasks, too few tasks, and task files with broken lines."""
-    counts = {}
+    counts, tasks, held_out = {}, {}, []
     for name, path in (("env.tasks", config.env.tasks), ("questioning.tasks", config.questioning.tasks)):
         if path:
             try:
-                counts[name] = len(read_tasks(resolve(path)))
+                tasks[name] = read_tasks(resolve(path))
+                counts[name] = len(tasks[name])
                 if not counts[name]:
                     yield f"config.{name}={path} holds no task"
             except FileNotFoundError:
@@ -348,12 +349,16 @@ def world_problems(config: Any, mode: str) -> Iterator[str]:
         splits |= {"eval.split": config.eval.split} if mode == "eval" or config.eval.every else {}
         for name, split in splits.items():
             try:
-                counts[name] = len(world.tasks(split))
+                tasks[name] = world.tasks(split)
+                counts[name] = len(tasks[name])
                 if not counts[name]:
                     yield f"config.{name}={split}: {config.env.name} has no tasks there"
             except Exception as error:
                 yield f"config.{name}={split}: {error}"
+        with contextlib.suppress(Exception):  # a split that this mode does not evaluate on may be unknown
+            held_out = world.tasks(config.eval.split) if config.eval.split else []
         world.close()
+    yield from leaks(roles.for_evaluation(config) if mode == "eval" else config, tasks, held_out)
     name, value = ("env.tasks", config.env.tasks) if config.env.tasks else ("env.split", config.env.split)
     needed = originals_needed(config) if mode in ("train", "plan") else 0
     if 0 < counts.get(name, 0) < needed:
@@ -361,6 +366,36 @@ def world_problems(config: Any, mode: str) -> Iterator[str]:
             f"config.rollout.tasks={config.rollout.tasks} needs {needed} different original tasks for a step;"
             f" config.{name}={value} of {config.env.name} has {counts[name]}"
         )
+
+
+def leaks(config: Any, tasks: dict[str, list[Task]], held_out: list[Task]) -> Iterator[str]:
+    """Yield the parts of a run that would learn from what it is evaluated on: `held_out`, all tasks of `eval.split`.
+
+    tasks: those of "env.split", "env.tasks" and "questioning.tasks", as far as they are known. A task is held out if
+    its id or its split is; a synthetic task has the split of the task that it grew from. A pool is held out if one of
+    its splits, or a task that it names as a source, is.
+    """
+    split, ids = config.eval.split, {task.id for task in held_out}
+    if not split:
+        return
+    hint = f"that config.eval.split={split} holds out for evaluation: use others, or another config.eval.split"
+    used = {"env.tasks": config.env.tasks} if config.env.tasks else {"env.split": config.env.split}
+    used |= {"questioning.tasks": config.questioning.tasks} if config.questioning.enabled else {}
+    for name, value in used.items():
+        given = tasks.get(name, ()) if value else ()
+        leaked = [task.id for task in given if task.id in ids or task.split == split]
+        if leaked or (name == "env.split" and value == split):
+            example = f" such as {leaked[0]}" if leaked else ""
+            yield f"config.{name}={value} trains on tasks{example} {hint}"
+    folder = resolve(config.navigating.pool)
+    if config.navigating.enabled and config.navigating.pool and folder.exists():
+        try:
+            splits, sources = pools.provenance(folder)
+        except pools.PoolError as error:
+            yield f"config.navigating.pool: {error}"
+            return
+        if split in splits or sources & ids:
+            yield f"config.navigating.pool={config.navigating.pool} holds experience from tasks {hint}"
 
 
 def originals_needed(config: Any) -> int:

@@ -10,7 +10,7 @@ import numpy as np
 
 from envs.world import Evaluation
 from evolver import hosts
-from evolver.attributing import TurnJudge
+from evolver.attributing import Label, TurnJudge
 from evolver.metrics import Metrics, timed
 from evolver.questioning import OutcomeJudge
 from rl.advantages import Batch, estimate
@@ -55,6 +55,8 @@ def grade(grader: Grader, trajectories: Sequence[Trajectory]) -> None:
     if grader.turns:
         for trajectory, labels in zip(trajectories, grader.turns.label(trajectories), strict=True):
             for turn, label in zip(trajectory.turns, labels, strict=True):
+                if not isinstance(label, Label):
+                    raise TypeError(f"{type(grader.turns).__name__}.label returned {label!r} for a turn, not a Label")
                 turn.label, turn.reason = label
 
 

@@ -7,12 +7,13 @@ from collections.abc import Sequence
 import numpy as np
 
 from evolver import credit, hosts
-from evolver.metrics import Metrics, timed
+from evolver.metrics import Metrics, mean, timed
+from evolver.navigating.memory import success_without
 from evolver.rollouts import play, sampling
 from evolver.run import Run
 from rl.rollout import Job
 from rl.seeds import seed_of
-from rl.trajectory import Trajectory
+from rl.trajectory import Trajectory, groups_of
 
 
 def fill(run: Run) -> Metrics:
@@ -46,5 +47,20 @@ def remember(run: Run, trajectories: Sequence[Trajectory], step: int) -> Metrics
             with timed("memory") as seconds:
                 hosts.on_first(run.navigating, lambda: run.navigating.learn(trajectories, step=step))
             metrics |= seconds
-        metrics |= run.navigating.metrics()
+        metrics |= run.navigating.metrics() | guided_rates(trajectories)
     return metrics
+
+
+def guided_rates(trajectories: Sequence[Trajectory]) -> Metrics:
+    """Return the success rate of a step's guided rollouts, and what the unguided rollouts of their groups let expect.
+
+    The pool's own counts, which rank experiences, cover only the steps that experience is extracted from. These two
+    are of every step and change nothing. Broken rollouts are left out; without guided ones there are no figures.
+    """
+    won, expected = [], []
+    for group in groups_of(t for t in trajectories if not t.broken).values():
+        guided = [t for t in group if t.guided]
+        won += [t.evaluation.success for t in guided]
+        expected += [success_without(group)] * len(guided)
+    rates = {"navigating/step_win_rate": mean(won), "navigating/step_expected_rate": mean(expected)}
+    return Metrics(rates if won else {})

@@ -16,6 +16,7 @@ import functools
 import importlib
 import inspect
 import math
+import os
 import sys
 import types
 import typing
@@ -120,7 +121,11 @@ def load(key: str, name: str) -> Callable[..., Any]:
     try:
         target = attribute(name)
     except Exception as error:  # importing somebody's file may raise anything
-        raise PlugError(f"config.{key}.name={name!r} cannot be loaded: {type(error).__name__}: {error}") from error
+        file = getattr(sys.modules.get(name.partition(":")[0]), "__file__", None)
+        where = f" (in {file})" if file else ""
+        raise PlugError(
+            f"config.{key}.name={name!r} cannot be loaded: {type(error).__name__}: {error}{where}"
+        ) from error
     if not callable(target):
         raise PlugError(f"config.{key}.name={name!r} is of type {type(target).__name__}; it must be callable")
     return target
@@ -133,25 +138,33 @@ def attribute(name: str) -> Any:
 
 
 def look_in(*folders: str | Path) -> None:
-    """Let modules of these folders be found by name, after everything that is installed."""
+    """Let modules of these folders be found, after all that is installed, in this process and its children."""
+    inherited = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     for folder in map(str, folders):
         if folder not in sys.path:
             sys.path.append(folder)
+        if folder not in inherited:
+            inherited.append(folder)
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, inherited))
 
 
 # --- signatures ------------------------------------------------------------------------------------------------------
 
 
 def parameters(target: Callable[..., Any]) -> dict[str, inspect.Parameter]:
-    """Return the parameters of a function, or of a class's constructor, with their annotations evaluated."""
+    """Return the parameters of a function, or of a class's constructor, with their annotations evaluated.
+
+    A parameter without an annotation has the type of its default.
+    """
     found = dict(inspect.signature(target).parameters)
     try:
         owner = target.__init__ if inspect.isclass(target) else target
         hints = typing.get_type_hints(inspect.unwrap(owner), include_extras=True)
     except Exception:  # an annotation that names something imported for type checkers only
         hints = {}
+    known = {name: type(p.default) for name, p in found.items() if p.default not in (p.empty, None)} | hints
     return {
-        name: p.replace(annotation=hints.get(name, Any)) for name, p in found.items() if name not in ("self", "cls")
+        name: p.replace(annotation=known.get(name, Any)) for name, p in found.items() if name not in ("self", "cls")
     }
 
 
@@ -176,7 +189,9 @@ def problems(key: str, name: str, args: Mapping[str, Any]) -> list[str]:
     free = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters(target).values())
     found = []
     for argument, value in args.items():
-        if argument not in takes:
+        if argument in positional(target) and argument not in KINDS[key].provides:
+            found.append(f"{argument} is positional: put it after `*` in the signature, so that the config may set it")
+        elif argument not in takes:
             near = difflib.get_close_matches(argument, takes, n=1, cutoff=0.6)
             if not free:
                 found.append(f"there is no argument {argument!r}" + (f" (did you mean {near[0]}?)" if near else ""))
@@ -184,10 +199,10 @@ def problems(key: str, name: str, args: Mapping[str, Any]) -> list[str]:
             found.append(f"{argument}={value!r} {why}")
     found += [f"{n} is missing" for n, p in takes.items() if p.default is p.empty and n not in args]
     kind = KINDS[key]
-    if inspect.isclass(target) and (lacking := [m for m in kind.methods if not hasattr(target, m)]):
+    if inspect.isclass(target) and (lacking := lacks(target, kind)):
         return [
-            f"config.{key}.name={name!r} has no {', '.join(lacking)}: subclass {kind.protocol.replace(':', '.')} and"
-            " override what differs"
+            f"config.{key}.name={name!r} lacks {', '.join(lacking)}: subclass {kind.protocol.replace(':', '.')} and"
+            " define what is missing"
         ]
     needed = [n for n in positional(target) if parameters(target)[n].default is inspect.Parameter.empty]
     if strange := [n for n in needed if n not in kind.provides]:
@@ -196,6 +211,19 @@ def problems(key: str, name: str, args: Mapping[str, Any]) -> list[str]:
             "config sets is keyword-only (after `*`)"
         )
     return [f"config.{key}.args: {'; '.join(found)}. The call is {signature(name, target)}"] if found else []
+
+
+def lacks(target: type, kind: Kind) -> list[str]:
+    """Return the methods of its kind that a class neither defines nor inherits. The protocol has defaults for all but
+    the first, and `extend` of a template must be a coroutine function."""
+    protocol, missing = attribute(kind.protocol), []
+    for number, method in enumerate(kind.methods):
+        owner = next((cls for cls in target.__mro__ if method in vars(cls)), None)
+        if owner is None or (owner is protocol and number == 0):
+            missing.append(f"{method}()")
+        elif method == "extend" and not inspect.iscoroutinefunction(getattr(target, method)):
+            missing.append("`async` before `def extend`")
+    return missing
 
 
 def signature(name: str, target: Callable[..., Any]) -> str:

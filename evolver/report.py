@@ -56,9 +56,14 @@ def table(workdir: Workdir) -> str:
     return "\n".join(lines + columns(paired_rows(before, after), head))
 
 
-def single_rows(scores: Scores) -> list[tuple[str, ...]]:
-    """Return the rows of one evaluation."""
-    return [(name, estimate(value_N)) for name, value_N in measures(scores)]
+def single_rows(*scores: Scores) -> list[tuple[str, ...]]:
+    """Return the rows of one evaluation, or the means of several seeds with their standard deviation (n - 1)."""
+    evaluations, rows = [dict(measures(s)) for s in scores], []
+    for name in evaluations[0]:
+        value_SN = np.stack([values[name] for values in evaluations if name in values])
+        spread = f"{100 * value_SN.mean(axis=1).std(ddof=1):.1f}" if len(value_SN) > 1 else ""
+        rows.append((name, estimate(value_SN.mean(axis=0)), spread)[: 2 + (len(scores) > 1)])
+    return rows
 
 
 def paired_rows(before: Scores, after: Scores) -> list[tuple[str, ...]]:

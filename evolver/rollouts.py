@@ -45,8 +45,9 @@ def refill(run: Run, trajectories: list[Trajectory], step: int, metrics: Metrics
     c, rounds = run.config.rollout, 0
     while rounds < c.refill:
         groups = groups_of(trajectories)
+        drawn = {id for id, _ in groups}
         missing = c.tasks - sum(not no_signal(group) for group in groups.values())
-        more = tasks.draw(run, rounds, missing, seed_of(run.config.seed, "refill", step), groups) if missing else []
+        more = tasks.draw(run, rounds, missing, seed_of(run.config.seed, "refill", step), drawn) if missing else []
         if not more:
             break
         played, measured = roll_out(run, {step: more}, step)
@@ -72,18 +73,19 @@ def show_faults(run: Run, trajectories: Sequence[Trajectory], step: int) -> None
     in the same way.
     """
     failed = [t for t in trajectories if t.stop in (StopReason.ENV_ERROR, StopReason.ENV_TIMEOUT)]
-    if failed and len(failed) == len(trajectories):
-        raise RunEnds(f"step {step}: the environment failed in every rollout: {failed[0].error}")
     for trajectory in failed:
+        culprit = "context template" if trajectory.error.startswith("template:") else "environment"
+        if len(failed) == len(trajectories):
+            raise RunEnds(f"step {step}: the {culprit} failed in every rollout: {trajectory.error}")
         run.progress.once(
             trajectory.error.partition(":")[0],
-            f"step {step}: the environment failed in {len(failed)} of {len(trajectories)} rollouts, for example"
+            f"step {step}: the {culprit} failed in {len(failed)} of {len(trajectories)} rollouts, for example"
             f" {trajectory.error}. They do not train (ledger/env_error); later ones are counted, but not shown",
         )
 
 
 def jobs_of(run: Run, chosen: Sequence[Task], step: int) -> list[list[Job]]:
-    """Return the jobs of each task's group."""
+    """Return the jobs of each task's group, drawn for `step`."""
     seed, group = run.config.seed, run.config.rollout.group
     guidance = [[[] for _ in range(group)] for _ in chosen]
     if run.navigating:
@@ -96,6 +98,7 @@ def jobs_of(run: Run, chosen: Sequence[Task], step: int) -> list[list[Job]]:
                 seed_of(seed, "rollout", step, task.id, i),
                 sampling(run.config),
                 [(e.id, e.content) for e in shown],
+                draw=step,
             )
             for i, shown in enumerate(row)
         ]

@@ -21,6 +21,7 @@ from envs.process import Deadlines
 from envs.source import Source
 from envs.world import Task, World, WorldError
 from evolver import hosts
+from evolver.config import leaks
 from evolver.credit import Grader
 from evolver.engine import make_engine
 from evolver.llm.roles import make_chat
@@ -29,7 +30,7 @@ from evolver.paths import model_folder, resolve
 from evolver.pipeline import Pipeline
 from evolver.plugs import call, plug
 from evolver.progress import Progress
-from evolver.questioning import Explorer, TaskPool
+from evolver.questioning import Explorer, TaskPool, is_verified
 from evolver.sinks import Sinks
 from evolver.stop import Stop
 from evolver.workdir import Workdir, plain, read_tasks
@@ -256,9 +257,14 @@ def build(
 ) -> Run:
     """Build the parts of a run, before anything is resumed."""
     c, world = config, make_world()
-    originals = read_tasks(resolve(c.env.tasks)) if c.env.tasks else world.tasks(c.env.split)
-    held_out = sampled(world.tasks(c.eval.split), c.eval.tasks)
+    originals = read_tasks(resolve(c.env.tasks)) if c.env.tasks else world.tasks(c.env.split) if c.env.split else []
+    held_out = world.tasks(c.eval.split) if c.eval.split else []
     world.close()
+    given = read_tasks(resolve(c.questioning.tasks)) if c.questioning.enabled and c.questioning.tasks else []
+    known = {"env.tasks" if c.env.tasks else "env.split": originals, "questioning.tasks": given}
+    if leaking := list(leaks(c, known, held_out)):
+        raise RunError("\n".join(leaking))
+    held_out = sampled(held_out, c.eval.tasks)
     mesh = make_mesh(c.mesh.to_dict())
     check_memory(c)
     shape, params = initial_policy(c, mesh)
@@ -274,7 +280,7 @@ def build(
         make_world=make_world,
         actor=make_actor(c, engine, tokenizer, make_world, chat, grader),
         learner=make_learner(c, shape, params, mesh),
-        tasks=make_tasks(c, originals, held_out, parts, progress),
+        tasks=make_tasks(c, originals, held_out, given, parts, progress),
         estimator=plugged("advantage", c.advantage),
         grader=grader,
         navigating=make_navigating(c, originals, parts),
@@ -418,15 +424,25 @@ def make_actor(
 
 
 def make_tasks(
-    config: Any, originals: list[Task], held_out: list[Task], parts: dict[str, Any], progress: Progress
+    config: Any,
+    originals: list[Task],
+    held_out: list[Task],
+    given: list[Task],
+    parts: dict[str, Any],
+    progress: Progress,
 ) -> Tasks:
-    """Build the task lists and, with self-questioning, the pool and its explorer."""
+    """Build the task lists and, with self-questioning, the pool and its explorer. given: those of a file."""
     c = config.questioning
     if not c.enabled:
         return Tasks(originals, held_out)
-    given = read_tasks(resolve(c.tasks)) if c.tasks else []
     synthetic = (task for task in given if task.origin == "synthetic")
     pool = TaskPool(originals, overlap=c.overlap, capacity=c.capacity, tasks=synthetic)
+    unverified = [task.id for task in pool.tasks.values() if not is_verified(task)]
+    if c.judge.name == "verifier" and unverified:
+        raise RunError(
+            f"config.questioning.tasks={c.tasks}: {len(unverified)} of {len(pool.tasks)} tasks have no verifier"
+            f" ({unverified[0]} is the first): set config.questioning.judge.name=reference"
+        )
     explorer = None
     if not c.tasks or c.every:
         show = functools.partial(progress.phase, "exploring")
@@ -454,7 +470,7 @@ def make_navigating(config: Any, originals: list[Task], parts: dict[str, Any]) -
     c = config.navigating
     if not c.enabled:
         return None
-    splits = tuple(sorted({"train", *(task.split for task in originals)}))
+    splits = tuple(sorted({"train", *(task.split for task in originals)} - {config.eval.split}))
     extractor = plugged("navigating.extractor", c.extractor, **parts, splits=splits)()
     refiner = plugged("navigating.refine", c.refine, **parts)()
     pool = Pool(plugged("navigating.embedder", c.embedder, **parts)())

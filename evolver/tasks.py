@@ -37,9 +37,12 @@ def explore(run: Run, step: int = 0) -> Metrics:
             hosts.on_first(pool, lambda: pool.grow(run.tasks.explorer, run.make_world, budget, seed))
     needed = round(c.share * run.config.rollout.tasks)
     if len(pool.tasks) < needed:
+        there = f"there are {len(pool.tasks)} synthetic tasks and a step needs {needed}"
+        if c.tasks or c.budget < needed:
+            raise RunError(f"{there}: raise config.questioning.budget or lower config.questioning.share")
         raise RunError(
-            f"there are {len(pool.tasks)} synthetic tasks and a step needs {needed}:"
-            " raise config.questioning.budget or lower config.questioning.share"
+            f"{there}: exploring found no more ({pool.rejections()}). Try another explorer or model, or lower"
+            " config.questioning.share"
         )
     return metrics if step else metrics | pool.metrics()
 

@@ -8,16 +8,23 @@ from __future__ import annotations
 
 import json
 import re
+import unicodedata
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from envs.toolcalls import parse
-from envs.world import Message, Observation, Task, World
+from envs.world import Message, Observation, Task, Tool, World
 from rl.trajectory import StopReason, Trajectory, Turn
 
 _CUT = (StopReason.LENGTH, StopReason.CONTEXT_FULL)
 _WORD = re.compile(r"\w+")
-_INJECTED = re.compile(r"<EXP>.*?(?:</EXP>|$)\n?", re.DOTALL)
+_SENTENCE = re.compile(r"(?<=[.!?])\s+|\n")
+_MARK = re.compile(  # the beginning of a line that could pass for a mark of a transcript or a heading of a prompt
+    r"\W*(?:>>>|<<|===|(?i:overall\W+outcome|(?:end\W+of\W+)?step\W*\d|attempt\W*\d))"
+    r"|\s*[A-Z][A-Z']*\s+(?:[A-Z]{2}|\d+\s+[A-Z]{2})"
+)
+COPIED = "[experience]"  # stands where a policy copied the experience that it was given
 
 
 # --- replay ----------------------------------------------------------------------------------------------------------
@@ -112,9 +119,31 @@ def values_needed(actions: Sequence[str], observations: Sequence[str], opening: 
 # --- text for people and language models -----------------------------------------------------------------------------
 
 
-def without_experience(text: str) -> str:
-    """Return the text without injected experience, including parts of it that a policy repeats."""
-    return _INJECTED.sub("", text)
+def exchanges_of(trajectory: Trajectory) -> list[tuple[str, str]]:
+    """Return (action, observation) of every turn, as they were: what a judge has to see.
+
+    Experience is injected into the opening only. An `<EXP>` in a turn was written by the policy or the world, so
+    removing it would hide executed calls.
+    """
+    return [(turn.action, text_of(turn.observation)) for turn in trajectory.turns]
+
+
+def unguided(exchanges: Sequence[tuple[str, str]], injected: Sequence[str]) -> list[tuple[str, str]]:
+    """Return the exchanges with COPIED in place of the sentences that the policy copied from `injected`.
+
+    An extractor must not learn again what it taught. Sentences of fewer than four words are kept, because everybody
+    writes them. So are those that only the world wrote: they are its own, and experience may have quoted them.
+    """
+    sentences = [sentence.split() for text in injected for sentence in _SENTENCE.split(text)]
+    patterns = [re.compile(r"\s+".join(map(re.escape, words))) for words in sentences if len(words) >= 4]
+    patterns = [pattern for pattern in patterns if any(pattern.search(action) for action, _ in exchanges)]
+
+    def without(text: str) -> str:
+        for pattern in patterns:
+            text = pattern.sub(COPIED, text)
+        return text
+
+    return [(without(action), without(observation)) for action, observation in exchanges]
 
 
 def shortened(text: str, limit: int) -> str:
@@ -125,23 +154,65 @@ def shortened(text: str, limit: int) -> str:
     return f"{text[:head]}\n[... {len(text) - head - tail} characters left out ...]\n{text[-tail:]}"
 
 
+def quoted(text: str) -> str:
+    """Return the text with "| " before each line that looks like a mark of a transcript or a heading of a prompt."""
+    lines = text.splitlines(keepends=True)
+    return "".join(f"| {line}" if _MARK.match(_bare(line)) else line for line in lines)
+
+
+def _bare(line: str) -> str:
+    """Return a line as a reader sees its beginning: compatibility characters replaced, invisible ones removed."""
+    return "".join(c for c in unicodedata.normalize("NFKC", line) if c == "\t" or unicodedata.category(c)[0] != "C")
+
+
 def transcript(exchanges: Sequence[tuple[str, str]], limit: int) -> str:
-    """Number (action, observation) pairs and put them between marks, each text cut to `limit` characters."""
+    """Number (action, observation) pairs and put them between marks, which the texts cannot forge.
+
+    Each text is cut to about `limit` characters.
+    """
     blocks = []
-    for number, (action, observation) in enumerate(exchanges, 1):
-        action, observation = shortened(action, limit), shortened(observation, limit)
+    for number, texts in enumerate(exchanges, 1):
+        action, observation = (quoted(shortened(text, limit)) for text in texts)
         blocks.append(
             f">>> STEP {number}\n<<ACTION>>\n{action}\n<<OBSERVATION>>\n{observation}\n<<END OF STEP {number}>>"
         )
     return "\n\n".join(blocks) or "(no step was taken)"
 
 
-def exchanges_of(trajectory: Trajectory) -> list[tuple[str, str]]:
-    """Return (action, observation) of every turn, without injected experience."""
-    return [(without_experience(t.action), without_experience(text_of(t.observation))) for t in trajectory.turns]
+def scripts(text: str) -> list[str]:
+    """Return the scripts of a text's letters ("LATIN", "CYRILLIC", "CJK" ...), the most frequent first."""
+    names = (unicodedata.name(c, "").partition(" ")[0] for c in text if c.isalpha())
+    return [script for script, _ in Counter(names).most_common()]
 
 
 def rules_of(messages: Sequence[Message], limit: int) -> str:
     """Return the system messages of an opening, which describe the environment to the agent."""
     rules = [str(m.get("content") or "") for m in messages if m.get("role") == "system"]
-    return shortened(without_experience("\n".join(rules)), limit) or "(nothing but the task)"
+    return shortened("\n".join(rules), limit) or "(nothing but the task)"
+
+
+def tool_list(tools: Sequence[Tool], limit: int) -> str:
+    """Return the tools in one line each: name, arguments with their types ("?" = optional), start of the description.
+
+    Lines that do not fit into `limit` characters are counted instead of shown.
+    """
+    lines, left = [], limit
+    for tool in tools:
+        line = _tool_line(tool)
+        left -= len(line) + 1
+        if left < 0:
+            return "\n".join([*lines, f"(and {len(tools) - len(lines)} more)"])
+        lines.append(line)
+    return "\n".join(lines) or "(none are listed)"
+
+
+def _tool_line(tool: Tool) -> str:
+    function = tool.get("function") or {}
+    parameters = function.get("parameters") or {}
+    required = parameters.get("required") or ()
+    arguments = ", ".join(
+        f"{name}{'' if name in required else '?'}: {schema.get('type', 'any') if isinstance(schema, dict) else 'any'}"
+        for name, schema in (parameters.get("properties") or {}).items()
+    )
+    description = " ".join(str(function.get("description") or "").split())[:120]
+    return f"- {function.get('name', '?')}({arguments}): {description}".removesuffix(": ")

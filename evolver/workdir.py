@@ -175,6 +175,7 @@ def trajectory_record(trajectory: Trajectory, *, fate: str) -> dict[str, Any]:
     return {
         "task": task.id,
         "rollout": trajectory.rollout,
+        "draw": trajectory.draw,
         "origin": task.origin,
         "difficulty": task.difficulty,
         "query": task.query,

@@ -9,7 +9,7 @@ Three different measures of `R` rollouts of each of `N` tasks:
   1 - C(R-c, k) / C(R, k) (Chen et al. 2021, arXiv 2107.03374, eq. 1).
 
 Tasks are the unit of uncertainty: intervals resample tasks, and a comparison of two policies resamples the same tasks
-for both.
+for both. `Resample` names the alternatives.
 """
 
 from __future__ import annotations
@@ -17,12 +17,21 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 import numpy as np
 
 from rl.trajectory import Trajectory, groups_of
 
-DRAWS = 2000  # bootstrap resamples of the tasks for one interval
+DRAWS = 2000  # bootstrap resamples for one interval
+
+# The units that a bootstrap draws again.
+# "tasks": tasks with the rollouts they have. The interval is for other tasks, played again: the mean of a task already
+#   contains the chance of its rollouts.
+# "rollouts": the rollouts of each task, so that tasks cause no spread. The interval is for the same tasks under another
+#   seed. With R rollouts per task it is too narrow by a factor sqrt(1 - 1/R).
+# "both": tasks, then their rollouts. It counts the chance of rollouts twice, so it is the widest.
+Resample = Literal["tasks", "rollouts", "both"]
 
 
 def best_at_k(score_NR: np.ndarray, k: int, *, draws: int = 1000, seed: int = 42) -> np.ndarray:
@@ -49,26 +58,61 @@ def pass_at_k(success_NR: np.ndarray, k: int) -> np.ndarray:
     return np.array([1.0 - math.comb(rollouts - int(c), k) / math.comb(rollouts, k) for c in wins_N])
 
 
-def interval(value_N: np.ndarray, *, level: float = 0.95, draws: int = DRAWS, seed: int = 0) -> tuple[float, float]:
-    """Return the percentile bootstrap interval of the mean over tasks, (nan, nan) if there are none."""
-    value_N = np.asarray(value_N, np.float64)
-    if not len(value_N):
-        return float("nan"), float("nan")
-    pick_DN = np.random.default_rng(seed).integers(0, len(value_N), size=(draws, len(value_N)))
-    low, high = np.quantile(value_N[pick_DN].mean(axis=1), [(1 - level) / 2, (1 + level) / 2])
+def interval(
+    value: np.ndarray, *, resample: Resample = "tasks", level: float = 0.95, draws: int = DRAWS, seed: int = 0
+) -> tuple[float, float]:
+    """Return the percentile bootstrap interval of the mean over tasks, (nan, nan) if there are none.
+
+    value: (N,), one value per task, or (N, R), one per rollout, which `resample` other than "tasks" requires.
+    """
+    mean_D = _drawn_means([value], resample, draws, seed)[0]
+    low, high = np.quantile(mean_D, [(1 - level) / 2, (1 + level) / 2])
     return float(low), float(high)
 
 
-def paired_difference(before_N: np.ndarray, after_N: np.ndarray, **kwargs) -> tuple[float, float, float]:
-    """Return (mean, low, high) of after - before on the same tasks in the same order.
+def paired_difference(
+    before: np.ndarray, after: np.ndarray, *, resample: Resample = "tasks", level: float = 0.95, draws: int = DRAWS,
+    seed: int = 0,
+) -> tuple[float, float, float]:  # fmt: skip
+    """Return (mean, low, high) of after - before on the same tasks in the same order, each (N,) or (N, R).
 
     This interval is much tighter than two separate ones.
     """
-    before_N, after_N = np.asarray(before_N, np.float64), np.asarray(after_N, np.float64)
-    if before_N.shape != after_N.shape:
-        raise ValueError(f"a paired comparison needs the same tasks: {before_N.shape} before, {after_N.shape} after")
-    low, high = interval(after_N - before_N, **kwargs)
-    return float((after_N - before_N).mean()), low, high
+    before, after = np.asarray(before, np.float64), np.asarray(after, np.float64)
+    if before.shape[:1] != after.shape[:1]:
+        raise ValueError(f"a paired comparison needs the same tasks: {before.shape} before, {after.shape} after")
+    difference_N = _per_task(after) - _per_task(before)
+    if resample == "tasks":
+        low, high = interval(difference_N, level=level, draws=draws, seed=seed)
+        return float(difference_N.mean()), low, high
+    before_D, after_D = _drawn_means([before, after], resample, draws, seed)
+    low, high = np.quantile(after_D - before_D, [(1 - level) / 2, (1 + level) / 2])
+    return float(difference_N.mean()), float(low), float(high)
+
+
+def _per_task(value: np.ndarray) -> np.ndarray:
+    return value if value.ndim == 1 else value.mean(axis=1)
+
+
+def _drawn_means(values: Sequence[np.ndarray], resample: Resample, draws: int, seed: int) -> list[np.ndarray]:
+    """Return the means over tasks of `draws` resamples, (D,), of each array; all arrays get the same tasks."""
+    if resample not in ("tasks", "rollouts", "both"):
+        raise ValueError(f"resample={resample!r}: choose tasks, rollouts or both")
+    values = [np.asarray(value, np.float64) for value in values]
+    if resample != "tasks" and any(value.ndim != 2 for value in values):
+        raise ValueError(f"resample={resample!r} needs one value per rollout, (N, R), not one per task")
+    tasks, rng = len(values[0]), np.random.default_rng(seed)
+    if not tasks:
+        return [np.full(draws, np.nan) for _ in values]
+    if resample == "tasks":
+        pick_DN = rng.integers(0, tasks, size=(draws, tasks))
+        return [_per_task(value)[pick_DN].mean(axis=1) for value in values]
+    means = [np.zeros(draws) for _ in values]
+    for d in range(draws):
+        pick_N1 = rng.integers(0, tasks, size=tasks)[:, None] if resample == "both" else np.arange(tasks)[:, None]
+        for mean_D, value_NR in zip(means, values):
+            mean_D[d] = value_NR[pick_N1, rng.integers(0, value_NR.shape[1], size=value_NR.shape)].mean()
+    return means
 
 
 @dataclass
@@ -104,6 +148,11 @@ class Scores:
             return np.asarray(self.greedy_N, np.float64)
         raise ValueError(f"no measure is called {name}")
 
+    def per_rollout(self, name: str) -> np.ndarray | None:
+        """Return one value per rollout, (N, R), of "avg@k" and "score", which are their means; None of others."""
+        value_NR = {"avg": self.success_NR, "score": self.score_NR}.get(name.partition("@")[0])
+        return None if value_NR is None else np.asarray(value_NR, np.float64).reshape(len(self.tasks), -1)
+
     @property
     def names(self) -> list[str]:
         """The measures that `per_task` can give."""
@@ -117,33 +166,48 @@ def scores_of(sampled: Sequence[Trajectory], greedy: Sequence[Trajectory] = (), 
 
     Raises ValueError if the tasks have different numbers of rollouts.
     """
-    groups = groups_of(sampled)
-    sizes = {len(group) for group in groups.values()}
+    groups = list(groups_of(sampled).values())
+    sizes = {len(group) for group in groups}
     if len(sizes) > 1:
         raise ValueError(f"an evaluation needs equally many rollouts of each task, there are {sorted(sizes)}")
     greedy_success = {trajectory.task.id: trajectory.evaluation.success for trajectory in greedy}
     return Scores(
-        tasks=list(groups),
-        difficulty_N=[group[0].task.difficulty for group in groups.values()],
-        score_NR=[[t.evaluation.score for t in group] for group in groups.values()],
-        success_NR=[[int(t.evaluation.success) for t in group] for group in groups.values()],
-        greedy_N=[int(greedy_success[id]) for id in groups] if greedy_success else [],
+        tasks=[group[0].task.id for group in groups],
+        difficulty_N=[group[0].task.difficulty for group in groups],
+        score_NR=[[t.evaluation.score for t in group] for group in groups],
+        success_NR=[[int(t.evaluation.success) for t in group] for group in groups],
+        greedy_N=[int(greedy_success[group[0].task.id]) for group in groups] if greedy_success else [],
         broken=sum(t.broken for t in [*sampled, *greedy]),
         temperature=temperature,
     )
 
 
-def measures(scores: Scores) -> Iterator[tuple[str, float]]:
-    """Yield (key, value) of each measure, its 95% interval (`/low`, `/high`), and success by difficulty."""
-    difficulty_N = np.asarray(scores.difficulty_N)
-    for name in scores.names:
-        value_N = scores.per_task(name)
-        low, high = interval(value_N)
+def measures(*scores: Scores, resample: Resample = "tasks") -> Iterator[tuple[str, float]]:
+    """Yield (key, value) of each measure, its 95% interval (`/low`, `/high`), and success by difficulty.
+
+    scores: of one evaluation, or of several that differ in the seed only. Then values are means over the seeds, and
+    `/sd` is the standard deviation (n - 1) of the evaluations. resample: for the intervals of "avg@k" and "score";
+    those of the other measures resample tasks.
+    """
+    first = scores[0]
+    difficulty_N = np.asarray(first.difficulty_N)
+    for name in first.names:
+        value_SN = np.stack([s.per_task(name) for s in scores if name in s.names])
+        value_N = value_SN.mean(axis=0)
+        rollouts = [s.per_rollout(name) for s in scores]
+        if resample == "tasks" or rollouts[0] is None:
+            low, high = interval(value_N)
+        else:
+            low, high = interval(np.concatenate(rollouts, axis=1), resample=resample)
         yield name, float(value_N.mean())
         yield f"{name}/low", low
         yield f"{name}/high", high
+        if len(value_SN) > 1:
+            yield f"{name}/sd", float(value_SN.mean(axis=1).std(ddof=1))
         if name.startswith(("avg@", "greedy")):
-            for level in sorted(set(scores.difficulty_N)):
+            for level in sorted(set(first.difficulty_N)):
                 yield f"{name}/difficulty_{level}", float(value_N[difficulty_N == level].mean())
-    yield "tasks", float(len(scores.tasks))
-    yield "broken", float(scores.broken)
+    yield "tasks", float(len(first.tasks))
+    yield "broken", float(sum(s.broken for s in scores))
+    if len(scores) > 1:
+        yield "seeds", float(len(scores))

@@ -11,8 +11,10 @@ import contextlib
 import dataclasses
 import inspect
 import threading
+import traceback
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from envs.world import StepResult, Task, World, WorldTimeout
@@ -45,6 +47,7 @@ class Job:
     seed: int
     sampling: Sampling
     experience: list[tuple[str, str]] = field(default_factory=list)  # (id, content) to inject
+    draw: int = 0  # see Trajectory.draw
 
 
 class Worlds:
@@ -102,6 +105,7 @@ async def rollouts(
             if _failed_to_start(trajectory):
                 trajectory = await _play_job(job, worlds, settings)
                 trajectory.retries = 1
+        trajectory.draw = job.draw
         done += 1
         if progress is not None:
             progress(done, len(jobs), trajectory)
@@ -233,6 +237,7 @@ class _Episode:
                 tokenizer=self.tokenizer, observation=observation, experience=texts, show_tools=show_tools
             )
             trajectory.messages, trajectory.experience, trajectory.injected = list(context.messages), ids, texts
+            trajectory.tools = list(observation.tools)
         for number in range(self.limits.max_turns):
             with _failures_of("template"):
                 prompt, stripped = _prompts(context, guided=trajectory.guided)
@@ -251,6 +256,7 @@ class _Episode:
             result = await self.call(f"step {number}", self.world.step, turn.action)
             with _failures_of(f"step {number}"):
                 turn.info = result.info
+                trajectory.tools += [tool for tool in result.tools or () if tool not in trajectory.tools]
                 turn.observation = cut(self.tokenizer, result.messages, self.limits.max_observation)
                 stop = self.stop_of(result)
             if stop is not None:
@@ -355,7 +361,10 @@ def _failures_of(what: str) -> Iterator[None]:
 
 
 def _describe(what: str, error: BaseException) -> str:
-    return f"{what}: {type(error).__name__}: {error}"
+    """Return "what: type: text", for a fault of a template with its place, because that is the reader's own code."""
+    frames = traceback.extract_tb(error.__traceback__) if what == "template" else ()
+    place = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
+    return f"{what}: {type(error).__name__}: {error}{place}"
 
 
 def _in_thread(function: Callable[..., Any], *arguments: Any) -> Awaitable[Any]:

@@ -183,8 +183,8 @@ def fates(
     result = [fate(trajectory) for trajectory in trajectories]
     if "no_signal" in drop:
         passed = groups_of(t for t, reason in zip(trajectories, result) if reason == "trained")
-        silent = {task_id for task_id, group in passed.items() if no_signal(group)}
+        silent = {key for key, group in passed.items() if no_signal(group)}
         for i, trajectory in enumerate(trajectories):
-            if result[i] == "trained" and trajectory.task.id in silent:
+            if result[i] == "trained" and trajectory.group in silent:
                 result[i] = "no_signal"
     return result

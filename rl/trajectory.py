@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from envs.world import Evaluation, Message, Task
+from envs.world import Evaluation, Message, Task, Tool
 
 
 class StopReason(enum.StrEnum):
@@ -82,8 +82,15 @@ class Trajectory:
     evaluation: Evaluation = field(default_factory=lambda: Evaluation(0.0, False))
     experience: list[str] = field(default_factory=list)  # ids of the injected experiences; [] = not guided
     injected: list[str] = field(default_factory=list)  # the text of each of them
+    tools: list[Tool] = field(default_factory=list)  # those that the episode opened with, and those added since
     error: str = ""
     retries: int = 0  # failed attempts to start the episode before this one
+    draw: int = 0  # tells groups of one task apart, see `group`
+
+    @property
+    def group(self) -> tuple[str, int]:
+        """The task and the draw of it: a task that is drawn again, for a later step, starts another group."""
+        return self.task.id, self.draw
 
     @property
     def guided(self) -> bool:
@@ -104,9 +111,12 @@ class Trajectory:
         return record
 
 
-def groups_of(trajectories: Iterable[Trajectory]) -> dict[str, list[Trajectory]]:
-    """Return {task id: its trajectories}, both in the order of their first appearance."""
-    groups: dict[str, list[Trajectory]] = {}
+def groups_of(trajectories: Iterable[Trajectory]) -> dict[tuple[str, int], list[Trajectory]]:
+    """Return {(task id, draw): its trajectories}, both in the order of their first appearance.
+
+    Two draws of a task may be played by two policies, so they must not share a baseline.
+    """
+    groups: dict[tuple[str, int], list[Trajectory]] = {}
     for trajectory in trajectories:
-        groups.setdefault(trajectory.task.id, []).append(trajectory)
+        groups.setdefault(trajectory.group, []).append(trajectory)
     return groups

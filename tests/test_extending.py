@@ -39,7 +39,7 @@ def call(folder: Path, *words: str) -> int:
 
 def test_there_is_an_example_of_each_kind_under_forty_lines():
     assert all(text.count("\n") < 40 for text in FILES.values())
-    named = set(re.findall(r"config\.([\w.]+)\.name = \"\w+:", FILES["my_ideas.py"]))
+    named = set(re.findall(r"config\.([\w.]+?)(?:\.name = |, )\"\w+:", FILES["my_ideas.py"]))
     assert named == set(plugs.KINDS)
 
 
@@ -100,3 +100,69 @@ def test_another_plug_on_the_command_line_starts_from_its_own_defaults(folder, c
     words = ("--config.advantage.name=adca", "--config.template.name=causal", "--mode=plan")
     assert call(folder, *words) == 0, capsys.readouterr().err
     assert "adca(alpha=0.1" in capsys.readouterr().out
+
+
+def test_a_config_may_import_its_neighbour(folder, capsys):
+    (folder / "second.py").write_text(
+        "import my_ideas\n\n\ndef get_config(arg=None):\n    config = my_ideas.get_config()\n"
+        "    config.advantage.args.floor = 0.5\n    return config\n"
+    )
+    assert run.main(["run.py", f"--config={folder}/second.py", "--mode=plan"]) == 0
+    assert "max_normalised(floor=0.5, bonus=0.2)" in capsys.readouterr().out
+
+
+def test_a_world_beside_the_config_is_found_by_workers(folder):
+    from envs.source import Source
+
+    (folder / "room.py").write_text(
+        "from envs.world import Task\nfrom tests.tiny import Parity\n\n\nclass Room(Parity):\n"
+        "    def tasks(self, split):\n        return [Task('beside/the/config', 'room', 'Wait.', split)]\n"
+    )
+    plugs.look_in(folder)
+    with Source("room:Room", {}, mode="worker", workers=1) as source:
+        world = source.world()
+        assert [task.id for task in world.tasks("train")] == ["beside/the/config"]
+        world.close()
+
+
+@pytest.mark.parametrize("signature,refused", [("batch", False), ("trajectories", False), ("outcome_N", True)])
+def test_an_estimator_that_cannot_read_labels_is_refused_where_labels_are_made(folder, capsys, signature, refused):
+    (folder / "whole.py").write_text(f"def whole({signature}):\n    return None\n")
+    code = call(folder, "--config.advantage.name=whole:whole", "--mode=plan")
+    assert code == (2 if refused else 0)
+    assert ("ignores them" in capsys.readouterr().err) == refused
+    sys.modules.pop("whole")
+
+
+@pytest.mark.parametrize(
+    "override,source,words",
+    [
+        ("loss", "def f(tokens):\n    return tokens.logp_RT\n", "a loss returns (loss_RT, metrics)"),
+        ("advantage", "def f(label_NK):\n    return label_NK[0]\n", "broken:f returned shape"),
+        (
+            "attributing.judge",
+            "from evolver.attributing import TurnJudge\n\n\nclass f(TurnJudge):\n"
+            "    def label(self, trajectories):\n        return [[1 for _ in t.turns] for t in trajectories]\n",
+            "f.label returned 1 for a turn, not a Label",
+        ),
+    ],
+)
+def test_a_plug_that_returns_the_wrong_thing_is_named(folder, override, source, words):
+    (folder / "broken.py").write_text(source)
+    try:
+        with pytest.raises((TypeError, ValueError), match=re.escape(words)):
+            call(folder, f"--config.{override}.name=broken:f", "--config.navigating.enabled=False", "--config.steps=1")
+    finally:
+        sys.modules.pop("broken", None)
+
+
+def test_a_template_that_breaks_ends_the_run_with_its_line(folder, capsys):
+    (folder / "broken.py").write_text(
+        "from rl.contexts.causal import Causal\n\n\nclass Broken(Causal):\n"
+        "    def __init__(self, tokenizer):\n        raise KeyError('turn')\n"
+    )
+    words = ("--config.template.name=broken:Broken", "--config.navigating.enabled=False", "--config.steps=1")
+    assert call(folder, *words) == 3
+    err = capsys.readouterr().err
+    assert "the context template failed in every rollout" in err and "(broken.py, line 6)" in err
+    sys.modules.pop("broken", None)

@@ -3,7 +3,8 @@
 `PROFILE` is a dict of JSON values. It lists the entities and operations for an explorer, and the phrases with which a
 task writer words the effect of an exploration walk. It omits the preconditions, which the agent has to discover.
 
-    entities    [{"name", "id" (regular expression of its ids in observations), "attributes": [...]}]
+    entities    [{"name", "id" (regular expression of its ids in observations), "attributes": [...],
+                  "examples": [...] (for language models)}]
     operations  changes of the world:
                 {"name", "tool", "arguments": {argument: entity name}, "if": {"argument.attribute": value},
                  "phrases": [text with {argument} slots]}
@@ -35,7 +36,7 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
-from envs.travel.data import CITIES, Data
+from envs.travel.data import CITIES, NAMES, Data
 
 _DROP = [
     "drop {order}, with money back if possible",
@@ -51,7 +52,12 @@ PROFILE: dict[str, Any] = {
     "entities": [
         {"name": "city", "id": "|".join(CITIES), "attributes": ["flights"]},
         {"name": "flight", "id": r"F\d\d", "attributes": ["to", "day", "time", "price", "fare"]},
-        {"name": "passenger", "id": r"P\d\d", "attributes": ["name", "card", "orders"]},
+        {
+            "name": "passenger",
+            "id": r"P\d\d",
+            "attributes": ["name", "card", "orders"],
+            "examples": [f"{name} (name)" for name in NAMES[:2]] + ["P11 (id)"],
+        },
         {"name": "order", "id": r"O\d\d", "attributes": ["name", "to", "day", "fare", "window", "aisle"]},
         {"name": "seat", "id": r"\d[ABC]", "attributes": ["kind"]},
     ],

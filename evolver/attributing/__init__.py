@@ -51,13 +51,9 @@ class TurnJudge(Protocol):
 def reasons_to_skip(trajectories: Sequence[Trajectory], skip_flat: bool) -> list[str]:
     """Return why each trajectory gets no labels, "" if it gets some. skip_flat: skip groups with equal outcomes."""
     groups = groups_of(trajectories) if skip_flat else {}
-    flat = {id for id, group in groups.items() if len({t.outcome for t in group}) == 1}
+    flat = {key for key, group in groups.items() if len({t.outcome for t in group}) == 1}
     return [
-        "the environment ended the episode"
-        if t.broken
-        else "the group's outcomes are equal"
-        if t.task.id in flat
-        else ""
+        "the environment ended the episode" if t.broken else "the group's outcomes are equal" if t.group in flat else ""
         for t in trajectories
     ]
 

@@ -1,8 +1,8 @@
 """Turn labels by a language model: one question per trajectory, whose answer labels each of its turns (ADCA, section
 5.1 of the AgentEvolver paper).
 
-The judge abstains if a question stays unanswered, and on turns that the answer omits, labels in two different ways or
-is unsure of.
+The judge abstains if a question stays unanswered or its answer numbers a step that does not exist, and on turns that
+the answer omits, labels in two different ways or is unsure of.
 """
 
 from __future__ import annotations
@@ -16,12 +16,15 @@ from evolver.attributing import ABSTAIN, BAD, GOOD, Label, TurnJudge, label_rate
 from evolver.llm.client import Chat, ChatError, Question
 from evolver.llm.prompts import prompt
 from evolver.llm.schemas import INTEGER, TEXT, array, record
-from evolver.traces import exchanges_of, rules_of, transcript
+from evolver.traces import exchanges_of, quoted, rules_of, tool_list, transcript
 from rl.trajectory import Trajectory
 
 VALUES = {"GOOD": GOOD, "BAD": BAD, "UNSURE": ABSTAIN}
 _STEP = record(step=INTEGER, analysis=TEXT, label=TEXT | {"enum": list(VALUES)})
 SCHEMA = record(steps=array(_STEP))
+_MISNUMBERED, _CONTRADICTED = "the judge graded a step that does not exist", "the judge gave two different labels"
+_OMITTED = "the judge omitted the turn"
+_PROBLEMS = {_MISNUMBERED: "misnumbered", _CONTRADICTED: "contradicted", _OMITTED: "omitted"}
 _REASON = 200  # characters of an analysis that are kept as the reason of a label
 
 
@@ -48,6 +51,7 @@ class LlmJudge(TurnJudge):
                 labels[n] = [Label(ABSTAIN, "the judge gave no usable answer")] * len(labels[n])
             else:
                 labels[n] = read_labels(answer.parsed, len(labels[n]))
+                self._counts.update(_PROBLEMS[label.reason] for label in labels[n] if label.reason in _PROBLEMS)
         self._counts.update(trajectories=len(trajectories), skipped=len(trajectories) - len(asked))
         self._counts.update(label.value for row in labels for label in row)
         return labels
@@ -56,8 +60,9 @@ class LlmJudge(TurnJudge):
         """Return the question about one trajectory."""
         text = prompt("step_judge")
         messages = text.messages(
-            task=trajectory.task.query,
+            task=quoted(trajectory.task.query),
             rules=rules_of(trajectory.messages, 2 * self.shown),
+            tools=tool_list(trajectory.tools, 2 * self.shown),
             steps=transcript(exchanges_of(trajectory), self.shown),
             count=str(len(trajectory.turns)),
             score=f"{trajectory.outcome:.2f} of 1",
@@ -66,17 +71,23 @@ class LlmJudge(TurnJudge):
         return Question(self.roles[0], messages, SCHEMA, text.version)
 
     def metrics(self) -> dict[str, float]:
-        """Return figures since the last call: shares of labels, trajectories not asked about or left unanswered."""
+        """Return figures since the last call: shares of labels, trajectories not asked about or left unanswered, and
+        turns without a label by the fault of the answer."""
         counts, self._counts = self._counts, Counter()
-        names = ("trajectories", "skipped", "unanswered")
+        names = ("trajectories", "skipped", "unanswered", *_PROBLEMS.values())
         return label_rates(counts) | {f"attributing/{name}": float(counts[name]) for name in names}
 
 
 def read_labels(answer: dict[str, Any], count: int) -> list[Label]:
-    """Return the labels of `count` turns, numbered from 1 in an answer that fits SCHEMA."""
+    """Return the labels of `count` turns, numbered from 1 in an answer that fits SCHEMA.
+
+    If it numbers a step that does not exist, all its numbers may be shifted, so it labels nothing.
+    """
+    if not all(1 <= entry["step"] <= count for entry in answer["steps"]):
+        return [Label(ABSTAIN, _MISNUMBERED)] * count
     labels: dict[int, Label] = {}
     for entry in answer["steps"]:
         label = Label(VALUES[entry["label"].upper()], textwrap.shorten(entry["analysis"], _REASON, placeholder=" ..."))
         if labels.setdefault(entry["step"], label).value != label.value:
-            labels[entry["step"]] = Label(ABSTAIN, "the judge gave two different labels")
-    return [labels.get(k, Label(ABSTAIN, "the judge omitted the turn")) for k in range(1, count + 1)]
+            labels[entry["step"]] = Label(ABSTAIN, _CONTRADICTED)
+    return [labels.get(k, Label(ABSTAIN, _OMITTED)) for k in range(1, count + 1)]

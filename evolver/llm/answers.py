@@ -5,32 +5,80 @@ from __future__ import annotations
 import functools
 import json
 import math
+import re
+from collections.abc import Iterator
 from typing import Any
 
+_OPENING, _LOOSE = re.compile(r"[{\[]"), re.compile(r"[\s\\]+")
+_TRIES = 10_000  # places of an answer at which a value may begin
 
-def read_json(text: str, schema: dict[str, Any]) -> Any:
-    """Return the first JSON value in `text` that fits `schema`. Raises ValueError with the reason if there is none.
 
-    Models wrap JSON in fences and prose, so every position where a value could begin is tried. Text before
-    `</think>` is ignored.
+class Unreadable(ValueError):
+    """An answer that cannot be used. kind: "empty", "cut", "quoted" or "unreadable"."""
+
+    def __init__(self, kind: str, message: str):
+        super().__init__(message)
+        self.kind = kind
+
+
+def read_json(text: str, schema: dict[str, Any], *, shown: str = "") -> Any:
+    """Return the JSON value that answers a question whose schema is given. Raises Unreadable if there is none.
+
+    Models wrap their answer in fences and prose, think before it, and quote what they were shown. So thoughts are
+    ignored, as is what stands in the same words in `shown`, the text that others wrote. Of the values that are left,
+    the last one that has any property of the schema is the answer: if it does not fit, no earlier one takes its place.
+    An answer that ends inside of a value was cut, so that its verdict is missing.
     """
     text = text.rpartition("</think>")[2]
-    decoder, problem, start = json.JSONDecoder(), "there is no JSON in the answer", 0
-    for _ in range(100):
-        places = [place for place in (text.find("{", start), text.find("[", start)) if place >= 0]
-        if not places:
-            break
-        start = min(places)
+    if "<think>" in text:
+        raise Unreadable("cut", "the answer ends inside of a thought")
+    if not text.strip():
+        raise Unreadable("empty", "the answer is empty")
+    own, shown, quotes, other = [], _squeezed(shown), False, "there is no JSON in the answer"
+    for value, source in _values(text):
+        if not _resembles(value, schema):
+            other = misfit(value, schema) or other
+        elif _squeezed(source) in shown:
+            quotes = True
+        else:
+            own.append(value)
+    if quotes and not own:
+        raise Unreadable("quoted", "the answer only quotes what the model was shown")
+    if problem := misfit(own[-1], schema) if own else other:
+        raise Unreadable("unreadable", problem)
+    return own[-1]
+
+
+def _values(text: str) -> Iterator[tuple[Any, str]]:
+    """Yield the JSON objects and arrays in a text that are not parts of one another, with their source text."""
+    decoder, start = json.JSONDecoder(), 0
+    for _ in range(_TRIES):
+        match = _OPENING.search(text, start)
+        if not match:
+            return
+        start = match.start()
         try:
             value, end = decoder.raw_decode(text, start)
-        except (ValueError, RecursionError):
-            start, problem = start + 1, "the JSON in the answer is broken or cut"
-            continue
-        problem = misfit(value, schema)
-        if not problem:
-            return value
-        start = end
-    raise ValueError(problem)
+        except json.JSONDecodeError as error:
+            if error.pos >= len(text.rstrip()) or error.msg.startswith("Unterminated string"):
+                raise Unreadable("cut", "the JSON in the answer is cut") from None
+            start += 1
+        except RecursionError:
+            raise Unreadable("unreadable", "the answer is nested too deeply") from None
+        else:
+            yield value, text[start:end]
+            start = end
+
+
+def _resembles(value: Any, schema: dict[str, Any]) -> bool:
+    """Return True if a value is meant as an answer: it has a property of the schema, if that is one of an object."""
+    properties = schema.get("properties")
+    return not properties or (isinstance(value, dict) and not properties.keys().isdisjoint(value))
+
+
+def _squeezed(text: str) -> str:
+    """Return the text without blanks and backslashes, in which quotations differ."""
+    return _LOOSE.sub("", text)
 
 
 def misfit(value: Any, schema: dict[str, Any]) -> str:

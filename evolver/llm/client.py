@@ -25,9 +25,9 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from envs.http import bearer, retry_after
-from evolver.llm.answers import read_json
+from evolver.llm.answers import Unreadable, read_json
 from evolver.llm.store import Budget, Cache, Ledger, Rate, Reply
-from evolver.stop import RunEnds
+from evolver.stop import Interrupted, RunEnds
 
 RETRIABLE = {408, 409, 425, 429, 500, 502, 503, 504, 529}  # HTTP statuses
 LONGEST_RETRY_AFTER = 600.0  # seconds; longer Retry-After values are cut to this
@@ -36,11 +36,24 @@ Message = dict[str, Any]
 
 
 class ChatError(RuntimeError):
-    """A question without an answer, counted under `kind`. `after` holds the seconds of a Retry-After header."""
+    """A question without an answer, counted under `kind`.
 
-    def __init__(self, kind: str, message: str, *, retriable: bool = False, after: float | None = None):
+    after: the seconds of a Retry-After header. served: the tokens that the server may have generated in vain (inf =
+    unknown); None if it has generated nothing.
+    """
+
+    def __init__(
+        self,
+        kind: str,
+        message: str,
+        *,
+        retriable: bool = False,
+        after: float | None = None,
+        served: float | None = None,
+    ):
         super().__init__(message)
-        self.kind, self.retriable, self.after = kind, retriable, after
+        self.kind, self.retriable, self.after, self.served = kind, retriable, after, served
+        self.cost: dict[str, Any] = {}  # what was booked for it
 
 
 class BudgetSpent(RunEnds):
@@ -91,6 +104,7 @@ class Limits:
     failures: int = 20  # consecutive unanswered questions after which the server counts as down
     budget_money: float = 0.0
     budget_tokens: int = 0
+    grace: float = 15.0  # that calls in flight get when the client is closed
 
 
 @dataclass(frozen=True)
@@ -144,6 +158,8 @@ class Chat:
         self._check, self.say, self._said = check, say, set()
         self._servers = {role.server: _Server(limits) for role in self.roles.values()}
         self._pending: dict[str, asyncio.Task[dict[str, Any]]] = {}  # equal concurrent questions share one call
+        self._in_flight: set[asyncio.Task] = set()  # those of `_pending` that a server is answering
+        self._closing = False
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="chat", daemon=True)
         self._thread.start()
@@ -175,9 +191,13 @@ class Chat:
         return self.ledger.metrics() | {f"llm/unwritten/{name}": count for name, count in unwritten.items() if count}
 
     def close(self) -> None:
-        """Cancel the calls in flight and end the thread."""
+        """End the thread. Calls in flight have `limits.grace` seconds to end, because they are paid for anyway: their
+        answers are booked and cached. Those that take longer are booked with what they may have cost."""
 
         async def end() -> None:
+            self._drop_queued()
+            if self._in_flight:
+                await asyncio.wait(self._in_flight, timeout=self.limits.grace)
             tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
             for task in tasks:
                 task.cancel()
@@ -185,10 +205,16 @@ class Chat:
             await self._http.aclose()
 
         if self._thread.is_alive():
+            self._closing = True
             with contextlib.suppress(concurrent.futures.TimeoutError):
-                asyncio.run_coroutine_threadsafe(end(), self._loop).result(10)
+                asyncio.run_coroutine_threadsafe(end(), self._loop).result(self.limits.grace + 10)
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join(10)
+
+    def _drop_queued(self) -> None:
+        """Cancel the questions that no server has been asked yet, or that wait for another attempt."""
+        for task in set(self._pending.values()) - self._in_flight:
+            task.cancel()
 
     # --- before the run -----------------------------------------------------------------------------------------------
 
@@ -213,18 +239,35 @@ class Chat:
         if answer.status_code in (401, 403):
             required = "the server requires a key; name its environment variable in config.llm.key"
             return f"{who}: {f'the key in {role.key} is refused' if role.key else required} {status}"
-        if answer.status_code != 200:
-            hint = "the url of an OpenAI-compatible server usually ends in /v1"
-            return f"{who}: GET {url}/models answers HTTP {answer.status_code}; {hint}"
         try:
-            served = {entry["id"]: entry for entry in answer.json()["data"]}
+            served = {entry["id"]: entry for entry in answer.json()["data"]} if answer.status_code == 200 else {}
         except (ValueError, KeyError, TypeError):
-            return f"{who}: the server is not OpenAI-compatible: its answer to GET {url}/models lists no models"
+            served = {}
+        if not served:
+            return await self._problem_of_route(names, f"{who}: GET {url}/models {status} lists no models")
         if role.model not in served:
             return f"{who}: there is no model {role.model!r}; it serves {', '.join(map(repr, list(served)[:8]))}"
         context, needed = served[role.model].get("max_model_len"), max(self.roles[name].max_tokens for name in names)
         if isinstance(context, int) and context <= needed:
             return f"{who}: the context of {context} tokens leaves no room for a prompt with max_tokens={needed}"
+        return ""
+
+    async def _problem_of_route(self, names: list[str], unlisted: str) -> str:
+        """Return what is wrong with a server that lists no models, "" if it has the route that these roles ask.
+
+        The route is asked for nothing, which every server refuses or answers without generating.
+        """
+        role = self.roles[names[0]]
+        route, content = ("embeddings", "input") if names == ["embedder"] else ("chat/completions", "messages")
+        try:
+            answer = await self._request("POST", role, route, {"model": role.model, content: []}, most=20.0)
+        except ChatError as error:
+            return f"{unlisted}, and POST {role.server}/{route} fails: {error}"
+        if answer.status_code in (401, 403, 404, 405):
+            problem = _redacted(f"HTTP {answer.status_code}: {answer.text[:200]}", role.key)
+            hint = "the url of an OpenAI-compatible server usually ends in /v1"
+            return f"{unlisted}, and POST {role.server}/{route} is refused ({problem}); {hint}"
+        self.say(f"{unlisted}; continuing without checking that it serves {role.model!r}")
         return ""
 
     # --- one question -------------------------------------------------------------------------------------------------
@@ -233,40 +276,57 @@ class Chat:
         role = self.roles[question.role]
         body = {"model": role.model, "messages": list(question.messages), **role.sampling(question.seed)}
         content = {"body": body, "schema": question.schema, "version": question.version}
-        record, hit = await self._once(question.role, content, self._completion)
-        reply = Reply(**record, cached=hit)
-        if question.schema is not None:
-            try:
-                reply.parsed = read_json(reply.text, question.schema)
-            except ValueError as problem:
-                cut = f"; the answer was cut at max_tokens={role.max_tokens}" if reply.finish == "length" else ""
-                self.ledger.add("failure", question.role, role.model, kind="unreadable")
-                self.ledger.add("unanswered", question.role, role.model)
-                raise self._reported(question.role, ChatError("unreadable", f"{problem}{cut}")) from None
-        return reply
+        shown = "\n".join(str(m.get("content")) for m in question.messages if m.get("role") == "user")
+
+        def parsed(record: dict[str, Any]) -> Any:
+            if question.schema is None:
+                return None
+            if record["finish"] == "length":
+                raise Unreadable("cut", f"the answer was cut at max_tokens={role.max_tokens}")
+            return read_json(record["text"], question.schema, shown=shown)
+
+        def usable(record: dict[str, Any]) -> bool:
+            with contextlib.suppress(Unreadable):
+                parsed(record)
+                return bool(record["text"].strip())
+            return False
+
+        record, hit = await self._once(question.role, content, self._completion, usable)
+        try:
+            return Reply(**record, parsed=parsed(record), cached=hit)
+        except Unreadable as problem:
+            self.ledger.add("failure", question.role, role.model, kind=problem.kind)
+            self.ledger.add("unanswered", question.role, role.model)
+            raise self._reported(question.role, ChatError(problem.kind, str(problem))) from None
 
     async def _vector(self, role: str, text: str) -> list[float]:
         content = {"body": {"model": self.roles[role].model, "input": text}, "schema": None, "version": "embedding"}
-        record, _ = await self._once(role, content, self._embedding)
+        record, _ = await self._once(role, content, self._embedding, lambda record: True)
         return record["vector"]
 
-    async def _once(self, role: str, content: dict[str, Any], read: Callable) -> tuple[dict[str, Any], bool]:
-        """Return the record of a question, and True if it came from the cache or from an equal question in flight."""
+    async def _once(
+        self, role: str, content: dict[str, Any], read: Callable, usable: Callable[[dict[str, Any]], bool]
+    ) -> tuple[dict[str, Any], bool]:
+        """Return the record of a question, and True if it came from the cache or from an equal question in flight.
+
+        Records that are not `usable` are neither cached nor taken from the cache: the server may have had a bad hour.
+        """
         record = self.cache.get(content)
-        if record is not None and set(record) in ({"vector"}, {"text", "prompt_tokens", "completion_tokens", "finish"}):
+        known = record and set(record) in ({"vector"}, {"text", "prompt_tokens", "completion_tokens", "finish"})
+        if known and usable(record):
             self.ledger.add("hit", role, self.roles[role].model)
             return record, True
         name = json.dumps(content, sort_keys=True)
         pending = self._pending.get(name)
         if pending is None:
-            task = self._pending[name] = asyncio.ensure_future(self._ask(role, content, read))
+            task = self._pending[name] = asyncio.ensure_future(self._ask(role, content, read, usable))
             task.add_done_callback(lambda _: self._pending.pop(name, None))
             return await asyncio.shield(task), False
         record = await asyncio.shield(pending)
         self.ledger.add("hit", role, self.roles[role].model)
         return record, True
 
-    async def _ask(self, name: str, content: dict[str, Any], read: Callable) -> dict[str, Any]:
+    async def _ask(self, name: str, content: dict[str, Any], read: Callable, usable: Callable) -> dict[str, Any]:
         """Ask the server: bounded attempts, exponential waits with jitter; Retry-After pauses all its questions."""
         role, limits = self.roles[name], self.limits
         server, wait = self._servers[role.server], limits.first_wait
@@ -277,10 +337,12 @@ class Chat:
                 failure = error
             else:
                 server.failed = 0
-                if not self.cache.put(content, record):
+                if usable(record) and not self.cache.put(content, record):
                     self._say_once("cache", f"answers cannot be written to {self.cache.folder}; continuing without it")
                 return record
-            self.ledger.add("failure", name, role.model, kind=failure.kind)
+            self.ledger.add("failure", name, role.model, kind=failure.kind, **failure.cost)
+            if self._closing:
+                raise asyncio.CancelledError
             if not failure.retriable or attempt == limits.attempts:
                 break
             pause = wait * random.uniform(0.5, 1.0)
@@ -297,33 +359,53 @@ class Chat:
         raise self._reported(name, failure)
 
     async def _attempt(self, name: str, server: _Server, content: dict[str, Any], read: Callable) -> dict[str, Any]:
-        """Ask once, within the limits and the budget, and record the cost."""
+        """Ask once, within the limits and the budget, and record the cost.
+
+        What a server generated in vain is paid for as well, so it is booked: with a failure as its `cost`.
+        """
         role, body = self.roles[name], content["body"]
-        prompt, most = len(json.dumps(body)) / 4, body.get("max_tokens", 0)  # tokens, estimated
+        prompt, most = math.ceil(len(json.dumps(body)) / 4), body.get("max_tokens", 0)  # tokens, estimated
         rates = self.prices.get(role.model, (0.0, 0.0))
+
+        def cost(prompt_tokens: int, completion_tokens: int, **more: Any) -> dict[str, Any]:
+            money = (prompt_tokens * rates[0] + completion_tokens * rates[1]) / 1e6
+            return {"prompt_tokens": prompt_tokens, "completion_tokens": completion_tokens, "money": money, **more}
+
         async with server.slots:
             while (left := server.paused_until - time.monotonic()) > 0:
                 await asyncio.sleep(left)
             await server.requests.take(1)
             await server.tokens.take(prompt + most)
-            async with self.budget.reserve((prompt * rates[0] + most * rates[1]) / 1e6, prompt + most, BudgetSpent):
-                began = time.monotonic()
-                record, usage = await read(role, server, body, content["schema"])
-                server.tokens.give_back(prompt + most - sum(usage.values()))
-                money = (usage["prompt_tokens"] * rates[0] + usage["completion_tokens"] * rates[1]) / 1e6
-                self.ledger.add("call", name, role.model, **usage, money=money, seconds=time.monotonic() - began)
+            async with self.budget.reserve(cost(prompt, most)["money"], prompt + most, BudgetSpent):
+                began, task = time.monotonic(), asyncio.current_task()
+                self._in_flight.add(task)
+                try:
+                    record, usage = await read(role, server, body, content["schema"])
+                except ChatError as error:
+                    if error.served is not None:
+                        error.cost = cost(prompt, math.ceil(min(error.served, most)), estimated=True)
+                    raise
+                except asyncio.CancelledError:
+                    lost = cost(prompt, most, estimated=True)
+                    self.ledger.add("failure", name, role.model, kind="interrupted", **lost)
+                    raise
+                finally:
+                    self._in_flight.discard(task)
+                server.tokens.give_back(prompt + most - usage["prompt_tokens"] - usage["completion_tokens"])
+                self.ledger.add("call", name, role.model, **cost(**usage), seconds=time.monotonic() - began)
         return record
 
     async def _completion(self, role: Role, server: _Server, body: dict[str, Any], schema: Any) -> tuple[dict, dict]:
         """Return (record, usage) of a chat completion. A server that refuses a response_format is asked without it."""
+        route = "chat/completions"
         if schema is not None and server.structured:
             form = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
             try:
-                return _read_completion(await self._post(role, "chat/completions", {**body, "response_format": form}))
+                return _read_completion(body, await self._post(role, route, {**body, "response_format": form}))
             except ChatError as error:
                 if error.kind != "request":
                     raise
-        reply = _read_completion(await self._post(role, "chat/completions", body))
+        reply = _read_completion(body, await self._post(role, route, body))
         server.structured = server.structured and schema is None  # the question itself was not at fault
         return reply
 
@@ -333,8 +415,8 @@ class Chat:
         try:
             vector = [float(x) for x in record["data"][0]["embedding"]]
         except (KeyError, IndexError, TypeError, ValueError):
-            raise ChatError("bad_json", "the server's answer holds no embedding", retriable=True) from None
-        return {"vector": vector}, _usage(record)
+            raise ChatError("bad_json", "the server's answer holds no embedding", retriable=True, served=0) from None
+        return {"vector": vector}, _usage(record, body, "")
 
     async def _post(self, role: Role, route: str, body: dict[str, Any]) -> dict[str, Any]:
         answer = await self._request("POST", role, route, body)
@@ -345,7 +427,8 @@ class Chat:
         except (ValueError, RecursionError):
             record = None
         if not isinstance(record, dict):
-            raise ChatError("bad_json", "the server's answer is not a JSON object, or was cut", retriable=True)
+            problem, served = "the server's answer is not a JSON object, or was cut", len(answer.content) / 4
+            raise ChatError("bad_json", problem, retriable=True, served=served)
         return record
 
     async def _request(self, method: str, role: Role, route: str, body: Any = None, most: float = math.inf) -> Any:
@@ -353,18 +436,27 @@ class Chat:
 
         most: bound on the deadline, in seconds.
         """
-        deadline = min(most, self.limits.deadline)
+        deadline, events = min(most, self.limits.deadline), []
+
+        async def trace(event: str, _: Any) -> None:
+            events.append(event)
+
+        def served(event: str) -> float | None:  # what the server may have generated if this event has happened
+            return math.inf if any(name.endswith(event) for name in events) else None
+
         content = None if body is None else json.dumps(body)  # ASCII: httpx cannot encode lone surrogates
         try:
             async with asyncio.timeout(deadline):
-                url, headers = f"{role.server}/{route}", _headers(role.key)
-                return await self._http.request(method, url, content=content, headers=headers)
+                url, more = f"{role.server}/{route}", {"headers": _headers(role.key), "extensions": {"trace": trace}}
+                return await self._http.request(method, url, content=content, **more)
         except TimeoutError:
             hint = " (config.llm.deadline)" if deadline < most else ""
-            raise ChatError("timeout", f"no answer within {deadline:g} s{hint}", retriable=True) from None
+            text, sent = f"no answer within {deadline:g} s{hint}", served("send_request_body.complete")
+            raise ChatError("timeout", text, retriable=True, served=sent) from None
         except self._connection_errors as error:
             text = _redacted(f"{type(error).__name__}: {error}", role.key)
-            raise ChatError("connection", text, retriable=True) from None
+            answered = served("receive_response_headers.complete")
+            raise ChatError("connection", text, retriable=True, served=answered) from None
 
     # --- the thread and the user --------------------------------------------------------------------------------------
 
@@ -372,7 +464,7 @@ class Chat:
         """Run coroutines on the client's loop. Return their results, with exceptions of type `kept` in their places.
 
         Raises other exceptions when all coroutines have ended. Calls `check` every 0.2 seconds; if it raises, the
-        coroutines are cancelled.
+        coroutines are cancelled, with all questions that no server is answering yet.
         """
 
         async def gathered() -> list[Any]:
@@ -384,8 +476,11 @@ class Chat:
                 self._check()
         except BaseException:
             future.cancel()
+            self._loop.call_soon_threadsafe(self._drop_queued)
             raise
         for result in future.result():
+            if isinstance(result, asyncio.CancelledError):  # another thread was interrupted
+                raise Interrupted
             if isinstance(result, BaseException) and not isinstance(result, kept):
                 raise result
         return future.result()
@@ -402,24 +497,32 @@ class Chat:
             self.say(text)
 
 
-def _read_completion(record: dict[str, Any]) -> tuple[dict[str, Any], dict[str, int]]:
+def _read_completion(body: dict[str, Any], record: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return what is kept of a chat completion, and its usage. Raises ChatError for anything else."""
-    usage = _usage(record)
     try:
         choice = record["choices"][0]
         text, finish = choice["message"].get("content") or "", str(choice.get("finish_reason") or "stop")
         if not isinstance(text, str):
             raise TypeError
     except (KeyError, IndexError, TypeError, AttributeError):
-        raise ChatError("bad_json", "the server's answer is not a chat completion", retriable=True) from None
-    return {"text": text, "finish": finish, **usage}, usage
+        problem, served = "the server's answer is not a chat completion", len(json.dumps(record)) / 4
+        raise ChatError("bad_json", problem, retriable=True, served=served) from None
+    usage = _usage(record, body, text)
+    counts = {name: usage[name] for name in ("prompt_tokens", "completion_tokens")}
+    return {"text": text, "finish": finish, **counts}, usage
 
 
-def _usage(record: dict[str, Any]) -> dict[str, int]:
-    """Return the token counts of a server's answer, 0 where it gives none."""
-    usage = record.get("usage") if isinstance(record.get("usage"), dict) else {}
-    counts = {name: usage.get(name) for name in ("prompt_tokens", "completion_tokens")}
-    return {name: count if isinstance(count, int) and count >= 0 else 0 for name, count in counts.items()}
+def _usage(record: dict[str, Any], body: dict[str, Any], text: str) -> dict[str, Any]:
+    """Return the token counts of a server's answer. Those that it does not give are estimated, so that they count
+    towards the budget, and the result then has `estimated`."""
+    given = record.get("usage") if isinstance(record.get("usage"), dict) else {}
+    sizes = {"prompt_tokens": len(json.dumps(body)), "completion_tokens": len(text.encode("utf-8", "replace"))}
+    usage: dict[str, Any] = {}
+    for name, size in sizes.items():
+        count = given.get(name)
+        right = isinstance(count, int) and not isinstance(count, bool) and (count > 0 or count == size == 0)
+        usage |= {name: count} if right else {name: math.ceil(size / 4)} | ({"estimated": True} if size else {})
+    return usage
 
 
 def _refusal(answer: Any, key: str) -> ChatError:

@@ -123,9 +123,10 @@ def make_chat(config: Any, workdir: Path, resolve: Callable[[str], Path], *, che
 
 
 def for_evaluation(config: Any) -> Any:
-    """Return the config without the mechanisms that an evaluation does not use, so that it needs none of their
-    servers."""
+    """Return the config without the training tasks and the mechanisms that an evaluation does not use, so that it needs
+    none of their servers."""
     config = config.copy_and_resolve_references()
+    config.env.split = config.env.tasks = ""
     config.questioning.enabled = config.attributing.enabled = False
     config.navigating.enabled = config.navigating.enabled and config.eval.experience
     return config

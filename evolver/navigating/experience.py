@@ -5,8 +5,12 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import re
 from dataclasses import dataclass, field
 from typing import Any
+
+# What would end or forge a part of a prompt, if an experience held it.
+TAGS = re.compile(r"</?EXP\b|</?tool_call\b|<\||<<\s*[A-Z]|>>>|overall outcome:", re.IGNORECASE)
 
 
 @dataclass

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from envs.toolcalls import parse
 from envs.world import World
 from evolver.navigating import Extractor
-from evolver.navigating.experience import Experience, new_experience
+from evolver.navigating.experience import TAGS, Experience, new_experience
 from evolver.plugs import attribute
-from evolver.traces import play, played, text_of, without_experience
-from rl.trajectory import Trajectory, Turn, groups_of
+from evolver.traces import COPIED, exchanges_of, play, played, unguided
+from rl.trajectory import Trajectory, Turn
 
 
 @dataclass
@@ -45,9 +45,9 @@ def when(query: str) -> str:
 class Contrast(Extractor):
     """Makes at most one experience per task, from every task with a success.
 
-    The experience is found by the task's query. The lesson comes from actions and observations only: opening messages,
-    which contain injected experience, are not read, and `<EXP>` blocks that a policy repeats are removed. The success
-    is replayed, and dropped if it fails the second time.
+    The experience is found by the task's query. The lesson comes from executed calls and their errors only: opening
+    messages, which contain injected experience, are not read, and errors that repeat it are left out. The success is
+    replayed, and dropped if it fails the second time.
     """
 
     def __init__(
@@ -103,7 +103,11 @@ def learnable_groups(trajectories: Sequence[Trajectory], splits: Sequence[str]) 
                 f"task {trajectory.task.id} is of the split '{trajectory.task.split}': "
                 f"experience comes from {', '.join(splits)} tasks only"
             )
-    return groups_of(t for t in trajectories if t.turns and not t.broken)
+    groups: dict[str, list[Trajectory]] = {}
+    for trajectory in trajectories:
+        if trajectory.turns and not trajectory.broken:
+            groups.setdefault(trajectory.task.id, []).append(trajectory)
+    return groups
 
 
 def _compare(solved: Sequence[Trajectory], failed: Sequence[Trajectory]) -> Lesson:
@@ -128,16 +132,20 @@ def _useful(trajectory: Trajectory) -> list[Turn]:
 
 
 def _tools(turn: Turn) -> list[str]:
-    return [call.name for call in parse(without_experience(turn.action)).calls]
+    return [call.name for call in parse(turn.action).calls]
 
 
 def _errors(trajectory: Trajectory) -> set[tuple[str, str]]:
-    """Return (tool, first line of the answer, without ids and numbers) of every refused call."""
+    """Return (tool, first line of the answer, without ids and numbers) of every refused call.
+
+    An error that repeats injected experience, which the policy had put into its call, is left out.
+    """
     errors = set()
-    for turn in trajectory.turns:
-        tools = _tools(turn)
+    exchanges = unguided(exchanges_of(trajectory), trajectory.injected)
+    for turn, (_, observation) in zip(trajectory.turns, exchanges, strict=True):
+        tools, text = _tools(turn), observation.strip()
         if turn.info.get("errors") and len(tools) == 1:
-            text = without_experience(text_of(turn.observation)).strip()
             line = re.sub(r"\S*\d\S*", "...", text.splitlines()[0] if text else "")
-            errors.add((tools[0], line[:120]))
+            if not TAGS.search(line) and COPIED not in line:
+                errors.add((tools[0], line[:120]))
     return errors

@@ -12,16 +12,18 @@ from evolver.llm.client import Chat, ChatError, Question
 from evolver.llm.prompts import prompt
 from evolver.llm.schemas import INTEGER, NUMBER, TEXT, array, record
 from evolver.navigating import Extractor, Refiner
-from evolver.navigating.experience import Experience, new_experience
+from evolver.navigating.experience import TAGS, Experience, new_experience
 from evolver.navigating.extract import learnable_groups
-from evolver.traces import exchanges_of, transcript
+from evolver.traces import COPIED, exchanges_of, quoted, scripts, transcript, unguided
 from rl.bounds import Fraction
 from rl.trajectory import Trajectory
 
-EXTRACTION = record(experiences=array(record(when=TEXT, content=TEXT, confidence=NUMBER)))
+EXTRACTION = record(experiences=array(record(when=TEXT, content=TEXT)))
 VERDICT = record(reason=TEXT, score=NUMBER)
 CHOICE = record(chosen=array(record(number=INTEGER, content=TEXT)))
 MOST = 2  # experiences from one task
+LONGEST = 1200  # characters of an experience: one of three sentences has a few hundred
+UNFIT = ("surplus", "empty", "long", "marked", "foreign")  # reasons to refuse the text of a model
 _REWRITE = (
     "Write each chosen one anew for this task: say what matters here, in at most three sentences, and leave out what"
     " does not apply. That text is its content."
@@ -51,15 +53,20 @@ class LlmExtractor(Extractor):
             if isinstance(answer, ChatError):
                 self._counts["unanswered"] += 1
                 continue
-            for entry in answer.parsed["experiences"][:MOST]:
+            entries = answer.parsed["experiences"]
+            self._counts["unfit/surplus"] += len(entries[MOST:])
+            for entry in entries[:MOST]:
                 when, content = entry["when"].strip(), entry["content"].strip()
-                if when and content:
+                if problem := unfit(when, group[0].task.query) or unfit(content, group[0].task.query):
+                    self._counts[f"unfit/{problem}"] += 1
+                else:
                     drafts.append((new_experience(when, content, sources=[group[0].task.id], step=step), group))
         return self._validated(drafts) if self.valid else [experience for experience, _ in drafts]
 
     def metrics(self) -> dict[str, float]:
         counts, self._counts = self._counts, Counter()
-        return {f"navigating/{name}": float(counts[name]) for name in ("unanswered", "invalid")}
+        names = ("unanswered", "invalid", "misscored", *(f"unfit/{problem}" for problem in UNFIT))
+        return {f"navigating/{name}": float(counts[name]) for name in names}
 
     def _validated(self, drafts: Sequence[tuple[Experience, list[Trajectory]]]) -> list[Experience]:
         """Return the experiences that score enough. Those that could not be scored are left out."""
@@ -67,6 +74,8 @@ class LlmExtractor(Extractor):
         for (experience, _), verdict in zip(drafts, self.chat.ask([self._validation(*draft) for draft in drafts])):
             if isinstance(verdict, ChatError):
                 self._counts["unanswered"] += 1
+            elif not 0 <= verdict.parsed["score"] <= 1:  # of another scale, on which most scores would pass
+                self._counts["misscored"] += 1
             elif verdict.parsed["score"] >= self.valid:
                 kept.append(experience)
             else:
@@ -83,11 +92,27 @@ class LlmExtractor(Extractor):
         text = prompt(name)
         attempts = "\n\n".join(
             f"=== ATTEMPT {n}: {'success' if t.evaluation.success else 'failure'}, score {t.outcome:.2f}\n"
-            + transcript(exchanges_of(t), self.shown)
+            + transcript(unguided(exchanges_of(t), t.injected), self.shown)
             for n, t in enumerate(group, 1)
         )
-        messages = text.messages(task=group[0].task.query, attempts=attempts, **slots)
+        messages = text.messages(task=quoted(group[0].task.query), attempts=attempts, **slots)
         return Question(self.roles[0], messages, schema, text.version)
+
+
+def unfit(text: str, query: str) -> str:
+    """Return why a model's text cannot become experience for tasks like `query`, one of UNFIT; "" if it can.
+
+    It is put into prompts, so it must not hold the tags of one, nor marks that a model may have copied from an attempt.
+    A language is judged by its script only.
+    """
+    if not text.strip():
+        return "empty"
+    if len(text) > LONGEST:
+        return "long"
+    if TAGS.search(text) or COPIED in text:
+        return "marked"
+    common, own = scripts(text), scripts(query)
+    return "foreign" if common and own and common[0] not in own else ""
 
 
 def _extremes(group: Sequence[Trajectory]) -> list[Trajectory]:
@@ -115,30 +140,39 @@ class Reranker(Refiner):
         questions = [self._question(queries[n], candidates[n], top_k) for n in asked]
         answers = dict(zip(asked, self.chat.ask(questions)))
         self._counts["refined"] += len(asked)
-        return [self._chosen(experiences, answers.get(n), top_k) for n, experiences in enumerate(candidates)]
+        return [self._chosen(queries[n], found, answers.get(n), top_k) for n, found in enumerate(candidates)]
 
     def metrics(self) -> dict[str, float]:
         counts, self._counts = self._counts, Counter()
-        return {f"navigating/{name}": float(counts[name]) for name in ("refined", "unrefined")}
+        return {f"navigating/{name}": float(counts[name]) for name in ("refined", "unrefined", "unrewritten")}
 
     def _question(self, query: str, candidates: Sequence[Experience], top_k: int) -> Question:
         text = prompt("refine")
         listed = "\n".join(f"{n}. {e.when}\n   {e.content}" for n, e in enumerate(candidates, 1))
         rewriting = _REWRITE if self.rewrites else _KEEP
-        messages = text.messages(task=query, experiences=listed, most=str(top_k), rewriting=rewriting)
+        messages = text.messages(task=quoted(query), experiences=listed, most=str(top_k), rewriting=rewriting)
         return Question(self.roles[0], messages, CHOICE, text.version)
 
-    def _chosen(self, candidates: Sequence[Experience], answer: Any, top_k: int) -> list[Experience]:
-        if answer is None or isinstance(answer, ChatError):
-            self._counts["unrefined"] += answer is not None
+    def _chosen(self, query: str, candidates: Sequence[Experience], answer: Any, top_k: int) -> list[Experience]:
+        """Return what an answer chose from the candidates. If it names one that does not exist, all its numbers may be
+        shifted, so it counts as none."""
+        chosen = [] if answer is None or isinstance(answer, ChatError) else answer.parsed["chosen"]
+        refused = isinstance(answer, ChatError) or not all(1 <= e["number"] <= len(candidates) for e in chosen)
+        self._counts["unrefined"] += refused
+        if answer is None or refused:
             return list(candidates[:top_k])
-        chosen: dict[str, Experience] = {}
-        for entry in answer.parsed["chosen"]:
-            if 1 <= entry["number"] <= len(candidates) and len(chosen) < top_k:
-                experience = candidates[entry["number"] - 1]
-                content = entry["content"].strip() if self.rewrites else ""
-                chosen.setdefault(experience.id, replace(experience, content=content or experience.content))
-        return list(chosen.values())
+        first = {}
+        for entry in chosen:
+            first.setdefault(entry["number"], entry["content"].strip())
+        return [self._worded(query, candidates[n - 1], content) for n, content in list(first.items())[:top_k]]
+
+    def _worded(self, query: str, experience: Experience, content: str) -> Experience:
+        """Return the experience in the words of the answer, or in its own if they are unfit."""
+        if not self.rewrites:
+            return experience
+        problem = unfit(content, query)
+        self._counts["unrewritten"] += bool(problem)
+        return experience if problem else replace(experience, content=content)
 
 
 class Rewriter(Reranker):

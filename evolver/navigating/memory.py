@@ -76,10 +76,10 @@ class Navigating:
         Raises ValueError if a trajectory is of a held-out task.
         """
         extracted = self.extractor.extract(trajectories, step=step)
+        self.pool.splits |= {t.task.split for t in trajectories}
         # A broken rollout says nothing about the experience that it carried.
         for group in groups_of(t for t in trajectories if not t.broken).values():
-            unguided = [t for t in group if not t.guided] or group
-            expected = sum(t.evaluation.success for t in unguided) / len(unguided)
+            expected = success_without(group)
             for trajectory in group:
                 self.pool.record(trajectory.experience, success=trajectory.evaluation.success, expected=expected)
         added = self.pool.add(extracted)
@@ -125,6 +125,12 @@ def plan(task_ids: Sequence[str], G: int, share: float, seed: int) -> np.ndarray
         rng = np.random.default_rng(seed_of(seed, "guided", id))
         row_G[rng.permutation(G)[: round(share * G)]] = True
     return guided_NG
+
+
+def success_without(group: Sequence[Trajectory]) -> float:
+    """Return the success rate of the unguided rollouts of a group, or of all of them if all are guided."""
+    unguided = [t for t in group if not t.guided] or group
+    return sum(t.evaluation.success for t in unguided) / len(unguided)
 
 
 def _gain(experience: Experience) -> float:

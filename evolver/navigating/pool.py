@@ -1,8 +1,9 @@
 """The experience pool: a usearch index and the texts that belong to it, on disk.
 
-A pool is a directory. `experiences.jsonl` holds a header line and one experience per line; the header names the file of
-the index. A save writes the index first, under a name made from its digest, and then replaces `experiences.jsonl`. A
-process that is killed in between leaves the previous pool readable, and the next save deletes the leftovers.
+A pool is a directory. `experiences.jsonl` holds a header line and one experience per line. The header names the file of
+the index and the splits of the tasks that the experience comes from. A save writes the index first, under a name made
+from its digest, and then replaces `experiences.jsonl`. A process that is killed in between leaves the previous pool
+readable, and the next save deletes the leftovers.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ class Pool:
 
     def __init__(self, embedder: Embedder):
         self.embedder = embedder
+        self.splits: set[str] = set()  # of all tasks that experience was extracted from
         self._experiences: dict[str, Experience] = {}
         self._ids: dict[int, str] = {}
         self._index = _empty(embedder)
@@ -108,12 +110,14 @@ class Pool:
 
     def state(self) -> dict[str, Any]:
         """Return everything as JSON values."""
-        return {"embedder": self.embedder.name, "experiences": [e.to_dict() for e in self.all()]}
+        experiences = [e.to_dict() for e in self.all()]
+        return {"embedder": self.embedder.name, "splits": sorted(self.splits), "experiences": experiences}
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Replace the pool by the one that `state` was taken from. Raises PoolError if its embedder was another one."""
         _check_embedder(state["embedder"], self.embedder)
         experiences = [Experience.from_dict(record) for record in state["experiences"]]
+        self.splits = set(state["splits"])
         self._experiences, self._ids, self._index = {}, {}, _empty(self.embedder)
         for experience, vector_D in zip(experiences, self.embedder([e.key for e in experiences]), strict=True):
             self._insert(experience, vector_D)
@@ -125,6 +129,7 @@ class Pool:
         digest = hashlib.blake2b(data, digest_size=16).hexdigest()
         index = f"index-{digest}.usearch"
         header = {"format": _FORMAT, "embedder": self.embedder.name, "index": index, "size": len(self)}
+        header["splits"] = sorted(self.splits)
         lines = [json.dumps(header)] + [json.dumps(e.to_dict()) for e in self.all()]
         write_atomically(folder / index, data)
         write_atomically(folder / "experiences.jsonl", "\n".join(lines) + "\n")
@@ -142,7 +147,7 @@ class Pool:
         if len(index) != len(keys) or not all(key in index for key in keys):
             raise PoolError(f"{folder / header['index']} does not belong to experiences.jsonl: the keys differ")
         self._experiences = {e.id: e for e in experiences}
-        self._ids, self._index = keys, index
+        self._ids, self._index, self.splits = keys, index, set(header["splits"])
 
     def _insert(self, experience: Experience, vector_D: np.ndarray) -> None:
         key = _key(experience.id)
@@ -167,6 +172,16 @@ class Pool:
         contents_ND = self.embedder([experience.content] + [other.content for other in near])
         similar = [other for other, c in zip(near, contents_ND[1:] @ contents_ND[0], strict=True) if c >= DUPLICATE]
         return similar[0] if similar else None
+
+
+def provenance(folder: str | os.PathLike) -> tuple[set[str], set[str]]:
+    """Return the splits and the ids of the tasks that a pool on disk was made from.
+
+    Raises PoolError for what is no pool, and for a pool that does not name its splits: it may hold answers of held-out
+    tasks.
+    """
+    header, experiences = _read(Path(folder) / "experiences.jsonl")
+    return set(header["splits"]), {source for experience in experiences for source in experience.sources}
 
 
 def _key(id: str) -> int:
@@ -194,6 +209,12 @@ def _read(path: Path) -> tuple[dict[str, Any], list[Experience]]:
         raise PoolError(f"{path} is not an experience pool: {error}") from None
     if header.get("format") != _FORMAT:
         raise PoolError(f"{path} is not an experience pool of format {_FORMAT}: its first line does not say so")
+    splits = header.get("splits")
+    if not isinstance(splits, list) or not all(isinstance(split, str) for split in splits):
+        raise PoolError(
+            f"{path} does not say which splits its experience comes from, so it may come from held-out tasks: make the "
+            'pool again, or add, for example, "splits": ["train"] to its first line'
+        )
     try:
         lines = read_jsonl(path, make=lambda record: record if record == header else Experience.from_dict(record))
         _, *experiences = lines

@@ -27,7 +27,10 @@ def plan(config: Any, workdir: str | Path, target: str = "") -> str:
 
     originals, held_out, unknown = task_counts(config)
     try:
-        called = [f"{key} = {plugs.resolved(key, name, args)}" for key, name, args in plugs.in_config(config)]
+        called = [
+            f"{key} = {plugs.resolved(key, name, args)}{'' if in_use(config, key) else ', off'}"
+            for key, name, args in plugs.in_config(config)
+        ]
         bill = calls.lines(config, originals, held_out)
     except (OSError, ValueError) as error:  # of a plug that cannot be loaded, or of the price list
         raise PlanError(str(error)) from error
@@ -42,6 +45,12 @@ def plan(config: Any, workdir: str | Path, target: str = "") -> str:
     if target:
         sections.append(on_target(config, target)[1])
     return "\n\n".join(filter(None, sections))
+
+
+def in_use(config: Any, key: str) -> bool:
+    """Return True unless the plug belongs to a mechanism that is switched off."""
+    owner = key.partition(".")[0]
+    return config[owner].get("enabled", True)
 
 
 def on_target(config: Any, target: str, *, compiling: bool = True) -> tuple[dict[str, Any], str]:

@@ -12,12 +12,17 @@ from collections.abc import Sequence
 from envs.world import Evaluation
 from evolver.llm.client import Chat, ChatError, Question
 from evolver.llm.prompts import prompt
-from evolver.llm.schemas import NUMBER, TEXT, record
-from evolver.questioning import OutcomeJudge
-from evolver.traces import exchanges_of, rules_of, shortened, transcript
+from evolver.llm.schemas import TEXT, Schema, record
+from evolver.questioning import OutcomeJudge, is_verified
+from evolver.traces import exchanges_of, quoted, rules_of, shortened, tool_list, transcript
 from rl.trajectory import Trajectory
 
-SCHEMA = record(analysis=TEXT, score=NUMBER)
+
+def _whole(*scores: int) -> Schema:
+    """Return the schema of a judgement. A score of 1 is refused: it may be meant on a scale from 0 to 1."""
+    return record(analysis=TEXT, score={"type": "integer", "enum": [score for score in scores if score != 1]})
+
+
 _PRINCIPLE = (
     "6. A solution is known. Its essential steps must have been done, in whatever form: another way to the same result"
     " counts as well, and a step of the known solution that turned out not to be needed does not count against the"
@@ -29,6 +34,7 @@ class Naive(OutcomeJudge):
     """Scores trajectories by asking a chat role about all of them at once."""
 
     roles = ("judge",)
+    schema = _whole(*range(101))
 
     def __init__(self, chat: Chat, shown: int):
         """shown: characters of an action or observation that the judge sees."""
@@ -44,9 +50,10 @@ class Naive(OutcomeJudge):
                 self._counts["unanswered"] += 1
                 results.append(str(answer))
             else:
-                score = min(max(float(answer.parsed["score"]), 0.0), 100.0) / 100
-                self._counts["agreed"] += (score > 0.5) == trajectory.evaluation.success
-                self._counts["answered"] += 1
+                score = answer.parsed["score"] / 100
+                if is_verified(trajectory.task):
+                    self._counts["agreed"] += (score > 0.5) == trajectory.evaluation.success
+                    self._counts["verified"] += 1
                 results.append(Evaluation(score, score > 0.5, {"judged": score}))
         return results
 
@@ -56,36 +63,42 @@ class Naive(OutcomeJudge):
 
     def _question(self, name: str, trajectory: Trajectory, **slots: str) -> Question:
         text, steps = prompt(name), transcript(exchanges_of(trajectory), self.shown)
-        slots |= {"task": trajectory.task.query, "steps": steps, "count": str(len(trajectory.turns))}
-        return Question(self.roles[0], text.messages(**slots), SCHEMA, text.version)
+        slots |= {"task": quoted(trajectory.task.query), "steps": steps, "count": str(len(trajectory.turns))}
+        slots["tools"] = tool_list(trajectory.tools, 2 * self.shown)
+        return Question(self.roles[0], text.messages(**slots), self.schema, text.version)
 
     def metrics(self) -> dict[str, float]:
-        """Return figures since the last call. `agreed_rate` compares with the world's own evaluation."""
+        """Return figures since the last call. `agreed_rate` compares with the world's own evaluation, for tasks that
+        the world can check."""
         counts, self._counts = self._counts, Counter()
         figures = {f"questioning/judge/{name}": float(counts[name]) for name in ("judged", "unanswered")}
-        if counts["answered"]:
-            figures["questioning/judge/agreed_rate"] = counts["agreed"] / counts["answered"]
+        if counts["verified"]:
+            figures["questioning/judge/agreed_rate"] = counts["agreed"] / counts["verified"]
         return figures
 
 
 class Principle(Naive):
     """Also tells the model how to score."""
 
+    schema = _whole(*range(41), *range(60, 101))
     sees_reference = False
 
     def question(self, trajectory: Trajectory) -> Question:
-        actions = trajectory.task.reference if self.sees_reference else []
-        known = "\n".join(shortened(action, self.shown) for action in actions)
+        task = trajectory.task
+        known = [quoted(shortened(action, self.shown)) for action in task.reference] if self.sees_reference else []
+        if known and task.meta.get("answer"):
+            known.append(f"The answer to the question is: {shortened(str(task.meta['answer']), self.shown)}")
+        solution = "\n".join(known)
         return self._question(
             "outcome_principle",
             trajectory,
             rules=rules_of(trajectory.messages, 2 * self.shown),
             principle_of_reference=_PRINCIPLE if known else "",
-            reference=f"\nA SOLUTION THAT IS KNOWN TO WORK\n{known}\n" if known else "",
+            reference=f"\nA SOLUTION THAT IS KNOWN TO WORK\n{solution}\n" if known else "",
         )
 
 
 class Reference(Principle):
-    """Also shows the model the task's reference solution, if there is one."""
+    """Also shows the model the task's reference solution, if there is one, with the expected answer."""
 
     sees_reference = True

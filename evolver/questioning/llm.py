@@ -5,28 +5,41 @@ which only the last N_d observations are shown. The writer turns the record of a
 difficulty.
 
 A reference consists of steps of the walk, named by their numbers: what is executed is what was done, never text that
-the writer made up. If the world can check a result itself (`verifier_kind`), the executed reference becomes the
-verifier; otherwise an outcome judge has to score the attempts (evolver/questioning/judges.py).
+the writer made up. If the world can check a result itself (`verifier_kind`), the executed reference, without the steps
+that its result does not need, becomes the verifier; otherwise an outcome judge has to score the attempts
+(evolver/questioning/judges.py). What the writer says is checked against the execution (evolver/questioning/checks.py).
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
+import re
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from envs.profile import draft, tools_of
-from envs.world import Message, Observation, Task, World, WorldError
+from envs.world import Message, Observation, Task, Tool, World, WorldError
 from evolver.llm.client import Chat, ChatError, Question
 from evolver.llm.embedders import HashedNgrams
 from evolver.llm.prompts import prompt
 from evolver.llm.schemas import INTEGER, NUMBER, TEXT, array, record
+from evolver.questioning.checks import (
+    Played,
+    bare,
+    changes_something,
+    informed,
+    play_reference,
+    shown_answer,
+    unnamed_value,
+)  # fmt: skip
 from evolver.questioning.pool import TaskPool
 from evolver.questioning.tasks import CLOSING, Unfit, probe_of, synthetic_task, verifier_kind
-from evolver.traces import rules_of, shortened, text_of, transcript, words
+from evolver.questioning.write import minimise
+from evolver.traces import play, rules_of, shortened, text_of, transcript, words
 from rl.bounds import Count, CountOrZero
 from rl.seeds import seed_of
 
@@ -64,25 +77,51 @@ class LlmExplorer:
         depth: CountOrZero = 17,
         per_walk: Count = 3,
         rounds: Count = 8,
+        patience: Count = 32,
         parallel: Count = 8,
     ):
         """shown: characters of an observation that a model sees. progress: called with (tasks kept, budget). breadth,
         depth: steps of the two phases. per_walk: most tasks of one walk. rounds: most walks from one seed task for one
-        `explore`. parallel: walks at a time."""
+        `explore`. patience: walks without a new task after which exploring ends. parallel: walks at a time.
+
+        Raises ValueError for a world in which other tasks than its own cannot be posed."""
         self._make_world, self.chat, self.shown, self.pool, self.progress = make_world, chat, shown, pool, progress
         self.breadth, self.depth, self.per_walk = breadth, depth, per_walk
-        self.rounds, self.parallel = rounds, parallel
+        self.rounds, self.patience, self.parallel = rounds, patience, parallel
         self._embedder = HashedNgrams()  # finds the tasks that the writer is asked not to repeat
         world = make_world()
-        # If the world does not describe itself, draft a profile from the tools of a few tasks.
-        profile = world.profile() or draft(world.name, tools_of(world, pool.seeds[:8]))
-        self.checked = verifier_kind(world)
-        world.close()
-        self.profile, self.preference = profile_text(profile), preference_text(profile)
+        try:
+            # If the world does not describe itself, draft a profile from the tools of a few tasks.
+            self.profile = world.profile() or draft(world.name, tools_of(world, pool.seeds[:8]))
+            self.checked = verifier_kind(world)
+            self._check_probes(world, pool.seeds[0])
+        finally:
+            world.close()
+        self.preference = preference_text(self.profile)
+
+    def _check_probes(self, world: World, start: Task) -> None:
+        """Raise ValueError unless the world shows the query of a probe, and nothing of the task that it replaces."""
+        problem = ""
+        try:
+            opening = text_of(world.reset(self._probe(start), start.seed).messages)
+            world.evaluate()
+        except Exception as error:  # whatever an adapter raises for a task that it does not know
+            problem = f"it fails with {type(error).__name__}: {error}"
+        else:
+            if MASK not in opening:
+                problem = "it does not show that query"
+            elif start.query.strip() and start.query in opening:
+                problem = "it still shows the old query"
+        if problem:
+            raise ValueError(
+                f"world '{world.name}' cannot be explored: it was reset with task {start.id} under another query, and"
+                f" {problem}. Its reset() has to show task.query wherever task.origin is 'synthetic'; if it cannot, set"
+                " config.questioning.enabled=False"
+            )
 
     def explore(self, world: World, seeds: Sequence[Task], budget: int, rng: random.Random) -> Iterator[Task]:
         """Yield new tasks, the walks of several worlds at a time. Raises RunEnds."""
-        size = len(self.pool.tasks)
+        size, best, fruitless = len(self.pool.tasks), len(self.pool.tasks), 0
         for _ in range(self.rounds):
             seed = rng.getrandbits(63)
             starts = rng.sample(seeds, len(seeds))
@@ -90,18 +129,26 @@ class LlmExplorer:
                 for walk, proposals in self._proposals(starts[first : first + self.parallel], seed):
                     yield from self._tasks(world, walk, proposals)
                 self.progress(len(self.pool.tasks) - size, budget)
+                fruitless = 0 if len(self.pool.tasks) > best else fruitless + len(starts[first : first + self.parallel])
+                best = len(self.pool.tasks)
+                if fruitless >= self.patience:
+                    return
 
     def _proposals(self, starts: Sequence[Task], seed: int) -> list[tuple[LlmWalk, list[dict[str, Any]]]]:
         """Walk from each start and return the walks with the writer's proposals, the most confident first."""
         with ThreadPoolExecutor(len(starts)) as threads:
             walks = list(threads.map(lambda start: self._walk(start, seed_of(seed, start.id)), starts))
         self.pool.count(walks=len(walks), steps=sum(len(walk.steps) for walk in walks))
+        for _ in range(sum(not walk.steps for walk in walks)):
+            self.pool.reject("no step taken", tried=0)
         walks = [walk for walk in walks if walk.steps]
         answers = self.chat.ask([self._writing(walk, seed_of(seed, walk.start.id)) for walk in walks])
         proposals = []
         for walk, answer in zip(walks, answers):
             if isinstance(answer, ChatError):
                 self.pool.reject("nothing written", tried=0)
+            elif not answer.parsed["tasks"]:
+                self.pool.reject("nothing proposed", tried=0)
             else:
                 ranked = sorted(answer.parsed["tasks"], key=lambda proposal: -proposal["confidence"])
                 proposals.append((walk, ranked[: self.per_walk]))
@@ -129,8 +176,9 @@ class LlmExplorer:
         return walk
 
     def _probe(self, start: Task) -> Task:
-        """Return a task in the world of `start` with nothing to do."""
-        blank = {"state": {"state": [], "answer": None}, "calls": {"calls": []}, "": {}}[self.checked]
+        """Return a task in the world of `start` with nothing to do. Where the world cannot check other tasks than its
+        own, the probe keeps the verifier, which the world may need."""
+        blank = {"state": {"state": [], "answer": None}, "calls": {"calls": []}, "": start.verifier}[self.checked]
         return replace(probe_of(start), query=MASK, origin="synthetic", verifier=blank, meta=start.meta | _entry(start))
 
     def _exploring(self, walk: LlmWalk, k: int, seed: int) -> Question:
@@ -142,7 +190,7 @@ class LlmExplorer:
             phase = f"Phase 2, step {k + 1} of {steps}: go deeper into one thing; build upon what you saw last."
         window = walk.steps if k < self.breadth else walk.steps[-self.depth :]
         messages: list[Message] = text.messages(
-            profile=self.profile,
+            profile=profile_text(self.profile, walk.opening.tools),
             rules=rules_of(walk.opening.messages, 4 * self.shown),
             tools=f"Its tools: {tools}\nA call is written as\n{_CALL}\n" if walk.opening.tools else "",
             opening=text_of([m for m in walk.opening.messages if m.get("role") != "system"]),
@@ -161,8 +209,8 @@ class LlmExplorer:
         text = prompt("write_tasks")
         known = "\n".join(f"- {query}" for query in self._nearest(walk)) or "(none yet)"
         messages = text.messages(
-            profile=self.profile, preference=self.preference, most=str(self.per_walk), known=known,
-            count=str(len(walk.steps)), steps=transcript(walk.steps, self.shown),
+            profile=profile_text(self.profile, walk.opening.tools), preference=self.preference,
+            most=str(self.per_walk), known=known, count=str(len(walk.steps)), steps=transcript(walk.steps, self.shown),
         )  # fmt: skip
         return Question("writer", messages, SCHEMA, text.version, seed)
 
@@ -197,36 +245,64 @@ class LlmExplorer:
             raise Unfit("no such steps" if query else "no query")
         if answer and words(answer) in words(query):
             raise Unfit("answer in the query")
-        actions = [walk.steps[n - 1][0] for n in numbers]
+        probe, steps = self._probe(start), [bare(action) for action, _ in walk.steps]
+        played = play_reference(world, probe, [steps[n - 1] for n in numbers])
+        if answer and not (answer := shown_answer(query, answer, played)):
+            raise Unfit("answer not shown")
+        state = world.difference() if self.checked == "state" else None
+        if not answer and not state:
+            others = [] if self.checked == "state" else [*reversed(steps), *played.actions]
+            if not others or not changes_something(world, probe, played, others):
+                raise Unfit("nothing to check")
+        meta = _entry(start) | {"source": start.id, "template": "llm"}
+        if not self.checked:
+            meta = start.meta | meta | ({"answer": answer} if answer else {}) | {"unverified": True}
+            verifier = start.verifier
+        else:
+            played = self._minimised(world, probe, played, query, answer, state)
+            if unnamed_value(query, played, state):
+                raise Unfit("not named in the query")
+            verifier = {"calls": played.calls}
+            if self.checked == "state":
+                verifier = {"state": state, "answer": answer or None}
         return synthetic_task(
             start,
             query,
-            identity=[start.id, query, actions],
-            verifier=self._execute(world, self._probe(start), actions, answer),
-            reference=[*actions, *([answer or CLOSING] if self.checked else [])],
-            difficulty=len(actions),
-            meta=_entry(start) | {"source": start.id, "template": "llm"},
+            identity=[start.id, query, played.actions],
+            verifier=verifier,
+            reference=[*played.actions, *([answer or CLOSING] if self.checked else [])],
+            difficulty=len(played.actions),
+            meta=meta,
         )
 
-    def _execute(self, world: World, probe: Task, actions: Sequence[str], answer: str) -> dict[str, Any]:
-        """Play the reference from the start and return the verifier. Raises Unfit if a step fails."""
-        world.reset(probe, probe.seed)
-        calls: list[dict[str, Any]] = []
-        for k, action in enumerate(actions):
-            result = world.step(action)
-            if result.info.get("errors") or result.info.get("parse_error"):
-                raise Unfit("reference fails")
-            if (result.terminated or result.truncated) and k < len(actions) - 1:
-                raise Unfit("reference ends too early")
-            calls += [{"name": c["name"], "arguments": c["arguments"]} for c in result.info.get("calls", ())]
-        if self.checked == "calls":
-            return {"calls": calls}
-        if self.checked != "state":
-            return {}
-        state = world.difference()
-        if not state and not answer:
-            raise Unfit("nothing to check")
-        return {"state": state, "answer": answer or None}
+    def _minimised(
+        self, world: World, probe: Task, whole: Played, query: str, answer: str, state: list[Any] | None
+    ) -> Played:
+        """Return the reference without the steps that its result does not need.
+
+        A part of it suffices if it makes the same difference, shows the answer, and shows every value before its use.
+        Where calls are checked, the whole reference must pass with the calls of the part as the verifier.
+        """
+        parts = {tuple(range(len(whole.actions))): whole}
+
+        def suffices(kept: list[int]) -> bool:
+            try:
+                part = play_reference(world, probe, [whole.actions[n] for n in kept])
+            except Unfit:
+                return False
+            same = world.difference() == state if self.checked == "state" else True
+            if not kept or not same or not informed(part, whole):
+                return False
+            if answer and shown_answer(query, answer, part) != answer:
+                return False
+            if self.checked == "calls":
+                play(world, replace(probe, verifier={"calls": part.calls}), [*whole.actions, CLOSING])
+                if not world.evaluate().success:
+                    return False
+            parts[tuple(kept)] = part
+            return True
+
+        return parts[tuple(minimise(list(range(len(whole.actions))), set(), suffices, key=lambda n: n))]
 
 
 def _entry(start: Task) -> dict[str, Any]:
@@ -234,25 +310,64 @@ def _entry(start: Task) -> dict[str, Any]:
     return {"entry": start.meta.get("entry", start.id)}
 
 
-def profile_text(profile: dict[str, Any], limit: int = 8000) -> str:
-    """Return a world's profile in lines: entities with their attributes, operations."""
-    lines = []
+def profile_text(profile: dict[str, Any], tools: Sequence[Tool] = (), limit: int = 8000) -> str:
+    """Return a world's profile in lines: entities with their attributes, examples and operations.
+
+    tools: those of the world at hand. If they include operations of the profile, the other operations are left out,
+    and entities that have no operation left.
+    """
+    operations = [*profile.get("operations", ())]
+    operations += [operation for entity in profile.get("entities", ()) for operation in entity.get("operations", ())]
+    offered = {tool["function"]["name"] for tool in tools}.intersection(map(_tool_of, operations))
+
+    def lines_of(operations: Sequence[dict[str, Any]], indent: str) -> list[str]:
+        here = [operation for operation in operations if not offered or _tool_of(operation) in offered]
+        return [f"{indent}{_operation(operation)}" for operation in here]
+
+    lines = [str(profile["description"])] if profile.get("description") else []
     for entity in profile.get("entities", ()):
-        attributes = ", ".join(entity.get("attributes", ()))
-        lines.append(f"- {entity['name']}" + (f" ({attributes})" if attributes else ""))
-        lines += [f"    {_operation(operation)}" for operation in entity.get("operations", ())]
-    lines += [f"- {_operation(operation)}" for operation in profile.get("operations", ())]
+        own = lines_of(entity.get("operations", ()), "    ")
+        if entity.get("operations") and not own:
+            continue
+        attributes, examples = ", ".join(entity.get("attributes", ())), ", ".join(_examples(entity))
+        line = f"- {entity['name']}" + (f" ({attributes})" if attributes else "")
+        lines += [line + (f", such as {examples}" if examples else ""), *own]
+    lines += lines_of(profile.get("operations", ()), "- ")
     return shortened("\n".join(dict.fromkeys(lines)), limit) or "(nothing is known)"
 
 
+def _tool_of(operation: dict[str, Any]) -> str:
+    return str(operation.get("tool", operation["name"]))
+
+
 def _operation(operation: dict[str, Any]) -> str:
+    """Return an operation in one line. Its phrases are left out: they word the tasks of another explorer."""
     description = str(operation.get("description", "")).split("\n")[0]
-    return f"{operation['name']}: {shortened(description, 160)}" if description else str(operation["name"])
+    about = f" ({', '.join(operation['arguments'])})" if operation.get("arguments") else ""
+    return f"{operation['name']}{about}" + (f": {shortened(description, 160)}" if description else "")
+
+
+def _examples(entity: dict[str, Any], most: int = 6) -> list[str]:
+    """Return examples of an entity: its own, else what the regular expression of its ids says."""
+    if entity.get("examples"):
+        return [str(example) for example in entity["examples"]][:most]
+    pattern, examples = str(entity.get("id", "")), []
+    for part in pattern.split("|"):
+        example = re.sub(r"\[(\w)[^\]]*\]", r"\1", part.replace(r"\d", "1"))
+        with contextlib.suppress(re.error):
+            examples += [example] if example and re.fullmatch(pattern, example) else []
+    return examples[:most]
 
 
 def preference_text(profile: dict[str, Any]) -> str:
-    """Return which tasks are preferred. The default is the paper's: 2 entities, 3 attributes, 3 operations, hard."""
-    wanted = profile.get("task_preference", {})
+    """Return which tasks are preferred, from `task_preference` or `preference`. The default is the paper's: 2 entities,
+    3 attributes, 3 operations, hard."""
+    wanted = profile.get("task_preference") or profile.get("preference") or {}
+    if wanted.keys() & {"calls", "operations", "answers", "style"}:  # as in evolver/questioning/write.py
+        fewest, most = wanted.get("calls", [1, 10])
+        text = f"It takes {fewest} to {most} calls, changes up to {wanted.get('operations', 2)} things, and asks"
+        text += f" {'at most one question' if wanted.get('answers', 1) else 'no question'}."
+        return f"{text} Its style: {wanted['style']}." if wanted.get("style") else text
     entities, operations = wanted.get("num_entities", 2), wanted.get("num_operations", 3)
     level = _LEVELS[min(max(wanted.get("relation_difficulty", 3), 1), 3) - 1]
     return (

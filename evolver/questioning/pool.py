@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from envs.world import Task, World, WorldError
 from evolver.questioning.mixture import mixture
-from evolver.questioning.tasks import Duplicates, unfeasible
+from evolver.questioning.tasks import Duplicates, is_verified, unfeasible
 from rl.seeds import seed_of
 
 if TYPE_CHECKING:
@@ -82,12 +82,18 @@ class TaskPool:
         self._counts["tried"] += tried
         self._rejected[reason] += 1
 
+    def rejections(self) -> str:
+        """Return what came of the proposals since the last call of `metrics`, in words."""
+        reasons = ", ".join(f"{n} x {reason}" for reason, n in self._rejected.most_common())
+        walks, kept = self._counts["walks"], self._counts["accepted"]
+        return f"{walks} walks, {kept} tasks kept, rejected: {reasons or 'none'}"
+
     def _unfit(self, world: World, task: Task) -> str:
         """Return why a task is not kept, "" if it is."""
         if task.origin != "synthetic":
             raise ValueError(f"the explorer proposed the task {task.id} with origin '{task.origin}', not 'synthetic'")
         try:
-            return self.duplicates.repeats(task) or (unfeasible(world, task) if task.verifier else "")
+            return self.duplicates.repeats(task) or (unfeasible(world, task) if is_verified(task) else "")
         except WorldError:
             return "the world broke"
 

@@ -40,6 +40,12 @@ def verifier_kind(world: World) -> str:
     return "calls" if world.profile().get("verifier") == "calls" else ""
 
 
+def is_verified(task: Task) -> bool:
+    """Return True if the world can check the task. A task that only carries its seed's verifier, which its world needs
+    to start, is marked as `unverified` in its meta: an outcome judge has to score it."""
+    return bool(task.verifier) and not task.meta.get("unverified")
+
+
 def unfeasible(world: World, task: Task) -> str:
     """Return why a task is of no use, "" if it is fine: the reference must solve it and an idle agent must not."""
     if not task.reference:
@@ -74,14 +80,14 @@ class Duplicates:
             self.add(task)
 
     def add(self, task: Task) -> None:
-        if task.verifier:
+        if is_verified(task):
             self._goals.add(_goal(task))
         self._words.setdefault(task.seed, []).append(_words(task))
         self._ids.add(task.id)
 
     def repeats(self, task: Task) -> str:
         """Return why a task is not new, "" if it is."""
-        if task.id in self._ids or (task.verifier and _goal(task) in self._goals):
+        if task.id in self._ids or (is_verified(task) and _goal(task) in self._goals):
             return "same goal"
         words = _words(task)
         if any(jaccard(words, other) >= self.overlap for other in self._words.get(task.seed, ())):

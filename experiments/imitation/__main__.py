@@ -27,7 +27,7 @@ from experiments.imitation import demonstrations
 def main(argv: list[str]) -> int:
     """Make a policy. Return the exit code: 0 done, 1 failed, 2 nothing was started, 130 interrupted."""
     logging.set_verbosity(logging.ERROR)
-    config, workdir, mode, _, found, _ = cli.parse(argv)
+    config, workdir, mode, _, found = cli.parse(argv)
     if mode == "help":
         print(__doc__)
         return 0

@@ -38,7 +38,7 @@ class Batch:
 
     trajectories: Sequence[Trajectory]
     outcome_N: np.ndarray  # float64: the score of each trajectory
-    group_N: np.ndarray  # int: equal for rollouts of the same task
+    group_N: np.ndarray  # int: equal for rollouts of one group, i.e. of one draw of a task
     label_NK: np.ndarray  # int8: +1 GOOD, -1 BAD, 0 abstain or past the end
     turns_N: np.ndarray  # int: the number of turns of each trajectory
     step: int  # the training step
@@ -46,7 +46,7 @@ class Batch:
     @classmethod
     def of(cls, trajectories: Sequence[Trajectory], step: int) -> Batch:
         """Return the batch of some trajectories; groups are numbered in the order of their first trajectory."""
-        tasks = {task: number for number, task in enumerate(dict.fromkeys(t.task.id for t in trajectories))}
+        groups = {group: number for number, group in enumerate(dict.fromkeys(t.group for t in trajectories))}
         turns_N = np.array([len(t.turns) for t in trajectories], np.int64)
         label_NK = np.zeros((len(trajectories), max(1, turns_N.max(initial=0))), np.int8)
         for label_K, trajectory in zip(label_NK, trajectories):
@@ -54,7 +54,7 @@ class Batch:
         return cls(
             trajectories=trajectories,
             outcome_N=np.array([t.outcome for t in trajectories], np.float64),
-            group_N=np.array([tasks[t.task.id] for t in trajectories], np.int64),
+            group_N=np.array([groups[t.group] for t in trajectories], np.int64),
             label_NK=label_NK,
             turns_N=turns_N,
             step=step,
@@ -64,7 +64,9 @@ class Batch:
 class Estimator(Protocol):
     """An estimator that takes the whole batch. The others name the fields that they read instead of `batch`."""
 
-    def __call__(self, batch: Batch) -> np.ndarray: ...
+    def __call__(self, batch: Batch) -> np.ndarray:
+        """Return finite advantages: (N, K) float, one per turn, or (N,) float, one per trajectory."""
+        ...
 
 
 def estimate(estimator: Callable[..., np.ndarray], batch: Batch) -> np.ndarray:

@@ -13,7 +13,7 @@ from typing import Literal
 import numpy as np
 
 from rl.advantages.groups import Groups, centred, group_sum, grouped
-from rl.bounds import CountOrZero, NotNegative, Positive
+from rl.bounds import CountOrZero, Fraction, NotNegative, Positive
 
 SUCCESS = 0.5  # with scheme="allocation", an outcome above this counts as a success
 _TINY = 1e-12  # keeps a division by a standard deviation finite without changing the result
@@ -44,6 +44,7 @@ def adca(
     alpha_steps: CountOrZero = 0,
     scheme: Scheme = "decouple",
     norm: Norm = "trajectory",
+    floor: Fraction = 0.0,
     outcome_at: OutcomeAt = "last_step",
     length_normalise: bool = False,
     trajectory_weight: TrajectoryWeight = "equal",
@@ -68,6 +69,12 @@ def adca(
       norm: the statistics of a group that standardise its turn values. "trajectory": mean and deviation of the
         averages of its trajectories (equation 18). "step": of all its turns alike. "reference": as in the public
         code, where the variance is the mean over trajectories of their mean square about the group mean.
+      floor: for norm="trajectory": the deviation is at least `floor` times d, the deviation of the turns, i.e.
+        max(std of the averages, floor * d) with d^2 = the variance of norm="reference". The root mean square of the
+        standardised values is then at most 1 / floor. 0 is equation 18, which has no bound: the averages of n
+        independent labels deviate by d / sqrt(n) from chance alone, and by less if the trajectories happen to be alike,
+        so that noise is divided by a smaller noise and summed over n turns. A fixed fraction is used because
+        d / sqrt(n) as the floor would still let the values grow with n. 1 is norm="reference" without its eps.
       outcome_at: the turns that get the outcome: "last_step" (equation 20), "all_steps", or "none", which uses the
         labels alone, not scaled by alpha.
       length_normalise: divide by the square root of the number of turns (the reference does so for "decouple" only).
@@ -90,13 +97,15 @@ def adca(
         if value not in typing.get_args(choices):
             raise ValueError(f"{name}={value!r}: choose one of {', '.join(typing.get_args(choices))}")
     outcome_N, groups = grouped(outcome_N, group_N)
+    if floor and norm != "trajectory":
+        raise ValueError(f"floor={floor} is for norm='trajectory'; norm={norm!r} is bounded without it")
     label_NK, steps_N = _checked_labels(label_NK, steps_N, outcome_N.size)
     alpha = alpha_at(step, alpha=alpha, alpha_min=alpha_min, alpha_steps=alpha_steps)
 
     value_NK = label_value * label_NK if scheme == "decouple" else _allocated(label_NK, outcome_N, weights)
     if standardise:
         equal = trajectory_weight == "equal" and norm != "step"
-        value_NK = _standardised(value_NK, label_NK != 0, groups, norm=norm, equal=equal, eps=eps)
+        value_NK = _standardised(value_NK, label_NK != 0, groups, norm=norm, floor=floor, equal=equal, eps=eps)
 
     reward_NK = value_NK if outcome_at == "none" else alpha * value_NK
     if outcome_at != "none":
@@ -135,7 +144,9 @@ def _allocated(label_NK: np.ndarray, outcome_N: np.ndarray, weights: tuple[float
     return np.where(success_N1, 1.0, -1.0) * share_NK * unit_N1
 
 
-def _standardised(value_NK, valid_NK, groups: Groups, *, norm: str, equal: bool, eps: float) -> np.ndarray:
+def _standardised(
+    value_NK, valid_NK, groups: Groups, *, norm: str, floor: float, equal: bool, eps: float
+) -> np.ndarray:
     """Return the values of valid turns minus the mean of their group, divided by its deviation; 0 for other turns."""
     n_N = valid_NK.sum(1)
     mean_N = value_NK.sum(1) / np.maximum(n_N, 1)
@@ -143,11 +154,10 @@ def _standardised(value_NK, valid_NK, groups: Groups, *, norm: str, equal: bool,
     total_G = np.maximum(group_sum(weight_N, groups), 1)
     mean_G = group_sum(weight_N * mean_N, groups) / total_G
     centred_NK = np.where(valid_NK, value_NK - mean_G[groups.index_N][:, None], 0.0)
+    variance_G = group_sum(weight_N * (centred_NK**2).sum(1) / np.maximum(n_N, 1), groups) / total_G
     if norm == "trajectory":
         square_N = (mean_N - mean_G[groups.index_N]) ** 2
-    else:
-        square_N = (centred_NK**2).sum(1) / np.maximum(n_N, 1)
-    variance_G = group_sum(weight_N * square_N, groups) / total_G
+        variance_G = np.maximum(group_sum(weight_N * square_N, groups) / total_G, floor**2 * variance_G)
 
     if norm == "reference":
         std_G = np.sqrt(variance_G + eps) if equal else np.maximum(np.sqrt(variance_G), eps)

@@ -16,13 +16,21 @@ def dr_grpo(outcome_N, group_N) -> np.ndarray:
 
 
 def grpo(
-    outcome_N, group_N, *, std: Literal["sample", "population"] | None = "sample", eps: NotNegative = 1e-6
+    outcome_N,
+    group_N,
+    *,
+    std: Literal["sample", "population"] | None = "sample",
+    eps: NotNegative = 1e-6,
+    lone: Literal["zero", "score"] = "zero",
 ) -> np.ndarray:
     """Return A = (R - mean(R)) / (std(R) + eps) of the group (GRPO, arXiv 2402.03300).
 
-    `std="sample"` divides by n - 1, as verl and the reference implementation of AgentEvolver do. As in both, a
-    trajectory that is alone in its group then keeps its raw score, R / (1 + eps). `std=None` is `dr_grpo`.
+    `std="sample"` divides by n - 1, as verl and the reference implementation of AgentEvolver do. `std=None` is
+    `dr_grpo`. A trajectory that is alone in its group, because the others broke, has no baseline, so its advantage is
+    0. With `lone="score"` and `std="sample"` it keeps its raw score, R / (1 + eps), as in both implementations.
     """
+    if lone not in ("zero", "score"):
+        raise ValueError(f"lone={lone!r}: choose zero or score")
     outcome_N, groups = grouped(outcome_N, group_N)
     centred_N = centred(outcome_N, groups)
     if std is None:
@@ -32,7 +40,7 @@ def grpo(
     divisor_G = np.maximum(groups.count_G - (std == "sample"), 1)
     std_G = np.sqrt(group_sum(centred_N**2, groups) / divisor_G)
     advantage_N = centred_N / (std_G[groups.index_N] + eps)
-    if std == "sample":
+    if std == "sample" and lone == "score":
         alone_N = groups.count_G[groups.index_N] == 1
         advantage_N = np.where(alone_N, outcome_N / (1 + eps), advantage_N)
     return advantage_N

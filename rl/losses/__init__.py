@@ -31,9 +31,11 @@ LOSSES = {name: f"rl.losses.{name}:{name}" for name in ("ppo", "gspo", "cispo", 
 
 
 class TokenLoss(Protocol):
-    """A loss with its arguments bound: (loss_RT, metrics)."""
+    """A loss with its arguments bound. It is traced by jit, so it must be a pure function of the arrays."""
 
-    def __call__(self, tokens: Tokens) -> tuple[jax.Array, Stats]: ...
+    def __call__(self, tokens: Tokens) -> tuple[jax.Array, Stats]:
+        """Return (loss_RT float32, {name: (value_RT, mask_RT)}); a metric is the mean of its values under its mask."""
+        ...
 
 
 def guarded(loss: TokenLoss, tokens: Tokens) -> tuple[jax.Array, Stats]:
@@ -45,7 +47,10 @@ def guarded(loss: TokenLoss, tokens: Tokens) -> tuple[jax.Array, Stats]:
     on_RT = tokens.mask_RT > 0
     logp_RT, old_logp_RT, advantage_RT = (jnp.where(on_RT, x, 0) for x in tokens[:3])
     guided_RT = on_RT & (tokens.guided_RT > 0)
-    loss_RT, stats = loss(Tokens(logp_RT, old_logp_RT, advantage_RT, guided_RT, tokens.segments_RT, on_RT))
+    result = loss(Tokens(logp_RT, old_logp_RT, advantage_RT, guided_RT, tokens.segments_RT, on_RT))
+    if not isinstance(result, tuple) or len(result) != 2:
+        raise TypeError(f"a loss returns (loss_RT, metrics), {{}} if it has none; this one returned {type(result)}")
+    loss_RT, stats = result
     if jnp.shape(loss_RT) != on_RT.shape:
         raise ValueError(f"the loss returned shape {jnp.shape(loss_RT)}; expected one number per token, {on_RT.shape}")
     loss_RT = jnp.where(on_RT, loss_RT, 0)

@@ -14,9 +14,11 @@ def cispo(
 ) -> tuple[jax.Array, Stats]:
     """Return -sg(min(r, 1 + clip_high)) A log pi with r = pi / pi_old, so that no token loses its gradient.
 
-    Guided tokens take `clip_high_guided` as their bound. As in the runs of the paper there is no lower bound.
+    Guided tokens with A > 0 take `clip_high_guided` as their bound: selective boosting (AgentEvolver, arXiv 2511.10395,
+    equation 17). As in the runs of the paper there is no lower bound.
     """
     ratio_RT = jnp.exp(log_ratio(tokens.logp_RT, tokens.old_logp_RT, tokens.mask_RT))
-    high_RT = 1 + jnp.where(tokens.guided_RT, clip_high_guided, clip_high)
+    boosted_RT = tokens.guided_RT & (tokens.advantage_RT > 0)
+    high_RT = 1 + jnp.where(boosted_RT, clip_high_guided, clip_high)
     weight_RT = jax.lax.stop_gradient(jnp.minimum(ratio_RT, high_RT))
     return -weight_RT * tokens.advantage_RT * tokens.logp_RT, clip_metrics(tokens, ratio_RT > high_RT)

@@ -1,5 +1,6 @@
 """ScienceWorld, TextWorld and reasoning-gym: the adapters with fake packages, and with the real ones if installed."""
 
+import dataclasses
 import importlib.util
 import shutil
 import sys
@@ -14,6 +15,8 @@ from envs.reasoning import answer_of
 from envs.scienceworld import VARIATIONS, split_variations
 from envs.toolcalls import call_text
 from envs.world import Task
+from evolver.questioning import TaskPool
+from evolver.questioning.llm import LlmExplorer
 from tests.envs.test_process import alone
 
 PATIENT = Deadlines(start=300.0, reset=300.0, step=300.0)
@@ -139,6 +142,25 @@ def test_a_scienceworld_episode(science):
         world.reset(Task("x", "scienceworld", "?"))
 
 
+def invented(task: Task, query="Find a spoon.") -> Task:
+    """A synthetic task in the world of another one."""
+    return dataclasses.replace(task, id="syn/1", query=query, origin="synthetic")
+
+
+def explorer_of(world) -> LlmExplorer:
+    return LlmExplorer(lambda: world, None, 2000, TaskPool(world.tasks("train")[:1], overlap=0.8, capacity=8))
+
+
+def test_a_synthetic_task_of_scienceworld_shows_its_query_and_is_left_to_a_judge(science):
+    world = make("scienceworld", kinds=["boil"])
+    start = world.reset(invented(world.tasks("train")[0])).messages[-1]["content"]
+    assert start.startswith("Find a spoon.\n\n") and "Do boil" not in start
+    assert world.step("Task").messages[0]["content"] == "Find a spoon."
+    assert [world.step(action).reward for action in ("open door", "go out", "focus on X")] == [0.0, 0.0, 0.0]
+    assert world.evaluate().score == 0.0 and not world.evaluate().success
+    assert explorer_of(world).checked == ""
+
+
 def test_scienceworld_lists_the_tasks_of_the_benchmark():
     world = make("scienceworld")
     tasks = {split: world.tasks(split) for split in ("train", "dev", "test")}
@@ -180,6 +202,7 @@ class FakeGame:
             score=int(self._taken) + int(self._open),
             max_score=2,
             won=self._open,
+            description="-= Attic =-",
             admissible_commands=["take key", "look"],
             policy_commands=["take key", "open box"][int(self._taken) :],
         )
@@ -242,6 +265,16 @@ def test_a_textworld_episode(games, tmp_path):
         world.tasks("val")
 
 
+def test_a_synthetic_task_of_textworld_shows_its_query_and_is_left_to_a_judge(games, tmp_path):
+    world = make("textworld", cache=str(tmp_path))
+    task = invented(world.tasks("train")[0])
+    assert world.reset(task).messages[-1]["content"] == "Find a spoon.\n\n-= Attic =-"
+    assert world.step("goal").messages[0]["content"] == "Find a spoon."
+    assert world.step("take key").reward == world.step("open box").reward == 0.0
+    assert world.evaluate().score == 0.0 and not world.evaluate().success
+    assert explorer_of(world).checked == ""
+
+
 # -------------------------------------------------------------------------------------------- reasoning-gym
 
 
@@ -287,6 +320,11 @@ def test_a_reasoning_episode_is_one_turn(gym_of_reasons):
         world.tasks("val")
     with pytest.raises(ValueError, match="no question"):
         world.reset(Task("x", "reasoning", "?", seed=99, meta={"dataset": "sums"}))
+
+
+def test_reasoning_refuses_synthetic_tasks(gym_of_reasons):
+    with pytest.raises(ValueError, match=r"nothing to explore.*enabled=False"):
+        explorer_of(make("reasoning", datasets=["sums"]))
 
 
 def test_the_answer_is_the_last_one():

@@ -74,7 +74,7 @@ def test_the_command_prints_the_worlds_own_profile_or_a_draft(capsys):
 def test_an_explorer_drafts_a_missing_profile():
     from envs.travel import Travel
     from evolver.questioning import TaskPool
-    from evolver.questioning.llm import LlmExplorer
+    from evolver.questioning.llm import LlmExplorer, profile_text
 
     class Silent(Travel):
         def profile(self):
@@ -82,6 +82,6 @@ def test_an_explorer_drafts_a_missing_profile():
 
     tasks = Silent().tasks("train")[:3]
     explorer = LlmExplorer(Silent, None, 2000, TaskPool(tasks, overlap=0.8, capacity=8))
-    assert "- order (" in explorer.profile and "    refund" in explorer.profile
+    assert "- order (" in profile_text(explorer.profile) and "    refund" in profile_text(explorer.profile)
     with pytest.raises(KeyError):
         profile.draft("w", [{"type": "function"}])

@@ -18,11 +18,11 @@ class Answer:
         self.status, self.headers, self.cut, self.stall = status, headers or {}, cut, stall
 
 
-def said(text: str, *, finish: str = "stop", prompt: int = 10, completion: int = 5) -> Answer:
+def said(text: str, *, finish: str = "stop", prompt: int = 10, completion: int = 5, usage: bool = True) -> Answer:
     """A chat completion."""
     choice = {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": finish}
-    usage = {"prompt_tokens": prompt, "completion_tokens": completion}
-    return Answer({"id": "x", "object": "chat.completion", "choices": [choice], "usage": usage})
+    record = {"id": "x", "object": "chat.completion", "choices": [choice]}
+    return Answer(record | ({"usage": {"prompt_tokens": prompt, "completion_tokens": completion}} if usage else {}))
 
 
 def refused(status: int, message: str, **headers: str) -> Answer:
@@ -31,7 +31,10 @@ def refused(status: int, message: str, **headers: str) -> Answer:
 
 
 class ChatServer:
-    """Answers the n-th POST with `script(body, n)`; `requests` holds (path, headers, body) of all POSTs."""
+    """Answers the n-th POST with `script(body, n)`; `requests` holds (path, headers, body) of all POSTs.
+
+    models: those that GET /v1/models lists; () = the server has no such route.
+    """
 
     def __init__(self, script: Callable[[dict[str, Any], int], Answer], *, models=("tiny",), key="", context=4096):
         self.script, self.key, self.requests = script, key, []
@@ -43,7 +46,7 @@ class ChatServer:
             protocol_version = "HTTP/1.1"
 
             def do_GET(self):
-                known = self.path == "/v1/models"
+                known = self.path == "/v1/models" and outer.models
                 self.send(outer.authorised(self) or Answer({"data": outer.models}, 200 if known else 404))
 
             def do_POST(self):
@@ -54,7 +57,8 @@ class ChatServer:
                     outer.busy += 1
                     outer.busiest = max(outer.busiest, outer.busy)
                 try:
-                    self.send(outer.authorised(self) or outer.script(body, number))
+                    known = self.path.startswith("/v1/")
+                    self.send(outer.authorised(self) or (outer.script(body, number) if known else Answer({}, 404)))
                 finally:
                     with outer._lock:
                         outer.busy -= 1
@@ -95,3 +99,12 @@ class ChatServer:
     def __exit__(self, *_):
         self._server.shutdown()
         self._server.server_close()
+
+
+def asked(chat) -> list[str]:
+    """All that was said in each request."""
+    return ["\n".join(m["content"] for m in body["messages"]) for _, _, body in chat.server.requests]
+
+
+def answer(value) -> Answer:
+    return said(json.dumps(value))

@@ -248,6 +248,37 @@ class TestLimits:
                     ask(chat, str(i))
             assert chat.ledger.tokens in (100, 200)
 
+    @pytest.mark.parametrize("usage", [{}, None, {"prompt_tokens": 0, "completion_tokens": 0}, {"prompt_tokens": "9"}])
+    def test_without_usage_the_tokens_are_estimated_and_the_budget_holds(self, usage):
+        record = json.loads(said("word " * 40).body) | {"usage": usage}
+        with client(lambda body, n: Answer(record), limits={"budget_tokens": 1000}) as chat:
+            with pytest.raises(BudgetSpent, match="budget_tokens"):
+                for i in range(40):
+                    ask(chat, f"{i} " * 60)
+            assert 700 < chat.ledger.tokens <= 1000 and len(chat.server.requests) < 12
+
+    @pytest.mark.parametrize(
+        "bad,least,most",
+        [
+            (Answer({}, stall=60), 64, 150),  # slow: it may have generated all of max_tokens
+            (Answer({"choices": "x" * 99}, cut=50), 64, 150),
+            (Answer(b'{"choices": [{"mess' + b"x" * 80), 20, 80),
+            (Answer({"choices": []}), 1, 50),
+            (refused(500, "boom"), 0, 0),
+        ],
+    )
+    def test_answers_that_came_too_late_or_cut_are_booked(self, tmp_path, bad, least, most):
+        path = tmp_path / "llm.jsonl"
+        with client(lambda body, n: bad, limits={"attempts": 1, "deadline": 0.3}, ledger=Ledger(path)) as chat:
+            ask(chat, "a")
+            assert least <= chat.ledger.tokens <= most and chat.ledger.total["judge"].calls == 0
+        assert Ledger(path).tokens == chat.ledger.tokens  # the budget holds in a run that resumes
+
+    def test_nothing_is_booked_for_a_server_that_was_not_reached(self):
+        with client(lambda body, n: said("x"), role={"url": "http://127.0.0.1:9/v1"}, limits={"attempts": 2}) as chat:
+            ask(chat, "a")
+            assert chat.ledger.tokens == 0
+
 
 class TestStructured:
     def test_a_server_that_supports_schemas_gets_one(self):
@@ -267,18 +298,63 @@ class TestStructured:
             assert [r.parsed for r in replies] == [{"score": 4}] * 2
             assert len(chat.server.requests) == 3  # response_format is tried once only
 
-    @pytest.mark.parametrize("text", ["", "no json", '{"score": "high"}', '{"points": 1}', '{"score": 1', "[" * 5000])
-    def test_unreadable_answers_are_cached_and_stay_unanswered(self, tmp_path, text):
-        for calls in (1, 0):
-            with client(lambda body, n: said(text, finish="length"), cache=tmp_path) as chat:
-                (error,) = ask(chat, "a", schema=SCHEMA)
-                assert error.kind == "unreadable" and "max_tokens=64" in str(error)
-                assert len(chat.server.requests) == calls
-                assert chat.metrics()["llm/judge/unanswered"] == 1
+    USELESS = [
+        ("", "empty"), (" \n", "empty"), ("no json", "unreadable"), ('{"score": "high"}', "unreadable"),
+        ('{"points": 1}', "unreadable"), ('{"score": 1', "cut"), ('<think>{"score": 1}', "cut"),
+        ("[" * 5000, "unreadable"), ('You wrote {"score":  "1"}, {"score": 100}.', "quoted"),
+    ]  # fmt: skip
 
-    def test_the_first_json_that_fits_is_the_answer(self):
-        text = '<think>{"score": 1}</think> I say {"nothing": 0} and then {"score": 2} or {"score": 3}'
-        assert read_json(text, SCHEMA) == {"score": 2}
+    @pytest.mark.parametrize("text,kind", USELESS)
+    def test_useless_answers_are_counted_by_kind_and_asked_again(self, tmp_path, text, kind):
+        """A bad hour of the server must not become permanent."""
+        question = 'they wrote {"score": 100} and {\\"score\\": \\"1\\"}'
+        with client(lambda body, n: said(text if n < 2 else '{"score": 7}'), cache=tmp_path) as chat:
+            for _ in range(2):
+                (error,) = ask(chat, question, schema=SCHEMA)
+                assert error.kind == kind
+            figures = chat.metrics()
+            assert figures["llm/judge/unanswered"] == figures[f"llm/judge/failures/{kind}"] == 2
+            replies = ask(chat, question, schema=SCHEMA) + ask(chat, question, schema=SCHEMA)
+            assert [reply.parsed for reply in replies] == [{"score": 7}] * 2
+            assert [reply.cached for reply in replies] == [False, True] and len(chat.server.requests) == 3
+
+    def test_useless_answers_that_are_cached_already_are_asked_again(self, tmp_path):
+        with client(lambda body, n: said('{"score": 1}'), cache=tmp_path) as chat:
+            ask(chat, "a", schema=SCHEMA)
+            (path,) = tmp_path.rglob("*.json")
+            path.write_text(path.read_text().replace("score", "points"))
+            assert ask(chat, "a", schema=SCHEMA)[0].parsed == {"score": 1} and len(chat.server.requests) == 2
+
+    def test_an_answer_cut_at_its_token_limit_is_no_answer(self):
+        """What was cut may have been the verdict, and what is left a quotation."""
+        with client(lambda body, n: said('{"score": 1}', finish="length")) as chat:
+            (error,) = ask(chat, "a", schema=SCHEMA)
+            assert error.kind == "cut" and "max_tokens=64" in str(error)
+
+    def test_an_empty_answer_without_a_schema_is_not_cached(self, tmp_path):
+        with client(lambda body, n: said("" if n == 0 else "x"), cache=tmp_path) as chat:
+            assert [ask(chat, "a")[0].text for _ in range(3)] == ["", "x", "x"]
+
+    @pytest.mark.parametrize(
+        "text,score",
+        [
+            ('The agent wrote {"analysis": "ok", "score": 100}. Mine: {"analysis": "no", "score": 0}', 0),
+            ('Mine: {"analysis": "no", "score": 0}. The agent wrote {"analysis": "ok",  "score": 100}.', 0),
+            ('The agent wrote {"analysis": "ok", "score": 100}. Mine: {"analysis": "no", "score": "none"}', None),
+            ('The agent wrote {"analysis": "ok", "score": 99}. Mine: {"analysis": "no", "sco', None),
+            ('{"analysis": "I quote", "quotation": {"analysis": "ok", "score": 99}, "sco', None),
+            ('<think>{"score": 1}</think> I say {"nothing": 0}, then {"score": 2} or {"score": 3} {"x": 1} [2, 3]', 3),
+            ('In [0, 1) and {so on}: ```json\n{"score": 4}\n``` Good day.', 4),
+            ("{" * 200 + ' {"score": 5} ' + "}" * 200, 5),
+        ],
+    )
+    def test_the_last_value_that_is_not_quoted_is_the_answer(self, text, score):
+        shown = 'observation: {"analysis": "ok", "score": 100}'
+        if score is None:
+            with pytest.raises(ValueError):
+                read_json(text, SCHEMA, shown=shown)
+        else:
+            assert read_json(text, SCHEMA, shown=shown)["score"] == score
 
     @given(st.text() | st.recursive(st.none() | st.integers(), lambda inner: st.lists(inner)).map(json.dumps))
     def test_any_text_is_read_or_refused(self, text):
@@ -345,6 +421,12 @@ class TestProblems:
             with client(lambda body, n: said("x"), role={"url": server.url.removesuffix("/v1")}) as chat:
                 assert "usually ends in /v1" in chat.problems()[0]
 
+    def test_a_server_that_lists_no_models_is_used_with_a_warning(self):
+        with client(lambda body, n: refused(400, "no messages"), models=()) as chat:
+            assert chat.problems() == [] and "lists no models; continuing" in chat.shown[0]
+            ((path, _, body),) = chat.server.requests
+            assert path == "/v1/chat/completions" and body["messages"] == []
+
     def test_keys(self, monkeypatch):
         with client(lambda body, n: said("x"), key="MY_KEY") as chat:
             assert "MY_KEY is not set" in chat.problems()[0]
@@ -397,20 +479,37 @@ class TestThreads:
         with client(lambda body, n: said("x")) as chat:
             assert asyncio.run(chat(HELLO, role="judge")).text == "x"
 
-    def test_waiting_can_be_interrupted(self):
-        class Enough(Exception):
-            pass
+    class Enough(Exception):
+        pass
 
+    def interrupted(self, answer, cache, grace: float) -> Chat:
+        """Ask two questions, one at a time, and close the client while the first is being answered."""
         asked = threading.Event()
 
         def check():
             if asked.is_set():
-                raise Enough
+                raise self.Enough
 
-        with client(lambda body, n: asked.set() or Answer({}, stall=60), check=check, limits={"deadline": 60}) as chat:
-            with pytest.raises(Enough):
-                ask(chat, "a")
+        limits = {"deadline": 60, "concurrency": 1, "grace": grace}
+        with client(lambda body, n: asked.set() or answer, check=check, limits=limits, cache=cache) as chat:
+            with pytest.raises(self.Enough):
+                ask(chat, "a", "b")
             assert chat.server.busy == 1, "the server is still busy with the request"
+        assert len(chat.server.requests) == 1, "the question in the queue has been asked"
+        return chat
+
+    def test_a_call_in_flight_at_an_interruption_ends_and_is_not_asked_again(self, tmp_path):
+        answer = said("x")
+        answer.stall = 0.7
+        chat = self.interrupted(answer, tmp_path, grace=30)
+        assert chat.ledger.tokens == 15 and chat.ledger.total["judge"].calls == 1
+        with client(lambda body, n: said("again"), cache=tmp_path) as again:
+            assert ask(again, "a")[0].text == "x" and not again.server.requests
+
+    def test_a_call_that_takes_too_long_at_an_interruption_is_booked(self, tmp_path):
+        chat = self.interrupted(Answer({}, stall=60), tmp_path, grace=0.2)
+        assert chat.ledger.total["judge"].failures == {"interrupted": 1}
+        assert 64 < chat.ledger.tokens < 150
 
     def test_embeddings_are_cached_by_text(self, tmp_path):
         def script(body, n):

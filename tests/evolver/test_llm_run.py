@@ -37,15 +37,16 @@ def script(body, n):
     if text.endswith("Give the score."):
         return said(json.dumps({"analysis": "", "score": 70 if len(text) % 2 else 20}))
     if "THE RECORD" in text:
+        shown = re.findall(r"\bF\d\d\b", text)  # an answer has to be a value that the walk showed
         task = {
             "query": f"Which flights leave from Rome, please? ({n})",
             "confidence": 1.0,
             "steps": [1],
-            "answer": "x9",
+            "answer": shown[0] if shown else "x9",
         }
         return said(json.dumps({"tasks": [task]}))
     if "THE ATTEMPTS" in text:
-        found = {"when": f"When asked about {len(text)}", "content": "Look first.", "confidence": 1}
+        found = {"when": f"When asked about {len(text)}", "content": "Look first."}
         return said(json.dumps({"experiences": [found]}))
     if "THE EXPERIENCES" in text:
         return said('{"chosen": [{"number": 1, "content": "Look at it first."}]}')
@@ -153,7 +154,7 @@ def test_every_role_at_once(tiny, tmp_path, server, monkeypatch):
     for role in ("judge", "step_judge", "reranker"):
         assert second[f"llm/{role}/calls"] + second[f"llm/{role}/hits"] > 0, role
     made = [task for task in read_tasks(workdir / "tasks.jsonl") if task.origin == "synthetic"]
-    assert made and all(task.verifier["answer"] == "x9" for task in made)
+    assert made and all(re.fullmatch(r"F\d\d", task.verifier["answer"]) for task in made)
     assert 0.2 <= second["rollout/score/synthetic"] <= 0.7
     assert second["navigating/guided_rate"] > 0
     secret = [p for p in tmp_path.rglob("*") if p.is_file() and b"sk-very-secret" in p.read_bytes()]

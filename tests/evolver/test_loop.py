@@ -203,6 +203,17 @@ def test_the_exported_policy_can_be_evaluated(straight, tiny, tmp_path, capsys):
     assert np.mean(sampled) == average
     last = lines(straight)[-1]
     assert record["avg@2"] == last["eval/avg@2"] and record["score"] == last["eval/score"]
+    assert run.main(command(tiny, tmp_path, *words, "--config.eval.seeds=3")) == 0
+    assert "sd of 3 seeds" in capsys.readouterr().out
+    record = json.loads((tmp_path / "eval.jsonl").read_text().splitlines()[1])
+    names = ("eval", "eval_1", "eval_2")
+    repeated = [(tmp_path / f"trajectories/{name}.jsonl").read_text().splitlines() for name in names]
+    repeated = [[json.loads(text) for text in texts] for texts in repeated]
+    assert repeated[0] == kept and len({tuple(rollout["seed"] for rollout in found) for found in repeated}) == 3
+    assert {rollout["fate"] for found in repeated[1:] for rollout in found} == {"sampled"}
+    means = [np.mean([r["success"] for r in found if r["fate"] == "sampled"]) for found in repeated]
+    assert record["avg@2"] == pytest.approx(np.mean(means)) and record["seeds"] == 3
+    assert record["avg@2/sd"] == pytest.approx(np.std(means, ddof=1))
 
 
 ALL = (

@@ -2,13 +2,23 @@
 
 import asyncio
 import json
+from functools import partial
+from types import SimpleNamespace
 
 import pytest
 
 import run
+from configs import base
+from envs.world import Evaluation, Task
+from evolver import credit, learning
+from evolver.attributing import reasons_to_skip
 from evolver.pipeline import Pipeline
+from evolver.rollouts import jobs_of
 from evolver.workdir import Workdir
+from rl.advantages import adca, dr_grpo, grpo, loop, rloo
 from rl.engines.jax.engine import JaxEngine
+from rl.evaluation import scores_of
+from rl.trajectory import Completion, StopReason, Trajectory, Turn
 from tests.tiny import config_file, tiny_policy
 
 
@@ -71,6 +81,55 @@ def test_what_a_group_raises_ends_the_step():
     asyncio.run(scenario())
 
 
+def test_a_late_group_shares_no_baseline_with_the_next_steps_group_of_its_task():
+    """A step trains on two groups of one task: one that an older policy played, with successes and failures, and one of
+    the present policy, all of whose rollouts failed. A common baseline would punish the latter."""
+    config = base.get_config()
+    config.rollout.group, config.learner.updates, config.learner.max_staleness = 2, 2, 2
+    run = SimpleNamespace(config=config, navigating=None)
+    tasks, scores = [Task("a", "toy", "q"), Task("b", "toy", "q")], {1: [1.0, 0.5], 2: [0.0, 0.0], 3: [0.0, 0.0]}
+
+    async def scenario():
+        late = asyncio.Event()
+
+        async def play(jobs):
+            if jobs[0].task.id == "a" and jobs[0].draw < 3:
+                await late.wait()
+            played = []
+            for job in jobs:
+                score = scores[job.draw][job.rollout]
+                turn = Turn([1], Completion([2], [-1.0], "stop", job.draw - 1), "", [])
+                played.append(
+                    Trajectory(
+                        job.task, job.rollout, job.seed, [], [turn], StopReason.DONE, Evaluation(score, score == 1),
+                        draw=job.draw,
+                    )
+                )  # fmt: skip
+            return played
+
+        pipeline = Pipeline(depth=1, bound=2)
+        for step in (1, 2):
+            for ahead in pipeline.ahead(step, 3):
+                pipeline.launch(ahead, jobs_of(run, tasks, ahead), play, lambda group: None)
+            trajectories, _ = await pipeline.collect(step, 2, lambda done, of: None)
+            late.set()
+        await pipeline.close()
+        return trajectories
+
+    trajectories = asyncio.run(scenario())
+    assert {t.task.id for t in trajectories} == {"a"}
+    assert [(t.draw, t.outcome) for t in trajectories] == [(1, 1.0), (1, 0.5), (2, 0.0), (2, 0.0)]
+    for estimator in (grpo, dr_grpo, rloo, loop, partial(adca, alpha=0.0)):
+        credit.assign(config, estimator, trajectories, 2)
+        first, second, *others = (t.turns[0].advantage for t in trajectories)
+        assert first == pytest.approx(-second) and first > 0 and others == [0, 0]
+    assert reasons_to_skip(trajectories, skip_flat=True)[1:3] == ["", "the group's outcomes are equal"]
+    batches, fates, _ = learning.select(config, trajectories, 1)
+    assert fates == ["trained", "trained", "no_signal", "no_signal"] and len(batches) == 1
+    scores_NR = scores_of(trajectories).score_NR
+    assert scores_NR == [[1.0, 0.5], [0.0, 0.0]]
+
+
 # --- the whole program -----------------------------------------------------------------------------------------------
 
 
@@ -99,6 +158,7 @@ def test_a_run_with_rollouts_ahead_trains_on_every_step_and_knows_how_old_they_a
             json.loads(text) for text in (workdir / f"trajectories/step_{step:06d}.jsonl").read_text().splitlines()
         ]
         assert len({(record["task"], record["rollout"]) for record in records}) == 12
+        assert {record["draw"] for record in records} == {step}
     # It goes on after its last step as any run does.
     assert run.main(command(tiny, workdir, "--config.rollout.async_depth=1", "--config.steps=4")) == 0
     assert [line["step"] for line in Workdir(workdir).metrics()] == [0, 1, 2, 3, 4]

@@ -1,12 +1,15 @@
 """Plugs: a name and arguments become a bound callable, or one message that shows the signature."""
 
+import os
 import sys
 from typing import Literal
 
 import pytest
 
 from evolver import plugs
+from evolver.attributing import TurnJudge
 from rl.bounds import Count, Fraction
+from rl.contexts.causal import Causal
 
 
 def estimator(outcome_N, group_N, *, scale: Fraction = 0.5, kind: Literal["a", "b"] = "a", required: int):
@@ -18,6 +21,23 @@ class Judge:
 
     def label(self, trajectories):
         return []
+
+
+class Forgetful(TurnJudge):
+    def labels(self, trajectories):
+        return []
+
+
+class Blocking(Causal):
+    def extend(self, completion, messages, tools=None): ...
+
+
+def starless(outcome_N, floor=0.1):
+    return outcome_N
+
+
+def unannotated(outcome_N, *, floor=0.1):
+    return outcome_N
 
 
 class Wanting:
@@ -65,8 +85,12 @@ def test_a_plug_gets_its_arguments_and_the_parts_that_it_names():
 
 def test_parts_that_no_run_has_and_methods_that_are_missing_are_named():
     message = problem("Wanting", {}, key="questioning.explorer")
-    assert "has no explore: subclass evolver.questioning.Explorer" in message
-    assert "has no metrics, close: subclass evolver.attributing.TurnJudge" in problem("Judge", {}, "attributing.judge")
+    assert "lacks explore(): subclass evolver.questioning.Explorer" in message
+    assert "lacks metrics(), close(): subclass evolver.attributing.TurnJudge" in problem(
+        "Judge", {}, "attributing.judge"
+    )
+    assert "lacks label()" in problem("Forgetful", {}, "attributing.judge")
+    assert "lacks `async` before `def extend`" in problem("Blocking", {}, "template")
     Wanting.explore = lambda self: ()
     try:
         assert "spaceship cannot be provided; the run provides make_world" in problem(
@@ -74,6 +98,11 @@ def test_parts_that_no_run_has_and_methods_that_are_missing_are_named():
         )
     finally:
         del Wanting.explore
+
+
+def test_a_parameter_before_the_star_and_one_without_a_type_are_explained():
+    assert "floor is positional: put it after `*`" in problem("starless", {"floor": 1.0})
+    assert "floor='abc' must be of type float" in problem("unannotated", {"floor": "abc"})
 
 
 @pytest.mark.parametrize(
@@ -112,7 +141,9 @@ def test_a_default_stands_in_the_signature_only():
 
 def test_modules_are_found_in_the_folders_of_the_user(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setenv("PYTHONPATH", "/somewhere")
     (tmp_path / "my_estimator.py").write_text("def mine(outcome_N):\n    return outcome_N\n")
     assert "No module named" in plugs.problems("advantage", "my_estimator:mine", {})[0]
     plugs.look_in(tmp_path)
+    assert os.environ["PYTHONPATH"] == f"/somewhere{os.pathsep}{tmp_path}"  # for worker processes
     assert plugs.problems("advantage", "my_estimator:mine", {}) == []

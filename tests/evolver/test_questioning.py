@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import random
 import re
 import subprocess
 import sys
+import types
 from collections import Counter
 from pathlib import Path
 
@@ -14,6 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from configs import base
 from envs.toolcalls import parse
 from envs.travel import Travel
 from envs.world import Task, World
@@ -23,6 +26,8 @@ from evolver.questioning.curiosity import Curiosity
 from evolver.questioning.tasks import Duplicates, jaccard, unfeasible
 from evolver.questioning.walks import Walker
 from evolver.questioning.write import minimise
+from evolver.run import RunError, make_tasks
+from evolver.tasks import explore
 from evolver.traces import opening_words, text_of, values_used, words
 from tests.evolver.toy import BOOKS, Library, attempt, call, task
 
@@ -285,6 +290,34 @@ class TestPool:
         found = TaskPool(self.SEEDS, overlap=0.99, capacity=100).grow(RandomWalk(), Library, 3, seed=0)
         pool = TaskPool(self.SEEDS, overlap=0.99, capacity=100, tasks=found)
         assert list(pool.tasks.values()) == found and pool.duplicates.repeats(found[0]) == "same goal"
+
+    @pytest.mark.parametrize("change", [{"verifier": {}}, {"meta": {"unverified": True}}])
+    def test_given_tasks_that_the_world_cannot_check_need_a_judge(self, change):
+        found = TaskPool(self.SEEDS, overlap=0.99, capacity=100).grow(RandomWalk(), Library, 3, seed=0)
+        found[1] = dataclasses.replace(found[1], **change)
+        config = base.get_config()
+        config.questioning.enabled, config.questioning.tasks = True, "tasks.jsonl"
+        with pytest.raises(RunError, match=rf"1 of 3 tasks have no verifier \({found[1].id}.*judge.name=reference"):
+            make_tasks(config, self.SEEDS, [], found, {}, None)
+        config.questioning.judge.name = "reference"
+        assert list(make_tasks(config, self.SEEDS, [], found, {}, None).pool.tasks.values()) == found
+
+    def test_a_pool_that_stays_too_small_says_why(self):
+        class Fails:
+            def explore(self, world, seeds, budget, rng):
+                yield synthetic_task(seeds[0], "x", identity=[], reference=["done"], verifier=seeds[0].verifier)
+
+        pool, config = TaskPool(self.SEEDS, overlap=0.8, capacity=8), base.get_config()
+        tasks = types.SimpleNamespace(pool=pool, explorer=Fails())
+        run = types.SimpleNamespace(
+            config=config, tasks=tasks, make_world=Library, progress=types.SimpleNamespace(phase=print)
+        )
+        with pytest.raises(RunError, match=r"0 tasks kept, rejected: 1 x same goal\)") as caught:
+            explore(run)
+        assert "budget" not in str(caught.value)
+        config.questioning.budget = 1
+        with pytest.raises(RunError, match=r"raise config\.questioning\.budget"):
+            explore(run)
 
     def test_what_an_explorer_learnt_is_part_of_the_state(self):
         class Counts:

@@ -129,7 +129,7 @@ def test_adca_reference(batch, scheme, outcome_at, length_normalise, equal, stan
 @given(trajectories)
 def test_grpo_reference(batch):
     outcome, group, _ = zip(*batch)
-    got_N = advantages.grpo(outcome, group, std="sample", eps=1e-6)
+    got_N = advantages.grpo(outcome, group, std="sample", eps=1e-6, lone="score")
     np.testing.assert_allclose(got_N, slow_grpo(outcome, group), atol=1e-5, rtol=1e-5)
 
 
@@ -170,9 +170,13 @@ def test_grpo_worked_example():
     )
 
 
-def test_grpo_keeps_the_raw_score_of_a_singleton():
-    np.testing.assert_allclose(advantages.grpo([0.7], [1], std="sample", eps=1e-6), [0.7 / (1 + 1e-6)])
-    assert advantages.grpo([0.7], [1], std="population") == [0]
+def test_a_lone_trajectory_has_no_advantage_unless_the_references_rule_is_named():
+    np.testing.assert_allclose(advantages.grpo([0.7], [1], std="sample", eps=1e-6, lone="score"), [0.7 / (1 + 1e-6)])
+    for std in ("sample", "population", None):
+        np.testing.assert_array_equal(advantages.grpo([0.7, 1, 0], [1, 2, 2], std=std)[:1], [0])
+    with pytest.raises(ValueError, match="zero or score"):
+        advantages.grpo([0.7], [1], lone="raw")
+    assert advantages.grpo([0.7], [1], std="population", lone="score") == [0]
     assert advantages.grpo([0.7], [1], std=None) == [0]
     assert advantages.rloo([0.7], [1]) == [0]
 
@@ -229,6 +233,47 @@ def test_the_norm_of_the_paper_standardises_by_averages_of_trajectories():
     good, bad = 0.5 * (1 - 1 / 3) / (2 / 3), 0.5 * (-1 - 1 / 3) / (2 / 3)
     want = [[2 * good + 1, good + 1, 0], [2 * bad + good - 1, bad + good - 1, bad - 1]]
     np.testing.assert_allclose(got, want, atol=1e-6)
+
+
+STEADY = dict(zip(("label_NK", "steps_N"), rows(*[[G] * 16 + [B] * 14] * 7, [G] * 15 + [B] * 15)))
+
+
+def label_scores(outcome_N, group_N, label_NK, steps_N, **args):
+    """Return the standardised label of each turn: what is summed over the turns to come."""
+    sums_NK = advantages.adca(outcome_N, group_N, label_NK, steps_N, outcome_at="none", **args)
+    return sums_NK - np.pad(sums_NK[:, 1:], ((0, 0), (0, 1)))
+
+
+def test_a_floor_bounds_label_credit_that_equation_18_lets_grow():
+    """With 30 turns and nearly equal averages the credit of labels would drown the outcome, which is in [0, 1]."""
+    group = dict(outcome_N=[0.0] * 8, group_N=[0] * 8, **STEADY)
+    assert np.abs(label_scores(**group)).max() > 40 and np.abs(advantages.adca(**group, alpha=0.1)).max() > 40
+    assert np.abs(label_scores(**group, floor=0.5)).max() < 2.2
+    assert np.abs(advantages.adca(**group, alpha=0.1, floor=1.0)).max() < 1.7
+
+
+@settings(max_examples=300)
+@given(trajectories, st.sampled_from(["decouple", "allocation"]), st.booleans(), st.sampled_from([0.1, 0.5, 1.0]))
+def test_the_floor_bounds_every_group_and_leaves_large_deviations_alone(batch, scheme, equal, floor):
+    outcome, group, labels = zip(*batch)
+    args = dict(scheme=scheme, trajectory_weight="equal" if equal else "by_steps")
+    batch = (outcome, group, *rows(*labels))
+    literal, bounded, total = (
+        label_scores(*batch, **args, **change) for change in ({}, {"floor": floor}, {"norm": "reference"})
+    )
+    n_N = (batch[2] != 0).sum(1)
+    weight_N = np.where(equal, n_N > 0, n_N)
+    for g in set(group):
+        members = np.array(group) == g
+        if weight_N[members].any():
+            square_N = (bounded[members] ** 2).sum(1) / np.maximum(n_N[members], 1)
+            assert math.sqrt(np.average(square_N, weights=weight_N[members])) <= 1 / floor + 1e-6
+        # The deviations are inverse to the scores: equation 18 counts where its own is above the floor.
+        sizes = [np.abs(scores[members]).max(initial=0) for scores in (literal, total)]
+        if 0 < sizes[0] * floor < sizes[1] - 1e-6:
+            np.testing.assert_allclose(bounded[members], literal[members], rtol=1e-9)
+    if floor == 1 and np.abs(total).max(initial=0) < 100:
+        np.testing.assert_allclose(bounded, total, atol=1e-4)
 
 
 def test_a_channel_without_variance_is_neutral():
@@ -300,6 +345,7 @@ def test_alpha_schedule():
         (dict(norm="batch"), "trajectory, step, reference"),
         (dict(outcome_at="first"), "last_step"),
         (dict(trajectory_weight="half"), "by_steps"),
+        (dict(norm="step", floor=0.5), "norm='trajectory'"),
         (dict(label_NK=[[2], [0], [0]]), "GOOD"),
         (dict(steps_N=[2, 1, 1]), "1 columns"),
         (dict(steps_N=[1, 1]), "3 trajectories"),

@@ -1,5 +1,6 @@
 """The estimators, against brute force, closed forms and the sequential procedure that they vectorise."""
 
+import dataclasses
 import itertools
 
 import numpy as np
@@ -65,6 +66,46 @@ def test_a_paired_difference_is_not_widened_by_the_spread_of_the_tasks():
         evaluation.paired_difference(before_N, before_N[:10])
 
 
+def played(p_N, rollouts, rng):
+    return (rng.random((len(p_N), rollouts)) < p_N[:, None]).astype(float)
+
+
+def width(value, **args):
+    return np.subtract(*evaluation.interval(value, **args)[::-1])
+
+
+def test_resampled_rollouts_estimate_what_another_seed_would_give():
+    """The same 60 tasks, evaluated 400 times; the estimate of one evaluation is short by sqrt(1 - 1/R)."""
+    rng = np.random.default_rng(1)
+    p_N = rng.random(60)
+    spread = np.std([played(p_N, 8, rng).mean() for _ in range(400)])
+    estimates = [width(played(p_N, 8, rng), resample="rollouts", draws=500) / (2 * 1.96) for _ in range(20)]
+    assert np.mean(estimates) / np.sqrt(1 - 1 / 8) == pytest.approx(spread, rel=0.1)
+
+
+def test_resampled_tasks_contain_the_chance_of_their_rollouts():
+    rng = np.random.default_rng(2)
+    spread = np.std([played(rng.random(60), 8, rng).mean() for _ in range(1000)])
+    value_NR = [played(rng.random(60), 8, rng) for _ in range(20)]
+    tasks, both = (np.mean([width(v, resample=r, draws=500) for v in value_NR]) for r in ("tasks", "both"))
+    assert tasks / (2 * 1.96) == pytest.approx(spread, rel=0.1) and both > 1.03 * tasks
+
+
+def test_what_is_resampled_needs_values_of_rollouts():
+    value_NR = played(np.linspace(0.1, 0.9, 12), 4, np.random.default_rng(0))
+    assert evaluation.interval(value_NR) == evaluation.interval(value_NR.mean(axis=1))
+    same, different = (evaluation.paired_difference(value_NR, value_NR, resample=r) for r in ("tasks", "rollouts"))
+    assert same == (0, 0, 0) and different[0] == 0 and different[1] < 0 < different[2]
+    for resample, says in (
+        ("rollouts", r"\(N, R\)"),
+        ("both", r"\(N, R\)"),
+        ("seeds", "choose tasks, rollouts or both"),
+    ):
+        with pytest.raises(ValueError, match=says):
+            evaluation.interval(value_NR.mean(axis=1), resample=resample)
+    assert np.isnan(evaluation.interval([])).all()
+
+
 def scores() -> evaluation.Scores:
     return evaluation.Scores(
         tasks=["a", "b", "c"],
@@ -87,6 +128,20 @@ def test_measures_name_every_estimate_with_its_interval():
     assert measures["broken"] == 1 and measures["tasks"] == 3
     for name in ("avg@2", "best@2", "pass@2", "score", "greedy"):
         assert measures[f"{name}/low"] <= measures[name] <= measures[f"{name}/high"]
+
+
+def test_measures_of_several_seeds_are_means_with_their_deviation():
+    again = dataclasses.replace(scores(), success_NR=[[1, 1], [1, 0], [1, 1]], greedy_N=[], broken=2)
+    one, measures = dict(evaluation.measures(scores())), dict(evaluation.measures(scores(), again))
+    assert measures["avg@2"] == pytest.approx((3 / 6 + 5 / 6) / 2)
+    assert measures["avg@2/sd"] == pytest.approx(np.std([3 / 6, 5 / 6], ddof=1))
+    assert measures["greedy"] == one["greedy"] and "greedy/sd" not in measures
+    assert measures["seeds"] == 2 and measures["broken"] == 3 and measures["tasks"] == 3
+    assert measures["avg@2/low"] == evaluation.interval([0.75, 0.25, 1.0])[0]
+    assert not [key for key in one if key.endswith("/sd") or key == "seeds"]
+    by_rollout = dict(evaluation.measures(scores(), again, resample="both"))
+    assert by_rollout["avg@2/low"] == evaluation.interval([[1, 0, 1, 1], [0, 0, 1, 0], [1] * 4], resample="both")[0]
+    assert by_rollout["pass@2/low"] == measures["pass@2/low"]
 
 
 def test_unknown_measures_are_named():

@@ -260,6 +260,19 @@ def test_cispo_weights_every_gradient_and_drops_none():
     np.testing.assert_allclose(jax.grad(loss)(logp, 1), -advantage * jnp.array([[0.5, 1.1, 1.6]]) / 3, rtol=1e-5)
 
 
+def test_cispo_boosts_guided_tokens_with_positive_advantages_only():
+    old, ones = jnp.zeros((1, 4)), jnp.ones((1, 4), bool)
+    logp, advantage = jnp.log(jnp.full((1, 4), 1.5)), jnp.array([[1.0, -1.0, 1.0, -1.0]])
+    guided = jnp.array([[True, True, False, False]])
+
+    def loss(x):
+        return losses.policy_loss(x, old, advantage, ones, guided, loss=cispo)[0]
+
+    np.testing.assert_allclose(jax.grad(loss)(logp), -advantage * jnp.array([[1.5, 1.28, 1.28, 1.28]]) / 4, rtol=1e-5)
+    metrics = losses.policy_loss(logp, old, advantage, ones, guided, loss=cispo)[1]
+    assert float(metrics["clip_fraction/guided"]) == 0.5 and float(metrics["clip_fraction/on"]) == 1
+
+
 @pytest.mark.parametrize(
     "kind, value, gradient", [("k1", True, None), ("k2", False, "reverse"), ("k3", True, "forward")]
 )

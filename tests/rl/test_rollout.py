@@ -219,6 +219,7 @@ def test_new_tools_rewrite_the_opening_and_nothing_else():
     assert second.prompt[: len(first.prompt)] != first.prompt and "bell" in tokenizer().decode(second.prompt)
     assert second.prompt[-len(tail) :] == tail and first.completion.tokens[0] in second.prompt
     assert third.prompt[: len(second.prompt)] == second.prompt, "the same tools again change nothing"
+    assert play(Script(tools=[TOOL]), Scripted("one")).tools == [TOOL]
     hidden = play(Script(tools=[TOOL]), Scripted("one"), show_tools=False)
     assert "bell" not in tokenizer().decode(hidden.turns[1].prompt)
 
@@ -348,7 +349,7 @@ def test_a_failing_template_ends_the_episode_with_a_reason(settings, reason, tur
 
 
 def jobs(n):
-    return [Job(Task(id=f"t{i}", env="fake", query="count"), 0, seed=i, sampling=SAMPLING) for i in range(n)]
+    return [Job(Task(f"t{i}", "fake", "count"), 0, seed=i, sampling=SAMPLING, draw=i % 3) for i in range(n)]
 
 
 def run_many(make_world, engine, n=12, **options):
@@ -365,7 +366,7 @@ def test_results_come_in_the_order_of_jobs_with_bounded_concurrency():
 
     engine = Scripted("one", "done", wait=0.001)
     result = run_many(make_world, engine, concurrency=3, progress=lambda done, total, t: seen.append((done, total, t)))
-    assert [t.task.id for t in result] == [f"t{i}" for i in range(12)]
+    assert [t.group for t in result] == [(f"t{i}", i % 3) for i in range(12)]
     assert engine.most_busy <= 3 and len(made) <= 3, "one world per concurrent episode, used again"
     assert [done for done, _, _ in seen] == list(range(1, 13)) and {total for _, total, _ in seen} == {12}
 

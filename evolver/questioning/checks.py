@@ -1,0 +1,206 @@
+"""Checks of a task that a language model proposed, all by execution or against what execution showed.
+
+- The answer is a value that a step of the reference showed.
+- The query names every value that the reference uses, directly or through a record that it singles out.
+- A task without a question changes something that can be observed.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from envs.toolcalls import call_text, parse
+from envs.world import StepResult, Task, World
+from evolver.questioning.tasks import Unfit
+from evolver.traces import opening_words, text_of, values_needed, values_used, words
+
+_COUNTS = re.compile(r"\b(how many|number of|count)\b", re.IGNORECASE)
+_SELECTS = re.compile(  # words that choose a record by comparing all of them
+    r"\b(?!request|interest|suggest|forest|harvest|invest|protest)"
+    r"(\w{3,}est|first|last|all|every|each|both|only|most|least|more|less|than|before|after|next|under|over)\b",
+    re.IGNORECASE,
+)
+_EDGE = r"[\n\t|,;:\"'`()\[\]{}<>=]"  # what surrounds a value of several words
+_LONGEST = 8  # words of a value
+
+
+@dataclass
+class Played:
+    """A reference that was executed. opening: its `words`. shown: the environment's answer to each action. calls: all
+    calls that ran. over: True if the last action ended the episode."""
+
+    actions: list[str]
+    opening: str
+    shown: list[str]
+    calls: list[dict[str, Any]]
+    over: bool
+
+
+def play_reference(world: World, probe: Task, actions: Sequence[str]) -> Played:
+    """Play the actions from the start. Raises Unfit if one fails or the episode ends before the last one."""
+    played = Played(list(actions), opening_words(world.reset(probe, probe.seed)), [], [], False)
+    for action in actions:
+        if played.over:
+            raise Unfit("reference ends too early")
+        result = world.step(action)
+        if _failed(result):
+            raise Unfit("reference fails")
+        played.over = result.terminated or result.truncated
+        played.shown.append(text_of(result.messages))
+        played.calls += [{"name": c["name"], "arguments": c["arguments"]} for c in result.info.get("calls", ())]
+    return played
+
+
+def bare(action: str) -> str:
+    """Return the calls of an action without the text around them; an action without readable calls as it is."""
+    turn = parse(action)
+    if turn.errors or not turn.calls:
+        return action
+    return "\n".join(call_text(call.name, call.arguments) for call in turn.calls)
+
+
+def shown_answer(query: str, answer: str, played: Played) -> str:
+    """Return the answer in the spelling in which a step showed it, "" if no step did.
+
+    An answer is one value: a word or number, or several words that stand alone in a line, a cell or a JSON string. The
+    wording of a sentence is never demanded. A question that counts may also be answered by the number of records that
+    the last step showed.
+    """
+    core = answer.strip(" \n\"'`.,;:!?")
+    parts = [re.escape(part) for part in core.split()]
+    if not parts or len(parts) > _LONGEST:
+        return ""
+    if len(parts) == 1:  # not a part of a longer word, number, time or date
+        pattern = rf"(?<!\w)(?<!\d[.,:-]){parts[0]}(?!\w|[.,:-]\d)"
+    else:
+        pattern = rf"(?:(?<={_EDGE})|^)\s*({r'[ ]+'.join(parts)})[.!]?\s*(?={_EDGE}|$)"
+    for text in played.shown:
+        if match := re.search(pattern, text, re.IGNORECASE | re.MULTILINE):
+            return match[match.lastindex or 0]
+    counted = _COUNTS.search(query) and played.shown and core == str(len(_records(played.shown[-1])))
+    return core if counted else ""
+
+
+def unnamed_value(query: str, played: Played, demanded: Any = None) -> str:
+    """Return an argument of the reference that an agent cannot know from the query, "" if there is none.
+
+    A value is known if the query or the opening contains it, or if an earlier step showed it in a record that the words
+    of the query single out. If the arguments of that step are known too, it may also be the only record, or one of a
+    list from which the query selects by comparison ("cheapest"). If they are not, one of the words must be a name of
+    the user's: one that the opening, with its descriptions of tools, does not contain.
+
+    demanded: a JSON value; only arguments that occur in it are checked. None: all of them.
+    """
+    asked = words(query)
+    checked = None if demanded is None else words(json.dumps(demanded, ensure_ascii=False))
+    used = [values_used(action) if parse(action).calls else [] for action in played.actions]
+
+    def known(value: str, before: int) -> bool:
+        if value in asked or value in played.opening:
+            return True
+        return any(value in words(played.shown[k]) and singled_out(value, k) for k in range(before))
+
+    def singled_out(value: str, step: int) -> bool:
+        records = [words(record) for record in _records(played.shown[step])]
+        others = [set(record.split()) for record in records if value not in record]
+        reached = all(known(argument, step) for argument in used[step])
+        if reached and (not others or _SELECTS.search(query)):
+            return True
+        for own in (set(record.split()) for record in records if value in record):
+            said = {word for word in asked.split() if _like_one_of(word, own)}
+            names = {word for word in said if f" {word} " not in played.opening and len(word) > 2}
+            unique = said and not any(all(_like_one_of(word, other) for word in said) for other in others)
+            if unique and (reached or names):
+                return True
+        return False
+
+    for k, values in enumerate(used):
+        for value in values:
+            if (checked is None or value in checked) and not known(value, k):
+                return value.strip()
+    return ""
+
+
+def informed(part: Played, whole: Played) -> bool:
+    """Return True if `part`, some actions of `whole`, still shows every value that `whole` showed before its use."""
+    needed = values_needed(whole.actions, [words(text) for text in whole.shown], whole.opening)
+    shown = ""
+    of_action = dict(zip(whole.actions, needed, strict=True))
+    for action, text in zip(part.actions, part.shown, strict=True):
+        if any(value not in shown for value in of_action[action]):
+            return False
+        shown += words(text)
+    return True
+
+
+def changes_something(world: World, probe: Task, played: Played, others: Sequence[str], *, most: int = 8) -> bool:
+    """Return True if the effect of the reference can be observed.
+
+    It can if an action of the reference answers differently when it is repeated at once (an order is cancelled only
+    once), or if another action answers differently after the reference than at the start, where it answers the same
+    twice in a row. Numbers are ignored when an action is repeated, because many environments count their steps.
+
+    others: actions that can show a change. At most `most` of them are tried.
+    """
+
+    def answers(actions: Sequence[str]) -> list[str | None]:
+        """Play the actions from the start. Return their texts, None for one that failed."""
+        world.reset(probe, probe.seed)
+        texts: list[str | None] = []
+        for action in actions:
+            result = world.step(action)
+            texts.append(None if _failed(result) else text_of(result.messages))
+            if result.terminated or result.truncated:
+                break
+        return texts
+
+    actions = played.actions[: len(played.actions) - played.over]
+    for k, action in enumerate(actions):
+        texts = answers([*actions[: k + 1], action])
+        if len(texts) == k + 2 and _without_numbers(texts[-1]) != _without_numbers(texts[-2]):
+            return True
+    for other in list(dict.fromkeys(others))[:most]:
+        before = answers([other, other])
+        if len(before) == 2 and before[0] is not None and before[0] == before[1]:
+            after = answers([*actions, other])
+            if len(after) == len(actions) + 1 and after[-1] != before[0]:
+                return True
+    return False
+
+
+def _failed(result: StepResult) -> bool:
+    """Return True if the environment reports an error, or if its answer begins with the word."""
+    reported = result.info.get("errors") or result.info.get("parse_error")
+    return bool(reported) or text_of(result.messages).lstrip().lower().startswith("error")
+
+
+def _records(text: str) -> list[str]:
+    """Return the elements of the first list in a JSON answer, the answer itself if it has none, else its lines."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return [line for line in text.splitlines() if line.strip()]
+    found = _first_list(value)
+    return [text] if found is None else [json.dumps(item, ensure_ascii=False) for item in found]
+
+
+def _first_list(value: Any) -> list[Any] | None:
+    if isinstance(value, list):
+        return value
+    inner = value.values() if isinstance(value, dict) else ()
+    return next((found for item in inner if (found := _first_list(item)) is not None), None)
+
+
+def _like_one_of(word: str, others: set[str]) -> bool:
+    """Return True for an equal word, or one of which the other is a beginning, as "Mon" is of "Monday"."""
+    return word in others or any(
+        min(len(word), len(other)) >= 3 and (word.startswith(other) or other.startswith(word)) for other in others
+    )
+
+
+def _without_numbers(text: str | None) -> str | None:
+    return None if text is None else re.sub(r"\d+", "#", text)

@@ -1,0 +1,110 @@
+"""Held-out tasks: no run learns from the tasks that it is evaluated on."""
+
+import json
+
+import pytest
+
+import run
+from evolver.llm.embedders import HashedNgrams
+from evolver.navigating import Pool, new_experience
+from tests.tiny import config_file, tiny_policy
+
+HELD_OUT = "config.eval.split=dev holds out for evaluation"
+NAVIGATING = (
+    "--config.navigating.enabled=True", "--config.navigating.rollouts=1", "--config.navigating.tasks=2",
+    "--config.attributing.enabled=False",
+)  # fmt: skip
+QUESTIONING = ("--config.questioning.enabled=True", "--config.env.name=travel", "--config.rollout.context=256")
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tiny")
+    return config_file(folder, tiny_policy(folder / "policy"))
+
+
+def call(tiny, workdir, capsys, *words):
+    """Return the exit code and what the run wrote to stderr."""
+    words = (f"--config={tiny}", f"--workdir={workdir}", "--config.steps=1", *words)
+    code = run.main(["run.py", *words])
+    return code, capsys.readouterr().err
+
+
+def task_file(path, **task):
+    given = [{"id": f"mine/{i}", "env": "parity", "query": f"Write {i}."} for i in range(3)]
+    given[1] |= task
+    path.write_text("".join(json.dumps(record) + "\n" for record in given))
+    return path
+
+
+def pool_folder(path, splits, source):
+    pool = Pool(HashedNgrams())
+    pool.add([new_experience("When asked to write 1.", "Write twice.", sources=[source])])
+    pool.splits |= set(splits)
+    pool.save(path)
+    return path
+
+
+@pytest.mark.parametrize("mode", ["train", "explore", "pool", "plan"])
+def test_the_evaluated_split_is_no_split_to_train_on(tiny, tmp_path, capsys, mode):
+    code, err = call(tiny, tmp_path / "run", capsys, "--config.env.split=dev", f"--mode={mode}")
+    assert code == 2 and f"config.env.split=dev trains on tasks such as dev/0 that {HELD_OUT}" in err
+
+
+@pytest.mark.parametrize("task", [{"id": "dev/4"}, {"split": "dev"}])
+@pytest.mark.parametrize("key", ["env.tasks", "questioning.tasks"])
+def test_a_file_of_held_out_tasks_is_refused(tiny, tmp_path, capsys, key, task):
+    words = QUESTIONING if key == "questioning.tasks" else ()
+    if "id" in task and words:
+        task = {"id": "travel/dev/0001"}
+    path = task_file(tmp_path / "tasks.jsonl", origin="synthetic", **task)
+    code, err = call(tiny, tmp_path / "run", capsys, *words, f"--config.{key}={path}")
+    assert (
+        code == 2 and f"config.{key}={path} trains on tasks such as {task.get('id', 'mine/1')} that {HELD_OUT}" in err
+    )
+
+
+def test_a_run_whose_tasks_are_known_late_is_refused_before_it_loads_a_policy(tiny, tmp_path, capsys):
+    path = task_file(tmp_path / "tasks.jsonl", id="dev/4")
+    code, err = call(tiny, tmp_path / "run", capsys, "--config.env.mode=worker", f"--config.env.tasks={path}")
+    assert code == 1 and f"trains on tasks such as dev/4 that {HELD_OUT}" in err
+
+
+@pytest.mark.parametrize("splits, source", [(["dev", "train"], "mine/1"), (["train"], "dev/1")])
+@pytest.mark.parametrize("mode", ["train", "eval"])
+def test_a_pool_from_held_out_tasks_is_refused_and_named(tiny, tmp_path, capsys, splits, source, mode):
+    pool = pool_folder(tmp_path / "pool", splits, source)
+    words = [*NAVIGATING, f"--config.navigating.pool={pool}", f"--mode={mode}", "--config.eval.experience=True"]
+    code, err = call(tiny, tmp_path / "run", capsys, *words)
+    assert code == 2 and f"config.navigating.pool={pool} holds experience from tasks that {HELD_OUT}" in err
+
+
+def test_a_pool_that_does_not_name_its_splits_is_refused(tiny, tmp_path, capsys):
+    pool = pool_folder(tmp_path / "pool", ["train"], "mine/1")
+    words = [*NAVIGATING, f"--config.navigating.pool={pool}", "--config.eval.every=0"]
+    path = pool / "experiences.jsonl"
+    header, rest = path.read_text().split("\n", 1)
+    assert json.loads(header)["splits"] == ["train"]
+    path.write_text(json.dumps({k: v for k, v in json.loads(header).items() if k != "splits"}) + "\n" + rest)
+    code, err = call(tiny, tmp_path / "run", capsys, *words)
+    assert code == 2 and '"splits": ["train"] to its first line' in err
+    path.write_text(header + "\n" + rest)
+    assert call(tiny, tmp_path / "run", capsys, *words)[0] == 0
+
+
+def test_a_pool_is_known_by_the_split_that_it_was_made_from(tiny, tmp_path, capsys):
+    words = [*NAVIGATING, "--mode=pool", "--config.env.split=dev", "--config.eval.split=train"]
+    assert call(tiny, tmp_path / "pooled", capsys, *words)[0] == 0
+    pool = tmp_path / "pooled/experience"
+    assert json.loads((pool / "experiences.jsonl").read_text().splitlines()[0])["splits"] == ["dev"]
+    code, err = call(tiny, tmp_path / "run", capsys, *NAVIGATING, f"--config.navigating.pool={pool}")
+    assert code == 2 and HELD_OUT in err
+
+
+def test_evaluation_and_worlds_of_one_split_stay_possible(tiny, tmp_path, capsys):
+    code, err = call(tiny, tmp_path / "eval", capsys, "--mode=eval", "--config.env.split=dev")
+    assert code == 0, err
+    words = ["--config.eval.every=0", "--config.env.split=dev", "--config.eval.split="]
+    assert call(tiny, tmp_path / "run", capsys, *words)[0] == 0
+    code, err = call(tiny, tmp_path / "none", capsys, "--config.eval.split=")
+    assert code == 2 and "config.eval.split=" in err
