@@ -22,7 +22,7 @@ from evolver.config import problems as config_problems
 
 def main(argv: list[str]) -> int:
     """Run one mode and return the exit code: 0 done, 1 failed, 2 nothing was started, 3 ended early (a spent budget, a
-    world that fails in every rollout), 130 interrupted."""
+    language-model server that is down, a world that fails in every rollout), 130 interrupted."""
     logging.set_verbosity(logging.ERROR)
     command = cli.parse(argv)
     if command.mode == "help":

@@ -16,7 +16,7 @@ def get_config(arg=None):
 
 
 def with_7b(config):
-    """Return a 14B config changed for the 7B model, which needs no host memory."""
+    """Change a 14B config for the 7B model, whose training state fits on the devices, and return it."""
     config.model.preset = "7b"
     config.engine.vllm.devices = ("0,1,2,3", "4,5,6,7")  # 4 key/value heads do not divide among 8 devices
     config.optim.offload = False

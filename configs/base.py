@@ -49,7 +49,7 @@ def keys():
 
 
 def world_and_policy(root):
-    # The world that the agent lives in.
+    # The world that the agent acts in.
     env = root.plug("env", "travel")  # a name known to envs.make, or module:Class; `args` go to its constructor
     env.split = "train"  # split of the world that original tasks come from
     env.tasks = ""  # JSON-lines file of tasks to train on instead of the split
@@ -74,7 +74,7 @@ def world_and_policy(root):
 def rollouts(root):
     # The context template: how an episode is written down for the policy.
     template = root.plug("template", "causal")
-    template.show_tools = True  # list the tools in the system message; False for a policy that knows them by heart
+    template.show_tools = True  # list the tools in the system message; False for a policy that has memorised them
     template.parse_error = key("continue", choices=("continue", "end"))  # answer a malformed call with an error, or end
     template.cut_turn = key("end", choices=("end", "continue"))  # at rollout.max_tokens: end, or use the turn
     template.max_observation = key(4096, least=1)  # tokens of one observation; longer ones are cut, with a visible mark
@@ -98,7 +98,7 @@ def rollouts(root):
     engine = root.group("engine")
     engine.name = key("jax", choices=("jax", "vllm"))  # jax: in this process; vllm: on servers
     engine.slots = key(256, least=1)  # sequences in the KV cache at once, each of rollout.context tokens
-    engine.decode_block = key(32, least=1)  # most tokens decoded between two looks at the queue
+    engine.decode_block = key(32, least=1)  # most tokens decoded before new requests can join
     engine.leave = fraction(0.25)  # end a decode block once this fraction of its rows is done
     engine.prefill = key(256, least=1)  # most tokens of a prompt that are prefilled in one call
     engine.cache_dtype = key("float32", choices=("float32", "bfloat16"))  # dtype of keys and values
@@ -157,7 +157,7 @@ def mechanisms(root):
     attributing.enabled = False  # False = no labels
     attributing.plug("judge", "replay")  # labels turns: replay (counterfactual, by the world), llm
 
-    # Language models beside the policy, on any OpenAI-compatible server. A role inherits the keys that it leaves empty.
+    # Language models other than the policy, on any OpenAI-compatible server. A role inherits keys that it leaves empty.
     llm = root.group("llm")
     llm.url = ""  # URL of the server, including /v1: http://127.0.0.1:8000/v1
     llm.model = ""  # name of the model on the server
@@ -240,7 +240,7 @@ def learning(root):
 
     # How the samples of a step become updates.
     learner = root.group("learner")
-    learner.updates = key(4, least=1)  # mini-batches per step, each with as many tasks; one update each
+    learner.updates = key(4, least=1)  # mini-batches per step, with nearly equal numbers of tasks; one update each
     learner.epochs = key(1, least=1)  # passes over the samples of a step
     learner.row = key(25600, least=1)  # tokens of a packed row; longer samples are dropped as overlong
     learner.micro = key(1, least=1)  # rows per forward and backward pass; changes memory, not the result
@@ -256,25 +256,25 @@ def learning(root):
 def books(root):
     # Evaluation on held-out tasks, with fixed seeds.
     held_out = root.group("eval")
-    held_out.split = "dev"  # split of the world, which must not train; "" = none, for a world with one split
+    held_out.split = "dev"  # held-out split, which is refused for training; "" = none, for a world with one split
     held_out.tasks = key(0, least=0)  # tasks of the split, drawn once; 0 = all
     held_out.rollouts = key(8, least=1)  # rollouts per task: the k of avg@k, best@k, pass@k
     held_out.seeds = key(1, least=1)  # evaluations of --mode=eval with different seeds, reported as mean and deviation
     held_out.temperature = key(0.9, least=0)  # sampling temperature of these rollouts
     held_out.greedy = True  # add one rollout per task at temperature 0
     held_out.every = key(10, least=0)  # steps between evaluations, also before the first and after the last; 0 = never
-    held_out.experience = False  # guide evaluation rollouts, too
+    held_out.experience = False  # guide evaluation rollouts too
 
     checkpoint = root.group("checkpoint")
     checkpoint.every = key(10, least=1)  # steps between checkpoints; also after the last step and when interrupted
-    checkpoint.keep = key(2, least=1)  # latest checkpoints kept, beside the best by avg@k
+    checkpoint.keep = key(2, least=1)  # latest checkpoints kept, in addition to the best by avg@k
     checkpoint.milestones = key(0, least=0)  # keep every checkpoint whose step is a multiple of this; 0 = none
 
     log = root.group("log")
     log.trajectories = key(1, least=0)  # steps between two files of trajectories; 0 = none
     log.wandb = key("off", choices=("off", "offline", "online"))  # Weights & Biases
     log.project = "evolver"  # W&B project
-    log.tensorboard = False  # write TensorBoard files, too
+    log.tensorboard = False  # write TensorBoard files too
 
 
 def machines(root):
@@ -285,7 +285,7 @@ def machines(root):
     mesh.tensor = key(1, least=1)  # splits heads and hidden units
     mesh.sequence = key(1, least=1)  # splits the tokens of a row
 
-    # Processes of one run, one per host. They share the workdir; each plays its part of the rollouts.
+    # Processes of one run, one per host. They share the workdir; each plays its share of the rollouts.
     hosts = root.group("hosts")
     hosts.count = key(1, least=0)  # processes; 0 = take these three keys from Slurm, Kubernetes or the TPU pod
     hosts.index = key(0, least=0)  # index of this process, from 0

@@ -26,15 +26,15 @@ def keys():
     # What is imitated: envs/<env.name>/demos.py.
     root.plug("env", "travel")  # a world with demonstrations: travel, bfcl; `args` go to `demonstrate`
     root.demonstrations = key(20000, least=1)  # episodes without slips, and as many careless ones
-    root.care = fraction(0.5)  # how careful the careless ones are: 0 slips often, 1 never
-    root.careful = fraction(0.5)  # share of the updates, the first ones, that show no slips; then more and more do
+    root.care = fraction(0.5)  # care of the careless episodes: 0 = frequent slips, 1 = none
+    root.careful = fraction(0.5)  # share of the updates, from the first, without slips; then their share grows
     root.hint = fraction(0.2)  # share of demonstrations with an experience in front of the query
 
     # The policy, made from random weights.
     model = root.group("model")
     model.preset = key("mini", choices=PRESETS)  # shape of the model
     model.dtype = key("float32", choices=("float32", "bfloat16"))  # dtype of the computation
-    root.vocab = 900  # most entries of the tokenizer, which is trained on the careless demonstrations
+    root.vocab = 900  # most entries of the tokenizer; it is trained on the careless demonstrations
 
     # The batch of an update.
     root.rows = key(24, least=1)  # packed rows

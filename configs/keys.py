@@ -23,7 +23,7 @@ class Rule(NamedTuple):
     free: bool = False  # a group of arguments that a plug or a world defines
 
     def misfit(self, value):
-        """Return what a value must be, "" if it may be this one. The type is not checked here."""
+        """Return the rule that a value breaks, such as "at least 1", or "". The type is not checked here."""
         if self.choices:
             values = value if isinstance(value, tuple) else (value,)
             if any(v not in self.choices for v in values):
@@ -57,7 +57,7 @@ def fraction(default):
 
 
 def use(group, name, **args):
-    """Let a plug's group name another callable, with these arguments only: those of the old one are dropped."""
+    """Set a plug's name and arguments; the arguments of its previous callable are dropped."""
     group.name = name
     group.args = ConfigDict(args)
     group.args.unlock()

@@ -1,4 +1,4 @@
-"""Devices along each axis of the mesh, by how many there are. Starting points: what fits is for `--mode=plan` to say.
+"""Meshes by number of devices, as starting points. `--mode=plan` says if one of them fits a run.
 
 meshes.use(config, 16)
 """
@@ -14,7 +14,10 @@ MESHES = {
 
 
 def use(config, devices):
-    """Give `config` the mesh for that many devices, and as many rows at a time as it spreads rows over."""
+    """Set the mesh for that many devices, and round `learner.micro` up to a multiple of the devices that split rows.
+
+    Raises ValueError for a number without a mesh.
+    """
     if devices not in MESHES:
         raise ValueError(f"no mesh for {devices} devices; there is one for {', '.join(map(str, MESHES))}")
     config.mesh.update(MESHES[devices])

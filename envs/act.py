@@ -43,7 +43,7 @@ class ActionWorld(ReplayWorld):
         return self._task.origin == "synthetic"
 
     def _act(self, text: str) -> tuple[str, str, float, bool]:
-        """Take an action. Return the text that was executed, the observation, the reward and if the episode ended."""
+        """Take an action. Return (the text that was executed, observation, reward, True if the episode ended)."""
         raise NotImplementedError
 
 

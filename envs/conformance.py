@@ -192,7 +192,7 @@ def evaluates_without_side_effects(make: Make, tasks: list[Task]) -> Iterator[st
         plain = _play(world, task, _actions(task))
         evaluated = _play(world, task, _actions(task), evaluate=True)
         if plain != evaluated:
-            yield f"task {task.id}: an episode that is evaluated at each step takes another course"
+            yield f"task {task.id}: an episode that is evaluated at each step differs from one that is not"
         for step in (0, 1, MAX_STEPS):
             _play(world, task, _actions(task)[:step])
             first, second = world.evaluate(), world.evaluate()

@@ -26,7 +26,7 @@ Json = dict[str, Any]
 
 
 class PoolFull(WorldError):
-    """Error for a new instance when every worker hosts its maximum number."""
+    """Error for a new instance when every worker is full."""
 
 
 class UnknownInstance(ValueError):
@@ -138,7 +138,7 @@ class Pool:
         return self._anywhere("profile")
 
     def create(self, task: Json, seed: int = 0, id: str | None = None) -> Future[tuple[str, Json]]:
-        """Start an episode; the result is (id, observation). Repeating an id with its task and seed is harmless."""
+        """Start an episode; the result is (id, observation). Repeating a call with its id, task and seed is safe."""
         return self._open(("reset", [task, seed]), id)
 
     def restore(self, snapshot: Any, id: str | None = None) -> Future[tuple[str, Json]]:
@@ -199,7 +199,7 @@ class Pool:
     def world(self) -> PoolWorld:
         return PoolWorld(self)
 
-    # The methods below run on the caller's thread up to and including `_open`, and on a slot's thread after it.
+    # `_place`, `_open`, `_on`, `_find`, `_anywhere` run on the caller's thread, `_count` on any, the rest on a slot's.
 
     def _spawn(self) -> Worker:
         self._count("workers started")
@@ -284,7 +284,7 @@ class Pool:
             if op != "query" or not worker.alive:
                 instance.failure = error
             if not worker.alive and instance.id in self._instances:
-                instance.slot.thread.submit(instance.slot.worker)  # start a new one before the next call
+                instance.slot.thread.submit(instance.slot.worker)  # start a new worker before the next call
             raise
 
     def _count(self, what: str) -> None:

@@ -1,6 +1,6 @@
 """The environment service over HTTP: `python -m envs.service --env=bfcl --port=8080`.
 
-Needs `pip install -r requirements/service.txt`. Routes, requests and answers are those of the reference's service, so
+Needs `pip install -r requirements/service.txt`. Routes, requests and answers are those of AgentEvolver's service, so
 its clients work unchanged. Every POST takes `{"env_type", "task_id", "instance_id", "messages", "params"}` and answers
 `{"success", "data"}`; `/create` returns one system message that includes the tool docs and one user message, and
 `/step` returns one message. With `params.raw`, which `envs.remote` sends, messages and tools are passed on as the
@@ -267,7 +267,7 @@ def _integer(params: Json, name: str) -> int | None:
     return value
 
 
-# ------------------------------------------------- messages in the form that the reference's clients expect
+# ------------------------------------------------- messages in the form that AgentEvolver's clients expect
 
 
 def opening(messages: list[Json], tools: list[Json]) -> list[Json]:

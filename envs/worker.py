@@ -26,7 +26,7 @@ from typing import Any
 from envs import make
 from envs.world import Task, World
 
-GRACE_S = 5.0  # processor seconds beyond the deadline after which a worker ends itself if its parent has not killed it
+GRACE_S = 5.0  # CPU seconds beyond the deadline after which a worker ends itself if its parent has not killed it
 
 
 class Worlds:
@@ -143,7 +143,7 @@ def _write(replies: int, data: bytes) -> None:
 
 
 def main() -> None:
-    """Serve on stdin and stdout, moved to other descriptors so that the environment's print and input miss them."""
+    """Serve on stdin and stdout, moved to other descriptors which the environment's print and input cannot reach."""
     faulthandler.register(signal.SIGUSR1, all_threads=False)  # the parent asks for a traceback before it kills
     requests, replies = os.dup(0), os.dup(1)
     null = os.open(os.devnull, os.O_RDONLY)

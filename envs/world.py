@@ -15,6 +15,8 @@ Tool = dict[str, Any]  # {"type": "function", "function": {"name", "description"
 
 
 class _Record:
+    """Conversion of a dataclass to and from a dict of JSON values."""
+
     def to_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
 

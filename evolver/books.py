@@ -27,7 +27,7 @@ def write_trajectories(run: Run, step: int, trajectories: Sequence[Trajectory], 
 def keep(run: Run) -> None:
     """Evaluate if it is time, write the metrics of the step, and save if it is time.
 
-    A run that is interrupted in here does all of it again when it resumes.
+    A run that is interrupted here repeats all of this when it resumes.
     """
     c, step, metrics = run.config, run.step, Metrics(run.unbooked)
     best = None
@@ -49,7 +49,7 @@ def keep(run: Run) -> None:
 
 
 def save(run: Run, metric: float | None = None) -> None:
-    """Save a checkpoint of the last complete step, with the pools as files beside it."""
+    """Save a checkpoint of the last complete step, and write both pools as files of the workdir."""
     if run.navigating is not None and hosts.first():
         run.navigating.pool.save(run.workdir / "experience")
     synthetic = run.tasks.pool.tasks.values() if run.tasks.pool else ()
@@ -60,8 +60,8 @@ def save(run: Run, metric: float | None = None) -> None:
 def evaluate(run: Run, *, keep: str = "", repetition: int = 0) -> Scores:
     """Return the scores on the held-out tasks, with the same seeds at every step.
 
-    keep: a name under which the rollouts are written to `trajectories/`. repetition: evaluations of another number have
-    other seeds; those after the first have no greedy rollouts, which no seed would change.
+    keep: a name under which the rollouts are written to `trajectories/`. repetition: number of the
+    evaluation; each has its own seeds, and only the first (0) has greedy rollouts, because no seed changes those.
     """
     c, held_out = run.config, run.tasks.held_out
     seed = seed_of(c.seed, "evaluation", repetition) if repetition else c.seed

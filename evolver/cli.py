@@ -1,4 +1,4 @@
-"""The command line: flags, overrides, and everything that is wrong with them.
+"""The command line: flags, overrides, and messages about all mistakes in them.
 
 `ml_collections.config_flags` applies `--config.a.b=value` and stops at the first mistake. Here each override is first
 tried alone, so that all mistakes are reported together.
@@ -35,9 +35,9 @@ USAGE = "flags are --config, --workdir, --mode, --target and --config.KEY=VALUE"
 def define(argv: list[str]) -> flags.FlagValues:
     """Return the flags of one call; config_flags looks for overrides in `argv`."""
     values = flags.FlagValues()
-    sys.modules.pop("config_config", None)  # config_flags executes a file into what an earlier one of that name left
+    sys.modules.pop("config_config", None)  # or config_flags would execute the file in an earlier one's namespace
     config_flags.DEFINE_config_file("config", help_string="FILE or FILE:ARGUMENT", flag_values=values, sys_argv=argv)
-    flags.DEFINE_string("workdir", None, "where the run lives; default: runs/<name of the config>", flag_values=values)
+    flags.DEFINE_string("workdir", None, "directory of the run; default: runs/<name of the config>", flag_values=values)
     described = "; ".join(f"{mode}: {what}" for mode, what in MODES.items())
     flags.DEFINE_enum("mode", "train", list(MODES), described, flag_values=values)
     flags.DEFINE_string("target", "", "plan for these devices, for example h100:8", flag_values=values)
@@ -58,7 +58,7 @@ class Command(NamedTuple):
 
 def parse(argv: list[str]) -> Command:
     """Parse the command line. An override that cannot be applied is reported and left out, so that the rest of the
-    config is checked all the same."""
+    config is still checked."""
     overrides, rest, problems = [], [], []
     for token in argv[1:]:
         (overrides if re.match(r"--?(no)?config\.", token) else rest).append(token)
@@ -98,8 +98,11 @@ def parse(argv: list[str]) -> Command:
 
 
 def set_arguments(config: ConfigDict, names: dict[str, str], arguments: list[tuple[str, str, str]]) -> list[str]:
-    """Apply `--config.GROUP.args.ARGUMENT=TEXT`; returns problems. Where an override names another plug than the file,
-    in `names`, the file's arguments belong to the old plug and are dropped first."""
+    """Apply each ("GROUP.args", ARGUMENT, TEXT) of `arguments` to the config and return the problems.
+
+    names: the plug names in the file, {"GROUP.name": name}. If an override chose another plug, the arguments in the
+    file belong to the old one and are dropped first.
+    """
     groups = {key: value for key, value in groups_of(config).items() if "args" in value}
     for key, group in groups.items():
         if group.name != names.get(f"{key}.name"):
@@ -127,7 +130,7 @@ def groups_of(config: ConfigDict, prefix: str = "") -> dict[str, ConfigDict]:
 
 
 def literal(text: str) -> Any:
-    """Return the number, string, tuple or other literal that `text` is in Python's notation, else the text itself."""
+    """Return the value of a Python literal (a number, string, tuple ...); other text is returned as it is."""
     try:
         return ast.literal_eval(text)
     except (ValueError, SyntaxError):
@@ -175,7 +178,7 @@ def config_path(words: list[str]) -> str:
 
 
 def config_error(words: list[str], error: Exception) -> str:
-    """Return why a config file could not be read, with its line where the mistake is in the file itself."""
+    """Return why a config file could not be read, with the line number if the mistake is in the file itself."""
     path = config_path(words)
     if not Path(path).is_file():
         near = difflib.get_close_matches(Path(path).name, [p.name for p in Path("configs").glob("*.py")], n=1)
@@ -207,7 +210,7 @@ def renamed_on_line(path: str, lines: list[int]) -> str:
 
 
 def workdir_of(values: flags.FlagValues) -> str:
-    """Return --workdir, or runs/<name of the config>; a mode other than training gets a directory of its own."""
+    """Return --workdir, or runs/<name of the config>, to which eval, explore and pool append their mode."""
     if values.workdir:
         return values.workdir
     path, _, argument = values["config"].config_filename.partition(":")

@@ -37,8 +37,8 @@ RESUMABLE = (
 def problems(config: Any, keys: Any, workdir: str | Path, mode: str) -> list[str]:
     """Return everything that is wrong with running `config` in `workdir`; [] if nothing is.
 
-    keys: `configs.base.keys()`, the schema with its rules. Checks that need a whole config run on the schema with
-    every value of `config` that fits, so that one bad key does not hide other problems.
+    keys: `configs.base.keys()`, the schema with its rules. Checks that need a whole config run on the schema
+    updated with the valid values of `config`, so that one bad key does not hide other problems.
     """
     if "demonstrations" in config:
         return ["this is a config of imitation: run `python -m experiments.imitation --config=...`"]
@@ -86,7 +86,7 @@ def unknown_key(name: str, known: list[str]) -> str:
 
 
 def shape_problems(config: Any, schema: Any) -> Iterator[str]:
-    """Yield keys that do not exist, are missing, or have another type than in the schema."""
+    """Yield a problem for each key that does not exist, is missing, or has another type than in the schema."""
     ours, known = flat(config), flat(schema)
     yield from (unknown_key(name, list(known)) for name in ours if name not in known)
     missing = [name for name in known if name not in ours]
@@ -105,7 +105,7 @@ def same_type(value: Any, default: Any) -> bool:
 
 
 def value_problems(config: Any, rules: dict[str, Any]) -> Iterator[str]:
-    """Yield values outside the bounds or choices that are declared beside their key."""
+    """Yield a problem for each value outside the bounds or choices that are declared beside its key."""
     for name, value in flat(config).items():
         rule = rules.get(name)
         if rule is None or rule.free or not same_type(value, rule.default):
@@ -118,7 +118,7 @@ def value_problems(config: Any, rules: dict[str, Any]) -> Iterator[str]:
 
 
 def fitted(config: Any, keys: Any) -> Any:
-    """Return the schema with every value of `config` that fits it."""
+    """Return the schema, updated with every value of `config` whose key exists and whose type fits."""
     result, values = keys.config.copy_and_resolve_references(), flat(config)
     for name, rule in keys.rules.items():
         if name in values and same_type(values[name], {} if rule.free else rule.default):
@@ -134,7 +134,7 @@ def fitted(config: Any, keys: Any) -> Any:
 
 
 def plug_problems(config: Any) -> Iterator[str]:
-    """Yield plugs that cannot be loaded, and arguments that do not fit their signatures."""
+    """Yield problems with plugs that cannot be loaded, and with arguments that do not fit their signatures."""
     for key, name, args in plugs.in_config(config):
         yield from plugs.problems(key, name, args)
 
@@ -143,7 +143,7 @@ def plug_problems(config: Any) -> Iterator[str]:
 
 
 def contradictions(config: Any, mode: str, *, plugged: bool = True) -> Iterator[str]:
-    """Yield settings that are individually valid but conflict. plugged: the plugs can be loaded and asked."""
+    """Yield settings that are individually valid but conflict. plugged: True if all plugs can be loaded."""
     c, q, n = config, config.questioning, config.navigating
     if plugged:
         yield from plug_contradictions(c)
@@ -157,7 +157,7 @@ def contradictions(config: Any, mode: str, *, plugged: bool = True) -> Iterator[
         if q.enabled and q[name] < synthetic and not (name == "budget" and q.tasks):
             yield f"config.questioning.{name}={q[name]} is less than the {synthetic} synthetic tasks of a step"
     if q.every and not q.refresh:
-        yield "config.questioning.every is set, but config.questioning.refresh=0 makes no task then"
+        yield "config.questioning.every is set, but config.questioning.refresh=0 makes no tasks"
     if q.tasks and not q.enabled:
         yield "config.questioning.tasks is given, but config.questioning.enabled is False"
     if (c.env.mode == "http") != bool(c.env.url):
@@ -174,7 +174,7 @@ def contradictions(config: Any, mode: str, *, plugged: bool = True) -> Iterator[
     if c.eval.experience and not n.enabled:
         yield "config.eval.experience needs config.navigating.enabled=True"
     if c.eval.experience and mode == "eval" and not n.pool:
-        yield "config.eval.experience has none in --mode=eval: set config.navigating.pool to the experience/ of a run"
+        yield "config.eval.experience needs a pool in --mode=eval: set config.navigating.pool to a run's experience/"
     if mode == "eval" and c.eval.seeds > 1 and c.eval.temperature == 0:
         yield f"config.eval.seeds={c.eval.seeds} would repeat equal rollouts, because config.eval.temperature=0"
     if c.mesh.sequence > 1 and c.model.attention not in ("auto", "ring"):
@@ -206,7 +206,7 @@ def contradictions(config: Any, mode: str, *, plugged: bool = True) -> Iterator[
 
 
 def plug_contradictions(c: Any) -> Iterator[str]:
-    """Yield plugs that do not fit each other: labels that nobody reads, or that nobody makes."""
+    """Yield conflicts between plugs, such as an estimator that needs labels while nothing makes them."""
     reads = set(plugs.positional(plugs.load("advantage", c.advantage.name)))
     if "label_NK" in reads and not c.attributing.enabled:
         yield (
@@ -301,7 +301,7 @@ def model_problems(config: Any, mode: str) -> Iterator[str]:
 
 
 def tokenizer_problems(path: str, tokenizer: str, vocab: int, ends: set[int]) -> Iterator[str]:
-    """Yield problems with a tokenizer, alone and beside a checkpoint of `vocab` entries (0 = unknown) whose turns end
+    """Yield problems with a tokenizer, alone and with a checkpoint of `vocab` entries (0 = unknown) whose turns end
     with one of the tokens `ends`."""
     from models.tokenizer import Tokenizer, TokenizerError
 
@@ -324,7 +324,7 @@ def tokenizer_problems(path: str, tokenizer: str, vocab: int, ends: set[int]) ->
 
 
 def world_problems(config: Any, mode: str) -> Iterator[str]:
-    """Yield worlds that do not exist, splits without tasks, too few tasks, and task files with broken lines."""
+    """Yield problems with the world and its tasks: unknown worlds, empty splits, too few tasks, broken task files."""
     counts, tasks, held_out = {}, {}, []
     for name, path in (("env.tasks", config.env.tasks), ("questioning.tasks", config.questioning.tasks)):
         if path:
@@ -332,7 +332,7 @@ def world_problems(config: Any, mode: str) -> Iterator[str]:
                 tasks[name] = read_tasks(resolve(path))
                 counts[name] = len(tasks[name])
                 if not counts[name]:
-                    yield f"config.{name}={path} holds no task"
+                    yield f"config.{name}={path} holds no tasks"
             except FileNotFoundError:
                 yield f"config.{name}={path}: there is no such file"
             except (OSError, ValueError) as error:
@@ -342,7 +342,7 @@ def world_problems(config: Any, mode: str) -> Iterator[str]:
 
         try:
             world = make(config.env.name, **config.env.args.to_dict())
-        except Exception as error:  # the user has to read whatever an adapter raises
+        except Exception as error:  # an adapter may raise anything, and its message is for the user
             yield f"config.env.name={config.env.name}: {str(error) or type(error).__name__}"
             return
         splits = {} if config.env.tasks else {"env.split": config.env.split}
@@ -369,11 +369,12 @@ def world_problems(config: Any, mode: str) -> Iterator[str]:
 
 
 def leaks(config: Any, tasks: dict[str, list[Task]], held_out: list[Task]) -> Iterator[str]:
-    """Yield the parts of a run that would learn from what it is evaluated on: `held_out`, all tasks of `eval.split`.
+    """Yield a problem for each source of training that contains held-out tasks.
 
-    tasks: those of "env.split", "env.tasks" and "questioning.tasks", as far as they are known. A task is held out if
-    its id or its split is; a synthetic task has the split of the task that it grew from. A pool is held out if one of
-    its splits, or a task that it names as a source, is.
+    held_out: all tasks of `eval.split`. tasks: those of "env.split", "env.tasks" and "questioning.tasks", as far as
+    they are known. A task leaks if its id is that of a held-out task or its split is `eval.split`; a synthetic task has
+    the split of the task that it grew from. A pool leaks if one of its splits, or a task that it names as a source,
+    does.
     """
     split, ids = config.eval.split, {task.id for task in held_out}
     if not split:
@@ -405,7 +406,7 @@ def originals_needed(config: Any) -> int:
 
 
 def install_problems(config: Any, mode: str) -> Iterator[str]:
-    """Yield packages, files and devices that this machine lacks; a plan is made for another machine."""
+    """Yield packages, files and devices that this machine lacks; nothing for a plan, which is for another machine."""
     if mode == "plan":
         return
     wanted = {"wandb": config.log.wandb != "off", "tensorboardX": config.log.tensorboard}
@@ -433,7 +434,7 @@ def install_problems(config: Any, mode: str) -> Iterator[str]:
 
 
 def mesh_problems(config: Any) -> Iterator[str]:
-    """Yield a mesh that does not divide the model, sharding rules that make no sense, and rows that cannot be split."""
+    """Yield why the mesh cannot be used: it does not divide the model or a row, or the sharding rules are wrong."""
     if math.prod(config.mesh.values()) == 1:
         return
     if config.learner.widths > 1 and config.mesh.sequence > 1:
@@ -468,7 +469,7 @@ def mesh_problems(config: Any) -> Iterator[str]:
 
 
 def workdir_problems(config: Any, workdir: str | Path, mode: str) -> Iterator[str]:
-    """Yield a workdir that cannot be written, or that belongs to something else."""
+    """Yield why a workdir cannot be used: it cannot be written, or it belongs to something else."""
     path = Path(workdir)
     parent = path.absolute()
     try:
@@ -476,7 +477,7 @@ def workdir_problems(config: Any, workdir: str | Path, mode: str) -> Iterator[st
         if not parent.is_dir():
             yield f"--workdir={workdir}: {parent} is a file, not a directory"
             return
-        tempfile.TemporaryFile(dir=parent).close()  # permission bits do not tell: root may do everything
+        tempfile.TemporaryFile(dir=parent).close()  # permission bits are not enough: root ignores them
     except OSError as error:
         yield f"--workdir={workdir}: {parent} cannot be written ({error.strerror})"
         return
@@ -512,7 +513,7 @@ def workdir_problems(config: Any, workdir: str | Path, mode: str) -> Iterator[st
 
 
 def differences(before: dict[str, Any], config: Any) -> list[str]:
-    """Return "key: then -> now" for each value that a resumed run may not change."""
+    """Return "key: old then, new now" for each value that differs and that a resumed run may not change."""
     then, now = expanded(flat(before)), expanded(plain(flat(config)))
     allowed = RESUMABLE + (("steps",) if then.get("optim.schedule") == "constant" else ())
     return [

@@ -22,7 +22,7 @@ from rl.trajectory import StopReason, Trajectory, groups_of
 class Grader:
     """The judges of a run: `outcomes` is None if the world's own evaluation counts, `turns` if nothing is labelled.
 
-    Groups that end while others go on are graded by up to `concurrency` threads at a time.
+    With `rollout.async_depth`, up to `concurrency` threads grade groups as they end.
     """
 
     outcomes: OutcomeJudge | None = None
@@ -43,7 +43,10 @@ class Grader:
 
 
 def grade(grader: Grader, trajectories: Sequence[Trajectory]) -> None:
-    """Score the outcomes of whole groups, then label their turns. Nothing else writes outcomes of judges or labels."""
+    """Score the outcomes of whole groups, then label their turns, in place. Only this function writes either of them.
+
+    Raises TypeError if a judge of turns returns something other than a Label.
+    """
     judged = [t for t in trajectories if t.task.origin == "synthetic" and not t.broken] if grader.outcomes else []
     if judged:
         for trajectory, verdict in zip(judged, grader.outcomes.score(judged), strict=True):
@@ -61,7 +64,7 @@ def grade(grader: Grader, trajectories: Sequence[Trajectory]) -> None:
 
 
 def grade_all(grader: Grader, trajectories: Sequence[Trajectory]) -> tuple[list[Trajectory], Metrics]:
-    """Return the trajectories of a step, graded, and the metrics of it. Each host grades its share of the groups."""
+    """Return the graded trajectories of a step and the metrics of grading. Each host grades a share of the groups."""
     if not (grader.outcomes or grader.turns):
         return list(trajectories), Metrics()
     groups = list(groups_of(trajectories).values())

@@ -223,7 +223,10 @@ def gather(value: T) -> list[T]:
 
 
 def on_first(part: Any, work: Callable[[], T]) -> T:
-    """Run `work()` in the first process only; return its result, and copy the state of `part`, in all processes."""
+    """Run `work()` in the first process only, and return its result in all of them.
+
+    The other processes also copy the first one's state of `part`, which `work` may have changed.
+    """
     if jax.process_count() == 1:
         return work()
     value, state = gather((work(), part.state()) if first() else None)[0]
@@ -233,12 +236,12 @@ def on_first(part: Any, work: Callable[[], T]) -> T:
 
 
 def merge_metrics(metrics: dict[str, float]) -> dict[str, float]:
-    """Return the metrics of all processes combined: rates are averaged, counts are added."""
-    parts = gather(metrics)
-    if len(parts) == 1:
-        return metrics
-    sums = {name: sum(part.get(name, 0.0) for part in parts) for name in metrics}
-    return {name: total / len(parts) if name.endswith("_rate") else total for name, total in sums.items()}
+    """Return the metrics of all processes: counts are added, rates averaged over the processes that have them."""
+    parts, combined = gather(metrics), {}
+    for name in sorted({name for part in parts for name in part}):
+        values = [part[name] for part in parts if name in part]
+        combined[name] = sum(values) / (len(values) if name.endswith("_rate") else 1)
+    return combined
 
 
 def local(params: Any) -> Any:

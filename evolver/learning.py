@@ -22,9 +22,9 @@ from rl.trajectory import Trajectory, groups_of
 
 
 def select(config: Any, trajectories: Sequence[Trajectory], version: int) -> tuple[list[Packed], list[str], Metrics]:
-    """Return packed mini-batches of equal numbers of tasks, the fate of every rollout, and the ledger of fates.
+    """Return packed mini-batches of nearly equal numbers of groups, the fate of every rollout, and the counts of fates.
 
-    A fate is "trained" or the reason why not. version: that of the weights that are about to be updated.
+    A fate is "trained" or the reason why not. version: the version of the weights that are about to be updated.
     """
     c = config.learner
     fate_N = fates(

@@ -20,7 +20,8 @@ from rl.evaluation import measures
 def train(config: Any, workdir: str | Path) -> None:
     """Train to the end, resuming a run that is in the workdir.
 
-    Raises Interrupted, with how to resume, RunEnds if the run has to end early, and RunError.
+    Raises Interrupted if the user ends the run and RunEnds if it has to end early, both with how to resume it, and
+    RunError.
     """
     with open_run(config, workdir) as run:
         try:
@@ -37,7 +38,7 @@ def train(config: Any, workdir: str | Path) -> None:
 
 
 def iterate(run: Run, step: int) -> None:
-    """Run one iteration. Until the update it can be abandoned without loss; after it, the books are kept again."""
+    """Run one iteration. It can be abandoned without loss until the update; after `complete` only books are redone."""
     chosen, explored = tasks.choose(run, step)  # 1 tasks
     trajectories, played = rollouts.roll_out(run, chosen, step)  # 2 rollouts, 3 outcomes, 4 labels
     rollouts.show_faults(run, trajectories, step)
@@ -125,7 +126,7 @@ def interrupted(run: Run) -> str:
 def ended(run: Run, why: RunEnds) -> str:
     """Save what is complete, export it, and return why the run ends and how to resume."""
     if run.step < 0:
-        return f"{why}\nThe run ends before its first step. Answers are kept: the same command pays for none twice."
+        return f"{why}\nThe run ends before its first step. The same command reuses the answers that were paid for."
     books.save(run)
     finish(run)
     return (
@@ -175,7 +176,7 @@ def explore(config: Any, workdir: str | Path) -> None:
         run.workdir.claim(config.to_dict(), config.seed, "explore")
         try:
             metrics = tasks.explore(run)
-        finally:  # what was paid for is kept
+        finally:  # keep the tasks that were paid for
             run.workdir.log_tasks(run.tasks.pool.tasks.values())
         show(run, metrics, f"{len(run.tasks.pool.tasks)} synthetic tasks in {run.workdir / 'tasks.jsonl'}")
 

@@ -37,7 +37,7 @@ def fill(run: Run) -> Metrics:
 
 
 def remember(run: Run, trajectories: Sequence[Trajectory], step: int) -> Metrics:
-    """Record how synthetic tasks fared, and extract experience every `navigating.every` steps."""
+    """Record the results of synthetic tasks, and extract experience every `navigating.every` steps."""
     every, metrics = run.config.navigating.every, Metrics()
     if run.tasks.pool is not None:
         run.tasks.pool.record((t.task.id, t.evaluation.success) for t in trajectories if not t.broken)
@@ -52,10 +52,10 @@ def remember(run: Run, trajectories: Sequence[Trajectory], step: int) -> Metrics
 
 
 def guided_rates(trajectories: Sequence[Trajectory]) -> Metrics:
-    """Return the success rate of a step's guided rollouts, and what the unguided rollouts of their groups let expect.
+    """Return the success rate of a step's guided rollouts and the rate expected from the unguided ones in their groups.
 
     The pool's own counts, which rank experiences, cover only the steps that experience is extracted from. These two
-    are of every step and change nothing. Broken rollouts are left out; without guided ones there are no figures.
+    rates cover every step and rank nothing. Broken rollouts are left out; without guided ones the result is empty.
     """
     won, expected = [], []
     for group in groups_of(t for t in trajectories if not t.broken).values():

@@ -25,7 +25,7 @@ def timed(name: str) -> Iterator[Metrics]:
 
 
 def rollout_metrics(trajectories: list[Trajectory]) -> dict[str, float]:
-    """Return figures of a step's rollouts. `stop/*` is one-hot, so its sum is the number of rollouts."""
+    """Return figures of a step's rollouts. Each rollout counts under one `stop/*`, so these sum to their number."""
     stops = Counter(t.stop for t in trajectories)
     metrics: Metrics = {f"stop/{reason.value}": stops[reason] for reason in StopReason}
     kinds = {"original": [], "synthetic": [], "guided": [], "unguided": []}

@@ -8,7 +8,7 @@ ROOT = Path(__file__).parents[1]
 
 
 def resolve(path: str) -> Path:
-    """Return a path relative to the working directory, or to the root of this code, where the assets of configs lie."""
+    """Return a path relative to the working directory, or else to the root of this code, where configs/assets is."""
     here = Path(path).expanduser()
     return here if here.exists() or here.is_absolute() else ROOT / path if (ROOT / path).exists() else here
 

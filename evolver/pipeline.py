@@ -1,9 +1,9 @@
-"""Rollouts that run during training: with `rollout.async_depth` the engine never waits for the learner.
+"""Rollouts that run during training (`rollout.async_depth`), so that the engine also generates during updates.
 
 The unit is the group of one task. Each iteration starts as many groups as it trains on, `depth` steps ahead. A step
-trains on the groups that are due and then on the first others that are done. A slow group trains some steps later,
-within the bound on staleness, and is not waited for until then. Rollouts continue across weight updates; every turn
-records the version that sampled it.
+trains on the groups that are due, then on other groups that are done, oldest first. A slow group may train some steps
+later: it is due, and waited for, when the bound on staleness requires it. Rollouts continue across weight updates;
+every turn records the version that sampled it.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Plugs: every idea that has variants is a callable that the config names, `{name, args}`.
 
-`name` is a known name of the kind, or `module:attribute` of any file on the path, beside the config or in the working
-directory. The signature of the callable is its whole interface:
+`name` is a known name of the kind, or `module:attribute` of any module that Python finds, including files beside the
+config and in the working directory. The signature of the callable is its whole interface:
 
 - keyword-only parameters are the config's `args`: names, defaults, types, choices (`Literal`) and bounds (`rl.bounds`)
-  stand there and nowhere else;
+  are declared there and nowhere else;
 - positional parameters are parts that the run provides by name, such as `make_world` or `chat` (see `KINDS`). A plug
   names those it needs.
 """
@@ -35,8 +35,8 @@ class Kind:
     """A place of the config that takes a plug.
 
     key: the group {name, args} in the config. known: "module:DICT", a registry {name: "module:attribute"}.
-    protocol: the interface, "module:Protocol". provides: the parts that the run can give. methods: what a class has to
-    have; a subclass of the protocol inherits all but one of them.
+    protocol: the interface, "module:Protocol". provides: the parts that the run can give. methods: those that a class
+    needs; a subclass of the protocol inherits all but the first.
     """
 
     key: str
@@ -138,7 +138,7 @@ def attribute(name: str) -> Any:
 
 
 def look_in(*folders: str | Path) -> None:
-    """Let modules of these folders be found, after all that is installed, in this process and its children."""
+    """Append folders to the module search path of this process and its children, after everything installed."""
     inherited = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     for folder in map(str, folders):
         if folder not in sys.path:
@@ -180,7 +180,7 @@ def settable(target: Callable[..., Any]) -> dict[str, inspect.Parameter]:
 
 
 def problems(key: str, name: str, args: Mapping[str, Any]) -> list[str]:
-    """Return what is wrong with a plug in one message, which ends with the signature; [] if nothing is."""
+    """Return [one message with everything that is wrong with a plug, and its signature]; [] if nothing is."""
     try:
         target = load(key, name)
         takes = settable(target)
@@ -214,8 +214,10 @@ def problems(key: str, name: str, args: Mapping[str, Any]) -> list[str]:
 
 
 def lacks(target: type, kind: Kind) -> list[str]:
-    """Return the methods of its kind that a class neither defines nor inherits. The protocol has defaults for all but
-    the first, and `extend` of a template must be a coroutine function."""
+    """Return the methods of its kind that a class neither defines nor inherits.
+
+    The protocol has defaults for all but the first. `extend` of a template must be a coroutine function.
+    """
     protocol, missing = attribute(kind.protocol), []
     for number, method in enumerate(kind.methods):
         owner = next((cls for cls in target.__mro__ if method in vars(cls)), None)

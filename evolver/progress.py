@@ -34,7 +34,7 @@ class Progress:
         self.marks: list[float] = []
 
     def phase(self, name: str, done: int = 0, of: int = 0) -> None:
-        """Show the present phase, with a count if there is one."""
+        """Show the current phase, with a count if there is one."""
         count = f" {done}/{of}" if of else ""
         line = f"step {min(self.done + 1, self.steps)}/{self.steps} · {name}{count}{self.figures}{self.eta()}"
         if self.console.is_terminal:
@@ -77,7 +77,7 @@ class Progress:
 
 
 def clock(seconds: float) -> str:
-    """Return 90 as "1:30" and 4000 as "1:06:40"."""
+    """Return seconds as text: 90 as "1:30", 4000 as "1:06:40"."""
     minutes, seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"

@@ -21,7 +21,7 @@ from rl.trajectory import Sampling, StopReason, Trajectory, groups_of
 def roll_out(run: Run, chosen: dict[int, list[Task]], step: int) -> tuple[list[Trajectory], Metrics]:
     """Return `rollout.group` graded rollouts of each task of `step`, some of them guided.
 
-    With `rollout.async_depth` the rollouts of later steps are started, too, and go on while this step is trained.
+    With `rollout.async_depth`, rollouts of later steps are started too and continue while this step trains.
     """
     if run.actor.pipeline:
         trajectories, metrics = collect(run, chosen, step)
@@ -135,7 +135,7 @@ def sampling(config: Any, temperature: float | None = None) -> Sampling:
 
 
 def play(run: Run, jobs: Sequence[Job], phase: str) -> list[Trajectory]:
-    """Play jobs with the engine's present weights. The result does not depend on what was played before.
+    """Play jobs with the engine's current weights. The result does not depend on earlier rollouts.
 
     Each host plays its share, and all get all trajectories. An interruption of one host interrupts all of them.
     """

@@ -103,7 +103,7 @@ class Learner:
 
     @property
     def policy(self) -> qwen.Params:
-        """The present parameters, adapters merged."""
+        """The current parameters, with adapters merged."""
         return learner.merged(self.state, self.layout)
 
 
@@ -121,8 +121,8 @@ class Tasks:
 class Run:
     """The parts of a run and its state.
 
-    `step` is the last step whose update is done (-1: not even the preparations); `unbooked` holds the metrics of a step
-    that was trained, but not yet evaluated and written. A resumed run needs the learner's state (arrays) and
+    `step` is the last step whose update is done (0 = the preparations, -1 = none); `unbooked` holds the metrics of a
+    step that was trained, but not yet evaluated and written. A resumed run needs the learner's state (arrays) and
     `manifest()` (JSON), and nothing else.
     """
 
@@ -148,11 +148,11 @@ class Run:
 
     @property
     def elapsed(self) -> float:
-        """Seconds of work of all processes that took part."""
+        """Seconds that the run has taken so far, in this process and in those that it was resumed from."""
         return self.clock + time.monotonic() - self.began
 
     def complete(self, step: int, metrics: dict[str, Any]) -> None:
-        """Record that the update of `step` is done, with everything that later steps depend on; its books are open."""
+        """Record that `step` is done, with everything that later steps depend on, but not yet evaluated and written."""
         self.step, self.unbooked = step, plain(metrics)
         self.saved = self.manifest()
 
@@ -175,7 +175,7 @@ class Run:
         return plain(manifest)
 
     def load_manifest(self, manifest: dict[str, Any]) -> None:
-        """Become the run that `manifest` was taken from."""
+        """Restore the state that `manifest()` returned."""
         self.step, self.unbooked, self.clock = manifest["step"], manifest["unbooked"], manifest["clock"]
         self.began, self.saved = time.monotonic(), manifest
         self.learner.alarm.baseline = list(manifest["alarm"])
@@ -190,10 +190,9 @@ class Run:
 
 @contextlib.contextmanager
 def open_run(config: Any, workdir: str | Path):
-    """Build every part, and close whatever has to be closed, however the run ends.
+    """Build every part, and close them again however the run ends.
 
-    Raises RunError for problems that only show here, and for what breaks while the run works: engines, checkpoints,
-    files, the environment's processes.
+    Raises RunError for problems that only show here, and for failures of engines, checkpoints and files during the run.
     """
     with contextlib.ExitStack() as stack:
         stop = stack.enter_context(Stop(background=config.rollout.async_depth > 0))
@@ -217,15 +216,15 @@ def open_run(config: Any, workdir: str | Path):
             stack.callback(lambda: stop.finish(run.actor.pipeline.close()))
         try:
             yield run
-        except (EngineFault, CheckpointError, BrokenFile, OSError) as error:
+        except (EngineFault, CheckpointError, BrokenFile, WorldError, OSError) as error:
             raise RunError(f"{type(error).__name__}: {error}") from error
         finally:
-            if not isinstance(sys.exc_info()[1], KeyboardInterrupt):  # a second Ctrl-C asks not to wait
+            if not isinstance(sys.exc_info()[1], KeyboardInterrupt):  # after a second Ctrl-C, do not wait
                 close_books(run)
 
 
 def close_books(run: Run) -> None:
-    """Wait for a save that may be under way, and end the logs. A failure here is printed and changes nothing."""
+    """Wait for a save that may be in progress, and close the logs. A failure here is only printed."""
     for part in (run.checkpoints, run.sinks):
         try:
             if part:
@@ -243,7 +242,7 @@ def make_source(config: Any) -> Source:
 
 
 def open_chat(config: Any, workdir: Workdir, stop: Stop, stack: contextlib.ExitStack) -> Any:
-    """Return the client of the chat roles, None if no part needs one. Raises RunError naming every unusable server."""
+    """Return the language-model client, None if no part needs one. Raises RunError naming every unusable server."""
     chat = make_chat(config, workdir.path, resolve, check=stop.check)
     if chat:
         stack.callback(chat.close)
@@ -396,7 +395,7 @@ def make_programs(config: Any, shape: qwen.Config, mesh: Any, optimizer: Any) ->
 def make_actor(
     config: Any, engine: Engine, tokenizer: Tokenizer, make_world: Callable[[], World], chat: Any, grader: Grader
 ) -> Actor:
-    """Build what plays episodes."""
+    """Build the actor, which plays episodes."""
     c = config
     limits = Limits(
         max_turns=c.rollout.max_turns, max_tokens=c.rollout.max_tokens, context=c.rollout.context,
@@ -431,7 +430,7 @@ def make_tasks(
     parts: dict[str, Any],
     progress: Progress,
 ) -> Tasks:
-    """Build the task lists and, with self-questioning, the pool and its explorer. given: those of a file."""
+    """Build the task lists and, with self-questioning, the pool and its explorer. given: `questioning.tasks`."""
     c = config.questioning
     if not c.enabled:
         return Tasks(originals, held_out)
@@ -480,7 +479,7 @@ def make_navigating(config: Any, originals: list[Task], parts: dict[str, Any]) -
 
 
 def sampled(tasks: list[Task], count: int) -> list[Task]:
-    """Return `count` tasks in order, drawn once and for all; all of them for 0 or for more than there are.
+    """Return `count` tasks in order, drawn with a fixed seed; all of them for 0 or for more than there are.
 
     Taking every n-th task instead would miss a whole difficulty wherever a split cycles through the difficulties.
     """

@@ -9,12 +9,12 @@ from evolver.workdir import plain
 
 
 class Sinks:
-    """Copies of the metrics for W&B and TensorBoard. Packages are imported only when asked for."""
+    """The open logs of W&B and TensorBoard; either may be off."""
 
     def __init__(
         self, workdir: Path, config: dict[str, Any], *, wandb: str, project: str, tensorboard: bool, id: str = ""
     ):
-        """Open the logs. wandb: "off", "offline" or "online". id: of the W&B run to continue."""
+        """Open the logs. wandb: "off", "offline" or "online". id: W&B run to continue. Raises OSError if W&B fails."""
         self.run, self.writer = None, None
         if wandb != "off":
             import wandb as client
@@ -48,7 +48,7 @@ class Sinks:
                 self.writer.add_scalar(key, value, step)
 
     def close(self) -> None:
-        """End the logs."""
+        """Close the logs."""
         if self.run:
             self.run.finish()
         if self.writer:

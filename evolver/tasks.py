@@ -1,4 +1,4 @@
-"""Phase 1: which tasks a step trains on. Original tasks come from the world, synthetic ones from self-questioning."""
+"""Phase 1: choose the tasks of a step: original ones of the world and synthetic ones of self-questioning."""
 
 from __future__ import annotations
 
@@ -14,12 +14,16 @@ from rl.seeds import seed_of
 
 
 def check(run: Run) -> None:
-    """Raise RunError if the world has fewer tasks than a step takes: workers and services only answer once they run."""
+    """Raise RunError if the world has too few tasks. The config check cannot ask workers or services."""
     needed, there = originals_needed(run.config), len(run.tasks.originals)
     if there < needed:
-        raise RunError(f"a step needs {needed} different original tasks, and there are {there}: lower rollout.tasks")
+        raise RunError(
+            f"a step needs {needed} different original tasks, and there are {there}: lower config.rollout.tasks"
+        )
     if run.config.eval.every and not run.tasks.held_out:
-        raise RunError(f"config.eval.split={run.config.eval.split} has no tasks: set config.eval.every=0, or another")
+        raise RunError(
+            f"config.eval.split={run.config.eval.split} has no tasks: set config.eval.every=0 or another split"
+        )
 
 
 def explore(run: Run, step: int = 0) -> Metrics:

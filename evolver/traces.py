@@ -24,7 +24,7 @@ _MARK = re.compile(  # the beginning of a line that could pass for a mark of a t
     r"\W*(?:>>>|<<|===|(?i:overall\W+outcome|(?:end\W+of\W+)?step\W*\d|attempt\W*\d))"
     r"|\s*[A-Z][A-Z']*\s+(?:[A-Z]{2}|\d+\s+[A-Z]{2})"
 )
-COPIED = "[experience]"  # stands where a policy copied the experience that it was given
+COPIED = "[experience]"  # replaces sentences that a policy copied from the experience it was given
 
 
 # --- replay ----------------------------------------------------------------------------------------------------------
@@ -50,7 +50,7 @@ def snapshot_of(world: World) -> Any:
 def renaming(before: Sequence[str], after: Sequence[str], same_kind: Callable[[str, str], bool]) -> dict[str, str]:
     """Return {old id: new id}: words that differ at the same position of two answers to one call.
 
-    When an earlier call is left out of a replay, the world may hand out other ids. `same_kind(old, new)` says if two
+    When a replay leaves out an earlier call, the world may assign other ids. `same_kind(old, new)` returns True if both
     words can be ids of the same thing. Answers of different length give {}.
     """
     if len(before) != len(after):
@@ -59,7 +59,7 @@ def renaming(before: Sequence[str], after: Sequence[str], same_kind: Callable[[s
 
 
 def played(trajectory: Trajectory) -> list[Turn]:
-    """Return the turns that reached the world: all but a last generation that was cut by its token limit."""
+    """Return the turns that reached the world: all but a final one that the token limit cut."""
     turns = trajectory.turns
     cut = trajectory.stop in _CUT and turns and turns[-1].completion.stop == "length"
     return turns[:-1] if cut else list(turns)
@@ -69,7 +69,7 @@ def played(trajectory: Trajectory) -> list[Turn]:
 
 
 def words(text: str) -> str:
-    """Return the lower-case words with one blank around each, so that `" a b " in words(text)` matches whole words."""
+    """Return the lower-case words with one space around each, so that `" a b " in words(text)` matches whole words."""
     return f" {' '.join(_WORD.findall(text.lower()))} "
 
 
@@ -131,8 +131,8 @@ def exchanges_of(trajectory: Trajectory) -> list[tuple[str, str]]:
 def unguided(exchanges: Sequence[tuple[str, str]], injected: Sequence[str]) -> list[tuple[str, str]]:
     """Return the exchanges with COPIED in place of the sentences that the policy copied from `injected`.
 
-    An extractor must not learn again what it taught. Sentences of fewer than four words are kept, because everybody
-    writes them. So are those that only the world wrote: they are its own, and experience may have quoted them.
+    Otherwise an extractor would learn its own experience again. Sentences of fewer than four words are kept, because
+    they are too common to be copies. So are those that only the world wrote: experience may have quoted them.
     """
     sentences = [sentence.split() for text in injected for sentence in _SENTENCE.split(text)]
     patterns = [re.compile(r"\s+".join(map(re.escape, words))) for words in sentences if len(words) >= 4]
@@ -147,7 +147,7 @@ def unguided(exchanges: Sequence[tuple[str, str]], injected: Sequence[str]) -> l
 
 
 def shortened(text: str, limit: int) -> str:
-    """Return at most about `limit` characters: the middle is replaced by a visible mark."""
+    """Return about `limit` characters of a longer text: its middle is replaced by a visible mark."""
     if len(text) <= limit:
         return text
     head, tail = (2 * limit) // 3, limit - (2 * limit) // 3
@@ -161,12 +161,12 @@ def quoted(text: str) -> str:
 
 
 def _bare(line: str) -> str:
-    """Return a line as a reader sees its beginning: compatibility characters replaced, invisible ones removed."""
+    """Return a line with compatibility characters (NFKC) replaced and invisible ones removed."""
     return "".join(c for c in unicodedata.normalize("NFKC", line) if c == "\t" or unicodedata.category(c)[0] != "C")
 
 
 def transcript(exchanges: Sequence[tuple[str, str]], limit: int) -> str:
-    """Number (action, observation) pairs and put them between marks, which the texts cannot forge.
+    """Return (action, observation) pairs as numbered text, between marks that the pairs cannot forge.
 
     Each text is cut to about `limit` characters.
     """

@@ -1,8 +1,9 @@
-"""The workdir of a run: its files, what is in them, and how they are read back.
+"""The workdir of a run: its files, written and read back.
 
 A workdir holds `config.json` (resolved config, git revision, versions), `metrics.jsonl` (one line per step),
 `trajectories/step_000012.jsonl` (one line per rollout), `eval/step_000010.json`, `tasks.jsonl`, `checkpoints/`,
-`experience/` (the pool), `policy/` (Hugging Face format), `summary.md` and `curve.png`.
+`experience/` (the pool), `llm.jsonl` (calls to language models), `policy/` (Hugging Face format), `summary.md` and
+`curve.png`. `--mode=eval` appends to `eval.jsonl`.
 """
 
 from __future__ import annotations
@@ -42,8 +43,8 @@ class Workdir:
         return self.path / name
 
     def claim(self, config: dict[str, Any], seed: int, mode: str = "train") -> None:
-        """Write `config.json` once; a resumed run keeps it and adds its own revision and versions. Modes other than
-        training, which may run beside a run, write `config.<mode>.json`."""
+        """Write `config.json` once; a resumed run keeps it and adds its own revision and versions. Other modes,
+        which may share the workdir of a run, write `config.<mode>.json`."""
         if not self.writes:
             return
         record = {"config": plain(config), "seed": seed, **provenance()}
@@ -85,7 +86,7 @@ class Workdir:
                     path.unlink()
 
     def log_metrics(self, step: int, metrics: dict[str, Any]) -> None:
-        """Append one line. It is on disk before the checkpoint of the step is."""
+        """Append one line and flush it to disk, so that it is there before the checkpoint of the step."""
         if not self.writes:
             return
         with open(self / "metrics.jsonl", "a", encoding="utf-8") as file:
@@ -147,7 +148,7 @@ def read_tasks(path: str | Path) -> list[Task]:
 
 
 def trajectory_record(trajectory: Trajectory, *, fate: str) -> dict[str, Any]:
-    """Return a rollout as people read it: text beside token ids, each token once (`prompt` holds only what is new).
+    """Return a rollout as a readable record: text and token ids, each token once (`prompt` holds the new ones only).
 
     fate: "trained", or the reason why not.
     """
@@ -193,7 +194,7 @@ def trajectory_record(trajectory: Trajectory, *, fate: str) -> dict[str, Any]:
 
 
 def plain(value: Any) -> Any:
-    """Return JSON values: numpy scalars become Python's, and non-finite floats null, as JSON has none."""
+    """Return JSON values: numpy values become Python's, and non-finite floats None, because JSON has none."""
     if isinstance(value, dict):
         return {str(k): plain(v) for k, v in value.items()}
     if isinstance(value, list | tuple):

@@ -4,9 +4,9 @@
     python -m experiments.ablation --config configs/bfcl_7b.py --rows original q --seeds 0 -- --config.steps=50
     python -m experiments.ablation --only-report
 
-A run lives in WORKDIR/<row>-<seed>. Finished runs are not repeated and interrupted ones resume. Flags after `--` go to
-every run. With `--jobs 2` two run at once, which on a CPU takes less time than one after the other, and write their
-output to WORKDIR/<row>-<seed>.log.
+Each run has the workdir WORKDIR/<row>-<seed>. Finished runs are not repeated and interrupted ones resume. Flags after
+`--` go to every run. With `--jobs 2` two run at once, which on a CPU is faster than one after the other, and write
+their output to WORKDIR/<row>-<seed>.log.
 
 The intervals of the table are 95% bootstrap intervals that resample the held-out tasks only, each with its mean over
 the seeds. They say nothing about other seeds; the spread of the seeds is the sample standard deviation (n - 1) beside

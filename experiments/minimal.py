@@ -2,8 +2,8 @@
 
     python -m experiments.minimal                 # eight steps on `travel`, one to two minutes on two cores
 
-It uses the rooms' own functions as a library and none of the run's machinery: no config, no checkpoint, no pipeline,
-no evaluation. Comments name the room of each idea; docs/extending.md says how to replace one in a real run.
+It uses the packages as a library and none of the run's machinery: no config, no checkpoint, no pipeline, no evaluation.
+Comments name the folder of each idea; docs/extending.md says how to replace one in a real run.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ async def main(steps: int = 8, tasks: int = 8, group: int = 8, budget: int = 64,
         top_k=1,
         min_similarity=0.3,
     )
-    judge = ReplayJudge(make_world)  # evolver/attributing/: who labels turns
+    judge = ReplayJudge(make_world)  # evolver/attributing/: labels turns
     limits = Limits(max_turns=10, max_tokens=80, context=ROW, max_observation=256, timeout=600.0, env_timeout=60.0)
     worlds, rates = Worlds(make_world), []
 
@@ -102,7 +102,7 @@ async def main(steps: int = 8, tasks: int = 8, group: int = 8, budget: int = 64,
             batch.old_logp_RT = logp(state["params"], batch)
             state, metrics = update(state, batch)
             await engine.load(jax.tree.map(np.asarray, state["params"]), step)
-        # 9 memory: what was tried becomes experience, and says which tasks can still teach something.
+        # 9 memory: attempts become experience, and results show which tasks can still teach something.
         experience.learn(trajectories, step=step)
         pool.record((t.task.id, t.evaluation.success) for t in trajectories)
         # 10 books

@@ -1,4 +1,4 @@
-"""The plans in docs/plans: what the main configs need on the devices that they are meant for.
+"""Make and check the plans in docs/plans: the needs of the main configs on the devices that they are meant for.
 
     python -m experiments.plans                     # compile all plans and write docs/plans/
     python -m experiments.plans appworld_14b        # one of them
@@ -25,7 +25,7 @@ from evolver.plan import advice, calls, estimate, report, targets
 from models.files import write_atomically
 
 FOLDER = Path(__file__).parents[1] / "docs" / "plans"
-# {name: (config, target, changes to the config)}
+# name -> (config, target, changes to the config)
 KEPT: dict[str, tuple[str, str, dict[str, Any]]] = {
     "appworld_14b": ("appworld_14b", "a100-80g:8", {}),
     "appworld_7b": ("appworld_7b", "a100-80g:8", {}),
@@ -97,7 +97,7 @@ def problems(name: str) -> list[str]:
 
 
 def make(name: str, done: dict[str, Any]) -> None:
-    """Compile and write one plan. done: keeps the figures of equal inputs."""
+    """Compile and write one plan. done: compiled figures by their inputs, which plans with equal inputs share."""
     case, _ = case_of(name)
     inputs = inputs_of(case)
     key = json.dumps(inputs)

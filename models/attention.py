@@ -2,7 +2,7 @@
 
 `blockwise` is plain XLA and runs on any backend; `cudnn` and `pallas` are for GPUs, `splash` for TPUs; `ring` is for
 rows whose tokens are sharded over the mesh's sequence axis. All compute the same function and gradient; `auto` chooses
-by the devices.
+by device, dtype and head width.
 
 Shapes: R packed rows, T tokens, S keys, H query heads, K key/value heads, G = H / K, h head width.
 """

@@ -238,9 +238,9 @@ def _check(folder: Path, config: qwen.Config, tensors: Mapping[str, Any]) -> Non
             if name in tensors and tensors[name].get_dtype() not in DTYPES
         ],
     }
-    found = [f"{what}: {', '.join(names)}" for what, names in problems.items() if names]
-    if found:
-        raise ModelError(f"{folder}: tensors " + "; ".join(found))
+    messages = [f"{what}: {', '.join(names)}" for what, names in problems.items() if names]
+    if messages:
+        raise ModelError(f"{folder}: tensors " + "; ".join(messages))
 
 
 def _reader(

@@ -16,7 +16,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from models import qwen
 
-# data: each device has a whole copy of the model and rows of its own. fsdp: as data, but the weights are sharded and
+# data: each device has a whole copy of the model and its own rows. fsdp: like data, but the weights are sharded and
 # gathered when used. tensor: splits heads, feed-forward and vocabulary; needs a fast interconnect. sequence: splits the
 # tokens of long rows.
 AXES = ("data", "fsdp", "tensor", "sequence")
@@ -101,7 +101,7 @@ def _split(axis: str, mesh: Mesh, rules: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def put(tree: Any, where: Any) -> Any:
-    """Shard arrays as `where` says. Every process passes the same arrays and uploads its own slices."""
+    """Place arrays with the shardings in `where`. Every process passes the same arrays and uploads its own slices."""
 
     def put_one(x: Any, sharding: NamedSharding) -> jax.Array:
         if jax.process_count() == 1 or getattr(x, "sharding", None) == sharding:

@@ -4,7 +4,7 @@
     logits_RTV = model(tokens_RT)
     hf.save("elsewhere", model.config, model.params)
 
-The training loop does not use it: it jits functions of plain arrays, so that no call takes a module apart.
+The training loop does not use it: it jits functions of plain arrays, so that no call has to flatten a module.
 """
 
 from __future__ import annotations

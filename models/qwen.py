@@ -188,7 +188,7 @@ def rope_angles(positions: jax.Array, head_dim: int, theta: float) -> tuple[jax.
 
 
 def rope_table(config: Config, length: int, positions: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Look up `rope_angles` of positions below `length`. XLA's CPU code would recompute them at each use and head."""
+    """Look up `rope_angles` of positions below `length`; XLA's CPU code would recompute them for each use and head."""
     cos_Th, sin_Th = rope_angles(jnp.arange(length), config.head_dim, config.rope_theta)
     return cos_Th[positions], sin_Th[positions]
 
@@ -312,7 +312,7 @@ def _table(embed_VD: jax.Array, mesh: Mesh | None) -> jax.Array:
 
 
 def _spread(x_RTD: jax.Array, mesh: Mesh | None) -> jax.Array:
-    """Shard rows over data and fsdp, tokens over sequence; the compiler might otherwise shard them as the weights."""
+    """Shard rows over data and fsdp, tokens over sequence; the compiler might otherwise shard them like the weights."""
     if mesh is None or mesh.size == 1:
         return x_RTD
     where = NamedSharding(mesh, PartitionSpec(("data", "fsdp"), "sequence", None))
@@ -402,8 +402,8 @@ def for_decoding(config: Config, params: Params, dtype: Any = jnp.float32) -> Pa
     """Return the weights in the layout that `extend` reads, in `dtype`.
 
     {"embed", "norm", "unembed" (D, V), "layers": a tuple of dicts}. Layers are separate, and matrices that share an
-    input are concatenated. Doing it here once avoids that XLA's CPU code copies every slice of a stacked weight at each
-    decoding step.
+    input are concatenated. Without this, XLA's CPU code would copy every slice of a stacked weight at each decoding
+    step.
     """
     params = jax.tree.map(lambda a: a.astype(dtype), params)
 

@@ -25,12 +25,12 @@ from rl.trajectory import Trajectory, groups_of
 
 DRAWS = 2000  # bootstrap resamples for one interval
 
-# The units that a bootstrap draws again.
-# "tasks": tasks with the rollouts they have. The interval is for other tasks, played again: the mean of a task already
-#   contains the chance of its rollouts.
-# "rollouts": the rollouts of each task, so that tasks cause no spread. The interval is for the same tasks under another
-#   seed. With R rollouts per task it is too narrow by a factor sqrt(1 - 1/R).
-# "both": tasks, then their rollouts. It counts the chance of rollouts twice, so it is the widest.
+# The units that a bootstrap resamples.
+# "tasks": tasks with the rollouts they have. The interval is for new tasks: the mean of a task already contains
+#   the randomness of its rollouts.
+# "rollouts": the rollouts of each task, so that differences between tasks do not count. The interval is for the same
+#   tasks under another seed. With R rollouts per task it is too narrow by a factor sqrt(1 - 1/R).
+# "both": tasks, then their rollouts. It counts the randomness of rollouts twice, so it is the widest.
 Resample = Literal["tasks", "rollouts", "both"]
 
 
@@ -120,8 +120,8 @@ class Scores:
     """The results of one evaluation: the input of every estimator, small enough to be stored for every step.
 
     `score_NR` in [0, 1] and `success_NR` 0/1 are of rollouts at `temperature`, `greedy_N` is success at temperature 0
-    ([] if it was not run). A rollout that the environment broke counts as a failure; one that reached its deadline
-    counts with the world's evaluation at that point. `broken` is the number of both.
+    ([] if it was not run). A rollout that the environment broke counts as a failure; a cancelled one counts
+    with the world's evaluation at its deadline. `broken` is the number of both.
     """
 
     tasks: list[str]

@@ -1,6 +1,6 @@
-"""The update, one jitted, donated, sharded step per mini-batch; and the log-probabilities of packed rows.
+"""The optimizer step on a mini-batch, and the log-probabilities of packed rows, jitted and sharded.
 
-Both loop over micro-batches, and the trip count is data: another number of rows needs no new program. Both send only
+Both loop over micro-batches, and the trip count is data: fewer rows need no recompilation. Both send only
 the hidden states of tokens that train through the unembedding. Every token's weight in the loss is known before the
 loop starts, so the size of a micro-batch changes memory and speed, not the result.
 
@@ -47,7 +47,7 @@ class Layout:
 def state_shardings(
     config: qwen.Config, optimizer: optax.GradientTransformation, mesh: Mesh | None, layout: Layout | None = None
 ) -> State | None:
-    """Return the sharding of each part of the state: moments as their parameter, counters replicated."""
+    """Return the sharding of each part of the state: moments like their parameters, counters replicated."""
     if mesh is None:
         return None
     layout = layout or Layout()
@@ -139,7 +139,7 @@ def _wide(x):
 
 
 def whole(state: State, layout: Layout | None = None) -> qwen.Params:
-    """Return the parameters as `make_logp`'s function takes them: adapters are beside the weights they are added to."""
+    """Return the parameters as `make_logp`'s function takes them, with adapters separate from the frozen weights."""
     return lora.join(state["base"], state["params"], layout.lora) if "base" in state else state["params"]
 
 
@@ -171,22 +171,22 @@ def make_update(
     widths: int = 1,
     **terms: Any,
 ) -> Callable[[State, Packed], tuple[State, dict[str, jax.Array]]]:
-    """Return `update(state, packed) -> (state, metrics)`: one optimizer step on one mini-batch; it consumes the state.
+    """Return `update(state, packed) -> (state, metrics)`: one optimizer step on one mini-batch. The state is donated.
 
     Args:
       config, mesh: the model and its devices; a mesh of None means one device.
       optimizer: see `rl.optim`.
       loss: see `rl.losses`; its arguments are bound.
       micro: rows per forward and backward pass; a multiple of the number of devices that share the rows.
-      capacity_rows: the number of micro-batches is rounded up to a power of two, or to what holds this many rows. Give
-        the largest number of rows there will be, and a single program is compiled.
+      capacity_rows: the number of micro-batches is rounded up to a power of two, or to what holds this many rows. Given
+        the largest number of rows that will occur, only one program is compiled.
       temperature: the temperature of the log-probabilities.
       aggregate: see `losses.aggregation_weights`; applies to the whole mini-batch.
       dtype, remat, attention: of the forward pass, see `qwen.hidden`.
       layout: placement and precision of the state.
       chunk: tokens that a device puts through the unembedding at once.
-      widths: number of row widths to compile, from half of T to T. A micro-batch is cut to the narrowest that holds its
-        tokens, which does not change the result.
+      widths: number of row widths to compile, evenly spaced in (T / 2, T]. A micro-batch is cut to the narrowest
+        that holds its tokens, which does not change the result.
       terms: the KL penalty, entropy bonus and importance weights, see `losses.token_loss`.
 
     Metrics are scalars on the device. "loss" is the minimised value, "grad_norm" the norm before clipping. "skipped" is
@@ -342,7 +342,7 @@ def device_batch(packed: Packed, mesh: Mesh | None, micro: int, capacity_rows: i
 
 
 def _cut_to_width(work: Callable[[dict[str, jax.Array]], Any], rows: dict[str, jax.Array], widths: int) -> Any:
-    """Return work(rows) on the narrowest of `widths` widths, from half of a row to all of it, that holds the tokens."""
+    """Return work(rows) on the narrowest of `widths` widths, between half a row and a row, that holds the tokens."""
     full = rows["segments"].shape[1]
     choices = sorted({-(-full * (widths + n) // (2 * widths)) for n in range(1, widths + 1)})
     if len(choices) == 1:
@@ -436,7 +436,7 @@ def _gathered(w_DV, mesh: Mesh | None, dtype):
 def _on_shards(unembed, mesh: Mesh | None):
     """Return `unembed` under shard_map, so that the head's gradient is summed over shards once and not per chunk."""
     axes = () if mesh is None else tuple(axis for axis in ("data", "fsdp", "sequence") if mesh.shape[axis] > 1)
-    if not axes:  # nor on a mesh of tensor alone: XLA cannot partition a sum over no axes
+    if not axes:  # also on a mesh with only a tensor axis: XLA cannot partition a sum over no axes
         return unembed
     split, replicated = PartitionSpec(None, axes), PartitionSpec()
     return jax.shard_map(

@@ -18,9 +18,9 @@ BASELINE = 10  # number of first measurements that later ones are compared with
 def figures(batches: Sequence[Packed], version: int, *, recomputed: bool) -> dict[str, float]:
     """Return metrics of the trained tokens of unguided rollouts, before the first update of the step.
 
-    `staleness/mean` and `/max`: versions between the weights that sampled a token and the present ones, `version`.
+    `staleness/mean` and `/max`: versions between the weights that sampled a token and the current ones, `version`.
     With `recomputed`, `old_logp_RT` is the learner's and d = log pi_learner - log pi_engine. Then `mismatch/fresh` is
-    the mean |d| over tokens that the present weights sampled, which rounding alone should cause. If there are several
+    the mean |d| over tokens that the current weights sampled, which rounding alone should cause. If there are several
     environments, `mismatch/abs/<env>`, `mismatch/max/<env>` and `mismatch/kl/<env>` are the mean |d|, the largest |d|
     and an estimate of KL(engine || learner).
     """
@@ -59,7 +59,7 @@ class Alarm:
     def check(self, metrics: dict[str, float]) -> str:
         """Return the warning for the user, "" if there is none.
 
-        Only tokens that the present weights sampled are compared: others differ because the weights changed.
+        Only tokens that the current weights sampled are compared: others differ because the weights changed.
         """
         gap = metrics.get("mismatch/fresh")
         if gap is None and metrics.get("staleness/max") == 0:

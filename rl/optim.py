@@ -15,7 +15,7 @@ SCHEDULES = ("constant", "linear", "cosine")
 def schedule(
     *, lr: float, schedule: str = "constant", warmup: int = 0, steps: int = 0, final: float = 0.0
 ) -> optax.Schedule:
-    """Return the learning rate by update: a linear warm-up, then constant, or a decay to `final * lr` at `steps`.
+    """Return a function update -> learning rate: a linear warm-up, then constant or a decay to `final * lr` at `steps`.
 
     The warm-up is 1/w, 2/w, ..., 1, so that the first update has an effect.
     """
@@ -36,7 +36,7 @@ def schedule(
 def decayed(params: Any) -> Any:
     """Return a tree of bool, True for parameters with weight decay: matrices and embeddings, not norms and biases.
 
-    By name, because stacked layers give norms and biases a second axis: the number of axes does not tell them apart.
+    The names decide, not the number of axes: stacked norms and biases have several axes too.
     """
     return jax.tree.map_with_path(lambda path, _: not path[-1].key.endswith(("norm", "bias")), params)
 
@@ -95,7 +95,7 @@ def muon(
 
 
 def rounded(params: Any, like: Any, key: jax.Array) -> Any:
-    """Return float32 `params` in the dtypes of `like`, rounded to bfloat16 at random so that the expectation is exact.
+    """Return float32 `params` in the dtypes of `like`, with stochastic rounding to bfloat16, exact in expectation.
 
     Rounding to the nearest would lose every update below 1/512 of a weight. The direction depends on `key` and on the
     position in the array, not on the sharding.

@@ -11,7 +11,7 @@ from rl.samples import Sample
 
 
 class SampleTooLong(ValueError):
-    """A sample that does not fit into a row. `rl.samples.admit` leaves such rollouts out as overlong beforehand."""
+    """A sample that does not fit into a row. `rl.samples.fates` excludes such rollouts beforehand, as overlong."""
 
 
 @dataclass

@@ -34,7 +34,7 @@ class Limits:
     max_tokens: int  # tokens of one generation
     context: int  # tokens of prompt and generation together; at most the engine's context
     max_observation: int  # tokens of the answer to one turn; a longer one is cut at a visible mark
-    timeout: float  # seconds for the episode, set-up included; evaluation has `env_timeout` of its own
+    timeout: float  # seconds for the episode, set-up included; evaluation has its own `env_timeout`
     env_timeout: float  # seconds for one call into the world
 
 
@@ -61,7 +61,7 @@ class Worlds:
         return self._idle.pop() if self._idle else self._make()
 
     def give(self, world: World, *, broken: bool = False) -> None:
-        """Take a world back. A broken one may hang in a call, so it is closed in a thread that nobody waits for."""
+        """Take a world back. A broken one may hang in a call, so a daemon thread closes it."""
         if broken:
             threading.Thread(target=_close, args=(world,), daemon=True).start()
         else:
@@ -139,7 +139,7 @@ async def _play_job(job: Job, worlds: Worlds, settings: dict[str, Any]) -> Traje
 
 
 def _failed_to_start(trajectory: Trajectory) -> bool:
-    """Return True if a rollout failed before its first prompt: the one failure that is tried again, on a new world."""
+    """Return True if a rollout failed before its first prompt: the only failure that is retried, in another world."""
     return not trajectory.messages and trajectory.stop in (StopReason.ENV_ERROR, StopReason.ENV_TIMEOUT)
 
 
@@ -160,13 +160,15 @@ async def rollout(
     cut_turn: str = "end",
     threads: bool = False,
 ) -> Trajectory:
-    """Play one episode of `task` in `world` and evaluate it, finished or not.
+    """Play one episode of `task` in `world` and evaluate it, unless the world or the template failed.
+
+    Failures are recorded in the trajectory.
 
     Args:
       rollout_index: index within the group.
-      sampling: max_tokens is capped by the limits, and each turn gets a seed of its own. Without stop tokens, the
-        end of a turn is the stop token.
-      experience: (id, content) of what is injected into the prompt.
+      sampling: max_tokens is capped by the limits, and each turn gets its own seed. If it has no stop tokens, the
+        tokenizer's `im_end` and `endoftext` are used.
+      experience: (id, content) of each experience to inject into the prompt.
       context: the template, see `rl.contexts`.
       show_tools: list the tools in the system message.
       parse_error: "end" or "continue" the episode after a turn that the world could not read.
@@ -210,6 +212,8 @@ class _Failure(Exception):
 
 @dataclass
 class _Episode:
+    """One episode in progress. The fields are the arguments of `rollout`."""
+
     trajectory: Trajectory
     world: World
     engine: Engine
@@ -268,7 +272,7 @@ class _Episode:
         trajectory.stop = StopReason.MAX_TURNS
 
     def stop_of(self, result: StepResult) -> StopReason | None:
-        """Return the reason to stop after this answer of the world, None to go on."""
+        """Return the reason to stop after this answer of the world, or None to continue."""
         if result.terminated:
             return StopReason.DONE
         if result.truncated:
@@ -361,7 +365,7 @@ def _failures_of(what: str) -> Iterator[None]:
 
 
 def _describe(what: str, error: BaseException) -> str:
-    """Return "what: type: text", for a fault of a template with its place, because that is the reader's own code."""
+    """Return "what: type: text". A fault of a template, which may be user code, also names its file and line."""
     frames = traceback.extract_tb(error.__traceback__) if what == "template" else ()
     place = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
     return f"{what}: {type(error).__name__}: {error}{place}"

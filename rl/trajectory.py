@@ -1,4 +1,4 @@
-"""The records of a rollout. Tokens are those of the engine; none of them is ever encoded again."""
+"""The records of a rollout. Tokens are those of the engine, never re-encoded from text."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class StopReason(enum.StrEnum):
     LENGTH = "length"  # a turn reached its token limit without an end token
     PARSE_ERROR = "parse_error"  # the environment could not read a turn, and parse_error="end"
     ENV_ERROR = "env_error"  # the environment, or the context template, raised an exception
-    ENV_TIMEOUT = "env_timeout"  # one of them did not answer in time
-    CANCELLED = "cancelled"  # the episode reached its deadline
+    ENV_TIMEOUT = "env_timeout"  # a call into the world exceeded its limit or the deadline of the episode
+    CANCELLED = "cancelled"  # its deadline passed outside of a call into the world, or no judge scored its outcome
 
 
 BROKEN = (StopReason.ENV_ERROR, StopReason.ENV_TIMEOUT, StopReason.CANCELLED)  # ends that the policy did not cause
@@ -34,7 +34,7 @@ class Completion:
     tokens: list[int]
     logprobs: list[float]  # log p(token) at the sampling temperature (at 1 when it was 0), without top-p/top-k
     stop: str  # "stop" | "length"
-    version: int  # version of the weights that sampled it
+    version: int  # of the oldest weights that sampled a part of it
 
 
 @dataclass
@@ -76,7 +76,7 @@ class Trajectory:
     task: Task
     rollout: int  # index within the group
     seed: int
-    messages: list[Message]  # that opened the episode, experience included
+    messages: list[Message]  # the opening messages, experience included
     turns: list[Turn] = field(default_factory=list)
     stop: StopReason = StopReason.CANCELLED
     evaluation: Evaluation = field(default_factory=lambda: Evaluation(0.0, False))

@@ -91,7 +91,7 @@ def test_targets_that_cannot_be_planned_for(capsys, tiny, words, mode, said):
         ("--config.mesh.data=64", "64 devices"),
         ("--config.learner.widths=0", "learner.widths must be at least 1"),
         ("--config.rollout.tasks=99", "needs 99 different original tasks"),
-        ("--config.questioning.every=2", "makes no task then"),
+        ("--config.questioning.every=2", "makes no tasks"),
         ("--config.env.url=http://localhost:1", "belong together"),
         ("--config.optim.b1=1", "at least 0 and below 1"),
         ("--config.loss.args.dual_clip=0.5", "must be above 1, or 0"),
@@ -113,7 +113,7 @@ def test_each_mistake_is_named(capsys, tiny, override, words):
     [
         ("train", ["questioning.enabled=True", "questioning.capacity=1"], "less than the 2 synthetic tasks of a step"),
         ("train", ["navigating.enabled=True", "navigating.pool=/no/such"], "there is no such directory"),
-        ("eval", ["navigating.enabled=True", "eval.experience=True"], "has none in --mode=eval"),
+        ("eval", ["navigating.enabled=True", "eval.experience=True"], "needs a pool in --mode=eval"),
         ("train", ["rollout.refill=1", "rollout.async_depth=1"], "set config.rollout.async_depth=0"),
         ("train", ["lora.rank=2", "lora.targets=()"], "config.lora.targets is empty"),
         ("train", ["mesh.sequence=2", "model.attention=blockwise"], "set config.model.attention=ring"),

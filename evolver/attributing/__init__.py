@@ -1,4 +1,4 @@
-"""Self-attributing: every turn gets a label that says if it helped (section 5 of the AgentEvolver paper)."""
+"""Self-attributing: every turn gets a label that says whether it helped (section 5 of the AgentEvolver paper)."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class TurnJudge(Protocol):
         ...
 
     def metrics(self) -> dict[str, float]:
-        """Return figures since the last call. Names ending in `_rate` are averaged over hosts, others are summed."""
+        """Return metrics since the last call. Names ending in `_rate` are averaged over hosts, others are summed."""
         return {}
 
     def close(self) -> None:

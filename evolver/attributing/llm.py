@@ -71,8 +71,8 @@ class LlmJudge(TurnJudge):
         return Question(self.roles[0], messages, SCHEMA, text.version)
 
     def metrics(self) -> dict[str, float]:
-        """Return figures since the last call: shares of labels, trajectories not asked about or left unanswered, and
-        turns without a label by the fault of the answer."""
+        """Return metrics since the last call: shares of labels, trajectories not asked about or left unanswered, and
+        turns that the answer left without a label, by reason."""
         counts, self._counts = self._counts, Counter()
         names = ("trajectories", "skipped", "unanswered", *_PROBLEMS.values())
         return label_rates(counts) | {f"attributing/{name}": float(counts[name]) for name in names}

@@ -1,6 +1,6 @@
-"""Turn labels by counterfactual replay: play the episode again without a turn and see what that changes.
+"""Turn labels by counterfactual replay: play the episode again without a turn and compare the results.
 
-The episode is replayed from the same start in a world of the judge's own. The replay must first reproduce the
+The episode is replayed from the same start in the judge's own world. The replay must first reproduce the
 evaluation of the rollout; otherwise the world is not deterministic and the judge abstains on every turn. The value of
 an episode is (success, progress, wanted minus unwanted changes). "Progress" is the component of that name in
 `Evaluation.components`, or the score if there is none. Changes are counted if the world has `difference()` and the
@@ -25,7 +25,7 @@ other turns are left out one at a time, from the last to the first, and labelled
 
 A turn that was cut by its token limit never reached the world and is BAD. In a failed trajectory only turns that
 advanced the goal are GOOD, as in section 5.1 of the AgentEvolver paper. There is one exception: if success depends on a
-closing text that quotes nothing it was shown (a count, a yes), the source of the answer is unknown. A look-up is then
+closing text that quotes no observation (a count, a "yes"), the source of the answer is unknown. A look-up is then
 superfluous only if another one showed the same, and otherwise the judge abstains on it.
 """
 
@@ -80,7 +80,7 @@ class ReplayJudge(TurnJudge):
                         self._world = self._world or self._make_world()
                         replay = _Replay(self._world, trajectory.task)
                     labels[id(trajectory)] = self._judge(trajectory, replay) if trajectory.turns else []
-                except Exception as error:  # a world that fails costs this trajectory its labels, not the run
+                except Exception as error:  # only this trajectory loses its labels, the run goes on
                     self._counts["errors"] += 1
                     name, kind = trajectory.task.id, type(error).__name__
                     logging.warning("replay of task %s failed, no labels: %s: %s", name, kind, error)
@@ -92,7 +92,7 @@ class ReplayJudge(TurnJudge):
         return rows
 
     def metrics(self) -> dict[str, float]:
-        """Return figures since the last call: shares of labels, trajectories without labels by reason, replayed
+        """Return metrics since the last call: shares of labels, trajectories without labels by reason, replayed
         environment steps."""
         counts, self._counts = self._counts, Counter()
         names = ("trajectories", "not_reproduced", "skipped", "errors", "over_budget", "replayed_steps")
@@ -129,7 +129,7 @@ class _Judgement:
         self.labels = [Label(ABSTAIN, "the turn depends on one that did harm")] * len(moves)
         self.kept = list(range(len(moves)))  # moves that were not removed
         self.value = replay.end(moves).value  # of the kept moves
-        self.unquoted = False  # True if the value depends on a text that quotes nothing it was shown
+        self.unquoted = False  # True if the value depends on a closing text that quotes no observation
         self.over_budget = False
 
     def label(self, success: bool) -> list[Label]:
@@ -194,7 +194,7 @@ class _Judgement:
 
 @dataclass(frozen=True)
 class _Move:
-    """A turn as it was: its action, the values that it took from earlier observations, and its observation."""
+    """A recorded turn: its action, the values that it took from earlier observations, and its observation."""
 
     action: str
     needed: tuple[str, ...]

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 _OPENING, _LOOSE = re.compile(r"[{\[]"), re.compile(r"[\s\\]+")
-_TRIES = 10_000  # places of an answer at which a value may begin
+_TRIES = 10_000  # most positions in an answer that are tried as the beginning of a value
 
 
 class Unreadable(ValueError):
@@ -22,16 +22,16 @@ class Unreadable(ValueError):
 
 
 def read_json(text: str, schema: dict[str, Any], *, shown: str = "") -> Any:
-    """Return the JSON value that answers a question whose schema is given. Raises Unreadable if there is none.
+    """Return the JSON value in a model's answer that fits the schema. Raises Unreadable if there is none.
 
     Models wrap their answer in fences and prose, think before it, and quote what they were shown. So thoughts are
-    ignored, as is what stands in the same words in `shown`, the text that others wrote. Of the values that are left,
-    the last one that has any property of the schema is the answer: if it does not fit, no earlier one takes its place.
-    An answer that ends inside of a value was cut, so that its verdict is missing.
+    ignored, and so are values that also occur in `shown`, the text that others wrote. Of the remaining values, the last
+    one with any property of the schema is the answer: if it does not fit, no earlier one takes its place. A text that
+    ends inside a value was cut and has no answer.
     """
     text = text.rpartition("</think>")[2]
     if "<think>" in text:
-        raise Unreadable("cut", "the answer ends inside of a thought")
+        raise Unreadable("cut", "the answer ends inside a thought")
     if not text.strip():
         raise Unreadable("empty", "the answer is empty")
     own, shown, quotes, other = [], _squeezed(shown), False, "there is no JSON in the answer"
@@ -71,13 +71,13 @@ def _values(text: str) -> Iterator[tuple[Any, str]]:
 
 
 def _resembles(value: Any, schema: dict[str, Any]) -> bool:
-    """Return True if a value is meant as an answer: it has a property of the schema, if that is one of an object."""
+    """Return True if a value may be an answer: an object with a property of the schema; anything if it has none."""
     properties = schema.get("properties")
     return not properties or (isinstance(value, dict) and not properties.keys().isdisjoint(value))
 
 
 def _squeezed(text: str) -> str:
-    """Return the text without blanks and backslashes, in which quotations differ."""
+    """Return the text without whitespace and backslashes, which quoting may change."""
     return _LOOSE.sub("", text)
 
 

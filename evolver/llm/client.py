@@ -5,7 +5,7 @@ time, retried by one policy, priced and recorded in a ledger. The run ends, with
 budget is spent or a server stays down. Keys are read from the environment for each call and written nowhere.
 
 The client has an event loop on its own thread, so synchronous mechanisms (`ask`) and coroutines of any event loop
-(`await chat(...)`) can share it. Only creating a Chat needs httpx (requirements/llm.txt), not importing this module.
+(`await chat(...)`) can share it. Creating a Chat needs httpx (requirements/llm.txt); importing this module does not.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ Message = dict[str, Any]
 class ChatError(RuntimeError):
     """A question without an answer, counted under `kind`.
 
-    after: the seconds of a Retry-After header. served: the tokens that the server may have generated in vain (inf =
-    unknown); None if it has generated nothing.
+    after: the seconds of a Retry-After header. served: the tokens that the server may have generated although
+    no answer arrived (inf = unknown); None if it generated none.
     """
 
     def __init__(
@@ -53,11 +53,11 @@ class ChatError(RuntimeError):
     ):
         super().__init__(message)
         self.kind, self.retriable, self.after, self.served = kind, retriable, after, served
-        self.cost: dict[str, Any] = {}  # what was booked for it
+        self.cost: dict[str, Any] = {}  # tokens and money that are booked for it
 
 
 class BudgetSpent(RunEnds):
-    """The budget of money or tokens is used up."""
+    """The budget of money or tokens is spent."""
 
 
 class ServerDown(RunEnds):
@@ -104,7 +104,7 @@ class Limits:
     failures: int = 20  # consecutive unanswered questions after which the server counts as down
     budget_money: float = 0.0
     budget_tokens: int = 0
-    grace: float = 15.0  # that calls in flight get when the client is closed
+    grace: float = 15.0  # for calls in flight when the client is closed
 
 
 @dataclass(frozen=True)
@@ -126,14 +126,14 @@ class _Server:
         self.requests, self.tokens = Rate(limits.requests_per_minute), Rate(limits.tokens_per_minute)
         self.paused_until = 0.0  # set by Retry-After, on the monotonic clock
         self.failed = 0  # consecutive unanswered questions
-        self.structured = True  # until it refuses a response_format
+        self.structured = True  # False once the server refuses a response_format
 
 
 class Chat:
     """The client of all language-model roles of a run.
 
     prices: {model: money per million (prompt tokens, completion tokens)}. check: called while waiting; raises if the
-    user wants the run to end. say: shows one line to the user, once per kind of failure.
+    user wants the run to end. say: called with a line for the user, once per kind of failure.
     """
 
     def __init__(
@@ -253,9 +253,9 @@ class Chat:
         return ""
 
     async def _problem_of_route(self, names: list[str], unlisted: str) -> str:
-        """Return what is wrong with a server that lists no models, "" if it has the route that these roles ask.
+        """Return what is wrong with a server that lists no models, "" if it has the route that these roles use.
 
-        The route is asked for nothing, which every server refuses or answers without generating.
+        The request is empty, so every server refuses it or answers without generating.
         """
         role = self.roles[names[0]]
         route, content = ("embeddings", "input") if names == ["embedder"] else ("chat/completions", "messages")
@@ -309,7 +309,7 @@ class Chat:
     ) -> tuple[dict[str, Any], bool]:
         """Return the record of a question, and True if it came from the cache or from an equal question in flight.
 
-        Records that are not `usable` are neither cached nor taken from the cache: the server may have had a bad hour.
+        Records that are not `usable` are neither cached nor taken from the cache, because the fault may be temporary.
         """
         record = self.cache.get(content)
         known = record and set(record) in ({"vector"}, {"text", "prompt_tokens", "completion_tokens", "finish"})
@@ -327,7 +327,7 @@ class Chat:
         return record, True
 
     async def _ask(self, name: str, content: dict[str, Any], read: Callable, usable: Callable) -> dict[str, Any]:
-        """Ask the server: bounded attempts, exponential waits with jitter; Retry-After pauses all its questions."""
+        """Ask the server, with exponential waits and jitter between attempts. Retry-After pauses all its questions."""
         role, limits = self.roles[name], self.limits
         server, wait = self._servers[role.server], limits.first_wait
         for attempt in range(1, limits.attempts + 1):
@@ -338,7 +338,9 @@ class Chat:
             else:
                 server.failed = 0
                 if usable(record) and not self.cache.put(content, record):
-                    self._say_once("cache", f"answers cannot be written to {self.cache.folder}; continuing without it")
+                    self._say_once(
+                        "cache", f"answers cannot be written to {self.cache.folder}; continuing without caching them"
+                    )
                 return record
             self.ledger.add("failure", name, role.model, kind=failure.kind, **failure.cost)
             if self._closing:
@@ -361,7 +363,7 @@ class Chat:
     async def _attempt(self, name: str, server: _Server, content: dict[str, Any], read: Callable) -> dict[str, Any]:
         """Ask once, within the limits and the budget, and record the cost.
 
-        What a server generated in vain is paid for as well, so it is booked: with a failure as its `cost`.
+        A failed attempt may have to be paid for too: its ChatError holds the estimate as `cost`.
         """
         role, body = self.roles[name], content["body"]
         prompt, most = math.ceil(len(json.dumps(body)) / 4), body.get("max_tokens", 0)  # tokens, estimated
@@ -406,7 +408,9 @@ class Chat:
                 if error.kind != "request":
                     raise
         reply = _read_completion(body, await self._post(role, route, body))
-        server.structured = server.structured and schema is None  # the question itself was not at fault
+        server.structured = (
+            server.structured and schema is None
+        )  # it answers without response_format, so that was the fault
         return reply
 
     async def _embedding(self, role: Role, server: _Server, body: dict[str, Any], schema: Any) -> tuple[dict, dict]:
@@ -441,7 +445,7 @@ class Chat:
         async def trace(event: str, _: Any) -> None:
             events.append(event)
 
-        def served(event: str) -> float | None:  # what the server may have generated if this event has happened
+        def served(event: str) -> float | None:  # tokens the server may have generated, if this event happened
             return math.inf if any(name.endswith(event) for name in events) else None
 
         content = None if body is None else json.dumps(body)  # ASCII: httpx cannot encode lone surrogates
@@ -463,8 +467,8 @@ class Chat:
     def _together(self, coroutines: Sequence[Coroutine[Any, Any, Any]], kept: tuple | type = ()) -> list[Any]:
         """Run coroutines on the client's loop. Return their results, with exceptions of type `kept` in their places.
 
-        Raises other exceptions when all coroutines have ended. Calls `check` every 0.2 seconds; if it raises, the
-        coroutines are cancelled, with all questions that no server is answering yet.
+        Raises other exceptions when all coroutines have ended. Calls `check` every 0.2 seconds; if that raises, the
+        coroutines and all questions that no server is answering yet are cancelled.
         """
 
         async def gathered() -> list[Any]:
@@ -498,7 +502,7 @@ class Chat:
 
 
 def _read_completion(body: dict[str, Any], record: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return what is kept of a chat completion, and its usage. Raises ChatError for anything else."""
+    """Return (record, usage) of a chat completion. Raises ChatError if the answer is none."""
     try:
         choice = record["choices"][0]
         text, finish = choice["message"].get("content") or "", str(choice.get("finish_reason") or "stop")
@@ -513,8 +517,8 @@ def _read_completion(body: dict[str, Any], record: dict[str, Any]) -> tuple[dict
 
 
 def _usage(record: dict[str, Any], body: dict[str, Any], text: str) -> dict[str, Any]:
-    """Return the token counts of a server's answer. Those that it does not give are estimated, so that they count
-    towards the budget, and the result then has `estimated`."""
+    """Return the token counts of a server's answer. Missing counts are estimated, so that they count towards the
+    budget; the result then has `estimated`."""
     given = record.get("usage") if isinstance(record.get("usage"), dict) else {}
     sizes = {"prompt_tokens": len(json.dumps(body)), "completion_tokens": len(text.encode("utf-8", "replace"))}
     usage: dict[str, Any] = {}

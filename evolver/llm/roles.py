@@ -1,6 +1,6 @@
 """The language-model roles that a config needs, the checks of their settings, and the client that serves them.
 
-A plug that asks language models says so itself: its target carries `roles`, a tuple of names from ROLES.
+A plug that asks language models declares this in its attribute `roles`, a tuple of names from ROLES.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def problems(config: Any, mode: str, resolve: Callable[[str], Path]) -> Iterator
         silent = "chat" in takes and takes["chat"].default is takes["chat"].empty and not declared
         if silent or set(declared) - set(ROLES):
             yield (
-                f"config.{key}: a plug that asks for `chat` declares its roles as an attribute, such as"
+                f"config.{key}: a plug that asks for `chat` must declare its roles as an attribute, such as"
                 f' roles = ("judge",), with names from {", ".join(ROLES)}; it declares {tuple(declared)}'
             )
     if not roles_of(config) or mode == "plan":

@@ -1,4 +1,4 @@
-"""Storage of the client of language models: answers on disk, a ledger of their cost, rate limits and a budget."""
+"""Storage and limits of the language-model client: cached answers, a ledger of their cost, rate limits and a budget."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ def accounts(lines: Iterable[dict[str, Any]]) -> defaultdict[str, Account]:
 
 
 class Rate:
-    """A token bucket over one minute: `take(n)` waits until n units are available. 0 per minute = no limit."""
+    """A token bucket that refills over one minute: `take(n)` waits for n units. 0 per minute = no limit."""
 
     def __init__(self, per_minute: int):
         self.per_minute, self.level, self.at = per_minute, float(per_minute), time.monotonic()

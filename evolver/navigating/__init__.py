@@ -35,7 +35,7 @@ class Extractor(Protocol):
     roles: tuple[str, ...] = ()  # chat roles that the extractor asks
 
     def extract(self, trajectories: Sequence[Trajectory], *, step: int) -> list[Experience]:
-        """Return new experiences, best made by `new_experience`; the pool merges duplicates.
+        """Return new experiences, preferably made by `new_experience`; the pool merges duplicates.
 
         trajectories: attempts at any number of tasks, several per task. step: the training step, kept with each
         experience. Raises ValueError for a trajectory of a held-out task (`extract.learnable_groups` checks that).
@@ -43,7 +43,7 @@ class Extractor(Protocol):
         ...
 
     def metrics(self) -> dict[str, float]:
-        """Return figures since the last call."""
+        """Return metrics since the last call."""
         return {}
 
 
@@ -67,7 +67,7 @@ class Refiner(Protocol):
         ...
 
     def metrics(self) -> dict[str, float]:
-        """Return figures since the last call."""
+        """Return metrics since the last call."""
         return {}
 
 

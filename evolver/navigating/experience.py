@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Any
 
-# What would end or forge a part of a prompt, if an experience held it.
+# Text that would end or imitate a part of the prompt that an experience is put into.
 TAGS = re.compile(r"</?EXP\b|</?tool_call\b|<\||<<\s*[A-Z]|>>>|overall outcome:", re.IGNORECASE)
 
 
@@ -17,7 +17,7 @@ TAGS = re.compile(r"</?EXP\b|</?tool_call\b|<\||<<\s*[A-Z]|>>>|overall outcome:"
 class Experience:
     """Two sentences: `when` to use it, and its `content`, which is put into the prompt.
 
-    `key` is the text that is embedded and searched: a query like those it is for, or `when` itself. `uses` counts the
+    `key` is the text that is embedded and searched: a query of the tasks it is for, or `when` itself. `uses` counts the
     guided rollouts that carried it, `wins` those that succeeded. `expected` sums, over the same rollouts, the success
     rate of the unguided rollouts of their groups, which estimates the wins without it.
     """

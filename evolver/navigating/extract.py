@@ -38,14 +38,14 @@ def render(lesson: Lesson) -> str:
 
 
 def when(query: str) -> str:
-    """Return when to use an experience: for tasks like this query, in its own words."""
+    """Return when to use an experience. The query itself describes the tasks that it is for."""
     return query
 
 
 class Contrast(Extractor):
     """Makes at most one experience per task, from every task with a success.
 
-    The experience is found by the task's query. The lesson comes from executed calls and their errors only: opening
+    The search key is the task's query. The lesson comes from executed calls and their errors only: opening
     messages, which contain injected experience, are not read, and errors that repeat it are left out. The success is
     replayed, and dropped if it fails the second time.
     """
@@ -58,8 +58,8 @@ class Contrast(Extractor):
         render: str = "evolver.navigating.extract:render",
         when: str = "evolver.navigating.extract:when",
     ):
-        """splits: of the tasks that may be learnt from. render, when: "module:attribute" of the functions that word a
-        Lesson as content, and a query as the time to use it."""
+        """splits: of the tasks that may be learnt from. render, when: "module:attribute" of the functions that turn
+        a Lesson into the content and a query into `when`."""
         self._make_world, self.splits = make_world, splits
         self._render: Callable[[Lesson], str] = _function("render", render)
         self._when: Callable[[str], str] = _function("when", when)
@@ -88,7 +88,7 @@ class Contrast(Extractor):
 def _function(argument: str, name: str) -> Callable[..., str]:
     try:
         return attribute(name)
-    except Exception as error:  # importing somebody's file may raise anything
+    except Exception as error:  # importing user code may raise anything
         raise ValueError(f"{argument}={name!r} cannot be loaded: {type(error).__name__}: {error}") from error
 
 
@@ -138,7 +138,7 @@ def _tools(turn: Turn) -> list[str]:
 def _errors(trajectory: Trajectory) -> set[tuple[str, str]]:
     """Return (tool, first line of the answer, without ids and numbers) of every refused call.
 
-    An error that repeats injected experience, which the policy had put into its call, is left out.
+    Errors that quote injected experience, which the policy copied into its call, are left out.
     """
     errors = set()
     exchanges = unguided(exchanges_of(trajectory), trajectory.injected)

@@ -1,4 +1,4 @@
-"""Self-navigating by language models: extraction, validation, and the re-ranking and rewriting of what is retrieved
+"""Self-navigating by language models: extraction, validation, re-ranking and rewriting of experience
 (section 4 of the AgentEvolver paper; thresholds of ReMe, arXiv 2512.10696)."""
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ EXTRACTION = record(experiences=array(record(when=TEXT, content=TEXT)))
 VERDICT = record(reason=TEXT, score=NUMBER)
 CHOICE = record(chosen=array(record(number=INTEGER, content=TEXT)))
 MOST = 2  # experiences from one task
-LONGEST = 1200  # characters of an experience: one of three sentences has a few hundred
+LONGEST = 1200  # characters of an experience; three sentences have a few hundred
 UNFIT = ("surplus", "empty", "long", "marked", "foreign")  # reasons to refuse the text of a model
 _REWRITE = (
     "Write each chosen one anew for this task: say what matters here, in at most three sentences, and leave out what"
@@ -74,7 +74,7 @@ class LlmExtractor(Extractor):
         for (experience, _), verdict in zip(drafts, self.chat.ask([self._validation(*draft) for draft in drafts])):
             if isinstance(verdict, ChatError):
                 self._counts["unanswered"] += 1
-            elif not 0 <= verdict.parsed["score"] <= 1:  # of another scale, on which most scores would pass
+            elif not 0 <= verdict.parsed["score"] <= 1:  # on another scale, where most scores would pass
                 self._counts["misscored"] += 1
             elif verdict.parsed["score"] >= self.valid:
                 kept.append(experience)
@@ -102,8 +102,8 @@ class LlmExtractor(Extractor):
 def unfit(text: str, query: str) -> str:
     """Return why a model's text cannot become experience for tasks like `query`, one of UNFIT; "" if it can.
 
-    It is put into prompts, so it must not hold the tags of one, nor marks that a model may have copied from an attempt.
-    A language is judged by its script only.
+    The text is put into prompts, so it must not contain their tags, nor marks that a model copied from an attempt. Its
+    language is judged by its script only.
     """
     if not text.strip():
         return "empty"
@@ -116,7 +116,7 @@ def unfit(text: str, query: str) -> str:
 
 
 def _extremes(group: Sequence[Trajectory]) -> list[Trajectory]:
-    """Return the success in the fewest turns and the failure with the lowest outcome, as far as there are any."""
+    """Return the success in the fewest turns and the failure with the lowest outcome, if there are any."""
     solved = sorted((t for t in group if t.evaluation.success), key=lambda t: (len(t.turns), t.rollout))
     failed = sorted((t for t in group if not t.evaluation.success), key=lambda t: (t.outcome, -len(t.turns), t.rollout))
     return [*solved[:1], *failed[:1]]
@@ -140,7 +140,7 @@ class Reranker(Refiner):
         questions = [self._question(queries[n], candidates[n], top_k) for n in asked]
         answers = dict(zip(asked, self.chat.ask(questions)))
         self._counts["refined"] += len(asked)
-        return [self._chosen(queries[n], found, answers.get(n), top_k) for n, found in enumerate(candidates)]
+        return [self._chosen(queries[n], retrieved, answers.get(n), top_k) for n, retrieved in enumerate(candidates)]
 
     def metrics(self) -> dict[str, float]:
         counts, self._counts = self._counts, Counter()
@@ -154,8 +154,8 @@ class Reranker(Refiner):
         return Question(self.roles[0], messages, CHOICE, text.version)
 
     def _chosen(self, query: str, candidates: Sequence[Experience], answer: Any, top_k: int) -> list[Experience]:
-        """Return what an answer chose from the candidates. If it names one that does not exist, all its numbers may be
-        shifted, so it counts as none."""
+        """Return what an answer chose from the candidates. An answer with a number that does not exist is ignored,
+        because all its numbers may be shifted."""
         chosen = [] if answer is None or isinstance(answer, ChatError) else answer.parsed["chosen"]
         refused = isinstance(answer, ChatError) or not all(1 <= e["number"] <= len(candidates) for e in chosen)
         self._counts["unrefined"] += refused

@@ -1,4 +1,4 @@
-"""Self-navigating: which rollouts are guided by which experience, and what is learnt from them afterwards."""
+"""Self-navigating: retrieving experience that guides rollouts, and learning new experience from them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rl.trajectory import Trajectory, groups_of
 if TYPE_CHECKING:
     from evolver.navigating import Extractor, Refiner
 
-_NEAR = 4  # experiences compared for each one retrieved, because success counts beside similarity
+_NEAR = 4  # candidates per experience retrieved: the ranking depends on success too, not only on similarity
 
 
 class Navigating:
@@ -88,7 +88,7 @@ class Navigating:
         return [id for id in added if id in self.pool]
 
     def metrics(self) -> dict[str, float]:
-        """Return figures since the last call, and of the pool as it is."""
+        """Return metrics since the last call, and statistics of the current pool."""
         counts, self._counts = self._counts, Counter()
         similarity, self._similarity = self._similarity, 0.0
         used = [e for e in self.pool.all() if e.uses]

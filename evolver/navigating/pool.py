@@ -23,9 +23,9 @@ from evolver.navigating.experience import Experience
 from models.files import BrokenFile, read_jsonl, write_atomically
 
 _FORMAT = "evolver-experience-pool-1"
-DUPLICATE = 0.95  # cosine of `key` and of `content` from which two experiences are one
+DUPLICATE = 0.95  # least cosine, of `key` and of `content`, at which two experiences are one
 EXACT_BELOW = 20_000  # experiences up to which the search is exhaustive
-MIN_USES, MAX_WIN_RATE = 5, 0.5  # experiences used as often, with at most this win rate, are deleted
+MIN_USES, MAX_WIN_RATE = 5, 0.5  # experiences used at least this often, with at most this win rate, are deleted
 _TIES = 256  # candidates fetched in addition, so that experiences with equal cosines are ordered by their ids
 
 
@@ -61,7 +61,7 @@ class Pool:
         return list(self._experiences.values())
 
     def add(self, experiences: Sequence[Experience]) -> list[str]:
-        """Add new experiences and return their ids. The sources of a duplicate go to the experience it repeats."""
+        """Add new experiences and return their ids. The sources of a duplicate are added to the original."""
         added = []
         vectors_ND = self.embedder([e.key for e in experiences])
         for experience, vector_D in zip(experiences, vectors_ND, strict=True):
@@ -99,8 +99,8 @@ class Pool:
     def prune(self) -> list[str]:
         """Delete experiences that do not help (ReMe's utility rule) and return their ids.
 
-        They were used at least MIN_USES times and won at most MAX_WIN_RATE of them, and no more than the unguided
-        rollouts of the same groups: early in training even good advice wins less than half of the time.
+        They were used at least MIN_USES times, and succeeded in at most MAX_WIN_RATE of their uses and no more often
+        than the unguided rollouts of the same groups: early in training, even good advice often fails.
         """
         useless = [
             e.id for e in self.all() if e.uses >= MIN_USES and e.wins <= MAX_WIN_RATE * e.uses and e.wins <= e.expected
@@ -138,7 +138,7 @@ class Pool:
                 stale.unlink(missing_ok=True)
 
     def load(self, folder: str | os.PathLike) -> None:
-        """Read what `save` wrote. Raises PoolError, with file and line, for what cannot be used."""
+        """Read what `save` wrote. Raises PoolError, naming file and line, if it cannot be used."""
         folder = Path(folder)
         header, experiences = _read(folder / "experiences.jsonl")
         _check_embedder(header["embedder"], self.embedder)
@@ -177,8 +177,8 @@ class Pool:
 def provenance(folder: str | os.PathLike) -> tuple[set[str], set[str]]:
     """Return the splits and the ids of the tasks that a pool on disk was made from.
 
-    Raises PoolError for what is no pool, and for a pool that does not name its splits: it may hold answers of held-out
-    tasks.
+    Raises PoolError if the folder holds no pool, or one that does not name its splits, since it may hold answers of
+    held-out tasks.
     """
     header, experiences = _read(Path(folder) / "experiences.jsonl")
     return set(header["splits"]), {source for experience in experiences for source in experience.sources}

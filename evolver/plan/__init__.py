@@ -1,4 +1,4 @@
-"""The planner: say what a run would do and need (`--mode=plan`), also on other hardware (`--target=h100:8`)."""
+"""The planner: the work and needs of a run (`--mode=plan`), on this machine or another (`--target=h100:8`)."""
 
 from __future__ import annotations
 
@@ -184,7 +184,7 @@ def model_shape(config: Any) -> Any:
 
 
 def size(count: float) -> str:
-    """1234567 -> "1.23 MB"."""
+    """Return bytes as text: 1234567 as "1.23 MB"."""
     for unit in ("B", "KB", "MB", "GB"):
         if count < 1000:
             return f"{count:.3g} {unit}"

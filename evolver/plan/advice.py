@@ -17,7 +17,7 @@ Change = tuple[str, dict[str, Any]]  # (the flags in words, {key: value})
 
 
 def changes(case: Case) -> Iterator[Change]:
-    """Yield the changes to try, the cheapest first. Only the last two affect what is learnt."""
+    """Yield the changes to try, the cheapest first. All but the last two leave the result unchanged up to rounding."""
     c, values = case.config, flat(case.config)
     options: list[tuple[str, str, Any]] = [
         ("", "engine.cache_dtype", "bfloat16"),
@@ -76,7 +76,7 @@ def advise(case: Case, record: dict[str, Any]) -> list[str]:
 
 
 def _more_devices(case: Case, record: dict[str, Any]) -> str:
-    """Return how many devices of this kind would hold the run, with every change that does not affect the result."""
+    """Return how many devices of this kind would hold the run, with all changes except adapters and other servers."""
     least = {"engine.slots": 1} | {key: value for _, change in changes(case) for key, value in change.items()}
     for other_run in ("lora.rank", "engine.name", "engine.vllm.urls"):
         least.pop(other_run, None)

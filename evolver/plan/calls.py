@@ -14,7 +14,7 @@ from evolver.plan.analytic import EPISODE
 
 ANSWER = 500  # assumed mean tokens of an answer
 EXPERIENCE = 100  # assumed tokens of one experience or one query
-EPISODES_READ = {"explorer": 0.5, "writer": 1, "judge": 1, "step_judge": 1, "summariser": 2}  # by one call
+EPISODES_READ = {"explorer": 0.5, "writer": 1, "judge": 1, "step_judge": 1, "summariser": 2}  # assumed, per call
 # The plugs whose calls are counted; the calls of other plugs are unknown.
 COUNTED = {
     "explorer": ("questioning.explorer", ("llm",)),
@@ -122,7 +122,7 @@ def _counts(config: Any, role: str, originals: int, held_out: int) -> tuple[int,
 
 
 def _exploration(config: Any, role: str, originals: int) -> tuple[int, int | None]:
-    """Return the least calls, if every walk makes as many tasks as it may, and the most, if walks make no tasks."""
+    """Return (least, most) calls: every walk makes as many tasks as it may, or none makes any. None = unknown."""
     q, arguments = config.questioning, _arguments(config, "questioning.explorer")
     later = (config.steps - 1) // q.every if q.every else 0
     budgets = [budget for budget in [q.budget] * (not q.tasks) + [q.refresh] * later if budget]

@@ -30,7 +30,7 @@ def interpreter(target: Target) -> Path | None:
 
 
 def how_to_install(target: Target) -> str:
-    """Return the sentence that tells how to install the compiler."""
+    """Return a sentence on how to install the compiler."""
     name = ENVIRONMENTS[target.chip.platform]
     return f"`make {name}` installs the compiler (requirements/{name}.txt); it needs no such device"
 

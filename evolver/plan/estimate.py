@@ -186,7 +186,7 @@ def learner_bytes(row: dict[str, float]) -> float:
 def capacity(case: Case, table: dict[str, dict[str, float]]) -> int:
     """Return how many whole contexts of keys and values one engine can hold.
 
-    For the jax engine they must fit beside everything else in every phase; for a server, in its share of the device.
+    The jax engine needs room for them next to everything else in every phase; a server, in its share of the device.
     """
     if case.config.engine.name != "jax":
         return case.engine.sequences

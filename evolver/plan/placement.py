@@ -17,7 +17,7 @@ UTILISATION = 0.9  # share of a device that a vLLM server takes unless its flags
 
 @dataclass(frozen=True)
 class Engine:
-    """`replicas` engines of `devices` devices each. shared: they use devices of the learner. Bytes are per device."""
+    """`replicas` engines of `devices` devices each. shared: the learner uses them too. Bytes are per device."""
 
     replicas: int
     devices: int

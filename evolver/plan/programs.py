@@ -58,7 +58,7 @@ def placed(tree: Any, where: Any) -> Any:
 
 
 def learner_programs(config: Any, shape: qwen.Config, devices: list[Any]) -> dict[str, Any]:
-    """Return {"update", "logp"} as functions that trace the program."""
+    """Return {"update", "logp"} of the learner, as functions that trace the program."""
     mesh, optimizer = mesh_of(config, devices), parts.make_optimizer(config)
     update, logp = parts.make_programs(config, shape, mesh, optimizer)
     layout, frozen = parts.make_layout(config), jnp.dtype(config.model.dtype)

@@ -53,7 +53,7 @@ def source_text(plan: dict[str, Any]) -> str:
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return lines with right-aligned columns, but for the first one."""
+    """Return a header and rows as lines; the first column is left-aligned, the others are right-aligned."""
     widths = [max(len(row[i]) for row in [head, *rows]) for i in range(len(head))]
     return [
         "  ".join(cell.ljust(w) if i == 0 else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths))).rstrip()
@@ -88,7 +88,7 @@ def links(plan: dict[str, Any]) -> list[str]:
 
 
 def time_table(plan: dict[str, Any]) -> list[str]:
-    """Return by phase the work of a device, what bounds it, and the best and the expected time."""
+    """Return a table of each phase: the work of a device, its bottleneck, and the best and the expected time."""
     rows = [
         [
             name, f"{p['tokens']:,.0f}", f"{p['flops'] / 1e15:,.2f}", f"{p['bytes'] / 1e12:,.2f}",

@@ -58,7 +58,7 @@ def limit_of(device: Any) -> float:
 
 
 def on_one_device(config: Any) -> Any:
-    """Return the config for one device, which holds what all devices hold together but for copies over `mesh.data`."""
+    """Return the config for one device, which holds all that the mesh holds, except for the copies over `mesh.data`."""
     config = config.copy_and_resolve_references()
     for axis in config.mesh:
         config.mesh[axis] = 1

@@ -41,10 +41,10 @@ class Explorer(Protocol):
     """
 
     def explore(self, world: World, seeds: Sequence[Task], budget: int, rng: random.Random) -> Iterable[Task]:
-        """Yield new tasks, best made by `synthetic_task`; after a bounded effort, end.
+        """Yield new tasks, preferably made by `synthetic_task`, and stop after a bounded effort.
 
-        world: for this explorer alone. seeds: training tasks; only the worlds they start in may be used, so their
-        queries are masked by `probe_of`. budget: tasks that are wanted. rng: the only source of randomness.
+        world: used by this explorer only. seeds: training tasks; only the worlds they start in may be used, so mask
+        their queries by `probe_of`. budget: number of tasks wanted. rng: the only source of randomness.
         """
         ...
 
@@ -62,12 +62,13 @@ class OutcomeJudge(Protocol):
         """Return one evaluation per trajectory, or a string that says why it could not be judged.
 
         All trajectories are of synthetic tasks and none is broken. They are not changed: the caller writes the
-        evaluations and excludes rollouts without one from training. Raises RunEnds.
+        evaluations and excludes rollouts without one from training. Raises RunEnds (evolver/stop.py) if the run cannot
+        continue.
         """
         ...
 
     def metrics(self) -> dict[str, float]:
-        """Return figures since the last call. Names ending in `_rate` are averaged over hosts, others are summed."""
+        """Return metrics since the last call. Names ending in `_rate` are averaged over hosts, others are summed."""
         return {}
 
 

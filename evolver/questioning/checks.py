@@ -30,8 +30,8 @@ _LONGEST = 8  # words of a value
 
 @dataclass
 class Played:
-    """A reference that was executed. opening: its `words`. shown: the environment's answer to each action. calls: all
-    calls that ran. over: True if the last action ended the episode."""
+    """A reference that was executed. opening: its `opening_words`. shown: the environment's answer to each
+    action. calls: all calls that ran. over: True if the last action ended the episode."""
 
     actions: list[str]
     opening: str
@@ -66,9 +66,9 @@ def bare(action: str) -> str:
 def shown_answer(query: str, answer: str, played: Played) -> str:
     """Return the answer in the spelling in which a step showed it, "" if no step did.
 
-    An answer is one value: a word or number, or several words that stand alone in a line, a cell or a JSON string. The
-    wording of a sentence is never demanded. A question that counts may also be answered by the number of records that
-    the last step showed.
+    An answer is one value: a word or number, or several words that stand alone in a line, a cell or a JSON string, not
+    words from the middle of a sentence. A question that counts may also be answered by the number of records that the
+    last step showed.
     """
     core = answer.strip(" \n\"'`.,;:!?")
     parts = [re.escape(part) for part in core.split()]
@@ -89,9 +89,9 @@ def unnamed_value(query: str, played: Played, demanded: Any = None) -> str:
     """Return an argument of the reference that an agent cannot know from the query, "" if there is none.
 
     A value is known if the query or the opening contains it, or if an earlier step showed it in a record that the words
-    of the query single out. If the arguments of that step are known too, it may also be the only record, or one of a
-    list from which the query selects by comparison ("cheapest"). If they are not, one of the words must be a name of
-    the user's: one that the opening, with its descriptions of tools, does not contain.
+    of the query single out. If the arguments of that step are known too, the record may also be the only one, or
+    one of a list from which the query selects by comparison ("cheapest"). If they are not, one of the words must come
+    from the query alone: the opening, which includes the tool descriptions, must not contain it.
 
     demanded: a JSON value; only arguments that occur in it are checked. None: all of them.
     """
@@ -111,9 +111,9 @@ def unnamed_value(query: str, played: Played, demanded: Any = None) -> str:
         if reached and (not others or _SELECTS.search(query)):
             return True
         for own in (set(record.split()) for record in records if value in record):
-            said = {word for word in asked.split() if _like_one_of(word, own)}
-            names = {word for word in said if f" {word} " not in played.opening and len(word) > 2}
-            unique = said and not any(all(_like_one_of(word, other) for word in said) for other in others)
+            matching = {word for word in asked.split() if _like_one_of(word, own)}
+            names = {word for word in matching if f" {word} " not in played.opening and len(word) > 2}
+            unique = matching and not any(all(_like_one_of(word, other) for word in matching) for other in others)
             if unique and (reached or names):
                 return True
         return False
@@ -140,9 +140,9 @@ def informed(part: Played, whole: Played) -> bool:
 def changes_something(world: World, probe: Task, played: Played, others: Sequence[str], *, most: int = 8) -> bool:
     """Return True if the effect of the reference can be observed.
 
-    It can if an action of the reference answers differently when it is repeated at once (an order is cancelled only
-    once), or if another action answers differently after the reference than at the start, where it answers the same
-    twice in a row. Numbers are ignored when an action is repeated, because many environments count their steps.
+    It can if an action of the reference answers differently when it is repeated at once (an order can be cancelled only
+    once), or if another action, which gives the same answer twice in a row at the start, gives another one after the
+    reference. Numbers are ignored when an action is repeated, because many environments count their steps.
 
     others: actions that can show a change. At most `most` of them are tried.
     """
@@ -173,19 +173,19 @@ def changes_something(world: World, probe: Task, played: Played, others: Sequenc
 
 
 def _failed(result: StepResult) -> bool:
-    """Return True if the environment reports an error, or if its answer begins with the word."""
+    """Return True if the environment reports an error, or if its answer begins with "error"."""
     reported = result.info.get("errors") or result.info.get("parse_error")
     return bool(reported) or text_of(result.messages).lstrip().lower().startswith("error")
 
 
 def _records(text: str) -> list[str]:
-    """Return the elements of the first list in a JSON answer, the answer itself if it has none, else its lines."""
+    """Return the elements of the first list in a JSON answer, or the answer itself if it has none; else its lines."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
         return [line for line in text.splitlines() if line.strip()]
-    found = _first_list(value)
-    return [text] if found is None else [json.dumps(item, ensure_ascii=False) for item in found]
+    elements = _first_list(value)
+    return [text] if elements is None else [json.dumps(item, ensure_ascii=False) for item in elements]
 
 
 def _first_list(value: Any) -> list[Any] | None:
@@ -196,7 +196,7 @@ def _first_list(value: Any) -> list[Any] | None:
 
 
 def _like_one_of(word: str, others: set[str]) -> bool:
-    """Return True for an equal word, or one of which the other is a beginning, as "Mon" is of "Monday"."""
+    """Return True if `word` equals one of `others`, or if one is a prefix of the other, like "Mon" and "Monday"."""
     return word in others or any(
         min(len(word), len(other)) >= 3 and (word.startswith(other) or other.startswith(word)) for other in others
     )

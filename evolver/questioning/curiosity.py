@@ -35,9 +35,9 @@ class Curiosity:
         rounds: Count = 4,
     ):
         """breadth, depth: steps of the two phases of a walk (N_b and N_d in the paper). branches: depth phases per
-        breadth phase. per_walk: most tasks of one walk. rounds: how often a world is explored for one `explore`.
+        breadth phase. per_walk: most tasks kept from one walk. rounds: passes over the worlds per call of `explore`.
 
-        Raises ValueError for a world that lacks what is needed.
+        Raises ValueError if the world lacks one of the methods or profile keys above.
         """
         self.pool, self.per_walk, self.rounds = pool, per_walk, rounds
         world = make_world()
@@ -75,7 +75,7 @@ class Curiosity:
     def _tasks(
         self, world: World, walk: Walk, rng: random.Random, most: int, statistics: _Statistics, *, even: bool
     ) -> Iterator[Task]:
-        """Yield tasks of a walk until `most` are kept: of the difficulty, then of the name that is rarest so far.
+        """Yield tasks of a walk until `most` are kept, first those of the rarest difficulty, then of the rarest name.
 
         even: stop before a difficulty gets much more than its even share of the pool.
         """
@@ -116,7 +116,7 @@ class Curiosity:
 
 
 class _Statistics:
-    """Figures of the tasks in the pool: how many there are of each difficulty, and which tools their references use."""
+    """Statistics of the pool: the number of tasks of each difficulty, and the tools that their references use."""
 
     def __init__(self, tasks: Iterable[Task]):
         self.tools: Counter[str] = Counter()

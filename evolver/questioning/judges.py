@@ -1,6 +1,6 @@
-"""Outcomes of synthetic tasks by a language model (section 3.4 of the AgentEvolver paper).
+"""Judges that score synthetic tasks by asking a language model (section 3.4 of the AgentEvolver paper).
 
-Three judges with growing knowledge, as in the paper's ablation: Naive sees the task and the trajectory, Principle also
+There are three, as in the paper's ablation: Naive sees the task and the trajectory, Principle also
 sees how to score, and Reference also sees the actions that solved the task when it was made.
 """
 
@@ -19,7 +19,7 @@ from rl.trajectory import Trajectory
 
 
 def _whole(*scores: int) -> Schema:
-    """Return the schema of a judgement. A score of 1 is refused: it may be meant on a scale from 0 to 1."""
+    """Return the schema of a judgement. A score of 1 is refused: the model may mean it on a scale from 0 to 1."""
     return record(analysis=TEXT, score={"type": "integer", "enum": [score for score in scores if score != 1]})
 
 
@@ -68,7 +68,7 @@ class Naive(OutcomeJudge):
         return Question(self.roles[0], text.messages(**slots), self.schema, text.version)
 
     def metrics(self) -> dict[str, float]:
-        """Return figures since the last call. `agreed_rate` compares with the world's own evaluation, for tasks that
+        """Return metrics since the last call. `agreed_rate` compares with the world's own evaluation, for tasks that
         the world can check."""
         counts, self._counts = self._counts, Counter()
         figures = {f"questioning/judge/{name}": float(counts[name]) for name in ("judged", "unanswered")}

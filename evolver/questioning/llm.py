@@ -4,10 +4,10 @@ As in section 3 of the AgentEvolver paper, a walk has a breadth-first phase of N
 which only the last N_d observations are shown. The writer turns the record of a walk into tasks of a preferred
 difficulty.
 
-A reference consists of steps of the walk, named by their numbers: what is executed is what was done, never text that
-the writer made up. If the world can check a result itself (`verifier_kind`), the executed reference, without the steps
-that its result does not need, becomes the verifier; otherwise an outcome judge has to score the attempts
-(evolver/questioning/judges.py). What the writer says is checked against the execution (evolver/questioning/checks.py).
+A reference consists of steps of the walk, given by their numbers: only actions of the walk are executed, never text
+that the writer made up. If the world can check a result itself (`verifier_kind`), the executed reference, without the
+steps that its result does not need, becomes the verifier; otherwise an outcome judge has to score the attempts
+(evolver/questioning/judges.py). The writer's claims are checked against the execution (evolver/questioning/checks.py).
 """
 
 from __future__ import annotations
@@ -81,10 +81,10 @@ class LlmExplorer:
         parallel: Count = 8,
     ):
         """shown: characters of an observation that a model sees. progress: called with (tasks kept, budget). breadth,
-        depth: steps of the two phases. per_walk: most tasks of one walk. rounds: most walks from one seed task for one
-        `explore`. patience: walks without a new task after which exploring ends. parallel: walks at a time.
+        depth: steps of the two phases. per_walk: most tasks of one walk. rounds: most walks from one seed task per call
+        of `explore`. patience: walks without a new task after which `explore` ends. parallel: concurrent walks.
 
-        Raises ValueError for a world in which other tasks than its own cannot be posed."""
+        Raises ValueError if the world can only present its own tasks."""
         self._make_world, self.chat, self.shown, self.pool, self.progress = make_world, chat, shown, pool, progress
         self.breadth, self.depth, self.per_walk = breadth, depth, per_walk
         self.rounds, self.patience, self.parallel = rounds, patience, parallel
@@ -100,12 +100,12 @@ class LlmExplorer:
         self.preference = preference_text(self.profile)
 
     def _check_probes(self, world: World, start: Task) -> None:
-        """Raise ValueError unless the world shows the query of a probe, and nothing of the task that it replaces."""
+        """Raise ValueError unless the world shows the query of a probe and not the query that it replaces."""
         problem = ""
         try:
             opening = text_of(world.reset(self._probe(start), start.seed).messages)
             world.evaluate()
-        except Exception as error:  # whatever an adapter raises for a task that it does not know
+        except Exception as error:  # an adapter may raise anything for a task that it does not know
             problem = f"it fails with {type(error).__name__}: {error}"
         else:
             if MASK not in opening:
@@ -120,7 +120,7 @@ class LlmExplorer:
             )
 
     def explore(self, world: World, seeds: Sequence[Task], budget: int, rng: random.Random) -> Iterator[Task]:
-        """Yield new tasks, the walks of several worlds at a time. Raises RunEnds."""
+        """Yield new tasks from `parallel` concurrent walks at a time. Raises RunEnds."""
         size, best, fruitless = len(self.pool.tasks), len(self.pool.tasks), 0
         for _ in range(self.rounds):
             seed = rng.getrandbits(63)
@@ -176,8 +176,8 @@ class LlmExplorer:
         return walk
 
     def _probe(self, start: Task) -> Task:
-        """Return a task in the world of `start` with nothing to do. Where the world cannot check other tasks than its
-        own, the probe keeps the verifier, which the world may need."""
+        """Return a task in the world of `start` with nothing to do. If the world can only check its own tasks, the
+        probe keeps the verifier of `start`, which the world may need to start."""
         blank = {"state": {"state": [], "answer": None}, "calls": {"calls": []}, "": start.verifier}[self.checked]
         return replace(probe_of(start), query=MASK, origin="synthetic", verifier=blank, meta=start.meta | _entry(start))
 
@@ -215,14 +215,14 @@ class LlmExplorer:
         return Question("writer", messages, SCHEMA, text.version, seed)
 
     def _nearest(self, walk: LlmWalk, count: int = 12) -> list[str]:
-        """Return the queries that this walk is likely to lead to again: of the same world, then near its actions."""
-        here = [task.query for task in self.pool.tasks.values() if task.meta.get("source") == walk.start.id]
-        others = [task.query for task in self.pool.tasks.values() if task.query not in here]
-        if others and len(here) < count:
+        """Return queries that the writer may repeat: of the same start, then those most similar to the actions."""
+        nearest = [task.query for task in self.pool.tasks.values() if task.meta.get("source") == walk.start.id]
+        others = [task.query for task in self.pool.tasks.values() if task.query not in nearest]
+        if others and len(nearest) < count:
             vectors_ND = self._embedder([" ".join(action for action, _ in walk.steps), *others])
             ranked = (vectors_ND[1:] @ vectors_ND[0]).argsort(kind="stable")[::-1]
-            here += [others[i] for i in ranked[: count - len(here)]]
-        return here[-count:]
+            nearest += [others[i] for i in ranked[: count - len(nearest)]]
+        return nearest[-count:]
 
     # --- making tasks -------------------------------------------------------------------------------------------------
 
@@ -238,7 +238,7 @@ class LlmExplorer:
                 yield task
 
     def _task(self, world: World, walk: LlmWalk, proposal: dict[str, Any]) -> Task:
-        """Return the task of a proposal, its reference executed. Raises Unfit, with the reason, if there is none."""
+        """Execute the reference of a proposal and return its task. Raises Unfit, with the reason, if there is none."""
         query, answer, start = proposal["query"].strip(), proposal["answer"].strip(), walk.start
         numbers = list(dict.fromkeys(proposal["steps"]))
         if not query or not numbers or not all(1 <= n <= len(walk.steps) for n in numbers):
@@ -281,7 +281,7 @@ class LlmExplorer:
         """Return the reference without the steps that its result does not need.
 
         A part of it suffices if it makes the same difference, shows the answer, and shows every value before its use.
-        Where calls are checked, the whole reference must pass with the calls of the part as the verifier.
+        If the world checks calls, the whole reference must pass with the calls of the part as the verifier.
         """
         parts = {tuple(range(len(whole.actions))): whole}
 
@@ -306,23 +306,23 @@ class LlmExplorer:
 
 
 def _entry(start: Task) -> dict[str, Any]:
-    """Return the field of `meta` that leads an adapter to the world of `start`."""
+    """Return the field of `meta` by which an adapter finds the world of `start`."""
     return {"entry": start.meta.get("entry", start.id)}
 
 
 def profile_text(profile: dict[str, Any], tools: Sequence[Tool] = (), limit: int = 8000) -> str:
-    """Return a world's profile in lines: entities with their attributes, examples and operations.
+    """Return a world's profile as lines of text: entities with their attributes, examples and operations.
 
-    tools: those of the world at hand. If they include operations of the profile, the other operations are left out,
-    and entities that have no operation left.
+    tools: those of the current world. If some of them are operations of the profile, the other operations are left
+    out, and so are entities with no operation left.
     """
     operations = [*profile.get("operations", ())]
     operations += [operation for entity in profile.get("entities", ()) for operation in entity.get("operations", ())]
     offered = {tool["function"]["name"] for tool in tools}.intersection(map(_tool_of, operations))
 
     def lines_of(operations: Sequence[dict[str, Any]], indent: str) -> list[str]:
-        here = [operation for operation in operations if not offered or _tool_of(operation) in offered]
-        return [f"{indent}{_operation(operation)}" for operation in here]
+        listed = [operation for operation in operations if not offered or _tool_of(operation) in offered]
+        return [f"{indent}{_operation(operation)}" for operation in listed]
 
     lines = [str(profile["description"])] if profile.get("description") else []
     for entity in profile.get("entities", ()):
@@ -341,14 +341,14 @@ def _tool_of(operation: dict[str, Any]) -> str:
 
 
 def _operation(operation: dict[str, Any]) -> str:
-    """Return an operation in one line. Its phrases are left out: they word the tasks of another explorer."""
+    """Return an operation in one line. Its phrases are left out: they are for the curiosity explorer."""
     description = str(operation.get("description", "")).split("\n")[0]
     about = f" ({', '.join(operation['arguments'])})" if operation.get("arguments") else ""
     return f"{operation['name']}{about}" + (f": {shortened(description, 160)}" if description else "")
 
 
 def _examples(entity: dict[str, Any], most: int = 6) -> list[str]:
-    """Return examples of an entity: its own, else what the regular expression of its ids says."""
+    """Return examples of an entity: its own, or else strings that match the pattern of its ids."""
     if entity.get("examples"):
         return [str(example) for example in entity["examples"]][:most]
     pattern, examples = str(entity.get("id", "")), []
@@ -360,10 +360,10 @@ def _examples(entity: dict[str, Any], most: int = 6) -> list[str]:
 
 
 def preference_text(profile: dict[str, Any]) -> str:
-    """Return which tasks are preferred, from `task_preference` or `preference`. The default is the paper's: 2 entities,
-    3 attributes, 3 operations, hard."""
+    """Describe the preferred tasks, from `task_preference` or `preference` of the profile. The default is the paper's:
+    2 entities, 3 attributes, 3 operations, hard."""
     wanted = profile.get("task_preference") or profile.get("preference") or {}
-    if wanted.keys() & {"calls", "operations", "answers", "style"}:  # as in evolver/questioning/write.py
+    if wanted.keys() & {"calls", "operations", "answers", "style"}:  # the form that evolver/questioning/write.py reads
         fewest, most = wanted.get("calls", [1, 10])
         text = f"It takes {fewest} to {most} calls, changes up to {wanted.get('operations', 2)} things, and asks"
         text += f" {'at most one question' if wanted.get('answers', 1) else 'no question'}."

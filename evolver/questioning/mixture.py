@@ -22,7 +22,7 @@ def mixture(
     seed: int,
     weights: Sequence[float] | None = None,
 ) -> list[Task]:
-    """Return `n` different tasks for a step, `round(share * n)` of them synthetic, decided by `seed` and `step` alone.
+    """Return `n` different tasks for a step, `round(share * n)` of them synthetic, determined by `seed` and `step`.
 
     Originals come in epochs: each is drawn once before any is drawn again. Synthetic tasks come in epochs too or, with
     `weights` (one per task, not negative), are drawn in proportion to them without replacement. Raises ValueError if
@@ -59,7 +59,7 @@ def _by_weight(weights_N: np.ndarray, n: int, seed: int) -> list[int]:
 
 
 def _in_epochs(size: int, n: int, step: int, seed: int) -> list[int]:
-    """Return the indices of `step` if `size` things are dealt n per step, epoch after epoch, none twice in a step."""
+    """Return the n indices of `step` when range(size) is drawn in shuffled epochs, n per step, none twice in a step."""
     if n == 0:
         return []
     first, last = step * n, step * n + n

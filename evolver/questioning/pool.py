@@ -21,18 +21,18 @@ class TaskPool:
     """Synthetic tasks with their results. Any explorer can fill it (`grow`).
 
     seeds: the training tasks whose worlds are explored. tasks: {id: task}. results: {id: [successes, attempts]}.
-    duplicates: recognises repetitions of seeds and tasks.
+    duplicates: detects tasks that repeat a seed or another task.
     """
 
     def __init__(self, seeds: Sequence[Task], *, overlap: float, capacity: int, tasks: Iterable[Task] = ()):
-        """overlap: Jaccard similarity of queries from which a task repeats another. capacity: most tasks that are kept.
+        """overlap: least Jaccard similarity of two queries that counts as a repetition. capacity: most tasks kept.
         tasks: synthetic tasks to start with."""
         if not seeds:
             raise ValueError("self-questioning explores the worlds of training tasks, and there are none")
         self.seeds, self.overlap, self.capacity = list(seeds), overlap, capacity
         self._counts: Counter[str] = Counter()
         self._rejected: Counter[str] = Counter()
-        self._learnt: Any = None  # state of the explorer
+        self._explorer_state: Any = None  # what Explorer.state() returned last
         self._reset(tasks, {})
 
     def _reset(self, tasks: Iterable[Task], results: dict[str, list[int]]) -> None:
@@ -47,13 +47,13 @@ class TaskPool:
     # --- growing ------------------------------------------------------------------------------------------------------
 
     def grow(self, explorer: Explorer, make_world: Callable[[], World], budget: int, seed: int) -> list[Task]:
-        """Let `explorer` propose tasks until `budget` of them are kept. Return those, also found in `tasks`.
+        """Let `explorer` propose tasks until `budget` of them are kept. Return the kept tasks.
 
-        Each task is kept at once, so that tasks that were paid for survive if the explorer raises. In the end the pool
-        shrinks to its capacity.
+        Each task is kept at once, so that tasks that were paid for survive if the explorer raises. At the end, the pool
+        shrinks to its capacity, which may remove some of the returned tasks again.
         """
-        if self._learnt is not None and hasattr(explorer, "load_state"):
-            explorer.load_state(self._learnt)
+        if self._explorer_state is not None and hasattr(explorer, "load_state"):
+            explorer.load_state(self._explorer_state)
         kept: list[Task] = []
         try:
             with closing(make_world()) as world, closing(make_world()) as checked:
@@ -70,26 +70,26 @@ class TaskPool:
         finally:
             self._shrink()
             if hasattr(explorer, "state"):
-                self._learnt = explorer.state()
+                self._explorer_state = explorer.state()
         return kept
 
     def count(self, **amounts: int) -> None:
-        """Add to the figures of exploration: walks, steps."""
+        """Add `amounts` to the exploration counts: walks, steps, tried, accepted."""
         self._counts.update(amounts)
 
     def reject(self, reason: str, *, tried: int = 1) -> None:
-        """Count a proposal that made no task, by reason. tried=0: a failure before there was a proposal."""
+        """Count a rejected proposal by reason. tried=0: exploration failed before it made a proposal."""
         self._counts["tried"] += tried
         self._rejected[reason] += 1
 
     def rejections(self) -> str:
-        """Return what came of the proposals since the last call of `metrics`, in words."""
+        """Return a one-line summary of the proposals since the last call of `metrics`."""
         reasons = ", ".join(f"{n} x {reason}" for reason, n in self._rejected.most_common())
         walks, kept = self._counts["walks"], self._counts["accepted"]
         return f"{walks} walks, {kept} tasks kept, rejected: {reasons or 'none'}"
 
     def _unfit(self, world: World, task: Task) -> str:
-        """Return why a task is not kept, "" if it is."""
+        """Return why a task is rejected, or "" if it is kept."""
         if task.origin != "synthetic":
             raise ValueError(f"the explorer proposed the task {task.id} with origin '{task.origin}', not 'synthetic'")
         try:
@@ -131,7 +131,7 @@ class TaskPool:
         """Return 4 p (1 - p) for the estimated success rate p of a task.
 
         p = (successes + 2 q) / (attempts + 2), where q = (successes + 1) / (attempts + 2) over all tasks of the same
-        template. The pool is larger than what a run can try twice, so a task's own results say little.
+        template. The pool holds more tasks than a run can try twice, so a task's own results say little.
         """
         template = self.tasks[id].meta.get("template", "") if id in self.tasks else None
         successes, attempts = self._by_template.get(template, (0, 0))
@@ -143,7 +143,7 @@ class TaskPool:
     # --- metrics and state --------------------------------------------------------------------------------------------
 
     def metrics(self) -> dict[str, float]:
-        """Return counts of exploration since the last call, and figures of the pool as it is."""
+        """Return exploration counts since the last call, and statistics of the current pool."""
         counts, self._counts = self._counts, Counter()
         rejected, self._rejected = self._rejected, Counter()
         figures = {f"questioning/{name}": float(counts[name]) for name in ("walks", "steps", "tried", "accepted")}
@@ -159,9 +159,9 @@ class TaskPool:
         return {
             "tasks": [task.to_dict() for task in self.tasks.values()],
             "results": {id: list(pair) for id, pair in self.results.items()},
-            "explorer": self._learnt,
+            "explorer": self._explorer_state,
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
-        self._learnt = state["explorer"]
+        self._explorer_state = state["explorer"]
         self._reset([Task.from_dict(record) for record in state["tasks"]], state["results"])

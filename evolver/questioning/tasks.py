@@ -15,7 +15,7 @@ CLOSING = "done"  # ends an episode that needs no answer
 
 
 class Unfit(Exception):
-    """Raised for a proposal that makes no task; the text is the reason that is counted."""
+    """Raised for a proposal that gives no task. The message is the reason, by which it is counted in the metrics."""
 
 
 def probe_of(task: Task) -> Task:
@@ -47,7 +47,7 @@ def is_verified(task: Task) -> bool:
 
 
 def unfeasible(world: World, task: Task) -> str:
-    """Return why a task is of no use, "" if it is fine: the reference must solve it and an idle agent must not."""
+    """Return why a task is unusable, or "": its reference must solve it, and an idle agent must not."""
     if not task.reference:
         return "no reference"
     play(world, task, task.reference)
@@ -65,13 +65,13 @@ def jaccard(a: frozenset[str], b: frozenset[str]) -> float:
 
 
 class Duplicates:
-    """Recognises tasks that repeat a known one: same world, and the same goal or nearly the same words.
+    """Detects tasks that repeat a known one: same world, and the same goal or nearly the same words.
 
-    Equal words in two worlds are two tasks, because the entities that they name differ in ids and preconditions.
+    The same words in two worlds make two tasks, because the entities that they name differ in ids and preconditions.
     """
 
     def __init__(self, overlap: float, tasks: Iterable[Task] = ()):
-        """overlap: Jaccard similarity of queries from which a task repeats another."""
+        """overlap: least Jaccard similarity of two queries that counts as a repetition."""
         self.overlap = overlap
         self._goals: set[tuple[int, str]] = set()
         self._words: dict[int, list[frozenset[str]]] = {}

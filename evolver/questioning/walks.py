@@ -1,4 +1,4 @@
-"""Curiosity walks over a world's tools, to find out what there is and what can be done.
+"""Curiosity walks over a world's tools, which discover its entities and the possible operations.
 
 A walk has two phases, as in section 3.1 of the AgentEvolver paper: `breadth` steps that prefer the tools that have
 shown least so far, then `depth` steps that use only the last `depth` observations and follow up on refused calls. The
@@ -76,7 +76,7 @@ class Episode:
 
 
 class Kinds:
-    """Sorts values into kinds: entities of the profile by their id patterns, everything else by its look."""
+    """Sorts values into kinds: entities of the profile by their id patterns, everything else by its characters."""
 
     def __init__(self, profile: dict[str, Any]):
         self._entities = [(entity["name"], re.compile(entity["id"])) for entity in profile["entities"]]
@@ -145,7 +145,7 @@ class Knowledge:
         return (bonus / max(times, 1) + (1 + times) ** -0.5) * (later - refused + 1) / (later + 1)
 
     def learn(self, event: Event, signature: str, kinds: Kinds, *, is_known: Callable[[str], bool]) -> None:
-        """Count an outcome. is_known: False for values that were guessed, whose kind says nothing."""
+        """Count an outcome. is_known: returns False for a guessed value, which is not counted under its kind."""
         outcomes = self.outcomes.setdefault(event.tool, {})
         outcomes[signature] = outcomes.get(signature, 0) + 1
         for name, value in event.arguments.items():
@@ -160,7 +160,7 @@ class Knowledge:
 
 
 class Walker:
-    """Makes walks. One instance keeps its knowledge over worlds of the same tools and profile."""
+    """Makes walks. One instance accumulates knowledge across worlds with the same tools and profile."""
 
     def __init__(self, profile: dict[str, Any], *, breadth: int, depth: int, branches: int):
         """branches: walks that share one breadth phase; their depth phases start from a snapshot, or from a replay."""
@@ -221,7 +221,7 @@ class _OpenWalk:
         return not self.tools or bool(self.events and self.events[-1].over)
 
     def branch(self, window: int) -> _OpenWalk:
-        """Return a copy that goes on by itself and uses the last `window` observations."""
+        """Return a copy that continues independently and uses the last `window` observations."""
         other = _OpenWalk(self.walker, self.episode, self.rng, "")
         other.events, other.hints, other.window, other.done = list(self.events), self.hints, window, set(self.done)
         other.refused, other.changed = dict(self.refused), dict(self.changed)
@@ -229,7 +229,7 @@ class _OpenWalk:
         return other
 
     def explore(self) -> None:
-        """Call a tool. Several are drawn by novelty, and among them one whose arguments are likely to fit."""
+        """Draw several tools by novelty, then one of them by the chance that its arguments fit, and call it."""
         names = list(self.tools)
         novelty = [self.knowledge.novelty(name) for name in names]
         drawn = [(name, *self._arguments(name, {})) for name in dict.fromkeys(self.rng.choices(names, novelty, k=6))]
@@ -255,7 +255,7 @@ class _OpenWalk:
                 self.plan = [remedy, (event.tool, event.arguments)]
 
     def _refreshed(self, arguments: dict[str, Any]) -> dict[str, Any]:
-        """Return the arguments with guessed values replaced by what the last call showed."""
+        """Return the arguments with guessed values replaced by values of their kind that the last call showed."""
         last = self.events[-1]
         shown = self.kinds.find(last.result) if last.ok else []
         by_kind = dict(self.rng.sample(shown, len(shown)))
@@ -291,7 +291,7 @@ class _OpenWalk:
         return not self.kinds.is_entity(kind) or value in self.seen.get(kind, ()) or value in self.hints.get(kind, ())
 
     def _remedy(self, event: Event) -> tuple[str, dict[str, Any]] | None:
-        """Return a call that may make a refused one work: of a tool that helped before or that the error names."""
+        """Return a call after which a refused one may work, or None. Prefers tools that helped or are in the error."""
         failure = f"{event.tool}: {_signature(event, self.kinds)}"
         counts = self.knowledge.enables.get(failure, {})
         names = [name for name in self.tools if name != event.tool]
@@ -350,7 +350,7 @@ class _OpenWalk:
     def _source(self, weight_of: Callable[[str], float], *, may_guess: bool) -> tuple[str, float, list[str]] | None:
         """Draw (kind, share, values) from what this walk may know: values seen or hinted at, or shown in other worlds.
 
-        None, which stands for a guess, is drawn too, but rarely if there is something that fits.
+        None stands for a guess. It is drawn rarely if other values fit.
         """
         since = len(self.events) - self.window if self.window else 0
         sources: list[tuple[str, float, list[str]]] = []
@@ -366,8 +366,8 @@ class _OpenWalk:
         return self.rng.choices(sources, weights)[0]
 
     def _kind_weights(self, place: str, name: str, schema: dict[str, Any]) -> Callable[[str], float]:
-        """Return how likely a parameter takes a value of a kind: by its schema if that names entities, else by what
-        worked."""
+        """Return a function from a kind to the weight that the parameter takes such a value: by its schema if that
+        names entities, else by the calls that worked."""
         counts = self.knowledge.kinds.get(place, {})
         entities = self.walker.arguments.get(place)
         if entities is None:
@@ -392,7 +392,7 @@ class _OpenWalk:
 
 
 def _signature(event: Event, kinds: Kinds) -> str:
-    """Return the sort of an outcome: the error without its values, what changed, or the look of the first line."""
+    """Return the class of an outcome: the error without its values, what changed, or the kinds in the first line."""
     lines = event.result.splitlines() or [""]
     tokens = _TOKEN.findall(lines[0])
     if not event.ok:
@@ -403,7 +403,7 @@ def _signature(event: Event, kinds: Kinds) -> str:
 
 
 def _is_named(tool: str, error: str) -> bool:
-    """Return True if an error names a tool, in the singular or plural, as "look at the order first" does."""
+    """Return True if an error contains a word of the tool's name: "look at the order first" names `list_orders`."""
     parts = [part for part in tool.lower().split("_") if len(part) > 2]
     return any(re.search(rf"\b{re.escape(part.rstrip('s'))}", error) for part in parts)
 

@@ -1,4 +1,4 @@
-"""Tasks from walks: what a walk changed or showed becomes a goal, and the fewest calls that reach it its reference.
+"""Tasks from walks: what a walk changed or showed becomes the goal, a minimal list of its calls the reference.
 
 A proposal picks calls of a walk that changed something (one sub-goal each), a question about something that it showed,
 or both. The calls around them are replayed without the other changes. Calls are then dropped, as in delta debugging, as
@@ -116,7 +116,7 @@ class Writer:
     # --- one task -----------------------------------------------------------------------------------------------------
 
     def write(self, world: World, proposal: Proposal, rng: random.Random, *, common: Mapping[str, int]) -> Task:
-        """Return the task of a proposal. Raises Unfit, with the reason, if it makes none.
+        """Return the task of a proposal. Raises Unfit, with the reason, if there is none.
 
         common: {tool: times used so far}. Among several ways to a goal, the one with the rarer tools is kept.
         """
@@ -151,7 +151,7 @@ class Writer:
         return task
 
     def _answer_without_changes(self, world: World, proposal: Proposal) -> str | None:
-        """Return what the asked event shows if nothing was changed before it, None if nothing is asked."""
+        """Return the result of the call asked about if nothing is changed before it; None if nothing is asked."""
         if proposal.ask is None:
             return None
         unchanging = [n for n in range(proposal.ask.event + 1) if not proposal.events[n].changed]
@@ -163,7 +163,7 @@ class Writer:
     def _minimise(
         self, world: World, proposal: Proposal, expected: str | None, rng: random.Random, common: Mapping[str, int]
     ) -> tuple[list[int], list[Event]]:
-        """Return the fewest calls of the proposal that have its effect, and their events, just played in `world`."""
+        """Return a minimal list of calls that have the proposal's effect, and their events, just played in `world`."""
         needed = set(proposal.targets) | ({proposal.ask.event} if proposal.ask else set())
         kept = [n for n in range(max(needed) + 1) if n in needed or not proposal.events[n].changed]
         difference: list[Any] = []  # [the difference to reach] once it is known
@@ -230,10 +230,10 @@ class Writer:
         raise Unfit("no operation fits")
 
     def _phrase(self, described: dict, entity: str, id: str, before: Sequence[Event], rng: random.Random) -> str:
-        """Return a phrase for an entity that an agent can resolve by the calls before.
+        """Return a phrase for an entity that an agent can resolve after the calls `before`.
 
-        All tools in its "via" must have been called, and the last of them must have shown the entity. The entity that
-        the previous operation was about, or made, is "it".
+        All tools in its "via" must have been called, and the last of them must have shown the entity. An
+        entity that several tools take is "it" if it is an argument of the previous change.
         """
         changes = [e for e in before if e.changed]
         if changes and entity in self._pronoun and id in map(str, changes[-1].arguments.values()):
@@ -264,14 +264,14 @@ class Writer:
         return _Part(text, {(question["entity"], ask.id)}, [_names(it)]), str(answer)
 
     def _check_final_answer(self, world: World, asked: Event, expected: str, answer: str) -> None:
-        """Raise Unfit if the answer changes: the question comes last in the text. Continues the episode."""
+        """Raise Unfit if the sub-goals change the answer, since the query asks last. Continues the episode."""
         result = world.step(asked.action)
         shown = text_of(result.messages)
         if shown != expected and (answer.isdigit() or words(answer) not in words(shown)):
             raise Unfit("answer changes")
 
     def _query(self, parts: Sequence[_Part], rng: random.Random) -> str:
-        """Join the parts. Raises Unfit if the words of one could also mean what another is about."""
+        """Join the parts. Raises Unfit if the names in one part could also refer to an entity of another part."""
         for part, other in itertools.permutations(parts, 2):
             shared = part.mentions & other.mentions
             if not shared and any(names and names <= set().union(*other.names) for names in part.names):
@@ -282,7 +282,7 @@ class Writer:
         return text[0].upper() + text[1:] + ("" if text.endswith("?") else ".")
 
     def _check_information(self, world: World, task: Task, events: Sequence[Event], asked: Event | None) -> None:
-        """Raise Unfit unless each value of the reference is in the query or shown before its use, as is the answer."""
+        """Raise Unfit unless the opening or earlier calls show each value of the reference, and calls the answer."""
         opening = opening_words(world.reset(task, task.seed))
         shown = ""
         for event in events:
@@ -297,7 +297,9 @@ class Writer:
 def minimise(
     kept: list[int], needed: set[int], holds: Callable[[list[int]], bool], *, key: Callable[[int], Any]
 ) -> list[int]:
-    """Drop chunks of ever smaller size, highest `key` first, as long as `holds`. In the end no single item can go."""
+    """Return `kept` without what `holds` does not need. Drops chunks of decreasing size, highest `key` first, but no
+    `needed` item, until no single other item can be dropped.
+    """
     size = max(len(kept) // 2, 1)
     while True:
         removable = sorted((n for n in kept if n not in needed), key=key, reverse=True)

@@ -28,11 +28,11 @@ def contend(
         return None
     best = None
     for setting in settings:
-        done = subprocess.run([python, *program, *arguments, *setting], cwd=ROOT, capture_output=True, text=True)
-        if done.returncode:
-            say(f"{who} {' '.join(setting)} failed:\n{done.stderr[-800:]}")
+        process = subprocess.run([python, *program, *arguments, *setting], cwd=ROOT, capture_output=True, text=True)
+        if process.returncode:
+            say(f"{who} {' '.join(setting)} failed:\n{process.stderr[-800:]}")
             continue
-        result = json.loads(done.stdout.splitlines()[-1])
+        result = json.loads(process.stdout.splitlines()[-1])
         middle = statistics.median(result["seconds"])
         say(f"{result['name']}: {result['tokens_per_second']:,.0f} tokens/s, round {min(result['seconds']):.2f} s"
             f" (median {middle:.2f}), first {result['first_seconds']:.1f} s")  # fmt: skip

@@ -23,7 +23,7 @@ from experiments.bench.train import SIZES, chip_of
 
 CONTEXTS = (2048, 8192, 16384)
 BLOCK = 32  # tokens decoded in one call
-SPARE = 0.9  # fraction of the memory for weights and cache; the rest is for temporaries
+MEMORY_SHARE = 0.9  # share of the memory for weights and cache; the rest is for temporaries
 
 
 def config_of(size: str, context: int, slots: int) -> Any:
@@ -41,7 +41,7 @@ def batch_of(size: str, context: int, usable: float, wanted: int) -> int:
     from models import qwen
 
     shape = qwen.PRESETS[size]
-    room = SPARE * usable - 2 * qwen.parameter_count(shape)
+    room = MEMORY_SHARE * usable - 2 * qwen.parameter_count(shape)
     most = min(256, analytic.sequences_that_fit(room, shape, context, "bfloat16"))
     return wanted or (1 << most.bit_length() - 1 if most else 0)
 

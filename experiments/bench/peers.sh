@@ -11,7 +11,7 @@ PYTHON=${PYTHON:-python3.11}
 "$PYTHON" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' ||
   { echo "$PYTHON is not Python 3.11; choose one: PYTHON=/path/to/python3.11 bash experiments/bench/peers.sh" >&2; exit 1; }
 
-install() { # name, then what pip gets
+install() { # install NAME PIP_ARGUMENT...
   local folder=.bench/$1
   shift
   "$PYTHON" -m venv "$folder"

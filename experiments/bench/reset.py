@@ -29,7 +29,7 @@ from evolver.questioning.walks import Walker
 
 BOUND_MS = {"appworld": 150.0}  # bound on the p95 of a reset
 TOOL_BOUND_MS = {"travel": 10.0}  # bound on any step
-DEADLINE_S = 300.0  # long, so that a loaded machine gives a slow figure and not an error
+DEADLINE_S = 300.0  # long, so that a loaded machine gives slow figures, not errors
 
 
 def processor_s(pid: int) -> float:

@@ -90,16 +90,16 @@ def vllm_bench(python: str, url: str, folder: Path, workload: workloads.Workload
     The best of `repeats` rounds counts, after a warm-up round.
     """
     script = workload.episodes[0]
-    words = [python, "-m", "vllm.entrypoints.cli.main", "bench", "serve", "--backend", "openai", "--base-url", url,
-             "--model", "policy", "--tokenizer", str(folder), "--dataset-name", "random",
-             "--random-input-len", str(len(script.prompt)), "--random-output-len", str(script.turns[0].new_tokens),
-             "--num-prompts", str(len(workload.episodes)), "--ignore-eos",
-             "--save-result", "--result-dir", str(folder), "--result-filename", "bench.json"]  # fmt: skip
+    command = [python, "-m", "vllm.entrypoints.cli.main", "bench", "serve", "--backend", "openai", "--base-url", url,
+               "--model", "policy", "--tokenizer", str(folder), "--dataset-name", "random",
+               "--random-input-len", str(len(script.prompt)), "--random-output-len", str(script.turns[0].new_tokens),
+               "--num-prompts", str(len(workload.episodes)), "--ignore-eos",
+               "--save-result", "--result-dir", str(folder), "--result-filename", "bench.json"]  # fmt: skip
     rates = []
     for round in range(repeats + 1):
-        done = subprocess.run([*words, "--seed", str(round)], capture_output=True, text=True, timeout=1800)
-        if done.returncode:
-            raise SystemExit(f"vllm bench serve failed: {done.stderr[-2000:]}")
+        process = subprocess.run([*command, "--seed", str(round)], capture_output=True, text=True, timeout=1800)
+        if process.returncode:
+            raise SystemExit(f"vllm bench serve failed: {process.stderr[-2000:]}")
         rates.append(float(json.loads((folder / "bench.json").read_text())["output_throughput"]))
     return max(rates[1:])
 

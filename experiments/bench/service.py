@@ -25,7 +25,7 @@ from envs.source import serving
 from envs.world import Task, World
 
 BOUND_MS = 10.0  # bound on the added p95 under the paced load
-DEADLINES = Deadlines(start=300.0, reset=300.0, step=300.0)  # a loaded machine shall be slow, not fail
+DEADLINES = Deadlines(start=300.0, reset=300.0, step=300.0)  # so that a loaded machine gives slow figures, not errors
 
 
 def script(task: Task, rng: random.Random, steps: int) -> list[str]:

@@ -7,9 +7,9 @@
 
 Weights are random, computation is in bfloat16, and rows are filled completely with sequences of a quarter row. A step
 is loss, gradient, clipping and AdamW over `--micro-batches` rows. Each case runs in its own process, because JAX
-reports the peak memory per process. MFU relates the FLOPs of forward and backward pass (3 times the forward pass,
-recomputation not counted) to the peak in evolver/plan/targets.py. Planned figures are not measured: memory is that of
-the compiled program, speed is the chip's roofline.
+reports the peak memory per process. MFU is the FLOP/s of forward and backward pass (3 times the forward pass,
+recomputation not counted) divided by the peak in evolver/plan/targets.py. Planned figures are not measured: memory is
+that of the compiled program, speed is the chip's roofline.
 """
 
 from __future__ import annotations
@@ -45,15 +45,15 @@ def config_of(size: str, row: int, micro_batches: int, changes: dict[str, Any]) 
     return config
 
 
-def parsed(words: list[str], config: Any) -> dict[str, Any]:
+def parsed(settings: list[str], config: Any) -> dict[str, Any]:
     """Parse ["lora.rank=32"] to {"lora.rank": 32} by the types of the config. Raises SystemExit for an unknown key."""
     from evolver.config import flat
 
     known, changes = flat(config), {}
-    for word in words:
-        key, _, value = word.partition("=")
+    for setting in settings:
+        key, _, value = setting.partition("=")
         if key not in known:
-            sys.exit(f"--set {word}: there is no config.{key}")
+            sys.exit(f"--set {setting}: there is no config.{key}")
         kind = type(known[key])
         changes[key] = value == "True" if kind is bool else kind(value)
     return changes
@@ -137,14 +137,14 @@ def measured(args: argparse.Namespace) -> list[dict[str, Any]]:
     records = []
     for size in args.sizes:
         for row in args.rows:
-            words = [sys.executable, "-m", "experiments.bench.train", "--case", "--sizes", size, "--rows", str(row)]
-            words += ["--micro-batches", str(args.micro_batches), "--repeats", str(args.repeats)]
-            words += ["--set", *args.set] if args.set else []
-            done = subprocess.run(words, cwd=ROOT, stdout=subprocess.PIPE, text=True)
-            if done.returncode > 0:
-                sys.exit(done.returncode)  # the child has printed the reason
-            killed = {"size": size, "row": row, "note": f"killed by signal {-done.returncode}"}
-            records.append(killed if done.returncode else json.loads(done.stdout.splitlines()[-1]))
+            command = [sys.executable, "-m", "experiments.bench.train", "--case", "--sizes", size, "--rows", str(row)]
+            command += ["--micro-batches", str(args.micro_batches), "--repeats", str(args.repeats)]
+            command += ["--set", *args.set] if args.set else []
+            process = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+            if process.returncode > 0:
+                sys.exit(process.returncode)  # the child has printed the reason
+            killed = {"size": size, "row": row, "note": f"killed by signal {-process.returncode}"}
+            records.append(killed if process.returncode else json.loads(process.stdout.splitlines()[-1]))
             print(json.dumps(records[-1]), file=sys.stderr, flush=True)
     return records
 

@@ -41,6 +41,8 @@ class Episode:
 
 @dataclass(frozen=True)
 class Workload:
+    """The episodes of one benchmark."""
+
     name: str
     vocab: int
     episodes: tuple[Episode, ...]

@@ -25,7 +25,7 @@ from experiments.imitation import demonstrations
 
 
 def main(argv: list[str]) -> int:
-    """Make a policy. Return the exit code: 0 done, 1 failed, 2 nothing was started, 130 interrupted."""
+    """Train a policy and return the exit code: 0 done, 1 failed, 2 nothing was started, 130 interrupted."""
     logging.set_verbosity(logging.ERROR)
     config, workdir, mode, _, found = cli.parse(argv)
     if mode == "help":
@@ -67,7 +67,7 @@ def problems(config: Any, workdir: str) -> list[str]:
 
 
 def occupied(workdir: str) -> Iterator[str]:
-    """Yield why a workdir cannot be used: it cannot be written, or it holds something."""
+    """Yield why a workdir cannot be used: it cannot be written, or it is not empty."""
     yield from workdir_problems(None, workdir, "plan")
     if Path(workdir).is_dir() and any(Path(workdir).iterdir()):
         yield f"--workdir={workdir} is not empty; choose a new directory"

@@ -1,4 +1,4 @@
-"""Scripted demonstrations, made by worker processes, and checks of the config that asks for them. Imports no jax."""
+"""Scripted demonstrations, made by worker processes, and the checks of their config keys. Imports no jax."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import envs
 from models.tokenizer import QWEN_TOKENS
 from rl.seeds import seed_of
 
-# The text around the words of a turn. As single tokens these strings halve the length of an episode.
+# Fixed text of turns. As single tokens, these strings halve the length of an episode.
 TEMPLATE_TOKENS = (
     '\n{"name": "',
     '", "arguments": {"',
@@ -40,8 +40,8 @@ def module(env: str) -> Any:
     """Return the module `envs.<env>.demos`.
 
     Its `demonstrate(rng, *, care, hint, **arguments of the world)` returns an episode: {"messages", "success",
-    "hinted"}, and "tools" if the prompt lists them. TOKENS are strings that episodes copy, ORIGIN is a sentence about
-    the demonstrated tasks for the model card.
+    "hinted"}, and "tools" if the prompt lists them. `TOKENS` are strings that episodes copy; `ORIGIN` is a sentence on
+    the demonstrated tasks, for the model card.
     """
     return importlib.import_module(f"envs.{env}.demos")
 
@@ -71,12 +71,12 @@ def texts_of(episode: dict[str, Any]) -> list[str]:
 
 
 def extra_tokens(env: str) -> tuple[str, ...]:
-    """Return the strings that are single tokens of the tokenizer, beside bytes and Qwen's own tokens."""
+    """Return the strings that become single tokens, in addition to bytes and Qwen's own tokens."""
     return (*TEMPLATE_TOKENS, *module(env).TOKENS)
 
 
 def problems(config: Any) -> Iterator[str]:
-    """Yield why the environment cannot be demonstrated, and if the vocabulary is too small."""
+    """Yield why the environment cannot be demonstrated, or that the vocabulary is too small."""
     name, args = config.env.name, config.env.args.to_dict()
     if name not in known():
         yield f"config.env.name={name} has no demonstrations to imitate; {' and '.join(known())} have"

@@ -1,6 +1,6 @@
-"""Imitation: a tokenizer and a small model are trained on scripted demonstrations.
+"""Imitation: train a tokenizer and a small model on scripted demonstrations.
 
-The demonstrations teach the syntax of tool calls and the copying of ids; how well tasks are done is left to learning by
+The demonstrations teach the syntax of tool calls and the copying of ids; doing tasks well is left to learning by
 reward. Each demonstration is tokenized like an episode: the agent's turns train, everything else is prompt.
 """
 
@@ -74,7 +74,7 @@ def train(config: Any, shape: qwen.Config, params: Any, careful: Sequence[Sample
     """Return the weights after `config.steps` updates on packed rows of demonstrations, in shuffled passes.
 
     The first updates show no slips, because copying is learned several times sooner from sources that are always right.
-    Careless samples are then added gradually: all at once, after a loss near zero, they would undo part of it.
+    Careless samples are then added gradually: added all at once, after a loss near zero, they would undo part of that.
     """
     c, optimizer = config, make_optimizer(config)
     update = learner.make_update(
@@ -103,8 +103,8 @@ def train(config: Any, shape: qwen.Config, params: Any, careful: Sequence[Sample
 
 
 def shares(careful: float, steps: int) -> Iterator[float]:
-    """Yield the share of careless samples in each update, without end: 0 for the first `careful` of the `steps`, then
-    growing to 1 halfway through the others. There are no others if `careful` is 1."""
+    """Yield the share of careless samples in each update, without end. It is 0 for the first `careful` (a fraction) of
+    the `steps`, then grows to 1 halfway through the others; if `careful` is 1 there are no others."""
     ramp = (1 - careful) / 2 or 1.0
     return (min(1.0, max(0.0, step / steps - careful) / ramp) for step in itertools.count(1))
 

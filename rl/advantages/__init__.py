@@ -34,7 +34,7 @@ ESTIMATORS = {name: f"rl.advantages:{name}" for name in ("grpo", "rloo", "dr_grp
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """The trajectories of a training step, with what most estimators read of them as arrays."""
+    """The trajectories of a training step, and the arrays that most estimators read."""
 
     trajectories: Sequence[Trajectory]
     outcome_N: np.ndarray  # float64: the score of each trajectory

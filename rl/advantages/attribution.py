@@ -69,12 +69,12 @@ def adca(
       norm: the statistics of a group that standardise its turn values. "trajectory": mean and deviation of the
         averages of its trajectories (equation 18). "step": of all its turns alike. "reference": as in the public
         code, where the variance is the mean over trajectories of their mean square about the group mean.
-      floor: for norm="trajectory": the deviation is at least `floor` times d, the deviation of the turns, i.e.
-        max(std of the averages, floor * d) with d^2 = the variance of norm="reference". The root mean square of the
-        standardised values is then at most 1 / floor. 0 is equation 18, which has no bound: the averages of n
-        independent labels deviate by d / sqrt(n) from chance alone, and by less if the trajectories happen to be alike,
-        so that noise is divided by a smaller noise and summed over n turns. A fixed fraction is used because
-        d / sqrt(n) as the floor would still let the values grow with n. 1 is norm="reference" without its eps.
+      floor: only for norm="trajectory". The divisor is max(std of the averages, floor * d), where d is the deviation
+        of the turns (d^2 is the variance of norm="reference"), so the root mean square of the standardised values is
+        at most 1 / floor. 0 is equation 18, which has no bound: by chance alone, the averages of n independent labels
+        deviate by d / sqrt(n), or by less if the trajectories are alike. Dividing by that amplifies noise, which is
+        then summed over n turns. With d / sqrt(n) as the floor, the values would still grow with n. 1 is
+        norm="reference" without its eps.
       outcome_at: the turns that get the outcome: "last_step" (equation 20), "all_steps", or "none", which uses the
         labels alone, not scaled by alpha.
       length_normalise: divide by the square root of the number of turns (the reference does so for "decouple" only).

@@ -19,7 +19,7 @@ def grouped(outcome_N, group_N) -> tuple[np.ndarray, Groups]:
     """Return the outcomes as float64 and their groups. Raises ValueError if the shapes differ or one is not finite."""
     outcome_N, group_N = np.asarray(outcome_N, np.float64), np.asarray(group_N)
     if outcome_N.ndim != 1 or group_N.shape != outcome_N.shape:
-        raise ValueError(f"outcome_N {outcome_N.shape} and group_N {group_N.shape} must be two lists of one length")
+        raise ValueError(f"outcome_N {outcome_N.shape} and group_N {group_N.shape} must be 1-D arrays of equal length")
     bad = np.flatnonzero(~np.isfinite(outcome_N))
     if bad.size:
         raise ValueError(f"outcome_N[{bad[0]}] is {outcome_N[bad[0]]}: an outcome must be finite")

@@ -1,11 +1,11 @@
-"""Context templates: how an episode is written down for the policy, and two helpers for writing one.
+"""Context templates: how an episode becomes the policy's prompt; and two helpers for writing a template.
 
-A template is a class, constructed for each episode with four positional parts:
+A template is a class, constructed for each episode with four arguments that are passed by name:
 
-    template(tokenizer, observation, experience, show_tools, *, ...)
+    template(tokenizer=..., observation=..., experience=..., show_tools=...)
 
 `observation` is the world's opening, `experience` the texts to inject into it ([] = none) and `show_tools` is False if
-the system message must not list the tools. Keyword-only parameters are the template's own settings.
+the system message must not list the tools. Further keyword-only parameters are the template's own settings.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ class Context(Protocol):
 
     prompt: list[int]  # ids of the next prompt, up to the header of the assistant's turn
     stripped: list[int]  # the same prompt without the injected experience; ignored when nothing was injected
-    messages: list[Message]  # that opened the episode, experience included
+    messages: list[Message]  # the opening messages, experience included
 
     async def extend(
         self, completion: Completion, messages: Sequence[Message], tools: Sequence[Tool] | None = None
     ) -> None:
         """Add a generation and the messages that answer it. `tools` is None if the tools on offer did not change.
 
-        The call may wait for a language model. Whatever it raises ends the episode, as its deadline does.
+        The call may wait for a language model. Any exception ends the episode, and so does its deadline.
         """
         ...
 

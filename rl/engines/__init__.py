@@ -48,7 +48,7 @@ class Engine(Protocol):
         ...
 
     async def load(self, params: Any, version: int) -> None:
-        """Sample with these weights from now on. A completion carries the version that sampled all of it."""
+        """Sample with these weights from now on. A completion carries the oldest version that sampled a part of it."""
         ...
 
     def forget(self) -> None:

@@ -7,8 +7,8 @@ outside, in `token_loss` and `rl.learner`. `rl.losses.terms` has the terms that 
     def reinforce(tokens, *, scale: Positive = 1.0):
         return -scale * tokens.advantage_RT * tokens.logp_RT, {}
 
-What a masked token holds, NaN and infinity included, never reaches a value or a gradient: a loss sees 0 there, and
-its results there are discarded.
+The inputs of masked tokens, even NaN and infinity, never reach a value or a gradient: a loss sees 0 there, and its
+results there are discarded.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ def token_loss(
     on_RT = mask_RT > 0
     tokens = Tokens(logp_RT, old_RT, batch["advantage"], batch["guided"], batch["segments"], mask_RT)
     loss_RT, stats = guarded(loss, tokens)
-    # Guided rollouts were sampled under another prompt, so their gap to the engine's log-probabilities is no error.
+    # Guided rollouts were sampled under another prompt, so their gap to the engine's log-probabilities is expected.
     own_RT = on_RT & ~(batch["guided"] > 0)
     stats = {"entropy": (entropy_RT, mask_RT)} | stats | terms.mismatch(logp_RT, sampled_RT, own_RT)
     if importance_cap:

@@ -20,7 +20,7 @@ def gspo(
 ) -> tuple[jax.Array, Stats]:
     """Return the clipped surrogate of `sequence_log_ratio`; the arguments are those of `ppo`.
 
-    The defaults are PPO's too: the paper clips far closer, at clip_low=3e-4 and clip_high=4e-4.
+    The defaults are PPO's too: the paper clips much more tightly, at clip_low=3e-4 and clip_high=4e-4.
     """
     ratio_RT = log_ratio(tokens.logp_RT, tokens.old_logp_RT, tokens.mask_RT)
     ratio_RT = sequence_log_ratio(ratio_RT, tokens.mask_RT, tokens.segments_RT)

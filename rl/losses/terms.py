@@ -20,7 +20,10 @@ Stats = Mapping[str, tuple[jax.Array, jax.Array]]
 
 
 class Tokens(NamedTuple):
-    """The arguments of a loss. Log-probabilities are those of the sampled tokens; all is 0 where `mask_RT` is False."""
+    """The arguments of a loss, (R, T) each. All but `segments_RT` are 0 outside the mask.
+
+    Log-probabilities are those of the sampled tokens.
+    """
 
     logp_RT: jax.Array  # float32, of the policy being trained; the only array with a gradient
     old_logp_RT: jax.Array  # float32, of the policy that the ratio is taken against

@@ -64,7 +64,7 @@ def sample(
 
 
 def uniform(draw: Draw, index: Array) -> jax.Array:
-    """Return a uniform for each row and token index of its generation, in the shape of `index`: (B,) or (B, N)."""
+    """Return uniform numbers in [0, 1), one per row and token index in its generation. Shape: (B,) or (B, N)."""
     keys = jax.random.wrap_key_data(jnp.asarray(draw.seed), impl="threefry2x32")
     per_token = jax.vmap(lambda key, index: jax.random.uniform(jax.random.fold_in(key, index)), (None, 0))
     return jax.vmap(per_token)(keys, index.reshape(len(index), -1)).reshape(index.shape)

@@ -30,7 +30,7 @@ MAX_STOP_TOKENS = 8
 PREFILL_BATCH = 2048  # most tokens of one prefill call, padding included
 PREFILL_SCORES = 2**20  # most attention scores of one prefill call on a CPU; more would not fit into its caches
 DECODE_ROWS = 16  # most rows of one decode call on a CPU, for the same reason
-BANKS = 2  # groups of slots that run in parallel on a CPU; a constant, because the number of cores must not change bits
+BANKS = 2  # groups of slots that run in parallel on a CPU; constant: the number of cores must not change results
 FEW = 4  # an accelerator decodes all rows in place if more than slots / FEW of them run
 PATIENCE = 4  # rounds for which an idle session is protected from eviction
 SHARE_TOKENS = 16  # a prompt waits one round for another's prefill if it can reuse at least this many tokens
@@ -132,7 +132,7 @@ class JaxEngine:
         session: str,
         stream: Callable[[list[int], list[float]], None] | None = None,
     ) -> Completion:
-        """Sample as the protocol says; call `stream` with the tokens and log-probabilities of each decoded block."""
+        """Sample (see `Engine.generate`); call `stream` with the tokens and log-probabilities of each decoded block."""
         self._check(prompt_ids, sampling, session)
         future = asyncio.get_running_loop().create_future()
         request = _Request(session, np.asarray(prompt_ids, np.int32), sampling, future, stream)

@@ -193,13 +193,13 @@ def _message(message: Any) -> Json:
         if not all(isinstance(part, dict) and isinstance(part.get("text"), str) for part in content):
             raise Refused("only parts of type text are supported in a message's content")
         content = "".join(part["text"] for part in content)
-    made: Json = {"role": role, "content": "" if content is None else content}
+    result: Json = {"role": role, "content": "" if content is None else content}
     if calls := message.get("tool_calls"):
         try:
-            made["tool_calls"] = [_call(call["function"]) for call in calls]
+            result["tool_calls"] = [_call(call["function"]) for call in calls]
         except (KeyError, TypeError, ValueError):
             raise Refused('a tool call must be {"function": {"name", "arguments": a JSON object as text}}') from None
-    return made
+    return result
 
 
 def _call(function: Json) -> Json:
@@ -320,10 +320,10 @@ class Answers:
             ]
             return {"content": rows, "refusal": None}
         top = [None if x is None else {name: x} for name, x in zip(names, logprobs)]
-        offsets, at = [], 0
+        offsets, offset = [], 0
         for token in tokens:
-            offsets.append(at)
-            at += len(self.tokenizer.decode([token]))
+            offsets.append(offset)
+            offset += len(self.tokenizer.decode([token]))
         return {"tokens": names, "token_logprobs": list(logprobs), "top_logprobs": top, "text_offset": offsets}
 
     # Streams.
@@ -342,9 +342,9 @@ class Answers:
         """Return the event that ends a choice, with its tool calls."""
         choice: Json = {"index": index, "finish_reason": finish, "logprobs": None, "weights_version": version}
         if self.chat:
-            made = [self.call(call) | {"index": n} for n, call in enumerate(calls)]
-            choice["delta"] = {"tool_calls": made} if made else {}
-            choice["finish_reason"] = "tool_calls" if made else finish
+            tool_calls = [self.call(call) | {"index": n} for n, call in enumerate(calls)]
+            choice["delta"] = {"tool_calls": tool_calls} if tool_calls else {}
+            choice["finish_reason"] = "tool_calls" if tool_calls else finish
         else:
             choice["text"] = ""
         return self._chunk([choice])

@@ -5,7 +5,7 @@ DIR is a Hugging Face checkpoint, such as the `policy/` of a run. Routes: /v1/ch
 /detokenize, /openapi.json. Request fields for token ids are vLLM's: `prompt` as ids, `return_token_ids`,
 `stop_token_ids`, `ignore_eos`, `prompt_logprobs`. Log-probabilities of sampled tokens are computed at the sampling
 temperature, those of prompts at temperature 1. A request for an unsupported option, such as structured output or
-penalties, is refused with its name.
+penalties, is refused; the error names the option.
 
 Needs `pip install -r requirements/service.txt`. Listens on 127.0.0.1 by default.
 """
@@ -54,7 +54,7 @@ MAX_BODY = 32 << 20
 
 
 class Service:
-    """The routes over an engine. `app` is an ASGI application; close the engine after it.
+    """The routes over an engine. `app` is an ASGI application; stop it before you close the engine.
 
     params: the engine's weights, for scoring prompts. key: the bearer token that every request must carry; "" = none.
     """
@@ -243,19 +243,19 @@ class Service:
 
     def _cut(self, generated: Generated, at: int) -> None:
         """Cut at a stop text: keep the text before it, and the tokens up to the one that completes it."""
-        whole = generated.text
+        text = generated.text
         count = len(generated.tokens)
         while (
             count > 1
             and len(self.tokenizer.decode(generated.tokens[: count - 1])) > at
-            and whole.startswith(self.tokenizer.decode(generated.tokens[: count - 1]))
+            and text.startswith(self.tokenizer.decode(generated.tokens[: count - 1]))
         ):
             count -= 1
         generated.tokens, generated.logprobs = generated.tokens[:count], generated.logprobs[:count]
-        generated.text, generated.finish = whole[:at], "stop"
+        generated.text, generated.finish = text[:at], "stop"
 
     def _score(self, ids: list[int]) -> list[float]:
-        """Return log p(ids[i] | ids[:i]) for i >= 1, at temperature 1 like vLLM, in the precision of the weights."""
+        """Return log p(ids[i] | ids[:i]) for i >= 1, at temperature 1 like vLLM, computed in float32."""
         size = max(16, 1 << (len(ids) - 1).bit_length())  # few shapes, because each one is compiled
         tokens_RT = np.zeros((1, size), np.int32)
         tokens_RT[0, : len(ids)] = ids

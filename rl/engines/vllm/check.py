@@ -29,10 +29,10 @@ async def problems_of(
     except ServerGone as error:
         return [f"{where}: nothing answers there ({error}); is the address right and the server up?"]
     except (ServerBusy, ValueError, AttributeError) as error:
-        words = str(error)
-        if "401" in words or "403" in words:
+        message = str(error)
+        if "401" in message or "403" in message:
             return [f"{where} rejects the key: set config.engine.vllm.key to the environment variable that holds it"]
-        return [f"{where} is not an OpenAI-compatible server: {words}"]
+        return [f"{where} is not an OpenAI-compatible server: {message}"]
     server.paths = set(described.get("paths", {})) or {COMPLETIONS}
     if not server.paths & {GENERATE, COMPLETIONS}:
         return [f"{where} has neither {GENERATE} nor {COMPLETIONS}; it has {_some(server.paths)}"]

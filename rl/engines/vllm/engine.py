@@ -38,9 +38,9 @@ class Patience:
     refusals: int = 8  # answers 429 or 5xx to one request before it fails
     delay: float = 0.5  # before the first retry; doubles with each retry, up to `max_delay`
     max_delay: float = 15.0
-    check_every: float = 5.0  # between two health checks of a replica, and the timeout of one
-    failed_checks: int = 4  # in a row, after which a replica counts as dead
-    no_replica: float = 900.0  # without any replica, after which requests fail
+    check_every: float = 5.0  # time between two health checks of a replica, and the timeout of each
+    failed_checks: int = 4  # consecutive failed checks after which a replica counts as dead
+    no_replica: float = 900.0  # time without any replica, after which requests fail
 
 
 class WeightsNotLoaded(EngineFault):
@@ -324,7 +324,7 @@ class VllmEngine:
         await asyncio.gather(*(self._check_health(replica) for replica in self._replicas))
 
     async def _check_health(self, replica: _Replica) -> None:
-        """Remove, restart and readmit one replica as its health checks say, until cancelled."""
+        """Remove, restart and readmit one replica according to its health checks, until cancelled."""
         failed = 0
         while True:
             await asyncio.sleep(self._patience.check_every)

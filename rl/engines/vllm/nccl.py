@@ -122,7 +122,7 @@ def described(bucket: Bucket) -> dict[str, Any]:
 
 
 def packed(arrays: Sequence[Any], dtype: Any, device: jax.Device) -> jax.Array:
-    """Return the concatenated bytes of the arrays, cast to `dtype`, as a computed uint8 array on `device`."""
+    """Return the bytes of the arrays, cast to `dtype` and concatenated, as a uint8 array on `device`. Blocks."""
     parts = []
     for array in arrays:
         part = jax.device_put(array, device).astype(dtype).reshape(-1)

@@ -1,4 +1,4 @@
-"""The vLLM servers of a run: external ones at given URLs, or own ones that are started, watched and stopped here."""
+"""The vLLM servers of a run: external servers at given URLs, or servers that the run starts and stops."""
 
 from __future__ import annotations
 
@@ -176,14 +176,14 @@ class OwnServers(Servers):
 
 
 def first_error(log: str) -> str:
-    """Return the cause of death in a server's log: the last line of the first traceback, else the first error line."""
+    """Return the likely fault in a server's log: the last line of the first traceback, else the first error line."""
     lines = [re.sub(r"^(\([^)]*\) )?(ERROR [\d-]+ [\d:]+ \[[^\]]*\] ?)?", "", line) for line in log.splitlines()]
-    raised = [line for line in lines if re.match(r"[\w.]*(Error|Exception|Exit|Interrupt)\b.*: ?\S", line)]
-    said = [line for line in lines if re.search(r"\berror\b", line, flags=re.IGNORECASE)]
-    if raised and "validation error" in raised[0]:  # pydantic gives the details on the next lines
-        at = lines.index(raised[0])
-        return " ".join(" ".join(lines[at : at + 3]).split())[:400]
-    line = (raised or said or [line for line in lines if line.strip()][-1:] or ["its log is empty"])[0]
+    exceptions = [line for line in lines if re.match(r"[\w.]*(Error|Exception|Exit|Interrupt)\b.*: ?\S", line)]
+    errors = [line for line in lines if re.search(r"\berror\b", line, flags=re.IGNORECASE)]
+    if exceptions and "validation error" in exceptions[0]:  # pydantic gives the details on the next lines
+        index = lines.index(exceptions[0])
+        return " ".join(" ".join(lines[index : index + 3]).split())[:400]
+    line = (exceptions or errors or [line for line in lines if line.strip()][-1:] or ["its log is empty"])[0]
     return line.strip()[:400]
 
 

@@ -69,11 +69,11 @@ class Server:
         except (httpx.HTTPError, OSError) as error:
             raise ServerGone(f"{self.url}{path}: {type(error).__name__} {error}".rstrip()) from None
         if response.status_code == 429 or response.status_code >= 500:
-            words = message_of(response)
-            if "EngineDead" in words or "EngineCore encountered" in words:
-                raise ServerGone(f"{self.url}: its engine died: {words}")
+            message = message_of(response)
+            if "EngineDead" in message or "EngineCore encountered" in message:
+                raise ServerGone(f"{self.url}: its engine died: {message}")
             after = retry_after(response.headers.get("retry-after")) or 0.0
-            raise ServerBusy(f"{self.url}{path}: {response.status_code} {words}", after)
+            raise ServerBusy(f"{self.url}{path}: {response.status_code} {message}", after)
         if response.status_code >= 400:
             raise ValueError(f"{self.url}{path}: {response.status_code} {message_of(response)}")
         try:
@@ -99,10 +99,10 @@ class Server:
         try:
             answer = await self.ask("POST", path, timeout=timeout, json=request_of(path, self.model, prompt, sampling))
         except ValueError as error:
-            words = str(error)
-            if "context" in words or "max_model_len" in words or "maximum model length" in words:
-                raise ContextFull(words) from None
-            raise EngineFault(words) from None
+            message = str(error)
+            if "context" in message or "max_model_len" in message or "maximum model length" in message:
+                raise ContextFull(message) from None
+            raise EngineFault(message) from None
         try:
             return part_of(path, answer, sampling)
         except (KeyError, IndexError, TypeError, ValueError) as error:
@@ -157,7 +157,7 @@ def part_of(path: str, answer: dict[str, Any], sampling: Sampling) -> Part:
         if spans and all(name.isdigit() for name in spans):
             version = min(int(name) for name in spans)
         elif spans:
-            version = -1  # not a version of ours: the weights that the server was started with
+            version = -1  # weights that this run did not send, such as those that the server was started with
     else:
         logprobs = [float(value) for value in choice["logprobs"]["token_logprobs"]]
     if len(tokens) != len(logprobs) or not all(math.isfinite(value) for value in logprobs):
