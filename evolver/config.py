@@ -224,7 +224,8 @@ def plug_contradictions(c: Any) -> Iterator[str]:
     if 0 < (clip.get("dual_clip") or 0) <= 1:
         yield f"config.loss.args.dual_clip={clip['dual_clip']} must be above 1, or 0 for none"
     reproduces = getattr(plugs.load("attributing.judge", c.attributing.judge.name), "reproduces_outcome", False)
-    judged = c.questioning.enabled and c.questioning.judge.name != "verifier"
+    outcome_judge = plugs.load("questioning.judge", c.questioning.judge.name)
+    judged = c.questioning.enabled and getattr(outcome_judge, "replaces_outcome", True)
     if c.attributing.enabled and reproduces and judged:
         yield (
             f"config.attributing.judge.name={c.attributing.judge.name} has to reproduce an outcome, but"

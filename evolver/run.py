@@ -28,7 +28,7 @@ from evolver.llm.roles import make_chat
 from evolver.navigating import Navigating, Pool
 from evolver.paths import model_folder, resolve
 from evolver.pipeline import Pipeline
-from evolver.plugs import call, plug
+from evolver.plugs import call, load, plug
 from evolver.progress import Progress
 from evolver.questioning import Explorer, TaskPool, is_verified
 from evolver.sinks import Sinks
@@ -437,7 +437,8 @@ def make_tasks(
     synthetic = (task for task in given if task.origin == "synthetic")
     pool = TaskPool(originals, overlap=c.overlap, capacity=c.capacity, tasks=synthetic)
     unverified = [task.id for task in pool.tasks.values() if not is_verified(task)]
-    if c.judge.name == "verifier" and unverified:
+    judged = getattr(load("questioning.judge", c.judge.name), "replaces_outcome", True)
+    if unverified and not judged:
         raise RunError(
             f"config.questioning.tasks={c.tasks}: {len(unverified)} of {len(pool.tasks)} tasks have no verifier"
             f" ({unverified[0]} is the first): set config.questioning.judge.name=reference"
@@ -446,7 +447,7 @@ def make_tasks(
     if not c.tasks or c.every:
         show = functools.partial(progress.phase, "exploring")
         explorer = plugged("questioning.explorer", c.explorer, **parts, pool=pool, progress=show)()
-        if c.judge.name == "verifier" and not getattr(explorer, "checked", True):
+        if not judged and not getattr(explorer, "checked", True):
             raise RunError(
                 f"{config.env.name} cannot check synthetic tasks itself: set config.questioning.judge.name=reference"
             )
@@ -457,7 +458,7 @@ def make_grader(config: Any, parts: dict[str, Any]) -> Grader:
     """Build the judges of outcomes and turns."""
     q, a = config.questioning, config.attributing
     outcomes = turns = None
-    if q.enabled and q.judge.name != "verifier":
+    if q.enabled and getattr(load("questioning.judge", q.judge.name), "replaces_outcome", True):
         outcomes = plugged("questioning.judge", q.judge, **parts)()
     if a.enabled:
         turns = plugged("attributing.judge", a.judge, **parts)()

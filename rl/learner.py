@@ -91,15 +91,6 @@ def state_shapes(
     return jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), state, shardings)
 
 
-def bytes_per_device(state: State) -> dict[str, int]:
-    """Return the bytes that a device holds of a state of ShapeDtypeStructs: {"device": ..., "pinned_host": ...}."""
-    held = {"device": 0, "pinned_host": 0}
-    for x in jax.tree.leaves(state):
-        size = math.prod(x.sharding.shard_shape(x.shape) if x.sharding else x.shape) * x.dtype.itemsize
-        held["pinned_host" if x.sharding and x.sharding.memory_kind == "pinned_host" else "device"] += size
-    return held
-
-
 def init_state(
     config: qwen.Config,
     params: qwen.Params,

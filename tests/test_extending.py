@@ -166,3 +166,13 @@ def test_a_template_that_breaks_ends_the_run_with_its_line(folder, capsys):
     err = capsys.readouterr().err
     assert "the context template failed in every rollout" in err and "(broken.py, line 6)" in err
     sys.modules.pop("broken", None)
+
+
+def test_an_outcome_judge_that_keeps_the_worlds_evaluation_fits_a_judge_that_replays(folder, capsys):
+    """The property of the plug decides, not its name."""
+    (folder / "own.py").write_text("from evolver.questioning import Verifier\n\n\nclass Own(Verifier): ...\n")
+    replay = ("--config.attributing.judge.name=replay", "--mode=plan")
+    assert call(folder, *replay) == 2
+    assert "has to reproduce an outcome" in capsys.readouterr().err
+    assert call(folder, *replay, "--config.questioning.judge.name=own:Own") == 0, capsys.readouterr().err
+    sys.modules.pop("own")

@@ -56,7 +56,7 @@ class OutcomeJudge(Protocol):
     """
 
     roles: tuple[str, ...] = ()  # chat roles that the judge asks
-    calls_model: bool = True  # False if the world's own evaluation counts
+    replaces_outcome: bool = True  # False if the world's own evaluation counts, so that `score` is never called
 
     def score(self, trajectories: Sequence[Trajectory]) -> list[Evaluation | str]:
         """Return one evaluation per trajectory, or a string that says why it could not be judged.
@@ -75,7 +75,7 @@ class OutcomeJudge(Protocol):
 class Verifier(OutcomeJudge):
     """Keeps the world's own evaluation, which checks a synthetic task by its verifier."""
 
-    calls_model = False
+    replaces_outcome = False
 
     def score(self, trajectories: Sequence[Trajectory]) -> list[Evaluation | str]:
         return [trajectory.evaluation for trajectory in trajectories]

@@ -149,7 +149,7 @@ class TestOutcomeJudge:
         (evaluation,) = judge.score([made])
         assert evaluation == Evaluation(0.85, True, {"judged": 0.85})
         assert made.outcome == 0.0 and not made.evaluation.success
-        assert judge.calls_model and judge.roles == ("judge",)
+        assert judge.replaces_outcome and judge.roles == ("judge",)
         assert judge.metrics() == {
             "questioning/judge/judged": 1.0,
             "questioning/judge/unanswered": 0.0,

@@ -354,7 +354,7 @@ class TestPlugs:
     def test_the_verifier_keeps_the_worlds_own_evaluation(self):
         tries = [attempt(Library(), TestPool.SEEDS[0], [action]) for action in (call("shelf", "green"), "done")]
         judge = plugs.plug("questioning.judge", "verifier", {})()
-        assert judge.score(tries) == [t.evaluation for t in tries] and not judge.calls_model
+        assert judge.score(tries) == [t.evaluation for t in tries] and not judge.replaces_outcome
 
 
 class TestMixture:
