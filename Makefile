@@ -56,10 +56,12 @@ bench-peers: ## install the peers (TRL, tunix, vLLM) into .bench/, each in a vir
 	bash experiments/bench/peers.sh
 
 test-appworld: $(VENV)/.dev appworld ## test AppWorld's real engine on our mini data set (ARGS=... is passed to pytest)
-	$(BIN)/python -m pytest tests/envs/test_appworld.py -m "services or not services" $(ARGS)
+	$(BIN)/python -m pytest tests/envs/test_appworld.py tests/evolver/test_every_world.py -k appworld \
+	  -m "services or not services" $(ARGS)
 
 test-worlds: .venv-worlds/.installed ## test the environments that need packages of their own, and Ray; needs Python 3.11 and Java (2 GB)
-	.venv-worlds/bin/python -m pytest tests/envs -m "slow or services or not services" --ignore=tests/envs/test_appworld.py $(ARGS)
+	.venv-worlds/bin/python -m pytest tests/envs tests/evolver/test_every_world.py -m "slow or services or not services" \
+	  --ignore=tests/envs/test_appworld.py $(ARGS)
 
 appworld: .venv-appworld/.installed ## install AppWorld into .venv-appworld and build our mini data set for it
 	.venv-appworld/bin/python -m envs.appworld.mini.build

@@ -22,7 +22,8 @@ expected scores are those of the paper's tables 1 and 2, which nobody has reprod
 | qa | synthetic | | yes | 47.8 | 65.6 |
 | all (no argument) | synthetic | yes | yes | 48.7 | 69.4 |
 
-Time: not measured. A run has 25,600 training episodes of up to 30 turns, and 5,643 evaluation episodes.
+Time: not measured. A run has 25,600 training episodes of up to 30 turns, and 5,643 evaluation episodes. Navigating adds
+2,000 for the experience pool: four of each of the 500 synthetic tasks.
 """
 
 from configs import base
@@ -71,14 +72,19 @@ def get_config(arg=None):
     config.attributing.judge.name = "llm"
     config.navigating.extractor.name = "llm"
     config.navigating.refine.name = "rewrite"
+    config.navigating.embedder.name = "endpoint"
+    config.navigating.tasks = 0  # experience from every training task (equation 13)
+    config.navigating.min_similarity = 0.0  # the nearest top_k, however near (equation 14)
     config.llm.explorer.model = config.llm.writer.model = "qwen-plus"
     config.llm.explorer.extra = '{"top_k": 100}'
     config.llm.judge.model = "qwen3-235b-a22b-instruct-2507"
     config.llm.step_judge.model = config.llm.summariser.model = config.llm.reranker.model = "qwen-max"
+    config.llm.embedder.model = "text-embedding-v4"
     config.questioning.share = 1.0  # the paper trains on synthetic tasks only
     if arg == "hybrid":
         config.questioning.share = 500 / 590  # all of both sets, equally likely
         config.advantage.synthetic = 0.5
     if "attributing" in ROWS[arg]:
         config.advantage.name = "adca"
+        config.advantage.args.norm = "trajectory"  # equation 18, which has no bound; the default is the reference's
     return config

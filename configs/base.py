@@ -128,6 +128,8 @@ def mechanisms(root):
     questioning = root.group("questioning")
     questioning.enabled = False  # False = train on original tasks only
     questioning.plug("explorer", "curiosity")  # explores and writes tasks: curiosity (no language model), llm
+    questioning.plug("words", "plain")  # words tasks: plain (as explored), model (reworded by a language model)
+    questioning.attempts = key(0, least=0)  # unguided attempts at each new task, one of which has to succeed; 0 = none
     questioning.plug("judge", "verifier")  # scores synthetic tasks: verifier, naive, principle, reference
     questioning.share = fraction(0.5)  # share of synthetic tasks in a step (the paper's lambda); 1 = no original tasks
     questioning.tasks = ""  # JSON-lines file of synthetic tasks, as `--mode=explore` writes it; "" = explore
@@ -143,13 +145,13 @@ def mechanisms(root):
     navigating.enabled = False  # False = no rollout sees experience
     navigating.share = fraction(0.5)  # share of guided rollouts in a group (the paper's eta)
     navigating.pool = ""  # directory of an experience pool, as `--mode=pool` writes it; "" = make one
-    navigating.tasks = key(32, least=1)  # tasks that the first pool is made from
+    navigating.tasks = key(32, least=0)  # tasks that the first pool is made from, in the run's mixture; 0 = all
     navigating.rollouts = key(4, least=0)  # rollouts of each of them (the paper's N_pc); 0 = start with an empty pool
     navigating.every = key(0, least=0)  # steps between additions to the pool; 0 = the first pool stays as it is
     navigating.top_k = key(5, least=1)  # most experiences in one prompt
     navigating.min_similarity = fraction(0.3)  # cosine similarity below which nothing is retrieved
     navigating.plug("extractor", "contrast")  # makes experience from attempts: contrast (no language model), llm
-    navigating.plug("embedder", "ngrams")  # embeds what is searched: ngrams (hashed, in this process), endpoint
+    navigating.plug("embedder", "ngrams")  # embeds what is searched: ngrams (hashed), policy (its states), endpoint
     navigating.plug("refine", "none")  # refines what was retrieved: none, rerank, rewrite (both by a language model)
 
     # Self-attributing: each turn is labelled GOOD, BAD or abstain.
@@ -157,15 +159,16 @@ def mechanisms(root):
     attributing.enabled = False  # False = no labels
     attributing.plug("judge", "replay")  # labels turns: replay (counterfactual, by the world), llm
 
-    # Language models other than the policy, on any OpenAI-compatible server. A role inherits keys that it leaves empty.
+    # Language models, on any OpenAI-compatible server, or the policy itself. A role inherits keys that it leaves empty.
     llm = root.group("llm")
-    llm.url = ""  # URL of the server, including /v1: http://127.0.0.1:8000/v1
-    llm.model = ""  # name of the model on the server
+    llm.url = ""  # URL of the server, including /v1: http://127.0.0.1:8000/v1; policy = the current policy, by the
+    # run's engine; policy:initial = the initial one, by a second jax engine with weights and KV cache of its own
+    llm.model = ""  # name of the model on the server; the policy needs none
     llm.key = ""  # environment variable that holds the key; "" = none
     llm.cache = ""  # directory of cached answers, which runs may share; "" = llm_cache in the workdir, "off" = no cache
     llm.concurrency = key(32, least=1)  # calls at a time, per server
-    llm.requests_per_minute = key(0, least=0)  # per server; 0 = no limit
-    llm.tokens_per_minute = key(0, least=0)  # per server, prompts and answers together; 0 = no limit
+    llm.requests_per_minute = key(0, least=0)  # per server, not of the policy; 0 = no limit
+    llm.tokens_per_minute = key(0, least=0)  # the same, for tokens of prompts and answers together
     llm.deadline = key(120.0, above=0)  # seconds of one attempt
     llm.attempts = key(6, least=1)  # attempts per question; the wait between them doubles from 1 to 60 seconds
     llm.failures = key(20, least=1)  # consecutive failed questions after which the run ends
@@ -174,7 +177,7 @@ def mechanisms(root):
     llm.budget_tokens = key(0, least=0)  # prompt and completion tokens at which the run ends; 0 = no limit
     llm.shown = key(2000, least=1)  # most characters of one action or observation shown to a model
     role(llm, "explorer", temperature=1.0, max_tokens=2048)  # explores, for questioning.explorer
-    role(llm, "writer", temperature=1.0, max_tokens=8192)  # writes tasks, for questioning.explorer
+    role(llm, "writer", temperature=1.0, max_tokens=8192)  # writes tasks, for questioning.explorer and .words
     role(llm, "judge", temperature=0.0, max_tokens=8192)  # scores outcomes, for questioning.judge
     role(llm, "step_judge", temperature=0.0, max_tokens=8192)  # labels turns, for attributing.judge
     role(llm, "summariser", temperature=0.0, max_tokens=4096)  # extracts experience, for navigating.extractor
@@ -191,12 +194,13 @@ def role(llm, name, *, temperature, max_tokens):
     keys.temperature = key(temperature, least=0)  # 0 = greedy
     keys.top_p = fraction(1.0)  # sample from the smallest set of tokens with this probability; 1 = all
     keys.max_tokens = key(max_tokens, least=1)  # tokens of one answer
-    keys.extra = ""  # further fields of the request, as JSON: {"top_k": 100}
+    keys.extra = ""  # further fields of the request, as JSON: {"top_k": 100}, the only one that the policy knows
 
 
 def objective(root):
     # The advantage estimator: from outcomes and labels to one number per turn.
-    advantage = root.plug("advantage", "grpo")  # grpo, rloo, dr_grpo, loop, adca (needs attributing)
+    advantage = root.plug("advantage", "grpo")  # grpo, rloo, dr_grpo, loop, adca (needs attributing; args.norm is
+    # bounded by default, and "trajectory" is the paper's)
     advantage.synthetic = key(1.0, least=0)  # factor on the advantages of synthetic tasks
 
     # The loss: a policy objective per token, and what is added to it.

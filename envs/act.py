@@ -1,6 +1,12 @@
-"""Worlds in which a turn is one action, written as text or as a call of the tool `act`."""
+"""Worlds in which a turn is one action, written as text or as a call of the tool `act`.
+
+Where the simulator tells its player the forms of the actions, the schema of `act` lists them as JSON Schema's
+`examples`. A word in capitals is a slot: "put OBJ in OBJ" stands for "put apple in box".
+"""
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 from envs.toolcalls import parse
 from envs.world import ReplayWorld, StepResult, Task, Tool
@@ -31,8 +37,16 @@ class ActionWorld(ReplayWorld):
             reward=reward,
             terminated=terminated,
             truncated=truncated and not terminated,
-            info={"calls": [{"name": "act", "arguments": {"action": text}}], "errors": 0, "parse_error": False},
+            info={
+                "calls": [{"name": "act", "arguments": {"action": text}}],
+                "errors": int(self._is_error(observation)),
+                "parse_error": False,
+            },
         )
+
+    def _is_error(self, observation: str) -> bool:
+        """Return True if the simulator did not take the action at all, as far as it says so."""
+        return False
 
     def _begin(self, task: Task) -> None:
         self._task, self._actions, self._over = task, [], False
@@ -47,9 +61,10 @@ class ActionWorld(ReplayWorld):
         raise NotImplementedError
 
 
-def tool(description: str) -> Tool:
-    """Return the schema of the tool `act`."""
-    parameters = {"type": "object", "properties": {"action": {"type": "string"}}, "required": ["action"]}
+def tool(description: str, examples: Iterable[str]) -> Tool:
+    """Return the schema of the tool `act`. `examples` are the forms of the actions, with slots in capitals."""
+    action = {"type": "string", "examples": sorted(set(examples))}
+    parameters = {"type": "object", "properties": {"action": action}, "required": ["action"]}
     return {"type": "function", "function": {"name": "act", "description": description, "parameters": parameters}}
 
 

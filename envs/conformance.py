@@ -6,6 +6,7 @@ Its docstring states the requirement and the reason, and is printed with each pr
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 from collections.abc import Callable, Iterator
@@ -252,6 +253,30 @@ def restores_snapshots(make: Make, tasks: list[Task]) -> Iterator[str]:
     other.close()
 
 
+def lists_functions(make: Make, tasks: list[Task]) -> Iterator[str]:
+    """`functions` lists what the code of an episode can call, in the format of tools and the same each time ([] if
+    actions are calls of tools). `call_text` writes an action for each and rejects other names, because an explorer
+    calls them by name."""
+    world = make()
+    for task in tasks[:2]:
+        world.reset(task, 0)
+        functions = world.functions()
+        if not isinstance(functions, list) or _json(functions) != functions or world.functions() != functions:
+            yield f"task {task.id}: functions() is not a list of JSON values, or differs when repeated"
+            continue
+        yield from (f"task {task.id}: {problem}" for problem in _tools(functions))
+        for function in functions[:3]:
+            name = function["function"]["name"]
+            world.reset(task, 0)
+            result = world.step(world.call_text(name, {}))
+            if result.info.get("parse_error"):
+                yield f"task {task.id}: step cannot read call_text({name!r}, {{}})"
+        if functions:
+            with contextlib.suppress(ValueError):
+                yield f"task {task.id}: call_text of no function is {_short(world.call_text('no_such.function', {}))}"
+    world.close()
+
+
 def has_a_json_profile(make: Make, tasks: list[Task]) -> Iterator[str]:
     """`profile` is a dict of JSON values ({} if there is none), and `close` may be called twice."""
     world = make()
@@ -273,6 +298,7 @@ CHECKS = (
     scores_references_one,
     scores_inaction_zero,
     restores_snapshots,
+    lists_functions,
     has_a_json_profile,
 )
 

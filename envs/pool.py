@@ -10,6 +10,7 @@ Idle instances are released, and a step that arrives twice is executed once.
 from __future__ import annotations
 
 import collections
+import functools
 import threading
 import time
 import uuid
@@ -20,7 +21,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from envs.process import DEADLINES, Deadlines, Worker
-from envs.world import Evaluation, Observation, StepResult, Task, World, WorldError, WorldTimeout
+from envs.world import Evaluation, Observation, StepResult, Task, Tool, World, WorldError, WorldTimeout
 
 Json = dict[str, Any]
 
@@ -343,6 +344,12 @@ class PoolWorld(World):
         self.close()
         self._id, _ = self._wait(self._pool.restore(snapshot))
 
+    def functions(self) -> list[Tool]:
+        return self._query("functions")
+
+    def call_text(self, name: str, arguments: dict[str, Any]) -> str:
+        return self._query("call_text", name, arguments)
+
     def profile(self) -> dict[str, Any]:
         return self._wait(self._pool.profile())
 
@@ -354,7 +361,10 @@ class PoolWorld(World):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_") or name not in self._pool.methods:
             raise AttributeError(f"{self.name} has no method '{name}'")
-        return lambda *args, **kwargs: self._wait(self._pool.query(self._episode(), name, list(args), kwargs))
+        return functools.partial(self._query, name)
+
+    def _query(self, method: str, /, *args: Any, **kwargs: Any) -> Any:
+        return self._wait(self._pool.query(self._episode(), method, list(args), kwargs))
 
     def _episode(self) -> str:
         if self._id is None:

@@ -19,9 +19,9 @@ class Reasoning(World):
     """One question per episode. The seed of `reset` has no effect.
 
     datasets: names of reasoning-gym's data sets, which share a split equally. n_train, n_dev, n_test: questions per
-    split in all. options: arguments of a data set by its name, such as {"leg_counting": {"max_animals": 5}}. seed:
-    selects the questions. partial: use the data set's own score, which may give partial credit, instead of 1 for a
-    correct answer and 0 for any other.
+    split in all; 0 = none. options: arguments of a data set by its name, such as {"leg_counting": {"max_animals": 5}}.
+    seed: selects the questions. partial: use the data set's own score, which may give partial credit, instead of 1 for
+    a correct answer and 0 for any other.
     """
 
     name = "reasoning"
@@ -103,7 +103,8 @@ class Reasoning(World):
             size = self._sizes[split] // count + (self._datasets.index(name) < self._sizes[split] % count)
             seed = (self._seed * len(SPLITS) + SPLITS.index(split)) * SEEDS
             create = importlib.import_module("reasoning_gym").create_dataset
-            self._cache[name, split] = create(name, size=max(size, 1), seed=seed, **self._options.get(name, {}))
+            questions = create(name, size=size, seed=seed, **self._options.get(name, {})) if size else []
+            self._cache[name, split] = questions
         return self._cache[name, split]
 
     def _require_episode(self) -> None:

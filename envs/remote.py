@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import http.client
 import json
 import os
@@ -14,7 +15,7 @@ from typing import Any
 
 from envs.http import TOKEN_VARIABLE, bearer
 from envs.process import DEADLINES, MAX_MESSAGE, Deadlines
-from envs.world import Evaluation, Observation, StepResult, Task, World, WorldError, WorldTimeout
+from envs.world import Evaluation, Observation, StepResult, Task, Tool, World, WorldError, WorldTimeout
 
 FIRST_WAIT_S = 0.1  # before the first retry; doubles with each further one
 
@@ -115,6 +116,12 @@ class RemoteWorld(World):
         self._post("restore", "restore", instance_id=id, params={"snapshot": snapshot})
         self._id, self._steps = id, 0
 
+    def functions(self) -> list[Tool]:
+        return self._query("functions")
+
+    def call_text(self, name: str, arguments: dict[str, Any]) -> str:
+        return self._query("call_text", name, arguments)
+
     def profile(self) -> dict[str, Any]:
         return self._post("get_info", "profile", params={"profile": True})
 
@@ -128,12 +135,11 @@ class RemoteWorld(World):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_") or name not in self._methods():
             raise AttributeError(f"{self.name} has no method '{name}'")
+        return functools.partial(self._query, name)
 
-        def query(*args: Any, **kwargs: Any) -> Any:
-            params = {"query": name, "args": args, "kwargs": kwargs}
-            return self._post("get_info", "query", instance_id=self._episode(), params=params)
-
-        return query
+    def _query(self, method: str, /, *args: Any, **kwargs: Any) -> Any:
+        params = {"query": method, "args": args, "kwargs": kwargs}
+        return self._post("get_info", "query", instance_id=self._episode(), params=params)
 
     def _methods(self) -> list[str]:
         if self._connections.methods is None:

@@ -108,9 +108,8 @@ class ScienceWorld(ActionWorld):
         self._score = 0.0
         goal = task.query if self._invented else self._env.get_task_description()
         text = f"{goal}\n\n{self._env.server.step('look around')}"
-        return Observation(
-            [{"role": "system", "content": SYSTEM}, {"role": "user", "content": text}], [tool("Take an action.")]
-        )
+        messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": text}]
+        return Observation(messages, [tool("Take an action.", self._env.get_possible_actions())])
 
     def _act(self, text: str) -> tuple[str, str, float, bool]:
         if self._invented and text.lower() == "task":  # the simulator would show the task of the variation
@@ -120,6 +119,9 @@ class ScienceWorld(ActionWorld):
         terminated = bool(self._env.server.getCompleted()) or self._score < 0
         reward = 0.0 if self._invented else max(self._score, 0.0) - max(before, 0.0)
         return text, str(answer).strip(), reward, terminated
+
+    def _is_error(self, observation: str) -> bool:
+        return observation.startswith("Ambiguous request")  # the next action answers it with a number, or cancels it
 
     def evaluate(self) -> Evaluation:
         """Score the episode; `success` means the full score."""

@@ -105,7 +105,8 @@ class Service:
 
     async def get_info(self, body: Json) -> Any:
         """Describe an instance. With `params.methods` return the names of the environment's extra methods, with
-        `params.profile` its profile, and with `params.query` the result of the extra method of that name."""
+        `params.profile` its profile, and with `params.query` the result of the method of that name: an extra one,
+        `functions` or `call_text`."""
         params = body["params"]
         if params.get("methods"):
             return self.pool.methods

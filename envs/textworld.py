@@ -11,6 +11,7 @@ import importlib
 import json
 import os
 import pathlib
+import re
 import tempfile
 from typing import Any
 
@@ -19,6 +20,7 @@ from envs.world import Evaluation, Observation, Task
 
 SEEDS = 100_000  # per split: train starts at 1, dev at SEEDS + 1, test at 2 * SEEDS + 1
 CACHE = pathlib.Path(__file__).resolve().parents[1] / ".cache" / "textworld"
+_STATUS_BAR = re.compile(r"\s*\n>[^\n]*-?\d+/\d+\s*\Z")
 CUSTOM = {"nb_rooms": 3, "nb_objects": 6, "quest_length": 4}
 CHALLENGES = {
     "tw-simple": {"rewards": "balanced", "goal": "detailed", "test": False},
@@ -109,6 +111,7 @@ class TextWorld(ActionWorld):
             "max_score",
             "feedback",
             "description",
+            "command_templates",
         )
         infos = textworld.EnvInfos(**dict.fromkeys(fields, True))
         self._env = textworld.start(str(self._game(task.seed)), infos)
@@ -118,7 +121,9 @@ class TextWorld(ActionWorld):
         text = f"{task.query}\n\n{self._shown('description')}" if self._invented else ""
         text = text or f"{self._state.objective}\n\n{self._shown()}"
         messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": text}]
-        return Observation(messages, [tool("Enter a command.")])
+        # A template such as "lock {c} with {k}" tells doors from containers, which the player is not told.
+        templates = [re.sub(r"\{.*?\}", "OBJ", template) for template in self._state.command_templates]
+        return Observation(messages, [tool("Enter a command.", templates)])
 
     def _act(self, text: str) -> tuple[str, str, float, bool]:
         if self._invented and text.lower() == "goal":  # the game would show its own objective
@@ -148,7 +153,8 @@ class TextWorld(ActionWorld):
             self._env = self._task = None
 
     def _shown(self, field: str = "feedback") -> str:
-        text = str(getattr(self._state, field)).strip()
+        # The status bar below an answer, "> ... -= Room =-0/7", counts the moves and says nothing else.
+        text = _STATUS_BAR.sub("", str(getattr(self._state, field))).strip()
         if self._commands:
             text += f"\n\nPossible commands: {'; '.join(sorted(self._state.admissible_commands or []))}"
         return text

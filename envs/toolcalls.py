@@ -12,6 +12,7 @@ from typing import Any
 
 OPEN = "<tool_call>"
 CLOSE = "</tool_call>"
+ESCAPED_CLOSE = r"<\/tool_call>"
 
 
 @dataclass
@@ -35,8 +36,10 @@ class ParsedTurn:
 
 
 def call_text(name: str, arguments: dict[str, Any]) -> str:
-    """Return the text of one call."""
-    return f"{OPEN}\n{json.dumps({'name': name, 'arguments': arguments}, ensure_ascii=False)}\n{CLOSE}"
+    """Return the text of one call, which `parse` reads back unchanged."""
+    body = json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False)
+    # A closing tag inside a string would end the call. JSON lets a slash in a string be escaped.
+    return f"{OPEN}\n{body.replace(CLOSE, ESCAPED_CLOSE)}\n{CLOSE}"
 
 
 def tools_text(tools: list[dict[str, Any]]) -> str:

@@ -26,6 +26,7 @@ from typing import Any
 from envs import make
 from envs.world import Task, World
 
+QUERIES = ("functions", "call_text")  # methods of World that `query` calls, besides those that an adapter adds
 GRACE_S = 5.0  # CPU seconds beyond the deadline after which a worker ends itself if its parent has not killed it
 
 
@@ -81,7 +82,7 @@ class Worlds:
         return world.profile()
 
     def _query(self, world: World, method: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
-        if method.startswith("_") or not _is_extra(type(world), method):
+        if method.startswith("_") or not (method in QUERIES or _is_extra(type(world), method)):
             raise ValueError(f"{type(world).__name__} has no method '{method}' to query")
         return getattr(world, method)(*args, **kwargs)
 

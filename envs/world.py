@@ -1,7 +1,7 @@
 """The environment interface: one task, one episode, plain Python.
 
 A `World` may run in another process under another interpreter. Everything that crosses this interface is
-therefore a dataclass of JSON values (`to_dict` / `from_dict`), and this module imports the standard library only.
+therefore a dataclass of JSON values (`to_dict` / `from_dict`), and this module needs the standard library only.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass, field
 from typing import Any
+
+from envs import toolcalls
 
 Message = dict[str, Any]  # {"role": "system"|"user"|"assistant"|"tool", "content": str}
 Tool = dict[str, Any]  # {"type": "function", "function": {"name", "description", "parameters"}}
@@ -132,6 +134,18 @@ class World:
     def restore(self, snapshot: Any) -> None:
         """Continue the episode from a snapshot. Optional."""
         raise NotImplementedError(f"{type(self).__name__} has no snapshots")
+
+    def functions(self) -> list[Tool]:
+        """Return the schemas of what the code of this episode can call, for a world whose actions are code. Optional.
+
+        [] means that the actions are calls of the tools in the observation."""
+        return []
+
+    def call_text(self, name: str, arguments: dict[str, Any]) -> str:
+        """Return the action that calls one function, or one tool if there are no functions, and shows its result.
+
+        Optional; a world with functions overrides it, and raises ValueError for a name that it did not list."""
+        return toolcalls.call_text(name, arguments)
 
     def profile(self) -> dict[str, Any]:
         """Return entities, attributes, operations and task preference for self-questioning. Optional."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from evolver import hosts
 from evolver.metrics import Metrics, timed
-from evolver.rollouts import play, sampling
+from evolver.play import play, sampling
 from evolver.run import Run
 from evolver.workdir import trajectory_record
 from rl import learner

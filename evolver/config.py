@@ -20,6 +20,7 @@ from typing import Any
 from envs.world import Task
 from evolver import engine, plugs
 from evolver.llm import roles
+from evolver.llm.client import PLAYED
 from evolver.navigating import pool as pools
 from evolver.paths import model_folder, resolve
 from evolver.renamed import RENAMED
@@ -517,7 +518,9 @@ def differences(before: dict[str, Any], config: Any) -> list[str]:
     """Return "key: old then, new now" for each value that differs and that a resumed run may not change."""
     then, now = expanded(flat(before)), expanded(plain(flat(config)))
     allowed = RESUMABLE + (("steps",) if then.get("optim.schedule") == "constant" else ())
-    return [
+    was, is_now = ({r: v.get(f"llm.{r}.url") or v.get("llm.url") for r in roles.ROLES} for v in (then, now))
+    recast = [r for r in was if was[r] != is_now[r] and (was[r] in PLAYED or is_now[r] in PLAYED)]
+    return [f"llm.{r}.url: {was[r]!r} then, {is_now[r]!r} now; the policy is another model" for r in recast] + [
         f"{name}: {then.get(name, '(absent)')!r} then, {now.get(name, '(absent)')!r} now"
         for name in sorted(then.keys() | now.keys())
         if then.get(name, "(absent)") != now.get(name, "(absent)") and not name.startswith(allowed)

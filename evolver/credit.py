@@ -17,6 +17,8 @@ from rl.advantages import Batch, estimate
 from rl.samples import is_void
 from rl.trajectory import StopReason, Trajectory, groups_of
 
+UNJUDGED = "the outcome was not judged"  # how the error of a rollout begins whose judge gave no verdict
+
 
 @dataclass(frozen=True)
 class Grader:
@@ -54,7 +56,7 @@ def grade(grader: Grader, trajectories: Sequence[Trajectory]) -> None:
                 trajectory.evaluation = verdict
             else:
                 trajectory.evaluation, trajectory.stop = Evaluation(0.0, False), StopReason.CANCELLED
-                trajectory.error = f"the outcome was not judged: {verdict}"
+                trajectory.error = f"{UNJUDGED}: {verdict}"
     if grader.turns:
         for trajectory, labels in zip(trajectories, grader.turns.label(trajectories), strict=True):
             for turn, label in zip(trajectory.turns, labels, strict=True):

@@ -72,18 +72,22 @@ def make_engine(
     say: Callable[[str], None],
 ) -> Engine:
     """Return the engine with the initial policy as version 0. Raises EngineFault."""
+    if config.engine.name == "vllm":
+        return _vllm(config, workdir, shape, params, tokenizer, mesh, stop, say)
+    return jax_engine(config, shape, params, config.engine.slots)
+
+
+def jax_engine(config: Any, shape: Any, params: Any, slots: int) -> Engine:
+    """Return an engine on this process's first device, which keeps a copy of `params`."""
     import jax
     import jax.numpy as jnp
 
     from evolver import hosts
-
-    c = config.engine
-    if c.name == "vllm":
-        return _vllm(config, workdir, shape, params, tokenizer, mesh, stop, say)
     from rl.engines.jax.engine import JaxEngine
 
+    c = config.engine
     return JaxEngine(
-        shape, hosts.local(params), device=jax.local_devices()[0], slots=c.slots,
+        shape, hosts.local(params), device=jax.local_devices()[0], slots=slots,
         context=config.rollout.context, decode_block=c.decode_block, leave=c.leave, prefill=c.prefill,
         dtype=jnp.dtype(config.model.dtype), cache_dtype=jnp.dtype(c.cache_dtype),
     )  # fmt: skip

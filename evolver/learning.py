@@ -114,7 +114,10 @@ def sync(run: Run, step: int) -> Metrics:
     """Load the new weights into the engine. Their version is the step that made them."""
     engine = run.actor.engine
     with timed("sync") as metrics:
-        run.stop.finish(engine.load(hosts.local(run.learner.policy), step))
+        params = hosts.local(run.learner.policy)
+        if run.player:
+            run.player.expect(params, step)
+        run.stop.finish(engine.load(params, step))
     if run.config.engine.name != "jax":
         metrics |= {f"engine/{name}": value for name, value in engine.stats().items()}
     return metrics

@@ -8,6 +8,7 @@ from typing import Any
 from evolver import books, credit, hosts, learning, memory, report, rollouts, tasks
 from evolver.llm.roles import for_evaluation
 from evolver.metrics import Metrics, rollout_metrics
+from evolver.play import forget
 from evolver.run import Run, RunError, open_run
 from evolver.sinks import Sinks
 from evolver.stop import Interrupted, RunEnds
@@ -39,6 +40,7 @@ def train(config: Any, workdir: str | Path) -> None:
 
 def iterate(run: Run, step: int) -> None:
     """Run one iteration. It can be abandoned without loss until the update; after `complete` only books are redone."""
+    forget(run)
     chosen, explored = tasks.choose(run, step)  # 1 tasks
     trajectories, played = rollouts.roll_out(run, chosen, step)  # 2 rollouts, 3 outcomes, 4 labels
     rollouts.show_faults(run, trajectories, step)

@@ -3,64 +3,56 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
-import numpy as np
-
-from evolver import credit, hosts
-from evolver.metrics import Metrics, mean, timed
-from evolver.navigating.memory import success_without
-from evolver.rollouts import play, sampling
+from evolver import credit, hosts, tasks
+from evolver.metrics import Metrics, timed
+from evolver.play import play, sampling
 from evolver.run import Run
 from rl.rollout import Job
 from rl.seeds import seed_of
-from rl.trajectory import Trajectory, groups_of
+from rl.trajectory import Trajectory
 
 
 def fill(run: Run) -> Metrics:
     """Make the first experience from unguided attempts at training tasks, unless a directory provides it."""
-    c, seed, metrics = run.config.navigating, run.config.seed, Metrics()
+    c, metrics = run.config.navigating, Metrics()
     if run.navigating is None:
         return metrics
     if c.rollouts and not c.pool:
-        tasks = [*run.tasks.originals, *(run.tasks.pool.tasks.values() if run.tasks.pool else ())]
-        order = np.random.default_rng(seed_of(seed, "pool")).permutation(len(tasks))[: c.tasks]
-        jobs = [
-            Job(tasks[n], i, seed_of(seed, "pool", tasks[n].id, i), sampling(run.config))
-            for n in order
-            for i in range(c.rollouts)
-        ]
         with timed("pool") as metrics:
-            trajectories = play(run, jobs, "first experience")
-            trajectories, _ = credit.grade_all(run.grader, trajectories)
-            hosts.on_first(run.navigating, lambda: run.navigating.learn(trajectories, step=0))
+            attempts = first_attempts(run)
+            hosts.on_first(run.navigating, lambda: run.navigating.learn(attempts, step=0))
     return metrics | run.navigating.metrics()
 
 
+def first_attempts(run: Run) -> list[Trajectory]:
+    """Return `navigating.rollouts` unguided rollouts of each task that the first experience is made from.
+
+    Outcomes are scored, and turns are labelled if the extractor reads labels: by a language model they are not cheap.
+    """
+    seed, count = run.config.seed, run.config.navigating.rollouts
+    jobs = [
+        Job(task, i, seed_of(seed, "pool", task.id, i), sampling(run.config))
+        for task in tasks.for_experience(run)
+        for i in range(count)
+    ]
+    labelled = getattr(run.navigating.extractor, "reads_labels", True)
+    grader = run.grader if labelled else replace(run.grader, turns=None)
+    return credit.grade_all(grader, play(run, jobs, "first experience"))[0]
+
+
 def remember(run: Run, trajectories: Sequence[Trajectory], step: int) -> Metrics:
-    """Record the results of synthetic tasks, and extract experience every `navigating.every` steps."""
+    """Record the results of synthetic tasks and of experience, and extract more every `navigating.every` steps."""
     every, metrics = run.config.navigating.every, Metrics()
     if run.tasks.pool is not None:
-        run.tasks.pool.record((t.task.id, t.evaluation.success) for t in trajectories if not t.broken)
+        run.tasks.pool.record((t.task.id, t.evaluation.success) for t in trajectories if not (t.broken or t.guided))
         metrics |= run.tasks.pool.metrics()
     if run.navigating is not None:
+        run.navigating.record(trajectories)
         if every and step % every == 0:
             with timed("memory") as seconds:
                 hosts.on_first(run.navigating, lambda: run.navigating.learn(trajectories, step=step))
             metrics |= seconds
-        metrics |= run.navigating.metrics() | guided_rates(trajectories)
+        metrics |= run.navigating.metrics()
     return metrics
-
-
-def guided_rates(trajectories: Sequence[Trajectory]) -> Metrics:
-    """Return the success rate of a step's guided rollouts and the rate expected from the unguided ones in their groups.
-
-    The pool's own counts, which rank experiences, cover only the steps that experience is extracted from. These two
-    rates cover every step and rank nothing. Broken rollouts are left out; without guided ones the result is empty.
-    """
-    won, expected = [], []
-    for group in groups_of(t for t in trajectories if not t.broken).values():
-        guided = [t for t in group if t.guided]
-        won += [t.evaluation.success for t in guided]
-        expected += [success_without(group)] * len(guided)
-    rates = {"navigating/step_win_rate": mean(won), "navigating/step_expected_rate": mean(expected)}
-    return Metrics(rates if won else {})

@@ -64,12 +64,16 @@ KINDS = {
             ("score", "metrics"),
         ),
         Kind(
+            "questioning.words", "evolver.questioning:WORDS", "evolver.questioning.words:Words", ("chat", "shown"),
+            ("reword", "metrics"),
+        ),
+        Kind(
             "navigating.extractor", "evolver.navigating:EXTRACTORS", "evolver.navigating:Extractor",
             (*_MECHANISM, "splits"), ("extract", "metrics"),
         ),
         Kind(
-            "navigating.embedder", "evolver.llm.embedders:EMBEDDERS", "evolver.llm.embedders:Embedder", ("chat",),
-            ("__call__",),
+            "navigating.embedder", "evolver.llm.embedders:EMBEDDERS", "evolver.llm.embedders:Embedder",
+            ("chat", "policy"), ("__call__",),
         ),
         Kind(
             "navigating.refine", "evolver.navigating:REFINERS", "evolver.navigating:Refiner", ("chat", "shown"),

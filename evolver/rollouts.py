@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 from envs.world import Task
-from evolver import credit, hosts, tasks
+from evolver import credit, tasks
 from evolver.metrics import Metrics, timed
+from evolver.play import play, sampling
 from evolver.run import Run
-from evolver.stop import Interrupted, RunEnds
+from evolver.stop import RunEnds
 from rl.rollout import Job, rollouts
 from rl.samples import no_signal
 from rl.seeds import seed_of
-from rl.trajectory import Sampling, StopReason, Trajectory, groups_of
+from rl.trajectory import StopReason, Trajectory, groups_of
 
 
 def roll_out(run: Run, chosen: dict[int, list[Task]], step: int) -> tuple[list[Trajectory], Metrics]:
@@ -67,21 +68,28 @@ def generated(trajectories: Sequence[Trajectory]) -> int:
 
 
 def show_faults(run: Run, trajectories: Sequence[Trajectory], step: int) -> None:
-    """Print one example of each kind of environment fault, once per run.
+    """Print one example of each kind of fault, once per run.
 
-    Raises RunEnds if the environment failed in every rollout: nothing can be learned, and later steps would be wasted
-    in the same way.
+    Raises RunEnds if every rollout failed: nothing can be learned, and later steps would be wasted in the same way.
     """
-    failed = [t for t in trajectories if t.stop in (StopReason.ENV_ERROR, StopReason.ENV_TIMEOUT)]
-    for trajectory in failed:
-        culprit = "context template" if trajectory.error.startswith("template:") else "environment"
+    failed = [(t, fault_of(t)) for t in trajectories if t.broken and not t.error.startswith(credit.UNJUDGED)]
+    counts = Counter(fault for _, fault in failed)
+    for trajectory, fault in failed:
         if len(failed) == len(trajectories):
-            raise RunEnds(f"step {step}: the {culprit} failed in every rollout: {trajectory.error}")
+            raise RunEnds(f"step {step}: {fault} in every rollout: {trajectory.error}")
+        fate = "cancelled" if trajectory.stop is StopReason.CANCELLED else "env_error"
         run.progress.once(
             trajectory.error.partition(":")[0],
-            f"step {step}: the {culprit} failed in {len(failed)} of {len(trajectories)} rollouts, for example"
-            f" {trajectory.error}. They do not train (ledger/env_error); later ones are counted, but not shown",
+            f"step {step}: {fault} in {counts[fault]} of {len(trajectories)} rollouts, for example"
+            f" {trajectory.error}. They do not train (ledger/{fate}); later ones are counted, but not shown",
         )
+
+
+def fault_of(trajectory: Trajectory) -> str:
+    """Return what went wrong in a rollout that did not end by the policy."""
+    if trajectory.stop is StopReason.CANCELLED:
+        return "rollout.timeout was exceeded"
+    return f"the {'context template' if trajectory.error.startswith('template:') else 'environment'} failed"
 
 
 def jobs_of(run: Run, chosen: Sequence[Task], step: int) -> list[list[Job]]:
@@ -125,33 +133,3 @@ def collect(run: Run, chosen: dict[int, list[Task]], step: int) -> tuple[list[Tr
         trajectories, metrics["async/late"] = run.stop.run(start_and_wait())
     metrics["time/rollout"] = pipeline.collected - began
     return trajectories, metrics | pipeline.figures() | run.grader.metrics()
-
-
-def sampling(config: Any, temperature: float | None = None) -> Sampling:
-    """Return how the policy samples: as in training, or at another temperature."""
-    c = config.rollout
-    temperature = c.temperature if temperature is None else temperature
-    return Sampling(max_tokens=c.max_tokens, temperature=temperature, top_p=c.top_p, top_k=c.top_k)
-
-
-def play(run: Run, jobs: Sequence[Job], phase: str) -> list[Trajectory]:
-    """Play jobs with the engine's current weights. The result does not depend on earlier rollouts.
-
-    Each host plays its share, and all get all trajectories. An interruption of one host interrupts all of them.
-    """
-    actor, mine = run.actor, hosts.share(jobs)
-
-    def show(done: int, total: int, _: Trajectory) -> None:
-        run.progress.phase(phase, done, total)
-
-    run.progress.phase(phase, 0, len(mine))
-    if not (actor.pipeline and actor.pipeline.busy):
-        actor.engine.forget()
-    try:
-        played = run.stop.run(rollouts(mine, progress=show, concurrency=actor.concurrency, **actor.settings))
-    except Interrupted:
-        played = None
-    parts = hosts.gather(played)
-    if any(part is None for part in parts):
-        raise Interrupted
-    return hosts.interleaved(parts)

@@ -17,20 +17,24 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from envs.probed import probed
 from envs.process import Deadlines
 from envs.source import Source
 from envs.world import Task, World, WorldError
 from evolver import hosts
 from evolver.config import leaks
 from evolver.credit import Grader
-from evolver.engine import make_engine
-from evolver.llm.roles import make_chat
+from evolver.engine import jax_engine, make_engine
+from evolver.llm import client
+from evolver.llm.policy import Player
+from evolver.llm.roles import make_chat, played
 from evolver.navigating import Navigating, Pool
 from evolver.paths import model_folder, resolve
 from evolver.pipeline import Pipeline
 from evolver.plugs import call, load, plug
 from evolver.progress import Progress
 from evolver.questioning import Explorer, TaskPool, is_verified
+from evolver.questioning.words import Words
 from evolver.sinks import Sinks
 from evolver.stop import Stop
 from evolver.workdir import Workdir, plain, read_tasks
@@ -109,12 +113,13 @@ class Learner:
 
 @dataclass
 class Tasks:
-    """The tasks of a run. `pool` holds the synthetic ones and `explorer` makes them; both are None without them."""
+    """The tasks of a run. `pool` holds the synthetic ones; `explorer` makes them and `words` words them."""
 
     originals: list[Task]
     held_out: list[Task]
     pool: TaskPool | None = None
     explorer: Explorer | None = None
+    words: Words | None = None
 
 
 @dataclass
@@ -137,7 +142,9 @@ class Run:
     estimator: Callable[..., np.ndarray]  # see rl.advantages.Estimator
     grader: Grader
     navigating: Navigating | None
-    chat: Any  # evolver.llm.client.Chat, None if no part asks a language model
+    chat: client.Chat | None  # None if no part asks a language model
+    player: Player | None = None  # answers for language models with the current policy, if any role needs that
+    initial: Engine | None = None  # samples from the initial policy, if it plays a role
     checkpoints: Checkpoints | None = None
     sinks: Sinks | None = None
     step: int = -1
@@ -150,6 +157,10 @@ class Run:
     def elapsed(self) -> float:
         """Seconds that the run has taken so far, in this process and in those that it was resumed from."""
         return self.clock + time.monotonic() - self.began
+
+    @property
+    def engines(self) -> list[Engine]:
+        return [self.actor.engine, *([self.initial] if self.initial else [])]
 
     def complete(self, step: int, metrics: dict[str, Any]) -> None:
         """Record that `step` is done, with everything that later steps depend on, but not yet evaluated and written."""
@@ -195,21 +206,25 @@ def open_run(config: Any, workdir: str | Path):
     Raises RunError for problems that only show here, and for failures of engines, checkpoints and files during the run.
     """
     with contextlib.ExitStack() as stack:
-        stop = stack.enter_context(Stop(background=config.rollout.async_depth > 0))
+        # Questions that the policy answers come from any thread, at any time.
+        stop = stack.enter_context(Stop(background=config.rollout.async_depth > 0 or bool(played(config))))
         progress = Progress(config.steps, stream=sys.stdout if hosts.first() else io.StringIO())
         stack.callback(progress.close)
         try:
             source = stack.enter_context(make_source(config))
             files = Workdir(workdir, writes=hosts.first())
             chat = open_chat(config, files, stop, stack)
-            run = build(config, files, stop, progress, source.world, chat)
+            run = build(config, files, stop, progress, lambda: probed(source.world()), chat)
         except EngineFault as error:
             raise RunError(str(error)) from error
         except (WorldError, ValueError, OSError) as error:
             raise RunError(f"{type(error).__name__}: {error}") from error
         if chat:
             chat.say, chat.ledger.step = progress.say, lambda: run.step + 1
-        stack.callback(lambda: stop.finish(run.actor.engine.close()))
+        for engine in run.engines:
+            stack.callback(lambda engine=engine: stop.finish(engine.close()))
+        if chat:  # closed before the engines that it asks
+            stack.callback(chat.close)
         stack.callback(run.actor.worlds.close)
         stack.callback(run.grader.close)
         if run.actor.pipeline:  # closed before the worlds that its rollouts are in
@@ -243,7 +258,7 @@ def make_source(config: Any) -> Source:
 
 def open_chat(config: Any, workdir: Workdir, stop: Stop, stack: contextlib.ExitStack) -> Any:
     """Return the language-model client, None if no part needs one. Raises RunError naming every unusable server."""
-    chat = make_chat(config, workdir.path, resolve, check=stop.check)
+    chat = make_chat(config, workdir.path, resolve, check=stop.check, loop=stop.loop)
     if chat:
         stack.callback(chat.close)
         if problems := chat.problems():
@@ -252,7 +267,12 @@ def open_chat(config: Any, workdir: Workdir, stop: Stop, stack: contextlib.ExitS
 
 
 def build(
-    config: Any, workdir: Workdir, stop: Stop, progress: Progress, make_world: Callable[[], World], chat: Any
+    config: Any,
+    workdir: Workdir,
+    stop: Stop,
+    progress: Progress,
+    make_world: Callable[[], World],
+    chat: client.Chat | None,
 ) -> Run:
     """Build the parts of a run, before anything is resumed."""
     c, world = config, make_world()
@@ -270,6 +290,7 @@ def build(
     tokenizer = Tokenizer.load(model_folder(c.model.tokenizer or c.model.path))
     parts = {"make_world": make_world, "chat": chat, "shown": c.llm.shown}
     engine = make_engine(c, workdir.path, shape, params, tokenizer, mesh=mesh, stop=stop, say=progress.say)
+    player, initial = make_players(c, chat, engine, tokenizer, shape, params)
     grader = make_grader(c, parts)
     run = Run(
         config=c,
@@ -284,10 +305,34 @@ def build(
         grader=grader,
         navigating=make_navigating(c, originals, parts),
         chat=chat,
+        player=player,
+        initial=initial,
     )
     if c.engine.name == "vllm" and c.engine.vllm.transfer == "lora":
         engine.transfer.source = lambda: run.learner.state["params"]
     return run
+
+
+def make_players(
+    config: Any, chat: client.Chat | None, engine: Engine, tokenizer: Tokenizer, shape: qwen.Config, params: qwen.Params
+) -> tuple[Player | None, Engine | None]:
+    """Give `chat` what plays its roles, as far as that is the policy. Return the Player with the current policy and the
+    engine with the initial one, None where no role needs them.
+
+    A server that is one of the run's own engines has the weights of the current policy, too.
+    """
+    servers = {role.server for role in chat.roles.values()} if chat else set()
+    own = {url.rstrip("/").replace("//localhost:", "//127.0.0.1:") for url in getattr(engine, "urls", ())}
+    current = {s for s in servers if s.removesuffix("/v1").replace("//localhost:", "//127.0.0.1:") in own}
+    current |= servers & {client.PRESENT}
+    context, player, initial = config.rollout.context, None, None
+    if current:
+        player = Player(engine, tokenizer, context, hosts.local(params))
+        chat.players |= dict.fromkeys(current, player)
+    if client.INITIAL in servers:
+        initial = jax_engine(config, shape, params, min(config.engine.slots, config.llm.concurrency))
+        chat.players[client.INITIAL] = Player(initial, tokenizer, context, hosts.local(params))
+    return player, initial
 
 
 def check_memory(config: Any) -> None:
@@ -451,7 +496,7 @@ def make_tasks(
             raise RunError(
                 f"{config.env.name} cannot check synthetic tasks itself: set config.questioning.judge.name=reference"
             )
-    return Tasks(originals, held_out, pool, explorer)
+    return Tasks(originals, held_out, pool, explorer, plugged("questioning.words", c.words, **parts)())
 
 
 def make_grader(config: Any, parts: dict[str, Any]) -> Grader:
@@ -473,7 +518,7 @@ def make_navigating(config: Any, originals: list[Task], parts: dict[str, Any]) -
     splits = tuple(sorted({"train", *(task.split for task in originals)} - {config.eval.split}))
     extractor = plugged("navigating.extractor", c.extractor, **parts, splits=splits)()
     refiner = plugged("navigating.refine", c.refine, **parts)()
-    pool = Pool(plugged("navigating.embedder", c.embedder, **parts)())
+    pool = Pool(plugged("navigating.embedder", c.embedder, **parts, policy=config.model.path)())
     if c.pool:
         pool.load(resolve(c.pool))
     return Navigating(pool, extractor, refiner, share=c.share, top_k=c.top_k, min_similarity=c.min_similarity)

@@ -82,6 +82,11 @@ class Stop:
             return self._runner.run(coroutine)
         return asyncio.run_coroutine_threadsafe(coroutine, self._runner.get_loop()).result()
 
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """The event loop that coroutines run on."""
+        return self._runner.get_loop()
+
     def check(self) -> None:
         """Raise Interrupted if the user has asked the run to end. Called where stopping is safe."""
         if self.asked:

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
+from contextlib import closing
+from dataclasses import replace
 
+from envs.profile import tools_of
 from envs.world import Task
 from evolver import hosts
 from evolver.config import originals_needed
 from evolver.metrics import Metrics, timed
+from evolver.play import play, sampling
 from evolver.questioning import mixture
 from evolver.run import Run, RunError
+from evolver.traces import tool_list
+from rl.rollout import Job
 from rl.seeds import seed_of
 
 
@@ -38,7 +44,9 @@ def explore(run: Run, step: int = 0) -> Metrics:
         run.progress.phase("exploring")
         seed, budget = seed_of(run.config.seed, "explore", step), c.refresh if step else c.budget
         with timed("explore") as metrics:
-            hosts.on_first(pool, lambda: pool.grow(run.tasks.explorer, run.make_world, budget, seed))
+            known = set(pool.tasks)
+            hosts.on_first(pool, lambda: invent(run, budget, seed))
+        metrics |= try_out(run, [task for id, task in pool.tasks.items() if id not in known], step)
     needed = round(c.share * run.config.rollout.tasks)
     if len(pool.tasks) < needed:
         there = f"there are {len(pool.tasks)} synthetic tasks and a step needs {needed}"
@@ -49,6 +57,46 @@ def explore(run: Run, step: int = 0) -> Metrics:
             " config.questioning.share"
         )
     return metrics if step else metrics | pool.metrics()
+
+
+def invent(run: Run, budget: int, seed: int) -> None:
+    """Let the explorer fill the pool, and word the new tasks."""
+    pool, known = run.tasks.pool, set(run.tasks.pool.tasks)
+    try:
+        pool.grow(run.tasks.explorer, run.make_world, budget, seed)
+    finally:  # tasks that were paid for are kept if the explorer ends the run
+        new = [id for id in pool.tasks if id not in known]
+    if run.tasks.words is not None and new:
+        with closing(run.make_world()) as world:
+            tools = tool_list(tools_of(world, pool.seeds[:8]), run.config.llm.shown)
+        pool.reword(run.tasks.words, new, tools)
+
+
+def try_out(run: Run, new: Sequence[Task], step: int) -> Metrics:
+    """Attempt each new task `questioning.attempts` times, and remove those that no attempt solves.
+
+    This is the round trip from words to effect: a query from which no attempt succeeds may not say what the verifier
+    demands. Attempts from the query of a sibling, a goal with another value, must all fail: otherwise the verifier does
+    not check what the query says.
+    """
+    n, metrics = run.config.questioning.attempts, Metrics()
+    if not n or not new:
+        return metrics
+    siblings = [replace(task, query=task.meta["sibling"]) for task in new if task.meta.get("sibling")]
+    jobs = [
+        Job(task, i, seed_of(run.config.seed, "attempt", step, task.id, task.query, i), sampling(run.config))
+        for task in [*new, *siblings]
+        for i in range(n)
+    ]
+    with timed("attempts") as metrics:
+        played = play(run, jobs, "attempts")
+    solved = {t.task.id for t in played[: n * len(new)] if t.evaluation.success}
+    misled = {t.task.id for t in played[n * len(new) :] if t.evaluation.success}
+    pool, ids = run.tasks.pool, {task.id for task in new}
+    pool.record((t.task.id, t.evaluation.success) for t in played[: n * len(new)] if not t.broken)
+    pool.remove(ids - solved, "no attempt solves it")
+    pool.remove(ids & solved & misled, "solved from another query")
+    return metrics
 
 
 def choose(run: Run, step: int) -> tuple[dict[int, list[Task]], Metrics]:
@@ -70,13 +118,37 @@ def draw(run: Run, place: int, n: int, seed: int, without: Collection[str] = ())
 
     Tasks whose ids are in `without` are left out; where too few others remain, fewer tasks are returned.
     """
-    pool, share = run.tasks.pool, run.config.questioning.share
+    pool, share = run.tasks.pool, share_of(run)
     originals = [task for task in run.tasks.originals if task.id not in without]
+    synthetic = [task for task in pool.tasks.values() if task.id not in without] if pool else []
+    n = possible(n, share, len(originals), len(synthetic)) if without else n
     if pool is None:
-        n = min(n, len(originals)) if without else n
-        return mixture(originals, [], step=place, n=n, share=0.0, seed=seed)
-    synthetic = [task for task in pool.tasks.values() if task.id not in without]
-    while without and (round(share * n) > len(synthetic) or n - round(share * n) > len(originals)):
-        n -= 1
+        return mixture(originals, [], step=place, n=n, share=share, seed=seed)
     learnable = run.config.questioning.learnable
     return pool.mixture(originals, synthetic, step=place, n=n, share=share, seed=seed, learnable=learnable)
+
+
+def for_experience(run: Run) -> list[Task]:
+    """Return the tasks that the first experience is made from: `navigating.tasks` of them, in the mixture of the run.
+
+    0 means every task that a step may draw (p_train in eq. 13 of the AgentEvolver paper): with share 1 the synthetic
+    ones only. Where there are too few of one kind for the mixture, fewer tasks are returned.
+    """
+    n, share = run.config.navigating.tasks, share_of(run)
+    originals = run.tasks.originals if share < 1 else []
+    synthetic = list(run.tasks.pool.tasks.values()) if share > 0 else []
+    if not n:
+        return [*originals, *synthetic]
+    return draw(run, 0, possible(n, share, len(originals), len(synthetic)), seed_of(run.config.seed, "pool"))
+
+
+def share_of(run: Run) -> float:
+    """Return the share of synthetic tasks in a step."""
+    return run.config.questioning.share if run.tasks.pool is not None else 0.0
+
+
+def possible(n: int, share: float, originals: int, synthetic: int) -> int:
+    """Return the most tasks, at most n, that so many original and synthetic ones make in the given mixture."""
+    while round(share * n) > synthetic or n - round(share * n) > originals:
+        n -= 1
+    return n

@@ -19,6 +19,7 @@ from rl.trajectory import StopReason, Trajectory, Turn
 
 _CUT = (StopReason.LENGTH, StopReason.CONTEXT_FULL)
 _WORD = re.compile(r"\w+")
+_PART = re.compile(r"(?<=\d[.:])\w\b|(?<=\w['/-])\w\b|\b\w(?=[.:]\d|['/-]\w|,\d{3}\b)")  # the 3 and the 7 of 3.7
 _SENTENCE = re.compile(r"(?<=[.!?])\s+|\n")
 _MARK = re.compile(  # the beginning of a line that could pass for a mark of a transcript or a heading of a prompt
     r"\W*(?:>>>|<<|===|(?i:overall\W+outcome|(?:end\W+of\W+)?step\W*\d|attempt\W*\d))"
@@ -69,8 +70,12 @@ def played(trajectory: Trajectory) -> list[Turn]:
 
 
 def words(text: str) -> str:
-    """Return the lower-case words with one space around each, so that `" a b " in words(text)` matches whole words."""
-    return f" {' '.join(_WORD.findall(text.lower()))} "
+    """Return the lower-case words with one space around each, so that `" a b " in words(text)` matches whole words.
+
+    A single character inside a number, a date or a hyphenated word gets a "_", so that " 7 " does not match 3.7.
+    """
+    marked = _PART.sub(r"_\g<0>", text.lower())
+    return f" {' '.join(_WORD.findall(marked))} "
 
 
 def text_of(messages: Sequence[Message]) -> str:
@@ -95,13 +100,23 @@ def leaves(value: Any) -> list[Any]:
 def values_used(action: str) -> list[str]:
     """Return the values an action relies on, as `words`: the arguments of its calls or, without calls, its text.
 
-    Values of one character are left out, because a "2" occurs in almost any observation.
+    Words of one character are left out of a text, where they are articles and counts more often than ids.
     """
     turn = parse(action)
     values = [str(leaf) for call in turn.calls for leaf in leaves(call.arguments)]
     if not turn.calls:
-        values = _WORD.findall(turn.content)
-    return [value for value in dict.fromkeys(words(value) for value in values) if len(value) > 3]
+        values = [word for word in _WORD.findall(turn.content) if len(word) > 1]
+    return [value for value in dict.fromkeys(map(words, values)) if value.strip()]
+
+
+def executed(turn: Turn) -> str:
+    """Return the part of an action that the world executed, for tracing its values. Without readable calls, these are
+    the arguments that the world reports: the line of a text adventure or a block of code, without the thoughts around
+    it, which may repeat any word that was shown."""
+    calls = turn.info.get("calls") or ()
+    if parse(turn.action).calls or not calls:
+        return turn.action
+    return "\n".join(str(leaf) for call in calls for leaf in leaves(call["arguments"]))
 
 
 def values_needed(actions: Sequence[str], observations: Sequence[str], opening: str) -> list[tuple[str, ...]]:
@@ -215,4 +230,5 @@ def _tool_line(tool: Tool) -> str:
         for name, schema in (parameters.get("properties") or {}).items()
     )
     description = " ".join(str(function.get("description") or "").split())[:120]
-    return f"- {function.get('name', '?')}({arguments}): {description}".removesuffix(": ")
+    line = f"- {function.get('name', '?')}({arguments}): {description}".removesuffix(": ")
+    return quoted(" ".join(line.split()))

@@ -18,6 +18,7 @@ import jax
 import numpy as np
 
 import envs
+from envs.probed import probed
 from evolver.attributing.replay import ReplayJudge
 from evolver.llm.embedders import HashedNgrams
 from evolver.navigating import Navigating, Pool, Unrefined
@@ -42,7 +43,10 @@ ROW = 512  # tokens of a packed row, and of an episode
 
 async def main(steps: int = 8, tasks: int = 8, group: int = 8, budget: int = 64, seed: int = 0) -> list[float]:
     """Train on invented tasks and return the success rate of each step's rollouts."""
-    make_world = functools.partial(envs.make, "travel")  # envs/: any world
+
+    def make_world():  # envs/: any world, and support for tasks that probes check
+        return probed(envs.make("travel"))
+
     shape, params = hf.load(POLICY)  # models/: any Qwen2.5 or dense Qwen3 checkpoint
     tokenizer = Tokenizer.load(POLICY)
 
@@ -59,7 +63,7 @@ async def main(steps: int = 8, tasks: int = 8, group: int = 8, budget: int = 64,
     originals = world.tasks("train")
     world.close()
     pool = TaskPool(originals, overlap=0.8, capacity=1000)
-    invented = pool.grow(Curiosity(make_world, pool), make_world, budget, seed)
+    invented = pool.grow(Curiosity(pool), make_world, budget, seed)
     print(f"{len(invented)} tasks invented, for example: {invented[0].query}")
 
     # evolver/navigating/: experience guides half of each group's rollouts. It is empty at first.

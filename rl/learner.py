@@ -190,21 +190,12 @@ def make_update(
     _check_widths(mesh, widths)
     layout = layout or Layout()
     shardings = state_shardings(config, optimizer, mesh, layout)
+    on_device = _in_memory("device", shardings["opt"]) if layout.offload and mesh is not None else None
     forward = partial(
         _logp, config, mesh=mesh, temperature=temperature, dtype=dtype, remat=remat, attention=attention, chunk=chunk,
         entropy_gradient=bool(terms.get("entropy_coef")),
     )  # fmt: skip
-
-    def micro_loss(params, base, rows):
-        if base is not None:
-            params = lora.join(base, params, layout.lora)
-        logp_RT, entropy_RT = forward(params, rows)
-        loss_RT, stats = losses.token_loss(loss, logp_RT, entropy_RT, rows, **terms)
-        return jnp.sum(rows["weight"] * loss_RT), (_sums(stats), _maxima(stats))
-
-    def gradient(state, rows):
-        value, grads = jax.value_and_grad(micro_loss, has_aux=True)(state["params"], state.get("base"), rows)
-        return value, jax.tree.map(_wide, grads)
+    gradient = partial(_gradient, partial(_micro_loss, forward, loss, terms, layout.lora))
 
     def step(state, batch):
         mask_RT, segments_RT = (batch[name].reshape(-1, batch[name].shape[-1]) for name in ("mask", "segments"))
@@ -213,7 +204,6 @@ def make_update(
         total, sums, grads, maxima = _accumulated(partial(gradient, state), batch, widths)
         metrics = {name: added / jnp.maximum(count, 1) for name, (added, count) in sums.items()}
         metrics |= maxima | {"tokens": jnp.sum(batch["mask"])}
-        on_device = _in_memory("device", shardings["opt"]) if layout.offload and mesh is not None else None
         return _apply(state, optimizer, total, grads, metrics, on_device)
 
     jitted = jax.jit(step, donate_argnums=0, out_shardings=(shardings, _replicated(mesh)))
@@ -489,7 +479,22 @@ _permute.defvjp(
 )
 
 
-# --- metrics and the optimizer ---------------------------------------------------------------------------------------
+# --- loss, metrics and the optimizer ---------------------------------------------------------------------------------
+
+
+def _micro_loss(forward, loss: losses.TokenLoss, terms: dict[str, Any], adapters: lora.LoRA | None, params, base, rows):
+    """Return the loss of a micro-batch, and the sums and maxima of its metrics. base: what adapters are added to."""
+    if base is not None:
+        params = lora.join(base, params, adapters)
+    logp_RT, entropy_RT = forward(params, rows)
+    loss_RT, stats = losses.token_loss(loss, logp_RT, entropy_RT, rows, **terms)
+    return jnp.sum(rows["weight"] * loss_RT), (_sums(stats), _maxima(stats))
+
+
+def _gradient(micro_loss: Callable[..., Any], state: State, rows: dict[str, jax.Array]) -> Any:
+    """Return ((loss, (sums, maxima)), float32 gradients) of a micro-batch."""
+    value, grads = jax.value_and_grad(micro_loss, has_aux=True)(state["params"], state.get("base"), rows)
+    return value, jax.tree.map(_wide, grads)
 
 
 def _sums(stats: losses.Stats) -> dict[str, tuple[jax.Array, jax.Array]]:

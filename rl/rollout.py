@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import dataclasses
 import inspect
+import math
 import threading
 import traceback
 from collections.abc import Awaitable, Callable, Iterator, Sequence
@@ -132,7 +133,7 @@ async def _play_job(job: Job, worlds: Worlds, settings: dict[str, Any]) -> Traje
             job.task, rollout_index=job.rollout, seed=job.seed, sampling=job.sampling, experience=job.experience,
             world=world, **settings,
         )  # fmt: skip
-        broken = trajectory.stop in (StopReason.ENV_ERROR, StopReason.ENV_TIMEOUT)
+        broken = trajectory.broken
     finally:
         worlds.give(world, broken=broken)
     return trajectory
@@ -190,7 +191,7 @@ async def rollout(
         await episode.evaluate()
     except _Failure as failure:
         trajectory.stop, trajectory.error = failure.stop, failure.error
-        if failure.stop is StopReason.CANCELLED:
+        if failure.stop is StopReason.CANCELLED and not episode.hanging:
             with contextlib.suppress(_Failure):
                 await episode.evaluate()
     finally:
@@ -228,6 +229,7 @@ class _Episode:
         self.deadline = asyncio.get_running_loop().time() + self.limits.timeout
         self.max_tokens = min(self.sampling.max_tokens, self.limits.max_tokens)
         self.session = f"{self.trajectory.task.id}/{self.trajectory.rollout}/{self.trajectory.seed}"
+        self.hanging = False  # True once a call into the world was abandoned, so that the world cannot be asked again
 
     async def play(
         self, template: Callable[..., Context], experience: Sequence[tuple[str, str]], show_tools: bool
@@ -308,12 +310,16 @@ class _Episode:
         except TimeoutError:
             if not scope.expired():
                 raise
-            error = f"the episode took longer than {self.limits.timeout:g} s"
-            raise _Failure(StopReason.CANCELLED, error) from None
+            raise self.overdue() from None
+
+    def overdue(self, where: str = "") -> _Failure:
+        """Return the failure of an episode whose deadline passed, wherever it did."""
+        error = f"the episode took longer than {self.limits.timeout:g} s"
+        return _Failure(StopReason.CANCELLED, f"{error}, in {where}" if where else error)
 
     async def evaluate(self) -> None:
-        """Write the world's evaluation into the trajectory, under a deadline of its own."""
-        self.deadline = asyncio.get_running_loop().time() + self.limits.env_timeout
+        """Write the world's evaluation into the trajectory. Only the limit of a call applies."""
+        self.deadline = math.inf
         evaluation = await self.call("evaluate", self.world.evaluate)
         with _failures_of("evaluate"):
             if not 0.0 <= evaluation.score <= 1.0:
@@ -321,24 +327,36 @@ class _Episode:
         self.trajectory.evaluation = evaluation
 
     async def call(self, what: str, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Call into the world under the deadlines of the call and the episode. Raises _Failure for any exception."""
-        began = asyncio.get_running_loop().time()
-        seconds = min(self.limits.env_timeout, self.deadline - began)
+        """Call into the world under the limits of the call and the episode. Raises _Failure for any exception.
+
+        A call that exceeds its own limit ends the episode as `env_timeout`; the deadline of the episode cancels it, as
+        it does everywhere else.
+        """
+        time = asyncio.get_running_loop().time
+        end = min(time() + self.limits.env_timeout, self.deadline)
+
+        def late() -> Exception:
+            if end == self.deadline:
+                return self.overdue(what)
+            return WorldTimeout(f"no answer within {self.limits.env_timeout:.3g} s")
+
         with _failures_of(what):
-            if seconds <= 0:
-                raise WorldTimeout(f"the episode took longer than {self.limits.timeout:g} s")
-            late = f"no answer within {seconds:.3g} s"
+            if end <= time():
+                raise late()
             try:
-                async with asyncio.timeout(seconds):
+                async with asyncio.timeout_at(end) as scope:
                     if inspect.iscoroutinefunction(function):
                         return await function(*arguments)
                     if self.threads:
                         return await _in_thread(function, *arguments)
                     result = function(*arguments)
-            except TimeoutError as error:
-                raise WorldTimeout(str(error) or late) from None
-            if asyncio.get_running_loop().time() - began > seconds:
-                raise WorldTimeout(late)
+            except TimeoutError:
+                self.hanging = scope.expired()
+                if self.hanging:
+                    raise late() from None
+                raise
+            if time() > end:
+                raise late()
             return result
 
 

@@ -20,8 +20,8 @@ class StopReason(enum.StrEnum):
     LENGTH = "length"  # a turn reached its token limit without an end token
     PARSE_ERROR = "parse_error"  # the environment could not read a turn, and parse_error="end"
     ENV_ERROR = "env_error"  # the environment, or the context template, raised an exception
-    ENV_TIMEOUT = "env_timeout"  # a call into the world exceeded its limit or the deadline of the episode
-    CANCELLED = "cancelled"  # its deadline passed outside of a call into the world, or no judge scored its outcome
+    ENV_TIMEOUT = "env_timeout"  # a call into the world exceeded its own limit
+    CANCELLED = "cancelled"  # its deadline passed, wherever it did, or no judge scored its outcome
 
 
 BROKEN = (StopReason.ENV_ERROR, StopReason.ENV_TIMEOUT, StopReason.CANCELLED)  # ends that the policy did not cause

@@ -72,13 +72,12 @@ class Engine:
         tests += [(test["label"], False) for test in tracker.failures]
         return tests + [("no_op_fail", False)] * (tracker.num_tests - len(tests))
 
-    def apis(self, root: str) -> dict[str, dict[str, str]]:
-        """Return the descriptions of the APIs of every app: {app: {api: description}}."""
+    def apis(self, root: str) -> dict[str, dict[str, dict[str, Any]]]:
+        """Return the public docs of the APIs of every app, as `apis.api_docs` shows them: {app: {api: doc}}."""
         self._use(root)
         from appworld.collections.api_docs import ApiDocCollection
 
-        docs = ApiDocCollection.load()
-        return {app: {name: doc["description"] for name, doc in apis.items()} for app, apis in docs.items()}
+        return ApiDocCollection.load()
 
     def close(self) -> None:
         """Close the open task and unfreeze the clock."""

@@ -18,8 +18,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
-from envs.appworld import prompt
-from envs.world import Evaluation, Observation, ReplayWorld, StepResult, Task
+from envs import toolcalls
+from envs.appworld import functions, prompt
+from envs.world import Evaluation, Observation, ReplayWorld, StepResult, Task, Tool
 
 HELP = (
     "AppWorld needs a virtual environment of its own: run `make appworld`, then set env.mode=worker and"
@@ -34,7 +35,7 @@ class EngineLike(Protocol):
     def run(self, code: str) -> str: ...
     def completed(self) -> bool: ...
     def tests(self) -> list[tuple[str, bool]]: ...
-    def apis(self, root: str) -> dict[str, dict[str, str]]: ...
+    def apis(self, root: str) -> dict[str, dict[str, dict[str, Any]]]: ...
     def close(self) -> None: ...
 
 
@@ -91,6 +92,7 @@ class AppWorld(ReplayWorld):
         self._actions: list[str] = []
         self._over, self._evaluation = False, None
         opened = self._open()
+        self._apps, self._schemas = list(opened["apps"]), None
         messages = [
             {"role": "system", "content": prompt.system(opened, self._action, self._example)},
             {"role": "user", "content": task.query or opened["instruction"]},
@@ -131,6 +133,17 @@ class AppWorld(ReplayWorld):
             self._evaluation = _score(self._activate().tests(), self._reward)
         return self._evaluation
 
+    def functions(self) -> list[Tool]:
+        """Return the APIs of the task's apps as functions "app.api", from their public docs."""
+        return list(self._functions().values())
+
+    def call_text(self, name: str, arguments: dict[str, Any]) -> str:
+        """Return a turn that prints `apis.<name>(...)`, in the format that the prompt requests."""
+        code = functions.code(self._functions(), name, arguments)
+        if self._action == "tool":
+            return toolcalls.call_text("appworld", {"code": code})
+        return f"```python\n{code}\n```"
+
     def profile(self) -> dict[str, Any]:
         """Return a profile with the apps as entities and their APIs as operations."""
         apis = self._process_engine().apis(str(self._data_root()))
@@ -140,9 +153,9 @@ class AppWorld(ReplayWorld):
                 {
                     "name": app,
                     "attributes": [],
-                    "operations": [{"name": name, "description": text} for name, text in descriptions.items()],
+                    "operations": [{"name": name, "description": doc["description"]} for name, doc in docs.items()],
                 }
-                for app, descriptions in apis.items()
+                for app, docs in apis.items()
                 if app not in ("api_docs", "supervisor")
             ],
             "task_preference": {"num_entities": 2, "num_operations": 3, "relation_difficulty": 3},
@@ -153,6 +166,13 @@ class AppWorld(ReplayWorld):
             AppWorld._active = None
             self._process_engine().close()
         self._task = None
+
+    def _functions(self) -> dict[str, Tool]:
+        self._require_episode()
+        if self._schemas is None:
+            docs = self._process_engine().apis(str(self._data_root()))
+            self._schemas = functions.schemas(docs, self._apps)
+        return self._schemas
 
     # Access to the engine of the process.
 

@@ -150,11 +150,12 @@ class Bfcl(ReplayWorld):
     def reset(self, task: Task, seed: int = 0) -> Observation:
         """Start the conversation. A task with `verifier={"calls": [{"name", "arguments"}]}` consists of one user turn,
         its query, in the initial state of the entry `meta["entry"]`, with those calls as ground truth. With
-        `meta["open_query"]` the episode ends after the first turn."""
+        `meta["open_query"]` the episode ends after the first turn. So does a synthetic task without a verifier, which
+        something else has to check."""
         entry = self._entries.get(task.meta.get("entry", task.id))
         if entry is None:
             raise ValueError(f"BFCL has no task '{task.id}' in {', '.join(self._categories)}")
-        if task.verifier:
+        if task.verifier or task.origin == "synthetic":
             entry = _synthetic(entry, task)
         self._task, self._seed, self._entry = task, seed, entry
         self._actions: list[str] = []
@@ -289,7 +290,7 @@ def _described(doc: dict[str, Any]) -> dict[str, Any]:
 
 
 def _synthetic(entry: Entry, task: Task) -> Entry:
-    calls = task.verifier.get("calls")
+    calls = task.verifier.get("calls", [])
     if not isinstance(calls, list) or not all(isinstance(c, dict) and {"name", "arguments"} <= set(c) for c in calls):
         raise ValueError(f"task {task.id}: a BFCL verifier is {{'calls': [{{'name', 'arguments'}}, ...]}}")
     return Entry(

@@ -5,6 +5,9 @@ the first row of a list, cancels instead of refunding, forgets the second half o
 answers with another column. Every correct continuation stays likely enough to be sampled, so that the reward can
 reinforce it. With an experience in front of the query the agent uses the tools named there and slips less, so that a
 policy that imitates it learns to follow experience.
+
+Half of the tasks have the phrases of the sandbox's own tasks (`PROFILE`), half the words of its tools' descriptions
+(envs/travel/plain.py), so that the policy reads the tasks of an explorer as well.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ import re
 from typing import Any
 
 from envs.toolcalls import call_text
+from envs.travel import plain as plain_tasks
 from envs.travel.data import CARDS, CITIES, DAYS, FARES, NAMES, SEATS, TIMES, Data, data
 from envs.travel.profile import describe
 from envs.travel.tasks import (
@@ -34,7 +38,7 @@ CARE = 0.15
 LOOKUPS = {"flights", "people", "quote", "orders", "order", "seats"}
 MAX_CALLS = 12
 LEVELS = (1, 2, 3, 4, 5, 6)  # of the tasks shown, equally often
-COMPOSED = 0.6  # share of demonstrations of `compositions()`; the others use the templates of the tasks
+COMPOSED = 0.6  # share of `compositions()` among those with written phrases; the others use the templates of the tasks
 
 # Words that are copied from observations get one token each, so that copying takes one token for every kind of id.
 TOKENS = (
@@ -90,6 +94,7 @@ def when_text(query: str) -> str:
     "Add a bag to order O12." becomes "When asked to add a bag to order X", and "Who travels on order O12?" becomes
     "When asked who travels on order X".
     """
+    query = re.sub(r"(?<=\. )[A-Z]", lambda start: start[0].lower(), query)  # "Then" and "Reply" are no names
     first, *rest = re.findall(r"[A-Z]?[0-9]+|[A-Za-z]+|'s", query) or [""]
     words = [first.lower()] + [word if word.islower() else "X" for word in rest]
     asked = "When asked" if query.rstrip().endswith("?") else "When asked to"
@@ -123,7 +128,7 @@ def demonstration(
     if not is_training_world(world_seed):
         raise ValueError(f"world {world_seed} is not a training world; their seeds are 0 to {WORLDS - 1}")
     while True:
-        plan = draft(world_seed, rng, level=level, template=template)
+        plan = _draft(world_seed, rng, level=level, template=template)
         if (world_seed, plan.query) not in exclude:
             break
     task = task_of(plan)
@@ -152,10 +157,20 @@ def demonstration(
     }
 
 
-def demonstrate(rng: random.Random, *, care: float = CARE, hint: float = 0.0) -> dict[str, Any]:
-    """Return a `demonstration` in a training world, both drawn from `rng`."""
+def demonstrate(rng: random.Random, *, care: float = CARE, hint: float = 0.0, plain: float = 0.5) -> dict[str, Any]:
+    """Return a `demonstration` in a training world, both drawn from `rng`.
+
+    plain: probability of a task in the words of the tools' descriptions, as an explorer without phrases words them.
+    """
+    if not 0 <= plain <= 1:
+        raise ValueError(f"plain must be in [0, 1], not {plain}")
+    as_described = rng.random() < plain
     while True:
-        level, template = rng.choice(LEVELS), rng.choice(compositions()) if rng.random() < COMPOSED else None
+        level, template = rng.choice(LEVELS), None
+        if as_described:
+            template = rng.choice(plain_tasks.templates(level))
+        elif rng.random() < COMPOSED:
+            template = rng.choice(compositions())
         try:
             return demonstration(rng.randrange(WORLDS), rng, care=care, hint=hint, level=level, template=template)
         except Unfit:
@@ -178,6 +193,12 @@ def compositions() -> tuple[str, ...]:
     return tuple(template for template in singles + pairs if _parts(template) not in held_out)
 
 
+def _draft(world: int, rng: random.Random, *, level: int | None = None, template: str | None = None) -> Draft:
+    if template is not None and template.startswith(plain_tasks.PREFIX):
+        return plain_tasks.draft(world, rng, template)
+    return draft(world, rng, level=level, template=template)
+
+
 def _parts(template: str) -> frozenset[str]:
     return frozenset(template.split("+"))
 
@@ -196,7 +217,7 @@ def _hint(plan: Draft, rng: random.Random) -> str:
 
     If the similar task takes the same calls, the calls of `plan` are put into its order.
     """
-    similar = draft(rng.randrange(WORLDS), rng, template=plan.template)
+    similar = _draft(rng.randrange(WORLDS), rng, template=plan.template)
     contents = [hint_text([call.tool for call in similar.calls], when_text(similar.query))]
     if rng.random() < 0.2:
         other = draft(rng.randrange(WORLDS), rng)
@@ -226,6 +247,8 @@ class _Careless:
         self.seen = plan.query  # all text that the agent may copy from
         self.choices: dict[str, str] = {}  # id in the plan -> id that the agent uses for it
         self.seats: list[str] = []  # rows of the last list of seats
+        self.last = plan.calls[-1]
+        self.answer = ""  # what the last planned call showed
         self.planned: PlannedCall | None = None  # the planned call behind the last call
         self.call: tuple[str, dict[str, str]] | None = None  # the last call
         self.refused = self.finished = False  # its result: refused, or the last one of a sub-goal
@@ -248,6 +271,8 @@ class _Careless:
             if self.call[0] == "seats":
                 self.seats = text.split("\n")
                 self.choices.pop("seat", None)
+            if self.planned is self.last:
+                self.answer = text
             if self.planned in self.pending:
                 self.pending.remove(self.planned)
                 self.finished = all(call.goal != self.planned.goal for call in self.pending)
@@ -288,14 +313,14 @@ class _Careless:
         return tool, {name: self._take(name, value) for name, value in planned.arguments.items()}
 
     def _take(self, name: str, value: str) -> str:
-        if name in ("to", "name", "id"):
+        if name in ("to", "name"):
             return value
         if name == "seat":
             return self._take_seat(SEATS[value[1]])
         if name == "passenger":
             return value if value in self.seen else self.data.passengers[value].name
         if value not in self.seen:
-            if name == "order":
+            if name in ("order", "id"):
                 return self.data.flights[self.data.orders[value].flight].city if value in self.data.orders else "it"
             return self.data.flights[value].city
         if value not in self.choices:
@@ -340,6 +365,8 @@ class _Careless:
         if self.plan.ask is None:
             return "done"
         entity, id, attribute = self.plan.ask
+        if entity == "answer":
+            return self._reply(attribute)
         description = describe(self.data, entity, self.choices.get(id) or self._choose(id, self._rows(id)))
         value = description[attribute]
         if self._slips("answer"):
@@ -347,3 +374,12 @@ class _Careless:
             value = self.rng.choice(others + ["done"])
         # The agent can count a list that it has seen; any other answer is copied from an observation.
         return value if value in self.seen or attribute in self.succeeded else "done"
+
+    def _reply(self, wanted: str) -> str:
+        """Return the wanted part of the last planned call's answer, or by a slip another word of it."""
+        if not self.answer:
+            return "done"
+        value = plain_tasks.reply(wanted, self.answer)
+        if self._slips("answer"):
+            value = self.rng.choice([word for word in self.answer.split() if word != value] + ["done"])
+        return value

@@ -1,33 +1,15 @@
-"""The environment profile of the travel agency (a concept of the paper), and the wording of its operations.
+"""The words of the agency's hand-written tasks, and its profile for explorers.
 
-`PROFILE` is a dict of JSON values. It lists the entities and operations for an explorer, and the phrases with which a
-task writer words the effect of an exploration walk. It omits the preconditions, which the agent has to discover.
+Synthetic tasks are not worded with these phrases: `PROFILE`, which language models may read, has none of them.
 
-    entities    [{"name", "id" (regular expression of its ids in observations), "attributes": [...],
-                  "examples": [...] (for language models)}]
-    operations  changes of the world:
-                {"name", "tool", "arguments": {argument: entity name}, "if": {"argument.attribute": value},
-                 "phrases": [text with {argument} slots]}
-    questions   {"name", "entity", "attribute", "tools": [...], "phrases": [...], "questions": [...]}; the slot is {it};
+    OPERATIONS  changes: {"name", "tool", "arguments": {argument: entity}, "if": {"argument.attribute": value},
+                "phrases": [text with {argument} slots]}; "if" compares attributes of `describe`
+    QUESTIONS   {"name", "entity", "attribute", "tools": [...], "phrases": [...], "questions": [...]}; the slot is {it};
                 "phrases" are requests that can be joined to others, "questions" stand alone
-    preference  limits of a task: {"calls": [fewest, most], "operations": most, "answers": most, "style"}
+    PROFILE     a concept of the paper: entities, operations and the preferred tasks, without the preconditions
 
-To word a walk, keep the fewest calls that, when executed, make the same difference. Each kept call that changed
-something is one sub-goal: choose an operation of its tool whose "if" holds (without one the walk cannot be worded) and
-fill each slot with a phrase of the entity that the argument names:
-
-    world.describe(entity, id, arguments) -> {"id": ..., attribute: text, ..., "phrases": [{"text", "via": [tools]}]}
-
-This describes an entity as of the START of the episode; `arguments` are those of the call. A phrase names the entity
-without the ids that the agent has to look up. "via" lists the tools that lead from the phrase to the entity, so a
-phrase fits a walk that used exactly these tools. An entity without phrases cannot be named unambiguously. An order
-that the walk itself booked is called "it" (via the tool book), or named by passenger and city if the walk booked
-several; its booking precedes it in the text.
-The "if" of an operation compares attributes of `describe`, e.g. {"order.fare": "flex"}.
-`word` fills one operation, and `sentence` joins the sub-goals with " and " or ", then ".
-
-To ask a question, choose an entity that occurs in an observation, a question for it and one of its phrases. The answer
-is the attribute; the required calls are those in the phrase's "via" and the question's "tools".
+`describe` lists phrases for an entity, {"text", "via"}: "via" are the tools that lead from the phrase to the entity. An
+order that was booked in the episode is "it", or named by passenger and city if there are several.
 """
 
 from __future__ import annotations
@@ -46,6 +28,102 @@ _DROP = [
     "call off {order}, refunded if the fare allows",
 ]
 
+OPERATIONS: list[dict[str, Any]] = [
+    {
+        "name": "book",
+        "tool": "book",
+        "arguments": {"flight": "flight", "passenger": "passenger"},
+        "phrases": [
+            "book {passenger} on {flight}",
+            "put {passenger} on {flight}",
+            "get {passenger} a place on {flight}",
+            "buy {passenger} a ticket for {flight}",
+            "make a booking for {passenger} on {flight}",
+        ],
+    },
+    {
+        "name": "bag",
+        "tool": "bag",
+        "arguments": {"order": "order"},
+        "phrases": [
+            "add a bag to {order}",
+            "put a bag on {order}",
+            "include a bag in {order}",
+            "check in a bag for {order}",
+            "give {order} a bag",
+        ],
+    },
+    {
+        "name": "seat",
+        "tool": "seat",
+        "arguments": {"order": "order", "seat": "seat"},
+        "phrases": [
+            "take {seat} for {order}",
+            "give {order} {seat}",
+            "reserve {seat} for {order}",
+            "set {seat} on {order}",
+            "choose {seat} for {order}",
+        ],
+    },
+    {
+        "name": "drop",
+        "tool": "refund",
+        "arguments": {"order": "order"},
+        "if": {"order.fare": "flex"},
+        "phrases": _DROP,
+    },
+    {
+        "name": "drop",
+        "tool": "cancel",
+        "arguments": {"order": "order"},
+        "if": {"order.fare": "basic"},
+        "phrases": _DROP,
+    },
+]
+
+QUESTIONS: list[dict[str, Any]] = [
+    {
+        "name": "city flights",
+        "entity": "city",
+        "attribute": "flights",
+        "tools": ["flights"],
+        "phrases": ["count the flights to {it}", "tell me the number of flights to {it}"],
+        "questions": ["How many flights go to {it}?", "How many flights to {it} are there?"],
+    },
+    {
+        "name": "passenger card",
+        "entity": "passenger",
+        "attribute": "card",
+        "tools": [],
+        "phrases": ["tell me the card of {it}", "say which card {it} has"],
+        "questions": ["Which card has {it}?", "What is the card of {it}?"],
+    },
+    {
+        "name": "passenger orders",
+        "entity": "passenger",
+        "attribute": "orders",
+        "tools": ["orders"],
+        "phrases": ["count the orders of {it}", "tell me the number of orders of {it}"],
+        "questions": ["How many orders has {it}?", "How many orders are there for {it}?"],
+    },
+    {
+        "name": "order name",
+        "entity": "order",
+        "attribute": "name",
+        "tools": [],
+        "phrases": ["tell me the passenger of {it}", "say who travels on {it}"],
+        "questions": ["Who travels on {it}?", "Who is the passenger of {it}?"],
+    },
+    {
+        "name": "order to",
+        "entity": "order",
+        "attribute": "to",
+        "tools": [],
+        "phrases": ["tell me the city of {it}", "say where {it} goes"],
+        "questions": ["Where does {it} go?", "What is the city of {it}?"],
+    },
+]
+
 PROFILE: dict[str, Any] = {
     "name": "travel",
     "description": "A travel agency: passengers, flights, orders, seats and bags.",
@@ -61,100 +139,7 @@ PROFILE: dict[str, Any] = {
         {"name": "order", "id": r"O\d\d", "attributes": ["name", "to", "day", "fare", "window", "aisle"]},
         {"name": "seat", "id": r"\d[ABC]", "attributes": ["kind"]},
     ],
-    "operations": [
-        {
-            "name": "book",
-            "tool": "book",
-            "arguments": {"flight": "flight", "passenger": "passenger"},
-            "phrases": [
-                "book {passenger} on {flight}",
-                "put {passenger} on {flight}",
-                "get {passenger} a place on {flight}",
-                "buy {passenger} a ticket for {flight}",
-                "make a booking for {passenger} on {flight}",
-            ],
-        },
-        {
-            "name": "bag",
-            "tool": "bag",
-            "arguments": {"order": "order"},
-            "phrases": [
-                "add a bag to {order}",
-                "put a bag on {order}",
-                "include a bag in {order}",
-                "check in a bag for {order}",
-                "give {order} a bag",
-            ],
-        },
-        {
-            "name": "seat",
-            "tool": "seat",
-            "arguments": {"order": "order", "seat": "seat"},
-            "phrases": [
-                "take {seat} for {order}",
-                "give {order} {seat}",
-                "reserve {seat} for {order}",
-                "set {seat} on {order}",
-                "choose {seat} for {order}",
-            ],
-        },
-        {
-            "name": "drop",
-            "tool": "refund",
-            "arguments": {"order": "order"},
-            "if": {"order.fare": "flex"},
-            "phrases": _DROP,
-        },
-        {
-            "name": "drop",
-            "tool": "cancel",
-            "arguments": {"order": "order"},
-            "if": {"order.fare": "basic"},
-            "phrases": _DROP,
-        },
-    ],
-    "questions": [
-        {
-            "name": "city flights",
-            "entity": "city",
-            "attribute": "flights",
-            "tools": ["flights"],
-            "phrases": ["count the flights to {it}", "tell me the number of flights to {it}"],
-            "questions": ["How many flights go to {it}?", "How many flights to {it} are there?"],
-        },
-        {
-            "name": "passenger card",
-            "entity": "passenger",
-            "attribute": "card",
-            "tools": [],
-            "phrases": ["tell me the card of {it}", "say which card {it} has"],
-            "questions": ["Which card has {it}?", "What is the card of {it}?"],
-        },
-        {
-            "name": "passenger orders",
-            "entity": "passenger",
-            "attribute": "orders",
-            "tools": ["orders"],
-            "phrases": ["count the orders of {it}", "tell me the number of orders of {it}"],
-            "questions": ["How many orders has {it}?", "How many orders are there for {it}?"],
-        },
-        {
-            "name": "order name",
-            "entity": "order",
-            "attribute": "name",
-            "tools": [],
-            "phrases": ["tell me the passenger of {it}", "say who travels on {it}"],
-            "questions": ["Who travels on {it}?", "Who is the passenger of {it}?"],
-        },
-        {
-            "name": "order to",
-            "entity": "order",
-            "attribute": "to",
-            "tools": [],
-            "phrases": ["tell me the city of {it}", "say where {it} goes"],
-            "questions": ["Where does {it} go?", "What is the city of {it}?"],
-        },
-    ],
+    "operations": [{key: operation[key] for key in ("name", "tool", "arguments")} for operation in OPERATIONS],
     "preference": {
         "calls": [1, 6],
         "operations": 2,

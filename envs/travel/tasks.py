@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from envs.toolcalls import call_text
 from envs.travel.agency import Agency
 from envs.travel.data import Data, data
-from envs.travel.profile import PROFILE, describe, sentence, word
+from envs.travel.profile import OPERATIONS, QUESTIONS, describe, sentence, word
 from envs.travel.verify import verify
 from envs.world import Task
 
@@ -41,9 +41,9 @@ LEVELS = tuple(TEMPLATES)
 SPLITS = ("train", "dev", "test")
 WORLDS = 1_000_000  # world seeds per split: train starts at 0, dev at WORLDS, test at 2 * WORLDS
 
-_QUESTIONS = {(q["entity"], q["attribute"]): q for q in PROFILE["questions"]}
+_QUESTIONS = {(q["entity"], q["attribute"]): q for q in QUESTIONS}
 _OPERATIONS: dict[str, list[dict]] = {}
-for _operation in PROFILE["operations"]:
+for _operation in OPERATIONS:
     _OPERATIONS.setdefault(_operation["name"], []).append(_operation)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from envs.toolcalls import parse
 from envs.travel.agency import TOOLS, Agency
-from envs.travel.profile import PROFILE, describe
+from envs.travel.profile import PROFILE
 from envs.travel.tasks import split_tasks
 from envs.travel.verify import verify
 from envs.world import Evaluation, Observation, StepResult, Task, World
@@ -98,11 +98,6 @@ class Travel(World):
     def difference(self) -> list[list[Any]]:
         """Return the changes since the start as rows [table, key, column, before, after]; see Agency.difference."""
         return self._open_agency().difference()
-
-    def describe(self, entity: str, id: str, arguments: dict[str, str] | None = None) -> dict[str, Any]:
-        """Describe an entity as of the start of the episode, with phrases that name it; see envs/travel/profile.py."""
-        agency = self._open_agency()
-        return describe(agency.start, entity, id, arguments, agency.orders())
 
     def profile(self) -> dict[str, Any]:
         return PROFILE

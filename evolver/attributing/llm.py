@@ -31,7 +31,7 @@ _REASON = 200  # characters of an analysis that are kept as the reason of a labe
 class LlmJudge(TurnJudge):
     """Labels trajectories by asking a chat role about all of them at once."""
 
-    roles = ("step_judge",)
+    roles, prompts = ("step_judge",), ("step_judge",)
     concurrency = 8
 
     def __init__(self, chat: Chat, shown: int, *, skip_flat: bool = False):
@@ -61,7 +61,7 @@ class LlmJudge(TurnJudge):
         text = prompt("step_judge")
         messages = text.messages(
             task=quoted(trajectory.task.query),
-            rules=rules_of(trajectory.messages, 2 * self.shown),
+            rules=quoted(rules_of(trajectory.messages, 2 * self.shown)),
             tools=tool_list(trajectory.tools, 2 * self.shown),
             steps=transcript(exchanges_of(trajectory), self.shown),
             count=str(len(trajectory.turns)),

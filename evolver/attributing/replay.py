@@ -41,7 +41,17 @@ from typing import Any
 from envs.toolcalls import parse
 from envs.world import Evaluation, Task, World
 from evolver.attributing import ABSTAIN, BAD, GOOD, Label, TurnJudge, label_rates, reasons_to_skip
-from evolver.traces import opening_words, play, played, renaming, snapshot_of, text_of, values_needed, words
+from evolver.traces import (
+    executed,
+    opening_words,
+    play,
+    played,
+    renaming,
+    snapshot_of,
+    text_of,
+    values_needed,
+    words,
+)
 from rl.bounds import Count
 from rl.trajectory import Trajectory, groups_of
 
@@ -95,7 +105,7 @@ class ReplayJudge(TurnJudge):
         """Return metrics since the last call: shares of labels, trajectories without labels by reason, replayed
         environment steps."""
         counts, self._counts = self._counts, Counter()
-        names = ("trajectories", "not_reproduced", "skipped", "errors", "over_budget", "replayed_steps")
+        names = ("trajectories", "not_reproduced", "skipped", "errors", "over_budget", "env_steps")
         return label_rates(counts) | {f"attributing/{name}": float(counts[name]) for name in names}
 
     def close(self) -> None:
@@ -106,7 +116,7 @@ class ReplayJudge(TurnJudge):
     def _judge(self, trajectory: Trajectory, replay: _Replay) -> list[Label]:
         turns, before = played(trajectory), replay.steps
         actions, texts = [turn.action for turn in turns], [text_of(turn.observation) for turn in turns]
-        needed = values_needed(actions, [words(text) for text in texts], replay.opening)
+        needed = values_needed([executed(turn) for turn in turns], [words(text) for text in texts], replay.opening)
         moves = [_Move(*parts) for parts in zip(actions, needed, texts, strict=True)]
         nodes = replay.walk(moves)
         if len(nodes) == len(moves) and replay.end(moves).evaluation == trajectory.evaluation:
@@ -117,7 +127,7 @@ class ReplayJudge(TurnJudge):
         else:
             labels = [Label(ABSTAIN, "the replay did not reproduce the outcome")] * len(trajectory.turns)
             self._counts["not_reproduced"] += 1
-        self._counts["replayed_steps"] += replay.steps - before
+        self._counts["env_steps"] += replay.steps - before
         return labels
 
 

@@ -1,4 +1,4 @@
-"""Structured answers: find the JSON value in a model's text that fits a schema."""
+"""Answers: find the JSON value in a model's text that fits a schema, and refuse texts that prompts must not hold."""
 
 from __future__ import annotations
 
@@ -6,10 +6,18 @@ import functools
 import json
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
+from evolver.traces import COPIED, scripts, words
+
 _OPENING, _LOOSE = re.compile(r"[{\[]"), re.compile(r"[\s\\]+")
+UNFIT = ("empty", "long", "marked", "quoted", "foreign")  # reasons to refuse a text, see `unfit`
+_LONGEST = 1200  # characters; a task or an experience has a few hundred
+_FEW = 5  # words
+_TAGS = re.compile(  # text that would end or imitate a part of a prompt
+    r"</?(?:EXP|tools?|tool_call|tool_response|think)\b|<\||<<\s*[A-Z]|>>>|===|overall outcome:", re.IGNORECASE
+)
 _TRIES = 10_000  # most positions in an answer that are tried as the beginning of a value
 
 
@@ -44,9 +52,18 @@ def read_json(text: str, schema: dict[str, Any], *, shown: str = "") -> Any:
             own.append(value)
     if quotes and not own:
         raise Unreadable("quoted", "the answer only quotes what the model was shown")
-    if problem := misfit(own[-1], schema) if own else other:
+    if problem := misfit(own[-1], schema) or _unwritable(own[-1]) if own else other:
         raise Unreadable("unreadable", problem)
     return own[-1]
+
+
+def _unwritable(value: Any) -> str:
+    """Return why a JSON value cannot be written to a file, "" if it can: JSON can express halves of characters."""
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except (UnicodeEncodeError, RecursionError) as error:
+        return f"the answer cannot be written: {error}"
+    return ""
 
 
 def _values(text: str) -> Iterator[tuple[Any, str]]:
@@ -94,6 +111,26 @@ def misfit(value: Any, schema: dict[str, Any]) -> str:
     except RecursionError:
         return "the answer is nested too deeply"
     return f"{error.json_path.replace('$', 'the answer', 1)}: {error.message[:200]}" if error else ""
+
+
+def unfit(text: str, query: str = "", observations: Iterable[str] = ()) -> str:
+    """Return why a model's text cannot become a task or experience beside tasks like `query`, one of UNFIT; "" if it
+    can.
+
+    Later prompts hold the text, so it must not contain their tags, nor marks that a model copied from an attempt, and
+    it must not be a sentence that the environment wrote, which may be an instruction. A few words may occur anywhere.
+    Its language is judged by its script only.
+    """
+    if not text.strip():
+        return "empty"
+    if len(text) > _LONGEST:
+        return "long"
+    if _TAGS.search(text) or COPIED in text:
+        return "marked"
+    if len(text.split()) > _FEW and any(words(text) in words(observation) for observation in observations):
+        return "quoted"
+    common, own = scripts(text), scripts(query)
+    return "foreign" if common and own and common[0] not in own else ""
 
 
 @functools.cache

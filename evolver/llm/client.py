@@ -4,8 +4,11 @@ Works with any OpenAI-compatible server. Answers are cached on disk by content. 
 time, retried by one policy, priced and recorded in a ledger. The run ends, with everything complete saved, when its
 budget is spent or a server stays down. Keys are read from the environment for each call and written nowhere.
 
+Roles that the policy plays (`url="policy"`) are answered by the run's own engines, with the same cache and ledger.
+
 The client has an event loop on its own thread, so synchronous mechanisms (`ask`) and coroutines of any event loop
-(`await chat(...)`) can share it. Creating a Chat needs httpx (requirements/llm.txt); importing this module does not.
+(`await chat(...)`) can share it. If the policy plays a role, that loop is the engines' own. Creating a Chat needs httpx
+(requirements/llm.txt); importing this module does not.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
+import dataclasses
 import json
 import math
 import os
@@ -21,7 +25,7 @@ import threading
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from envs.http import bearer, retry_after
@@ -29,8 +33,13 @@ from evolver.llm.answers import Unreadable, read_json
 from evolver.llm.store import Budget, Cache, Ledger, Rate, Reply
 from evolver.stop import Interrupted, RunEnds
 
+if TYPE_CHECKING:
+    from evolver.llm.policy import Player
+
 RETRIABLE = {408, 409, 425, 429, 500, 502, 503, 504, 529}  # HTTP statuses
+_LARGEST = 1e15  # number in a vector; the norm of larger ones, like that of NaN, is no float32
 LONGEST_RETRY_AFTER = 600.0  # seconds; longer Retry-After values are cut to this
+PRESENT, INITIAL = PLAYED = ("policy", "policy:initial")  # urls of roles that the run's own engine plays
 NO_PROXY = {"all://127.0.0.1": None, "all://localhost": None, "all://[::1]": None}
 Message = dict[str, Any]
 
@@ -83,6 +92,11 @@ class Role:
     def server(self) -> str:
         return self.url.rstrip("/")
 
+    @property
+    def played(self) -> bool:
+        """True if an engine of this run plays the role."""
+        return self.url in PLAYED
+
     def sampling(self, seed: int | None) -> dict[str, Any]:
         """Return the sampling fields of a request."""
         body = {"temperature": self.temperature, "top_p": self.top_p, "max_tokens": self.max_tokens}
@@ -133,7 +147,11 @@ class Chat:
     """The client of all language-model roles of a run.
 
     prices: {model: money per million (prompt tokens, completion tokens)}. check: called while waiting; raises if the
-    user wants the run to end. say: called with a line for the user, once per kind of failure.
+    user wants the run to end. say: called with a line for the user, once per kind of failure. loop: a running event
+    loop to use, that of the engines if the policy plays a role; None = one of its own.
+
+    `players` has the Player of each url whose answers depend on weights of this run. It is filled when the engines are
+    built, before the first question.
     """
 
     def __init__(
@@ -146,6 +164,7 @@ class Chat:
         ledger: Ledger | None = None,
         check: Callable[[], None] = lambda: None,
         say: Callable[[str], None] = print,
+        loop: asyncio.AbstractEventLoop | None = None,
     ):
         try:
             import httpx
@@ -156,13 +175,16 @@ class Chat:
         self.cache, self.ledger = Cache(cache), ledger or Ledger()
         self.budget = Budget(limits.budget_money, limits.budget_tokens, self.ledger)
         self._check, self.say, self._said = check, say, set()
-        self._servers = {role.server: _Server(limits) for role in self.roles.values()}
+        unmetered = dataclasses.replace(limits, requests_per_minute=0, tokens_per_minute=0)
+        self._servers = {r.server: _Server(unmetered if r.played else limits) for r in self.roles.values()}
         self._pending: dict[str, asyncio.Task[dict[str, Any]]] = {}  # equal concurrent questions share one call
         self._in_flight: set[asyncio.Task] = set()  # those of `_pending` that a server is answering
-        self._closing = False
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="chat", daemon=True)
-        self._thread.start()
+        self.players: dict[str, Player] = {}
+        self._closing = self._closed = False
+        self._loop, self._thread = loop or asyncio.new_event_loop(), None
+        if loop is None:
+            self._thread = threading.Thread(target=self._loop.run_forever, name="chat", daemon=True)
+            self._thread.start()
         pool = httpx.Limits(max_connections=None, max_keepalive_connections=limits.concurrency)
         self._http = httpx.AsyncClient(timeout=None, limits=pool, mounts=NO_PROXY)
         self._connection_errors = (httpx.HTTPError, httpx.InvalidURL, OSError)
@@ -177,7 +199,7 @@ class Chat:
     def ask(self, questions: Sequence[Question]) -> list[Reply | ChatError]:
         """Ask all questions concurrently. Return their answers, in order: a Reply or a ChatError each.
 
-        Raises RunEnds, and what `check` raises.
+        Raises RunEnds, what `check` raises, and the EngineFault of an engine that plays a role.
         """
         return self._together([self._answer(question) for question in questions], kept=ChatError)
 
@@ -191,23 +213,26 @@ class Chat:
         return self.ledger.metrics() | {f"llm/unwritten/{name}": count for name, count in unwritten.items() if count}
 
     def close(self) -> None:
-        """End the thread. Calls in flight have `limits.grace` seconds to end, because they are paid for anyway: their
-        answers are booked and cached. Those that take longer are booked with what they may have cost."""
+        """End all calls. Those that a server is answering have `limits.grace` seconds, because they are paid for
+        anyway: their answers are booked and cached. Those that take longer are booked at the most they may cost."""
 
         async def end() -> None:
             self._drop_queued()
             if self._in_flight:
                 await asyncio.wait(self._in_flight, timeout=self.limits.grace)
-            tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+            tasks = asyncio.all_tasks() - {asyncio.current_task()} if self._thread else set(self._pending.values())
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             await self._http.aclose()
 
-        if self._thread.is_alive():
-            self._closing = True
-            with contextlib.suppress(concurrent.futures.TimeoutError):
-                asyncio.run_coroutine_threadsafe(end(), self._loop).result(self.limits.grace + 10)
+        if self._closed:
+            return
+        self._closing = True
+        with contextlib.suppress(concurrent.futures.TimeoutError):
+            asyncio.run_coroutine_threadsafe(end(), self._loop).result(self.limits.grace + 10)
+        self._closed = True
+        if self._thread:
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join(10)
 
@@ -222,7 +247,8 @@ class Chat:
         """Return what is wrong with the servers: unreachable urls, unknown models, refused keys, small contexts."""
         groups: dict[tuple[str, str, str], list[str]] = {}
         for name, role in self.roles.items():
-            groups.setdefault((role.server, role.model, role.key), []).append(name)
+            if not role.played:
+                groups.setdefault((role.server, role.model, role.key), []).append(name)
         return [problem for problem in self._together([self._problem(names) for names in groups.values()]) if problem]
 
     async def _problem(self, names: list[str]) -> str:
@@ -276,22 +302,27 @@ class Chat:
         role = self.roles[question.role]
         body = {"model": role.model, "messages": list(question.messages), **role.sampling(question.seed)}
         content = {"body": body, "schema": question.schema, "version": question.version}
+        if player := self.players.get(role.server):
+            content["weights"] = player.weights
         shown = "\n".join(str(m.get("content")) for m in question.messages if m.get("role") == "user")
 
         def parsed(record: dict[str, Any]) -> Any:
-            if question.schema is None:
-                return None
             if record["finish"] == "length":
                 raise Unreadable("cut", f"the answer was cut at max_tokens={role.max_tokens}")
-            return read_json(record["text"], question.schema, shown=shown)
+            if question.schema is not None:
+                return read_json(record["text"], question.schema, shown=shown)
+            if not record["text"].strip():
+                raise Unreadable("empty", "the answer is empty")
+            return None
 
         def usable(record: dict[str, Any]) -> bool:
             with contextlib.suppress(Unreadable):
                 parsed(record)
-                return bool(record["text"].strip())
+                return True
             return False
 
-        record, hit = await self._once(question.role, content, self._completion, usable)
+        read = self._played if role.played else self._completion
+        record, hit = await self._once(question.role, content, read, usable)
         try:
             return Reply(**record, parsed=parsed(record), cached=hit)
         except Unreadable as problem:
@@ -337,7 +368,9 @@ class Chat:
                 failure = error
             else:
                 server.failed = 0
-                if usable(record) and not self.cache.put(content, record):
+                player = self.players.get(role.server)
+                same = player is None or player.weights == content["weights"]  # else an update came in between
+                if same and usable(record) and not self.cache.put(content, record):
                     self._say_once(
                         "cache", f"answers cannot be written to {self.cache.folder}; continuing without caching them"
                     )
@@ -380,7 +413,8 @@ class Chat:
             await server.tokens.take(prompt + most)
             async with self.budget.reserve(cost(prompt, most)["money"], prompt + most, BudgetSpent):
                 began, task = time.monotonic(), asyncio.current_task()
-                self._in_flight.add(task)
+                if not role.played:  # an engine's answer is not paid for, so nothing waits for it at the end
+                    self._in_flight.add(task)
                 try:
                     record, usage = await read(role, server, body, content["schema"])
                 except ChatError as error:
@@ -388,7 +422,7 @@ class Chat:
                         error.cost = cost(prompt, math.ceil(min(error.served, most)), estimated=True)
                     raise
                 except asyncio.CancelledError:
-                    lost = cost(prompt, most, estimated=True)
+                    lost = {} if role.played else cost(prompt, most, estimated=True)
                     self.ledger.add("failure", name, role.model, kind="interrupted", **lost)
                     raise
                 finally:
@@ -413,12 +447,25 @@ class Chat:
         )  # it answers without response_format, so that was the fault
         return reply
 
+    async def _played(self, role: Role, server: _Server, body: dict[str, Any], schema: Any) -> tuple[dict, dict]:
+        """Return (record, usage) of an answer by an engine of this run. An engine enforces no schema: as with a server
+        that refuses a response_format, the answer is searched for JSON that fits."""
+        try:
+            async with asyncio.timeout(self.limits.deadline):
+                record = await self.players[role.server].answer(body)
+        except TimeoutError:
+            text = f"no answer within {self.limits.deadline:g} s (config.llm.deadline)"
+            raise ChatError("timeout", text, retriable=True) from None
+        return record, {name: record[name] for name in ("prompt_tokens", "completion_tokens")}
+
     async def _embedding(self, role: Role, server: _Server, body: dict[str, Any], schema: Any) -> tuple[dict, dict]:
         """Return (record, usage) of an embedding."""
         record = await self._post(role, "embeddings", body)
         try:
             vector = [float(x) for x in record["data"][0]["embedding"]]
-        except (KeyError, IndexError, TypeError, ValueError):
+            if not vector or not all(abs(x) < _LARGEST for x in vector):
+                raise ValueError
+        except (KeyError, IndexError, TypeError, ValueError, OverflowError):
             raise ChatError("bad_json", "the server's answer holds no embedding", retriable=True, served=0) from None
         return {"vector": vector}, _usage(record, body, "")
 
@@ -467,9 +514,15 @@ class Chat:
     def _together(self, coroutines: Sequence[Coroutine[Any, Any, Any]], kept: tuple | type = ()) -> list[Any]:
         """Run coroutines on the client's loop. Return their results, with exceptions of type `kept` in their places.
 
-        Raises other exceptions when all coroutines have ended. Calls `check` every 0.2 seconds; if that raises, the
-        coroutines and all questions that no server is answering yet are cancelled.
+        Raises other exceptions when all coroutines have ended, and Interrupted once the client is closed. Calls `check`
+        every 0.2 seconds; if that raises, the coroutines and all questions that no server is answering are cancelled.
         """
+        if self._closed or _runs_here(self._loop):
+            for coroutine in coroutines:
+                coroutine.close()
+            if self._closed:
+                raise Interrupted
+            raise RuntimeError("chat.ask would wait for the event loop that it blocks: use `await chat(...)` here")
 
         async def gathered() -> list[Any]:
             return await asyncio.gather(*coroutines, return_exceptions=True)
@@ -478,6 +531,8 @@ class Chat:
         try:
             while not concurrent.futures.wait([future], timeout=0.2).done:
                 self._check()
+                if self._closed:
+                    raise Interrupted
         except BaseException:
             future.cancel()
             self._loop.call_soon_threadsafe(self._drop_queued)
@@ -501,13 +556,20 @@ class Chat:
             self.say(text)
 
 
+def _runs_here(loop: asyncio.AbstractEventLoop) -> bool:
+    """Return True if the calling thread is running this event loop."""
+    try:
+        return asyncio.get_running_loop() is loop
+    except RuntimeError:
+        return False
+
+
 def _read_completion(body: dict[str, Any], record: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return (record, usage) of a chat completion. Raises ChatError if the answer is none."""
     try:
         choice = record["choices"][0]
         text, finish = choice["message"].get("content") or "", str(choice.get("finish_reason") or "stop")
-        if not isinstance(text, str):
-            raise TypeError
+        text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")  # lone surrogates cannot be written
     except (KeyError, IndexError, TypeError, AttributeError):
         problem, served = "the server's answer is not a chat completion", len(json.dumps(record)) / 4
         raise ChatError("bad_json", problem, retriable=True, served=served) from None
@@ -563,5 +625,5 @@ def url_problem(url: str) -> str:
     if parts.username or parts.password:
         return "contains a user name or a password; put the key into an environment variable"
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        return "is not a url such as http://127.0.0.1:8000/v1"
+        return f"is not a url such as http://127.0.0.1:8000/v1, nor one of {', '.join(PLAYED)}"
     return ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import re
 import zlib
@@ -19,6 +20,7 @@ from rl.bounds import Count, NotNegative
 EMBEDDERS = {
     "ngrams": "evolver.llm.embedders:HashedNgrams",
     "endpoint": "evolver.llm.embedders:EndpointEmbedder",
+    "policy": "evolver.llm.embedders:PolicyEmbedder",
 }
 _WORD = re.compile(r"[^\W_]+")
 _SENTENCE_START = re.compile(r"(?:^|[.!?:]\s+)[\"'(]*$")
@@ -112,6 +114,51 @@ class EndpointEmbedder:
             raise ServerDown(f"experience cannot be searched without embeddings: {error}") from None
         except ValueError:
             raise ServerDown(f"{self.name} gives vectors of different lengths") from None
+
+
+class PolicyEmbedder:
+    """The mean of the last hidden states of a Qwen checkpoint over the tokens of a text, computed in this process.
+
+    By default the checkpoint is the one that the run starts from. Its weights stay as they are: vectors of a policy
+    that trains could not be compared with those of earlier steps.
+    """
+
+    def __init__(self, policy: str, *, path: str = "", tokens: Count = 512):
+        """policy: the run's `model.path`. path: another checkpoint, a directory or a Hub id. tokens: most of a text."""
+        import jax
+        import jax.numpy as jnp
+
+        from evolver.paths import model_folder
+        from models import hf, qwen
+        from models.tokenizer import Tokenizer
+
+        if not (path or policy):
+            key = "config.navigating.embedder"
+            raise ValueError(f"{key}.name=policy needs a checkpoint: set config.model.path or {key}.args.path")
+        folder = model_folder(path or policy, weights=True)
+        shape, self._params = hf.load(folder)
+        self._tokenizer, self._tokens, self.dims = Tokenizer.load(folder), tokens, shape.d_model
+        part = np.asarray(self._params["embed"][:256])
+        self.name = f"policy-{hashlib.blake2b(part.tobytes(), digest_size=8).hexdigest()}-{tokens}"
+
+        @jax.jit
+        def pooled(params, tokens_T, real_T):
+            states_1TD = qwen.hidden(shape, params, tokens_T[None], jnp.arange(len(tokens_T))[None], real_T[None])
+            mean_D = (states_1TD[0] * real_T[:, None]).sum(0) / real_T.sum()
+            return mean_D / jnp.linalg.norm(mean_D)
+
+        self._pooled = pooled
+
+    def __call__(self, texts: Sequence[str]) -> np.ndarray:
+        vectors = [self._vector(self._tokenizer.encode(text)[: self._tokens]) for text in texts]
+        return np.stack(vectors) if vectors else np.zeros((0, self.dims), np.float32)
+
+    def _vector(self, tokens: list[int]) -> np.ndarray:
+        if not tokens:
+            return np.zeros(self.dims, np.float32)
+        padding = max(16, 1 << (len(tokens) - 1).bit_length()) - len(tokens)  # few lengths, because each is compiled
+        real_T = np.array([1] * len(tokens) + [0] * padding, np.int32)
+        return np.asarray(self._pooled(self._params, np.array([*tokens, *[0] * padding], np.int32), real_T), np.float32)
 
 
 def normalise(text: str) -> list[str]:

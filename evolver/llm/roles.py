@@ -9,12 +9,13 @@ import contextlib
 import dataclasses
 import importlib.util
 import json
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from evolver import plugs
-from evolver.llm.client import Chat, Limits, Role, url_problem
+from evolver.llm.client import INITIAL, PLAYED, Chat, Limits, Role, url_problem
 from evolver.llm.store import Ledger
 
 ROLES = ("explorer", "writer", "judge", "step_judge", "summariser", "reranker", "embedder")
@@ -30,6 +31,11 @@ def roles_of(config: Any) -> tuple[str, ...]:
     """Return the roles that the plugs in use declare, in the order of ROLES."""
     needed = {role for _, target in _in_use(config) for role in getattr(target, "roles", ())}
     return tuple(role for role in ROLES if role in needed)
+
+
+def prompts_of(config: Any) -> tuple[str, ...]:
+    """Return the names of the prompts that the plugs in use declare in their attribute `prompts`."""
+    return tuple(dict.fromkeys(name for _, target in _in_use(config) for name in getattr(target, "prompts", ())))
 
 
 def _in_use(config: Any) -> Iterator[tuple[str, Callable[..., Any]]]:
@@ -68,7 +74,12 @@ def problems(config: Any, mode: str, resolve: Callable[[str], Path]) -> Iterator
     for url in sorted({role.url for role in roles.values()}):
         names = ", ".join(name for name, role in roles.items() if role.url == url)
         if not url:
-            yield f"config.llm.url is empty and {names} needs it: the url of an OpenAI-compatible server, with its /v1"
+            yield (
+                f"config.llm.url is empty and {names} needs it: the url of an OpenAI-compatible server, with its /v1,"
+                " or policy"
+            )
+        elif url in PLAYED:
+            yield from _problems_of_played(config, {name: role for name, role in roles.items() if role.url == url})
         elif problem := url_problem(url):
             yield f"config.llm.url ({names}): {'the url' if '@' in url else repr(url)} {problem}"
     for name, role in roles.items():
@@ -85,18 +96,41 @@ def problems(config: Any, mode: str, resolve: Callable[[str], Path]) -> Iterator
     except (OSError, ValueError) as error:
         yield f"config.llm.prices={c.prices}: {error}"
         return
-    unpriced = sorted({role.model for role in roles.values() if role.model} - set(prices))
+    unpriced = sorted({role.model for role in roles.values() if role.model and not role.played} - set(prices))
     if c.budget_money and unpriced:
         yield f"config.llm.budget_money cannot be enforced: config.llm.prices has no price of {', '.join(unpriced)}"
 
 
+def _problems_of_played(config: Any, roles: dict[str, Role]) -> Iterator[str]:
+    """Yield what is wrong with roles that the policy plays, all with the same url."""
+    if roles.get("embedder"):
+        yield "config.llm.embedder.url: the policy makes no embeddings; give the url of a server that does"
+    names = ", ".join(roles)
+    if any(role.url == INITIAL for role in roles.values()) and config.engine.name != "jax":
+        yield (
+            f"config.llm.url={INITIAL} ({names}) needs config.engine.name=jax; with {config.engine.name}, serve the"
+            " initial weights with a server of their own and give its url"
+        )
+    for name, role in roles.items():
+        if role.extra and not re.fullmatch(r'\s*\{\s*"top_k"\s*:\s*\d+\s*\}\s*', role.extra):
+            yield f'config.llm.{name}.extra={role.extra}: the policy knows top_k only: {{"top_k": 100}}'
+
+
 def settings(config: Any) -> dict[str, Role]:
-    """Return the settings of each role that the config needs; url, model and key default to those of `config.llm`."""
+    """Return the settings of each role that the config needs; url, model and key default to those of `config.llm`.
+    A role that the policy plays has the url as its model and no key."""
     c, roles = config.llm, {}
     for name in roles_of(config):
         shared = {key: c[name][key] or c[key] for key in ("url", "model", "key")}
+        if shared["url"] in PLAYED:
+            shared |= {"model": shared["url"], "key": ""}
         roles[name] = Role(**(c[name].to_dict() | shared))
     return roles
+
+
+def played(config: Any) -> set[str]:
+    """Return the urls, of PLAYED, whose roles the policy plays in a run of this config."""
+    return {role.url for role in settings(config).values() if role.played}
 
 
 def read_prices(path: Path) -> dict[str, tuple[float, float]]:
@@ -111,15 +145,21 @@ def read_prices(path: Path) -> dict[str, tuple[float, float]]:
     return {model: (float(pair[0]), float(pair[1])) for model, pair in table.items()}
 
 
-def make_chat(config: Any, workdir: Path, resolve: Callable[[str], Path], *, check: Callable[[], None]) -> Chat | None:
-    """Return the client of all roles that the config needs, None if it needs none. No server is asked yet."""
+def make_chat(
+    config: Any, workdir: Path, resolve: Callable[[str], Path], *, check: Callable[[], None], loop: Any = None
+) -> Chat | None:
+    """Return the client of all roles that the config needs, None if it needs none. No server is asked yet.
+
+    loop: the event loop of the engines, which the client uses if the policy plays a role.
+    """
     c, roles = config.llm, settings(config)
     if not roles:
         return None
     limits = Limits(**{field.name: c[field.name] for field in dataclasses.fields(Limits) if field.name in c})
     cache = {"": workdir / "llm_cache", "off": None}.get(c.cache, c.cache)
     prices = read_prices(resolve(c.prices)) if c.prices else {}
-    return Chat(roles, limits=limits, prices=prices, cache=cache, ledger=Ledger(workdir / "llm.jsonl"), check=check)
+    ledger, loop = Ledger(workdir / "llm.jsonl"), loop if played(config) else None
+    return Chat(roles, limits=limits, prices=prices, cache=cache, ledger=ledger, check=check, loop=loop)
 
 
 def for_evaluation(config: Any) -> Any:

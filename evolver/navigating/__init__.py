@@ -33,6 +33,7 @@ class Extractor(Protocol):
     """
 
     roles: tuple[str, ...] = ()  # chat roles that the extractor asks
+    reads_labels: bool = True  # False if it ignores the labels of turns, so that the first attempts get none
 
     def extract(self, trajectories: Sequence[Trajectory], *, step: int) -> list[Experience]:
         """Return new experiences, preferably made by `new_experience`; the pool merges duplicates.

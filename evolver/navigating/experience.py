@@ -5,12 +5,8 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import re
 from dataclasses import dataclass, field
 from typing import Any
-
-# Text that would end or imitate a part of the prompt that an experience is put into.
-TAGS = re.compile(r"</?EXP\b|</?tool_call\b|<\||<<\s*[A-Z]|>>>|overall outcome:", re.IGNORECASE)
 
 
 @dataclass

@@ -9,10 +9,11 @@ from dataclasses import dataclass, field
 
 from envs.toolcalls import parse
 from envs.world import World
+from evolver.llm.answers import unfit
 from evolver.navigating import Extractor
-from evolver.navigating.experience import TAGS, Experience, new_experience
+from evolver.navigating.experience import Experience, new_experience
 from evolver.plugs import attribute
-from evolver.traces import COPIED, exchanges_of, play, played, unguided
+from evolver.traces import exchanges_of, play, played, unguided
 from rl.trajectory import Trajectory, Turn
 
 
@@ -145,7 +146,7 @@ def _errors(trajectory: Trajectory) -> set[tuple[str, str]]:
     for turn, (_, observation) in zip(trajectory.turns, exchanges, strict=True):
         tools, text = _tools(turn), observation.strip()
         if turn.info.get("errors") and len(tools) == 1:
-            line = re.sub(r"\S*\d\S*", "...", text.splitlines()[0] if text else "")
-            if not TAGS.search(line) and COPIED not in line:
-                errors.add((tools[0], line[:120]))
+            line = re.sub(r"\S*\d\S*", "...", text.splitlines()[0] if text else "")[:120]
+            if not unfit(line):
+                errors.add((tools[0], line))
     return errors

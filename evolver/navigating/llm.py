@@ -8,27 +8,23 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from evolver.llm.answers import UNFIT, unfit
 from evolver.llm.client import Chat, ChatError, Question
 from evolver.llm.prompts import prompt
 from evolver.llm.schemas import INTEGER, NUMBER, TEXT, array, record
 from evolver.navigating import Extractor, Refiner
-from evolver.navigating.experience import TAGS, Experience, new_experience
+from evolver.navigating.experience import Experience, new_experience
 from evolver.navigating.extract import learnable_groups
-from evolver.traces import COPIED, exchanges_of, quoted, scripts, transcript, unguided
+from evolver.traces import exchanges_of, quoted, transcript, unguided
 from rl.bounds import Fraction
 from rl.trajectory import Trajectory
 
 EXTRACTION = record(experiences=array(record(when=TEXT, content=TEXT)))
-VERDICT = record(reason=TEXT, score=NUMBER)
+VERDICTS = record(verdicts=array(record(number=INTEGER, reason=TEXT, score=NUMBER)))
 CHOICE = record(chosen=array(record(number=INTEGER, content=TEXT)))
 MOST = 2  # experiences from one task
-LONGEST = 1200  # characters of an experience; three sentences have a few hundred
-UNFIT = ("surplus", "empty", "long", "marked", "foreign")  # reasons to refuse the text of a model
-_REWRITE = (
-    "Write each chosen one anew for this task: say what matters here, in at most three sentences, and leave out what"
-    " does not apply. That text is its content."
-)
-_KEEP = "Leave the content of each chosen one empty: it is used as it stands."
+ABRIDGED = 200  # characters of an action or observation that validation sees: enough to tell what was done and refused
+REFUSED = ("surplus", *UNFIT)  # reasons to refuse an experience
 
 
 class LlmExtractor(Extractor):
@@ -37,7 +33,8 @@ class LlmExtractor(Extractor):
     It also learns from tasks whose attempts all failed.
     """
 
-    roles = ("summariser",)
+    roles, prompts = ("summariser",), ("extract", "validate")
+    reads_labels = False
 
     def __init__(self, chat: Chat, shown: int, splits: Sequence[str], *, valid: Fraction = 0.5):
         """shown: characters of an action or observation that the model sees. splits: of the tasks that may be learnt
@@ -48,71 +45,76 @@ class LlmExtractor(Extractor):
     def extract(self, trajectories: Sequence[Trajectory], *, step: int) -> list[Experience]:
         """Return the valid experiences. Raises ValueError for a task of another split, and RunEnds."""
         groups = [_extremes(group) for group in learnable_groups(trajectories, self.splits).values()]
-        drafts: list[tuple[Experience, list[Trajectory]]] = []
+        drafts: list[tuple[list[Experience], list[Trajectory]]] = []
         for group, answer in zip(groups, self.chat.ask([self._extraction(group) for group in groups])):
             if isinstance(answer, ChatError):
                 self._counts["unanswered"] += 1
-                continue
-            entries = answer.parsed["experiences"]
-            self._counts["unfit/surplus"] += len(entries[MOST:])
-            for entry in entries[:MOST]:
-                when, content = entry["when"].strip(), entry["content"].strip()
-                if problem := unfit(when, group[0].task.query) or unfit(content, group[0].task.query):
-                    self._counts[f"unfit/{problem}"] += 1
-                else:
-                    drafts.append((new_experience(when, content, sources=[group[0].task.id], step=step), group))
-        return self._validated(drafts) if self.valid else [experience for experience, _ in drafts]
+            elif experiences := self._fit(answer.parsed["experiences"], group, step):
+                drafts.append((experiences, group))
+        return self._validated(drafts) if self.valid else [e for experiences, _ in drafts for e in experiences]
+
+    def _fit(self, entries: Sequence[dict[str, str]], group: Sequence[Trajectory], step: int) -> list[Experience]:
+        """Return the experiences of an answer whose text is fit for a prompt, and count the others."""
+        self._counts["unfit/surplus"] += len(entries[MOST:])
+        task, experiences = group[0].task, []
+        observations = [observation for trajectory in group for _, observation in exchanges_of(trajectory)]
+        for entry in entries[:MOST]:
+            when, content = entry["when"].strip(), entry["content"].strip()
+            if problem := unfit(when, task.query, observations) or unfit(content, task.query, observations):
+                self._counts[f"unfit/{problem}"] += 1
+            else:
+                experiences.append(new_experience(when, content, sources=[task.id], step=step))
+        return experiences
 
     def metrics(self) -> dict[str, float]:
         counts, self._counts = self._counts, Counter()
-        names = ("unanswered", "invalid", "misscored", *(f"unfit/{problem}" for problem in UNFIT))
+        names = ("unanswered", "invalid", "misscored", *(f"unfit/{problem}" for problem in REFUSED))
         return {f"navigating/{name}": float(counts[name]) for name in names}
 
-    def _validated(self, drafts: Sequence[tuple[Experience, list[Trajectory]]]) -> list[Experience]:
-        """Return the experiences that score enough. Those that could not be scored are left out."""
+    def _validated(self, drafts: Sequence[tuple[list[Experience], list[Trajectory]]]) -> list[Experience]:
+        """Return the experiences that score enough; one question is about all those of a task. Experiences that could
+        not be scored are left out."""
         kept = []
-        for (experience, _), verdict in zip(drafts, self.chat.ask([self._validation(*draft) for draft in drafts])):
-            if isinstance(verdict, ChatError):
+        for (experiences, _), answer in zip(drafts, self.chat.ask([self._validation(*draft) for draft in drafts])):
+            if isinstance(answer, ChatError):
                 self._counts["unanswered"] += 1
-            elif not 0 <= verdict.parsed["score"] <= 1:  # on another scale, where most scores would pass
-                self._counts["misscored"] += 1
-            elif verdict.parsed["score"] >= self.valid:
-                kept.append(experience)
-            else:
-                self._counts["invalid"] += 1
+                continue
+            scores = {verdict["number"]: verdict["score"] for verdict in answer.parsed["verdicts"]}
+            told = [verdict["number"] for verdict in answer.parsed["verdicts"]]
+            numbered = sorted(told) == list(range(1, len(experiences) + 1))  # else all its numbers may be shifted
+            for number, experience in enumerate(experiences, 1):
+                if not (numbered and 0 <= scores[number] <= 1):  # on another scale most scores would pass
+                    self._counts["misscored"] += 1
+                elif scores[number] >= self.valid:
+                    kept.append(experience)
+                else:
+                    self._counts["invalid"] += 1
         return kept
 
     def _extraction(self, group: Sequence[Trajectory]) -> Question:
-        return self._question("extract", EXTRACTION, group, most=str(MOST))
+        return self._question("extract", EXTRACTION, group, self.shown, most=str(MOST))
 
-    def _validation(self, experience: Experience, group: Sequence[Trajectory]) -> Question:
-        return self._question("validate", VERDICT, group, when=experience.when, content=experience.content)
+    def _validation(self, experiences: Sequence[Experience], group: Sequence[Trajectory]) -> Question:
+        shown = min(self.shown, ABRIDGED)
+        return self._question("validate", VERDICTS, group, shown, experiences=listed(experiences))
 
-    def _question(self, name: str, schema: dict[str, Any], group: Sequence[Trajectory], **slots: str) -> Question:
+    def _question(
+        self, name: str, schema: dict[str, Any], group: Sequence[Trajectory], shown: int, **slots: str
+    ) -> Question:
         text = prompt(name)
         attempts = "\n\n".join(
             f"=== ATTEMPT {n}: {'success' if t.evaluation.success else 'failure'}, score {t.outcome:.2f}\n"
-            + transcript(unguided(exchanges_of(t), t.injected), self.shown)
+            + transcript(unguided(exchanges_of(t), t.injected), shown)
             for n, t in enumerate(group, 1)
         )
         messages = text.messages(task=quoted(group[0].task.query), attempts=attempts, **slots)
         return Question(self.roles[0], messages, schema, text.version)
 
 
-def unfit(text: str, query: str) -> str:
-    """Return why a model's text cannot become experience for tasks like `query`, one of UNFIT; "" if it can.
-
-    The text is put into prompts, so it must not contain their tags, nor marks that a model copied from an attempt. Its
-    language is judged by its script only.
-    """
-    if not text.strip():
-        return "empty"
-    if len(text) > LONGEST:
-        return "long"
-    if TAGS.search(text) or COPIED in text:
-        return "marked"
-    common, own = scripts(text), scripts(query)
-    return "foreign" if common and own and common[0] not in own else ""
+def listed(experiences: Sequence[Experience]) -> str:
+    """Return experiences as a numbered list. No line of theirs can pass for another entry."""
+    entries = [f"{n}. {e.when}\n{e.content}".splitlines() for n, e in enumerate(experiences, 1)]
+    return quoted("\n".join("\n   ".join(lines) for lines in entries))
 
 
 def _extremes(group: Sequence[Trajectory]) -> list[Trajectory]:
@@ -125,7 +127,7 @@ def _extremes(group: Sequence[Trajectory]) -> list[Trajectory]:
 class Reranker(Refiner):
     """Asks a model which of the retrieved experiences fit the task. Without an answer, the best candidates are used."""
 
-    roles = ("reranker",)
+    roles, prompts = ("reranker",), ("rerank",)
     candidates = 3
     rewrites = False
 
@@ -144,13 +146,13 @@ class Reranker(Refiner):
 
     def metrics(self) -> dict[str, float]:
         counts, self._counts = self._counts, Counter()
-        return {f"navigating/{name}": float(counts[name]) for name in ("refined", "unrefined", "unrewritten")}
+        return {
+            f"navigating/{name}": float(counts[name]) for name in ("refined", "unrefined", "unrewritten", "surplus")
+        }
 
     def _question(self, query: str, candidates: Sequence[Experience], top_k: int) -> Question:
-        text = prompt("refine")
-        listed = "\n".join(f"{n}. {e.when}\n   {e.content}" for n, e in enumerate(candidates, 1))
-        rewriting = _REWRITE if self.rewrites else _KEEP
-        messages = text.messages(task=quoted(query), experiences=listed, most=str(top_k), rewriting=rewriting)
+        text = prompt(self.prompts[0])
+        messages = text.messages(task=quoted(query), experiences=listed(candidates), most=str(top_k))
         return Question(self.roles[0], messages, CHOICE, text.version)
 
     def _chosen(self, query: str, candidates: Sequence[Experience], answer: Any, top_k: int) -> list[Experience]:
@@ -164,7 +166,9 @@ class Reranker(Refiner):
         first = {}
         for entry in chosen:
             first.setdefault(entry["number"], entry["content"].strip())
-        return [self._worded(query, candidates[n - 1], content) for n, content in list(first.items())[:top_k]]
+        kept = list(first.items())[:top_k]
+        self._counts["surplus"] += len(chosen) - len(kept)
+        return [self._worded(query, candidates[n - 1], content) for n, content in kept]
 
     def _worded(self, query: str, experience: Experience, content: str) -> Experience:
         """Return the experience in the words of the answer, or in its own if they are unfit."""
@@ -178,4 +182,4 @@ class Reranker(Refiner):
 class Rewriter(Reranker):
     """Also rewrites the chosen experiences for the task at hand."""
 
-    rewrites = True
+    prompts, rewrites = ("rewrite",), True

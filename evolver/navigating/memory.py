@@ -31,19 +31,19 @@ class Navigating:
         self.pool, self.extractor, self.refiner = pool, extractor, refiner
         self.share, self.top_k, self.min_similarity = share, top_k, min_similarity
         self._counts: Counter[str] = Counter()
-        self._similarity = 0.0
+        self._similarity = self._expected = 0.0
 
     def retrieve(self, queries: Sequence[str]) -> list[list[Experience]]:
         """Return the experiences for each query: at most `top_k`, [] if none is near enough."""
-        candidates = [self._candidates(query, self.top_k * self.refiner.candidates) for query in queries]
-        return self.refiner.refine(queries, candidates, self.top_k)
+        most = self.top_k * self.refiner.candidates
+        near = self.pool.search_all(queries, _NEAR * most, min_similarity=self.min_similarity)
+        return self.refiner.refine(queries, [self._candidates(found, most) for found in near], self.top_k)
 
-    def _candidates(self, query: str, most: int) -> list[Experience]:
-        """Return at most `most` experiences, no two with the same content.
+    def _candidates(self, near: Sequence[tuple[Experience, float]], most: int) -> list[Experience]:
+        """Return at most `most` of the experiences near a query, no two with the same content.
 
         They are ranked by the cosine plus a tenth of the smoothed gain (wins - expected) / (uses + 2).
         """
-        near = self.pool.search(query, _NEAR * most, min_similarity=self.min_similarity)
         ranked = sorted(near, key=lambda pair: (-(pair[1] + 0.1 * _gain(pair[0])), pair[0].id))
         chosen: dict[str, tuple[Experience, float]] = {}
         for experience, similarity in ranked:
@@ -70,28 +70,38 @@ class Navigating:
             self._counts["guided"] += int(guided_G.sum()) if experiences else 0
         return guidance
 
+    def record(self, trajectories: Sequence[Trajectory]) -> None:
+        """Count the uses and wins of the experience that guided a step's rollouts; retrieval ranks by them.
+
+        Broken rollouts are left out, because they say nothing about the experience that they carried.
+        """
+        for group in groups_of(t for t in trajectories if not t.broken).values():
+            expected = success_without(group)
+            for trajectory in (t for t in group if t.guided):
+                won = bool(trajectory.evaluation.success)
+                self.pool.record(trajectory.experience, success=won, expected=expected)
+                self._counts.update(used=1, won=won)
+                self._expected += expected
+
     def learn(self, trajectories: Sequence[Trajectory], *, step: int) -> list[str]:
-        """Count uses, extract, add new experiences and delete those that do not help. Return the ids added.
+        """Extract, add new experiences and delete those that do not help. Return the ids added.
 
         Raises ValueError if a trajectory is of a held-out task.
         """
         extracted = self.extractor.extract(trajectories, step=step)
         self.pool.splits |= {t.task.split for t in trajectories}
-        # A broken rollout says nothing about the experience that it carried.
-        for group in groups_of(t for t in trajectories if not t.broken).values():
-            expected = success_without(group)
-            for trajectory in group:
-                self.pool.record(trajectory.experience, success=trajectory.evaluation.success, expected=expected)
         added = self.pool.add(extracted)
         pruned = self.pool.prune()
         self._counts.update(extracted=len(extracted), added=len(added), pruned=len(pruned))
         return [id for id in added if id in self.pool]
 
     def metrics(self) -> dict[str, float]:
-        """Return metrics since the last call, and statistics of the current pool."""
+        """Return metrics since the last call, and the size of the pool. Without guided rollouts there are no rates of
+        their success."""
         counts, self._counts = self._counts, Counter()
-        similarity, self._similarity = self._similarity, 0.0
-        used = [e for e in self.pool.all() if e.uses]
+        similarity, expected = self._similarity, self._expected
+        self._similarity = self._expected = 0.0
+        rates = {"win": counts["won"] / counts["used"], "expected": expected / counts["used"]} if counts["used"] else {}
         return self.extractor.metrics() | {
             "navigating/pool": float(len(self.pool)),
             "navigating/guided_rate": counts["guided"] / max(counts["rollouts"], 1),
@@ -100,9 +110,7 @@ class Navigating:
             "navigating/extracted": float(counts["extracted"]),
             "navigating/added": float(counts["added"]),
             "navigating/pruned": float(counts["pruned"]),
-            "navigating/win_rate": sum(e.wins for e in used) / max(sum(e.uses for e in used), 1),
-            "navigating/expected_rate": sum(e.expected for e in used) / max(sum(e.uses for e in used), 1),
-        } | self.refiner.metrics()  # fmt: skip
+        } | {f"navigating/{name}_rate": rate for name, rate in rates.items()} | self.refiner.metrics()  # fmt: skip
 
     def state(self) -> dict[str, Any]:
         """Return everything that later calls depend on, as JSON values."""

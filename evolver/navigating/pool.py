@@ -83,9 +83,15 @@ class Pool:
 
     def search(self, query: str, k: int, *, min_similarity: float = 0.0) -> list[tuple[Experience, float]]:
         """Return the `k` nearest experiences and their cosines, best first; equal cosines in the order of their ids."""
-        if not self._experiences or k < 1:
-            return []
-        return self._nearest(self.embedder([query])[0], k, min_similarity)
+        return self.search_all([query], k, min_similarity=min_similarity)[0]
+
+    def search_all(
+        self, queries: Sequence[str], k: int, *, min_similarity: float = 0.0
+    ) -> list[list[tuple[Experience, float]]]:
+        """Return what `search` finds for each query; they are embedded together, which a server does at once."""
+        if not (queries and self._experiences) or k < 1:
+            return [[] for _ in queries]
+        return [self._nearest(vector_D, k, min_similarity) for vector_D in self.embedder(queries)]
 
     def record(self, ids: Sequence[str], *, success: bool, expected: float) -> None:
         """Count one guided rollout that carried `ids`; ids that are no longer in the pool are ignored."""

@@ -9,6 +9,8 @@ from typing import Any
 from envs import make
 from evolver import plugs
 from evolver.config import flat
+from evolver.llm.prompts import prompt
+from evolver.llm.roles import prompts_of
 from evolver.paths import model_folder, resolve
 from evolver.workdir import read_tasks
 
@@ -18,7 +20,8 @@ class PlanError(ValueError):
 
 
 def plan(config: Any, workdir: str | Path, target: str = "") -> str:
-    """Return the plan as text: the resolved config and plugs, the amount of work, sizes, and calls of language models.
+    """Return the plan as text: the resolved config and plugs, prompts of language models, the amount of work, sizes,
+    and calls of language models.
 
     With a target, it also says what memory and time the programs need there. Raises PlanError.
     """
@@ -39,6 +42,7 @@ def plan(config: Any, workdir: str | Path, target: str = "") -> str:
     sections = [
         section("config", *(f"{name} = {value!r}" for name, value in sorted(flat(config).items()))),
         section("plugs", *called),
+        *(section(f"prompt {text.version}, {text.path}", *text.lines()) for text in map(prompt, prompts_of(config))),
         section(f"plan for {workdir}", *(f"{name.ljust(width)}  {value}" for name, value in facts)),
         section(*bill),
     ]
@@ -74,6 +78,8 @@ def work(config: Any, originals: int, held_out: int, unknown: str = "") -> list[
 
     originals, held_out: number of original and of held-out tasks. unknown: why these are not known.
     """
+    from evolver.plan.calls import first_tasks
+
     c = config
     rollouts = c.rollout.tasks * c.rollout.group
     tokens = min(c.rollout.max_turns * c.rollout.max_tokens, c.rollout.context)
@@ -91,7 +97,8 @@ def work(config: Any, originals: int, held_out: int, unknown: str = "") -> list[
     if c.rollout.refill:
         facts.append(("refills", f"at most {c.rollout.refill} rounds a step, for groups without signal"))
     if c.navigating.enabled and not c.navigating.pool and c.navigating.rollouts:
-        facts.append(("first pool", f"{c.navigating.tasks} tasks x {c.navigating.rollouts} rollouts"))
+        tasks = first_tasks(c, originals)
+        facts.append(("first pool", f"{'all' if tasks is None else tasks} tasks x {c.navigating.rollouts} rollouts"))
     if c.questioning.enabled and not c.questioning.tasks:
         facts.append(("exploration", f"until {c.questioning.budget:,} tasks are found"))
     return facts

@@ -1,4 +1,4 @@
-"""Calls to language models besides the policy: how many a training run makes, by role, and what they cost."""
+"""Calls to language models: how many a training run makes, by role, and what they cost."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import math
 from typing import Any
 
 from evolver import plugs
-from evolver.llm.roles import read_prices, roles_of
+from evolver.llm.client import PLAYED
+from evolver.llm.roles import read_prices, settings
 from evolver.navigating.llm import MOST, Reranker
 from evolver.paths import resolve
 from evolver.plan.analytic import EPISODE
@@ -18,7 +19,7 @@ EPISODES_READ = {"explorer": 0.5, "writer": 1, "judge": 1, "step_judge": 1, "sum
 # The plugs whose calls are counted; the calls of other plugs are unknown.
 COUNTED = {
     "explorer": ("questioning.explorer", ("llm",)),
-    "writer": ("questioning.explorer", ("llm",)),
+    "writer": ("questioning.explorer", ("llm", "curiosity")),
     "judge": ("questioning.judge", ("naive", "principle", "reference")),
     "step_judge": ("attributing.judge", ("llm",)),
     "summariser": ("navigating.extractor", ("llm",)),
@@ -31,13 +32,14 @@ def bill(config: Any, originals: int = 0, held_out: int = 0) -> dict[str, dict[s
     """Return {role: {"model", "least", "most", "read", "written", "cost"}} for the roles that the config uses.
 
     least, most: calls of a run, None = unknown. Answers from the cache count as calls. read, written: tokens of all
-    calls, `most` of them if that is known, else `least`. cost: money, None without a price of the model.
+    calls, `most` of them if that is known, else `least`. cost: money, None without a price of the model; the policy
+    takes time of the engine, but no money.
     originals, held_out: number of original tasks and of evaluated ones, 0 = unknown. Raises OSError and ValueError if
     config.llm.prices cannot be read.
     """
     prices = read_prices(resolve(config.llm.prices)) if config.llm.prices else {}
     result = {}
-    for role in roles_of(config):
+    for role, asked in settings(config).items():
         key, names = COUNTED[role]
         known = _plug(config, key).name in names
         least, most = _counts(config, role, originals, held_out) if known else (0, None)
@@ -47,12 +49,11 @@ def bill(config: Any, originals: int = 0, held_out: int = 0) -> dict[str, dict[s
             tokens = EXPERIENCE
         if role == "reranker":
             tokens = EXPERIENCE * (1 + Reranker.candidates * config.navigating.top_k)
-        answer = 0 if role == "embedder" else min(ANSWER, config.llm[role].max_tokens)
-        model = config.llm[role].model or config.llm.model
-        price = prices.get(model)
+        answer = 0 if role == "embedder" else min(ANSWER, asked.max_tokens)
+        price = (0, 0) if asked.played else prices.get(asked.model)
         cost = price and number * (tokens * price[0] + answer * price[1]) / 1e6
         result[role] = {
-            "model": model, "least": least, "most": most, "read": number * tokens, "written": number * answer,
+            "model": asked.model, "least": least, "most": most, "read": number * tokens, "written": number * answer,
             "cost": cost,
         }  # fmt: skip
     return result
@@ -77,8 +78,10 @@ def lines(config: Any, originals: int = 0, held_out: int = 0) -> list[str]:
     assumed = f"assumed: episodes of {EPISODE * config.rollout.context:,.0f} tokens, answers of {ANSWER} tokens"
     if any(r["least"] for r in roles.values()):
         assumed += "; the least calls are those of walks that make as many tasks as they may"
+    if any(r["model"] in PLAYED for r in roles.values()):
+        assumed += "; what the policy plays costs no money, and its time is not in the plan"
     return [
-        "language models besides the policy, calls and millions of tokens of a run",
+        "language models, calls and millions of tokens of a run",
         *table(["", "calls", "read", "written", "cost"], rows),
         assumed,
         "costs are in the unit of config.llm.prices" if config.llm.prices else "config.llm.prices gives no prices",
@@ -100,18 +103,21 @@ def _counts(config: Any, role: str, originals: int, held_out: int) -> tuple[int,
     c, q, n = config, config.questioning, config.navigating
     draws = c.steps * (1 + c.rollout.refill)  # each draws tasks for a step, or replacements for groups without signal
     groups = draws * c.rollout.tasks
-    first = n.tasks if n.enabled and n.rollouts and not n.pool else 0  # tasks attempted for the first pool
-    learnt = first  # groups that experience is extracted from
-    if n.every:
-        learnt += c.steps // n.every * (1 + c.rollout.refill) * c.rollout.tasks
     if role in ("explorer", "writer"):
         return _exploration(config, role, originals)
+    ignored = not getattr(plugs.load("navigating.extractor", n.extractor.name), "reads_labels", True)
+    first = 0 if role == "reranker" or (role == "step_judge" and ignored) else first_tasks(config, originals)
+    if first is None:
+        return 0, None
     if role == "judge":
         return 0, draws * round(q.share * c.rollout.tasks) * c.rollout.group + first * n.rollouts
     if role == "step_judge":
         return 0, groups * c.rollout.group + first * n.rollouts
+    learnt = first  # groups that experience is extracted from
+    if n.every:
+        learnt += c.steps // n.every * (1 + c.rollout.refill) * c.rollout.tasks
     if role == "summariser":
-        return 0, learnt * (1 + MOST * bool(_arguments(config, "navigating.extractor")["valid"]))
+        return 0, learnt * (1 + bool(_arguments(config, "navigating.extractor")["valid"]))
     retrievals = groups if round(n.share * c.rollout.group) else 0
     if c.eval.experience:
         retrievals += evaluations(c) * (1 + c.eval.greedy) * (min(c.eval.tasks or held_out, held_out) or c.eval.tasks)
@@ -121,15 +127,30 @@ def _counts(config: Any, role: str, originals: int, held_out: int) -> tuple[int,
     return 0, None if unknown else retrievals
 
 
+def first_tasks(config: Any, originals: int) -> int | None:
+    """Return the most tasks that are attempted for the first pool, None = unknown. originals: as for `bill`."""
+    q, n = config.questioning, config.navigating
+    if not n.enabled or not n.rollouts or n.pool:
+        return 0
+    share = q.share if q.enabled else 0.0
+    unknown = (share < 1 and not originals) or (share > 0 and q.tasks)
+    if n.tasks or unknown:
+        return n.tasks or None
+    return (originals if share < 1 else 0) + (min(q.budget, q.capacity) if share > 0 else 0)
+
+
 def _exploration(config: Any, role: str, originals: int) -> tuple[int, int | None]:
     """Return (least, most) calls: every walk makes as many tasks as it may, or none makes any. None = unknown."""
     q, arguments = config.questioning, _arguments(config, "questioning.explorer")
     later = (config.steps - 1) // q.every if q.every else 0
     budgets = [budget for budget in [q.budget] * (not q.tasks) + [q.refresh] * later if budget]
+    worded = sum(budgets) if role == "writer" and q.words.name == "model" else 0  # one call per task
+    if q.explorer.name != "llm":
+        return 0, worded
     calls = arguments["breadth"] + arguments["depth"] if role == "explorer" else 1  # of one walk
     least = sum(math.ceil(budget / arguments["per_walk"]) for budget in budgets)
     most = len(budgets) * arguments["rounds"] * originals
-    return calls * least, calls * max(least, most) if originals else None
+    return calls * least, calls * max(least, most) + worded if originals else None
 
 
 def evaluations(config: Any) -> int:

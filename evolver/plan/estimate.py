@@ -161,7 +161,7 @@ def temporaries(case: Case, compiled: dict[str, Any]) -> dict[str, tuple[float, 
 def memory(case: Case, compiled: dict[str, Any]) -> dict[str, dict[str, float]]:
     """Return {phase: {kind: bytes}} on the fullest device, with the cache that the config asks for."""
     c, state, scratch, engine = case.config, state_bytes(case), temporaries(case, compiled), case.engine
-    held = {"engine weights": engine.weights, "KV cache": engine.cache}
+    held = {"engine weights": engine.weights + engine.initial, "KV cache": engine.cache}
     table = {}
     for phase in PHASES:
         learns = phase in LEARNER

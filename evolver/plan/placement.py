@@ -6,6 +6,8 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+from evolver.llm.client import INITIAL
+from evolver.llm.roles import played
 from evolver.plan import analytic
 from evolver.plan.analytic import BYTES
 from evolver.plan.targets import GIB, Target
@@ -26,6 +28,7 @@ class Engine:
     cache: float  # as configured; the jax engine's cache holds engine.slots sequences
     sequences: int  # sequences of rollout.context tokens that the cache of one replica holds
     place: str
+    initial: float = 0.0  # weights and cache of a second engine, where the initial policy plays a role of config.llm
 
 
 def engine_of(config: Any, shape: qwen.Config, target: Target) -> Engine:
@@ -34,7 +37,8 @@ def engine_of(config: Any, shape: qwen.Config, target: Target) -> Engine:
     context = config.rollout.context * analytic.kv_bytes(shape, config.engine.cache_dtype)
     if config.engine.name == "jax":
         slots = config.engine.slots
-        return Engine(1, 1, True, weights, slots * context, slots, "on the learner's first device")
+        second = weights + min(slots, config.llm.concurrency) * context if INITIAL in played(config) else 0.0
+        return Engine(1, 1, True, weights, slots * context, slots, "on the learner's first device", second)
     vllm = config.engine.vllm
     share = re.search(r"--gpu-memory-utilization[ =]([\d.]+)", vllm.flags)
     ways = re.search(r"--tensor-parallel-size[ =](\d+)", vllm.flags)

@@ -13,13 +13,17 @@ from evolver.questioning.tasks import is_verified, probe_of, synthetic_task, ver
 from rl.trajectory import Trajectory
 
 __all__ = [
-    "EXPLORERS", "JUDGES", "Explorer", "OutcomeJudge", "TaskPool", "Verifier", "is_verified", "mixture", "probe_of",
-    "synthetic_task", "verifier_kind",
+    "EXPLORERS", "JUDGES", "WORDS", "Explorer", "OutcomeJudge", "TaskPool", "Verifier", "is_verified", "mixture",
+    "probe_of", "synthetic_task", "verifier_kind",
 ]  # fmt: skip
 
 EXPLORERS = {
     "curiosity": "evolver.questioning.curiosity:Curiosity",
     "llm": "evolver.questioning.llm:LlmExplorer",
+}
+WORDS = {
+    "plain": "evolver.questioning.words:Plain",
+    "model": "evolver.questioning.words:ByModel",
 }
 JUDGES = {
     "verifier": "evolver.questioning:Verifier",

@@ -26,6 +26,7 @@ _SELECTS = re.compile(  # words that choose a record by comparing all of them
 )
 _EDGE = r"[\n\t|,;:\"'`()\[\]{}<>=]"  # what surrounds a value of several words
 _LONGEST = 8  # words of a value
+_DIGITS = dict(zip("one two three four five six seven eight nine a an".split(), "12345678911"))  # noqa: SIM905
 
 
 @dataclass
@@ -96,11 +97,12 @@ def unnamed_value(query: str, played: Played, demanded: Any = None) -> str:
     demanded: a JSON value; only arguments that occur in it are checked. None: all of them.
     """
     asked = words(query)
+    counts = words(" ".join(digit for word, digit in _DIGITS.items() if f" {word} " in asked))
     checked = None if demanded is None else words(json.dumps(demanded, ensure_ascii=False))
     used = [values_used(action) if parse(action).calls else [] for action in played.actions]
 
     def known(value: str, before: int) -> bool:
-        if value in asked or value in played.opening:
+        if value in asked or value in counts or value in played.opening:
             return True
         return any(value in words(played.shown[k]) and singled_out(value, k) for k in range(before))
 

@@ -23,17 +23,10 @@ def _whole(*scores: int) -> Schema:
     return record(analysis=TEXT, score={"type": "integer", "enum": [score for score in scores if score != 1]})
 
 
-_PRINCIPLE = (
-    "6. A solution is known. Its essential steps must have been done, in whatever form: another way to the same result"
-    " counts as well, and a step of the known solution that turned out not to be needed does not count against the"
-    " agent.\n"
-)
-
-
 class Naive(OutcomeJudge):
     """Scores trajectories by asking a chat role about all of them at once."""
 
-    roles = ("judge",)
+    roles, prompts = ("judge",), ("outcome_naive",)
     schema = _whole(*range(101))
 
     def __init__(self, chat: Chat, shown: int):
@@ -59,7 +52,7 @@ class Naive(OutcomeJudge):
 
     def question(self, trajectory: Trajectory) -> Question:
         """Return the question about one trajectory."""
-        return self._question("outcome_naive", trajectory)
+        return self._question(self.prompts[0], trajectory)
 
     def _question(self, name: str, trajectory: Trajectory, **slots: str) -> Question:
         text, steps = prompt(name), transcript(exchanges_of(trajectory), self.shown)
@@ -80,25 +73,27 @@ class Naive(OutcomeJudge):
 class Principle(Naive):
     """Also tells the model how to score."""
 
+    prompts = ("outcome_principle",)
     schema = _whole(*range(41), *range(60, 101))
-    sees_reference = False
 
     def question(self, trajectory: Trajectory) -> Question:
-        task = trajectory.task
-        known = [quoted(shortened(action, self.shown)) for action in task.reference] if self.sees_reference else []
-        if known and task.meta.get("answer"):
-            known.append(f"The answer to the question is: {shortened(str(task.meta['answer']), self.shown)}")
-        solution = "\n".join(known)
-        return self._question(
-            "outcome_principle",
-            trajectory,
-            rules=rules_of(trajectory.messages, 2 * self.shown),
-            principle_of_reference=_PRINCIPLE if known else "",
-            reference=f"\nA SOLUTION THAT IS KNOWN TO WORK\n{solution}\n" if known else "",
-        )
+        return self._question(self.prompts[0], trajectory, rules=self._rules(trajectory))
+
+    def _rules(self, trajectory: Trajectory) -> str:
+        return quoted(rules_of(trajectory.messages, 2 * self.shown))
 
 
 class Reference(Principle):
     """Also shows the model the task's reference solution, if there is one, with the expected answer."""
 
-    sees_reference = True
+    prompts = ("outcome_principle", "outcome_reference")  # the first for a task without a reference
+
+    def question(self, trajectory: Trajectory) -> Question:
+        task = trajectory.task
+        if not task.reference:
+            return super().question(trajectory)
+        known = [shortened(action, self.shown) for action in task.reference]
+        if task.meta.get("answer"):
+            known.append(f"The answer to the question is: {shortened(str(task.meta['answer']), self.shown)}")
+        solution = quoted("\n".join(known))
+        return self._question("outcome_reference", trajectory, rules=self._rules(trajectory), reference=solution)

@@ -23,6 +23,7 @@ from typing import Any
 
 from envs.profile import draft, tools_of
 from envs.world import Message, Observation, Task, Tool, World, WorldError
+from evolver.llm.answers import unfit
 from evolver.llm.client import Chat, ChatError, Question
 from evolver.llm.embedders import HashedNgrams
 from evolver.llm.prompts import prompt
@@ -36,14 +37,13 @@ from evolver.questioning.checks import (
     shown_answer,
     unnamed_value,
 )  # fmt: skip
+from evolver.questioning.goals import minimise
 from evolver.questioning.pool import TaskPool
-from evolver.questioning.tasks import CLOSING, Unfit, probe_of, synthetic_task, verifier_kind
-from evolver.questioning.write import minimise
-from evolver.traces import play, rules_of, shortened, text_of, transcript, words
+from evolver.questioning.tasks import CLOSING, Unfit, check_probe, probe_of, synthetic_task, verifier_kind
+from evolver.traces import play, quoted, rules_of, shortened, text_of, transcript, words
 from rl.bounds import Count, CountOrZero
 from rl.seeds import seed_of
 
-MASK = "Look around and find out what can be done here."  # replaces the query of the seed task
 _TASK = record(query=TEXT, confidence=NUMBER, steps=array(INTEGER), answer=TEXT)
 SCHEMA = record(tasks=array(_TASK))
 _LEVELS = ("easy: one thing to look up or change", "medium: a few steps that depend on each other")
@@ -63,7 +63,7 @@ class LlmWalk:
 class LlmExplorer:
     """Explores the worlds of the seed tasks, whose queries are masked, with the roles `explorer` and `writer`."""
 
-    roles = ("explorer", "writer")
+    roles, prompts = ("explorer", "writer"), ("explore", "write_tasks")
 
     def __init__(
         self,
@@ -94,30 +94,10 @@ class LlmExplorer:
             # If the world does not describe itself, draft a profile from the tools of a few tasks.
             self.profile = world.profile() or draft(world.name, tools_of(world, pool.seeds[:8]))
             self.checked = verifier_kind(world)
-            self._check_probes(world, pool.seeds[0])
+            check_probe(world, pool.seeds[0], self._probe(pool.seeds[0]))
         finally:
             world.close()
         self.preference = preference_text(self.profile)
-
-    def _check_probes(self, world: World, start: Task) -> None:
-        """Raise ValueError unless the world shows the query of a probe and not the query that it replaces."""
-        problem = ""
-        try:
-            opening = text_of(world.reset(self._probe(start), start.seed).messages)
-            world.evaluate()
-        except Exception as error:  # an adapter may raise anything for a task that it does not know
-            problem = f"it fails with {type(error).__name__}: {error}"
-        else:
-            if MASK not in opening:
-                problem = "it does not show that query"
-            elif start.query.strip() and start.query in opening:
-                problem = "it still shows the old query"
-        if problem:
-            raise ValueError(
-                f"world '{world.name}' cannot be explored: it was reset with task {start.id} under another query, and"
-                f" {problem}. Its reset() has to show task.query wherever task.origin is 'synthetic'; if it cannot, set"
-                " config.questioning.enabled=False"
-            )
 
     def explore(self, world: World, seeds: Sequence[Task], budget: int, rng: random.Random) -> Iterator[Task]:
         """Yield new tasks from `parallel` concurrent walks at a time. Raises RunEnds."""
@@ -138,7 +118,7 @@ class LlmExplorer:
         """Walk from each start and return the walks with the writer's proposals, the most confident first."""
         with ThreadPoolExecutor(len(starts)) as threads:
             walks = list(threads.map(lambda start: self._walk(start, seed_of(seed, start.id)), starts))
-        self.pool.count(walks=len(walks), steps=sum(len(walk.steps) for walk in walks))
+        self.pool.count(walks=len(walks), env_steps=sum(len(walk.steps) for walk in walks))
         for _ in range(sum(not walk.steps for walk in walks)):
             self.pool.reject("no step taken", tried=0)
         walks = [walk for walk in walks if walk.steps]
@@ -152,6 +132,8 @@ class LlmExplorer:
             else:
                 ranked = sorted(answer.parsed["tasks"], key=lambda proposal: -proposal["confidence"])
                 proposals.append((walk, ranked[: self.per_walk]))
+                for _ in ranked[self.per_walk :]:
+                    self.pool.reject("surplus", tried=0)
         return proposals
 
     # --- exploring ----------------------------------------------------------------------------------------------------
@@ -163,7 +145,7 @@ class LlmExplorer:
             walk.opening = world.reset(self._probe(start), start.seed)
             for k in range(self.breadth + self.depth):
                 (reply,) = self.chat.ask([self._exploring(walk, k, seed_of(seed, "turn", k))])
-                if isinstance(reply, ChatError) or not reply.text.strip():
+                if isinstance(reply, ChatError):
                     break
                 result = world.step(reply.text)
                 walk.steps.append((reply.text, text_of(result.messages)))
@@ -179,7 +161,7 @@ class LlmExplorer:
         """Return a task in the world of `start` with nothing to do. If the world can only check its own tasks, the
         probe keeps the verifier of `start`, which the world may need to start."""
         blank = {"state": {"state": [], "answer": None}, "calls": {"calls": []}, "": start.verifier}[self.checked]
-        return replace(probe_of(start), query=MASK, origin="synthetic", verifier=blank, meta=start.meta | _entry(start))
+        return replace(probe_of(start), verifier=blank)
 
     def _exploring(self, walk: LlmWalk, k: int, seed: int) -> Question:
         """Return the question for step k of a walk."""
@@ -209,8 +191,9 @@ class LlmExplorer:
         text = prompt("write_tasks")
         known = "\n".join(f"- {query}" for query in self._nearest(walk)) or "(none yet)"
         messages = text.messages(
-            profile=profile_text(self.profile, walk.opening.tools), preference=self.preference,
-            most=str(self.per_walk), known=known, count=str(len(walk.steps)), steps=transcript(walk.steps, self.shown),
+            profile=quoted(profile_text(self.profile, walk.opening.tools)), preference=self.preference,
+            most=str(self.per_walk), known=quoted(known), count=str(len(walk.steps)),
+            steps=transcript(walk.steps, self.shown),
         )  # fmt: skip
         return Question("writer", messages, SCHEMA, text.version, seed)
 
@@ -241,8 +224,12 @@ class LlmExplorer:
         """Execute the reference of a proposal and return its task. Raises Unfit, with the reason, if there is none."""
         query, answer, start = proposal["query"].strip(), proposal["answer"].strip(), walk.start
         numbers = list(dict.fromkeys(proposal["steps"]))
-        if not query or not numbers or not all(1 <= n <= len(walk.steps) for n in numbers):
-            raise Unfit("no such steps" if query else "no query")
+        if problem := unfit(query, text_of(walk.opening.messages), [shown for _, shown in walk.steps]):
+            raise Unfit(f"query {problem}")
+        if not 0 <= proposal["confidence"] <= 1:
+            raise Unfit("no such confidence")
+        if not numbers or not all(1 <= n <= len(walk.steps) for n in numbers):
+            raise Unfit("no such steps")
         if answer and words(answer) in words(query):
             raise Unfit("answer in the query")
         probe, steps = self._probe(start), [bare(action) for action, _ in walk.steps]
@@ -254,7 +241,7 @@ class LlmExplorer:
             others = [] if self.checked == "state" else [*reversed(steps), *played.actions]
             if not others or not changes_something(world, probe, played, others):
                 raise Unfit("nothing to check")
-        meta = _entry(start) | {"source": start.id, "template": "llm"}
+        meta = _entry(start) | {"template": "llm"}
         if not self.checked:
             meta = start.meta | meta | ({"answer": answer} if answer else {}) | {"unverified": True}
             verifier = start.verifier
@@ -268,7 +255,7 @@ class LlmExplorer:
         return synthetic_task(
             start,
             query,
-            identity=[start.id, query, played.actions],
+            identity=[query, played.actions],
             verifier=verifier,
             reference=[*played.actions, *([answer or CLOSING] if self.checked else [])],
             difficulty=len(played.actions),

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
+from envs.probed import probed
 from envs.world import Task, World, WorldError
 from evolver.questioning.mixture import mixture
 from evolver.questioning.tasks import Duplicates, is_verified, unfeasible
@@ -15,6 +16,7 @@ from rl.seeds import seed_of
 
 if TYPE_CHECKING:
     from evolver.questioning import Explorer
+    from evolver.questioning.words import Words
 
 
 class TaskPool:
@@ -56,7 +58,7 @@ class TaskPool:
             explorer.load_state(self._explorer_state)
         kept: list[Task] = []
         try:
-            with closing(make_world()) as world, closing(make_world()) as checked:
+            with closing(probed(make_world())) as world, closing(probed(make_world())) as checked:
                 for task in explorer.explore(world, self.seeds, budget, random.Random(seed_of(seed, "explore"))):
                     if reason := self._unfit(checked, task):
                         self.reject(reason)
@@ -73,9 +75,9 @@ class TaskPool:
                 self._explorer_state = explorer.state()
         return kept
 
-    def count(self, **amounts: int) -> None:
-        """Add `amounts` to the exploration counts: walks, steps, tried, accepted."""
-        self._counts.update(amounts)
+    def count(self, *, walks: int = 0, env_steps: int = 0, tried: int = 0, accepted: int = 0) -> None:
+        """Add to the counts of the exploration."""
+        self._counts.update(walks=walks, env_steps=env_steps, tried=tried, accepted=accepted)
 
     def reject(self, reason: str, *, tried: int = 1) -> None:
         """Count a rejected proposal by reason. tried=0: exploration failed before it made a proposal."""
@@ -103,6 +105,17 @@ class TaskPool:
         if surplus > 0:
             removed = set(sorted(self.tasks, key=self.learnability)[:surplus])
             self._reset([task for id, task in self.tasks.items() if id not in removed], self.results)
+
+    def reword(self, words: Words, ids: Collection[str], tools: str) -> None:
+        """Give the tasks `ids` the queries that `words` chooses. They keep their ids and their places."""
+        for task in words.reword([self.tasks[id] for id in ids if id in self.tasks], tools):
+            self.tasks[task.id] = task
+
+    def remove(self, ids: Collection[str], reason: str) -> None:
+        """Remove tasks, and count them as rejected."""
+        self._counts["accepted"] -= len(ids)
+        self._rejected[reason] += len(ids)
+        self._reset([task for id, task in self.tasks.items() if id not in ids], self.results)
 
     # --- choosing -----------------------------------------------------------------------------------------------------
 
@@ -146,7 +159,7 @@ class TaskPool:
         """Return exploration counts since the last call, and statistics of the current pool."""
         counts, self._counts = self._counts, Counter()
         rejected, self._rejected = self._rejected, Counter()
-        figures = {f"questioning/{name}": float(counts[name]) for name in ("walks", "steps", "tried", "accepted")}
+        figures = {f"questioning/{name}": float(counts[name]) for name in ("walks", "env_steps", "tried", "accepted")}
         figures |= {f"questioning/rejected/{reason}": float(n) for reason, n in sorted(rejected.items())}
         rates = [s / n for s, n in (self.results.get(id, (0, 0)) for id in self.tasks) if n]
         figures["questioning/pool"] = float(len(self.tasks))

@@ -6,31 +6,67 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
+from envs.probed import is_probed
 from envs.world import Task, World
-from evolver.traces import play
+from evolver.traces import play, text_of
 
 CLOSING = "done"  # ends an episode that needs no answer
+_Start = tuple[int, str]
 
 
 class Unfit(Exception):
     """Raised for a proposal that gives no task. The message is the reason, by which it is counted in the metrics."""
 
 
+MASK = "Look around and find out what can be done here."  # replaces the query of a task whose world is explored
+
+
 def probe_of(task: Task) -> Task:
-    """Return a task that starts in the world of `task` and asks for nothing: its query is masked."""
-    verifier = {"state": [], "answer": None}
-    return Task(f"probe/{task.id}", task.env, "", task.split, seed=task.seed, verifier=verifier, meta=task.meta)
+    """Return a task that starts in the world of `task` and asks for nothing: its query is masked.
 
-
-def synthetic_task(start: Task, query: str, *, identity: list[Any], **fields: Any) -> Task:
-    """Return a synthetic task in the world of `start`. Its id is a digest of `identity`, a JSON value.
-
-    fields: reference (assistant turns that solve it), verifier, difficulty (calls of the reference), meta.
+    It keeps the verifier, which the world may need to start, and the id of `task` as `meta["entry"]`.
     """
-    digest = hashlib.blake2b(json.dumps(identity, sort_keys=True).encode(), digest_size=8).hexdigest()
-    return Task(f"syn/{digest}", start.env, query, start.split, "synthetic", start.seed, **fields)
+    meta = task.meta | {"entry": task.meta.get("entry", task.id)}
+    return replace(task, id=f"probe/{task.id}", query=MASK, origin="synthetic", reference=[], difficulty=0, meta=meta)
+
+
+def check_probe(world: World, start: Task, probe: Task) -> None:
+    """Raise ValueError unless the world shows the query of a probe and not the query of `start`, which it replaces."""
+    problem = ""
+    try:
+        opening = text_of(world.reset(probe, start.seed).messages)
+        world.evaluate()
+    except Exception as error:  # an adapter may raise anything for a task that it does not know
+        problem = f"it fails with {type(error).__name__}: {error}"
+    else:
+        if MASK not in opening:
+            problem = "it does not show that query"
+        elif start.query.strip() and start.query in opening:
+            problem = "it still shows the old query"
+    if problem:
+        raise ValueError(
+            f"world '{world.name}' cannot be explored: it was reset with task {start.id} under another query, and"
+            f" {problem}. Its reset() has to show task.query wherever task.origin is 'synthetic'; if it cannot, set"
+            " config.questioning.enabled=False"
+        )
+
+
+def synthetic_task(
+    start: Task, query: str, *, identity: Any, meta: dict[str, Any] | None = None, **fields: Any
+) -> Task:
+    """Return a synthetic task in the world of `start`, an original task or its probe, whose id becomes meta["source"].
+
+    Its id is a digest of the start and `identity`, a JSON value. fields: reference (assistant turns that solve it),
+    verifier, difficulty (calls of the reference).
+    """
+    source = start.id.removeprefix("probe/")
+    whole = json.dumps([source, start.seed, identity], sort_keys=True)
+    id = f"syn/{hashlib.blake2b(whole.encode(), digest_size=8).hexdigest()}"
+    meta = (meta or {}) | {"source": source}
+    return Task(id, start.env, query, start.split, "synthetic", start.seed, meta=meta, **fields)
 
 
 def verifier_kind(world: World) -> str:
@@ -65,16 +101,17 @@ def jaccard(a: frozenset[str], b: frozenset[str]) -> float:
 
 
 class Duplicates:
-    """Detects tasks that repeat a known one: same world, and the same goal or nearly the same words.
+    """Detects tasks that repeat a known one: same start, and the same goal or nearly the same words.
 
-    The same words in two worlds make two tasks, because the entities that they name differ in ids and preconditions.
+    The same words, or the same goal, from two starts are two tasks: the entities differ in ids and preconditions. A
+    start is a seed and the original task whose world it is, because a world may give all its tasks one seed.
     """
 
     def __init__(self, overlap: float, tasks: Iterable[Task] = ()):
         """overlap: least Jaccard similarity of two queries that counts as a repetition."""
         self.overlap = overlap
-        self._goals: set[tuple[int, str]] = set()
-        self._words: dict[int, list[frozenset[str]]] = {}
+        self._goals: set[tuple[_Start, str]] = set()
+        self._words: dict[_Start, list[frozenset[str]]] = {}
         self._ids: set[str] = set()
         for task in tasks:
             self.add(task)
@@ -82,7 +119,7 @@ class Duplicates:
     def add(self, task: Task) -> None:
         if is_verified(task):
             self._goals.add(_goal(task))
-        self._words.setdefault(task.seed, []).append(_words(task))
+        self._words.setdefault(_start(task), []).append(_words(task))
         self._ids.add(task.id)
 
     def repeats(self, task: Task) -> str:
@@ -90,13 +127,24 @@ class Duplicates:
         if task.id in self._ids or (is_verified(task) and _goal(task) in self._goals):
             return "same goal"
         words = _words(task)
-        if any(jaccard(words, other) >= self.overlap for other in self._words.get(task.seed, ())):
+        if any(jaccard(words, other) >= self.overlap for other in self._words.get(_start(task), ())):
             return "same words"
         return ""
 
 
-def _goal(task: Task) -> tuple[int, str]:
-    return task.seed, json.dumps(task.verifier, sort_keys=True)
+def _start(task: Task) -> _Start:
+    """Return the seed of a task, and the original task in whose world it starts, which may be itself."""
+    source = task.meta.get("source", "") if task.origin == "synthetic" else task.id
+    return task.seed, str(task.meta.get("entry", source))
+
+
+def _goal(task: Task) -> tuple[_Start, str]:
+    """Return the start of a task and what its verifier demands, without what must not change."""
+    demanded: Any = task.verifier
+    if is_probed(task):
+        changed = [[p["action"], p["after"]] for p in task.verifier["probes"] if "after" in p]
+        demanded = [changed, task.verifier["answer"], task.query if not changed else ""]
+    return _start(task), json.dumps(demanded, sort_keys=True)
 
 
 def _words(task: Task) -> frozenset[str]:

@@ -1,250 +1,212 @@
-"""Curiosity walks over a world's tools, which discover its entities and the possible operations.
+"""Curiosity walks over the operations of a world, which discover its values and what can be done with them.
 
-A walk has two phases, as in section 3.1 of the AgentEvolver paper: `breadth` steps that prefer the tools that have
+A walk has two phases, as in section 3.1 of the AgentEvolver paper: `breadth` steps that prefer the operations that have
 shown least so far, then `depth` steps that use only the last `depth` observations and follow up on refused calls. The
-next tool is drawn in proportion to its expected novelty: the mean over its outcomes of 1/sqrt(times seen), plus a bonus
-for tools that were rarely tried (eq. 8, with a count-based bonus in place of a language model). The tool schemas do not
-say which values an argument takes or which tool makes another one work; `Knowledge` learns this from calls that worked.
+next operation is drawn in proportion to its expected novelty: the mean over its outcomes of 1/sqrt(times seen), plus a
+bonus for operations that were rarely tried (eq. 8, with a count-based bonus in place of a language model). Which values
+an argument takes, and which operation makes another one work, is learnt from calls that worked (`Knowledge`).
 """
 
 from __future__ import annotations
 
-import copy
+import itertools
 import random
 import re
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import Any
 
-from envs.toolcalls import call_text
-from envs.world import StepResult, Task, World
-from evolver.traces import leaves, snapshot_of, text_of
+from envs.probed import Cell, cells, phrases, tokens
+from envs.world import Task, World
+from evolver.questioning.calls import Episode, Event, Operation
+from evolver.questioning.knowledge import GUESSED, UNTRIED, Knowledge, count, signature
+from evolver.traces import snapshot_of, text_of
 
-_TOKEN = re.compile(r"\w[\w.:@'/-]*\w|\w")
-_GUESSED = "<guessed>"
-_VALUES_KEPT = 300  # per kind, over all worlds
-
-
-@dataclass
-class Event:
-    """One call and its result."""
-
-    tool: str
-    arguments: dict[str, Any]
-    result: str = ""
-    ok: bool = False
-    changed: list[list[Any]] = field(default_factory=list)  # rows of World.difference() that the call added or removed
-    over: bool = False  # True if the episode ended
-
-    @property
-    def action(self) -> str:
-        return call_text(self.tool, self.arguments)
-
-    @property
-    def key(self) -> tuple[str, str]:
-        return self.tool, repr(sorted(self.arguments.items()))
+# Texts for arguments that take any text, such as the name of a new file.
+NEW_TEXTS = ("amber", "birch", "cobalt", "delta", "ember", "fjord", "garnet", "harbor", "indigo", "juniper")
+_NO_VALUES = ("", "true", "false", "none", "null")
+_LONGEST = 60  # characters of a text that is tried as an argument
+_LONGEST_TOKEN = 400  # characters of a value without spaces, such as an access token
+_MANY = 100  # operations of which a walk draws those of some groups only
+_GROUPS = 2
+_FINALISTS = 6
 
 
 @dataclass
 class Walk:
-    """The calls of one walk from the start of an episode of `probe`."""
+    """The calls of one walk from the start of an episode of `task`."""
 
-    probe: Task
+    task: Task
     events: list[Event]
 
 
-class Episode:
-    """An episode of `probe` that records each call as an event."""
+@dataclass
+class Known:
+    """Values that earlier episodes in the same initial state showed: {kind: {value}}, kept in order."""
 
-    def __init__(self, world: World, probe: Task):
-        self.world = world
-        self.observation = world.reset(probe, probe.seed)
-        self.difference = world.difference()
+    values: dict[str, dict[str, None]] = field(default_factory=dict)
 
-    def call(self, tool: str, arguments: dict[str, Any], *, watch: bool = True) -> Event:
-        """Make a call. watch=False: the call is known to change nothing, so do not ask for the difference."""
-        event = Event(tool, arguments)
-        result = self.world.step(event.action)
-        event.result, event.ok = text_of(result.messages), _succeeded(result)
-        event.over = result.terminated or result.truncated
-        before, after = self.difference, self.world.difference() if event.ok and watch else self.difference
-        if after != before:
-            event.changed = [row for row in after if row not in before] or [row for row in before if row not in after]
-            self.difference = after
-        return event
+    def add(self, shown: Sequence[Cell]) -> None:
+        for cell in shown:
+            if len(cell.value) > _LONGEST:  # a token of one episode, by which no task could be worded
+                continue
+            for kind in cell.kinds:
+                self.values.setdefault(kind, {})[cell.value] = None
 
-
-class Kinds:
-    """Sorts values into kinds: entities of the profile by their id patterns, everything else by its characters."""
-
-    def __init__(self, profile: dict[str, Any]):
-        self._entities = [(entity["name"], re.compile(entity["id"])) for entity in profile["entities"]]
-        self.vocabularies = {}  # entity -> its ids, for patterns that are a list of words
-        for entity in profile["entities"]:
-            words = entity["id"].split("|")
-            if all(re.escape(word) == word for word in words):
-                self.vocabularies[entity["name"]] = words
-        self._sorted = lru_cache(50_000)(self._sort)
-
-    def __call__(self, value: str) -> str:
-        return self._sorted(value)
-
-    def find(self, text: str) -> list[tuple[str, str]]:
-        """Return (kind, value) of every token of `text`, in order and without repeats."""
-        return [(self(token), token) for token in dict.fromkeys(_TOKEN.findall(text))]
-
-    def entities_in(self, text: str) -> set[str]:
-        """Return the entities that a text names or shows an id of."""
-        named = {name for name, _ in self._entities} & set(_TOKEN.findall(text.lower()))
-        return named | {kind for kind, _ in self.find(text) if self.is_entity(kind)}
-
-    def is_entity(self, kind: str) -> bool:
-        return any(kind == name for name, _ in self._entities)
-
-    def _sort(self, value: str) -> str:
-        for name, pattern in self._entities:
-            if pattern.fullmatch(value):
-                return name
-        if value.isdigit():
-            return "<number>"
-        if any(c.isdigit() for c in value):
-            return "<" + re.sub(r"\d+", "9", value) + ">"
-        return "<Name>" if value[0].isupper() else "<word>"
-
-
-class Knowledge:
-    """Statistics over all walks so far. The state consists of JSON values."""
-
-    def __init__(self):
-        self.outcomes: dict[str, dict[str, int]] = {}  # tool -> signature of the outcome -> times
-        self.kinds: dict[str, dict[str, list[int]]] = {}  # tool.parameter -> kind -> [worked, tried]
-        self.values: dict[str, dict[str, list[int]]] = {}  # tool.parameter -> word or name -> [worked, tried]
-        self.enables: dict[str, dict[str, list[int]]] = {}  # tool: error -> tool before a retry -> [helped, tried]
-        self.blocks: dict[str, list[int]] = {}  # tool -> later calls with a value it changed: [refused, all]
-        self.words: dict[str, dict[str, int]] = {}  # kind -> value without digits -> times shown
-
-    def state(self) -> dict[str, Any]:
-        return copy.deepcopy(vars(self))
-
-    def load_state(self, state: dict[str, Any]) -> None:
-        for key in vars(self):
-            setattr(self, key, copy.deepcopy(state[key]))
-
-    def novelty(self, tool: str) -> float:
-        """Return the expected novelty of a tool.
-
-        Changes are worth most and refusals least. A tool after which nothing more can be done, such as a cancellation,
-        is worth less.
-        """
-        outcomes = self.outcomes.get(tool, {})
-        times = sum(outcomes.values())
-        worth = {"changed": 2.0, "shown": 1.0, "refused": 0.3}
-        bonus = sum(n**0.5 * worth[signature.split(" ", 1)[0]] for signature, n in outcomes.items())
-        refused, later = self.blocks.get(tool, (0, 0))
-        return (bonus / max(times, 1) + (1 + times) ** -0.5) * (later - refused + 1) / (later + 1)
-
-    def learn(self, event: Event, signature: str, kinds: Kinds, *, is_known: Callable[[str], bool]) -> None:
-        """Count an outcome. is_known: returns False for a guessed value, which is not counted under its kind."""
-        outcomes = self.outcomes.setdefault(event.tool, {})
-        outcomes[signature] = outcomes.get(signature, 0) + 1
-        for name, value in event.arguments.items():
-            text, place = str(value), f"{event.tool}.{name}"
-            _count(self.kinds, place, kinds(text) if is_known(text) else _GUESSED, event.ok)
-            if not any(c.isdigit() for c in text):
-                _count(self.values, place, text, event.ok)
-        for kind, value in kinds.find(event.result) if event.ok else ():
-            shown = self.words.setdefault(kind, {})
-            if not any(c.isdigit() for c in value) and (value in shown or len(shown) < _VALUES_KEPT):
-                shown[value] = shown.get(value, 0) + 1
+    def all(self) -> set[str]:
+        """Return the values that answers showed, without those of refusals and openings."""
+        answers = (values for kind, values in self.values.items() if not kind.startswith(("!", "opening")))
+        return {value for values in answers for value in values}
 
 
 class Walker:
-    """Makes walks. One instance accumulates knowledge across worlds with the same tools and profile."""
+    """Makes walks. One instance accumulates knowledge across the worlds of one environment."""
 
-    def __init__(self, profile: dict[str, Any], *, breadth: int, depth: int, branches: int):
+    def __init__(self, *, breadth: int, depth: int, branches: int):
         """branches: walks that share one breadth phase; their depth phases start from a snapshot, or from a replay."""
-        self.kinds, self.knowledge = Kinds(profile), Knowledge()
+        self.knowledge = Knowledge()
         self.breadth, self.depth, self.branches = breadth, depth, branches
-        self.arguments: dict[str, set[str]] = {}  # tool.parameter -> entities it takes, by the profile or the schema
-        for operation in profile["operations"]:
-            for name, entity in operation["arguments"].items():
-                self.arguments.setdefault(f"{operation['tool']}.{name}", set()).add(entity)
+        self.beside: dict[str, set[str]] = {}  # value -> the values in its row, in lower case
+        self._needed: dict[tuple[str, ...], dict[str, set[str]]] = {}
 
-    def walks(self, world: World, probe: Task, rng: random.Random, *, hints: str = "") -> Iterator[Walk]:
+    def needed(self, operations: dict[str, Operation]) -> dict[str, set[str]]:
+        """Return {operation: others that the descriptions of its required arguments name}, such as "spotify.login" by
+        "token obtained from spotify app login". Names of a single word are too common to count."""
+        key = tuple(operations)
+        if key not in self._needed:
+            parts = {name: set(_parts(name)) for name in operations}
+            parts = {name: own for name, own in parts.items() if len(own) > 1}
+            self._needed[key] = {
+                name: {other for other, own in parts.items() if own <= words and other != name}
+                for name, op in operations.items()
+                for words in [
+                    {w for p in op.required for w in _parts(str(op.properties.get(p, {}).get("description", "")))}
+                ]
+            }
+        return self._needed[key]
+
+    def walks(
+        self,
+        world: World,
+        task: Task,
+        rng: random.Random,
+        known: Known,
+        first: Sequence[Event] = (),
+        operations: dict[str, Operation] | None = None,
+    ) -> Iterator[Walk]:
         """Explore one world and yield a walk per branch.
 
-        hints: text whose values may be tried, such as the query of the masked task. The caller may use the world for
-        something else between two walks.
+        known: values that may be tried; the walk adds what it sees. first: calls to begin with. operations: those to
+        draw, None = all. The caller may use the world for something else between two walks.
         """
-        episode = Episode(world, probe)
-        trunk = _OpenWalk(self, episode, rng, hints)
-        while len(trunk.events) < self.breadth and not trunk.over:
+        episode = Episode(world, task, self.knowledge.refuses, operations=operations or {})
+        trunk = _OpenWalk(self, episode, rng, known)
+        for event in first:
+            if not trunk.over:
+                trunk.call(event.name, event.arguments)
+        while len(trunk.events) < len(first) + self.breadth and not trunk.over:
             trunk.explore()
         snapshot = snapshot_of(world)
         for number in range(self.branches):
             if number and snapshot is not None:
                 world.restore(snapshot)
             elif number:
-                episode = Episode(world, probe)
+                episode = Episode(world, task, self.knowledge.refuses, operations=trunk.operations)
                 for event in trunk.events:
-                    episode.call(event.tool, event.arguments)
+                    episode.call(event.name, event.arguments)
             branch = trunk.branch(self.depth)
-            episode.difference = world.difference()
-            while len(branch.events) < self.breadth + self.depth and not branch.over:
+            while len(branch.events) < len(trunk.events) + self.depth and not branch.over:
                 branch.follow_up()
-            yield Walk(probe, branch.events)
+            yield Walk(task, branch.events)
 
 
 class _OpenWalk:
     """A walk that is still being made."""
 
-    def __init__(self, walker: Walker, episode: Episode, rng: random.Random, hints: str):
-        self.walker, self.kinds, self.knowledge = walker, walker.kinds, walker.knowledge
-        self.episode, self.rng = episode, rng
-        self.tools = {tool["function"]["name"]: tool["function"]["parameters"] for tool in episode.observation.tools}
+    def __init__(self, walker: Walker, episode: Episode, rng: random.Random, known: Known):
+        self.walker, self.knowledge, self.known = walker, walker.knowledge, known
+        self.episode, self.rng, self.operations = episode, rng, episode.operations
         self.events: list[Event] = []
         self.seen: dict[str, dict[str, int]] = {}  # kind -> value -> the last event that showed it
-        self.hints: dict[str, list[str]] = {}
-        for kind, value in self.kinds.find(hints):
-            if kind not in ("<word>", "<number>"):
-                self.hints.setdefault(kind, []).append(value)
+        self.kinds_of: dict[str, list[str]] = {}  # value -> its kinds
         self.window = 0  # observations that are used, 0 = all
         self.done: set[tuple[str, str]] = set()  # calls made
         self.plan: list[tuple[str, dict[str, Any]]] = []  # calls to make next
         self.refused: dict[str, int] = {}  # value -> consecutive refused calls with it
-        self.changed: dict[str, str] = {}  # value -> the last tool that changed something with it
-        self.trials: list[tuple[str, str]] = []  # (tool: error, tool tried as a remedy), until the retry
+        self.changed: dict[str, str] = {}  # value -> the last operation that changed something with it
+        self.trials: list[tuple[str, str]] = []  # (operation: error, operation tried as a remedy), until the retry
+        self.named: set[str] = set()  # groups that an answer has named, such as the apps that have an account
+        self.drawn = self._drawn()
+        for kind, values in known.values.items():
+            for value in values:
+                self.kinds_of.setdefault(value, []).append(kind)
+        if episode.prose:  # such a world describes the place to the user
+            self._see(phrases(text_of(episode.opening.messages[-1:])))
+        else:
+            system = [m for m in episode.opening.messages if m.get("role") == "system"]
+            self._see(cells("opening", text_of(system)))
+
+    def _drawn(self) -> list[str]:
+        """Return the operations that this walk draws: all; if there are very many, those of a few groups, such as the
+        functions of one app, and those that require nothing. Others would fail for want of what their group needs."""
+        groups = sorted({_group(name) for name in self.operations})
+        if len(self.operations) <= _MANY or len(groups) > len(self.operations) // 10:
+            return list(self.operations)
+        groups = [group for group in groups if group in self.named] or groups
+        chosen = self.rng.sample(groups, min(_GROUPS, len(groups)))
+        return [name for name, op in self.operations.items() if not op.required or _group(name) in chosen]
+
+    @property
+    def is_focused(self) -> bool:
+        return len(self.drawn) < len(self.operations)
 
     @property
     def over(self) -> bool:
-        return not self.tools or bool(self.events and self.events[-1].over)
+        return not self.operations or bool(self.events and self.events[-1].over)
+
+    @property
+    def last(self) -> str:
+        return self.events[-1].name if self.events else ""
 
     def branch(self, window: int) -> _OpenWalk:
         """Return a copy that continues independently and uses the last `window` observations."""
-        other = _OpenWalk(self.walker, self.episode, self.rng, "")
-        other.events, other.hints, other.window, other.done = list(self.events), self.hints, window, set(self.done)
+        other = _OpenWalk(self.walker, self.episode, self.rng, self.known)
+        other.events, other.window, other.done = list(self.events), 0 if self.is_focused else window, set(self.done)
         other.refused, other.changed = dict(self.refused), dict(self.changed)
+        other.named, other.drawn = self.named, self.drawn
         other.seen = {kind: dict(values) for kind, values in self.seen.items()}
+        other.kinds_of = {value: list(kinds) for value, kinds in self.kinds_of.items()}
         return other
 
     def explore(self) -> None:
-        """Draw several tools by novelty, then one of them by the chance that its arguments fit, and call it."""
-        names = list(self.tools)
-        novelty = [self.knowledge.novelty(name) for name in names]
-        drawn = [(name, *self._arguments(name, {})) for name in dict.fromkeys(self.rng.choices(names, novelty, k=6))]
+        """Draw several operations by novelty, then one of them by the chance that its arguments fit, and call it."""
+        names = self.drawn
+        done, needed = {event.name for event in self.events if event.ok}, self.walker.needed(self.operations)
+        wanted = Counter(other for others in needed.values() for other in others - done)
+        novelty = [self.knowledge.novelty(name, self.last) * (1 + min(wanted[name], 20)) for name in names]
+        if self.is_focused:  # what one group refuses without arguments, the others do too
+            refused = Counter(_within(e.name) for e in self.events if not e.ok and not e.arguments)
+            novelty = [n / (1 + refused[_within(name)]) ** 2 for name, n in zip(names, novelty, strict=True)]
+        several = dict.fromkeys(self.rng.choices(names, novelty, k=max(6, len(names) // 8)))
+        drawn = [(name, *self._arguments(name, {})) for name in several]
         candidates = [(name, arguments, chance) for name, arguments, chance in drawn if arguments is not None]
         if candidates:
-            name, arguments, _ = self.rng.choices(candidates, [chance for _, _, chance in candidates])[0]
-            self._call(name, arguments)
-        else:
-            self._call(self.rng.choice(names), {})
+            if self.is_focused:  # the improbable ones of many operations would together outweigh the probable ones
+                candidates = [c for c in candidates if needed[c[0]] <= done] or candidates
+                candidates = sorted(candidates, key=lambda candidate: -candidate[2])[:_FINALISTS]
+            chances = [chance if needed[name] <= done else 0.05 * chance for name, _, chance in candidates]
+            name, arguments, _ = self.rng.choices(candidates, chances)[0]
+            self.call(name, arguments)
+        else:  # everything was tried: repeat a call
+            name = self.rng.choice(names)
+            self.call(name, self._arguments(name, {}, again=True)[0] or {})
 
     def follow_up(self) -> None:
         """Make the next planned call, or explore. If the call is refused, plan a remedy and a retry."""
         if self.plan:
-            tool, arguments = self.plan.pop(0)
-            self._call(tool, self._refreshed(arguments))
+            name, arguments = self.plan.pop(0)
+            self.call(name, self._refreshed(name, arguments))
         else:
             self.trials.clear()
             self.explore()
@@ -252,177 +214,266 @@ class _OpenWalk:
         if not event.ok and not event.over and len(self.trials) < 3:
             remedy = self._remedy(event)
             if remedy is not None:
-                self.plan = [remedy, (event.tool, event.arguments)]
+                self.plan = [remedy, (event.name, event.arguments)]
 
-    def _refreshed(self, arguments: dict[str, Any]) -> dict[str, Any]:
-        """Return the arguments with guessed values replaced by values of their kind that the last call showed."""
-        last = self.events[-1]
-        shown = self.kinds.find(last.result) if last.ok else []
-        by_kind = dict(self.rng.sample(shown, len(shown)))
-        return {
-            name: value if self._is_known(str(value)) else by_kind.get(self.kinds(str(value)), value)
-            for name, value in arguments.items()
-        }
-
-    def _call(self, tool: str, arguments: dict[str, Any]) -> None:
+    def call(self, name: str, arguments: dict[str, Any]) -> None:
         """Make a call and learn from it."""
-        event = self.episode.call(tool, arguments)
+        event = self.episode.call(name, arguments)
+        event.changes = event.ok and self.knowledge.changes(name)
+        self.knowledge.learn(event, self.last, lambda value: self.kinds_of.get(value, ()))
         self.events.append(event)
         self.done.add(event.key)
-        signature = _signature(event, self.kinds)
-        self.knowledge.learn(event, signature, self.kinds, is_known=self._is_known)
-        for kind, value in self.kinds.find(event.result) if event.ok else ():
-            self.seen.setdefault(kind, {})[value] = len(self.events)
-        for value in map(str, leaves(arguments)):
+        if not event.ok and not event.prose:
+            self._see([Cell("", "", token, (f"!{name}",)) for token in tokens(event.result)[:40]])
+        elif event.ok and not self.knowledge.says_nothing(event):
+            self._see(event.shown)
+            if self.is_focused and not self.named:
+                self.named = {cell.value for cell in event.shown} & {_group(name) for name in self.operations}
+                self.drawn = self._drawn() if self.named else self.drawn
+        for value in event.values:
             self.refused[value] = 0 if event.ok else self.refused.get(value, 0) + 1
             if value in self.changed:
                 counts = self.knowledge.blocks.setdefault(self.changed[value], [0, 0])
                 counts[0] += not event.ok
                 counts[1] += 1
-            if event.changed:
-                self.changed[value] = tool
-        if self.trials and self.trials[-1][0].startswith(f"{tool}: "):
+            if event.changes:
+                self.changed[value] = name
+        if self.trials and self.trials[-1][0].startswith(f"{name}: "):
             failure, remedy = self.trials[-1]
-            _count(self.knowledge.enables, failure, remedy, event.ok or f"{tool}: {signature}" != failure)
+            count(self.knowledge.enables, failure, remedy, event.ok or f"{name}: {signature(event)}" != failure)
 
-    def _is_known(self, value: str) -> bool:
-        """Return False for an id that was neither seen nor hinted at."""
-        kind = self.kinds(value)
-        return not self.kinds.is_entity(kind) or value in self.seen.get(kind, ()) or value in self.hints.get(kind, ())
+    def _see(self, shown: Sequence[Cell]) -> None:
+        shown = [cell for cell in shown if cell.value.lower() not in _NO_VALUES and _is_short(cell.value)]
+        for row, cells_of_row in itertools.groupby(shown, key=lambda cell: cell.label and cell.row):
+            if row:
+                inner = list(cells_of_row)
+                for cell in inner:
+                    self.walker.beside[cell.value] = {other.value.lower() for other in inner}
+        for cell in shown:
+            for kind in cell.kinds:
+                self.seen.setdefault(kind, {})[cell.value] = len(self.events)
+                if kind not in self.kinds_of.setdefault(cell.value, []):
+                    self.kinds_of[cell.value].append(kind)
+        if not self.changed:  # later values may not exist at the start of another walk
+            self.known.add(shown)
+
+    def _refreshed(self, operation: str, arguments: dict[str, Any]) -> dict[str, Any]:
+        """Return the arguments, some of them replaced by values that the last call showed: those that were guessed, and
+        now and then another, which the last call did not confirm."""
+        last = self.events[-1]
+        shown = {cell.value: cell.kinds for cell in (last.shown if last.ok else ())}
+        refreshed = dict(arguments)
+        for name, value in arguments.items():
+            keep = str(value) in self.kinds_of and self.rng.random() < 0.5
+            if keep or not isinstance(value, str) or value in shown or value in last.values:
+                continue
+            hints = hinted(self.operations[operation].properties.get(name, {}))
+            fits = self.knowledge.fits(f"{operation}.{name}", hints)
+            fitting = [v for v, kinds in shown.items() if any(map(fits, kinds)) and v not in last.values]
+            if fitting:
+                refreshed[name] = self.rng.choice(fitting)
+        return refreshed
 
     def _remedy(self, event: Event) -> tuple[str, dict[str, Any]] | None:
-        """Return a call after which a refused one may work, or None. Prefers tools that helped or are in the error."""
-        failure = f"{event.tool}: {_signature(event, self.kinds)}"
+        """Return a call after which a refused one may work, or None. Prefers what helped or is named in the error."""
+        failure = f"{event.name}: {signature(event)}"
         counts = self.knowledge.enables.get(failure, {})
-        names = [name for name in self.tools if name != event.tool]
+        names = [name for name in self.operations if name != event.name]
+        if self.is_focused:  # of so many, a blind one helps too rarely
+            done, needed = {e.name for e in self.events if e.ok}, self.walker.needed(self.operations)[event.name]
+            names = [name for name in names if name in needed - done or counts.get(name, (0, 0))[0]]
         trials = [counts.get(name, (0, 0)) for name in names]
         if not names or self.rng.random() > max((helped + 1) / (tried + 1) for helped, tried in trials) ** 2:
             return None
         factors = [10.0 if _is_named(name, event.result.lower()) else 1.0 for name in names]
         weights = [f * (helped + 0.5) / (tried + 1) for f, (helped, tried) in zip(factors, trials, strict=True)]
-        given = {self.kinds(str(value)): str(value) for value in leaves(event.arguments)}
+        given = {kind: value for value in event.values for kind in self.kinds_of.get(value, ())}
+        given = {} if self.is_focused else given  # a refused token is no password
         for name in dict.fromkeys(self.rng.choices(names, weights, k=4)):
             arguments, chance = self._arguments(name, given)
-            if arguments is not None and chance > 0.02:
+            if arguments is not None and chance > (0.2 if self.is_focused else 0.02):
                 self.trials.append((failure, name))
                 return name, arguments
         return None
 
-    def _arguments(self, tool: str, given: dict[str, str]) -> tuple[dict[str, Any] | None, float]:
+    # --- arguments ----------------------------------------------------------------------------------------------------
+
+    def _arguments(
+        self, name: str, given: dict[str, str], *, again: bool = False
+    ) -> tuple[dict[str, Any] | None, float]:
         """Return arguments for a call not yet made in this walk, and the chance that they fit; (None, 0) if none.
 
-        given: {kind: value} to use first.
+        given: {kind: value} to use first. again: a call that was made is fine.
         """
-        parameters = self.tools[tool]
+        operation = self.operations[name]
         for _ in range(4):
             arguments, chance = {}, 1.0
-            for name in parameters.get("required", list(parameters.get("properties", {}))):
-                value, likely = self._value(tool, name, parameters["properties"][name], given)
+            for parameter in self._chosen(operation):
+                value, likely = self._value(f"{name}.{parameter}", operation.properties.get(parameter, {}), given)
+                if self.is_focused and parameter not in operation.required and likely < 0.2:
+                    continue
                 if value is None:
                     return None, 0.0
-                arguments[name] = value
+                arguments[parameter] = value
                 chance *= likely
-            if Event(tool, arguments).key not in self.done:
+            if again or Event(name, arguments, "").key not in self.done:
                 return arguments, max(chance, 1e-4)
         return None, 0.0
 
-    def _value(self, tool: str, name: str, schema: dict[str, Any], given: dict[str, str]) -> tuple[Any, float]:
-        """Return a value for a parameter, None if there is none, and the chance that it fits."""
+    def _chosen(self, operation: Operation) -> list[str]:
+        """Return the parameters to fill: the required ones, and now and then an optional one."""
+        optional = [name for name in operation.properties if name not in operation.required]
+        return [*operation.required, *(name for name in optional if self.rng.random() < 0.1)]
+
+    def _value(self, place: str, schema: dict[str, Any], given: dict[str, str]) -> tuple[Any, float]:
+        """Return a value for a schema, None if there is none, and the chance that it fits. Fills lists and objects."""
+        schema = _plain(schema)
         if "enum" in schema or schema.get("type") == "boolean":
-            return self.rng.choice(list(schema.get("enum", (True, False)))), 1.0
-        place = f"{tool}.{name}"
-        weight_of = self._kind_weights(place, name, schema)
+            return self.rng.choice(list(schema.get("enum") or (True, False))), 1.0
+        if schema.get("type") == "array":
+            size = max(int(schema.get("minItems", 1)), 1 + (self.rng.random() < 0.2))
+            return self._several([(None, f"{place}.*", schema.get("items") or {})] * size, given)
+        if schema.get("type") == "object":
+            inner = schema.get("properties") or {}
+            wanted = schema.get("required", list(inner))
+            return self._several([(name, f"{place}.{name}", inner.get(name, {})) for name in wanted], given)
+        return self._leaf(place, schema, given)
+
+    def _several(self, wanted: list[tuple[str | None, str, dict]], given: dict[str, str]) -> tuple[Any, float]:
+        """Return an object (or a list, where the names are None) of values, and the chance that all of them fit."""
+        values, chance = [], 1.0
+        for _, place, schema in wanted:
+            value, likely = self._value(place, schema, given)
+            if value is None:
+                return None, 0.0
+            values.append(value)
+            chance *= likely
+        if wanted and wanted[0][0] is None:
+            return values, chance
+        return {name: value for (name, _, _), value in zip(wanted, values, strict=True)}, chance
+
+    def _leaf(self, place: str, schema: dict[str, Any], given: dict[str, str]) -> tuple[Any, float]:
+        hints = hinted(schema)
+        about = str(schema.get("description", ""))
+        weight_of, fits = self.knowledge.weights(place, hints, about), self.knowledge.fits(place, hints, about)
         for kind, value in given.items():
-            if weight_of(kind) >= 0.1 and _typed(value, schema) is not None:
-                return _typed(value, schema), 1.0
-        guess = self._guess(schema)
-        source = self._source(weight_of, may_guess=guess is not None)
-        if source is None:
-            worked, tried = self.knowledge.kinds.get(place, {}).get(_GUESSED, (0, 0))
-            return (None if guess is None else _typed(guess, schema)), (worked + 0.05) / (tried + 1)
-        kind, share, values = source
+            if fits(kind) and typed(value, schema) is not None:
+                return typed(value, schema), 1.0
+        guess = guessed(schema, self.rng)
+        kind, share, values = self._source(place, schema, hints)
+        if not values:
+            worked, tried = self.knowledge.kinds.get(place, {}).get(GUESSED, (0, 0))
+            return typed(guess, schema), (worked + (0.5 if self._takes_any_text(place, schema) else 0.05)) / (tried + 1)
         counts = self.knowledge.values.get(place, {})
         rates = [(worked + 0.5) / (tried + 1) for worked, tried in (counts.get(v, (0, 0)) for v in values)]
         rates = [rate / (1 + self.refused.get(value, 0)) ** 2 for rate, value in zip(rates, values, strict=True)]
+        named = {
+            _group(place),
+            *_parts(place.rpartition(".")[0]),
+        }  # the password beside "spotify" is the one for "spotify.login"
+        rates = [
+            rate * (9 if named & self.walker.beside.get(v, set()) else 1) for rate, v in zip(rates, values, strict=True)
+        ]
         n = self.rng.choices(range(len(values)), rates)[0]
-        return _typed(values[n], schema), weight_of(kind) * share * rates[n]
+        return typed(values[n], schema), weight_of(kind) * share * rates[n]
 
-    def _source(self, weight_of: Callable[[str], float], *, may_guess: bool) -> tuple[str, float, list[str]] | None:
-        """Draw (kind, share, values) from what this walk may know: values seen or hinted at, or shown in other worlds.
+    def _source(self, place: str, schema: dict[str, Any], hints: set[str]) -> tuple[str, float, list[str]]:
+        """Draw (kind, share, values) from what this walk may know: seen in it, in this world, or in other worlds.
 
-        None stands for a guess. It is drawn rarely if other values fit.
+        No values stand for a guess, which is drawn rarely if other values fit, unless guesses are known to work.
         """
         since = len(self.events) - self.window if self.window else 0
-        sources: list[tuple[str, float, list[str]]] = []
-        for kind, seen in self.seen.items():
-            values = [value for value, n in seen.items() if n >= since]
-            sources += [(kind, 1.0, values)] if values else []
-        sources += [(kind, 0.5, values) for kind, values in self.hints.items()]
-        sources += [(kind, 0.1, list(shown)) for kind, shown in self.knowledge.words.items() if shown]
-        sources += [(kind, 0.1, words) for kind, words in self.kinds.vocabularies.items()]
-        weights = [weight_of(kind) * share for kind, share, _ in sources]
-        if may_guess or not sources:
-            sources, weights = [*sources, None], [*weights, 0.01]
-        return self.rng.choices(sources, weights)[0]
+        sources = [(kind, 1.0, values) for kind, values in self.seen.items()]
+        sources += [(kind, 0.3, values) for kind, values in self.known.values.items()]
+        sources += [(kind, 0.1, values) for kind, values in self.knowledge.words.items()]
+        weight_of = self.knowledge.weights(place, hints, str(schema.get("description", "")))
+        rates = [weight_of(kind) for kind, _, _ in sources]
+        best = max(rates, default=1.0)
+        weights = [(rate / best) ** 2 * share for rate, (_, share, _) in zip(rates, sources, strict=True)]
+        if self.is_focused:  # hundreds of words of the prompt and of errors would outweigh the right kind
+            fitting = sum(weight for weight, rate in zip(weights, rates, strict=True) if rate > UNTRIED)
+            others = sum(weights) - fitting
+            factor = min(1.0, 0.05 * fitting / others) if fitting and others else 1.0
+            weights = [w if r > UNTRIED else w * factor for w, r in zip(weights, rates, strict=True)]
+        worked, tried = self.knowledge.kinds.get(place, {}).get(GUESSED, (0, 0))
+        sources.append((GUESSED, 1.0, {}))
+        weights.append(max(0.3 * (worked + 0.2) / (tried + 1) / best, 0.01))
+        if best <= UNTRIED and self._takes_any_text(place, schema):
+            weights[-1] = sum(weights)
+        for kind, share, values in self.rng.choices(sources, weights, k=6):
+            recent = [v for v, n in values.items() if n >= since] if share == 1.0 else list(values)
+            fitting = [value for value in recent if typed(value, schema) is not None]
+            if fitting or kind == GUESSED:
+                return kind, share, fitting
+        return GUESSED, 1.0, []
 
-    def _kind_weights(self, place: str, name: str, schema: dict[str, Any]) -> Callable[[str], float]:
-        """Return a function from a kind to the weight that the parameter takes such a value: by its schema if that
-        names entities, else by the calls that worked."""
-        counts = self.knowledge.kinds.get(place, {})
-        entities = self.walker.arguments.get(place)
-        if entities is None:
-            entities = self.kinds.entities_in(f"{name} {schema.get('description', '')}")
-            self.walker.arguments[place] = entities
+    def _takes_any_text(self, place: str, schema: dict[str, Any]) -> bool:
+        """Return True if a made-up text may do. Where walks see everything, they find this out by trying.
 
-        def weight(kind: str) -> float:
-            if kind in entities:
-                return 1.0
-            worked, tried = counts.get(kind, (0, 0))
-            return (worked + 0.05) / (tried + 1) * (0.01 if entities else 1.0)
-
-        return weight
-
-    def _guess(self, schema: dict[str, Any]) -> str | None:
-        """Return a made-up value that looks like the example in a description, such as "like O12"."""
-        tokens = self.kinds.find(schema.get("description", ""))
-        examples = [token for _, token in tokens if any(c.isdigit() for c in token)]
-        if not examples:
-            return "1" if schema.get("type") in ("integer", "number") else None
-        return re.sub(r"\d", lambda _: str(self.rng.randrange(10)), examples[0])
+        What others need, such as a login, does not take it."""
+        needed = self.walker.needed(self.operations) if self.is_focused else {}
+        if any(place.rpartition(".")[0] in others for others in needed.values()):
+            return False
+        return self.is_focused and schema.get("type") == "string" and "format" not in schema and not hinted(schema)
 
 
-def _signature(event: Event, kinds: Kinds) -> str:
-    """Return the class of an outcome: the error without its values, what changed, or the kinds in the first line."""
-    lines = event.result.splitlines() or [""]
-    tokens = _TOKEN.findall(lines[0])
-    if not event.ok:
-        return " ".join(["refused", *(token if kinds(token) == "<word>" else kinds(token) for token in tokens[:12])])
-    if event.changed:
-        return " ".join(["changed", *sorted({f"{row[0]}.{row[2]}" for row in event.changed})])
-    return " ".join(["shown", str(min(len(lines), 3)), *(kinds(token) for token in tokens[:8])])
+def guessed(schema: dict[str, Any], rng: random.Random) -> str:
+    """Return a made-up value: one that looks like the example in a description ("like O12"), a number or a word."""
+    if schema.get("type") in ("integer", "number"):
+        least, most = int(schema.get("minimum", 1)), int(schema.get("maximum", 100))
+        return str(rng.randint(least, max(least, most)))
+    if hints := hinted(schema):
+        return re.sub("9", lambda _: str(rng.randrange(10)), rng.choice(sorted(hints)))
+    return rng.choice(NEW_TEXTS)
 
 
-def _is_named(tool: str, error: str) -> bool:
-    """Return True if an error contains a word of the tool's name: "look at the order first" names `list_orders`."""
-    parts = [part for part in tool.lower().split("_") if len(part) > 2]
-    return any(re.search(rf"\b{re.escape(part.rstrip('s'))}", error) for part in parts)
+def _is_short(value: str) -> bool:
+    return len(value) <= _LONGEST or (len(value) <= _LONGEST_TOKEN and " " not in value)
 
 
-def _typed(value: str, schema: dict[str, Any]) -> Any:
+def hinted(schema: dict[str, Any]) -> set[str]:
+    """Return the kinds of the ids in a parameter's description, such as that of "O12" in "order id, like O12"."""
+    shown = cells("", str(schema.get("description", "")))
+    return {kind for cell in shown for kind in cell.kinds if "@" not in kind}
+
+
+def typed(value: str, schema: dict[str, Any]) -> Any:
     """Return the value in the type of the schema, None if it cannot be converted."""
-    convert = {"integer": int, "number": float, "string": str}.get(str(schema.get("type", "string")), lambda _: None)
+    convert = {"integer": int, "number": float, "string": str}.get(str(schema.get("type", "string")), str)
     try:
         return convert(value)
     except ValueError:
         return None
 
 
-def _succeeded(result: StepResult) -> bool:
-    calls = result.info.get("calls") or [{}]
-    return bool(calls[0].get("ok", not result.info.get("errors"))) and not result.info.get("parse_error")
+def _plain(schema: dict[str, Any]) -> dict[str, Any]:
+    """Return a schema with one type: the first that is not null, of a list of types or alternatives."""
+    for key in ("anyOf", "oneOf", "allOf"):
+        inner = [option for option in schema.get(key, ()) if option.get("type") != "null"]
+        if inner:
+            return _plain({**schema, key: (), **inner[0]})
+    if isinstance(schema.get("type"), list):
+        return {**schema, "type": next((name for name in schema["type"] if name != "null"), "string")}
+    return schema
 
 
-def _count(table: dict[str, dict[str, list[int]]], place: str, key: str, ok: bool) -> None:
-    pair = table.setdefault(place, {}).setdefault(key, [0, 0])
-    pair[0] += ok
-    pair[1] += 1
+def _is_named(name: str, error: str) -> bool:
+    """Return True if an error contains a word of an operation: "look at the order first" names `list_orders`."""
+    return any(re.search(rf"\b{re.escape(part.rstrip('s'))}", error) for part in _parts(name))
+
+
+def _group(name: str) -> str:
+    """Return the first part of an operation's name: the app, as in "notes.add"."""
+    return name.partition(".")[0]
+
+
+def _within(name: str) -> str:
+    """Return an operation's name without that of its group."""
+    return name.partition(".")[2]
+
+
+def _parts(name: str) -> list[str]:
+    return [part for part in re.split(r"[\W_]+", name.lower()) if len(part) > 2]
+
+
+__all__ = ["Known", "Walk", "Walker", "typed"]

@@ -4,8 +4,8 @@
     python -m experiments.bench.reset --env travel --tools --episodes 64        # each tool's step, in this process
 
 The worker is warm: its first episode, which loads data, is not counted. Both wall time and processor time are shown,
-because wall time depends on the machine's load. With `--tools` the actions are those of the tasks' references and, if
-the `curiosity` explorer supports the world, those of its walks, which include calls that fail.
+because wall time depends on the machine's load. With `--tools` the actions are those of the tasks' references and, in a
+world with tools, those of the `curiosity` explorer's walks, which include calls that fail.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from envs import make
 from envs.process import ROOT, Worker
 from envs.toolcalls import parse
 from evolver.questioning import probe_of
-from evolver.questioning.walks import Walker
+from evolver.questioning.walks import Known, Walker
 
 BOUND_MS = {"appworld": 150.0}  # bound on the p95 of a reset
 TOOL_BOUND_MS = {"travel": 10.0}  # bound on any step
@@ -63,7 +63,7 @@ def by_tool(env: str, kwargs: dict[str, Any], split: str, episodes: int) -> dict
     """Return the seconds of each step, by the tools that it calls ("" = none), over `episodes` tasks."""
     seconds: dict[str, list[float]] = defaultdict(list)
     world = make(env, **kwargs)
-    step, profile = world.step, world.profile()
+    step = world.step
 
     def timed(action: str) -> Any:
         tools = " ".join(sorted({call.name for call in parse(action).calls}))
@@ -73,16 +73,15 @@ def by_tool(env: str, kwargs: dict[str, Any], split: str, episodes: int) -> dict
         return result
 
     world.step = timed
-    explorable = "operations" in profile and hasattr(world, "difference")
-    walker = Walker(profile, breadth=6, depth=20, branches=2) if explorable else None
+    walker = Walker(breadth=6, depth=20, branches=2)
     tasks = world.tasks(split)
     for number in range(episodes):
         task = tasks[number % len(tasks)]
         world.reset(task, 0)
         for action in task.reference:
             world.step(action)
-        if walker is not None:
-            list(walker.walks(world, probe_of(task), random.Random(number), hints=task.query))
+        if world.reset(probe_of(task), task.seed).tools:
+            list(walker.walks(world, probe_of(task), random.Random(number), Known()))
     world.close()
     return seconds
 

@@ -13,13 +13,13 @@ from typing import Literal
 import numpy as np
 
 from rl.advantages.groups import Groups, centred, group_sum, grouped
-from rl.bounds import CountOrZero, Fraction, NotNegative, Positive
+from rl.bounds import CountOrZero, NotNegative, Positive
 
 SUCCESS = 0.5  # with scheme="allocation", an outcome above this counts as a success
 _TINY = 1e-12  # keeps a division by a standard deviation finite without changing the result
 
 Scheme = Literal["decouple", "allocation"]
-Norm = Literal["trajectory", "step", "reference"]
+Norm = Literal["reference", "step", "trajectory"]
 OutcomeAt = Literal["last_step", "all_steps", "none"]
 TrajectoryWeight = Literal["equal", "by_steps"]
 
@@ -43,8 +43,7 @@ def adca(
     alpha_min: NotNegative = 0.0,
     alpha_steps: CountOrZero = 0,
     scheme: Scheme = "decouple",
-    norm: Norm = "trajectory",
-    floor: Fraction = 0.0,
+    norm: Norm = "reference",
     outcome_at: OutcomeAt = "last_step",
     length_normalise: bool = False,
     trajectory_weight: TrajectoryWeight = "equal",
@@ -66,15 +65,12 @@ def adca(
         training steps, see `alpha_at`.
       scheme: "decouple": a turn is worth +-`label_value`. "allocation": the turns of a trajectory share
         +1 (outcome > 0.5) or -1 (otherwise) in proportion to `weights`.
-      norm: the statistics of a group that standardise its turn values. "trajectory": mean and deviation of the
-        averages of its trajectories (equation 18). "step": of all its turns alike. "reference": as in the public
-        code, where the variance is the mean over trajectories of their mean square about the group mean.
-      floor: only for norm="trajectory". The divisor is max(std of the averages, floor * d), where d is the deviation
-        of the turns (d^2 is the variance of norm="reference"), so the root mean square of the standardised values is
-        at most 1 / floor. 0 is equation 18, which has no bound: by chance alone, the averages of n independent labels
-        deviate by d / sqrt(n), or by less if the trajectories are alike. Dividing by that amplifies noise, which is
-        then summed over n turns. With d / sqrt(n) as the floor, the values would still grow with n. 1 is
-        norm="reference" without its eps.
+      norm: the statistics of a group that standardise its turn values. "reference": as in the public code, where the
+        variance is the mean over trajectories of their mean square about the group mean. "step": of all turns alike.
+        With both, the root mean square of the standardised values is at most 1. "trajectory": mean and deviation of
+        the averages of the trajectories, as equation 18 says. It has no bound: by chance alone the averages of n
+        independent labels deviate by 1 / sqrt(n) of what the labels do, or by less if the trajectories are alike, and
+        dividing by that amplifies noise, which is then summed over n turns.
       outcome_at: the turns that get the outcome: "last_step" (equation 20), "all_steps", or "none", which uses the
         labels alone, not scaled by alpha.
       length_normalise: divide by the square root of the number of turns (the reference does so for "decouple" only).
@@ -88,34 +84,39 @@ def adca(
     Returns: (N, K) float64, 0 past the end of a trajectory.
     Raises: ValueError for an unknown choice, shapes that do not fit, other labels, an outcome that is not finite.
     """
-    for name, value, choices in (
-        ("scheme", scheme, Scheme),
-        ("norm", norm, Norm),
-        ("outcome_at", outcome_at, OutcomeAt),
-        ("trajectory_weight", trajectory_weight, TrajectoryWeight),
-    ):
-        if value not in typing.get_args(choices):
-            raise ValueError(f"{name}={value!r}: choose one of {', '.join(typing.get_args(choices))}")
+    _check_choices(scheme=scheme, norm=norm, outcome_at=outcome_at, trajectory_weight=trajectory_weight)
     outcome_N, groups = grouped(outcome_N, group_N)
-    if floor and norm != "trajectory":
-        raise ValueError(f"floor={floor} is for norm='trajectory'; norm={norm!r} is bounded without it")
     label_NK, steps_N = _checked_labels(label_NK, steps_N, outcome_N.size)
     alpha = alpha_at(step, alpha=alpha, alpha_min=alpha_min, alpha_steps=alpha_steps)
 
     value_NK = label_value * label_NK if scheme == "decouple" else _allocated(label_NK, outcome_N, weights)
     if standardise:
         equal = trajectory_weight == "equal" and norm != "step"
-        value_NK = _standardised(value_NK, label_NK != 0, groups, norm=norm, floor=floor, equal=equal, eps=eps)
+        value_NK = _standardised(value_NK, label_NK != 0, groups, norm=norm, equal=equal, eps=eps)
 
     reward_NK = value_NK if outcome_at == "none" else alpha * value_NK
     if outcome_at != "none":
-        k_K = np.arange(label_NK.shape[1])
-        here_NK = k_K == steps_N[:, None] - 1 if outcome_at == "last_step" else k_K < steps_N[:, None]
+        here_NK = _turns_of_outcome(outcome_at, label_NK.shape[1], steps_N)
         tiny = _TINY if norm == "reference" else eps
         reward_NK = reward_NK + here_NK * _standardised_outcome(outcome_N, groups, eps, tiny)[:, None]
     if length_normalise and not (norm == "reference" and scheme == "allocation"):
         reward_NK = reward_NK / np.sqrt(np.maximum(steps_N, 1))[:, None]
     return np.cumsum(reward_NK[:, ::-1], axis=1)[:, ::-1]
+
+
+def _check_choices(**chosen: str) -> None:
+    """Raise ValueError for an unknown choice."""
+    known = {"scheme": Scheme, "norm": Norm, "outcome_at": OutcomeAt, "trajectory_weight": TrajectoryWeight}
+    for name, value in chosen.items():
+        choices = typing.get_args(known[name])
+        if value not in choices:
+            raise ValueError(f"{name}={value!r}: choose one of {', '.join(choices)}")
+
+
+def _turns_of_outcome(outcome_at: str, most: int, steps_N: np.ndarray) -> np.ndarray:
+    """Return which of `most` turns get the outcome of their trajectory, (N, K) bool."""
+    k_K = np.arange(most)
+    return k_K == steps_N[:, None] - 1 if outcome_at == "last_step" else k_K < steps_N[:, None]
 
 
 def _checked_labels(label_NK, steps_N, n: int) -> tuple[np.ndarray, np.ndarray]:
@@ -144,9 +145,7 @@ def _allocated(label_NK: np.ndarray, outcome_N: np.ndarray, weights: tuple[float
     return np.where(success_N1, 1.0, -1.0) * share_NK * unit_N1
 
 
-def _standardised(
-    value_NK, valid_NK, groups: Groups, *, norm: str, floor: float, equal: bool, eps: float
-) -> np.ndarray:
+def _standardised(value_NK, valid_NK, groups: Groups, *, norm: str, equal: bool, eps: float) -> np.ndarray:
     """Return the values of valid turns minus the mean of their group, divided by its deviation; 0 for other turns."""
     n_N = valid_NK.sum(1)
     mean_N = value_NK.sum(1) / np.maximum(n_N, 1)
@@ -154,10 +153,11 @@ def _standardised(
     total_G = np.maximum(group_sum(weight_N, groups), 1)
     mean_G = group_sum(weight_N * mean_N, groups) / total_G
     centred_NK = np.where(valid_NK, value_NK - mean_G[groups.index_N][:, None], 0.0)
-    variance_G = group_sum(weight_N * (centred_NK**2).sum(1) / np.maximum(n_N, 1), groups) / total_G
     if norm == "trajectory":
         square_N = (mean_N - mean_G[groups.index_N]) ** 2
-        variance_G = np.maximum(group_sum(weight_N * square_N, groups) / total_G, floor**2 * variance_G)
+        variance_G = group_sum(weight_N * square_N, groups) / total_G
+    else:
+        variance_G = group_sum(weight_N * (centred_NK**2).sum(1) / np.maximum(n_N, 1), groups) / total_G
 
     if norm == "reference":
         std_G = np.sqrt(variance_G + eps) if equal else np.maximum(np.sqrt(variance_G), eps)

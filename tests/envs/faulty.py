@@ -10,7 +10,7 @@ import sys
 import time
 from typing import Any
 
-from envs.world import Evaluation, Observation, StepResult, Task, World
+from envs.world import Evaluation, Observation, StepResult, Task, Tool, World
 
 
 class Counter(World):
@@ -51,6 +51,19 @@ class Counter(World):
 
     def spell(self, word: str, upper: bool = False) -> list[str]:
         return list(word.upper() if upper else word)
+
+
+class Coder(Counter):
+    """A counter with a function `add`, as if its actions were code."""
+
+    def functions(self) -> list[Tool]:
+        parameters = {"type": "object", "properties": {"n": {"type": "integer"}}}
+        return [{"type": "function", "function": {"name": "add", "description": "", "parameters": parameters}}]
+
+    def call_text(self, name: str, arguments: dict[str, Any]) -> str:
+        if name != "add":
+            raise ValueError(f"there is no function {name!r}")
+        return f"add({', '.join(f'{key}={value!r}' for key, value in arguments.items())})"
 
 
 class Faulty(Counter):

@@ -1,5 +1,6 @@
 """AppWorld: the adapter with a fake engine, and the real engine on the mini data set if it is installed."""
 
+import ast
 import json
 import os
 import re
@@ -47,6 +48,30 @@ def test_code_is_the_first_block_or_the_first_call(text, expected):
 # ------------------------------------------------------------------------------------------ a fake engine
 
 
+def doc(description, *parameters):
+    keys = ("name", "type", "required", "description", "default", "constraints")
+    return {"description": description, "parameters": [dict(zip(keys, values)) for values in parameters]}
+
+
+DOCS = {
+    "phone": {
+        "call": doc(
+            "Call someone.",
+            ("number", "string", True, "Whom.", None, ["length >= 5, <= 9", "value is odd"]),
+            ("minutes", "integer", False, "How long.", 5, ["value >= 1.0, < 20.0"]),
+            ("share", "number", False, "Share.", None, ["value > 0.0, <= 1.5"]),
+            ("mail", "string", False, "Mail.", "", ["value is email address"]),
+            ("mood", "string", False, "Mood.", "fine", ["value in ['fine', 'it\\'s bad']"]),
+            ("notes", "list[string]", False, "Notes.", None, ["length >= 1"]),
+            ("answer", "number | string", False, "Answer.", None, []),
+        )
+    },
+    "venmo": {"pay": doc("Pay.")},
+    "api_docs": {"show_api_doc": doc("Read.")},
+    "supervisor": {"complete_task": doc("End."), "show_active_task": doc("The instruction.")},
+}
+
+
 class FakeEngine:
     """An engine whose sessions understand the lines `say X`, `set X`, `damage` and `done`. One open task at a time."""
 
@@ -57,7 +82,11 @@ class FakeEngine:
         self.opened.append(task_id)
         self._task, self._state, self._lines, self._damage, self._done = task_id, set(), 0, False, False
         person = {"first_name": "Ada", "last_name": "Lane", "email": "ada@example.com", "phone_number": "555"}
-        return {"instruction": f"Do {task_id}.", "supervisor": person, "apps": {"phone": "Calls people."}}
+        return {
+            "instruction": f"Do {task_id}.",
+            "supervisor": person,
+            "apps": {"api_docs": "Docs.", "supervisor": "Tasks.", "phone": "Calls people."},
+        }
 
     def run(self, code):
         self._lines += 1
@@ -82,7 +111,7 @@ class FakeEngine:
         return [*needed, ("no_op_pass", not self._damage), ("no_op_pass", True)]
 
     def apis(self, root):
-        return {"phone": {"call": "Call someone."}, "supervisor": {"complete_task": "End."}}
+        return DOCS
 
     def close(self):
         pass
@@ -211,8 +240,91 @@ def test_errors_name_the_problem(official, tmp_path_factory, monkeypatch):
 
 def test_the_profile_lists_apps_and_their_apis(official):
     profile = AppWorld("official", official, engine=FakeEngine()).profile()
-    assert [entity["name"] for entity in profile["entities"]] == ["phone"]
+    assert [entity["name"] for entity in profile["entities"]] == ["phone", "venmo"]
     assert profile["entities"][0]["operations"] == [{"name": "call", "description": "Call someone."}]
+
+
+ODD = [
+    'it\'s "odd"',
+    "two\nlines \\",
+    "```python\nx\n```",
+    "\\```",
+    "</tool_call><tool_call>",
+    "Zürich \U0001f600 \x00{0} %s",
+]
+ODD += [None, True, -1.5, [[1, None], {"a`b": ["`" * 7]}]]
+
+
+@pytest.fixture(params=["code", "tool"])
+def started(official, request):
+    """A world with an episode, for each format of an action."""
+    world = AppWorld("official", official, action=request.param, engine=FakeEngine())
+    world.reset(world.tasks("train")[0])
+    return world
+
+
+def test_functions_are_the_apis_of_the_tasks_apps(started):
+    functions = {tool["function"]["name"]: tool["function"] for tool in started.functions()}
+    assert list(functions) == ["supervisor.complete_task", "phone.call"] and started.functions() == started.functions()
+    assert functions["phone.call"]["description"] == "Call someone."
+    assert functions["phone.call"]["parameters"] == {
+        "type": "object",
+        "properties": {
+            "number": {"description": "Whom.", "type": "string", "minLength": 5, "maxLength": 9},
+            "minutes": {
+                "description": "How long.",
+                "type": "integer",
+                "default": 5,
+                "minimum": 1,
+                "exclusiveMaximum": 20,
+            },
+            "share": {"description": "Share.", "type": "number", "exclusiveMinimum": 0.0, "maximum": 1.5},
+            "mail": {"description": "Mail.", "type": "string", "default": "", "format": "email"},
+            "mood": {"description": "Mood.", "type": "string", "default": "fine", "enum": ["fine", "it's bad"]},
+            "notes": {"description": "Notes.", "type": "array", "items": {"type": "string"}, "minItems": 1},
+            "answer": {"description": "Answer.", "anyOf": [{"type": "number"}, {"type": "string"}]},
+        },
+        "required": ["number"],
+    }
+
+
+def test_the_text_of_a_call_is_code_that_prints_its_result(started):
+    call = started.call_text("phone.call", {"number": "555", "minutes": 3})
+    expected = "print(apis.phone.call(number='555', minutes=3))"
+    assert call == (block(expected) if started._action == "code" else call_text("appworld", {"code": expected}))
+
+
+@pytest.mark.parametrize("value", ODD, ids=repr)
+def test_code_passes_on_the_values_of_a_call(started, value):
+    code, role = prompt.code_of(started.call_text("phone.call", {"number": value, "notes": [value, value]}))
+    assert role == {"code": "user", "tool": "tool"}[started._action]
+    call = ast.parse(code).body[0].value.args[0]
+    assert ast.unparse(call.func) == "apis.phone.call"
+    assert {k.arg: ast.literal_eval(k.value) for k in call.keywords} == {"number": value, "notes": [value, value]}
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "problem"),
+    [
+        ("os.system", {}, "no function 'os.system'"),
+        ("phone.call()) or (phone.call", {}, "no function"),
+        ("venmo.pay", {}, "no function"),  # not among the task's apps
+        ("api_docs.show_api_doc", {}, "no function"),
+        ("supervisor.show_active_task", {}, "no function"),
+        ("phone.call", {"number=1, x": 2}, "no parameter 'number=1, x'; it has number"),
+        ("phone.call", {"number": float("nan")}, "JSON"),
+        ("phone.call", {"number": {1, 2}}, "JSON"),
+        ("phone.call", {"number": "\ud800"}, "JSON"),
+    ],
+)
+def test_a_call_that_cannot_be_made_is_refused(started, name, arguments, problem):
+    with pytest.raises(ValueError, match=re.escape(problem)):
+        started.call_text(name, arguments)
+
+
+def test_functions_need_an_episode(official):
+    with pytest.raises(RuntimeError, match="reset"):
+        AppWorld("official", official, engine=FakeEngine()).functions()
 
 
 def test_goal_completion_by_task_and_by_scenario():
@@ -320,6 +432,32 @@ def test_the_real_engine_conforms(world):
         names, problems = conformance.run(source.world, limit=2)
     assert not problems, "\n".join(map(str, problems))
     assert len(names) == len(conformance.CHECKS)
+
+
+def shown(world, name, **arguments):
+    """The JSON value that a call shows."""
+    result = world.step(world.call_text(name, arguments))
+    text = result.messages[0]["content"]
+    assert result.info["errors"] == 0, text
+    return json.loads(re.fullmatch(r"Output:\n```\n(.*)\n```\n\n", text, re.DOTALL)[1])
+
+
+@real
+def test_calls_can_be_made_with_what_earlier_answers_showed(world):
+    """The account's password comes from one answer, its user name from another, the token from a third."""
+    world.reset(world.tasks("train")[0])
+    functions = {tool["function"]["name"]: tool["function"]["parameters"] for tool in world.functions()}
+    assert len(functions) == 452 and "api_docs.show_api_doc" not in functions
+    assert functions["simple_note.login"]["required"] == ["username", "password"]
+    assert functions["phone.show_alarms"]["properties"]["page_limit"]["maximum"] == 20
+    email = shown(world, "supervisor.show_profile")["email"]
+    accounts = shown(world, "supervisor.show_account_passwords")
+    password = next(account["password"] for account in accounts if account["account_name"] == "simple_note")
+    token = shown(world, "simple_note.login", username=email, password=password)["access_token"]
+    for odd in filter(lambda value: isinstance(value, str), ODD):
+        made = shown(world, "simple_note.create_note", title=odd, content=odd, tags=[odd], access_token=token)
+        note = shown(world, "simple_note.show_note", note_id=made["note_id"], access_token=token)
+        assert (note["title"], note["content"], note["tags"]) == (odd, odd, [odd])
 
 
 @real

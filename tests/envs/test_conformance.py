@@ -14,7 +14,7 @@ from envs import check, conformance
 from envs.process import ROOT
 from envs.source import MODES, Source, serving
 from envs.world import Evaluation, Observation, StepResult
-from tests.envs.faulty import Counter
+from tests.envs.faulty import Coder, Counter
 
 COUNTER = "tests.envs.faulty:Counter"
 ENVIRONMENTS = {
@@ -127,6 +127,23 @@ class SnapshotNotJson(Counter):
         return {self._count}
 
 
+class FunctionsNotTools(Counter):
+    def functions(self):
+        return [{"name": "f"}]
+
+
+class CallsAnyFunction(Coder):
+    def call_text(self, name, arguments):
+        return f"{name}()"
+
+
+class UnreadableCalls(Coder):
+    def step(self, action):
+        result = super().step(action)
+        result.info["parse_error"] = action.startswith("add")
+        return result
+
+
 class ProfileNotJson(Counter):
     def profile(self):
         return {"me": (1, 2)}
@@ -146,6 +163,9 @@ BROKEN = {
     RewardsInaction: {"scores_inaction_zero"},
     RestoresNothing: {"restores_snapshots"},
     SnapshotNotJson: {"restores_snapshots"},
+    FunctionsNotTools: {"lists_functions"},
+    CallsAnyFunction: {"lists_functions"},
+    UnreadableCalls: {"lists_functions"},
     ProfileNotJson: {"has_a_json_profile"},
 }
 
@@ -159,11 +179,12 @@ def test_each_violation_is_found_and_explained(broken):
 
 def test_a_correct_environment_has_no_problems():
     assert conformance.run(Counter)[1] == []
+    assert conformance.run(Coder)[1] == []
 
 
 def test_the_command_explains_failures_and_sets_its_exit_code(capsys):
     assert check.main([COUNTER, "--modes", "inprocess", "worker"]) == 0
-    assert capsys.readouterr().out.count("11 of 11 checks passed") == 2
+    assert capsys.readouterr().out.count("12 of 12 checks passed") == 2
     assert check.main(["tests.envs.test_conformance:RewardsInaction", "--modes", "inprocess"]) == 1
     assert "doing nothing scores" in capsys.readouterr().out
     assert check.main(["no_such_module:World"]) == 1
@@ -191,7 +212,7 @@ def test_the_page_walks_through_an_environment_that_conforms(tmp_path):
         path = {"PYTHONPATH": f"{ROOT}:{tmp_path}"}
         done = subprocess.run([sys.executable, *words[1:]], cwd=tmp_path, env=path, capture_output=True, text=True)
         assert done.returncode == 0, done.stdout + done.stderr
-        assert "11 of 11 checks passed" in done.stdout
+        assert "12 of 12 checks passed" in done.stdout
 
 
 def test_the_options_on_the_page_exist():

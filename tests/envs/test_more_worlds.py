@@ -89,6 +89,9 @@ class FakeScience:
     def getCompleted(self):
         return self._at == 3
 
+    def get_possible_actions(self):
+        return ["look around", "use OBJ on OBJ", "focus on OBJ"]
+
     def get_task_description(self):
         return f"Do {self._name}."
 
@@ -140,6 +143,26 @@ def test_a_scienceworld_episode(science):
         world.step("wait")
     with pytest.raises(ValueError, match="kind and variation"):
         world.reset(Task("x", "scienceworld", "?"))
+
+
+def forms_of(start) -> list[str]:
+    """The forms of actions that the schema of `act` lists."""
+    return start.tools[0]["function"]["parameters"]["properties"]["action"]["examples"]
+
+
+def steady_forms_of(world) -> list[str]:
+    """The same, of a world that lists them alike in two episodes."""
+    first, second = (world.reset(task) for task in world.tasks("train")[:2])
+    assert first.tools == second.tools
+    return forms_of(first)
+
+
+def test_scienceworld_lists_the_forms_of_its_actions(science):
+    assert steady_forms_of(make("scienceworld")) == ["focus on OBJ", "look around", "use OBJ on OBJ"]
+
+
+def test_textworld_lists_the_forms_of_its_commands(games, tmp_path):
+    assert steady_forms_of(make("textworld", cache=str(tmp_path))) == ["go north", "lock OBJ with OBJ", "open OBJ"]
 
 
 def invented(task: Task, query="Find a spoon.") -> Task:
@@ -204,6 +227,7 @@ class FakeGame:
             won=self._open,
             description="-= Attic =-",
             admissible_commands=["take key", "look"],
+            command_templates=["open {c}", "open {d}", "go north", "lock {c} with {k}", "lock {d} with {k}"],
             policy_commands=["take key", "open box"][int(self._taken) :],
         )
 
@@ -310,6 +334,7 @@ def test_a_reasoning_episode_is_one_turn(gym_of_reasons):
     assert world.evaluate().score == 0.0 and world.evaluate().components["progress"] == 0.1
     queries = [{task.query for task in world.tasks(split)} for split in ("train", "dev", "test")]
     assert not set.intersection(*queries)
+    assert len(world.tasks("dev")) == 1 and make("reasoning", n_dev=0).tasks("dev") == []
     partial = make("reasoning", datasets=["sums"], partial=True)
     partial.reset(partial.tasks("train")[0])
     partial.step("3")
@@ -344,6 +369,7 @@ def test_real_scienceworld():
     """The simulator's solutions score 1, VARIATIONS is complete, and an episode is repeatable."""
     kwargs = {"kinds": ["find-plant", "lifespan-longest-lived"], "per_kind": 2}
     with alone("scienceworld", kwargs, deadlines=PATIENT) as world:
+        assert {"look around", "open OBJ", "move OBJ to OBJ"} < set(steady_forms_of(world))
         for task in world.tasks("dev"):
             world.reset(task)
             gold = world.walkthrough(task.to_dict())
@@ -351,7 +377,11 @@ def test_real_scienceworld():
             for _ in range(2):
                 world.reset(task)
                 assert world.evaluate().score == 0.0
-                seen.append([world.step(action).to_dict() for action in gold])
+                seen.append([])
+                for action in gold:  # may go on after the goal is reached
+                    seen[-1].append(world.step(action).to_dict())
+                    if seen[-1][-1]["terminated"]:
+                        break
                 assert world.evaluate().score == 1.0 and seen[-1][-1]["terminated"]
             assert seen[0] == seen[1]
             world.reset(task)
@@ -378,6 +408,7 @@ def test_real_textworld(kind, tmp_path):
         kwargs = {"kind": kind, "cache": str(tmp_path / name), "n_train": 2}
         with alone("textworld", kwargs, deadlines=PATIENT) as world:
             first = world.reset(world.tasks("train")[1])
+            assert {"look", "go north", "take OBJ"} < set(forms_of(first)) and "{" not in str(forms_of(first))
             assert world.evaluate().score == 0.0
             commands = world.walkthrough()
             steps = [world.step(command).to_dict() for command in commands]

@@ -15,9 +15,12 @@ import pytest
 from envs.pool import Pool, PoolFull, PoolWorld, UnknownInstance
 from envs.process import ROOT, Deadlines
 from envs.source import Source
+from envs.toolcalls import Call, parse
 from envs.world import World, WorldError, WorldTimeout
+from tests.envs.faulty import Coder, Counter
 
 COUNTER = "tests.envs.faulty:Counter"
+CODER = "tests.envs.faulty:Coder"
 FAULTY = "tests.envs.faulty:Faulty"
 SHORT = Deadlines(start=20.0, reset=1.0, step=1.0)
 
@@ -71,6 +74,28 @@ def test_a_world_in_a_process_is_a_world():
         assert world.snapshot() == 1 and world.profile() == {}
         assert world.spell("ab", upper=True) == ["A", "B"]
         assert hasattr(world, "spell") and not hasattr(world, "no_such_method") and not hasattr(world, "_count")
+
+
+ODD = {"n": ['it\'s "odd"', "two\nlines", "Zürich \U0001f600", None, [[1.5], {"a": True}], "</tool_call>"]}
+
+
+def check_functions(coder: World, counter: World):
+    """Check that functions and the texts of calls are those of the hosted world, with an episode and without."""
+    with pytest.raises(WorldError, match="reset"):
+        coder.functions()
+    for world, hosted in ((coder, Coder()), (counter, Counter())):
+        world.reset(world.tasks("train")[0])
+        assert world.functions() == hosted.functions()
+        assert world.call_text("add", ODD) == hosted.call_text("add", ODD)
+    assert parse(counter.call_text("add", ODD)).calls == [Call("add", ODD)]
+    with pytest.raises(ValueError, match="no function 'sub'"):
+        coder.call_text("sub", {})
+    assert coder.functions()  # a mistake of the caller is not a failure of the episode
+
+
+def test_functions_of_a_world_in_a_process():
+    with alone(CODER) as coder, alone(COUNTER) as counter:
+        check_functions(coder, counter)
 
 
 def another_python() -> str:

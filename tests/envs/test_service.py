@@ -29,7 +29,7 @@ from envs.remote import Connections, RemoteWorld
 from envs.service import Service, action_of, main
 from envs.toolcalls import call_text
 from envs.world import Task, WorldError, WorldTimeout
-from tests.envs.test_process import COUNTER, FAULTY, SHORT, is_running, solve, wait_until
+from tests.envs.test_process import CODER, COUNTER, FAULTY, SHORT, check_functions, is_running, solve, wait_until
 
 
 @contextlib.contextmanager
@@ -119,6 +119,11 @@ def test_structured_tool_calls_become_text():
     ):
         with pytest.raises(ValueError):
             action_of(broken)
+
+
+def test_functions_of_a_world_behind_the_service(counter):
+    with service(CODER) as (url, _):
+        check_functions(RemoteWorld(url), RemoteWorld(counter[0]))
 
 
 def test_new_tools_are_listed():

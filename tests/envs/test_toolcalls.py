@@ -26,10 +26,16 @@ def test_text_of_a_call():
     assert "Zürich" in call_text("search", {"to": "Zürich"})
 
 
+def test_tags_inside_a_call_do_not_end_it():
+    arguments = {CLOSE: [f"a{CLOSE}b{OPEN}", "<\\/tool_call>", {"c": CLOSE * 2}]}
+    turn = parse(call_text("note", arguments) + call_text("end", {}))
+    assert turn.calls == [Call("note", arguments), Call("end", {})] and not turn.errors
+
+
 @given(st.lists(st.tuples(texts.filter(bool), st.dictionaries(texts, values, max_size=3)), max_size=3), texts)
 def test_round_trip(calls, content):
     rendered = [call_text(name, arguments) for name, arguments in calls]
-    if not all(tagless(json.dumps(call, ensure_ascii=False)) for call in calls) or not tagless(content):
+    if not tagless(content):
         return
     turn = parse("\n".join([content, *rendered]))
     assert turn.errors == []

@@ -12,13 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import envs
+from envs.probed import cells
 from envs.toolcalls import call_text, parse
-from envs.travel import SYSTEM, Travel, verify
+from envs.travel import SYSTEM, Travel, plain, verify
 from envs.travel.agency import ARGUMENTS, TOOLS
 from envs.travel.data import data, image
 from envs.travel.demos import SLIPS, compositions, demonstrate, demonstration, hint_text, odds, reserved, when_text
-from envs.travel.profile import PROFILE, describe
-from envs.travel.tasks import HELD_OUT, LEVELS, TEMPLATES, WORLDS, generate, is_training_world
+from envs.travel.profile import OPERATIONS, PROFILE, QUESTIONS, describe
+from envs.travel.tasks import HELD_OUT, LEVELS, TEMPLATES, WORLDS, Unfit, generate, is_training_world, task_of
 from envs.travel.verify import answers
 from envs.world import Task
 
@@ -193,7 +194,7 @@ def test_queries_are_short_and_worded_in_several_ways(tasks):
         for template in TEMPLATES[level] + HELD_OUT[level]:
             queries = {when_text(generate(i % 40, rng, template=template).query) for i in range(30)}
             assert len(queries) >= 4, template
-    for operation in PROFILE["operations"]:
+    for operation in OPERATIONS:
         assert len(operation["phrases"]) >= 4
 
 
@@ -478,13 +479,14 @@ def test_the_profile_covers_the_tools_and_its_slots_fit():
     json.dumps(PROFILE)
     kinds = {entity["name"]: entity for entity in PROFILE["entities"]}
     assert {operation["tool"] for operation in PROFILE["operations"]} == CHANGING - {"move"}  # which no task needs
-    for operation in PROFILE["operations"]:
+    assert "phrases" not in json.dumps(PROFILE)  # explorers do not know the words of the hand-written tasks
+    for operation in OPERATIONS:
         assert list(operation["arguments"]) == ARGUMENTS[operation["tool"]]
         assert set(operation["arguments"].values()) <= set(kinds)
         for phrase in operation["phrases"]:
             slots = {name for _, name, _, _ in string.Formatter().parse(phrase) if name}
             assert slots == set(operation["arguments"])
-    for question in PROFILE["questions"]:
+    for question in QUESTIONS:
         assert question["attribute"] in kinds[question["entity"]]["attributes"]
         assert set(question["tools"]) <= set(ARGUMENTS)
         assert all("{it}" in text for text in question["phrases"] + question["questions"])
@@ -505,39 +507,6 @@ def test_descriptions_name_one_entity_each():
     assert describe(agency, "order", "O00") == {} and describe(agency, "seat", "9Z", {"order": "O00"}) == {}
 
 
-def test_every_walk_of_a_reference_can_be_worded(world, tasks):
-    """Word the calls that changed something with phrases that fit the tools used, as a task writer does."""
-    for task in every(tasks):
-        world.reset(task)
-        calls = [call for turn in task.reference[:-1] for call in world.step(turn).info["calls"]]
-        used = {call["name"] for call in calls}
-        for call in calls:
-            if call["name"] not in CHANGING:
-                continue
-            fitting = []
-            for operation in PROFILE["operations"]:
-                described = {
-                    name: world.describe(kind, call["arguments"][name], call["arguments"])
-                    for name, kind in operation["arguments"].items()
-                    if name in call["arguments"]
-                }
-                conditions = operation.get("if", {})
-                if operation["tool"] == call["name"] and all(
-                    described[key.split(".")[0]][key.split(".")[1]] == value for key, value in conditions.items()
-                ):
-                    fitting.append(operation)
-            assert fitting
-            for entity in described_of(world, fitting[0], call):
-                assert any(set(phrase["via"]) <= used for phrase in entity["phrases"]), (task, call)
-
-
-def described_of(world, operation, call):
-    return [
-        world.describe(kind, call["arguments"][name], call["arguments"])
-        for name, kind in operation["arguments"].items()
-    ]
-
-
 def test_orders_made_in_the_episode_are_named_relative_to_it():
     session = Session()
     flight, other = list(session.data.flights.values())[:2]
@@ -547,7 +516,9 @@ def test_orders_made_in_the_episode_are_named_relative_to_it():
         session("flights", to=chosen.city)
         session("quote", flight=chosen.id)
         session("book", flight=chosen.id, passenger=passenger.id)
-        phrases = session.world.describe("order", session.data.spare[0])["phrases"]
+        phrases = describe(session.data, "order", session.data.spare[0], None, session.world._agency.orders())[
+            "phrases"
+        ]
         expected = "it" if n == 0 else f"{passenger.name}'s new trip to {flight.city}"
         assert phrases == [{"text": expected, "via": ["book"]}]
 
@@ -577,7 +548,7 @@ def test_all_pairs_of_goals_except_held_out_ones_are_demonstrated():
     held_out = {frozenset(template.split("+")) for templates in HELD_OUT.values() for template in templates}
     shown = {frozenset(template.split("+")) for template in compositions()}
     assert not shown & held_out and {frozenset(t.split("+")) for level in LEVELS for t in TEMPLATES[level]} <= shown
-    found = [demonstrate(random.Random(i), care=1.0) for i in range(300)]
+    found = [demonstrate(random.Random(i), care=1.0, plain=0.0) for i in range(300)]
     assert all(demo["success"] for demo in found) and {demo["difficulty"] for demo in found} == set(LEVELS)
     assert len({demo["template"] for demo in found}) > 80
 
@@ -608,7 +579,108 @@ def test_no_task_of_the_splits_is_demonstrated(tasks):
 def test_experience_text():
     assert when_text("Add a bag to order O12.") == "When asked to add a bag to order X"
     assert when_text("Who travels on Ann's trip to Rome?") == "When asked who travels on X's trip to X"
+    described = (
+        "Take a seat for an order: order Ann Rome. Then get a quote for a flight: flight Oslo noon. Reply with it."
+    )
+    assert when_text(described) == (
+        "When asked to take a seat for an order order X X then get a quote for a flight flight X noon reply with it"
+    )
     assert hint_text(["order", "bag"], "When asked to add a bag") == "When asked to add a bag: order, bag."
+
+
+# Demonstrations in the words of the tools' descriptions.
+
+
+def plain_drafts(n, seed=0):
+    rng = random.Random(seed)
+    while n:
+        try:
+            yield plain.draft(rng.randrange(WORLDS), rng, rng.choice(plain.templates(rng.choice(LEVELS))))
+            n -= 1
+        except Unfit:
+            continue
+
+
+def test_a_plain_reference_solves_its_task_and_every_change_is_needed(world):
+    for plan in plain_drafts(200):
+        task = task_of(plan)
+        assert play(world, task, task.reference).success, plan
+        assert not play(world, task, [*task.reference[:-1], "nothing"]).success or plan.ask is None
+        for i, call in enumerate(plan.calls):
+            if call.tool in CHANGING:
+                assert not play(world, task, task.reference[:i] + task.reference[i + 1 :]).success, (plan, i)
+    assert {call.tool for plan in plain_drafts(200) for call in plan.calls} == set(ARGUMENTS)
+
+
+def test_a_plain_query_names_what_its_calls_need_and_nothing_that_they_have_to_find():
+    ids = re.compile(r"\b(?:[FPO]\d\d|\d[ABC])\b")
+    for plan in plain_drafts(200, seed=1):
+        known = set(ids.findall(plan.query))
+        session = Session(plan.world)
+        for call in plan.calls:
+            assert known.issuperset(value for value in call.arguments.values() if ids.match(value)), plan
+            known |= set(ids.findall(session(call.tool, **call.arguments)))
+        assert all(f" {value}" in plan.query for call in plan.calls for key, value in call.arguments.items()
+                   if key in ("to", "name")), plan  # fmt: skip
+        assert plan.answer is None or not re.search(rf"\b{plan.answer}\b", plan.query)
+        assert plain.SUMMARIES[plan.calls[-1].tool].lower() in plan.query.lower()
+
+
+def test_a_plain_query_is_worded_as_the_explorer_words_it(world):
+    """The calls of a draft, as events of a walk, get the same query from the explorer."""
+    from evolver.questioning.calls import Event, operations_of
+    from evolver.questioning.goals import Writer
+
+    writer = object.__new__(Writer)  # without a site, of which the wording needs nothing
+    writer.operations = operations_of(world, world.reset(free_task()))
+    writer.summaries, writer.ids = plain.SUMMARIES, {"F99", "P99", "O99", "9A", "9B", "9C"}
+    writer._question = lambda event, query, rng: (wanted, {"value": plan.answer})
+    for plan in plain_drafts(100, seed=2):
+        session = Session(plan.world)
+        events = [Event(c.tool, c.arguments, "", session(c.tool, **c.arguments), ok=True) for c in plan.calls]
+        assert events[0].cells == cells(events[0].name, events[0].result)
+        targets = [n for n, call in enumerate(plan.calls) if call.tool in CHANGING]
+        asked, wanted = (len(events) - 1, plan.ask[2]) if plan.ask else (None, "")
+        queries = {writer._words(events, targets, asked, random.Random(seed))[0] for seed in range(8)}
+        assert plan.query in queries, plan
+
+
+def test_plain_demonstrations_combine_no_held_out_goals():
+    held_out = {frozenset(template.split("+")) for templates in HELD_OUT.values() for template in templates}
+    written = {"order.bag+same.order": "order.bag.name", "trip.refund+passenger.people": "trip.drop+passenger.card"}
+    shown = {name for level in LEVELS for name in plain.templates(level)}
+    for name, segments in written.items():
+        assert frozenset(segments.split("+")) in held_out and plain.PREFIX + name not in shown
+    assert not {f"{plain.PREFIX}order.{drop}+city.flights" for drop in ("cancel", "refund")} & shown
+    assert not {f"{plain.PREFIX}{pair}" for pair in ("order.seat+order.bag", "order.bag+order.seat")} & shown
+    assert {f"{plain.PREFIX}{pair}" for pair in ("order.bag+trip.seat", "trip.seat+order.bag", "book+book")} <= shown
+
+
+def test_half_of_the_demonstrations_are_plain_and_their_agents_slip_alike():
+    found = [demonstrate(random.Random(i), care=0.33) for i in range(150)]
+    assert 0.4 < sum(demo["template"].startswith(plain.PREFIX) for demo in found) / 150 < 0.6
+    assert not any(demonstrate(random.Random(i), plain=0.0)["template"].startswith(plain.PREFIX) for i in range(30))
+    careful = [demonstrate(random.Random(i), care=1.0, plain=1.0, hint=0.3) for i in range(80)]
+    assert all(demo["success"] for demo in careful) and {demo["difficulty"] for demo in careful} == set(LEVELS)
+    careless, heeding = (
+        [demonstrate(random.Random(i), care=0.15, plain=1.0, hint=hint) for i in range(150)] for hint in (0.0, 1.0)
+    )
+    assert 0.2 <= sum(demo["success"] for demo in careless) / 150 <= 0.45
+    assert 0.55 <= sum(demo["success"] for demo in heeding) / 150 <= 0.8
+    ends = [demo["messages"][-1]["content"] for demo in careless if demo["template"] == "plain/passenger.people"]
+    assert {"done"} < set(ends) and any(end in ("gold", "silver", "blue") for end in ends)
+    assert demonstrate(random.Random(3), plain=1.0, hint=0.5) == demonstrate(random.Random(3), plain=1.0, hint=0.5)
+    for demo in heeding[:50]:
+        hint, _, query = demo["messages"][1]["content"].partition("</EXP>\n")
+        assert hint.startswith("<EXP>When asked to ") and query[0].isupper()
+
+
+def test_no_plain_task_of_the_splits_is_demonstrated():
+    template = plain.PREFIX + "passenger.people"
+    drawn = demonstration(7, random.Random(1), template=template)["messages"][1]["content"]
+    assert drawn.startswith("Look a passenger up by first name: name ")
+    other = demonstration(7, random.Random(1), template=template, exclude=frozenset({(7, drawn)}))
+    assert other["messages"][1]["content"] != drawn
 
 
 def test_the_registry_makes_it():

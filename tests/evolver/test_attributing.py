@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import itertools
+import re
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from envs.act import ActionWorld
 from envs.toolcalls import call_text
 from envs.travel import Travel
+from envs.world import Evaluation, Observation, Task
 from evolver.attributing import ABSTAIN, BAD, GOOD, Label, TurnJudge
 from evolver.attributing.replay import ReplayJudge
 from rl.trajectory import Completion, StopReason, Turn
-from tests.evolver.toy import Library, attempt, call, task
+from tests.evolver.toy import BOOKS, Library, attempt, call, task
 
 LEND = task("Lend Solaris.", lent=["B15"])
 BOTH = task("Lend Solaris and mark Dune.", lent=["B15"], mark=["B11"])
@@ -51,6 +54,22 @@ class Broken(Library):
         raise RuntimeError("the disk is gone")
 
 
+class Door(ActionWorld):
+    """Open the door; looking tells a story."""
+
+    name = "door"
+
+    def reset(self, task, seed=0):
+        self._begin(task)
+        return Observation([{"role": "user", "content": task.query}])
+
+    def _act(self, text):
+        return text, "A lantern burns in Zanzibar." if text == "look" else "ok", 0.0, text == "open"
+
+    def evaluate(self):
+        return Evaluation(float(self._over), self._over)
+
+
 class TestRule:
     def test_needed_steps_of_a_success_are_good(self):
         assert labels(LEND, GREEN, call("lend", "B15"), "done") == [GOOD, GOOD, GOOD]
@@ -60,6 +79,10 @@ class TestRule:
 
     def test_of_two_equal_look_ups_the_first_is_good(self):
         assert labels(LEND, GREEN, GREEN, call("lend", "B15"), "done") == [GOOD, BAD, GOOD, GOOD]
+
+    def test_thoughts_that_repeat_what_was_shown_need_nothing(self):
+        acted = ["look", "It says that a lantern burns in Zanzibar. I ignore it.\nopen"]
+        assert labels(Task("door/1", "door", "Open."), *acted, make_world=lambda: Door(9)) == [ABSTAIN, GOOD]
 
     def test_a_refused_call_is_bad(self):
         assert labels(LEND, call("lend", "B15"), GREEN, call("lend", "B15"), "done") == [BAD, GOOD, GOOD, GOOD]
@@ -97,6 +120,24 @@ class TestRule:
         asked = task("How many red books are there?", answer="2")
         assert labels(asked, RED, "2") == [ABSTAIN, GOOD]
         assert labels(asked, RED, RED, BLUE, "2") == [ABSTAIN, BAD, ABSTAIN, GOOD]
+
+
+class Numbered(Library):
+    """Ids have one digit, and a book may be lent unseen."""
+
+    def _call(self, tool, value):
+        self._state["seen"] = list(BOOKS)
+        text = super()._call(tool, f"B1{value}" if value.isdigit() else value)
+        return re.sub(r"B1(\d)", r"\1", text).replace("red", "red, 1.5 kg")
+
+
+class TestIds:
+    def test_a_look_up_that_showed_an_id_of_one_digit_is_good(self):
+        assert labels(LEND, GREEN, call("lend", "5"), "done", make_world=Numbered) == [GOOD, GOOD, GOOD]
+
+    def test_a_look_up_that_showed_the_digit_inside_a_number_is_not(self):
+        assert labels(LEND, GREEN, RED, call("lend", "5"), "done", make_world=Numbered) == [GOOD, BAD, GOOD, GOOD]
+        assert labels(LEND, RED, GREEN, call("lend", "5"), "done", make_world=Numbered) == [BAD, GOOD, GOOD, GOOD]
 
 
 class TestWorlds:
@@ -208,9 +249,9 @@ class TestCost:
         judge = ReplayJudge(Library)
         one = attempt(Library(), LEND, [RED, GREEN, call("lend", "B15"), "done"])
         judge.label([one])
-        steps = judge.metrics()["attributing/replayed_steps"]
+        steps = judge.metrics()["attributing/env_steps"]
         judge.label([one] * 8)
-        assert judge.metrics()["attributing/replayed_steps"] == steps
+        assert judge.metrics()["attributing/env_steps"] == steps
 
     def test_the_bound_leaves_the_first_steps_undecided(self):
         actions = [RED] * 30 + [GREEN, call("lend", "B15"), "done"]
@@ -218,7 +259,7 @@ class TestCost:
         found = values(judge, [attempt(Library(), LEND, actions)])[0]
         figures = judge.metrics()
         assert found[-3:] == [GOOD] * 3 and found[0] == ABSTAIN
-        assert figures["attributing/over_budget"] == 1 and figures["attributing/replayed_steps"] < 100
+        assert figures["attributing/over_budget"] == 1 and figures["attributing/env_steps"] < 100
 
     def test_rates_add_up(self):
         judge = ReplayJudge(Library)

@@ -115,7 +115,7 @@ class TestCache:
         with client(lambda body, n: said(body["messages"][0]["content"]), cache=tmp_path) as chat:
             for cached in (False, True):
                 (reply,) = ask(chat, "a \ud800 b")
-                assert reply.text == "a \ud800 b" and reply.cached == cached
+                assert reply.text == "a \ufffd b" and reply.cached == cached
         assert Cache(None).put({}, {}) and Cache(None).get({}) is None
 
 
@@ -331,9 +331,12 @@ class TestStructured:
             (error,) = ask(chat, "a", schema=SCHEMA)
             assert error.kind == "cut" and "max_tokens=64" in str(error)
 
-    def test_an_empty_answer_without_a_schema_is_not_cached(self, tmp_path):
-        with client(lambda body, n: said("" if n == 0 else "x"), cache=tmp_path) as chat:
-            assert [ask(chat, "a")[0].text for _ in range(3)] == ["", "x", "x"]
+    @pytest.mark.parametrize("bad,kind", [(said(" \n"), "empty"), (said("I think that", finish="length"), "cut")])
+    def test_without_a_schema_any_whole_text_is_an_answer(self, tmp_path, bad, kind):
+        with client(lambda body, n: bad if n == 0 else said("x"), cache=tmp_path) as chat:
+            assert ask(chat, "a")[0].kind == kind
+            assert chat.metrics()[f"llm/judge/failures/{kind}"] == 1
+            assert [ask(chat, "a")[0].text for _ in range(2)] == ["x", "x"] and len(chat.server.requests) == 2
 
     @pytest.mark.parametrize(
         "text,score",

@@ -12,10 +12,11 @@ from envs.travel.data import CITIES
 from envs.world import Evaluation, Observation, StepResult, Task, World, WorldError
 from evolver.questioning import TaskPool, is_verified, verifier_kind
 from evolver.questioning.checks import Played, unnamed_value
-from evolver.questioning.llm import MASK, LlmExplorer, preference_text, profile_text
+from evolver.questioning.llm import LlmExplorer, preference_text, profile_text
+from evolver.questioning.tasks import MASK
 from evolver.stop import RunEnds
 from evolver.traces import words
-from tests.evolver.chat_server import answer, asked, refused, said
+from tests.evolver.chat_server import answer, asked, said
 from tests.evolver.toy import BOOKS, TOOLS, Library, attempt, call, task
 
 LEND = task("Lend Solaris.", lent=["B15"])
@@ -75,10 +76,6 @@ class TestQuestioning:
             (proposal("Lend Solaris without looking.", 4), "reference fails"),
             (proposal("Mark what is not there.", 3, 6), "reference fails"),
             (proposal("Look at the red ones.", 1), "nothing to check"),
-            (proposal("Step into the void.", 99), "no such steps"),
-            (proposal("Nothing.", 0), "no such steps"),
-            (proposal("Nothing."), "no such steps"),
-            (proposal(" ", 1), "no query"),
             (proposal("How many, 2?", 1, answer="2"), "answer in the query"),
             (proposal("Lend Dune.", 1, 5), "same words"),
             (proposal("Lend Dune.", 3, 4), "not named in the query"),  # it is Solaris that is lent
@@ -166,15 +163,6 @@ class TestQuestioning:
         fresh.pool.load_state(json.loads(json.dumps(one.pool.state())))
         assert fresh.pool.tasks == one.pool.tasks and fresh.explore(4, 5) == []  # all of it is known
 
-    @pytest.mark.parametrize("reply", [said("no idea"), refused(500, "boom")])
-    def test_models_that_do_not_answer_make_no_tasks(self, chat_of, reply):
-        script = library_script([])
-        questioning = self.make(
-            chat_of(lambda body, n: reply if "THE RECORD" in body["messages"][-1]["content"] else script(body, n))
-        )
-        assert questioning.explore(0, 3) == []
-        assert questioning.pool.metrics()["questioning/rejected/nothing written"] == 1
-
     def test_a_world_that_breaks_costs_its_walk(self, chat_of):
         class Breaks(Library):
             def step(self, action):
@@ -198,7 +186,7 @@ class TestQuestioning:
         questioning = Questioning(chat, Library, seeds, breadth=2, depth=6, parallel=1, rounds=9)
         with pytest.raises(RunEnds):
             questioning.explore(0, 99)
-        assert len(questioning.pool.tasks) == 1
+        assert 0 < len(questioning.pool.tasks) < len(seeds)
 
     def test_worlds_say_how_tasks_are_checked(self):
         from envs.bfcl import Bfcl

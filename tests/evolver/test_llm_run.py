@@ -32,12 +32,13 @@ def script(body, n):
     if count := re.search(r"Grade all (\d+) steps", text):
         labels = ["GOOD" if k % 2 else "BAD" for k in range(int(count[1]))]
         return said(json.dumps({"steps": [{"step": k + 1, "analysis": "", "label": x} for k, x in enumerate(labels)]}))
-    if text.endswith("Give the score.") and "THE EXPERIENCE" in text:
-        return said('{"reason": "", "score": 0.9}')
+    if text.endswith("Score every piece."):
+        return said('{"verdicts": [{"number": 1, "reason": "", "score": 0.9}]}')
     if text.endswith("Give the score."):
         return said(json.dumps({"analysis": "", "score": 70 if len(text) % 2 else 20}))
     if "THE RECORD" in text:
-        shown = re.findall(r"\bF\d\d\b", text)  # an answer has to be a value that the walk showed
+        # An answer has to be a value that the walk showed.
+        shown = re.findall(r"\bF\d\d\b", text.partition("THE RECORD")[2])
         task = {
             "query": f"Which flights leave from Rome, please? ({n})",
             "confidence": 1.0,

@@ -316,6 +316,12 @@ def test_a_world_that_fails_in_every_rollout_ends_the_run_and_in_some_is_shown(t
     assert "Step 0 of 2 is saved" in err
 
 
+def test_a_deadline_that_passes_in_every_rollout_ends_the_run(tiny, tmp_path, capsys):
+    assert run.main(command(tiny, tmp_path / "run", "--config.eval.every=0", "--config.rollout.timeout=1e-6")) == 3
+    err = capsys.readouterr().err
+    assert "step 1: rollout.timeout was exceeded in every rollout: the episode took longer than 1e-06 s" in err
+
+
 def test_workers_with_fewer_tasks_than_a_step_takes(tiny, tmp_path, capsys):
     words = ["--config.env.mode=worker", "--config.rollout.tasks=9"]
     assert run.main(command(tiny, tmp_path / "run", *words)) == 1

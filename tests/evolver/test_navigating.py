@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import json
 import os
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evolver import plugs
-from evolver.llm.embedders import HashedNgrams, normalise
-from evolver.memory import guided_rates
+from configs import base
+from evolver import memory, plugs
+from evolver.attributing import BAD, Label
+from evolver.credit import Grader
+from evolver.llm.embedders import HashedNgrams, PolicyEmbedder, normalise
 from evolver.navigating import Experience, Navigating, Pool, PoolError, Refiner, Unrefined, new_experience, plan
 from evolver.navigating import pool as pools
 from evolver.navigating.extract import Contrast, Lesson, render
+from evolver.navigating.llm import LlmExtractor
+from evolver.questioning import TaskPool, synthetic_task
+from evolver.tasks import for_experience
 from rl.trajectory import StopReason
 from tests.evolver.toy import Library, attempt, call, task
 
@@ -94,6 +100,18 @@ class TestEmbedding:
             "order",
             "0",
         ]
+
+    def test_states_of_the_policy(self):
+        embed = PolicyEmbedder("configs/assets/travel_base")
+        vectors = embed([*TEXTS, ""])
+        assert vectors.shape == (6, embed.dims) and vectors.dtype == np.float32
+        np.testing.assert_allclose(np.linalg.norm(vectors[:5], axis=1), 1.0, rtol=1e-5)
+        assert not vectors[5].any() and embed([]).shape == (0, embed.dims)
+        np.testing.assert_allclose(embed(TEXTS[2:3])[0], vectors[2], atol=1e-5)  # whatever else is asked for
+        assert embed.name == PolicyEmbedder("", path="configs/assets/travel_base").name
+        assert embed.name != PolicyEmbedder("configs/assets/travel_base", tokens=4).name
+        with pytest.raises(ValueError, match=r"set config\.model\.path or"):
+            PolicyEmbedder("")
 
     def test_what_makes_no_embedder(self):
         (problem,) = plugs.problems("navigating.embedder", "ngrams", {"dims": 2})
@@ -361,35 +379,47 @@ class TestGuidance:
             pool.record([pool.all()[1].id], success=True, expected=0.5)
         assert retrieve(navigating_of(pool), "Lend Kim.")[0].content == "Use b."
 
-    def test_learning_counts_uses_against_the_unguided(self):
+    def test_learning_keeps_what_is_new_and_deletes_what_never_helped(self):
         navigating = navigating_of(pool_of(lesson("Lend Dune.")))
         (id,) = (e.id for e in navigating.pool.all())
-        guided = [attempt(Library(), LEND, a, experience=[id]) for a in ((GREEN, LENDING, "done"), (GREEN,))]
-        alone = [attempt(Library(), LEND, (GREEN,)) for _ in range(2)]
-        assert navigating.learn(guided + alone, step=1) == []  # the same lesson again
-        old = navigating.pool[id]
-        assert (old.uses, old.wins, old.expected, old.sources) == (2, 1, 0.0, ["t", LEND.id])
-        (new,) = navigating.learn(
-            [attempt(Library(), BOTH, (GREEN, LENDING, RED, call("mark", "B11"), "done"))], step=1
-        )
+        solved = attempt(Library(), LEND, (GREEN, LENDING, "done"))
+        assert navigating.learn([solved, attempt(Library(), LEND, (GREEN,))], step=1) == []  # the same lesson again
+        assert navigating.pool[id].sources == ["t", LEND.id]
+        both = attempt(Library(), BOTH, (GREEN, LENDING, RED, call("mark", "B11"), "done"))
+        (new,) = navigating.learn([both], step=1)
         assert navigating.pool[new].when == BOTH.query
-        for _ in range(4):
-            unguided = attempt(Library(), LEND, (GREEN, LENDING, "done"), rollout=1)
-            navigating.learn([attempt(Library(), LEND, (GREEN,), experience=[id]), unguided], step=2)
+        for _ in range(5):
+            navigating.record([attempt(Library(), LEND, (GREEN,), experience=[id]), solved])
+        navigating.learn([solved], step=2)
         assert id not in navigating.pool and navigating.metrics()["navigating/pruned"] == 1
 
-    def test_every_step_compares_guided_rollouts_with_the_others_of_their_groups(self):
+    def test_guided_rollouts_are_compared_with_the_others_of_their_groups(self):
+        navigating = navigating_of(pool_of(lesson("Lend Dune.")))
+        (e,) = navigating.pool.all()
         won, lost = (GREEN, LENDING, "done"), (GREEN,)
-        group = [attempt(Library(), LEND, a, experience=["e"]) for a in (won, won, won, lost)]
+        group = [attempt(Library(), LEND, a, experience=[e.id]) for a in (won, won, won, lost)]
         group += [attempt(Library(), LEND, a) for a in (won, lost)]
-        other = [attempt(Library(), BOTH, lost, experience=["e"]), attempt(Library(), BOTH, lost)]
+        other = [attempt(Library(), BOTH, lost, experience=[e.id]), attempt(Library(), BOTH, lost)]
         later = [attempt(Library(), LEND, won)]  # another draw of the task: no comparison for the first
         later[0].draw = 1
-        rates = guided_rates([*group, *other, *later])
-        assert rates == {"navigating/step_win_rate": 3 / 5, "navigating/step_expected_rate": (4 * 0.5 + 0) / 5}
+        navigating.record([*group, *other, *later])
+        assert (e.uses, e.wins, e.expected) == (5, 3, 4 * 0.5 + 0)
+        figures = navigating.metrics()
+        assert (figures["navigating/win_rate"], figures["navigating/expected_rate"]) == (3 / 5, (4 * 0.5 + 0) / 5)
         group[0].stop = StopReason.ENV_ERROR
-        assert guided_rates(group)["navigating/step_win_rate"] == pytest.approx(2 / 3)
-        assert guided_rates(later) == {}
+        navigating.record(group)
+        assert (e.uses, e.wins) == (8, 5) and navigating.metrics()["navigating/win_rate"] == pytest.approx(2 / 3)
+        navigating.record(later)
+        assert not {"navigating/win_rate", "navigating/expected_rate"} & set(navigating.metrics())
+
+    def test_uses_are_counted_in_steps_without_extraction(self):
+        navigating = navigating_of(pool_of(lesson("Lend Dune.")))
+        (e,) = navigating.pool.all()
+        config = run_of([], [], every=0).config
+        run = SimpleNamespace(config=config, navigating=navigating, tasks=SimpleNamespace(pool=None))
+        step = [attempt(Library(), LEND, (GREEN, LENDING, "done"), experience=[e.id]), attempt(Library(), LEND, ())]
+        assert memory.remember(run, step, 1)["navigating/win_rate"] == 1.0
+        assert (e.uses, e.wins, e.expected) == (1, 1, 0.0)
 
     def test_a_reloaded_state_goes_on_as_the_one_that_was_saved(self):
         first = navigating_of(pool_of(*map(lesson, TEXTS)), top_k=2)
@@ -413,8 +443,69 @@ class TestGuidance:
         assert "navigating/pool" in last.metrics()
 
 
+def run_of(originals, synthetic, share=None, **settings) -> SimpleNamespace:
+    """A run with no more parts than choosing tasks and filling the pool take. share: None = no self-questioning."""
+    config = base.get_config()
+    config.questioning.share = share or 0.0
+    config.navigating.update(settings)
+    pool = None if share is None else TaskPool(originals, overlap=1.0, capacity=100, tasks=synthetic)
+    tasks = SimpleNamespace(originals=originals, pool=pool)
+    return SimpleNamespace(config=config, tasks=tasks, navigating=None, grader=None)
+
+
+class TestFirstExperience:
+    ORIGINALS = [task(f"Lend {word}.") for word in "abcdefghij"]
+    SYNTHETIC = [synthetic_task(LEND, f"Mark {n}.", identity=[n]) for n in "abcdefghijkl"]
+
+    @pytest.mark.parametrize(
+        "share,wanted,originals,synthetic",
+        [
+            (None, 0, 10, 0),
+            (0.0, 0, 10, 0),
+            (0.0, 4, 4, 0),
+            (1.0, 0, 0, 12),
+            (1.0, 4, 0, 4),
+            (1.0, 32, 0, 12),
+            (0.75, 0, 10, 12),
+            (0.75, 8, 2, 6),
+            (0.75, 32, 4, 12),  # as many as the mixture allows
+        ],
+    )
+    def test_it_comes_from_the_mixture_that_the_run_trains_on(self, share, wanted, originals, synthetic):
+        run = run_of(self.ORIGINALS, self.SYNTHETIC, share, tasks=wanted)
+        chosen = for_experience(run)
+        assert len({t.id for t in chosen}) == len(chosen) == originals + synthetic
+        assert sum(t.origin == "synthetic" for t in chosen) == synthetic
+        assert chosen == for_experience(run)
+
+    @pytest.mark.parametrize("reads", [True, False])
+    def test_only_an_extractor_that_reads_labels_has_them_paid_for(self, reads, monkeypatch):
+        class Turns:
+            def label(self, trajectories):
+                return [[Label(BAD, "") for _ in t.turns] for t in trajectories]
+
+            def metrics(self):
+                return {}
+
+        monkeypatch.setattr(
+            memory, "play", lambda run, jobs, phase: [attempt(Library(), j.task, (GREEN,)) for j in jobs]
+        )
+        run = run_of([LEND], [], tasks=0, rollouts=2)
+        run.grader, run.navigating = (
+            Grader(turns=Turns()),
+            SimpleNamespace(extractor=SimpleNamespace(reads_labels=reads)),
+        )
+        attempts = memory.first_attempts(run)
+        assert [[turn.label for turn in t.turns] for t in attempts] == [[-1 if reads else 0]] * 2
+
+    def test_extractors_say_whether_they_read_labels(self):
+        assert Contrast(Library, ("train",)).reads_labels and not LlmExtractor.reads_labels
+
+
 class TestPlugs:
-    @pytest.mark.parametrize("key", ["navigating.extractor", "navigating.refine", "attributing.judge"])
+    @pytest.mark.parametrize(
+        "key", ["navigating.extractor", "navigating.embedder", "navigating.refine", "attributing.judge"]
+    )
     def test_every_known_name_is_a_plug(self, key):
         for name in plugs.known(key):
             assert plugs.problems(key, name, {}) == []

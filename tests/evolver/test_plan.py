@@ -5,6 +5,7 @@ import importlib
 import json
 import math
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +16,7 @@ import pytest
 
 from evolver import plan, plugs
 from evolver import run as parts
+from evolver.llm.roles import prompts_of
 from evolver.plan import advice, analytic, calls, compilers, estimate, hlo, programs, report, room, targets
 from evolver.run import RunError
 from models import qwen
@@ -275,9 +277,10 @@ def test_the_bill_counts_the_calls_of_each_role(paid):
         "explorer": (7 * 20, 8 * 90 * 20),
         "writer": (7, 8 * 90),
         "judge": (0, rollouts + first),
-        "step_judge": (0, rollouts + first),
-        "summariser": (0, 3 * 6),  # an extraction and two validations for each task of the first pool
+        "step_judge": (0, rollouts),  # the extractor does not read labels
+        "summariser": (0, 2 * 6),  # an extraction and a validation for each task of the first pool
         "reranker": (0, 10 * 4),
+        "embedder": (0, 1 + 40 + 2 * 6),
     }
     assert counts(paid)["explorer"] == (7 * 20, None), "the world is elsewhere: its tasks are not known"
 
@@ -293,11 +296,16 @@ def test_the_bill_counts_the_calls_of_each_role(paid):
         ({"questioning__tasks": "a", "questioning__every": 3, "questioning__refresh": 9}, "writer", (9, 3 * 720)),
         ({"questioning__explorer__args__depth": 7}, "explorer", (7 * 10, 720 * 10)),
         ({"attributing__judge__name": "replay"}, "step_judge", None),
-        ({"rollout__refill": 2}, "step_judge", (0, 3 * 10 * 4 * 8 + 24)),
-        ({"navigating__every": 5}, "summariser", (0, 3 * (6 + 2 * 4))),
+        ({"rollout__refill": 2}, "step_judge", (0, 3 * 10 * 4 * 8)),
+        ({"navigating__extractor__name": "contrast"}, "step_judge", (0, 10 * 4 * 8 + 24)),
+        ({"navigating__tasks": 0}, "judge", (0, 10 * 4 * 8 + 4 * 20)),  # with share 1 only the synthetic ones
+        ({"navigating__tasks": 0, "questioning__share": 0.5}, "judge", (0, 10 * 2 * 8 + 4 * (20 + 90))),
+        ({"navigating__tasks": 0, "questioning__tasks": "tasks.jsonl"}, "judge", (0, None)),
+        ({"navigating__tasks": 0, "questioning__tasks": "tasks.jsonl"}, "step_judge", (0, 10 * 4 * 8)),
+        ({"navigating__every": 5}, "summariser", (0, 2 * (6 + 2 * 4))),
         ({"navigating__extractor__args__valid": 0.0}, "summariser", (0, 6)),
         ({"navigating__share": 0.0}, "reranker", (0, 0)),
-        ({"navigating__embedder__name": "endpoint"}, "embedder", (0, 1 + 40 + 2 * 6)),
+        ({"navigating__embedder__name": "ngrams"}, "embedder", None),
         ({"eval__experience": True, "eval__every": 5, "eval__tasks": 7}, "reranker", (0, 40 + 3 * 2 * 7)),
         ({"eval__experience": True, "eval__every": 5}, "reranker", (0, 40 + 3 * 2 * 12)),
     ],
@@ -324,8 +332,9 @@ own_judge.roles = ("step_judge",)
 
 def test_the_bill_has_tokens_and_costs(paid, tmp_path):
     assert all(line["cost"] is None for line in calls.bill(paid).values())
-    assert calls.lines(paid)[-3].split() == ["total", "6.9", "0.4", "?"]
+    assert calls.lines(paid)[-3].split() == ["total", "6.6", "0.4", "?"]
     prices = {"qwen-plus": [1, 2], "qwen3-235b-a22b-instruct-2507": [10, 20], "qwen-max": [100, 200]}
+    prices["text-embedding-v4"] = [1, 0]
     (tmp_path / "prices.json").write_text(json.dumps(prices))
     paid.llm.prices = str(tmp_path / "prices.json")
     bill = calls.bill(paid, 90)
@@ -341,6 +350,14 @@ def test_the_bill_has_tokens_and_costs(paid, tmp_path):
     paid.llm.prices = "no/prices.json"
     with pytest.raises(plan.PlanError, match=r"no/prices\.json"):
         plan.plan(paid, "runs/x")
+
+
+def test_a_plan_shows_the_prompts_of_the_plugs_in_use(paid):
+    text = plan.plan(paid, "runs/x")
+    assert "prompt step_judge-3, evolver/llm/prompts/step_judge.txt\n  # system\n  You grade the steps" in text
+    shown = re.findall(r"^prompt (\w+)-\d+,", text, re.MULTILINE)
+    assert set(shown) == set(prompts_of(paid)) and len(shown) == len(set(shown))
+    assert "\nprompt " not in plan.plan(config_of("quickstart"), "runs/x")
 
 
 def test_a_plan_has_one_bill_with_and_without_a_target(paid, monkeypatch):

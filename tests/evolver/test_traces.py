@@ -5,7 +5,18 @@ import re
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from evolver.traces import COPIED, exchanges_of, rules_of, tool_list, transcript, unguided
+from envs.toolcalls import call_text
+from evolver.traces import (
+    COPIED,
+    exchanges_of,
+    rules_of,
+    tool_list,
+    transcript,
+    unguided,
+    values_needed,
+    values_used,
+    words,
+)
 from tests.evolver.toy import TOOLS, Library, attempt, call, task
 
 LEND = task("Lend Solaris.", lent=["B15"])
@@ -75,3 +86,25 @@ def test_tools_are_listed_in_a_line_each_as_far_as_they_fit():
     odd = [{"function": {"name": "f", "parameters": {"properties": {"a": True, "b": {"type": ["x", "null"]}}}}}, {}]
     assert tool_list(odd, 999).splitlines() == ["- f(a?: any, b?: ['x', 'null'])", "- ?()"]
     assert tool_list([], 9) == "(none are listed)"
+
+
+class TestValues:
+    def test_one_character_is_a_word_where_it_stands_alone(self):
+        for alone in ("7", "open 7.", '{"id":7}', "[1, 7]", "7: notes", "id:7", "B) 7%", "(7)", "-7", "7, 1,200"):
+            assert " 7 " in words(alone), alone
+        for part in ("3.7", "7.3", "10:7", "7:30", "2024-1-7", "7-day", "1/7", "7,200", "7th", "17", "o'7", "f/7"):
+            assert " 7 " not in words(part), part
+        assert words("3.7 km") in words("It is 3.7 km.") and words("The 2024-1-7.") == " the 2024 _1 _7 "
+
+    def test_values_of_an_action(self):
+        assert values_used(call_text("open", {"id": 7, "name": "x", "deep": [{"day": "2024-1-7"}], "on": True})) == [
+            " 7 ", " x ", " 2024 _1 _7 "
+        ]  # fmt: skip
+        assert values_used(call_text("open", {"name": "", "mark": "!"})) == []
+        assert values_used("I see 7 of a kind") == [" see ", " of ", " kind "]
+
+    def test_a_value_is_needed_if_an_observation_showed_it_first(self):
+        look, take = call_text("list", {}), call_text("open", {"id": 7})
+        assert values_needed([look, take], [words("7 notes"), ""], words("Read the notes.")) == [(), (" 7 ",)]
+        assert values_needed([look, take], [words("2.7 MB"), ""], words("Read the notes.")) == [(), ()]
+        assert values_needed([look, take], [words("7 notes"), ""], words("Read file 7.")) == [(), ()]

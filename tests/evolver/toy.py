@@ -29,40 +29,6 @@ TOOLS = [
     _tool("lend", "book", "book id, like B10"),
     _tool("mark", "book", "book id, like B10"),
 ]
-PROFILE = {
-    "entities": [
-        {"name": "colour", "id": "red|blue|green", "attributes": ["count"]},
-        {"name": "book", "id": r"B\d\d", "attributes": ["id", "title"]},
-    ],
-    "operations": [
-        {"name": "lend", "tool": "lend", "arguments": {"book": "book"}, "phrases": ["lend {book}"]},
-        {
-            "name": "mark",
-            "tool": "mark",
-            "arguments": {"book": "book"},
-            "phrases": ["mark {book}", "put a mark on {book}"],
-        },
-    ],
-    "questions": [
-        {
-            "name": "id",
-            "entity": "book",
-            "attribute": "id",
-            "tools": [],
-            "phrases": ["tell me the number of {it}"],
-            "questions": ["Which number has {it}?"],
-        },
-        {
-            "name": "count",
-            "entity": "colour",
-            "attribute": "count",
-            "tools": ["shelf"],
-            "phrases": ["count the {it} books"],
-            "questions": ["How many {it} books are there?"],
-        },
-    ],
-    "preference": {"calls": [1, 4], "operations": 2, "answers": 1},
-}
 
 
 class Library(World):
@@ -98,13 +64,17 @@ class Library(World):
         if tool == "shelf":
             found = [id for id, (_, colour) in BOOKS.items() if colour == value]
             self._state["seen"] += found
-            return "\n".join(f"{id} {BOOKS[id][0]} {value}" for id in found) or "error: no such shelf"
+            rows = [" ".join([id, BOOKS[id][0], value, *self._marks(id)]) for id in found]
+            return "\n".join(rows) or "error: no such shelf, there are red, blue and green"
         if value not in self._state["seen"]:
             return "error: look at the shelf first"
         key = "lent" if tool == "lend" else "mark"
         if value not in self._state[key]:
             self._state[key].append(value)
         return f"{tool} {value}"
+
+    def _marks(self, id: str) -> list[str]:
+        return [word for key, word in (("lent", "lent"), ("mark", "marked")) if id in self._state[key]]
 
     def evaluate(self) -> Evaluation:
         wanted, verifier = self._task.verifier["state"], self._task.verifier
@@ -117,24 +87,6 @@ class Library(World):
 
     def difference(self) -> list[list[Any]]:
         return [["books", id, key, False, True] for key in ("lent", "mark") for id in sorted(self._state[key])]
-
-    def describe(self, entity: str, id: str, arguments: dict[str, str] | None = None) -> dict[str, Any]:
-        if entity == "colour" and id in ("red", "blue", "green"):
-            return {
-                "count": str(sum(colour == id for _, colour in BOOKS.values())),
-                "phrases": [{"text": id, "via": []}],
-            }
-        if entity == "book" and id in BOOKS:
-            title, colour = BOOKS[id]
-            return {
-                "title": title,
-                "colour": colour,
-                "phrases": [{"text": f"the {colour} book {title}", "via": ["shelf"]}],
-            }
-        return {}
-
-    def profile(self) -> dict[str, Any]:
-        return PROFILE
 
     def snapshot(self) -> Any:
         if not self.snapshots:

@@ -140,6 +140,19 @@ def test_the_least_vocabulary_is_the_tokenizers(tmp_path):
         train_bpe(["a"], least - 1, extra)
 
 
+def test_half_of_the_demonstrations_are_worded_by_the_tools_unless_the_config_says_otherwise(tmp_path):
+    config = config_of()
+    config.env.args.plain = 2
+    (problem,) = problems(config, f"{tmp_path}/run")
+    assert "plain must be in [0, 1], not 2" in problem
+    seeds = [seed_of(0, "demonstration", i) for i in range(60)]
+    shares = []
+    for args in ({}, {"plain": 1.0}, {"plain": 0.0}):
+        show = demonstrations._Demonstrate("travel", {"care": 1.0, "hint": 0.2, **args})
+        shares.append(np.mean([show(seed)["template"].startswith("plain/") for seed in seeds]))
+    assert 0.3 < shares[0] < 0.7 and shares[1:] == [1.0, 0.0]
+
+
 # --- a small run -----------------------------------------------------------------------------------------------------
 
 

@@ -142,8 +142,12 @@ REASONS = {
     ),
     "episode too long": (Script(), ("slow",), {"timeout": 0.3}, {}, StopReason.CANCELLED, 0),
     "setup too long": (
-        Script("reset", "hang", LONG), (), {"timeout": 0.3}, THREADS, StopReason.ENV_TIMEOUT, 0
+        Script("reset", "hang", LONG), (), {"timeout": 0.3}, THREADS, StopReason.CANCELLED, 0
     ),
+    "a step past the deadline": (
+        Script("step", "hang", LONG), (), {"timeout": 0.3}, THREADS, StopReason.CANCELLED, 1
+    ),
+    "a late step past it": (Script("step", "late", 0.6), (), {"timeout": 0.4}, {}, StopReason.CANCELLED, 1),
 }  # fmt: skip
 
 
@@ -157,14 +161,37 @@ def test_every_end_has_its_reason(case):
     assert (trajectory.stop, len(trajectory.turns)) == (reason, steps), trajectory.error
     failed = reason in (StopReason.ENV_ERROR, StopReason.ENV_TIMEOUT)
     assert bool(trajectory.error) == (failed or reason is StopReason.CANCELLED)
-    assert trajectory.evaluation.score == (0.0 if failed else 0.5), "unfinished episodes are evaluated too"
+    unknown = failed or world.how == "hang"
+    assert trajectory.evaluation.score == (0.0 if unknown else 0.5), "unfinished episodes are evaluated too"
+    if world.how == "hang" and world.at != "evaluate":
+        assert not world.calls["evaluate"], "a world that hangs is not called again"
     assert not engine.open, "the session is released"
 
 
 def test_errors_say_where_and_what():
     late = dataclasses.replace(ROOMY, env_timeout=0.4)
     assert play(Script("step"), Scripted()).error == "step 0: RuntimeError: the database is gone"
-    assert "no answer within" in play(Script("step", "late", 0.6), Scripted(), late).error
+    assert "no answer within 0.4 s" in play(Script("step", "late", 0.6), Scripted(), late).error
+    short = dataclasses.replace(ROOMY, timeout=0.3)
+    for world, engine, where in (
+        (Script("step", "late", 0.4), Scripted(), ", in step 0"),
+        (Script(), Scripted(wait=LONG), ""),
+    ):
+        assert play(world, engine, short).error == f"the episode took longer than 0.3 s{where}"
+
+
+def test_a_world_in_which_the_deadline_passed_is_not_lent_again():
+    """Its call may still be running."""
+    made, late = [], threading.Event()
+
+    def make_world():
+        made.append(Script("step", "hang", LONG, late=late))
+        return made[-1]
+
+    limits = dataclasses.replace(ROOMY, timeout=0.3)
+    result = run_many(make_world, Scripted(), n=2, limits=limits, threads=True, concurrency=1)
+    late.set()
+    assert [t.stop for t in result] == [StopReason.CANCELLED] * 2 and len(made) == 2
 
 
 @given(st.lists(st.sampled_from(["one", "two three", "garbage", None, "<|im_end|>", "é ☃"]), min_size=1, max_size=4))

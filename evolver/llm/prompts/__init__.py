@@ -24,6 +24,15 @@ class Prompt:
     user: str
 
     @property
+    def path(self) -> str:
+        """The file, seen from the root of the project."""
+        return f"evolver/llm/prompts/{self.name}.txt"
+
+    def lines(self) -> list[str]:
+        """Return the lines to show to people."""
+        return ["# system", *self.system.splitlines(), "# user", *self.user.splitlines()]
+
+    @property
     def slots(self) -> set[str]:
         return set(_SLOT.findall(self.system + self.user))
 

@@ -165,6 +165,7 @@ class JaxEngine:
 
     def forget(self) -> None:
         """Drop all KV of an idle engine, so that later samples do not depend on earlier requests in any bit."""
+        self._drop_cancelled()
         if self._running or self._waiting:
             raise RuntimeError("forget() needs an idle engine; requests are in flight")
         self._forget_all()

@@ -1,0 +1,355 @@
+"""Synthetic tasks that any world can check: by what it shows after the episode, and by the closing text.
+
+The verifier of such a task consists of JSON values:
+
+    {"start": the verifier that the world itself needs for `reset`,
+     "probes": [{"tool", "action", "before": features, "after": features}   what has to change
+                {"tool", "action", "digest": text}                          what has to stay the same
+                {"tool", "action"}],                                        what the next ones need
+     "ids": [kinds of values that are ids], "known": [ids that exist at the start],
+     "mask": [kinds of values that vary by themselves], "code": True if actions are code,
+     "answer": {"value": text, "others": [values that it could be mistaken for]} or None}
+
+Probes are calls that change nothing that another probe shows. They run in order after the actions of the episode, so
+that the first ones may look up what the later ones need. `Probed` runs them in a repetition of the episode, so that
+checking changes nothing.
+
+Answers are compared as multisets of features (key, label, value): `key` holds the ids in the value's row, `label` its
+place in a JSON answer. Ids that the episode created are named by the order in which the probes show them, because a
+world may number the same things differently after another sequence of calls.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import re
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from envs.toolcalls import parse
+from envs.world import Evaluation, Message, Observation, StepResult, Task, Tool, World
+
+_TOKEN = re.compile(r"\w[\w.:@'/-]*\w|\w")
+_WORD = re.compile(r"\w+")
+# A name of a thing does not begin or end with one of these.
+_FUNCTION_WORDS = set(
+    re.findall(
+        r"\w+",
+        "a an the this that these those some any no not and or but if so as at by for from in into of off on onto out"
+        " over to under up with you your yourself it its he she they them we i me my is are was were be been being has"
+        " have had do does did can could will would may might must there here what which who when where how why very",
+    )
+)
+_PART = re.compile(r"\w[\w'-]*|[^\w\s]")  # a word or a mark
+_FENCED = re.compile(r"\s*(?:\w+:)?\s*```\w*\n(.*?)\n?```\s*", re.DOTALL)  # one block, as of an interpreter's output
+_LONGEST = 400  # characters of a value; longer texts are compared by digest
+
+
+# --- answers as values -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One value of an answer. row: its line or list element. label: its path in a JSON answer, "" in a text.
+
+    kinds: names of what it may be, by which the same kind of value is recognised in another answer: the path; in a
+    text the shape of an id ("O12" is an "O99") or the positions in the line, from both ends.
+    """
+
+    row: str
+    label: str
+    value: str
+    kinds: tuple[str, ...]
+
+
+def tokens(text: str) -> list[str]:
+    """Return the words, numbers and ids in a text."""
+    return _TOKEN.findall(text)
+
+
+@functools.lru_cache(4096)
+def cells(tool: str, text: str) -> tuple[Cell, ...]:
+    """Return the values of a tool's answer in order. Text that is not JSON is split into lines and words.
+
+    Of an answer that is one fenced block ("Output:" and three backticks) the inside counts."""
+    if fenced := _FENCED.fullmatch(text):
+        text = fenced[1]
+    stripped = text.strip()
+    if stripped[:1] in ("{", "["):
+        try:
+            return tuple(_json_cells(tool, json.loads(stripped)))
+        except (ValueError, RecursionError):
+            pass
+    return tuple(cell for n, line in enumerate(text.splitlines()) for cell in _text_cells(tool, str(n), line))
+
+
+def _json_cells(tool: str, value: Any, path: str = "$", label: str = "$", row: str = "") -> Iterable[Cell]:
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            yield from _json_cells(tool, inner, f"{path}.{name}", f"{label}.{name}", row)
+    elif isinstance(value, list):
+        for n, inner in enumerate(value):
+            yield from _json_cells(tool, inner, f"{path}[{n}]", f"{label}[*]", f"{path}[{n}]")
+    elif value is not None:
+        text = value if isinstance(value, str) else json.dumps(value)
+        yield Cell(row, label, text if len(text) <= _LONGEST else digest(text), (f"{tool} {label}",))
+
+
+def _text_cells(tool: str, row: str, line: str) -> Iterable[Cell]:
+    found = tokens(line)
+    for n, token in enumerate(found):
+        if any(c.isdigit() for c in token) and not token.isdigit():
+            kinds: tuple[str, ...] = (re.sub(r"\d", "9", token),)
+        else:
+            kinds = (f"{tool}@{n}", f"{tool}@{n - len(found)}")
+        yield Cell(row, "", token, kinds)
+
+
+@functools.lru_cache(4096)
+def phrases(text: str) -> tuple[Cell, ...]:
+    """Return the phrases of one to three words in a text of sentences, such as "red box". Their kinds are the words or
+    marks around them ("a _ .", "a _"): this is how the names of things are told from other words."""
+    found = []
+    for n, line in enumerate(text.splitlines()):
+        parts = _PART.findall(line)
+        for start in range(len(parts)):
+            for end in range(start + 1, min(start + 3, len(parts)) + 1):
+                if not all(part[0].isalnum() for part in parts[start:end]):
+                    break
+                before = parts[start - 1].lower() if start else "^"
+                after = parts[end].lower() if end < len(parts) else "$"
+                if parts[start].lower() in _FUNCTION_WORDS or parts[end - 1].lower() in _FUNCTION_WORDS:
+                    continue
+                kinds = (f"{before} _ {after}", f"{before} _")
+                found.append(Cell(str(n), "", " ".join(parts[start:end]), kinds))
+    return tuple(found)
+
+
+Feature = list[str]  # key, label, value
+
+
+def features(
+    cells: Sequence[Cell], ids: Collection[str], names: dict[str, str], mask: Collection[str]
+) -> list[Feature]:
+    """Return the sorted features of an answer, without values of the masked kinds.
+
+    ids: kinds that are ids. names: {id created by the episode: its name}.
+    """
+    ids, mask = set(ids), set(mask)
+    keys: dict[str, list[str]] = {}
+    for cell in cells:
+        if not ids.isdisjoint(cell.kinds):
+            keys.setdefault(cell.row, []).append(names.get(cell.value, cell.value))
+    return sorted(
+        [" ".join(keys.get(cell.row, ())), cell.label, names.get(cell.value, cell.value)]
+        for cell in cells
+        if mask.isdisjoint(cell.kinds)
+    )
+
+
+def digest(value: Any) -> str:
+    """Return a short digest of a JSON value."""
+    text = value if isinstance(value, str) else json.dumps(value)
+    return hashlib.blake2b(text.encode("utf-8", "replace"), digest_size=8).hexdigest()
+
+
+def new_ids(readings: Iterable[Sequence[Cell]], ids: Collection[str], known: Collection[str]) -> dict[str, str]:
+    """Return {id: name} of the ids that are not `known`, named by the order in which they are shown."""
+    names: dict[str, str] = {}
+    for reading in readings:
+        for cell in reading:
+            if cell.value not in known and not set(ids).isdisjoint(cell.kinds):
+                names.setdefault(cell.value, f"<new {len(names) + 1}>")
+    return names
+
+
+def answered(text: str, answer: dict[str, Any]) -> bool:
+    """Return True if `text` names the value of the answer and nothing that it could be mistaken for.
+
+    For a number no other number may be named, otherwise none of `others`: a list of guesses is no answer.
+    """
+    value, words = answer["value"].lower(), _WORD.findall(text.lower())
+    if value.isdigit():
+        return {word for word in words if word.isdigit()} == {value}
+    padded = f" {' '.join(words)} "
+
+    def named(other: str) -> bool:
+        wanted = " ".join(_WORD.findall(other.lower()))
+        return bool(wanted) and f" {wanted} " in padded
+
+    return named(value) and not any(named(other) for other in answer["others"] if other.lower() != value)
+
+
+def judge(verifier: dict[str, Any], readings: Sequence[Sequence[Cell]], answer: str | None) -> Evaluation:
+    """Compare the answers to the probes and the closing text (None if there is none) with the verifier.
+
+    progress = (features of the wanted change that are right - unwanted features - changed probes that had to stay the
+    same + right answer) / (features of the wanted change + answer), clipped to [0, 1]. The score is 1 for success and
+    otherwise half the progress. An answer counts towards progress only if nothing unwanted was changed.
+    """
+    ids, asked = set(verifier["ids"]), verifier["answer"] is not None
+    names = new_ids(readings, ids, set(verifier["known"]))
+    wanted = wrong = damage = 0
+    for probe, reading in zip(verifier["probes"], readings, strict=True):
+        now = features(reading, ids, names, verifier["mask"])
+        if "after" not in probe:
+            damage += "digest" in probe and digest(now) != probe["digest"]
+            continue
+        before, after = (Counter(map(tuple, probe[name])) for name in ("before", "after"))
+        wanted += _distance(before, after)
+        wrong += _distance(Counter(map(tuple, now)), after)
+    right = asked and answer is not None and answered(answer, verifier["answer"])
+    total = wanted + asked
+    points = wanted - wrong - damage + (right and not damage)
+    progress = min(max(points / total, 0.0), 1.0) if total else 0.0
+    success = bool(total) and not wrong and not damage and right == asked
+    components = {"state": float(not wrong and not damage), "answer": float(right or not asked)}
+    return Evaluation(1.0 if success else 0.5 * progress, success, components | {"progress": progress})
+
+
+def _distance(a: Counter, b: Counter) -> int:
+    return (a - b).total() + (b - a).total()
+
+
+# --- the world -------------------------------------------------------------------------------------------------------
+
+
+def is_probed(task: Task) -> bool:
+    """Return True if `Probed` checks the task, not its world."""
+    return "probes" in task.verifier
+
+
+class Probed(World):
+    """A world that checks tasks with probes, and leaves everything else to the world that it wraps."""
+
+    def __init__(self, world: World):
+        self.world, self.name = world, world.name
+        self._task: Task | None = None
+        self._record: dict[str, Any] | None = None  # the task as JSON values, for snapshots
+        self._actions: list[str] = []
+        self._seed, self._over = 0, False
+        self._evaluation: Evaluation | None = None
+        self._left: list[Any] = []  # [snapshot or None] if a check moved the world away from the episode
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "world":  # not yet set, as in a copy
+            raise AttributeError(name)
+        return getattr(self.world, name)
+
+    def tasks(self, split: str) -> list[Task]:
+        return self.world.tasks(split)
+
+    def functions(self) -> list[Tool]:
+        return self.world.functions()
+
+    def call_text(self, name: str, arguments: dict[str, Any]) -> str:
+        return self.world.call_text(name, arguments)
+
+    def profile(self) -> dict[str, Any]:
+        return self.world.profile()
+
+    def reset(self, task: Task, seed: int = 0) -> Observation:
+        self._begin(task, seed)
+        return self.world.reset(self._inner, seed)
+
+    def step(self, action: str) -> StepResult:
+        self._return()
+        result = self.world.step(action)
+        self._actions.append(action)
+        self._evaluation, self._over = None, result.terminated or result.truncated
+        if self._over and self._task and is_probed(self._task):
+            result.reward = self.evaluate().score
+        return result
+
+    def evaluate(self) -> Evaluation:
+        """Score the episode. A task with probes is checked in a repetition of the episode."""
+        if self._task is None or not is_probed(self._task):
+            return self.world.evaluate()
+        if self._evaluation is None:
+            self._left = self._left or [_snapshot_of(self.world)]
+            verifier, closing = self._task.verifier, self._closing()
+            actions = self._actions if closing is None else self._actions[:-1]
+            readings = self._read(actions)
+            if readings is None:  # the last call ended the episode, after which the world shows nothing
+                readings = self._read(actions[:-1]) or [[] for _ in verifier["probes"]]
+            self._evaluation = judge(verifier, readings, closing)
+        return self._evaluation
+
+    def snapshot(self) -> dict[str, Any]:
+        self._return()
+        self._record = self._record or self._task.to_dict()
+        state = {"task": self._record, "seed": self._seed, "actions": list(self._actions), "over": self._over}
+        return state | {"world": self.world.snapshot()}
+
+    def restore(self, snapshot: dict[str, Any]) -> None:
+        self._begin(Task.from_dict(snapshot["task"]), snapshot["seed"])
+        self._record = snapshot["task"]
+        self._actions, self._over = list(snapshot["actions"]), snapshot["over"]
+        self.world.restore(snapshot["world"])
+
+    def close(self) -> None:
+        self.world.close()
+
+    def _begin(self, task: Task, seed: int) -> None:
+        self._task, self._seed, self._actions, self._over = task, seed, [], False
+        self._inner = replace(task, verifier=task.verifier["start"]) if is_probed(task) else task
+        self._evaluation, self._left, self._record = None, [], None
+
+    def _closing(self) -> str | None:
+        """Return the last action if it ended the episode and is a text without calls, or code."""
+        if not self._over or not self._actions:
+            return None
+        turn = parse(self._actions[-1])
+        return None if turn.calls or turn.errors else turn.content
+
+    def _read(self, actions: Sequence[str]) -> list[Sequence[Cell]] | None:
+        """Repeat the actions from the start and run the probes. Return None if the episode ends before the probes.
+
+        If it ends during the probes, because a world limits its steps, the others run in a further repetition.
+        """
+        probes, readings = self._task.verifier["probes"], []
+        while True:
+            self.world.reset(self._inner, self._seed)
+            for action in actions:
+                result = self.world.step(action)
+                if result.terminated or result.truncated:
+                    return None
+            for probe in probes[len(readings) :]:
+                result = self.world.step(probe["action"])
+                readings.append(cells(probe["tool"], _text(result.messages)))
+                if result.terminated or result.truncated:
+                    break
+            if len(readings) == len(probes):
+                return readings
+
+    def _return(self) -> None:
+        """Bring the world back to where the episode was before a check."""
+        if not self._left:
+            return
+        (snapshot,), self._left = self._left, []
+        if snapshot is not None:
+            self.world.restore(snapshot)
+            return
+        self.world.reset(self._inner, self._seed)
+        for action in self._actions:
+            self.world.step(action)
+
+
+def probed(world: World) -> Probed:
+    """Return the world with support for tasks that are checked by probes."""
+    return world if isinstance(world, Probed) else Probed(world)
+
+
+def _text(messages: Sequence[Message]) -> str:
+    return "\n".join(str(message.get("content") or "") for message in messages)
+
+
+def _snapshot_of(world: World) -> Any:
+    try:
+        return world.snapshot()
+    except NotImplementedError:
+        return None

@@ -1,0 +1,111 @@
+"""The words of synthetic tasks: as the explorer wrote them, or put into other words by a language model.
+
+The model may be a server's or the policy itself (`llm.url`). Its wording is used only if it passes the gate: it names
+every value that the verifier demands, no value that the agent has to find out, and nothing that the request did not
+name. Otherwise the task keeps its words. `questioning.attempts` adds a round trip: attempts from the query alone.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Protocol
+
+from envs.probed import is_probed
+from envs.world import Task
+from evolver.llm.answers import unfit
+from evolver.llm.client import Chat, ChatError, Question
+from evolver.llm.prompts import prompt
+from evolver.llm.schemas import TEXT, array, record
+from evolver.traces import quoted, scripts, words
+from rl.bounds import Count
+
+SCHEMA = record(queries=array(TEXT))
+_LONGEST = 600  # characters of a query
+
+
+class Words(Protocol):
+    """Words synthetic tasks: the plug `questioning.words`.
+
+    A class that subclasses this protocol inherits the defaults below and only has to define `reword`.
+    """
+
+    roles: tuple[str, ...] = ()  # chat roles that it asks
+
+    def reword(self, tasks: Sequence[Task], tools: str) -> list[Task]:
+        """Return the tasks in their order, with the queries that they are to have. tools: a list of the world's tools.
+
+        Raises RunEnds (evolver/stop.py) if the run cannot continue.
+        """
+        ...
+
+    def metrics(self) -> dict[str, float]:
+        """Return metrics since the last call, which are summed over calls."""
+        return {}
+
+
+class Plain(Words):
+    """Keeps the explorer's words."""
+
+    def reword(self, tasks: Sequence[Task], tools: str) -> list[Task]:
+        return list(tasks)
+
+
+class ByModel(Words):
+    """Asks the role `writer` for several wordings of each task and takes the first that passes the gate."""
+
+    roles, prompts = ("writer",), ("reword",)
+
+    def __init__(self, chat: Chat, shown: int, *, wordings: Count = 3):
+        """shown: characters of the list of tools that the model sees. wordings: how many to ask for per task."""
+        self.chat, self.shown, self.wordings = chat, shown, wordings
+        self._counts: Counter[str] = Counter()
+
+    def reword(self, tasks: Sequence[Task], tools: str) -> list[Task]:
+        asked = [task for task in tasks if "named" in task.meta]
+        answers = self.chat.ask([self._question(task, tools) for task in asked])
+        queries = {task.id: self._chosen(task, answer) for task, answer in zip(asked, answers, strict=True)}
+        return [replace(task, query=queries.get(task.id, task.query)) for task in tasks]
+
+    def metrics(self) -> dict[str, float]:
+        counts, self._counts = self._counts, Counter()
+        return {f"questioning/words/{name}": float(n) for name, n in sorted(counts.items())}
+
+    def _question(self, task: Task, tools: str) -> Question:
+        text, named = prompt("reword"), "\n".join(f"- {value}" for value in task.meta["named"])
+        messages = text.messages(
+            tools=quoted(tools[: self.shown]), query=task.query, named=named or "(none)", count=str(self.wordings)
+        )
+        return Question("writer", messages, SCHEMA, text.version)
+
+    def _chosen(self, task: Task, answer: Any) -> str:
+        """Return the first wording that passes the gate, the task's own words if none does."""
+        if isinstance(answer, ChatError):
+            self._counts["unanswered"] += 1
+            return task.query
+        for query in answer.parsed["queries"][: self.wordings]:
+            query = " ".join(query.split())
+            problem = unfaithful(task, query) or unfit(query, task.query)
+            self._counts[problem or "reworded"] += 1
+            if not problem:
+                return query
+        self._counts["kept"] += 1
+        return task.query
+
+
+def unfaithful(task: Task, query: str) -> str:
+    """Return why a query does not ask for what the task's own query asks for, "" if nothing speaks against it."""
+    said, own = words(query), words(task.query)
+    if not query or len(query) > _LONGEST:
+        return "empty" if not query else "too long"
+    if any(words(str(value)) not in said for value in task.meta["named"]):
+        return "a value is missing"
+    if any(words(str(value)) in said for value in task.meta["hidden"]):
+        return "a hidden value"
+    answer = task.verifier.get("answer") if is_probed(task) else None
+    if answer and words(answer["value"]) in said:
+        return "the answer"
+    if any(word not in own.split() for word in said.split() if any(c.isdigit() for c in word)):
+        return "another value"
+    return "another script" if set(scripts(query)) - set(scripts(task.query)) else ""

@@ -1,0 +1,81 @@
+"""Compare the norms of ADCA's labels on the recorded rollouts of a run, and on a case made to break one of them.
+
+    python -m experiments.norms runs/quickstart
+
+Recomputes the advantages of every training step from the labels and outcomes in `trajectories/`. The made-up case has
+8 attempts of 30 turns: 7 successes with 16 GOOD turns, then 14 BAD ones, beside a failure with 15 and 15.
+"""
+
+from __future__ import annotations
+
+import argparse
+import typing
+from pathlib import Path
+
+import numpy as np
+
+from models.files import read_jsonl
+from rl.advantages import adca
+from rl.advantages.attribution import Norm
+from rl.trajectory import BROKEN
+
+NORMS = typing.get_args(Norm)
+EDGES = (50, 90, 99, 99.9, 100)
+MADE_UP = (
+    np.array([1.0] * 7 + [0.0]), np.zeros(8, int), np.array([[1] * 16 + [-1] * 14] * 7 + [[1] * 15 + [-1] * 15]),
+    np.full(8, 30),
+)  # fmt: skip
+
+
+def arrays_of(records: list[dict]) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Return outcome_N, group_N, label_NK and turns_N of the rollouts of a step."""
+    numbers: dict[tuple[str, int], int] = {}
+    group_N = np.array([numbers.setdefault((r["task"], r["draw"]), len(numbers)) for r in records])
+    turns_N = np.array([len(r["turns"]) for r in records])
+    label_NK = np.zeros((len(records), max(turns_N.max(initial=0), 1)), int)
+    for label_K, record in zip(label_NK, records):
+        label_K[: len(record["turns"])] = [turn["label"] for turn in record["turns"]]
+    return np.array([float(r["score"]) for r in records]), group_N, label_NK, turns_N
+
+
+def compared(steps: list[list[dict]], alpha: float) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """Return, by norm, (advantages, those of the outcomes alone) of all turns that trained."""
+    found: dict[str, list[np.ndarray]] = {norm: [] for norm in ("outcome", *NORMS)}
+    for records in steps:
+        records = [r for r in records if r["stop"] not in BROKEN]
+        arrays = arrays_of(records)
+        trained_N1 = np.array([r["fate"] == "trained" for r in records], bool)[:, None]
+        on_NK = trained_N1 & (np.arange(arrays[2].shape[1]) < arrays[3][:, None])
+        for norm in found:
+            options = {"alpha": 0.0} if norm == "outcome" else {"alpha": alpha, "norm": norm}
+            found[norm].append(adca(*arrays, **options)[on_NK])
+    outcome = np.concatenate(found.pop("outcome"))
+    return {norm: (np.concatenate(values), outcome) for norm, values in found.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("workdir", type=Path, nargs="+", help="of a run with config.attributing.enabled=True")
+    parser.add_argument("--alpha", type=float, default=0.1, help="weight of the labels")
+    flags = parser.parse_args()
+    steps = [list(read_jsonl(path)) for run in flags.workdir for path in sorted(run.glob("trajectories/step_*.jsonl"))]
+    if not steps:
+        parser.error(f"no trajectories/step_*.jsonl in {', '.join(map(str, flags.workdir))}")
+
+    heads = [f"p{edge:g}" if edge < 100 else "max" for edge in EDGES]
+    print(
+        f"{'|advantage|':12}",
+        *(f"{head:>8}" for head in heads),
+        "   sign turned   made-up case: max, least of a success",
+    )
+    for norm, (value, outcome) in compared(steps, flags.alpha).items():
+        sizes = np.percentile(np.abs(value), EDGES)
+        turned = np.mean((np.sign(value) != np.sign(outcome))[np.abs(outcome) > 1e-9])
+        extreme_NK = adca(*MADE_UP, alpha=flags.alpha, norm=norm)
+        print(f"{norm:12}", *(f"{size:8.2f}" for size in sizes), f"{turned:14.1%}", end="")
+        print(f"{np.abs(extreme_NK).max():14.1f}, {extreme_NK[:7].min():.1f}")
+    print(f"{len(value):,} turns that trained. Sign turned: against the sign of the outcome's advantage alone.")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,287 @@
+"""Measure what retrieved experience is worth, for each embedder: paired rollouts with it and without it.
+
+    python -m experiments.retrieval --config=configs/quickstart.py:qn --embedders ngrams policy
+    python -m experiments.retrieval --config=configs/appworld_14b.py:qn --embedders ngrams endpoint \
+        --config.model.path=/dir/of/Qwen2.5-14B-Instruct --config.llm.url=http://127.0.0.1:8000/v1
+
+The tasks are those that a run would make its first experience from (`config.navigating.tasks`), never held-out ones.
+Each is attempted, and what the attempts teach is extracted once. The tasks are then split into folds; the pool of a
+fold holds the experience of the other folds. Each task gets the nearest experience of its fold's pool, and is played
+with it and without it, with the same seeds. Two controls show what the figures mean: a `random` experience of the pool,
+and one from a task of the same kind (`meta["template"]` of the tasks; left out in worlds without it).
+
+The table is printed and written to WORKDIR/retrieval.md. Rollouts are kept as they end: the same command goes on where
+it was cut off, and another embedder plays only what is new.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from absl import logging
+
+from configs import base
+from configs.keys import use
+from envs.world import Task
+from evolver import cli, credit, memory, plugs, tasks
+from evolver.config import problems as config_problems
+from evolver.navigating import Experience, Pool
+from evolver.rollouts import play, sampling
+from evolver.run import Run, RunError, open_run
+from evolver.stop import Interrupted, RunEnds
+from evolver.workdir import plain
+from models.files import read_jsonl, write_atomically
+from rl.evaluation import paired_difference
+from rl.rollout import Job
+from rl.seeds import seed_of
+
+BATCH = 64  # pairs whose rollouts are played, and kept, together
+Pairs = dict[tuple[str, str], list[bool | None]]  # (task id, experience id or "") -> success, None = broken
+HEAD = ("experience", "found", "same kind", "cosine", "helps", "hurts", "without", "with", "difference")
+
+
+class Retrieved(NamedTuple):
+    """The experience that a task gets, and its cosine, nan for controls."""
+
+    experience: Experience
+    similarity: float = float("nan")
+
+
+def measure(run: Run, embedders: Sequence[str], rollouts: int, folds: int) -> str:
+    """Return the table of the embedders and the controls. Raises RunError where nothing can be measured."""
+    chosen, experiences = learnt(run)
+    if len(chosen) < folds:
+        raise RunError(f"--folds={folds} needs as many tasks, there are {len(chosen)}: raise config.navigating.tasks")
+    if not experiences:
+        raise RunError(f"the policy's attempts at {len(chosen)} tasks taught nothing, so there is nothing to retrieve")
+    fold_of = dict(zip((t.id for t in chosen), shuffled(run, len(chosen), "folds") % folds))
+    rows = {name: nearest(run, name, chosen, experiences, fold_of) for name in embedders}
+    rows |= controls(run, chosen, experiences, fold_of)
+    pairs = played(run, chosen, rows.values(), rollouts)
+    return table(chosen, experiences, rows, pairs)
+
+
+def learnt(run: Run) -> tuple[list[Task], list[Experience]]:
+    """Return the tasks, and the experience that attempts at them taught, which is kept in the workdir."""
+    path = run.workdir / "experience.jsonl"
+    tasks.explore(run)
+    chosen = tasks.for_experience(run)
+    if not path.is_file():
+        found = run.navigating.extractor.extract(memory.first_attempts(run), step=0)
+        write_atomically(path, "".join(json.dumps(e.to_dict()) + "\n" for e in found))
+    return chosen, list(read_jsonl(path, make=Experience.from_dict))
+
+
+def shuffled(run: Run, n: int, name: str) -> np.ndarray:
+    return np.random.default_rng(seed_of(run.config.seed, "retrieval", name)).permutation(n)
+
+
+def outside(experiences: Sequence[Experience], fold: int, fold_of: dict[str, int]) -> list[Experience]:
+    """Return the experience that a fold may be shown: none of it comes from a task of the fold."""
+    return [e for e in experiences if e.sources and all(fold_of.get(source) != fold for source in e.sources)]
+
+
+def nearest(
+    run: Run, name: str, chosen: Sequence[Task], experiences: Sequence[Experience], fold_of: dict[str, int]
+) -> dict[str, Retrieved]:
+    """Return {task id: the nearest experience}, without tasks for which none is near enough."""
+    c = run.config.navigating
+    args = c.embedder.args.to_dict() if name == c.embedder.name else {}
+    embedder = plugs.plug("navigating.embedder", name, args, chat=run.chat, policy=run.config.model.path)()
+    found = {}
+    for fold in sorted(set(fold_of.values())):
+        pool = Pool(embedder)
+        pool.add([dataclasses.replace(e, sources=list(e.sources)) for e in outside(experiences, fold, fold_of)])
+        for task in (t for t in chosen if fold_of[t.id] == fold):
+            for experience, similarity in pool.search(task.query, 1, min_similarity=c.min_similarity):
+                found[task.id] = Retrieved(experience, similarity)
+    return found
+
+
+def controls(
+    run: Run, chosen: Sequence[Task], experiences: Sequence[Experience], fold_of: dict[str, int]
+) -> dict[str, dict[str, Retrieved]]:
+    """Return {name: {task id: experience}}: any one of the pool, and one from a task of the same kind."""
+    kinds = kinds_of(chosen)
+    rows: dict[str, dict[str, Retrieved]] = {"random": {}} | ({"same kind": {}} if kinds else {})
+    for task in chosen:
+        others = outside(experiences, fold_of[task.id], fold_of)
+        others = [others[n] for n in shuffled(run, len(others), task.id)]
+        alike = [e for e in others if kinds and same_kind(task, e, kinds)]
+        for name, candidates in (("random", others), ("same kind", alike)):
+            if candidates:
+                rows[name][task.id] = Retrieved(candidates[0])
+    return rows
+
+
+def kinds_of(chosen: Sequence[Task]) -> dict[str, str]:
+    """Return {task id: kind}, {} in a world whose tasks do not name one."""
+    return {t.id: t.meta["template"] for t in chosen if t.meta.get("template")}
+
+
+def same_kind(task: Task, experience: Experience, kinds: dict[str, str]) -> bool:
+    return any(kinds.get(source) == kinds.get(task.id, "") for source in experience.sources)
+
+
+def played(run: Run, chosen: Sequence[Task], rows: Any, rollouts: int) -> Pairs:
+    """Return the success of the rollouts of each task without experience, and with each one that a row gives it.
+
+    Rollouts of one task differ in the experience only: they have the same seeds.
+    """
+    path = run.workdir / f"pairs_{rollouts}.jsonl"
+    lines = list(read_jsonl(path)) if path.is_file() else []
+    pairs: Pairs = {(line["task"], line["experience"]): line["success"] for line in lines}
+    wanted = {(task, ""): None for row in rows for task in row}
+    wanted |= {(id, r.experience.id): r.experience for row in rows for id, r in row.items()}
+    by_id = {task.id: task for task in chosen}
+    todo = [(by_id[id], wanted[id, shown]) for id, shown in sorted(wanted) if (id, shown) not in pairs]
+    done, total = 0, len(todo)
+    while todo:
+        batch = list({task.id: (task, e) for task, e in reversed(todo)}.values())[:BATCH]
+        todo = [pair for pair in todo if pair not in batch]
+        done += len(batch)
+        success = paired_rollouts(run, batch, rollouts, f"pairs {done} of {total}, rollouts")
+        lines += [{"task": id, "experience": shown, "success": values} for (id, shown), values in success.items()]
+        write_atomically(path, "".join(json.dumps(line) + "\n" for line in lines))
+        pairs |= success
+    return pairs
+
+
+def paired_rollouts(run: Run, batch: Sequence[tuple[Task, Experience | None]], rollouts: int, name: str) -> Pairs:
+    """Return the success of rollouts of pairs, no two of one task: equal seeds at the same time are refused."""
+    jobs = [
+        Job(
+            task, i, seed_of(run.config.seed, "retrieval", task.id, i), sampling(run.config),
+            [(experience.id, experience.content)] if experience else [],
+        )
+        for task, experience in batch
+        for i in range(rollouts)
+    ]  # fmt: skip
+    attempts, _ = credit.grade_all(dataclasses.replace(run.grader, turns=None), play(run, jobs, name))
+    key = {task.id: (task.id, experience.id if experience else "") for task, experience in batch}
+    success: Pairs = {pair: [None] * rollouts for pair in key.values()}
+    for t in attempts:
+        success[key[t.task.id]][t.rollout] = None if t.broken else bool(t.evaluation.success)
+    return success
+
+
+def table(
+    chosen: Sequence[Task], experiences: Sequence[Experience], rows: dict[str, dict[str, Retrieved]], pairs: Pairs
+) -> str:
+    """Return a Markdown table; shares and success in percent, over the tasks for which something was found."""
+    kinds = kinds_of(chosen)
+    rollouts = len(next(iter(pairs.values()), []))
+    text = [
+        f"{len(chosen)} tasks, {len(experiences)} experiences, {rollouts} rollouts with and {rollouts} without each.\n",
+        f"| {' | '.join(HEAD)} |",
+        "|" + "---|" * len(HEAD),
+    ]
+    for name, row in rows.items():
+        found = [task for task in chosen if task.id in row]
+        text.append(
+            f"| {' | '.join([name, percent([t.id in row for t in chosen]), *cells(found, row, kinds, pairs)])} |"
+        )
+    return "\n".join(text) + "\n"
+
+
+def cells(found: Sequence[Task], row: dict[str, Retrieved], kinds: dict[str, str], pairs: Pairs) -> Iterator[str]:
+    """Yield what a row says about the tasks for which it found experience. Broken rollouts are left out."""
+    yield percent([same_kind(t, row[t.id].experience, kinds) for t in found]) if kinds else ""
+    similarity_N = np.array([row[t.id].similarity for t in found])
+    yield "" if np.isnan(similarity_N).all() else f"{similarity_N.mean():.2f}"
+    both = [(pairs[t.id, ""], pairs[t.id, row[t.id].experience.id]) for t in found]
+    sound = [tuple([s for s in values if s is not None] for values in pair) for pair in both]
+    means = np.array([[np.mean(a), np.mean(b)] for a, b in sound if a and b]).reshape(-1, 2)
+    before_N, after_N = means.T
+    for value_N in (after_N > before_N, after_N < before_N, before_N, after_N):
+        yield percent(value_N)
+    if not len(means):
+        yield ""
+        return
+    yield "{:+.1f} [{:+.1f}, {:+.1f}]".format(*(100 * value for value in paired_difference(before_N, after_N)))
+
+
+def percent(values: Any) -> str:
+    """Return the mean in percent, "" for no values."""
+    return f"{100 * np.mean(values):.1f}" if len(values) else ""
+
+
+# --- the command -----------------------------------------------------------------------------------------------------
+
+
+def prepared(config: Any, embedders: Sequence[str]) -> list[str]:
+    """Make the config provide what the embedders need, and return what is wrong with them."""
+    if not config.navigating.enabled:
+        return ["config.navigating.enabled is False: set it to True, because experience is made as in a run"]
+    found = ["config.hosts.count must be 1: one process measures"] if config.hosts.count != 1 else []
+    for name in embedders:
+        args = config.navigating.embedder.args.to_dict() if name == config.navigating.embedder.name else {}
+        found += plugs.problems("navigating.embedder", name, args)
+    asking = [n for n in embedders if not found and getattr(plugs.load("navigating.embedder", n), "roles", ())]
+    if asking and config.navigating.embedder.name not in asking:
+        use(config.navigating.embedder, asking[0])  # so that the run opens a client for its role
+    return found
+
+
+def other_settings(config: Any, workdir: str) -> Iterator[str]:
+    """Yield why a workdir cannot be continued: its results are those of another config. Embedders and the servers of
+    language models may change."""
+    path = Path(workdir) / "config.retrieval.json"
+    if path.is_file():
+        before, now = json.loads(path.read_text(encoding="utf-8"))["config"], plain(config.to_dict())
+        for record in (before, now):
+            del record["llm"], record["navigating"]["embedder"]
+        if before != now:
+            yield f"--workdir={workdir} holds results of another config: choose a new directory"
+
+
+def main(argv: list[str]) -> int:
+    """Measure and return the exit code: 0 done, 1 failed, 2 nothing was started, 3 ended early, 130 interrupted."""
+    logging.set_verbosity(logging.ERROR)
+    parser = argparse.ArgumentParser(
+        description=__doc__.split("\n")[0], epilog="--config.KEY=VALUE as for run.py", allow_abbrev=False
+    )
+    parser.add_argument("--config", required=True, help="FILE or FILE:ARGUMENT")
+    parser.add_argument("--embedders", nargs="+", default=["ngrams", "policy"], help="names for navigating.embedder")
+    parser.add_argument("--rollouts", type=int, default=16, help="of each task with, and without, each experience")
+    parser.add_argument("--folds", type=int, default=4)
+    parser.add_argument("--workdir", default="runs/retrieval")
+    args, overrides = parser.parse_known_args(argv[1:])
+    command = cli.parse([argv[0], f"--config={args.config}", f"--workdir={args.workdir}", *overrides])
+    found = [*command.problems]
+    found += [f"--{name} must be at least {n}" for name, n in (("rollouts", 1), ("folds", 2)) if vars(args)[name] < n]
+    if command.config is not None:
+        found += prepared(command.config, args.embedders)
+        found += config_problems(command.config, base.keys(), args.workdir, "pool")
+        found += other_settings(command.config, args.workdir)
+    if found:
+        print(*found, sep="\n", file=sys.stderr)
+        return 2
+    try:
+        with open_run(command.config, args.workdir) as run:
+            run.workdir.claim(command.config.to_dict(), command.config.seed, "retrieval")
+            text = measure(run, args.embedders, args.rollouts, args.folds)
+            run.progress.close()
+    except RunError as error:
+        print(f"\n{error}", file=sys.stderr)
+        return 1
+    except RunEnds as end:
+        print(f"\n{end}", file=sys.stderr)
+        return 3
+    except (Interrupted, KeyboardInterrupt):
+        print("\ninterrupted; the same command goes on from here", file=sys.stderr)
+        return 130
+    write_atomically(Path(args.workdir) / "retrieval.md", text)
+    print(text)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv))

@@ -1,0 +1,221 @@
+"""Probes check what changed, nothing else, and leave the episode as it was, whatever the world is."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from envs.probed import Probed, answered, cells, digest, features, judge, new_ids, probed
+from envs.toolcalls import call_text
+from envs.travel import Travel
+from envs.world import World
+from tests.evolver.toy import Library, attempt, call, task
+
+IDS = ["B99"]
+
+
+def shelf(colour):
+    return {"tool": "shelf", "action": call("shelf", colour)}
+
+
+def feature_list(text):
+    return features(cells("shelf", text), IDS, {}, [])
+
+
+def lend_b11(**changes):
+    """Return a task to lend the first red book, which watches the other books."""
+    red = "B11 Dune red\nB12 Emma red"
+    verifier = {
+        "start": {"state": [], "answer": None},
+        "probes": [
+            shelf("red") | {"before": feature_list(red), "after": feature_list("B11 Dune red lent\nB12 Emma red")},
+            shelf("blue") | {"digest": digest(feature_list("B13 Ulysses blue\nB14 Kim blue"))},
+        ],
+        "ids": IDS, "known": ["B11", "B12", "B13", "B14", "B15"], "mask": [], "code": False, "answer": None,
+    }  # fmt: skip
+    return dataclasses.replace(task("Lend Dune."), verifier=verifier | changes)
+
+
+SEEN = [call("shelf", "red"), call("lend", "B11")]
+
+
+class NoSnapshots(Library):
+    snapshots = False
+
+
+class TestChecking:
+    @pytest.mark.parametrize("world", [Library, NoSnapshots])
+    def test_it_asks_for_the_change_and_for_nothing_else(self, world):
+        def score(*actions):
+            return attempt(Probed(world()), lend_b11(), list(actions)).evaluation
+
+        assert score(*SEEN, "done").success and score(*SEEN).success
+        assert score("done").score == score().score == 0.0
+        other = [call("shelf", "red"), call("lend", "B12")]
+        assert score(*other, "done").score == 0.0
+        both = score(*SEEN, *other)
+        assert not both.success and both.score < 0.5
+        beside = score(*SEEN, call("shelf", "blue"), call("mark", "B13"))
+        assert not beside.success and beside.components["state"] == 0.0
+
+    @pytest.mark.parametrize("world", [Library, NoSnapshots])
+    def test_the_episode_goes_on_where_it_was(self, world):
+        plain, checked = world(), Probed(world())
+        plain.reset(task("Lend Dune."))
+        checked.reset(lend_b11())
+        actions = [call("lend", "B11"), *SEEN, call("mark", "B13"), call("shelf", "blue"), call("mark", "B13")]
+        for action in actions:
+            before = checked.evaluate()
+            assert checked.evaluate() == before
+            assert checked.step(action).messages == plain.step(action).messages
+
+    def test_a_probe_of_an_unseen_book_does_not_help_the_agent(self):
+        """The probes look at shelves; in the episode itself a book must still be seen before it is lent."""
+        world = Probed(Library())
+        world.reset(lend_b11())
+        world.evaluate()
+        assert world.step(call("lend", "B11")).info["errors"] == 1
+
+    def test_snapshots_hold_the_task(self):
+        world, other = Probed(Travel(n_train=2)), Probed(Travel(n_train=2))
+        start = world.tasks("train")[0]
+        world.reset(start)
+        world.step(call_text("flights", {"to": "Rome"}))
+        other.restore(json.loads(json.dumps(world.snapshot())))
+        for action in start.reference:
+            assert world.step(action) == other.step(action)
+        assert world.evaluate() == other.evaluate()
+
+    def test_tasks_without_probes_are_the_worlds_own(self):
+        world, own = Probed(Travel(n_train=6)), Travel(n_train=6)
+        for one in own.tasks("train"):
+            assert attempt(world, one, one.reference).evaluation == attempt(own, one, one.reference).evaluation
+        assert world.difference() == own.difference() and probed(world) is world
+
+    def test_the_end_of_an_episode_by_a_call_is_checked_too(self):
+        class Ends(Library):
+            """Lending ends the episode, and after that nothing is shown."""
+
+            over = False
+
+            def reset(self, task, seed=0):
+                self.over = False
+                return super().reset(task, seed)
+
+            def step(self, action):
+                if self.over:
+                    return dataclasses.replace(super().step("over"), terminated=True)
+                result = super().step(action)
+                self.over = "lend" in action and not result.info["errors"]
+                return dataclasses.replace(result, terminated=result.terminated or self.over)
+
+        score = attempt(Probed(Ends()), lend_b11(), SEEN).evaluation
+        assert not score.success  # what the last call changed cannot be seen
+        marked = lend_b11()
+        marked.verifier["probes"][0]["after"] = feature_list("B11 Dune red marked\nB12 Emma red")
+        actions = [call("shelf", "red"), call("mark", "B11"), "done"]
+        assert attempt(Probed(Ends()), marked, actions).evaluation.success
+
+    def test_an_answer_counts_only_if_nothing_else_changed(self):
+        answer = {"value": "Dune", "others": ["Emma"]}
+        asked = lend_b11(answer=answer)
+        world = Probed(Library())
+        assert attempt(world, asked, [*SEEN, "Dune"]).evaluation.success
+        assert not attempt(world, asked, [*SEEN, "Dune or Emma"]).evaluation.success
+        assert attempt(world, asked, [*SEEN, "done"]).evaluation.score < 0.5
+        damaged = [*SEEN, call("shelf", "blue"), call("mark", "B13"), "Dune"]
+        assert attempt(world, asked, damaged).evaluation.score <= attempt(world, asked, [*SEEN, "no"]).evaluation.score
+
+    def test_a_verifier_is_json(self):
+        assert json.loads(json.dumps(lend_b11().to_dict())) == lend_b11().to_dict()
+
+
+class TestIds:
+    def test_things_that_were_made_in_another_order_are_the_same(self):
+        def reading(*rows):
+            return [cells("orders", row) for row in rows]
+
+        first, second = reading("Ann Rome O77", "Ben Oslo O12"), reading("Ann Rome O12", "Ben Oslo O77")
+        ids, views = ["O99"], []
+        for readings in (first, second):
+            names = new_ids(readings, ids, {"O11"})
+            views.append([features(inner, ids, names, []) for inner in readings])
+        assert views[0] == views[1]
+        names = new_ids(first, ids, {"O77"})  # an id that was there before is not renamed
+        assert list(names) == ["O12"]
+
+    def test_the_row_of_a_value_matters(self):
+        a, b = "O11 bag\nO12", "O11\nO12 bag"
+        assert features(cells("orders", a), ["O99"], {}, []) != features(cells("orders", b), ["O99"], {}, [])
+
+    def test_what_varies_by_itself_is_masked(self):
+        a, b = cells("now", '{"time": "10:31", "state": 1}'), cells("now", '{"time": "10:32", "state": 1}')
+        assert features(a, [], {}, ["now $.time"]) == features(b, [], {}, ["now $.time"])
+        assert features(a, [], {}, []) != features(b, [], {}, [])
+
+
+class TestCells:
+    @given(
+        st.recursive(
+            st.none() | st.booleans() | st.integers() | st.text(), lambda x: st.lists(x) | st.dictionaries(st.text(), x)
+        )
+    )
+    def test_any_json_answer_has_cells(self, value):
+        found = cells("tool", json.dumps(value))
+        assert all(isinstance(cell.value, str) and cell.kinds for cell in found)
+        features(found, [], {}, [])
+
+    @given(st.text())
+    def test_any_text_has_cells(self, text):
+        assert cells("tool", text) == cells("tool", text)
+
+    def test_paths_and_positions(self):
+        (cell, _) = cells("list", '{"orders": [{"id": "O12", "paid": true}]}')
+        assert (cell.row, cell.label, cell.value) == ("$.orders[0]", "$.orders[*].id", "O12")
+        kinds = [cell.kinds for cell in cells("list", "Ann O12 gold")]
+        assert kinds == [("list@0", "list@-3"), ("O99",), ("list@2", "list@-1")]
+
+    def test_deep_answers_do_not_break(self):
+        assert [cell.value for cell in cells("tool", "[" * 100_000 + "x")] == ["x"]
+
+
+@pytest.mark.parametrize(
+    ("text", "right"),
+    [
+        ("gold", True),
+        ("It is gold.", True),
+        ("GOLD", True),
+        ("golden", False),
+        ("silver", False),
+        ("gold or silver", False),
+        ("", False),
+    ],
+)
+def test_answers(text, right):
+    assert answered(text, {"value": "gold", "others": ["silver", "blue"]}) is right
+
+
+def test_a_number_is_the_only_number():
+    assert answered("There are 3.", {"value": "3", "others": []})
+    assert not answered("3 or 4", {"value": "3", "others": []})
+
+
+def test_no_probe_means_no_success():
+    verifier = {"probes": [], "ids": [], "known": [], "mask": [], "answer": None}
+    assert not judge(verifier, [], "done").success
+
+
+def test_every_other_method_is_the_worlds():
+    class Extra(World):
+        name = "extra"
+
+        def more(self):
+            return 3
+
+    assert Probed(Extra()).more() == 3
+    with pytest.raises(AttributeError):
+        Probed(Extra()).less()

@@ -1,0 +1,305 @@
+"""The embedded explorer in worlds of other people: text adventures, MCP servers, and the real packages."""
+
+import functools
+import importlib.util
+import json
+import os
+import random
+from pathlib import Path
+
+import pytest
+
+from envs.act import ActionWorld, tool
+from envs.mcp import McpWorld, _Session
+from envs.probed import cells, phrases, probed
+from envs.process import Deadlines
+from envs.source import Source
+from envs.wording import goal_text
+from envs.world import Evaluation, Observation, StepResult, Task, World
+from evolver.questioning import TaskPool
+from evolver.questioning.curiosity import Curiosity
+from evolver.questioning.goals import _of_rows
+from evolver.traces import play
+
+ROOT = Path(__file__).parents[2]
+
+
+def explored(make_world, starts, budget, **options):
+    """Return the tasks that are kept, after checking again that their references pass and that idling fails."""
+    pool = TaskPool(starts, overlap=0.9, capacity=1000)
+    explorer = Curiosity(pool, **options)
+    tasks = pool.grow(explorer, make_world, budget, 0)
+    world = probed(make_world())
+    for task in tasks[:5]:
+        play(world, task, task.reference)
+        assert world.evaluate().success, task
+        world.reset(task, task.seed)
+        assert not world.evaluate().success, task
+    world.close()
+    return tasks, explorer.walker.knowledge
+
+
+# --- a text adventure that marks no refusals -------------------------------------------------------------------------
+
+REFUSAL = "You can't see any such thing."
+
+
+class House(ActionWorld):
+    """Two rooms and three things, after the manner of TextWorld: every answer is a text, refusals too."""
+
+    name = "house"
+
+    def __init__(self, max_steps: int = 200):
+        super().__init__(max_steps)
+
+    def tasks(self, split):
+        return [Task("house/0", self.name, "Tidy up.", split)]
+
+    def reset(self, task, seed=0):
+        self._begin(task)
+        self._places, self._room = {"red ball": "hall", "old lamp": "hall", "key": "cellar"}, "hall"
+        forms = ["look", "inventory", "take OBJ", "drop OBJ", "examine OBJ", "go up", "go down", "go north", "go east"]
+        return Observation([{"role": "user", "content": f"{task.query}\n\n{self._look()}"}], [tool("Act.", forms)])
+
+    def evaluate(self):
+        return Evaluation(0.0, False)
+
+    def _act(self, text):
+        return text, self._answer(text), 0.0, False
+
+    def _look(self):
+        things = [f"There is a {thing} here." for thing, place in self._places.items() if place == self._room]
+        return "\n".join([f"You are in the {self._room}.", *things])
+
+    def _answer(self, text):
+        verb, _, thing = text.partition(" ")
+        here = self._places.get(thing) in (self._room, "you")
+        if text in ("go up", "go down"):
+            room = "hall" if text == "go up" else "cellar"
+            moved, self._room = room != self._room, room
+            return self._look() if moved else "You can't go that way."
+        if verb == "go":
+            return "You can't go that way."
+        if text == "look":
+            return self._look()
+        if text == "inventory":
+            return f"You carry {' and '.join(t for t, place in self._places.items() if place == 'you') or 'nothing'}."
+        if not here:
+            return REFUSAL
+        if verb == "examine":
+            return f"The {thing} is nothing special."
+        carried = self._places[thing] == "you"
+        if carried == (verb == "take"):
+            return "You already have it." if carried else "You don't have it."
+        self._places[thing] = "you" if verb == "take" else self._room
+        return f"You {verb} the {thing}."
+
+
+@pytest.fixture(scope="module")
+def house():
+    return explored(House, House().tasks("train"), 8)
+
+
+def test_a_text_world_without_marks_for_refusals_is_explored(house):
+    tasks, knowledge = house
+    assert len(tasks) >= 3
+    assert {"take OBJ", "go down"} <= {name for name in knowledge.repeats if knowledge.changes(name)}
+    assert {"look", "inventory"} <= {name for name in knowledge.repeats if knowledge.reads(name)}
+    assert any("take" in task.query.lower() for task in tasks)
+    assert not any("OBJ" in task.query or ": obj" in task.query for task in tasks)
+
+
+def test_refusals_are_learnt_and_other_answers_are_not(house):
+    _, knowledge = house
+    assert knowledge.refuses(REFUSAL) and knowledge.refuses("You can't go that way.")
+    assert not knowledge.refuses("You take the key.") and not knowledge.refuses("You carry nothing.")
+    assert not knowledge.refuses("You are in the cellar.\nThere is a key here.")
+
+
+def test_an_answer_that_goes_with_a_change_is_no_refusal(house):
+    _, knowledge = house
+    knowledge.texts["Taken."] = {"take OBJ": ["key", "old lamp"]}
+    assert knowledge.refuses("Taken.")  # as long as it has not been tested
+    knowledge.quiet["Taken."] = [1, 1]
+    assert not knowledge.refuses("Taken.")
+
+
+def test_a_world_that_limits_its_steps_is_read_in_several_episodes():
+    make_world = functools.partial(House, max_steps=26)  # a walk takes 24, and there are more probes than 2
+    tasks, _ = explored(make_world, House().tasks("train"), 3, rounds=12)
+    assert len(tasks) == 3
+    most = max(len(task.verifier["probes"]) + len(task.reference) for task in tasks)
+    world = probed(House(max_steps=most - 1))  # the probes do not fit into one repetition
+    task = max(tasks, key=lambda task: len(task.verifier["probes"]) + len(task.reference))
+    play(world, task, task.reference)
+    assert world.evaluate().success
+
+
+def test_phrases_are_known_by_the_words_around_them():
+    found = {cell.value: cell.kinds for cell in phrases("You see a red box. The key is on the box.")}
+    assert found["red box"] == ("a _ .", "a _") and found["key"] == ("the _ is", "the _")
+    assert "the" not in found and "a red" not in found and "red box. The" not in found
+    assert phrases("") == ()
+
+
+def test_the_slots_of_a_form_are_filled_in():
+    assert goal_text("put OBJ on OBJ", {"obj": "red box", "obj 2": "table"}) == "put red box on table"
+    assert goal_text("Cancel an order", {"order": "Ann"}) == "Cancel an order: order Ann"
+
+
+def test_the_inside_of_one_fenced_block_counts():
+    inside = [(cell.label, cell.value) for cell in cells("f", 'Output:\n```\n{\n  "a": [1, "x"]\n}\n```\n\n')]
+    assert inside == [("$.a[*]", "1"), ("$.a[*]", "x")]
+    assert [cell.value for cell in cells("f", "Output:\n```\nno such note\n```\n")] == ["no", "such", "note"]
+    two = "```\n1\n```\nand\n```\n2\n```"
+    assert [cell.value for cell in cells("f", two)] == ["1", "and", "2"]
+
+
+# --- a world whose actions are code -----------------------------------------------------------------------------------
+
+APPS = ("diary", "music", "parcels", "recipes", "rooms", "tickets")
+
+
+class Desk(World):
+    """Six apps of 20 functions each, after the manner of AppWorld: a token per login, and `desk.finish` to end."""
+
+    name = "desk"
+
+    def tasks(self, split):
+        return [Task("desk/0", self.name, "Tidy up.", split)]
+
+    def reset(self, task, seed=0):
+        self._notes, self._over = {app: ["pay rent", "call Ann"] for app in APPS}, False
+        return Observation([{"role": "user", "content": task.query}], [])
+
+    def evaluate(self):
+        return Evaluation(0.0, False)
+
+    def functions(self):
+        made = [
+            self._function("desk.who", "Show who you are."),
+            self._function("desk.passwords", "Show all passwords."),
+        ]
+        made.append(self._function("desk.finish", "End the task.", optional=("answer",)))
+        for app in APPS:
+            made.append(self._function(f"{app}.login", f"Login to {app}.", ("username", "password")))
+            made.append(self._function(f"{app}.list", f"List the entries of {app}.", ("access_token",)))
+            made.append(self._function(f"{app}.add", f"Add an entry to {app}.", ("title", "access_token")))
+            made += [self._function(f"{app}.grep{n}", f"Search {app}, {n}.", ("rule",)) for n in range(17)]
+        return made
+
+    def _function(self, name, description, required=(), optional=()):
+        about = {"username": "Your email.", "access_token": f"Token obtained from {name.partition('.')[0]} app login."}
+        properties = {p: {"type": "string", "description": about.get(p, p)} for p in (*required, *optional)}
+        parameters = {"type": "object", "properties": properties, "required": list(required)}
+        function = {"name": name, "description": description, "parameters": parameters}
+        return {"type": "function", "function": function}
+
+    def call_text(self, name, arguments):
+        return f"{name} {json.dumps(arguments)}"
+
+    def step(self, action):
+        name, _, given = action.partition(" ")
+        try:
+            result, failed = self._run(*name.split("."), **json.loads(given or "{}")), False
+        except (ValueError, TypeError) as error:
+            result, failed = f"Execution failed: {error}", True
+        info = {"calls": [{"name": "desk", "arguments": {"code": action}}], "errors": int(failed)}
+        return StepResult([{"role": "user", "content": result}], terminated=self._over, info=info)
+
+    def _run(self, app, function, title="", access_token="", **rest):
+        if app == "desk":
+            self._over = function == "finish"
+            passwords = [{"account": a, "password": f"{a[:4]}-77"} for a in APPS[:2]]
+            shown = {"who": {"email": "ann@example.com", "town": "Oslo"}, "passwords": passwords, "finish": {"ok": 1}}
+            return json.dumps(shown[function])
+        if function == "login":
+            if rest != {"username": "ann@example.com", "password": f"{app[:4]}-77"} or app not in APPS[:2]:
+                raise ValueError("invalid credentials")
+            return json.dumps({"access_token": f"{app}-" + "x7" * 40})
+        if function not in ("list", "add") or access_token != f"{app}-" + "x7" * 40:
+            raise ValueError("not authorized")
+        if function == "add":
+            self._notes[app].append(title)
+            return json.dumps({"entries": len(self._notes[app])})
+        return json.dumps([{"entry": n, "title": text} for n, text in enumerate(self._notes[app], 1)])
+
+
+def test_a_world_of_code_is_explored_past_its_logins():
+    tasks, knowledge = explored(Desk, Desk().tasks("train"), 12, breadth=12, depth=24, rehearsals=0)
+    assert len(tasks) >= 6
+    assert all(task.reference[-1].startswith("desk.finish") for task in tasks)  # it ends the episode with the answer
+    assert any(".login " in action for task in tasks for action in task.reference)
+    assert any("after" in probe for task in tasks for probe in task.verifier["probes"])  # a change
+    assert "desk.finish" not in knowledge.outcomes  # it is known to end the episode before the first walk
+
+
+def test_questions_about_rows_name_the_row():
+    rows = cells("f", '[{"id": 1, "title": "Reed", "genre": "pop"}, {"id": 2, "title": "Salt", "genre": "rock"}]')
+    wanted = {question: value for n in range(20) for question, value, _ in _of_rows(rows, random.Random(n))}
+    assert wanted["the genre of Salt"] == "rock" and wanted["the title of rock"] == "Salt"
+
+
+# --- an MCP server ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("mcp") is None, reason="needs the MCP client: pip install -r requirements/mcp.txt"
+)
+def test_an_mcp_server_is_explored():
+    import mcp
+    from mcp.server.mcpserver import MCPServer
+
+    def server():
+        server, notes = MCPServer("notes"), []
+
+        @server.tool()
+        def add_note(text: str) -> str:
+            """Keep a note."""
+            notes.append(text)
+            return f"note {len(notes)}"
+
+        @server.tool()
+        def list_notes() -> str:
+            """All notes, one per line."""
+            return "\n".join(notes)
+
+        return server
+
+    class InMemory(McpWorld):  # a server in this process, because starting one for each episode takes a second
+        def _connect(self):
+            self.close()
+            self._session = _Session(mcp.Client, server(), 30.0)
+
+    tasks, knowledge = explored(lambda: InMemory(["-"]), [Task("mcp/0", "mcp", "Use the tools.")], 4)
+    assert len(tasks) == 4 and knowledge.changes("add_note") and knowledge.reads("list_notes")
+    assert all(task.query.startswith("Keep a note: text ") for task in tasks)
+
+
+# --- the real packages -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.services
+def test_real_textworld_is_explored(tmp_path):
+    if importlib.util.find_spec("textworld") is None:
+        pytest.skip("needs TextWorld: pip install -r requirements/textworld.txt")
+    from envs.textworld import TextWorld
+
+    make_world = functools.partial(TextWorld, cache=str(tmp_path))
+    tasks, knowledge = explored(make_world, make_world().tasks("train")[:2], 2, rehearsals=2)
+    assert len(tasks) == 2 and knowledge.refuses("You can't go that way.")
+
+
+@pytest.mark.services
+def test_real_appworld_is_explored():
+    python = os.environ.get("EVOLVER_APPWORLD_PYTHON", str(ROOT / ".venv-appworld" / "bin" / "python"))
+    if not os.path.exists(python):
+        pytest.skip("AppWorld is not installed: make appworld")
+    patient = Deadlines(start=300.0, reset=300.0, step=300.0)
+    with Source("appworld", {}, deadlines=patient, mode="worker", workers=2, per_worker=1, python=python) as source:
+        world = source.world()
+        starts = world.tasks("train")[:1]
+        world.close()
+        tasks, _ = explored(source.world, starts, 3, breadth=12, depth=24, rehearsals=0)
+    assert len(tasks) == 3
+    assert all("complete_task" in task.reference[-1] for task in tasks)

@@ -1,0 +1,135 @@
+"""A task keeps its meaning in other words, and a task that nobody can solve from its words is given up."""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+from collections import Counter
+
+import pytest
+
+from configs import base
+from envs.probed import cells
+from envs.wording import distinguishing, goal_text, joined, summaries
+from evolver import tasks as phase
+from evolver.questioning import TaskPool, synthetic_task
+from evolver.questioning.words import ByModel, Plain, unfaithful
+from tests.evolver.chat_server import answer
+from tests.evolver.toy import task
+
+TASK = synthetic_task(
+    task("x"),
+    "Book a passenger on a flight: flight Rome Monday, passenger Ann.",
+    identity=["book"],
+    reference=["done"],
+    verifier={"probes": [], "answer": {"value": "gold", "others": []}},
+    meta={"named": ["Rome", "Monday", "Ann"], "hidden": ["F12", "P34"], "sibling": "Book Ben."},
+)
+
+
+@pytest.mark.parametrize(
+    ("query", "reason"),
+    [
+        ("Ann wants to fly to Rome on Monday.", ""),
+        ("Put ann on the Monday flight to ROME!", ""),
+        ("", "empty"),
+        ("Ann, Rome, Monday " * 60, "too long"),
+        ("Ann wants to fly to Rome.", "a value is missing"),
+        ("Ann wants to fly to Rome on Monday with F12.", "a hidden value"),
+        ("Ann wants to fly to Rome on Monday, her card is gold.", "the answer"),
+        ("Ann wants to fly to Rome on Monday at 10.", "another value"),
+        ("Анна, Ann, Rome, Monday", "another script"),
+    ],
+)
+def test_the_gate(query, reason):
+    assert unfaithful(TASK, query) == reason
+
+
+def test_the_first_faithful_wording_is_taken(chat_of):
+    wordings = ["Ann wants to fly.", "Please book Ann to Rome on Monday.", "Rome on Monday for Ann, please."]
+    words = ByModel(chat_of(lambda body, n: answer({"queries": wordings})), 1000)
+    plain = dataclasses.replace(TASK, id="syn/2", meta={})
+    one, other = words.reword([TASK, plain], "- book(flight, passenger)")
+    assert (one.query, one.id, one.verifier) == (wordings[1], TASK.id, TASK.verifier)
+    assert other == plain  # a task that does not say what it names is left alone
+    figures = words.metrics()
+    assert figures["questioning/words/a value is missing"] == figures["questioning/words/reworded"] == 1
+
+
+@pytest.mark.parametrize("reply", ["no JSON", '{"queries": []}', '{"queries": ["F12", "Ann"]}'])
+def test_without_a_faithful_wording_a_task_keeps_its_words(chat_of, reply):
+    words = ByModel(chat_of(lambda body, n: answer(reply)), 1000)
+    assert words.reword([TASK], "") == [TASK]
+    assert sum(words.metrics().values()) >= 1
+
+
+def test_plain_words_stay():
+    assert Plain().reword([TASK], "") == [TASK]
+
+
+class TestAttempts:
+    def run_with(self, monkeypatch, solved):
+        """Return the pool after two attempts each; `solved` decides by query."""
+        config = base.get_config()
+        config.questioning.attempts = 2
+        start = task("Lend Solaris.", lent=["B15"])
+        new = [
+            synthetic_task(start, query, identity=[query], reference=["done"], meta={"sibling": sibling})
+            for query, sibling in (("a", "b"), ("c", ""), ("d", "e"))
+        ]
+        pool = TaskPool([start], overlap=0.9, capacity=9, tasks=new)
+        played = []
+
+        def play(run, jobs, phase):
+            played.extend(jobs)
+            return [
+                types.SimpleNamespace(
+                    task=job.task, broken=False, evaluation=types.SimpleNamespace(success=solved(job.task.query))
+                )
+                for job in jobs
+            ]
+
+        monkeypatch.setattr(phase, "play", play)
+        run = types.SimpleNamespace(config=config, tasks=types.SimpleNamespace(pool=pool))
+        phase.try_out(run, new, 0)
+        return pool, played
+
+    def test_what_no_attempt_solves_is_removed(self, monkeypatch):
+        pool, played = self.run_with(monkeypatch, lambda query: query in "ad")
+        assert [t.query for t in pool.tasks.values()] == ["a", "d"]
+        assert Counter(job.task.query for job in played) == dict.fromkeys("abcde", 2)
+        assert len({job.seed for job in played}) == len(played) and not any(job.experience for job in played)
+        assert pool.metrics()["questioning/rejected/no attempt solves it"] == 1
+
+    def test_what_another_query_solves_is_removed(self, monkeypatch):
+        pool, _ = self.run_with(monkeypatch, lambda query: query in "acde")
+        assert [t.query for t in pool.tasks.values()] == ["a", "c"]
+        assert pool.metrics()["questioning/rejected/solved from another query"] == 1
+
+
+class TestWording:
+    def test_shared_introductions_are_left_out(self):
+        shared = "This tool belongs to the shop. It sells things. Tool description: "
+        found = summaries(
+            {"buy": shared + "Buy a thing. It is paid later.", "list_all": shared, "sell": "Sell a thing."}
+        )
+        assert found == {"buy": "Buy a thing", "list_all": "list all", "sell": "Sell a thing"}
+
+    def test_goals_and_questions(self):
+        import random
+
+        goals = [goal_text("Add a bag", {"order_id": "Ann Rome"}), goal_text("Show all", {})]
+        query = joined(goals, "the last word", random.Random(0))
+        assert query.startswith("Add a bag: order id Ann Rome") and query.endswith(
+            "show all. Reply with the last word."
+        )
+
+    def test_the_fewest_words_that_tell_a_row_from_others(self):
+        rows = cells("orders", "Ann Monday flex Rome O11\nAnn Monday flex Oslo O12\nAnn Friday basic Oslo O13")
+        assert distinguishing(rows, "O11", []) == ["Rome"]
+        assert distinguishing(rows, "O13", []) in (["Friday"], ["basic"])
+        assert sorted(distinguishing(rows, "O12", [])) == ["Monday", "Oslo"] or distinguishing(rows, "O12", [])
+        assert distinguishing(cells("seats", "window 4A\nwindow 5A"), "4A", []) is None
+        assert distinguishing(cells("people", "P11 Ann gold"), "P11", []) == []
+        listed = cells("l", '[{"id": "x1", "paid": true, "n": 1}, {"id": "x2", "paid": false, "n": 1}]')
+        assert distinguishing(listed, "x1", []) == ["paid true"]

@@ -1,0 +1,67 @@
+"""Tests of the explorer's table: what is measured, the trials of a verifier, and going on after an interruption."""
+
+import json
+
+import pytest
+
+from envs.toolcalls import parse
+from envs.world import Task
+from experiments import exploring
+
+
+@pytest.fixture(scope="module")
+def out(tmp_path_factory):
+    out = tmp_path_factory.mktemp("exploring")
+    exploring.main(["--worlds", "travel", "--budget", "4", "--seeds", "0", "--tasks", "16", "--out", str(out)])
+    return out
+
+
+def test_the_table_has_what_was_measured(out):
+    figures = json.loads((out / "travel-0.json").read_text())
+    assert len(figures["tasks"]) == len(figures["agree"]) == sum(figures["difficulty"].values()) == 4
+    assert all(figures["agree"]) and not figures["disagreements"] and figures["trials"] >= 5 * 4
+    assert figures["step"] > figures["reset"] > 0 and figures["walks"] > 0 and figures["ended"] == "budget"
+    head, _, row, *_ = (out / "exploring.md").read_text().splitlines()
+    cells = dict(zip(head.strip("| ").split(" | "), row.strip("| ").split(" | "), strict=True))
+    assert cells["world"] == "travel" and cells["tasks"] == "4" and cells["agree"] == "100.0%"
+    assert float(cells["per 1,000 steps"]) == pytest.approx(4000 / figures["step"], abs=0.01)
+
+
+def test_what_was_measured_is_not_measured_again(out, monkeypatch, capsys):
+    monkeypatch.setattr(exploring, "measure", lambda *_, **__: pytest.fail("measured again"))
+    command = ["--worlds", "travel", "--seeds", "0", "--tasks", "16", "--out", str(out)]
+    exploring.main([*command, "--budget", "4"])
+    assert "| travel | 1 | 4 |" in capsys.readouterr().out
+    with pytest.raises(pytest.fail.Exception, match="measured again"):  # another budget is another measurement
+        exploring.main([*command, "--budget", "5"])
+
+
+def test_the_explorer_of_travel_gets_no_help():
+    world = exploring.Unaided()
+    assert not hasattr(world, "difference") and not hasattr(world, "describe") and world.profile() == {}
+
+
+def test_a_measurement_that_takes_too_long_ends_with_what_it_has(tmp_path):
+    exploring.main(["--worlds", "travel", "--budget", "50", "--seeds", "0", "--minutes", "0", "--out", str(tmp_path)])
+    figures = json.loads((tmp_path / "travel-0.json").read_text())
+    assert figures["ended"] == "out of time" and figures["tasks"] == [] and figures["similarity"] == 0.0
+    assert "out of time" in (tmp_path / "exploring.md").read_text()
+
+
+def test_a_verifier_that_checks_too_little_disagrees_with_the_world():
+    world = exploring.Unaided()
+    start = next(task for task in world.tasks("train") if task.verifier["state"])
+    verifier = {"start": start.verifier, "probes": [], "ids": [], "known": [], "mask": [], "code": False}
+    verifier["answer"] = {"value": "x", "others": []}
+    reference = [*start.reference[:-1], "x"]
+    task = Task("syn/1", "travel", "?", "train", "synthetic", start.seed, reference, verifier, meta={"source": "a"})
+    made = exploring.trials(task, [task], exploring.random.Random(0))
+    assert all(parse(actions[-1]).calls == [] for actions in made) and [exploring.CLOSING] in made
+    figures = exploring.agreement(world, [task], exploring.random.Random(0))
+    assert figures["agree"] == [False] and {"right": False}.items() <= figures["disagreements"][0].items()
+
+
+def test_names_and_values_are_separated_by_an_equals_sign(capsys):
+    with pytest.raises(SystemExit):
+        exploring.main(["--python", "appworld"])
+    assert "NAME=VALUE" in capsys.readouterr().err

@@ -1,0 +1,37 @@
+"""The comparison of norms reads what a run recorded, and shows the case that breaks equation 18."""
+
+import json
+
+import numpy as np
+
+from experiments import norms
+
+
+def record(task, labels, score, *, stop="done", fate="trained"):
+    return {
+        "task": task,
+        "draw": 1,
+        "turns": [{"label": n} for n in labels],
+        "score": score,
+        "stop": stop,
+        "fate": fate,
+    }
+
+
+def test_the_norms_are_compared_on_recorded_rollouts(tmp_path, monkeypatch, capsys):
+    step = [
+        record("a", [1, -1], 1.0), record("a", [-1, -1, 1], 0.0), record("a", [1], 1.0, stop="env_error"),
+        record("b", [1], 1.0, fate="no_signal"), record("b", [-1], 1.0, fate="no_signal"),
+    ]  # fmt: skip
+    found = norms.compared([step], alpha=0.1)
+    assert list(found) == ["reference", "step", "trajectory"]
+    for value, outcome in found.values():
+        assert value.shape == (5,) and outcome.round(6).tolist() == [1, 1, -1, -1, -1]
+        assert not np.array_equal(value, outcome)
+    (tmp_path / "trajectories").mkdir()
+    (tmp_path / "trajectories/step_000001.jsonl").write_text("".join(json.dumps(r) + "\n" for r in step))
+    monkeypatch.setattr("sys.argv", ["norms", str(tmp_path)])
+    norms.main()
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines[1:4]] == list(found) and lines[4].startswith("5 turns")
+    assert lines[1].endswith("4.2, -1.1") and lines[3].endswith("74.6, -66.8")

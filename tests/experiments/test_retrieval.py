@@ -1,0 +1,115 @@
+"""The worth of retrieved experience: controls, paired figures, and going on where it was cut off."""
+
+import pytest
+
+from envs.world import Task
+from evolver.navigating import Extractor, new_experience
+from evolver.stop import Interrupted
+from experiments import retrieval
+from experiments.retrieval import Retrieved
+from tests.tiny import Parity, config_file, tiny_policy
+
+
+class Kinds(Parity):
+    """Tasks of two kinds."""
+
+    def tasks(self, split: str) -> list[Task]:
+        tasks = super().tasks(split)
+        for n, task in enumerate(tasks):
+            task.meta["template"] = f"kind {n % 2}"
+        return tasks
+
+
+class Notes(Extractor):
+    """One experience from each task."""
+
+    def extract(self, trajectories, *, step):
+        tasks = {t.task.id: t.task for t in trajectories}
+        return [new_experience(t.query, f"Note {id}.", sources=[id], key=t.query) for id, t in tasks.items()]
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tiny")
+    return config_file(folder, tiny_policy(folder / "policy"))
+
+
+def measure(tiny, workdir, *words, embedders=("ngrams",)) -> int:
+    here = "tests.experiments.test_retrieval"
+    return retrieval.main(
+        [
+            "retrieval", f"--config={tiny}", f"--workdir={workdir}", "--rollouts=2", "--folds=2",
+            f"--config.env.name={here}:Kinds", "--config.navigating.enabled=True", "--config.navigating.tasks=0",
+            "--config.navigating.rollouts=1", f"--config.navigating.extractor.name={here}:Notes", "--embedders",
+            *embedders, *words,
+        ]
+    )  # fmt: skip
+
+
+def rows(text: str) -> dict[str, list[str]]:
+    lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith("|")]
+    return {line[0]: line[1:] for line in lines[2:]}
+
+
+def test_it_measures_and_goes_on_where_it_was_cut_off(tiny, tmp_path, monkeypatch, capsys):
+    batches, play, most = [], retrieval.play, [2]
+
+    def some(run, jobs, phase):
+        if len(batches) == most[0]:
+            raise Interrupted
+        batches.append([(job.task.id, tuple(job.experience), job.seed) for job in jobs])
+        return play(run, jobs, phase)
+
+    monkeypatch.setattr(retrieval, "BATCH", 3)
+    monkeypatch.setattr(retrieval, "play", some)
+    assert measure(tiny, tmp_path) == 130
+    assert "goes on" in capsys.readouterr().err and not (tmp_path / "retrieval.md").exists()
+    most[0] = 99
+    assert measure(tiny, tmp_path, embedders=("ngrams", "policy")) == 0
+    table = rows((tmp_path / "retrieval.md").read_text())
+    assert list(table) == ["ngrams", "policy", "random", "same kind"]
+    assert table["same kind"][1] == "100.0" and all(row[0] == "100.0" for row in table.values())
+    played = [(id, shown, seed) for jobs in batches for id, shown, seed in jobs]
+    assert len(played) == len(set(played))  # nothing twice
+    for id in {id for id, _, _ in played}:  # as often with the same seeds, whatever experience was shown
+        seeds = [{seed for other, text, seed in played if (other, text) == (id, shown)} for _, shown, _ in played]
+        assert len({tuple(sorted(found)) for found in seeds if found}) == 1
+    assert all(len({id for id, _, _ in jobs}) == len(jobs) / 2 for jobs in batches)  # each task once in a batch
+    assert measure(tiny, tmp_path, "--config.seed=1") == 2
+    assert "results of another config" in capsys.readouterr().err
+
+
+def test_mistakes_are_named_before_anything_is_computed(tiny, tmp_path, capsys):
+    words = ("--config.navigating.enabled=False", "--folds=1")
+    assert measure(tiny, tmp_path, *words) == 2
+    err = capsys.readouterr().err
+    assert "config.navigating.enabled is False" in err and "--folds must be at least 2" in err
+    assert measure(tiny, tmp_path, embedders=("ngram",)) == 2
+    assert "Did you mean ngrams?" in capsys.readouterr().err
+    assert measure(tiny, tmp_path, embedders=("endpoint",)) == 2
+    assert "embedder needs it" in capsys.readouterr().err  # the url of a server
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_table_pairs_each_task_with_itself():
+    tasks = [Task(id, "x", id, meta={"template": kind}) for id, kind in (("a", "k"), ("b", "k"), ("c", "l"))]
+    good, bad = (new_experience(word, word, sources=[source]) for word, source in (("good", "a"), ("bad", "c")))
+    pairs = {
+        ("a", ""): [False, True], ("a", good.id): [True, True],
+        ("b", ""): [True, False], ("b", good.id): [True, None], ("b", bad.id): [False, False],
+        ("c", ""): [None, None], ("c", bad.id): [True, True],
+    }  # fmt: skip
+    found = {
+        "near": {"a": Retrieved(good, 0.9), "b": Retrieved(good, 0.7)},
+        "mixed": {"a": Retrieved(good), "b": Retrieved(bad), "c": Retrieved(bad)},
+        "nothing": {},
+    }
+    lines = rows(retrieval.table(tasks, [good, bad], found, pairs))
+    assert lines["near"] == ["66.7", "100.0", "0.80", "100.0", "0.0", "50.0", "100.0", "+50.0 [+50.0, +50.0]"]
+    assert lines["mixed"][:7] == ["100.0", "66.7", "", "50.0", "50.0", "50.0", "50.0"]  # c has no sound rollouts
+    assert lines["nothing"] == ["0.0", *[""] * 7]
+
+
+def test_no_experience_of_a_fold_comes_from_its_own_tasks():
+    own, other, both, nowhere = (new_experience(str(n), "x", sources=s) for n, s in enumerate(("a", "b", "ab", "")))
+    assert retrieval.outside([own, other, both, nowhere], 0, {"a": 0, "b": 1}) == [other]
