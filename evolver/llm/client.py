@@ -30,7 +30,7 @@ from urllib.parse import urlsplit
 
 from envs.http import bearer, retry_after
 from evolver.llm.answers import Unreadable, read_json
-from evolver.llm.store import Budget, Cache, Ledger, Rate, Reply
+from evolver.llm.store import Budget, Cache, ChatError, Ledger, Rate, Reply
 from evolver.stop import Interrupted, RunEnds
 
 if TYPE_CHECKING:
@@ -42,27 +42,6 @@ LONGEST_RETRY_AFTER = 600.0  # seconds; longer Retry-After values are cut to thi
 PRESENT, INITIAL = PLAYED = ("policy", "policy:initial")  # urls of roles that the run's own engine plays
 NO_PROXY = {"all://127.0.0.1": None, "all://localhost": None, "all://[::1]": None}
 Message = dict[str, Any]
-
-
-class ChatError(RuntimeError):
-    """A question without an answer, counted under `kind`.
-
-    after: the seconds of a Retry-After header. served: the tokens that the server may have generated although
-    no answer arrived (inf = unknown); None if it generated none.
-    """
-
-    def __init__(
-        self,
-        kind: str,
-        message: str,
-        *,
-        retriable: bool = False,
-        after: float | None = None,
-        served: float | None = None,
-    ):
-        super().__init__(message)
-        self.kind, self.retriable, self.after, self.served = kind, retriable, after, served
-        self.cost: dict[str, Any] = {}  # tokens and money that are booked for it
 
 
 class BudgetSpent(RunEnds):

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from evolver.llm.client import ChatError
+from evolver.llm.store import ChatError
 from models import chat
 from rl.engines import ContextFull, Engine
 from rl.seeds import seed_of

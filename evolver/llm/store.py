@@ -19,6 +19,27 @@ from typing import Any
 from models.files import read_jsonl, write_atomically
 
 
+class ChatError(RuntimeError):
+    """A question without an answer, counted under `kind`.
+
+    after: the seconds of a Retry-After header. served: the tokens that the server may have generated although
+    no answer arrived (inf = unknown); None if it generated none.
+    """
+
+    def __init__(
+        self,
+        kind: str,
+        message: str,
+        *,
+        retriable: bool = False,
+        after: float | None = None,
+        served: float | None = None,
+    ):
+        super().__init__(message)
+        self.kind, self.retriable, self.after, self.served = kind, retriable, after, served
+        self.cost: dict[str, Any] = {}  # tokens and money that are booked for it
+
+
 @dataclass
 class Reply:
     """An answer. `parsed` is its JSON value if the question had a schema."""
