@@ -30,7 +30,7 @@ def folder(tmp_path, monkeypatch):
 def call(folder: Path, *words: str) -> int:
     small = {
         "steps": 2, "rollout.tasks": 2, "rollout.group": 4, "rollout.max_turns": 5, "learner.updates": 1,
-        "questioning.budget": 6, "navigating.rollouts": 1, "navigating.tasks": 4, "navigating.every": 1,
+        "questioning.budget": 6, "navigating.rollouts": 4, "navigating.tasks": 4, "navigating.every": 1,
         "eval.every": 0,
     }  # fmt: skip
     values = [f"--config.{name}={value}" for name, value in small.items()]
