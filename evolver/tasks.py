@@ -12,7 +12,7 @@ from evolver import hosts
 from evolver.config import originals_needed
 from evolver.metrics import Metrics, timed
 from evolver.play import play, sampling
-from evolver.questioning import mixture
+from evolver.questioning import is_verified, mixture
 from evolver.run import Run, RunError
 from evolver.traces import tool_list
 from rl.rollout import Job
@@ -46,6 +46,8 @@ def explore(run: Run, step: int = 0) -> Metrics:
         with timed("explore") as metrics:
             known = set(pool.tasks)
             hosts.on_first(pool, lambda: invent(run, budget, seed))
+        if run.tasks.words is not None:
+            metrics |= run.tasks.words.metrics()
         metrics |= try_out(run, [task for id, task in pool.tasks.items() if id not in known], step)
     needed = round(c.share * run.config.rollout.tasks)
     if len(pool.tasks) < needed:
@@ -62,10 +64,8 @@ def explore(run: Run, step: int = 0) -> Metrics:
 def invent(run: Run, budget: int, seed: int) -> None:
     """Let the explorer fill the pool, and word the new tasks."""
     pool, known = run.tasks.pool, set(run.tasks.pool.tasks)
-    try:
-        pool.grow(run.tasks.explorer, run.make_world, budget, seed)
-    finally:  # tasks that were paid for are kept if the explorer ends the run
-        new = [id for id in pool.tasks if id not in known]
+    pool.grow(run.tasks.explorer, run.make_world, budget, seed)
+    new = [id for id in pool.tasks if id not in known]
     if run.tasks.words is not None and new:
         with closing(run.make_world()) as world:
             tools = tool_list(tools_of(world, pool.seeds[:8]), run.config.llm.shown)
@@ -77,9 +77,10 @@ def try_out(run: Run, new: Sequence[Task], step: int) -> Metrics:
 
     This is the round trip from words to effect: a query from which no attempt succeeds may not say what the verifier
     demands. Attempts from the query of a sibling, a goal with another value, must all fail: otherwise the verifier does
-    not check what the query says.
+    not check what the query says. Tasks that only a judge can score are not attempted.
     """
     n, metrics = run.config.questioning.attempts, Metrics()
+    new = [task for task in new if is_verified(task)]
     if not n or not new:
         return metrics
     siblings = [replace(task, query=task.meta["sibling"]) for task in new if task.meta.get("sibling")]

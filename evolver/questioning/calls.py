@@ -14,7 +14,7 @@ from typing import Any
 
 from envs import toolcalls
 from envs.probed import Cell, cells, phrases
-from envs.world import Observation, StepResult, Task, Tool, World
+from envs.world import Observation, StepResult, Task, World
 from evolver.traces import leaves, text_of
 
 _SLOT = re.compile(r"\b[A-Z]{2,}\b")
@@ -157,6 +157,3 @@ def succeeded(result: StepResult) -> bool:
 def tool_names(actions: Sequence[str]) -> list[str]:
     """Return the tools that the actions call, in order."""
     return [call.name for action in actions for call in toolcalls.parse(action).calls]
-
-
-__all__ = ["Episode", "Event", "Operation", "Tool", "operations_of", "succeeded", "tool_names"]

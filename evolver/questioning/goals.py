@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from envs.probed import Cell, digest, features, judge, new_ids
-from envs.toolcalls import call_text
 from envs.wording import distinguishing, goal_text, joined, spaced, summaries
 from envs.world import Task
 from evolver.questioning.calls import Event
@@ -75,7 +74,7 @@ def proposals(events: Sequence[Event], site: Site, *, goals: int) -> list[Propos
 
 
 class Writer:
-    """Writes the tasks of one site. descriptions: {operation: description}."""
+    """Writes the tasks of one site."""
 
     def __init__(self, site: Site, *, least: int, most: int):
         """least, most: calls of a solution."""
@@ -435,6 +434,3 @@ def _is_new(value: str, events: Sequence[Event]) -> bool:
 
 def _start_meta(task: Task) -> dict[str, Any]:
     return task.meta | {"source": task.id.removeprefix("probe/")}
-
-
-__all__ = ["Proposal", "Writer", "call_text", "minimise", "proposals"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import random
 import types
 from collections import Counter
 
@@ -15,7 +16,7 @@ from evolver import tasks as phase
 from evolver.questioning import TaskPool, synthetic_task
 from evolver.questioning.words import ByModel, Plain, unfaithful
 from tests.evolver.chat_server import answer
-from tests.evolver.toy import task
+from tests.evolver.toy import Library, call, task
 
 TASK = synthetic_task(
     task("x"),
@@ -74,7 +75,9 @@ class TestAttempts:
         config.questioning.attempts = 2
         start = task("Lend Solaris.", lent=["B15"])
         new = [
-            synthetic_task(start, query, identity=[query], reference=["done"], meta={"sibling": sibling})
+            synthetic_task(
+                start, query, identity=[query], reference=["done"], verifier=start.verifier, meta={"sibling": sibling}
+            )
             for query, sibling in (("a", "b"), ("c", ""), ("d", "e"))
         ]
         pool = TaskPool([start], overlap=0.9, capacity=9, tasks=new)
@@ -106,6 +109,39 @@ class TestAttempts:
         assert [t.query for t in pool.tasks.values()] == ["a", "c"]
         assert pool.metrics()["questioning/rejected/solved from another query"] == 1
 
+    def test_what_only_a_judge_can_score_is_not_attempted(self, monkeypatch):
+        config = base.get_config()
+        config.questioning.attempts = 2
+        start = task("Lend Solaris.", lent=["B15"])
+        one = synthetic_task(start, "a", identity=["a"], verifier=start.verifier, meta={"unverified": True})
+        pool = TaskPool([start], overlap=0.9, capacity=9, tasks=[one])
+        monkeypatch.setattr(phase, "play", lambda *_: pytest.fail("it was attempted"))
+        phase.try_out(types.SimpleNamespace(config=config, tasks=types.SimpleNamespace(pool=pool)), [one], 0)
+        assert list(pool.tasks.values()) == [one]
+
+
+def test_wordings_are_booked_in_the_metrics_of_a_run():
+    class Counts(Plain):
+        def metrics(self):
+            return {"questioning/words/reworded": 3.0}
+
+    class Finds:
+        def explore(self, world, seeds, budget, rng):
+            verifier = {"state": [["books", "B11", "lent", False, True]], "answer": None}
+            reference = [call("shelf", "red"), call("lend", "B11"), "done"]
+            yield synthetic_task(seeds[0], "Lend Dune.", identity=[], reference=reference, verifier=verifier)
+
+    config = base.get_config()
+    config.questioning.budget, config.questioning.share = 1, 0.01
+    pool = TaskPool([task("Lend Solaris.", lent=["B15"])], overlap=0.8, capacity=8)
+    run = types.SimpleNamespace(
+        config=config,
+        tasks=types.SimpleNamespace(pool=pool, explorer=Finds(), words=Counts()),
+        make_world=Library,
+        progress=types.SimpleNamespace(phase=print),
+    )
+    assert phase.explore(run)["questioning/words/reworded"] == 3.0 and len(pool.tasks) == 1
+
 
 class TestWording:
     def test_shared_introductions_are_left_out(self):
@@ -116,8 +152,6 @@ class TestWording:
         assert found == {"buy": "Buy a thing", "list_all": "list all", "sell": "Sell a thing"}
 
     def test_goals_and_questions(self):
-        import random
-
         goals = [goal_text("Add a bag", {"order_id": "Ann Rome"}), goal_text("Show all", {})]
         query = joined(goals, "the last word", random.Random(0))
         assert query.startswith("Add a bag: order id Ann Rome") and query.endswith(
