@@ -11,5 +11,8 @@ from configs import imitation
 
 def get_config(arg=None):
     config = imitation.get_config(arg)
-    config.care = 0.33
+    config.env.args.houses = True
+    config.care = 0.5
+    config.row = 384
+    config.rows = config.micro = 16
     return config

@@ -8,6 +8,7 @@ The specifications do not mention the preconditions; as in a real service, an er
     bag, seats, seat, cancel, refund, move    the order is open and was shown (by `order`, `orders` or its booking)
     seat          the seats of the order were listed for its current flight
     refund        the fare is flex
+    book, bag, seat, cancel, refund, move    the desk call that the house wants was made (envs/travel/rules.py)
 """
 
 from __future__ import annotations
@@ -18,8 +19,10 @@ from collections import Counter
 from typing import Any
 
 from envs.travel.data import data, image
+from envs.travel.rules import DESK, House
 
-MEMORY = ("found", "quoted", "people", "orders", "seats")
+NOT_CLEARED = "not cleared"  # the error of an operation without the desk call that the house wants
+MEMORY = ("found", "quoted", "people", "orders", "seats", "desk")
 
 
 class ToolError(Exception):
@@ -55,13 +58,24 @@ TOOLS = [
     _tool("bag", "Add a bag to an order.", order="order id, like O12"),
     _tool("move", "Move an order to another flight; its seat is given up.", order="order id", flight="flight id"),
 ]
-ARGUMENTS = {tool["function"]["name"]: tool["function"]["parameters"]["required"] for tool in TOOLS}
+DESK_TOOLS = [_tool(name, f"{name.capitalize()} an order or a flight.", id="order or flight id") for name in DESK]
+
+
+def tools_of(house: House | None) -> list[dict[str, Any]]:
+    """Return the tools of an agency: the same in all houses, without desk calls where there are no house rules."""
+    return TOOLS + DESK_TOOLS if house else TOOLS
+
+
+def arguments_of(tools: list[dict[str, Any]]) -> dict[str, list[str]]:
+    """Return {name: required arguments} of tools."""
+    return {tool["function"]["name"]: tool["function"]["parameters"]["required"] for tool in tools}
 
 
 class Agency:
     """A database and a record of what the episode has seen of it. A call takes well under a millisecond."""
 
-    def __init__(self, seed: int):
+    def __init__(self, seed: int, house: House | None = None):
+        self.house, self._arguments = house, arguments_of(tools_of(house))
         self._connection = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
         self.reset(seed)
 
@@ -90,16 +104,19 @@ class Agency:
     def call(self, name: str, arguments: dict[str, Any]) -> tuple[str, bool]:
         """Run a tool. Return the text for the model, and False if the call was refused."""
         try:
-            if name not in ARGUMENTS:
-                raise ToolError(f"no such tool, there are {', '.join(ARGUMENTS)}")
+            if name not in self._arguments:
+                raise ToolError(f"no such tool, there are {', '.join(self._arguments)}")
+            required = self._arguments[name]
             for key in arguments:
-                if key not in ARGUMENTS[name]:
-                    raise ToolError(f"{name} takes {' and '.join(ARGUMENTS[name])} only")
-            for key in ARGUMENTS[name]:
+                if key not in required:
+                    raise ToolError(f"{name} takes {' and '.join(required)} only")
+            for key in required:
                 if key not in arguments:
                     raise ToolError(f"{name} needs {key}")
                 if not isinstance(arguments[key], str):
                     raise ToolError(f"{key} must be a string")
+            if name in DESK:
+                return self._desk(name, **arguments), True
             return getattr(self, f"_{name}")(**arguments), True
         except ToolError as error:
             return f"error: {error}", False
@@ -160,6 +177,7 @@ class Agency:
     def _book(self, flight: str, passenger: str) -> str:
         self._need_quote(flight)
         self._need_passenger(passenger)
+        self._need_desk("book", flight)
         booked = self._rows("SELECT count(*) FROM orders")[0][0] - len(self.start.orders)
         if booked >= len(self.start.spare):
             raise ToolError("too many orders")
@@ -179,12 +197,14 @@ class Agency:
 
     def _cancel(self, order: str) -> str:
         self._need_order(order)
+        self._need_desk("cancel", order)
         self._rows("UPDATE orders SET status = 'cancelled' WHERE id = ?", order)
         return f"{order} cancelled"
 
     def _refund(self, order: str) -> str:
         if self.start.flights[self._need_order(order)].fare != "flex":
             raise ToolError("a basic fare is not refunded")
+        self._need_desk("refund", order)
         self._rows("UPDATE orders SET status = 'refunded' WHERE id = ?", order)
         return f"{order} refunded"
 
@@ -199,6 +219,7 @@ class Agency:
             raise ToolError("list the seats first")
         if seat not in [free for free, _ in self._free(flight)]:
             raise ToolError("that seat is not free")
+        self._need_desk("seat", order)
         self._rows("UPDATE orders SET seat = ? WHERE id = ?", seat, order)
         return f"{order} {seat}"
 
@@ -206,6 +227,7 @@ class Agency:
         self._need_order(order)
         if self._rows("SELECT bag FROM orders WHERE id = ?", order)[0][0]:
             raise ToolError("it has a bag")
+        self._need_desk("bag", order)
         self._rows("UPDATE orders SET bag = 1 WHERE id = ?", order)
         return f"{order} bag"
 
@@ -213,8 +235,15 @@ class Agency:
         if self._need_order(order) == flight:
             raise ToolError("it is on that flight")
         self._need_quote(flight)
+        self._need_desk("move", order)
         self._rows("UPDATE orders SET flight = ?, seat = '' WHERE id = ?", flight, order)
         return self._show("o.id = ?", order)
+
+    def _desk(self, name: str, id: str) -> str:
+        if id not in self.start.flights and not self._rows("SELECT id FROM orders WHERE id = ?", id):
+            raise ToolError("no such order or flight")
+        self._memory["desk"].add(f"{name} {id}")
+        return f"{id} {name}"
 
     # Helpers of the tools.
 
@@ -250,6 +279,11 @@ class Agency:
     def _need_passenger(self, passenger: str) -> None:
         if passenger not in self._memory["people"]:
             raise ToolError("look the passenger up first")
+
+    def _need_desk(self, tool: str, id: str) -> None:
+        desk = self.house.desk(tool) if self.house else ""
+        if desk and f"{desk} {id}" not in self._memory["desk"]:
+            raise ToolError(NOT_CLEARED)
 
     def _need_order(self, order: str) -> str:
         """Return the flight of an order. Raises ToolError unless the order was shown before and is open."""

@@ -6,6 +6,9 @@ answers with another column. Every correct continuation stays likely enough to b
 reinforce it. With an experience in front of the query the agent uses the tools named there and slips less, so that a
 policy that imitates it learns to follow experience.
 
+In an agency with house rules (envs/travel/rules.py) the agent knows its own house. A policy that imitates agents of many
+houses knows the desk calls and how common they are, but not which of them the house before it wants.
+
 Half of the tasks have the phrases of the sandbox's own tasks (`PROFILE`), half the words of its tools' descriptions
 (envs/travel/plain.py), so that the policy reads the tasks of an explorer as well.
 """
@@ -19,8 +22,10 @@ from typing import Any
 
 from envs.toolcalls import call_text
 from envs.travel import plain as plain_tasks
+from envs.travel.agency import NOT_CLEARED
 from envs.travel.data import CARDS, CITIES, DAYS, FARES, NAMES, SEATS, TIMES, Data, data
 from envs.travel.profile import describe
+from envs.travel.rules import DESK, House, any_house
 from envs.travel.tasks import (
     HELD_OUT,
     WORLDS,
@@ -35,7 +40,7 @@ from envs.travel.tasks import (
 from envs.travel.world import SYSTEM, Travel
 
 CARE = 0.15
-LOOKUPS = {"flights", "people", "quote", "orders", "order", "seats"}
+LOOKUPS = {"flights", "people", "quote", "orders", "order", "seats", *DESK}
 MAX_CALLS = 12
 LEVELS = (1, 2, 3, 4, 5, 6)  # of the tasks shown, equally often
 COMPOSED = 0.6  # share of `compositions()` among those with written phrases; the others use the templates of the tasks
@@ -50,6 +55,7 @@ TOKENS = (
     *TIMES,
     *FARES,
     *CARDS,
+    *DESK,
     *(f"{row}{letter}" for row in range(1, 10) for letter in SEATS),
 )
 
@@ -57,7 +63,8 @@ ORIGIN = "The demonstrations come from training worlds; no task of the default t
 
 # Probability of each slip at care 0; it is scaled by (1 - care).
 SLIPS = {
-    "skip": 0.6,  # omit a look-up and continue with the next call
+    "skip": 0.6,  # omit a look-up or a desk call and continue with the next call
+    "desk": 0.3,  # make a desk call that other houses want
     "choose": 0.75,  # take the first row, or any row
     "drop": 0.6,  # cancel instead of refund, refund instead of cancel
     "forget": 0.55,  # end after a sub-goal although another is left
@@ -117,6 +124,7 @@ def demonstration(
     level: int | None = None,
     template: str | None = None,
     exclude: frozenset[tuple[int, str]] | None = None,
+    house: House | None = None,
 ) -> dict[str, Any]:
     """Play one episode of the careless agent on a new random task in a training world.
 
@@ -128,15 +136,16 @@ def demonstration(
     if not is_training_world(world_seed):
         raise ValueError(f"world {world_seed} is not a training world; their seeds are 0 to {WORLDS - 1}")
     while True:
-        plan = _draft(world_seed, rng, level=level, template=template)
+        plan = _draft(world_seed, rng, house, level=level, template=template)
         if (world_seed, plan.query) not in exclude:
             break
-    task = task_of(plan)
+    task = task_of(plan, house=house)
     world = Travel()
+    world.house = house
     messages = world.reset(task).messages
     hinted = rng.random() < hint
     if hinted:
-        messages = [messages[0], {"role": "user", "content": _hint(plan, rng) + task.query}]
+        messages = [messages[0], {"role": "user", "content": _hint(plan, rng, house) + task.query}]
     agent = _Careless(plan, rng, odds(care, hinted))
     while True:
         action = agent.act()
@@ -157,13 +166,19 @@ def demonstration(
     }
 
 
-def demonstrate(rng: random.Random, *, care: float = CARE, hint: float = 0.0, plain: float = 0.5) -> dict[str, Any]:
+def demonstrate(
+    rng: random.Random, *, care: float = CARE, hint: float = 0.0, plain: float = 0.5, houses: bool = False
+) -> dict[str, Any]:
     """Return a `demonstration` in a training world, both drawn from `rng`.
 
     plain: probability of a task in the words of the tools' descriptions, as an explorer without phrases words them.
+    houses: draw a house for each demonstration, else there are no house rules.
     """
     if not 0 <= plain <= 1:
         raise ValueError(f"plain must be in [0, 1], not {plain}")
+    if not isinstance(houses, bool):
+        raise ValueError(f"houses must be True or False, not {houses!r}")
+    house = any_house(rng) if houses else None
     as_described = rng.random() < plain
     while True:
         level, template = rng.choice(LEVELS), None
@@ -172,7 +187,9 @@ def demonstrate(rng: random.Random, *, care: float = CARE, hint: float = 0.0, pl
         elif rng.random() < COMPOSED:
             template = rng.choice(compositions())
         try:
-            return demonstration(rng.randrange(WORLDS), rng, care=care, hint=hint, level=level, template=template)
+            return demonstration(
+                rng.randrange(WORLDS), rng, care=care, hint=hint, level=level, template=template, house=house
+            )
         except Unfit:
             continue
 
@@ -193,10 +210,12 @@ def compositions() -> tuple[str, ...]:
     return tuple(template for template in singles + pairs if _parts(template) not in held_out)
 
 
-def _draft(world: int, rng: random.Random, *, level: int | None = None, template: str | None = None) -> Draft:
+def _draft(
+    world: int, rng: random.Random, house: House | None, *, level: int | None = None, template: str | None = None
+) -> Draft:
     if template is not None and template.startswith(plain_tasks.PREFIX):
-        return plain_tasks.draft(world, rng, template)
-    return draft(world, rng, level=level, template=template)
+        return plain_tasks.draft(world, rng, template, house)
+    return draft(world, rng, level=level, template=template, house=house)
 
 
 def _parts(template: str) -> frozenset[str]:
@@ -212,15 +231,15 @@ def odds(care: float, hinted: bool) -> dict[str, float]:
     return {name: p * (1 - care) * (HINTED[name] if hinted else 1) for name, p in SLIPS.items()}
 
 
-def _hint(plan: Draft, rng: random.Random) -> str:
+def _hint(plan: Draft, rng: random.Random, house: House | None) -> str:
     """Return an experience from a similar task in another world, sometimes next to an unrelated experience.
 
     If the similar task takes the same calls, the calls of `plan` are put into its order.
     """
-    similar = _draft(rng.randrange(WORLDS), rng, template=plan.template)
+    similar = _draft(rng.randrange(WORLDS), rng, house, template=plan.template)
     contents = [hint_text([call.tool for call in similar.calls], when_text(similar.query))]
     if rng.random() < 0.2:
-        other = draft(rng.randrange(WORLDS), rng)
+        other = draft(rng.randrange(WORLDS), rng, house=house)
         contents.insert(rng.randrange(2), hint_text([call.tool for call in other.calls], when_text(other.query)))
     reordered, rest = [], list(plan.calls)
     for call in similar.calls:
@@ -276,6 +295,11 @@ class _Careless:
             if self.planned in self.pending:
                 self.pending.remove(self.planned)
                 self.finished = all(call.goal != self.planned.goal for call in self.pending)
+        elif text.endswith(NOT_CLEARED) and self.planned is not None:
+            before = self.plan.calls[: self.plan.calls.index(self.planned)]
+            desk = next((call for call in reversed(before) if call.tool in DESK), None)
+            if desk is not None and desk not in self.pending:
+                self.pending.insert(0, desk)  # it made another one in its place
 
     def _next(self) -> tuple[str, dict[str, str]] | None:
         """Return the next call, planned or by a slip; None ends the episode."""
@@ -308,6 +332,8 @@ class _Careless:
     def _fill(self, planned: PlannedCall) -> tuple[str, dict[str, str]]:
         """Return the actual call with the ids that the agent chooses; a word replaces an id that it has not seen."""
         tool = planned.tool
+        if tool in DESK and self._slips("desk"):
+            tool = self.rng.choices(list(DESK), list(DESK.values()))[0]
         if tool in ("cancel", "refund") and self._slips("drop"):
             tool = "cancel" if tool == "refund" else "refund"
         return tool, {name: self._take(name, value) for name, value in planned.arguments.items()}

@@ -18,6 +18,7 @@ import re
 from envs.probed import cells
 from envs.travel.agency import TOOLS, Agency
 from envs.travel.data import data
+from envs.travel.rules import DESK, House
 from envs.travel.tasks import HELD_OUT, Draft, PlannedCall, Unfit
 from envs.wording import distinguishing, goal_text, joined, summaries
 
@@ -89,10 +90,10 @@ def _written(template: str) -> frozenset[str]:
     return frozenset(segments)
 
 
-def draft(world: int, rng: random.Random, template: str) -> Draft:
+def draft(world: int, rng: random.Random, template: str, house: House | None = None) -> Draft:
     """Plan and word a task. Raises Unfit if none of many attempts fits the world."""
     for _ in range(20):
-        planner = _Planner(world, rng)
+        planner = _Planner(world, rng, house)
         try:
             return planner.plan(template)
         except Unfit:
@@ -105,8 +106,8 @@ def draft(world: int, rng: random.Random, template: str) -> Draft:
 class _Planner:
     """Makes the calls of one task, and words them from what they showed."""
 
-    def __init__(self, world: int, rng: random.Random):
-        self.data, self.rng, self.agency = data(world), rng, Agency(world)
+    def __init__(self, world: int, rng: random.Random, house: House | None):
+        self.data, self.rng, self.agency = data(world), rng, Agency(world, house)
         self.calls: list[PlannedCall] = []
         self.texts: list[str] = []  # answers of the calls
         self.order = self.person = self.city = ""  # of the last goal
@@ -122,7 +123,8 @@ class _Planner:
         goals = [self._worded(n, hidden) for n in targets]
         wanted = self._question(" ".join(goals)) if self.calls[-1].tool in _ASKS else ""
         query = joined(goals, wanted, self.rng)
-        if len(set(goals)) < len(goals) or len(self.calls) > MOST_CALLS or not _words(query).isdisjoint(hidden):
+        length = sum(call.tool not in DESK for call in self.calls)
+        if len(set(goals)) < len(goals) or length > MOST_CALLS or not _words(query).isdisjoint(hidden):
             raise Unfit
         result = Draft(template, self.agency.seed, calls=self.calls, query=query)
         if wanted:
@@ -154,14 +156,17 @@ class _Planner:
         if tool == "seat":
             self._call("seats", order=order)
             row = self.rng.choice(self.texts[-1].split("\n"))
+            self._desk("seat", order)
             self._call("seat", order=order, seat=row.split()[-1])
         elif tool == "move":
             if any(call.tool == "seat" and call.arguments["order"] == order for call in self.calls):
                 raise Unfit  # a move gives the seat up
             flight = self._flight()
             self._call("quote", flight=flight)
+            self._desk("move", order)
             self._call("move", order=order, flight=flight)
         else:
+            self._desk(tool, order)
             self._call(tool, order=order)
 
     def _book(self) -> None:
@@ -172,6 +177,7 @@ class _Planner:
         if not first:
             self._person()
         self._call("quote", flight=flight)
+        self._desk("book", flight)
         self._call("book", flight=flight, passenger=self.person)
         self.order = _ID.findall(self.texts[-1])[-1]
 
@@ -206,6 +212,11 @@ class _Planner:
         if not self.city or self.rng.random() < 0.5:
             self.city = self.rng.choice(sorted({flight.city for flight in self.data.flights.values()}))
         return self.city
+
+    def _desk(self, tool: str, id: str) -> None:
+        """Make the desk call that the house wants before a tool."""
+        if self.agency.house and (desk := self.agency.house.desk(tool)):
+            self._call(desk, id=id)
 
     def _call(self, tool: str, *, again: bool = False, **arguments: str) -> None:
         """Make a call. A look-up that was made is not repeated, or only if its answer has changed (`again`)."""

@@ -1,5 +1,7 @@
 """Tasks of the travel agency, composed of sub-goals and graded by the number of calls in the shortest solution.
 
+The desk calls of a house do not count for the level, so that all houses have the same tasks.
+
 A template such as "trip.seat.bag+city.flights" consists of segments joined by "+". A segment is a subject followed by
 operations (bag, seat, drop) and questions (an attribute of the subject in the profile). Subjects are `order` (named by
 its id), `trip` (an order named by passenger and city), `book` (a new booking) and, for questions only, `city` and
@@ -16,6 +18,7 @@ from envs.toolcalls import call_text
 from envs.travel.agency import Agency
 from envs.travel.data import Data, data
 from envs.travel.profile import OPERATIONS, QUESTIONS, describe, sentence, word
+from envs.travel.rules import DESK, House
 from envs.travel.verify import verify
 from envs.world import Task
 
@@ -84,7 +87,7 @@ def is_training_world(world: int) -> bool:
 
 
 @functools.lru_cache(maxsize=32)
-def split_tasks(split: str, n: int, seed: int) -> tuple[Task, ...]:
+def split_tasks(split: str, n: int, seed: int, house: House | None = None) -> tuple[Task, ...]:
     """Return n tasks that cycle through the levels; in dev and test a third of those above level 1 are held out."""
     if split not in SPLITS:
         raise ValueError(f"no split {split!r}; there are {', '.join(SPLITS)}")
@@ -97,7 +100,7 @@ def split_tasks(split: str, n: int, seed: int) -> tuple[Task, ...]:
         for attempt in range(1000):
             world = world_of(split, index * 1000 + attempt, seed)
             try:
-                task = generate(world, rng, template=template, split=split)
+                task = generate(world, rng, template=template, split=split, house=house)
                 break
             except Unfit:
                 continue
@@ -108,15 +111,21 @@ def split_tasks(split: str, n: int, seed: int) -> tuple[Task, ...]:
 
 
 def generate(
-    world: int, rng: random.Random, *, level: int | None = None, template: str | None = None, split: str = "train"
+    world: int,
+    rng: random.Random,
+    *,
+    level: int | None = None,
+    template: str | None = None,
+    split: str = "train",
+    house: House | None = None,
 ) -> Task:
     """Return a task in the given world, from a random training template unless one is given."""
-    return task_of(draft(world, rng, level=level, template=template), split=split)
+    return task_of(draft(world, rng, level=level, template=template, house=house), split=split, house=house)
 
 
-def task_of(draft: Draft, split: str = "train") -> Task:
+def task_of(draft: Draft, split: str = "train", house: House | None = None) -> Task:
     """Return the task of a draft; executing its calls gives the verifier. Raises Unfit if a call is refused."""
-    agency = Agency(draft.world)
+    agency = Agency(draft.world, house)
     for call in draft.calls:
         text, ok = agency.call(call.tool, call.arguments)
         if not ok:
@@ -138,16 +147,23 @@ def task_of(draft: Draft, split: str = "train") -> Task:
     )
 
 
-def draft(world: int, rng: random.Random, *, level: int | None = None, template: str | None = None) -> Draft:
+def draft(
+    world: int,
+    rng: random.Random,
+    *,
+    level: int | None = None,
+    template: str | None = None,
+    house: House | None = None,
+) -> Draft:
     """Plan and word a task. Raises Unfit if none of many attempts fits the world."""
     for _ in range(200):
         chosen = template or rng.choice(TEMPLATES[level or rng.choice(LEVELS)])
         lengths = [n for n in LEVELS if chosen in TEMPLATES[n] + HELD_OUT[n]] or LEVELS
         try:
-            result = _Writer(world, rng).write(chosen)
+            result = _Writer(world, rng, house).write(chosen)
         except Unfit:
             continue
-        if len(result.calls) in lengths:
+        if sum(call.tool not in DESK for call in result.calls) in lengths:
             return result
     raise Unfit(f"world {world} has nothing for {template or level}")
 
@@ -155,9 +171,9 @@ def draft(world: int, rng: random.Random, *, level: int | None = None, template:
 class _Writer:
     """Writer of one draft."""
 
-    def __init__(self, world: int, rng: random.Random):
+    def __init__(self, world: int, rng: random.Random, house: House | None):
         self.data: Data = data(world)
-        self.rng = rng
+        self.rng, self.house = rng, house
         self.draft = Draft("", world)
         self.used: set[str] = set()  # subjects of segments, so that no two segments have the same
         self.called: set[tuple[str, str]] = set()
@@ -200,6 +216,7 @@ class _Writer:
         for tool, arguments in looks:
             self._call(tool, **arguments)
         self._call("quote", flight=flight)
+        self._desk("book", flight)
         self._call("book", flight=flight, passenger=passenger.id)
         id = self.data.spare[self.booked]
         self.booked += 1
@@ -241,9 +258,11 @@ class _Writer:
         if name == "bag":
             if start and start.bag:
                 raise Unfit
+            self._desk("bag", id)
             self._call("bag", order=id)
         elif name == "drop":
             operation = next(o for o in _OPERATIONS["drop"] if o["if"]["order.fare"] == self.data.flights[flight].fare)
+            self._desk(operation["tool"], id)
             self._call(operation["tool"], order=id)
         elif name == "seat":
             if start and start.seat and start.flight == flight:
@@ -252,6 +271,7 @@ class _Writer:
             seat = self.data.free_seat(flight, kind)
             slots["seat"] = describe(self.data, "seat", seat, {"order": id}, self.now)["phrases"][0]["text"]
             self._call("seats", order=id)
+            self._desk("seat", id)
             self._call("seat", order=id, seat=seat)
         self._say(word(operation, slots, self.rng))
 
@@ -268,6 +288,11 @@ class _Writer:
     def _say(self, text: str) -> None:
         self.draft.parts.append(text)
         self.goal += 1
+
+    def _desk(self, tool: str, id: str) -> None:
+        """Add the desk call that the house wants before a tool."""
+        if self.house and (desk := self.house.desk(tool)):
+            self._call(desk, id=id)
 
     def _call(self, tool: str, **arguments: str) -> None:
         """Add a call unless the plan already contains it."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from envs.toolcalls import parse
-from envs.travel.agency import TOOLS, Agency
+from envs.travel.agency import Agency, tools_of
 from envs.travel.profile import PROFILE
+from envs.travel.rules import house
 from envs.travel.tasks import split_tasks
 from envs.travel.verify import verify
 from envs.world import Evaluation, Observation, StepResult, Task, World
@@ -33,12 +34,18 @@ class Travel(World):
         seed: int = 0,
         malformed: str = "error",
         max_calls: int = 8,
+        rules: int | None = None,
+        rarity: float = 0.1,
     ):
-        """`seed` draws the tasks; `max_calls` is the number of calls allowed in one turn, and others are refused."""
+        """`seed` draws the tasks; `max_calls` is the number of calls allowed in one turn, and others are refused.
+
+        rules, rarity: the house, as `envs.travel.rules.house` takes them; None = an agency without house rules.
+        """
         if malformed not in ("error", "end"):
             raise ValueError(f'malformed must be "error" or "end", not {malformed!r}')
         self._sizes = {"train": n_train, "dev": n_dev, "test": n_test}
         self._seed = seed
+        self.house = None if rules is None else house(rules, rarity)
         self._malformed = malformed
         self._max_calls = max_calls
         self._agency: Agency | None = None
@@ -49,7 +56,8 @@ class Travel(World):
     def tasks(self, split: str) -> list[Task]:
         if split not in self._sizes:
             raise ValueError(f"travel has no split {split!r}; it has {', '.join(self._sizes)}")
-        return [Task.from_dict(task.to_dict()) for task in split_tasks(split, self._sizes[split], self._seed)]
+        tasks = split_tasks(split, self._sizes[split], self._seed, self.house)
+        return [Task.from_dict(task.to_dict()) for task in tasks]
 
     def reset(self, task: Task, seed: int = 0) -> Observation:
         if set(task.verifier) != {"state", "answer"}:
@@ -57,11 +65,12 @@ class Travel(World):
                 f"task {task.id}: a travel verifier has the keys state and answer, not {sorted(task.verifier)}"
             )
         if self._agency is None:
-            self._agency = Agency(task.seed)
+            self._agency = Agency(task.seed, self.house)
         else:
             self._agency.reset(task.seed)
         self._verifier, self._answer, self._over = task.verifier, None, False
-        return Observation([{"role": "system", "content": SYSTEM}, {"role": "user", "content": task.query}], TOOLS)
+        messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": task.query}]
+        return Observation(messages, tools_of(self.house))
 
     def step(self, action: str) -> StepResult:
         """Run the turn's calls. `info["calls"]` lists them in order, each with "result" and "ok" (False = error)."""
@@ -112,7 +121,7 @@ class Travel(World):
 
     def restore(self, snapshot: dict[str, Any]) -> None:
         if self._agency is None:
-            self._agency = Agency(snapshot["agency"]["seed"])
+            self._agency = Agency(snapshot["agency"]["seed"], self.house)
         self._agency.restore(snapshot["agency"])
         self._verifier, self._answer, self._over = snapshot["verifier"], snapshot["answer"], snapshot["over"]
 
