@@ -51,7 +51,9 @@ def get_config(arg=None):
     config.optim.weight_decay = 0.0
     config.loss.kl_coef = 0.0
 
-    config.questioning.share = 0.75
+    config.env.args.rules = 0
+    config.questioning.share = 1.0
+    config.questioning.explorer.args.most = 8
     config.questioning.budget = 1000
     config.questioning.capacity = 1000
     config.questioning.learnable = True

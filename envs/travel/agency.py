@@ -243,7 +243,7 @@ class Agency:
         if id not in self.start.flights and not self._rows("SELECT id FROM orders WHERE id = ?", id):
             raise ToolError("no such order or flight")
         self._memory["desk"].add(f"{name} {id}")
-        return f"{id} {name}"
+        return "ok"
 
     # Helpers of the tools.
 

@@ -18,7 +18,7 @@ import re
 from envs.probed import cells
 from envs.travel.agency import TOOLS, Agency
 from envs.travel.data import data
-from envs.travel.rules import DESK, House
+from envs.travel.rules import House
 from envs.travel.tasks import HELD_OUT, Draft, PlannedCall, Unfit
 from envs.wording import distinguishing, goal_text, joined, summaries
 
@@ -123,10 +123,9 @@ class _Planner:
         goals = [self._worded(n, hidden) for n in targets]
         wanted = self._question(" ".join(goals)) if self.calls[-1].tool in _ASKS else ""
         query = joined(goals, wanted, self.rng)
-        length = sum(call.tool not in DESK for call in self.calls)
-        if len(set(goals)) < len(goals) or length > MOST_CALLS or not _words(query).isdisjoint(hidden):
-            raise Unfit
         result = Draft(template, self.agency.seed, calls=self.calls, query=query)
+        if len(set(goals)) < len(goals) or result.level > MOST_CALLS or not _words(query).isdisjoint(hidden):
+            raise Unfit
         if wanted:
             result.ask = ("answer", self.calls[-1].tool, wanted)
             result.answer = reply(wanted, self.texts[-1])

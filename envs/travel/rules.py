@@ -16,8 +16,8 @@ from dataclasses import dataclass
 DESK = {
     **dict.fromkeys(("check", "stamp"), 0.25),
     **dict.fromkeys(("scan", "sign", "tag"), 0.1),
-    **dict.fromkeys(("weigh", "seal", "file"), 0.03),
-    **dict.fromkeys(("punch", "clip", "mark"), 0.01),
+    **dict.fromkeys(("weigh", "seal"), 0.03),
+    **dict.fromkeys(("punch", "clip"), 0.01),
 }
 RARITIES = tuple(dict.fromkeys(DESK.values()))
 OPERATIONS = ("book", "bag", "seat", "drop", "move")
@@ -37,7 +37,6 @@ class House:
         return self.wants[OPERATIONS.index(_OPERATION[tool])] if tool in _OPERATION else ""
 
 
-@functools.cache
 def house(rules: int, rarity: float) -> House:
     """Return the house number `rules`, whose operations want desk calls of one rarity: a value of `DESK`.
 
@@ -47,6 +46,11 @@ def house(rules: int, rarity: float) -> House:
         raise ValueError(f"rules must be a house from 0 to {HOUSES - 1}, or None for an agency without, not {rules!r}")
     if rarity not in RARITIES:
         raise ValueError(f"rarity must be one of {', '.join(map(str, RARITIES))}, not {rarity!r}")
+    return _house(rules, rarity)
+
+
+@functools.cache
+def _house(rules: int, rarity: float) -> House:
     rng = random.Random(f"travel house {rules} {rarity}")
     desks = [desk for desk, share in DESK.items() if share == rarity]
     drawn: list[str] = []

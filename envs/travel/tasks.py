@@ -71,6 +71,11 @@ class Draft:
     answer: str | None = None
     query: str = ""
 
+    @property
+    def level(self) -> int:
+        """The number of calls without desk calls, so that a task has the same level in every house."""
+        return sum(call.tool not in DESK for call in self.calls)
+
 
 class Unfit(Exception):
     """Error of an attempt that found nothing in the world that fits the template; another attempt may succeed."""
@@ -142,7 +147,7 @@ def task_of(draft: Draft, split: str = "train", house: House | None = None) -> T
         seed=draft.world,
         reference=turns,
         verifier=verifier,
-        difficulty=len(draft.calls),
+        difficulty=draft.level,
         meta={"template": draft.template},
     )
 
@@ -163,7 +168,7 @@ def draft(
             result = _Writer(world, rng, house).write(chosen)
         except Unfit:
             continue
-        if sum(call.tool not in DESK for call in result.calls) in lengths:
+        if result.level in lengths:
             return result
     raise Unfit(f"world {world} has nothing for {template or level}")
 

@@ -48,7 +48,7 @@ class Curiosity:
         self.rehearsals, self.goals, self.least, self.most = rehearsals, goals, least, most
         self.walker = Walker(breadth=breadth, depth=depth, branches=branches)
         self._tried: Counter[str] = Counter()  # proposals by name
-        self._known: dict[str, dict[str, list[str]]] = {}  # start -> kind -> values that its world showed
+        self._known: dict[str, list[dict[str, Any]]] = {}  # start -> what its world showed: the fields of `Known`
         self._rehearsed = False
 
     def explore(self, world: World, seeds: Sequence[Task], budget: int, rng: random.Random) -> Iterator[Task]:
@@ -82,14 +82,15 @@ class Curiosity:
 
     def _walks(self, world: World, start: Task, rng: random.Random) -> Iterator[tuple[Site, Walk]]:
         """Walk from a start, learn from each walk, and yield it. What the world shows is kept for later visits."""
-        values = self._known.get(start.id, {})
-        known = Known({kind: dict.fromkeys(inner) for kind, inner in values.items()})
+        values, shown_by = self._known.get(start.id, ({}, {}))
+        known = Known({kind: dict.fromkeys(inner) for kind, inner in values.items()}, dict(shown_by))
         site = Site(probe_of(start), world, self.walker.knowledge, rng, known)
         beginning = self._beginning(site, start, rng)
         for walk in self.walker.walks(world, site.task, rng, known, beginning, site.operations):
             site.learn_roles(walk.events)
             site.extend(walk.events)
-            self._known[start.id] = {kind: list(values) for kind, values in known.values.items()}
+            values = {kind: list(values) for kind, values in known.values.items()}
+            self._known[start.id] = [values, dict(known.shown_by)]
             try:
                 yield site, walk
             finally:

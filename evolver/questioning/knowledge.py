@@ -16,6 +16,7 @@ _ARTICLES = ("a _", "an _", "the _")
 UNTRIED = 0.05  # how likely an argument accepts a kind that nothing speaks for
 _SHORT = 120  # characters of an answer that may be a refusal
 _TEXTS_KEPT = 2000
+_FEW = 10  # times that an operation has worked, so that it counts as hardly known
 _WORDS_KEPT = 300  # per kind, over all worlds
 _ID = re.compile(r"(?:^|[._\W])(?:\w*_)?(?:id|uuid|token|password|key|number)$|[a-z]I[dD]$", re.IGNORECASE)
 
@@ -108,6 +109,7 @@ class Knowledge:
         if place not in self._weights:
             counts, alike = self.kinds.get(place, {}), self.names.get(name, {})
             table = self._weights[place] = {}
+            unproven = not any(worked for worked, _ in counts.values())
             for kind in {*counts, *alike, *hints}:
                 worked, tried = counts.get(kind, (0, 0))
                 elsewhere, times = alike.get(kind, (0, 0))
@@ -115,6 +117,8 @@ class Knowledge:
                 table[kind] = (worked + (1.0 if kind in hints else max(prior, _likely(kind, place, about)))) / (
                     tried + 1
                 )
+                if unproven and kind in hints:  # refusals may have had other reasons: believe the schema
+                    table[kind] = max(table[kind], 6 * UNTRIED)
         known = self._weights[place]
         return lambda kind: known[kind] if kind in known else _likely(kind, place, about)
 
@@ -144,18 +148,26 @@ class Knowledge:
     def is_tested_refusal(self, result: str) -> bool:
         return self.quiet.get(result, (0, 0))[1] >= 3
 
+    def helpers(self, failure: str) -> set[str]:
+        """Return the operations that mostly help against the same error of other operations. failure: "operation:
+        signature", as in `enables`."""
+        error = failure.partition(": ")[2]
+        alike = [counts for key, counts in self.enables.items() if key != failure and key.partition(": ")[2] == error]
+        return {name for counts in alike for name, (helped, tried) in counts.items() if helped > max(1, tried / 2)}
+
     # --- learning -----------------------------------------------------------------------------------------------------
 
     def novelty(self, name: str, last: str) -> float:
         """Return the expected novelty of an operation after the operation `last`.
 
-        Changes are worth most and refusals least. An operation after which nothing more can be done, such as a
+        Changes are worth most and refusals least, unless the operation has hardly ever worked. An operation after which nothing more can be done, such as a
         cancellation, is worth less, and so is one that often followed `last`.
         """
         outcomes = self.outcomes.get(name, {})
         times = sum(outcomes.values())
         over = outcomes.get("refused and over", 0)
-        worth = {"changed": 2.0, "shown": 1.0, "refused": 0.3}
+        worked = sum(n for signature, n in outcomes.items() if not signature.startswith("refused"))
+        worth = {"changed": 2.0, "shown": 1.0, "refused": 1.5 if worked < _FEW else 0.3}
         bonus = sum(n**0.5 * worth[signature.split(" ", 1)[0]] for signature, n in outcomes.items())
         refused, later = self.blocks.get(name, (0, 0))
         again = (1 + 0.1 * self.after.get(last, {}).get(name, 0)) ** -0.5
@@ -172,7 +184,7 @@ class Knowledge:
         answers = self.answers.setdefault(event.name, {})
         if event.ok and event.arguments and len(event.result) <= 60 and (event.result in answers or len(answers) < 200):
             answers[event.result] = answers.get(event.result, 0) + (not any(v in event.result for v in event.values))
-        worked = event.ok and not self.says_nothing(event)
+        worked = event.ok and (len(answers) == 1 or not self.says_nothing(event))  # "ok" may be all that it ever says
         for place, value in places(event.name, event.arguments):
             for other in [other for other in self._weights if _last(other) == _last(place)]:
                 del self._weights[other]

@@ -370,7 +370,7 @@ class Site:
             event = episode.call(call.name, call.arguments)
             self.steps += 1
             if event.ok and not self.knowledge.says_nothing(event):
-                self.known.add(event.shown)
+                self.known.add(event.shown, event)
                 if not event.prose:
                     self.knowledge.see(event.cells)
                 self.battery.append(Probe(event))

@@ -31,6 +31,8 @@ _LONGEST_TOKEN = 400  # characters of a value without spaces, such as an access 
 _MANY = 100  # operations of which a walk draws those of some groups only
 _GROUPS = 2
 _FINALISTS = 6
+_TRIALS = 3  # remedies that are tried for one error
+_TRIALS_IN_A_ROW = 9
 
 
 @dataclass
@@ -43,16 +45,24 @@ class Walk:
 
 @dataclass
 class Known:
-    """Values that earlier episodes in the same initial state showed: {kind: {value}}, kept in order."""
+    """Values that earlier episodes in the same initial state showed: {kind: {value}}, kept in order.
+
+    shown_by: {value: [operation, arguments]} of a call that showed it, which may have to be made again before the value
+    is accepted as an argument.
+    """
 
     values: dict[str, dict[str, None]] = field(default_factory=dict)
+    shown_by: dict[str, list[Any]] = field(default_factory=dict)
 
-    def add(self, shown: Sequence[Cell]) -> None:
+    def add(self, shown: Sequence[Cell], event: Event | None = None) -> None:
+        """Add values. event: the call that showed them."""
         for cell in shown:
             if len(cell.value) > _LONGEST:  # a token of one episode, by which no task could be worded
                 continue
             for kind in cell.kinds:
                 self.values.setdefault(kind, {})[cell.value] = None
+            if event is not None and cell.value not in event.values:
+                self.shown_by.setdefault(cell.value, [event.name, event.arguments])
 
     def all(self) -> set[str]:
         """Return the values that answers showed, without those of refusals and openings."""
@@ -211,10 +221,16 @@ class _OpenWalk:
             self.trials.clear()
             self.explore()
         event = self.events[-1]
-        if not event.ok and not event.over and len(self.trials) < 3:
+        if not event.ok and not event.over and self._may_try(event):
             remedy = self._remedy(event)
             if remedy is not None:
-                self.plan = [remedy, (event.name, event.arguments)]
+                self.plan = [remedy, (event.name, event.arguments), *self.plan]
+
+    def _may_try(self, event: Event) -> bool:
+        """Return True if a refused call deserves another remedy: few were tried for this error, and few in a row. A
+        remedy that leads to another error is progress, and some calls need four or five others."""
+        failure = f"{event.name}: {signature(event)}"
+        return sum(tried == failure for tried, _ in self.trials) < _TRIALS and len(self.trials) < _TRIALS_IN_A_ROW
 
     def call(self, name: str, arguments: dict[str, Any]) -> None:
         """Make a call and learn from it."""
@@ -226,7 +242,7 @@ class _OpenWalk:
         if not event.ok and not event.prose:
             self._see([Cell("", "", token, (f"!{name}",)) for token in tokens(event.result)[:40]])
         elif event.ok and not self.knowledge.says_nothing(event):
-            self._see(event.shown)
+            self._see(event.shown, event)
             if self.is_focused and not self.named:
                 self.named = {cell.value for cell in event.shown} & {_group(name) for name in self.operations}
                 self.drawn = self._drawn() if self.named else self.drawn
@@ -238,11 +254,12 @@ class _OpenWalk:
                 counts[1] += 1
             if event.changes:
                 self.changed[value] = name
-        if self.trials and self.trials[-1][0].startswith(f"{name}: "):
-            failure, remedy = self.trials[-1]
+        tried = next((trial for trial in reversed(self.trials) if trial[0].startswith(f"{name}: ")), None)
+        if tried is not None:
+            failure, remedy = tried
             count(self.knowledge.enables, failure, remedy, event.ok or f"{name}: {signature(event)}" != failure)
 
-    def _see(self, shown: Sequence[Cell]) -> None:
+    def _see(self, shown: Sequence[Cell], event: Event | None = None) -> None:
         shown = [cell for cell in shown if cell.value.lower() not in _NO_VALUES and _is_short(cell.value)]
         for row, cells_of_row in itertools.groupby(shown, key=lambda cell: cell.label and cell.row):
             if row:
@@ -255,7 +272,7 @@ class _OpenWalk:
                 if kind not in self.kinds_of.setdefault(cell.value, []):
                     self.kinds_of[cell.value].append(kind)
         if not self.changed:  # later values may not exist at the start of another walk
-            self.known.add(shown)
+            self.known.add(shown, event)
 
     def _refreshed(self, operation: str, arguments: dict[str, Any]) -> dict[str, Any]:
         """Return the arguments, some of them replaced by values that the last call showed: those that were guessed, and
@@ -275,8 +292,15 @@ class _OpenWalk:
         return refreshed
 
     def _remedy(self, event: Event) -> tuple[str, dict[str, Any]] | None:
-        """Return a call after which a refused one may work, or None. Prefers what helped or is named in the error."""
+        """Return a call after which a refused one may work, or None. First those that showed its values in an earlier
+        episode, then what helped or is named in the error."""
         failure = f"{event.name}: {signature(event)}"
+        for value in () if self.is_focused else event.values:
+            name, arguments = self.known.shown_by.get(value, ("", {}))
+            if name in self.operations and not any(value in seen for seen in self.seen.values()):
+                if Event(name, arguments, "").key not in self.done:
+                    self.trials.append((failure, name))
+                    return name, arguments
         counts = self.knowledge.enables.get(failure, {})
         names = [name for name in self.operations if name != event.name]
         if self.is_focused:  # of so many, a blind one helps too rarely
@@ -285,7 +309,10 @@ class _OpenWalk:
         trials = [counts.get(name, (0, 0)) for name in names]
         if not names or self.rng.random() > max((helped + 1) / (tried + 1) for helped, tried in trials) ** 2:
             return None
+        elsewhere = self.knowledge.helpers(failure)
+        alike = [self.operations[name].properties for name in elsewhere if name in self.operations]
         factors = [10.0 if _is_named(name, event.result.lower()) else 1.0 for name in names]
+        factors = [5 * f if self.operations[name].properties in alike else f for f, name in zip(factors, names)]
         weights = [f * (helped + 0.5) / (tried + 1) for f, (helped, tried) in zip(factors, trials, strict=True)]
         given = {kind: value for value in event.values for kind in self.kinds_of.get(value, ())}
         given = {} if self.is_focused else given  # a refused token is no password

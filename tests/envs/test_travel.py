@@ -15,7 +15,7 @@ import envs
 from envs.probed import cells
 from envs.toolcalls import call_text, parse
 from envs.travel import SYSTEM, Travel, plain, verify
-from envs.travel.agency import ARGUMENTS, TOOLS
+from envs.travel.agency import TOOLS, arguments_of
 from envs.travel.data import data, image
 from envs.travel.demos import SLIPS, compositions, demonstrate, demonstration, hint_text, odds, reserved, when_text
 from envs.travel.profile import OPERATIONS, PROFILE, QUESTIONS, describe
@@ -24,6 +24,7 @@ from envs.travel.verify import answers
 from envs.world import Task
 
 SPLITS = ("train", "dev", "test")
+ARGUMENTS = arguments_of(TOOLS)
 CHANGING = {"book", "cancel", "refund", "seat", "bag", "move"}
 
 
