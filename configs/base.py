@@ -265,6 +265,8 @@ def books(root):
     held_out.rollouts = key(8, least=1)  # rollouts per task: the k of avg@k, best@k, pass@k
     held_out.seeds = key(1, least=1)  # evaluations of --mode=eval with different seeds, reported as mean and deviation
     held_out.temperature = key(0.9, least=0)  # sampling temperature of these rollouts
+    held_out.temperatures = key((), above=0)  # further temperatures for the policy before training, to tell what was
+    # learned from what a better temperature alone gives
     held_out.greedy = True  # add one rollout per task at temperature 0
     held_out.every = key(10, least=0)  # steps between evaluations, also before the first and after the last; 0 = never
     held_out.experience = False  # guide evaluation rollouts too

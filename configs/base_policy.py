@@ -12,7 +12,7 @@ from configs import imitation
 def get_config(arg=None):
     config = imitation.get_config(arg)
     config.env.args.houses = True
-    config.care = 0.5
+    config.care = 0.75
     config.row = 384
     config.rows = config.micro = 16
     return config

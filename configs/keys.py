@@ -12,7 +12,7 @@ from ml_collections import ConfigDict
 
 
 class Rule(NamedTuple):
-    """The default of a key and the values that it may have. For a tuple, `choices` are those of its entries."""
+    """The default of a key and the values that it may have. For a tuple, the rule is about its entries."""
 
     default: Any
     least: float | None = None
@@ -29,6 +29,9 @@ class Rule(NamedTuple):
             if any(v not in self.choices for v in values):
                 return f"one of {', '.join(self.choices)}"
             return ""
+        if isinstance(value, tuple) and (self.least, self.above, self.most, self.below) != (None,) * 4:
+            numbers = [v for v in value if isinstance(v, int | float) and not isinstance(v, bool)]
+            return "numbers" if len(numbers) < len(value) else next((m for v in value if (m := self.misfit(v))), "")
         if isinstance(value, bool) or not isinstance(value, int | float):
             return ""
         if value != value or value in (float("inf"), float("-inf")):

@@ -62,6 +62,7 @@ def get_config(arg=None):
     config.navigating.top_k = 1
 
     config.eval.temperature = 1.0
+    config.eval.temperatures = (0.2, 0.4, 0.6, 0.8)
     config.eval.every = 20
     config.checkpoint.every = 5
 

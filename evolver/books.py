@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 from evolver import hosts
@@ -33,7 +34,7 @@ def keep(run: Run) -> None:
     best = None
     if c.eval.every and (step % c.eval.every == 0 or step == c.steps):
         with timed("eval") as seconds:
-            scores = evaluate(run)
+            scores = evaluate(run, sweep=step == 0)
         run.workdir.log_scores(step, scores)
         metrics |= seconds | {f"eval/{name}": value for name, value in measures(scores)}
         best = metrics[f"eval/avg@{c.eval.rollouts}"]
@@ -57,11 +58,12 @@ def save(run: Run, metric: float | None = None) -> None:
     run.checkpoints.save(run.step, learner.trained(run.learner.state), run.saved, metric=metric)
 
 
-def evaluate(run: Run, *, keep: str = "", repetition: int = 0) -> Scores:
+def evaluate(run: Run, *, keep: str = "", repetition: int = 0, sweep: bool = False) -> Scores:
     """Return the scores on the held-out tasks, with the same seeds at every step.
 
-    keep: a name under which the rollouts are written to `trajectories/`. repetition: number of the
-    evaluation; each has its own seeds, and only the first (0) has greedy rollouts, because no seed changes those.
+    sweep: also at `eval.temperatures`. keep: a name under which the rollouts are written to `trajectories/`, without
+    those of the sweep. repetition: number of the evaluation; each has its own seeds, and only the first (0) has greedy
+    rollouts, because no seed changes those.
     """
     c, held_out = run.config, run.tasks.held_out
     seed = seed_of(c.seed, "evaluation", repetition) if repetition else c.seed
@@ -80,11 +82,16 @@ def evaluate(run: Run, *, keep: str = "", repetition: int = 0) -> Scores:
 
     sampled = jobs_of("eval", c.eval.rollouts, c.eval.temperature)
     greedy = jobs_of("greedy", 1, 0.0) if c.eval.greedy and not repetition else []
-    played = play(run, sampled + greedy, "evaluation")
+    temperatures = [t for t in c.eval.temperatures if t != c.eval.temperature] if sweep else []
+    others = [jobs_of(f"eval at {t:g}", c.eval.rollouts, t) for t in temperatures]
+    played = iter(play(run, [*sampled, *greedy, *itertools.chain(*others)], "evaluation"))
+    sampled, greedy, *others = ([next(played) for _ in jobs] for jobs in (sampled, greedy, *others))
     if keep:
         kinds = ["sampled"] * len(sampled) + ["greedy"] * len(greedy)
-        run.workdir.log_trajectories(keep, [trajectory_record(t, fate=kind) for t, kind in zip(played, kinds)])
-    return scores_of(played[: len(sampled)], played[len(sampled) :], temperature=c.eval.temperature)
+        run.workdir.log_trajectories(
+            keep, [trajectory_record(t, fate=kind) for t, kind in zip(sampled + greedy, kinds)]
+        )
+    return scores_of(sampled, greedy, temperature=c.eval.temperature, sweep=dict(zip(temperatures, others)))
 
 
 def show(run: Run, step: int, metrics: Metrics) -> None:

@@ -5,6 +5,7 @@ python -m evolver.report runs/quickstart
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from pathlib import Path
 from typing import Any
@@ -51,9 +52,35 @@ def table(workdir: Workdir) -> str:
         "",
     ]
     if first == last:
-        return "\n".join(lines + columns(single_rows(after), ("", f"step {last}")))
-    head = ("", f"before (step {first})", f"after (step {last})", "change")
-    return "\n".join(lines + columns(paired_rows(before, after), head))
+        return "\n".join(lines + columns(single_rows(after), ("", f"step {last}")) + sweep_lines(after))
+    best = (f"before, at T={before.best_temperature()[0]:g}",) if before.sweep else ()
+    head = ("", f"before (step {first})", *best, f"after (step {last})", "change")
+    return "\n".join(lines + columns(paired_rows(before, after), head) + sharpening(before, after))
+
+
+def sweep_lines(scores: Scores) -> list[str]:
+    """Return a line with the success at each temperature; [] if there was only one."""
+    if not scores.sweep:
+        return []
+    success = {float(name): np.mean(value) for name, value in scores.sweep.items()}
+    success[scores.temperature] = scores.per_task("avg@").mean()
+    cells = ", ".join(f"{100 * success[t]:.1f} at {t:g}" for t in sorted(success))
+    return ["", f"success by temperature: {cells}"]
+
+
+def sharpening(before: Scores, after: Scores) -> list[str]:
+    """Return a sentence on how much of a gain the untrained policy has at a better temperature; [] if not measured."""
+    if not before.sweep:
+        return []
+    temperature, best_N = before.best_temperature()
+    start_N, end_N = before.per_task("avg@"), after.per_task("avg@")
+    new, low, high = (100 * value for value in paired_difference(best_N, end_N))
+    gain, sharper = 100 * (end_N.mean() - start_N.mean()), 100 * (best_N.mean() - start_N.mean())
+    return [
+        "",
+        f"Of the gain of {gain:+.1f} points at temperature {after.temperature:g}, {sharper:.1f} are sharpening (the"
+        f" untrained policy at its best temperature, {temperature:g}) and {new:+.1f} [{low:+.1f}, {high:+.1f}] are new.",
+    ]
 
 
 def single_rows(*scores: Scores) -> list[tuple[str, ...]]:
@@ -69,12 +96,24 @@ def single_rows(*scores: Scores) -> list[tuple[str, ...]]:
 def paired_rows(before: Scores, after: Scores) -> list[tuple[str, ...]]:
     """Return the rows of two evaluations of the same tasks."""
     before_N, rows = dict(measures(before)), []
+    best_N = dict(measures(at_best_temperature(before))) if before.sweep else {}
     for name, after_N in measures(after):
         if name in before_N and len(before_N[name]) == len(after_N):
             mean, low, high = paired_difference(before_N[name], after_N)
             change = f"{100 * mean:+.1f} [{100 * low:+.1f}, {100 * high:+.1f}]"
-            rows.append((name, estimate(before_N[name]), estimate(after_N), change))
+            best = (estimate(best_N[name]) if name in best_N else "",) if before.sweep else ()
+            rows.append((name, estimate(before_N[name]), *best, estimate(after_N), change))
     return rows
+
+
+def at_best_temperature(scores: Scores) -> Scores:
+    """Return the scores at the temperature with the highest success; greedy rollouts count once per task."""
+    temperature = scores.best_temperature()[0]
+    if temperature == 0:
+        success_NR = [[success] * len(row) for success, row in zip(scores.greedy_N, scores.success_NR)]
+    else:
+        success_NR = scores.sweep.get(f"{temperature:g}", scores.success_NR)
+    return dataclasses.replace(scores, success_NR=success_NR, greedy_N=[])
 
 
 def measures(scores: Scores) -> list[tuple[str, np.ndarray]]:

@@ -15,7 +15,7 @@ for both. `Resample` names the alternatives.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -120,8 +120,9 @@ class Scores:
     """The results of one evaluation: the input of every estimator, small enough to be stored for every step.
 
     `score_NR` in [0, 1] and `success_NR` 0/1 are of rollouts at `temperature`, `greedy_N` is success at temperature 0
-    ([] if it was not run). A rollout that the environment broke counts as a failure; a cancelled one counts
-    with the world's evaluation at its deadline. `broken` is the number of both.
+    ([] if it was not run). `sweep` holds success at further temperatures, {temperature: success_NR}. A rollout that the
+    environment broke counts as a failure; a cancelled one counts with the world's evaluation at its deadline. `broken`
+    is the number of both, without those of the sweep.
     """
 
     tasks: list[str]
@@ -131,6 +132,19 @@ class Scores:
     greedy_N: list[int] = field(default_factory=list)
     broken: int = 0
     temperature: float = 1.0
+    sweep: dict[str, list[list[int]]] = field(default_factory=dict)
+
+    def best_temperature(self) -> tuple[float, np.ndarray]:
+        """Return the temperature with the highest mean success of those that were run (0: greedy), and its success_N.
+
+        It is chosen on the tasks that it is measured on, which favours the policy.
+        """
+        success = {float(name): np.asarray(value, np.float64).mean(axis=1) for name, value in self.sweep.items()}
+        success[self.temperature] = self.per_task("avg@")
+        if self.greedy_N:
+            success[0.0] = self.per_task("greedy")
+        best = max(success, key=lambda temperature: (success[temperature].mean(), -temperature))
+        return best, success[best]
 
     def per_task(self, name: str) -> np.ndarray:
         """Return one value per task of "avg@k" (success), "best@k", "pass@k", "score" or "greedy"."""
@@ -161,12 +175,19 @@ class Scores:
         return names + (["greedy"] if self.greedy_N else [])
 
 
-def scores_of(sampled: Sequence[Trajectory], greedy: Sequence[Trajectory] = (), *, temperature: float = 1.0) -> Scores:
+def scores_of(
+    sampled: Sequence[Trajectory],
+    greedy: Sequence[Trajectory] = (),
+    *,
+    temperature: float = 1.0,
+    sweep: Mapping[float, Sequence[Trajectory]] | None = None,
+) -> Scores:
     """Return the scores of rollouts: equally many of each task in `sampled`, at most one of each in `greedy`.
 
-    Raises ValueError if the tasks have different numbers of rollouts.
+    sweep: {temperature: rollouts}, of the same tasks. Raises ValueError if tasks have different numbers of rollouts.
     """
     groups = list(groups_of(sampled).values())
+    others = {f"{t:g}": list(groups_of(rollouts).values()) for t, rollouts in (sweep or {}).items()}
     sizes = {len(group) for group in groups}
     if len(sizes) > 1:
         raise ValueError(f"an evaluation needs equally many rollouts of each task, there are {sorted(sizes)}")
@@ -179,6 +200,7 @@ def scores_of(sampled: Sequence[Trajectory], greedy: Sequence[Trajectory] = (), 
         greedy_N=[int(greedy_success[group[0].task.id]) for group in groups] if greedy_success else [],
         broken=sum(t.broken for t in [*sampled, *greedy]),
         temperature=temperature,
+        sweep={name: [[int(t.evaluation.success) for t in group] for group in rows] for name, rows in others.items()},
     )
 
 
@@ -207,6 +229,11 @@ def measures(*scores: Scores, resample: Resample = "tasks") -> Iterator[tuple[st
         if name.startswith(("avg@", "greedy")):
             for level in sorted(set(first.difficulty_N)):
                 yield f"{name}/difficulty_{level}", float(value_N[difficulty_N == level].mean())
+    for name in first.sweep:
+        yield f"temperature/{name}", float(np.mean([s.sweep[name] for s in scores if name in s.sweep]))
+    if first.sweep:
+        yield "best_temperature", first.best_temperature()[0]
+        yield "best_temperature/avg", float(first.best_temperature()[1].mean())
     yield "tasks", float(len(first.tasks))
     yield "broken", float(sum(s.broken for s in scores))
     if len(scores) > 1:

@@ -155,24 +155,33 @@ class Knowledge:
         alike = [counts for key, counts in self.enables.items() if key != failure and key.partition(": ")[2] == error]
         return {name for counts in alike for name, (helped, tried) in counts.items() if helped > max(1, tried / 2)}
 
+    def is_known(self, name: str) -> bool:
+        """Return True if an operation has worked more than a few times."""
+        outcomes = self.outcomes.get(name, {})
+        return sum(n for signature, n in outcomes.items() if not signature.startswith("refused")) >= _FEW
+
     # --- learning -----------------------------------------------------------------------------------------------------
 
     def novelty(self, name: str, last: str) -> float:
         """Return the expected novelty of an operation after the operation `last`.
 
-        Changes are worth most and refusals least, unless the operation has hardly ever worked. An operation after which nothing more can be done, such as a
+        Changes are worth most and refusals least. An operation after which nothing more can be done, such as a
         cancellation, is worth less, and so is one that often followed `last`.
         """
         outcomes = self.outcomes.get(name, {})
         times = sum(outcomes.values())
         over = outcomes.get("refused and over", 0)
-        worked = sum(n for signature, n in outcomes.items() if not signature.startswith("refused"))
-        worth = {"changed": 2.0, "shown": 1.0, "refused": 1.5 if worked < _FEW else 0.3}
-        bonus = sum(n**0.5 * worth[signature.split(" ", 1)[0]] for signature, n in outcomes.items())
-        refused, later = self.blocks.get(name, (0, 0))
+        worth = {"changed": 2.0, "shown": 1.0, "refused": 0.3}
+        gains = {signature: n**0.5 * worth[signature.split(" ", 1)[0]] for signature, n in outcomes.items()}
+        refused = sum(n for signature, n in outcomes.items() if signature.startswith("refused"))
+        # An operation is refused many times before its remedies are known, which says little about it later.
+        share = min(1.0, (2 * (times - refused) + _FEW) / max(refused, 1))
+        bonus = sum(gain * (share if signature.startswith("refused") else 1) for signature, gain in gains.items())
+        tries = times - refused * (1 - share)
+        blocked, later = self.blocks.get(name, (0, 0))
         again = (1 + 0.1 * self.after.get(last, {}).get(name, 0)) ** -0.5
         again *= (times - over + 0.2) / (times + 0.2)
-        return again * (bonus / max(times, 1) + (1 + times) ** -0.5) * (later - refused + 1) / (later + 1)
+        return again * (bonus / max(tries, 1) + (1 + tries) ** -0.5) * (later - blocked + 1) / (later + 1)
 
     def learn(self, event: Event, last: str, kinds_of: Callable[[str], Sequence[str]]) -> None:
         """Count an outcome. last: the operation before it. kinds_of: returns the kinds of a value, none for a guess."""

@@ -33,6 +33,7 @@ _GROUPS = 2
 _FINALISTS = 6
 _TRIALS = 3  # remedies that are tried for one error
 _TRIALS_IN_A_ROW = 9
+_WILD = 0.2  # how often a value of a kind is tried that nothing speaks for, compared to the others
 
 
 @dataclass
@@ -116,7 +117,7 @@ class Walker:
             if not trunk.over:
                 trunk.call(event.name, event.arguments)
         while len(trunk.events) < len(first) + self.breadth and not trunk.over:
-            trunk.explore()
+            trunk.follow_up()
         snapshot = snapshot_of(world)
         for number in range(self.branches):
             if number and snapshot is not None:
@@ -198,6 +199,8 @@ class _OpenWalk:
         if self.is_focused:  # what one group refuses without arguments, the others do too
             refused = Counter(_within(e.name) for e in self.events if not e.ok and not e.arguments)
             novelty = [n / (1 + refused[_within(name)]) ** 2 for name, n in zip(names, novelty, strict=True)]
+        else:  # an operation that has hardly ever worked may be a change
+            novelty = [n if self.knowledge.is_known(name) else 3 * n for name, n in zip(names, novelty, strict=True)]
         several = dict.fromkeys(self.rng.choices(names, novelty, k=max(6, len(names) // 8)))
         drawn = [(name, *self._arguments(name, {})) for name in several]
         candidates = [(name, arguments, chance) for name, arguments, chance in drawn if arguments is not None]
@@ -206,6 +209,9 @@ class _OpenWalk:
                 candidates = [c for c in candidates if needed[c[0]] <= done] or candidates
                 candidates = sorted(candidates, key=lambda candidate: -candidate[2])[:_FINALISTS]
             chances = [chance if needed[name] <= done else 0.05 * chance for name, _, chance in candidates]
+            if not self.is_focused:  # else what works already would be called again and again
+                known = [self.knowledge.is_known(name) for name, _, _ in candidates]
+                chances = [chance**0.5 if k else max(chance, 0.5) for chance, k in zip(chances, known, strict=True)]
             name, arguments, _ = self.rng.choices(candidates, chances)[0]
             self.call(name, arguments)
         else:  # everything was tried: repeat a call
@@ -311,17 +317,21 @@ class _OpenWalk:
             return None
         elsewhere = self.knowledge.helpers(failure)
         alike = [self.operations[name].properties for name in elsewhere if name in self.operations]
-        factors = [10.0 if _is_named(name, event.result.lower()) else 1.0 for name in names]
-        factors = [5 * f if self.operations[name].properties in alike else f for f, name in zip(factors, names)]
-        weights = [f * (helped + 0.5) / (tried + 1) for f, (helped, tried) in zip(factors, trials, strict=True)]
+        weights = []
+        for name, (helped, tried) in zip(names, trials, strict=True):
+            hopeful = 30 if 2 * helped > tried else 5 if self.operations[name].properties in alike else 1
+            named = 10 if _is_named(name, event.result.lower()) else 1
+            apart = 0.1 if self.knowledge.changes(name) else 1  # a change would become part of the task
+            weights.append(apart * max(hopeful, named) * (helped + 0.5) / (tried + 1))
         given = {kind: value for value in event.values for kind in self.kinds_of.get(value, ())}
         given = {} if self.is_focused else given  # a refused token is no password
-        for name in dict.fromkeys(self.rng.choices(names, weights, k=4)):
-            arguments, chance = self._arguments(name, given)
-            if arguments is not None and chance > (0.2 if self.is_focused else 0.02):
-                self.trials.append((failure, name))
-                return name, arguments
-        return None
+        drawn = [(name, *self._arguments(name, given)) for name in dict.fromkeys(self.rng.choices(names, weights, k=4))]
+        drawn = [trial for trial in drawn if trial[1] is not None and trial[2] > (0.2 if self.is_focused else 0.02)]
+        if not drawn:
+            return None
+        name, arguments, _ = self.rng.choices(drawn, [chance for _, _, chance in drawn])[0]
+        self.trials.append((failure, name))
+        return name, arguments
 
     # --- arguments ----------------------------------------------------------------------------------------------------
 
@@ -386,6 +396,10 @@ class _OpenWalk:
         for kind, value in given.items():
             if fits(kind) and typed(value, schema) is not None:
                 return typed(value, schema), 1.0
+        counts = self.knowledge.kinds.get(place, {})
+        untested = [v for kind, v in given.items() if kind not in counts and typed(v, schema) is not None]
+        if untested and self.rng.random() < 0.5:
+            return typed(self.rng.choice(untested), schema), 0.3
         guess = guessed(schema, self.rng)
         kind, share, values = self._source(place, schema, hints)
         if not values:
@@ -417,10 +431,10 @@ class _OpenWalk:
         rates = [weight_of(kind) for kind, _, _ in sources]
         best = max(rates, default=1.0)
         weights = [(rate / best) ** 2 * share for rate, (_, share, _) in zip(rates, sources, strict=True)]
-        if self.is_focused:  # hundreds of words of the prompt and of errors would outweigh the right kind
-            fitting = sum(weight for weight, rate in zip(weights, rates, strict=True) if rate > UNTRIED)
-            others = sum(weights) - fitting
-            factor = min(1.0, 0.05 * fitting / others) if fitting and others else 1.0
+        fitting = sum(weight for weight, rate in zip(weights, rates, strict=True) if rate > UNTRIED)
+        others = sum(weights) - fitting
+        if fitting and others:  # the many words of answers, prompt and errors would outweigh the right kind
+            factor = min(1.0, (0.05 if self.is_focused else _WILD) * fitting / others)
             weights = [w if r > UNTRIED else w * factor for w, r in zip(weights, rates, strict=True)]
         worked, tried = self.knowledge.kinds.get(place, {}).get(GUESSED, (0, 0))
         sources.append((GUESSED, 1.0, {}))

@@ -36,7 +36,8 @@ def test_references_succeed_in_their_house_and_fail_without_its_desk_calls(rarit
     assert changed > 30
     for task in world.tasks("dev"):
         swapped = any(
-            house(0, rarity).desk(tool) != house(1, rarity).desk(tool) and f'"name": "{tool}"' in "".join(task.reference)
+            house(0, rarity).desk(tool) != house(1, rarity).desk(tool)
+            and f'"name": "{tool}"' in "".join(task.reference)
             for tool in ("book", "bag", "seat", "cancel", "refund")
         )
         assert _success(other, task, task.reference) == (not swapped)

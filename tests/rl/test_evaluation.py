@@ -147,3 +147,19 @@ def test_measures_of_several_seeds_are_means_with_their_deviation():
 def test_unknown_measures_are_named():
     with pytest.raises(ValueError, match="median"):
         scores().per_task("median")
+
+
+def test_the_best_temperature_is_the_one_with_the_highest_success_and_greedy_counts():
+    found = scores()
+    assert found.best_temperature()[0] == 0.0  # greedy solves two of three tasks
+    np.testing.assert_allclose(found.best_temperature()[1], [1, 0, 1])
+    found.sweep = {"0.2": [[1, 1], [1, 0], [1, 1]], "0.4": [[0, 0], [0, 0], [0, 0]]}
+    temperature, success_N = found.best_temperature()
+    assert temperature == 0.2
+    np.testing.assert_allclose(success_N, [1, 0.5, 1])
+    found.greedy_N = []
+    found.sweep = {"0.2": [[0, 0], [0, 0], [0, 0]]}
+    assert found.best_temperature()[0] == found.temperature
+    measures = dict(evaluation.measures(found))
+    assert measures["temperature/0.2"] == 0
+    assert measures["best_temperature"] == 1.0 and measures["best_temperature/avg"] == pytest.approx(0.5)
