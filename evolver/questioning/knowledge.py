@@ -17,6 +17,7 @@ UNTRIED = 0.05  # how likely an argument accepts a kind that nothing speaks for
 _SHORT = 120  # characters of an answer that may be a refusal
 _TEXTS_KEPT = 2000
 _FEW = 10  # times that an operation has worked, so that it counts as hardly known
+_CONTRAST = 3  # refusals of an operation without which an answer does not show that a call was accepted
 _WORDS_KEPT = 300  # per kind, over all worlds
 _ID = re.compile(r"(?:^|[._\W])(?:\w*_)?(?:id|uuid|token|password|key|number)$|[a-z]I[dD]$", re.IGNORECASE)
 
@@ -158,7 +159,14 @@ class Knowledge:
     def is_known(self, name: str) -> bool:
         """Return True if an operation has worked more than a few times."""
         outcomes = self.outcomes.get(name, {})
-        return sum(n for signature, n in outcomes.items() if not signature.startswith("refused")) >= _FEW
+        return sum(outcomes.values()) - sum(_refusals(outcomes).values()) >= _FEW
+
+    def _only_confirms(self, event: Event) -> bool:
+        """Return True if an operation answers every call that it does not refuse alike, such as with "ok"."""
+        outcomes = self.outcomes.get(event.name, {})
+        refusals = _refusals(outcomes)
+        alike = len(self.answers[event.name]) == 1 and len(outcomes) == len(refusals) + 1
+        return alike and sum(refusals.values()) >= _CONTRAST
 
     # --- learning -----------------------------------------------------------------------------------------------------
 
@@ -173,7 +181,7 @@ class Knowledge:
         over = outcomes.get("refused and over", 0)
         worth = {"changed": 2.0, "shown": 1.0, "refused": 0.3}
         gains = {signature: n**0.5 * worth[signature.split(" ", 1)[0]] for signature, n in outcomes.items()}
-        refused = sum(n for signature, n in outcomes.items() if signature.startswith("refused"))
+        refused = sum(_refusals(outcomes).values())
         # An operation is refused many times before its remedies are known, which says little about it later.
         share = min(1.0, (2 * (times - refused) + _FEW) / max(refused, 1))
         bonus = sum(gain * (share if signature.startswith("refused") else 1) for signature, gain in gains.items())
@@ -193,7 +201,7 @@ class Knowledge:
         answers = self.answers.setdefault(event.name, {})
         if event.ok and event.arguments and len(event.result) <= 60 and (event.result in answers or len(answers) < 200):
             answers[event.result] = answers.get(event.result, 0) + (not any(v in event.result for v in event.values))
-        worked = event.ok and (len(answers) == 1 or not self.says_nothing(event))  # "ok" may be all that it ever says
+        worked = event.ok and (not self.says_nothing(event) or self._only_confirms(event))
         for place, value in places(event.name, event.arguments):
             for other in [other for other in self._weights if _last(other) == _last(place)]:
                 del self._weights[other]
@@ -225,6 +233,10 @@ class Knowledge:
             values = self.texts.setdefault(event.result, {}).setdefault(event.name, [])
             if " / ".join(event.values) not in values and len(values) < 2:
                 values.append(" / ".join(event.values))
+
+
+def _refusals(outcomes: dict[str, int]) -> dict[str, int]:
+    return {signature: n for signature, n in outcomes.items() if signature.startswith("refused")}
 
 
 def _last(place: str) -> str:

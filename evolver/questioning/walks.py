@@ -439,6 +439,8 @@ class _OpenWalk:
         worked, tried = self.knowledge.kinds.get(place, {}).get(GUESSED, (0, 0))
         sources.append((GUESSED, 1.0, {}))
         weights.append(max(0.3 * (worked + 0.2) / (tried + 1) / best, 0.01))
+        if hints and not fitting and not any(counts[0] for counts in self.knowledge.kinds.get(place, {}).values()):
+            weights[-1] = max(weights[-1], 0.3 * sum(weights))  # the schema's example is all that is known
         if best <= UNTRIED and self._takes_any_text(place, schema):
             weights[-1] = sum(weights)
         for kind, share, values in self.rng.choices(sources, weights, k=6):
