@@ -24,7 +24,7 @@ from evolver.traces import renaming
 MOST_PROBES = 40  # calls of a battery, without those that they need
 _MOST_CALLS = 48  # values of one operation that are tried for the battery
 _MOST_OFFERED = 200  # calls that are tried at a time
-_GUESSES = 16  # ids of one operation that are made up for the battery
+_GUESSES = 32  # ids of one operation that are made up for the battery
 _ROUNDS = 3
 FEW_PROBES = 8  # of a test of an operation, in slow worlds
 MOST_SLOW_PROBES = 12  # of a battery, in worlds whose actions are code
