@@ -79,7 +79,7 @@ def sharpening(before: Scores, after: Scores) -> list[str]:
     return [
         "",
         f"Of the gain of {gain:+.1f} points at temperature {after.temperature:g}, {sharper:.1f} are sharpening (the"
-        f" untrained policy at its best temperature, {temperature:g}) and {new:+.1f} [{low:+.1f}, {high:+.1f}] are new.",
+        f" policy before, at its best temperature of {temperature:g}) and {new:.1f} [{low:.1f}, {high:.1f}] are new.",
     ]
 
 

@@ -210,6 +210,24 @@ def fill(workdir: Workdir, evaluations: int) -> None:
         workdir.log_scores(step, Scores(["a", "b"], [1, 3], success_NR, success_NR, [0, 1]))
 
 
+def test_the_report_says_how_much_of_a_gain_is_sharpening(tmp_path):
+    workdir = Workdir(tmp_path)
+    fill(workdir, 0)
+    few, most = [[1, 0, 0, 0], [0, 0, 0, 0]], [[1, 1, 1, 1], [1, 1, 1, 0]]
+    sweep = {"0.2": [[1, 1, 1, 0], [0, 0, 0, 0]], "0.6": [[1, 0, 0, 0], [0, 0, 0, 0]]}
+    workdir.log_scores(0, Scores(["a", "b"], [1, 3], few, few, [0, 0], sweep=sweep))
+    text = report(tmp_path)
+    assert "success by temperature: 37.5 at 0.2, 12.5 at 0.6, 12.5 at 1" in text
+    workdir.log_scores(3, Scores(["a", "b"], [1, 3], most, most, [1, 1]))
+    text = report(tmp_path)
+    assert "before, at T=0.2" in text
+    row = next(line for line in text.splitlines() if line.startswith("avg@4"))
+    assert "12.5 [" in row and "37.5 [" in row and "87.5 [" in row
+    assert "Of the gain of +75.0 points at temperature 1, 25.0 are sharpening" in text
+    assert "best temperature of 0.2) and 50.0 [" in text
+    assert "sharpening" in (tmp_path / "summary.md").read_text()
+
+
 def test_a_report_on_no_run_is_one_line(tmp_path, capsys):
     assert main([str(tmp_path / "nowhere")]) == main([str(tmp_path)]) == 1
     first, second = capsys.readouterr().err.splitlines()
