@@ -147,6 +147,7 @@ def mechanisms(root):
     navigating.pool = ""  # directory of an experience pool, as `--mode=pool` writes it; "" = make one
     navigating.tasks = key(32, least=0)  # tasks that the first pool is made from, in the run's mixture; 0 = all
     navigating.rollouts = key(4, least=0)  # rollouts of each of them (the paper's N_pc); 0 = start with an empty pool
+    navigating.solutions = False  # the explorer's solutions of invented tasks count as first attempts, too
     navigating.every = key(0, least=0)  # steps between additions to the pool; 0 = the first pool stays as it is
     navigating.top_k = key(5, least=1)  # most experiences in one prompt
     navigating.min_similarity = fraction(0.3)  # cosine similarity below which nothing is retrieved

@@ -3,13 +3,20 @@
     python run.py --config=configs/quickstart.py            # all three mechanisms
     python run.py --config=configs/quickstart.py:grpo       # the same budget with parts switched off
 
-| argument | original tasks | self-questioning | self-navigating | self-attributing |
-|---|---|---|---|---|
-| grpo | yes | | | |
-| q | yes | yes | | |
-| qn | yes | yes | yes | |
-| qa | yes | yes | | yes |
-| all | yes | yes | yes | yes |
+| argument | self-questioning | self-navigating | self-attributing |
+|---|---|---|---|
+| grpo | | | |
+| q | yes | | |
+| n | | yes | |
+| a | | | yes |
+| qn | yes | yes | |
+| qa | yes | | yes |
+| na | | yes | yes |
+| all | yes | yes | yes |
+
+With self-questioning the policy trains on invented tasks alone, without it on the agency's own training tasks. Nothing
+says what this agency wants done before it changes an order (`rules`, envs/travel/rules.py): the policy has only seen
+others. It is evaluated on tasks with other words, worlds and combinations of goals.
 
 docs/results.md has the scores to expect and the time that each takes.
 """
@@ -19,8 +26,11 @@ from configs import base
 ROWS = {
     "grpo": (),
     "q": ("questioning",),
+    "n": ("navigating",),
+    "a": ("attributing",),
     "qn": ("questioning", "navigating"),
     "qa": ("questioning", "attributing"),
+    "na": ("navigating", "attributing"),
     "all": ("questioning", "navigating", "attributing"),
 }
 
@@ -60,6 +70,7 @@ def get_config(arg=None):
     config.navigating.extractor.args.render = "envs.travel.demos:render"
     config.navigating.extractor.args.when = "envs.travel.demos:when_text"
     config.navigating.top_k = 1
+    config.navigating.solutions = True
 
     config.eval.temperature = 1.0
     config.eval.temperatures = (0.2, 0.4, 0.6, 0.8)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import replace
 
 from evolver import credit, hosts, tasks
 from evolver.metrics import Metrics, timed
 from evolver.play import play, sampling
+from evolver.questioning import is_verified
 from evolver.run import Run
+from evolver.traces import attempt
 from rl.rollout import Job
 from rl.seeds import seed_of
 from rl.trajectory import Trajectory
@@ -19,9 +22,9 @@ def fill(run: Run) -> Metrics:
     c, metrics = run.config.navigating, Metrics()
     if run.navigating is None:
         return metrics
-    if c.rollouts and not c.pool:
+    if (c.rollouts or c.solutions) and not c.pool:
         with timed("pool") as metrics:
-            attempts = first_attempts(run)
+            attempts = first_attempts(run) + solutions(run)
             hosts.on_first(run.navigating, lambda: run.navigating.learn(attempts, step=0))
     return metrics | run.navigating.metrics()
 
@@ -40,6 +43,19 @@ def first_attempts(run: Run) -> list[Trajectory]:
     labelled = getattr(run.navigating.extractor, "reads_labels", True)
     grader = run.grader if labelled else replace(run.grader, turns=None)
     return credit.grade_all(grader, play(run, jobs, "first experience"))[0]
+
+
+def solutions(run: Run) -> list[Trajectory]:
+    """Return the explorer's own solution of every invented task as an attempt at it, if `navigating.solutions`.
+
+    The policy solves few of the tasks that need what it does not know, so its attempts alone teach nothing about them.
+    """
+    if not (run.config.navigating.solutions and run.tasks.pool):
+        return []
+    tasks = [task for task in run.tasks.pool.tasks.values() if task.reference and is_verified(task)]
+    with closing(run.make_world()) as world:
+        found = [attempt(world, task, task.reference, rollout=run.config.navigating.rollouts) for task in tasks]
+    return [trajectory for trajectory in found if trajectory.evaluation.success]
 
 
 def remember(run: Run, trajectories: Sequence[Trajectory], step: int) -> Metrics:

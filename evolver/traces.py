@@ -15,7 +15,7 @@ from typing import Any
 
 from envs.toolcalls import parse
 from envs.world import Message, Observation, Task, Tool, World
-from rl.trajectory import StopReason, Trajectory, Turn
+from rl.trajectory import Completion, StopReason, Trajectory, Turn
 
 _CUT = (StopReason.LENGTH, StopReason.CONTEXT_FULL)
 _WORD = re.compile(r"\w+")
@@ -38,6 +38,23 @@ def play(world: World, task: Task, actions: Iterable[str]) -> None:
         result = world.step(action)
         if result.terminated or result.truncated:
             break
+
+
+def attempt(
+    world: World, task: Task, actions: Iterable[str], *, rollout: int = 0, experience: Sequence[str] = ()
+) -> Trajectory:
+    """Play `actions` and return the trajectory that a rollout would record, without tokens."""
+    opening = world.reset(task, task.seed)
+    trajectory = Trajectory(task, rollout, 0, opening.messages, experience=list(experience), tools=opening.tools)
+    trajectory.stop = StopReason.MAX_TURNS
+    for action in actions:
+        result = world.step(action)
+        trajectory.turns.append(Turn([], Completion([], [], "stop", 0), action, result.messages, result.info))
+        if result.terminated or result.truncated:
+            trajectory.stop = StopReason.DONE
+            break
+    trajectory.evaluation = world.evaluate()
+    return trajectory
 
 
 def snapshot_of(world: World) -> Any:

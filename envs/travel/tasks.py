@@ -92,13 +92,16 @@ def is_training_world(world: int) -> bool:
 
 
 @functools.lru_cache(maxsize=32)
-def split_tasks(split: str, n: int, seed: int, house: House | None = None) -> tuple[Task, ...]:
-    """Return n tasks that cycle through the levels; in dev and test a third of those above level 1 are held out."""
+def split_tasks(split: str, n: int, seed: int, house: House | None = None, level: int = 0) -> tuple[Task, ...]:
+    """Return n tasks that cycle through the levels, or are of one `level`.
+
+    In dev and test a third of those above level 1 are held out.
+    """
     if split not in SPLITS:
         raise ValueError(f"no split {split!r}; there are {', '.join(SPLITS)}")
-    tasks = []
+    only, tasks = level, []
     for index in range(n):
-        level = LEVELS[index % len(LEVELS)]
+        level = only or LEVELS[index % len(LEVELS)]
         held_out = split != "train" and level > 1 and (index // len(LEVELS) + level) % 3 == 0
         rng = random.Random(f"{split} task {index} {seed}")
         template = rng.choice((HELD_OUT if held_out else TEMPLATES)[level])

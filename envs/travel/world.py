@@ -8,7 +8,7 @@ from envs.toolcalls import parse
 from envs.travel.agency import Agency, tools_of
 from envs.travel.profile import PROFILE
 from envs.travel.rules import house
-from envs.travel.tasks import split_tasks
+from envs.travel.tasks import LEVELS, split_tasks
 from envs.travel.verify import verify
 from envs.world import Evaluation, Observation, StepResult, Task, World
 
@@ -36,13 +36,18 @@ class Travel(World):
         max_calls: int = 8,
         rules: int | None = None,
         rarity: float = 0.1,
+        level: int = 0,
     ):
         """`seed` draws the tasks; `max_calls` is the number of calls allowed in one turn, and others are refused.
 
-        rules, rarity: the house, as `envs.travel.rules.house` takes them; None = an agency without house rules.
+        rules, rarity: the house, as `envs.travel.rules.house` takes them; None = an agency without house rules. level:
+        that of all tasks; 0 = all levels.
         """
         if malformed not in ("error", "end"):
             raise ValueError(f'malformed must be "error" or "end", not {malformed!r}')
+        if level not in (0, *LEVELS):
+            raise ValueError(f"level must be one of {', '.join(map(str, LEVELS))}, or 0 for all, not {level!r}")
+        self._level = level
         self._sizes = {"train": n_train, "dev": n_dev, "test": n_test}
         self._seed = seed
         self.house = None if rules is None else house(rules, rarity)
@@ -56,7 +61,7 @@ class Travel(World):
     def tasks(self, split: str) -> list[Task]:
         if split not in self._sizes:
             raise ValueError(f"travel has no split {split!r}; it has {', '.join(self._sizes)}")
-        tasks = split_tasks(split, self._sizes[split], self._seed, self.house)
+        tasks = split_tasks(split, self._sizes[split], self._seed, self.house, self._level)
         return [Task.from_dict(task.to_dict()) for task in tasks]
 
     def reset(self, task: Task, seed: int = 0) -> Observation:

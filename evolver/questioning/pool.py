@@ -122,10 +122,16 @@ class TaskPool:
     def mixture(
         self, original: Sequence[Task], synthetic: Sequence[Task] | None = None, *, learnable: bool = False, **draw: Any
     ) -> list[Task]:
-        """Return the tasks of a step. learnable: prefer synthetic tasks that are solved sometimes. draw: step, n, share
-        and seed of `mixture`."""
+        """Return the tasks of a step. draw: step, n, share and seed of `mixture`.
+
+        learnable: prefer synthetic tasks that are solved sometimes, and give all templates the same chance: an explorer
+        finds few tasks of the kinds that are hard to find, which are no easier to learn.
+        """
         synthetic = list(self.tasks.values()) if synthetic is None else synthetic
-        weights = [self.learnability(task.id) for task in synthetic] if learnable else None
+        weights = None
+        if learnable:
+            times = Counter(task.meta.get("template", task.id) for task in synthetic)
+            weights = [self.learnability(t.id) / times[t.meta.get("template", t.id)] for t in synthetic]
         return mixture(original, synthetic, weights=weights, **draw)
 
     def record(self, results: Iterable[tuple[str, bool]]) -> None:

@@ -98,12 +98,18 @@ def test_houses_of_one_rarity_use_its_desk_calls_and_each_of_them():
         ({"rules": -1}, "from 0 to 9"),
         ({"rules": True}, "from 0 to 9"),
         ({"rules": "0"}, "from 0 to 9"),
+        ({"level": 7}, "one of 1, 2, 3, 4, 5, 6, or 0 for all, not 7"),
         ({"rules": 0, "rarity": 0.2}, "rarity must be one of 0.25, 0.1, 0.03, 0.01, not 0.2"),
     ],
 )
 def test_an_unknown_house_is_refused(arguments, message):
     with pytest.raises(ValueError, match=re.escape(message)):
         Travel(**arguments)
+
+
+def test_all_tasks_may_be_of_one_level():
+    for split in ("train", "dev"):
+        assert {task.difficulty for task in Travel(n_train=8, n_dev=8, rules=0, level=4).tasks(split)} == {4}
 
 
 def test_demonstrations_show_other_houses_with_common_desk_calls_most_often():

@@ -498,6 +498,18 @@ class TestFirstExperience:
         attempts = memory.first_attempts(run)
         assert [[turn.label for turn in t.turns] for t in attempts] == [[-1 if reads else 0]] * 2
 
+    def test_solutions_of_the_explorer_count_as_attempts_if_they_succeed(self):
+        solved = synthetic_task(LEND, "Lend it.", identity=[1], verifier=LEND.verifier, reference=[GREEN, LENDING])
+        failing = synthetic_task(LEND, "Lend that.", identity=[2], verifier=LEND.verifier, reference=[RED])
+        run = run_of([LEND], [solved, failing], 1.0, solutions=True, rollouts=0)
+        run.make_world = Library
+        (found,) = memory.solutions(run)
+        assert found.task == solved and found.evaluation.success and not found.guided
+        (experience,) = Contrast(Library, ("train",)).extract([found], step=0)
+        assert "shelf" in experience.content and "lend" in experience.content
+        run.config.navigating.solutions = False
+        assert memory.solutions(run) == []
+
     def test_extractors_say_whether_they_read_labels(self):
         assert Contrast(Library, ("train",)).reads_labels and not LlmExtractor.reads_labels
 

@@ -362,6 +362,20 @@ class TestResume:
         draws = [q.pool.mixture(seeds, step=3, n=8, share=0.5, seed=0, learnable=True) for q in (first, second)]
         assert draws[0] == draws[1]
 
+    def test_rare_templates_are_drawn_as_often_as_common_ones(self, seeds):
+        made = [synthetic_task(seeds[0], f"Task {n}.", identity=[n]) for n in range(100)]
+        made = [
+            dataclasses.replace(t, meta=t.meta | {"template": "rare" if n < 5 else "common"})
+            for n, t in enumerate(made)
+        ]
+        pool = TaskPool(seeds, overlap=1.0, capacity=100, tasks=made)
+        drawn = Counter(
+            t.meta["template"]
+            for step in range(200)
+            for t in pool.mixture(seeds, step=step, n=2, share=1.0, seed=0, learnable=True)
+        )
+        assert 0.4 < drawn["rare"] / drawn.total() < 0.6
+
     def test_the_books_add_up(self, seeds):
         made = Questioning(Travel, seeds)
         found = made.explore(seed=1, budget=16)

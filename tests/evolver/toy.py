@@ -7,7 +7,7 @@ from typing import Any
 
 from envs.toolcalls import call_text, parse
 from envs.world import Evaluation, Observation, StepResult, Task, World
-from rl.trajectory import Completion, StopReason, Trajectory, Turn
+from evolver.traces import attempt as attempt  # the tests of the mechanisms use both together
 
 BOOKS = {
     "B11": ("Dune", "red"),
@@ -106,17 +106,3 @@ def task(query: str, *, lent=(), mark=(), answer=None, split: str = "train", see
 
 def call(tool: str, value: str) -> str:
     return call_text(tool, {"colour" if tool == "shelf" else "book": value})
-
-
-def attempt(world: World, task: Task, actions: list[str], *, rollout: int = 0, experience=()) -> Trajectory:
-    """Play `actions` and return the trajectory that a rollout would record."""
-    messages = world.reset(task, task.seed).messages
-    trajectory = Trajectory(task, rollout, 0, messages, experience=list(experience), stop=StopReason.MAX_TURNS)
-    for action in actions:
-        result = world.step(action)
-        trajectory.turns.append(Turn([], Completion([], [], "stop", 0), action, result.messages, result.info))
-        if result.terminated:
-            trajectory.stop = StopReason.DONE
-            break
-    trajectory.evaluation = world.evaluate()
-    return trajectory

@@ -1,0 +1,236 @@
+"""Measure when each mechanism helps: dials, and the grid of all combinations, in travel agencies with house rules.
+
+    python -m experiments.mechanisms                                    # all studies, 5 seeds: about six hours
+    python -m experiments.mechanisms --studies questioning --seeds 0 1
+    python -m experiments.mechanisms --only-report
+
+The same command goes on where it was cut off, and finished runs are kept. A study is a dial with some points; each
+point compares rows with its first row on the same held-out tasks and seeds. The policy is that of the quickstart, and
+the runs are short, so that differences in speed show. MECHANISMS.md in --workdir holds the tables, beside a figure for
+for each study.
+
+    questioning   number of original tasks; without them there is nothing to train on but invented tasks
+    navigating    how common the desk calls are that the house wants, and so how rarely the policy makes one at first
+    attributing   number of calls of the tasks
+    rollouts      number of rollouts of a task, for attributing
+    grid          every combination of the three mechanisms at one setting
+    beyond        explored again or once; the two ways to combine outcome and labels
+
+Rows are compared after equal numbers of rollouts, and after equal wall time: that of the row's run that ended first.
+Intervals resample held-out tasks and seeds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from evolver.workdir import Workdir
+from experiments import compare, grid
+from models.files import write_atomically
+
+CONFIG = "configs/quickstart.py"
+SHORT = {
+    "steps": 50,
+    "eval.every": 5,
+    "eval.temperatures": "()",
+    "eval.greedy": False,
+    "checkpoint.every": 50,
+    "log.trajectories": 0,
+    "questioning.budget": 300,
+    "questioning.share": 0.5,
+    "env.args.rules": 2,
+    "env.args.seed": 2,
+}
+HALF = 50.0  # percent
+
+
+@dataclass(frozen=True)
+class Study:
+    """A dial: {point: {row: (argument of the config, overrides)}}. The first row of a point is compared with."""
+
+    dial: str
+    points: dict[str, dict[str, tuple[str, dict[str, Any]]]]
+
+
+def rows(plain: str, other: str, name: str, **both: Any) -> dict[str, tuple[str, dict[str, Any]]]:
+    """Return two rows that differ in a mechanism."""
+    return {plain: (plain, both), name: (other, both)}
+
+
+def studies() -> dict[str, Study]:
+    """Return all studies by name."""
+    few = {"env.args.n_train": 16}
+    tasks = {"0": {"+questioning": ("q", {"questioning.share": 1.0})}}
+    tasks |= {str(n): rows("grpo", "q", "+questioning", **{"env.args.n_train": n}) for n in (4, 16, 64, 256)}
+    rarity = {str(r): rows("grpo", "n", "+navigating", **{"env.args.rarity": r}) for r in (0.25, 0.1, 0.03, 0.01)}
+    calls = {str(n): rows("grpo", "a", "+attributing", **{"env.args.level": n}) for n in (2, 3, 4, 6)}
+    group = {
+        str(g): rows("grpo", "a", "+attributing", **{"rollout.group": g, "rollout.tasks": 128 // g}) for g in (2, 4, 8)
+    }
+    combined = {name: (name, few) for name in ("grpo", "q", "n", "a", "qn", "qa", "na", "all")}
+    beyond = {
+        "questioning": {
+            "once": ("q", {"questioning.share": 1.0}),
+            "every 10 steps": ("q", {"questioning.share": 1.0, "questioning.every": 10, "questioning.budget": 60}),
+        },
+        "credit": {
+            "decoupled": ("all", few),
+            "allocation": ("all", few | {"advantage.args.scheme": "allocation"}),
+        },
+    }
+    return {
+        "questioning": Study("original tasks", tasks),
+        "navigating": Study("share of houses with such a desk call", rarity),
+        "attributing": Study("calls of a task, without desk calls", calls),
+        "rollouts": Study("rollouts of a task", group),
+        "grid": Study("mechanisms", {"all": combined}),
+        "beyond": Study("", beyond),
+    }
+
+
+def runs_of(name: str, study: Study, seeds: Sequence[int]) -> dict[str, list[grid.Run]]:
+    """Return {point: runs}; seeds vary slowest in each, so that a study that is cut off has complete comparisons."""
+    return {
+        point: [
+            grid.Run(f"{name},{point},{row}".replace(" ", "_"), seed, f"{CONFIG}:{argument}", SHORT | overrides)
+            for seed in seeds
+            for row, (argument, overrides) in table.items()
+        ]
+        for point, table in study.points.items()
+    }
+
+
+# --- results ---------------------------------------------------------------------------------------------------------
+
+
+def at_equal_time(folder: Path, first: compare.Row, second: compare.Row) -> compare.Estimate | None:
+    """Return second - first at the last evaluation that both runs of a seed had reached by the shorter one's end."""
+    changes = {}
+    for seed in sorted(first.curves.keys() & second.curves.keys()):
+        pair = []
+        for row in (first, second):
+            lines = {m["step"]: m["time/elapsed"] for m in Workdir(folder / f"{row.name}-{seed}").metrics()}
+            pair.append({lines[step]: scores for step, scores in row.curves[seed].items() if step in lines})
+        end = min(max(times, default=0.0) for times in pair)
+        last = [[scores for elapsed, scores in sorted(times.items()) if elapsed <= end] for times in pair]
+        if all(last):
+            before, after = (found[-1].per_task(found[-1].names[0]) for found in last)
+            changes[seed] = after - before
+    return compare.estimate(changes)
+
+
+def steps_to_half(row: compare.Row) -> str:
+    """Return the mean number of steps until half of the held-out tasks are solved; ">50" for runs that never do."""
+    found = []
+    for curve in row.curves.values():
+        means = {step: 100 * s.per_task(s.names[0]).mean() for step, s in sorted(curve.items())}
+        found.append(next((step for step, mean in means.items() if mean >= HALF), None))
+    if not found:
+        return ""
+    reached = [step for step in found if step is not None]
+    never = len(found) - len(reached)
+    text = f"{np.mean(reached):.0f}" if reached else ""
+    return text if not never else f"{text} ({never} of {len(found)} never)".strip()
+
+
+def table(folder: Path, runs: Mapping[str, Sequence[grid.Run]], prefix: str) -> list[list[str]]:
+    """Return the header and a line for each point and row of a study."""
+    head = ["point", "row", "seeds", "before", "after [95%]", "sd", "difference [95%]", "at equal time [95%]"]
+    lines = [[*head, f"steps to {HALF:.0f}%", "note"]]
+    for point, several in runs.items():
+        found = grid.gather(several, folder)
+        for row in found:
+            mean = compare.estimate(row.final())
+            change = compare.difference(found[0], row) if row is not found[0] else None
+            timed = at_equal_time(folder, found[0], row) if row is not found[0] else None
+            sd = f"{mean.sd:.1f}" if mean and mean.runs > 1 else ""
+            name = row.name.removeprefix(f"{prefix},{point},".replace(" ", "_"))
+            starts = [100 * c[min(c)].per_task(c[min(c)].names[0]).mean() for c in row.curves.values()]
+            start = f"{np.mean(starts):.1f}" if starts else ""
+            signed = [value.signed() if value else "" for value in (change, timed)]
+            cells = [str(mean.runs if mean else 0), start, str(mean or ""), sd, *signed]
+            lines.append([point, name, *cells, steps_to_half(row), "; ".join(row.notes)])
+    return lines
+
+
+def draw(folder: Path, name: str, study: Study, runs: Mapping[str, Sequence[grid.Run]]) -> None:
+    """Write NAME.png and NAME.svg: success after training (left) and differences to the first row, by point."""
+    figure = compare.new_figure(10, 3.8)
+    left, right = figure.subplots(1, 2)
+    found = {point: grid.gather(several, folder) for point, several in runs.items()}
+    names = list(dict.fromkeys(row.name.rpartition(",")[2] for several in found.values() for row in several))
+    for n, (label, colour) in enumerate(zip(names, compare.COLOURS)):
+        places, values, changes = [], [], []
+        for place, several in enumerate(found.values()):
+            for row in several:
+                if row.name.rpartition(",")[2] == label and (mean := compare.estimate(row.final())):
+                    shift = 0.06 * (n - len(names) / 2)
+                    places.append(place + shift)
+                    values.append(mean)
+                    if row is not several[0] and (change := compare.difference(several[0], row)):
+                        changes.append((place + shift, change))
+        if places:
+            spread = [[v.mean - v.low for v in values], [v.high - v.mean for v in values]]
+            left.errorbar(places, [v.mean for v in values], spread, fmt="-o", color=colour, label=label, capsize=2)
+        for place, change in changes:
+            right.errorbar([place], [change.mean], [[change.mean - change.low], [change.high - change.mean]], fmt="o",
+                           color=colour, capsize=2)  # fmt: skip
+    right.axhline(0, color="black", linewidth=0.8)
+    for axes, label in ((left, "held-out success, %"), (right, "points above the first row")):
+        axes.set_xticks(range(len(found)), list(found))
+        axes.set_xlabel(study.dial)
+        axes.set_ylabel(label)
+    if names:
+        left.legend(frameon=False, fontsize=8)
+    compare.save(figure, folder / name)
+
+
+def report(folder: Path, chosen: Mapping[str, Study], seeds: Sequence[int]) -> str:
+    """Write MECHANISMS.md, a CSV file and a figure for each study, and return the text."""
+    parts = ["# When each mechanism helps", "", f"avg@8 on held-out tasks after {SHORT['steps']} steps, in percent."]
+    for name, study in chosen.items():
+        runs = runs_of(name, study, seeds)
+        lines = table(folder, runs, name)
+        draw(folder, name, study, runs)
+        write_atomically(folder / f"{name}.csv", compare.csv_text(lines))
+        parts += ["", f"## {name}" + (f", by {study.dial}" if study.dial else ""), "", compare.markdown(lines)]
+    text = "\n".join(parts)
+    write_atomically(folder / "MECHANISMS.md", text)
+    return text
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    known = studies()
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--studies", nargs="+", choices=list(known), default=list(known))
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2, 3, 4])
+    parser.add_argument("--jobs", type=int, default=2, help="runs at once")
+    parser.add_argument("--workdir", type=Path, default=Path("runs/mechanisms"))
+    parser.add_argument("--only-report", action="store_true", help="run nothing")
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    cut = arguments.index("--") if "--" in arguments else len(arguments)
+    args, flags = parser.parse_args(arguments[:cut]), arguments[cut + 1 :]
+    chosen = {name: known[name] for name in args.studies}
+    runs = [
+        run for name, study in chosen.items() for point in runs_of(name, study, args.seeds).values() for run in point
+    ]
+    args.workdir.mkdir(parents=True, exist_ok=True)
+    states = {}
+    if not args.only_report:
+        if found := grid.problems(runs, args.workdir, flags):
+            parser.error("\n".join(found))
+        by_seed = sorted(runs, key=lambda run: run.seed)
+        states = grid.execute(by_seed, args.workdir, jobs=args.jobs, flags=flags)
+    print(report(args.workdir, chosen, args.seeds))
+    return int(any(state != "done" for state in states.values()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
