@@ -156,7 +156,7 @@ class Knowledge:
         alike = [counts for key, counts in self.enables.items() if key != failure and key.partition(": ")[2] == error]
         return {name for counts in alike for name, (helped, tried) in counts.items() if helped > max(1, tried / 2)}
 
-    def is_known(self, name: str) -> bool:
+    def is_practised(self, name: str) -> bool:
         """Return True if an operation has worked more than a few times."""
         outcomes = self.outcomes.get(name, {})
         return sum(outcomes.values()) - sum(_refusals(outcomes).values()) >= _FEW

@@ -200,7 +200,7 @@ class _OpenWalk:
             refused = Counter(_within(e.name) for e in self.events if not e.ok and not e.arguments)
             novelty = [n / (1 + refused[_within(name)]) ** 2 for name, n in zip(names, novelty, strict=True)]
         else:  # an operation that has hardly ever worked may be a change
-            novelty = [n if self.knowledge.is_known(name) else 3 * n for name, n in zip(names, novelty, strict=True)]
+            novelty = [n if self.knowledge.is_practised(name) else 3 * n for name, n in zip(names, novelty, strict=True)]
         several = dict.fromkeys(self.rng.choices(names, novelty, k=max(6, len(names) // 8)))
         drawn = [(name, *self._arguments(name, {})) for name in several]
         candidates = [(name, arguments, chance) for name, arguments, chance in drawn if arguments is not None]
@@ -210,7 +210,7 @@ class _OpenWalk:
                 candidates = sorted(candidates, key=lambda candidate: -candidate[2])[:_FINALISTS]
             chances = [chance if needed[name] <= done else 0.05 * chance for name, _, chance in candidates]
             if not self.is_focused:  # else what works already would be called again and again
-                known = [self.knowledge.is_known(name) for name, _, _ in candidates]
+                known = [self.knowledge.is_practised(name) for name, _, _ in candidates]
                 chances = [chance**0.5 if k else max(chance, 0.5) for chance, k in zip(chances, known, strict=True)]
             name, arguments, _ = self.rng.choices(candidates, chances)[0]
             self.call(name, arguments)
