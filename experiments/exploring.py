@@ -59,15 +59,15 @@ class Unaided(Travel):
         raise AttributeError("difference")
 
 
-class OutOfTime(BaseException):
+class OutOfBudget(BaseException):
     """Raised in the middle of a measurement that takes too long. No Exception, which would be the world's failure."""
 
 
 class Counted:
-    """Makes worlds that count their steps and episodes, and that raise OutOfTime after a while."""
+    """Makes worlds that count their steps and episodes, and that raise OutOfBudget after `seconds` or `steps`."""
 
-    def __init__(self, make_world: Callable[[], World], seconds: float):
-        self._make, self._end = make_world, time.monotonic() + seconds
+    def __init__(self, make_world: Callable[[], World], seconds: float, steps: float = float("inf")):
+        self._make, self._end, self._steps = make_world, time.monotonic() + seconds, steps
         self.counts: Counter[str] = Counter()
 
     def __call__(self) -> World:
@@ -79,7 +79,9 @@ class Counted:
     def _counting(self, name: str, method: Callable) -> Callable:
         def counted(*args: Any) -> Any:
             if time.monotonic() > self._end:
-                raise OutOfTime
+                raise OutOfBudget("out of time")
+            if self.counts["step"] >= self._steps:
+                raise OutOfBudget("out of steps")
             self.counts[name] += 1
             return method(*args)
 
@@ -169,8 +171,8 @@ def measure(
     try:
         if len(pool.grow(Curiosity(pool, **options), counted, budget, seed)) < budget:
             ended = "nothing more found"
-    except OutOfTime:
-        ended = "out of time"
+    except OutOfBudget as reason:
+        ended = str(reason)
     figures = {"seconds": time.monotonic() - started, "ended": ended} | {
         k: counted.counts[k] for k in ("step", "reset")
     }

@@ -16,6 +16,8 @@ _ARTICLES = ("a _", "an _", "the _")
 UNTRIED = 0.05  # how likely an argument accepts a kind that nothing speaks for
 _SHORT = 120  # characters of an answer that may be a refusal
 _TEXTS_KEPT = 2000
+_FORM = 6  # words of a form of answers
+_FORMS_TESTED = 12  # of one operation
 _WORDS_KEPT = 300  # per kind, over all worlds
 _ID = re.compile(r"(?:^|[._\W])(?:\w*_)?(?:id|uuid|token|password|key|number)$|[a-z]I[dD]$", re.IGNORECASE)
 
@@ -46,6 +48,7 @@ class Knowledge:
         # short answer -> operation -> the values of some calls that gave it, which it does not mention
         self.texts: dict[str, dict[str, list[str]]] = {}
         self.quiet: dict[str, list[int]] = {}  # such an answer given between two readings: [they differ, all]
+        self.answered: dict[str, dict[str, int]] = {}  # operation -> form of its answer in prose -> effects tested
         self.varies: dict[str, int] = {}  # kind -> times it differed between two identical plays
 
     def state(self) -> dict[str, Any]:
@@ -86,6 +89,33 @@ class Knowledge:
         differ, tested = self.effects.get(name, (0, 0))
         clear = tested >= least and (not differ or differ >= 2)
         return clear or tested >= 10 or (repeated >= least and same < repeated / 2) or repeated >= 20
+
+    def is_known(self, event: Event) -> bool:
+        """Return True if the role of a call's operation is tested well enough.
+
+        In prose the same operation may do something or nothing ("You open the box.", "It is already open."), so that
+        each form of its answer is tested, until one is found to have an effect.
+        """
+        if event.prose and not self.changes(event.name) and self.answer_of(event)[1] not in self._answered(event):
+            return len(self._answered(event)) >= _FORMS_TESTED
+        return self.is_tested(event.name)
+
+    def tested(self, event: Event) -> None:
+        """Remember that the effect of this answer was tested."""
+        if event.prose:
+            forms = self.answered.setdefault(event.name, {})
+            forms[self.answer_of(event)[1]] = forms.get(self.answer_of(event)[1], 0) + 1
+
+    def _answered(self, event: Event) -> dict[str, int]:
+        return self.answered.get(event.name, {})
+
+    def answer_of(self, event: Event) -> tuple[str, str]:
+        """Return the operation and, in prose, the form of its answer: the first words without the call's values."""
+        if not event.prose:
+            return event.name, ""
+        given = {word for value in event.values for word in value.lower().split()}
+        words = re.findall(r"[^\W\d]+", event.result.lower()[: 2 * _SHORT])
+        return event.name, " ".join([word for word in words if word not in given][:_FORM])
 
     # --- values -------------------------------------------------------------------------------------------------------
 
