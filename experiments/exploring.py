@@ -14,9 +14,10 @@ exploring.md there is the table. A measurement ends after --minutes or --steps; 
 names explorers and who words their tasks, as `questioning.explorer` and `questioning.words` do. Language models are
 asked on any OpenAI-compatible server, and a second table then has the calls, tokens and environment steps per task.
 
-Columns: tasks kept per 1,000 environment steps, those of checking included; the share of tasks whose verifier agrees
-with the world's own comparison of states (`STATES`) in every trial episode (`trials`), and the number of these
-episodes; the mean Jaccard similarity of the words of two queries; the number of sequences of goals ("templates").
+Columns: tasks kept per 1,000 environment steps, those of checking included; by the world's own comparison of states
+(`STATES`), the share of tasks whose verifier accepts no wrong state in any trial episode (`trials`), the share of those
+whose verifier agrees with it in all of them, and the number of these episodes; the mean Jaccard similarity of the words
+of two queries; the number of sequences of goals ("templates").
 """
 
 from __future__ import annotations
@@ -126,14 +127,19 @@ STATES: dict[str, tuple[Check, Callable[[World, Any], bool]]] = {
 def agreement(world: World, tasks: Sequence[Task], rng: random.Random) -> dict[str, Any]:
     """Compare each task's verifier with the world in the task's `trials`, as figures of a measurement.
 
-    They agree if the verifier finds the state right exactly where it is the state after the reference.
+    They agree if the verifier finds the state right exactly where it is the state after the reference; it is sound if
+    it finds no other state right. Tasks whose reference the world itself does not find equal to a repetition of it, as
+    where a folder was copied into itself, cannot be compared and do not count.
     """
     state, same = STATES[world.name]
-    agree, episodes, wrong = [], 0, []
+    agree, sound, episodes, wrong = [], [], 0, []
     wrapped = probed(world)
     for task in tasks:
         play(wrapped, task, task.reference)
         wanted, known = state(wrapped.world), len(wrong)
+        play(wrapped, task, task.reference)
+        if not same(wrapped.world, wanted):
+            continue
         for actions in trials(task, tasks, rng):
             play(wrapped, task, actions)
             expected = same(wrapped.world, wanted)
@@ -143,7 +149,8 @@ def agreement(world: World, tasks: Sequence[Task], rng: random.Random) -> dict[s
                 )
             episodes += 1
         agree.append(len(wrong) == known)
-    return {"agree": agree, "trials": episodes, "disagreements": wrong}
+        sound.append(all(trial["right"] for trial in wrong[known:]))
+    return {"agree": agree, "sound": sound, "trials": episodes, "disagreements": wrong}
 
 
 def trials(task: Task, tasks: Sequence[Task], rng: random.Random) -> list[list[str]]:
@@ -271,7 +278,7 @@ def similarity(queries: Sequence[str], rng: random.Random) -> float:
 
 # --- the table -------------------------------------------------------------------------------------------------------
 
-HEAD = "world|seeds|tasks|per 1,000 steps|steps|walks|seconds|agree|trials|difficulty: tasks|similarity|templates"
+HEAD = "world|seeds|tasks|per 1,000 steps|steps|walks|seconds|sound|agree|trials|difficulty: tasks|similarity|templates"
 
 
 COSTS = "world|tasks|reworded|calls|unanswered|tokens|calls per task|tokens per task|steps per task"
@@ -313,7 +320,7 @@ def _row(world: str, runs: list[dict[str, Any]]) -> list[str]:
     difficulty: Counter[int] = Counter()
     for run in runs:
         difficulty.update({int(level): n for level, n in run["difficulty"].items()})
-    agree = [value for run in runs for value in run.get("agree", ())]
+    agree, sound = ([value for run in runs for value in run.get(name, ())] for name in ("agree", "sound"))
     mean = lambda key: sum(run[key] for run in runs) / len(runs)  # noqa: E731
     return [
         world,
@@ -323,6 +330,7 @@ def _row(world: str, runs: list[dict[str, Any]]) -> list[str]:
         f"{steps:,}",
         str(sum(run["walks"] for run in runs)),
         f"{sum(run['seconds'] for run in runs):.0f}",
+        f"{100 * sum(sound) / len(sound):.1f}%" if sound else "-",
         f"{100 * sum(agree) / len(agree):.1f}%" if agree else "-",
         str(sum(run.get("trials", 0) for run in runs)) if agree else "-",
         ", ".join(f"{level}: {difficulty[level]}" for level in sorted(difficulty)),

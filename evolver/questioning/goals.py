@@ -63,7 +63,8 @@ def proposals(events: Sequence[Event], site: Site, *, goals: int) -> list[Propos
         for n, event in enumerate(events)
         if site.takes_answers and (event.values or site.answering)
         if all(value in known or is_token(value) for value in event.values)
-        if site.knowledge.reads(event.name) and not site.knowledge.says_nothing(event)
+        if site.knowledge.reads(event.name) and not site.knowledge.is_blind(event.name)
+        if not site.knowledge.says_nothing(event)
     ]
     made = []
     for size in range(1, goals + 1):

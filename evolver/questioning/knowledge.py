@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
-from envs.probed import Cell
+from envs.probed import Cell, digest
 from evolver.questioning.calls import Event
 
 GUESSED = "<guessed>"
@@ -16,6 +16,8 @@ _ARTICLES = ("a _", "an _", "the _")
 UNTRIED = 0.05  # how likely an argument accepts a kind that nothing speaks for
 _SHORT = 120  # characters of an answer that may be a refusal
 _TEXTS_KEPT = 2000
+_CALLS_KEPT = 200  # of one operation
+_COMPARED = 3  # calls at two starts that suffice
 _FORM = 6  # words of a form of answers
 _FORMS_TESTED = 12  # of one operation
 _WORDS_KEPT = 300  # per kind, over all worlds
@@ -49,6 +51,8 @@ class Knowledge:
         self.texts: dict[str, dict[str, list[str]]] = {}
         self.quiet: dict[str, list[int]] = {}  # such an answer given between two readings: [they differ, all]
         self.answered: dict[str, dict[str, int]] = {}  # operation -> form of its answer in prose -> effects tested
+        self.first: dict[str, dict[str, list[str]]] = {}  # operation -> arguments -> [start, its answer there]
+        self.worlds: dict[str, list[int]] = {}  # operation -> same call at two starts: [answers differ, all]
         self.varies: dict[str, int] = {}  # kind -> times it differed between two identical plays
 
     def state(self) -> dict[str, Any]:
@@ -77,6 +81,23 @@ class Knowledge:
     def shows(self, name: str) -> bool:
         """Return True if the operation's answers have shown a change."""
         return self.shown_changes.get(name, 0) > 0
+
+    def compare(self, start: str, event: Event) -> None:
+        """Compare the answer of a call at the beginning of an episode with that of the same call at another start."""
+        seen, key, now = self.first.setdefault(event.name, {}), event.key[1], digest(event.result)
+        if key not in seen and len(seen) < _CALLS_KEPT:
+            seen[key] = [start, now]
+        where, before = seen.get(key, (start, now))
+        if where != start:
+            tally(self.worlds, event.name, now != before)
+
+    def is_blind(self, name: str) -> bool:
+        """Return True if an operation answers by its arguments alone, whatever the state of the world, as far as known.
+
+        It computes something, or it changes a state that nothing shows and repeats what it was told: both look like a
+        reader, and of neither could be checked that it was called."""
+        differ, compared = self.worlds.get(name, (0, 0))
+        return not self.shows(name) and not differ and compared >= _COMPARED
 
     def is_repeatable(self, name: str) -> bool:
         """Return True if repeating the operation at once gives the same answer: a change would show elsewhere only."""

@@ -330,6 +330,9 @@ class Site:
     def extend(self, events: Sequence[Event]) -> None:
         """Add to the battery: the walk's calls that only read, and the same operations with other known values."""
         self.battery = [probe for probe in self.battery if self.knowledge.reads(probe.event.name)]
+        for event in _before_changes(events):
+            if event.ok and not event.over:
+                self.knowledge.compare(self.task.id, event)
         made = events if self.code else _before_changes(events)
         self._offer([e for e in made if e.ok and not e.over and self.knowledge.reads(e.name)])
         for _ in range(0 if self.code else _ROUNDS):  # what some of them show is an argument of others
@@ -373,6 +376,8 @@ class Site:
             self.tried.add(call.key)
             event = episode.call(call.name, call.arguments)
             self.steps += 1
+            if event.ok:
+                self.knowledge.compare(self.task.id, event)
             if event.ok and not self.knowledge.says_nothing(event):
                 self.known.add(event.shown)
                 if not event.prose:
@@ -397,7 +402,7 @@ class Site:
         number, rank = Counter(), {}
         for n in kept:
             name = self.battery[n].event.name
-            rank[n] = (not self.knowledge.shows(name), number[name])
+            rank[n] = (not self.knowledge.shows(name), self.knowledge.is_blind(name), number[name])
             number[name] += 1
         kept = sorted(sorted(kept, key=rank.__getitem__)[: MOST_SLOW_PROBES if self.code else MOST_PROBES])
         whole = self.battery

@@ -18,8 +18,10 @@ from envs.toolcalls import call_text
 from envs.wording import goal_text
 from envs.world import Evaluation, Observation, StepResult, Task, World
 from evolver.questioning import TaskPool
+from evolver.questioning.calls import Event
 from evolver.questioning.curiosity import Curiosity
 from evolver.questioning.goals import _of_rows
+from evolver.questioning.knowledge import Knowledge
 from evolver.questioning.llm import LlmExplorer
 from evolver.traces import play
 from tests.evolver.chat_server import answer, said
@@ -156,6 +158,27 @@ def test_the_inside_of_one_fenced_block_counts():
     assert [cell.value for cell in cells("f", "Output:\n```\nno such note\n```\n")] == ["no", "such", "note"]
     two = "```\n1\n```\nand\n```\n2\n```"
     assert [cell.value for cell in cells("f", two)] == ["1", "and", "2"]
+
+
+# --- calls of which nothing shows that they were made -----------------------------------------------------------------
+
+
+def test_nothing_is_asked_about_calls_that_answer_by_their_arguments_alone():
+    """A heating that repeats what it is told, and that nothing shows, looks like a reader."""
+    knowledge = Knowledge()
+
+    def compared(name, *answers):
+        for start, shown in enumerate(answers):
+            knowledge.compare(f"task {start}", Event(name, {"degrees": 21}, "", shown, ok=True))
+        return knowledge.is_blind(name)
+
+    assert not compared("heat", "21 degrees", "21 degrees", "21 degrees") and compared("heat", *4 * ["21 degrees"])
+    assert not compared("temperature", "18", "20", "20", "20", "20")
+    for _ in range(9):
+        knowledge.compare("task 0", Event("far", {}, "", "1", ok=True))
+    assert not knowledge.is_blind("far") and not knowledge.is_blind("unknown")  # one start says nothing
+    knowledge.shown_changes["heat"] = 1
+    assert not knowledge.is_blind("heat")
 
 
 # --- a world whose actions are code -----------------------------------------------------------------------------------

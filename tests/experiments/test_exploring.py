@@ -102,7 +102,28 @@ def test_a_verifier_that_checks_too_little_disagrees_with_the_world():
     made = exploring.trials(task, [task], exploring.random.Random(0))
     assert all(parse(actions[-1]).calls == [] for actions in made) and [exploring.CLOSING] in made
     figures = exploring.agreement(world, [task], exploring.random.Random(0))
-    assert figures["agree"] == [False] and {"right": False}.items() <= figures["disagreements"][0].items()
+    assert figures["agree"] == figures["sound"] == [False]
+    assert {"right": False}.items() <= figures["disagreements"][0].items()
+
+
+def test_a_verifier_that_demands_too_much_is_sound_and_disagrees(monkeypatch):
+    monkeypatch.setitem(exploring.STATES, "travel", (lambda world: None, lambda world, state: True))
+    world = exploring.Unaided()
+    start = next(task for task in world.tasks("train") if task.verifier["state"])
+    verifier = {"start": start.verifier, "probes": [{"tool": "flights", "action": "x", "digest": "y"}], "code": False}
+    verifier |= {"ids": [], "known": [], "mask": [], "answer": None}
+    task = Task("syn/1", "travel", "?", "train", "synthetic", start.seed, start.reference, verifier)
+    task.meta["source"] = "a"
+    figures = exploring.agreement(world, [task], exploring.random.Random(0))
+    assert figures["agree"] == [False] and figures["sound"] == [True]
+
+
+def test_what_the_world_itself_cannot_compare_does_not_count(monkeypatch):
+    monkeypatch.setitem(exploring.STATES, "travel", (lambda world: None, lambda world, state: False))
+    world = exploring.Unaided()
+    task = world.tasks("train")[0]
+    figures = exploring.agreement(world, [task], exploring.random.Random(0))
+    assert figures["agree"] == figures["sound"] == [] and figures["trials"] == 0
 
 
 def test_names_and_values_are_separated_by_an_equals_sign(capsys):
