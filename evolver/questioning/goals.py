@@ -312,7 +312,8 @@ class Writer:
     def _chosen(self, goal: Sequence[int]) -> list[int]:
         """Return the probes to use: those of the goal, and others, most of them of operations that show changes."""
         battery, shows = self.site.battery, self.site.knowledge.shows
-        frame = sorted(set(range(len(battery))) - set(goal), key=lambda n: (not shows(battery[n].event.name), n))
+        names, blind = [probe.event.name for probe in battery], self.site.knowledge.is_blind
+        frame = sorted(set(range(len(battery))) - set(goal), key=lambda n: (not shows(names[n]), blind(names[n]), n))
         return sorted([*goal, *frame[: FEW_FRAMED if self.code else FRAME]])
 
     def _check(

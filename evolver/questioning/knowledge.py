@@ -51,7 +51,7 @@ class Knowledge:
         self.texts: dict[str, dict[str, list[str]]] = {}
         self.quiet: dict[str, list[int]] = {}  # such an answer given between two readings: [they differ, all]
         self.answered: dict[str, dict[str, int]] = {}  # operation -> form of its answer in prose -> effects tested
-        self.first: dict[str, dict[str, list[str]]] = {}  # operation -> arguments -> [start, its answer there]
+        self.first: dict[str, dict[str, list[Any]]] = {}  # operation -> call -> [start, its answer there, arguments]
         self.worlds: dict[str, list[int]] = {}  # operation -> same call at two starts: [answers differ, all]
         self.varies: dict[str, int] = {}  # kind -> times it differed between two identical plays
 
@@ -86,10 +86,19 @@ class Knowledge:
         """Compare the answer of a call at the beginning of an episode with that of the same call at another start."""
         seen, key, now = self.first.setdefault(event.name, {}), event.key[1], digest(event.result)
         if key not in seen and len(seen) < _CALLS_KEPT:
-            seen[key] = [start, now]
-        where, before = seen.get(key, (start, now))
+            seen[key] = [start, now, event.arguments]
+        where, before, _ = seen.get(key, (start, now, {}))
         if where != start:
             tally(self.worlds, event.name, now != before)
+
+    def to_compare(self, start: str) -> list[tuple[str, dict[str, Any]]]:
+        """Return calls of readers, made at other starts, to be repeated at this one to see if they answer alike."""
+        calls = []
+        for name, seen in self.first.items():
+            differ, compared = self.worlds.get(name, (0, 0))
+            if self.reads(name) and not differ and compared < _COMPARED:
+                calls += [(name, given) for where, _, given in seen.values() if where != start][: _COMPARED - compared]
+        return calls
 
     def is_blind(self, name: str) -> bool:
         """Return True if an operation answers by its arguments alone, whatever the state of the world, as far as known.
