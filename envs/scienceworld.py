@@ -48,6 +48,9 @@ VARIATIONS = {
 }
 # The simulator's default heap grows to 3 GB; this one suffices and makes steps faster.
 JAVA = "-Xmx400m -XX:+UseSerialGC"
+# How the answers to an action begin that did nothing. The first asks for a number, which the next action has to be:
+# any other action is taken for a wrong number and not executed.
+NOT_TAKEN = ("Ambiguous request", "No known action matches", "Unknown action")
 
 SYSTEM = """\
 You carry out science tasks in a text world, one action per turn. Write the action on a line of its own, or call act.
@@ -88,6 +91,7 @@ class ScienceWorld(ActionWorld):
         super().__init__(max_steps)
         self._per_kind, self._simplify = per_kind, simplify
         self._env: Any = None
+        self._loaded: tuple[str, int, bool] | None = None
 
     def tasks(self, split: str) -> list[Task]:
         """Return the tasks. Their query names kind and variation only; `reset` shows the actual description."""
@@ -116,12 +120,13 @@ class ScienceWorld(ActionWorld):
             return text, self._task.query, 0.0, False
         answer = self._env.server.step(text.encode("ascii", "ignore").decode() or "look around")
         before, self._score = self._score, float(self._env.server.getScore())
+        if self._invented:  # reaching or failing the goal of the variation means nothing here
+            return text, str(answer).strip(), 0.0, False
         terminated = bool(self._env.server.getCompleted()) or self._score < 0
-        reward = 0.0 if self._invented else max(self._score, 0.0) - max(before, 0.0)
-        return text, str(answer).strip(), reward, terminated
+        return text, str(answer).strip(), max(self._score, 0.0) - max(before, 0.0), terminated
 
     def _is_error(self, observation: str) -> bool:
-        return observation.startswith("Ambiguous request")  # the next action answers it with a number, or cancels it
+        return observation.startswith(NOT_TAKEN)
 
     def evaluate(self) -> Evaluation:
         """Score the episode; `success` means the full score."""
@@ -139,7 +144,7 @@ class ScienceWorld(ActionWorld):
     def close(self) -> None:
         if self._env is not None:
             self._env.close()
-            self._env = self._task = None
+            self._env = self._task = self._loaded = None
 
     def _load(self, task: Task, gold: bool) -> None:
         kind, variation = task.meta.get("kind"), task.meta.get("variation")
@@ -148,5 +153,9 @@ class ScienceWorld(ActionWorld):
         if self._env is None:
             os.environ.setdefault("JAVA_TOOL_OPTIONS", JAVA)
             self._env = importlib.import_module("scienceworld").ScienceWorldEnv("", envStepLimit=self._max_steps)
-        self._env.load(kind, variation, self._simplify, gold)
+        loaded = (kind, variation, gold)
+        if self._loaded != loaded:  # which takes ten times as long as the reset, and changes nothing for the same one
+            self._loaded = None
+            self._env.load(kind, variation, self._simplify, gold)
+            self._loaded = loaded
         self._env.server.reset()

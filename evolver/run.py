@@ -492,10 +492,6 @@ def make_tasks(
     if not c.tasks or c.every:
         show = functools.partial(progress.phase, "exploring")
         explorer = plugged("questioning.explorer", c.explorer, **parts, pool=pool, progress=show)()
-        if not judged and not getattr(explorer, "checked", True):
-            raise RunError(
-                f"{config.env.name} cannot check synthetic tasks itself: set config.questioning.judge.name=reference"
-            )
     return Tasks(originals, held_out, pool, explorer, plugged("questioning.words", c.words, **parts)())
 
 

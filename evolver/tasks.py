@@ -77,7 +77,8 @@ def try_out(run: Run, new: Sequence[Task], step: int) -> Metrics:
 
     This is the round trip from words to effect: a query from which no attempt succeeds may not say what the verifier
     demands. Attempts from the query of a sibling, a goal with another value, must all fail: otherwise the verifier does
-    not check what the query says. Tasks that only a judge can score are not attempted.
+    not check what the query says. A task whose attempts were all broken off by a fault was not tried, and stays; tasks
+    that only a judge can score are not attempted.
     """
     n, metrics = run.config.questioning.attempts, Metrics()
     new = [task for task in new if is_verified(task)]
@@ -91,12 +92,13 @@ def try_out(run: Run, new: Sequence[Task], step: int) -> Metrics:
     ]
     with timed("attempts") as metrics:
         played = play(run, jobs, "attempts")
-    solved = {t.task.id for t in played[: n * len(new)] if t.evaluation.success}
-    misled = {t.task.id for t in played[n * len(new) :] if t.evaluation.success}
-    pool, ids = run.tasks.pool, {task.id for task in new}
-    pool.record((t.task.id, t.evaluation.success) for t in played[: n * len(new)] if not t.broken)
-    pool.remove(ids - solved, "no attempt solves it")
-    pool.remove(ids & solved & misled, "solved from another query")
+    tried = [t for t in played[: n * len(new)] if not t.broken]
+    solved = {t.task.id for t in tried if t.evaluation.success}
+    misled = {t.task.id for t in played[n * len(new) :] if not t.broken and t.evaluation.success}
+    pool = run.tasks.pool
+    pool.record((t.task.id, t.evaluation.success) for t in tried)
+    pool.remove({t.task.id for t in tried} - solved, "no attempt solves it")
+    pool.remove(solved & misled, "solved from another query")
     return metrics
 
 

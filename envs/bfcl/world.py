@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import copy
 import importlib
+import inspect
 import json
 import math
 import random
@@ -57,12 +58,21 @@ class Apis:
         if problem := _too_large(call):
             return f"Error during execution: {problem}", True
         try:
-            # Some methods store the list that they are given, so they get a copy.
+            # Some methods store the list that they are given, or a default that all episodes of the process share and
+            # that other methods change (the mentions of a tweet), so they get copies of both.
+            method = self._methods[call.name]
+            arguments = copy.deepcopy(_shared_defaults(method) | call.arguments)
             with _LOCK:
-                result = self._methods[call.name](**copy.deepcopy(call.arguments))
+                result = method(**arguments)
                 return _text(result), isinstance(result, dict) and "error" in result
         except Exception as error:  # like the package, answer any failure with its message
             return f"Error during execution: {error}", True
+
+
+def _shared_defaults(method: Any) -> dict[str, Any]:
+    """Return {parameter: default} of the lists and dictionaries among the defaults of a method."""
+    parameters = inspect.signature(method).parameters.values()
+    return {p.name: p.default for p in parameters if isinstance(p.default, list | dict)}
 
 
 def _text(result: Any) -> str:

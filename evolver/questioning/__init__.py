@@ -9,12 +9,12 @@ from typing import Protocol
 from envs.world import Evaluation, Task, World
 from evolver.questioning.mixture import mixture
 from evolver.questioning.pool import TaskPool
-from evolver.questioning.tasks import is_verified, probe_of, synthetic_task, verifier_kind
+from evolver.questioning.tasks import is_verified, probe_of, synthetic_task
 from rl.trajectory import Trajectory
 
 __all__ = [
     "EXPLORERS", "JUDGES", "WORDS", "Explorer", "OutcomeJudge", "TaskPool", "Verifier", "is_verified", "mixture",
-    "probe_of", "synthetic_task", "verifier_kind",
+    "probe_of", "synthetic_task",
 ]  # fmt: skip
 
 EXPLORERS = {

@@ -18,6 +18,7 @@ from envs.world import Observation, StepResult, Task, World
 from evolver.traces import leaves, text_of
 
 _SLOT = re.compile(r"\b[A-Z]{2,}\b")
+_BLOCK = re.compile(r"```.*?(?:```|\Z)", re.DOTALL)
 _MOST_CHOICES = 24
 
 
@@ -31,6 +32,8 @@ class Operation:
     required: Sequence[str]
     render: Callable[[dict[str, Any]], str]
     slots: bool = False  # the action is a text whose slots are the arguments
+    form: re.Pattern[str] | None = None  # of the action's text, with one group per slot
+    raw: bool = False  # one whole turn as it was written, such as code, without arguments
 
 
 @dataclass
@@ -142,7 +145,55 @@ def _template(name: str, parameter: str, example: str, write: Callable[[str, dic
         values = iter(str(arguments[slot]) for slot in slots)
         return write(name, {parameter: _SLOT.sub(lambda _: next(values), example)})
 
-    return Operation(example, example, {slot: {"type": "string"} for slot in slots}, slots, render, slots=True)
+    form = re.compile("(.+?)".join(map(re.escape, _SLOT.split(example))), re.IGNORECASE)
+    properties = {slot: {"type": "string"} for slot in slots}
+    return Operation(example, example, properties, slots, render, slots=True, form=form)
+
+
+def calls_of(action: str, operations: dict[str, Operation]) -> list[tuple[str, dict[str, Any]]]:
+    """Return (operation, arguments) of what an assistant turn does, [] for a turn that does nothing.
+
+    What is no known operation is added to them: a call of another tool with its arguments, and a turn in no known form,
+    such as code, as a whole.
+    """
+    turn = toolcalls.parse(action)
+    if turn.errors or not (turn.calls or turn.content.strip()):
+        return []
+    if not turn.calls:
+        if found := _in_words(turn.content.strip().splitlines()[-1], operations):
+            return [found]
+        block = _BLOCK.search(turn.content)
+        raw = block[0] if block else turn.content
+        operations[raw] = Operation(raw, raw, {}, [], lambda _: raw, raw=True)
+        return [(raw, {})]
+    made = []
+    for call in turn.calls:
+        text = toolcalls.call_text(call.name, call.arguments)
+        found = None if call.name in operations else _in_words(text, operations)
+        if not found and call.name not in operations:
+            function = {"name": call.name, "parameters": {"properties": {key: {} for key in call.arguments}}}
+            operations[call.name] = _operations(function, toolcalls.call_text)[0]
+        made.append(found or (call.name, call.arguments))
+    return made
+
+
+def _in_words(action: str, operations: dict[str, Operation]) -> tuple[str, dict[str, Any]] | None:
+    """Return the operation and the arguments of an action in words, None if it has the form of no operation."""
+    said = _said(action)
+    for name, operation in operations.items():
+        if not operation.properties and not operation.form and said and said == _said(operation.render({})):
+            return name, {}
+    forms = [operation for operation in operations.values() if operation.form]
+    for operation in sorted(forms, key=lambda op: -len(_SLOT.sub("", op.name))):  # "put X on Y" before "put X"
+        if found := operation.form.fullmatch(said):
+            return operation.name, dict(zip(operation.properties, found.groups(), strict=True))
+    return None
+
+
+def _said(action: str) -> str:
+    """Return the text of an action in words: the argument of its call or, without a call, the action itself."""
+    calls = toolcalls.parse(action).calls
+    return " ".join(str([*leaves(calls[0].arguments), ""][0] if calls else action).split())
 
 
 def succeeded(result: StepResult) -> bool:

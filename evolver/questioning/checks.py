@@ -1,22 +1,18 @@
-"""Checks of a task that a language model proposed, all by execution or against what execution showed.
+"""Checks of a task that a language model proposed, against what execution showed.
 
 - The answer is a value that a step of the reference showed.
-- The query names every value that the reference uses, directly or through a record that it singles out.
-- A task without a question changes something that can be observed.
+- The query names every value that the verifier demands, directly or through a record that it singles out.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from envs.toolcalls import call_text, parse
-from envs.world import StepResult, Task, World
-from evolver.questioning.tasks import Unfit
-from evolver.traces import opening_words, text_of, values_needed, values_used, words
+from envs.toolcalls import parse
+from evolver.traces import values_used, words
 
 _COUNTS = re.compile(r"\b(how many|number of|count)\b", re.IGNORECASE)
 _SELECTS = re.compile(  # words that choose a record by comparing all of them
@@ -31,37 +27,11 @@ _DIGITS = dict(zip("one two three four five six seven eight nine a an".split(), 
 
 @dataclass
 class Played:
-    """A reference that was executed. opening: its `opening_words`. shown: the environment's answer to each
-    action. calls: all calls that ran. over: True if the last action ended the episode."""
+    """Actions that were executed. opening: its `opening_words`. shown: the environment's answer to each action."""
 
     actions: list[str]
     opening: str
     shown: list[str]
-    calls: list[dict[str, Any]]
-    over: bool
-
-
-def play_reference(world: World, probe: Task, actions: Sequence[str]) -> Played:
-    """Play the actions from the start. Raises Unfit if one fails or the episode ends before the last one."""
-    played = Played(list(actions), opening_words(world.reset(probe, probe.seed)), [], [], False)
-    for action in actions:
-        if played.over:
-            raise Unfit("reference ends too early")
-        result = world.step(action)
-        if _failed(result):
-            raise Unfit("reference fails")
-        played.over = result.terminated or result.truncated
-        played.shown.append(text_of(result.messages))
-        played.calls += [{"name": c["name"], "arguments": c["arguments"]} for c in result.info.get("calls", ())]
-    return played
-
-
-def bare(action: str) -> str:
-    """Return the calls of an action without the text around them; an action without readable calls as it is."""
-    turn = parse(action)
-    if turn.errors or not turn.calls:
-        return action
-    return "\n".join(call_text(call.name, call.arguments) for call in turn.calls)
 
 
 def shown_answer(query: str, answer: str, played: Played) -> str:
@@ -127,59 +97,6 @@ def unnamed_value(query: str, played: Played, demanded: Any = None) -> str:
     return ""
 
 
-def informed(part: Played, whole: Played) -> bool:
-    """Return True if `part`, some actions of `whole`, still shows every value that `whole` showed before its use."""
-    needed = values_needed(whole.actions, [words(text) for text in whole.shown], whole.opening)
-    shown = ""
-    of_action = dict(zip(whole.actions, needed, strict=True))
-    for action, text in zip(part.actions, part.shown, strict=True):
-        if any(value not in shown for value in of_action[action]):
-            return False
-        shown += words(text)
-    return True
-
-
-def changes_something(world: World, probe: Task, played: Played, others: Sequence[str], *, most: int = 8) -> bool:
-    """Return True if the effect of the reference can be observed.
-
-    It can if an action of the reference answers differently when it is repeated at once (an order can be cancelled only
-    once), or if another action, which gives the same answer twice in a row at the start, gives another one after the
-    reference. Numbers are ignored when an action is repeated, because many environments count their steps.
-
-    others: actions that can show a change. At most `most` of them are tried.
-    """
-
-    def answers(actions: Sequence[str]) -> list[str | None]:
-        """Play the actions from the start. Return their texts, None for one that failed."""
-        world.reset(probe, probe.seed)
-        texts: list[str | None] = []
-        for action in actions:
-            result = world.step(action)
-            texts.append(None if _failed(result) else text_of(result.messages))
-            if result.terminated or result.truncated:
-                break
-        return texts
-
-    actions = played.actions[: len(played.actions) - played.over]
-    for k, action in enumerate(actions):
-        texts = answers([*actions[: k + 1], action])
-        if len(texts) == k + 2 and _without_numbers(texts[-1]) != _without_numbers(texts[-2]):
-            return True
-    for other in list(dict.fromkeys(others))[:most]:
-        before = answers([other, other])
-        if len(before) == 2 and before[0] is not None and before[0] == before[1]:
-            after = answers([*actions, other])
-            if len(after) == len(actions) + 1 and after[-1] != before[0]:
-                return True
-    return False
-
-
-def _failed(result: StepResult) -> bool:
-    """Return True if the environment reports an error, or if its answer begins with "error"."""
-    reported = result.info.get("errors") or result.info.get("parse_error")
-    return bool(reported) or text_of(result.messages).lstrip().lower().startswith("error")
-
-
 def _records(text: str) -> list[str]:
     """Return the elements of the first list in a JSON answer, or the answer itself if it has none; else its lines."""
     try:
@@ -202,7 +119,3 @@ def _like_one_of(word: str, others: set[str]) -> bool:
     return word in others or any(
         min(len(word), len(other)) >= 3 and (word.startswith(other) or other.startswith(word)) for other in others
     )
-
-
-def _without_numbers(text: str | None) -> str | None:
-    return None if text is None else re.sub(r"\d+", "#", text)

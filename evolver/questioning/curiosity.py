@@ -49,6 +49,7 @@ class Curiosity:
         self.walker = Walker(breadth=breadth, depth=depth, branches=branches)
         self._tried: Counter[str] = Counter()  # proposals by name
         self._known: dict[str, list[dict[str, Any]]] = {}  # start -> what its world showed: the fields of `Known`
+        self._memories: dict[str, dict[str, Any]] = {}  # start -> Site.memory() of a slow world
         self._rehearsed = False
 
     def explore(self, world: World, seeds: Sequence[Task], budget: int, rng: random.Random) -> Iterator[Task]:
@@ -85,12 +86,15 @@ class Curiosity:
         values, shown_by = self._known.get(start.id, ({}, {}))
         known = Known({kind: dict.fromkeys(inner) for kind, inner in values.items()}, dict(shown_by))
         site = Site(probe_of(start), world, self.walker.knowledge, rng, known)
+        site.recall(self._memories.get(start.id, {}))
         beginning = self._beginning(site, start, rng)
         for walk in self.walker.walks(world, site.task, rng, known, beginning, site.operations):
             site.learn_roles(walk.events)
             site.extend(walk.events)
             values = {kind: list(values) for kind, values in known.values.items()}
             self._known[start.id] = [values, dict(known.shown_by)]
+            if memory := site.memory():
+                self._memories[start.id] = memory
             try:
                 yield site, walk
             finally:
@@ -158,12 +162,14 @@ class Curiosity:
             "knowledge": self.walker.knowledge.state(),
             "tried": dict(self._tried),
             "known": self._known,
+            "memories": self._memories,
             "rehearsed": self._rehearsed,
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
         self.walker.knowledge.load_state(state["knowledge"])
         self._tried, self._known = Counter(state["tried"]), dict(state["known"])
+        self._memories = dict(state["memories"])
         self._rehearsed = state["rehearsed"]
 
 

@@ -19,12 +19,13 @@ from typing import Any
 
 from envs.probed import Cell, digest, features, judge, new_ids
 from envs.wording import distinguishing, goal_text, joined, spaced, summaries
-from envs.world import Task
+from envs.world import Observation, Task
 from evolver.questioning.calls import Event
+from evolver.questioning.checks import Played, shown_answer, unnamed_value
 from evolver.questioning.site import Site, is_token, with_needs
 from evolver.questioning.tasks import CLOSING, Unfit, synthetic_task
 from evolver.questioning.walks import NEW_TEXTS, typed
-from evolver.traces import leaves, words
+from evolver.traces import leaves, opening_words, words
 
 FRAME = 20  # probes of a task that must not change
 FEW_FRAMED = 5  # in worlds whose actions are code
@@ -38,10 +39,15 @@ _OTHERS = 40  # values that an answer could be mistaken for
 class Proposal:
     """Some calls of a walk whose effect may become a task. targets: changes. ask: the call that a question is about."""
 
-    name: str
     events: list[Event]
     targets: list[int]
     ask: int | None
+
+    @property
+    def name(self) -> str:
+        """The sequence of goals, such as "book+?list_orders"."""
+        asked = [] if self.ask is None else [f"?{self.events[self.ask].name}"]
+        return "+".join([*(self.events[n].name for n in self.targets), *asked])
 
     @property
     def needed(self) -> list[int]:
@@ -57,20 +63,41 @@ def proposals(events: Sequence[Event], site: Site, *, goals: int) -> list[Propos
         for n, event in enumerate(events)
         if site.takes_answers and (event.values or site.answering)
         if all(value in known or is_token(value) for value in event.values)
-        if site.knowledge.reads(event.name) and not site.knowledge.says_nothing(event)
+        if site.knowledge.reads(event.name) and not site.knowledge.is_blind(event.name)
+        if not site.knowledge.says_nothing(event)
     ]
     made = []
     for size in range(1, goals + 1):
-        for targets in itertools.combinations(changing, size):
-            made.append(Proposal("+".join(events[n].name for n in targets), events, list(targets), None))
-    made += [Proposal(f"?{events[n].name}", events, [], n) for n in asks]
+        made += [Proposal(events, list(targets), None) for targets in itertools.combinations(changing, size)]
+    made += [Proposal(events, [], n) for n in asks]
     for target, ask in itertools.product(changing, asks):
         order = list(range(len(events)))
         if ask < target:  # the question is asked last
             order.insert(target, order.pop(ask))
-        name = f"{events[target].name}+?{events[ask].name}"
-        made.append(Proposal(name, [events[n] for n in order], [order.index(target)], order.index(ask)))
+        made.append(Proposal([events[n] for n in order], [order.index(target)], order.index(ask)))
     return made
+
+
+def claimed(events: Sequence[Event], chosen: Sequence[Event], query: str, answer: str) -> tuple[Proposal, str]:
+    """Return the proposal of some calls of a walk that a language model chose, and the answer as one of them showed it,
+    "" if nothing is asked. events: all calls of the walk. Raises Unfit, with the reason.
+    """
+    if not all(event.ok for event in chosen):
+        raise Unfit("reference fails")
+    useful = _useful(events)
+    last = {event.key: n for n, event in enumerate(useful) if not event.changes}
+    places = {id(event): n for n, event in enumerate(useful)}
+    chosen = [event for event in chosen if id(event) in places or event.key in last]  # not those that end the episode
+    targets = sorted({places[id(event)] for event in chosen if event.changes})
+    shown, ask = "", None
+    for event in reversed(chosen):
+        if answer and not shown and (shown := shown_answer(query, answer, _played([event]))):
+            ask = places.get(id(event), last.get(event.key))
+    if answer and ask is None:
+        raise Unfit("answer not shown")
+    if not targets and ask is None:
+        raise Unfit("nothing to check")
+    return Proposal(useful, targets, ask), shown
 
 
 class Writer:
@@ -84,10 +111,19 @@ class Writer:
         self.summaries = summaries({name: operation.description for name, operation in self.operations.items()})
         self.ids = site.knowledge.ids()
 
-    def write(self, proposal: Proposal, rng: random.Random, *, common: Mapping[str, int]) -> Task:
+    def write(
+        self,
+        proposal: Proposal,
+        rng: random.Random,
+        *,
+        common: Mapping[str, int],
+        query: str = "",
+        answer: str = "",
+    ) -> Task:
         """Return the task of a proposal. Raises Unfit, with the reason, if there is none.
 
         common: {operation: times used so far}. Among several ways to a goal, the one with the rarer ones is kept.
+        query, answer: those of a language model, "" = worded here. The query has to name what the verifier demands.
         """
         kept = self._minimise(proposal, rng, common)
         if not self.least <= len(kept) <= self.most:
@@ -97,13 +133,22 @@ class Writer:
             raise Unfit("not repeatable")
         targets = [kept.index(n) for n in proposal.targets]
         asked = None if proposal.ask is None else kept.index(proposal.ask)
-        hidden = _hidden(events, self.ids)
-        query, answer, closing = self._words(events, targets, asked, rng)
+        written, wanted, closing = bool(query), None, answer
+        if not written:
+            query, wanted, closing = self._words(events, targets, asked, rng)
+        elif asked is not None:
+            wanted = self._answer(answer, [cell for cell in events[asked].cells if words(cell.value) == words(answer)])
         readings = self.site.read(episode)
-        verifier = self._verifier(events, readings, answer)
+        verifier = self._verifier(events, readings, wanted)
         if targets and not any("after" in probe for probe in verifier["probes"]):
             raise Unfit("nothing to check")  # an answer alone would not show that the change was made
+        if written and unnamed_value(query, _played(events, episode.opening), _demanded(verifier)):
+            raise Unfit("not named in the query")
         sibling = self._check(events, targets, asked, verifier, closing, rng)
+        meta = _start_meta(self.site.task) | {"template": proposal.name, "sibling": sibling}
+        if not written:  # what other words for it have to name and to leave out
+            meta["named"] = self._named(events, [*targets, *([] if asked is None else [asked])])
+            meta["hidden"] = sorted(_hidden(events, self.ids))
         return synthetic_task(
             self.site.task,
             query,
@@ -111,9 +156,7 @@ class Writer:
             reference=[*(event.action for event in events), *self._closing_turn(closing, asked)],
             verifier=verifier,
             difficulty=len(events),
-            meta=_start_meta(self.site.task)
-            | {"template": proposal.name, "sibling": sibling}
-            | {"named": self._named(events, [*targets, *([] if asked is None else [asked])]), "hidden": sorted(hidden)},
+            meta=meta,
         )
 
     def _closing_turn(self, closing: str, asked: int | None) -> list[str]:
@@ -223,11 +266,15 @@ class Writer:
         if not options:
             raise Unfit("no question")
         wanted, value, cell = rng.choice(options)
+        return wanted, self._answer(value, [cell] if cell else [])
+
+    def _answer(self, value: str, shown: Sequence[Cell]) -> dict[str, Any]:
+        """Return the `answer` of a verifier with the values that it could be mistaken for: of the kinds of `shown`."""
         others: dict[str, None] = {}
-        for kind in cell.kinds if cell else ():
+        for kind in (kind for cell in shown for kind in cell.kinds):
             others |= dict.fromkeys(self.site.known.values.get(kind, ()))
             others |= dict.fromkeys(self.site.knowledge.words.get(kind, ()))
-        return wanted, {"value": value, "others": [v for v in others if v != value][:_OTHERS]}
+        return {"value": value, "others": [v for v in others if v != value][:_OTHERS]}
 
     # --- the verifier -------------------------------------------------------------------------------------------------
 
@@ -265,7 +312,8 @@ class Writer:
     def _chosen(self, goal: Sequence[int]) -> list[int]:
         """Return the probes to use: those of the goal, and others, most of them of operations that show changes."""
         battery, shows = self.site.battery, self.site.knowledge.shows
-        frame = sorted(set(range(len(battery))) - set(goal), key=lambda n: (not shows(battery[n].event.name), n))
+        names, blind = [probe.event.name for probe in battery], self.site.knowledge.is_blind
+        frame = sorted(set(range(len(battery))) - set(goal), key=lambda n: (not shows(names[n]), blind(names[n]), n))
         return sorted([*goal, *frame[: FEW_FRAMED if self.code else FRAME]])
 
     def _check(
@@ -430,6 +478,18 @@ def _is_new(value: str, events: Sequence[Event]) -> bool:
     first = next((event for event in events if any(cell.value == value for cell in event.cells)), None)
     used = next((event for event in events if value in event.values), None)
     return first is not None and first.changes and used is not first
+
+
+def _played(events: Sequence[Event], opening: Observation | None = None) -> Played:
+    """Return calls as the checks of a language model's claims take them."""
+    known = opening_words(opening) if opening else ""
+    return Played([event.action for event in events], known, [event.result for event in events])
+
+
+def _demanded(verifier: dict[str, Any]) -> list[Any]:
+    """Return the features that the wanted change adds or removes."""
+    changed = [(p["before"], p["after"]) for p in verifier["probes"] if "after" in p]
+    return [f for before, after in changed for f in (*before, *after) if (f in before) != (f in after)]
 
 
 def _start_meta(task: Task) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
-from envs.probed import Cell
+from envs.probed import Cell, digest
 from evolver.questioning.calls import Event
 
 GUESSED = "<guessed>"
@@ -18,6 +18,10 @@ _SHORT = 120  # characters of an answer that may be a refusal
 _TEXTS_KEPT = 2000
 _FEW = 10  # times that an operation has worked, so that it counts as hardly known
 _CONTRAST = 3  # refusals of an operation without which an answer does not show that a call was accepted
+_CALLS_KEPT = 200  # of one operation
+_COMPARED = 3  # calls at two starts that suffice
+_FORM = 6  # words of a form of answers
+_FORMS_TESTED = 12  # of one operation
 _WORDS_KEPT = 300  # per kind, over all worlds
 _ID = re.compile(r"(?:^|[._\W])(?:\w*_)?(?:id|uuid|token|password|key|number)$|[a-z]I[dD]$", re.IGNORECASE)
 
@@ -48,6 +52,9 @@ class Knowledge:
         # short answer -> operation -> the values of some calls that gave it, which it does not mention
         self.texts: dict[str, dict[str, list[str]]] = {}
         self.quiet: dict[str, list[int]] = {}  # such an answer given between two readings: [they differ, all]
+        self.answered: dict[str, dict[str, int]] = {}  # operation -> form of its answer in prose -> effects tested
+        self.first: dict[str, dict[str, list[Any]]] = {}  # operation -> call -> [start, its answer there, arguments]
+        self.worlds: dict[str, list[int]] = {}  # operation -> same call at two starts: [answers differ, all]
         self.varies: dict[str, int] = {}  # kind -> times it differed between two identical plays
 
     def state(self) -> dict[str, Any]:
@@ -77,6 +84,32 @@ class Knowledge:
         """Return True if the operation's answers have shown a change."""
         return self.shown_changes.get(name, 0) > 0
 
+    def compare(self, start: str, event: Event) -> None:
+        """Compare the answer of a call at the beginning of an episode with that of the same call at another start."""
+        seen, key, now = self.first.setdefault(event.name, {}), event.key[1], digest(event.result)
+        if key not in seen and len(seen) < _CALLS_KEPT:
+            seen[key] = [start, now, event.arguments]
+        where, before, _ = seen.get(key, (start, now, {}))
+        if where != start:
+            tally(self.worlds, event.name, now != before)
+
+    def to_compare(self, start: str) -> list[tuple[str, dict[str, Any]]]:
+        """Return calls of readers, made at other starts, to be repeated at this one to see if they answer alike."""
+        calls = []
+        for name, seen in self.first.items():
+            differ, compared = self.worlds.get(name, (0, 0))
+            if self.reads(name) and not differ and compared < _COMPARED:
+                calls += [(name, given) for where, _, given in seen.values() if where != start][: _COMPARED - compared]
+        return calls
+
+    def is_blind(self, name: str) -> bool:
+        """Return True if an operation answers by its arguments alone, whatever the state of the world, as far as known.
+
+        It computes something, or it changes a state that nothing shows and repeats what it was told: both look like a
+        reader, and of neither could be checked that it was called."""
+        differ, compared = self.worlds.get(name, (0, 0))
+        return not self.shows(name) and not differ and compared >= _COMPARED
+
     def is_repeatable(self, name: str) -> bool:
         """Return True if repeating the operation at once gives the same answer: a change would show elsewhere only."""
         same, repeated = self.repeats.get(name, (0, 0))
@@ -88,6 +121,33 @@ class Knowledge:
         differ, tested = self.effects.get(name, (0, 0))
         clear = tested >= least and (not differ or differ >= 2)
         return clear or tested >= 10 or (repeated >= least and same < repeated / 2) or repeated >= 20
+
+    def is_known(self, event: Event) -> bool:
+        """Return True if the role of a call's operation is tested well enough.
+
+        In prose the same operation may do something or nothing ("You open the box.", "It is already open."), so that
+        each form of its answer is tested, until one is found to have an effect.
+        """
+        if event.prose and not self.changes(event.name) and self.answer_of(event)[1] not in self._answered(event):
+            return len(self._answered(event)) >= _FORMS_TESTED
+        return self.is_tested(event.name)
+
+    def tested(self, event: Event) -> None:
+        """Remember that the effect of this answer was tested."""
+        if event.prose:
+            forms = self.answered.setdefault(event.name, {})
+            forms[self.answer_of(event)[1]] = forms.get(self.answer_of(event)[1], 0) + 1
+
+    def _answered(self, event: Event) -> dict[str, int]:
+        return self.answered.get(event.name, {})
+
+    def answer_of(self, event: Event) -> tuple[str, str]:
+        """Return the operation and, in prose, the form of its answer: the first words without the call's values."""
+        if not event.prose:
+            return event.name, ""
+        given = {word for value in event.values for word in value.lower().split()}
+        words = re.findall(r"[^\W\d]+", event.result.lower()[: 2 * _SHORT])
+        return event.name, " ".join([word for word in words if word not in given][:_FORM])
 
     # --- values -------------------------------------------------------------------------------------------------------
 

@@ -4,10 +4,11 @@ As in section 3 of the AgentEvolver paper, a walk has a breadth-first phase of N
 which only the last N_d observations are shown. The writer turns the record of a walk into tasks of a preferred
 difficulty.
 
-A reference consists of steps of the walk, given by their numbers: only actions of the walk are executed, never text
-that the writer made up. If the world can check a result itself (`verifier_kind`), the executed reference, without the
-steps that its result does not need, becomes the verifier; otherwise an outcome judge has to score the attempts
-(evolver/questioning/judges.py). The writer's claims are checked against the execution (evolver/questioning/checks.py).
+A task consists of a query and steps of the walk, given by their numbers: only actions of the walk are executed, never
+text that the writer made up. The walk is repeated call by call to find out what its calls change. The task gets the
+fewest calls that make the chosen changes, and a verifier of what other calls show afterwards, as the tasks of the
+embedded explorer do (evolver/questioning/{site,goals}.py). The writer's query and answer are checked against what the
+calls showed (evolver/questioning/checks.py).
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import random
 import re
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from envs.profile import draft, tools_of
@@ -28,19 +29,13 @@ from evolver.llm.client import Chat, ChatError, Question
 from evolver.llm.embedders import HashedNgrams
 from evolver.llm.prompts import prompt
 from evolver.llm.schemas import INTEGER, NUMBER, TEXT, array, record
-from evolver.questioning.checks import (
-    Played,
-    bare,
-    changes_something,
-    informed,
-    play_reference,
-    shown_answer,
-    unnamed_value,
-)  # fmt: skip
-from evolver.questioning.goals import minimise
+from evolver.questioning.calls import Event, calls_of
+from evolver.questioning.goals import Writer, claimed
 from evolver.questioning.pool import TaskPool
-from evolver.questioning.tasks import CLOSING, Unfit, check_probe, probe_of, synthetic_task, verifier_kind
-from evolver.traces import play, quoted, rules_of, shortened, text_of, transcript, words
+from evolver.questioning.site import Site
+from evolver.questioning.tasks import Unfit, check_probe, probe_of
+from evolver.questioning.walks import Walker
+from evolver.traces import quoted, rules_of, shortened, text_of, transcript, words
 from rl.bounds import Count, CountOrZero
 from rl.seeds import seed_of
 
@@ -88,13 +83,13 @@ class LlmExplorer:
         self._make_world, self.chat, self.shown, self.pool, self.progress = make_world, chat, shown, pool, progress
         self.breadth, self.depth, self.per_walk = breadth, depth, per_walk
         self.rounds, self.patience, self.parallel = rounds, patience, parallel
+        self._walker = Walker(breadth=0, depth=0, branches=1)  # repeats walks and learns from them
         self._embedder = HashedNgrams()  # finds the tasks that the writer is asked not to repeat
         world = make_world()
         try:
             # If the world does not describe itself, draft a profile from the tools of a few tasks.
             self.profile = world.profile() or draft(world.name, tools_of(world, pool.seeds[:8]))
-            self.checked = verifier_kind(world)
-            check_probe(world, pool.seeds[0], self._probe(pool.seeds[0]))
+            check_probe(world, pool.seeds[0], probe_of(pool.seeds[0]))
         finally:
             world.close()
         self.preference = preference_text(self.profile)
@@ -107,7 +102,7 @@ class LlmExplorer:
             starts = rng.sample(seeds, len(seeds))
             for first in range(0, len(starts), self.parallel):
                 for walk, proposals in self._proposals(starts[first : first + self.parallel], seed):
-                    yield from self._tasks(world, walk, proposals)
+                    yield from self._tasks(world, walk, proposals, random.Random(seed_of(seed, walk.start.id, "tasks")))
                 self.progress(len(self.pool.tasks) - size, budget)
                 fruitless = 0 if len(self.pool.tasks) > best else fruitless + len(starts[first : first + self.parallel])
                 best = len(self.pool.tasks)
@@ -142,7 +137,7 @@ class LlmExplorer:
         """Make one walk. It ends early if the chat model does not answer or the world breaks."""
         world, walk = self._make_world(), LlmWalk(start, Observation([]))
         try:
-            walk.opening = world.reset(self._probe(start), start.seed)
+            walk.opening = world.reset(probe_of(start), start.seed)
             for k in range(self.breadth + self.depth):
                 (reply,) = self.chat.ask([self._exploring(walk, k, seed_of(seed, "turn", k))])
                 if isinstance(reply, ChatError):
@@ -156,12 +151,6 @@ class LlmExplorer:
         finally:
             world.close()
         return walk
-
-    def _probe(self, start: Task) -> Task:
-        """Return a task in the world of `start` with nothing to do. If the world can only check its own tasks, the
-        probe keeps the verifier of `start`, which the world may need to start."""
-        blank = {"state": {"state": [], "answer": None}, "calls": {"calls": []}, "": start.verifier}[self.checked]
-        return replace(probe_of(start), verifier=blank)
 
     def _exploring(self, walk: LlmWalk, k: int, seed: int) -> Question:
         """Return the question for step k of a walk."""
@@ -209,20 +198,44 @@ class LlmExplorer:
 
     # --- making tasks -------------------------------------------------------------------------------------------------
 
-    def _tasks(self, world: World, walk: LlmWalk, proposals: Sequence[dict[str, Any]]) -> Iterator[Task]:
+    def _tasks(
+        self, world: World, walk: LlmWalk, proposals: Sequence[dict[str, Any]], rng: random.Random
+    ) -> Iterator[Task]:
+        """Repeat a walk, learn from it, and yield the tasks of the proposals."""
+        site = None
+        try:
+            site = Site(probe_of(walk.start), world, self._walker.knowledge, rng)
+            steps = self._repeated(site, walk, rng)
+        except WorldError:
+            self.pool.reject("the world broke", tried=0)
+            proposals = ()
         for proposal in proposals:
             try:
-                task = self._task(world, walk, proposal)
+                task = self._task(site, walk, steps, proposal, rng)
             except Unfit as reason:
                 self.pool.reject(str(reason))
             except WorldError:
                 self.pool.reject("the world broke")
             else:
                 yield task
+        self.pool.count(env_steps=site.steps if site else 0)
 
-    def _task(self, world: World, walk: LlmWalk, proposal: dict[str, Any]) -> Task:
-        """Execute the reference of a proposal and return its task. Raises Unfit, with the reason, if there is none."""
-        query, answer, start = proposal["query"].strip(), proposal["answer"].strip(), walk.start
+    def _repeated(self, site: Site, walk: LlmWalk, rng: random.Random) -> list[list[Event]]:
+        """Return the calls of each step of a walk after repeating it and finding out what they change."""
+        made = [calls_of(action, site.operations) for action, _ in walk.steps]
+        calls = [Event(name, arguments, "") for step in made for name, arguments in step]
+        (repeated,) = self._walker.walks(site.world, site.task, rng, site.known, calls, site.operations)
+        site.steps += len(repeated.events)
+        site.learn_roles(repeated.events)
+        site.extend(repeated.events)
+        rest = iter(repeated.events)  # fewer than were to be made if the episode ended before
+        return [[event for _, event in zip(step, rest)] for step in made]
+
+    def _task(
+        self, site: Site, walk: LlmWalk, steps: list[list[Event]], proposal: dict[str, Any], rng: random.Random
+    ) -> Task:
+        """Return the task of a proposal. Raises Unfit, with the reason, if there is none."""
+        query, answer = proposal["query"].strip(), proposal["answer"].strip()
         numbers = list(dict.fromkeys(proposal["steps"]))
         if problem := unfit(query, text_of(walk.opening.messages), [shown for _, shown in walk.steps]):
             raise Unfit(f"query {problem}")
@@ -232,69 +245,18 @@ class LlmExplorer:
             raise Unfit("no such steps")
         if answer and words(answer) in words(query):
             raise Unfit("answer in the query")
-        probe, steps = self._probe(start), [bare(action) for action, _ in walk.steps]
-        played = play_reference(world, probe, [steps[n - 1] for n in numbers])
-        if answer and not (answer := shown_answer(query, answer, played)):
-            raise Unfit("answer not shown")
-        state = world.difference() if self.checked == "state" else None
-        if not answer and not state:
-            others = [] if self.checked == "state" else [*reversed(steps), *played.actions]
-            if not others or not changes_something(world, probe, played, others):
-                raise Unfit("nothing to check")
-        meta = _entry(start) | {"template": "llm"}
-        if not self.checked:
-            meta = start.meta | meta | ({"answer": answer} if answer else {}) | {"unverified": True}
-            verifier = start.verifier
-        else:
-            played = self._minimised(world, probe, played, query, answer, state)
-            if unnamed_value(query, played, state):
-                raise Unfit("not named in the query")
-            verifier = {"calls": played.calls}
-            if self.checked == "state":
-                verifier = {"state": state, "answer": answer or None}
-        return synthetic_task(
-            start,
-            query,
-            identity=[query, played.actions],
-            verifier=verifier,
-            reference=[*played.actions, *([answer or CLOSING] if self.checked else [])],
-            difficulty=len(played.actions),
-            meta=meta,
-        )
+        if answer and not site.takes_answers:
+            raise Unfit("no way to answer")
+        chosen = [event for n in sorted(numbers) for event in steps[n - 1]]
+        goal, answer = claimed([event for step in steps for event in step], chosen, query, answer)
+        return Writer(site, least=1, most=len(goal.events)).write(goal, rng, common={}, query=query, answer=answer)
 
-    def _minimised(
-        self, world: World, probe: Task, whole: Played, query: str, answer: str, state: list[Any] | None
-    ) -> Played:
-        """Return the reference without the steps that its result does not need.
+    def state(self) -> dict[str, Any]:
+        """Return what was learnt from the walks, as JSON values."""
+        return {"knowledge": self._walker.knowledge.state()}
 
-        A part of it suffices if it makes the same difference, shows the answer, and shows every value before its use.
-        If the world checks calls, the whole reference must pass with the calls of the part as the verifier.
-        """
-        parts = {tuple(range(len(whole.actions))): whole}
-
-        def suffices(kept: list[int]) -> bool:
-            try:
-                part = play_reference(world, probe, [whole.actions[n] for n in kept])
-            except Unfit:
-                return False
-            same = world.difference() == state if self.checked == "state" else True
-            if not kept or not same or not informed(part, whole):
-                return False
-            if answer and shown_answer(query, answer, part) != answer:
-                return False
-            if self.checked == "calls":
-                play(world, replace(probe, verifier={"calls": part.calls}), [*whole.actions, CLOSING])
-                if not world.evaluate().success:
-                    return False
-            parts[tuple(kept)] = part
-            return True
-
-        return parts[tuple(minimise(list(range(len(whole.actions))), set(), suffices, key=lambda n: n))]
-
-
-def _entry(start: Task) -> dict[str, Any]:
-    """Return the field of `meta` by which an adapter finds the world of `start`."""
-    return {"entry": start.meta.get("entry", start.id)}
+    def load_state(self, state: dict[str, Any]) -> None:
+        self._walker.knowledge.load_state(state["knowledge"])
 
 
 def profile_text(profile: dict[str, Any], tools: Sequence[Tool] = (), limit: int = 8000) -> str:

@@ -53,6 +53,7 @@ class Site:
     initial: list[Sequence[Cell]] = field(default_factory=list)  # the answer of each probe at the start
     steps: int = 0  # environment steps of all plays
     tried: set[tuple[str, str]] = field(default_factory=set)  # calls that were offered to the battery
+    measured: list[tuple[str, str]] = field(default_factory=list, init=False)  # the calls that `initial` answers
     operations: dict[str, Operation] = field(default_factory=dict, init=False)
     code: bool = field(init=False)  # its actions are code
     slow: bool = field(init=False)  # simulators and interpreters take a hundred times as long as other worlds
@@ -63,7 +64,8 @@ class Site:
         self.operations = self.open().operations
         self.ends_by_text = self.world.step(CLOSING).terminated
         self.code = bool(self.world.functions())
-        self.slow = any(op.slots for op in self.operations.values()) or self.code
+        self._prose = any(operation.slots for operation in self.operations.values())
+        self.slow = self._prose or self.code
         self.answering = None if self.ends_by_text else self._answering()
 
     def _answering(self) -> Operation | None:
@@ -164,15 +166,14 @@ class Site:
             for event in events:
                 event.changes = event.ok and self.knowledge.changes(event.name)
             return
-        tested = set()
+        tested = {}
         for n, event in enumerate(kept):
-            if event.name not in tested and not self.knowledge.is_tested(event.name, least=2 if self.slow else 4):
-                tested.add(event.name)
+            if self.knowledge.answer_of(event) not in tested and not self.knowledge.is_known(event):
+                tested[self.knowledge.answer_of(event)] = n
                 self._test_repetition(kept[:n], event)
-        for n, event in enumerate(kept):
-            if event.name in tested and self.knowledge.is_repeatable(event.name):
-                tested.remove(event.name)
-                self._test_effect(kept[:n], event, kept)
+        for n in tested.values():
+            if self.knowledge.is_repeatable(kept[n].name):
+                self._test_effect(kept[:n], kept[n], kept)
         self._test_refusals(events)
         for event in events:
             event.changes = event.ok and self.knowledge.changes(event.name)
@@ -271,9 +272,10 @@ class Site:
         probes = {c.key: c for c in made if self.knowledge.reads(c.name) and c.name != event.name}
         if not probes:
             return
-        if self.slow and len(probes) > FEW_PROBES:
-            chosen = sorted(probes, key=lambda key: not _related(probes[key], event))[:FEW_PROBES]
-            probes = {key: probes[key] for key in probes if key in chosen}
+        if self.slow:  # a probe that changes something after all would hide the event's effect from the next ones
+            effects = self.knowledge.effects
+            ranked = sorted(probes, key=lambda key: (not _related(probes[key], event), probes[key].name not in effects))
+            probes = {key: probes[key] for key in ranked[:FEW_PROBES]}
         answers = []
         for calls in ([*before], [*before, event]):
             episode, events = self.play(calls if event.ok else before)
@@ -294,6 +296,7 @@ class Site:
         differ = any(a is not None and a != b for a, b in zip(*answers, strict=False))
         if event.ok:
             tally(self.knowledge.effects, event.name, differ)
+            self.knowledge.tested(event)
         else:
             tally(self.knowledge.quiet, event.result, differ)
 
@@ -327,18 +330,37 @@ class Site:
     def extend(self, events: Sequence[Event]) -> None:
         """Add to the battery: the walk's calls that only read, and the same operations with other known values."""
         self.battery = [probe for probe in self.battery if self.knowledge.reads(probe.event.name)]
+        for event in _before_changes(events):
+            if event.ok and not event.over:
+                self.knowledge.compare(self.task.id, event)
+        self._compare()
         made = events if self.code else _before_changes(events)
         self._offer([e for e in made if e.ok and not e.over and self.knowledge.reads(e.name)])
         for _ in range(0 if self.code else _ROUNDS):  # what some of them show is an argument of others
             self._offer(self._others())
-        self._measure()
+        if not (self.slow and self.initial and [probe.event.key for probe in self.battery] == self.measured):
+            self._measure()
+
+    def _compare(self) -> None:
+        """Repeat some calls of other starts here, to find out which operations answer by their arguments alone."""
+        calls = [(name, given) for name, given in self.knowledge.to_compare(self.task.id) if name in self.operations]
+        if self.slow or not calls:
+            return
+        episode = self.open()
+        for name, given in calls:
+            if not episode.over and (event := episode.call(name, given)).ok:
+                self.knowledge.compare(self.task.id, event)
+        self.steps += episode.steps
 
     def _others(self) -> list[Event]:
         """Return calls of reading operations that no walk has made, with values that their arguments accept: those of
         this world, then words of other worlds."""
         calls = []
         for name, operation in self.operations.items():
-            if not operation.required or not self.knowledge.reads(name):
+            if not self.knowledge.reads(name):
+                continue
+            if not operation.required:
+                calls.append(Event(name, {}, operation.render({})))
                 continue
             choices = []
             for parameter in operation.required:
@@ -369,6 +391,8 @@ class Site:
             self.tried.add(call.key)
             event = episode.call(call.name, call.arguments)
             self.steps += 1
+            if event.ok:
+                self.knowledge.compare(self.task.id, event)
             if event.ok and not self.knowledge.says_nothing(event):
                 self.known.add(event.shown, event)
                 if not event.prose:
@@ -381,14 +405,19 @@ class Site:
         Learns what varies by itself, and the needs of each probe.
         """
         first = self.read(self.open())
-        second = [probe.event.cells for probe in self.battery] if self.code else self.read(self.open())
+        if self.code:
+            second = [probe.event.cells for probe in self.battery]
+        elif self.slow and all(probe.needs is not None for probe in self.battery):
+            second = first  # they answered alike when they were measured first
+        else:
+            second = self.read(self.open())
         for now, before in zip(first, second, strict=True):
             self._mark_varying(now, before)
         kept = [n for n, (a, b) in enumerate(zip(first, second, strict=True)) if a and self._shown(a) == self._shown(b)]
         number, rank = Counter(), {}
         for n in kept:
             name = self.battery[n].event.name
-            rank[n] = (not self.knowledge.shows(name), number[name])
+            rank[n] = (not self.knowledge.shows(name), self.knowledge.is_blind(name), number[name])
             number[name] += 1
         kept = sorted(sorted(kept, key=rank.__getitem__)[: MOST_SLOW_PROBES if self.code else MOST_PROBES])
         whole = self.battery
@@ -396,6 +425,30 @@ class Site:
         for n, probe in zip(kept, self.battery, strict=True):
             if probe.needs is None:
                 probe.needs = self._needs(probe.event, first[n], whole[:n], first)
+        self.measured = [probe.event.key for probe in self.battery]
+
+    def memory(self) -> dict[str, Any]:
+        """Return the battery and what was offered to it as JSON values, for a later visit.
+
+        Only of a slow site: where plays cost nothing, a new battery costs less than a long state."""
+        if not self.slow:
+            return {}
+        call = lambda event: [event.name, event.arguments]  # noqa: E731
+        battery = [[call(p.event), None if p.needs is None else [call(e) for e in p.needs]] for p in self.battery]
+        return {"battery": battery, "tried": sorted(map(list, self.tried))}
+
+    def recall(self, memory: dict[str, Any]) -> None:
+        """Continue with what `memory` returned on an earlier visit. Calls that no longer exist are left out."""
+        for (name, arguments), needs in memory.get("battery", ()):
+            calls = [(name, arguments), *(needs or ())]
+            if all(other in self.operations for other, _ in calls):
+                event, *before = [self._event(other, given) for other, given in calls]
+                self.battery.append(Probe(event, None if needs is None else before))
+        self.tried = {(name, arguments) for name, arguments in memory.get("tried", ())}
+
+    def _event(self, name: str, arguments: dict[str, Any]) -> Event:
+        operation = self.operations[name]
+        return Event(name, arguments, operation.render(arguments), ok=True, prose=self._prose)
 
     def _needs(
         self, event: Event, shown: Sequence[Cell], before: Sequence[Probe], readings: Sequence[Sequence[Cell]]

@@ -69,13 +69,6 @@ def synthetic_task(
     return Task(id, start.env, query, start.split, "synthetic", start.seed, meta=meta, **fields)
 
 
-def verifier_kind(world: World) -> str:
-    """Return how a world checks synthetic tasks: "state" (by `difference()`), "calls" (by its profile), "" if not."""
-    if hasattr(world, "difference"):
-        return "state"
-    return "calls" if world.profile().get("verifier") == "calls" else ""
-
-
 def is_verified(task: Task) -> bool:
     """Return True if the world can check the task. A task that only carries its seed's verifier, which its world needs
     to start, is marked as `unverified` in its meta: an outcome judge has to score it."""

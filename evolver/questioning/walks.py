@@ -200,7 +200,9 @@ class _OpenWalk:
             refused = Counter(_within(e.name) for e in self.events if not e.ok and not e.arguments)
             novelty = [n / (1 + refused[_within(name)]) ** 2 for name, n in zip(names, novelty, strict=True)]
         else:  # an operation that has hardly ever worked may be a change
-            novelty = [n if self.knowledge.is_practised(name) else 3 * n for name, n in zip(names, novelty, strict=True)]
+            novelty = [
+                n if self.knowledge.is_practised(name) else 3 * n for name, n in zip(names, novelty, strict=True)
+            ]
         several = dict.fromkeys(self.rng.choices(names, novelty, k=max(6, len(names) // 8)))
         drawn = [(name, *self._arguments(name, {})) for name in several]
         candidates = [(name, arguments, chance) for name, arguments, chance in drawn if arguments is not None]

@@ -294,6 +294,19 @@ def test_schemas_are_json_schema():
             assert set(types(tool["function"]["parameters"])) <= known
 
 
+def test_what_an_episode_does_is_gone_in_the_next_one():
+    """The mentions of a tweet are the default of a parameter, which the package's methods share and change."""
+    world, posted = Bfcl(), []
+    task = Task("multi_turn_base_5", "bfcl", "Post something.", verifier={"calls": []})
+    for _ in range(2):
+        world.reset(task)
+        world.step(call_text("authenticate_twitter", {"username": "dr_smith", "password": "securePass123"}))
+        posted.append(json.loads(world.step(call_text("post_tweet", {"content": "hello"})).messages[0]["content"]))
+        mention = {"tweet_id": posted[-1]["id"], "mentioned_usernames": ["@bob"]}
+        assert "error" not in world.step(call_text("mention", mention)).messages[0]["content"].lower()
+    assert posted[0] == posted[1] and posted[0]["mentions"] == []
+
+
 def test_a_synthetic_task_has_one_turn_and_its_own_ground_truth():
     world = Bfcl()
     calls = [{"name": "mkdir", "arguments": {"dir_name": "new"}}]

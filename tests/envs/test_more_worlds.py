@@ -174,14 +174,43 @@ def explorer_of(world) -> LlmExplorer:
     return LlmExplorer(lambda: world, None, 2000, TaskPool(world.tasks("train")[:1], overlap=0.8, capacity=8))
 
 
-def test_a_synthetic_task_of_scienceworld_shows_its_query_and_is_left_to_a_judge(science):
+def test_a_synthetic_task_of_scienceworld_shows_its_query_and_has_no_score(science):
     world = make("scienceworld", kinds=["boil"])
     start = world.reset(invented(world.tasks("train")[0])).messages[-1]["content"]
     assert start.startswith("Find a spoon.\n\n") and "Do boil" not in start
     assert world.step("Task").messages[0]["content"] == "Find a spoon."
     assert [world.step(action).reward for action in ("open door", "go out", "focus on X")] == [0.0, 0.0, 0.0]
     assert world.evaluate().score == 0.0 and not world.evaluate().success
-    assert explorer_of(world).checked == ""
+    explorer_of(world)  # it can be explored
+
+
+def test_the_goal_of_the_variation_does_not_end_a_synthetic_task_of_scienceworld(science):
+    world = make("scienceworld", kinds=["boil"])
+    world.reset(invented(world.tasks("train")[0]))
+    solution = ["open door", "go out", "focus on X"]
+    assert not any(world.step(action).terminated for action in [*solution, "spoil", "wait"])
+
+
+def test_scienceworld_loads_a_variation_once_however_often_it_is_reset(science, monkeypatch):
+    loaded = []
+    whole = FakeScience.load
+    monkeypatch.setattr(FakeScience, "load", lambda self, *args: (loaded.append(args), whole(self, *args)))
+    world = make("scienceworld", kinds=["boil"])
+    one, other = world.tasks("train")[:2]
+    for task in (one, one, one, other, one):
+        world.reset(task)
+    assert [variation for _, variation, _, _ in loaded] == [0, 1, 0]
+    assert world.walkthrough(one.to_dict()) == ["open door", "go out", "focus on X"]  # loaded with its solution
+
+
+@pytest.mark.parametrize(
+    "answer", ["Ambiguous request: which?", "No known action matches that input.", "Unknown action."]
+)
+def test_what_scienceworld_did_not_take_is_an_error(science, monkeypatch, answer):
+    world = make("scienceworld", kinds=["boil"])
+    world.reset(world.tasks("train")[0])
+    monkeypatch.setattr(FakeScience, "step", lambda self, action: answer)
+    assert world.step("open the thing").info["errors"] == 1
 
 
 def test_scienceworld_lists_the_tasks_of_the_benchmark():
@@ -289,14 +318,14 @@ def test_a_textworld_episode(games, tmp_path):
         world.tasks("val")
 
 
-def test_a_synthetic_task_of_textworld_shows_its_query_and_is_left_to_a_judge(games, tmp_path):
+def test_a_synthetic_task_of_textworld_shows_its_query_and_has_no_score(games, tmp_path):
     world = make("textworld", cache=str(tmp_path))
     task = invented(world.tasks("train")[0])
     assert world.reset(task).messages[-1]["content"] == "Find a spoon.\n\n-= Attic =-"
     assert world.step("goal").messages[0]["content"] == "Find a spoon."
     assert world.step("take key").reward == world.step("open box").reward == 0.0
     assert world.evaluate().score == 0.0 and not world.evaluate().success
-    assert explorer_of(world).checked == ""
+    explorer_of(world)  # it can be explored
 
 
 # -------------------------------------------------------------------------------------------- reasoning-gym

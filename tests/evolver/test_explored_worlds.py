@@ -14,12 +14,17 @@ from envs.mcp import McpWorld, _Session
 from envs.probed import cells, phrases, probed
 from envs.process import Deadlines
 from envs.source import Source
+from envs.toolcalls import call_text
 from envs.wording import goal_text
 from envs.world import Evaluation, Observation, StepResult, Task, World
 from evolver.questioning import TaskPool
+from evolver.questioning.calls import Event
 from evolver.questioning.curiosity import Curiosity
 from evolver.questioning.goals import _of_rows
+from evolver.questioning.knowledge import Knowledge
+from evolver.questioning.llm import LlmExplorer
 from evolver.traces import play
+from tests.evolver.chat_server import answer, said
 
 ROOT = Path(__file__).parents[2]
 
@@ -155,6 +160,27 @@ def test_the_inside_of_one_fenced_block_counts():
     assert [cell.value for cell in cells("f", two)] == ["1", "and", "2"]
 
 
+# --- calls of which nothing shows that they were made -----------------------------------------------------------------
+
+
+def test_nothing_is_asked_about_calls_that_answer_by_their_arguments_alone():
+    """A heating that repeats what it is told, and that nothing shows, looks like a reader."""
+    knowledge = Knowledge()
+
+    def compared(name, *answers):
+        for start, shown in enumerate(answers):
+            knowledge.compare(f"task {start}", Event(name, {"degrees": 21}, "", shown, ok=True))
+        return knowledge.is_blind(name)
+
+    assert not compared("heat", "21 degrees", "21 degrees", "21 degrees") and compared("heat", *4 * ["21 degrees"])
+    assert not compared("temperature", "18", "20", "20", "20", "20")
+    for _ in range(9):
+        knowledge.compare("task 0", Event("far", {}, "", "1", ok=True))
+    assert not knowledge.is_blind("far") and not knowledge.is_blind("unknown")  # one start says nothing
+    knowledge.shown_changes["heat"] = 1
+    assert not knowledge.is_blind("heat")
+
+
 # --- a world whose actions are code -----------------------------------------------------------------------------------
 
 APPS = ("diary", "music", "parcels", "recipes", "rooms", "tickets")
@@ -199,7 +225,8 @@ class Desk(World):
         return f"{name} {json.dumps(arguments)}"
 
     def step(self, action):
-        name, _, given = action.partition(" ")
+        code = action.partition("```\n")[2].partition("\n```")[0] or action  # a block between words, or code alone
+        name, _, given = code.partition(" ")
         try:
             result, failed = self._run(*name.split("."), **json.loads(given or "{}")), False
         except (ValueError, TypeError) as error:
@@ -232,6 +259,61 @@ def test_a_world_of_code_is_explored_past_its_logins():
     assert any(".login " in action for task in tasks for action in task.reference)
     assert any("after" in probe for task in tasks for probe in task.verifier["probes"])  # a change
     assert "desk.finish" not in knowledge.outcomes  # it is known to end the episode before the first walk
+
+
+# --- language models as explorers of these worlds ---------------------------------------------------------------------
+
+
+def written(chat_of, make_world, actions, *ideas):
+    """Return the tasks of a language model that takes these actions and has these ideas, and the pool's metrics."""
+
+    def script(body, n):
+        if "THE RECORD" in body["messages"][-1]["content"]:
+            return answer({"tasks": [dict(zip(("query", "steps", "answer"), idea), confidence=0.9) for idea in ideas]})
+        turn = sum(m["role"] == "assistant" for m in body["messages"])
+        return said(f"Let me see.\n{actions[turn]}" if turn < len(actions) else "that is all")
+
+    pool = TaskPool(make_world().tasks("train"), overlap=0.9, capacity=100)
+    explorer = LlmExplorer(make_world, chat_of(script), 2000, pool, breadth=1, depth=len(actions) - 1, rounds=1)
+    return pool.grow(explorer, make_world, 5, 0), pool.metrics()
+
+
+def solves(world, task, actions):
+    play(world, task, actions)
+    return world.evaluate().success
+
+
+def test_a_language_model_explores_a_text_world_in_its_own_words(chat_of):
+    actions = ["look", "take red ball", "inventory", "go down", "drop red ball", "look", "fly away"]
+    ideas = [("Bring the red ball to the cellar.", [2, 4, 5], ""), ("Fly away.", [7], "")]
+    (task,), figures = written(chat_of, House, actions, *ideas)
+    assert task.reference == [call_text("act", {"action": a}) for a in ("take red ball", "go down", "drop red ball")]
+    world = probed(House())
+    assert solves(world, task, ["take red ball", "go down", "drop red ball"])
+    assert not solves(world, task, ["take old lamp", "go down", "drop old lamp"])
+    assert figures["questioning/rejected/nothing to check"] == 1
+
+
+def test_a_language_model_explores_a_world_of_code(chat_of):
+    login = 'music.login {"username": "ann@example.com", "password": "musi-77"}'
+    token = "music-" + "x7" * 40
+    add = f"music.add {json.dumps({'title': 'buy milk', 'access_token': token})}"
+    shown = f"music.list {json.dumps({'access_token': token})}"
+    ideas = [("Add the entry buy milk to my music.", [4], ""), ("Where do I live?", [1], "Oslo"), ("See.", [3], "")]
+    tasks, figures = written(
+        chat_of, Desk, [f"```\n{a}\n```" for a in ("desk.who {}", login, shown, add, shown)], *ideas
+    )
+    world = probed(Desk())
+    change, question = tasks
+    assert (
+        change.reference[-2:] == [f"```\n{add}\n```", "desk.finish {}"]
+        and question.verifier["answer"]["value"] == "Oslo"
+    )
+    assert solves(world, change, [login, add, "desk.finish {}"])
+    assert not solves(world, change, [login, add.replace("milk", "tea"), "desk.finish {}"])
+    assert solves(world, question, ['desk.finish {"answer": "Oslo"}'])
+    assert not solves(world, question, ['desk.finish {"answer": "Bergen"}'])
+    assert figures["questioning/rejected/nothing to check"] == 1
 
 
 def test_questions_about_rows_name_the_row():

@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from envs.probed import probed
 from envs.toolcalls import call_text, parse
 from envs.travel import Travel
 from envs.travel.data import CITIES
 from envs.world import Evaluation, Observation, StepResult, Task, World, WorldError
-from evolver.questioning import TaskPool, is_verified, verifier_kind
+from evolver.questioning import TaskPool, is_verified
 from evolver.questioning.checks import Played, unnamed_value
 from evolver.questioning.llm import LlmExplorer, preference_text, profile_text
 from evolver.questioning.tasks import MASK
@@ -43,6 +44,11 @@ def proposal(query, *steps, answer="", confidence=0.9):
     return {"query": query, "steps": list(steps), "answer": answer, "confidence": confidence}
 
 
+def solves(world, task, actions):
+    """Return True if the actions solve a task that is checked by what the world shows."""
+    return attempt(probed(world), task, actions).evaluation.success
+
+
 class Questioning:
     """A pool that the explorer fills."""
 
@@ -64,8 +70,9 @@ class TestQuestioning:
         questioning = self.make(chat)
         (found,) = questioning.explore(0, 5)
         assert found.query == "Please lend me Solaris." and found.origin == "synthetic" and found.id.startswith("syn/")
-        assert found.verifier == {"state": [["books", "B15", "lent", False, True]], "answer": None}
-        assert attempt(Library(), found, found.reference).evaluation.success
+        assert found.reference == [GREEN, LEND_15, "done"] and found.difficulty == 2
+        assert solves(Library(), found, found.reference) and not solves(Library(), found, [GREEN, "done"])
+        assert not solves(Library(), found, [GREEN, LEND_15, call("mark", "B15"), "done"])
         figures = questioning.pool.metrics()
         assert figures["questioning/walks"] == 1 and figures["questioning/accepted"] == 1
         assert questioning.pool.tasks == {found.id: found}
@@ -73,7 +80,6 @@ class TestQuestioning:
     @pytest.mark.parametrize(
         "bad,why",
         [
-            (proposal("Lend Solaris without looking.", 4), "reference fails"),
             (proposal("Mark what is not there.", 3, 6), "reference fails"),
             (proposal("Look at the red ones.", 1), "nothing to check"),
             (proposal("How many, 2?", 1, answer="2"), "answer in the query"),
@@ -103,13 +109,18 @@ class TestQuestioning:
         steps = [1] if answer == "2" else [3]
         questioning = self.make(chat_of(library_script([proposal(query, *steps, answer=said)])))
         (found,) = questioning.explore(0, 5)
-        assert found.verifier == {"state": [], "answer": answer} and found.reference[-1] == answer
+        assert found.verifier["answer"]["value"] == answer == found.reference[-1]
+        assert solves(Library(), found, found.reference) and not solves(Library(), found, [*found.reference[:-1], "x"])
+
+    def test_a_reference_has_the_calls_that_its_steps_need(self, chat_of):
+        (lend,) = self.make(chat_of(library_script([proposal("Please lend me Solaris.", 4)]))).explore(0, 5)
+        assert lend.reference == [GREEN, LEND_15, "done"]
 
     def test_a_reference_has_no_step_that_its_result_does_not_need(self, chat_of):
         ideas = [proposal("Please lend me Solaris.", 1, 2, 3, 4), proposal("How many blue books?", 1, 2, answer="2")]
         lend, count = self.make(chat_of(library_script(ideas))).explore(0, 5)
         assert lend.reference == [GREEN, LEND_15, "done"] and lend.difficulty == 2
-        assert count.reference in ([call("shelf", "blue"), "2"], [call("shelf", "red"), "2"])
+        assert count.reference == [call("shelf", "blue"), "2"]
 
     def test_a_poor_explorer_is_given_up_and_its_failures_are_counted(self, chat_of):
         seeds = [task(f"Lend {title}.", lent=[id]) for id, (title, _) in BOOKS.items()]
@@ -188,16 +199,8 @@ class TestQuestioning:
             questioning.explore(0, 99)
         assert 0 < len(questioning.pool.tasks) < len(seeds)
 
-    def test_worlds_say_how_tasks_are_checked(self):
-        from envs.bfcl import Bfcl
-
-        assert verifier_kind(Library()) == verifier_kind(Travel(n_train=12)) == "state"
-        assert verifier_kind(Bfcl()) == "calls"
-        profile = Bfcl().profile()
-        assert "GorillaFileSystem" in profile_text(profile) and "2 entities" in preference_text(profile)
-
     @pytest.mark.parametrize("steps", [[2], [1, 2], [1, 2, 1]])
-    def test_bfcl_checks_the_calls_of_the_walk(self, chat_of, steps):
+    def test_a_task_of_bfcl_is_checked_by_its_effect(self, chat_of, steps):
         from envs.bfcl import Bfcl
 
         action = '<tool_call>\n{"name": "ls", "arguments": {}}\n</tool_call>'
@@ -211,11 +214,9 @@ class TestQuestioning:
 
         (start,) = [t for t in Bfcl().tasks("train") if t.id == "multi_turn_base_0"]
         (found,) = Questioning(chat_of(script), Bfcl, [start], breadth=2, depth=2, rounds=1).explore(0, 1)
-        assert found.verifier == {"calls": [{"name": "touch", "arguments": {"file_name": "note.txt"}}]}
-        world = Bfcl()
-        assert attempt(world, found, [touch, "done"]).evaluation.success  # a look-up is not demanded
-        assert attempt(world, found, found.reference).evaluation.success
-        assert not attempt(world, found, ["done"]).evaluation.success
+        assert found.reference == [touch, "done"]  # a look-up is not demanded
+        assert solves(Bfcl(), found, [action, touch, "done"]) and not solves(Bfcl(), found, [action, "done"])
+        assert not solves(Bfcl(), found, [touch.replace("note", "other"), "done"])
 
 
 class Subscriptions(World):
@@ -264,7 +265,7 @@ def walking(actions, *proposals):
     return script
 
 
-class TestWorldsThatCannotCheck:
+class TestWorldsWithoutVerifiers:
     SEED = Task("s1", "subscriptions", "Stop the music.", verifier={"active": ["S15"]}, meta={"kind": "home"})
 
     def explore(self, chat_of, *ideas, actions=(LIST, HELP, CANCEL)):
@@ -272,13 +273,13 @@ class TestWorldsThatCannotCheck:
         questioning = Questioning(chat, Subscriptions, [self.SEED], breadth=1, depth=len(actions) - 1, rounds=1)
         return questioning.explore(0, 5), questioning.pool.metrics()
 
-    def test_tasks_keep_what_their_world_needs_and_are_marked(self, chat_of):
-        ideas = [proposal("Cancel my newspaper.", 3), proposal("What is S17?", 1, answer="music")]
+    def test_tasks_are_checked_by_what_the_world_shows(self, chat_of):
+        ideas = [proposal("Cancel my newspaper with the news.", 3), proposal("What is S17?", 1, answer="music")]
         (cancel, ask), _ = self.explore(chat_of, *ideas)
-        assert cancel.verifier == ask.verifier == self.SEED.verifier  # the same goal, and yet two tasks
-        assert cancel.meta["kind"] == "home" and cancel.meta["unverified"] and cancel.reference == [CANCEL]
-        assert ask.meta["answer"] == "music" and not is_verified(ask) and is_verified(self.SEED)
-        assert attempt(Subscriptions(), cancel, cancel.reference).messages[0]["content"] == cancel.query
+        assert cancel.verifier["start"] == ask.verifier["start"] == self.SEED.verifier  # which the world needs
+        assert cancel.meta["kind"] == "home" and is_verified(cancel) and is_verified(ask)
+        assert solves(Subscriptions(), cancel, [CANCEL, "done"]) and not solves(Subscriptions(), cancel, [LIST, "done"])
+        assert solves(Subscriptions(), ask, [LIST, "It is music."]) and not solves(Subscriptions(), ask, [LIST, "news"])
 
     @pytest.mark.parametrize(
         "idea,why",
@@ -319,15 +320,15 @@ class TestWorldsThatCannotCheck:
         ideas = [proposal("It is cold in the bath: 21 degrees, please.", 2), proposal("Cool the bath.", 1)]
         chat = chat_of(walking([room, warm], *ideas))
         (found,) = Questioning(chat, kind, kind().tasks("train")[:1], breadth=1, depth=1, rounds=1).explore(0, 5)
-        made = attempt(kind(), found, found.reference)
-        assert made.evaluation is not None and not is_verified(found) and found.reference == [warm]
+        assert found.reference == [warm, "done"] and solves(kind(), found, [room, warm, "done"])
+        assert not solves(kind(), found, [warm.replace("21", "22"), "done"])
 
 
 class TestNaming:
     """Which values of a reference a query names."""
 
     def played(self, *exchanges, opening="cancel an order of a passenger"):
-        return Played([action for action, _ in exchanges], words(opening), [text for _, text in exchanges], [], False)
+        return Played([action for action, _ in exchanges], words(opening), [text for _, text in exchanges])
 
     ORDERS = (call_text("orders", {"passenger": "P03"}), "O12 Oslo Monday 85\nO13 Rome Monday 70")
     PEOPLE = (call_text("passengers", {}), "P03 Ines Ek\nP04 Omar Ek")

@@ -155,7 +155,7 @@ def test_every_role_at_once(tiny, tmp_path, server, monkeypatch):
     for role in ("judge", "step_judge", "reranker"):
         assert second[f"llm/{role}/calls"] + second[f"llm/{role}/hits"] > 0, role
     made = [task for task in read_tasks(workdir / "tasks.jsonl") if task.origin == "synthetic"]
-    assert made and all(re.fullmatch(r"F\d\d", task.verifier["answer"]) for task in made)
+    assert made and all(re.fullmatch(r"F\d\d", task.verifier["answer"]["value"]) for task in made)
     assert 0.2 <= second["rollout/score/synthetic"] <= 0.7
     assert second["navigating/guided_rate"] > 0
     secret = [p for p in tmp_path.rglob("*") if p.is_file() and b"sk-very-secret" in p.read_bytes()]

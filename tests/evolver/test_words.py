@@ -69,8 +69,8 @@ def test_plain_words_stay():
 
 
 class TestAttempts:
-    def run_with(self, monkeypatch, solved):
-        """Return the pool after two attempts each; `solved` decides by query."""
+    def run_with(self, monkeypatch, solved, broken=lambda query, n: False):
+        """Return the pool after two attempts each; `solved` decides by query, `broken` by query and attempt."""
         config = base.get_config()
         config.questioning.attempts = 2
         start = task("Lend Solaris.", lent=["B15"])
@@ -87,7 +87,9 @@ class TestAttempts:
             played.extend(jobs)
             return [
                 types.SimpleNamespace(
-                    task=job.task, broken=False, evaluation=types.SimpleNamespace(success=solved(job.task.query))
+                    task=job.task,
+                    broken=broken(job.task.query, job.rollout),
+                    evaluation=types.SimpleNamespace(success=solved(job.task.query)),
                 )
                 for job in jobs
             ]
@@ -103,6 +105,11 @@ class TestAttempts:
         assert Counter(job.task.query for job in played) == dict.fromkeys("abcde", 2)
         assert len({job.seed for job in played}) == len(played) and not any(job.experience for job in played)
         assert pool.metrics()["questioning/rejected/no attempt solves it"] == 1
+
+    def test_what_a_fault_of_the_environment_broke_was_not_tried(self, monkeypatch):
+        pool, _ = self.run_with(monkeypatch, lambda query: False, lambda query, n: query == "a" or n == 1)
+        assert [t.query for t in pool.tasks.values()] == ["a"]
+        assert pool.metrics()["questioning/rejected/no attempt solves it"] == 2
 
     def test_what_another_query_solves_is_removed(self, monkeypatch):
         pool, _ = self.run_with(monkeypatch, lambda query: query in "acde")

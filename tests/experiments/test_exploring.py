@@ -1,12 +1,14 @@
 """Tests of the explorer's table: what is measured, the trials of a verifier, and going on after an interruption."""
 
 import json
+import re
 
 import pytest
 
-from envs.toolcalls import parse
+from envs.toolcalls import call_text, parse
 from envs.world import Task
 from experiments import exploring
+from tests.evolver.chat_server import ChatServer, answer, said
 
 
 @pytest.fixture(scope="module")
@@ -25,6 +27,48 @@ def test_the_table_has_what_was_measured(out):
     cells = dict(zip(head.strip("| ").split(" | "), row.strip("| ").split(" | "), strict=True))
     assert cells["world"] == "travel" and cells["tasks"] == "4" and cells["agree"] == "100.0%"
     assert float(cells["per 1,000 steps"]) == pytest.approx(4000 / figures["step"], abs=0.01)
+
+
+def test_explorers_and_writers_are_compared_by_what_they_cost(tmp_path, capsys):
+    """A scripted server explores, writes and rewords; some of what it says is used, and all of it is counted."""
+
+    def script(body, n):
+        last = body["messages"][-1]["content"]
+        if "THE RECORD" in last:
+            flight = re.search(r"\bF\d\d\b", last.partition("THE RECORD")[2])
+            idea = {"query": f"Which flights are there, the {n}th time?", "confidence": 1.0, "steps": [1]}
+            return answer({"tasks": [idea | {"answer": flight[0] if flight else "none"}]})
+        if "schema" in str(body.get("response_format")):  # other words
+            return answer({"queries": ["Something else.", "Nothing."]})
+        return said(call_text("flights", {"to": "Rome"}) if len(body["messages"]) < 4 else "done", prompt=100)
+
+    command = ["--worlds", "travel", "--seeds", "0", "--tasks", "16", "--budget", "2", "--out", str(tmp_path)]
+    by = ["curiosity/plain", "curiosity/model", "llm/plain"]
+    options = ['llm={"breadth": 1, "depth": 1, "rounds": 1}']
+    with ChatServer(script) as server:
+        exploring.main([*command, "--by", *by, "--options", *options, "--url", server.url, "--model", "tiny"])
+        asked = len(server.requests)
+    lines = capsys.readouterr().out.splitlines()
+    head = next(n for n, line in enumerate(lines) if "calls per task" in line)
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[head : head + 5]]
+    plain, model, llm = (dict(zip(rows[0], row, strict=True)) for row in rows[2:])
+    assert [row["world"] for row in (plain, model, llm)] == ["travel", "travel, curiosity/model", "travel, llm/plain"]
+    assert plain["calls"] == "0" and plain["reworded"] == "-" and plain["tokens per task"] == "0.0"
+    assert model["calls"] == "2" and model["reworded"] == "0" and model["tasks"] == "2"  # no wording was faithful
+    assert llm["tasks"] == "2" and int(llm["calls"]) == asked - 2 and llm["unanswered"] == "0"
+    assert float(llm["calls per task"]) == int(llm["calls"]) / 2 and float(llm["steps per task"]) > 1
+
+
+def test_a_server_is_needed_for_what_asks_one(capsys):
+    with pytest.raises(SystemExit):
+        exploring.main(["--by", "llm/plain"])
+    assert "needs --url" in capsys.readouterr().err
+
+
+def test_a_measurement_ends_after_its_steps(tmp_path):
+    exploring.main(["--worlds", "travel", "--budget", "50", "--seeds", "0", "--steps", "300", "--out", str(tmp_path)])
+    figures = json.loads((tmp_path / "travel-0.json").read_text())
+    assert figures["ended"] == "out of steps" and figures["step"] == 300
 
 
 def test_what_was_measured_is_not_measured_again(out, monkeypatch, capsys):
@@ -58,7 +102,28 @@ def test_a_verifier_that_checks_too_little_disagrees_with_the_world():
     made = exploring.trials(task, [task], exploring.random.Random(0))
     assert all(parse(actions[-1]).calls == [] for actions in made) and [exploring.CLOSING] in made
     figures = exploring.agreement(world, [task], exploring.random.Random(0))
-    assert figures["agree"] == [False] and {"right": False}.items() <= figures["disagreements"][0].items()
+    assert figures["agree"] == figures["sound"] == [False]
+    assert {"right": False}.items() <= figures["disagreements"][0].items()
+
+
+def test_a_verifier_that_demands_too_much_is_sound_and_disagrees(monkeypatch):
+    monkeypatch.setitem(exploring.STATES, "travel", (lambda world: None, lambda world, state: True))
+    world = exploring.Unaided()
+    start = next(task for task in world.tasks("train") if task.verifier["state"])
+    verifier = {"start": start.verifier, "probes": [{"tool": "flights", "action": "x", "digest": "y"}], "code": False}
+    verifier |= {"ids": [], "known": [], "mask": [], "answer": None}
+    task = Task("syn/1", "travel", "?", "train", "synthetic", start.seed, start.reference, verifier)
+    task.meta["source"] = "a"
+    figures = exploring.agreement(world, [task], exploring.random.Random(0))
+    assert figures["agree"] == [False] and figures["sound"] == [True]
+
+
+def test_what_the_world_itself_cannot_compare_does_not_count(monkeypatch):
+    monkeypatch.setitem(exploring.STATES, "travel", (lambda world: None, lambda world, state: False))
+    world = exploring.Unaided()
+    task = world.tasks("train")[0]
+    figures = exploring.agreement(world, [task], exploring.random.Random(0))
+    assert figures["agree"] == figures["sound"] == [] and figures["trials"] == 0
 
 
 def test_names_and_values_are_separated_by_an_equals_sign(capsys):
