@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +93,7 @@ def resume(run: Run) -> int:
     run.sinks = Sinks(
         run.workdir.path, c.to_dict(), wandb=c.log.wandb if hosts.first() else "off", project=c.log.project,
         tensorboard=c.log.tensorboard and hosts.first(), id=run.saved.get("wandb", ""),
+        group=c.log.group, tags=c.log.tags,
     )  # fmt: skip
     if run.step < 0:
         prepare(run)
@@ -164,7 +166,7 @@ def evaluate(config: Any, workdir: str | Path) -> None:
         seeds = config.eval.seeds
         scores = [books.evaluate(run, keep=f"eval_{n}" if n else "eval", repetition=n) for n in range(seeds)]
         record = {"policy": config.model.path, "split": config.eval.split, **dict(measures(*scores))}
-        run.workdir.log_evaluation(record)
+        run.workdir.log_evaluation(record | {"scores": [asdict(s) for s in scores]})
         run.progress.close()
         head = ("", config.model.path or "random policy", f"sd of {seeds} seeds")[: 2 + (seeds > 1)]
         print("\n".join(report.columns(report.single_rows(*scores), head)))

@@ -116,6 +116,11 @@ class Workdir:
         with open(self / "eval.jsonl", "a", encoding="utf-8") as file:
             file.write(json.dumps(plain(record)) + "\n")
 
+    def evaluations(self) -> list[dict[str, Any]]:
+        """Return the lines of `eval.jsonl`, oldest first; "scores" of each holds one `Scores` per seed, as a dict."""
+        path = self / "eval.jsonl"
+        return list(read_jsonl(path, forgive="last")) if path.is_file() else []
+
     def scores(self) -> dict[int, Scores]:
         """Return {step: scores}, ascending."""
         found = {}
