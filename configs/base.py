@@ -281,6 +281,8 @@ def books(root):
     log.trajectories = key(1, least=0)  # steps between two files of trajectories; 0 = none
     log.wandb = key("off", choices=("off", "offline", "online"))  # Weights & Biases
     log.project = "evolver"  # W&B project
+    log.group = ""  # W&B group of runs that are compared; "" = none
+    log.tags = ()  # W&B tags
     log.tensorboard = False  # write TensorBoard files too
 
 

@@ -75,6 +75,10 @@ def parse(argv: list[str]) -> Command:
         return Command(mode="help", problems=(values.module_help(__name__),))
     if values["config"].value is None:
         return Command(problems=("--config is missing, for example --config=configs/quickstart.py",))
+    try:
+        len(values.config)  # a missing file is only noticed when the config is used
+    except Exception as error:
+        return Command(problems=(config_error(rest, error),))
     good, arguments = [], []
     for token in overrides:
         if found := re.fullmatch(r"--?config\.((?:\w+\.)*args)\.(\w+)=(.*)", token, re.DOTALL):
@@ -85,7 +89,6 @@ def parse(argv: list[str]) -> Command:
         good += [] if problem else [token]
     try:
         config = values.config
-        len(config)  # a missing file is only noticed when the config is used
         names = {key: value for key, value in flat(config).items() if key.endswith(".name")}
         values = define([*base, *good])
         values([*base, *good])

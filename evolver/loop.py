@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +93,7 @@ def resume(run: Run) -> int:
     run.sinks = Sinks(
         run.workdir.path, c.to_dict(), wandb=c.log.wandb if hosts.first() else "off", project=c.log.project,
         tensorboard=c.log.tensorboard and hosts.first(), id=run.saved.get("wandb", ""),
+        group=c.log.group, tags=c.log.tags,
     )  # fmt: skip
     if run.step < 0:
         prepare(run)
@@ -156,8 +158,8 @@ def finish(run: Run) -> None:
 def evaluate(config: Any, workdir: str | Path) -> None:
     """Score config.model.path on the held-out tasks.
 
-    The scores are appended to `eval.jsonl` in the workdir, those of each task are written to `eval/eval.json`, and the
-    rollouts to `trajectories/eval.jsonl`, those of further seeds to `eval_1.jsonl` and so on.
+    The scores are appended to `eval.jsonl` in the workdir and the rollouts written to `trajectories/eval.jsonl`, those
+    of further seeds to `eval_1.jsonl` and so on.
     """
     with open_run(for_evaluation(config), workdir) as run:
         run.workdir.claim(config.to_dict(), config.seed, "eval")
@@ -166,8 +168,7 @@ def evaluate(config: Any, workdir: str | Path) -> None:
             books.evaluate(run, keep=f"eval_{n}" if n else "eval", repetition=n, sweep=not n) for n in range(seeds)
         ]
         record = {"policy": config.model.path, "split": config.eval.split, **dict(measures(*scores))}
-        run.workdir.log_evaluation(record)
-        run.workdir.log_scores("eval", scores[0])
+        run.workdir.log_evaluation(record | {"scores": [asdict(s) for s in scores]})
         run.progress.close()
         head = ("", config.model.path or "random policy", f"sd of {seeds} seeds")[: 2 + (seeds > 1)]
         print("\n".join(report.columns(report.single_rows(*scores), head) + report.sweep_lines(scores[0])))

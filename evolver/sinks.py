@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,16 @@ class Sinks:
     """The open logs of W&B and TensorBoard; either may be off."""
 
     def __init__(
-        self, workdir: Path, config: dict[str, Any], *, wandb: str, project: str, tensorboard: bool, id: str = ""
+        self,
+        workdir: Path,
+        config: dict[str, Any],
+        *,
+        wandb: str,
+        project: str,
+        tensorboard: bool,
+        id: str = "",
+        group: str = "",
+        tags: Sequence[str] = (),
     ):
         """Open the logs. wandb: "off", "offline" or "online". id: W&B run to continue. Raises OSError if W&B fails."""
         self.run, self.writer = None, None
@@ -22,7 +32,8 @@ class Sinks:
             try:
                 self.run = client.init(
                     project=project, name=workdir.name, dir=str(workdir), mode=wandb, config=plain(config),
-                    id=id or None, resume="allow", settings=client.Settings(silent=True),
+                    id=id or None, group=group or None, tags=list(tags), resume="allow",
+                    settings=client.Settings(silent=True),
                 )  # fmt: skip
             except Exception as error:  # no key or no network: the client has many kinds of errors
                 raise OSError(

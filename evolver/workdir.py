@@ -101,11 +101,11 @@ class Workdir:
         path = self / f"trajectories/{step if isinstance(step, str) else f'step_{step:06d}'}.jsonl"
         write_atomically(path, "".join(json.dumps(plain(r), ensure_ascii=False) + "\n" for r in records))
 
-    def log_scores(self, step: int | str, scores: Scores) -> None:
-        """Write `eval/step_000010.json`, or a file of the given name if the scores belong to no step."""
+    def log_scores(self, step: int, scores: Scores) -> None:
+        """Write `eval/step_000010.json`."""
         if not self.writes:
             return
-        path = self / f"eval/{step if isinstance(step, str) else f'step_{step:06d}'}.json"
+        path = self / f"eval/step_{step:06d}.json"
         write_atomically(path, json.dumps(dataclasses.asdict(scores)) + "\n")
 
     def log_evaluation(self, record: dict[str, Any]) -> None:
@@ -115,6 +115,11 @@ class Workdir:
         self.path.mkdir(parents=True, exist_ok=True)
         with open(self / "eval.jsonl", "a", encoding="utf-8") as file:
             file.write(json.dumps(plain(record)) + "\n")
+
+    def evaluations(self) -> list[dict[str, Any]]:
+        """Return the lines of `eval.jsonl`, oldest first; "scores" of each holds one `Scores` per seed, as a dict."""
+        path = self / "eval.jsonl"
+        return list(read_jsonl(path, forgive="last")) if path.is_file() else []
 
     def scores(self) -> dict[int, Scores]:
         """Return {step: scores}, ascending."""

@@ -11,7 +11,6 @@ of the runs that change the tasks. The runs count with their last evaluation, by
 from __future__ import annotations
 
 import argparse
-import json
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -45,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
     if code := evaluate(args.config, args.base, arguments[cut + 1 :]):
         return code
-    base = Scores(**json.loads((args.base / "eval/eval.json").read_text(encoding="utf-8")))
+    base = Scores(**Workdir(args.base).evaluations()[-1]["scores"][0])
     last = {run: scores[max(scores)] for run, scores in trained.items()}
     if other := [str(run) for run, scores in last.items() if scores.tasks != base.tasks]:
         parser.error(f"{', '.join(other)} were evaluated on other tasks than {args.base}")
@@ -58,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def evaluate(config: str, base: Path, flags: Sequence[str]) -> int:
     """Evaluate the untrained policy of a config, unless `base` holds the result. Return the exit code."""
-    if (base / "eval/eval.json").exists():
+    if Workdir(base).evaluations():
         return 0
     *others, own = TEMPERATURES
     values = {"rollouts": ATTEMPTS, "temperature": own, "temperatures": f"({','.join(map(str, others))})"}

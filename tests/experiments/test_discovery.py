@@ -1,5 +1,7 @@
 """Tasks out of reach, and those that training brings within reach."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -39,7 +41,7 @@ def test_the_table_splits_the_tasks_and_averages_the_runs():
 
 def test_a_base_that_is_there_is_not_evaluated_again(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(discovery.subprocess, "run", lambda *args, **kwargs: pytest.fail("evaluated again"))
-    Workdir(tmp_path / "base").log_scores("eval", base([0, 0, 3, 200]))
+    Workdir(tmp_path / "base").log_evaluation({"scores": [dataclasses.asdict(base([0, 0, 3, 200]))]})
     Workdir(tmp_path / "run").log_scores(7, trained([1, 0, 1, 1]))
     arguments = ["--config=configs/quickstart.py", "--base", str(tmp_path / "base"), "--out", str(tmp_path / "out.md")]
     assert discovery.main([str(tmp_path / "run"), *arguments]) == 0

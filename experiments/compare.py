@@ -1,0 +1,229 @@
+"""Comparison of runs that differ in one thing: a table in Markdown and CSV, and a figure, from their workdirs.
+
+A `Row` is one condition with its runs, one per seed. `collect` reads them, `lines` makes the cells of a table,
+`markdown` and `csv_text` its texts, and `draw` the figure. Success is in percent.
+
+The intervals are 95% bootstrap intervals that resample the held-out tasks and the runs
+(`rl.evaluation.interval_over_seeds`). A difference is that of runs of the same seed on the same tasks; `sd` is the
+sample standard deviation (n - 1) of the runs.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from evolver.workdir import Workdir
+from rl.evaluation import Scores, interval_over_seeds
+
+COLOURS = ("#1b4f72", "#d35400", "#16a085", "#8e44ad", "#c0392b", "#7f8c8d", "#27ae60", "#b7950b", "#2e4053")
+GREY = "#7f8c8d"
+
+
+@dataclass
+class Row:
+    """One condition: {seed: {step: scores}} of the runs that were evaluated, and what happened to the others."""
+
+    name: str
+    curves: dict[int, dict[int, Scores]] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+    def final(self, measure: str = "") -> dict[int, np.ndarray]:
+        """Return {seed: value_N} of the last evaluation. measure: as `Scores.per_task` takes it; "" = avg@k."""
+        last = {seed: curve[max(curve)] for seed, curve in self.curves.items() if curve}
+        return {seed: scores.per_task(measure or scores.names[0]) for seed, scores in last.items()}
+
+    def tasks(self) -> set[tuple[str, ...]]:
+        """Return the sets of tasks that the last evaluations are of."""
+        return {tuple(curve[max(curve)].tasks) for curve in self.curves.values() if curve}
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean in percent with its interval. sd: of the runs, nan if there are fewer than two; runs: their number."""
+
+    mean: float
+    low: float
+    high: float
+    sd: float
+    runs: int
+
+    def __str__(self) -> str:
+        return f"{self.mean:.1f} [{self.low:.1f}, {self.high:.1f}]"
+
+    def signed(self) -> str:
+        """Return the text of a difference."""
+        return f"{self.mean:+.1f} [{self.low:+.1f}, {self.high:+.1f}]"
+
+
+def collect(folder: str | Path) -> dict[int, Scores]:
+    """Return {step: scores} of the run in a workdir, {} if it was not evaluated.
+
+    An evaluation of its own (`--mode=eval`) counts as step 0; its seeds are joined into one with more rollouts.
+    """
+    workdir = Workdir(folder)
+    if found := workdir.scores():
+        return found
+    records = [record for record in workdir.evaluations() if record.get("scores")]
+    return {0: joined([Scores(**scores) for scores in records[-1]["scores"]])} if records else {}
+
+
+def joined(scores: Sequence[Scores]) -> Scores:
+    """Return evaluations of the same tasks as one, with the rollouts of all of them."""
+    first = scores[0]
+    return Scores(
+        first.tasks,
+        first.difficulty_N,
+        [[x for s in scores for x in s.score_NR[n]] for n in range(len(first.tasks))],
+        [[x for s in scores for x in s.success_NR[n]] for n in range(len(first.tasks))],
+        first.greedy_N,
+        sum(s.broken for s in scores),
+        first.temperature,
+    )
+
+
+def estimate(values: Mapping[int, np.ndarray]) -> Estimate | None:
+    """Return the mean of {seed: value_N} with its interval, None if there are no values."""
+    if not values:
+        return None
+    value_SN = 100 * np.stack(list(values.values()))
+    mean_S = value_SN.mean(axis=1)
+    sd = float(mean_S.std(ddof=1)) if len(mean_S) > 1 else math.nan
+    return Estimate(float(mean_S.mean()), *interval_over_seeds(value_SN), sd, len(mean_S))
+
+
+def difference(first: Row, second: Row, measure: str = "") -> Estimate | None:
+    """Return second - first over the seeds that both have, None if they share none or were given different tasks."""
+    before, after = first.final(measure), second.final(measure)
+    shared = sorted(before.keys() & after.keys())
+    if not shared or len(first.tasks() | second.tasks()) > 1:
+        return None
+    return estimate({seed: after[seed] - before[seed] for seed in shared})
+
+
+def lines(rows: Sequence[Row], seeds: Sequence[int], measure: str = "") -> list[list[str]]:
+    """Return the header and a line for each row: success by seed, mean, deviation, difference to the first row."""
+    head = ["", *(f"seed {s}" for s in seeds), "mean [95%]", "sd", f"minus {rows[0].name} [95%]", "note"]
+    table = [head]
+    for row in rows:
+        values = row.final(measure)
+        mean, change = estimate(values), difference(rows[0], row, measure) if row is not rows[0] else None
+        cells = [f"{100 * values[s].mean():.1f}" if s in values else "" for s in seeds]
+        sd = f"{mean.sd:.1f}" if mean and mean.runs > 1 else ""
+        table.append([row.name, *cells, str(mean or ""), sd, change.signed() if change else "", "; ".join(row.notes)])
+    return table
+
+
+def before(rows: Sequence[Row]) -> str:
+    """Return a sentence with the mean success before training, "" if no run was evaluated before and after."""
+    curves = [curve for row in rows for curve in row.curves.values() if len(curve) > 1]
+    if not curves:
+        return ""
+    means = [curve[min(curve)].per_task(curve[min(curve)].names[0]).mean() for curve in curves]
+    return f"before training: {100 * np.mean(means):.1f}"
+
+
+def markdown(table: Sequence[Sequence[str]]) -> str:
+    """Return a header and rows as a Markdown table; columns that are empty throughout are left out."""
+    kept = [i for i in range(len(table[0])) if i == 0 or any(row[i] for row in table[1:])]
+    rows = [[row[i].replace("|", "\\|") for i in kept] for row in table]
+    widths = [max(3, *(len(row[i]) for row in rows)) for i in range(len(kept))]
+    text = ["| " + " | ".join(c.ljust(w) if i == 0 else c.rjust(w) for i, (c, w) in enumerate(zip(row, widths))) + " |"
+            for row in rows]  # fmt: skip
+    rule = "|" + "|".join("-" * (w + 2) if i == 0 else "-" * (w + 1) + ":" for i, w in enumerate(widths)) + "|"
+    return "\n".join([text[0], rule, *text[1:]]) + "\n"
+
+
+def csv_text(table: Sequence[Sequence[Any]]) -> str:
+    """Return the rows as comma-separated values."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(table)
+    return text.getvalue()
+
+
+def new_figure(width: float, height: float) -> Any:
+    """Return an empty figure, drawn without a display."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), dpi=150, layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def draw(rows: Sequence[Row], path: str | Path, *, measure: str = "", title: str = "") -> None:
+    """Write PATH.png and PATH.svg: success over steps (left), and differences to the first row with intervals."""
+    figure = new_figure(10, 0.42 * len(rows) + 3.4)
+    left, right = figure.subplots(1, 2, width_ratios=[1.25, 1])
+    figure.suptitle(title, fontsize=10)
+    curved = any(len(curve) > 1 for row in rows for curve in row.curves.values())
+    (draw_curves if curved else draw_means)(left, rows, measure)
+    draw_differences(right, rows, measure)
+    save(figure, path)
+
+
+def save(figure: Any, path: str | Path) -> None:
+    """Write PATH.png and PATH.svg; equal figures give equal files."""
+    from matplotlib import rc_context
+
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    for axes in figure.axes:
+        axes.spines[["top", "right"]].set_visible(False)
+    with rc_context({"svg.hashsalt": "evolver", "svg.fonttype": "none"}):
+        figure.savefig(f"{path}.png")
+        figure.savefig(f"{path}.svg", metadata={"Date": None})
+
+
+def draw_curves(axes: Any, rows: Sequence[Row], measure: str = "") -> None:
+    """Draw success over steps: a thin line for each run, a thick one for the mean at the steps that all runs share."""
+    for i, row in enumerate(rows):
+        colour = COLOURS[i % len(COLOURS)]
+        curves = [
+            {step: 100 * s.per_task(measure or s.names[0]).mean() for step, s in sorted(curve.items())}
+            for curve in row.curves.values()
+        ]
+        for curve in curves:
+            axes.plot(list(curve), list(curve.values()), color=colour, linewidth=0.7, alpha=0.45)
+        steps = sorted(set.intersection(*(set(curve) for curve in curves))) if curves else []
+        if steps:
+            mean_S = [np.mean([curve[step] for curve in curves]) for step in steps]
+            style = "-o" if i < len(COLOURS) else "--o"
+            label = f"{row.name} {mean_S[-1]:.0f}%"
+            axes.plot(steps, mean_S, style, markersize=3, color=colour, linewidth=2, label=label)
+    axes.set_xlabel("step")
+    axes.set_ylabel(f"held-out success{f', {measure}' if measure else ''}, %")
+    axes.set_ylim(0, 100)
+    axes.legend(frameon=False, fontsize=8)
+
+
+def draw_means(axes: Any, rows: Sequence[Row], measure: str = "") -> None:
+    """Draw the success of each row with its interval."""
+    _intervals(axes, [row.name for row in rows], [estimate(row.final(measure)) for row in rows])
+    axes.set_xlim(0, 100)
+    axes.set_xlabel("success, %")
+
+
+def draw_differences(axes: Any, rows: Sequence[Row], measure: str = "") -> None:
+    """Draw the difference of each row to the first one with its interval."""
+    others = rows[1:]
+    _intervals(axes, [row.name for row in others], [difference(rows[0], row, measure) for row in others])
+    axes.axvline(0, color="black", linewidth=0.8)
+    axes.set_xlabel(f"points above {rows[0].name}")
+
+
+def _intervals(axes: Any, names: Sequence[str], estimates: Sequence[Estimate | None]) -> None:
+    for place, value in enumerate(estimates):
+        if value is None:
+            axes.annotate("no runs to compare", (0, place), color=GREY, fontsize=8, va="center")
+        else:
+            axes.plot([value.low, value.high], [place, place], color=GREY, linewidth=2)
+            axes.plot(value.mean, place, "o", color=COLOURS[0], markersize=5)
+    axes.set_yticks(range(len(names)), names)
+    axes.set_ylim(len(names) - 0.5, -0.5)

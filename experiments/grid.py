@@ -1,0 +1,461 @@
+"""Run a grid of configs, go on where it was cut off, and compare the runs in a table and a figure.
+
+    python -m experiments.grid --config=configs/quickstart.py:qa --set advantage.args.alpha=0.05,0.1,0.2 --seeds 0 1 2
+    python -m experiments.grid --config=configs/quickstart.py --rows grpo q qn qa all --seeds 0 1 2 --jobs 2
+    python -m experiments.grid --config=configs/quickstart.py --sweep experiments/sweeps/alpha.yaml
+    python -m experiments.grid --workdir=runs/grid ... --only-report
+
+Every combination of `--rows` (arguments of the config file) and `--set` (values of a key) is a row of the table, and
+every row has one run per seed. Flags after `--` go to every run. The others are compared with the first row.
+
+The runs are processes of their own, with the workdirs WORKDIR/ROW-SEED and logs beside them. The same command goes on
+after a crash, a kill or Ctrl-C: finished runs are kept, unfinished ones resume, and one that a killed grid left behind
+is waited for. Several grids, also of several hosts that share the directory, may work on one WORKDIR. A run that fails
+is marked and stops no other.
+
+As a module, for studies of their own:
+
+    runs = product("configs/quickstart.py", rows=["grpo", "all"], sets={"optim.lr": [1e-4, 5e-4]}, seeds=[0, 1])
+    problems(runs, folder)                      # [] or everything that is wrong, before anything is started
+    states = execute(runs, folder, jobs=2)      # {name: "done", "exit code 1", "waits for NAME", "interrupted"}
+    rows = gather(runs, folder)                 # experiments.compare.Row of each row, in order
+    report(runs, folder, "title")               # writes grid.md, grid.csv, grid.png, grid.svg; returns the text
+
+`Run` is one process: a row, a seed, a config file, overrides, and a mode of `run.py` or another module. `after` names
+runs that have to be finished before, and "{folder}" in an override stands for the grid's workdir, so that a run can
+start from the policy of another:
+
+    Run("eval", 0, CONFIG, {"model.path": "{folder}/train-0/policy"}, mode="eval", after=("train-0",))
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import fcntl
+import itertools
+import json
+import queue
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TextIO
+
+from absl import logging
+
+from evolver.progress import clock
+from evolver.workdir import Workdir
+from experiments import compare
+from models.files import read_jsonl, write_atomically
+
+ROOT = Path(__file__).parents[1]
+HEARTBEAT = 60.0  # seconds between two looks at runs that another process has started, and lines about progress
+
+
+@dataclass(frozen=True)
+class Run:
+    """One process of a grid. See the module."""
+
+    row: str
+    seed: int
+    config: str
+    overrides: Mapping[str, Any] = field(default_factory=dict)
+    mode: str = "train"
+    module: str = ""  # "" = run.py; another module takes --config, --workdir and overrides too
+    after: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """The name of the workdir."""
+        return f"{self.row}-{self.seed}"
+
+    def command(self, folder: Path, flags: Sequence[str] = ()) -> list[str]:
+        """Return the words after the interpreter that start the run."""
+        words = ["-m", self.module] if self.module else [str(ROOT / "run.py")]
+        values = {"seed": self.seed} | {
+            key: value.replace("{folder}", str(folder)) if isinstance(value, str) else value
+            for key, value in self.overrides.items()
+        }
+        if not self.module:
+            words.append(f"--mode={self.mode}")
+            values = {"log.group": folder.name, "log.tags": (self.row,)} | values
+        words += [f"--config={self.config}", f"--workdir={folder / self.name}"]
+        return [*words, *(f"--config.{key}={value}" for key, value in values.items()), *flags]
+
+
+def product(
+    config: str,
+    *,
+    rows: Sequence[str] = (),
+    sets: Mapping[str, Sequence[Any]] | None = None,
+    seeds: Sequence[int] = (0,),
+) -> list[Run]:
+    """Return the runs of every combination of arguments of the config file, values and seeds; seeds vary slowest, so
+    that a grid that is cut off has complete comparisons.
+
+    A row is named after what varies: "q,lr=0.1". Keys are shortened to their last word where that is unambiguous.
+    """
+    sets = dict(sets or {})
+    last = [key.rpartition(".")[2] for key in sets]
+    short = {key: name if last.count(name) == 1 else key for key, name in zip(sets, last)}
+    runs = []
+    for seed, argument in itertools.product(seeds, rows or [""]):
+        for values in itertools.product(*sets.values()):
+            overrides = dict(zip(sets, values))
+            parts = [argument] * bool(argument) + [f"{short[key]}={value}" for key, value in overrides.items()]
+            row = re.sub(r"[^\w.,=+-]+", "_", ",".join(parts)) or Path(config.partition(":")[0]).stem
+            runs.append(Run(row, seed, f"{config}:{argument}" if argument else config, overrides))
+    return runs
+
+
+def problems(runs: Sequence[Run], folder: str | Path, flags: Sequence[str] = ()) -> list[str]:
+    """Return everything that keeps runs from starting, each problem once, with the runs that have it.
+
+    Runs of other modules, and files that only an earlier run will write, are not checked.
+    """
+    from configs import base
+    from evolver import cli
+    from evolver.config import problems as config_problems
+
+    found: dict[str, list[str]] = {}
+    for name in sorted({run.name for run in runs if [r.name for r in runs].count(run.name) > 1}):
+        found.setdefault("two runs have this name", []).append(name)
+    for run in runs:
+        if run.module:
+            continue
+        command = cli.parse(run.command(Path(folder), flags))
+        reasons = list(command.problems)
+        if command.config is not None:
+            checked = config_problems(command.config, base.keys(), command.workdir, run.mode)
+            reasons += [reason for reason in checked if not (run.after and "there is no such" in reason)]
+        for reason in reasons:
+            found.setdefault(reason.replace(run.name, "RUN"), []).append(run.name)
+    return [f"{reason} ({some(names)})" for reason, names in found.items()]
+
+
+def some(names: Sequence[str]) -> str:
+    """Return up to three names, and how many more there are."""
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(names[:3]) + more
+
+
+# --- running ---------------------------------------------------------------------------------------------------------
+
+
+class Ledger:
+    """The attempts at the runs of a grid, `grid.jsonl`: name, command, exit code, seconds, revision of each."""
+
+    def __init__(self, folder: Path):
+        self.path = folder / "grid.jsonl"
+
+    def attempts(self, name: str) -> list[dict[str, Any]]:
+        """Return the attempts at a run, oldest first."""
+        return [line for line in self.lines() if line["run"] == name]
+
+    def lines(self) -> list[dict[str, Any]]:
+        """Return all attempts; a line that a crash cut short is left out."""
+        return list(read_jsonl(self.path, forgive="all")) if self.path.is_file() else []
+
+    def add(self, **record: Any) -> None:
+        """Append one attempt."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with open(self.path, "a", encoding="utf-8") as file:
+            file.write(json.dumps(record) + "\n")
+
+    def finished(self, run: Run, command: Sequence[str]) -> bool:
+        """Return True if the last attempt at the run succeeded, with this command, and its workdir is still there."""
+        attempts = self.attempts(run.name)
+        done = bool(attempts) and attempts[-1]["code"] == 0 and attempts[-1]["command"] == list(command)
+        return done and (self.path.parent / run.name).is_dir()
+
+    def seconds(self, name: str) -> float:
+        """Return the seconds of all attempts at a run."""
+        return sum(line["seconds"] for line in self.attempts(name))
+
+
+class Interrupted(Exception):
+    """The user ended the grid; the same command goes on."""
+
+
+class Execution:
+    """Runs the processes of a grid, `jobs` at a time."""
+
+    def __init__(
+        self,
+        runs: Sequence[Run],
+        folder: Path,
+        *,
+        jobs: int = 1,
+        flags: Sequence[str] = (),
+        say: Callable[[str], None] = print,
+    ):
+        self.folder, self.jobs, self.say = folder, jobs, say
+        self.runs = {run.name: run for run in runs}
+        self.commands = {run.name: run.command(folder, flags) for run in runs}
+        self.ledger = Ledger(folder)
+        self.states: dict[str, str] = {}
+        self.active: dict[str, tuple[subprocess.Popen, TextIO, float]] = {}  # process, lock, when it was started
+        self.ended: queue.Queue[str] = queue.Queue()
+        self.asked = 0  # signals that ask for the end
+        self.elsewhere: set[str] = set()  # runs that another process holds
+
+    def run(self) -> dict[str, str]:
+        """Run everything that is not finished. Returns the state of each run by name."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        for name, run in self.runs.items():
+            if self.ledger.finished(run, self.commands[name]):
+                self.states[name] = "done"
+        if self.states:
+            self.say(f"{len(self.states)} of {len(self.runs)} runs are finished")
+        with self._signals():
+            while len(self.states) < len(self.runs):
+                self._start()
+                if not self.active and not self.elsewhere:
+                    break
+                with contextlib.suppress(queue.Empty):
+                    self._end(self.ended.get(timeout=HEARTBEAT if not self.elsewhere else 2.0))
+                    continue
+                self._show()
+        for name in self.runs.keys() - self.states.keys():
+            self.states[name] = "interrupted" if self.asked else self._waits(self.runs[name])
+        return {name: self.states[name] for name in self.runs}
+
+    def _waits(self, run: Run) -> str:
+        missing = [name for name in run.after if self.states.get(name) != "done"]
+        return f"waits for {', '.join(missing)}"
+
+    def _ready(self, run: Run) -> bool:
+        return all(self.states.get(name) == "done" for name in run.after)
+
+    def _start(self) -> None:
+        """Start runs until `jobs` are active."""
+        self.elsewhere.clear()
+        for name, run in self.runs.items():
+            if self.asked or len(self.active) >= self.jobs:
+                return
+            if name in self.states or name in self.active or not self._ready(run):
+                continue
+            path = self.folder / f"{name}.lock"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            lock = open(path, "w")  # noqa: SIM115 (closed when the process ends)
+            try:
+                # The process inherits the lock, so that it is held for as long as the process lives, whatever happens
+                # to this one: a list of process ids would be wrong after a reboot and on another host.
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                lock.close()
+                self.elsewhere.add(name)
+                continue
+            if self.ledger.finished(run, self.commands[name]):  # by whoever held the lock
+                lock.close()
+                self.states[name] = "done"
+                continue
+            self._spawn(name, lock)
+
+    def _spawn(self, name: str, lock: TextIO) -> None:
+        command = self.commands[name]
+        with open(self.folder / f"{name}.log", "a", encoding="utf-8") as log:
+            log.write(f"$ {' '.join(command)}\n")
+            log.flush()
+            # A session of its own: Ctrl-C reaches it through `_forward` only, once per signal.
+            process = subprocess.Popen(
+                [sys.executable, *command], stdout=log, stderr=log, stdin=subprocess.DEVNULL, cwd=Path.cwd(),
+                pass_fds=(lock.fileno(),), start_new_session=True,
+            )  # fmt: skip
+        self.active[name] = process, lock, time.monotonic()
+        self.say(f"[{len(self.states)}/{len(self.runs)}] {name} starts")
+        threading.Thread(target=self._watch, args=(name, process), daemon=True).start()
+
+    def _watch(self, name: str, process: subprocess.Popen) -> None:
+        process.wait()
+        self.ended.put(name)
+
+    def _end(self, name: str) -> None:
+        process, lock, began = self.active.pop(name)
+        seconds = time.monotonic() - began
+        code = process.returncode
+        record = (Workdir(self.folder / name).config() or {}) if code == 0 else {}
+        self.ledger.add(
+            run=name, command=self.commands[name], code=code, seconds=round(seconds, 1), git=record.get("git")
+        )
+        lock.close()
+        if self.asked and code:
+            return
+        self.states[name] = "done" if code == 0 else f"exit code {code}"
+        hint = "" if code == 0 else f", see {self.folder / name}.log"
+        ended = f"{name}: {self.states[name]} in {clock(seconds)}{hint}{self._left()}"
+        self.say(f"[{len(self.states)}/{len(self.runs)}] {ended}")
+
+    def _left(self) -> str:
+        """Return the time left at the mean time of the runs that took part, "" while no run of the grid has ended."""
+        taken = [self.ledger.seconds(name) for name, state in self.states.items() if state == "done"]
+        remaining = len(self.runs) - len(self.states) - sum(self._done(name) for name in self.active)
+        if not taken or remaining <= 0:
+            return ""
+        return f"; about {clock(sum(taken) / len(taken) * remaining / self.jobs)} left"
+
+    def _done(self, name: str) -> float:
+        """Return the fraction of its steps that a run has done."""
+        workdir = Workdir(self.folder / name)
+        try:
+            steps, lines = (workdir.config() or {}).get("config", {}).get("steps"), workdir.metrics()
+            return lines[-1]["step"] / steps if lines and steps else 0.0
+        except (OSError, ValueError):  # it is being written
+            return 0.0
+
+    def _show(self) -> None:
+        if self.active:
+            running = ", ".join(f"{name} {self._done(name):.0%}" for name in self.active)
+            self.say(f"[{len(self.states)}/{len(self.runs)}] running: {running}{self._left()}")
+
+    @contextlib.contextmanager
+    def _signals(self) -> Iterator[None]:
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = {n: signal.signal(n, self._forward) for n in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _forward(self, number: int, frame: Any) -> None:
+        """Pass a signal on: the runs end at their next safe point, and at the second one at once."""
+        self.asked += 1
+        self.say("\nending: the runs save what is complete; press Ctrl-C again to end at once")
+        for process, _, _ in self.active.values():
+            process.send_signal(number)
+
+
+def execute(
+    runs: Sequence[Run],
+    folder: str | Path,
+    *,
+    jobs: int = 1,
+    flags: Sequence[str] = (),
+    say: Callable[[str], None] = print,
+) -> dict[str, str]:
+    """Run everything that is not finished, `jobs` at a time, and return {name: state}.
+
+    flags: further words for every `run.py`. States are "done", "exit code N", "waits for NAME" (of one that failed) and
+    "interrupted".
+    """
+    return Execution(runs, Path(folder).absolute(), jobs=jobs, flags=flags, say=say).run()
+
+
+# --- the results -----------------------------------------------------------------------------------------------------
+
+
+def gather(runs: Sequence[Run], folder: str | Path) -> list[compare.Row]:
+    """Return the rows in order, with the evaluations of every finished run, and notes on the others."""
+    ledger = Ledger(Path(folder))
+    rows = {run.row: compare.Row(run.row) for run in runs}
+    for run in runs:
+        attempts = ledger.attempts(run.name)
+        if attempts and attempts[-1]["code"] == 0:
+            rows[run.row].curves[run.seed] = compare.collect(Path(folder) / run.name)
+        else:
+            code = attempts[-1]["code"] if attempts else None
+            what = "was not run" if code is None else "is unfinished" if code == 130 else f"failed (exit code {code})"
+            rows[run.row].notes.append(f"seed {run.seed} {what}")
+    return list(rows.values())
+
+
+def report(runs: Sequence[Run], folder: str | Path, title: str = "", measure: str = "") -> str:
+    """Write grid.md, grid.csv, grid.png and grid.svg into the grid's workdir, and return the Markdown."""
+    folder, rows = Path(folder), gather(runs, folder)
+    table = compare.lines(rows, sorted({run.seed for run in runs}), measure)
+    hours = sum(line["seconds"] for line in Ledger(folder).lines()) / 3600
+    text = "\n".join(
+        filter(None, [f"# {title or folder.name}\n", compare.markdown(table), compare.before(rows),
+                      f"{hours:.1f} hours of runs", "", "![grid](grid.png)"])
+    )  # fmt: skip
+    write_atomically(folder / "grid.md", text + "\n")
+    write_atomically(folder / "grid.csv", compare.csv_text(table))
+    compare.draw(rows, folder / "grid", measure=measure, title=title)
+    return text
+
+
+# --- the command -----------------------------------------------------------------------------------------------------
+
+
+def split_values(text: str) -> list[str]:
+    """Return the comma-separated values of a text; commas inside brackets and quotes belong to a value."""
+    values, depth, quote = [""], 0, ""
+    for char in text:
+        quote = ("" if char == quote else quote) if quote else char if char in "'\"" else ""
+        depth += (char in "([{") - (char in ")]}") if not quote else 0
+        if char == "," and not depth and not quote:
+            values.append("")
+        else:
+            values[-1] += char
+    return [value.strip() for value in values]
+
+
+def sets_of(words: Sequence[str]) -> dict[str, list[str]]:
+    """Return {key: values} of "KEY=V1,V2" texts. Raises ValueError."""
+    sets = {}
+    for word in words:
+        key, equals, values = word.partition("=")
+        key = key.removeprefix("--").removeprefix("config.")
+        if not equals or not all(split_values(values)):
+            raise ValueError(f"--set {word}: give KEY=VALUE,VALUE,... such as optim.lr=1e-4,5e-4")
+        if key in sets:
+            raise ValueError(f"--set {key} is given twice: give all its values at once")
+        sets[key] = split_values(values)
+    return sets
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of the command."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--config", required=True, help="FILE or FILE:ARGUMENT")
+    parser.add_argument("--rows", nargs="+", default=[], help="arguments of the config file")
+    parser.add_argument("--set", nargs="+", action="extend", default=[], metavar="KEY=V1,V2", help="values to combine")
+    parser.add_argument("--sweep", type=Path, help="a sweep of Weights & Biases whose values are combined")
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0])
+    parser.add_argument("--workdir", type=Path, default=Path("runs/grid"))
+    parser.add_argument("--jobs", type=int, default=1, help="number of runs at a time")
+    parser.add_argument("--measure", default="", help="avg@8 (default: avg@k), best@8, pass@8, greedy")
+    parser.add_argument("--only-report", action="store_true", help="report on the existing runs and start none")
+    parser.add_argument("flags", nargs="*", metavar="-- FLAGS", help="flags for every run")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a grid. Returns 0 if every run is done, 1 if some failed, 2 if nothing was started, 130 if interrupted."""
+    logging.set_verbosity(logging.ERROR)
+    args = parser().parse_args(argv)
+    if args.config.partition(":")[2] and args.rows:
+        print("--config=FILE:ARGUMENT and --rows both name arguments; give --config=FILE with --rows", file=sys.stderr)
+        return 2
+    try:
+        runs = product(args.config, rows=args.rows, sets=sets_of(args.set), seeds=args.seeds)
+        found = [] if args.only_report else problems(runs, args.workdir, args.flags)
+    except ValueError as error:
+        runs, found = [], [str(error)]
+    if found:
+        print(f"{len(found)} problem{'s' * (len(found) > 1)}; nothing was started.\n", file=sys.stderr)
+        print(*(f"  {n}. {problem}" for n, problem in enumerate(found, 1)), sep="\n", file=sys.stderr)
+        return 2
+    states = {} if args.only_report else execute(runs, args.workdir, jobs=args.jobs, flags=args.flags)
+    print("\n" + report(runs, args.workdir, measure=args.measure))
+    print(f"\ntable: {args.workdir / 'grid.md'}, {args.workdir / 'grid.csv'}; figure: {args.workdir / 'grid.png'}")
+    if "interrupted" in states.values():
+        print("interrupted; the same command goes on", file=sys.stderr)
+        return 130
+    failed = [name for name, state in states.items() if state != "done"]
+    if failed:
+        print(f"failed: {', '.join(f'{name} ({states[name]})' for name in failed)}", file=sys.stderr)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

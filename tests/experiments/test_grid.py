@@ -1,0 +1,207 @@
+"""A grid: every run once, whatever interrupts it; failures stop no other run; one table and one figure of all."""
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from experiments import compare, grid
+from experiments.grid import Run, execute, product
+from rl.evaluation import Scores, interval_over_seeds
+from tests.tiny import config_file, tiny_policy
+
+ROOT = Path(__file__).parents[2]
+MODULE = "tests.experiments.counted_run"
+
+
+def counted(row: str, seed: int = 0, after: tuple[str, ...] = (), **values) -> Run:
+    return Run(row, seed, "none", {"steps": 3} | values, module=MODULE, after=after)
+
+
+def starts(folder: Path, name: str) -> int:
+    path = folder / name / "starts"
+    return len(path.read_text().split()) if path.exists() else 0
+
+
+def steps(folder: Path, name: str) -> int:
+    path = folder / name / "steps"
+    return len(path.read_text()) if path.exists() else 0
+
+
+def until(condition, seconds: float = 60.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.02)
+
+
+def test_every_combination_is_a_run_of_its_own_and_seeds_vary_slowest():
+    runs = product("c.py", rows=["q", "all"], sets={"optim.lr": [1, 2], "loss.args.clip": [3]}, seeds=[0, 1])
+    assert len({run.name for run in runs}) == len(runs) == 8
+    assert [run.seed for run in runs] == [0] * 4 + [1] * 4
+    assert runs[1].row == "q,lr=2,clip=3" and runs[1].config == "c.py:q"
+    words = runs[1].command(Path("grid"))
+    assert {"--config=c.py:q", "--workdir=grid/q,lr=2,clip=3-0", "--config.optim.lr=2", "--config.seed=0"} <= set(words)
+    clashing = product("c.py", sets={"optim.eps": [1], "advantage.args.eps": [2]})
+    assert clashing[0].row == "optim.eps=1,advantage.args.eps=2"
+
+
+def test_values_with_commas_of_their_own():
+    assert grid.split_values("1e-4,(1, 2),'a,b',[3,4]") == ["1e-4", "(1, 2)", "'a,b'", "[3,4]"]
+    assert grid.sets_of(["config.optim.lr=1,2"]) == {"optim.lr": ["1", "2"]}
+    for wrong in (["optim.lr"], ["optim.lr=1,,2"], ["a=1", "a=2"]):
+        with pytest.raises(ValueError, match=r"--set"):
+            grid.sets_of(wrong)
+
+
+def test_what_failed_is_marked_and_stops_no_other(tmp_path):
+    runs = [
+        counted("bad", code=3),
+        counted("good"),
+        counted("child", after=("bad-0",)),
+        counted("ok", after=("good-0",)),
+    ]
+    states = execute(runs, tmp_path, jobs=2, say=lambda _: None)
+    assert states == {"bad-0": "exit code 3", "good-0": "done", "child-0": "waits for bad-0", "ok-0": "done"}
+    rows = {row.name: row for row in grid.gather(runs, tmp_path)}
+    assert rows["bad"].notes == ["seed 0 failed (exit code 3)"] and rows["child"].notes == ["seed 0 was not run"]
+    assert not rows["good"].notes
+
+
+def test_finished_runs_are_kept_and_changed_ones_run_again(tmp_path):
+    runs = [counted("a"), counted("b")]
+    for _ in range(2):
+        assert set(execute(runs, tmp_path, say=lambda _: None).values()) == {"done"}
+    assert starts(tmp_path, "a-0") == starts(tmp_path, "b-0") == 1
+    execute([counted("a"), counted("b", steps=5)], tmp_path, say=lambda _: None)
+    assert starts(tmp_path, "a-0") == 1 and starts(tmp_path, "b-0") == 2 and steps(tmp_path, "b-0") == 5
+
+
+def start_grid(folder: Path, go: Path) -> subprocess.Popen:
+    script = (
+        "from tests.experiments.test_grid import counted\nfrom experiments.grid import execute\nimport sys\n"
+        f"runs = [counted(row, wait={str(go)!r}) for row in 'abc']\n"
+        f"states = execute(runs, {str(folder)!r}, jobs=2)\nprint(states)\nsys.exit(set(states.values()) != {{'done'}})"
+    )
+    return subprocess.Popen([sys.executable, "-c", script], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+
+
+def test_a_killed_grid_waits_for_the_runs_it_left_behind_and_repeats_none(tmp_path):
+    folder, go = tmp_path / "grid", tmp_path / "go"
+    for _ in range(2):  # the second grid finds both runs held by processes of the first
+        first = start_grid(folder, go)
+        until(lambda: steps(folder, "a-0") == steps(folder, "b-0") == 2)
+        os.kill(first.pid, signal.SIGKILL)
+        first.communicate()
+    last = start_grid(folder, go)
+    until(lambda: steps(folder, "c-0") == 2)  # the free place is used meanwhile
+    assert starts(folder, "a-0") == starts(folder, "b-0") == 1
+    go.touch()
+    out, _ = last.communicate(timeout=60)
+    assert last.returncode == 0, out
+    assert [steps(folder, name) for name in ("a-0", "b-0", "c-0")] == [3, 3, 3]
+
+
+def test_an_interrupted_grid_ends_its_runs_and_the_same_command_goes_on(tmp_path):
+    folder, go = tmp_path / "grid", tmp_path / "go"
+    first = start_grid(folder, go)
+    until(lambda: steps(folder, "a-0") == steps(folder, "b-0") == 2)
+    first.send_signal(signal.SIGINT)
+    out, _ = first.communicate(timeout=60)
+    assert first.returncode == 1 and "'a-0': 'interrupted'" in out and starts(folder, "c-0") == 0
+    go.touch()
+    second = start_grid(folder, go)
+    out, _ = second.communicate(timeout=60)
+    assert second.returncode == 0, out
+    assert starts(folder, "a-0") == 2 and steps(folder, "a-0") == 3
+
+
+def test_problems_are_found_before_anything_starts_each_once(tmp_path, capsys):
+    policy = tiny_policy(tmp_path / "policy")
+    words = [f"--config={config_file(tmp_path, policy)}", f"--workdir={tmp_path / 'grid'}"]
+    code = grid.main([*words, "--set", "rollout.temprature=1,2", "optim.lr=0", "--seeds", "0", "1"])
+    err = capsys.readouterr().err
+    assert code == 2 and not (tmp_path / "grid").exists()
+    assert err.count("Did you mean rollout.temperature?") == 1 and err.count("must be above 0") == 1
+    assert "and 1 more" in err and err.startswith("2 problems; nothing was started.")
+    assert (
+        grid.main(["--config=configs/nothing.py", "--set", "steps=1,2"]) == 2
+        and "no such file" in capsys.readouterr().err
+    )
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("grid")
+    config = config_file(folder, tiny_policy(folder / "policy"))
+    words = [f"--config={config}", f"--workdir={folder / 'runs'}", "--set", "optim.lr=1e-2,1e-4", "--jobs=2"]
+    flags = ["--config.steps=1", "--config.eval.every=1", "--config.eval.greedy=False"]
+    assert grid.main([*words, "--", *flags]) == 0
+    return folder
+
+
+def test_a_grid_of_real_runs_ends_in_a_table_and_a_figure(finished):
+    folder = finished / "runs"
+    text = (folder / "grid.md").read_text()
+    assert "| lr=1e-4" in text and "minus lr=1e-2" in text and "before training" in text
+    rows = list(csv.reader((folder / "grid.csv").open()))
+    assert [row[0] for row in rows] == ["", "lr=1e-2", "lr=1e-4"]
+    for line in rows[1:]:
+        metrics = [json.loads(text) for text in (folder / f"{line[0]}-0/metrics.jsonl").read_text().splitlines()]
+        assert line[1] == f"{100 * metrics[-1]['eval/avg@2']:.1f}"
+    assert (folder / "grid.png").read_bytes().startswith(b"\x89PNG") and b"<svg" in (folder / "grid.svg").read_bytes()
+    assert json.loads((folder / "lr=1e-2-0/config.json").read_text())["config"]["log"]["group"] == "runs"
+
+
+def test_an_evaluation_may_follow_a_run_and_is_gathered_with_its_tasks(finished):
+    folder, config = finished / "runs", str(finished / "tiny.py")
+    policy = {"model.path": "{folder}/lr=1e-2-0/policy", "eval.seeds": 2}
+    runs = [Run("again", 0, config, policy, mode="eval")]
+    assert execute(runs, folder, say=lambda _: None) == {"again-0": "done"}
+    (row,) = grid.gather(runs, folder)
+    scores = row.curves[0][0]
+    assert np.shape(scores.success_NR) == (3, 4) and scores.tasks == collect_tasks(folder / "lr=1e-2-0")
+
+
+def collect_tasks(folder: Path) -> list[str]:
+    return compare.collect(folder)[1].tasks
+
+
+def row(name: str, *runs: list[list[int]], tasks: tuple[str, ...] = ("a", "b"), notes=()) -> compare.Row:
+    curves = {seed: {0: Scores(list(tasks), [1, 2], run, run)} for seed, run in enumerate(runs)}
+    return compare.Row(name, curves, list(notes))
+
+
+def test_differences_are_paired_by_seed_and_task_and_missing_runs_leave_gaps():
+    rows = [
+        row("one", [[0, 0], [0, 0]], [[1, 1], [0, 0]]),
+        row("two", [[0, 1], [0, 1]]),
+        row("three", notes=["failed"]),
+    ]
+    table = compare.lines(rows, [0, 1])
+    assert table[1][1:5] == ["0.0", "50.0", str(compare.estimate(rows[0].final())), "35.4"]  # n - 1
+    assert table[2][1:3] == ["50.0", ""] and table[2][5] == "+50.0 [+50.0, +50.0]"
+    assert table[3] == ["three", "", "", "", "", "", "failed"]
+    others = row("other", [[1, 1], [1, 1]], tasks=("a", "c"))
+    assert compare.difference(rows[0], others) is None
+    text = compare.markdown([["", "x"], ["a|b", "1"], ["c", ""]])
+    assert text.splitlines() == ["|      |   x |", "|------|----:|", "| a\\|b |   1 |", "| c    |     |"]
+
+
+def test_the_interval_over_seeds_covers_new_tasks_and_new_seeds():
+    rng, inside = np.random.default_rng(0), 0
+    for trial in range(200):
+        value_SN = 0.5 + 0.1 * rng.normal(size=(6, 1)) + 0.3 * rng.normal(size=(1, 40)) + 0.2 * rng.normal(size=(6, 40))
+        low, high = interval_over_seeds(value_SN, draws=400, seed=trial)
+        inside += low <= 0.5 <= high
+    assert 0.86 <= inside / 200 <= 0.99  # nominally 0.95; tasks alone would give 0.74
+    one = np.array([[0.0, 1.0, 1.0, 0.0]])
+    assert interval_over_seeds(one) == pytest.approx((0.0, 1.0), abs=0.13)
+    assert all(np.isnan(interval_over_seeds(np.zeros((0, 3)))))
