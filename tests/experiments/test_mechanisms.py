@@ -1,0 +1,70 @@
+"""The studies of the mechanisms: their runs can start, and their tables say what the runs hold."""
+
+import pytest
+
+from evolver.workdir import Workdir
+from experiments import grid, mechanisms
+from rl.evaluation import Scores
+
+
+def test_every_run_of_every_study_can_start_and_has_a_name_of_its_own(tmp_path):
+    runs = [
+        run
+        for name, study in mechanisms.studies().items()
+        for several in mechanisms.runs_of(name, study, [0, 1]).values()
+        for run in several
+    ]
+    assert len({run.name for run in runs}) == len(runs) > 60
+    assert grid.problems([run for run in runs if run.seed == 0], tmp_path) == []
+
+
+def test_seeds_vary_slowest_and_rows_differ_in_what_the_study_says():
+    study = mechanisms.studies()["navigating"]
+    runs = mechanisms.runs_of("navigating", study, [3, 4])["0.03"]
+    assert [run.seed for run in runs] == [3, 3, 4, 4]
+    first, second = runs[:2]
+    assert (first.config, second.config) == ("configs/quickstart.py:grpo", "configs/quickstart.py:n")
+    assert first.overrides == second.overrides and first.overrides["env.args.rarity"] == 0.03
+
+
+def finished(folder, name, means, seconds_per_step):
+    """Write a finished run whose success on two tasks is `means` at steps 0, 5, 10, ..."""
+    workdir = Workdir(folder / name)
+    for n, mean in enumerate(means):
+        success_NR = [[1] * round(8 * mean) + [0] * (8 - round(8 * mean))] * 2
+        workdir.log_scores(5 * n, Scores(["a", "b"], [1, 2], success_NR, success_NR))
+        workdir.log_metrics(5 * n, {"time/elapsed": seconds_per_step * 5.0 * n})
+
+
+def test_the_table_compares_at_equal_rollouts_and_at_equal_time(tmp_path, monkeypatch):
+    monkeypatch.setattr(grid.Ledger, "attempts", lambda self, name: [{"code": 0}])
+    study = mechanisms.Study("dial", {"1": {"grpo": ("grpo", {}), "+x": ("q", {})}})
+    runs = mechanisms.runs_of("s", study, [0, 1])
+    for seed in (0, 1):
+        finished(tmp_path, f"s,1,grpo-{seed}", [0.0, 0.25, 0.5], seconds_per_step=1.0)
+        finished(tmp_path, f"s,1,+x-{seed}", [0.0, 0.25, 1.0], seconds_per_step=2.0)  # twice as slow
+    head, plain, other = mechanisms.table(tmp_path, runs, "s")
+    cells = dict(zip(head, other, strict=True))
+    assert cells["difference [95%]"].startswith("+50.0")
+    assert cells["at equal time [95%]"].startswith("-25.0")  # 0.25 after 10 seconds, against 0.5
+    assert cells["before"] == "0.0" and cells["steps to 50%"] == "10" and cells["seeds"] == "2"
+    assert dict(zip(head, plain, strict=True))["difference [95%]"] == ""
+    mechanisms.draw(tmp_path, "s", study, runs)
+    assert (tmp_path / "s.png").stat().st_size > 5000
+
+
+def test_a_row_that_never_gets_there_says_so():
+    from experiments.compare import Row
+
+    def curve(*means):
+        return {5 * n: Scores(["a"], [1], [[m]], [[m]]) for n, m in enumerate(means)}
+
+    assert mechanisms.steps_to_half(Row("r", {0: curve(0, 1), 1: curve(0, 0)})) == "5 (1 of 2 never)"
+    assert mechanisms.steps_to_half(Row("r", {0: curve(0, 0)})) == "(1 of 1 never)"
+    assert mechanisms.steps_to_half(Row("r")) == ""
+
+
+def test_an_unknown_study_is_refused(capsys):
+    with pytest.raises(SystemExit):
+        mechanisms.main(["--studies", "nothing"])
+    assert "questioning" in capsys.readouterr().err
