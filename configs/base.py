@@ -270,7 +270,7 @@ def books(root):
     # learned from what a better temperature alone gives
     held_out.greedy = True  # add one rollout per task at temperature 0
     held_out.every = key(10, least=0)  # steps between evaluations, also before the first and after the last; 0 = never
-    held_out.experience = False  # guide evaluation rollouts too
+    held_out.experience = fraction(0.0)  # share of a task's evaluation rollouts that are guided by experience
 
     checkpoint = root.group("checkpoint")
     checkpoint.every = key(10, least=1)  # steps between checkpoints; also after the last step and when interrupted

@@ -26,6 +26,6 @@ def get_config(arg=None):
     config.rollout.concurrency = config.engine.slots = 256
     config.template.show_tools = True
     config.questioning.explorer.args.depth = 27
-    if arg == "hybrid":
+    if (arg or "").startswith("hybrid"):
         config.questioning.share = 500 / 600
     return config

@@ -23,6 +23,14 @@ def write_trajectories(run: Run, step: int, trajectories: Sequence[Trajectory], 
     if every and step % every == 0:
         records = [trajectory_record(t, fate=fate) for t, fate in zip(trajectories, fates)]
         run.workdir.log_trajectories(step, records)
+    if run.sinks and evaluated_at(run, step):
+        run.sinks.rollouts(step, trajectories, fates)
+
+
+def evaluated_at(run: Run, step: int) -> bool:
+    """Return True if the policy is evaluated after this step."""
+    every = run.config.eval.every
+    return bool(every) and (step % every == 0 or step == run.config.steps)
 
 
 def keep(run: Run) -> None:
@@ -32,7 +40,7 @@ def keep(run: Run) -> None:
     """
     c, step, metrics = run.config, run.step, Metrics(run.unbooked)
     best = None
-    if c.eval.every and (step % c.eval.every == 0 or step == c.steps):
+    if evaluated_at(run, step):
         with timed("eval") as seconds:
             scores = evaluate(run, sweep=step == 0)
         run.workdir.log_scores(step, scores)
@@ -75,7 +83,13 @@ def evaluate(run: Run, *, keep: str = "", repetition: int = 0, sweep: bool = Fal
 
     def jobs_of(name: str, count: int, temperature: float) -> list[Job]:
         return [
-            Job(task, i, seed_of(seed, name, task.id, i), sampling(c, temperature), shown.get(task.id, []))
+            Job(
+                task,
+                i,
+                seed_of(seed, name, task.id, i),
+                sampling(c, temperature),
+                shown.get(task.id, []) if i < round(c.eval.experience * count) else [],
+            )
             for task in held_out
             for i in range(count)
         ]

@@ -76,7 +76,7 @@ def parse(argv: list[str]) -> Command:
     if values["config"].value is None:
         return Command(problems=("--config is missing, for example --config=configs/quickstart.py",))
     try:
-        len(values.config)  # a missing file is only noticed when the config is used
+        known = flat(values.config)  # a missing file is only noticed when the config is used
     except Exception as error:
         return Command(problems=(config_error(rest, error),))
     good, arguments = [], []
@@ -84,6 +84,7 @@ def parse(argv: list[str]) -> Command:
         if found := re.fullmatch(r"--?config\.((?:\w+\.)*args)\.(\w+)=(.*)", token, re.DOTALL):
             arguments.append(found.groups())
             continue
+        token = whole(token, known)
         problem = try_override(base, token)
         problems += [problem] if problem else []
         good += [] if problem else [token]
@@ -118,6 +119,7 @@ def set_arguments(config: ConfigDict, names: dict[str, str], arguments: list[tup
             problems.append(f"config.{path}: there is no such key; these take arguments: {', '.join(groups)}")
         else:
             value = text if isinstance(group.args.get(argument), str) else literal(text)
+            value = whole_argument(path.rpartition(".")[0], group.name, argument, value)
             with group.args.ignore_type():  # the signature decides about the type
                 group.args[argument] = value
     return problems
@@ -130,6 +132,24 @@ def groups_of(config: ConfigDict, prefix: str = "") -> dict[str, ConfigDict]:
         if isinstance(value, ConfigDict) and key != "args":
             groups |= {prefix + key: value} | groups_of(value, f"{prefix}{key}.")
     return groups
+
+
+def whole(token: str, known: dict[str, Any]) -> str:
+    """Return an override of an integer key with its value as an integer: sweeps write 16 as 16.0."""
+    found = re.fullmatch(r"(--?config\.([\w.]+)=)(-?\d+)\.0*", token)
+    return found[1] + found[3] if found and type(known.get(found[2])) is int else token
+
+
+def whole_argument(key: str, name: str, argument: str, value: Any) -> Any:
+    """Return the value of a plug's argument, as an integer if it is a whole number and the signature takes no float."""
+    if not (isinstance(value, float) and value.is_integer() and key in plugs.KINDS):
+        return value
+    try:
+        parameter = plugs.settable(plugs.load(key, name)).get(argument)
+    except plugs.PlugError:
+        return value  # reported by the check of the config
+    wrong = parameter is not None and plugs.misfit(value, parameter.annotation)
+    return int(value) if wrong and not plugs.misfit(int(value), parameter.annotation) else value
 
 
 def literal(text: str) -> Any:

@@ -76,14 +76,19 @@ def flat(config: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def unknown_key(name: str, known: list[str]) -> str:
-    """Return the message for a key that does not exist: its new name, or the nearest key."""
+    """Return the message for a key that does not exist: its new name, the nearest key, or the keys of its group."""
     if name in RENAMED:
         return f"config.{name} has been renamed: use {RENAMED[name]}"
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.75)
     if not near:
         last = {key.rpartition(".")[2]: key for key in known}
         near = [last[k] for k in difflib.get_close_matches(name.rpartition(".")[2], last, n=1, cutoff=0.75)]
-    return f"config.{name}: there is no such key.{f' Did you mean {near[0]}?' if near else ''}"
+    if near:
+        return f"config.{name}: there is no such key. Did you mean {near[0]}?"
+    group = name.rpartition(".")[0]
+    prefix = f"{group}." if any(key.startswith(f"{group}.") for key in known) else ""
+    there = dict.fromkeys(key.removeprefix(prefix).partition(".")[0] for key in known if key.startswith(prefix))
+    return f"config.{name}: there is no such key. {f'config.{group}' if prefix else 'config'} has {', '.join(there)}"
 
 
 def shape_problems(config: Any, schema: Any) -> Iterator[str]:

@@ -150,6 +150,8 @@ def finish(run: Run) -> None:
             lora.save(run.workdir / "adapter", adapters, trained.layout.lora, base=run.config.model.path)
     if hosts.first():
         run.progress.say(f"\n{report.report(run.workdir.path)}policy: {policy}")
+        if run.sinks:
+            run.sinks.picture("curve", run.workdir / "curve.png")
 
 
 # --- the other modes -------------------------------------------------------------------------------------------------

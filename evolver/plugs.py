@@ -47,7 +47,7 @@ class Kind:
 
 
 _BATCH = ("batch", "trajectories", "outcome_N", "group_N", "label_NK", "turns_N", "steps_N", "step")
-_EPISODE = ("tokenizer", "observation", "experience", "show_tools", "chat")
+_EPISODE = ("tokenizer", "observation", "experience", "show_tools", "chat", "limits")
 _MECHANISM = ("make_world", "chat", "shown")
 KINDS = {
     kind.key: kind

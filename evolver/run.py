@@ -457,7 +457,7 @@ def make_actor(
         tokenizer=tokenizer,
         worlds=Worlds(make_world),
         limits=limits,
-        context=functools.partial(call, plugged("template", c.template, chat=chat)),
+        context=functools.partial(call, plugged("template", c.template, chat=chat, limits=limits)),
         parse_error=c.template.parse_error,
         cut_turn=c.template.cut_turn,
         show_tools=c.template.show_tools,

@@ -1,4 +1,5 @@
-"""Copies of the metrics for Weights & Biases and TensorBoard. Their packages are imported only when asked for."""
+"""Copies of metrics for Weights & Biases and TensorBoard, and of some rollouts and pictures for the former. Their
+packages are imported only when asked for."""
 
 from __future__ import annotations
 
@@ -7,6 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from evolver.workdir import plain
+from rl.trajectory import Trajectory
+
+ROLLOUTS = 8  # rows of the table of rollouts
+SHOWN = 4000  # characters of one episode in it
+COLUMNS = ("step", "task", "origin", "query", "episode", "success", "outcome", "stop", "fate", "guided")
 
 
 class Sinks:
@@ -58,9 +64,41 @@ class Sinks:
             for key, value in numbers.items():
                 self.writer.add_scalar(key, value, step)
 
+    def rollouts(self, step: int, trajectories: Sequence[Trajectory], fates: Sequence[str]) -> None:
+        """Log a table of a few rollouts, spread over the step's."""
+        if not self.run or not trajectories:
+            return
+        import wandb
+
+        every = max(1, len(trajectories) // ROLLOUTS)
+        chosen = list(zip(trajectories, fates))[::every][:ROLLOUTS]
+        rows = [
+            [
+                step, t.task.id, t.task.origin, t.task.query, episode(t)[:SHOWN], t.evaluation.success, t.outcome,
+                t.stop.value, fate, t.guided,
+            ]
+            for t, fate in chosen
+        ]  # fmt: skip
+        self.run.log({"rollouts": wandb.Table(columns=list(COLUMNS), data=rows)}, step=step)
+
+    def picture(self, name: str, path: Path) -> None:
+        """Log a picture at the current step."""
+        if self.run and path.is_file():
+            import wandb
+
+            self.run.log({name: wandb.Image(str(path))})
+
     def close(self) -> None:
         """Close the logs."""
         if self.run:
             self.run.finish()
         if self.writer:
             self.writer.close()
+
+
+def episode(trajectory: Trajectory) -> str:
+    """Return the turns of a rollout as text."""
+    lines = []
+    for turn in trajectory.turns:
+        lines += [f"> {turn.action}", *(str(message.get("content", "")) for message in turn.observation)]
+    return "\n".join(lines)

@@ -77,10 +77,11 @@ def renaming(before: Sequence[str], after: Sequence[str], same_kind: Callable[[s
 
 
 def played(trajectory: Trajectory) -> list[Turn]:
-    """Return the turns that reached the world: all but a final one that the token limit cut."""
+    """Return the turns that reached the world: all but a final one that the token limit cut, and those that answered
+    the context template."""
     turns = trajectory.turns
     cut = trajectory.stop in _CUT and turns and turns[-1].completion.stop == "length"
-    return turns[:-1] if cut else list(turns)
+    return [turn for turn in (turns[:-1] if cut else turns) if not turn.info.get("managing")]
 
 
 # --- words and values ------------------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
     python -m experiments.grid --config=configs/quickstart.py:qa --set advantage.args.alpha=0.05,0.1,0.2 --seeds 0 1 2
     python -m experiments.grid --config=configs/quickstart.py --rows grpo q qn qa all --seeds 0 1 2 --jobs 2
-    python -m experiments.grid --config=configs/quickstart.py --sweep experiments/sweeps/alpha.yaml
+    python -m experiments.grid --sweep experiments/sweeps/alpha.yaml --seeds 0 1 2
     python -m experiments.grid --workdir=runs/grid ... --only-report
 
 Every combination of `--rows` (arguments of the config file) and `--set` (values of a key) is a row of the table, and
@@ -12,6 +12,9 @@ The runs are processes of their own, with the workdirs WORKDIR/ROW-SEED and logs
 after a crash, a kill or Ctrl-C: finished runs are kept, unfinished ones resume, and one that a killed grid left behind
 is waited for. Several grids, also of several hosts that share the directory, may work on one WORKDIR. A run that fails
 is marked and stops no other.
+
+`wandb sweep experiments/sweeps/alpha.yaml` and `wandb agent` run the values of the same file: each trial is
+`--trial --config=FILE FLAGS`, which is `run.py` in a workdir of its own, runs/sweeps/SWEEP/TRIAL.
 
 As a module, for studies of their own:
 
@@ -35,8 +38,10 @@ import contextlib
 import fcntl
 import itertools
 import json
+import os
 import queue
 import re
+import secrets
 import signal
 import subprocess
 import sys
@@ -179,8 +184,12 @@ class Ledger:
         return sum(line["seconds"] for line in self.attempts(name))
 
 
-class Interrupted(Exception):
-    """The user ended the grid; the same command goes on."""
+def revision(workdir: Path) -> str | None:
+    """Return the revision of the code that the run in a workdir was started with, None if there is no record of it."""
+    for path in sorted(workdir.glob("config*.json")):
+        with contextlib.suppress(OSError, ValueError):
+            return json.loads(path.read_text(encoding="utf-8")).get("git")
+    return None
 
 
 class Execution:
@@ -280,9 +289,12 @@ class Execution:
         process, lock, began = self.active.pop(name)
         seconds = time.monotonic() - began
         code = process.returncode
-        record = (Workdir(self.folder / name).config() or {}) if code == 0 else {}
         self.ledger.add(
-            run=name, command=self.commands[name], code=code, seconds=round(seconds, 1), git=record.get("git")
+            run=name,
+            command=self.commands[name],
+            code=code,
+            seconds=round(seconds, 1),
+            git=revision(self.folder / name),
         )
         lock.close()
         if self.asked and code:
@@ -413,10 +425,49 @@ def sets_of(words: Sequence[str]) -> dict[str, list[str]]:
     return sets
 
 
+def read_sweep(path: Path) -> tuple[dict[str, list[Any]], str]:
+    """Return ({key: values}, config) of a sweep file; its seeds are left out, because a grid has `--seeds`.
+
+    Raises ValueError, which names the file.
+    """
+    import yaml
+
+    try:
+        sweep = yaml.safe_load(path.read_text(encoding="utf-8"))
+        parameters = sweep["parameters"]
+        config = next(word.partition("=")[2] for word in sweep["command"] if str(word).startswith("--config="))
+    except (OSError, yaml.YAMLError, TypeError, KeyError, StopIteration) as error:
+        raise ValueError(f"--sweep {path}: not a sweep with parameters and a command ({error!r})") from None
+    sets = {}
+    for name, rule in parameters.items():
+        key = name.removeprefix("config.")
+        values = rule.get("values", [rule["value"]] if "value" in rule else None)
+        if values is None:
+            raise ValueError(f"--sweep {path}: {name} has a distribution; a grid needs `values`")
+        if key != "seed":
+            sets[key] = values
+    return sets, config
+
+
+def trial(flags: Sequence[str], environ: Mapping[str, str]) -> list[str]:
+    """Return the command of one trial of a sweep: `run.py` with these flags, in a workdir of its own.
+
+    environ: the agent names the sweep and the trial in WANDB_SWEEP_ID and WANDB_RUN_ID.
+    """
+    given = {word.partition("=")[0] for word in flags}
+    mode = "offline" if environ.get("WANDB_MODE") == "offline" else "online"
+    sweep, name = environ.get("WANDB_SWEEP_ID", "trials"), environ.get("WANDB_RUN_ID", secrets.token_hex(4))
+    words = [str(ROOT / "run.py"), *flags]
+    words += [f"--config.log.wandb={mode}"] * ("--config.log.wandb" not in given)
+    words += [f"--config.log.group={sweep}"] * ("--config.log.group" not in given)
+    words += [f"--workdir={Path('runs/sweeps') / sweep / name}"] * ("--workdir" not in given)
+    return [sys.executable, *words]
+
+
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the command."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--config", required=True, help="FILE or FILE:ARGUMENT")
+    parser.add_argument("--config", default="", help="FILE or FILE:ARGUMENT")
     parser.add_argument("--rows", nargs="+", default=[], help="arguments of the config file")
     parser.add_argument("--set", nargs="+", action="extend", default=[], metavar="KEY=V1,V2", help="values to combine")
     parser.add_argument("--sweep", type=Path, help="a sweep of Weights & Biases whose values are combined")
@@ -432,12 +483,23 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a grid. Returns 0 if every run is done, 1 if some failed, 2 if nothing was started, 130 if interrupted."""
     logging.set_verbosity(logging.ERROR)
-    args = parser().parse_args(argv)
+    words = list(sys.argv[1:] if argv is None else argv)
+    if "--trial" in words:
+        command = trial([word for word in words if word != "--trial"], os.environ)
+        os.execv(command[0], command)  # in place of this process, so that the agent's signals reach the run
+    args = parser().parse_args(words)
+    if not (args.config or args.sweep):
+        print("--config=FILE is missing, or --sweep FILE", file=sys.stderr)
+        return 2
     if args.config.partition(":")[2] and args.rows:
         print("--config=FILE:ARGUMENT and --rows both name arguments; give --config=FILE with --rows", file=sys.stderr)
         return 2
     try:
-        runs = product(args.config, rows=args.rows, sets=sets_of(args.set), seeds=args.seeds)
+        sets, config = sets_of(args.set), args.config
+        if args.sweep:
+            swept, commanded = read_sweep(args.sweep)
+            sets, config = swept | sets, config or commanded
+        runs = product(config, rows=args.rows, sets=sets, seeds=args.seeds)
         found = [] if args.only_report else problems(runs, args.workdir, args.flags)
     except ValueError as error:
         runs, found = [], [str(error)]

@@ -58,6 +58,40 @@ def pass_at_k(success_NR: np.ndarray, k: int) -> np.ndarray:
     return np.array([1.0 - math.comb(rollouts - int(c), k) / math.comb(rollouts, k) for c in wins_N])
 
 
+def scenarios_of(tasks: Sequence[str]) -> list[list[int]]:
+    """Return the places of the tasks of each scenario, in order of appearance. AppWorld numbers the tasks of a
+    scenario: "82e2fac_1", "82e2fac_2"; a task whose id does not end in "_NUMBER" is a scenario of its own."""
+    places: dict[str, list[int]] = {}
+    for place, task in enumerate(tasks):
+        head, _, number = task.rpartition("_")
+        places.setdefault(head if number.isdigit() else task, []).append(place)
+    return list(places.values())
+
+
+def scenario_pass_at_k(tasks: Sequence[str], success_NR: np.ndarray, k: int) -> np.ndarray:
+    """Return one value per scenario: the unbiased estimate of P(k fresh rollouts of each of its tasks solve them all).
+
+    AppWorld's SGC is the mean of these (Trivedi et al. 2024, arXiv 2407.18901). Rollouts of different tasks are
+    independent, so it is the product of the tasks' `pass_at_k`; for k = R it is 1 where every task was solved, else 0.
+    """
+    pass_N = pass_at_k(success_NR, k)
+    return np.array([np.prod(pass_N[places]) for places in scenarios_of(tasks)])
+
+
+def steps_to(curve: Mapping[int, float], goal: float) -> int | None:
+    """Return the first evaluated step with a score of at least `goal`, None if there is none. curve: {step: score}."""
+    return next((step for step, score in sorted(curve.items()) if score >= goal), None)
+
+
+def mean_height(curve: Mapping[int, float]) -> float:
+    """Return the area under {step: score} over the range of its steps, by trapezoids; nan for fewer than two steps."""
+    steps = sorted(curve)
+    if len(steps) < 2:
+        return math.nan
+    score_E = np.array([curve[step] for step in steps])
+    return float((np.diff(steps) * (score_E[1:] + score_E[:-1]) / 2).sum() / (steps[-1] - steps[0]))
+
+
 def interval(
     value: np.ndarray, *, resample: Resample = "tasks", level: float = 0.95, draws: int = DRAWS, seed: int = 0
 ) -> tuple[float, float]:
@@ -171,7 +205,8 @@ class Scores:
         return best, success[best]
 
     def per_task(self, name: str) -> np.ndarray:
-        """Return one value per task of "avg@k" (success), "best@k", "pass@k", "score" or "greedy"."""
+        """Return one value per task of "avg@k" (success), "best@k", "pass@k", "score" or "greedy"; or one per
+        scenario of "sgc@k". avg@k is the mean of all rollouts, whatever k is."""
         success_NR = np.asarray(self.success_NR, np.float64).reshape(len(self.tasks), -1)
         kind, _, k = name.partition("@")
         if kind == "avg":
@@ -180,6 +215,8 @@ class Scores:
             return best_at_k(success_NR, int(k))
         if kind == "pass":
             return pass_at_k(success_NR, int(k))
+        if kind == "sgc":
+            return scenario_pass_at_k(self.tasks, success_NR, int(k))
         if kind == "score":
             return np.asarray(self.score_NR, np.float64).reshape(len(self.tasks), -1).mean(axis=1)
         if kind == "greedy":

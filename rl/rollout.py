@@ -20,7 +20,7 @@ from typing import Any
 
 from envs.world import StepResult, Task, World, WorldTimeout
 from models.tokenizer import Tokenizer
-from rl.contexts import Context, cut
+from rl.contexts import Context, action_of, cut
 from rl.contexts.causal import Causal
 from rl.engines import ContextFull, Engine
 from rl.seeds import seed_of
@@ -252,8 +252,14 @@ class _Episode:
             if completion is None:
                 trajectory.stop = StopReason.CONTEXT_FULL
                 return
-            turn = Turn(prompt, completion, self.text_of(completion), [], stripped=stripped)
+            with _failures_of("template"):
+                action = action_of(context, self.text_of(completion))
+            turn = Turn(prompt, completion, action, [], stripped=stripped)
             trajectory.turns.append(turn)
+            if getattr(context, "managing", False):
+                with _failures_of("template"):
+                    turn.info = {"managing": True, "calls": [], "errors": 0} | context.manage(completion)
+                continue
             if completion.stop == "length":
                 context_is_full = len(completion.tokens) < self.max_tokens
                 if context_is_full or self.cut_turn == "end":

@@ -69,6 +69,8 @@ def test_targets_that_cannot_be_planned_for(capsys, tiny, words, mode, said):
     [
         ("--config.rollout.temprature=1", "Did you mean rollout.temperature?"),
         ("--config.modle.path=x", "Did you mean model.path?"),
+        ("--config.rollout.qqqq=1", "config.rollout has tasks, group, refill, temperature"),
+        ("--config.qqqq.wwww=1", "config has seed, steps, env, model"),
         ("--config.advantage.alpha=0.2", "has been renamed: use advantage.args.alpha"),
         ("--config.questioning.explorer=llm", "has been renamed: use questioning.explorer.name"),
         ("--config.rollout.args.x=1", "config.rollout.args: there is no such key; these take arguments: advantage,"),
@@ -83,7 +85,7 @@ def test_targets_that_cannot_be_planned_for(capsys, tiny, words, mode, said):
         ("--config.advantage.name=adca", "needs labels of turns"),
         ("--config.learner.updates=99", "99 mini-batches cannot be made of"),
         ("--config.rollout.max_tokens=999999", "leaves no room for a prompt"),
-        ("--config.eval.experience=True", "needs config.navigating.enabled"),
+        ("--config.eval.experience=0.5", "needs config.navigating.enabled"),
         ("--config.model.path=no/such", "no/such"),
         ("--config.env.name=travle", "travle"),
         ("--config.eval.split=validation", "validation"),
@@ -113,7 +115,7 @@ def test_each_mistake_is_named(capsys, tiny, override, words):
     [
         ("train", ["questioning.enabled=True", "questioning.capacity=1"], "less than the 2 synthetic tasks of a step"),
         ("train", ["navigating.enabled=True", "navigating.pool=/no/such"], "there is no such directory"),
-        ("eval", ["navigating.enabled=True", "eval.experience=True"], "needs a pool in --mode=eval"),
+        ("eval", ["navigating.enabled=True", "eval.experience=1"], "needs a pool in --mode=eval"),
         ("train", ["rollout.refill=1", "rollout.async_depth=1"], "set config.rollout.async_depth=0"),
         ("train", ["lora.rank=2", "lora.targets=()"], "config.lora.targets is empty"),
         ("train", ["mesh.sequence=2", "model.attention=blockwise"], "set config.model.attention=ring"),

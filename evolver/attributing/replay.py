@@ -53,7 +53,7 @@ from evolver.traces import (
     words,
 )
 from rl.bounds import Count
-from rl.trajectory import Trajectory, groups_of
+from rl.trajectory import Trajectory, Turn, groups_of
 
 Value = tuple[bool, float, int]  # of an episode: success, progress, wanted minus unwanted changes
 _WORD = re.compile(r"\w+")
@@ -121,14 +121,22 @@ class ReplayJudge(TurnJudge):
         nodes = replay.walk(moves)
         if len(nodes) == len(moves) and replay.end(moves).evaluation == trajectory.evaluation:
             judgement = _Judgement(moves, nodes, replay, before + self.max_replayed)
-            cut = Label(BAD, "the turn was cut by its token limit")
-            labels = judgement.label(trajectory.evaluation.success) + [cut] * (len(trajectory.turns) - len(turns))
+            judged = iter(judgement.label(trajectory.evaluation.success))
+            reached = {id(turn) for turn in turns}
+            labels = [next(judged) if id(turn) in reached else _unplayed(turn) for turn in trajectory.turns]
             self._counts["over_budget"] += judgement.over_budget
         else:
             labels = [Label(ABSTAIN, "the replay did not reproduce the outcome")] * len(trajectory.turns)
             self._counts["not_reproduced"] += 1
         self._counts["env_steps"] += replay.steps - before
         return labels
+
+
+def _unplayed(turn: Turn) -> Label:
+    """Return the label of a turn that did not reach the world."""
+    if turn.info.get("managing"):
+        return Label(ABSTAIN, "the turn manages the context, which no replay needs")
+    return Label(BAD, "the turn was cut by its token limit")
 
 
 class _Judgement:

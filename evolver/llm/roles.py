@@ -168,5 +168,5 @@ def for_evaluation(config: Any) -> Any:
     config = config.copy_and_resolve_references()
     config.env.split = config.env.tasks = ""
     config.questioning.enabled = config.attributing.enabled = False
-    config.navigating.enabled = config.navigating.enabled and config.eval.experience
+    config.navigating.enabled = config.navigating.enabled and config.eval.experience > 0
     return config

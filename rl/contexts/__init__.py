@@ -5,7 +5,9 @@ A template is a class, constructed for each episode with four arguments that are
     template(tokenizer=..., observation=..., experience=..., show_tools=...)
 
 `observation` is the world's opening, `experience` the texts to inject into it ([] = none) and `show_tools` is False if
-the system message must not list the tools. Further keyword-only parameters are the template's own settings.
+the system message must not list the tools. A template that names `limits` gets the limits of the episode, the only
+owner of budgets (`rl.rollout.Limits`: tokens of the context, a turn, an observation; number of turns). Further
+keyword-only parameters are the template's own settings.
 """
 
 from __future__ import annotations
@@ -17,7 +19,13 @@ from envs.world import Message, Tool
 from models.tokenizer import Tokenizer
 from rl.trajectory import Completion
 
-CONTEXTS = {"causal": "rl.contexts.causal:Causal"}
+CONTEXTS = {
+    "causal": "rl.contexts.causal:Causal",
+    "reasoning_augmented": "rl.contexts.reasoning:ReasoningAugmented",
+    "sliding_window": "rl.contexts.window:SlidingWindow",
+    "summarised_window": "evolver.llm.contexts:SummarisedWindow",
+    "self_managing": "rl.contexts.managing:SelfManaging",
+}
 
 
 class Context(Protocol):
@@ -39,6 +47,29 @@ class Context(Protocol):
         The call may wait for a language model. Any exception ends the episode, and so does its deadline.
         """
         ...
+
+    # A template may also have:
+    # - action(text) -> str: the part of a generation's text that the world is given; without it, all of it;
+    # - managing: bool and manage(completion) -> dict: while `managing` is True, the next generation answers the
+    #   template and not the world. It is a turn of the trajectory, which trains, and `manage` returns its `info`.
+
+
+def action_of(context: Context, text: str) -> str:
+    """Return the part of a generation's text that the world is given."""
+    action = getattr(context, "action", None)
+    return text if action is None else action(text)
+
+
+def noted(messages: Sequence[Message], note: str) -> list[Message]:
+    """Return the messages with a note at the end of the last user message; they must have one unless it is ""."""
+    messages = [dict(message) for message in messages]
+    if not note:
+        return messages
+    for message in reversed(messages):
+        if message["role"] == "user":
+            message["content"] += f"\n\n{note}"
+            return messages
+    raise ValueError("the opening has no user message to put a note into")
 
 
 def inject(messages: Sequence[Message], experience: Sequence[str]) -> list[Message]:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from envs.world import Message, Observation, Tool
 from models import chat
 from models.tokenizer import Tokenizer
-from rl.contexts import inject
+from rl.contexts import inject, noted
 from rl.trajectory import Completion
 
 
@@ -30,6 +30,7 @@ class Causal:
         self.tokenizer, self.show_tools = tokenizer, show_tools
         self.messages = inject(observation.messages, experience)
         self.turns: list[list[int]] = []  # the ids of each turn: generation, answer, header of the next turn
+        self.note = ""  # text of the template at the end of the opening's last user message
         self._plain_messages, self._guided = observation.messages, bool(experience)
         self._set_tools(observation.tools)
         self.show(())
@@ -53,9 +54,14 @@ class Causal:
         self.prompt = self._opening + ids
         self.stripped = self._plain_opening + ids
 
+    def remember(self, note: str) -> None:
+        """Rewrite the opening with another note; call `show` afterwards."""
+        self.note = note
+        self._set_tools(self._tools)
+
     def _set_tools(self, tools: Sequence[Tool]) -> None:
         self._tools, shown = tools, tools if self.show_tools else ()
-        self._opening = chat.opening(self.tokenizer, self.messages, shown)
+        self._opening = chat.opening(self.tokenizer, noted(self.messages, self.note), shown)
         self._plain_opening = self._opening
         if self._guided:
-            self._plain_opening = chat.opening(self.tokenizer, self._plain_messages, shown)
+            self._plain_opening = chat.opening(self.tokenizer, noted(self._plain_messages, self.note), shown)

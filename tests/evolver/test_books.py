@@ -6,6 +6,7 @@ import sys
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from envs.world import Evaluation, Task
 from evolver.metrics import rollout_metrics
@@ -189,11 +190,28 @@ def test_wandb_and_tensorboard_are_not_imported_unless_asked_for(tmp_path):
     assert sinks.id == "" and not {"wandb", "tensorboardX"} & (set(sys.modules) - before)
 
 
+def rollout(id: str, action: str) -> Trajectory:
+    turn = Turn([1], Completion([2], [-1.0], "stop", 0), action, [{"role": "tool", "content": "ok"}])
+    return Trajectory(Task(id, "toy", "Do."), 0, 0, [], turns=[turn], stop=StopReason.DONE)
+
+
 def test_wandb_writes_offline_and_goes_on_in_the_same_run(tmp_path):
     pytest.importorskip("wandb", reason="pip install wandb")
-    first = Sinks(tmp_path, {"seed": 1}, wandb="offline", project="p", tensorboard=False)
+    options = {"group": "study", "tags": ("qa", "seed0")}
+    first = Sinks(tmp_path, {"seed": 1}, wandb="offline", project="p", tensorboard=False, **options)
     first.log(1, {"x": 1.0, "none": None})
+    picture = tmp_path / "curve.png"
+    Image.new("RGB", (2, 2)).save(picture)
+    first.rollouts(1, [rollout("a", "<EXP>"), rollout("b", "two")] * 20, ["trained", "no_signal"] * 20)
+    first.picture("curve", picture)
+    first.picture("missing", tmp_path / "missing.png")
+    assert (first.run.group, first.run.tags) == ("study", ("qa", "seed0"))
     first.close()
+    (table,) = tmp_path.glob("wandb/offline-run-*/files/media/table/*.json")
+    table = json.loads(table.read_text())
+    assert len(table["data"]) == 8 and table["columns"][:4] == ["step", "task", "origin", "query"]
+    assert table["data"][0][1] == "a" and "> <EXP>" in table["data"][0][4] and table["data"][0][8] == "trained"
+    assert list(tmp_path.glob("wandb/offline-run-*/files/media/images/curve*.png"))
     second = Sinks(tmp_path, {"seed": 1}, wandb="offline", project="p", tensorboard=False, id=first.id)
     assert second.id == first.id
     second.close()

@@ -74,7 +74,7 @@ def test_a_run_whose_tasks_are_known_late_is_refused_before_it_loads_a_policy(ti
 @pytest.mark.parametrize("mode", ["train", "eval"])
 def test_a_pool_from_held_out_tasks_is_refused_and_named(tiny, tmp_path, capsys, splits, source, mode):
     pool = pool_folder(tmp_path / "pool", splits, source)
-    words = [*NAVIGATING, f"--config.navigating.pool={pool}", f"--mode={mode}", "--config.eval.experience=True"]
+    words = [*NAVIGATING, f"--config.navigating.pool={pool}", f"--mode={mode}", "--config.eval.experience=1"]
     code, err = call(tiny, tmp_path / "run", capsys, *words)
     assert code == 2 and f"config.navigating.pool={pool} holds experience from tasks that {HELD_OUT}" in err
 

@@ -163,3 +163,26 @@ def test_the_best_temperature_is_the_one_with_the_highest_success_and_greedy_cou
     measures = dict(evaluation.measures(found))
     assert measures["temperature/0.2"] == 0
     assert measures["best_temperature"] == 1.0 and measures["best_temperature/avg"] == pytest.approx(0.5)
+def test_a_scenario_is_solved_where_every_one_of_its_tasks_is():
+    tasks = ["ab_1", "cd_1", "ab_2", "lone", "ab_3", "cd_2"]
+    assert evaluation.scenarios_of(tasks) == [[0, 2, 4], [1, 5], [3]]
+    success_NR = np.zeros((6, 8), int)
+    success_NR[[0, 2, 4], [0, 3, 7]] = 1  # ab: each task once, by different rollouts
+    success_NR[1] = 1  # cd: one task always, the other never
+    np.testing.assert_allclose(evaluation.scenario_pass_at_k(tasks, success_NR, 8), [1, 0, 0])
+    np.testing.assert_allclose(evaluation.scenario_pass_at_k(tasks, success_NR, 4), [0.5**3, 0, 0])
+
+
+def test_the_estimate_for_scenarios_is_the_mean_over_all_choices_of_rollouts():
+    rng = np.random.default_rng(1)
+    success_NR = rng.integers(0, 2, size=(2, 4))
+    choices = list(itertools.combinations(range(4), 2))
+    exact = np.mean([success_NR[0, list(a)].any() * success_NR[1, list(b)].any() for a in choices for b in choices])
+    np.testing.assert_allclose(evaluation.scenario_pass_at_k(["s_1", "s_2"], success_NR, 2), [exact])
+
+
+def test_sample_efficiency_of_a_curve():
+    curve = {20: 0.4, 0: 0.1, 10: 0.5}
+    assert evaluation.steps_to(curve, 0.45) == 10 and evaluation.steps_to(curve, 0.6) is None
+    assert evaluation.mean_height(curve) == pytest.approx((0.3 * 10 + 0.45 * 10) / 20)
+    assert np.isnan(evaluation.mean_height({0: 1.0}))

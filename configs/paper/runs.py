@@ -1,0 +1,151 @@
+"""The training runs behind the paper's tables, each once: `SIZE,WORLD,ROW`, or `SIZE,WORLD,ROW,tiny` on a CPU.
+
+    python run.py --config=configs/paper/runs.py:14b,appworld,qa --config.model.path=/dir/of/Qwen2.5-14B-Instruct
+    python run.py --config=configs/paper/runs.py:14b,appworld,qa,tiny
+
+A row is a row of configs/appworld_14b.py and what it changes there. Cells of different tables that name one row are
+the same run. The row `base` trains nothing: it is the policy before training, for `--mode=eval`; `icl` shows that
+policy the experience of a pool.
+
+`tiny` plays a row with the quickstart's policy: `travel` stands for AppWorld, conversations of BFCL with few tools
+for BFCL, and a policy with half the width for 7B. Steps and numbers of tasks shrink, plugs that ask a language model
+are replaced by those that need none. It shows that a row works; its scores are no scores of the paper.
+"""
+
+from configs import appworld_7b, appworld_14b, bfcl_7b, bfcl_14b, bfcl_tiny, quickstart
+from configs.keys import use
+
+FULL = {"7b": {"appworld": appworld_7b, "bfcl": bfcl_7b}, "14b": {"appworld": appworld_14b, "bfcl": bfcl_14b}}
+FULL |= {"qwen3-14b": FULL["14b"]}
+WORLDS = ("appworld", "bfcl")
+TINY_STEPS = 0.2  # of the steps of a full run
+TINY_TASKS = 0.5  # of the synthetic tasks
+
+# row -> (row of configs/appworld_14b.py, {key: value that it changes})
+ROWS = {
+    "base": ("original", {}),
+    "thinking": ("original", {"template.name": "reasoning_augmented"}),
+    "icl": ("n", {"eval.experience": 1.0}),
+    # Tables 1 and 2. On original tasks the reference makes 40 passes: 80 steps in AppWorld, 120 in BFCL.
+    "original": ("original", {"steps": {"appworld": 80, "bfcl": 120}}),
+    "q": ("q", {}),
+    "hybrid": ("hybrid", {}),
+    "qn": ("qn", {}),
+    "qa": ("qa", {}),
+    "all": ("all", {}),
+    # Figure 12: numbers of tasks, and judges of the outcome.
+    "q100": ("q", {"questioning.budget": 100, "questioning.capacity": 100}),
+    "q200": ("q", {"questioning.budget": 200, "questioning.capacity": 200}),
+    "naive": ("q", {"questioning.judge.name": "naive"}),
+    "principle": ("q", {"questioning.judge.name": "principle"}),
+    # Table 4, figures 13 and 14: 80 steps. The clip bound 0.28 is that of unguided rollouts.
+    "grpo80": ("original", {"steps": 80}),  # in AppWorld that is `original`
+    "nav80": ("n", {"steps": 80}),
+    "unselected80": ("n", {"steps": 80, "loss.args.clip_high_guided": 0.28}),
+    "q80": ("q", {"steps": 80}),
+    "qn80": ("qn", {"steps": 80}),
+    "qn_unselected80": ("qn", {"steps": 80, "loss.args.clip_high_guided": 0.28}),
+    "eta25": ("n", {"steps": 80, "navigating.share": 0.25}),
+    "eta75": ("n", {"steps": 80, "navigating.share": 0.75}),
+    "eta100": ("n", {"steps": 80, "navigating.share": 1.0}),
+    "clip40": ("n", {"steps": 80, "loss.args.clip_high_guided": 0.4}),
+    "clip80": ("n", {"steps": 80, "loss.args.clip_high_guided": 0.8}),
+    "clip100": ("n", {"steps": 80, "loss.args.clip_high_guided": 1.0}),
+    # Table 5 and figure 16.
+    "no_outcome": ("qa", {"advantage.args.outcome_at": "none"}),
+    "alpha005": ("qa", {"advantage.args.alpha": 0.05}),
+    "alpha020": ("qa", {"advantage.args.alpha": 0.2}),
+    "alpha030": ("qa", {"advantage.args.alpha": 0.3}),
+    # Table 7: context templates, on original tasks.
+    "causal": ("original", {"steps": 100}),
+    "reasoning": ("original", {"steps": 100, "template.name": "reasoning_augmented"}),
+    "sliding": ("original", {"steps": 100, "template.name": "sliding_window"}),
+    "self_managing": ("original", {"steps": 100, "template.name": "self_managing"}),
+    # Controls, which decide how the tables are to be read (configs/paper/controls.py).
+    "all_alpha020": ("all", {"advantage.args.alpha": 0.2}),
+    "clip_low20": ("q", {"loss.args.clip_low": 0.2}),
+    "norm_step": ("qa", {"advantage.args.norm": "step"}),
+    "norm_reference": ("qa", {"advantage.args.norm": "reference"}),
+    "top3": ("qn", {"navigating.top_k": 3}),
+    "guided_ratio": ("qn", {"loss.guided_prompt": "guided"}),
+    "writer_qwen3": ("q", {"llm.writer.model": "qwen3-235b-a22b-instruct-2507"}),
+    # Beyond the paper.
+    "hybrid_all": ("hybrid_all", {}),
+    "loop": ("original", {"steps": 80, "advantage.name": "loop", "loss.kl_coef": 0.0}),
+    "learnable": ("q", {"questioning.learnable": True, "questioning.every": 20, "questioning.refresh": 100}),
+    "cispo": ("qn", {"loss.name": "cispo"}),
+    "alpha_cosine": ("qa", {"advantage.args.alpha": 0.3, "advantage.args.alpha_steps": 100}),
+    "length_normalised": ("qa", {"advantage.args.length_normalise": True}),
+}
+
+
+def get_config(arg=None):
+    size, world, row, *scale = (arg or "14b,appworld,all").split(",")
+    if size not in FULL or world not in WORLDS or row not in ROWS or scale not in ([], ["tiny"]):
+        raise ValueError(
+            f"runs.py:{arg}: give SIZE,WORLD,ROW or SIZE,WORLD,ROW,tiny, with a size of {', '.join(FULL)}, a world of"
+            f" {', '.join(WORLDS)} and a row of {', '.join(ROWS)}"
+        )
+    kind, changes = ROWS[row]
+    config = tiny(size, world, kind) if scale else FULL[size][world].get_config(kind)
+    if size == "qwen3-14b" and not scale:
+        config.model.preset = "qwen3-14b"
+    for key, value in changes.items():
+        value = value[world] if isinstance(value, dict) else value
+        change(config, key, shrunk(key, value) if scale else value)
+    return config
+
+
+def change(config, key, value):
+    """Set a key of a config, or an argument of a plug. Another plug gets no arguments of the one before."""
+    *groups, last = key.split(".")
+    owner = config
+    for group in groups:
+        owner = owner[group]
+    if last == "name" and "args" in owner:
+        use(owner, value)
+    elif "args" in groups:
+        with owner.ignore_type():
+            owner[last] = value
+    else:
+        owner[last] = value
+
+
+# --- on a CPU --------------------------------------------------------------------------------------------------------
+
+JUDGES = {"naive": "experiments.paper.judges:Ended", "principle": "experiments.paper.judges:Orderly"}
+
+
+def shrunk(key, value):
+    """Return what a value of a full run becomes on a CPU."""
+    if key in ("steps", "questioning.every", "advantage.args.alpha_steps"):
+        return max(1, round(value * TINY_STEPS))
+    if key in ("questioning.budget", "questioning.capacity", "questioning.refresh"):
+        return round(value * TINY_TASKS)
+    return JUDGES.get(value, value) if key == "questioning.judge.name" else value
+
+
+def tiny(size, world, kind):
+    """Return the tiny config of a row of configs/appworld_14b.py."""
+    config = quickstart.get_config("grpo")
+    if world == "bfcl":
+        config = bfcl_tiny.get_config()
+        config.optim.schedule = "cosine"
+        config.navigating.top_k = 1
+    small = size == "7b"
+    if small or world == "bfcl":
+        config.model.path = f"runs/paper-tiny/policy_{'small' if small else 'large'}_{world}-0/policy"
+    config.steps = round(100 * TINY_STEPS)
+    config.eval.every = 4
+    config.eval.tasks = 24 if world == "appworld" else 0
+    config.eval.temperature = 0.9
+    config.checkpoint.every = 10
+    for mechanism in appworld_14b.ROWS[kind]:
+        config[mechanism].enabled = True
+    config.questioning.share = 0.85 if kind.startswith("hybrid") else 1.0
+    config.questioning.budget = config.questioning.capacity = round(500 * TINY_TASKS)
+    config.questioning.learnable = False
+    config.advantage.synthetic = 0.5 if kind.startswith("hybrid") else 1.0
+    if config.attributing.enabled:
+        use(config.advantage, "adca", norm="trajectory")
+    return config

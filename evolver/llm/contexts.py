@@ -1,0 +1,59 @@
+"""A context template that asks a language model: older turns are summarised."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from envs.world import Observation
+from evolver.llm.answers import unfit
+from evolver.llm.client import Chat, ChatError
+from evolver.llm.prompts import prompt
+from evolver.traces import quoted
+from models.tokenizer import Tokenizer
+from rl.bounds import Count, CountOrZero, Fraction
+from rl.contexts import cut
+from rl.contexts.window import SlidingWindow
+
+
+class SummarisedWindow(SlidingWindow):
+    """The sliding window, with a summary of the turns that left instead of a mark.
+
+    Where the summariser does not answer, the mark takes the place of a new summary, and the old one stays.
+    """
+
+    roles, prompts = ("summariser",), ("memory",)
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        observation: Observation,
+        chat: Chat,
+        experience: Sequence[str] = (),
+        show_tools: bool = True,
+        limits: Any = None,
+        *,
+        limit: CountOrZero = 0,
+        keep: Fraction = 0.5,
+        memory: Count = 512,
+    ):
+        """limit, keep: as in a sliding window. memory: most tokens of the summary."""
+        super().__init__(tokenizer, observation, experience, show_tools, limits, limit=limit, keep=keep)
+        self.chat, self.memory, self.summary = chat, memory, ""
+        self.query = next((m["content"] for m in reversed(observation.messages) if m["role"] == "user"), "")
+
+    async def forget(self, count: int) -> None:
+        """Let the oldest `count` turns leave, and put a summary of them and of the last summary into the opening."""
+        old = "\n".join(self.tokenizer.decode(turn) for turn in self.turns[:count])
+        self.drop(count)
+        slots = {"task": quoted(self.query), "memory": quoted(self.summary or "nothing yet"), "turns": quoted(old)}
+        try:
+            reply = await self.chat(prompt("memory").messages(**slots), role="summariser")
+        except ChatError:
+            reply = None  # booked by the client
+        lines = reply.text.strip().splitlines() if reply is not None else []
+        if lines and not any(unfit(line) == "marked" for line in lines):  # a tag of a prompt would be obeyed
+            (message,) = cut(self.tokenizer, [{"role": "user", "content": "\n".join(lines)}], self.memory)
+            self.summary = message["content"]
+        self.remember(self.mark() + (f"\nTheir summary:\n{self.summary}" if self.summary else ""))
+        self.show(self.turns)

@@ -1,0 +1,118 @@
+"""Hours and money of the runs of a study, before they are run: from the planner, or from the quickstart's speed."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Any
+
+from configs.paper import runs as paper_runs
+from evolver.plan import PlanError, calls, on_target
+from experiments.grid import Run
+from experiments.paper.study import RUNS, Study
+
+ORIGINALS = {"appworld": 90, "bfcl": 100}  # training tasks
+HELD_OUT = {"dev": 57, "test_normal": 168, "val": 100}
+# Minutes of one run on two CPU cores with nothing beside it, estimated from the quickstart's speed (docs/results.md).
+TINY_MINUTES = {"train": 2.5, "eval": 0.5, "pool": 0.5, "imitation": 20.0}
+
+
+@dataclass(frozen=True)
+class Cost:
+    """The expected cost of a run: hours of wall time; money of language models, None = unknown price."""
+
+    hours: float
+    money: float | None
+    work: str
+
+
+def cost_of(study: Study, run: Run, target: str, prices: str = "") -> Cost:
+    """Return the expected cost of a run. Raises PlanError.
+
+    target: as for `--mode=plan`. prices: as config.llm.prices.
+    """
+    mode = "imitation" if run.module else run.mode
+    if study.tiny:
+        return Cost(TINY_MINUTES[mode] / 60, 0.0, mode)
+    config = config_of(run)
+    config.llm.prices = prices
+    world = run.config.split(",")[1]
+    seconds, episode = pace(run.config, target)
+    if mode == "eval":
+        tasks = HELD_OUT[run.overrides["eval.split"]]
+        episodes = tasks * (run.overrides["eval.rollouts"] + bool(run.overrides["eval.greedy"]))
+        return Cost(episode * episodes / 3600, 0.0, f"{episodes:,} episodes")
+    if mode == "pool":
+        config.steps = 1
+        episodes = ORIGINALS[world] * config.navigating.rollouts
+        money = priced(config, world, ("summariser", "embedder")) if prices else None
+        return Cost(episode * episodes / 3600, money, f"{episodes:,} episodes")
+    episodes = config.steps * config.rollout.tasks * config.rollout.group
+    evaluated = calls.evaluations(config) * HELD_OUT[config.eval.split] * (config.eval.rollouts + config.eval.greedy)
+    hours = (seconds * config.steps + episode * evaluated) / 3600
+    if config.navigating.enabled:
+        tasks = config.questioning.budget if config.questioning.enabled else ORIGINALS[world]
+        hours += episode * tasks * config.navigating.rollouts / 3600
+    money = priced(config, world) if prices else (None if calls.bill(config, ORIGINALS[world]) else 0.0)
+    return Cost(hours, money, f"{config.steps} steps, {episodes + evaluated:,} episodes")
+
+
+def config_of(run: Run) -> Any:
+    """Return the config of a run of configs/paper/runs.py, without its overrides."""
+    return paper_runs.get_config(run.config.removeprefix(f"{RUNS}:"))
+
+
+def priced(config: Any, world: str, roles: tuple[str, ...] = ()) -> float | None:
+    """Return the cost of the calls to language models at config.llm.prices, None if a model has no price there."""
+    bill = calls.bill(config, ORIGINALS[world])
+    costs = [record["cost"] for role, record in bill.items() if not roles or role in roles]
+    return None if None in costs else float(sum(costs))
+
+
+def pace(name: str, target: str) -> tuple[float, float]:
+    """Return the expected seconds of a training step, and of one more episode among many, on a target."""
+    size, world = name.removeprefix(f"{RUNS}:").split(",")[:2]
+    return _pace(size, world, target)
+
+
+@functools.cache
+def _pace(size: str, world: str, target: str) -> tuple[float, float]:
+    config = paper_runs.get_config(f"{size},{world},q")
+    record, _ = on_target(config, target, compiling=False)
+    rollout = sum(record["phases"][phase]["expected_s"] for phase in ("prefill", "decode"))
+    return record["step_s"], rollout / (config.rollout.tasks * config.rollout.group)
+
+
+def rows(study: Study, target: str, prices: str = "", gpu_hour: float = 0.0) -> list[list[str]]:
+    """Return the list of the runs as a table, with a last line of totals. Raises PlanError and OSError."""
+    from evolver.plan import targets
+
+    devices = 0 if study.tiny else targets.parse(target).count
+    table = [["run", "what", "hours", "GPU-hours", "models, money", "of cells"]]
+    total, money, unknown = 0.0, 0.0, False
+    for name, run in study.runs.items():
+        cost = cost_of(study, run, target, prices)
+        total, money, unknown = total + cost.hours, money + (cost.money or 0.0), unknown or cost.money is None
+        used = list(dict.fromkeys(study.users.get(name, [])))
+        cells = ", ".join(used[:2]) + (f" and {len(used) - 2} more" if len(used) > 2 else "")
+        spent = "?" if cost.money is None else f"{cost.money:,.0f}" if cost.money else ""
+        gpu = f"{cost.hours * devices:,.1f}" if devices else ""
+        table.append(
+            [
+                name,
+                f"{run.mode if not run.module else 'imitation'}: {cost.work}",
+                f"{cost.hours:.2f}",
+                gpu,
+                spent,
+                cells,
+            ]
+        )
+    gpu = f"{total * devices:,.0f}" if devices else ""
+    spent = "?" if unknown else f"{money:,.0f}"
+    if gpu_hour and devices:
+        spent += f" + {total * devices * gpu_hour:,.0f} for GPUs"
+    table.append([f"{len(study.runs)} runs", "", f"{total:,.1f}", gpu, spent, ""])
+    return table
+
+
+__all__ = ["Cost", "PlanError", "config_of", "cost_of", "pace", "priced", "rows"]

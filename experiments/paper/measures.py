@@ -1,0 +1,75 @@
+"""The measures of the paper's tables, from the scores of a cell.
+
+- avg@k, best@k (bootstrap), pass@k (unbiased): `rl.evaluation`; tgc@k is pass@k, sgc@k the same of scenarios;
+- early: avg@k after a fifth of the steps; auc: the mean height of the curve of avg@k over the steps;
+- steps@.9: the first evaluated step at which avg@k reaches 90% of the best avg@k of the baseline's curve.
+
+All but steps@.9 are means of one value per task (or scenario), in percent, so that they have paired intervals.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from rl.evaluation import Scores, mean_height, steps_to
+
+GOAL = 0.9
+EARLY = 0.2  # of the steps: step 20 of 100
+
+
+def shown(published: Mapping[str, float], k: int) -> list[str]:
+    """Return the measures to print for a cell: the published ones, or avg@k and best@k; pass@k follows best@k."""
+    names = list(published) or [f"avg@{k}", f"best@{k}"]
+    return [one for name in names for one in ((name, f"pass@{k}") if name == f"best@{k}" else (name,))]
+
+
+def needs_curve(name: str) -> bool:
+    """Return True if a measure needs the evaluations during training."""
+    return name in ("early", "auc", "steps@.9")
+
+
+def per_task(name: str, scores: Scores | None, curve: Mapping[int, Scores]) -> np.ndarray | None:
+    """Return one value per task (or scenario) of a measure, in [0, 1]; None if there is nothing to measure.
+
+    scores: the final evaluation; curve: {step: scores} of those during training.
+    """
+    if name == "early":
+        step = early_step(curve)
+        return curve[step].per_task("avg@8") if step is not None else None
+    if name == "auc":
+        if len(curve) < 2:
+            return None
+        value_EN = np.stack([curve[step].per_task("avg@8") for step in sorted(curve)])
+        return np.array([mean_height(dict(zip(sorted(curve), value_E))) for value_E in value_EN.T])
+    if scores is None:
+        return None
+    kind, _, k = name.partition("@")
+    if kind != "avg" and int(k) > len(scores.success_NR[0]):
+        return None
+    return scores.per_task(f"pass@{k}" if kind == "tgc" else name)
+
+
+def early_step(curve: Mapping[int, Scores]) -> int | None:
+    """Return the evaluated step nearest to a fifth of the steps, None if nothing between the ends was evaluated."""
+    if len(curve) < 3:
+        return None
+    return min(curve, key=lambda step: abs(step - EARLY * max(curve)))
+
+
+def success_curve(curve: Mapping[int, Scores]) -> dict[int, float]:
+    """Return {step: avg@k}."""
+    return {step: float(scores.per_task("avg@8").mean()) for step, scores in curve.items()}
+
+
+def goal_of(curves: Sequence[Mapping[int, Scores]]) -> float:
+    """Return 90% of the best point of the mean of several runs' curves, nan without curves."""
+    steps = set.intersection(*(set(curve) for curve in curves)) if curves else set()
+    means = [np.mean([success_curve(curve)[step] for curve in curves]) for step in steps]
+    return GOAL * max(means, default=float("nan"))
+
+
+def steps_of(curve: Mapping[int, Scores], goal: float) -> int | None:
+    """Return the first evaluated step that reaches the goal, None if none does."""
+    return steps_to(success_curve(curve), goal)

@@ -1,0 +1,222 @@
+"""The runs behind the cells of tables: base policies, training, experience pools, evaluations; each once, whoever
+shares it."""
+
+from __future__ import annotations
+
+import difflib
+import fnmatch
+import importlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from configs.paper.cells import Cell
+from experiments.grid import Run
+
+RUNS = "configs/paper/runs.py"
+TABLES = (
+    *(f"table{n}" for n in range(1, 8)),
+    *("figure1", "figure12a", "figure12b", "figure13a", "figure13b", "figure14", "figure16", "controls"),
+)
+UNTRAINED = ("base", "icl", "thinking")  # rows of runs.py that train nothing
+MODELS = {
+    "7b": "Qwen/Qwen2.5-7B-Instruct",
+    "14b": "Qwen/Qwen2.5-14B-Instruct",
+    "qwen3-14b": "Qwen/Qwen3-14B",
+}
+SPLITS = {"test_normal": "test"}  # of travel, which stands for AppWorld at tiny scale
+ROLLOUTS = 8
+
+
+class StudyError(ValueError):
+    """A request that cannot be met; the message is for the user."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """The runs that hold the scores of one cell and seed.
+
+    scores: name of the run with the rollouts at temperature 0.9. greedy: that with 8 rollouts at temperature 0, ""
+    where the first run's greedy rollouts count. train: the training run, "" = none.
+    """
+
+    scores: str
+    greedy: str = ""
+    train: str = ""
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the runs."""
+        return list(dict.fromkeys(filter(None, (self.train, self.scores, self.greedy))))
+
+
+@dataclass
+class Study:
+    """The runs of some cells at one scale.
+
+    models: {size: checkpoint, or "URL,NAME,TOKENIZER" of a server that already has the model}, for the full scale.
+    """
+
+    scale: str
+    seeds: Sequence[int] = (0,)
+    models: Mapping[str, str] = field(default_factory=dict)
+    runs: dict[str, Run] = field(default_factory=dict)  # by name, in an order in which they can be run
+    users: dict[str, list[str]] = field(default_factory=dict)  # name of a run -> "TABLE:CELL" of the cells that need it
+    sources: dict[tuple[str, str, int], Source] = field(default_factory=dict)  # (table, cell, seed) -> its scores
+    left_out: dict[tuple[str, str], str] = field(default_factory=dict)  # (table, cell) -> why it has no run
+
+    @property
+    def tiny(self) -> bool:
+        """True if cells are played with the quickstart's policy."""
+        return self.scale == "tiny"
+
+    def add(self, table: str, name: str, cell: Cell) -> None:
+        """Add the runs of one cell. Raises StudyError."""
+        if self.tiny and cell.model not in ("", "7b", "14b"):
+            self.left_out[table, name] = "has no counterpart at tiny scale"
+            return
+        for seed in self.seeds:
+            source = self._source(cell, seed)
+            self.sources[table, name, seed] = source
+            for run in self._needed(source):
+                self.users.setdefault(run, []).append(f"{table}:{name}")
+
+    def _needed(self, source: Source) -> list[str]:
+        """Return the names of the runs of a source, and of those that have to come before them."""
+        found = list(source.names)
+        for name in found:
+            found += [before for before in self.runs[name].after if before not in found]
+        return found
+
+    def _source(self, cell: Cell, seed: int) -> Source:
+        size, world, row = cell.run.split(",")
+        policy, after, train = *self._base(cell.model or size, world), ""
+        if row not in UNTRAINED:
+            train = self._add(
+                Run(cell.run.replace(",", "-"), seed, self._config(cell.run), self._start(policy), after=tuple(after))
+            )
+            policy, after = f"{{folder}}/{train}/policy", [train]
+        at_end = world == cell.world and not cell.experience and not cell.template and cell.split in ("dev", "val")
+        scores = train if train and at_end else self._evaluation(cell, seed, policy, after, train, 0.9)
+        greedy = "" if self.tiny else self._evaluation(cell, seed, policy, after, train, 0.0)
+        return Source(scores, greedy, train)
+
+    def _evaluation(
+        self, cell: Cell, seed: int, policy: str, after: Sequence[str], train: str, temperature: float
+    ) -> str:
+        """Add an evaluation and return its name."""
+        size, world, row = cell.run.split(",")
+        how = cell.template or ("icl" if cell.experience else row if row in UNTRAINED else "base")
+        overrides = self._start(policy) | {
+            "eval.split": SPLITS.get(cell.split, cell.split) if self.tiny else cell.split,
+            "eval.rollouts": ROLLOUTS,
+            "eval.temperature": temperature,
+            "eval.greedy": temperature > 0,
+        }
+        after = list(after)
+        if cell.experience:
+            pool = self._pool(size, cell.world, seed, policy, after)
+            overrides |= {"eval.experience": cell.experience, "navigating.pool": f"{{folder}}/{pool}/experience"}
+            after.append(pool)
+        what = train.rpartition("-")[0] if train else f"{cell.model or size}-{world}"
+        words = ["eval", what, "in", cell.world, cell.split, *([how] if how != "base" else [])]
+        words += [f"e{cell.experience:g}"] * bool(cell.experience) + ["t0"] * (temperature == 0)
+        config = self._config(f"{size},{cell.world},{how}")
+        return self._add(Run("-".join(words), seed, config, overrides, mode="eval", after=tuple(after)))
+
+    def _pool(self, size: str, world: str, seed: int, policy: str, after: Sequence[str]) -> str:
+        """Add the experience pool of a base policy and return the name of its run."""
+        run = Run(
+            f"pool-{size}-{world}", seed, self._config(f"{size},{world},icl"), self._start(policy), mode="pool",
+            after=tuple(after),
+        )  # fmt: skip
+        return self._add(run)
+
+    def _base(self, size: str, world: str) -> tuple[str, list[str]]:
+        """Return (the policy before training, the runs that make it)."""
+        if not self.tiny:
+            model = self.models.get(size) or MODELS.get(size)
+            if not model:
+                raise StudyError(
+                    f"{size} is only evaluated, on a server that already has it: give --models"
+                    f" {size}=URL,NAME,TOKENIZER, or choose other cells with --cells"
+                )
+            return model, []
+        size = size.removeprefix("qwen3-")
+        if (size, world) == ("14b", "appworld"):
+            return "configs/assets/travel_base", []
+        name = self._add(
+            Run(
+                f"policy-{size}-{world}", 0, f"configs/paper/policies.py:{size},{world}", module="experiments.imitation"
+            )
+        )
+        return f"{{folder}}/{name}/policy", [name]
+
+    def _start(self, policy: str) -> dict[str, Any]:
+        """Return the overrides that start from a policy: a checkpoint, or a server's "URL,NAME,TOKENIZER"."""
+        if not policy.startswith(("http://", "https://")):
+            return {"model.path": policy}
+        parts = policy.split(",")
+        if len(parts) != 3:
+            raise StudyError(f"--models {policy}: give URL,NAME,TOKENIZER of the server")
+        url, name, tokenizer = parts
+        # The learner is not used: its shape is the smallest one, and the server's weights are never replaced.
+        return {
+            "model.preset": "tiny", "model.tokenizer": tokenizer, "engine.vllm.urls": (url,), "engine.vllm.model": name,
+            "engine.vllm.transfer": "none",
+        }  # fmt: skip
+
+    def _config(self, run: str) -> str:
+        return f"{RUNS}:{run}{',tiny' if self.tiny else ''}"
+
+    def _add(self, run: Run) -> str:
+        known = self.runs.setdefault(run.name, run)
+        if known != run:
+            raise StudyError(f"two different runs are called {run.name}: {known} and {run}")
+        return run.name
+
+
+def module_of(table: str) -> Any:
+    """Return the module of a table in configs/paper. Raises StudyError, which lists the tables."""
+    if table not in TABLES:
+        near = difflib.get_close_matches(table, TABLES, n=1, cutoff=0.6)
+        hint = f" Did you mean {near[0]}?" if near else ""
+        raise StudyError(f"{table}: there is no such table.{hint} There are {', '.join(TABLES)}, and all")
+    return importlib.import_module(f"configs.paper.{table}")
+
+
+def chosen(table: str, patterns: Sequence[str] = ()) -> dict[str, Cell]:
+    """Return the cells of a table whose names match one of the patterns, all if there are none.
+
+    A pattern is a name, or has `*` in it: "14b,*,hybrid". Raises StudyError, which lists the cells.
+    """
+    cells = module_of(table).CELLS
+    unknown = [p for p in patterns if not fnmatch.filter(cells, p)]
+    if unknown:
+        raise StudyError(f"{table} has no cell {'; '.join(unknown)}. Its cells are {'; '.join(cells)}")
+    return {
+        name: cell
+        for name, cell in cells.items()
+        if not patterns or any(fnmatch.fnmatchcase(name, p) for p in patterns)
+    }
+
+
+def study_of(
+    tables: Sequence[str],
+    *,
+    scale: str,
+    seeds: Sequence[int] = (0,),
+    cells: Sequence[str] = (),
+    models: Mapping[str, str] | None = None,
+) -> Study:
+    """Return the study of some tables. Raises StudyError with everything that is wrong."""
+    study, found = Study(scale, seeds, models or {}), []
+    for table in tables:
+        try:
+            for name, cell in chosen(table, cells).items():
+                study.add(table, name, cell)
+        except StudyError as error:
+            found.append(str(error))
+    if found:
+        raise StudyError("\n".join(dict.fromkeys(found)))
+    return study

@@ -1,0 +1,66 @@
+"""The reasoning-augmented template: the policy thinks before it acts, and forgets what it thought."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from envs.world import Message, Observation, Tool
+from models.tokenizer import Tokenizer
+from rl.contexts.causal import Causal
+from rl.trajectory import Completion
+
+OPEN, CLOSE = "<think>", "</think>"
+HINT = "Before each action, think between <think> and </think>, as briefly as you can. Then act."
+
+
+class ReasoningAugmented(Causal):
+    """The opening and every turn since, without the thoughts of earlier turns (section 6.2 of the AgentEvolver paper).
+
+    A thought is what a turn writes up to its last `</think>`. The world is given the rest. The next prompt leaves the
+    thought out, so every turn that thinks is a training sample of its own; one that does not, extends the last sample.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        observation: Observation,
+        experience: Sequence[str] = (),
+        show_tools: bool = True,
+        *,
+        hint: bool = True,
+        force: bool = False,
+    ):
+        """hint: ask for thoughts in the opening. force: open each turn with `<think>`, for a policy that would not."""
+        self.force = force
+        super().__init__(tokenizer, observation, experience, show_tools)
+        if hint:
+            self.remember(HINT)
+        self.show(())
+
+    def action(self, text: str) -> str:
+        """Return the text after the thought; "" if a forced thought does not end."""
+        _, closed, rest = text.rpartition(CLOSE)
+        if closed:
+            return rest.lstrip()
+        return "" if self.force else text
+
+    async def extend(
+        self, completion: Completion, messages: Sequence[Message], tools: Sequence[Tool] | None = None
+    ) -> None:
+        self.add(replace(completion, tokens=self._thoughtless(completion.tokens)), messages, tools)
+        self.show(self.turns)
+
+    def show(self, turns) -> None:
+        super().show(turns)
+        if self.force:
+            opened = self.tokenizer.encode(f"{OPEN}\n")
+            self.prompt, self.stripped = self.prompt + opened, self.stripped + opened
+
+    def _thoughtless(self, tokens: Sequence[int]) -> list[int]:
+        """Return a generation without its thought: the very tokens if there is none."""
+        end = [self.tokenizer.im_end] if tokens[-1:] == [self.tokenizer.im_end] else []
+        text = self.tokenizer.decode(tokens[: len(tokens) - len(end)])
+        if CLOSE not in text and not self.force:
+            return list(tokens)
+        return self.tokenizer.encode(self.action(text)) + end

@@ -1,0 +1,161 @@
+"""The command that makes the paper's tables, with results as finished runs leave them."""
+
+import csv
+import json
+
+import numpy as np
+import pytest
+
+from evolver.workdir import Workdir
+from experiments.grid import Ledger
+from experiments.paper import __main__ as paper
+from experiments.paper import costs, measures, tables
+from experiments.paper.study import TABLES, StudyError, chosen, study_of
+from rl.evaluation import Scores
+
+TASKS = ["a_1", "a_2", "b_1", "c"]
+
+
+def scores(rate: float, seed: int = 0, k: int = 8) -> Scores:
+    success_NR = (np.random.default_rng(seed).random((len(TASKS), k)) < rate).astype(int).tolist()
+    return Scores(TASKS, [1] * len(TASKS), success_NR, success_NR, [int(rate > 0.5)] * len(TASKS), temperature=0.9)
+
+
+def finish(folder, name: str, *, curve=None, final=None, code=0):
+    """Write what a finished run leaves behind: {step: scores} of training, or one evaluation."""
+    workdir = Workdir(folder / name)
+    workdir.claim({"steps": 1}, 0, "train" if curve else "eval")
+    for step, found in (curve or {}).items():
+        workdir.log_scores(step, found)
+    if final:
+        workdir.log_evaluation({"scores": [vars(final)]})
+    Ledger(folder).add(run=name, command=[], code=code, seconds=36.0, git="0123456789abcdef")
+
+
+@pytest.fixture
+def finished(tmp_path):
+    """Figure 16 at tiny scale, seeds 0 and 1: alpha 0.1 learns sooner and ends higher than 0; one run failed."""
+    for seed in (0, 1):
+        rises = {"q": (0.1, 0.2, 0.3, 0.4), "qa": (0.1, 0.7, 0.8, 0.9), "alpha020": (0.1, 0.5, 0.7, 0.8)}
+        for row, rates in rises.items():
+            curve = {step: scores(rate, seed) for step, rate in zip((0, 4, 12, 20), rates)}
+            finish(tmp_path, f"14b-appworld-{row}-{seed}", curve=curve)
+    finish(tmp_path, "14b-appworld-alpha030-0", curve={0: scores(0.1)}, code=1)
+    return tmp_path
+
+
+def report(folder, table, *words):
+    flags = [table, "--scale=tiny", "--only-report", f"--workdir={folder}", *words]
+    code = paper.main(flags)
+    return code, (folder / f"tables/{table}.md").read_text()
+
+
+def test_a_table_has_ours_beside_the_published_numbers_and_the_paired_orderings(finished, capsys):
+    code, text = report(finished, "figure16", "--seeds=0,1")
+    assert code == 0 and "none of its scores compares with the paper's" in text
+    rows = {(row["cell"], row["measure"]): row for row in csv.DictReader((finished / "tables/figure16.csv").open())}
+    ours = rows["0.1", "avg@8"]
+    expected = 100 * np.mean([scores(0.9, seed).per_task("avg@8").mean() for seed in (0, 1)])
+    assert ours["ours [95%]"].startswith(f"{expected:.1f} [") and ours["published"] == "59" and ours["seeds"] == "2"
+    assert ours["hours"] == "0.02" and ours["revision"] == "0123456789ab" and ours["at T=0"] == "100.0"
+    assert ours["ours - published"] == ""  # nothing at tiny scale compares with the paper
+    early = 100 * np.mean([scores(0.7, seed).per_task("avg@8").mean() for seed in (0, 1)])
+    assert chosen("figure16")["0.3"].published["early"] == 45
+    below = text.partition("orderings:")[2].splitlines()
+    (difference,) = [line for line in below if line.startswith("| 0.1 ")]
+    assert "+4.0" in difference and difference.rstrip("| ").endswith("yes")  # 59 - 55
+    assert "14b-appworld-alpha030-0 failed" in text and "seed 1 is missing" in text
+    assert early > 50 and (finished / "tables/figure16.png").exists() and (finished / "tables/figure16.svg").exists()
+    assert "NOT THE PAPER" in (finished / "tables/figure16.svg").read_text()
+    capsys.readouterr()
+
+
+def test_full_scale_has_the_difference_to_the_published_number(finished):
+    study = study_of(["figure16"], scale="full", seeds=[0, 1])
+    for seed in (0, 1):
+        finish(finished, f"eval-14b-appworld-qa-in-appworld-dev-t0-{seed}", final=scores(0.0, seed))
+    rows = tables.lines(study, "figure16", ["0.1"], finished)
+    row = dict(zip(tables.HEAD, rows[1]))
+    mean, minus = (float(row[name].split()[0]) for name in ("ours [95%]", "ours - published"))
+    assert minus == pytest.approx(mean - 59, abs=0.11) and row["at T=0"] == "0.0"
+
+
+def test_sample_efficiency_is_measured_against_the_baselines_best(finished):
+    study = study_of(["table6"], scale="tiny", seeds=[0, 1], cells=["14b,appworld,*"])
+    cells = list(chosen("table6", ["14b,appworld,*"]))
+    rows = {(row[0] or "", row[1]): row for row in tables.lines(study, "table6", cells, finished)[1:]}
+    best = {
+        step: np.mean([scores(r, s).per_task("avg@8").mean() for s in (0, 1)]) for step, r in ((12, 0.3), (20, 0.4))
+    }
+    assert measures.goal_of([{}]) != measures.goal_of([{}])  # nan
+    attributing = rows["14b,appworld,attributing", "steps@.9"]
+    assert attributing[3] == "4, 4" and attributing[2] == "40" and max(best.values()) < 0.7
+    assert float(rows["", "auc"][3].split()[0]) > 0
+
+
+def test_best_at_k_comes_with_pass_at_k_and_scenarios_need_all_their_tasks():
+    assert measures.shown({"avg@8": 1, "best@8": 2}, 8) == ["avg@8", "best@8", "pass@8"]
+    one = scores(0.5)
+    assert len(measures.per_task("sgc@8", one, {})) == 3 and len(measures.per_task("tgc@4", one, {})) == 4
+    assert measures.per_task("best@16", one, {}) is None and measures.per_task("avg@4", None, {}) is None
+    assert measures.per_task("early", one, {0: one, 20: one}) is None
+
+
+def test_latex_escapes_what_it_would_read_as_commands():
+    text = tables.latex([list(tables.HEAD), ["a_b", "best@8", "50%", *[""] * 9]], "R&D 5%")
+    assert r"a\_b" in text and r"50\%" in text and r"\caption{R\&D 5\%}" in text and text.count(r"\\") == 2
+    assert r"\begin{tabular}{llr}" in text
+
+
+@pytest.mark.parametrize(
+    "words,said",
+    [
+        (["table9"], "There are table1, table2"),
+        (["tabel2"], "Did you mean table2?"),
+        (["table2", "--cells", "14b,hybrid"], "Its cells are 7b,appworld,base; 7b,bfcl,base"),
+        (["table2", "--seeds=a"], "--seeds=a: give whole numbers"),
+        (["table2", "--models", "x"], "give SIZE=WHERE"),
+        (["figure1", "--cells", "32b,*", "--scale=full"], "give --models 32b=URL,NAME,TOKENIZER"),
+        (["figure1", "--cells", "32b,*", "--scale=full", "--models", "32b=http://h"], "give URL,NAME,TOKENIZER"),
+    ],
+)
+def test_bad_requests_list_what_there_is_and_start_nothing(words, said, tmp_path, capsys):
+    assert paper.main([*words, f"--workdir={tmp_path / 'runs'}"]) == 2
+    assert said in capsys.readouterr().err and not (tmp_path / "runs").exists()
+
+
+def test_a_dry_run_lists_every_run_once_with_its_users(capsys):
+    assert paper.main(["table3", "--scale=tiny", "--cells", "14b,*", "--dry-run", "--seeds=0,1"]) == 0
+    out = capsys.readouterr().out
+    assert out.count("| 14b-appworld-q-0 ") == 1 and "policy-14b-bfcl-0" in out and "runs" in out
+
+
+def test_hours_follow_the_steps_and_money_the_prices(tmp_path):
+    study = study_of(["table2"], scale="full", cells=["14b,appworld,original", "14b,appworld,synthetic"])
+    runs = {name: costs.cost_of(study, run, "a100-80g:8") for name, run in study.runs.items()}
+    original, synthetic = runs["14b-appworld-original-0"], runs["14b-appworld-q-0"]
+    assert 0.75 < original.hours / synthetic.hours < 0.85 and original.money == 0 and synthetic.money is None
+    prices = tmp_path / "prices.json"
+    prices.write_text(json.dumps({model: [1, 2] for model in ("qwen-plus", "qwen3-235b-a22b-instruct-2507")}))
+    priced = costs.cost_of(study, study.runs["14b-appworld-q-0"], "a100-80g:8", str(prices))
+    assert priced.money > 1
+
+
+def test_a_served_model_needs_no_weights_here():
+    where = "http://127.0.0.1:9,qwen3-235b,/dir/of/tokenizer"
+    cells = ["qwen3-235b-a22b,appworld"]
+    study = study_of(["figure1"], scale="full", cells=cells, models={"qwen3-235b-a22b": where})
+    (run, greedy) = study.runs.values()
+    assert run.overrides["engine.vllm.transfer"] == "none" and run.overrides["engine.vllm.model"] == "qwen3-235b"
+    assert "model.path" not in run.overrides and greedy.overrides["eval.temperature"] == 0.0
+    tiny = study_of(["figure1"], scale="tiny", cells=["32b,*"])
+    assert not tiny.runs and set(tiny.left_out.values()) == {"has no counterpart at tiny scale"}
+
+
+def test_the_tables_are_those_of_the_folder():
+    from configs import paper as folder
+
+    files = {p.stem for p in __import__("pathlib").Path(folder.__file__).parent.glob("*.py")}
+    assert files == {*TABLES, "__init__", "cells", "runs", "policies"}
+    with pytest.raises(StudyError):
+        chosen("cells")
