@@ -231,7 +231,7 @@ class Probed(World):
         self._task: Task | None = None
         self._record: dict[str, Any] | None = None  # the task as JSON values, for snapshots
         self._actions: list[str] = []
-        self._seed, self._over = 0, False
+        self._seed, self._over, self._answer = 0, False, None
         self._evaluation: Evaluation | None = None
         self._left: list[Any] = []  # [snapshot or None] if a check moved the world away from the episode
 
@@ -261,6 +261,7 @@ class Probed(World):
         result = self.world.step(action)
         self._actions.append(action)
         self._evaluation, self._over = None, result.terminated or result.truncated
+        self._answer = result.info.get("answer")
         if self._over and self._task and is_probed(self._task):
             result.reward = self.evaluate().score
         return result
@@ -283,26 +284,31 @@ class Probed(World):
         self._return()
         self._record = self._record or self._task.to_dict()
         state = {"task": self._record, "seed": self._seed, "actions": list(self._actions), "over": self._over}
+        state["answer"] = self._answer
         return state | {"world": self.world.snapshot()}
 
     def restore(self, snapshot: dict[str, Any]) -> None:
         self._begin(Task.from_dict(snapshot["task"]), snapshot["seed"])
         self._record = snapshot["task"]
         self._actions, self._over = list(snapshot["actions"]), snapshot["over"]
+        self._answer = snapshot["answer"]
         self.world.restore(snapshot["world"])
 
     def close(self) -> None:
         self.world.close()
 
     def _begin(self, task: Task, seed: int) -> None:
-        self._task, self._seed, self._actions, self._over = task, seed, [], False
+        self._task, self._seed, self._actions, self._over, self._answer = task, seed, [], False, None
         self._inner = replace(task, verifier=task.verifier["start"]) if is_probed(task) else task
         self._evaluation, self._left, self._record = None, [], None
 
     def _closing(self) -> str | None:
-        """Return the last action if it ended the episode and is a text without calls, or code."""
+        """Return the last action if it ended the episode and is a text without calls, or code; if the world reports
+        the answer that it gave (`info["answer"]`), that answer."""
         if not self._over or not self._actions:
             return None
+        if self._answer is not None:
+            return self._answer
         turn = parse(self._actions[-1])
         return None if turn.calls or turn.errors else turn.content
 

@@ -70,7 +70,8 @@ class StepResult(_Record):
     """The environment's answer to one assistant turn. `tools` is None if the available tools did not change.
 
     `info` may hold "calls" (a list of the {"name", "arguments"} that ran), "errors" (the number of calls
-    answered with an error) and "parse_error" (True if the turn could not be parsed).
+    answered with an error), "parse_error" (True if the turn could not be parsed) and "answer" (what the turn that ended
+    the episode answered, where that is not its text).
     """
 
     messages: list[Message]

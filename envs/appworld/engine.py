@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import json
 import os
 import shutil
 import socket
@@ -64,6 +65,11 @@ class Engine:
     def completed(self) -> bool:
         """Return True if the code has declared the open task complete."""
         return bool(self._world.task_completed())
+
+    def answer(self) -> str:
+        """Return the answer with which the open task was completed, "" if it was given none."""
+        given = self._world.requester.request("supervisor", "show_active_task", track=False)["answer"]
+        return "" if given is None else given if isinstance(given, str) else json.dumps(given)
 
     def tests(self) -> list[tuple[str, bool]]:
         """Run the open task's tests. Return (label, passed) of each, with the label "no_op_fail" or "no_op_pass"."""

@@ -34,6 +34,7 @@ class EngineLike(Protocol):
     def open(self, root: str, task_id: str, timeout_s: int) -> dict[str, Any]: ...
     def run(self, code: str) -> str: ...
     def completed(self) -> bool: ...
+    def answer(self) -> str: ...
     def tests(self) -> list[tuple[str, bool]]: ...
     def apis(self, root: str) -> dict[str, dict[str, dict[str, Any]]]: ...
     def close(self) -> None: ...
@@ -100,7 +101,8 @@ class AppWorld(ReplayWorld):
         return Observation(messages, [prompt.TOOL] if self._action == "tool" else [])
 
     def step(self, action: str) -> StepResult:
-        """Run the turn's code. `info["calls"]` holds it; "errors" is 1 if there was no code or it failed."""
+        """Run the turn's code. `info["calls"]` holds it; "errors" is 1 if there was no code or it failed. "answer" is
+        what the code completed the task with, which it may have computed; "" for nothing."""
         self._require_episode()
         if self._over:
             return StepResult([], terminated=True, info={"calls": [], "errors": 0, "over": True})
@@ -122,7 +124,8 @@ class AppWorld(ReplayWorld):
                 "calls": [{"name": "appworld", "arguments": {"code": code}}],
                 "errors": int(output.startswith("Execution failed.")),
                 "parse_error": False,
-            },
+            }
+            | ({"answer": engine.answer()} if self._over else {}),
         )
 
     def evaluate(self) -> Evaluation:

@@ -52,7 +52,7 @@ class Knowledge:
         # short answer -> operation -> the values of some calls that gave it, which it does not mention
         self.texts: dict[str, dict[str, list[str]]] = {}
         self.quiet: dict[str, list[int]] = {}  # such an answer given between two readings: [they differ, all]
-        self.answered: dict[str, dict[str, int]] = {}  # operation -> form of its answer in prose -> effects tested
+        self.answered: Table = {}  # operation -> form of its answer in prose -> like `effects`
         self.first: dict[str, dict[str, list[Any]]] = {}  # operation -> call -> [start, its answer there, arguments]
         self.worlds: dict[str, list[int]] = {}  # operation -> same call at two starts: [answers differ, all]
         self.varies: dict[str, int] = {}  # kind -> times it differed between two identical plays
@@ -122,24 +122,27 @@ class Knowledge:
         clear = tested >= least and (not differ or differ >= 2)
         return clear or tested >= 10 or (repeated >= least and same < repeated / 2) or repeated >= 20
 
-    def is_known(self, event: Event) -> bool:
-        """Return True if the role of a call's operation is tested well enough.
+    def is_change(self, event: Event) -> bool:
+        """Return True if the call changed what others show, as far as is known of its operation.
 
-        In prose the same operation may do something or nothing ("You open the box.", "It is already open."), so that
-        each form of its answer is tested, until one is found to have an effect.
+        In prose the same operation may do something or nothing ("You open the box.", "It is already open."), and the
+        form of the answer tells which.
         """
-        if event.prose and not self.changes(event.name) and self.answer_of(event)[1] not in self._answered(event):
-            return len(self._answered(event)) >= _FORMS_TESTED
+        differ, tested = self.answered.get(event.name, {}).get(self.answer_of(event)[1], (0, 0))
+        return self.changes(event.name) and (not event.prose or bool(differ) or tested < 2)
+
+    def is_known(self, event: Event) -> bool:
+        """Return True if the role of a call's operation, in prose also of this form of its answer, is tested enough."""
+        forms = self.answered.get(event.name, {})
+        if event.prose and forms.get(self.answer_of(event)[1], (0, 0))[1] < 2 and len(forms) < _FORMS_TESTED:
+            return False
         return self.is_tested(event.name)
 
-    def tested(self, event: Event) -> None:
-        """Remember that the effect of this answer was tested."""
+    def tested(self, event: Event, differ: bool) -> None:
+        """Count a test of an operation's effect. differ: what others show did."""
+        tally(self.effects, event.name, differ)
         if event.prose:
-            forms = self.answered.setdefault(event.name, {})
-            forms[self.answer_of(event)[1]] = forms.get(self.answer_of(event)[1], 0) + 1
-
-    def _answered(self, event: Event) -> dict[str, int]:
-        return self.answered.get(event.name, {})
+            tally(self.answered.setdefault(event.name, {}), self.answer_of(event)[1], differ)
 
     def answer_of(self, event: Event) -> tuple[str, str]:
         """Return the operation and, in prose, the form of its answer: the first words without the call's values."""

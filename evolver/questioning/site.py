@@ -164,7 +164,7 @@ class Site:
         if self.code:
             self._test_together(kept)
             for event in events:
-                event.changes = event.ok and self.knowledge.changes(event.name)
+                event.changes = event.ok and self.knowledge.is_change(event)
             return
         tested = {}
         for n, event in enumerate(kept):
@@ -176,7 +176,7 @@ class Site:
                 self._test_effect(kept[:n], kept[n], kept)
         self._test_refusals(events)
         for event in events:
-            event.changes = event.ok and self.knowledge.changes(event.name)
+            event.changes = event.ok and self.knowledge.is_change(event)
 
     def _test_together(self, kept: Sequence[Event]) -> None:
         """Find out the same in two episodes for all operations of a walk, where each episode takes long.
@@ -295,8 +295,7 @@ class Site:
         # its steps answers fewer calls after the event.
         differ = any(a is not None and a != b for a, b in zip(*answers, strict=False))
         if event.ok:
-            tally(self.knowledge.effects, event.name, differ)
-            self.knowledge.tested(event)
+            self.knowledge.tested(event, differ)
         else:
             tally(self.knowledge.quiet, event.result, differ)
 
@@ -360,7 +359,7 @@ class Site:
             if not self.knowledge.reads(name):
                 continue
             if not operation.required:
-                calls.append(Event(name, {}, operation.render({})))
+                calls.append(self._event(name, {}))
                 continue
             choices = []
             for parameter in operation.required:
@@ -373,8 +372,7 @@ class Site:
                     values |= dict.fromkeys(guessed(schema, self.rng) for _ in range(_GUESSES))
                 choices.append([v for v in (typed(value, schema) for value in values) if v is not None])
             for values in itertools.islice(itertools.product(*choices), _MOST_CALLS):
-                arguments = dict(zip(operation.required, values, strict=True))
-                calls.append(Event(name, arguments, operation.render(arguments)))
+                calls.append(self._event(name, dict(zip(operation.required, values, strict=True))))
         return calls
 
     def _offer(self, calls: Sequence[Event]) -> None:
@@ -384,7 +382,10 @@ class Site:
             return
         episode = self.open()
         self.read(episode)
-        most = MOST_PROBES_IN_PROSE - len(self.battery) if any(call.prose for call in calls) else _MOST_OFFERED
+        most = _MOST_OFFERED
+        if self._prose:  # few fit in, so first what shows the whole place, and what has most to say
+            most = MOST_PROBES_IN_PROSE - len(self.battery)
+            calls.sort(key=lambda call: (bool(call.arguments), -len(call.result)))
         for call in calls[: max(most, 0)]:
             if episode.over:
                 episode = self.open()
@@ -393,6 +394,8 @@ class Site:
             self.steps += 1
             if event.ok:
                 self.knowledge.compare(self.task.id, event)
+            if self.task.query in event.result:  # it shows the goal of the episode, which is another one in each task
+                continue
             if event.ok and not self.knowledge.says_nothing(event):
                 self.known.add(event.shown, event)
                 if not event.prose:

@@ -243,7 +243,7 @@ class _OpenWalk:
     def call(self, name: str, arguments: dict[str, Any]) -> None:
         """Make a call and learn from it."""
         event = self.episode.call(name, arguments)
-        event.changes = event.ok and self.knowledge.changes(name)
+        event.changes = event.ok and self.knowledge.is_change(event)
         self.knowledge.learn(event, self.last, lambda value: self.kinds_of.get(value, ()))
         self.events.append(event)
         self.done.add(event.key)

@@ -106,6 +106,9 @@ class FakeEngine:
     def completed(self):
         return self._done
 
+    def answer(self):
+        return f"{self._lines} lines"
+
     def tests(self):
         needed = [("no_op_fail", part in self._state) for part in ("a", "b")]
         return [*needed, ("no_op_pass", not self._damage), ("no_op_pass", True)]
@@ -171,7 +174,7 @@ def test_an_episode(official):
     assert "nothing was run" in result.messages[0]["content"] and result.info["parse_error"] and not result.terminated
     for action in SOLUTION[1:]:
         result = world.step(action)
-    assert result.terminated and result.reward == 1.0
+    assert result.terminated and result.reward == 1.0 and result.info["answer"].endswith(" lines")
     assert world.evaluate().success and world.evaluate().components == {"progress": 1.0, "tests": 1.0}
     assert world.step(block("damage")).terminated and world.evaluate().success
 

@@ -96,6 +96,28 @@ class TestChecking:
             assert attempt(world, one, one.reference).evaluation == attempt(own, one, one.reference).evaluation
         assert world.difference() == own.difference() and probed(world) is world
 
+    def test_an_answer_that_the_world_reports_counts_instead_of_the_text(self):
+        class Computes(Library):
+            def step(self, action):
+                result = super().step(action)
+                return dataclasses.replace(result, info=result.info | ({"answer": "Kim"} if result.terminated else {}))
+
+        task = lend_b11()
+        task.verifier["answer"] = {"value": "Kim", "others": []}
+        world = Probed(Computes())
+        world.reset(task)
+        for action in (call("shelf", "red"), call("lend", "B11"), "print(name)"):
+            world.step(action)
+        assert world.evaluate().success
+        later = Probed(Computes())
+        later.restore(world.snapshot())
+        assert later.evaluate().success
+        plain = Probed(Library())
+        plain.reset(task)
+        for action in (call("shelf", "red"), call("lend", "B11"), "print(name)"):
+            plain.step(action)
+        assert not plain.evaluate().success
+
     def test_the_end_of_an_episode_by_a_call_is_checked_too(self):
         class Ends(Library):
             """Lending ends the episode, and after that nothing is shown."""
