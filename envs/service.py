@@ -22,11 +22,10 @@ import os
 import sys
 import time
 from collections.abc import Awaitable, Callable
-from concurrent.futures import Future
 from typing import Any
 
 from envs import http
-from envs.pool import Pool, PoolFull
+from envs.pool import Call, Pool, PoolFull
 from envs.process import Deadlines
 from envs.toolcalls import call_text, tools_text
 from envs.world import Task, WorldError, WorldTimeout
@@ -175,9 +174,12 @@ class Service:
             checked[key] = {} if value is None and kind is dict else value
         return checked
 
-    async def _wait(self, future: Future) -> Any:
-        waiting = asyncio.wrap_future(future)
-        await asyncio.wait({waiting}, timeout=self.pool.patience)
+    async def _wait(self, future: Call) -> Any:
+        """Return the result of a call, as `PoolWorld` does: the calls before it have deadlines of their own."""
+        waiting, answered = asyncio.wrap_future(future), -1
+        while not waiting.done() and future.slot.answered != answered:
+            answered = future.slot.answered
+            await asyncio.wait({waiting}, timeout=self.pool.patience)
         if not waiting.done():
             raise WorldTimeout(f"{self.pool.env} did not answer within {self.pool.patience:g} s")
         return waiting.result()

@@ -69,4 +69,4 @@ def key(value: Any, where: str) -> str:
 
 
 def _short(where: str) -> str:
-    return where if len(where) <= 120 else where[:120] + "..."
+    return where if len(where) <= 60 else where[:60] + "..."

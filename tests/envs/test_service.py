@@ -312,6 +312,24 @@ def test_a_request_to_a_full_service_is_repeated():
         assert second.step("+").messages[0]["content"] == "1"
 
 
+def test_a_reset_that_ends_after_its_client_gave_up_is_released(tmp_path):
+    late = tmp_path / "late"
+    with service("tests.envs.faulty:Late", {"path": str(late)}) as (url, pool):
+        world = RemoteWorld(url, deadlines=Deadlines(reset=2.0))
+        with pytest.raises(WorldTimeout):
+            world.reset(Task("count-0", "counter", "wait"))
+        with pytest.raises(WorldError, match="reset it first"):
+            world.step("+")
+        assert wait_until(lambda: pool.alive() == 1)
+        world.close()
+        assert pool.alive() == 0
+        late.touch()
+        other = RemoteWorld(url)
+        other.reset(Task("count-0", "counter", "now"))
+        assert other.count() == 1
+        other.close()
+
+
 def test_many_clients_at_once(counter):
     connections = Connections(counter[0])
 
