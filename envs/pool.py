@@ -302,6 +302,8 @@ class Pool:
     def _step(self, instance: Instance, action: str, number: int | None) -> Json:
         taken = len(instance.actions)
         number = taken if number is None else number
+        if number < 0:
+            raise ValueError(f"the number of a step is 0 or more, not {number}")
         if number < taken:
             if instance.actions[number] != action:
                 raise ValueError(f"step {number} of instance {instance.id} was taken with another action")
