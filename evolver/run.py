@@ -254,7 +254,8 @@ def make_source(config: Any) -> Source:
     """Return the source of the config's worlds: this process, worker processes, or a service."""
     env = config.env
     deadlines = Deadlines(start=env.timeout, reset=env.timeout, step=env.timeout)
-    pool = {"workers": env.workers, "python": env.python or None} if env.mode == "worker" else {}
+    pool = {"workers": env.workers, "python": env.python or None, "memory_mb": env.memory_mb or None}
+    pool = pool | {"recycle": env.recycle} if env.mode == "worker" else {}
     return Source(env.name, env.args.to_dict(), mode=env.mode, url=env.url, deadlines=deadlines, **pool)
 
 
