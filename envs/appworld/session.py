@@ -28,7 +28,7 @@ SEED = 100  # the package's default
 
 
 class Answer:
-    """What the package's requester needs of an HTTP response."""
+    """The parts of an HTTP response that the package's requester reads."""
 
     def __init__(self, status: int, text: str):
         self.status_code, self.text, self.headers = status, text, {}
@@ -38,7 +38,7 @@ class Answer:
 
 
 class Client:
-    """What the package's requester needs of an HTTP client, over a socket."""
+    """The parts of an HTTP client that the package's requester calls, over a socket."""
 
     def __init__(self, lines: Any):
         self._lines = lines
@@ -75,8 +75,7 @@ def main() -> None:
     """Fork a session for each request of the parent's socket, whose descriptor is the argument."""
     end_with_parent()
     control = socket.socket(fileno=int(sys.argv[1]))
-    import IPython.terminal.embed  # noqa: F401  everything slow, once
-    from appworld import environment  # noqa: F401
+    from appworld import environment  # noqa: F401  everything slow, once
 
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # sessions end by themselves or are killed, and leave nothing
     control.sendall(b"ready\n")
@@ -138,7 +137,7 @@ def session(client: Client, task: dict[str, Any]) -> Any:
     )  # fmt: skip
     real, apis.Requester = apis.Requester, lambda **_: requester
     world = environment.AppWorld.__new__(environment.AppWorld)
-    shell = environment.InteractiveShellEmbed(config=_config())
+    shell = environment.InteractiveShellEmbed(config=_config(environment))
     shell.ast_node_interactivity = "none"
     sys.excepthook = sys.__excepthook__
     nothing = dict.fromkeys(("remote_environment_url", "remote_apis_url", "models_to_db_home_path"))
@@ -146,12 +145,13 @@ def session(client: Client, task: dict[str, Any]) -> Any:
     nothing |= dict.fromkeys(("raise_on_extra_parameters", "parse_datetimes", "allow_datetime_change"), False)
     nothing |= dict.fromkeys(("add_login_shortcut", "munchify_response", "import_utils"), False)
     vars(world).update(
-        nothing, shell=shell, safety_guard=environment.SafetyGuard(), environment_io=[], num_interactions=0,
+        nothing, safety_guard=environment.SafetyGuard(), environment_io=[], num_interactions=0,
         max_interactions=1000, max_api_calls_per_interaction=task["max_requests"], raise_on_failure=True,
         raise_on_unsafe_syntax=True, null_patch_unsafe_execution=True, timeout_seconds=task["timeout_s"],
         output_db_home_path_on_disk="", _save_state=lambda directory: None, save_logs=lambda: None,
         task=_Public(datetime.datetime.fromisoformat(task["datetime"]), list(task["apps"])),
     )  # fmt: skip
+    world.shell = shell
     try:
         world._execute_preamble()
     finally:
@@ -168,10 +168,8 @@ class _Public:
         self.datetime, self.allowed_apps = moment, apps
 
 
-def _config() -> Any:
-    from traitlets.config.loader import Config
-
-    config = Config()
+def _config(environment: Any) -> Any:
+    config = environment.Config()
     config.HistoryManager.enabled = False
     return config
 

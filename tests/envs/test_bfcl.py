@@ -10,6 +10,7 @@ import os
 import random
 import re
 import threading
+import types
 
 import pytest
 
@@ -195,9 +196,9 @@ def package_function(file: str, name: str, **names):
     tree = ast.parse((package_dir() / "model_handler" / file).read_text())
     found = next(node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name == name)
     found.decorator_list = []
-    names |= {"re": re, "json": json}
-    exec(compile(ast.Module([found], []), file, "exec"), names)
-    return names[name]
+    module = compile(ast.Module([found], []), file, "exec")
+    code = next(part for part in module.co_consts if isinstance(part, types.CodeType))
+    return types.FunctionType(code, names | {"re": re, "json": json})
 
 
 QWEN = "local_inference/qwen_fc.py"
