@@ -29,6 +29,7 @@ WHY_AGREE = (
     "Two processes play the same episode, whatever the seed of their hashes, because a run resumes in another process"
     " than it was interrupted in: the order of a set must decide nothing."
 )
+START_S = 120.0  # for the interpreter, imports and workers, before the first call
 STARTS = "The environment can be made."
 
 
@@ -138,10 +139,11 @@ def _reports(spec: dict[str, Any], timeout: float, **environment: str) -> Iterat
 
 
 def _lines(descriptor: int, timeout: float) -> Iterator[bytes]:
-    """Yield the lines of a pipe. Raises TimeoutError if one takes longer than `timeout` seconds."""
-    rest = b""
+    """Yield the lines of a pipe. Raises TimeoutError if one takes over `timeout` seconds, or the first over START_S."""
+    rest, allowed = b"", max(timeout, START_S)
     while True:
-        until = time.monotonic() + timeout
+        until = time.monotonic() + allowed
+        allowed = timeout
         while b"\n" not in rest:
             if not select.select([descriptor], [], [], max(0.0, until - time.monotonic()))[0]:
                 raise TimeoutError

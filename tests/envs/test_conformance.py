@@ -202,8 +202,8 @@ FOUND = {  # a world: the checks of which one finds it, and a part of what it sa
     "ExitsInReset": ("resets_to_valid_observations", "reset('train-", "ended the process (exit code 3)"),
     "ExitsInTasks": ("tasks", "tasks('train') ended the process (exit code 4)"),
     "ExitsAtStart": ("tasks", "the constructor ended the process (exit code 5)"),
-    "Hangs": ("takes_odd_arguments", '"key": {}', "did not return within 3 s"),
-    "HangsInEvaluate": ("never_raises_in_step", "evaluate() did not return within 3 s"),
+    "Hangs": ("takes_odd_arguments", '"key": {}', "did not return within 6 s"),
+    "HangsInEvaluate": ("never_raises_in_step", "evaluate() did not return within 6 s"),
     "Stops": ("takes_odd_arguments", "put with no arguments raised StopIteration"),
     "Endless": ("ends_its_episodes", "it goes on"),
     "SameDev": ("keeps_splits_apart", "3 of the 3 tasks of dev are in train: train-0"),
@@ -223,7 +223,7 @@ FOUND = {  # a world: the checks of which one finds it, and a part of what it sa
 
 def checked(name: str, mode: str = "inprocess") -> list[conformance.Problem]:
     spec = {"env": f"tests.envs.broken:{name}", "kwargs": {}, "split": "train", "limit": 2, "mode": mode}
-    return check.run(spec, 3.0 if "Hangs" in name else 60.0)[1]
+    return check.run(spec, 6.0 if "Hangs" in name else 60.0)[1]
 
 
 @pytest.mark.parametrize("name", FOUND)
