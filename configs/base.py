@@ -57,6 +57,8 @@ def world_and_policy(root):
     env.url = ""  # URL of the service, for env.mode=http
     env.python = ""  # interpreter of the workers; "" = this one
     env.workers = key(2, least=1)  # worker processes
+    env.memory_mb = key(0, least=0)  # address space of one worker process, in MB; 0 = no limit
+    env.recycle = key(0, least=0)  # episodes after which a worker is replaced once it hosts no other; 0 = never
     env.timeout = key(60.0, above=0)  # seconds that one call into the world may take
 
     # The policy.

@@ -1,15 +1,36 @@
-"""Check an environment against the World contract: `python -m envs.check my_module:MyEnv` (docs/environments.md)."""
+"""Check an environment against the World contract: `python -m envs.check my_module:MyEnv` (docs/environments.md).
+
+The checks run in a process of their own, which reports each call before it makes it. So a world that hangs or ends its
+process is found like any other, with the call that did it, and the checks go on with the next one.
+"""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
 import json
+import os
+import select
+import signal
+import subprocess
 import sys
+import time
+from collections.abc import Iterator
+from typing import Any
 
 from envs import conformance
+from envs.conformance import Problem
+from envs.process import ROOT
 from envs.source import MODES, Source, serving
 from envs.world import WorldError
+
+AGREES = "agrees_between_processes"
+WHY_AGREE = (
+    "Two processes play the same episode, whatever the seed of their hashes, because a run resumes in another process"
+    " than it was interrupted in: the order of a set must decide nothing."
+)
+START_S = 120.0  # for the interpreter, imports and workers, before the first call
+STARTS = "The environment can be made."
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -20,13 +41,15 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--split", default="train")
     parser.add_argument("--tasks", type=int, default=5, help="number of tasks to try")
     parser.add_argument("--modes", nargs="+", choices=MODES, default=["inprocess", "worker"])
+    parser.add_argument("--timeout", type=float, default=60.0, help="seconds that one call may take")
     args = parser.parse_args(argv)
     failed = 0
     for mode in args.modes:
+        spec = {"env": args.env, "kwargs": args.kwargs, "split": args.split, "limit": args.tasks, "mode": mode}
         try:
-            names, problems = _run(mode, args)
-        except (WorldError, ValueError, ImportError, AttributeError) as error:
-            names, problems = ["starts"], [conformance.Problem("starts", str(error), "The environment can be made.")]
+            names, problems = run(spec, args.timeout)
+        except (WorldError, ValueError, OSError) as error:
+            names, problems = ["starts"], [Problem("starts", str(error), STARTS)]
         failures = {problem.check for problem in problems}
         failed += len(failures)
         print(f"{args.env}, {mode}: {len(names) - len(failures)} of {len(names)} checks passed")
@@ -35,14 +58,115 @@ def main(argv: list[str] | None = None) -> int:
     return 1 if failed else 0
 
 
-def _run(mode: str, args: argparse.Namespace) -> tuple[list[str], list[conformance.Problem]]:
+def run(spec: dict[str, Any], timeout: float) -> tuple[list[str], list[Problem]]:
+    """Run the suite in child processes, the next one after each that hung or died. Return (checks, problems).
+
+    spec: env, kwargs, split, limit and mode. timeout: seconds for one call.
+    """
     with contextlib.ExitStack() as stack:
-        url = (
-            stack.enter_context(serving(args.env, json.dumps(args.kwargs), "--workers", "1")) if mode == "http" else ""
-        )
-        workers = {"workers": 1} if mode == "worker" else {}
-        source = stack.enter_context(Source(args.env, args.kwargs, mode=mode, url=url, **workers))
-        return conformance.run(source.world, split=args.split, limit=args.tasks)
+        if spec["mode"] == "http":
+            options = ("--workers", "1", "--step_s", str(timeout), "--reset_s", str(timeout))
+            spec = {**spec, "url": stack.enter_context(serving(spec["env"], json.dumps(spec["kwargs"]), *options))}
+        names, problems = _suite(spec, timeout)
+        broken = {problem.check for problem in problems}
+        if spec["mode"] != "http" and not broken & {"starts", "tasks"}:
+            names = [*names, AGREES]
+            if what := _disagreement(spec, timeout):
+                problems.append(Problem(AGREES, what, WHY_AGREE))
+    return names, problems
+
+
+def _suite(spec: dict[str, Any], timeout: float) -> tuple[list[str], list[Problem]]:
+    problems: list[Problem] = []
+    skip: list[str] = []
+    reasons = {check.__name__: " ".join(check.__doc__.split()) for check in conformance.CHECKS}
+    while True:
+        check, call = "starts", "the import"
+        for kind, what in _reports({**spec, "skip": skip, "do": "suite"}, timeout):
+            if kind == "check":
+                check = what
+                skip.append(what)
+            elif kind == "call":
+                call = what
+            elif kind == "problem":
+                problems.append(Problem(**what))
+            elif kind == "done":
+                return what, problems
+            else:  # "lost"
+                problems.append(Problem(check, f"{call} {what}", reasons.get(check, STARTS)))
+        if check not in reasons:  # before the first check: there is nothing to go on with
+            return [check], problems
+
+
+def _disagreement(spec: dict[str, Any], timeout: float) -> str:
+    """Return where two processes with other hashes play other episodes, "" if nowhere, or why that cannot be told."""
+    played, call = [], ""
+    for seed in ("1", "2"):
+        for kind, what in _reports({**spec, "do": "episodes"}, timeout, PYTHONHASHSEED=seed):
+            if kind == "call":
+                call = what
+            elif kind == "done":
+                played.append(what)
+            else:
+                return f"{call} {what}"
+    return conformance.first_difference(*played)
+
+
+def _reports(spec: dict[str, Any], timeout: float, **environment: str) -> Iterator[tuple[str, Any]]:
+    """Yield the reports of a child process, and at last "done" or "lost" with what became of it."""
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    process = subprocess.Popen(
+        [sys.executable, "-m", "envs.check_child", json.dumps(spec)],
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, start_new_session=True,
+        env={**os.environ, "PYTHONPATH": path, **environment},
+    )  # fmt: skip
+    try:
+        for line in _lines(process.stdout.fileno(), timeout):
+            kind, what = json.loads(line)
+            yield kind, what
+            if kind == "done":
+                return
+        process.wait(timeout)
+        how = f"signal {-process.returncode}" if process.returncode < 0 else f"exit code {process.returncode}"
+        yield "lost", f"ended the process ({how})"
+    except (TimeoutError, subprocess.TimeoutExpired):
+        yield "lost", f"did not return within {timeout:g} s"
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        process.stdout.close()
+
+
+def _lines(descriptor: int, timeout: float) -> Iterator[bytes]:
+    """Yield the lines of a pipe. Raises TimeoutError if one takes over `timeout` seconds, or the first over START_S."""
+    rest, allowed = b"", max(timeout, START_S)
+    while True:
+        until = time.monotonic() + allowed
+        allowed = timeout
+        while b"\n" not in rest:
+            if not select.select([descriptor], [], [], max(0.0, until - time.monotonic()))[0]:
+                raise TimeoutError
+            data = os.read(descriptor, 1 << 20)
+            if not data:
+                return
+            rest += data
+        line, _, rest = rest.partition(b"\n")
+        yield line
+
+
+def child(spec: dict[str, Any], report: Any) -> Any:
+    """Do the work of a child process: run the suite, or play the episodes that two processes compare."""
+    workers = {"workers": 1} if spec["mode"] == "worker" else {}
+    with Source(spec["env"], spec["kwargs"], mode=spec["mode"], url=spec.get("url", ""), **workers) as source:
+        if spec["do"] == "suite":
+            choice = {"split": spec["split"], "limit": spec["limit"], "skip": spec["skip"]}
+            return conformance.run(source.world, **choice, journal=report)[0]
+
+        def make() -> conformance.Watched:
+            return conformance.Watched(source.world(), lambda call: report("call", call))
+
+        return conformance.episodes(make, split=spec["split"], limit=spec["limit"])
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The World contract as a suite of checks; `python -m envs.check` runs it.
+"""The World contract as a suite of checks; `python -m envs.check` runs it in processes of its own.
 
 A check is a generator. It gets `make`, which returns a new world, and some tasks, and yields a text for each problem.
 Its docstring states the requirement and the reason, and is printed with each problem.
@@ -7,18 +7,27 @@ Its docstring states the requirement and the reason, and is printed with each pr
 from __future__ import annotations
 
 import contextlib
+import gc
+import itertools
 import json
+import os
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from envs import boundary, values
 from envs.toolcalls import call_text, parse
 from envs.world import Evaluation, Observation, StepResult, Task, World
 
 Make = Callable[[], World]
 ROLES = ("system", "user", "assistant", "tool")
 MAX_STEPS = 100
+MAX_IDLE = 200  # turns
+MAX_ODD = 400  # calls
+LEAK_MB = 2.0  # of a reset
+HELD_OUT = ("dev", "val", "test", "test_normal", "test_challenge")
+ODD_VALUES = (None, True, -1, 0, 2.5, 10**400, 1e308, "", "no such value", "\x00", [], [["a"]], {}, {"a": {"b": None}})
 
 MALFORMED = (
     "",
@@ -50,27 +59,132 @@ class Problem:
         return f"{self.check}: {self.what}\n    {self.why}"
 
 
-def run(make: Make, *, split: str = "train", limit: int = 5) -> tuple[list[str], list[Problem]]:
-    """Run every check on up to `limit` tasks of `split`. Return the names of the checks and the problems."""
-    problems = []
+class Escape(Exception):
+    """An exception of a world that ends more than a call, such as SystemExit, as an ordinary one."""
+
+
+class Watched(World):
+    """A world that reports each call before it is made, so that a call that ends the process can be named."""
+
+    def __init__(self, world: World, journal: Callable[[str], None]):
+        self._world, self._journal = world, journal
+        self.name = world.name
+
+    def tasks(self, split: str) -> list[Task]:
+        return self._call("tasks", split)
+
+    def reset(self, task: Task, seed: int = 0) -> Observation:
+        return self._call("reset", task, seed)
+
+    def step(self, action: str) -> StepResult:
+        return self._call("step", action)
+
+    def evaluate(self) -> Evaluation:
+        return self._call("evaluate")
+
+    def snapshot(self) -> Any:
+        return self._call("snapshot")
+
+    def restore(self, snapshot: Any) -> None:
+        self._call("restore", snapshot)
+
+    def functions(self) -> list[dict[str, Any]]:
+        return self._call("functions")
+
+    def call_text(self, name: str, arguments: dict[str, Any]) -> str:
+        return self._call("call_text", name, arguments)
+
+    def profile(self) -> dict[str, Any]:
+        return self._call("profile")
+
+    def close(self) -> None:
+        self._call("close")
+
+    def _call(self, method: str, *arguments: Any) -> Any:
+        self._journal(f"{method}({', '.join(_short(getattr(value, 'id', value)) for value in arguments)})")
+        try:
+            return getattr(self._world, method)(*arguments)
+        except (Exception, KeyboardInterrupt):
+            raise
+        except BaseException as error:
+            raise Escape(f"{type(error).__name__}({error})") from None
+
+
+def run(
+    make: Make,
+    *,
+    split: str = "train",
+    limit: int = 5,
+    skip: Collection[str] = (),
+    journal: Callable[[str, Any], None] = lambda kind, what: None,
+) -> tuple[list[str], list[Problem]]:
+    """Run every check but those in `skip` on up to `limit` tasks of `split`.
+
+    Return the names of the checks and the problems. `journal` is called with ("check", its name), ("call",
+    the call about to be made) and ("problem", the Problem) as they come. A world that hangs or ends the process does
+    so here too; envs/check.py runs this in another process.
+    """
+    problems, calls = [], [""]
+
+    def call(text: str) -> None:
+        calls[0] = text
+        journal("call", text)
+
+    def found(check: str, what: str, why: str) -> None:
+        problems.append(Problem(check, what, why))
+        journal("problem", problems[-1])
+
+    def watched() -> World:
+        call("the constructor")
+        return Watched(make(), call)
+
+    journal("check", "tasks")
     try:
-        world = make()
+        world = watched()
         try:
             tasks = world.tasks(split)
         finally:
             world.close()
     except Exception as error:
-        return ["tasks"], [Problem("tasks", _raised(error), f"An environment lists the tasks of its split '{split}'.")]
+        found("tasks", f"{calls[0]} {_raised(error)}", f"An environment lists the tasks of its split '{split}'.")
+        return ["tasks"], problems
     sample = random.Random(0).sample(tasks, min(limit, len(tasks)))
     for check in CHECKS:
+        if check.__name__ in skip:
+            continue
         why = " ".join(check.__doc__.split())
+        journal("check", check.__name__)
         try:
-            problems += [
-                Problem(check.__name__, what, why) for what in check(make, tasks if check is lists_tasks else sample)
-            ]
+            for what in check(watched, tasks if check in (lists_tasks, keeps_splits_apart) else sample):
+                found(check.__name__, what, why)
         except Exception as error:
-            problems.append(Problem(check.__name__, _raised(error), why))
+            found(check.__name__, f"{calls[0]} {_raised(error)}", why)
     return [check.__name__ for check in CHECKS], problems
+
+
+def episodes(make: Make, *, split: str = "train", limit: int = 5) -> list[Any]:
+    """Return JSON values of the tasks of a split and of an episode in some, to be compared between processes.
+
+    `info` is left out: it may hold facts of a process."""
+    world = make()
+    tasks = world.tasks(split)
+    sample = random.Random(0).sample(tasks, min(limit, len(tasks)))
+    played = [_play(world, task, _actions(task)) for task in sample]
+    world.close()
+    for episode in played:
+        for step in episode["steps"]:
+            step["info"] = None
+    return [[_json(task.to_dict()) for task in tasks], *played]
+
+
+def first_difference(a: list[Any], b: list[Any]) -> str:
+    """Return where two results of `episodes` differ, "" if they do not."""
+    if a[0] != b[0]:
+        return "the tasks of the split differ"
+    ids = [task["id"] for task in a[0]]
+    sample = random.Random(0).sample(ids, len(a) - 1)
+    different = [f"task {id}: {_difference(x, y)}" for id, x, y in zip(sample, a[1:], b[1:]) if x != y]
+    return different[0] if different else ""
 
 
 # ---------------------------------------------------------------------------------------------- checks
@@ -115,8 +229,8 @@ def resets_to_valid_observations(make: Make, tasks: list[Task]) -> Iterator[str]
     world = make()
     for task in tasks:
         observation = world.reset(task, 0)
-        if not isinstance(observation, Observation):
-            yield f"reset returned a {type(observation).__name__} instead of an Observation"
+        if problem := _unsafe(boundary.observation, observation):
+            yield f"task {task.id}: reset returned {problem}"
             continue
         yield from (f"task {task.id}: {problem}" for problem in _messages(observation.messages))
         if not observation.messages or observation.messages[-1].get("role") != "user":
@@ -143,25 +257,28 @@ def is_deterministic(make: Make, tasks: list[Task]) -> Iterator[str]:
 
 
 def shares_no_state_between_worlds(make: Make, tasks: list[Task]) -> Iterator[str]:
-    """Two worlds share no state, because the rollouts of a group play one task at the same time."""
+    """Two worlds share no state, because rollouts of the same task, and of others, are played at the same time."""
     first, second = make(), make()
-    for task in tasks:
-        actions = _actions(task)
-        alone = _play(first, task, actions)
-        second.reset(task, 0)
-        first.reset(task, 0)
-        together = []
-        over = False
-        for action in actions:
-            result = first.step(action)
-            together.append(_json(result.to_dict()))
-            if not over:
-                other = second.step(call_text("no_such_tool", {}))
-                over = other.terminated or other.truncated
-            if result.terminated or result.truncated:
-                break
-        if together != alone["steps"] or _json(first.evaluate().to_dict()) != alone["evaluation"]:
-            yield f"task {task.id}: using another world at the same time changes the episode"
+    for number, task in enumerate(tasks):
+        alone = _play(first, task, _actions(task))
+        for other in [task, tasks[number - 1]] if number else [task]:
+            _play(second, other, _actions(other))
+            together = {"first": _json(first.reset(task, 0).to_dict()), "steps": []}
+            second.reset(other, 0)
+            # The other world is ahead: it takes two actions for one, the first of which is refused, and starts again.
+            ahead = iter([call_text("no_such_tool", {}), *_actions(other)])
+            for action in _actions(task):
+                for theirs in itertools.islice(ahead, 2):
+                    result = second.step(theirs)
+                    if result.terminated or result.truncated:
+                        ahead = iter(())
+                result = first.step(action)
+                together["steps"].append(_json(result.to_dict()))
+                if result.terminated or result.truncated:
+                    break
+            second.reset(other, 0)
+            if {**together, "evaluation": _json(first.evaluate().to_dict())} != alone:
+                yield f"task {task.id}: playing task {other.id} in another world changes the episode"
     first.close()
     second.close()
 
@@ -178,10 +295,70 @@ def never_raises_in_step(make: Make, tasks: list[Task]) -> Iterator[str]:
             except Exception as error:
                 yield f"step({_short(text)}) {_raised(error)}"
                 continue
-            if not isinstance(result, StepResult):
-                yield f"step({_short(text)}) returned a {type(result).__name__} instead of a StepResult"
-                continue
             yield from (f"step({_short(text)}): {problem}" for problem in _result(result))
+    world.close()
+
+
+def takes_odd_arguments(make: Make, tasks: list[Task]) -> Iterator[str]:
+    """`step` never raises on a call of the world's own tools, whatever the arguments: missing or unknown ones, and
+    values of another type (a list where a name is looked up, a number that no float holds). Models write all of them.
+    """
+    world = make()
+    for task in tasks[:2]:
+        tools = world.reset(task, 0).tools or world.functions()[:5]
+        calls = list(_odd_calls(tools, task))
+        calls = calls if len(calls) <= MAX_ODD else random.Random(0).sample(calls, MAX_ODD)
+        raised = set()
+        for name, changed, arguments in calls:
+            try:
+                text = world.call_text(name, arguments)
+            except ValueError:  # a world whose actions are code may refuse to write this one
+                continue
+            try:
+                result = world.step(text)
+            except Exception as error:
+                if (name, type(error)) not in raised:
+                    raised.add((name, type(error)))
+                    yield f"task {task.id}: {name} with {changed} {_raised(error)}"
+                world.reset(task, 0)
+                continue
+            yield from (f"task {task.id}: {name} with {changed}: {problem}" for problem in _result(result))
+            if result.terminated or result.truncated:
+                world.evaluate()
+                world.reset(task, 0)
+        world.evaluate()
+    world.close()
+
+
+def answers_with_valid_results(make: Make, tasks: list[Task]) -> Iterator[str]:
+    """`step` returns JSON values: messages with texts that UTF-8 can express, and a reward that is a number. The run
+    ends an episode in which it does not."""
+    world = make()
+    for task in tasks:
+        world.reset(task, 0)
+        for number, action in enumerate(_actions(task)):
+            result = world.step(action)
+            problems = list(_result(result))
+            yield from (f"task {task.id}, step {number}: {problem}" for problem in problems)
+            if problems or result.terminated or result.truncated:
+                break
+    world.close()
+
+
+def ends_its_episodes(make: Make, tasks: list[Task]) -> Iterator[str]:
+    """An episode ends by itself: with its reference, or if the agent says that it is done. Otherwise every rollout is
+    cut off at the limit of turns, and a model cannot learn to stop."""
+    world = make()
+    for task in tasks:
+        world.reset(task, 0)
+        if not task.reference and world.functions():
+            continue  # a call that is not known here ends it
+        for action in [*task.reference, *["I am done."] * MAX_IDLE]:
+            result = world.step(action)
+            if result.terminated or result.truncated:
+                break
+        else:
+            yield f"task {task.id}: it goes on {MAX_IDLE} turns after its last action"
     world.close()
 
 
@@ -227,6 +404,36 @@ def scores_inaction_zero(make: Make, tasks: list[Task]) -> Iterator[str]:
         if evaluation["score"] != 0.0 or evaluation["success"]:
             yield f"task {task.id}: doing nothing scores {evaluation}"
     world.close()
+
+
+def keeps_splits_apart(make: Make, tasks: list[Task]) -> Iterator[str]:
+    """No task of the split "train" is also in one to evaluate on. Otherwise the score measures memory."""
+    world = make()
+    splits = {}
+    for name in ("train", *HELD_OUT):
+        with contextlib.suppress(ValueError):
+            splits[name] = world.tasks(name)
+    world.close()
+    train = splits.pop("train", [])
+    ids, contents = {task.id for task in train}, {_content(task) for task in train}
+    for name, held_out in splits.items():
+        if both := [task.id for task in held_out if task.id in ids or _content(task) in contents]:
+            yield f"{len(both)} of the {len(held_out)} tasks of {name} are in train: {', '.join(both[:3])}"
+
+
+def frees_its_episodes(make: Make, tasks: list[Task]) -> Iterator[str]:
+    """A world that starts an episode frees the one before, because a run starts thousands."""
+    world = make()
+    sizes = []
+    for _ in range(3 if tasks and _memory_mb() else 0):
+        for _ in range(5):
+            world.reset(tasks[0], 0)
+        gc.collect()
+        sizes.append(_memory_mb())
+    world.close()
+    growth = min((b - a for a, b in itertools.pairwise(sizes)), default=0.0) / 5  # of the first window: caches fill
+    if growth >= LEAK_MB:
+        yield f"task {tasks[0].id}: each reset keeps {growth:.0f} MB"
 
 
 def restores_snapshots(make: Make, tasks: list[Task]) -> Iterator[str]:
@@ -294,9 +501,14 @@ CHECKS = (
     is_deterministic,
     shares_no_state_between_worlds,
     never_raises_in_step,
+    takes_odd_arguments,
+    answers_with_valid_results,
+    ends_its_episodes,
     evaluates_without_side_effects,
     scores_references_one,
     scores_inaction_zero,
+    keeps_splits_apart,
+    frees_its_episodes,
     restores_snapshots,
     lists_functions,
     has_a_json_profile,
@@ -309,6 +521,41 @@ CHECKS = (
 def _actions(task: Task) -> list[str]:
     """Return the reference, or some invalid actions if there is none."""
     return list(task.reference) or [call_text("no_such_tool", {}), "Hello.", "Done."]
+
+
+def _odd_calls(tools: list[dict[str, Any]], task: Task) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """Yield (tool, what is odd about the call, arguments), starting from the reference's arguments if it has some."""
+    known = {call.name: call.arguments for action in task.reference for call in parse(action).calls}
+    for tool in tools:
+        name, schema = tool["function"]["name"], tool["function"].get("parameters", {})
+        properties = schema.get("properties", {})
+        usual = known.get(name) or {key: _usual(properties.get(key, {})) for key in schema.get("required", properties)}
+        yield name, "no arguments", {}
+        yield name, "an unknown argument", {**usual, "no_such_argument": 1}
+        for key in properties:
+            yield name, f"no {key}", {k: v for k, v in usual.items() if k != key}
+            for value in ODD_VALUES:
+                yield name, f"{key}={_short(value)}", {**usual, key: value}
+
+
+def _usual(schema: dict[str, Any]) -> Any:
+    """Return a value that a parameter may have."""
+    if schema.get("enum"):
+        return schema["enum"][0]
+    return {"integer": 1, "number": 1.0, "boolean": True, "array": [], "object": {}}.get(str(schema.get("type")), "x")
+
+
+def _content(task: Task) -> str:
+    return json.dumps([task.query, task.seed, task.reference, task.verifier], sort_keys=True, default=repr)
+
+
+def _memory_mb() -> float:
+    """Return the memory of this process in MB, touched or not; 0 where the system does not say."""
+    try:
+        with open("/proc/self/statm") as file:
+            return int(file.read().split()[5]) * os.sysconf("SC_PAGE_SIZE") / 2**20
+    except OSError:
+        return 0.0
 
 
 def _play(world: World, task: Task, actions: list[str], evaluate: bool = False) -> dict[str, Any]:
@@ -359,26 +606,36 @@ def _tools(tools: Any) -> Iterator[str]:
         yield "tools with the same name"
 
 
+def _unsafe(check: Callable[[Any], Any], value: Any) -> str:
+    """Return what is wrong with a record of a world by a check of envs/boundary.py, "" if nothing is."""
+    try:
+        safe = check(value)
+    except values.Unsafe as error:
+        return str(error)
+    if safe.to_dict() != value.to_dict():
+        return "texts with lone surrogates, tuples, or keys that are not texts"
+    return ""
+
+
 def _result(result: StepResult) -> Iterator[str]:
+    if problem := _unsafe(boundary.result, result):
+        yield problem
+        return
     yield from _messages(result.messages)
     if result.tools is not None:
         yield from _tools(result.tools)
     if not isinstance(result.terminated, bool) or not isinstance(result.truncated, bool):
         yield "terminated and truncated are not booleans"
-    if not isinstance(result.info, dict) or _json(result.to_dict()) != result.to_dict():
-        yield "info is not a dict of JSON values"
     if not result.messages and not result.terminated and not result.truncated:
         yield "the episode goes on without a message, so the model has nothing to answer"
 
 
 def _evaluation(evaluation: Any) -> Iterator[str]:
-    if not isinstance(evaluation, Evaluation):
-        yield f"evaluate returned a {type(evaluation).__name__} instead of an Evaluation"
+    if problem := _unsafe(boundary.evaluation, evaluation):
+        yield f"{problem}: {_short(repr(evaluation))}"
         return
-    if not 0.0 <= evaluation.score <= 1.0 or any(not 0.0 <= part <= 1.0 for part in evaluation.components.values()):
-        yield f"a score outside [0, 1]: {evaluation}"
-    if not isinstance(evaluation.success, bool):
-        yield "success is not a boolean"
+    if any(not 0.0 <= part <= 1.0 for part in evaluation.components.values()):
+        yield f"a component outside [0, 1]: {evaluation}"
     progress = evaluation.components.get("progress")
     if progress is not None and (progress == 1.0) != evaluation.success:
         yield f"progress is {progress} and success is {evaluation.success}"
@@ -398,6 +655,5 @@ def _raised(error: Exception) -> str:
 
 
 def _short(value: Any) -> str:
-    text = value if isinstance(value, str) else repr(value)
-    text = text.encode("ascii", "backslashreplace").decode()
-    return repr(text if len(text) <= 160 else text[:160] + "...")
+    text = repr(value).encode("ascii", "backslashreplace").decode()
+    return text if len(text) <= 160 else text[:160] + "..."

@@ -5,6 +5,8 @@ Standard library only.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import email.utils
 import hmac
 import json
@@ -14,11 +16,16 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 TOKEN_VARIABLE = "EVOLVER_ENV_TOKEN"  # environment variable with the bearer token of the environment service
+BODY_S = 60.0  # seconds in which the body of a request has to arrive
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
 class BodyTooLarge(ValueError):
     """A request body above the server's limit."""
+
+
+class BodyTooLate(ValueError):
+    """A request body that did not arrive in time."""
 
 
 def bearer(token: str) -> dict[str, str]:
@@ -32,16 +39,33 @@ def authorized(header: str, token: str) -> bool:
 
 
 async def read_json(stream: AsyncIterator[bytes], limit: int) -> Any:
-    """Return the JSON value in a request body. Raises BodyTooLarge above `limit` bytes, ValueError for invalid JSON."""
+    """Return the JSON value in a request body.
+
+    Raises BodyTooLarge above `limit` bytes, BodyTooLate after BODY_S seconds, and ValueError for invalid JSON.
+    """
     body = bytearray()
-    async for chunk in stream:
-        body += chunk
-        if len(body) > limit:
-            raise BodyTooLarge(f"the body is larger than {limit:,} bytes")
+    try:
+        async with asyncio.timeout(BODY_S):
+            async for chunk in stream:
+                body += chunk
+                if len(body) > limit:
+                    raise BodyTooLarge(f"the body is larger than {limit:,} bytes")
+    except TimeoutError:
+        raise BodyTooLate(f"the body did not arrive within {BODY_S:g} s") from None
     try:
         return json.loads(bytes(body))
     except (ValueError, RecursionError):
         raise ValueError("the body is not JSON") from None
+
+
+async def drain(stream: AsyncIterator[bytes], limit: int = 256 << 20, seconds: float = 30.0) -> None:
+    """Read and drop the rest of a body, up to a limit, so that a client which still sends gets to read its answer."""
+    with contextlib.suppress(Exception):  # the client may have gone
+        async with asyncio.timeout(seconds):
+            async for chunk in stream:
+                limit -= len(chunk)
+                if limit < 0:
+                    return
 
 
 def listen(host: str, port: int) -> socket.socket:

@@ -10,7 +10,7 @@ Idle instances are released, and a step that arrives twice is executed once.
 from __future__ import annotations
 
 import collections
-import functools
+import contextlib
 import threading
 import time
 import uuid
@@ -20,10 +20,12 @@ from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass, field
 from typing import Any
 
+from envs.hosted import HostedWorld
 from envs.process import DEADLINES, Deadlines, Worker
-from envs.world import Evaluation, Observation, StepResult, Task, Tool, World, WorldError, WorldTimeout
+from envs.world import Evaluation, Observation, StepResult, Task, WorldError, WorldTimeout
 
 Json = dict[str, Any]
+GRACE_S = 10.0  # beyond a deadline, for killing the worker that missed it
 
 
 class PoolFull(WorldError):
@@ -49,22 +51,51 @@ class Instance:
     last_used: float = field(default_factory=time.monotonic)
 
 
+class Call(Future):
+    """The future of a call. `slot` is where it waits for the calls before it."""
+
+    slot: Slot
+
+
 class Slot:
-    """One worker process and the thread that talks to it. `instances` counts the instances assigned to it."""
+    """One worker process and the thread that talks to it.
+
+    `instances` counts the instances assigned to it, and `answered` the calls that the worker answered or failed.
+    """
 
     def __init__(self, spawn: Callable[[], Worker]):
         self.thread = ThreadPoolExecutor(1, thread_name_prefix="envs-worker")
-        self.instances = self.served = self.generation = 0
+        self.instances = self.served = self.generation = self.answered = 0
         self._spawn = spawn
         self._worker: Worker | None = None
         self._closed = False
+
+    def submit(self, function: Callable, *args: Any) -> Call:
+        """Run a function on the slot's thread. Raises WorldError if the pool is closed."""
+        try:
+            future = self.thread.submit(function, *args)
+        except RuntimeError:  # of an executor that was shut down
+            raise WorldError("the pool is closed") from None
+        future.slot = self
+        return future
+
+    def call(self, op: str, id: str, args: list[Any], deadline: float) -> Any:
+        """Call the running worker. Call this on the slot's thread only."""
+        worker = self.worker()
+        try:
+            return worker.call(op, id, args, deadline=deadline)
+        finally:
+            self.answered += 1
 
     def worker(self) -> Worker:
         """Return the running worker; start a new one if it died. Call this on the slot's thread only."""
         if self._worker is None or not self._worker.alive:
             self.generation += 1
             self.served = 0
-            self._worker = self._spawn()
+            try:
+                self._worker = self._spawn()
+            finally:
+                self.answered += 1
             if self._closed:
                 self._worker.close()
         if self._closed:
@@ -87,8 +118,8 @@ class Slot:
 class Pool:
     """Instances of `env` (a registered name or `module:Class`) on `workers` processes under `python`.
 
-    Calls return futures of JSON values and are safe from any thread. per_worker: maximum number of instances in one
-    process. memory_mb: address space of one process. lease_s: seconds without a call after which an instance is
+    Calls return futures of JSON values (`Call`) and are safe from any thread. per_worker: maximum of instances in
+    one process. memory_mb: address space of one process. lease_s: seconds without a call after which an instance is
     released. recycle: episodes after which a worker is replaced once it hosts no other instance (0 = never), for
     environments that leak memory.
     """
@@ -129,37 +160,37 @@ class Pool:
 
     @property
     def patience(self) -> float:
-        """Seconds until a call must be answered, including the wait for another call that hangs."""
-        return self.deadlines.start + 2 * max(self.deadlines.reset, self.deadlines.step)
+        """Seconds within which a worker ends some call or start, each of which has a shorter deadline."""
+        return GRACE_S + max(self.deadlines.start, self.deadlines.reset, self.deadlines.step)
 
-    def tasks(self, split: str) -> Future[list[Json]]:
+    def tasks(self, split: str) -> Call:
         return self._anywhere("tasks", split)
 
-    def profile(self) -> Future[Json]:
+    def profile(self) -> Call:
         return self._anywhere("profile")
 
-    def create(self, task: Json, seed: int = 0, id: str | None = None) -> Future[tuple[str, Json]]:
+    def create(self, task: Json, seed: int = 0, id: str | None = None) -> Call:
         """Start an episode; the result is (id, observation). Repeating a call with its id, task and seed is safe."""
         return self._open(("reset", [task, seed]), id)
 
-    def restore(self, snapshot: Any, id: str | None = None) -> Future[tuple[str, Json]]:
+    def restore(self, snapshot: Any, id: str | None = None) -> Call:
         """Continue an episode from a snapshot. The instance `id`, if it exists, is replaced."""
         if id is not None:
             self.release(id, "restored")
         return self._open(("restore", [snapshot]), id)
 
-    def step(self, id: str, action: str, number: int | None = None) -> Future[Json]:
+    def step(self, id: str, action: str, number: int | None = None) -> Call:
         """Take an action. `number` is the index of the step in its episode, None = the next one. A step that was
         taken before is answered from memory; one that skips ahead fails with ValueError."""
         return self._on(id, self._step, action, number)
 
-    def evaluate(self, id: str) -> Future[Json]:
+    def evaluate(self, id: str) -> Call:
         return self._on(id, self._call, "evaluate", [])
 
-    def snapshot(self, id: str) -> Future[Any]:
+    def snapshot(self, id: str) -> Call:
         return self._on(id, self._call, "snapshot", [])
 
-    def query(self, id: str, method: str, args: list[Any], kwargs: Json) -> Future[Any]:
+    def query(self, id: str, method: str, args: list[Any], kwargs: Json) -> Call:
         return self._on(id, self._call, "query", [method, args, kwargs])
 
     def info(self, id: str) -> Json:
@@ -176,7 +207,8 @@ class Pool:
                 return False
             instance.slot.instances -= 1
         self._count(f"released {reason}")
-        instance.slot.thread.submit(self._forget, instance)
+        with contextlib.suppress(WorldError):  # the pool was closed in the meantime
+            instance.slot.submit(self._forget, instance)
         return True
 
     def release_idle(self) -> int:
@@ -213,7 +245,7 @@ class Pool:
             raise PoolFull(f"all {len(self._slots) * self._per_worker} places for {self.env} are in use")
         return slot
 
-    def _open(self, opening: tuple[str, list[Any]], id: str | None) -> Future[tuple[str, Json]]:
+    def _open(self, opening: tuple[str, list[Any]], id: str | None) -> Call:
         with self._lock:
             instance = self._instances.get(id) if id else None
             if instance is None:
@@ -223,7 +255,7 @@ class Pool:
                 self.counts["created"] += 1
             elif instance.opening != opening:
                 raise ValueError(f"instance {id} exists with another task or seed")
-        return instance.slot.thread.submit(self._start, instance)
+        return instance.slot.submit(self._start, instance)
 
     def _start(self, instance: Instance) -> tuple[str, Json]:
         try:
@@ -233,31 +265,45 @@ class Pool:
             raise
         return instance.id, instance.answer
 
-    def _ready(self, instance: Instance) -> Worker:
-        """Return the worker of an instance, after opening the instance in it or replaying it in a new worker."""
+    def _ready(self, instance: Instance) -> None:
+        """Make sure that the worker hosts an instance: open it, or replay it in a new worker."""
         if instance.failure:
             raise type(instance.failure)(str(instance.failure))
         slot = instance.slot
-        worker = slot.worker()
+        slot.worker()
         if instance.generation == slot.generation:
-            return worker
+            return
         if self._recycle and slot.served >= self._recycle and slot.instances <= 1:
-            worker = slot.replace()
-        op, args = instance.opening
-        replay = [(op, args), *(("step", [action]) for action in instance.actions)]
-        if instance.generation >= 0:
+            slot.replace()
+        again = instance.generation >= 0
+        if again:
             self._count("replayed")
         slot.served += 1
-        for op, args in replay:
-            answer = self._guarded(instance, worker, op, args)
-            if op in ("reset", "restore"):
-                instance.answer = answer or {}
+        op, args = instance.opening
+        answer = self._guarded(instance, op, args) or {}
+        if again and answer != instance.answer:
+            raise self._diverged(instance, op)
+        instance.answer = answer
+        for number, (action, recorded) in enumerate(zip(instance.actions, instance.results)):
+            result = self._guarded(instance, "step", [action])
+            # `info` may hold facts of a process, and the agent never saw it.
+            if {**result, "info": None} != {**recorded, "info": None}:
+                raise self._diverged(instance, f"step {number}")
         instance.generation = slot.generation
-        return worker
+
+    def _diverged(self, instance: Instance, what: str) -> WorldError:
+        """Return, and record, the failure of an instance whose replay is another episode than the recorded one."""
+        self._count("diverged")
+        instance.failure = WorldError(
+            f"{self.env} is not deterministic: replayed in a new worker, {what} gave another answer than it did before"
+        )
+        return instance.failure
 
     def _step(self, instance: Instance, action: str, number: int | None) -> Json:
         taken = len(instance.actions)
         number = taken if number is None else number
+        if number < 0:
+            raise ValueError(f"the number of a step is 0 or more, not {number}")
         if number < taken:
             if instance.actions[number] != action:
                 raise ValueError(f"step {number} of instance {instance.id} was taken with another action")
@@ -274,12 +320,14 @@ class Pool:
         return result
 
     def _call(self, instance: Instance, op: str, args: list[Any]) -> Any:
-        return self._guarded(instance, self._ready(instance), op, args)
+        self._ready(instance)
+        return self._guarded(instance, op, args)
 
-    def _guarded(self, instance: Instance, worker: Worker, op: str, args: list[Any]) -> Any:
+    def _guarded(self, instance: Instance, op: str, args: list[Any]) -> Any:
         """Call the worker and record a failure in the instance, which is then never called again."""
+        worker = instance.slot.worker()
         try:
-            return worker.call(op, instance.id, args, deadline=self.deadlines.of(op))
+            return instance.slot.call(op, instance.id, args, self.deadlines.of(op))
         except WorldError as error:
             self._count("timeouts" if isinstance(error, WorldTimeout) else "failures")
             if op != "query" or not worker.alive:
@@ -294,12 +342,11 @@ class Pool:
 
     def _forget(self, instance: Instance) -> None:
         if instance.generation == instance.slot.generation:
-            worker = instance.slot.worker()
-            worker.call("close", instance.id, deadline=self.deadlines.step)
+            instance.slot.call("close", instance.id, [], self.deadlines.step)
 
-    def _on(self, id: str, function: Callable, *args: Any) -> Future:
+    def _on(self, id: str, function: Callable, *args: Any) -> Call:
         instance = self._find(id)
-        return instance.slot.thread.submit(function, instance, *args)
+        return instance.slot.submit(function, instance, *args)
 
     def _find(self, id: str) -> Instance:
         instance = self._instances.get(id)
@@ -310,26 +357,20 @@ class Pool:
         instance.last_used = time.monotonic()
         return instance
 
-    def _anywhere(self, op: str, *args: Any) -> Future:
+    def _anywhere(self, op: str, *args: Any) -> Call:
         slot = min(self._slots, key=lambda s: s.instances)
-        return slot.thread.submit(lambda: slot.worker().call(op, "", list(args), deadline=self.deadlines.of(op)))
+        return slot.submit(slot.call, op, "", list(args), self.deadlines.of(op))
 
 
-class PoolWorld(World):
+class PoolWorld(HostedWorld):
     """A World whose episode is an instance of a pool. `close` releases the instance."""
 
     def __init__(self, pool: Pool):
-        self.name = pool.env
+        super().__init__(pool.env)
         self._pool = pool
-        self._id: str | None = None
 
     def tasks(self, split: str) -> list[Task]:
         return [Task.from_dict(task) for task in self._wait(self._pool.tasks(split))]
-
-    def reset(self, task: Task, seed: int = 0) -> Observation:
-        self.close()
-        self._id, observation = self._wait(self._pool.create(task.to_dict(), seed))
-        return Observation.from_dict(observation)
 
     def step(self, action: str) -> StepResult:
         return StepResult.from_dict(self._wait(self._pool.step(self._episode(), action)))
@@ -340,43 +381,39 @@ class PoolWorld(World):
     def snapshot(self) -> Any:
         return self._wait(self._pool.snapshot(self._episode()))
 
-    def restore(self, snapshot: Any) -> None:
-        self.close()
-        self._id, _ = self._wait(self._pool.restore(snapshot))
-
-    def functions(self) -> list[Tool]:
-        return self._query("functions")
-
-    def call_text(self, name: str, arguments: dict[str, Any]) -> str:
-        return self._query("call_text", name, arguments)
-
     def profile(self) -> dict[str, Any]:
         return self._wait(self._pool.profile())
 
-    def close(self) -> None:
-        if self._id is not None:
-            self._pool.release(self._id)
-            self._id = None
+    def _create(self, id: str, task: Task, seed: int) -> Observation:
+        _, observation = self._wait(self._pool.create(task.to_dict(), seed, id))
+        return Observation.from_dict(observation)
 
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_") or name not in self._pool.methods:
-            raise AttributeError(f"{self.name} has no method '{name}'")
-        return functools.partial(self._query, name)
+    def _resume(self, id: str, snapshot: Any) -> None:
+        self._wait(self._pool.restore(snapshot, id))
 
-    def _query(self, method: str, /, *args: Any, **kwargs: Any) -> Any:
-        return self._wait(self._pool.query(self._episode(), method, list(args), kwargs))
+    def _drop(self, id: str) -> None:
+        self._pool.release(id)
 
-    def _episode(self) -> str:
-        if self._id is None:
-            raise WorldError(f"{self.name} has no episode: reset it first")
-        return self._id
+    def _ask(self, id: str, method: str, args: list[Any], kwargs: Json) -> Any:
+        return self._wait(self._pool.query(id, method, args, kwargs))
 
-    def _wait(self, future: Future) -> Any:
-        try:
-            return future.result(self._pool.patience)
-        except FutureTimeout:
-            if future.done():
-                raise  # the worker's own WorldTimeout
-            raise WorldTimeout(f"{self.name} did not answer within {self._pool.patience:g} s") from None
-        except CancelledError:
-            raise WorldError(f"the pool of {self.name} was closed before the call began") from None
+    def _methods(self) -> list[str]:
+        return self._pool.methods
+
+    def _wait(self, future: Call) -> Any:
+        """Return the result of a call, however many calls of the same worker come first.
+
+        Each of those has its own deadline. So the call itself has one from when it begins, and a hang in one episode
+        costs the others time and nothing else.
+        """
+        while True:
+            answered = future.slot.answered
+            try:
+                return future.result(self._pool.patience)
+            except FutureTimeout:
+                if future.done():
+                    raise  # the worker's own WorldTimeout
+                if future.slot.answered == answered:
+                    raise WorldTimeout(f"{self.name} did not answer within {self._pool.patience:g} s") from None
+            except CancelledError:
+                raise WorldError(f"the pool of {self.name} was closed before the call began") from None

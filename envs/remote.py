@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import http.client
 import json
 import os
 import threading
 import time
 import urllib.parse
-import uuid
 from typing import Any
 
+from envs.hosted import HostedWorld
 from envs.http import TOKEN_VARIABLE, bearer
 from envs.process import DEADLINES, MAX_MESSAGE, Deadlines
-from envs.world import Evaluation, Observation, StepResult, Task, Tool, World, WorldError, WorldTimeout
+from envs.world import Evaluation, Observation, StepResult, Task, WorldError, WorldTimeout
 
 FIRST_WAIT_S = 0.1  # before the first retry; doubles with each further one
 
@@ -59,7 +58,7 @@ class Connections:
         return response.status, data
 
 
-class RemoteWorld(World):
+class RemoteWorld(HostedWorld):
     """A World whose episode is an instance of a service. Raises WorldError or WorldTimeout if the service fails.
 
     Every call has one deadline that includes its retries. If the connection breaks or the service is full, a request
@@ -77,23 +76,14 @@ class RemoteWorld(World):
     ):
         """Worlds that are given the same `Connections` share its sockets."""
         self._connections = url if isinstance(url, Connections) else Connections(url)
-        self.name = env or self._connections.url
+        super().__init__(env or self._connections.url)
         self._env, self._deadlines, self._retries = env, deadlines, retries
         self._headers = {"Content-Type": "application/json"} | bearer(os.environ.get(TOKEN_VARIABLE, ""))
-        self._id: str | None = None
         self._steps = 0
 
     def tasks(self, split: str) -> list[Task]:
         data = self._post("get_env_profile", "tasks", env_type=self._env, params={"split": split, "raw": True})
         return [Task.from_dict(task) for task in data]
-
-    def reset(self, task: Task, seed: int = 0) -> Observation:
-        self.close()
-        params = {"task": task.to_dict(), "seed": seed, "raw": True}
-        id = uuid.uuid4().hex
-        data = self._post("create", "reset", env_type=self._env, task_id=task.id, instance_id=id, params=params)
-        self._id, self._steps = id, 0
-        return Observation(data["state"], data["info"]["tools"])
 
     def step(self, action: str) -> StepResult:
         message = {"role": "assistant", "content": action}
@@ -111,45 +101,31 @@ class RemoteWorld(World):
     def snapshot(self) -> Any:
         return self._post("snapshot", "snapshot", instance_id=self._episode())
 
-    def restore(self, snapshot: Any) -> None:
-        id = self._id or uuid.uuid4().hex
-        self._post("restore", "restore", instance_id=id, params={"snapshot": snapshot})
-        self._id, self._steps = id, 0
-
-    def functions(self) -> list[Tool]:
-        return self._query("functions")
-
-    def call_text(self, name: str, arguments: dict[str, Any]) -> str:
-        return self._query("call_text", name, arguments)
-
     def profile(self) -> dict[str, Any]:
         return self._post("get_info", "profile", params={"profile": True})
 
-    def close(self) -> None:
+    def _create(self, id: str, task: Task, seed: int) -> Observation:
+        params = {"task": task.to_dict(), "seed": seed, "raw": True}
+        data = self._post("create", "reset", env_type=self._env, task_id=task.id, instance_id=id, params=params)
+        self._steps = 0
+        return Observation(data["state"], data["info"]["tools"])
+
+    def _resume(self, id: str, snapshot: Any) -> None:
+        self._post("restore", "restore", instance_id=id, params={"snapshot": snapshot})
+        self._steps = 0
+
+    def _drop(self, id: str) -> None:
         """Release the instance. Failures are ignored: the service also releases instances that are idle."""
-        id, self._id = self._id, None
-        if id is not None:
-            with contextlib.suppress(WorldError, ValueError):
-                self._post("release", "close", instance_id=id)
+        with contextlib.suppress(WorldError, ValueError):
+            self._post("release", "close", instance_id=id)
 
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_") or name not in self._methods():
-            raise AttributeError(f"{self.name} has no method '{name}'")
-        return functools.partial(self._query, name)
-
-    def _query(self, method: str, /, *args: Any, **kwargs: Any) -> Any:
-        params = {"query": method, "args": args, "kwargs": kwargs}
-        return self._post("get_info", "query", instance_id=self._episode(), params=params)
+    def _ask(self, id: str, method: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        return self._post("get_info", "query", instance_id=id, params={"query": method, "args": args, "kwargs": kwargs})
 
     def _methods(self) -> list[str]:
         if self._connections.methods is None:
             self._connections.methods = self._post("get_info", "profile", params={"methods": True})
         return self._connections.methods
-
-    def _episode(self) -> str:
-        if self._id is None:
-            raise WorldError(f"{self.name} has no episode: reset it first")
-        return self._id
 
     def _post(self, route: str, op: str, **body: Any) -> Any:
         data = json.dumps(body).encode()

@@ -6,9 +6,9 @@ its clients work unchanged. Every POST takes `{"env_type", "task_id", "instance_
 `/step` returns one message. With `params.raw`, which `envs.remote` sends, messages and tools are passed on as the
 environment returned them. `/snapshot`, `/restore` and `/metrics` are additions.
 
-The status is 400 for the client's errors, 500 for the environment's (`reason` is `env_error` or `env_timeout`) and 503
-if the pool is full; `detail` is the message. Idle instances are released. A `step` that gives its number in
-`params.step` is executed once, however often it arrives.
+The status is 400 for the client's errors (413 for a body that is too large, 408 for one that is late), 500 for the
+environment's (`reason` is `env_error` or `env_timeout`) and 503 if the pool is full; `detail` is the message. Idle
+instances are released. A `step` that gives its number in `params.step` is executed once, however often it arrives.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ import os
 import sys
 import time
 from collections.abc import Awaitable, Callable
-from concurrent.futures import Future
 from typing import Any
 
 from envs import http
-from envs.pool import Pool, PoolFull
+from envs.pool import Call, Pool, PoolFull
 from envs.process import Deadlines
-from envs.toolcalls import call_text, tools_text
+from envs.toolcalls import CLOSE, OPEN, call_text, tools_text
+from envs.values import json_value
 from envs.world import Task, WorldError, WorldTimeout
 
 try:
@@ -37,6 +37,7 @@ try:
     from starlette.requests import Request
     from starlette.responses import PlainTextResponse, Response
     from starlette.routing import Route
+    from uvicorn.protocols.http.auto import AutoHTTPProtocol
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError(
         f"the environment service needs {error.name}: pip install -r requirements/service.txt", name=error.name
@@ -46,6 +47,8 @@ MAX_BODY = 4 << 20  # bytes
 SPLITS = ("train", "dev", "val", "test", "all", "test_normal", "test_challenge")  # searched for a task id
 BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)  # seconds
 FIELDS = {"env_type": str, "task_id": str, "instance_id": str, "messages": dict, "params": dict}
+KINDS = {str: "a string", int: "an integer", list: "a list", dict: "an object"}
+HEAD_S = 20.0  # seconds in which the head of a request has to arrive; envs/http.py has those for the body
 log = logging.getLogger("envs.service")
 Json = dict[str, Any]
 
@@ -71,13 +74,13 @@ class Service:
     async def get_env_profile(self, body: Json) -> Any:
         """Return the task ids of `params.split`, or with `params.raw` the tasks."""
         self._check_env(body)
-        tasks = await self._split(body["params"].get("split", "train"))
+        tasks = await self._split(_text(body["params"], "split") or "train")
         return tasks if body["params"].get("raw") else [task["id"] for task in tasks]
 
     async def create(self, body: Json) -> Json:
         self._check_env(body)
         params = body["params"]
-        task = _task(params["task"]) if "task" in params else await self._task(body["task_id"], params.get("split"))
+        task = _task(params["task"]) if "task" in params else await self._task(body["task_id"], _text(params, "split"))
         if params.get("is_open_query"):
             task = {**task, "meta": {**task.get("meta", {}), "open_query": True}}
         id, observation = await self._wait(self.pool.create(task, _integer(params, "seed") or 0, body["instance_id"]))
@@ -112,9 +115,9 @@ class Service:
             return self.pool.methods
         if params.get("profile"):
             return await self._wait(self.pool.profile())
-        if method := params.get("query"):
-            call = self.pool.query(_instance(body), method, params.get("args", []), params.get("kwargs", {}))
-            return await self._wait(call)
+        if method := _text(params, "query"):
+            args, kwargs = _typed(params, "args", list) or [], _typed(params, "kwargs", dict) or {}
+            return await self._wait(self.pool.query(_instance(body), method, args, kwargs))
         return self.pool.info(_instance(body))
 
     async def snapshot(self, body: Json) -> Any:
@@ -141,6 +144,11 @@ class Service:
                 status, answer = 200, {"success": done, "data": None if name == "release" else data}
             except PermissionError as error:
                 status, answer = 401, {"detail": str(error)}
+            except http.BodyTooLarge as error:
+                await http.drain(request.stream())  # else the client's own sending fails before it reads the answer
+                status, answer = 413, {"detail": str(error)}
+            except http.BodyTooLate as error:
+                status, answer = 408, {"detail": str(error)}
             except ValueError as error:
                 status, answer = 400, {"detail": str(error)}
             except NotImplementedError as error:
@@ -155,7 +163,8 @@ class Service:
                 log.exception("%s failed", name)
                 status, answer = 500, {"detail": "the service failed; see its log", "reason": "env_error"}
             self._observe(name, status, time.perf_counter() - started)
-            return Response(json.dumps(answer), status, media_type="application/json")
+            headers = {"Connection": "close"} if status in (408, 413) else None  # the rest of the body may still come
+            return Response(json.dumps(answer), status, headers, "application/json")
 
         return endpoint
 
@@ -169,15 +178,16 @@ class Service:
             raise ValueError("the body is not a JSON object")
         checked = {}
         for key, kind in FIELDS.items():
-            value = body.get(key)
-            if value is not None and not isinstance(value, kind):
-                raise ValueError(f"'{key}' must be {'a string' if kind is str else 'an object'}")
+            value = _checked(body.get(key), key, kind)
             checked[key] = {} if value is None and kind is dict else value
         return checked
 
-    async def _wait(self, future: Future) -> Any:
-        waiting = asyncio.wrap_future(future)
-        await asyncio.wait({waiting}, timeout=self.pool.patience)
+    async def _wait(self, future: Call) -> Any:
+        """Return the result of a call, as `PoolWorld` does: the calls before it have deadlines of their own."""
+        waiting, answered = asyncio.wrap_future(future), -1
+        while not waiting.done() and future.slot.answered != answered:
+            answered = future.slot.answered
+            await asyncio.wait({waiting}, timeout=self.pool.patience)
         if not waiting.done():
             raise WorldTimeout(f"{self.pool.env} did not answer within {self.pool.patience:g} s")
         return waiting.result()
@@ -244,6 +254,41 @@ class Service:
         return PlainTextResponse("\n".join(lines) + "\n", media_type="text/plain; version=0.0.4")
 
 
+class Impatient(AutoHTTPProtocol):
+    """Uvicorn's protocol, which on its own waits for the rest of a request's head for ever."""
+
+    _timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self._watch()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._watch()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._stop()
+        super().connection_lost(error)
+
+    def _watch(self) -> None:
+        if self.cycle is not None and not self.cycle.response_complete:  # a head has arrived
+            self._stop()
+        elif self._timer is None:
+            self._timer = self.loop.call_later(HEAD_S, self.transport.close)
+
+    def _stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+
+def server_config(service: Service, **options: Any) -> uvicorn.Config:
+    """Return the settings of the HTTP server."""
+    settings = {"log_level": "warning", "access_log": False, "timeout_keep_alive": 75, "timeout_graceful_shutdown": 5}
+    return uvicorn.Config(service.app, http=Impatient, **settings | options)
+
+
 async def _healthz(request: Request) -> Response:
     return PlainTextResponse("OK")
 
@@ -262,10 +307,24 @@ def _task(record: Any) -> Json:
 
 
 def _integer(params: Json, name: str) -> int | None:
-    value = params.get(name)
-    if value is not None and type(value) is not int:
-        raise ValueError(f"'params.{name}' must be an integer")
-    return value
+    return _typed(params, name, int)
+
+
+def _text(params: Json, name: str) -> str | None:
+    return _typed(params, name, str)
+
+
+def _typed(params: Json, name: str, kind: type) -> Any:
+    return _checked(params.get(name), f"params.{name}", kind)
+
+
+def _checked(value: Any, name: str, kind: type) -> Any:
+    """Return a field of a request, repaired (envs/values.py). Raises ValueError, with its name, for a wrong type."""
+    if value is None:
+        return None
+    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+        raise ValueError(f"'{name}' must be {KINDS[kind]}, not {type(value).__name__}")
+    return json_value(value, f"'{name}'")
 
 
 # ------------------------------------------------- messages in the form that AgentEvolver's clients expect
@@ -291,18 +350,33 @@ def one_message(result: Json) -> Json:
 
 
 def action_of(message: Json) -> str:
-    """Return the text of an assistant message; structured `tool_calls` are rendered after its content."""
-    content = message.get("content") or ""
-    if not isinstance(content, str):
-        raise ValueError("'messages.content' must be a string")
+    """Return the text of an assistant message; structured `tool_calls` are rendered after its content.
+
+    Arguments that are no JSON object are passed on as they are. They are the model's mistake, so the environment has to
+    see it and answer it. Raises ValueError, with the name of the field, for a message of the wrong form.
+    """
+    content = _checked(message.get("content"), "messages.content", str)
     parts = [content] if content else []
-    for call in message.get("tool_calls") or []:
-        function = call.get("function") or call.get(call.get("type", "")) if isinstance(call, dict) else None
-        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-            raise ValueError("a tool call needs 'function': {'name', 'arguments'}")
-        arguments = function.get("arguments", {})
-        parts.append(call_text(function["name"], json.loads(arguments) if isinstance(arguments, str) else arguments))
+    for number, call in enumerate(_checked(message.get("tool_calls"), "messages.tool_calls", list) or []):
+        where = f"messages.tool_calls[{number}]"
+        kind = _checked(_checked(call, where, dict).get("type"), f"{where}.type", str)
+        key = "function" if "function" in call else kind or "function"
+        function = _checked(call.get(key), f"{where}.{key}", dict) or {}
+        name = _checked(function.get("name"), f"{where}.{key}.name", str)
+        if not name:
+            raise ValueError(f"'{where}.{key}.name' is missing")
+        parts.append(_call_text(name, function.get("arguments", {})))
     return "\n".join(parts)
+
+
+def _call_text(name: str, arguments: Any) -> str:
+    if isinstance(arguments, str):
+        try:
+            arguments = json_value(json.loads(arguments))
+        except (ValueError, RecursionError):
+            body = f'{{"name": {json.dumps(name, ensure_ascii=False)}, "arguments": {arguments.replace(CLOSE, "")}}}'
+            return f"{OPEN}\n{body}\n{CLOSE}"
+    return call_text(name, arguments)
 
 
 # ------------------------------------------------------------------------------------------ command line
@@ -337,16 +411,9 @@ def main(argv: list[str] | None = None) -> int:
         return 1
     if args.host not in http.LOOPBACK and not token:
         print(f"warning: anyone who can reach this port can use it; set {http.TOKEN_VARIABLE}", file=sys.stderr)
-    config = uvicorn.Config(
-        Service(pool, token=token).app,
-        log_level="warning",
-        access_log=False,
-        timeout_keep_alive=75,
-        timeout_graceful_shutdown=5,
-    )
     sys.setswitchinterval(0.0005)  # with the default of 5 ms, threads that talk to workers wait long for the loop
     print(f"{args.env}: Uvicorn running on http://{args.host}:{listener.getsockname()[1]}", flush=True)
-    uvicorn.Server(config).run(sockets=[listener])
+    uvicorn.Server(server_config(Service(pool, token=token))).run(sockets=[listener])
     return 0
 
 

@@ -10,6 +10,8 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
+from envs.values import MAX_DEPTH, TooDeep, json_value
+
 OPEN = "<tool_call>"
 CLOSE = "</tool_call>"
 ESCAPED_CLOSE = r"<\/tool_call>"
@@ -58,23 +60,27 @@ def parse(text: str) -> ParsedTurn:
     """Parse an assistant turn. Never raises: each parsing problem becomes an entry of `errors`."""
     turn = ParsedTurn(content="")
     outside: list[str] = []
-    rest = text
+    start = 0
     while True:
-        before, opened, rest = rest.partition(OPEN)
+        # Positions in one text: cutting off what was read would copy the rest for each call.
+        opened = text.find(OPEN, start)
+        before = text[start:] if opened < 0 else text[start:opened]
         if CLOSE in before:
             turn.errors.append(f"{CLOSE} without {OPEN}")
             before = before.replace(CLOSE, "")
         outside.append(before.strip())
-        if not opened:
+        if opened < 0:
             break
-        body, closed, rest = rest.partition(CLOSE)
-        if not closed:
+        opened += len(OPEN)
+        closed = text.find(CLOSE, opened)
+        if closed < 0:
             turn.errors.append(f"{OPEN} without {CLOSE}")
             break
         try:
-            turn.calls.append(_parse_call(body))
+            turn.calls.append(_parse_call(text[opened:closed]))
         except ValueError as error:
             turn.errors.append(str(error))
+        start = closed + len(CLOSE)
     turn.content = "\n".join(part for part in outside if part)
     return turn
 
@@ -82,16 +88,17 @@ def parse(text: str) -> ParsedTurn:
 def _parse_call(body: str) -> Call:
     try:
         record = json.loads(body)
-        # Python's parser accepts NaN, infinity and lone surrogates, which break sockets and databases later.
-        json.dumps(record, ensure_ascii=False, allow_nan=False).encode()
+        json_value(record)
+        # A lone surrogate is not repaired: the model would be answered about another text than it wrote.
+        json.dumps(record, ensure_ascii=False).encode()
     except json.JSONDecodeError as error:
         raise ValueError(f"tool call is not JSON: {error.msg} at character {error.pos}") from None
     except UnicodeError:
         raise ValueError("tool call is not valid text") from None
-    except ValueError:
+    except (RecursionError, TooDeep):
+        raise ValueError(f"tool call is nested too deep: {MAX_DEPTH} levels are the limit") from None
+    except ValueError:  # also of Python's parser, for thousands of digits
         raise ValueError("tool call has a number out of range") from None
-    except RecursionError:
-        raise ValueError("tool call is nested too deep") from None
     if not isinstance(record, dict):
         raise ValueError("tool call is not a JSON object")
     name, arguments = record.get("name"), record.get("arguments", {})

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from envs import toolcalls
+from envs.values import json_value
 
 Message = dict[str, Any]  # {"role": "system"|"user"|"assistant"|"tool", "content": str}
 Tool = dict[str, Any]  # {"type": "function", "function": {"name", "description", "parameters"}}
@@ -48,8 +49,11 @@ class Task(_Record):
 
     @classmethod
     def from_dict(cls, record: dict[str, Any]) -> Task:
-        """Build a task. Raises ValueError or TypeError for a field that is unknown, missing or of the wrong type."""
-        task = super().from_dict(record)
+        """Build a task, with its texts repaired (envs/values.py).
+
+        Raises ValueError or TypeError for a field that is unknown, missing, of the wrong type or not JSON.
+        """
+        task = super().from_dict(json_value(record, "a task"))
         for f in dataclasses.fields(cls):
             expected = {"str": str, "int": int, "list": list, "dict": dict}[str(f.type).partition("[")[0]]
             if not isinstance(getattr(task, f.name), expected):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import io
+import math
 import random
 import sys
 import time
@@ -17,6 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from envs import boundary
 from envs.probed import probed
 from envs.process import Deadlines
 from envs.source import Source
@@ -252,7 +254,8 @@ def make_source(config: Any) -> Source:
     """Return the source of the config's worlds: this process, worker processes, or a service."""
     env = config.env
     deadlines = Deadlines(start=env.timeout, reset=env.timeout, step=env.timeout)
-    pool = {"workers": env.workers, "python": env.python or None} if env.mode == "worker" else {}
+    pool = {"workers": env.workers, "python": env.python or None, "memory_mb": env.memory_mb or None}
+    pool = pool | {"recycle": env.recycle} if env.mode == "worker" else {}
     return Source(env.name, env.args.to_dict(), mode=env.mode, url=env.url, deadlines=deadlines, **pool)
 
 
@@ -276,8 +279,10 @@ def build(
 ) -> Run:
     """Build the parts of a run, before anything is resumed."""
     c, world = config, make_world()
-    originals = read_tasks(resolve(c.env.tasks)) if c.env.tasks else world.tasks(c.env.split) if c.env.split else []
-    held_out = world.tasks(c.eval.split) if c.eval.split else []
+    originals = (
+        read_tasks(resolve(c.env.tasks)) if c.env.tasks else boundary.tasks(world, c.env.split) if c.env.split else []
+    )
+    held_out = boundary.tasks(world, c.eval.split) if c.eval.split else []
     world.close()
     given = read_tasks(resolve(c.questioning.tasks)) if c.questioning.enabled and c.questioning.tasks else []
     known = {"env.tasks" if c.env.tasks else "env.split": originals, "questioning.tasks": given}
@@ -444,7 +449,10 @@ def make_actor(
     c = config
     limits = Limits(
         max_turns=c.rollout.max_turns, max_tokens=c.rollout.max_tokens, context=c.rollout.context,
-        max_observation=c.template.max_observation, timeout=c.rollout.timeout, env_timeout=c.env.timeout,
+        max_observation=c.template.max_observation, timeout=c.rollout.timeout,
+        # Workers and services hold to env.timeout themselves. Here it would also count the time that a call waits for
+        # another episode of its worker, and one that hangs would end them all.
+        env_timeout=c.env.timeout if c.env.mode == "inprocess" else math.inf,
     )  # fmt: skip
     pipeline = None
     if c.rollout.async_depth:

@@ -68,7 +68,12 @@ def studies() -> dict[str, Study]:
     """Return all studies by name."""
     few = {"env.args.n_train": 16}
     tasks = {"0": {"+questioning": ("q", {"questioning.share": 1.0})}}
-    tasks |= {str(n): rows("grpo", "q", "+questioning", **{"env.args.n_train": n}) for n in (4, 16, 64, 256)}
+    four = {"env.args.n_train": 4}
+    tasks["4"] = {
+        "grpo": ("grpo", four | {"rollout.tasks": 4, "rollout.group": 32}),
+        "+questioning": ("q", four | {"questioning.share": 0.75}),
+    }
+    tasks |= {str(n): rows("grpo", "q", "+questioning", **{"env.args.n_train": n}) for n in (16, 64, 256)}
     rarity = {str(r): rows("grpo", "n", "+navigating", **{"env.args.rarity": r}) for r in (0.25, 0.1, 0.03, 0.01)}
     calls = {str(n): rows("grpo", "a", "+attributing", **{"env.args.level": n}) for n in (2, 3, 4, 6)}
     group = {

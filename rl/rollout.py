@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from envs import boundary
 from envs.world import StepResult, Task, World, WorldTimeout
 from models.tokenizer import Tokenizer
 from rl.contexts import Context, action_of, cut
@@ -36,7 +37,7 @@ class Limits:
     context: int  # tokens of prompt and generation together; at most the engine's context
     max_observation: int  # tokens of the answer to one turn; a longer one is cut at a visible mark
     timeout: float  # seconds for the episode, set-up included; evaluation has its own `env_timeout`
-    env_timeout: float  # seconds for one call into the world
+    env_timeout: float  # seconds for one call into the world; inf if the world itself ends its calls in time
 
 
 @dataclass
@@ -236,7 +237,7 @@ class _Episode:
     ) -> None:
         """Take turns until the episode ends, and write them and the stop reason into the trajectory."""
         trajectory, task = self.trajectory, self.trajectory.task
-        observation = await self.call("reset", self.world.reset, task, task.seed)
+        observation = await self.call("reset", boundary.observation, self.world.reset, task, task.seed)
         ids, texts = [id for id, _ in experience], [text for _, text in experience]
         with _failures_of("template"):
             context = template(
@@ -265,7 +266,7 @@ class _Episode:
                 if context_is_full or self.cut_turn == "end":
                     trajectory.stop = StopReason.CONTEXT_FULL if context_is_full else StopReason.LENGTH
                     return
-            result = await self.call(f"step {number}", self.world.step, turn.action)
+            result = await self.call(f"step {number}", boundary.result, self.world.step, turn.action)
             with _failures_of(f"step {number}"):
                 turn.info = result.info
                 trajectory.tools += [tool for tool in result.tools or () if tool not in trajectory.tools]
@@ -326,17 +327,13 @@ class _Episode:
     async def evaluate(self) -> None:
         """Write the world's evaluation into the trajectory. Only the limit of a call applies."""
         self.deadline = math.inf
-        evaluation = await self.call("evaluate", self.world.evaluate)
-        with _failures_of("evaluate"):
-            if not 0.0 <= evaluation.score <= 1.0:
-                raise ValueError(f"the score {evaluation.score} is not in [0, 1]")
-        self.trajectory.evaluation = evaluation
+        self.trajectory.evaluation = await self.call("evaluate", boundary.evaluation, self.world.evaluate)
 
-    async def call(self, what: str, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Call into the world under the limits of the call and the episode. Raises _Failure for any exception.
+    async def call(self, what: str, check: Callable[[Any], Any], function: Callable[..., Any], *arguments: Any) -> Any:
+        """Call into the world under the limits of the call and the episode. Return what `check` makes of the answer.
 
-        A call that exceeds its own limit ends the episode as `env_timeout`; the deadline of the episode cancels it, as
-        it does everywhere else.
+        Raises _Failure for any exception. A call that exceeds its own limit ends the episode as `env_timeout`; the
+        deadline of the episode cancels it, as it does everywhere else.
         """
         time = asyncio.get_running_loop().time
         end = min(time() + self.limits.env_timeout, self.deadline)
@@ -350,20 +347,35 @@ class _Episode:
             if end <= time():
                 raise late()
             try:
-                async with asyncio.timeout_at(end) as scope:
-                    if inspect.iscoroutinefunction(function):
-                        return await function(*arguments)
-                    if self.threads:
-                        return await _in_thread(function, *arguments)
-                    result = function(*arguments)
+                async with asyncio.timeout_at(end if end < math.inf else None):
+                    answer, error = await self.answer_of(function, *arguments)
             except TimeoutError:
-                self.hanging = scope.expired()
-                if self.hanging:
-                    raise late() from None
-                raise
+                self.hanging = True
+                raise late() from None
+            if error is not None:
+                raise _failure(what, error)
             if time() > end:
                 raise late()
-            return result
+            return check(answer)
+
+    async def answer_of(self, function: Callable[..., Any], *arguments: Any) -> tuple[Any, BaseException | None]:
+        """Return what the function returns or raises.
+
+        An exception travels as a value: raised here, a StopIteration or CancelledError of the world would be taken for
+        the event loop's own.
+        """
+        if self.threads and not inspect.iscoroutinefunction(function):
+            return await _in_thread(function, *arguments)
+        try:
+            if inspect.iscoroutinefunction(function):
+                return await function(*arguments), None
+            return function(*arguments), None
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
+            if isinstance(error, asyncio.CancelledError) and asyncio.current_task().cancelling():
+                raise
+            return None, error
 
 
 def _prompts(context: Context, *, guided: bool) -> tuple[list[int], list[int]]:
@@ -382,10 +394,13 @@ def _failures_of(what: str) -> Iterator[None]:
         yield
     except _Failure:
         raise
-    except TimeoutError as error:
-        raise _Failure(StopReason.ENV_TIMEOUT, _describe(what, error)) from error
     except (Exception, SystemExit) as error:
-        raise _Failure(StopReason.ENV_ERROR, _describe(what, error)) from error
+        raise _failure(what, error) from error
+
+
+def _failure(what: str, error: BaseException) -> _Failure:
+    stop = StopReason.ENV_TIMEOUT if isinstance(error, TimeoutError) else StopReason.ENV_ERROR
+    return _Failure(stop, _describe(what, error))
 
 
 def _describe(what: str, error: BaseException) -> str:
@@ -395,30 +410,26 @@ def _describe(what: str, error: BaseException) -> str:
     return f"{what}: {type(error).__name__}: {error}{place}"
 
 
-def _in_thread(function: Callable[..., Any], *arguments: Any) -> Awaitable[Any]:
-    """Run a function in a daemon thread of its own, which blocks neither a thread pool nor the interpreter's exit.
+def _in_thread(function: Callable[..., Any], *arguments: Any) -> Awaitable[tuple[Any, BaseException | None]]:
+    """Return what a function returns or raises, run in a daemon thread of its own.
 
-    A result that arrives after its future was cancelled is ignored.
+    Such a thread blocks neither a thread pool nor the interpreter's exit. A result that arrives after its future was
+    cancelled is ignored.
     """
     loop = asyncio.get_running_loop()
-    future: asyncio.Future[Any] = loop.create_future()
+    future: asyncio.Future[tuple[Any, BaseException | None]] = loop.create_future()
 
-    def settle(result: Any, error: BaseException | None) -> None:
-        if future.done():
-            return
-        if error is None:
-            future.set_result(result)
-        else:
-            future.set_exception(error)
+    def settle(outcome: tuple[Any, BaseException | None]) -> None:
+        if not future.done():
+            future.set_result(outcome)
 
     def run() -> None:
-        result, error = None, None
         try:
-            result = function(*arguments)
-        except BaseException as caught:
-            error = caught
+            outcome = function(*arguments), None
+        except BaseException as error:
+            outcome = None, error
         with contextlib.suppress(RuntimeError):  # the loop may have been closed
-            loop.call_soon_threadsafe(settle, result, error)
+            loop.call_soon_threadsafe(settle, outcome)
 
     threading.Thread(target=run, daemon=True).start()
     return future

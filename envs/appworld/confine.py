@@ -1,95 +1,165 @@
-"""Confinement of model-written code in AppWorld: no files but the interpreter's own, no processes, no network.
+"""Confinement of the process that runs a model's code: no files but the interpreter's own, no programs, no network.
 
-AppWorld itself blocks a list of functions by name. Code that evades the list still has to open files and sockets, which
-Python reports as audit events (PEP 578), and a hook can refuse those. This keeps a policy from reading the answers from
-disk and from damaging the machine by accident. It does not stop an attacker; that takes a container.
+`confine` cannot be undone by the process. The kernel enforces what it can (resource limits, Landlock); audit hooks
+(PEP 578) refuse the rest, and everything where the kernel has no Landlock. The hooks stop accidents and simple tricks:
+code that changes the interpreter's memory gets past them, and then still holds nothing but a socket (engine.py).
 """
 
 from __future__ import annotations
 
-import contextlib
+import ctypes
 import os
+import platform
+import resource
 import sqlite3
 import sys
 import sysconfig
-from collections.abc import Iterator
+from typing import Any
 
 READ = {"open", "os.listdir", "os.scandir"}  # allowed in the interpreter's own folders, because imports read them
-REFUSED = (
-    "subprocess.Popen",
-    "os.system",
-    "os.exec",
-    "os.fork",
-    "os.forkpty",
-    "os.posix_spawn",
-    "os.spawn",
-    "os.kill",
-    "os.killpg",
-    "os.putenv",
-    "os.unsetenv",
-    "os.remove",
-    "os.rename",
-    "os.rmdir",
-    "os.mkdir",
-    "os.link",
-    "os.symlink",
-    "os.truncate",
-    "os.chmod",
-    "os.chown",
-    "shutil.rmtree",
-    "pty.spawn",
-    "signal.pthread_kill",
-    "socket.connect",
-    "socket.bind",
-    "socket.sendto",
-    "socket.getaddrinfo",
-    "urllib.Request",
-    "ctypes.dlopen",
-    "gc.get_objects",
-    "gc.get_referrers",
-    "gc.get_referents",
+REFUSED = frozenset(
+    (
+        "subprocess.Popen",
+        "os.system",
+        "os.exec",
+        "os.fork",
+        "os.forkpty",
+        "os.posix_spawn",
+        "os.spawn",
+        "os.kill",
+        "os.killpg",
+        "os.putenv",
+        "os.unsetenv",
+        "os.remove",
+        "os.rename",
+        "os.rmdir",
+        "os.mkdir",
+        "os.link",
+        "os.symlink",
+        "os.truncate",
+        "os.chmod",
+        "os.chown",
+        "resource.setrlimit",
+        "resource.prlimit",
+        "shutil.rmtree",
+        "pty.spawn",
+        "signal.pthread_kill",
+        "socket.__new__",
+        "socket.connect",
+        "socket.bind",
+        "socket.sendto",
+        "socket.getaddrinfo",
+        "urllib.Request",
+        "ctypes.dlopen",
+        "ctypes.dlsym",
+        "gc.get_objects",
+        "gc.get_referrers",
+        "gc.get_referents",
+    )
 )
-_WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
-_OWN = tuple(
-    {os.path.realpath(p) + os.sep for p in (*sysconfig.get_paths().values(), os.path.dirname(os.__file__)) if p}
-)
-_armed = False
-_installed = False
+WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
 
-@contextlib.contextmanager
-def confined() -> Iterator[None]:
-    """Refuse the events above with PermissionError during the block, in all threads of the process."""
-    global _armed, _installed
-    if not _installed:
-        sys.addaudithook(_hook)
-        _installed = True
-    _armed = True
-    try:
-        yield
-    finally:
-        _armed = False
+def own_folders() -> tuple[str, ...]:
+    """Return the folders of the interpreter and of its packages."""
+    found = (*sysconfig.get_paths().values(), os.path.dirname(os.__file__))
+    return tuple(sorted({os.path.realpath(path) for path in found if path}))
 
 
-def _hook(event: str, args: tuple) -> None:
-    if not _armed:
-        return
-    if event in REFUSED:
-        raise PermissionError(f"not allowed here: {event}")
-    if event == "sqlite3.connect" and not _in_memory(args[0]):
-        raise PermissionError("not allowed here: a database on disk")
-    if event in READ and not _readable(args):
-        raise PermissionError(f"not allowed here: {event} {args[0]!r}")
+def confine(memory_mb: int) -> None:
+    """Confine this process and everything that it may start, for good. `memory_mb` bounds its address space."""
+    limit_resources(memory_mb)
+    restrict_files(own_folders())
+    sys.addaudithook(_hook(own_folders()))
 
 
-def _in_memory(database: object) -> bool:
-    return isinstance(database, str | sqlite3.Connection) and ("memory" in str(database) or database == "")
+def limit_resources(memory_mb: int) -> None:
+    """Bound the address space, and allow no core files and no writing of files."""
+    limits = {"RLIMIT_AS": memory_mb << 20, "RLIMIT_CORE": 0, "RLIMIT_FSIZE": 0}
+    for name, value in limits.items():
+        hard = resource.getrlimit(getattr(resource, name))[1]
+        value = value if hard == resource.RLIM_INFINITY else min(value, hard)
+        resource.setrlimit(getattr(resource, name), (value, value))
 
 
-def _readable(args: tuple) -> bool:
-    path, flags = args[0], args[2] if len(args) > 2 else 0
-    if isinstance(path, int):
-        return True  # the file is already open
-    if not isinstance(path, str | bytes | os.PathLike) or (isinstance(flags, int) and flags & _WRITING):
+# ------------------------------------------------------------------------------------------------- Landlock
+
+_CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446  # system calls, the same on every architecture
+_READ_FILE, _READ_DIR = 1 << 2, 1 << 3
+_FILE_RIGHTS = {1: 13, 2: 14, 3: 15, 4: 15, 5: 16}  # number of rights of each version of the interface
+_NO_NEW_PRIVILEGES = 38
+
+
+class _Ruleset(ctypes.Structure):
+    _fields_ = [("files", ctypes.c_uint64), ("network", ctypes.c_uint64), ("scopes", ctypes.c_uint64)]
+
+
+class _Beneath(ctypes.Structure):
+    _pack_ = 1
+    _fields_ = [("rights", ctypes.c_uint64), ("folder", ctypes.c_int32)]
+
+
+def landlock_version() -> int:
+    """Return the version of the kernel's Landlock; 0 if it has none."""
+    if platform.system() != "Linux":
+        return 0
+    return max(0, ctypes.CDLL(None).syscall(_CREATE_RULESET, None, ctypes.c_size_t(0), 1))
+
+
+def restrict_files(folders: tuple[str, ...]) -> bool:
+    """Let the kernel refuse all files but reading these folders, running programs, TCP, and signals to others.
+
+    Return False if the kernel has no Landlock. Raises OSError if it refuses the rules.
+    """
+    version = landlock_version()
+    if version == 0:
         return False
-    return (os.path.realpath(os.fsdecode(path)) + os.sep).startswith(_OWN)
+    libc = ctypes.CDLL(None, use_errno=True)
+    files = (1 << _FILE_RIGHTS[min(version, max(_FILE_RIGHTS))]) - 1
+    ruleset = _Ruleset(files, 0b11 if version >= 4 else 0, 0b11 if version >= 6 else 0)
+    size = 24 if version >= 6 else 16 if version >= 4 else 8
+    rules = _checked(libc.syscall(_CREATE_RULESET, ctypes.byref(ruleset), ctypes.c_size_t(size), 0))
+    for path in folders:
+        if os.path.isdir(path):
+            folder = os.open(path, os.O_PATH | os.O_CLOEXEC)
+            beneath = _Beneath(_READ_FILE | _READ_DIR, folder)
+            _checked(libc.syscall(_ADD_RULE, rules, 1, ctypes.byref(beneath), 0))
+            os.close(folder)
+    _checked(libc.prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0))
+    _checked(libc.syscall(_RESTRICT_SELF, rules, 0))
+    os.close(rules)
+    return True
+
+
+def _checked(result: int) -> int:
+    if result < 0:
+        code = ctypes.get_errno()
+        raise OSError(code, f"Landlock: {os.strerror(code)}")
+    return result
+
+
+# ---------------------------------------------------------------------------------------------- audit hooks
+
+
+def _hook(own: tuple[str, ...]) -> Any:
+    """Return the hook. It has no switch, and looks up nothing in modules that code may change."""
+    folders = tuple(folder + os.sep for folder in own)
+    refused, reading, writing, separator = REFUSED, READ, WRITING, os.sep
+    realpath, fsdecode, pathlike = os.path.realpath, os.fsdecode, os.PathLike
+    connection, error = sqlite3.Connection, PermissionError
+
+    def hook(event: str, args: tuple) -> None:
+        if event in refused:
+            raise error(f"not allowed here: {event}")
+        if event == "sqlite3.connect":
+            if not isinstance(args[0], str | connection) or not ("memory" in str(args[0]) or args[0] == ""):
+                raise error("not allowed here: a database on disk")
+        elif event in reading:
+            path, flags = args[0], args[2] if len(args) > 2 else 0
+            if isinstance(path, int):
+                return  # the file is already open
+            allowed = isinstance(path, str | bytes | pathlike) and not (isinstance(flags, int) and flags & writing)
+            if not allowed or not (realpath(fsdecode(path)) + separator).startswith(folders):
+                raise error(f"not allowed here: {event} {path!r}")
+
+    return hook

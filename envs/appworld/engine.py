@@ -1,12 +1,14 @@
 """AppWorld's engine behind a small interface. No other module uses the `appworld` package while tasks run.
 
-The engine runs in a worker process under a separate Python: it needs pydantic 1, allows one open task per process,
-freezes the clock of the whole process while a task is open, and uses SIGALRM, which requires the main thread.
+The engine runs in a worker process under a separate Python: it needs pydantic 1, allows one open task per process, and
+freezes the clock of the whole process while a task is open.
+
+This process holds the databases and the answers, serves the APIs and evaluates. It never runs a model's code, which a
+process of its own does (envs/appworld/session.py); what comes from there are requests to the APIs of the task's apps.
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import json
 import os
@@ -15,7 +17,12 @@ import socket
 from pathlib import Path
 from typing import Any
 
-from envs.appworld.confine import confined
+from envs.appworld.sandbox import Sandbox, Session, SessionEnded
+
+MAX_REQUESTS = 1000  # per piece of code; the package's default
+METHODS = ("get", "post", "put", "patch", "delete")
+OPTIONS = {"params", "json", "data", "headers"}
+PRIVATE = "admin"  # the app through which the package manages its databases
 
 
 class Engine:
@@ -24,28 +31,31 @@ class Engine:
     def __init__(self) -> None:
         self._world: Any = None
         self._root: str = ""
+        self._sandbox: Sandbox | None = None
+        self._session: Session | None = None
 
-    def open(self, root: str, task_id: str, timeout_s: int) -> dict[str, Any]:
-        """Close the open task and start one of the data in `root`, with `timeout_s` seconds for each piece of code.
+    def open(self, root: str, task_id: str, timeout_s: int, memory_mb: int) -> dict[str, Any]:
+        """Close the open task and start one of the data in `root`.
 
-        Return {"instruction", "supervisor": {first_name, last_name, email, phone_number}, "apps": {name: description}}.
+        Each piece of code has `timeout_s` seconds, and the process that runs it `memory_mb` of address space. Return
+        {"instruction", "supervisor": {first_name, last_name, email, phone_number}, "apps": {name: description}}.
         """
         self.close()
         self._use(root)
         from appworld import AppWorld, requester
 
         requester.build_main_app = _main_app
-        self._world = AppWorld(task_id=task_id, experiment_name=_outputs(), timeout_seconds=timeout_s)
-        shell = self._world.shell
-        run_cell = shell.run_cell
-
-        @functools.wraps(run_cell)
-        def confined_cell(*args: Any, **kwargs: Any) -> Any:
-            with confined():
-                return run_cell(*args, **kwargs)
-
-        shell.run_cell = confined_cell
+        self._world = AppWorld(task_id=task_id, experiment_name=_outputs(), timeout_seconds=None)
         task = self._world.task
+        self._apps = [app for app in self._world.requester.apps if app != PRIVATE]
+        self._task = {
+            "apps": self._apps,
+            "datetime": task.datetime.isoformat(),
+            "timeout_s": timeout_s,
+            "memory_mb": memory_mb,
+            "max_requests": MAX_REQUESTS,
+        }
+        self._session = self._start()
         fields = ("first_name", "last_name", "email", "phone_number")
         return {
             "instruction": task.instruction,
@@ -54,13 +64,34 @@ class Engine:
         }
 
     def run(self, code: str) -> str:
-        """Run code in the session of the open task. Return its output or its error. Never raises."""
+        """Run code in the session of the open task. Return its output or its error. Never raises for what code does.
+
+        A session that ends itself, or is ended, loses its variables; what it did to the apps remains.
+        """
         try:
-            return self._world.execute(code)
-        except BaseException as error:  # code can raise KeyboardInterrupt, or errors whose text cannot be encoded
-            with contextlib.suppress(Exception):
-                self._world.safety_guard.disable()
-            return f"Execution failed. Traceback:\n{type(error).__name__}: {str(error)[:500]}"
+            if self._session is None:
+                self._session = self._start()
+            output = self._session.run(code, MAX_REQUESTS + 1)
+        except SessionEnded as error:
+            self._session = None
+            output = f"Execution failed. Traceback:\nThe session ended: {error}. Its variables are lost."
+        self._world._save_state(self._world.output_db_home_path_on_disk)
+        return output
+
+    def _start(self) -> Session:
+        if self._sandbox is None or not self._sandbox.alive:
+            self._sandbox = Sandbox()
+        return self._sandbox.session(self._task, self._answer)
+
+    def _answer(self, method: str, url: str, options: dict[str, Any]) -> tuple[int, str]:
+        """Answer a request of a session. Raises ValueError for one that the package's own client would not send."""
+        parts = url.split("/")
+        if method not in METHODS or not set(options) <= OPTIONS or "." in parts or ".." in parts:
+            raise ValueError("not a request to an API")
+        if parts[0] not in self._apps:
+            raise ValueError(f"no app {parts[0]!r}")
+        response = self._world.requester.client.request(method.upper(), url, **options)
+        return response.status_code, response.text
 
     def completed(self) -> bool:
         """Return True if the code has declared the open task complete."""
@@ -87,6 +118,9 @@ class Engine:
 
     def close(self) -> None:
         """Close the open task and unfreeze the clock."""
+        if self._session is not None:
+            self._session.close()
+            self._session = None
         if self._world is not None:
             world, self._world = self._world, None
             world.close()

@@ -31,7 +31,7 @@ HELP = (
 class EngineLike(Protocol):
     """The interface of envs.appworld.engine.Engine, which tests replace."""
 
-    def open(self, root: str, task_id: str, timeout_s: int) -> dict[str, Any]: ...
+    def open(self, root: str, task_id: str, timeout_s: int, memory_mb: int) -> dict[str, Any]: ...
     def run(self, code: str) -> str: ...
     def completed(self) -> bool: ...
     def answer(self) -> str: ...
@@ -47,7 +47,8 @@ class AppWorld(ReplayWorld):
     build the mini data ("" = a cache in the project folder). action: the format that the prompt requests, "code"
     (```python blocks) or "tool" (a call of `appworld`); both are always accepted. reward: a "sparse" (TGC) or "dense"
     (progress) score. example: show a worked example in the prompt. timeout_s: seconds for one piece of code; keep it
-    below the deadline of a step. max_output: characters of an output; a note replaces the rest.
+    below the deadline of a step. memory_mb: address space of the process that runs the code. max_output: characters of
+    an output; a note replaces the rest.
 
     Use one instance per worker (per_worker=1): several instances in one process work, but they share its only engine,
     and each replays its task whenever it takes over. Snapshots are replayed too, because the engine's own saved state
@@ -66,6 +67,7 @@ class AppWorld(ReplayWorld):
         reward: str = "sparse",
         example: bool = True,
         timeout_s: int = 20,
+        memory_mb: int = 2048,
         max_output: int = 20_000,
         engine: EngineLike | None = None,
     ):
@@ -74,7 +76,7 @@ class AppWorld(ReplayWorld):
             if value not in allowed:
                 raise ValueError(f"{name} must be {' or '.join(allowed)}, not {value!r}")
         self._data, self._root, self._action, self._reward = data, root, action, reward
-        self._example, self._timeout_s, self._max_output = example, timeout_s, max_output
+        self._example, self._timeout_s, self._memory_mb, self._max_output = example, timeout_s, memory_mb, max_output
         self._own_engine = engine
         if engine is None and importlib.util.find_spec("appworld") is not None:
             self._warm_up()
@@ -193,7 +195,9 @@ class AppWorld(ReplayWorld):
     def _open(self) -> dict[str, Any]:
         engine = self._process_engine()
         AppWorld._active = None
-        opened = engine.open(str(self._data_root()), self._task.meta.get("entry", self._task.id), self._timeout_s)
+        opened = engine.open(
+            str(self._data_root()), self._task.meta.get("entry", self._task.id), self._timeout_s, self._memory_mb
+        )
         AppWorld._active = self
         return opened
 
@@ -209,7 +213,7 @@ class AppWorld(ReplayWorld):
         """Open and close a task, because the first one in a process takes seconds."""
         if AppWorld._engine is None:
             tasks = self.tasks("train")
-            self._process_engine().open(str(self._data_root()), tasks[0].id, self._timeout_s)
+            self._process_engine().open(str(self._data_root()), tasks[0].id, self._timeout_s, self._memory_mb)
             self._process_engine().close()
 
     def _data_root(self) -> Path:

@@ -24,6 +24,7 @@ from typing import Any
 
 from envs import toolcalls
 from envs.bfcl.data import Entry, docs_of, entries, package, split_indices, tool_schema
+from envs.bfcl.replies import misread, official_calls, recorded, unusable
 from envs.profile import PREFERENCE, entity
 from envs.toolcalls import Call
 from envs.world import Evaluation, Message, Observation, ReplayWorld, StepResult, Task, Tool
@@ -53,9 +54,11 @@ class Apis:
 
     def call(self, call: Call) -> tuple[str, bool]:
         """Run one documented method. Return the result as the package words it, and True if it is an error."""
+        if not call.name and not call.arguments:
+            return "()", False  # what Python, and so the package, makes of a call without a name
         if call.name not in self._methods:
             return f"Error during execution: name '{call.name}' is not defined", True
-        if problem := _too_large(call):
+        if problem := next(filter(None, map(unusable, call.arguments.values())), "") or _too_large(call):
             return f"Error during execution: {problem}", True
         try:
             # Some methods store the list that they are given, or a default that all episodes of the process share and
@@ -105,11 +108,11 @@ class Bfcl(ReplayWorld):
     """One BFCL conversation at a time.
 
     category: one or several of CATEGORIES. splits, split_seed: see `split_indices`. tools: "all", or "oracle+k" for
-    the ground truth's tools and k random others. malformed: "end" ignores a call that cannot be parsed, so that the
-    turn may end; "error" answers with an error and lets the model retry. docs: "full", or "brief" for names and types
-    without descriptions. max_calls: skip conversations whose solution has more calls; 0 = none. The official benchmark
-    is tools="all", malformed="end" and docs="full"; `task.meta["official"]` records it. The other values are meant for
-    small models.
+    the ground truth's tools and k random others. malformed: "official" reads replies as the package does, so that a
+    call that cannot be read may end the turn; "error" answers it with an error and lets the model retry. docs: "full",
+    or "brief" for names and types without descriptions. max_calls: skip conversations whose solution has more calls;
+    0 = none. The official benchmark is tools="all", malformed="official" and docs="full"; `task.meta["official"]`
+    records it. The other values are meant for small models.
     """
 
     name = "bfcl"
@@ -120,7 +123,7 @@ class Bfcl(ReplayWorld):
         splits: str = "reference",
         split_seed: int = 0,
         tools: str = "all",
-        malformed: str = "end",
+        malformed: str = "official",
         docs: str = "full",
         max_calls: int = 0,
     ):
@@ -129,12 +132,12 @@ class Bfcl(ReplayWorld):
         split_indices("train", splits, split_seed)  # raises ValueError for an unknown scheme
         self._splits, self._split_seed, self._max_calls = splits, split_seed, max_calls
         self._distractors = _distractors(tools)
-        if malformed not in ("end", "error"):
-            raise ValueError(f"malformed must be 'end' or 'error', not '{malformed}'")
+        if malformed not in ("official", "error"):
+            raise ValueError(f"malformed must be 'official' or 'error', not '{malformed}'")
         if docs not in ("full", "brief"):
             raise ValueError(f"docs must be 'full' or 'brief', not '{docs}'")
         self._malformed, self._brief = malformed, docs == "brief"
-        self._official = self._distractors is None and malformed == "end" and docs == "full"
+        self._official = self._distractors is None and malformed == "official" and docs == "full"
 
     def tasks(self, split: str) -> list[Task]:
         indices = set(split_indices(split, self._splits, self._split_seed))
@@ -183,15 +186,18 @@ class Bfcl(ReplayWorld):
         if self._over:
             return StepResult([], terminated=True, info={"calls": [], "errors": 0, "over": True})
         self._actions.append(action)
-        parsed = toolcalls.parse(action)
-        errors = parsed.errors if self._malformed == "error" else []
-        info = {"calls": [{"name": call.name, "arguments": call.arguments} for call in parsed.calls], "errors": 0}
-        if parsed.errors and not parsed.calls:
+        if self._malformed == "official":
+            calls, errors = official_calls(action), []
+        else:
+            parsed = toolcalls.parse(action)
+            calls, errors = parsed.calls, parsed.errors
+        info = {"calls": [recorded(call) for call in calls], "errors": 0}
+        if misread(action, calls):
             info["parse_error"] = True
-        if not parsed.calls and not errors:
+        if not calls and not errors:
             return self._end_turn(info)
         messages = []
-        for call in parsed.calls:
+        for call in calls:
             text, is_error = self._apis.call(call)
             messages.append({"role": "tool", "name": call.name, "content": text})
             self._turn_results.append(text)

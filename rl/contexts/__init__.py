@@ -26,6 +26,7 @@ CONTEXTS = {
     "summarised_window": "evolver.llm.contexts:SummarisedWindow",
     "self_managing": "rl.contexts.managing:SelfManaging",
 }
+MAX_WIDTH = 16  # characters that a token of an observation may have on average; prose and code have three to five
 
 
 class Context(Protocol):
@@ -90,18 +91,21 @@ def inject(messages: Sequence[Message], experience: Sequence[str]) -> list[Messa
 def cut(tokenizer: Tokenizer, messages: Sequence[Message], limit: int) -> list[Message]:
     """Return the messages with their contents cut to `limit` tokens in total, each cut marked in the text.
 
-    Short messages stay whole; the long ones share the tokens that remain.
+    Short messages stay whole; the long ones share the tokens that remain. Of a very long text only the first MAX_WIDTH
+    characters per token are tokenised.
     """
     if sum(len(message["content"].encode("utf-8", "replace")) for message in messages) <= limit:
         return list(messages)  # a token has at least one byte
-    ids = [tokenizer.encode(message["content"]) for message in messages]
+    width = MAX_WIDTH * max(limit, 256)
+    ids = [tokenizer.encode(message["content"][:width]) for message in messages]
     result, left = list(messages), limit
     for rank, index in enumerate(sorted(range(len(ids)), key=lambda i: len(ids[i]))):
         share = left // (len(ids) - rank)
         shown = min(share, len(ids[index]))
         left -= shown
-        if shown < len(ids[index]):
+        more = len(messages[index]["content"]) > width
+        if shown < len(ids[index]) or more:
             text = tokenizer.decode(ids[index][:shown]).rstrip("\ufffd")  # the cut may split a character
-            mark = f"\n[cut: the first {shown} of {len(ids[index])} tokens]"
+            mark = f"\n[cut: the first {shown} of {'more than ' if more else ''}{len(ids[index])} tokens]"
             result[index] = {**messages[index], "content": text + mark}
     return result

@@ -169,3 +169,47 @@ def _local(name: str) -> Any:
 
 def _write(data: bytes) -> None:
     os.write(_local("replies"), data)
+
+
+class Late(Counter):
+    """A counter whose reset waits for a file to appear. `hosted` counts the episodes that its process has open."""
+
+    hosted = 0
+
+    def __init__(self, path: str):
+        super().__init__()
+        self._path = path
+
+    def reset(self, task: Task, seed: int = 0) -> Observation:
+        while task.query != "now" and not os.path.exists(self._path):
+            time.sleep(0.01)
+        Late.hosted += 1
+        return super().reset(task, seed)
+
+    def close(self) -> None:
+        Late.hosted -= 1
+
+    def count(self) -> int:
+        return Late.hosted
+
+
+class Forgetful(Counter):
+    """A counter that is not deterministic: in each process it counts from another number."""
+
+    def __init__(self, at: str = "step"):
+        super().__init__(goal=100)
+        self._at = at
+
+    def reset(self, task: Task, seed: int = 0) -> Observation:
+        observation = super().reset(task, seed)
+        if self._at == "reset":
+            observation.messages[0]["content"] += f" {os.getpid()}"
+        return observation
+
+    def step(self, action: str) -> StepResult:
+        if action == "exit":
+            os._exit(1)
+        result = super().step(action)
+        if self._at == "step":
+            result.messages[0]["content"] += f" {os.getpid()}"
+        return result

@@ -78,7 +78,7 @@ class FakeEngine:
     def __init__(self):
         self.opened: list[str] = []
 
-    def open(self, root, task_id, timeout_s):
+    def open(self, root, task_id, timeout_s, memory_mb):
         self.opened.append(task_id)
         self._task, self._state, self._lines, self._damage, self._done = task_id, set(), 0, False, False
         person = {"first_name": "Ada", "last_name": "Lane", "email": "ada@example.com", "phone_number": "555"}
@@ -395,8 +395,12 @@ PATIENT = Deadlines(start=300.0, reset=300.0, step=300.0)
 def world():
     if not os.path.exists(PYTHON):
         pytest.skip("AppWorld is not installed: make appworld")
-    with alone("appworld", {"reward": "dense"}, python=PYTHON, deadlines=PATIENT) as world:
-        yield world
+    os.environ["EVOLVER_SECRET"] = "inherited"
+    try:
+        with alone("appworld", {"reward": "dense"}, python=PYTHON, deadlines=PATIENT) as world:
+            yield world
+    finally:
+        del os.environ["EVOLVER_SECRET"]
 
 
 def play(world, task, actions):
@@ -491,6 +495,48 @@ def test_code_is_confined_and_cannot_end_the_worker(world):
     for action in task.reference:
         world.step(action)
     assert world.evaluate().success
+
+
+@real
+def test_the_score_is_out_of_reach_of_the_code(world):
+    """The process that runs code has no task, answer, engine or evaluator; and the next episode starts in another."""
+    task = world.tasks("train")[0]
+    tricks = [
+        "import os\nprint(os.sys.modules['envs.appworld.mini.scenarios'].mini_tasks()[0].turns)",
+        "import os\nprint(os.sys.modules['envs.appworld.world'].AppWorld._active._task.reference)",
+        "import os\nos.sys.modules['envs.appworld.engine'].Engine.tests = lambda self: [('no_op_fail', True)]",
+        "import os\nos.sys.modules['envs.appworld.world']._score = lambda tests, reward: 1 / 0",
+        "import os\nos.sys.modules['envs.appworld.confine']._armed = False\nprint(open('/etc/hostname').read())",
+        "import os\nos.sys.modules['appworld.evaluator'].evaluate_task = lambda **_: 1 / 0",
+        "import appworld.task\nprint(appworld.task.Task.load('x_1').ground_truth.answer)",
+        f"from appworld.ground_truth import GroundTruth\nprint(GroundTruth.load({task.id!r}).answer)",
+        "print(requester.client.get('admin/dbs'))",
+        "print(apis.admin)",
+        "import os\nos.mkfifo('/tmp/evolver-was-here')",
+        "import os\nprint(os.environ['EVOLVER_SECRET'])",
+        "x = [0] * 10**9",
+    ]
+    for trick in tricks:
+        world.reset(task)
+        shown = world.step(block(trick)).messages[0]["content"]
+        assert world.evaluate().score == 0.0 and not world.evaluate().success, trick
+        assert task.reference[0][20:60] not in shown
+        allowed = ("_score = ", "evaluate_task = ")  # a copy that nobody asks
+        assert "Execution failed" in shown or any(word in trick for word in allowed), (trick, shown)
+    assert not os.path.exists("/tmp/evolver-was-here")
+    assert play(world, task, task.reference)[1].success
+
+
+@real
+def test_a_session_that_ends_loses_its_variables_and_no_more(world):
+    task = world.tasks("train")[0]
+    setup, find, act = task.reference
+    world.reset(task)
+    shown = world.step(block("import os\nos.sys.modules['os'].abort()")).messages[0]["content"]
+    assert "The session ended" in shown
+    for action in (setup, find, act):
+        result = world.step(action)
+    assert result.terminated and world.evaluate().success
 
 
 @real

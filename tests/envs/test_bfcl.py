@@ -1,20 +1,26 @@
 """BFCL: ground truths score 1, and any other trajectory scores as in the package."""
 
+import ast
 import concurrent.futures
 import copy
+import dataclasses
 import functools
 import json
 import os
 import random
+import re
 import threading
+import types
 
 import pytest
 
 pytest.importorskip("bfcl_eval", reason="pip install --no-deps -r requirements/bfcl.txt")
 
-from envs import bfcl
+from envs import bfcl, boundary
 from envs.bfcl import CATEGORIES, Bfcl
 from envs.bfcl.data import package_dir
+from envs.bfcl.replies import official_calls
+from envs.bfcl.world import Apis
 from envs.toolcalls import Call, call_text
 from envs.world import Task
 
@@ -182,6 +188,144 @@ def test_malformed_calls_end_the_turn_or_are_answered():
     assert lenient.tasks("all")[0].meta["official"] is False
 
 
+# ------------------------------------------------------------------------------------------ the texts of replies
+
+
+def package_function(file: str, name: str, **names):
+    """Return a function of the package from its source: its module needs the clients of a dozen vendors."""
+    tree = ast.parse((package_dir() / "model_handler" / file).read_text())
+    found = next(node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name == name)
+    found.decorator_list = []
+    module = compile(ast.Module([found], []), file, "exec")
+    code = next(part for part in module.co_consts if isinstance(part, types.CodeType))
+    return types.FunctionType(code, names | {"re": re, "json": json})
+
+
+QWEN = "local_inference/qwen_fc.py"
+
+
+class Handler:
+    """The parts of the package's handler that read a reply."""
+
+    _extract_tool_calls = staticmethod(package_function(QWEN, "_extract_tool_calls"))
+    decode_execute = package_function(
+        QWEN, "decode_execute", convert_to_function_call=package_function("utils.py", "convert_to_function_call")
+    )
+
+    def calls(self, reply: str) -> list[str]:
+        """Return the calls as Python, [] where the package ends the turn."""
+        if "</think>" in reply:
+            reply = reply.split("</think>")[-1].lstrip("\n")
+        try:
+            return self.decode_execute(reply, has_tool_call_tag=False)
+        except Exception:
+            return []
+
+
+def in_tags(body: str) -> str:
+    return f"<tool_call>\n{body}\n</tool_call>"
+
+
+PWD, CD = '{"name": "pwd", "arguments": {}}', '{"name": "cd", "arguments": {"folder": "document"}}'
+ODD_REPLIES = {
+    "a call": in_tags(PWD),
+    "two calls": in_tags(PWD) + "\n" + in_tags(CD),
+    "two calls without a line between": in_tags(PWD) + in_tags(CD),
+    "text around a call": f"I look. {in_tags(PWD)} Then I go on.",
+    "no newlines": f"<tool_call>{PWD}</tool_call>",
+    "a newline before only": f"<tool_call>\n{PWD}</tool_call>",
+    "a newline after only": f"<tool_call>{PWD}\n</tool_call>",
+    "more newlines": f"<tool_call>\n\n {PWD} \n\n</tool_call>",
+    "carriage returns": f"<tool_call>\r\n{PWD}\r\n</tool_call>",
+    "one without newlines, then a good one": f"<tool_call>{PWD}</tool_call>{in_tags(CD)}",
+    "one not closed, then a good one": f"<tool_call>\n{PWD}\n{in_tags(CD)}",
+    "closed only": f"{PWD}\n</tool_call>",
+    "opened only": f"<tool_call>\n{PWD}",
+    "one newline for both": "<tool_call>\n</tool_call>",
+    "empty": in_tags(""),
+    "text for arguments": in_tags('{"name": "cd", "arguments": "{\\"folder\\": \\"document\\"}"}'),
+    "text that is no object": in_tags('{"name": "cd", "arguments": "[1]"}'),
+    "text that is no JSON": in_tags('{"name": "cd", "arguments": "folder"}'),
+    "a list for arguments": in_tags('{"name": "cd", "arguments": ["document"]}'),
+    "null for arguments": in_tags('{"name": "pwd", "arguments": null}'),
+    "no arguments": in_tags('{"name": "pwd"}'),
+    "no arguments, beside a good call": in_tags(CD) + in_tags('{"name": "pwd"}'),
+    "parameters": in_tags('{"name": "pwd", "parameters": {}}'),
+    "no name": in_tags('{"arguments": {}}'),
+    "a number for a name": in_tags('{"name": 1, "arguments": {}}'),
+    "null for a name": in_tags('{"name": null, "arguments": {}}'),
+    "a list for a name": in_tags('{"name": ["pwd"], "arguments": {}}'),
+    "an empty name": in_tags('{"name": "", "arguments": {}}'),
+    "more keys": in_tags('{"id": 7, "name": "pwd", "arguments": {}}'),
+    "not JSON": in_tags("{'name': 'pwd', 'arguments': {}}"),
+    "not JSON, beside a good call": in_tags("pwd()") + in_tags(CD),
+    "a good call, then not JSON": in_tags(CD) + in_tags('{"name": "pwd", "arguments": {}'),
+    "a list of calls": in_tags(f"[{PWD}, {CD}]"),
+    "a text": in_tags('"pwd"'),
+    "a number": in_tags("1"),
+    "NaN": in_tags('{"name": "absolute_value", "arguments": {"number": NaN}}'),
+    "Infinity": in_tags('{"name": "absolute_value", "arguments": {"number": -Infinity}}'),
+    "1e999": in_tags('{"name": "absolute_value", "arguments": {"number": 1e999}}'),
+    "NaN in a list": in_tags('{"name": "mean", "arguments": {"numbers": [1, NaN]}}'),
+    "400 digits": in_tags('{"name": "absolute_value", "arguments": {"number": %s}}' % ("9" * 400)),
+    "5000 digits": in_tags('{"name": "absolute_value", "arguments": {"number": %s}}' % ("9" * 5000)),
+    "a closing tag in a text": in_tags('{"name": "echo", "arguments": {"content": "</tool_call>"}}'),
+    "an opening tag in a text": in_tags('{"name": "echo", "arguments": {"content": "<tool_call>"}}'),
+    "an escaped closing tag": call_text("echo", {"content": "a\n</tool_call>"}),
+    "a lone surrogate": in_tags('{"name": "echo", "arguments": {"content": "\\ud800"}}'),
+    "300 levels": in_tags('{"name": "echo", "arguments": {"content": %s}}' % ("[" * 300 + "]" * 300)),
+    "5000 levels": in_tags('{"name": "echo", "arguments": {"content": %s}}' % ("[" * 5000 + "]" * 5000)),
+    "a name twice": in_tags('{"name": "cd", "name": "pwd", "arguments": {}}'),
+    "thoughts": f"<think>\n{in_tags(CD)}\n</think>\n{in_tags(PWD)}",
+    "thoughts only": f"<think>\n{in_tags(CD)}\n</think>\nDone.",
+    "a fence": f"```json\n{PWD}\n```",
+    "Python": "[pwd()]",
+    "nothing": "",
+}
+
+
+@pytest.mark.parametrize("case", ODD_REPLIES)
+def test_replies_are_read_as_the_package_reads_them(case):
+    reply = ODD_REPLIES[case]
+    ours = [
+        f"{call.name}({','.join(f'{k}={v!r}' for k, v in call.arguments.items())})" for call in official_calls(reply)
+    ]
+    assert ours == Handler().calls(reply)
+
+
+@pytest.mark.parametrize("case", ODD_REPLIES)
+def test_odd_replies_have_the_results_that_the_package_gives_them(case):
+    """Its executor evaluates the text of a call, so that NaN is an unknown name."""
+    from bfcl_eval.eval_checker.multi_turn_eval import multi_turn_utils
+
+    entry = bfcl.entries("multi_turn_base")["multi_turn_base_0"]
+    calls, before = Handler().calls(ODD_REPLIES[case]), set(vars(multi_turn_utils))
+    arguments = (entry.config, ["GorillaFileSystem", "MathAPI"], "odd", entry.id)
+    try:
+        expected, _ = multi_turn_utils.execute_multi_turn_func_call(calls, *arguments, False, False)
+    finally:
+        for name in set(vars(multi_turn_utils)) - before:
+            delattr(multi_turn_utils, name)
+    world = Bfcl()
+    world.reset(Task(entry.id, "bfcl", ""))
+    world._apis = Apis(dataclasses.replace(entry, classes=["GorillaFileSystem", "MathAPI"]))
+    result = world.step(ODD_REPLIES[case])
+    shown = [message["content"] for message in result.messages if message["role"] == "tool"]
+    assert [text.startswith("Error during") for text in shown] == [text.startswith("Error during") for text in expected]
+    assert [text for text in shown if not text.startswith("Error")] == [
+        t for t in expected if not t.startswith("Error")
+    ]
+    if case in ("NaN", "Infinity", "1e999", "NaN in a list"):
+        assert shown == expected
+    assert bool(result.info.get("parse_error")) == (not calls and "tool_call" in ODD_REPLIES[case])
+    boundary.result(result)
+
+
+def test_many_opening_tags_are_read_in_one_pass():
+    for text in ("<tool_call>\n" * 100_000, in_tags("") * 100_000, "\n</tool_call>" * 100_000):
+        assert official_calls(text) == []
+
+
 TRICKS = [
     ("__import__", {"name": "os"}),
     ("__import__('os').system", {"command": "touch PWNED"}),
@@ -327,7 +471,7 @@ def test_a_synthetic_task_has_one_turn_and_its_own_ground_truth():
         ({"category": "multi_turn"}, "multi_turn_base"),
         ({"splits": "80/20"}, "reference"),
         ({"tools": "oracle"}, r"oracle\+k"),
-        ({"malformed": "raise"}, "'end' or 'error'"),
+        ({"malformed": "raise"}, "'official' or 'error'"),
         ({"docs": "none"}, "'full' or 'brief'"),
     ],
 )

@@ -13,7 +13,8 @@ import pytest
 from envs import check, conformance
 from envs.process import ROOT
 from envs.source import MODES, Source, serving
-from envs.world import Evaluation, Observation, StepResult
+from envs.world import Evaluation, Observation, StepResult, World
+from tests.envs import broken
 from tests.envs.faulty import Coder, Counter
 
 COUNTER = "tests.envs.faulty:Counter"
@@ -180,11 +181,74 @@ def test_each_violation_is_found_and_explained(broken):
 def test_a_correct_environment_has_no_problems():
     assert conformance.run(Counter)[1] == []
     assert conformance.run(Coder)[1] == []
+    assert conformance.run(broken.Store)[1] == []
+
+
+FOUND = {  # a world: the checks of which one finds it, and a part of what it says
+    "SharedState": ("shares_no_state_between_worlds", "in another world changes the episode"),
+    "SharedGoal": ("shares_no_state_between_worlds", "in another world changes the episode"),
+    "SharedLog": ("shares_no_state_between_worlds", "in another world changes the episode"),
+    "HashOrder": ("agrees_between_processes", "at reset"),
+    "HashTasks": ("agrees_between_processes", "the tasks of the split differ"),
+    "ProcessStart": ("agrees_between_processes", "at step 0"),
+    "KeyErrorOnMissing": ("takes_odd_arguments", "put with no arguments raised KeyError"),
+    "Unhashable": ("takes_odd_arguments", "put with key=[] raised TypeError", "unhashable"),
+    "Overflow": ("takes_odd_arguments", "put with value=1000"),
+    "TypeErrorOnNone": ("takes_odd_arguments", "put with key=None raised TypeError"),
+    "UnexpectedArgument": ("takes_odd_arguments", "put with an unknown argument raised TypeError"),
+    "AnswersNothing": ("takes_odd_arguments", "put with key=[]: a NoneType instead of a StepResult"),
+    "SysExit": ("takes_odd_arguments", "put with key='' raised Escape", "SystemExit(0)"),
+    "OsExit": ("takes_odd_arguments", '"key": "", "value"', "ended the process (exit code 0)"),
+    "ExitsInReset": ("resets_to_valid_observations", "reset('train-", "ended the process (exit code 3)"),
+    "ExitsInTasks": ("tasks", "tasks('train') ended the process (exit code 4)"),
+    "ExitsAtStart": ("tasks", "the constructor ended the process (exit code 5)"),
+    "Hangs": ("takes_odd_arguments", '"key": {}', "did not return within 6 s"),
+    "HangsInEvaluate": ("never_raises_in_step", "evaluate() did not return within 6 s"),
+    "Stops": ("takes_odd_arguments", "put with no arguments raised StopIteration"),
+    "Endless": ("ends_its_episodes", "it goes on"),
+    "SameDev": ("keeps_splits_apart", "3 of the 3 tasks of dev are in train: train-0"),
+    "RenamedDev": ("keeps_splits_apart", "3 of the 3 tasks of dev are in train: dev-0"),
+    "Leaks": ("frees_its_episodes", "each reset keeps 20 MB"),
+    "LeaksTouched": ("frees_its_episodes", "each reset keeps 5 MB"),
+    "Surrogates": ("answers_with_valid_results", "lone surrogates"),
+    "SurrogateQuery": ("resets_to_valid_observations", "lone surrogates"),
+    "StringReward": ("answers_with_valid_results", "the reward is of type str"),
+    "StringScore": ("evaluates_without_side_effects", "the score is of type str"),
+    "HugeScore": ("evaluates_without_side_effects", "the score is a number of more than 300 digits"),
+    "DeepInfo": ("answers_with_valid_results", "deeper than 100 levels"),
+    "ObjectInfo": ("answers_with_valid_results", "info.calls is of type set"),
+    "NoneText": ("takes_odd_arguments", "put with value=-1: messages[0].content is of type NoneType"),
+}
+
+
+def checked(name: str, mode: str = "inprocess") -> list[conformance.Problem]:
+    spec = {"env": f"tests.envs.broken:{name}", "kwargs": {}, "split": "train", "limit": 2, "mode": mode}
+    return check.run(spec, 6.0 if "Hangs" in name else 60.0)[1]
+
+
+@pytest.mark.parametrize("name", FOUND)
+def test_a_broken_world_is_found_in_a_process_of_its_own(name):
+    wanted, *parts = FOUND[name]
+    said = [problem.what for problem in checked(name) if problem.check == wanted]
+    assert any(all(part in what for part in parts) for what in said), said
+
+
+def test_every_broken_world_has_its_check():
+    classes = {name for name, value in vars(broken).items() if isinstance(value, type) and issubclass(value, World)}
+    assert classes - {"World", "Store"} == set(FOUND)
+
+
+def test_the_checks_go_on_after_a_call_that_ended_the_process():
+    found = {problem.check for problem in checked("OsExit")}
+    assert found == {"takes_odd_arguments"}
+    assert checked("Store") == [] and checked("Store", "worker") == []
+    hanging = {problem.check for problem in checked("Hangs", "worker")}
+    assert hanging == {"takes_odd_arguments"}
 
 
 def test_the_command_explains_failures_and_sets_its_exit_code(capsys):
     assert check.main([COUNTER, "--modes", "inprocess", "worker"]) == 0
-    assert capsys.readouterr().out.count("12 of 12 checks passed") == 2
+    assert capsys.readouterr().out.count("18 of 18 checks passed") == 2
     assert check.main(["tests.envs.test_conformance:RewardsInaction", "--modes", "inprocess"]) == 1
     assert "doing nothing scores" in capsys.readouterr().out
     assert check.main(["no_such_module:World"]) == 1
@@ -212,7 +276,7 @@ def test_the_page_walks_through_an_environment_that_conforms(tmp_path):
         path = {"PYTHONPATH": f"{ROOT}:{tmp_path}"}
         done = subprocess.run([sys.executable, *words[1:]], cwd=tmp_path, env=path, capture_output=True, text=True)
         assert done.returncode == 0, done.stdout + done.stderr
-        assert "12 of 12 checks passed" in done.stdout
+        assert "18 of 18 checks passed" in done.stdout
 
 
 def test_the_options_on_the_page_exist():

@@ -1,6 +1,7 @@
 """Worker processes: a call ends with the reason of any failure, and no process is left behind."""
 
 import contextlib
+import dataclasses
 import os
 import re
 import shutil
@@ -16,7 +17,7 @@ from envs.pool import Pool, PoolFull, PoolWorld, UnknownInstance
 from envs.process import ROOT, Deadlines
 from envs.source import Source
 from envs.toolcalls import Call, parse
-from envs.world import World, WorldError, WorldTimeout
+from envs.world import Task, World, WorldError, WorldTimeout
 from tests.envs.faulty import Coder, Counter
 
 COUNTER = "tests.envs.faulty:Counter"
@@ -317,6 +318,49 @@ def test_creating_twice_gives_one_instance(pool):
     with pytest.raises(ValueError, match="no task"):
         pool.create({**task, "id": "nothing"}).result()
     assert pool.alive() == 1
+
+
+@pytest.mark.parametrize("at", ["reset", "step", ""])
+def test_the_replay_in_a_new_worker_is_compared_with_the_record(at):
+    with contextlib.closing(Pool("tests.envs.faulty:Forgetful", {"at": at}, workers=1)) as pool:
+        first, second = pool.world(), pool.world()
+        for world in (first, second):
+            world.reset(world.tasks("train")[0])
+            world.step("+")
+        with pytest.raises(WorldError, match="died"):
+            second.step("exit")
+        if not at:  # `info` holds the pid, which may differ
+            assert first.step("+").messages[0]["content"] == "2"
+            return
+        for _ in range(2):
+            with pytest.raises(WorldError, match=f"not deterministic.* {at}"):
+                first.step("+")
+        assert pool.counts["diverged"] == 1
+        first.reset(first.tasks("train")[0])
+        assert first.step("+").messages[0]["content"].startswith("1")
+
+
+def test_a_reset_that_ends_after_its_world_was_closed_is_released(tmp_path):
+    late = tmp_path / "late"
+    with contextlib.closing(Pool("tests.envs.faulty:Late", {"path": str(late)}, workers=1)) as pool:
+        world, task, errors = pool.world(), Task("count-0", "counter", "wait"), []
+
+        def start():
+            try:
+                world.reset(task)
+            except WorldError as error:
+                errors.append(str(error))
+
+        thread = threading.Thread(target=start)
+        thread.start()
+        assert wait_until(lambda: pool.alive() == 1)
+        world.close()
+        late.touch()
+        thread.join(20)
+        assert "closed while" in errors[0] and pool.alive() == 0
+        other = pool.world()
+        other.reset(dataclasses.replace(task, query="now"))
+        assert other.count() == 1  # its own
 
 
 def test_idle_instances_are_released():

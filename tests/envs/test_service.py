@@ -22,12 +22,14 @@ pytest.importorskip("uvicorn", reason="pip install -r requirements/service.txt")
 
 import uvicorn
 
+from envs import http as http_module
+from envs import service as service_module
 from envs.http import TOKEN_VARIABLE, listen
 from envs.pool import Pool
 from envs.process import ROOT, Deadlines
 from envs.remote import Connections, RemoteWorld
-from envs.service import Service, action_of, main
-from envs.toolcalls import call_text
+from envs.service import Service, action_of, main, server_config
+from envs.toolcalls import call_text, parse
 from envs.world import Task, WorldError, WorldTimeout
 from tests.envs.test_process import CODER, COUNTER, FAULTY, SHORT, check_functions, is_running, solve, wait_until
 
@@ -37,7 +39,7 @@ def service(env=COUNTER, kwargs=None, token="", max_body=1 << 20, **pool):
     """Run a service in a thread of this process. Yield (url, pool)."""
     pool = Pool(env, kwargs, **{"workers": 1, **pool})
     listener = listen("127.0.0.1", 0)
-    server = uvicorn.Server(uvicorn.Config(Service(pool, token=token, max_body=max_body).app, log_level="critical"))
+    server = uvicorn.Server(server_config(Service(pool, token=token, max_body=max_body), log_level="critical"))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()
     try:
@@ -115,10 +117,33 @@ def test_structured_tool_calls_become_text():
     for broken in (
         {"content": 1},
         {"tool_calls": [1]},
-        {"tool_calls": [{"function": {"name": "f", "arguments": "{"}}]},
+        {"tool_calls": 5},
+        {"tool_calls": [{"type": [1]}]},
+        {"tool_calls": [{"function": {"name": 7}}]},
     ):
         with pytest.raises(ValueError):
             action_of(broken)
+
+
+UNREADABLE = ["{", "", "{'a': 1}", '{"a": NaN}', "[1]", '"text"', "7", "null", "{" * 5000, '{"a": %s}' % ("9" * 400)]
+UNREADABLE += ['{"a": %s}' % ("[" * 900 + "]" * 900), "} </tool_call> <tool_call>"]
+
+
+@pytest.mark.parametrize("arguments", UNREADABLE, ids=range(len(UNREADABLE)))
+def test_native_arguments_that_cannot_be_read_are_the_models_to_mend(arguments):
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": arguments}}
+    turn = parse(action_of({"role": "assistant", "content": "Now.", "tool_calls": [call]}))
+    assert turn.content == "Now." and not turn.calls and len(turn.errors) == 1
+
+
+def test_an_unreadable_native_call_is_answered_by_the_environment():
+    with service("travel") as (url, _):
+        task = post(url, "get_env_profile", params={"split": "train"})[1]["data"][0]
+        post(url, "create", task_id=task, instance_id="x")
+        message = {"role": "assistant", "tool_calls": [{"function": {"name": "flights", "arguments": "{"}}]}
+        status, answer = post(url, "step", instance_id="x", messages=message)
+        assert status == 200 and "not JSON" in answer["data"]["state"][0]["content"]
+        assert answer["data"]["is_terminated"] is False
 
 
 def test_functions_of_a_world_behind_the_service(counter):
@@ -156,6 +181,20 @@ WRONG = [
     ("get_info", {"instance_id": "x", "params": {"query": "_count"}}, 400, "no method"),
     ("get_info", {"instance_id": "x", "params": {"query": "evaluate"}}, 400, "no method"),
     ("restore", {"params": {"snapshot": 1}, "instance_id": ["x"]}, 400, "must be a string"),
+    ("step", {"instance_id": "x", "messages": {"tool_calls": 5}}, 400, "'messages.tool_calls' must be a list, not int"),
+    ("step", {"instance_id": "x", "messages": {"tool_calls": [5]}}, 400, "'messages.tool_calls[0]' must be an object"),
+    ("step", {"instance_id": "x", "messages": {"tool_calls": [{"type": [1]}]}}, 400, "tool_calls[0].type' must be"),
+    ("step", {"instance_id": "x", "messages": {"tool_calls": [{}]}}, 400, "tool_calls[0].function.name' is missing"),
+    ("step", {"instance_id": "x", "messages": say("+"), "params": {"step": -1}}, 400, "0 or more"),
+    ("step", {"instance_id": "x", "messages": say("+"), "params": {"step": True}}, 400, "must be an integer"),
+    ("get_env_profile", {"params": {"split": ["a"]}}, 400, "'params.split' must be a string, not list"),
+    ("create", {"task_id": "count-9", "params": {"split": 7}}, 400, "'params.split' must be a string, not int"),
+    ("create", {"task_id": "count-1", "params": {"seed": 10**400}}, 400, "params"),
+    ("get_info", {"instance_id": "x", "params": {"query": ["a"]}}, 400, "'params.query' must be a string"),
+    ("get_info", {"instance_id": "x", "params": {"query": "spell", "args": "a"}}, 400, "'params.args' must be a list"),
+    ("get_info", {"instance_id": "x", "params": {"query": "spell", "kwargs": [1]}}, 400, "'params.kwargs' must be an"),
+    ("evaluate", {"instance_id": "x", "params": json.loads("[" * 500 + "]" * 500)}, 400, "'params' must be an object"),
+    ("evaluate", {"instance_id": "x", "params": {"a": json.loads("[" * 500 + "]" * 500)}}, 400, "nested deeper"),
 ]
 
 
@@ -167,13 +206,34 @@ def test_errors_say_what_was_wrong(counter, route, body, status, detail):
     assert got == status and detail in answer["detail"] and "Traceback" not in answer["detail"]
 
 
-@pytest.mark.parametrize("data", [b"", b"{", b"[]", b'"x"', b"\xff", b"[" * 100_000, b" " * (2 << 20)])
+@pytest.mark.parametrize("data", [b"", b"{", b"[]", b'"x"', b"\xff", b"[" * 100_000])
 def test_broken_bodies_are_refused(counter, data):
     url, _ = counter
-    try:
-        assert post(url, "step", data=data)[0] == 400
-    except (ConnectionError, urllib.error.URLError):  # refused before the whole body was read
-        assert len(data) > 1 << 20
+    assert post(url, "step", data=data)[0] == 400
+
+
+@pytest.mark.parametrize("megabytes", [2, 50])
+def test_a_body_that_is_too_large_is_answered(counter, megabytes):
+    status, answer = post(counter[0], "step", data=b" " * (megabytes << 20))
+    assert status == 413 and "larger than" in answer["detail"]
+
+
+HEAD = b"POST /step HTTP/1.1\r\nHost: x\r\n"
+WHOLE = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
+
+
+@pytest.mark.parametrize("start", [b"", b"PO", HEAD, HEAD + b"Content-Length: 10\r\n\r\n{", WHOLE + b"POST /st"])
+def test_half_a_request_ends(counter, start, monkeypatch):
+    monkeypatch.setattr(service_module, "HEAD_S", 0.3)
+    monkeypatch.setattr(http_module, "BODY_S", 0.3)
+    with socket.create_connection(("127.0.0.1", int(counter[0].rsplit(":", 1)[1])), timeout=30) as client:
+        if start.startswith(WHOLE):
+            client.sendall(WHOLE)
+            assert client.recv(1 << 16).startswith(b"HTTP/1.1 200")
+        client.sendall(start.removeprefix(WHOLE))
+        answer = b"".join(iter(lambda: client.recv(1 << 16), b""))  # until the server closes the connection
+    assert (b" 408 " in answer) == (b"Content-Length" in start)
+    assert post(counter[0], "create", task_id="count-0")[0] == 200
 
 
 def test_a_service_says_which_environment_it_runs():
@@ -310,6 +370,24 @@ def test_a_request_to_a_full_service_is_repeated():
         threading.Timer(0.2, first.close).start()
         second.reset(task)
         assert second.step("+").messages[0]["content"] == "1"
+
+
+def test_a_reset_that_ends_after_its_client_gave_up_is_released(tmp_path):
+    late = tmp_path / "late"
+    with service("tests.envs.faulty:Late", {"path": str(late)}) as (url, pool):
+        world = RemoteWorld(url, deadlines=Deadlines(reset=2.0))
+        with pytest.raises(WorldTimeout):
+            world.reset(Task("count-0", "counter", "wait"))
+        with pytest.raises(WorldError, match="reset it first"):
+            world.step("+")
+        assert wait_until(lambda: pool.alive() == 1)
+        world.close()
+        assert pool.alive() == 0
+        late.touch()
+        other = RemoteWorld(url)
+        other.reset(Task("count-0", "counter", "now"))
+        assert other.count() == 1
+        other.close()
 
 
 def test_many_clients_at_once(counter):

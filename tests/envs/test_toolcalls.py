@@ -1,7 +1,9 @@
 """The tool-call format: parsing inverts rendering and never raises."""
 
 import json
+import signal
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -85,3 +87,15 @@ def test_a_broken_call_does_not_affect_the_others():
 
 def test_missing_arguments_mean_no_arguments():
     assert parse('<tool_call>{"name": "a"}</tool_call>').calls == [Call("a", {})]
+
+
+def test_many_empty_calls_are_read_in_one_pass():
+    """A quadratic parser needs minutes of CPU here; the guard only ends those."""
+    for text in ((OPEN + CLOSE) * 100_000, OPEN * 100_000, CLOSE * 100_000, (CLOSE + OPEN) * 100_000):
+        signal.setitimer(signal.ITIMER_PROF, 60)
+        signal.signal(signal.SIGPROF, lambda *_: pytest.fail("one minute of CPU time was not enough"))
+        try:
+            turn = parse(text)
+        finally:
+            signal.setitimer(signal.ITIMER_PROF, 0)
+        assert turn.errors and not turn.calls and not turn.content

@@ -163,6 +163,8 @@ def test_the_best_temperature_is_the_one_with_the_highest_success_and_greedy_cou
     measures = dict(evaluation.measures(found))
     assert measures["temperature/0.2"] == 0
     assert measures["best_temperature"] == 1.0 and measures["best_temperature/avg"] == pytest.approx(0.5)
+
+
 def test_a_scenario_is_solved_where_every_one_of_its_tasks_is():
     tasks = ["ab_1", "cd_1", "ab_2", "lone", "ab_3", "cd_2"]
     assert evaluation.scenarios_of(tasks) == [[0, 2, 4], [1, 5], [3]]

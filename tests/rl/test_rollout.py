@@ -4,6 +4,8 @@ import asyncio
 import collections
 import dataclasses
 import functools
+import json
+import re
 import threading
 
 import numpy as np
@@ -51,6 +53,8 @@ class Script(World):
             raise RuntimeError("the database is gone")
         if self.how == "exit":
             raise SystemExit("bye")
+        if isinstance(self.how, type):
+            raise self.how("odd")
         self.inside += 1
         self.late.wait(self.seconds)
         self.inside -= 1
@@ -269,6 +273,27 @@ def test_observations_are_cut_at_a_visible_mark(texts, limit):
         else:
             shown += size
     assert shown <= limit
+
+
+def test_a_huge_observation_is_cut_before_it_is_tokenised():
+    class Counting:
+        def __init__(self):
+            self.longest = 0
+
+        def encode(self, text):
+            self.longest = max(self.longest, len(text))
+            return tokenizer().encode(text)
+
+        def decode(self, ids):
+            return tokenizer().decode(ids)
+
+    counting, huge = Counting(), "one two three " * 500_000
+    [message] = cut(counting, [{"role": "tool", "content": huge}], 50)
+    assert counting.longest < 10_000 and len(message["content"]) < 10_000
+    body, mark = message["content"].rsplit("\n[cut: the first 50 of more than ", 1)
+    assert huge.startswith(body) and mark.endswith(" tokens]") and len(tokenizer().encode(body)) == 50
+    [short, long] = cut(counting, [{"role": "tool", "content": "ok"}, {"role": "tool", "content": huge}], 50)
+    assert short["content"] == "ok" and "more than" in long["content"]
 
 
 # --- templates -------------------------------------------------------------------------------------------------------
@@ -496,6 +521,30 @@ def test_worlds_may_be_asynchronous():
     assert play(Slow(), Scripted("one", "done"), limits).stop is StopReason.ENV_TIMEOUT
 
 
+@pytest.mark.parametrize("threads", [True, False])
+@pytest.mark.parametrize("at", ["reset", "step", "evaluate"])
+@pytest.mark.parametrize("odd", [StopIteration, StopAsyncIteration, asyncio.CancelledError, GeneratorExit, SystemExit])
+def test_an_exception_that_means_something_to_the_event_loop_ends_one_episode_at_once(odd, at, threads):
+    made = []
+
+    def make_world():
+        made.append(Script(at if not made else "", odd))
+        return made[-1]
+
+    limits = dataclasses.replace(ROOMY, timeout=1e6, env_timeout=1e6)  # nothing here waits for a deadline
+
+    async def main():
+        settings = {"limits": limits, "tokenizer": tokenizer(), "engine": Scripted("one", "done"), "threads": threads}
+        return await asyncio.wait_for(rollouts(jobs(3), worlds=Worlds(make_world), **settings), 60)
+
+    first, *others = asyncio.run(main())
+    assert [t.stop for t in others] == [StopReason.DONE] * 2
+    if at == "reset":
+        assert (first.stop, first.retries) == (StopReason.DONE, 1)
+    else:
+        assert first.stop is StopReason.ENV_ERROR and odd.__name__ in first.error
+
+
 def test_slow_worlds_in_threads_overlap():
     all_are_in_it = threading.Barrier(10)
 
@@ -527,6 +576,56 @@ def test_a_late_result_is_ignored():
         return trajectory
 
     assert asyncio.run(main()).stop is StopReason.ENV_TIMEOUT
+
+
+def nested(depth):
+    value = 1
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+UNSAFE = {
+    "an object": {"object": object()},
+    "a set": {"set": {1}},
+    "deep": {"calls": nested(900)},
+    "deep enough to break a copy only": {"calls": nested(500)},
+    "a number": {"n": 10**400},
+    "not a number": {"n": float("nan")},
+    "a list": [1],
+}
+
+
+@pytest.mark.parametrize("case", UNSAFE)
+def test_info_that_is_not_json_is_an_error_of_the_world(case):
+    class Odd(Script):
+        def step(self, action):
+            result = super().step(action)
+            return dataclasses.replace(result, info=UNSAFE[case])
+
+    trajectory = play(Odd(), Scripted("one"))
+    assert trajectory.stop is StopReason.ENV_ERROR and re.match("step 0: (Unsafe|TooDeep): info", trajectory.error)
+    json.dumps(trajectory.to_dict(), ensure_ascii=False, allow_nan=False).encode()
+
+
+def test_lone_surrogates_are_repaired_wherever_a_world_writes_them():
+    class Odd(Script):
+        def reset(self, task, seed=0):
+            tool = {**TOOL, "function": {**TOOL["function"], "description": "\udfff"}}
+            return Observation([{"role": "user", "content": "a \ud800"}], [tool])
+
+        def step(self, action):
+            messages = [{"role": "tool", "content": "b \ud800", "name": "\ud800"}]
+            return StepResult(messages, terminated=True, info={"\ud800": "\ud83d\ude00"})
+
+        def evaluate(self):
+            return Evaluation(1.0, True, {"\ud800": 1.0})
+
+    trajectory = play(Odd(), Scripted("one"))
+    assert trajectory.stop is StopReason.DONE and trajectory.outcome == 1.0
+    assert trajectory.turns[0].observation[0]["content"] == "b \ufffd"
+    assert trajectory.turns[0].info == {"\ufffd": "\U0001f600"}
+    json.dumps(trajectory.to_dict(), ensure_ascii=False, allow_nan=False).encode()
 
 
 def test_wrong_options_are_named():

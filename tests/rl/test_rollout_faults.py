@@ -11,10 +11,13 @@ import threading
 
 import pytest
 
+from configs import quickstart
+from envs import pool as pool_module
 from envs.pool import Pool
 from envs.process import ROOT, Deadlines
 from envs.remote import RemoteWorld
-from envs.world import Task
+from envs.world import Task, WorldTimeout
+from evolver.run import make_actor, make_source
 from rl.rollout import Job, Worlds, rollouts
 from rl.trajectory import StopReason
 from tests.envs.test_process import COUNTER, FAULTY, is_running, wait_until
@@ -57,6 +60,47 @@ def test_a_worker_that_breaks_takes_one_episode_down(fault):
     assert [(t.stop, t.outcome) for t in others] == [(StopReason.DONE, 1.0)] * (GROUP - 1)
     assert pool.alive() == 0
     pool.close()
+
+
+def test_a_hang_ends_its_own_episode_only_under_the_deadlines_of_a_run():
+    """One key sets the deadline of a call. Waiting for another episode of its worker, which hangs, is no part of it."""
+    config = quickstart.get_config()
+    config.env.name, config.env.mode, config.env.workers, config.env.timeout = FAULTY, "worker", 1, 3.0
+    config.env.args.fault = "hang"
+    with make_source(config) as source:
+        limits = make_actor(config, None, None, source.world, None, None).limits
+        limits = dataclasses.replace(ROOMY, env_timeout=limits.env_timeout)
+        first, *others = play_group(source.world, OneBreaks(), limits)
+        assert first.stop is StopReason.ENV_TIMEOUT
+        assert [(t.stop, t.outcome) for t in others] == [(StopReason.DONE, 1.0)] * (GROUP - 1)
+        assert source._pool.alive() == 0
+
+
+def test_several_hangs_on_one_worker_end_their_own_episodes_only():
+    """The last call waits longer than any deadline for the calls before it."""
+    pool = Pool(FAULTY, {"fault": "hang"}, workers=1, deadlines=Deadlines(start=20.0, reset=20.0, step=3.0))
+    worlds = [pool.world() for _ in range(5)]
+    for world in worlds:
+        world.reset(world.tasks("train")[0])
+    pool_module.GRACE_S, before = -11.0, pool_module.GRACE_S  # patience of 9 s
+    outcomes = {}
+
+    def act(index):
+        try:
+            outcomes[index] = worlds[index].step("break" if index < 4 else "+").messages[0]["content"]
+        except WorldTimeout:
+            outcomes[index] = "timeout"
+
+    try:
+        threads = [threading.Thread(target=act, args=(i,)) for i in range(5)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+    finally:
+        pool_module.GRACE_S = before
+        pool.close()
+    assert outcomes == {**dict.fromkeys(range(4), "timeout"), 4: "1"}
 
 
 @pytest.mark.parametrize("fault", ["twice", "noise"])

@@ -1,0 +1,90 @@
+"""The checks of what a world hands over, made once, where it enters.
+
+Behind this boundary every text can be encoded and every value is JSON of bounded depth and size (envs/values.py), so
+that nothing written, sent or computed later fails on it. Text is repaired. Anything else is a failure of the world that
+wrote it: its episode ends, and no other.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from envs import values
+from envs.values import Unsafe, json_value
+from envs.world import Evaluation, Message, Observation, StepResult, Task, World
+
+
+def task(value: Any) -> Task:
+    """Return a task with JSON values and repaired texts. Raises Unsafe if it cannot be made safe."""
+    if not isinstance(value, Task):
+        raise Unsafe(f"a {type(value).__name__} instead of a Task")
+    try:
+        return Task.from_dict({field.name: getattr(value, field.name) for field in dataclasses.fields(Task)})
+    except ValueError as error:
+        raise Unsafe(f"task {str(value.id)[:80]!r}: {error}") from None
+
+
+def tasks(world: World, split: str) -> list[Task]:
+    """Return the tasks of a split, made safe. Raises Unsafe, and what `World.tasks` raises."""
+    return [task(each) for each in world.tasks(split)]
+
+
+def observation(value: Any) -> Observation:
+    """Return an observation, made safe. Raises Unsafe."""
+    if not isinstance(value, Observation):
+        raise Unsafe(f"a {type(value).__name__} instead of an Observation")
+    return Observation(_messages(value.messages), _list(value.tools, "tools"))
+
+
+def result(value: Any) -> StepResult:
+    """Return the answer to a step, made safe. Raises Unsafe."""
+    if not isinstance(value, StepResult):
+        raise Unsafe(f"a {type(value).__name__} instead of a StepResult")
+    if not isinstance(value.info, dict):
+        raise Unsafe(f"info is of type {type(value.info).__name__}, not dict")
+    return StepResult(
+        messages=_messages(value.messages),
+        reward=_real(value.reward, "the reward"),
+        terminated=bool(value.terminated),
+        truncated=bool(value.truncated),
+        tools=None if value.tools is None else _list(value.tools, "tools"),
+        info=json_value(value.info, "info"),
+    )
+
+
+def evaluation(value: Any) -> Evaluation:
+    """Return an evaluation, made safe. Raises Unsafe, also for a score outside [0, 1]."""
+    if not isinstance(value, Evaluation):
+        raise Unsafe(f"a {type(value).__name__} instead of an Evaluation")
+    score = _real(value.score, "the score")
+    if not 0.0 <= score <= 1.0:
+        raise Unsafe(f"the score {score:.6g} is not in [0, 1]")
+    if not isinstance(value.success, bool):
+        raise Unsafe(f"success is of type {type(value.success).__name__}, not bool")
+    if not isinstance(value.components, dict):
+        raise Unsafe(f"components are of type {type(value.components).__name__}, not dict")
+    components = {values.key(k, "components"): _real(v, f"components.{k}") for k, v in value.components.items()}
+    return Evaluation(score, value.success, components)
+
+
+def _messages(messages: Any) -> list[Message]:
+    for number, message in enumerate(_list(messages, "messages", check=False)):
+        if not isinstance(message, dict):
+            raise Unsafe(f"messages[{number}] is of type {type(message).__name__}, not dict")
+        for key in ("role", "content"):
+            if not isinstance(message.get(key), str):
+                raise Unsafe(f"messages[{number}].{key} is of type {type(message.get(key)).__name__}, not str")
+    return json_value(messages, "messages")
+
+
+def _list(value: Any, where: str, check: bool = True) -> list[Any]:
+    if not isinstance(value, list | tuple):
+        raise Unsafe(f"{where} are of type {type(value).__name__}, not list")
+    return json_value(value, where) if check else list(value)
+
+
+def _real(value: Any, where: str) -> float:
+    if not isinstance(value, int | float):
+        raise Unsafe(f"{where} is of type {type(value).__name__}, not a number")
+    return float(values.number(value, where))

@@ -1,0 +1,72 @@
+"""Texts and JSON values that are safe to write, to send and to compute with. Standard library only."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+MAX_DEPTH = 100  # levels of lists and objects; serialisers and deep copies recurse, and fail at some hundreds
+MAX_BITS = 1023  # of an integer; a longer one overflows in the first division
+
+
+class Unsafe(ValueError):
+    """A value that is not JSON, or is too deep or too large. The message says where it is."""
+
+
+class TooDeep(Unsafe):
+    """A value with more than MAX_DEPTH levels."""
+
+
+def text(value: str) -> str:
+    """Return the text with surrogate pairs joined and each lone surrogate, which UTF-8 lacks, replaced by U+FFFD."""
+    try:
+        value.encode()
+        return value
+    except UnicodeEncodeError:
+        return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+def json_value(value: Any, where: str = "it", *, depth: int = MAX_DEPTH) -> Any:
+    """Return a copy of a JSON value with its texts repaired. Tuples become lists, and scalar keys texts, as in JSON.
+
+    Raises Unsafe for other types, for numbers that are not finite or that a float cannot hold, and for more than
+    `depth` levels. `where` names the value in the message.
+    """
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, str):
+        return text(value)
+    if isinstance(value, int | float):
+        return number(value, where)
+    if not isinstance(value, dict | list | tuple):
+        raise Unsafe(f"{where} is of type {type(value).__name__}, which JSON does not have")
+    if depth == 0:
+        raise TooDeep(f"{_short(where)} is nested deeper than {MAX_DEPTH} levels")
+    if isinstance(value, dict):
+        return {key(k, where): json_value(v, f"{where}.{k}", depth=depth - 1) for k, v in value.items()}
+    return [json_value(v, f"{where}[{i}]", depth=depth - 1) for i, v in enumerate(value)]
+
+
+def number(value: float, where: str) -> float:
+    """Return a number that is finite and that a float can hold, else raise Unsafe."""
+    if isinstance(value, int):
+        if value.bit_length() > MAX_BITS:  # the number itself may be too long to print
+            raise Unsafe(f"{_short(where)} is a number of more than 300 digits")
+    elif not math.isfinite(value):
+        raise Unsafe(f"{_short(where)} is {value}")
+    return value
+
+
+def key(value: Any, where: str) -> str:
+    """Return the key of an object as JSON writes it. Raises Unsafe for one that it cannot write."""
+    if isinstance(value, str):
+        return text(value)
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, int | float):
+        return str(number(value, f"a key of {where}"))
+    raise Unsafe(f"a key of {where} is of type {type(value).__name__}, not str")
+
+
+def _short(where: str) -> str:
+    return where if len(where) <= 60 else where[:60] + "..."
