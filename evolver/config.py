@@ -551,7 +551,7 @@ def workdir_problems(config: Any, workdir: str | Path, mode: str) -> Iterator[st
         return
     try:
         before = Workdir(path).config()
-    except ValueError as error:
+    except (OSError, ValueError, RecursionError) as error:
         yield f"--workdir={workdir}: config.json there is damaged ({error}); use another --workdir"
         return
     if mode in ("explore", "pool") and before is not None:

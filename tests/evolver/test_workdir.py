@@ -158,6 +158,11 @@ class TestFiles:
         assert "1 damaged files in" in caplog.text and "step_000002.json" in caplog.text
         assert report([str(workdir)]) == 0
 
+    @pytest.mark.parametrize("text", ["{", "[" * 100_000, "\x00"])
+    def test_a_damaged_config_is_one_message(self, tiny, workdir, capsys, text):
+        (workdir / "config.json").write_text(text)
+        assert "config.json there is damaged" in refused(capsys, *command(tiny, workdir))
+
     def test_scores_of_another_shape_are_damaged(self, tmp_path):
         workdir = Workdir(tmp_path)
         workdir.log_scores(1, Scores(["a", "b"], [1, 1], [[1.0], [0.0]], [[1], [0]], [1, 0]))

@@ -251,6 +251,7 @@ class TestServer:
             ({"prompt": [5], "n": 0}, "n must be"),
             ({"prompt": [5], "stop": [""]}, "stop must be"),
             ({"prompt": [5], "logprobs": 21}, "logprobs must be a number between 0 and 20"),
+            ({"prompt": [5], "logprobs": {"k": 1}}, "logprobs must be a number between 0 and 20"),
             ({"prompt": [5], "logprobs": 5, "stream": True}, "logprobs is not supported while streaming"),
             ({"prompt": [5], "max_tokenz": 5}, "max_tokenz is unknown to this server (did you mean max_tokens?)"),
             ({"prompt": [5], "messages": HELLO}, "messages is unknown"),

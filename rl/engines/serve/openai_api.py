@@ -116,8 +116,8 @@ def read(body: Any, path: str, model: str, tokenizer: Tokenizer, vocab: int, con
     logprobs = body.get("logprobs")
     if is_chat and not (logprobs is None or isinstance(logprobs, bool)):
         raise Refused(f"logprobs must be of type bool, not {json.dumps(logprobs)[:80]}")
-    name, count = ("top_logprobs", body) if is_chat else ("logprobs", {"logprobs": int(logprobs or 0)})
-    top = _number(count, name, int, 0, 0, MAX_TOP)
+    name = "top_logprobs" if is_chat else "logprobs"
+    top = 0 if isinstance(body.get(name), bool) and not is_chat else _number(body, name, int, 0, 0, MAX_TOP)
     if top and is_chat and not logprobs:
         raise Refused("top_logprobs needs logprobs=true")
     top = 0 if top == 1 and not is_chat else top  # 1 names the sampled tokens, as it always did

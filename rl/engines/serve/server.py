@@ -385,6 +385,7 @@ def warm_up(engine: JaxEngine) -> int:
                     await engine.release(f"warm {i}")
 
     asyncio.run(generate())
+    engine.forget()
     return int(engine.stats()["compiles"])
 
 
