@@ -12,7 +12,10 @@ from ml_collections import ConfigDict
 
 
 class Rule(NamedTuple):
-    """The default of a key and the values that it may have. For a tuple, the rule is about its entries."""
+    """The default of a key and the values that it may have.
+
+    For a tuple, the rule is about its entries. zero: 0 is allowed, too, whatever the bounds are.
+    """
 
     default: Any
     least: float | None = None
@@ -20,6 +23,7 @@ class Rule(NamedTuple):
     most: float | None = None
     below: float | None = None
     choices: tuple[str, ...] = ()
+    zero: bool = False
     free: bool = False  # a group of arguments that a plug or a world defines
 
     def misfit(self, value):
@@ -36,6 +40,8 @@ class Rule(NamedTuple):
             return ""
         if value != value or value in (float("inf"), float("-inf")):
             return "finite"
+        if self.zero and value == 0:
+            return ""
         limits = {"at least": self.least, "above": self.above, "at most": self.most, "below": self.below}
         holds = {
             "at least": lambda limit: value >= limit,
@@ -46,17 +52,31 @@ class Rule(NamedTuple):
         stated = {words: limit for words, limit in limits.items() if limit is not None}
         if all(holds[words](limit) for words, limit in stated.items()):
             return ""
-        return " and ".join(f"{words} {limit:g}" for words, limit in stated.items())
+        words = " and ".join(f"{words} {limit:g}" for words, limit in stated.items())
+        return f"0, or {words}" if self.zero else words
+
+    def nearest(self, value):
+        """Return `value` if no rule forbids it, else one that is as harmless: the least one, or the default."""
+        if not self.misfit(value):
+            return value
+        if not self.choices and self.least is not None and value < self.least:
+            return type(self.default)(self.least)
+        return self.default
 
 
-def key(default, *, least=None, above=None, most=None, below=None, choices=()):
-    """Declare a key's default and bounds; numbers must be finite in any case."""
-    return Rule(default, least, above, most, below, tuple(choices))
+def key(default, *, least=None, above=None, most=None, below=None, choices=(), zero=False):
+    """Declare a key's default and bounds; numbers must be finite in any case. zero: 0 is allowed besides."""
+    return Rule(default, least, above, most, below, tuple(choices), zero)
 
 
 def fraction(default):
     """Declare a key between 0 and 1."""
     return key(default, least=0, most=1)
+
+
+def temperature(default):
+    """Declare a sampling temperature: 0 is greedy, and smaller or larger ones than these give no useful samples."""
+    return key(default, least=0.01, most=100, zero=True)
 
 
 def use(group, name, **args):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import difflib
 import linecache
+import os
 import re
 import sys
 import traceback
@@ -68,16 +69,18 @@ def parse(argv: list[str]) -> Command:
         values = define(base)
         extra = values(base)[1:]
         problems += [f"{word}: not a flag; values are given as --config.key=value" for word in extra]
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         about_config = "parsing config file" in str(error) or not isinstance(error, flags.Error)
         return Command(problems=(config_error(rest, error) if about_config else f"{error}; {USAGE}",))
     if values.help:
         return Command(mode="help", problems=(values.module_help(__name__),))
-    if values["config"].value is None:
+    if not config_path(rest):
         return Command(problems=("--config is missing, for example --config=configs/quickstart.py",))
     try:
+        if not isinstance(values.config, ConfigDict):
+            raise TypeError(f"get_config() returned {values.config!r}; it must return the config, a ConfigDict")
         known = flat(values.config)  # a missing file is only noticed when the config is used
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         return Command(problems=(config_error(rest, error),))
     good, arguments = [], []
     for token in overrides:
@@ -95,7 +98,7 @@ def parse(argv: list[str]) -> Command:
         values([*base, *good])
         config = values.config
         problems += set_arguments(config, names, arguments)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         return Command(problems=(*problems, config_error(rest, error)))
     problems += target_problems(values.target, values.mode)
     return Command(config, workdir_of(values), values.mode, values.target, tuple(problems))
@@ -196,19 +199,21 @@ def try_override(base: list[str], token: str) -> str | None:
 
 def config_path(words: list[str]) -> str:
     """Return the path of the config file that the flags name, without its argument; "" if they name none."""
-    joined = " ".join(words).replace("--config ", "--config=")
-    return next((w.partition("=")[2] for w in joined.split() if re.match(r"--?config=", w)), "").partition(":")[0]
+    for word, after in zip(words, [*words[1:], ""]):
+        name, equals, path = word.partition("=")
+        if name in ("--config", "-config"):
+            return (path if equals else after).partition(":")[0]
+    return ""
 
 
-def config_error(words: list[str], error: Exception) -> str:
+def config_error(words: list[str], error: BaseException) -> str:
     """Return why a config file could not be read, with the line number if the mistake is in the file itself."""
     path = config_path(words)
     if not Path(path).is_file():
         near = difflib.get_close_matches(Path(path).name, [p.name for p in Path("configs").glob("*.py")], n=1)
         hint = f" Did you mean configs/{near[0]}?" if near else ""
         return f"--config={path}: there is no such file.{hint}"
-    cause: BaseException = error
-    lines = [f.lineno for f in traceback.extract_tb(cause.__traceback__) if Path(f.filename) == Path(path)]
+    lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if Path(f.filename) == Path(path)]
     if isinstance(error, SyntaxError):
         lines = [error.lineno]
     text = str(error).strip()
@@ -221,6 +226,18 @@ def config_error(words: list[str], error: Exception) -> str:
     elif key := re.search(r'Key "(\w+)" does not exist', text):
         near = re.search(r'Did you mean "(\w+)"', text)
         text = f"there is no key {key[1]}." + (f" Did you mean {near[1]}?" if near else "")
+    elif near := re.search(r'Did you mean "(\w+)" instead of "(\w+)"', text):
+        text = f"there is no key {near[2]}. Did you mean {near[1]}?"
+    elif "no attribute 'get_config'" in text:
+        text = "the file defines no get_config()"
+    elif isinstance(error, RecursionError):
+        text = "the config contains itself"
+    elif isinstance(error, SystemExit):
+        text = f"the file calls sys.exit({error.code!r})"
+    elif casted := re.search(r"override field '(\w+)'.*?\. (.*) is of original type", text, re.DOTALL):
+        text = f"{casted[1]} must keep its type; it is set to {casted[2][:80]}"
+    elif isinstance(error, KeyError) and error.args:
+        text = str(error.args[0])  # its str() would be quoted
     where = f", line {lines[-1]}" if lines else ""
     return f"{path}{where}: {text or type(error).__name__}"
 
@@ -235,7 +252,7 @@ def renamed_on_line(path: str, lines: list[int]) -> str:
 def workdir_of(values: flags.FlagValues) -> str:
     """Return --workdir, or runs/<name of the config>, to which eval, explore and pool append their mode."""
     if values.workdir:
-        return values.workdir
+        return os.path.expanduser(values.workdir)
     path, _, argument = values["config"].config_filename.partition(":")
     name = "-".join([Path(path).stem, *([re.sub(r"[^\w.=-]+", "_", argument)] if argument else [])])
     return str(Path("runs") / (name if values.mode in ("train", "plan") else f"{name}-{values.mode}"))

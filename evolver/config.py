@@ -26,27 +26,35 @@ from evolver.paths import model_folder, resolve
 from evolver.renamed import RENAMED
 from evolver.workdir import Workdir, plain, read_tasks
 from models import hf_config
+from models.files import BrokenFile
 
-# Keys that may differ when a run resumes: they change what is written and how fast, never what is learned.
+# Keys that may differ when a run resumes: they change what is written and how fast, never what is learned so far.
 RESUMABLE = (
-    "log.", "checkpoint.", "rollout.timeout", "env.timeout", "env.url", "env.python", "env.workers", "hosts.", "mesh.",
-    "sharding.", "model.remat", "model.attention", "eval.seeds", "optim.offload", "loss.reference", "engine.vllm.",
-    "engine.in_flight", *roles.RESUMABLE,
+    "steps", "log.", "checkpoint.", "rollout.timeout", "env.timeout", "env.url", "env.python", "env.workers", "hosts.",
+    "mesh.", "sharding.", "model.remat", "model.attention", "eval.seeds", "optim.offload", "loss.reference",
+    "engine.vllm.", "engine.in_flight", *roles.RESUMABLE,
 )  # fmt: skip
+
+
+EMPTY = [{"role": "user", "content": ""}]  # the shortest conversation
 
 
 def problems(config: Any, keys: Any, workdir: str | Path, mode: str) -> list[str]:
     """Return everything that is wrong with running `config` in `workdir`; [] if nothing is.
 
-    keys: `configs.base.keys()`, the schema with its rules. Checks that need a whole config run on the schema
-    updated with the valid values of `config`, so that one bad key does not hide other problems.
+    keys: `configs.base.keys()`, the schema with its rules. Checks that need a whole config run on the schema updated
+    with the values of `config`, or the nearest ones that are allowed, so that one bad key neither hides nor causes
+    other problems.
     """
     if "demonstrations" in config:
         return ["this is a config of imitation: run `python -m experiments.imitation --config=...`"]
-    result = list(shape_problems(config, keys.config)) + list(value_problems(config, keys.rules))
+    single = list(value_problems(config, keys.rules))
+    wrong = [match[0] for problem in single if (match := re.match(r"config\.[\w.]+", problem))]
+    result = list(shape_problems(config, keys.config)) + single
     config = fitted(config, keys)
     plugged = list(plug_problems(config))
     result += plugged
+    found = len(result)
     result += contradictions(config, mode, plugged=not plugged)
     result += model_problems(config, mode)
     result += world_problems(config, mode)
@@ -55,7 +63,9 @@ def problems(config: Any, keys: Any, workdir: str | Path, mode: str) -> list[str
     result += install_problems(config, mode)
     result += mesh_problems(config)
     result += workdir_problems(config, workdir, mode)
-    return result
+    # What is said about a key whose value is wrong in itself is about the value that replaced it.
+    named = re.compile(rf"({'|'.join(map(re.escape, wrong))})\b") if wrong else None
+    return result[:found] + [problem for problem in result[found:] if not (named and named.search(problem))]
 
 
 # --- keys and single values ------------------------------------------------------------------------------------------
@@ -124,7 +134,8 @@ def value_problems(config: Any, rules: dict[str, Any]) -> Iterator[str]:
 
 
 def fitted(config: Any, keys: Any) -> Any:
-    """Return the schema, updated with every value of `config` whose key exists and whose type fits."""
+    """Return the schema, updated with every value of `config` whose key exists and whose type fits; a value out of
+    bounds is replaced by the nearest one that is allowed."""
     result, values = keys.config.copy_and_resolve_references(), flat(config)
     for name, rule in keys.rules.items():
         if name in values and same_type(values[name], {} if rule.free else rule.default):
@@ -135,7 +146,7 @@ def fitted(config: Any, keys: Any) -> Any:
             if rule.free:
                 owner[last].update(values[name])
             else:
-                owner[last] = values[name]
+                owner[last] = rule.nearest(values[name])
     return result
 
 
@@ -192,6 +203,11 @@ def contradictions(config: Any, mode: str, *, plugged: bool = True) -> Iterator[
         yield f"config.model.attention={c.model.attention} needs config.model.dtype=bfloat16"
     if c.lora.rank and not c.lora.targets:
         yield f"config.lora.rank={c.lora.rank} adapts nothing: config.lora.targets is empty"
+    if c.learner.row <= c.rollout.max_tokens and mode == "train":
+        yield (
+            f"config.learner.row={c.learner.row} tokens cannot hold a turn of config.rollout.max_tokens="
+            f"{c.rollout.max_tokens}: such rollouts would be dropped as overlong"
+        )
     if c.rollout.max_tokens >= c.rollout.context:
         yield (
             f"config.rollout.max_tokens={c.rollout.max_tokens} leaves no room for a prompt in"
@@ -223,6 +239,12 @@ def plug_contradictions(c: Any) -> Iterator[str]:
         yield (
             f"config.attributing.enabled makes labels, but config.advantage.name={c.advantage.name} ignores them: set"
             " config.advantage.name=adca, or config.attributing.enabled=False"
+        )
+    weights = plugs.values("advantage", c.advantage.name, c.advantage.args.to_dict())
+    if weights.get("alpha_min", 0) > weights.get("alpha", math.inf):
+        yield (
+            f"config.advantage.args.alpha_min={weights['alpha_min']} is above alpha={weights['alpha']}, from which the"
+            " weight of labels falls"
         )
     clip = plugs.values("loss", c.loss.name, c.loss.args.to_dict())
     if clip.get("clip_high_guided", math.inf) < clip.get("clip_high", 0.0):
@@ -296,28 +318,50 @@ def model_problems(config: Any, mode: str) -> Iterator[str]:
             yield f"config.model.path={path} has no *.safetensors file (Hugging Face format); it holds {held}"
         try:
             record = hf_config.read(folder)
-            vocab = hf_config.fields(record)["vocab"]
-            ends = record.get("eos_token_id")
+            shape = hf_config.fields(record)
+            vocab, ends = shape["vocab"], record.get("eos_token_id")
             ends = set(ends) if isinstance(ends, list) else {ends} - {None}
+            yield from shape_conflicts(config, path, shape)
         except ValueError as error:
             yield f"config.model.path={path}: {error}"
     if path or tokenizer:
-        yield from tokenizer_problems(path, tokenizer, vocab, ends)
+        yield from tokenizer_problems(config, vocab, ends)
     elif mode != "plan":
         yield "config.model.path is empty, so the weights are random; config.model.tokenizer must then name a tokenizer"
 
 
-def tokenizer_problems(path: str, tokenizer: str, vocab: int, ends: set[int]) -> Iterator[str]:
+def shape_conflicts(config: Any, path: str, shape: dict[str, Any]) -> Iterator[str]:
+    """Yield settings that do not fit the shape of a checkpoint: keyword arguments of `qwen.Config`."""
+    context, most, scaling = config.rollout.context, shape["max_positions"], shape.get("rope_scaling")
+    most = max(most, round(scaling.factor * scaling.original)) if scaling else most
+    if context > most:
+        yield (
+            f"config.rollout.context={context} is more than the max_position_embeddings={most} of {path}/config.json,"
+            " the positions that the model knows: lower it, or scale the positions there (rope_scaling of type yarn)"
+        )
+    if config.lora.rank > shape["d_model"]:
+        yield f"config.lora.rank={config.lora.rank} is more than the hidden_size={shape['d_model']} of {path}"
+
+
+def tokenizer_problems(config: Any, vocab: int, ends: set[int]) -> Iterator[str]:
     """Yield problems with a tokenizer, alone and with a checkpoint of `vocab` entries (0 = unknown) whose turns end
     with one of the tokens `ends`."""
+    from models import chat
     from models.tokenizer import Tokenizer, TokenizerError
 
+    path, tokenizer = config.model.path, config.model.tokenizer
     name = tokenizer or path
     try:
         loaded = Tokenizer.load(model_folder(name))
-    except TokenizerError as error:
+    except (TokenizerError, OSError) as error:
         yield f"config.model.{'tokenizer' if tokenizer else 'path'}: {error}"
         return
+    room, least = config.rollout.context - config.rollout.max_tokens, len(chat.opening(loaded, EMPTY))
+    if 0 < room <= least:
+        yield (
+            f"config.rollout.max_tokens={config.rollout.max_tokens} leaves {room} tokens of config.rollout.context="
+            f"{config.rollout.context} for a prompt, and the chat template alone takes {least}"
+        )
     if vocab and loaded.vocab_size > vocab:
         yield (
             f"the tokenizer of {name} has {loaded.vocab_size} tokens, the model of {path} only {vocab}: they do not"
@@ -347,10 +391,12 @@ def world_problems(config: Any, mode: str) -> Iterator[str]:
     if config.env.mode == "inprocess":  # a check starts no workers and asks no service
         from envs import make
 
+        args = config.env.args.to_dict()
         try:
-            world = make(config.env.name, **config.env.args.to_dict())
-        except Exception as error:  # an adapter may raise anything, and its message is for the user
-            yield f"config.env.name={config.env.name}: {str(error) or type(error).__name__}"
+            world = make(config.env.name, **args)
+        except (Exception, SystemExit) as error:  # an adapter may raise anything, and its message is for the user
+            given = f" with config.env.args={args}" if args else ""
+            yield f"config.env.name={config.env.name}{given}: {reason(error)}"
             return
         splits = {} if config.env.tasks else {"env.split": config.env.split}
         splits |= {"eval.split": config.eval.split} if mode == "eval" or config.eval.every else {}
@@ -360,8 +406,11 @@ def world_problems(config: Any, mode: str) -> Iterator[str]:
                 counts[name] = len(tasks[name])
                 if not counts[name]:
                     yield f"config.{name}={split}: {config.env.name} has no tasks there"
-            except Exception as error:
-                yield f"config.{name}={split}: {error}"
+            except (Exception, SystemExit) as error:
+                given = f" with config.env.args={args}" if args else ""
+                yield f"config.{name}={split}: {config.env.name}{given}: {reason(error)}"
+                if isinstance(error, NotImplementedError):  # and so is every other split
+                    break
         with contextlib.suppress(Exception):  # a split that this mode does not evaluate on may be unknown
             held_out = world.tasks(config.eval.split) if config.eval.split else []
         world.close()
@@ -373,6 +422,15 @@ def world_problems(config: Any, mode: str) -> Iterator[str]:
             f"config.rollout.tasks={config.rollout.tasks} needs {needed} different original tasks for a step;"
             f" config.{name}={value} of {config.env.name} has {counts[name]}"
         )
+
+
+def reason(error: BaseException) -> str:
+    """Return what an exception says, with its type where that tells more than the text."""
+    text = str(error).strip()
+    if isinstance(error, NotImplementedError):
+        return text or "its class does not define a method that a world needs (envs.world.World)"
+    known = isinstance(error, ValueError | OSError | ImportError) and not isinstance(error, UnicodeError)
+    return text if known and text else f"{type(error).__name__}{f': {text}' if text else ''}"
 
 
 def leaks(config: Any, tasks: dict[str, list[Task]], held_out: list[Task]) -> Iterator[str]:
@@ -396,7 +454,7 @@ def leaks(config: Any, tasks: dict[str, list[Task]], held_out: list[Task]) -> It
             example = f" such as {leaked[0]}" if leaked else ""
             yield f"config.{name}={value} trains on tasks{example} {hint}"
     folder = resolve(config.navigating.pool)
-    if config.navigating.enabled and config.navigating.pool and folder.exists():
+    if config.navigating.enabled and config.navigating.pool and folder.is_dir():
         try:
             splits, sources = pools.provenance(folder)
         except pools.PoolError as error:
@@ -420,7 +478,7 @@ def install_problems(config: Any, mode: str) -> Iterator[str]:
     for package, needed in wanted.items():
         if needed and importlib.util.find_spec(package) is None:
             yield f"config.log needs {package}, which is not installed: pip install {package}"
-    if config.navigating.pool and not resolve(config.navigating.pool).exists():
+    if config.navigating.pool and not resolve(config.navigating.pool).is_dir():
         yield f"config.navigating.pool={config.navigating.pool}: there is no such directory"
     if (python := config.env.python) and not (resolve(python).exists() or shutil.which(python)):
         yield f"config.env.python={python}: there is no such program"
@@ -478,6 +536,12 @@ def mesh_problems(config: Any) -> Iterator[str]:
 def workdir_problems(config: Any, workdir: str | Path, mode: str) -> Iterator[str]:
     """Yield why a workdir cannot be used: it cannot be written, or it belongs to something else."""
     path = Path(workdir)
+    if "://" in str(workdir):
+        yield (
+            f"--workdir={workdir} is not a directory of this machine: mount the storage (for example with gcsfuse or"
+            " s3fs) and give the directory where it is mounted"
+        )
+        return
     parent = path.absolute()
     try:
         parent = next(p for p in (parent, *parent.parents) if p.exists())
@@ -492,7 +556,7 @@ def workdir_problems(config: Any, workdir: str | Path, mode: str) -> Iterator[st
         return
     try:
         before = Workdir(path).config()
-    except ValueError as error:
+    except (OSError, ValueError, RecursionError) as error:
         yield f"--workdir={workdir}: config.json there is damaged ({error}); use another --workdir"
         return
     if mode in ("explore", "pool") and before is not None:
@@ -501,7 +565,7 @@ def workdir_problems(config: Any, workdir: str | Path, mode: str) -> Iterator[st
     if mode != "train":
         return
     if before is None:
-        made = ("llm.jsonl", "llm_cache", "engine")  # answers and a server's log may exist before the run does
+        made = ("llm.jsonl", "llm_cache", "engine", "lock")  # may exist before the run does
         if any(p.name not in made for p in path.iterdir()):
             yield f"--workdir={workdir} is not empty and holds no run; choose a new directory"
         return
@@ -517,18 +581,40 @@ def workdir_problems(config: Any, workdir: str | Path, mode: str) -> Iterator[st
             f"--workdir={workdir} holds a run of another config:{lines}\n"
             f"     resume with its own config, or start this one elsewhere: --workdir={path}-2"
         )
+    yield from resume_problems(config, path)
+
+
+def resume_problems(config: Any, path: Path) -> Iterator[str]:
+    """Yield why the run in `path` cannot go on: damaged metrics, missing checkpoints, or fewer steps than it has."""
+    try:
+        last = max((line["step"] for line in Workdir(path).metrics()), default=-1)
+    except BrokenFile as error:
+        yield f"--workdir={path}: {error}; correct or delete that line"
+        return
+    folder = path / "checkpoints"
+    # Before the first checkpoint is complete there may be metrics without one, but the folder exists.
+    saved = any(entry.name.isdigit() for entry in folder.iterdir()) if folder.is_dir() else False
+    if last >= 0 and not saved and (not folder.is_dir() or last > config.checkpoint.every):
+        yield (
+            f"--workdir={path} holds the metrics of {last} steps, but {folder} has no checkpoint: the run would start"
+            f" over and erase them. Restore the checkpoints, or start a new run elsewhere: --workdir={path}-2"
+        )
+    if config.steps < last:
+        yield (
+            f"config.steps={config.steps} is less than the {last} steps that the run in --workdir={path} has done: give"
+            f" at least {last}, or start a new run elsewhere: --workdir={path}-2"
+        )
 
 
 def differences(before: dict[str, Any], config: Any) -> list[str]:
     """Return "key: old then, new now" for each value that differs and that a resumed run may not change."""
     then, now = expanded(flat(before)), expanded(plain(flat(config)))
-    allowed = RESUMABLE + (("steps",) if then.get("optim.schedule") == "constant" else ())
     was, is_now = ({r: v.get(f"llm.{r}.url") or v.get("llm.url") for r in roles.ROLES} for v in (then, now))
     recast = [r for r in was if was[r] != is_now[r] and (was[r] in PLAYED or is_now[r] in PLAYED)]
     return [f"llm.{r}.url: {was[r]!r} then, {is_now[r]!r} now; the policy is another model" for r in recast] + [
         f"{name}: {then.get(name, '(absent)')!r} then, {now.get(name, '(absent)')!r} now"
         for name in sorted(then.keys() | now.keys())
-        if then.get(name, "(absent)") != now.get(name, "(absent)") and not name.startswith(allowed)
+        if then.get(name, "(absent)") != now.get(name, "(absent)") and not name.startswith(RESUMABLE)
     ]
 
 

@@ -72,6 +72,7 @@ def asked(run: Run) -> Metrics:
 def resume(run: Run) -> int:
     """Restore the newest sound checkpoint, or prepare step 0 if there is none; returns the step."""
     c = run.config
+    planned = ((run.workdir.config() or {}).get("config") or {}).get("steps", c.steps)
     run.workdir.claim(c.to_dict(), c.seed)
     run.checkpoints = Checkpoints(
         run.workdir / "checkpoints", keep=c.checkpoint.keep, milestones=c.checkpoint.milestones
@@ -84,6 +85,11 @@ def resume(run: Run) -> int:
         learning.sync(run, run.step)
         if run.step < c.steps:
             run.progress.say(f"resuming after step {run.step} of {c.steps}")
+        if planned != c.steps and c.optim.schedule != "constant":
+            run.progress.say(
+                f"config.steps was {planned} so far: from here on the learning rate follows its {c.optim.schedule}"
+                f" schedule over {c.steps} steps, so the run differs from one that had {c.steps} steps from the start"
+            )
     else:
         run.progress.say(headline(run))
     if run.actor.pipeline:
@@ -163,7 +169,7 @@ def evaluate(config: Any, workdir: str | Path) -> None:
     The scores are appended to `eval.jsonl` in the workdir and the rollouts written to `trajectories/eval.jsonl`, those
     of further seeds to `eval_1.jsonl` and so on.
     """
-    with open_run(for_evaluation(config), workdir) as run:
+    with open_run(for_evaluation(config), workdir, alone=False) as run:
         run.workdir.claim(config.to_dict(), config.seed, "eval")
         seeds = config.eval.seeds
         scores = [

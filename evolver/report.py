@@ -15,7 +15,7 @@ import numpy as np
 from evolver.llm.store import accounts, ledger_lines
 from evolver.progress import clock
 from evolver.workdir import Workdir
-from models.files import write_atomically
+from models.files import BrokenFile, write_atomically
 from rl.evaluation import Scores, interval, paired_difference
 
 EVAL, ORIGINAL, SYNTHETIC = "#1b4f72", "#d35400", "#16a085"
@@ -280,10 +280,14 @@ def main(folders: list[str]) -> int:
     """Print the report on each run. Return 1 if a folder holds no run, else 0."""
     for folder in folders:
         workdir = Workdir(folder)
-        if not (workdir.metrics() or workdir.scores()):
-            print(f"{folder}: nothing to report on: it contains neither metrics.jsonl nor eval/", file=sys.stderr)
+        try:
+            if not (workdir.metrics() or workdir.scores()):
+                print(f"{folder}: nothing to report on: it contains neither metrics.jsonl nor eval/", file=sys.stderr)
+                return 1
+            print(report(folder))
+        except BrokenFile as error:
+            print(error, file=sys.stderr)
             return 1
-        print(report(folder))
     return 0
 
 

@@ -39,7 +39,7 @@ from evolver.questioning import Explorer, TaskPool, is_verified
 from evolver.questioning.words import Words
 from evolver.sinks import Sinks
 from evolver.stop import Stop
-from evolver.workdir import Workdir, plain, read_tasks
+from evolver.workdir import Workdir, WorkdirInUse, plain, read_tasks
 from models import hf, qwen
 from models import mesh as meshes
 from models.files import BrokenFile
@@ -202,22 +202,25 @@ class Run:
 
 
 @contextlib.contextmanager
-def open_run(config: Any, workdir: str | Path):
+def open_run(config: Any, workdir: str | Path, *, alone: bool = True):
     """Build every part, and close them again however the run ends.
 
-    Raises RunError for problems that only show here, and for failures of engines, checkpoints and files during the run.
+    alone: keep other processes from writing to the workdir. Raises RunError for problems that only show here, and for
+    failures of engines, checkpoints and files during the run.
     """
     with contextlib.ExitStack() as stack:
         # Questions that the policy answers come from any thread, at any time.
         stop = stack.enter_context(Stop(background=config.rollout.async_depth > 0 or bool(played(config))))
         progress = Progress(config.steps, stream=sys.stdout if hosts.first() else io.StringIO())
         stack.callback(progress.close)
+        files = Workdir(workdir, writes=hosts.first())
         try:
+            if alone:
+                stack.enter_context(files.locked())
             source = stack.enter_context(make_source(config))
-            files = Workdir(workdir, writes=hosts.first())
             chat = open_chat(config, files, stop, stack)
             run = build(config, files, stop, progress, lambda: probed(source.world()), chat)
-        except EngineFault as error:
+        except (EngineFault, WorkdirInUse) as error:
             raise RunError(str(error)) from error
         except (WorldError, ValueError, OSError) as error:
             raise RunError(f"{type(error).__name__}: {error}") from error
@@ -290,7 +293,7 @@ def build(
         raise RunError("\n".join(leaking))
     held_out = sampled(held_out, c.eval.tasks)
     mesh = make_mesh(c.mesh.to_dict())
-    check_memory(c)
+    check_memory(c, workdir.path)
     shape, params = initial_policy(c, mesh)
     tokenizer = Tokenizer.load(model_folder(c.model.tokenizer or c.model.path))
     parts = {"make_world": make_world, "chat": chat, "shown": c.llm.shown}
@@ -340,12 +343,13 @@ def make_players(
     return player, initial
 
 
-def check_memory(config: Any) -> None:
-    """Raise RunError if this machine's memory cannot hold the run, before anything is loaded."""
-    from evolver.plan.room import shortage
+def check_memory(config: Any, workdir: Path) -> None:
+    """Raise RunError with everything that this machine lacks, before anything is loaded: memory of devices and host,
+    shared memory, disk."""
+    from evolver.plan.room import shortages
 
-    if words := shortage(config):
-        raise RunError(words)
+    if lacking := shortages(config, workdir):
+        raise RunError("\n".join(lacking))
 
 
 def plugged(key: str, group: Any, **parts: Any) -> functools.partial:

@@ -1,10 +1,17 @@
-"""Ctrl-C without loss: the first one ends the run at the next safe point, the second one at once."""
+"""Ctrl-C without loss: the first one ends the run at the next safe point, the second one at once.
+
+SIGTERM does the same. So does SIGHUP, the end of a terminal or of an ssh session, but only once: shells and the kernel
+both send it.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
+import os
 import signal
+import stat
 import sys
 import threading
 from collections.abc import Callable, Coroutine
@@ -22,7 +29,7 @@ class RunEnds(Exception):
 
 
 class Stop:
-    """Handles SIGINT and SIGTERM inside a `with` block, and runs coroutines that may be abandoned.
+    """Handles SIGINT, SIGTERM and SIGHUP inside a `with` block, and runs coroutines that may be abandoned.
 
     Only rollouts go through `run`, because abandoning them loses nothing but time; an update is never interrupted.
 
@@ -43,8 +50,9 @@ class Stop:
 
     def __enter__(self) -> Stop:
         if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
-                self._before[number] = signal.signal(number, self._handle)
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                if signal.getsignal(number) is not signal.SIG_IGN:  # as `nohup` sets it
+                    self._before[number] = signal.signal(number, self._handle)
         return self
 
     def __exit__(self, *_: Any) -> None:
@@ -93,9 +101,23 @@ class Stop:
             raise Interrupted
 
     def _handle(self, number: int, frame: Any) -> None:
+        if number == signal.SIGHUP:
+            _leave_terminal()
         if self.asked:
+            if number == signal.SIGHUP:
+                return
             raise KeyboardInterrupt
         self.asked = True
         print("\nstopping at the next safe point; press Ctrl-C again to stop at once", file=sys.stderr, flush=True)
         if self._cancel:
             self._cancel()
+
+
+def _leave_terminal() -> None:
+    """Send to /dev/null what this process would write to a terminal: each write to one that is gone raises OSError."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for number in (1, 2):
+        with contextlib.suppress(OSError):  # already closed
+            if stat.S_ISCHR(os.fstat(number).st_mode):
+                os.dup2(nowhere, number)
+    os.close(nowhere)

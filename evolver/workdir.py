@@ -3,24 +3,31 @@
 A workdir holds `config.json` (resolved config, git revision, versions), `metrics.jsonl` (one line per step),
 `trajectories/step_000012.jsonl` (one line per rollout), `eval/step_000010.json`, `tasks.jsonl`, `checkpoints/`,
 `experience/` (the pool), `llm.jsonl` (calls to language models), `policy/` (Hugging Face format), `summary.md` and
-`curve.png`. `--mode=eval` appends to `eval.jsonl`.
+`curve.png`. `--mode=eval` appends to `eval.jsonl`. While a run writes, `lock` names its process.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
+import fcntl
 import importlib.metadata
 import json
+import logging
 import math
 import os
 import platform
 import re
+import socket
 import subprocess
+import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from envs.world import Task
 from models.files import BrokenFile, read_jsonl, write_atomically
@@ -28,6 +35,12 @@ from rl.evaluation import Scores
 from rl.trajectory import Trajectory
 
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "tokenizers", "safetensors", "usearch")
+
+log = logging.getLogger(__name__)
+
+
+class WorkdirInUse(Exception):
+    """Another process writes to the workdir."""
 
 
 class Workdir:
@@ -41,6 +54,49 @@ class Workdir:
 
     def __truediv__(self, name: str) -> Path:
         return self.path / name
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep other processes from writing to the workdir during the block. Raises WorkdirInUse if one already does.
+
+        The operating system drops the lock of a process that dies, so no lock is ever stale.
+        """
+        if not self.writes:
+            yield
+            return
+        self.path.mkdir(parents=True, exist_ok=True)
+        number = self._lock()
+        try:
+            os.truncate(number, 0)
+            os.write(number, f"process {os.getpid()} on {socket.gethostname()} since {time.ctime()}\n".encode())
+            yield
+        finally:
+            (self / "lock").unlink(missing_ok=True)
+            os.close(number)
+
+    def _lock(self) -> int:
+        """Return the descriptor of the locked file `lock`."""
+        path = self / "lock"
+        while True:
+            number = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+            try:
+                fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                holder = os.read(number, 200).decode("utf-8", "replace").strip()
+                if error.errno in (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS):
+                    log.warning("%s cannot be locked (%s): make sure that no other run uses it", path, error.strerror)
+                    return number
+                os.close(number)
+                if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
+                    raise
+                raise WorkdirInUse(
+                    f"--workdir={self.path} is in use by {holder or 'another process'}: wait for it or stop it, or"
+                    " choose another --workdir"
+                ) from None
+            with contextlib.suppress(FileNotFoundError):
+                if os.fstat(number).st_ino == os.stat(path).st_ino:
+                    return number
+            os.close(number)  # its last owner has just deleted it
 
     def claim(self, config: dict[str, Any], seed: int, mode: str = "train") -> None:
         """Write `config.json` once; a resumed run keeps it and adds its own revision and versions. Other modes,
@@ -66,9 +122,12 @@ class Workdir:
         return record if isinstance(record, dict) and isinstance(record.get("config"), dict) else None
 
     def metrics(self) -> list[dict[str, Any]]:
-        """Return the lines of `metrics.jsonl`, without a last line that a crash cut short."""
+        """Return the lines of `metrics.jsonl`, without a last line that a crash cut short.
+
+        Raises BrokenFile, with the line, if one holds no step or a value that is not a number.
+        """
         path = self / "metrics.jsonl"
-        return list(read_jsonl(path, forgive="last")) if path.is_file() else []
+        return list(read_jsonl(path, make=_metrics_of, forgive="last")) if path.is_file() else []
 
     def rewind(self, step: int, *, booked: bool = True) -> None:
         """Delete what was written after `step`, because those steps are played again. Unless `booked`, the line and the
@@ -122,10 +181,15 @@ class Workdir:
         return list(read_jsonl(path, forgive="last")) if path.is_file() else []
 
     def scores(self) -> dict[int, Scores]:
-        """Return {step: scores}, ascending."""
-        found = {}
+        """Return {step: scores}, ascending. Files that cannot be read are left out, with a warning."""
+        found, damaged = {}, []
         for path in sorted((self / "eval").glob("step_*.json")):
-            found[int(path.stem.removeprefix("step_"))] = Scores(**json.loads(path.read_text(encoding="utf-8")))
+            try:
+                found[int(path.stem.removeprefix("step_"))] = _scores_of(json.loads(path.read_bytes()))
+            except (ValueError, TypeError, RecursionError):
+                damaged.append(path.name)
+        if damaged:
+            log.warning("%d damaged files in %s are left out: %s", len(damaged), self / "eval", ", ".join(damaged))
         return found
 
     def log_tasks(self, tasks: Iterable[Task]) -> None:
@@ -135,6 +199,27 @@ class Workdir:
         write_atomically(
             self / "tasks.jsonl", "".join(json.dumps(t.to_dict(), ensure_ascii=False) + "\n" for t in tasks)
         )
+
+
+def _metrics_of(record: dict[str, Any]) -> dict[str, Any]:
+    """Return a line of `metrics.jsonl`. Raises ValueError if it is none."""
+    step = record.get("step")
+    if type(step) is not int or step < 0:
+        raise ValueError(f"a line of metrics has a step, a whole number from 0; this one has {step!r}")
+    if odd := [name for name, value in record.items() if not isinstance(value, int | float | None)]:
+        raise ValueError(f"the value of {odd[0]} is not a number: {str(record[odd[0]])[:80]!r}")
+    return record
+
+
+def _scores_of(record: Any) -> Scores:
+    """Return the scores of a file in `eval/`. Raises ValueError and TypeError if it holds none."""
+    scores = Scores(**record)
+    tasks, rollouts = np.shape(np.asarray(scores.success_NR, np.float64).reshape(len(scores.tasks), -1))
+    lists = {"score_NR": (tasks, rollouts), "difficulty_N": (tasks,), "greedy_N": (tasks if scores.greedy_N else 0,)}
+    for name, shape in lists.items():
+        if np.asarray(getattr(scores, name), np.float64).shape != shape:
+            raise ValueError(f"{name} is not of shape {shape}")
+    return scores
 
 
 def metrics_line(metrics: dict[str, Any]) -> str:

@@ -21,7 +21,7 @@ from typing import Any
 
 from evolver import plan, plugs
 from evolver.config import flat
-from evolver.plan import advice, calls, estimate, report, targets
+from evolver.plan import advice, calls, estimate, host, report, targets
 from models.files import write_atomically
 
 FOLDER = Path(__file__).parents[1] / "docs" / "plans"
@@ -74,7 +74,8 @@ def text_of(name: str, compiled: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     command = f"python run.py --config=configs/{config_name}.py{words} --mode=plan --target={target}"
     record = estimate.estimate(case, compiled)
     bill = report.section(*calls.lines(case.config))
-    return f"{command}\n\n{bill}\n\n{report.render(record, case.target, notes, advice.advise(case, record))}\n", record
+    text = report.render(record, case.target, notes, advice.advise(case, record), host.lines(case))
+    return f"{command}\n\n{bill}\n\n{text}\n", record
 
 
 def problems(name: str) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import secrets
@@ -19,8 +20,8 @@ class BrokenFile(ValueError):
 def replacing(path: str | Path) -> Iterator[Path]:
     """Yield a temporary path in the same directory; it replaces `path` when the block succeeds.
 
-    At any moment `path` holds its old content or the new one. Missing directories are created. The temporary file has
-    the suffix `.tmp` and is deleted when the block fails.
+    At any moment, also after a power failure, `path` holds its old content or the new one. Missing directories are
+    created. The temporary file has the suffix `.tmp` and is deleted when the block fails.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -30,8 +31,21 @@ def replacing(path: str | Path) -> Iterator[Path]:
         with open(temporary, "rb") as file:
             os.fsync(file.fileno())
         os.replace(temporary, path)
+        _sync_folder(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def _sync_folder(folder: Path) -> None:
+    """Flush a directory to disk: without this a power failure may undo a renaming that the caller builds on."""
+    number = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(number)
+    except OSError as error:  # some network file systems cannot flush directories
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+            raise
+    finally:
+        os.close(number)
 
 
 def write_atomically(path: str | Path, content: str | bytes) -> None:

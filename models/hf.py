@@ -58,6 +58,7 @@ INPUTS = {
 DTYPES = {"F32": np.dtype(np.float32), "BF16": np.dtype(ml_dtypes.bfloat16)}
 SHARD_BYTES = 5_000_000_000
 READ_BYTES = 1 << 22
+LARGEST = 1e6  # size of a weight that training can have left; the largest of published checkpoints are near 1e3
 
 
 # --- names and layouts ----------------------------------------------------------------------------------------------
@@ -197,7 +198,9 @@ def _open(folder: Path, stack: ExitStack) -> dict[str, Any]:
     if index.is_file():
         try:
             files = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            if not all(isinstance(file, str) and Path(file).name == file for file in files):
+                raise ValueError(f"weight_map holds {files[:3]}, not names of files")
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise ModelError(f"{index} is not an index of safetensors files: {error}") from None
         absent = [file for file in files if not (folder / file).is_file()]
         if absent:
@@ -261,8 +264,11 @@ def _reader(
                 values = tensor[_span(spans[k:], shape[k:]), _span(spans[:k], shape[:k])].T
         except (SafetensorError, OSError) as error:
             raise ModelError(f"{folder}: {hf_name} cannot be read: {error}") from None
-        if _has_nonfinite(values):
-            raise ModelError(f"{folder}: {hf_name} is corrupt: it holds infinities or NaNs")
+        if _beyond(values, LARGEST):
+            held = "infinities or NaNs" if _beyond(values, math.inf) else f"values such as {np.abs(values).max():g}"
+            raise ModelError(f"{folder}: {hf_name} is corrupt: it holds {held}")
+        if name == "norm" and not np.any(values):
+            raise ModelError(f"{folder}: {hf_name} is corrupt: it holds only zeros")
         return values.reshape(lengths)
 
     def read(index: tuple[slice, ...]) -> np.ndarray:
@@ -281,11 +287,14 @@ def _reader(
     return read
 
 
-def _has_nonfinite(values: np.ndarray) -> bool:
-    """Return True if any value is an infinity or NaN. Compares bits; np.isfinite of ml_dtypes is ten times slower."""
-    kind, exponent = (np.uint16, 0x7F80) if values.itemsize == 2 else (np.uint32, 0x7F800000)
-    bits = values.view(kind)
-    return bool(np.any((bits & kind(exponent)) == exponent))
+def _beyond(values: np.ndarray, limit: float) -> bool:
+    """Return True if any value is NaN or, in size, `limit` or more.
+
+    Compares the bits without the sign, whose order is that of the sizes; functions of ml_dtypes are ten times slower.
+    """
+    kind, size = (np.uint16, 0x7FFF) if values.itemsize == 2 else (np.uint32, 0x7FFFFFFF)
+    least = np.asarray(limit, values.dtype).view(kind)
+    return bool(np.any((values.view(kind) & kind(size)) >= least))
 
 
 def _span(spans: list[tuple[int, int]], shape: tuple[int, ...]) -> slice:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from models.rope import record_of_yarn, yarn_of
 
 if TYPE_CHECKING:
     from models.qwen import Config
@@ -48,6 +51,8 @@ def read(folder: str | Path) -> dict[str, Any]:
         record = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ModelError(f"{folder}: no config.json, so this is not a Hugging Face model directory") from None
+    except OSError as error:
+        raise ModelError(f"{folder}/config.json cannot be read: {error.strerror}") from None
     except (ValueError, RecursionError) as error:
         raise ModelError(f"{folder}/config.json is not JSON: {error}") from None
     if not isinstance(record, dict):
@@ -70,17 +75,26 @@ def fields(record: Mapping[str, Any]) -> dict[str, Any]:
             sizes[field] = value
             if type(value) is not int or value < 1:
                 problems.append(f"{key}={value!r} is not a positive integer")
-    rope = record.get("rope_parameters") or record.get("rope_scaling") or {}
-    if not isinstance(rope, dict):
-        problems.append(f"rope parameters {rope!r} are not an object")
-        rope = {}
-    rope_type = rope.get("rope_type", rope.get("type", "default"))
-    if rope_type != "default":
-        problems.append(f"rope type {rope_type!r} is not supported, only 'default'")
+    rope, scaling = _rope(record, problems), None
+    rope_type = _rope_type(rope)
+    if rope_type == "yarn":
+        try:
+            scaling = yarn_of(rope, sizes.get("max_positions", 32768))
+        except ValueError as error:
+            problems.append(str(error))
+    elif rope_type != "default":
+        problems.append(f"rope type {rope_type!r} is not supported, only 'default' and 'yarn'")
     # 1e4 and 1e-6 are the defaults of `transformers`.
     numbers = {"rope_theta": rope.get("rope_theta") or record.get("rope_theta") or 1e4}
     numbers["rms_norm_eps"] = record.get("rms_norm_eps", 1e-6)
-    problems += [f"{key}={n!r} is not a number" for key, n in numbers.items() if not isinstance(n, (int, float))]
+    problems += [
+        f"{key}={n!r} is not a positive number"
+        for key, n in numbers.items()
+        if isinstance(n, bool) or not isinstance(n, (int, float)) or not 0 < n < math.inf
+    ]
+    ends = record.get("eos_token_id")
+    if not all(type(id) is int and id >= 0 for id in (ends if isinstance(ends, list) else [ends]) if id is not None):
+        problems.append(f"eos_token_id={ends!r} is neither a token id nor a list of them")
     if record.get("use_sliding_window") or "sliding_attention" in str(record.get("layer_types")):
         problems.append("sliding window attention (use_sliding_window) is not supported")
     if record.get("hidden_act", "silu") != "silu":
@@ -104,7 +118,30 @@ def fields(record: Mapping[str, Any]) -> dict[str, Any]:
         "tied": bool(record.get("tie_word_embeddings", False)),
         "qkv_bias": kind == "qwen2",
         "qk_norm": kind == "qwen3",
+        "rope_scaling": scaling,
     }  # fmt: skip
+
+
+def _rope(record: Mapping[str, Any], problems: list[str]) -> dict[str, Any]:
+    """Return the parameters of rope: those of `rope_parameters` (transformers 5) and `rope_scaling` (4) together.
+
+    Qwen's long-context recipe adds `rope_scaling` of type yarn to a config.json that may have `rope_parameters` too.
+    """
+    found = []
+    for key in ("rope_scaling", "rope_parameters"):
+        value = record.get(key) or {}
+        if isinstance(value, dict):
+            found.append(value | {"rope_type": _rope_type(value)})
+        else:
+            problems.append(f"rope parameters {value!r} are not an object")
+    scaled = [value for value in found if _rope_type(value) != "default"]
+    if len(scaled) == 2 and any(a != scaled[1].get(key, a) for key, a in scaled[0].items()):
+        problems.append("rope_parameters and rope_scaling contradict each other: remove one of them")
+    return {key: value for rope in [*found, *scaled] for key, value in rope.items()}
+
+
+def _rope_type(rope: Mapping[str, Any]) -> Any:
+    return rope.get("rope_type", rope.get("type", "default"))
 
 
 def record_of(config: Config, dtype: str, tokenizer: Tokenizer | None = None) -> dict[str, Any]:
@@ -115,6 +152,7 @@ def record_of(config: Config, dtype: str, tokenizer: Tokenizer | None = None) ->
     if config.qkv_bias == config.qk_norm:
         raise ModelError("Hugging Face has no model with both or neither of qkv_bias and qk_norm")
     kind = "qwen3" if config.qk_norm else "qwen2"
+    rope = record_of_yarn(config.rope_scaling) if config.rope_scaling else {"rope_type": "default"}
     record = {
         "architectures": [f"{kind.capitalize()}ForCausalLM"],
         "model_type": kind,
@@ -129,7 +167,7 @@ def record_of(config: Config, dtype: str, tokenizer: Tokenizer | None = None) ->
         "max_position_embeddings": config.max_positions,
         "rms_norm_eps": config.rms_eps,
         "rope_theta": config.rope_theta,
-        "rope_parameters": {"rope_theta": config.rope_theta, "rope_type": "default"},
+        "rope_parameters": {"rope_theta": config.rope_theta, **rope},
         "tie_word_embeddings": config.tied,
         "use_sliding_window": False,
         "attention_dropout": 0.0,
@@ -138,6 +176,8 @@ def record_of(config: Config, dtype: str, tokenizer: Tokenizer | None = None) ->
     }
     if kind == "qwen3":
         record["attention_bias"] = False
+    if config.rope_scaling:  # `transformers` 4 and vLLM read this key
+        record["rope_scaling"] = rope
     if tokenizer is not None:
         record |= {"eos_token_id": tokenizer.im_end, "bos_token_id": tokenizer.endoftext}
     return record

@@ -23,6 +23,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from models import loops
 from models.attention import attention as attend
+from models.rope import Yarn, yarn_factors
 
 Params = dict[str, Any]
 Cache = dict[str, tuple[jax.Array, ...]]
@@ -45,6 +46,7 @@ class Config:
     qkv_bias: bool = True
     qk_norm: bool = False
     max_positions: int = 32768
+    rope_scaling: Yarn | None = None
 
 
 def _qwen3(d_model: int, layers: int, heads: int, d_ff: int, tied: bool = True) -> Config:
@@ -180,16 +182,22 @@ def rms_norm(x: jax.Array, weight: jax.Array, eps: float) -> jax.Array:
     return (x32 * scale).astype(x.dtype) * weight.astype(x.dtype)
 
 
-def rope_angles(positions: jax.Array, head_dim: int, theta: float) -> tuple[jax.Array, jax.Array]:
+def rope_angles(
+    positions: jax.Array, head_dim: int, theta: float, scaling: Yarn | None = None
+) -> tuple[jax.Array, jax.Array]:
     """Return (cos, sin) of shape (*positions.shape, head_dim/2) in float32; bfloat16 angles are imprecise."""
     frequencies = theta ** (-jnp.arange(0, head_dim, 2, dtype=jnp.float32) / head_dim)
+    if scaling is not None:
+        frequencies *= jnp.asarray(yarn_factors(head_dim, theta, scaling), jnp.float32)
     angles = positions[..., None].astype(jnp.float32) * frequencies
+    if scaling is not None:
+        return scaling.attention * jnp.cos(angles), scaling.attention * jnp.sin(angles)
     return jnp.cos(angles), jnp.sin(angles)
 
 
 def rope_table(config: Config, length: int, positions: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Look up `rope_angles` of positions below `length`; XLA's CPU code would recompute them for each use and head."""
-    cos_Th, sin_Th = rope_angles(jnp.arange(length), config.head_dim, config.rope_theta)
+    cos_Th, sin_Th = rope_angles(jnp.arange(length), config.head_dim, config.rope_theta, config.rope_scaling)
     return cos_Th[positions], sin_Th[positions]
 
 

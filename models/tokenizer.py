@@ -76,8 +76,14 @@ class Tokenizer:
         missing = [name for name in REQUIRED if name not in added]
         if missing:
             raise TokenizerError(f"{source}: lacks the special tokens {', '.join(missing)} of Qwen's chat template")
+        actual = self._original.get_vocab(with_added_tokens=True)
+        if moved := [(name, id, actual.get(name)) for name, id in added.items() if actual.get(name) != id]:
+            name, stated, id = moved[0]
+            raise TokenizerError(
+                f"{source}: tokenizer.json gives {name} the id {stated}, and it is read as {id}: it has a hole"
+            )
         self.endoftext, self.im_start, self.im_end, self.tool_call, self.tool_call_end = map(added.get, REQUIRED)
-        self.vocab_size = 1 + max(self._original.get_vocab(with_added_tokens=True).values())
+        self.vocab_size = 1 + max(actual.values())
 
     @classmethod
     def load(cls, path: str | Path) -> Tokenizer:

@@ -9,5 +9,6 @@ from annotated_types import Ge, Gt, Interval
 Fraction = Annotated[float, Interval(ge=0, le=1)]
 Positive = Annotated[float, Gt(0)]
 NotNegative = Annotated[float, Ge(0)]
+Weight = Annotated[float, Interval(ge=0, le=1000)]
 Count = Annotated[int, Ge(1)]
 CountOrZero = Annotated[int, Ge(0)]

@@ -1,12 +1,13 @@
 """Checkpoints: one directory per step with the training state and a manifest, written by orbax in the background.
 
-A checkpoint exists once orbax has committed it, so a save that was killed or ran out of disk is never visible. A
-checkpoint that is damaged later is detected by its checksums (or because it fails to load) and moved aside with a
-warning, and the one before it is used.
+A checkpoint exists once orbax has committed it, so a save that was killed or ran out of disk is never visible. State,
+manifest and metric have checksums. A checkpoint that is damaged later is detected by them (or because it fails to load)
+and moved aside with a warning, and the one before it is used. A damaged metric costs only the rank among the best.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import shutil
@@ -50,6 +51,7 @@ class Checkpoints:
         self.directory = Path(directory).absolute()
         self.seconds, self.failed = 0.0, 0
         self._error, self._pending = "", -1  # the error of the last save; the step being written, -1 = none
+        _drop_damaged_metrics(self.directory)
         self._manager = ocp.CheckpointManager(
             self.directory,
             item_names=("state", "manifest"),
@@ -77,13 +79,14 @@ class Checkpoints:
             return
         try:
             self._check_room(state)
+            text = json.dumps({"checksums": checksums(state), "manifest": manifest})
             self._manager.save(
                 step,
                 args=ocp.args.Composite(
                     state=ocp.args.StandardSave(state),
-                    manifest=ocp.args.JsonSave({"checksums": checksums(state), "manifest": json.dumps(manifest)}),
+                    manifest=ocp.args.JsonSave({"text": text, "digest": _digest(text)}),
                 ),
-                metrics=None if metric is None else {"best": float(metric)},
+                metrics=None if metric is None else {"best": float(metric), "digest": _digest(repr(float(metric)))},
             )
             self._pending = step
         except Exception as error:  # orbax and tensorstore have exceptions of their own for a full disk
@@ -153,11 +156,15 @@ class Checkpoints:
         target = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), like)
         args = ocp.args.Composite(state=ocp.args.StandardRestore(target), manifest=ocp.args.JsonRestore())
         loaded = self._manager.restore(step, args=args)
-        expected, actual = loaded["manifest"]["checksums"], checksums(loaded["state"])
+        text = loaded["manifest"].get("text", "")
+        if _digest(text) != loaded["manifest"].get("digest"):
+            raise ValueError("the checksum of the manifest differs")
+        record = json.loads(text)
+        expected, actual = record["checksums"], checksums(loaded["state"])
         wrong = sorted(name for name in actual if expected.get(name) != actual[name])
         if wrong:
             raise ValueError(f"checksum of {', '.join(wrong[:3])} differs")
-        return loaded["state"], json.loads(loaded["manifest"]["manifest"])
+        return loaded["state"], record["manifest"]
 
     def _set_aside(self, step: int) -> Path:
         aside = self.directory / "damaged" / str(step)
@@ -181,6 +188,24 @@ def checksums(state: Any) -> dict[str, int]:
     small = sum(x.nbytes for _, x in leaves) <= CHECKSUM_LIMIT and all(x.is_fully_addressable for _, x in leaves)
     checksum = _crc if small else _weighted_sum
     return {jax.tree_util.keystr(path): checksum(x) for path, x in leaves}
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _drop_damaged_metrics(directory: Path) -> None:
+    """Delete the metric files that cannot be trusted: orbax reads those of all checkpoints before it opens any."""
+    for path in [] if jax.process_index() else directory.glob("*/metrics/metrics"):
+        try:
+            record = json.loads(path.read_bytes())
+            if record["digest"] == _digest(repr(record["best"])):
+                continue
+        except (ValueError, KeyError, TypeError, RecursionError):
+            pass
+        log.warning("the metric of checkpoint %s is damaged: it no longer counts as the best", path.parts[-3])
+        path.unlink()
+    _all_agree(True)
 
 
 def _crc(x: jax.Array) -> int:

@@ -18,6 +18,7 @@ _FEW = 5  # words
 _TAGS = re.compile(  # text that would end or imitate a part of a prompt
     r"</?(?:EXP|tools?|tool_call|tool_response|think)\b|<\||<<\s*[A-Z]|>>>|===|overall outcome:", re.IGNORECASE
 )
+_LARGEST = 10**300  # of a whole number: a float must be able to hold it
 _TRIES = 10_000  # most positions in an answer that are tried as the beginning of a value
 
 
@@ -82,6 +83,8 @@ def _values(text: str) -> Iterator[tuple[Any, str]]:
             start += 1
         except RecursionError:
             raise Unreadable("unreadable", "the answer is nested too deeply") from None
+        except ValueError:  # Python reads no number of more than 4,300 digits
+            raise Unreadable("unreadable", "the answer holds a number that is too long") from None
         else:
             yield value, text[start:end]
             start = end
@@ -146,7 +149,7 @@ def _validator() -> Any:
             yield ValidationError(f"{value!r} is none of {', '.join(map(str, options))}")
 
     def is_integer(_checker: Any, value: Any) -> bool:
-        return isinstance(value, int) and not isinstance(value, bool)
+        return isinstance(value, int) and not isinstance(value, bool) and abs(value) < _LARGEST
 
     def is_number(checker: Any, value: Any) -> bool:
         return is_integer(checker, value) or (isinstance(value, float) and math.isfinite(value))

@@ -246,7 +246,7 @@ class Chat:
             return f"{who}: {f'the key in {role.key} is refused' if role.key else required} {status}"
         try:
             served = {entry["id"]: entry for entry in answer.json()["data"]} if answer.status_code == 200 else {}
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             served = {}
         if not served:
             return await self._problem_of_route(names, f"{who}: GET {url}/models {status} lists no models")
@@ -600,7 +600,11 @@ def _redacted(text: str, key: str) -> str:
 
 def url_problem(url: str) -> str:
     """Return what is wrong with a server's url, "" if nothing is."""
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+        parts.port  # noqa: B018 (raises ValueError if it is none)
+    except ValueError as error:
+        return f"is not a url ({error})"
     if parts.username or parts.password:
         return "contains a user name or a password; put the key into an environment variable"
     if parts.scheme not in ("http", "https") or not parts.hostname:

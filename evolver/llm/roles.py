@@ -9,6 +9,8 @@ import contextlib
 import dataclasses
 import importlib.util
 import json
+import math
+import os
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,6 +21,8 @@ from evolver.llm.client import INITIAL, PLAYED, Chat, Limits, Role, url_problem
 from evolver.llm.store import Ledger
 
 ROLES = ("explorer", "writer", "judge", "step_judge", "summariser", "reranker", "embedder")
+SAMPLING = frozenset({"temperature", "top_p", "max_tokens", "model"})  # fields of a request with keys of their own
+RESERVED = SAMPLING | {"messages", "input", "seed", "n", "stream", "stream_options", "response_format"}
 # Keys that may change when a run resumes: addresses, speed and limits, but nothing that changes an answer.
 RESUMABLE = tuple(
     f"llm.{key}"
@@ -86,11 +90,22 @@ def problems(config: Any, mode: str, resolve: Callable[[str], Path]) -> Iterator
         if not role.model:
             yield f"config.llm.{name}.model and config.llm.model are empty: name a model that its server serves"
         try:
-            if role.extra and not isinstance(json.loads(role.extra), dict):
+            extra = json.loads(role.extra) if role.extra else {}
+            if not isinstance(extra, dict):
                 raise ValueError("it is not an object")
-        except ValueError as error:
+            if reserved := sorted(RESERVED & extra.keys()):
+                keys = [f"config.llm.{name}.{key}" for key in reserved if key in SAMPLING]
+                hint = f"use {', '.join(keys)}" if keys else "these fields are set by the client"
+                yield f"config.llm.{name}.extra may not replace {', '.join(reserved)}: {hint}"
+        except (ValueError, RecursionError) as error:
             yield f'config.llm.{name}.extra must be a JSON object such as {{"top_k": 100}}; {error}'
     c = config.llm
+    longest = max(role.max_tokens for role in roles.values())
+    if 0 < c.budget_tokens <= longest:
+        yield (
+            f"config.llm.budget_tokens={c.budget_tokens} is less than one answer may take (max_tokens={longest}): no"
+            " question could be asked"
+        )
     try:
         prices = read_prices(resolve(c.prices)) if c.prices else {}
     except (OSError, ValueError) as error:
@@ -139,10 +154,14 @@ def read_prices(path: Path) -> dict[str, tuple[float, float]]:
     if not isinstance(table, dict):
         raise ValueError("a price table is a JSON object {model: [prompt, completion]}")
     for model, pair in table.items():
-        numbers = isinstance(pair, list) and len(pair) == 2 and all(isinstance(x, int | float) and x >= 0 for x in pair)
+        numbers = isinstance(pair, list) and len(pair) == 2 and all(_is_price(x) for x in pair)
         if not numbers:
             raise ValueError(f"the price of {model} must be [per million prompt tokens, per million completion tokens]")
     return {model: (float(pair[0]), float(pair[1])) for model, pair in table.items()}
+
+
+def _is_price(x: Any) -> bool:
+    return isinstance(x, int | float) and not isinstance(x, bool) and 0 <= x < math.inf
 
 
 def make_chat(
@@ -156,7 +175,7 @@ def make_chat(
     if not roles:
         return None
     limits = Limits(**{field.name: c[field.name] for field in dataclasses.fields(Limits) if field.name in c})
-    cache = {"": workdir / "llm_cache", "off": None}.get(c.cache, c.cache)
+    cache = {"": workdir / "llm_cache", "off": None}.get(c.cache, os.path.expanduser(c.cache))
     prices = read_prices(resolve(c.prices)) if c.prices else {}
     ledger, loop = Ledger(workdir / "llm.jsonl"), loop if played(config) else None
     return Chat(roles, limits=limits, prices=prices, cache=cache, ledger=ledger, check=check, loop=loop)

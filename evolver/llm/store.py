@@ -7,6 +7,8 @@ import contextlib
 import dataclasses
 import hashlib
 import json
+import logging
+import math
 import os
 import threading
 import time
@@ -17,6 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from models.files import read_jsonl, write_atomically
+
+log = logging.getLogger(__name__)
 
 
 class ChatError(RuntimeError):
@@ -165,9 +169,26 @@ class Ledger:
 
 
 def ledger_lines(path: Path | None) -> list[dict[str, Any]]:
-    """Return the lines of a ledger file. A line cut by a crash, alone or merged with the next one, is skipped."""
-    lines = read_jsonl(path, forgive="all") if path is not None and path.is_file() else ()
-    return [line for line in lines if {"role", "what", "step", "model"} <= set(line)]
+    """Return the lines of a ledger file. Those that are damaged are skipped, with a warning: a crash may cut one, which
+    the next one then follows on the same line."""
+    if path is None or not path.is_file():
+        return []
+    lines = list(read_jsonl(path, make=_ledger_line, forgive="all"))
+    written = sum(bool(line.strip()) for line in path.read_bytes().split(b"\n"))
+    if written > len(lines):
+        log.warning("%d damaged lines of %s are left out of its sums", written - len(lines), path)
+    return lines
+
+
+def _ledger_line(line: dict[str, Any]) -> dict[str, Any]:
+    """Return a line of a ledger. Raises ValueError if it is none."""
+    texts = ("role", "what", "model") + (("kind",) if line.get("what") == "failure" else ())
+    sums = ("step", "prompt_tokens", "completion_tokens", "money", "seconds")
+    numbers = [line.get(name, 0) for name in sums]
+    sound = all(isinstance(n, int | float) and math.isfinite(n) and not isinstance(n, bool) for n in numbers)
+    if "step" not in line or not sound or not all(isinstance(line.get(name), str) for name in texts):
+        raise ValueError("this is not a line of a ledger")
+    return line
 
 
 def accounts(lines: Iterable[dict[str, Any]]) -> defaultdict[str, Account]:

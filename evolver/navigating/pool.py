@@ -77,9 +77,11 @@ class Pool:
         """Remove experiences. Raises KeyError for an id that is not in the pool."""
         for id in ids:
             del self._experiences[id]
-            key = _key(id)
-            del self._ids[key]
-            self._index.remove(key, threads=1)
+            del self._ids[_key(id)]
+        if ids:  # built anew, because an index with gaps differs from the one that a resumed run builds
+            before, self._index = self._index, _empty(self.embedder)
+            for key in self._ids:
+                self._index.add(key, before.get(key), threads=1)
 
     def search(self, query: str, k: int, *, min_similarity: float = 0.0) -> list[tuple[Experience, float]]:
         """Return the `k` nearest experiences and their cosines, best first; equal cosines in the order of their ids."""
@@ -215,6 +217,9 @@ def _read(path: Path) -> tuple[dict[str, Any], list[Experience]]:
         raise PoolError(f"{path} is not an experience pool: {error}") from None
     if header.get("format") != _FORMAT:
         raise PoolError(f"{path} is not an experience pool of format {_FORMAT}: its first line does not say so")
+    kinds = {"embedder": str, "index": str, "size": int}
+    if wrong := [name for name, kind in kinds.items() if type(header.get(name)) is not kind]:
+        raise PoolError(f"{path}: its first line is damaged: {', '.join(wrong)} is missing or of the wrong type")
     splits = header.get("splits")
     if not isinstance(splits, list) or not all(isinstance(split, str) for split in splits):
         raise PoolError(

@@ -47,7 +47,7 @@ def plan(config: Any, workdir: str | Path, target: str = "") -> str:
         section(*bill),
     ]
     if target:
-        sections.append(on_target(config, target)[1])
+        sections.append(on_target(config, target, held_out=held_out)[1])
     return "\n\n".join(filter(None, sections))
 
 
@@ -57,20 +57,23 @@ def in_use(config: Any, key: str) -> bool:
     return config[owner].get("enabled", True)
 
 
-def on_target(config: Any, target: str, *, compiling: bool = True) -> tuple[dict[str, Any], str]:
-    """Return (record, text) of the config on a target: see `estimate.estimate`, `report.render`. Raises PlanError."""
-    from evolver.plan import advice, estimate, report, targets
+def on_target(config: Any, target: str, *, compiling: bool = True, held_out: int = 0) -> tuple[dict[str, Any], str]:
+    """Return (record, text) of the config on a target: see `estimate.estimate`, `report.render`. held_out: number of
+    tasks of an evaluation, 0 = unknown. Raises PlanError, also for engines that the target cannot run."""
+    from evolver.plan import advice, estimate, host, placement, report, targets
     from models.mesh import MeshError
 
     wanted = targets.parse(target)
     config, notes = estimate.adapted(config, wanted)
+    if impossible := placement.impossible(config, wanted):
+        raise PlanError("\n".join(f"--target={target}: {why}" for why in impossible))
     case = estimate.Case(config, model_shape(config), wanted)
     try:
         estimate.check_mesh(case)
     except MeshError as error:
         raise PlanError(f"--target={target}: {error}") from error
-    record = estimate.estimate(case, estimate.compile_case(case) if compiling else {})
-    return record, report.render(record, wanted, notes, advice.advise(case, record))
+    record = estimate.estimate(case, estimate.compile_case(case) if compiling else {}, held_out=held_out)
+    return record, report.render(record, wanted, notes, advice.advise(case, record), host.lines(case))
 
 
 def work(config: Any, originals: int, held_out: int, unknown: str = "") -> list[tuple[str, str]]:

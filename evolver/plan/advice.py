@@ -29,7 +29,7 @@ def changes(case: Case) -> Iterator[Change]:
         options.append(("", "loss.reference", "host"))
     if not case.rank:
         options.append(("", "optim.offload", True))
-    if case.engine.shared:
+    if case.engine.shared and case.target.count <= case.target.chip.host:
         options.append((" and its servers on other devices (config.engine.vllm.urls)", "engine.name", "vllm"))
     if not case.rank:
         options.append(("", "optim.master", "bfloat16"))
@@ -87,7 +87,8 @@ def _more_devices(case: Case, record: dict[str, Any]) -> str:
             if peak(Case(config, case.shape, target)) <= record["limit"]:
                 return f"no change of the config makes it fit on this target; {count} devices would be enough"
     weights = analytic.BYTES[case.config.model.dtype] * record["sizes"]["parameters"]
+    place = "" if case.target.count <= case.target.chip.host else f" on at most {case.target.chip.host} devices"
     return (
         f"no change of the config makes it fit: the engine alone needs {weights / GIB:.0f} GiB for its weights, the"
-        f" memory of {math.ceil(weights / record['limit'])} such devices; let vLLM servers generate"
+        f" memory of {math.ceil(weights / record['limit'])} such devices; let vLLM servers generate{place}"
     )

@@ -15,6 +15,7 @@ from jax.sharding import AbstractMesh, AxisType
 
 from evolver.plan import analytic, compilers
 from evolver.plan.analytic import BYTES, EPISODE, Split
+from evolver.plan.calls import evaluations
 from evolver.plan.placement import SERVER, Engine, engine_of
 from evolver.plan.targets import Target
 from models import lora, qwen
@@ -25,6 +26,8 @@ from rl.engines.jax.engine import FEW
 GENERATED = 0.25  # share of an episode's tokens that the policy writes; the rest is prompts and observations
 FILL = 0.95  # share of packed rows that holds tokens
 DISK = 1e9  # bytes/s at which one host writes checkpoints
+# Bytes/s of a weight update, with the copies at both ends. On a CPU shm was measured at 0.7 to 2.6 GB/s.
+SYNC = {"shm": 3e9, "nccl": 20e9, "lora": 1e9, "none": math.inf}
 LEARNER = ("update", "logp")
 PHASES = (*LEARNER, "prefill", "decode")
 KINDS = ("parameters", "optimizer", "reference", "gradients", "temporaries", "engine weights", "KV cache")
@@ -125,7 +128,7 @@ def state_bytes(case: Case) -> dict[str, float]:
     if case.rank:
         parameters += weight_bytes(case, base, BYTES[c.model.dtype])
     moments = weight_bytes(case, trained, 8)
-    reference = weight_bytes(case, base, master) if c.loss.kl_coef and not case.rank else 0.0
+    reference = _reference(case)
     offload, on_host = c.optim.offload, c.loss.reference == "host"
     return {
         "parameters": parameters,
@@ -270,6 +273,44 @@ def rollout_times(case: Case, sequences: int) -> dict[str, dict[str, Any]]:
     }  # fmt: skip
 
 
+def overheads(case: Case, phases: dict[str, dict[str, Any]], held_out: int) -> dict[str, float]:
+    """Return the seconds of a whole run besides its phases: {"offload", "weight sync", "checkpoints", "evaluation"}.
+
+    Checkpoints are written while the run goes on: they count as far as one takes longer than the steps until the next.
+    held_out: number of tasks of an evaluation.
+    """
+    c, chip, size = case.config, case.target.chip, sizes(case)
+    reference = _reference(case) if c.loss.reference == "host" else 0.0
+    moments = state_bytes(case)["host"] - reference
+    moved = 2 * moments * c.learner.updates * c.learner.epochs + reference * c.learner.updates
+    sent, rate = weight_sync(case)
+    step = sum(record["expected_s"] for record in phases.values())
+    late = max(0.0, size["checkpoint"] / DISK - c.checkpoint.every * step)
+    episodes = evaluations(c) * min(c.eval.tasks or held_out, held_out) * (c.eval.rollouts + c.eval.greedy)
+    rollouts = (phases["prefill"]["expected_s"] + phases["decode"]["expected_s"]) / case.trajectories
+    return {
+        "offload": c.steps * moved / chip.bus,
+        "weight sync": c.steps * sent / rate,
+        "checkpoints": late * math.ceil(c.steps / c.checkpoint.every),
+        "evaluation": episodes * rollouts,
+    }
+
+
+def weight_sync(case: Case) -> tuple[float, float]:
+    """Return (bytes, bytes/s) of a weight update: to vLLM servers, or within the first device's memory."""
+    size, vllm = sizes(case), case.config.engine.vllm
+    if case.config.engine.name != "vllm":
+        return size["sync"], case.target.chip.bandwidth / 2
+    return size["adapters"] if vllm.transfer == "lora" else size["sync"], SYNC[vllm.transfer]
+
+
+def _reference(case: Case) -> float:
+    """Return the bytes per device of a reference policy that is kept beside the trained weights."""
+    if not case.config.loss.kl_coef or case.rank:
+        return 0.0
+    return weight_bytes(case, qwen.weights(case.shape), BYTES[case.config.optim.master])
+
+
 def _wire(compiled: dict[str, Any], name: str) -> float:
     return sum(sent for _, sent in compiled.get(name, {}).get("collectives", {}).values())
 
@@ -279,7 +320,7 @@ def _wire(compiled: dict[str, Any], name: str) -> float:
 
 def sizes(case: Case) -> dict[str, float]:
     """Return the numbers of parameters and of trained ones, and the bytes of a checkpoint (trained parameters and their
-    moments), of a weight sync and of the exported policy."""
+    moments), of the trained parameters alone (`adapters`), of a weight sync and of the exported policy."""
     count, c = qwen.parameter_count(case.shape), case.config
     trained = count
     if case.rank:
@@ -289,6 +330,7 @@ def sizes(case: Case) -> dict[str, float]:
         "parameters": count,
         "trained": trained,
         "checkpoint": trained * (8 + master),
+        "adapters": trained * master,
         "sync": count * BYTES[c.model.dtype],
         "policy": count * BYTES["bfloat16"],
     }
@@ -305,8 +347,9 @@ def compile_case(case: Case) -> dict[str, Any]:
     )  # fmt: skip
 
 
-def estimate(case: Case, compiled: dict[str, Any]) -> dict[str, Any]:
-    """Return the plan as one JSON-able record, for `report` and `advice`. compiled: see `programs.run`; {} = none."""
+def estimate(case: Case, compiled: dict[str, Any], *, held_out: int = 0) -> dict[str, Any]:
+    """Return the plan as one JSON-able record, for `report` and `advice`. compiled: see `programs.run`; {} = none.
+    held_out: number of tasks of an evaluation, 0 = unknown."""
     records = compiled.get("phases", {})
     table = memory(case, records)
     room = capacity(case, table)
@@ -330,6 +373,9 @@ def estimate(case: Case, compiled: dict[str, Any]) -> dict[str, Any]:
         "kv_token": analytic.kv_bytes(case.shape, case.config.engine.cache_dtype),
         "phases": phases,
         "step_s": sum(record["expected_s"] for record in phases.values()),
+        "sync": weight_sync(case),
+        "overheads_s": overheads(case, phases, held_out or case.config.eval.tasks),
+        "evaluated": bool(held_out or case.config.eval.tasks or not case.config.eval.every),
         "micro_batches": case.micro_batches,
         "sizes": sizes(case),
         "steps": case.config.steps,

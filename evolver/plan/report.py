@@ -9,8 +9,10 @@ from evolver.plan import estimate
 from evolver.plan.targets import GIB, Target
 
 
-def render(plan: dict[str, Any], target: Target, notes: Sequence[str], advice: Sequence[str]) -> str:
-    """Return a record of `estimate.estimate` as text, one section after the other."""
+def render(
+    plan: dict[str, Any], target: Target, notes: Sequence[str], advice: Sequence[str], needs: Sequence[str] = ()
+) -> str:
+    """Return a record of `estimate.estimate` as text, one section after the other. needs: see `host.lines`."""
     chip = target.chip
     sections = [
         [
@@ -25,10 +27,11 @@ def render(plan: dict[str, Any], target: Target, notes: Sequence[str], advice: S
         [
             f"one step: {plan['assumed']}",
             *time_table(plan),
-            f"expected: {duration(plan['step_s'])} a step without environments and judges,"
-            f" {duration(plan['step_s'] * plan['steps'])} for {plan['steps']:,} steps",
+            f"expected: {duration(plan['step_s'])} a step without environments and judges",
+            *run_time(plan),
         ],
         ["sizes", *sizes(plan)],
+        *([["each host needs", *needs]] if needs else []),
         ["verdict", *verdict(plan, advice)],
     ]
     return "\n\n".join(section(*lines) for lines in sections)
@@ -73,12 +76,12 @@ def memory_table(plan: dict[str, Any]) -> list[str]:
     sources = [f"{phase} {source}" for phase, source in plan["sources"].items()]
     lines.append(f"temporaries (activations, buffers): {', '.join(sources)}")
     if plan["host"]:
-        lines.append(f"in host memory: {plan['host'] / GIB:.0f} GiB in total")
+        lines.append(f"in host memory: {plan['host'] / GIB:.0f} GiB of all hosts together")
     return lines
 
 
 def links(plan: dict[str, Any]) -> list[str]:
-    """Return how often each collective runs, and what a device sends."""
+    """Return how often each collective runs, and what one device sends."""
     lines = []
     for phase, record in plan["compiled"].items():
         for kind, (count, sent) in record["collectives"].items():
@@ -98,7 +101,15 @@ def time_table(plan: dict[str, Any]) -> list[str]:
         for name, p in plan["phases"].items()
     ]  # fmt: skip
     head = ["", "tokens", "PFLOP", "TB moved", "GB sent", "bound by", "roofline s", "expected s", "tokens/s"]
-    return table(head, rows)
+    return [*table(head, rows), "tokens and tokens/s are those of all devices together, the other columns those of one"]
+
+
+def run_time(plan: dict[str, Any]) -> list[str]:
+    """Return the time of the whole run: its steps, and what comes on top of them."""
+    parts = {f"{plan['steps']:,} steps": plan["step_s"] * plan["steps"], **plan["overheads_s"]}
+    counted = ", ".join(f"{name} {duration(seconds)}" for name, seconds in parts.items() if seconds >= 1)
+    unknown = "" if plan["evaluated"] else "; evaluation is not counted, because the number of tasks is not known here"
+    return [f"the run: {duration(sum(parts.values()))} ({counted}{unknown})"]
 
 
 def sizes(plan: dict[str, Any]) -> list[str]:
@@ -108,11 +119,16 @@ def sizes(plan: dict[str, Any]) -> list[str]:
         ["parameters", f"{s['parameters']:,}", f"{s['trained']:,} trained"],
         [
             ["checkpoint", f"{s['checkpoint'] / 1e9:.1f} GB", f"{s['checkpoint'] / estimate.DISK:.0f} s at 1 GB/s"],
-            ["weight sync", f"{s['sync'] / 1e9:.1f} GB", f"{s['sync'] / plan['link'] * 1e3:.0f} ms over one link"],
+            ["weight sync", f"{plan['sync'][0] / 1e9:.1f} GB", sync_text(*plan["sync"])],
             ["exported policy", f"{s['policy'] / 1e9:.1f} GB", ""],
             ["KV cache", f"{plan['kv_token']:,} B a token", kv_text(plan)],
         ],
     )
+
+
+def sync_text(sent: float, rate: float) -> str:
+    """Return how long a weight sync takes."""
+    return f"{duration(sent / rate)} at {rate / 1e9:,.0f} GB/s"
 
 
 def kv_text(plan: dict[str, Any]) -> str:

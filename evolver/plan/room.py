@@ -1,13 +1,15 @@
-"""The check that this machine's memory can hold a run, made before anything is loaded."""
+"""The check that this machine can hold a run, made before anything is loaded."""
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import Any
 
 import jax
 
 from evolver import plan
-from evolver.plan import advice, estimate, targets
+from evolver.plan import advice, estimate, host, targets
 
 
 def shortage(config: Any) -> str:
@@ -37,24 +39,27 @@ def shortage(config: Any) -> str:
     if needed <= limit:
         return ""
     parts = ", ".join(f"{kind} {plan.size(size)}" for kind, size in worst.items())
+    whole = limit / host.FRACTION[1] * (1 - host.SPARE)
+    narrow = jax.default_backend() == "gpu" and not os.environ.get(host.FRACTION[0]) and needed <= whole
+    more = [f"XLA takes {host.FRACTION[1]:.0%} of a GPU by default: export {host.FRACTION[0]}={1 - host.SPARE - 0.01}"]
     return "\n".join([
         f"too little memory: {name} has {plan.size(limit)}, and the run holds {plan.size(needed)} at once, activations"
         f" not counted ({parts})",
-        *advice.advise(case, record),
+        *(more if narrow else advice.advise(case, record)),
         "`--mode=plan --target=CHIP:COUNT` shows what fits on other devices",
     ])  # fmt: skip
+
+
+def shortages(config: Any, workdir: Path) -> list[str]:
+    """Return everything that this machine lacks for the run: memory of devices and host, shared memory, disk."""
+    return [*filter(None, [shortage(config)]), *host.shortages(config, workdir)]
 
 
 def limit_of(device: Any) -> float:
     """Return the bytes that a program can use on the device, 0 if unknown."""
     if device.platform != "cpu":
         return float((device.memory_stats() or {}).get("bytes_limit", 0))
-    try:
-        with open("/proc/meminfo", encoding="ascii") as file:
-            lines = dict(line.split(":", 1) for line in file)
-        return float(lines["MemAvailable"].split()[0]) * 1024
-    except (OSError, KeyError, ValueError):  # not Linux
-        return 0.0
+    return host.free_memory()
 
 
 def on_one_device(config: Any) -> Any:

@@ -35,6 +35,8 @@ class Chip:
     bandwidth: float
     link: float
     node: int = 8  # devices joined by `link`
+    host: int = 8  # devices of one host, and so of one process
+    bus: float = 25e9  # bytes/s between one device and its host's memory
     mfu: float = 0.4
     decode: float = 0.4
     share: float = 0.93  # of the memory that a program can use; the rest is contexts, libraries and fragmentation
@@ -53,7 +55,7 @@ CHIPS = {
         Chip("h100", "cuda", 84_929_347_584, 989e12, 3.35e12, 450e9),
         Chip("h200", "cuda", 150_123_446_272, 989e12, 4.8e12, 450e9),
         Chip("v5e", "tpu", 16 * GIB, 197e12, 0.82e12, 200e9, 256, mfu=0.5, share=0.98),
-        Chip("v5p", "tpu", 95 * GIB, 459e12, 2.765e12, 600e9, 8960, mfu=0.5, share=0.98),
+        Chip("v5p", "tpu", 95 * GIB, 459e12, 2.765e12, 600e9, 8960, 4, mfu=0.5, share=0.98),
         Chip("v6e", "tpu", 32 * GIB, 918e12, 1.64e12, 400e9, 256, mfu=0.4, share=0.98),
     )
 }

@@ -13,7 +13,7 @@ from typing import Literal
 import numpy as np
 
 from rl.advantages.groups import Groups, centred, group_sum, grouped
-from rl.bounds import CountOrZero, NotNegative, Positive
+from rl.bounds import CountOrZero, Positive, Weight
 
 SUCCESS = 0.5  # with scheme="allocation", an outcome above this counts as a success
 _TINY = 1e-12  # keeps a division by a standard deviation finite without changing the result
@@ -39,8 +39,8 @@ def adca(
     steps_N,
     step: int = 0,
     *,
-    alpha: NotNegative = 0.1,
-    alpha_min: NotNegative = 0.0,
+    alpha: Weight = 0.1,
+    alpha_min: Weight = 0.0,
     alpha_steps: CountOrZero = 0,
     scheme: Scheme = "decouple",
     norm: Norm = "reference",

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from configs import base
-from evolver.llm.answers import misfit, read_json
+from evolver.llm.answers import Unreadable, misfit, read_json
 from evolver.llm.client import BudgetSpent, Chat, ChatError, Limits, Question, Role, ServerDown, url_problem
 from evolver.llm.roles import ROLES, for_evaluation, make_chat, problems, roles_of
 from evolver.llm.store import Cache, Ledger, Reply, ledger_lines
@@ -359,6 +359,13 @@ class TestStructured:
         else:
             assert read_json(text, SCHEMA, shown=shown)["score"] == score
 
+    @pytest.mark.parametrize("digits", [400, 5000])
+    @pytest.mark.parametrize("kind", ["integer", "number"])
+    def test_numbers_that_no_float_can_hold_are_no_answer(self, digits, kind):
+        schema = {"type": "object", "properties": {"score": {"type": kind}}, "required": ["score"]}
+        with pytest.raises(Unreadable):
+            read_json('{"score": ' + "9" * digits + "}", schema)
+
     @given(st.text() | st.recursive(st.none() | st.integers(), lambda inner: st.lists(inner)).map(json.dumps))
     def test_any_text_is_read_or_refused(self, text):
         try:
@@ -468,6 +475,24 @@ class TestLedger:
         assert (account.calls, account.hits, account.failures["http_500"]) == (2, 1, 1)
         assert again.money == pytest.approx(2 * (10 * 1.0 + 5 * 2.0) / 1e6) and again.tokens == 30
         assert not [key for key in again.metrics() if "judge" in key]  # this process has no events yet
+
+    @pytest.mark.parametrize(
+        "line",
+        [
+            b'{"step": 1, "role": "judge", "model": "tiny", "what": "failure"}',
+            b'{"step": 1, "role": "judge", "model": "tiny", "what": "call", "money": "much"}',
+            b'{"step": 1, "role": "judge", "model": "tiny", "what": "call", "prompt_tokens": NaN}',
+            b'{"step": 1, "role": ["judge"], "model": "tiny", "what": "call"}',
+            b"[" * 100_000, b"\xff\xfe", b"[]",
+        ],
+    )  # fmt: skip
+    def test_damaged_lines_are_skipped_and_counted(self, tmp_path, caplog, line):
+        path = tmp_path / "llm.jsonl"
+        sound = b'{"step": 1, "role": "judge", "model": "tiny", "what": "call", "prompt_tokens": 7}\n'
+        path.write_bytes(line + b"\n" + sound)
+        ledger = Ledger(path)
+        assert ledger.tokens == 7 and ledger.total["judge"].calls == 1
+        assert f"1 damaged lines of {path} are left out" in caplog.text
 
     def test_metrics_cover_the_time_since_the_last_call(self):
         with client(lambda body, n: said("x")) as chat:

@@ -179,6 +179,9 @@ class TestPool:
         from_disk, from_state = Pool(HashedNgrams(dims=64)), Pool(HashedNgrams(dims=64))
         from_disk.load(folder)
         from_state.load_state(json.loads(json.dumps(pool.state())))
+        from_state.save(folder / "resumed")
+        for path in (folder / "resumed").iterdir():
+            assert path.read_bytes() == (folder / path.name).read_bytes(), path.name
         for other in (from_disk, from_state):
             assert other.all() == pool.all() and other.splits == pool.splits == {"mine", "train"}
             for text in TEXTS:
@@ -186,7 +189,7 @@ class TestPool:
 
 
 class TestDisk:
-    @pytest.mark.parametrize("dies_at", [0, 1, 2, 3])
+    @pytest.mark.parametrize("dies_at", [0, 1, 2, 3, 4])
     def test_a_save_that_is_killed_leaves_the_pool_before_or_after(self, tmp_path, monkeypatch, dies_at):
         pool = pool_of(lesson(TEXTS[0]))
         pool.save(tmp_path)
@@ -238,6 +241,14 @@ class TestDisk:
                 Pool(HashedNgrams()).load(tmp_path)
         path.write_text("\n".join(lines[:3]) + "\n")
         with pytest.raises(PoolError, match=r"cut or edited: 2 experiences, its first line says 5"):
+            Pool(HashedNgrams()).load(tmp_path)
+
+    @pytest.mark.parametrize("key", ["embedder", "index", "size"])
+    def test_a_damaged_first_line_is_one_message(self, tmp_path, key):
+        pool_of(lesson(TEXTS[0])).save(tmp_path)
+        path = tmp_path / "experiences.jsonl"
+        path.write_text(path.read_text().replace(f'"{key}"', f'"{key}s"', 1))
+        with pytest.raises(PoolError, match=rf"experiences.jsonl: its first line is damaged: {key} is missing"):
             Pool(HashedNgrams()).load(tmp_path)
 
     def test_a_damaged_index_is_refused_before_it_is_read(self, tmp_path):

@@ -412,7 +412,7 @@ def test_a_compiled_program_replaces_the_estimate_and_a_refused_one_does_not_fit
 
 def test_without_a_compiler_the_plan_is_arithmetic_and_says_so(monkeypatch):
     monkeypatch.setenv("EVOLVER_PLAN_PYTHON", str(ROOT / "no" / "python"))
-    record, text = plan.on_target(config_of("appworld_7b"), "v5p:8")
+    record, text = plan.on_target(config_of("appworld_7b", engine__name="jax", engine__slots=4), "v5p:8")
     assert "arithmetic only" in text and "make plan-tpu" in text and not record["compiled"]
     for phase in estimate.PHASES:
         assert record["phases"][phase]["roofline_s"] <= record["phases"][phase]["expected_s"]
@@ -442,7 +442,7 @@ def test_too_little_memory_is_reported_before_anything_is_loaded(monkeypatch):
     for words in ("too little memory", "16 MB", "optimizer", "KV cache", "--mode=plan"):
         assert words in message
     with pytest.raises(RunError, match="too little memory"):
-        parts.check_memory(config)
+        parts.check_memory(config, Path("runs/none"))
 
 
 def test_the_training_path_imports_no_planner():

@@ -29,7 +29,12 @@ VARIANTS = {
     "tied": {"model_type": "qwen2", "tie_word_embeddings": True, "rms_norm_eps": 1e-5, "rope_theta": 1e6},
     "untied": {"model_type": "qwen2", "tie_word_embeddings": False, "rms_norm_eps": 1e-6, "rope_theta": 1e4},
     "qwen3": {"model_type": "qwen3", "tie_word_embeddings": False, "head_dim": 16, "rope_theta": 1e6},
-}
+    "yarn": {
+        "model_type": "qwen2", "tie_word_embeddings": False, "num_attention_heads": 2, "num_key_value_heads": 1,
+        "rope_theta": 100.0, "rope_parameters": {"rope_type": "default", "rope_theta": 100.0},
+        "rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64},
+    },
+}  # fmt: skip
 
 
 def make(name: str) -> dict[str, np.ndarray]:
@@ -38,8 +43,9 @@ def make(name: str) -> dict[str, np.ndarray]:
 
     torch.manual_seed(0)
     record = SHAPE | VARIANTS[name]
-    kwargs = {k: v for k, v in record.items() if k not in ("model_type", "rope_theta")}
-    rope = {"rope_type": "default", "rope_theta": record["rope_theta"]}
+    kwargs = {k: v for k, v in record.items() if k != "model_type" and not k.startswith("rope")}
+    scaling = record.get("rope_scaling", {})
+    rope = {"rope_theta": record["rope_theta"], "rope_type": scaling.get("type", "default"), **scaling}
     config = transformers.AutoConfig.for_model(record["model_type"], **kwargs, rope_parameters=rope)
     model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
     arrays = {"config": np.array(json.dumps(record))}

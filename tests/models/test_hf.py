@@ -13,6 +13,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from models import hf, hf_config, qwen
+from models.rope import Yarn
 from models.tokenizer import Tokenizer, train_bpe
 
 CONFIG = qwen.Config(vocab=40, d_model=16, layers=2, heads=4, kv_heads=2, head_dim=4, d_ff=24, rope_theta=1e4)
@@ -136,11 +137,16 @@ def test_directories_without_a_sound_checkpoint(folder):
         ({"layer_types": ["full_attention", "sliding_attention"]}, "sliding window"),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu'"),
         ({"rope_parameters": [1]}, r"rope parameters \[1\] are not an object"),
-        ({"rope_parameters": None, "rope_scaling": {"type": "yarn"}}, "rope type 'yarn'"),
-        ({"rms_norm_eps": "small"}, "rms_norm_eps='small' is not a number"),
+        ({"rope_parameters": None, "rope_scaling": {"type": "yarn"}}, "rope type 'yarn' needs a factor"),
+        ({"rope_scaling": {"type": "yarn", "factor": float("nan")}}, "rope type 'yarn' needs a factor"),
+        ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope type 'linear' is not supported"),
+        (
+            {"rope_parameters": {"rope_type": "yarn", "factor": 2.0}, "rope_scaling": {"type": "yarn", "factor": 4.0}},
+            "rope_parameters and rope_scaling contradict each other",
+        ),
+        ({"rms_norm_eps": "small"}, "rms_norm_eps='small' is not a positive number"),
         ({"model_type": "qwen3", "attention_bias": True}, "attention_bias"),
         ({"use_sliding_window": True}, "sliding window"),
-        ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e6}}, "rope type 'yarn'"),
         ({"quantization_config": {"bits": 4}}, "quantized"),
         ({"num_key_value_heads": 3}, "3 key/value heads do not divide 4"),
     ],
@@ -157,6 +163,16 @@ def test_both_spellings_of_rope_and_the_defaults():
     assert qwen.Config(**hf_config.fields(legacy | {"rope_scaling": None, "sliding_window": 32768})) == CONFIG
     del record["rope_theta"], record["rope_parameters"]
     assert hf_config.fields(record)["rope_theta"] == 1e4
+
+
+@pytest.mark.parametrize("parameters", [None, {"rope_type": "default", "rope_theta": 1e4}])
+def test_yarn_is_never_ignored(parameters):
+    """Qwen2.5's recipe for long contexts adds it to a config.json that may have rope_parameters of type default."""
+    recipe = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
+    record = hf_config.record_of(CONFIG, "float32") | {"rope_parameters": parameters, "rope_scaling": recipe}
+    config = qwen.Config(**hf_config.fields(record))
+    assert config.rope_scaling == Yarn(4.0, 32768, pytest.approx(1.1386, abs=1e-4)) and config.rope_theta == 1e4
+    assert qwen.Config(**hf_config.fields(hf_config.record_of(config, "float32"))) == config
 
 
 def test_config_json_is_read_without_jax():

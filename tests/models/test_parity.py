@@ -111,3 +111,26 @@ def test_live_round_trip_through_transformers(tmp_path, kind):
     loaded_config, loaded = hf.load(tmp_path / "theirs")
     assert loaded_config == config
     jax.tree.map(np.testing.assert_array_equal, loaded, params)
+
+
+@pytest.mark.parametrize("parameters", [None, {"rope_type": "default", "rope_theta": 100.0}])
+def test_live_long_context_recipe(tmp_path, parameters):
+    """Qwen's recipe for long contexts, `rope_scaling` of type yarn in config.json, with and without rope_parameters."""
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    config = qwen.Config(96, 32, 2, 2, 1, 16, 48, tied=False, rope_theta=100.0, max_positions=64)
+    rng = np.random.default_rng(0)
+    params = jax.tree.map(lambda s: jnp.asarray(0.3 * rng.normal(size=s.shape), s.dtype), qwen.shapes(config))
+    hf.save(tmp_path, config, params)
+    path = tmp_path / "config.json"
+    recipe = {"rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}}
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"rope_parameters": parameters} | recipe))
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
+    ids = np.random.default_rng(0).integers(0, config.vocab, (1, 150))
+    with torch.no_grad():
+        expected = model(torch.tensor(ids)).logits.numpy()
+    scaled, loaded = hf.load(tmp_path)
+    positions = np.arange(150)[None]
+    np.testing.assert_allclose(logits(scaled, loaded, ids, positions, np.ones_like(ids)), expected, atol=ATOL, rtol=0)
+    plain = np.asarray(logits(config, loaded, ids, positions, np.ones_like(ids)))
+    assert np.abs(plain - expected).max() > 100 * ATOL

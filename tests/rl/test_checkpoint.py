@@ -2,6 +2,7 @@
 
 import logging
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -154,6 +155,46 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(tmp_path, caplog, dam
     reopened.save(2, make_state(2.0), {"step": 2})
     assert reopened.restore(make_state(0.0))[0] == 2
     reopened.close()
+
+
+@pytest.mark.parametrize("file", ["manifest/metadata", "metrics/metrics"])
+def test_any_flipped_bit_is_noticed_or_changes_nothing(tmp_path, caplog, file):
+    """Each bit alone: the newest checkpoint comes back as it was written, or the sound one before it does."""
+    manifest = {"step": 2, "alarm": [0.25, 1.0], "questioning": {"texts": ["bé"]}}
+    checkpoints = Checkpoints(tmp_path / "sound", keep=3)
+    checkpoints.save(1, {"w": jnp.ones(4)}, manifest | {"step": 1}, metric=0.1)
+    checkpoints.save(2, {"w": jnp.ones(4)}, manifest, metric=0.25)
+    checkpoints.close()
+    content = (tmp_path / "sound/2" / file).read_bytes()
+    for bit in np.random.default_rng(0).permutation(8 * len(content))[:40]:
+        damaged = bytearray(content)
+        damaged[bit // 8] ^= 1 << (bit % 8)
+        shutil.rmtree(tmp_path / "copy", ignore_errors=True)
+        folder = shutil.copytree(tmp_path / "sound", tmp_path / "copy")
+        (folder / "2" / file).write_bytes(bytes(damaged))
+        caplog.clear()
+        reopened = Checkpoints(folder, keep=3)
+        step, _, found = reopened.restore({"w": jnp.zeros(4)})
+        assert found == manifest | {"step": step}
+        assert (step == 2 and file.startswith("metrics")) or "checkpoint 2 is damaged" in caplog.text
+        reopened.save(3, {"w": jnp.ones(4)}, {}, metric=0.0)
+        reopened.close()
+        assert reopened.steps() == [1, *([2] if step == 2 else []), 3]
+
+
+@pytest.mark.parametrize("damage", [truncate, flip_bytes, lambda path: path.write_text('{"best": 9.0}')])
+def test_a_damaged_metric_does_not_block_a_resume(tmp_path, caplog, damage):
+    checkpoints = Checkpoints(tmp_path, keep=1)
+    for step in (1, 2):
+        checkpoints.save(step, make_state(step), {}, metric=0.1 * step)
+    checkpoints.close()
+    damage(tmp_path / "2/metrics/metrics")
+    reopened = Checkpoints(tmp_path, keep=1)
+    assert reopened.restore(make_state(0.0))[0] == 2
+    assert "the metric of checkpoint 2 is damaged" in caplog.text
+    reopened.save(3, make_state(3.0), {}, metric=0.05)
+    reopened.close()
+    assert reopened.steps() == [3]
 
 
 def test_unreadable_checkpoints_are_an_error_and_are_not_moved(tmp_path):

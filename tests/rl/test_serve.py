@@ -13,7 +13,7 @@ from models import chat
 from models.tokenizer import Tokenizer
 from rl.engines.jax.engine import JaxEngine
 from rl.engines.serve.openai_api import NEUTRAL
-from rl.engines.serve.server import Service, load, main, serving
+from rl.engines.serve.server import Service, load, main, serving, warm_up
 from rl.trajectory import Sampling
 from tests.tiny import tiny_policy
 
@@ -105,6 +105,21 @@ class TestCompletions:
         echo = post("/v1/completions", {"prompt": whole, "max_tokens": 0, "echo": True, "logprobs": 0}).json()
         np.testing.assert_allclose(echo["choices"][0]["logprobs"]["token_logprobs"][1:], scores, atol=1e-6)
 
+    def test_the_most_probable_tokens_of_each_place(self, post):
+        asked = {"prompt": [5, 9, 300], "max_tokens": 6, "seed": 4, "temperature": 0.7, "ignore_eos": True}
+        (choice,) = post("/v1/completions", {**asked, "logprobs": 3, "return_tokens_as_token_ids": True}).json()[
+            "choices"
+        ]
+        found = choice["logprobs"]
+        assert len(found["top_logprobs"]) == 6
+        for name, logprob, top in zip(found["tokens"], found["token_logprobs"], found["top_logprobs"]):
+            assert len(top) == 3 + (list(top).index(name) > 2) and top[name] == logprob
+            best = list(top.values())[:3]
+            assert best == sorted(best, reverse=True) and logprob <= best[0] + 1e-4
+        (greedy,) = post("/v1/completions", {**asked, "temperature": 0, "logprobs": 20}).json()["choices"]
+        for logprob, top in zip(greedy["logprobs"]["token_logprobs"], greedy["logprobs"]["top_logprobs"]):
+            assert max(top.values()) == pytest.approx(logprob, abs=1e-4)
+
     def test_a_stop_text_ends_a_generation_and_is_cut_off(self, post, parts):
         body = {"prompt": [5, 9], "max_tokens": 40, "seed": 3, "ignore_eos": True, "return_token_ids": True}
         (whole,) = post("/v1/completions", body).json()["choices"]
@@ -138,6 +153,12 @@ class TestChat:
         assert answer.choices[0].message.role == "assistant"
         logprobs = [row.logprob for row in answer.choices[0].logprobs.content]
         np.testing.assert_allclose(logprobs, expected.logprobs, atol=1e-5)
+
+    def test_the_most_probable_tokens(self, client):
+        asked = {"model": "policy", "messages": HELLO, "max_tokens": 4, "seed": 5, "logprobs": True, "top_logprobs": 2}
+        rows = client.chat.completions.create(**asked).choices[0].logprobs.content
+        assert rows and all(len(row.top_logprobs) == 2 for row in rows)
+        assert all(row.logprob <= row.top_logprobs[0].logprob + 1e-4 for row in rows)
 
     def test_a_conversation_with_tools_is_rendered_like_the_training_prompts(self, post, parts):
         tokenizer = parts[2]
@@ -229,12 +250,20 @@ class TestServer:
             ({"prompt": [5], "top_p": 2}, "top_p"),
             ({"prompt": [5], "n": 0}, "n must be"),
             ({"prompt": [5], "stop": [""]}, "stop must be"),
-            ({"prompt": [5], "logprobs": 5}, "logprobs above 1"),
+            ({"prompt": [5], "logprobs": 21}, "logprobs must be a number between 0 and 20"),
+            ({"prompt": [5], "logprobs": {"k": 1}}, "logprobs must be a number between 0 and 20"),
+            ({"prompt": [5], "logprobs": 5, "stream": True}, "logprobs is not supported while streaming"),
+            ({"prompt": [5], "max_tokenz": 5}, "max_tokenz is unknown to this server (did you mean max_tokens?)"),
+            ({"prompt": [5], "messages": HELLO}, "messages is unknown"),
+            ({"prompt": [5], "truncate_prompt_tokens": 3}, "truncate_prompt_tokens is not supported"),
+            ({"prompt": [5], "include_stop_str_in_output": True}, "include_stop_str_in_output is not supported"),
+            ({"prompt": [5], "logits_processors": ["a"]}, "logits_processors is not supported"),
+            ({"prompt": [5], "stream": True, "stream_options": {"usage": True}}, "stream_options.usage is unknown"),
             ({"prompt": [5], "stop_token_ids": ["a"]}, "stop_token_ids"),
             ({"prompt": [5], "stop_token_ids": list(range(50))}, "stop tokens"),
             ({"prompt": [5], "stream": "yes"}, "stream must be"),
-            ({"prompt": [5], "response_format": {"type": "json_object"}}, "response_format is not supported"),
-            ({"prompt": [5], "logit_bias": {"5": 1}}, "logit_bias is not supported"),
+            ({"prompt": [5], "response_format": {"type": "json_object"}}, "response_format.type is not supported"),
+            ({"prompt": [5], "logit_bias": {"5": 1}}, "logit_bias.5 is not supported"),
             ([], "not a JSON object"),
         ],
     )
@@ -252,7 +281,15 @@ class TestServer:
             ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "a tool call must be"),
             ({"tools": [{}]}, "tools must be a list"),
             ({"tool_choice": "required"}, "cannot force a tool call"),
-            ({"top_logprobs": 3}, "top_logprobs is not supported"),
+            ({"top_logprobs": 3}, "top_logprobs needs logprobs=true"),
+            ({"logprobs": True, "top_logprobs": 21}, "top_logprobs must be a number between 0 and 20"),
+            ({"logprobs": 3}, "logprobs must be of type bool"),
+            ({"chat_template_kwargs": {"enable_thinking": False}}, "chat_template_kwargs.enable_thinking is not"),
+            ({"chat_template": "{{ x }}"}, "chat_template is not supported"),
+            ({"continue_final_message": True}, "continue_final_message is not supported"),
+            ({"add_generation_prompt": False}, "add_generation_prompt is not supported"),
+            ({"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format.type is not supported"),
+            ({"prompt": "x"}, "prompt is unknown"),
         ],
     )
     def test_invalid_conversations_are_rejected_with_a_reason(self, post, change, words):
@@ -261,7 +298,26 @@ class TestServer:
 
     def test_neutral_values_of_unsupported_options_are_accepted(self, post):
         neutral = {name: values[-1] for name, values in NEUTRAL.items()}
+        neutral |= {"user": "me", "metadata": {"a": "b"}, "unheard_of": None}
         assert post("/v1/completions", {"prompt": [5], "max_tokens": 2, **neutral}).status_code == 200
+
+    def test_the_other_routes_refuse_unknown_fields_too(self, post):
+        for path, body in (("/tokenize", {"prompt": "a", "add": 1}), ("/detokenize", {"tokens": [5], "skip": 1})):
+            answer = post(path, body)
+            assert answer.status_code == 400 and "is unknown to this server" in answer.json()["error"]["message"]
+
+    def test_metrics(self, post, url):
+        post("/v1/completions", {"prompt": [5], "max_tokens": 3, "ignore_eos": True})
+        post("/v1/completions", {"prompt": [5], "max_tokenz": 3})
+        root, headers = url.removesuffix("/v1"), {"Authorization": "Bearer sk-right"}
+        text = httpx.get(f"{root}/metrics", headers=headers).text
+        values = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
+        assert (
+            float(values["evolver_engine_generated_tokens"]) >= 3
+            and "# TYPE evolver_engine_generated_tokens counter" in text
+        )
+        assert int(values['evolver_requests{route="/v1/completions",status="400"}']) >= 1
+        assert httpx.get(f"{root}/metrics").status_code == 401
 
     def test_a_wrong_model_name(self, client):
         with pytest.raises(openai.NotFoundError, match="this server has `policy`"):
@@ -280,6 +336,14 @@ class TestServer:
                     next(answer.iter_lines())
         assert post("/v1/completions", {"prompt": [5], "max_tokens": 2}).status_code == 200
         assert parts[0].stats()["sessions"] <= 1
+
+
+def test_after_a_warm_up_requests_compile_little(parts):
+    engine = JaxEngine(parts[0].shape, parts[1], slots=2, context=256)
+    compiled = warm_up(engine)
+    assert compiled > 2 and engine.stats()["sessions"] == 0
+    asyncio.run(engine.generate([5, 9, 300], Sampling(20, seed=1), session="a"))
+    assert engine.stats()["compiles"] == compiled
 
 
 def test_start_up_errors_are_reported(tmp_path, capsys, monkeypatch):

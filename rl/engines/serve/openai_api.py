@@ -1,11 +1,12 @@
 """Requests and answers of OpenAI's completions and chat completions, with vLLM's fields for token ids.
 
-Pure functions of JSON values. A request for an unsupported option is refused with the option's name; ignoring it would
-silently give a wrong result.
+Pure functions of JSON values. A request with an unsupported or unknown option is refused with the option's name;
+ignoring it would silently give a wrong result.
 """
 
 from __future__ import annotations
 
+import difflib
 import json
 import time
 import uuid
@@ -19,14 +20,33 @@ from models.tokenizer import Tokenizer
 from rl.trajectory import Sampling
 
 Json = dict[str, Any]
-MAX_CHOICES, MAX_STOPS = 128, 16
+MAX_CHOICES, MAX_STOPS, MAX_TOP = 128, 16, 20
 NEUTRAL = {  # unsupported options that would change the sample, with the values that have no effect
     "response_format": (None, {"type": "text"}), "logit_bias": (None, {}), "presence_penalty": (None, 0),
     "frequency_penalty": (None, 0), "repetition_penalty": (None, 1), "min_p": (None, 0), "suffix": (None, ""),
     "best_of": (None, 1), "min_tokens": (None, 0), "allowed_token_ids": (None,), "bad_words": (None, []),
-    "structured_outputs": (None,), "guided_json": (None,), "functions": (None, []), "top_logprobs": (None, 0),
-    "use_beam_search": (None, False), "use_audio": (None, False),
+    "structured_outputs": (None,), "guided_json": (None,), "guided_regex": (None,), "guided_choice": (None,),
+    "guided_grammar": (None,), "functions": (None, []), "function_call": (None, "none"),
+    "use_beam_search": (None, False), "use_audio": (None, False), "logits_processors": (None, []),
+    "truncate_prompt_tokens": (None,),
+    "include_stop_str_in_output": (None, False), "skip_special_tokens": (None, False),
+    "spaces_between_special_tokens": (None, True), "length_penalty": (None, 1), "chat_template": (None,),
+    "chat_template_kwargs": (None, {}), "add_generation_prompt": (None, True), "continue_final_message": (None, False),
+    "add_special_tokens": (None, False), "documents": (None, []), "modalities": (None, ["text"]), "audio": (None,),
+    "prediction": (None,), "reasoning_effort": (None,), "verbosity": (None,), "web_search_options": (None,),
+    "allowed_tokens": (None,), "return_token_strs": (None, False),
 }  # fmt: skip
+WITHOUT_EFFECT = {  # about the caller and the answer's way, not about the answer
+    "user", "metadata", "store", "service_tier", "priority", "request_id", "safety_identifier", "prompt_cache_key",
+    "parallel_tool_calls",
+}  # fmt: skip
+READ = {
+    "model", "max_tokens", "stop", "logprobs", "prompt_logprobs", "echo", "stream", "stream_options", "n",
+    "temperature", "top_p", "top_k", "seed", "stop_token_ids", "ignore_eos", "return_token_ids",
+    "return_tokens_as_token_ids",
+}  # fmt: skip
+CHAT = {"messages", "tools", "tool_choice", "max_completion_tokens", "top_logprobs"}  # fields of chat completions only
+TEXT = {"prompt"}  # of completions only
 
 
 class Refused(ValueError):
@@ -48,6 +68,7 @@ class Request:
     stream: bool = False
     usage: bool = False  # append a streaming event with the usage
     logprobs: bool = False
+    top: int = 0  # number of the most probable tokens to return at each place
     token_ids: bool = False
     ids_as_text: bool = False  # name tokens "token_id:7" in log-probabilities
     echo: bool = False
@@ -66,6 +87,7 @@ class Generated:
     finish: str  # "stop" | "length"
     version: int
     scores: list[float | None] = field(default_factory=list)  # log p of the prompt's tokens; None for the first
+    top: list[dict[int, float]] = field(default_factory=list)  # log p of the most probable tokens at each place
 
 
 def read(body: Any, path: str, model: str, tokenizer: Tokenizer, vocab: int, context: int) -> Request:
@@ -77,10 +99,8 @@ def read(body: Any, path: str, model: str, tokenizer: Tokenizer, vocab: int, con
         raise Refused("the body is not a JSON object")
     if _get(body, "model", str, model) != model:
         raise Refused(f"the model `{body['model']}` does not exist; this server has `{model}`", 404, "model_not_found")
-    for name, neutral in NEUTRAL.items():
-        if body.get(name) not in neutral:
-            raise Refused(f"{name} is not supported by this server")
     is_chat = path.endswith("chat/completions")
+    refuse_unknown(body, READ | (CHAT if is_chat else TEXT))
     tools = [] if body.get("tool_choice") == "none" else _tools(body)
     prompts = [chat_prompt(body, tokenizer, tools)] if is_chat else text_prompts(body, tokenizer)
     for prompt in prompts:
@@ -94,8 +114,13 @@ def read(body: Any, path: str, model: str, tokenizer: Tokenizer, vocab: int, con
     if not isinstance(stops, list) or len(stops) > MAX_STOPS or not all(isinstance(s, str) and s for s in stops):
         raise Refused(f"stop must be a text or a list of at most {MAX_STOPS} texts")
     logprobs = body.get("logprobs")
-    if not (logprobs is None or isinstance(logprobs, bool) or logprobs in (0, 1)):
-        raise Refused("logprobs above 1 are not supported: only those of the sampled tokens are available")
+    if is_chat and not (logprobs is None or isinstance(logprobs, bool)):
+        raise Refused(f"logprobs must be of type bool, not {json.dumps(logprobs)[:80]}")
+    name = "top_logprobs" if is_chat else "logprobs"
+    top = 0 if isinstance(body.get(name), bool) and not is_chat else _number(body, name, int, 0, 0, MAX_TOP)
+    if top and is_chat and not logprobs:
+        raise Refused("top_logprobs needs logprobs=true")
+    top = 0 if top == 1 and not is_chat else top  # 1 names the sampled tokens, as it always did
     echo = _get(body, "echo", bool, False)
     score = body.get("prompt_logprobs") is not None or (echo and logprobs is not None)
     if body.get("prompt_logprobs") not in (None, 0):
@@ -104,23 +129,42 @@ def read(body: Any, path: str, model: str, tokenizer: Tokenizer, vocab: int, con
         raise Refused("echo is not supported in chat completions")
     if _get(body, "stream", bool, False) and score:
         raise Refused("log-probabilities of the prompt are not supported while streaming")
+    if _get(body, "stream", bool, False) and top:
+        raise Refused(f"{name} is not supported while streaming")
     if max_tokens == 0 and not echo:
         raise Refused("max_tokens=0 without echo leaves nothing to answer")
-    options = body.get("stream_options") or {}
+    options = _get(body, "stream_options", dict, {})
+    refuse_unknown(options, {"include_usage"}, "stream_options.")
     return Request(
         prompts=prompts,
         sampling=sampling_of(body, tokenizer, max_tokens),
         n=_number(body, "n", int, 1, 1, MAX_CHOICES),
         stops=stops,
         stream=_get(body, "stream", bool, False),
-        usage=bool(isinstance(options, dict) and options.get("include_usage")),
+        usage=_get(options, "include_usage", bool, False),
         logprobs=logprobs is not None and logprobs is not False,
+        top=top,
         token_ids=_get(body, "return_token_ids", bool, False),
         ids_as_text=_get(body, "return_tokens_as_token_ids", bool, False),
         echo=echo,
         score=score,
         tools=bool(tools),
     )
+
+
+def refuse_unknown(body: Json, known: set[str], prefix: str = "") -> None:
+    """Raise Refused for the first field that is not supported or not known."""
+    for name, value in body.items():
+        if name in known or (not prefix and name in WITHOUT_EFFECT):
+            continue
+        if not prefix and name in NEUTRAL:
+            if value not in NEUTRAL[name]:
+                inner = f".{next(iter(value))}" if isinstance(value, dict) and value else ""
+                raise Refused(f"{name}{inner} is not supported by this server")
+        elif value is not None:
+            near = difflib.get_close_matches(name, known, n=1, cutoff=0.7)
+            hint = f" (did you mean {near[0]}?)" if near else ""
+            raise Refused(f"{prefix}{name} is unknown to this server{hint}: it would have no effect")
 
 
 def _max_tokens(body: Json, is_chat: bool, prompt: int, context: int) -> int:
@@ -270,14 +314,14 @@ class Answers:
         choice: Json = {"index": index, "finish_reason": g.finish, "weights_version": g.version}
         if self.chat:
             message, called = self.message(g.text)
-            choice |= {"message": message, "logprobs": self.logprobs(g.tokens, g.logprobs)}
+            choice |= {"message": message, "logprobs": self.logprobs(g.tokens, g.logprobs, g.top)}
             choice |= {"finish_reason": "tool_calls"} if called else {}
         else:
-            text, tokens, logprobs = g.text, g.tokens, g.logprobs
+            text, tokens, logprobs, top = g.text, g.tokens, g.logprobs, g.top
             if self.request.echo:
                 text, tokens = self.tokenizer.decode(g.prompt) + text, g.prompt + tokens
-                logprobs = g.scores + logprobs
-            choice |= {"text": text, "logprobs": self.logprobs(tokens, logprobs)}
+                logprobs, top = g.scores + logprobs, [{} for _ in g.prompt] + top if top else []
+            choice |= {"text": text, "logprobs": self.logprobs(tokens, logprobs, top)}
             if self.request.token_ids:
                 choice["prompt_token_ids"] = g.prompt
         if self.request.token_ids:
@@ -309,22 +353,31 @@ class Answers:
     def name(self, token: int) -> str:
         return f"token_id:{token}" if self.request.ids_as_text else self.tokenizer.decode([token])
 
-    def logprobs(self, tokens: Sequence[int], logprobs: Sequence[float | None]) -> Json | None:
+    def logprobs(
+        self, tokens: Sequence[int], logprobs: Sequence[float | None], top: Sequence[dict[int, float]] = ()
+    ) -> Json | None:
         if not self.request.logprobs:
             return None
-        names = [self.name(token) for token in tokens]
+        names, top = [self.name(token) for token in tokens], list(top) or [{} for _ in tokens]
         if self.chat:
             rows = [
-                {"token": name, "logprob": x, "bytes": list(name.encode("utf-8", "replace")), "top_logprobs": []}
-                for name, x in zip(names, logprobs)
+                self._row(name, x) | {"top_logprobs": [self._row(self.name(i), y) for i, y in best.items()]}
+                for name, x, best in zip(names, logprobs, top)
             ]
             return {"content": rows, "refusal": None}
-        top = [None if x is None else {name: x} for name, x in zip(names, logprobs)]
+        top = [
+            None if x is None else {self.name(i): y for i, y in best.items()} | {name: x}
+            for name, x, best in zip(names, logprobs, top)
+        ]
         offsets, offset = [], 0
         for token in tokens:
             offsets.append(offset)
             offset += len(self.tokenizer.decode([token]))
         return {"tokens": names, "token_logprobs": list(logprobs), "top_logprobs": top, "text_offset": offsets}
+
+    @staticmethod
+    def _row(name: str, logprob: float | None) -> Json:
+        return {"token": name, "logprob": logprob, "bytes": list(name.encode("utf-8", "replace"))}
 
     # Streams.
 

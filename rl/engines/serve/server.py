@@ -1,11 +1,11 @@
 """The JAX engine as an OpenAI-compatible server: `python -m rl.engines.serve --model=DIR`.
 
 DIR is a Hugging Face checkpoint, such as the `policy/` of a run. Routes: /v1/chat/completions (tools, streaming),
-/v1/completions (text or token ids in, token ids and log-probabilities out), /v1/models, /health, /tokenize,
-/detokenize, /openapi.json. Request fields for token ids are vLLM's: `prompt` as ids, `return_token_ids`,
+/v1/completions (text or token ids in, token ids and log-probabilities out), /v1/models, /health, /metrics (Prometheus),
+/tokenize, /detokenize, /openapi.json. Request fields for token ids are vLLM's: `prompt` as ids, `return_token_ids`,
 `stop_token_ids`, `ignore_eos`, `prompt_logprobs`. Log-probabilities of sampled tokens are computed at the sampling
-temperature, those of prompts at temperature 1. A request for an unsupported option, such as structured output or
-penalties, is refused; the error names the option.
+temperature, those of prompts at temperature 1. A request with an unsupported option, such as structured output or
+penalties, or with an unknown one is refused; the error names the option.
 
 Needs `pip install -r requirements/service.txt`. Listens on 127.0.0.1 by default.
 """
@@ -21,6 +21,7 @@ import os
 import sys
 import threading
 import uuid
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,7 @@ from models import hf, qwen
 from models.tokenizer import Tokenizer, TokenizerError
 from rl.engines import ContextFull, EngineFault
 from rl.engines.jax.engine import JaxEngine
-from rl.engines.serve.openai_api import Answers, Generated, Refused, Request, error, read
+from rl.engines.serve.openai_api import MAX_TOP, Answers, Generated, Refused, Request, error, read, refuse_unknown
 from rl.seeds import seed_of
 from rl.trajectory import Sampling
 
@@ -66,14 +67,21 @@ class Service:
             "/v1/chat/completions": self._complete, "/v1/completions": self._complete,
             "/tokenize": self._tokenize, "/detokenize": self._detokenize,
         }  # fmt: skip
-        self.paths = [*handlers, "/v1/models", "/health", "/openapi.json"]
+        self.answered: Counter[tuple[str, int]] = Counter()  # requests by route and status
+        self.paths = [*handlers, "/v1/models", "/health", "/metrics", "/openapi.json"]
         routes = [Route(path, self._endpoint(handler), methods=["POST"]) for path, handler in handlers.items()]
         routes += [Route("/v1/models", self._endpoint(self._models)), Route("/health", _health)]
+        routes += [Route("/metrics", self._endpoint(self._metrics))]
         routes += [Route("/openapi.json", self._endpoint(self._openapi))]
         self.app = Starlette(routes=routes)
 
     def _endpoint(self, handler: Any) -> Any:
         async def endpoint(request: HttpRequest) -> Response:
+            answer = await answered(request)
+            self.answered[request.url.path, answer.status_code] += 1
+            return answer
+
+        async def answered(request: HttpRequest) -> Response:
             if not http.authorized(request.headers.get("authorization", ""), self._key):
                 return JSONResponse(error("the API key is missing or wrong", "invalid_api_key"), 401)
             try:
@@ -115,14 +123,18 @@ class Service:
         model |= {"max_model_len": self.engine.context, "root": self.name}
         return JSONResponse({"object": "list", "data": [model]})
 
+    async def _metrics(self, incoming: HttpRequest) -> Response:
+        return Response(metrics_text(self.engine.stats(), self.answered), media_type="text/plain; version=0.0.4")
+
     async def _openapi(self, incoming: HttpRequest) -> Response:
         paths = {path: {} for path in self.paths}
         return JSONResponse({"openapi": "3.1.0", "info": {"title": "Evolver", "version": "1"}, "paths": paths})
 
     async def _tokenize(self, incoming: HttpRequest) -> Response:
-        body = await _json(incoming)
-        fields = body.items() if isinstance(body, dict) else ()
-        prompt = {name: value for name, value in fields if name in ("prompt", "messages", "tools")}
+        prompt = await _json(incoming)
+        if not isinstance(prompt, dict):
+            raise Refused("the body is not a JSON object")
+        refuse_unknown(prompt, {"model", "prompt", "messages", "tools"})
         path = "/v1/chat/completions" if "messages" in prompt else "/v1/completions"
         request = read({**prompt, "max_tokens": 1}, path, self.name, self.tokenizer, self.engine.shape.vocab, 2**31)
         ids = request.prompts[0]
@@ -131,6 +143,7 @@ class Service:
     async def _detokenize(self, incoming: HttpRequest) -> Response:
         body = await _json(incoming)
         ids = body.get("tokens") if isinstance(body, dict) else None
+        refuse_unknown(body if isinstance(body, dict) else {}, {"model", "tokens"})
         vocab = self.engine.shape.vocab
         if not isinstance(ids, list) or not all(isinstance(i, int) and 0 <= i < vocab for i in ids):
             raise Refused(f"tokens must be a list of token ids below {vocab}")
@@ -207,6 +220,9 @@ class Service:
         async for generated, _ in self._generate(request, prompt, n):  # noqa: B007 (the last one is the result)
             pass
         generated.scores = scores
+        if request.top:
+            temperature = request.sampling.temperature or 1.0
+            generated.top = await asyncio.to_thread(self._top, prompt, generated.tokens, request.top, temperature)
         return generated
 
     async def _generate(self, request: Request, prompt: list[int], n: int) -> AsyncIterator[tuple[Generated, bool]]:
@@ -256,12 +272,39 @@ class Service:
 
     def _score(self, ids: list[int]) -> list[float]:
         """Return log p(ids[i] | ids[:i]) for i >= 1, at temperature 1 like vLLM, computed in float32."""
-        size = max(16, 1 << (len(ids) - 1).bit_length())  # few shapes, because each one is compiled
-        tokens_RT = np.zeros((1, size), np.int32)
-        tokens_RT[0, : len(ids)] = ids
-        segments_RT = (np.arange(size) < len(ids)).astype(np.int32)[None]
+        tokens_RT, segments_RT = _row(ids)
         logp_T = _scores(self.engine.shape, self._params, tokens_RT, segments_RT)
         return [float(x) for x in np.asarray(logp_T)[: len(ids) - 1]]
+
+    def _top(self, prompt: list[int], tokens: list[int], count: int, temperature: float) -> list[dict[int, float]]:
+        """Return {token: log p} of the `count` most probable tokens at the place of each of `tokens`, best first."""
+        tokens_RT, segments_RT = _row(prompt + tokens)
+        logp_TC, id_TC = map(np.asarray, _best(self.engine.shape, self._params, tokens_RT, segments_RT, temperature))
+        places = range(len(prompt) - 1, len(prompt) + len(tokens) - 1)
+        return [{int(i): float(x) for i, x in zip(id_TC[t, :count], logp_TC[t, :count])} for t in places]
+
+
+def _row(ids: list[int]) -> tuple[np.ndarray, np.ndarray]:
+    """Return (tokens_RT, segments_RT) of one row, padded to one of few widths, because each one is compiled."""
+    size = max(16, 1 << (len(ids) - 1).bit_length())
+    tokens_RT = np.zeros((1, size), np.int32)
+    tokens_RT[0, : len(ids)] = ids
+    return tokens_RT, (np.arange(size) < len(ids)).astype(np.int32)[None]
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _best(shape: qwen.Config, params: Any, tokens_RT: Any, segments_RT: Any, temperature: Any) -> tuple[Any, Any]:
+    """Return (logp_TC, id_TC) of the most probable next tokens at each place, a few places at a time."""
+    positions_RT = jnp.arange(tokens_RT.shape[1])[None]
+    h_TD = qwen.hidden(shape, params, tokens_RT, positions_RT, segments_RT)[0]
+    head = qwen.unembed(shape, params)
+
+    def best(h_CD: jax.Array) -> tuple[jax.Array, jax.Array]:
+        logits_CV = (h_CD @ head).astype(jnp.float32) / temperature
+        return jax.lax.top_k(jax.nn.log_softmax(logits_CV), min(MAX_TOP, shape.vocab))
+
+    logp_PCK, id_PCK = jax.lax.map(best, h_TD.reshape(-1, 16, h_TD.shape[1]))
+    return logp_PCK.reshape(len(h_TD), -1), id_PCK.reshape(len(h_TD), -1)
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -301,6 +344,17 @@ async def _health(incoming: HttpRequest) -> Response:
     return Response()
 
 
+def metrics_text(stats: dict[str, float], answered: Counter[tuple[str, int]]) -> str:
+    """Return counters in Prometheus's text format. stats: of the engine. answered: requests by route and status."""
+    lines = []
+    for name, value in sorted(stats.items()):
+        kind = "gauge" if name in ("occupancy", "sessions", "version") else "counter"
+        lines += [f"# TYPE evolver_engine_{name} {kind}", f"evolver_engine_{name} {value:g}"]
+    lines += ["# TYPE evolver_requests counter"]
+    lines += [f'evolver_requests{{route="{route}",status="{status}"}} {n}' for (route, status), n in answered.items()]
+    return "\n".join(lines) + "\n"
+
+
 # --- starting --------------------------------------------------------------------------------------------------------
 
 
@@ -312,6 +366,27 @@ def load(model: str | Path, *, slots: int, context: int, dtype: str) -> tuple[Ja
     shape, params = hf.load(model)
     engine = JaxEngine(shape, params, slots=slots, context=context, dtype=jnp.dtype(dtype), threaded=True)
     return engine, params, tokenizer
+
+
+def warm_up(engine: JaxEngine) -> int:
+    """Compile the programs that requests need: for prompts of each length class, one alone and as many as there are
+    slots. Return the number of compiled shapes."""
+
+    async def generate() -> None:
+        for length in (n for n in (1, *(128 * 2**k for k in range(20))) if n < engine.context):
+            for count in (1, engine.slots):
+                prompts = [
+                    [(7 * i + 31 * j + length) % engine.shape.vocab for j in range(length)] for i in range(count)
+                ]
+                tokens = Sampling(min(40, engine.context - length), temperature=1.0)
+                asked = [engine.generate(prompt, tokens, session=f"warm {i}") for i, prompt in enumerate(prompts)]
+                await asyncio.gather(*asked)
+                for i in range(count):
+                    await engine.release(f"warm {i}")
+
+    asyncio.run(generate())
+    engine.forget()
+    return int(engine.stats()["compiles"])
 
 
 @contextlib.contextmanager
@@ -340,6 +415,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--slots", type=int, default=32, help="sequences generated at a time")
     parser.add_argument("--context", type=int, default=2048, help="most tokens of prompt and answer together")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="dtype of the computation")
+    parser.add_argument(
+        "--warm-up", action=argparse.BooleanOptionalAction, default=True, help="compile before the first request comes"
+    )
     parser.add_argument("--key", default="", help="environment variable that holds the key clients must send")
     args = parser.parse_args(argv)
     key = os.environ.get(args.key, "") if args.key else ""
@@ -354,6 +432,8 @@ def main(argv: list[str] | None = None) -> int:
     if args.host not in http.LOOPBACK and not key:
         print("warning: anyone who can reach this port can use it; see --key", file=sys.stderr)
     service = Service(engine, params, tokenizer, name=args.name, key=key)
+    if args.warm_up:
+        print(f"{args.name}: compiled {warm_up(engine)} programs", flush=True)
     config = uvicorn.Config(service.app, log_level="warning", access_log=False, timeout_graceful_shutdown=5)
     print(f"{args.name}: running on http://{args.host}:{listener.getsockname()[1]}/v1", flush=True)
     uvicorn.Server(config).run(sockets=[listener])

@@ -1,0 +1,80 @@
+"""YaRN: scaling of the rotary position embedding for contexts beyond those trained on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+
+class Yarn(NamedTuple):
+    """YaRN (arXiv 2309.00071), as Qwen2.5's long-context recipe uses it.
+
+    Dimensions that turn more than `fast` times within `original` positions keep their frequency, those that turn less
+    than `slow` times get it divided by `factor`, and those between are interpolated. Cosines and sines are multiplied
+    by `attention`, so that scores are by its square.
+    """
+
+    factor: float
+    original: int  # positions trained on
+    attention: float
+    fast: float = 32.0
+    slow: float = 1.0
+    whole: bool = True  # round the bounds of the interpolated dimensions to whole numbers
+
+
+def yarn_factors(head_dim: int, theta: float, scaling: Yarn) -> list[float]:
+    """Return the factor on the frequency of each of the head_dim / 2 pairs of dimensions."""
+    low, high = (_dimension(turns, head_dim, theta, scaling.original) for turns in (scaling.fast, scaling.slow))
+    if scaling.whole:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, head_dim - 1)
+    scaled_h = [min(max((pair - low) / max(high - low, 1e-3), 0.0), 1.0) for pair in range(head_dim // 2)]
+    return [1 - scaled + scaled / scaling.factor for scaled in scaled_h]
+
+
+def _dimension(turns: float, head_dim: int, theta: float, positions: int) -> float:
+    """Return the (fractional) dimension that turns so many times within so many positions."""
+    return head_dim * math.log(positions / (turns * 2 * math.pi)) / (2 * math.log(theta))
+
+
+def yarn_of(rope: Mapping[str, Any], positions: int) -> Yarn:
+    """Return the scaling that a config.json describes. positions: max_position_embeddings. Raises ValueError."""
+    names = (
+        "factor", "original_max_position_embeddings", "attention_factor", "beta_fast", "beta_slow", "mscale",
+        "mscale_all_dim",
+    )  # fmt: skip
+    given = {name: rope[name] for name in names if rope.get(name) is not None}
+    wrong = [
+        n for n, x in given.items() if isinstance(x, bool) or not isinstance(x, int | float) or not 0 < x < math.inf
+    ]
+    if wrong or "factor" not in given or given["factor"] < 1:
+        raise ValueError(f"rope type 'yarn' needs a factor of at least 1 and positive numbers; got {dict(rope)}")
+    factor = float(given["factor"])
+
+    def scale(weight: float) -> float:
+        return 0.1 * weight * math.log(factor) + 1.0
+
+    both = "mscale" in given and "mscale_all_dim" in given
+    attention = scale(given["mscale"]) / scale(given["mscale_all_dim"]) if both else scale(1.0)
+    return Yarn(
+        factor=factor,
+        original=int(given.get("original_max_position_embeddings", positions)),
+        attention=float(given.get("attention_factor", attention)),
+        fast=float(given.get("beta_fast", 32)),
+        slow=float(given.get("beta_slow", 1)),
+        whole=bool(rope.get("truncate", True)),
+    )
+
+
+def record_of_yarn(scaling: Yarn) -> dict[str, Any]:
+    """Return the object of a config.json from which `yarn_of` reads the same scaling."""
+    return {
+        "rope_type": "yarn",
+        "factor": scaling.factor,
+        "original_max_position_embeddings": scaling.original,
+        "attention_factor": scaling.attention,
+        "beta_fast": scaling.fast,
+        "beta_slow": scaling.slow,
+        "truncate": scaling.whole,
+    }

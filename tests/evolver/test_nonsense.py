@@ -1,0 +1,213 @@
+"""A config that cannot mean anything is one message that names the key or the file, before anything is computed."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+
+import run
+from configs import base
+from evolver import cli
+from evolver.config import problems
+from evolver.llm.client import url_problem
+from models import hf, qwen
+from models.tokenizer import Tokenizer, TokenizerError
+from tests.evolver.chat_server import Answer
+from tests.evolver.test_llm import client
+from tests.tiny import config_file, tiny_policy
+
+LLM = (
+    "attributing.enabled=True", "advantage.name=adca", "attributing.judge.name=llm", "llm.model=tiny",
+    "llm.url=http://127.0.0.1:9/v1",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory):
+    return tiny_policy(tmp_path_factory.mktemp("policy"))
+
+
+@pytest.fixture(scope="module")
+def tiny(policy, tmp_path_factory):
+    return config_file(tmp_path_factory.mktemp("config"), policy)
+
+
+def found(tiny, *overrides: str, mode: str = "train") -> list[str]:
+    """Return all problems of the tiny config with these overrides."""
+    command = cli.parse(["run.py", f"--config={tiny}", *(f"--config.{o}" for o in overrides), f"--mode={mode}"])
+    return [*command.problems, *problems(command.config, base.keys(), tiny.parent / "run", mode)]
+
+
+def test_the_tiny_config_is_sound(tiny):
+    assert found(tiny) == [] and found(tiny, *LLM) == []
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "rollout.top_p=0.0", "rollout.temperature=1e30", "rollout.temperature=1e-30", "eval.temperature=1e30",
+        "rollout.timeout=1e-9", "llm.deadline=1e-9", "env.timeout=1e-9", "hosts.deadline=1e-9",
+        "template.max_observation=1", "rollout.group=1000000000", "rollout.context=100000000000",
+        "engine.slots=100000000", "learner.micro=1000000", "lora.rank=100000000", "steps=100000000000000000000",
+        "loss.importance_cap=0.1", "optim.lr=1e30", "lora.alpha=0.0", "loss.kl_estimator=k1", "mesh.data=0",
+        "steps=0", "llm.judge.top_p=0.0", "llm.judge.temperature=1e30", "mesh.fsdp=1000000000",
+        "engine.vllm.start_timeout=1e-9", "optim.eps=1e30", "optim.weight_decay=1e30", "rollout.group=0",
+    ],
+)  # fmt: skip
+def test_a_value_out_of_bounds_is_one_message_with_its_key_and_bounds(tiny, override):
+    (problem,) = found(tiny, override)
+    assert problem.startswith(f"config.{override.partition('=')[0]} must be ") and "; it is " in problem
+
+
+@pytest.mark.parametrize(
+    "overrides,words",
+    [
+        (["rollout.max_tokens=80", "rollout.context=81"], "config.rollout.max_tokens=80 leaves 1 tokens of"),
+        (["learner.row=6"], "config.learner.row=6 tokens cannot hold a turn of config.rollout.max_tokens=6"),
+        (["rollout.context=40000"], "config.rollout.context=40000 is more than the max_position_embeddings=32768"),
+        (["lora.rank=1000"], "config.lora.rank=1000 is more than the hidden_size=32"),
+        ([*LLM, "advantage.args.alpha=1e30"], "alpha=1e+30 must be <= 1000"),
+        ([*LLM, "advantage.args.alpha_min=0.5"], "alpha_min=0.5 is above alpha=0.1"),
+        ([*LLM[:2], "attributing.judge.args.max_replayed=0"], "max_replayed=0 must be >= 1"),
+        ([*LLM, "llm.budget_tokens=5"], "config.llm.budget_tokens=5 is less than one answer may take"),
+        ([*LLM, 'llm.step_judge.extra={"messages":[]}'], "config.llm.step_judge.extra may not replace messages"),
+        ([*LLM, 'llm.step_judge.extra={"max_tokens":"many"}'], "use config.llm.step_judge.max_tokens"),
+        ([*LLM, "llm.step_judge.extra=" + "[" * 100_000], "config.llm.step_judge.extra must be a JSON object"),
+        ([*LLM, "llm.url=http://[::1/v1"], "is not a url (Invalid IPv6 URL)"),
+        ([*LLM, "llm.url=http://127.0.0.1:port/v1"], "is not a url (Port could not"),
+        (["env.name=envs.world:World"], "its class does not define a method that a world needs"),
+        (["env.name=travel", "env.args.n_dev=abc"], "config.env.args={'n_dev': 'abc'}"),
+        (["navigating.enabled=True", "navigating.pool=README.md"], "there is no such directory"),
+    ],
+)
+def test_values_that_cannot_mean_anything_together_are_one_message(tiny, overrides, words):
+    (problem,) = found(tiny, *overrides)
+    assert words in problem
+
+
+@pytest.fixture
+def checkpoint(policy, tmp_path):
+    """A copy of the policy, to damage."""
+    return shutil.copytree(policy, tmp_path / "checkpoint")
+
+
+@pytest.mark.parametrize(
+    "values,words",
+    [
+        ({"num_attention_heads": -4}, "num_attention_heads=-4 is not a positive integer"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers=0 is not a positive integer"),
+        ({"intermediate_size": 0}, "intermediate_size=0 is not a positive integer"),
+        ({"head_dim": "x"}, "head_dim='x' is not a positive integer"),
+        ({"vocab_size": "331"}, "vocab_size='331' is not a positive integer"),
+        ({"eos_token_id": [[1]]}, "eos_token_id=[[1]] is neither a token id nor a list of them"),
+        ({"rms_norm_eps": float("nan")}, "rms_norm_eps=nan is not a positive number"),
+        ({"rms_norm_eps": -1}, "rms_norm_eps=-1 is not a positive number"),
+        ({"rope_theta": "x", "rope_parameters": None}, "rope_theta='x' is not a positive number"),
+        ({"rope_theta": -1, "rope_parameters": None}, "rope_theta=-1 is not a positive number"),
+        ({"rope_parameters": {"rope_theta": float("nan")}}, "rope_theta=nan is not a positive number"),
+        ({"max_position_embeddings": 1}, "max_position_embeddings=1 of"),
+    ],
+)
+def test_a_model_config_that_cannot_be_is_one_message_with_file_and_key(tiny, checkpoint, values, words):
+    path = checkpoint / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+    (problem,) = found(tiny, f"model.path={checkpoint}")
+    assert words in problem and str(checkpoint) in problem and "config.json" in problem
+
+
+def test_a_folder_in_the_place_of_a_config_is_one_message(tiny, checkpoint):
+    (checkpoint / "config.json").unlink()
+    (checkpoint / "config.json").mkdir()
+    (problem,) = found(tiny, f"model.path={checkpoint}")
+    assert "config.json cannot be read: Is a directory" in problem
+
+
+def test_a_tokenizer_with_a_hole_is_one_message(tiny, checkpoint):
+    path = checkpoint / "tokenizer.json"
+    spec = json.loads(path.read_text())
+    vocab = spec["model"]["vocab"]
+    gone = next(text for text in reversed(list(vocab)) if len(text) > 1)
+    spec["model"]["merges"] = [m for m in spec["model"]["merges"] if "".join(m).replace(" ", "") != gone]
+    del vocab[gone]
+    path.write_text(json.dumps(spec))
+    with pytest.raises(TokenizerError, match="it has a hole"):
+        Tokenizer.load(checkpoint)
+    (problem,) = found(tiny, f"model.path={checkpoint}")
+    assert f"{checkpoint}: tokenizer.json gives" in problem and "it has a hole" in problem
+
+
+@pytest.mark.parametrize("value", [0.0, 1e30])
+def test_weights_that_nobody_trained_are_refused(tmp_path, value):
+    shape = qwen.Config(40, 16, 2, 4, 2, 4, 24)
+    hf.save(tmp_path, shape, {**params_of(shape, value)})
+    with pytest.raises(hf.ModelError, match=r"\.weight is corrupt: it holds (only zeros|.*1e\+30)"):
+        hf.load(tmp_path)
+
+
+def params_of(shape: qwen.Config, value: float):
+    import jax
+
+    return jax.tree.map(lambda s: np.full(s.shape, value, np.float32), qwen.shapes(shape))
+
+
+def test_an_index_that_names_no_files_is_one_message(checkpoint):
+    for content in ({"weight_map": {"a": 3}}, {"weight_map": {"a": "../other.safetensors"}}):
+        (checkpoint / "model.safetensors.index.json").write_text(json.dumps(content))
+        with pytest.raises(hf.ModelError, match="is not an index of safetensors files: weight_map holds"):
+            hf.load(checkpoint)
+
+
+def test_a_list_of_models_that_is_nested_too_deeply_is_no_list():
+    with client(lambda body, n: Answer({}, 400)) as chat:
+        chat.server.models = Nested()
+        assert chat.problems() == [] and "lists no models" in chat.shown[0]
+
+
+class Nested(list):
+    """What the scripted server sends as JSON that no parser can read."""
+
+    def __init__(self):
+        super().__init__([[]])
+        inner = self
+        for _ in range(900):
+            inner[0] = [[]]
+            inner = inner[0]
+
+
+def test_urls_that_cannot_be_parsed():
+    assert "Invalid IPv6" in url_problem("http://[::1/v1") and "Port" in url_problem("http://a:x/v1")
+
+
+HEAD = "from configs import base\ndef get_config():\n    c = base.get_config()\n"
+
+
+@pytest.mark.parametrize(
+    "text,words",
+    [
+        ("def get_config():\n    pass\n", "get_config() returned None; it must return the config"),
+        ("def get_config():\n    return 7\n", "get_config() returned 7; it must return the config"),
+        ("x = 1\n", "the file defines no get_config()"),
+        (HEAD + "    c.rolout.tasks = 3\n    return c\n", "line 4: there is no key rolout. Did you mean rollout?"),
+        ("import sys\nsys.exit(3)\n", "line 2: the file calls sys.exit(3)"),
+        (HEAD + "    raise KeyError('it said \"no\"')\n", 'line 4: it said "no"'),
+        (HEAD + "    c.env.args.x = c.env\n    return c\n", "the config contains itself"),
+        (HEAD + "    a = []\n    a.append(a)\n    c.env.args.x = a\n    return c\n", "the config contains itself"),
+        (HEAD + "    c.env.args = [1]\n    return c\n", "line 4: args must keep its type; it is set to [1]"),
+    ],
+)
+@pytest.mark.parametrize("folder", ["plain", "with a space"])
+def test_a_config_file_that_is_none_is_one_message(capsys, tmp_path, text, words, folder):
+    path = tmp_path / folder / "mine.py"
+    path.parent.mkdir()
+    path.write_text(text)
+    assert run.main(["run.py", f"--config={path}", "--mode=plan"]) == 2
+    err = capsys.readouterr().err
+    assert "1 problem; nothing was started" in err and words in err and str(path) in err
+
+
+def test_arguments_of_a_world_that_are_none(capsys, tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text(HEAD + "    c.env.args = None\n    return c\n")
+    assert run.main(["run.py", f"--config={path}", "--mode=plan"]) == 2
+    assert "config.env.args must be of type dict; it is None" in capsys.readouterr().err

@@ -1,0 +1,232 @@
+"""A workdir survives faults: two runs at once, damaged and missing files, power failures, a terminal that closes."""
+
+import json
+import os
+import pty
+import re
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import run
+from evolver import cli
+from evolver.report import main as report
+from evolver.stop import Stop
+from evolver.workdir import Workdir, WorkdirInUse
+from models.files import BrokenFile, write_atomically
+from rl.evaluation import Scores
+from tests.tiny import config_file, tiny_policy
+
+ROOT = Path(__file__).parents[2]
+CPU = os.environ | {"JAX_PLATFORMS": "cpu"}
+HOLD = """
+import sys, time
+from evolver.workdir import Workdir
+with Workdir(sys.argv[1]).locked():
+    print("held", flush=True)
+    time.sleep(600)
+"""
+
+IN_TERMINAL = """
+import fcntl, os, sys, termios
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)  # the end of this terminal is then the end of this session
+os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
+"""
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tiny")
+    return config_file(folder, tiny_policy(folder / "policy"))
+
+
+@pytest.fixture(scope="module")
+def finished(tiny, tmp_path_factory):
+    """The workdir of a run of two steps."""
+    workdir = tmp_path_factory.mktemp("runs") / "finished"
+    assert run.main(command(tiny, workdir)) == 0
+    return workdir
+
+
+@pytest.fixture
+def workdir(finished, tmp_path):
+    return shutil.copytree(finished, tmp_path / "run")
+
+
+def command(tiny: Path, workdir: Path, *words: str) -> list[str]:
+    return ["run.py", f"--config={tiny}", f"--workdir={workdir}", "--config.steps=2", *words]
+
+
+def holding(path: Path) -> subprocess.Popen:
+    process = subprocess.Popen([sys.executable, "-c", HOLD, path], cwd=ROOT, stdout=subprocess.PIPE, text=True, env=CPU)
+    assert process.stdout.readline() == "held\n"
+    return process
+
+
+class TestLock:
+    def test_a_second_run_is_refused_in_one_message(self, tiny, tmp_path, capsys):
+        process = holding(tmp_path)
+        try:
+            assert run.main(command(tiny, tmp_path)) == 1
+        finally:
+            process.kill()
+            process.wait()
+        err = capsys.readouterr().err.strip()
+        assert re.fullmatch(rf"--workdir={tmp_path} is in use by process {process.pid} on .*: wait .*", err)
+        assert [path.name for path in tmp_path.iterdir()] == ["lock"]
+
+    def test_the_lock_of_a_dead_process_is_taken_over(self, tmp_path):
+        process = holding(tmp_path)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        assert f"process {process.pid}" in (tmp_path / "lock").read_text()
+        with Workdir(tmp_path).locked():
+            assert f"process {os.getpid()}" in (tmp_path / "lock").read_text()
+            with pytest.raises(WorkdirInUse):
+                with Workdir(tmp_path).locked():
+                    pass
+        assert not (tmp_path / "lock").exists()
+
+    def test_the_other_hosts_of_a_run_need_no_lock(self, tmp_path):
+        with Workdir(tmp_path).locked(), Workdir(tmp_path, writes=False).locked():
+            pass
+
+    def test_a_run_leaves_no_lock(self, finished):
+        assert not (finished / "lock").exists()
+
+
+def test_files_and_their_folder_are_flushed_before_a_write_returns(tmp_path, monkeypatch):
+    kinds, fsync = [], os.fsync
+    monkeypatch.setattr(os, "fsync", lambda fd: (kinds.append(stat.S_IFMT(os.fstat(fd).st_mode)), fsync(fd)))
+    write_atomically(tmp_path / "a.json", "{}")
+    assert kinds == [stat.S_IFREG, stat.S_IFDIR]
+
+
+def refused(capsys, *words: str) -> str:
+    """Return the message of a command that must start nothing."""
+    assert run.main(list(words)) == 2
+    err = capsys.readouterr().err
+    assert "1 problem; nothing was started" in err and "Traceback" not in err
+    return err
+
+
+class TestFiles:
+    def test_metrics_without_checkpoints_are_never_erased(self, tiny, workdir, capsys):
+        before = (workdir / "metrics.jsonl").read_bytes()
+        shutil.rmtree(workdir / "checkpoints")
+        assert "holds the metrics of 2 steps, but" in refused(capsys, *command(tiny, workdir))
+        (workdir / "checkpoints").mkdir()
+        assert "has no checkpoint" in refused(capsys, *command(tiny, workdir))
+        assert (workdir / "metrics.jsonl").read_bytes() == before
+
+    def test_a_run_that_died_before_its_first_checkpoint_starts_over(self, tiny, tmp_path):
+        workdir = tmp_path / "run"
+        config = cli.parse(command(tiny, workdir)).config
+        Workdir(workdir).claim(config.to_dict(), config.seed)
+        Workdir(workdir).log_metrics(0, {})
+        (workdir / "checkpoints").mkdir()
+        assert run.main(command(tiny, workdir)) == 0
+
+    @pytest.mark.parametrize(
+        "line,words",
+        [
+            ("{}", "this one has None"), ('{"step": "three"}', "'three'"), ('{"step": 1.5}', "1.5"), ("[1]", "object"),
+            ('{"step": -1}', "-1"), ('{"step": 1, "loss": "low"}', "loss is not a number"), ("\x00", "line 2"),
+        ],
+    )  # fmt: skip
+    def test_a_damaged_line_of_metrics_is_one_message(self, tiny, workdir, capsys, line, words):
+        first, *rest = (workdir / "metrics.jsonl").read_text().splitlines()
+        (workdir / "metrics.jsonl").write_text("\n".join([first, line, *rest]) + "\n")
+        with pytest.raises(BrokenFile, match="line 2"):
+            Workdir(workdir).metrics()
+        err = refused(capsys, *command(tiny, workdir))
+        assert "metrics.jsonl, line 2" in err and words in err
+        assert report([str(workdir)]) == 1 and "line 2" in capsys.readouterr().err
+
+    @pytest.mark.parametrize(
+        "text", ["", "{", "[]", "{}", '{"tasks": 3}', "[" * 9999, '{"tasks": ["a"], "difficulty_N": [1, 2]}']
+    )
+    def test_a_damaged_evaluation_is_left_out_of_the_report(self, workdir, caplog, text):
+        (workdir / "eval/step_000002.json").write_text(text)
+        assert list(Workdir(workdir).scores()) == [0]
+        assert "1 damaged files in" in caplog.text and "step_000002.json" in caplog.text
+        assert report([str(workdir)]) == 0
+
+    @pytest.mark.parametrize("text", ["{", "[" * 100_000, "\x00"])
+    def test_a_damaged_config_is_one_message(self, tiny, workdir, capsys, text):
+        (workdir / "config.json").write_text(text)
+        assert "config.json there is damaged" in refused(capsys, *command(tiny, workdir))
+
+    def test_scores_of_another_shape_are_damaged(self, tmp_path):
+        workdir = Workdir(tmp_path)
+        workdir.log_scores(1, Scores(["a", "b"], [1, 1], [[1.0], [0.0]], [[1], [0]], [1, 0]))
+        record = json.loads((tmp_path / "eval/step_000001.json").read_text())
+        assert list(workdir.scores()) == [1]
+        for change in ({"difficulty_N": [1]}, {"greedy_N": [1]}, {"score_NR": [[1.0]]}, {"success_NR": [["x"], [1]]}):
+            write_atomically(tmp_path / "eval/step_000001.json", json.dumps(record | change))
+            assert not workdir.scores(), change
+
+
+class TestSteps:
+    def test_more_steps_of_a_schedule_go_on_and_say_what_happens(self, tiny, tmp_path, capsys):
+        words = command(tiny, tmp_path / "run", "--config.optim.schedule=cosine")
+        assert run.main(words) == 0
+        assert run.main([*words, "--config.steps=3"]) == 0
+        assert "config.steps was 2 so far: from here on the learning rate follows its cosine" in capsys.readouterr().out
+        assert [line["step"] for line in Workdir(tmp_path / "run").metrics()] == [0, 1, 2, 3]
+
+    def test_fewer_steps_than_are_done_are_refused(self, tiny, workdir, capsys):
+        assert "config.steps=1 is less than the 2 steps" in refused(capsys, *command(tiny, workdir, "--config.steps=1"))
+
+
+class TestPaths:
+    def test_a_home_directory_is_expanded(self, tiny, monkeypatch):
+        monkeypatch.setenv("HOME", "/some/home")
+        assert cli.parse(["run.py", f"--config={tiny}", "--workdir=~/runs/a"]).workdir == "/some/home/runs/a"
+
+    @pytest.mark.parametrize("url", ["gs://bucket/run", "s3://bucket/run"])
+    def test_remote_storage_is_refused(self, tiny, capsys, url, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        assert f"{url} is not a directory of this machine" in refused(capsys, *command(tiny, url))
+        assert not list(tmp_path.iterdir())
+
+
+class TestHangUp:
+    def test_it_ends_a_run_like_sigterm_but_only_once(self):
+        before = signal.getsignal(signal.SIGHUP)
+        with Stop() as stop:
+            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), signal.SIGHUP)  # does not end it at once
+            assert stop.asked
+        assert signal.getsignal(signal.SIGHUP) is before
+
+    def test_nohup_is_respected(self):
+        before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        try:
+            with Stop() as stop:
+                os.kill(os.getpid(), signal.SIGHUP)
+                assert not stop.asked
+        finally:
+            signal.signal(signal.SIGHUP, before)
+
+    def test_a_run_whose_terminal_closes_saves_and_can_go_on(self, tiny, tmp_path):
+        main, terminal = pty.openpty()
+        process = subprocess.Popen(
+            [sys.executable, "-c", IN_TERMINAL, *command(tiny, tmp_path / "run", "--config.steps=500")], cwd=ROOT,
+            env=CPU, stdin=terminal, stdout=terminal, stderr=terminal, start_new_session=True,
+        )  # fmt: skip
+        os.close(terminal)
+        seen, until = b"", time.monotonic() + 240
+        while b"step 2/500" not in seen and time.monotonic() < until:
+            seen += os.read(main, 4096)
+        os.close(main)
+        assert process.wait(60) == 130
+        done = Workdir(tmp_path / "run").metrics()[-1]["step"]
+        assert run.main(command(tiny, tmp_path / "run", f"--config.steps={done + 1}")) == 0
+        assert Workdir(tmp_path / "run").metrics()[-1]["step"] == done + 1
