@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from evolver import hosts
 from evolver.metrics import Metrics, timed
 from evolver.play import play, sampling
+from evolver.records import record_of
 from evolver.run import Run
-from evolver.workdir import trajectory_record
 from rl import learner
 from rl.evaluation import Scores, measures, scores_of
 from rl.rollout import Job
@@ -20,7 +20,7 @@ def write_trajectories(run: Run, step: int, trajectories: Sequence[Trajectory], 
     """Write one line per rollout, every `log.trajectories` steps."""
     every = run.config.log.trajectories
     if every and step % every == 0:
-        records = [trajectory_record(t, fate=fate) for t, fate in zip(trajectories, fates)]
+        records = [record_of(t, fate=fate) for t, fate in zip(trajectories, fates)]
         run.workdir.log_trajectories(step, records)
 
 
@@ -33,7 +33,7 @@ def keep(run: Run) -> None:
     best = None
     if c.eval.every and (step % c.eval.every == 0 or step == c.steps):
         with timed("eval") as seconds:
-            scores = evaluate(run)
+            scores = evaluate(run, keep=f"held_out_{step:06d}" if c.log.trajectories else "")
         run.workdir.log_scores(step, scores)
         metrics |= seconds | {f"eval/{name}": value for name, value in measures(scores)}
         best = metrics[f"eval/avg@{c.eval.rollouts}"]
@@ -83,7 +83,7 @@ def evaluate(run: Run, *, keep: str = "", repetition: int = 0) -> Scores:
     played = play(run, sampled + greedy, "evaluation")
     if keep:
         kinds = ["sampled"] * len(sampled) + ["greedy"] * len(greedy)
-        run.workdir.log_trajectories(keep, [trajectory_record(t, fate=kind) for t, kind in zip(played, kinds)])
+        run.workdir.log_trajectories(keep, [record_of(t, fate=kind) for t, kind in zip(played, kinds)])
     return scores_of(played[: len(sampled)], played[len(sampled) :], temperature=c.eval.temperature)
 
 
