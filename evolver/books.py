@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from evolver import hosts
-from evolver.metrics import Metrics, timed
+from evolver.metrics import Metrics, faults_of, timed
 from evolver.play import play, sampling
 from evolver.records import record_of
 from evolver.run import Run
@@ -97,4 +97,4 @@ def show(run: Run, step: int, metrics: Metrics) -> None:
     name = f"eval/avg@{run.config.eval.rollouts}"
     if name in metrics:
         figures[f"held-out {name.removeprefix('eval/')}"] = f"{metrics[name]:.1%}"
-    run.progress.step(step, **figures)
+    run.progress.step(step, faults_of(metrics), **figures)

@@ -32,7 +32,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--bundle", metavar="DIR", type=Path, help="write static files instead of serving")
     parser.add_argument("--text", action="store_true", help="print a table of groups or, with --task, their rollouts")
     parser.add_argument("--task", default="", help="with --text: part of a task's id or words")
-    parser.add_argument("--step", type=int, help="with --text: the training step; default: the last one, or all of --task")
+    parser.add_argument(
+        "--step", type=int, help="with --text: the training step; default: the last one, or all of --task"
+    )
     parser.add_argument("--limit", type=int, default=600, help="with --text: characters of one action or observation")
     flags = parser.parse_args(argv)
     if wrong := problems(flags.workdir):

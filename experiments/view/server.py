@@ -113,8 +113,16 @@ class Handler(BaseHTTPRequestHandler):
 
     def reply(self, status: int, body: bytes, kind: str) -> None:
         self.send_response(status)
-        headers = {"Content-Type": f"{kind}; charset=utf-8", "Content-Length": str(len(body)), "Cache-Control": "no-store"}
-        headers |= {"Content-Security-Policy": POLICY, "X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer"}
+        headers = {
+            "Content-Type": f"{kind}; charset=utf-8",
+            "Content-Length": str(len(body)),
+            "Cache-Control": "no-store",
+        }
+        headers |= {
+            "Content-Security-Policy": POLICY,
+            "X-Content-Type-Options": "nosniff",
+            "Referrer-Policy": "no-referrer",
+        }
         for name, value in headers.items():
             self.send_header(name, value)
         self.end_headers()

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from envs.world import Evaluation, Task
-from evolver.metrics import rollout_metrics
+from evolver.metrics import faults_of, rollout_metrics
 from evolver.progress import Progress
+from evolver.records import record_of
 from evolver.report import main, report
 from evolver.sinks import Sinks
-from evolver.records import record_of
 from evolver.workdir import Workdir, read_tasks
 from models.files import BrokenFile
 from rl.evaluation import Scores
@@ -183,6 +183,25 @@ def test_progress_is_lines_in_a_log_and_one_line_on_a_terminal():
     assert log.getvalue().count("\n") == 2 and "rollouts" not in log.getvalue()
     assert log.getvalue().startswith("step 1/3 · success 25%\nstep 2/3 · success 50% · 0:00 left")
     assert "rollouts 0/16" in terminal.getvalue() and "\r" in terminal.getvalue()
+
+
+def test_faults_are_counted_in_the_line_of_their_step_and_summed_on_a_terminal():
+    log, terminal = io.StringIO(), Terminal()
+    for stream in (log, terminal):
+        progress = Progress(9, stream=stream)
+        progress.step(
+            1, faults_of({"ledger/env_error": 2, "llm/judge/failures/timeout": 3, "skipped": 0.0}), success="5%"
+        )
+        progress.step(2, faults_of({"ledger/env_error": 1, "ledger/cancelled": 0}), success="6%")
+        progress.step(3, faults_of({}), success="7%")
+        progress.phase("rollouts", 3, 16)
+        progress.close()
+    first, second, third = log.getvalue().splitlines()
+    assert first == "step 1/9 · success 5% · faults: model calls 3, world 2"
+    assert "faults: world 1" in second and "faults" not in third
+    live = terminal.getvalue().split("step 3/9")[1]
+    assert "faults: model calls 3, world 3" in live and "rollouts 3/16" in live and "step 4/9" in live
+    assert "success 7%" in live and "left" in live
 
 
 def test_wandb_and_tensorboard_are_not_imported_unless_asked_for(tmp_path):

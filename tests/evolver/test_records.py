@@ -96,7 +96,7 @@ def test_plain_files_and_damaged_lines_are_read_around(tmp_path):
     assert (index["count"], index["broken"], index["lines"]) == (2, 2, [0, 3])
     assert index["columns"]["fate"] == [None, None] and index["columns"]["good"] == [1, 1]
     assert held_out.make_index()["count"] == 2  # only the checksum is missing
-    with pytest.raises(BrokenFile, match="step_000002.jsonl, line 2"):
+    with pytest.raises(BrokenFile, match=r"step_000002\.jsonl, line 2"):
         read_rollouts(folder / "step_000002")
     assert step_of("step_000002.index.json.gz") == ("step", 2)
     assert step_of("held_out_000020.jsonl.gz.ab12.tmp") == ("held_out", 20) and step_of("eval.jsonl.gz") is None

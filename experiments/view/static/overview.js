@@ -125,7 +125,7 @@ async function overviewPage(params) {
   const wanted = params.metric && names.includes(params.metric) ? [params.metric] : [];
   for (const name of [...wanted, ...HEALTH]) add(chart(runs.map((run) => series(run, name, run.place, { name: run.name })), { title: name, height: 160 }));
   const faults = runs.flatMap((run) => { const f = faultsOf(run); return f.length ? [several ? el("h3", null, run.name) : null, el("ul", null, f)] : []; });
-  const pick = (name, options, value, label) => el("label", null, label, el("select", { onchange: (e) => { location.hash = address("overview", { ...params, [name]: e.target.value }); } }, options.map((o) => el("option", { value: o, selected: o === value }, o))));
+  const pick = (name, options, value, label) => el("label", null, label, el("select", { onchange: (e) => { location.hash = address("overview", { ...params, [name]: e.target.value }); } }, options.map((o) => el("option", { value: o, selected: o === value }, o || "–"))));
   return [
     el("h1", null, several ? `${runs.length} runs` : one.name),
     runTable(runs),

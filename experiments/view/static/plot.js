@@ -18,14 +18,14 @@ function ticks(low, high, count) {
   return found;
 }
 
-const W = 560, LEFT = 50, RIGHT = 10, TOP = 8, BOTTOM = 24;
+const LEFT = 50, RIGHT = 10, TOP = 8, BOTTOM = 24;
 
 /**
  * Return a figure. series: [{name, colour, dash, x, y, low, high, href(i)}], null in y for no value.
  * options: title, unit (value → text), height, range [low, high], stacked: areas from 0, one above the other,
  * at(step): the address that a click leads to.
  */
-function chart(series, { title, unit = short, height = 210, range = null, stacked = false, wide = false, at = null } = {}) {
+function chart(series, { title, unit = short, height = 190, range = null, stacked = false, wide = false, at = null } = {}) {
   series = series.filter((s) => s.y.some((v) => v !== null && v !== undefined));
   if (!series.length) return null;
   if (stacked) series = stack(series);
@@ -34,6 +34,7 @@ function chart(series, { title, unit = short, height = 210, range = null, stacke
   let [x0, x1] = extremes(xs), [y0, y1] = extremes(ys);
   if (x0 === x1) { x0 -= 0.5; x1 += 0.5; }
   if (y0 === y1) { const d = Math.abs(y0) || 1; y0 -= d / 2; y1 += d / 2; }
+  const W = wide ? Math.min(1200, Math.max(400, window.innerWidth - 30)) : 440;
   const X = (x) => LEFT + ((x - x0) / (x1 - x0)) * (W - LEFT - RIGHT);
   const Y = (y) => height - BOTTOM - ((Math.min(Math.max(y, y0), y1) - y0) / (y1 - y0)) * (height - BOTTOM - TOP);
   const canvas = svg("svg", { viewBox: `0 0 ${W} ${height}`, role: "img", "aria-label": title });
@@ -49,7 +50,7 @@ function chart(series, { title, unit = short, height = 210, range = null, stacke
   const legend = el("div", { class: "legend" }, series.map((s) =>
     el("span", null, el("i", { style: { borderTopColor: s.colour, borderTopStyle: s.dash ? "dashed" : "solid" } }), s.name)));
   const figure = el("figure", { class: wide ? "wide" : null }, el("figcaption", null, title), canvas, legend, tip);
-  follow(figure, canvas, cross, tip, series, X, unit, at);
+  follow(figure, canvas, cross, tip, series, X, unit, at, W);
   return figure;
 }
 
@@ -88,7 +89,7 @@ function draw(canvas, s, X, Y, stacked) {
   }
 }
 
-function follow(figure, canvas, cross, tip, series, X, unit, at) {
+function follow(figure, canvas, cross, tip, series, X, unit, at, W) {
   let best = null;
   const leave = () => { tip.hidden = true; cross.setAttribute("visibility", "hidden"); best = null; };
   canvas.addEventListener("pointerleave", leave);
