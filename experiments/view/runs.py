@@ -105,6 +105,8 @@ class Run:
     def records(self, file: int, member: int) -> list[dict[str, Any]]:
         """Return the rollouts of one part of a file, see "members" of the index. Raises LookupError and OSError."""
         with self._lock:
+            if not self.entries:  # a page that outlived its server
+                self.refresh()
             entry = self.entries[file]
             if entry.index is None:
                 self.load(float("inf"))
@@ -139,7 +141,10 @@ class Run:
                     with contextlib.suppress(TokenizerError):
                         self._tokenizer = Tokenizer.load(place)
                         return self._tokenizer
-            self._without_tokenizer = f"no tokenizer.json in {', '.join(map(str, places))}: only ids are shown"
+            self._without_tokenizer = (
+                "only the ids of tokens are shown: neither policy/ in the workdir nor the config's model.tokenizer and"
+                " model.path hold a tokenizer.json"
+            )
         return self._tokenizer
 
     # --- everything else ---------------------------------------------------------------------------------------------
@@ -171,7 +176,6 @@ class Run:
             "git": record.get("git"),
             "facts": {key: value for key in FACTS if (value := found(config, key)) not in (None, "")},
             "mechanisms": [name for name in mechanisms if found(config, f"{name}.enabled")],
-            "config": config,
             "metrics": plain({name: [line.get(name) for line in lines] for name in names}),
             "evaluations": plain(evaluations),
             "accounts": {

@@ -18,7 +18,7 @@ from typing import Any
 
 from experiments.view.runs import Run
 
-LONGEST = 1 << 16  # characters of one rollout that are indexed
+LONGEST = 1 << 14  # characters of one text, such as an action, that are indexed
 _WORD = re.compile(r"[^\W_]+")
 _ROWS = 1 << 20  # a row's id is its file's number times this, plus its place in the file
 
@@ -105,7 +105,7 @@ class Search:
         for member in range(members):
             found = []
             for record in self.run.records(number, member):
-                words = dict.fromkeys(words_of("\n".join(text_of(record))[:LONGEST]))
+                words = dict.fromkeys(words_of("\n".join(text[:LONGEST] for text in text_of(record))))
                 found.append((cursor.lastrowid * _ROWS + row, " ".join(words)))
                 row += 1
             connection.executemany("INSERT INTO words (rowid, text) VALUES (?, ?)", found)
