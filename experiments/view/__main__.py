@@ -5,6 +5,7 @@
     python -m experiments.view runs/quickstart --bundle shared-run    # static files that open without a server
     python -m experiments.view runs/quickstart --text                 # a table of groups in the terminal
     python -m experiments.view runs/quickstart --text --task "window seat" --step 3
+    python -m experiments.view runs/judged --replay 200               # does the judge of turns agree with replay?
 
 A run that is going on is followed. docs/view.md describes the pages.
 """
@@ -16,6 +17,7 @@ import shutil
 import sys
 from pathlib import Path
 
+from experiments.view import replay
 from experiments.view.bundle import write_bundle
 from experiments.view.runs import named, problems
 from experiments.view.server import View
@@ -36,6 +38,12 @@ def main(argv: list[str] | None = None) -> int:
         "--step", type=int, help="with --text: the training step; default: the last one, or all of --task"
     )
     parser.add_argument("--limit", type=int, default=600, help="with --text: characters of one action or observation")
+    parser.add_argument(
+        "--replay",
+        metavar="N",
+        type=int,
+        help="play the last N labelled rollouts again, and compare the labels (Judge)",
+    )
     flags = parser.parse_args(argv)
     if wrong := problems(flags.workdir):
         print(*wrong, sep="\n", file=sys.stderr)
@@ -54,6 +62,10 @@ def main(argv: list[str] | None = None) -> int:
                 for line in lines:
                     print(line)
             return 0
+        if flags.replay:
+            for run in runs:
+                print(*replay.lines(run, replay.compare(run, flags.replay)), sep="\n")
+            return 0
         if flags.bundle:
             if flags.bundle.exists() and any(flags.bundle.iterdir()) and not (flags.bundle / "index.html").is_file():
                 print(f"{flags.bundle}: is not empty and holds no bundle; name another directory", file=sys.stderr)
@@ -63,8 +75,11 @@ def main(argv: list[str] | None = None) -> int:
             print(f"{count} files, {size / 1e6:.1f} MB: open {flags.bundle / 'index.html'}")
             return 0
         server = View(runs, flags.port)
+    except replay.NoReplay as error:
+        print(error, file=sys.stderr)
+        return 1
     except OSError as error:
-        hint = "; --port=0 takes any free port" if not (flags.bundle or flags.text) else ""
+        hint = "" if flags.bundle or flags.text or flags.replay else "; --port=0 takes any free port"
         print(f"{error}{hint}", file=sys.stderr)
         return 1
     print(f"{server.url}  (Ctrl-C ends it)", flush=True)

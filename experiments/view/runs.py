@@ -153,7 +153,14 @@ class Run:
         """Return what changes when the run writes: sizes and times of its files."""
         self.refresh()
         sizes = [len(self.entries), self.generation]
-        for name in ("metrics.jsonl", "eval.jsonl", "llm.jsonl", "tasks.jsonl", "experience/experiences.jsonl"):
+        for name in (
+            "metrics.jsonl",
+            "eval.jsonl",
+            "llm.jsonl",
+            "tasks.jsonl",
+            "experience/experiences.jsonl",
+            ".view/replay.json",
+        ):
             with contextlib.suppress(OSError):
                 stat = (self.workdir / name).stat()
                 sizes += [stat.st_size, stat.st_mtime_ns]
@@ -167,6 +174,8 @@ class Run:
         names = sorted({name for line in lines for name in line})
         path = self.workdir / "eval.jsonl"
         evaluations = list(read_jsonl(path, forgive="all")) if path.is_file() else []
+        path = self.workdir / ".view" / "replay.json"
+        replayed = list(read_jsonl(path, forgive="all")) if path.is_file() else []
         mechanisms = ("questioning", "navigating", "attributing")
         config = record.get("config") or {}
         return {
@@ -178,6 +187,7 @@ class Run:
             "mechanisms": [name for name in mechanisms if found(config, f"{name}.enabled")],
             "metrics": plain({name: [line.get(name) for line in lines] for name in names}),
             "evaluations": plain(evaluations),
+            "replayed": plain(replayed),
             "accounts": {
                 role: {**vars(account), "failures": dict(account.failures)}
                 for role, account in sorted(accounts(ledger_lines(self.workdir / "llm.jsonl")).items())

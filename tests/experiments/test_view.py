@@ -13,15 +13,20 @@ from pathlib import Path
 
 import pytest
 
+import envs
+from envs.probed import probed
 from envs.world import Task
-from evolver.records import write_rollouts
+from evolver.attributing.replay import ReplayJudge
+from evolver.records import record_of, write_rollouts
 from evolver.workdir import Workdir
 from experiments.view.__main__ import main
 from experiments.view.bundle import resources, write_bundle
+from experiments.view.replay import compare
 from experiments.view.runs import Run, named, problems
 from experiments.view.search import Search
 from experiments.view.server import STATIC, View, resource
 from experiments.view.text import visible
+from rl.trajectory import Completion, StopReason, Trajectory, Turn
 from tests.tiny import tiny_policy
 
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\x00\x1b[2J\u202egnp.exe\ud800" + "y" * 2**20
@@ -274,9 +279,8 @@ def test_arguments_that_cannot_be_used_are_explained(tmp_path, capsys):
     assert main([str(tmp_path / "runs" / "a"), "--task", "x"]) == 2
     assert main([str(tmp_path / "runs" / "a"), "--bundle", str(tmp_path / "new")]) == 0
     assert "index.html" in capsys.readouterr().out
-    assert [run.name for run in named([str(tmp_path / "runs" / "a"), str(tmp_path / "new" / ".." / "runs" / "a")])][
-        0
-    ] != "a"
+    twice = named([str(tmp_path / "runs" / "a"), str(tmp_path / "new" / ".." / "runs" / "a")])
+    assert twice[0].name != twice[1].name
 
 
 def test_a_resource_that_does_not_exist_is_named(tmp_path):
@@ -293,3 +297,36 @@ def test_rollouts_that_vanish_while_they_are_read_are_found_again(tmp_path):
     assert [f["step"] for f in run.index()["files"]] == [2, 2, 3]
     write_rollouts(tmp_path / "trajectories/step_000001.jsonl.gz", [record(0)])
     assert [f["step"] for f in run.index()["files"]] == [2, 2, 3, 1]
+
+
+def test_labels_are_compared_with_those_of_replay(tmp_path, capsys):
+    world, judge = probed(envs.make("travel")), ReplayJudge(lambda: probed(envs.make("travel")))
+    tasks, trajectories = world.tasks("train")[:6], []
+    for task in tasks:
+        messages, turns = world.reset(task, task.seed).messages, []
+        for action in task.reference:
+            result = world.step(action)
+            turns.append(Turn([], Completion([1], [0.0], "stop", 0), action, result.messages, result.info))
+        trajectories.append(Trajectory(task, 0, 1, messages, turns, StopReason.DONE, world.evaluate()))
+    for trajectory, labels in zip(trajectories, judge.label(trajectories)):
+        for turn, label in zip(trajectory.turns, labels):
+            turn.label = label.value
+    judge.close()
+    workdir = Workdir(tmp_path)
+    workdir.claim({"env": {"name": "travel"}}, 0)
+    workdir.log_tasks(tasks)
+    workdir.log_trajectories(1, [record_of(t, fate="trained") for t in trajectories])
+    good = sum(turn.label == 1 for t in trajectories for turn in t.turns)
+    assert good > 3 and main([str(tmp_path), "--replay", "50"]) == 0
+    assert "6 rollouts replayed, 0 skipped" in capsys.readouterr().out
+    (found,) = Run(tmp_path).overview()["replayed"]
+    assert found["both"] == found["agreed"] >= good
+    for turn in trajectories[0].turns:
+        turn.label = -1  # a judge that is wrong about the first rollout
+    workdir.log_trajectories(1, [record_of(t, fate="trained") for t in trajectories])
+    found = compare(Run(tmp_path), 50)
+    (wrong,) = [cell for cell in found["table"] if (cell["judge"], cell["replay"]) == (-1, 1)]
+    assert found["both"] - found["agreed"] == wrong["turns"] > 0
+    assert wrong["examples"] == [("step_000001.jsonl.gz", 0)]
+    (tmp_path / "config.json").unlink()
+    assert main([str(tmp_path), "--replay", "1"]) == 1 and "names the world" in capsys.readouterr().err
