@@ -37,7 +37,7 @@ def compare(run: Run, count: int) -> dict[str, Any]:
     env = ((run.workdir.config() or {}).get("config") or {}).get("env") or {}
     if not env.get("name"):
         raise NoReplay(f"{run.workdir.path}: no config.json that names the world")
-    tasks = {task["id"]: Task.from_dict(task) for task in run._tasks()}
+    tasks = {task["id"]: Task.from_dict(task) for task in run.all_tasks()}
     chosen, skipped = [], 0
     for place, record in labelled(run):
         trajectory = trajectory_of(record, tasks)

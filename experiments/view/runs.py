@@ -48,6 +48,7 @@ class Run:
         self._tokenizer: Tokenizer | None = None
         self._without_tokenizer = ""  # why there is none
         self._pieces: dict[int, str] = {}
+        self._tasks: tuple[tuple[int, int], list[dict[str, Any]]] = (0, 0), []
 
     # --- rollouts ----------------------------------------------------------------------------------------------------
 
@@ -195,18 +196,26 @@ class Run:
         }
 
     def tasks(self) -> list[dict[str, Any]]:
-        """Return the tasks without their verifiers."""
-        short = [{k: v for k, v in task.items() if k not in ("verifier", "reference")} for task in self._tasks()]
-        return plain([task | {"has_verifier": bool(full.get("verifier"))} for task, full in zip(short, self._tasks())])
+        """Return the tasks without their verifiers and references."""
+        return plain(
+            [{k: v for k, v in task.items() if k not in ("verifier", "reference")} for task in self.all_tasks()]
+        )
 
     def task_details(self, number: int) -> list[dict[str, Any]]:
         """Return the whole records of TASKS tasks, from TASKS * number on."""
-        return plain(self._tasks()[TASKS * number : TASKS * (number + 1)])
+        return plain(self.all_tasks()[TASKS * number : TASKS * (number + 1)])
 
-    def _tasks(self) -> list[dict[str, Any]]:
+    def all_tasks(self) -> list[dict[str, Any]]:
+        """Return the records of `tasks.jsonl`, which is read again when it has changed."""
         path = self.workdir / "tasks.jsonl"
-        found = read_jsonl(path, forgive="all") if path.is_file() else ()
-        return [task for task in found if isinstance(task.get("id"), str)]
+        if not path.is_file():
+            return []
+        stat = path.stat()
+        with self._lock:
+            if self._tasks[0] != (stat.st_size, stat.st_mtime_ns):
+                found = [task for task in read_jsonl(path, forgive="all") if isinstance(task.get("id"), str)]
+                self._tasks = (stat.st_size, stat.st_mtime_ns), found
+            return self._tasks[1]
 
     def experience(self) -> list[dict[str, Any]]:
         """Return the experience pool."""

@@ -42,6 +42,12 @@ function heldOut(runs, measure) {
     if (measure !== "greedy") found.push(line(run, "greedy", 1, true));
   }
   const last = Math.max(1, ...runs.flatMap((run) => run.steps));
+  for (const run of runs) { // the control: what the untrained policy reaches by its temperature alone
+    const value = run.metric("eval/best_temperature/avg").find((v) => v !== null && v !== undefined);
+    if (value !== undefined) {
+      found.push({ name: `${several ? `${run.name}: ` : ""}untrained, at its best temperature`, colour: colour(several ? run.place : 2), dash: true, thin: true, x: [0, last], y: [value, value] });
+    }
+  }
   for (const run of runs) { // a policy that was scored with --mode=eval: a level to compare with
     for (const record of run.overview.evaluations) {
       const name = Object.keys(record).find((key) => key === measure) ?? Object.keys(record).find((key) => /^avg@\d+$/.test(key));
@@ -106,7 +112,7 @@ async function overviewPage(params) {
   const charts = el("div", { class: "charts" });
   const add = (...figures) => charts.append(...figures.filter(Boolean));
   if (measure) {
-    add(chart(heldOut(runs, measure), { title: `Held-out success, %: ${measure} with 95% intervals over tasks, greedy dashed`, unit: percent, range: [0, 1], wide: true, height: 250 }));
+    add(chart(heldOut(runs, measure), { title: `Held-out success, %: ${measure} with 95% intervals over tasks; greedy and controls dashed`, unit: percent, range: [0, 1], wide: true, height: 250 }));
   }
   const success = several
     ? runs.map((run) => series(run, "rollout/success", run.place, { name: run.name }))

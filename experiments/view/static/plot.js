@@ -42,7 +42,7 @@ function chart(series, { title, unit = short, height = 190, range = null, stacke
     canvas.append(svg("line", { class: "grid", x1: LEFT, x2: W - RIGHT, y1: Y(y), y2: Y(y) }));
     canvas.append(svg("text", { x: LEFT - 5, y: Y(y) + 4, "text-anchor": "end" }, unit(y)));
   }
-  for (const x of ticks(x0, x1, 6)) canvas.append(svg("text", { x: X(x), y: height - 8, "text-anchor": "middle" }, number(x)));
+  for (const x of ticks(x0, x1, 6).filter(Number.isInteger)) canvas.append(svg("text", { x: X(x), y: height - 8, "text-anchor": "middle" }, number(x)));
   for (const s of series) draw(canvas, s, X, Y, stacked);
   const cross = svg("line", { class: "cross", y1: TOP, y2: height - BOTTOM, visibility: "hidden" });
   canvas.append(cross);
