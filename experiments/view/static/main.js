@@ -49,6 +49,7 @@ async function look() {
     const states = JSON.stringify(await get("states"));
     status("");
     if (before && states !== before) {
+      kept.clear();
       await Promise.all(view.runs.map((run) => run.load()));
       const [page] = place(), typing = document.activeElement?.closest?.("form.filters");
       if (["overview", "rollouts", "groups", "tasks", "experience", "judge"].includes(page) && !typing) await show(true);
@@ -73,6 +74,11 @@ async function start() {
   await look();
   setInterval(look, EVERY);
 }
+
+document.querySelector(".skip").addEventListener("click", (event) => { // its address would name a page
+  event.preventDefault();
+  document.getElementById("main").focus();
+});
 
 // j and k, or the arrows, move between the rollouts of a group.
 document.addEventListener("keydown", (event) => {
