@@ -257,4 +257,7 @@ def problems(folders: list[str]) -> list[str]:
 
 def encoded(value: Any) -> bytes:
     """Return a value as JSON in ASCII: lone surrogates, which a model's text may hold, have no UTF-8."""
-    return json.dumps(plain(value), separators=(",", ":")).encode("ascii")
+    try:
+        return json.dumps(value, separators=(",", ":"), allow_nan=False).encode("ascii")
+    except ValueError:  # a figure that is not finite; looking for it in every index would take longer than the rest
+        return json.dumps(plain(value), separators=(",", ":")).encode("ascii")

@@ -22,7 +22,7 @@ from evolver.workdir import Workdir
 from experiments.view.__main__ import main
 from experiments.view.bundle import resources, write_bundle
 from experiments.view.replay import compare
-from experiments.view.runs import Run, named, problems
+from experiments.view.runs import Run, encoded, named, problems
 from experiments.view.search import Search
 from experiments.view.server import STATIC, View, resource
 from experiments.view.text import visible
@@ -281,6 +281,13 @@ def test_arguments_that_cannot_be_used_are_explained(tmp_path, capsys):
     assert "index.html" in capsys.readouterr().out
     twice = named([str(tmp_path / "runs" / "a"), str(tmp_path / "new" / ".." / "runs" / "a")])
     assert twice[0].name != twice[1].name
+
+
+def test_figures_that_are_not_finite_are_left_out(tmp_path):
+    Workdir(tmp_path).log_trajectories(1, [record(0)])
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "loss": NaN, "x": Infinity}\n')
+    assert json.loads(encoded(Run(tmp_path).overview()))["metrics"] == {"step": [1], "loss": [None], "x": [None]}
+    assert encoded([{1: float("nan")}, "\ud800"]) == b'[{"1":null},"\\ud800"]'
 
 
 def test_a_resource_that_does_not_exist_is_named(tmp_path):
