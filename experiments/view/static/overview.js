@@ -76,6 +76,13 @@ function faultsOf(run) {
   return lines;
 }
 
+/** Return the last value of a held-out measure, with a link to its rollouts. */
+function heldOutLink(run, measure) {
+  const values = run.metric(`eval/${measure}`), at = values.findLastIndex((v) => v !== null && v !== undefined);
+  const params = { run: run.place, kind: "held_out", step: run.steps[at], fate: measure === "greedy" ? "greedy" : "sampled" };
+  return at < 0 ? "–" : link("rollouts", params, percent(values[at]));
+}
+
 function runTable(runs) {
   const last = (run, name) => { const v = run.metric(name).filter((x) => x !== null && x !== undefined); return v.length ? v[v.length - 1] : null; };
   const sum = (run, name) => run.metric(name).reduce((total, x) => total + (x || 0), 0);
@@ -85,7 +92,7 @@ function runTable(runs) {
     { name: "what", t: true, cell: (run) => [run.overview.facts["env.name"] || "–", ", ", run.overview.mechanisms.join(", ") || "no mechanism", ", ", run.overview.facts["advantage.name"] || "–"] },
     { name: "seed", n: true, cell: (run) => short(run.overview.seed) },
     { name: "step", n: true, cell: (run) => [short(last(run, "step")), run.overview.facts.steps ? ` of ${number(run.overview.facts.steps)}` : ""] },
-    ...measures.map((m) => ({ name: `held-out ${m}, %`, n: true, cell: (run) => percent(last(run, `eval/${m}`)) })),
+    ...measures.map((m) => ({ name: `held-out ${m}, %`, n: true, cell: (run) => heldOutLink(run, m) })),
     { name: "rollouts", n: true, cell: (run) => link("rollouts", { run: run.place, kind: "step" }, number(sum(run, "ledger/rollouts"))) },
     { name: "trained", n: true, cell: (run) => link("rollouts", { run: run.place, kind: "step", fate: "trained" }, number(sum(run, "ledger/trained"))) },
     { name: "time", n: true, cell: (run) => { const t = last(run, "time/elapsed"); return t === null ? "–" : clock(t); } },
