@@ -4,6 +4,7 @@
     python run.py --config=configs/quickstart.py:grpo --config.seed=1 --workdir=runs/grpo-1
     python run.py --config=configs/quickstart.py --config.model.path=runs/quickstart/policy --mode=eval
     python run.py --config=configs/appworld_14b.py --mode=plan --target=h100:8
+    python run.py --help=advantage                                # the keys and arguments that a word finds
 
 configs/base.py documents every key. All problems with a config are reported at once, before anything is compiled.
 """
@@ -18,6 +19,7 @@ from absl import logging
 from configs import base
 from evolver import cli
 from evolver.config import problems as config_problems
+from evolver.help import search
 
 
 def main(argv: list[str]) -> int:
@@ -25,6 +27,10 @@ def main(argv: list[str]) -> int:
     language-model server that is down, a world that fails in every rollout), 130 interrupted."""
     logging.set_verbosity(logging.ERROR)
     command = cli.parse(argv)
+    if command.sought:
+        keys = base.keys()
+        print(search(command.sought, keys.rules, command.config or keys.config))
+        return 0
     if command.mode == "help":
         print(__doc__ + "\n" + command.problems[0])
         return 0

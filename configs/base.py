@@ -280,7 +280,7 @@ def books(root):
     checkpoint.milestones = key(0, least=0)  # keep every checkpoint whose step is a multiple of this; 0 = none
 
     log = root.group("log")
-    log.trajectories = key(1, least=0)  # steps between two files of trajectories; 0 = none
+    log.trajectories = key(1, least=0)  # steps between two files of rollouts; 0 = none, also of held-out rollouts
     log.wandb = key("off", choices=("off", "offline", "online"))  # Weights & Biases
     log.project = "evolver"  # W&B project
     log.group = ""  # W&B group of runs that are compared; "" = none

@@ -6,10 +6,10 @@ import itertools
 from collections.abc import Sequence
 
 from evolver import hosts
-from evolver.metrics import Metrics, timed
+from evolver.metrics import Metrics, faults_of, timed
 from evolver.play import play, sampling
+from evolver.records import record_of
 from evolver.run import Run
-from evolver.workdir import trajectory_record
 from rl import learner
 from rl.evaluation import Scores, measures, scores_of
 from rl.rollout import Job
@@ -21,7 +21,7 @@ def write_trajectories(run: Run, step: int, trajectories: Sequence[Trajectory], 
     """Write one line per rollout, every `log.trajectories` steps."""
     every = run.config.log.trajectories
     if every and step % every == 0:
-        records = [trajectory_record(t, fate=fate) for t, fate in zip(trajectories, fates)]
+        records = [record_of(t, fate=fate) for t, fate in zip(trajectories, fates)]
         run.workdir.log_trajectories(step, records)
     if run.sinks and evaluated_at(run, step):
         run.sinks.rollouts(step, trajectories, fates)
@@ -42,7 +42,8 @@ def keep(run: Run) -> None:
     best = None
     if evaluated_at(run, step):
         with timed("eval") as seconds:
-            scores = evaluate(run, sweep=step == 0)
+            keep = f"held_out_{step:06d}" if c.log.trajectories else ""
+            scores = evaluate(run, keep=keep, sweep=step == 0)
         run.workdir.log_scores(step, scores)
         metrics |= seconds | {f"eval/{name}": value for name, value in measures(scores)}
         best = metrics[f"eval/avg@{c.eval.rollouts}"]
@@ -102,9 +103,8 @@ def evaluate(run: Run, *, keep: str = "", repetition: int = 0, sweep: bool = Fal
     sampled, greedy, *others = ([next(played) for _ in jobs] for jobs in (sampled, greedy, *others))
     if keep:
         kinds = ["sampled"] * len(sampled) + ["greedy"] * len(greedy)
-        run.workdir.log_trajectories(
-            keep, [trajectory_record(t, fate=kind) for t, kind in zip(sampled + greedy, kinds)]
-        )
+        records = [record_of(t, fate=kind) for t, kind in zip(sampled + greedy, kinds)]
+        run.workdir.log_trajectories(keep, records)
     return scores_of(sampled, greedy, temperature=c.eval.temperature, sweep=dict(zip(temperatures, others)))
 
 
@@ -118,4 +118,4 @@ def show(run: Run, step: int, metrics: Metrics) -> None:
     name = f"eval/avg@{run.config.eval.rollouts}"
     if name in metrics:
         figures[f"held-out {name.removeprefix('eval/')}"] = f"{metrics[name]:.1%}"
-    run.progress.step(step, **figures)
+    run.progress.step(step, faults_of(metrics), **figures)

@@ -42,7 +42,7 @@ def define(argv: list[str]) -> flags.FlagValues:
     described = "; ".join(f"{mode}: {what}" for mode, what in MODES.items())
     flags.DEFINE_enum("mode", "train", list(MODES), described, flag_values=values)
     flags.DEFINE_string("target", "", "plan for these devices, for example h100:8", flag_values=values)
-    flags.DEFINE_bool("help", False, "print this", flag_values=values)
+    flags.DEFINE_bool("help", False, "print this; --help=WORD searches the config keys", flag_values=values)
     values.mark_as_parsed()
     return values
 
@@ -55,13 +55,17 @@ class Command(NamedTuple):
     mode: str = ""
     target: str = ""
     problems: tuple[str, ...] = ()
+    sought: str = ""  # the word of --help=WORD
 
 
 def parse(argv: list[str]) -> Command:
     """Parse the command line. An override that cannot be applied is reported and left out, so that the rest of the
     config is still checked."""
     overrides, rest, problems = [], [], []
+    sought = [token.partition("=")[2] for token in argv[1:] if re.match(r"--?help=", token)]
     for token in argv[1:]:
+        if re.match(r"--?help=", token):
+            continue
         (overrides if re.match(r"--?(no)?config\.", token) else rest).append(token)
     base = [argv[0], *rest]
     plugs.look_in(Path(config_path(rest)).absolute().parent, Path.cwd())
@@ -74,6 +78,8 @@ def parse(argv: list[str]) -> Command:
         return Command(problems=(config_error(rest, error) if about_config else f"{error}; {USAGE}",))
     if values.help:
         return Command(mode="help", problems=(values.module_help(__name__),))
+    if sought:
+        return search_command(sought[-1], values)
     if not config_path(rest):
         return Command(problems=("--config is missing, for example --config=configs/quickstart.py",))
     try:
@@ -102,6 +108,18 @@ def parse(argv: list[str]) -> Command:
         return Command(problems=(*problems, config_error(rest, error)))
     problems += target_problems(values.target, values.mode)
     return Command(config, workdir_of(values), values.mode, values.target, tuple(problems))
+
+
+def search_command(word: str, values: flags.FlagValues) -> Command:
+    """Return the command of `--help=WORD`; its config is None without --config."""
+    if values["config"].value is None:
+        return Command(mode="help", sought=word)
+    try:
+        config = values.config
+        len(config)
+    except Exception as error:
+        return Command(problems=(config_error([f"--config={values['config'].config_filename}"], error),))
+    return Command(config, mode="help", sought=word)
 
 
 def set_arguments(config: ConfigDict, names: dict[str, str], arguments: list[tuple[str, str, str]]) -> list[str]:

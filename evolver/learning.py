@@ -15,6 +15,7 @@ from evolver.metrics import Metrics, timed
 from evolver.run import Learner, Run
 from rl import learner as learners
 from rl import mismatch
+from rl.losses.terms import LOG_RATIO_LIMIT
 from rl.packing import Packed, pack
 from rl.samples import REASONS, fates, samples
 from rl.seeds import seed_of
@@ -38,7 +39,9 @@ def select(config: Any, trajectories: Sequence[Trajectory], version: int) -> tup
     batches = []
     for i in range(min(c.updates, len(groups))):
         chosen = [trajectory for group in groups[i :: c.updates] for trajectory in group]
-        batches.append(pack([sample for trajectory in chosen for sample in samples(trajectory)], c.row))
+        batch = pack([sample for trajectory in chosen for sample in samples(trajectory)], c.row)
+        batch.turns = tuple(turn for t in chosen for turn in t.turns if turn.completion.tokens)
+        batches.append(batch)
     if batches:
         metrics["learner/rows"] = sum(b.rows for b in batches)
         metrics["learner/fill"] = float(np.average([b.fill for b in batches], weights=[b.rows for b in batches]))
@@ -60,11 +63,25 @@ def learn(run: Run, batches: Sequence[Packed], step: int) -> Metrics:
             for number, i in enumerate(order):
                 run.progress.phase("update", epoch * len(batches) + number, c.learner.epochs * len(batches))
                 learner.state, values = learner.update(learner.state, batches[i])
+                note_tokens(batches[i], values.pop("logp_RT"))
                 measured.append({name: float(value) for name, value in values.items()})
     metrics |= seconds | merged(measured)
     if warning := learner.alarm.check(metrics):
         run.progress.say(f"step {step}: {warning}")
     return metrics | {"alarm/weights": float(bool(warning))}
+
+
+def note_tokens(batch: Packed, logp_RT: np.ndarray) -> None:
+    """Write into the turns of a mini-batch what its update saw of each token: the gap to the engine, and the ratio.
+
+    logp_RT: the log-probabilities by the weights that the update started from. Of several epochs, the last one stays.
+    """
+    old_RT = batch.logp_RT if batch.old_logp_RT is None else batch.old_logp_RT
+    gap_n = batch.trained(old_RT - batch.logp_RT)
+    ratio_n = np.exp(batch.trained(np.clip(logp_RT - old_RT, -LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)))
+    ends = np.cumsum([len(turn.completion.tokens) for turn in batch.turns])[:-1]
+    for turn, gap_T, ratio_T in zip(batch.turns, np.split(gap_n, ends), np.split(ratio_n, ends), strict=True):
+        turn.gap, turn.ratio = gap_T, ratio_T
 
 
 def score(config: Any, learner: Learner, batch: Packed) -> None:

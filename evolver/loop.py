@@ -166,8 +166,8 @@ def finish(run: Run) -> None:
 def evaluate(config: Any, workdir: str | Path) -> None:
     """Score config.model.path on the held-out tasks.
 
-    The scores are appended to `eval.jsonl` in the workdir and the rollouts written to `trajectories/eval.jsonl`, those
-    of further seeds to `eval_1.jsonl` and so on.
+    The scores are appended to `eval.jsonl` in the workdir and the rollouts written to `trajectories/eval.jsonl.gz`,
+    those of further seeds to `eval_1.jsonl.gz` and so on.
     """
     with open_run(for_evaluation(config), workdir, alone=False) as run:
         run.workdir.claim(config.to_dict(), config.seed, "eval")

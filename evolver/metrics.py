@@ -46,6 +46,24 @@ def rollout_metrics(trajectories: list[Trajectory]) -> dict[str, float]:
     return metrics
 
 
+def faults_of(metrics: Metrics) -> dict[str, float]:
+    """Return how often something went wrong in a step, by a name for people; without what did not happen."""
+    names = {
+        "world": ("ledger/env_error", "eval/broken"),
+        "cancelled": ("ledger/cancelled",),
+        "skipped updates": ("skipped",),
+        "wrong weights": ("alarm/weights",),
+        "replay": ("attributing/errors",),
+        "unanswered": ("attributing/unanswered", "questioning/judge/unanswered", "navigating/unanswered"),
+        "unwritten": ("llm/unwritten/cache", "llm/unwritten/ledger"),
+    }
+    counts = {name: sum(metrics.get(key) or 0 for key in keys) for name, keys in names.items()}
+    counts["model calls"] = sum(
+        value for key, value in metrics.items() if key.startswith("llm/") and "/failures/" in key
+    )
+    return {name: count for name, count in counts.items() if count}
+
+
 def mean(values: Iterable[float]) -> float:
     """Return the mean, 0 for no values."""
     values = [float(v) for v in values]

@@ -1,30 +1,36 @@
-"""Progress of a run: a live line on a terminal, plain lines in a log file."""
+"""Progress of a run: a live display on a terminal, plain lines in a log file."""
 
 from __future__ import annotations
 
 import sys
 import time
+from collections import Counter
+from collections.abc import Mapping
 from typing import TextIO
 
-from rich.console import Console
+from rich.console import Console, Group
 from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
 from rich.text import Text
 
 LOG_EVERY = 30.0  # seconds between lines in a log file while one step lasts
+BAR = 28  # characters
 
 
 class Progress:
-    """Shows what the run is doing, how far it is, how fast, and how long it still takes.
+    """Shows what the run is doing, how far it is, how well and fast it does, what failed, and how long it still takes.
 
-    On a terminal one line is updated in place below the lines that stay. Elsewhere each step prints a line, and a step
-    that lasts long prints one every half minute.
+    On a terminal a few lines are updated in place below the lines that stay: the steps with the time left, the present
+    phase, the figures of the last step, and the faults so far. Elsewhere each step prints a line, and a step that lasts
+    long prints one every half minute.
     """
 
     def __init__(self, steps: int, *, done: int = 0, stream: TextIO | None = None):
         self.console = Console(file=stream or sys.stdout, highlight=False, markup=False, soft_wrap=True)
         self.live = Live(Text(), console=self.console, refresh_per_second=5, transient=True)
         self.steps = steps
-        self.shown, self.figures, self.line = time.monotonic(), "", ""
+        self.shown, self.figures, self.faults = time.monotonic(), "", Counter()
         self._said: set[str] = set()
         self.begin(done)
 
@@ -35,21 +41,37 @@ class Progress:
 
     def phase(self, name: str, done: int = 0, of: int = 0) -> None:
         """Show the current phase, with a count if there is one."""
-        count = f" {done}/{of}" if of else ""
-        line = f"step {min(self.done + 1, self.steps)}/{self.steps} · {name}{count}{self.figures}{self.eta()}"
         if self.console.is_terminal:
             if not self.live.is_started:
                 self.live.start()
-            self.live.update(Text(line, overflow="ellipsis", no_wrap=True), refresh=done == 0)
+            self.live.update(self.display(name, done, of), refresh=done == 0)
         elif time.monotonic() - self.shown >= LOG_EVERY:
-            self.say(line)
+            count = f" {done}/{of}" if of else ""
+            self.say(f"step {min(self.done + 1, self.steps)}/{self.steps} · {name}{count}{self.figures}{self.eta()}")
 
-    def step(self, step: int, **figures: str) -> None:
-        """Print the line of a completed step; its figures stay on the live line until the next one."""
+    def display(self, name: str, done: int, of: int) -> Group:
+        """Return the lines of the live display."""
+        rows = Table.grid(padding=(0, 1))
+        step = f"step {min(self.done + 1, self.steps)}/{self.steps}"
+        rows.add_row(step, ProgressBar(self.steps, self.done, width=BAR), self.eta().removeprefix(" · "))
+        count, pulse = (f"{name} {done}/{of}", False) if of else (name, True)
+        rows.add_row(count, ProgressBar(of or 100, done, width=BAR, pulse=pulse), "")
+        lines = [Text(text, style, no_wrap=True, overflow="ellipsis") for text, style in (
+            (self.figures.removeprefix(" · "), ""), (told(self.faults), "yellow")) if text]  # fmt: skip
+        return Group(rows, *lines)
+
+    def step(self, step: int, faults: Mapping[str, float] | None = None, **figures: str) -> None:
+        """Print the line of a completed step; its figures stay on the live display until the next one.
+
+        faults: how often something went wrong in this step, by its name; the live display shows the sums so far.
+        """
         self.done = step
         self.marks += [time.monotonic()] if step else []
         self.figures = "".join(f" · {name.replace('_', ' ')} {value}" for name, value in figures.items())
-        self.say(f"step {step}/{self.steps}{self.figures}{self.eta()}")
+        counted = Counter({name: round(count) for name, count in (faults or {}).items() if count})
+        self.faults.update(counted)
+        wrong = f" · {told(counted)}" if counted else ""
+        self.say(f"step {step}/{self.steps}{self.figures}{wrong}{self.eta()}")
 
     def say(self, text: str) -> None:
         """Print text that stays."""
@@ -72,8 +94,14 @@ class Progress:
         return f" · {clock(left)} left"
 
     def close(self) -> None:
-        """Remove the live line."""
+        """Remove the live display."""
         self.live.stop()
+
+
+def told(faults: Mapping[str, int]) -> str:
+    """Return counts of faults as text: "faults: world 3, model calls 2", "" for none."""
+    counts = ", ".join(f"{name} {count:,}" for name, count in sorted(faults.items()) if count)
+    return f"faults: {counts}" if counts else ""
 
 
 def clock(seconds: float) -> str:

@@ -438,6 +438,7 @@ def make_programs(config: Any, shape: qwen.Config, mesh: Any, optimizer: Any) ->
         importance_high=c.loss.importance_high,
         remat=c.model.remat,
         layout=make_layout(c),
+        keep_logp=True,
         **batch,
     )
     return update, learner.make_logp(shape, mesh, **batch)

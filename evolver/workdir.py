@@ -1,9 +1,10 @@
 """The workdir of a run: its files, written and read back.
 
 A workdir holds `config.json` (resolved config, git revision, versions), `metrics.jsonl` (one line per step),
-`trajectories/step_000012.jsonl` (one line per rollout), `eval/step_000010.json`, `tasks.jsonl`, `checkpoints/`,
-`experience/` (the pool), `llm.jsonl` (calls to language models), `policy/` (Hugging Face format), `summary.md` and
-`curve.png`. `--mode=eval` appends to `eval.jsonl`. While a run writes, `lock` names its process.
+`trajectories/step_000012.jsonl.gz` and `held_out_000010.jsonl.gz` (one line per rollout, see `evolver.records`),
+`eval/step_000010.json`, `tasks.jsonl`, `checkpoints/`, `experience/` (the pool), `llm.jsonl` (calls to language
+models), `policy/` (Hugging Face format), `summary.md` and `curve.png`. `--mode=eval` appends to `eval.jsonl`. While a
+run writes, `lock` names its process.
 """
 
 from __future__ import annotations
@@ -30,9 +31,9 @@ from typing import Any
 import numpy as np
 
 from envs.world import Task
+from evolver.records import step_of, write_rollouts
 from models.files import BrokenFile, read_jsonl, write_atomically
 from rl.evaluation import Scores
-from rl.trajectory import Trajectory
 
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "tokenizers", "safetensors", "usearch")
 
@@ -138,11 +139,14 @@ class Workdir:
         if (self / "metrics.jsonl").is_file():
             kept = [line for line in self.metrics() if line["step"] <= last]
             write_atomically(self / "metrics.jsonl", "".join(metrics_line(line) for line in kept))
-        for folder, keep in (("trajectories", step), ("eval", last)):
-            for path in (self / folder).glob("step_*"):
-                name = re.fullmatch(r"step_(\d+)\.jsonl?(\.\w+\.tmp)?", path.name)
-                if name and (name[2] or int(name[1]) > keep):  # .tmp: left by a process that died while writing
-                    path.unlink()
+        for path in (self / "eval").glob("step_*"):
+            name = re.fullmatch(r"step_(\d+)\.json(\.\w+\.tmp)?", path.name)
+            if name and (name[2] or int(name[1]) > last):  # .tmp: left by a process that died while writing
+                path.unlink()
+        for path in (self / "trajectories").glob("*_*"):
+            name = step_of(path.name)
+            if name and (path.suffix == ".tmp" or name[1] > (step if name[0] == "step" else last)):
+                path.unlink()
 
     def log_metrics(self, step: int, metrics: dict[str, Any]) -> None:
         """Append one line and flush it to disk, so that it is there before the checkpoint of the step."""
@@ -154,11 +158,12 @@ class Workdir:
             os.fsync(file.fileno())
 
     def log_trajectories(self, step: int | str, records: Iterable[dict[str, Any]]) -> None:
-        """Write `trajectories/step_000012.jsonl`, or a file of the given name if the rollouts belong to no step."""
+        """Write `trajectories/step_000012.jsonl.gz` and its index, or files of the given name, such as
+        "held_out_000010", for rollouts that no step trained on."""
         if not self.writes:
             return
-        path = self / f"trajectories/{step if isinstance(step, str) else f'step_{step:06d}'}.jsonl"
-        write_atomically(path, "".join(json.dumps(plain(r), ensure_ascii=False) + "\n" for r in records))
+        name = step if isinstance(step, str) else f"step_{step:06d}"
+        write_rollouts(self / f"trajectories/{name}.jsonl.gz", (plain(record) for record in records))
 
     def log_scores(self, step: int, scores: Scores) -> None:
         """Write `eval/step_000010.json`."""
@@ -235,52 +240,6 @@ def read_tasks(path: str | Path) -> list[Task]:
     if twice:
         raise BrokenFile(f"{path}: the task id {twice[0]} appears more than once")
     return tasks
-
-
-def trajectory_record(trajectory: Trajectory, *, fate: str) -> dict[str, Any]:
-    """Return a rollout as a readable record: text and token ids, each token once (`prompt` holds the new ones only).
-
-    fate: "trained", or the reason why not.
-    """
-    turns, seen = [], []
-    for turn in trajectory.turns:
-        grows = turn.prompt[: len(seen)] == seen
-        turns.append(
-            {
-                "action": turn.action,
-                "label": turn.label,
-                "reason": turn.reason,
-                "advantage": round(float(turn.advantage), 6),
-                "observation": turn.observation,
-                "info": turn.info,
-                "stop": turn.completion.stop,
-                "version": turn.completion.version,
-                "prompt": turn.prompt[len(seen) :] if grows else turn.prompt,
-                "continues": bool(seen) and grows,
-                "tokens": turn.completion.tokens,
-                "logprobs": [round(float(x), 6) for x in turn.completion.logprobs],
-            }
-        )
-        seen = turn.prompt + turn.completion.tokens
-    task, injected = trajectory.task, zip(trajectory.experience, trajectory.injected, strict=True)
-    return {
-        "task": task.id,
-        "rollout": trajectory.rollout,
-        "draw": trajectory.draw,
-        "origin": task.origin,
-        "difficulty": task.difficulty,
-        "query": task.query,
-        "stop": trajectory.stop.value,
-        "score": trajectory.evaluation.score,
-        "success": trajectory.evaluation.success,
-        "components": trajectory.evaluation.components,
-        "fate": fate,
-        "experience": [{"id": id, "content": text} for id, text in injected],
-        "error": trajectory.error,
-        "seed": trajectory.seed,
-        "messages": trajectory.messages,
-        "turns": turns,
-    }
 
 
 def plain(value: Any) -> Any:

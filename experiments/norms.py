@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from models.files import read_jsonl
+from evolver.records import read_rollouts, rollout_files
 from rl.advantages import adca
 from rl.advantages.attribution import Norm
 from rl.trajectory import BROKEN
@@ -58,9 +58,10 @@ def main() -> None:
     parser.add_argument("workdir", type=Path, nargs="+", help="of a run with config.attributing.enabled=True")
     parser.add_argument("--alpha", type=float, default=0.1, help="weight of the labels")
     flags = parser.parse_args()
-    steps = [list(read_jsonl(path)) for run in flags.workdir for path in sorted(run.glob("trajectories/step_*.jsonl"))]
+    files = [file for run in flags.workdir for file in rollout_files(run) if file.kind == "step"]
+    steps = [read_rollouts(file.path) for file in files]
     if not steps:
-        parser.error(f"no trajectories/step_*.jsonl in {', '.join(map(str, flags.workdir))}")
+        parser.error(f"no trajectories/step_* in {', '.join(map(str, flags.workdir))}")
 
     heads = [f"p{edge:g}" if edge < 100 else "max" for edge in EDGES]
     print(

@@ -160,6 +160,7 @@ def make_update(
     layout: Layout | None = None,
     chunk: int = 1024,
     widths: int = 1,
+    keep_logp: bool = False,
     **terms: Any,
 ) -> Callable[[State, Packed], tuple[State, dict[str, jax.Array]]]:
     """Return `update(state, packed) -> (state, metrics)`: one optimizer step on one mini-batch. The state is donated.
@@ -178,6 +179,8 @@ def make_update(
       chunk: tokens that a device puts through the unembedding at once.
       widths: number of row widths to compile, evenly spaced in (T / 2, T]. A micro-batch is cut to the narrowest
         that holds its tokens, which does not change the result.
+      keep_logp: also return, as the metric "logp_RT", the log-probabilities that the update computed: (R, T) float32
+        on the host, 0 at tokens that do not train.
       terms: the KL penalty, entropy bonus and importance weights, see `losses.token_loss`.
 
     Metrics are scalars on the device. "loss" is the minimised value, "grad_norm" the norm before clipping. "skipped" is
@@ -201,9 +204,9 @@ def make_update(
         mask_RT, segments_RT = (batch[name].reshape(-1, batch[name].shape[-1]) for name in ("mask", "segments"))
         weight_RT = losses.aggregation_weights(mask_RT, segments_RT, aggregate=aggregate)
         batch = batch | {"weight": weight_RT.reshape(batch["mask"].shape)}
-        total, sums, grads, maxima = _accumulated(partial(gradient, state), batch, widths)
+        total, sums, grads, maxima, logp = _accumulated(partial(gradient, state), batch, widths, keep_logp)
         metrics = {name: added / jnp.maximum(count, 1) for name, (added, count) in sums.items()}
-        metrics |= maxima | {"tokens": jnp.sum(batch["mask"])}
+        metrics |= maxima | logp | {"tokens": jnp.sum(batch["mask"])}
         return _apply(state, optimizer, total, grads, metrics, on_device)
 
     jitted = jax.jit(step, donate_argnums=0, out_shardings=(shardings, _replicated(mesh)))
@@ -213,7 +216,11 @@ def make_update(
             raise ValueError("an update needs at least one row: every rollout was dropped")
         if terms.get("kl_coef") and packed.ref_logp_RT is None:
             raise ValueError("a KL penalty (kl_coef) needs packed.ref_logp_RT, the reference's log-probabilities")
-        return jitted(state, device_batch(packed, mesh, micro, capacity_rows))
+        state, metrics = jitted(state, device_batch(packed, mesh, micro, capacity_rows))
+        if keep_logp:
+            logp = np.asarray(metrics["logp_RT"])
+            metrics["logp_RT"] = logp.reshape(-1, logp.shape[-1])[: packed.rows]
+        return state, metrics
 
     update.jitted = jitted
     return update
@@ -338,16 +345,28 @@ def _trips(batch: dict[str, jax.Array]) -> jax.Array:
     return jnp.sum(jnp.any(batch["segments"] > 0, axis=(1, 2)))
 
 
-def _accumulated(gradient: Callable[[dict[str, jax.Array]], Any], batch: dict[str, jax.Array], widths: int) -> Any:
-    """Return (loss, sums, gradients, maxima) over all micro-batches; `gradient` returns those of one."""
+def _accumulated(
+    gradient: Callable[[dict[str, jax.Array]], Any], batch: dict[str, jax.Array], widths: int, keep_logp: bool
+) -> Any:
+    """Return (loss, sums, gradients, maxima, {"logp_RT": (M, r, T)} or {}) over all micro-batches.
 
-    def body(_, rows, totals):
-        (loss, (sums, maxima)), grads = _cut_to_width(gradient, rows, widths)
-        added = jax.tree.map(jnp.add, totals[:3], (loss, sums, grads))
-        return *added, jax.tree.map(jnp.maximum, totals[3], maxima)
+    `gradient` returns ((loss, (sums, maxima, logp_RT)), gradients) of one.
+    """
 
-    (loss, (sums, maxima)), grads = jax.eval_shape(gradient, jax.tree.map(lambda x: x[0], batch))
-    start = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), (loss, sums, grads, maxima))
+    def of_rows(rows):
+        (loss, (sums, maxima, logp_RT)), grads = gradient(rows)
+        pad = ((0, 0), (0, batch["mask"].shape[2] - logp_RT.shape[1]))
+        return loss, sums, grads, maxima, {"logp_RT": jnp.pad(logp_RT, pad)} if keep_logp else {}
+
+    def body(i, rows, totals):
+        new = _cut_to_width(of_rows, rows, widths)
+        added = jax.tree.map(jnp.add, totals[:3], new[:3])
+        kept = jax.tree.map(lambda all, one: jax.lax.dynamic_update_index_in_dim(all, one, i, 0), totals[4], new[4])
+        return *added, jax.tree.map(jnp.maximum, totals[3], new[3]), kept
+
+    shapes = jax.eval_shape(of_rows, jax.tree.map(lambda x: x[0], batch))
+    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+    start = *zeros[:4], jax.tree.map(lambda x: jnp.zeros((len(batch["mask"]), *x.shape), x.dtype), zeros[4])
     return loops.fold(batch, _trips(batch), body, start)
 
 
@@ -483,16 +502,18 @@ _permute.defvjp(
 
 
 def _micro_loss(forward, loss: losses.TokenLoss, terms: dict[str, Any], adapters: lora.LoRA | None, params, base, rows):
-    """Return the loss of a micro-batch, and the sums and maxima of its metrics. base: what adapters are added to."""
+    """Return the loss of a micro-batch, the sums and maxima of its metrics, and its log-probabilities. base: what
+    adapters are added to."""
     if base is not None:
         params = lora.join(base, params, adapters)
     logp_RT, entropy_RT = forward(params, rows)
     loss_RT, stats = losses.token_loss(loss, logp_RT, entropy_RT, rows, **terms)
-    return jnp.sum(rows["weight"] * loss_RT), (_sums(stats), _maxima(stats))
+    kept = _sums(stats), _maxima(stats), jax.lax.stop_gradient(logp_RT)
+    return jnp.sum(rows["weight"] * loss_RT), kept
 
 
 def _gradient(micro_loss: Callable[..., Any], state: State, rows: dict[str, jax.Array]) -> Any:
-    """Return ((loss, (sums, maxima)), float32 gradients) of a micro-batch."""
+    """Return ((loss, (sums, maxima, logp_RT)), float32 gradients) of a micro-batch."""
     value, grads = jax.value_and_grad(micro_loss, has_aux=True)(state["params"], state.get("base"), rows)
     return value, jax.tree.map(_wide, grads)
 

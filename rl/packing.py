@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from rl.samples import Sample
+from rl.trajectory import Turn
 
 
 class SampleTooLong(ValueError):
@@ -28,6 +29,7 @@ class Packed:
     sample_RT: np.ndarray  # int32: index into the packed samples
     version_RT: np.ndarray | None = None  # int32: version of the weights that sampled each token, -1 outside the mask
     envs: tuple[str, ...] = ()  # the environment of each packed sample
+    turns: tuple[Turn, ...] = ()  # those whose generations the samples hold, in order, if the caller knows them
     old_logp_RT: np.ndarray | None = None  # the denominator of the ratio; None = logp_RT
     ref_logp_RT: np.ndarray | None = None  # of the reference policy, if a KL penalty needs it
 
@@ -39,6 +41,11 @@ class Packed:
     def fill(self) -> float:
         """Fraction of the positions that hold a token."""
         return float(np.mean(self.segments_RT > 0)) if self.segments_RT.size else 0.0
+
+    def trained(self, value_RT: np.ndarray) -> np.ndarray:
+        """Return the values at the tokens that train, (n,): sample by sample as they were packed, in token order."""
+        order = np.argsort(self.sample_RT[self.mask_RT], kind="stable")  # no sample is split between rows
+        return value_RT[self.mask_RT][order]
 
 
 def assign(lengths: Sequence[int], row: int) -> list[list[int]]:

@@ -62,6 +62,8 @@ class Turn:
     reason: str = ""  # the judge's, for the label
     advantage: float = 0.0
     stripped: list[int] = field(default_factory=list)  # the prompt without the injected experience; [] = `prompt`
+    gap: Any = None  # (tokens,) float32: log p by the learner before the update minus by the engine; None = unknown
+    ratio: Any = None  # (tokens,) float32: p by the learner at the update over that before it; None = not trained
 
     @property
     def training_prompt(self) -> list[int]:

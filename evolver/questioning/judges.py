@@ -44,10 +44,12 @@ class Naive(OutcomeJudge):
                 results.append(str(answer))
             else:
                 score = answer.parsed["score"] / 100
+                components = {"judged": score}
                 if is_verified(trajectory.task):
+                    components["verified"] = float(trajectory.evaluation.success)
                     self._counts["agreed"] += (score > 0.5) == trajectory.evaluation.success
                     self._counts["verified"] += 1
-                results.append(Evaluation(score, score > 0.5, {"judged": score}))
+                results.append(Evaluation(score, score > 0.5, components))
         return results
 
     def question(self, trajectory: Trajectory) -> Question:

@@ -9,11 +9,12 @@ import pytest
 from PIL import Image
 
 from envs.world import Evaluation, Task
-from evolver.metrics import rollout_metrics
+from evolver.metrics import faults_of, rollout_metrics
 from evolver.progress import Progress
+from evolver.records import record_of
 from evolver.report import main, report
 from evolver.sinks import Sinks
-from evolver.workdir import Workdir, read_tasks, trajectory_record
+from evolver.workdir import Workdir, read_tasks
 from models.files import BrokenFile
 from rl.evaluation import Scores
 from rl.trajectory import Completion, StopReason, Trajectory, Turn
@@ -57,12 +58,15 @@ def test_rewinding_forgets_what_comes_after_a_step(tmp_path):
     workdir = Workdir(tmp_path)
     for step in range(5):
         workdir.log_metrics(step, {"x": step})
-        workdir.log_trajectories(step, [trajectory_record(trajectory(), fate="trained")])
+        workdir.log_trajectories(step, [record_of(trajectory(), fate="trained")])
         workdir.log_scores(step, Scores(["t"], [1], [[1.0]], [[1]]))
+    for step in (2, 4):
+        workdir.log_trajectories(f"held_out_{step:06d}", [record_of(trajectory(), fate="greedy")])
     before = (tmp_path / "metrics.jsonl").read_text().splitlines()[:3]
     workdir.rewind(2)
     assert (tmp_path / "metrics.jsonl").read_text().splitlines() == before
-    assert sorted(p.name for p in (tmp_path / "trajectories").iterdir())[-1] == "step_000002.jsonl"
+    kept = sorted(p.name for p in (tmp_path / "trajectories").glob("*.jsonl.gz"))
+    assert kept == ["held_out_000002.jsonl.gz", *(f"step_00000{step}.jsonl.gz" for step in range(3))]
     assert list(workdir.scores()) == [0, 1, 2]
 
 
@@ -95,13 +99,13 @@ def test_what_a_process_left_half_written_does_not_stop_the_next_one(tmp_path):
     workdir = Workdir(tmp_path)
     for step in (1, 2):
         workdir.log_trajectories(step, [{"task": "a"}])
-    for left in ("trajectories/step_000003.jsonl.1a2b.tmp", "eval/step_000003.json.ff.tmp"):
+    for left in ("trajectories/step_000003.jsonl.gz.1a2b.tmp", "eval/step_000003.json.ff.tmp"):
         (tmp_path / left).parent.mkdir(exist_ok=True)
         (tmp_path / left).write_text('{"ta')
     (tmp_path / "trajectories/step_notes.txt").write_text("mine")
     workdir.rewind(1)
     kept = sorted(p.name for p in (tmp_path / "trajectories").iterdir())
-    assert kept == ["step_000001.jsonl", "step_notes.txt"]
+    assert kept == ["step_000001.index.json.gz", "step_000001.jsonl.gz", "step_notes.txt"]
     assert not list((tmp_path / "eval").iterdir())
 
 
@@ -127,7 +131,7 @@ def test_a_task_that_is_none_is_named_with_its_line(tmp_path, line, said):
 def test_a_rollout_is_one_readable_line_with_each_token_once(tmp_path):
     rollout = trajectory(experience=["e1"])
     rollout.injected = ["Search first."]
-    record = trajectory_record(rollout, fate="no_signal")
+    record = record_of(rollout, fate="no_signal")
     line = json.dumps(record, ensure_ascii=False)
     assert "é" in line
     first, second = record["turns"]
@@ -180,6 +184,25 @@ def test_progress_is_lines_in_a_log_and_one_line_on_a_terminal():
     assert log.getvalue().count("\n") == 2 and "rollouts" not in log.getvalue()
     assert log.getvalue().startswith("step 1/3 · success 25%\nstep 2/3 · success 50% · 0:00 left")
     assert "rollouts 0/16" in terminal.getvalue() and "\r" in terminal.getvalue()
+
+
+def test_faults_are_counted_in_the_line_of_their_step_and_summed_on_a_terminal():
+    log, terminal = io.StringIO(), Terminal()
+    for stream in (log, terminal):
+        progress = Progress(9, stream=stream)
+        progress.step(
+            1, faults_of({"ledger/env_error": 2, "llm/judge/failures/timeout": 3, "skipped": 0.0}), success="5%"
+        )
+        progress.step(2, faults_of({"ledger/env_error": 1, "ledger/cancelled": 0}), success="6%")
+        progress.step(3, faults_of({}), success="7%")
+        progress.phase("rollouts", 3, 16)
+        progress.close()
+    first, second, third = log.getvalue().splitlines()
+    assert first == "step 1/9 · success 5% · faults: model calls 3, world 2"
+    assert "faults: world 1" in second and "faults" not in third
+    live = terminal.getvalue().split("step 3/9")[1]
+    assert "faults: model calls 3, world 3" in live and "rollouts 3/16" in live and "step 4/9" in live
+    assert "success 7%" in live and "left" in live
 
 
 def test_wandb_and_tensorboard_are_not_imported_unless_asked_for(tmp_path):

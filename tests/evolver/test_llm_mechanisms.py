@@ -140,7 +140,7 @@ class TestOutcomeJudge:
         judge = Reference(chat_of(lambda body, n: answer({"analysis": "", "score": 85})), 2000)
         made = synthetic(LOST)
         (evaluation,) = judge.score([made])
-        assert evaluation == Evaluation(0.85, True, {"judged": 0.85})
+        assert evaluation == Evaluation(0.85, True, {"judged": 0.85, "verified": 0.0})
         assert made.outcome == 0.0 and not made.evaluation.success
         assert judge.replaces_outcome and judge.roles == ("judge",)
         assert judge.metrics() == {

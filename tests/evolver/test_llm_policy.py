@@ -22,6 +22,7 @@ from evolver.llm.client import INITIAL, PRESENT, Chat, ChatError, Limits, Questi
 from evolver.llm.policy import Player, fingerprint
 from evolver.llm.store import ledger_lines
 from evolver.plan import calls, placement, targets
+from evolver.records import read_rollouts
 from evolver.run import make_players
 from evolver.stop import Interrupted, Stop
 from evolver.workdir import Workdir, plain
@@ -375,8 +376,8 @@ class TestRuns:
         body = {"model": INITIAL, "temperature": 1.0, "top_p": 1.0, "max_tokens": 8, "seed": 0}
         with Stop() as stop:
             player = Player(engine, fresh, 128, params)
-            step = Workdir(tmp_path / "run") / "trajectories/step_000002.jsonl"
-            actions = [json.loads(line)["turns"][0]["action"] for line in step.read_text().splitlines()]
+            rollouts = read_rollouts(tmp_path / "run/trajectories/step_000002")
+            actions = [rollout["turns"][0]["action"] for rollout in rollouts]
             for action in actions[:3]:
                 messages = [{"role": "user", "content": action[:9]}]
                 assert stop.run(player.answer(body | {"messages": messages})) in records

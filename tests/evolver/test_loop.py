@@ -15,6 +15,7 @@ import pytest
 import run
 from envs.source import serving
 from evolver import books, loop, memory, rollouts
+from evolver.records import read_rollouts
 from evolver.stop import Interrupted
 from evolver.workdir import Workdir, read_tasks
 from models import hf
@@ -63,7 +64,7 @@ def same(first: Path, second: Path) -> None:
     """Every figure that no clock had a part in, and every rollout, bit for bit."""
     assert lines(first) == lines(second)
     for path in sorted((first / "trajectories").iterdir()):
-        assert path.read_text() == (second / "trajectories" / path.name).read_text()
+        assert path.read_bytes() == (second / "trajectories" / path.name).read_bytes()
 
 
 @pytest.fixture(scope="module")
@@ -91,8 +92,7 @@ def test_the_ledger_adds_up_and_names_the_fate_of_every_rollout(straight):
         assert line["ledger/rollouts"] == line["rollout/count"] == 12
         assert sum(line[f"ledger/{fate}"] for fate in FATES) == 12
         assert sum(value for key, value in line.items() if key.startswith("stop/")) == 12
-        path = straight / f"trajectories/step_{line['step']:06d}.jsonl"
-        fates = [json.loads(text)["fate"] for text in path.read_text().splitlines()]
+        fates = [r["fate"] for r in read_rollouts(straight / f"trajectories/step_{line['step']:06d}")]
         assert {fate: fates.count(fate) for fate in FATES} == {fate: line[f"ledger/{fate}"] for fate in FATES}
 
 
@@ -112,13 +112,13 @@ def test_a_run_is_the_same_wherever_its_worlds_live(mode, straight, tiny, tmp_pa
     for ours, theirs in zip(lines(straight), lines(tmp_path / "run"), strict=True):
         # Turns meet others in the engine's batch when their worlds answer: that is in the last digits of logprobs.
         assert ours == pytest.approx(theirs, rel=1e-3, abs=1e-4)
-    for path in sorted((straight / "trajectories").iterdir()):
+    for path in sorted((straight / "trajectories").glob("*.jsonl.gz")):
         assert said(path) == said(tmp_path / "run" / "trajectories" / path.name)
 
 
 def said(path: Path) -> list:
     """What happened in each rollout, without what is computed of it."""
-    rollouts = [json.loads(text) for text in path.read_text().splitlines()]
+    rollouts = read_rollouts(path)
     turns = [[(turn["tokens"], turn["observation"]) for turn in rollout["turns"]] for rollout in rollouts]
     return [(r["task"], r["rollout"], r["stop"], r["score"], turns_K) for r, turns_K in zip(rollouts, turns)]
 
@@ -197,7 +197,7 @@ def test_the_exported_policy_can_be_evaluated(straight, tiny, tmp_path, capsys):
     assert run.main(command(tiny, tmp_path, *words)) == 0
     assert "avg@2" in capsys.readouterr().out
     (record,) = [json.loads(line) for line in (tmp_path / "eval.jsonl").read_text().splitlines()]
-    kept = [json.loads(line) for line in (tmp_path / "trajectories" / "eval.jsonl").read_text().splitlines()]
+    kept = read_rollouts(tmp_path / "trajectories" / "eval")
     sampled = [rollout["success"] for rollout in kept if rollout["fate"] == "sampled"]
     (average,) = (value for name, value in record.items() if name.startswith("avg@") and name.count("/") == 0)
     assert np.mean(sampled) == average
@@ -207,8 +207,7 @@ def test_the_exported_policy_can_be_evaluated(straight, tiny, tmp_path, capsys):
     assert "sd of 3 seeds" in capsys.readouterr().out
     record = json.loads((tmp_path / "eval.jsonl").read_text().splitlines()[1])
     names = ("eval", "eval_1", "eval_2")
-    repeated = [(tmp_path / f"trajectories/{name}.jsonl").read_text().splitlines() for name in names]
-    repeated = [[json.loads(text) for text in texts] for texts in repeated]
+    repeated = [read_rollouts(tmp_path / f"trajectories/{name}") for name in names]
     assert repeated[0] == kept and len({tuple(rollout["seed"] for rollout in found) for found in repeated}) == 3
     assert {rollout["fate"] for found in repeated[1:] for rollout in found} == {"sampled"}
     means = [np.mean([r["success"] for r in found if r["fate"] == "sampled"]) for found in repeated]
@@ -273,9 +272,8 @@ def test_groups_without_signal_are_replaced_by_other_tasks(tiny, tmp_path):
     before, after = lines(tmp_path / "plain")[1:], lines(tmp_path / "refilled")[1:]
     assert after[0]["ledger/trained"] > before[0]["ledger/trained"]  # of the same first three tasks some had no signal
     for line in after:
-        rollouts = (tmp_path / f"refilled/trajectories/step_{line['step']:06d}.jsonl").read_text().splitlines()
         groups = {}
-        for rollout in map(json.loads, rollouts):
+        for rollout in read_rollouts(tmp_path / f"refilled/trajectories/step_{line['step']:06d}"):
             groups.setdefault(rollout["task"], []).append(rollout["fate"])
         assert all(len(fates) == 2 for fates in groups.values())  # no task twice
         assert sum(line[f"ledger/{fate}"] for fate in FATES) == line["ledger/rollouts"] == 2 * len(groups)

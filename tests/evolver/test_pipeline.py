@@ -1,7 +1,6 @@
 """Rollouts started ahead: which groups a step trains on, how old they may be, and the whole program with them."""
 
 import asyncio
-import json
 from functools import partial
 from types import SimpleNamespace
 
@@ -13,6 +12,7 @@ from envs.world import Evaluation, Task
 from evolver import credit, learning
 from evolver.attributing import reasons_to_skip
 from evolver.pipeline import Pipeline
+from evolver.records import read_rollouts
 from evolver.rollouts import jobs_of
 from evolver.workdir import Workdir
 from rl.advantages import adca, dr_grpo, grpo, loop, rloo
@@ -154,9 +154,7 @@ def test_a_run_with_rollouts_ahead_trains_on_every_step_and_knows_how_old_they_a
         assert line.get("staleness/max", 0) <= 1 and line["alarm/weights"] == 0
     assert max(line.get("staleness/max", 0) for line in lines) == 1
     for step in (1, 2, 3):
-        records = [
-            json.loads(text) for text in (workdir / f"trajectories/step_{step:06d}.jsonl").read_text().splitlines()
-        ]
+        records = read_rollouts(workdir / f"trajectories/step_{step:06d}")
         assert len({(record["task"], record["rollout"]) for record in records}) == 12
         assert {record["draw"] for record in records} == {step}
     # It goes on after its last step as any run does.

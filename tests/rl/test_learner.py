@@ -264,3 +264,14 @@ def test_impossible_schedules_raise():
         optim.schedule(lr=1.0, schedule="step")
     with pytest.raises(ValueError, match="steps > warmup"):
         optim.schedule(lr=1.0, schedule="cosine", warmup=5)
+
+
+@pytest.mark.parametrize("widths", [1, 4])
+def test_an_update_tells_the_logp_of_every_token_it_trained_on(widths):
+    packed = batch(rows=5)
+    state, metrics = make_update(keep_logp=True, widths=widths)(fresh_state(), packed)
+    assert metrics["logp_RT"].shape == packed.mask_RT.shape
+    np.testing.assert_allclose(metrics["logp_RT"], slow_logp(params(), packed)[0], atol=1e-5)
+    without, fewer = make_update(widths=widths)(fresh_state(), packed)
+    assert_trees_close(state["params"], without["params"], atol=1e-6)
+    assert metrics.keys() - fewer.keys() == {"logp_RT"}

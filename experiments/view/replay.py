@@ -1,0 +1,111 @@
+"""Comparison of the labels of a run's judge with those of replay: recorded episodes are played again in the world.
+
+For runs whose turns a language model labels. Labels by replay agree with themselves, as far as worlds repeat.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from typing import Any
+
+from envs.probed import probed
+from envs.source import Source
+from envs.world import Evaluation, Task
+from evolver.attributing.replay import ReplayJudge
+from experiments.view.runs import Run
+from models.files import write_atomically
+from rl.trajectory import Completion, StopReason, Trajectory, Turn
+
+PATH = ".view/replay.json"
+EXAMPLES = 5  # rollouts that are linked for each pair of labels
+NAMES = {1: "GOOD", -1: "BAD", 0: "abstains"}
+
+
+class NoReplay(ValueError):
+    """A run whose episodes cannot be played again; the message says why."""
+
+
+def compare(run: Run, count: int) -> dict[str, Any]:
+    """Replay the last `count` labelled rollouts of training and write the comparison into the workdir.
+
+    Returns {"rollouts", "both": turns that both labelled, "agreed": those with equal labels, "table": [{"judge",
+    "replay", "turns", "examples": [(file, row)]}], "skipped": rollouts whose task or end is not known any more}.
+    Raises NoReplay and OSError.
+    """
+    env = ((run.workdir.config() or {}).get("config") or {}).get("env") or {}
+    if not env.get("name"):
+        raise NoReplay(f"{run.workdir.path}: no config.json that names the world")
+    tasks = {task["id"]: Task.from_dict(task) for task in run.all_tasks()}
+    chosen, skipped = [], 0
+    for place, record in labelled(run):
+        trajectory = trajectory_of(record, tasks)
+        if trajectory is None:
+            skipped += 1
+        else:
+            chosen.append((place, trajectory))
+        if len(chosen) >= count:
+            break
+    pool = {"workers": 1, "python": env.get("python") or None} if env.get("mode") == "worker" else {}
+    source = Source(env["name"], env.get("args"), mode=env.get("mode", "inprocess"), url=env.get("url", ""), **pool)
+    with source:
+        judge = ReplayJudge(lambda: probed(source.world()))
+        try:
+            labels = judge.label([trajectory for _, trajectory in chosen])
+        finally:
+            judge.close()
+    pairs, examples = Counter(), defaultdict(list)
+    for (place, trajectory), row in zip(chosen, labels):
+        for turn, label in zip(trajectory.turns, row):
+            pairs[turn.label, label.value] += 1
+            if place not in examples[turn.label, label.value][:EXAMPLES]:
+                examples[turn.label, label.value].append(place)
+    both = sum(turns for pair, turns in pairs.items() if 0 not in pair)
+    result = {
+        "rollouts": len(chosen), "skipped": skipped, "both": both,
+        "agreed": sum(turns for (ours, theirs), turns in pairs.items() if ours == theirs != 0),
+        "table": [
+            {"judge": ours, "replay": theirs, "turns": turns, "examples": examples[ours, theirs][:EXAMPLES]}
+            for (ours, theirs), turns in sorted(pairs.items(), reverse=True)
+        ],
+    }  # fmt: skip
+    write_atomically(run.workdir / PATH, json.dumps(result) + "\n")
+    return result
+
+
+def labelled(run: Run) -> Iterator[tuple[tuple[str, int], dict[str, Any]]]:
+    """Yield ((file, row), record) of the rollouts whose turns have labels, the last steps first."""
+    files = run.index(budget=float("inf"))["files"]
+    newest = sorted((n for n, file in enumerate(files) if file["kind"] == "step"), key=lambda n: -files[n]["step"])
+    for number in newest:
+        row = 0
+        for member in range(len(files[number]["members"])):
+            for record in run.records(number, member):
+                if any(turn.get("label") for turn in record.get("turns") or ()):
+                    yield (files[number]["name"], row), record
+                row += 1
+
+
+def trajectory_of(record: dict[str, Any], tasks: dict[str, Task]) -> Trajectory | None:
+    """Return a recorded rollout with its labels, None if its task or the reason of its end is not known any more."""
+    if record["task"] not in tasks or record["stop"] not in [reason.value for reason in StopReason]:
+        return None
+    turns = []
+    for turn in record["turns"]:
+        sampled = Completion(turn["tokens"], turn["logprobs"], turn["stop"], turn["version"])
+        turns.append(Turn([], sampled, turn["action"], turn["observation"], turn["info"], turn["label"]))
+    evaluation = Evaluation(record["score"], record["success"], record["components"])
+    return Trajectory(
+        tasks[record["task"]], record["rollout"], record["seed"], record["messages"], turns,
+        StopReason(record["stop"]), evaluation, draw=record["draw"],
+    )  # fmt: skip
+
+
+def lines(run: Run, result: dict[str, Any]) -> Iterator[str]:
+    """Yield the lines that tell a comparison."""
+    share = f"{result['agreed'] / result['both']:.1%}" if result["both"] else "none"
+    yield f"{run.name}: {result['rollouts']} rollouts replayed, {result['skipped']} skipped"
+    yield f"{result['both']:,} turns that both labelled, {share} of them equally"
+    for cell in result["table"]:
+        yield f"  judge {NAMES[cell['judge']]:9} replay {NAMES[cell['replay']]:9} {cell['turns']:7,} turns"

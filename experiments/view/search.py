@@ -1,0 +1,137 @@
+"""Full-text search in rollouts: an index of their words, kept beside the run in `.view/`, which may be deleted.
+
+SQLite's FTS5 stores for each word the rollouts that contain it, not the text: about a tenth of the compressed files.
+The index grows in the background while a run goes on, and is made anew when files that it covers have changed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import shutil
+import sqlite3
+import tempfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from experiments.view.runs import Run
+
+LONGEST = 1 << 14  # characters of one text, such as an action, that are indexed
+_WORD = re.compile(r"[^\W_]+")
+_ROWS = 1 << 20  # a row's id is its file's number times this, plus its place in the file
+
+
+def text_of(record: dict[str, Any]) -> Iterator[str]:
+    """Yield the texts of a rollout that are searched: query, experience, actions, observations, reasons, error."""
+    yield str(record.get("query") or "")
+    yield str(record.get("error") or "")
+    yield from (str(e.get("content") or "") for e in record.get("experience") or () if isinstance(e, dict))
+    for turn in record.get("turns") or ():
+        yield str(turn.get("action") or "")
+        yield str(turn.get("reason") or "")
+        yield from (str(m.get("content") or "") for m in turn.get("observation") or () if isinstance(m, dict))
+
+
+def words_of(text: str) -> list[str]:
+    """Return the words of a text, in lower case; punctuation and underscores separate them."""
+    return _WORD.findall(text.lower())
+
+
+class Search:
+    """The words of a run's rollouts. `grow` may be called again and again, by one thread at a time."""
+
+    def __init__(self, run: Run):
+        self.run, self.done, self.of = run, 0, 0
+        self.stopped = threading.Event()
+        self._temporary: str | None = None
+        self._writing = threading.Lock()
+        self.path = self._place()
+
+    def _place(self) -> Path:
+        folder = self.run.workdir / ".view"
+        try:
+            folder.mkdir(exist_ok=True)
+            with tempfile.TemporaryFile(dir=folder):
+                return folder / "words.sqlite"
+        except OSError:  # somebody else's run
+            self._temporary = tempfile.mkdtemp(prefix="evolver-view-")
+            return Path(self._temporary) / "words.sqlite"
+
+    def _open(self) -> sqlite3.Connection:
+        connection = sqlite3.connect(self.path, timeout=30)
+        connection.execute("PRAGMA journal_mode=WAL")
+        connection.execute("PRAGMA synchronous=OFF")  # it can be made again
+        connection.execute("CREATE TABLE IF NOT EXISTS file (id INTEGER PRIMARY KEY, name, bytes, changed)")
+        connection.execute(
+            "CREATE VIRTUAL TABLE IF NOT EXISTS words USING fts5(text, content='', detail=none, "
+            "tokenize='unicode61 remove_diacritics 0')"
+        )
+        return connection
+
+    def grow(self) -> None:
+        """Index the files that are not yet indexed. Returns early after `close`."""
+        with self._writing:
+            try:
+                self._grow()
+            except sqlite3.DatabaseError:  # damaged, or of another program
+                self.path.unlink(missing_ok=True)
+                self._grow()
+
+    def _grow(self) -> None:
+        self.run.refresh()
+        entries = list(self.run.entries)
+        with contextlib.closing(self._open()) as connection:
+            known = {name: (bytes, changed) for name, bytes, changed in connection.execute(
+                "SELECT name, bytes, changed FROM file")}  # fmt: skip
+            now = {entry.file.path.name: entry.signature for entry in entries}
+            if any(now.get(name) != signature for name, signature in known.items()):
+                connection.executescript("DROP TABLE file; DROP TABLE words")
+                known = {}
+        self.of, self.done = len(entries), len(known)
+        with contextlib.closing(self._open()) as connection:
+            for number, entry in enumerate(entries):
+                if entry.file.path.name not in known and not self.stopped.is_set():
+                    with connection:
+                        self._add(connection, number, entry.file.path.name, entry.signature)
+                    self.done += 1
+
+    def _add(self, connection: sqlite3.Connection, number: int, name: str, signature: tuple[int, int]) -> None:
+        cursor = connection.execute("INSERT INTO file (name, bytes, changed) VALUES (?, ?, ?)", (name, *signature))
+        self.run.load(float("inf"))
+        members = len((self.run.entries[number].index or {}).get("members", [0]))
+        row = 0
+        for member in range(members):
+            found = []
+            for record in self.run.records(number, member):
+                words = dict.fromkeys(words_of("\n".join(text[:LONGEST] for text in text_of(record))))
+                found.append((cursor.lastrowid * _ROWS + row, " ".join(words)))
+                row += 1
+            connection.executemany("INSERT INTO words (rowid, text) VALUES (?, ?)", found)
+
+    def find(self, text: str) -> dict[str, Any]:
+        """Return {"files": {number of the file: rows}, "done", "of"}: the rollouts that hold every word of `text`.
+
+        A word also matches longer ones that begin with it. "done" of "of" files are indexed so far.
+        """
+        words = words_of(text)
+        answer: dict[str, Any] = {"files": {}, "done": self.done, "of": self.of}
+        if not words:
+            return answer
+        numbers = {entry.file.path.name: number for number, entry in enumerate(self.run.entries)}
+        with contextlib.closing(self._open()) as connection:
+            ids = {id: numbers.get(name) for id, name in connection.execute("SELECT id, name FROM file")}
+            query = " AND ".join(f'"{word}"*' for word in words)
+            for (row,) in connection.execute("SELECT rowid FROM words WHERE words MATCH ?", (query,)):
+                number = ids.get(row // _ROWS)
+                if number is not None:
+                    answer["files"].setdefault(number, []).append(row % _ROWS)
+        return answer
+
+    def close(self) -> None:
+        """Stop growing, and delete an index that is not kept beside the run."""
+        self.stopped.set()
+        with self._writing:
+            if self._temporary:
+                shutil.rmtree(self._temporary, ignore_errors=True)

@@ -1,0 +1,132 @@
+"""The pages on 127.0.0.1: static files, resources of runs as JSON, and a thread that indexes words."""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+from experiments.view.runs import Run, encoded
+from experiments.view.search import Search
+
+STATIC = Path(__file__).with_name("static")
+TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
+POLICY = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:"
+EVERY = 3.0  # seconds between two looks for new rollouts to index
+
+
+def resource(run: Run, search: Search | None, words: list[str], query: dict[str, str]) -> Any:
+    """Return the resource of a run that a path names, as JSON values. Raises LookupError and ValueError if there is
+    none, and OSError."""
+    match words:
+        case ["overview"]:
+            return run.overview()
+        case ["index"]:
+            return run.index(int(query.get("first", 0)), int(query.get("generation", -1)))
+        case ["rollouts", file, member]:
+            return run.chunk(int(file), int(member))
+        case ["tasks"]:
+            return run.tasks()
+        case ["tasks", number]:
+            return run.task_details(int(number))
+        case ["experience"]:
+            return run.experience()
+        case ["search"] if search is not None:
+            return search.find(query.get("q", ""))
+    raise LookupError("/".join(words))
+
+
+class View(ThreadingHTTPServer):
+    """A server of runs. It binds to 127.0.0.1 only and refuses requests that name another host."""
+
+    daemon_threads = True
+
+    def __init__(self, runs: list[Run], port: int = 0):
+        super().__init__(("127.0.0.1", port), Handler)
+        self.runs, self.searches = runs, [Search(run) for run in runs]
+        self._closing = threading.Event()
+        self._indexer = threading.Thread(target=self._index, daemon=True)
+        self._indexer.start()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}/"
+
+    def _index(self) -> None:
+        while not self._closing.is_set():
+            for search in self.searches:
+                try:
+                    search.grow()
+                except (OSError, LookupError, sqlite3.Error):  # a run that resumes deletes files: look again later
+                    continue
+            self._closing.wait(EVERY)
+
+    def server_close(self) -> None:
+        """Stop the indexing thread and close the socket."""
+        self._closing.set()
+        for search in self.searches:
+            search.close()
+        self._indexer.join(timeout=30)
+        super().server_close()
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Answers GET requests; nothing can be changed through it."""
+
+    server: View
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self) -> None:
+        host = (self.headers.get("Host") or "").rpartition(":")[0]
+        if host not in ("127.0.0.1", "localhost"):  # a page elsewhere whose name was made to resolve to this machine
+            return self.reply(403, b"this server answers to 127.0.0.1 only", "text/plain")
+        parts = urlsplit(self.path)
+        try:
+            if parts.path.startswith("/api/"):
+                body = encoded(self.api(parts.path[5:].split("/"), parts.query))
+                return self.reply(200, body, "application/json")
+            name = parts.path.lstrip("/") or "index.html"
+            if re.fullmatch(r"\w+\.(html|css|js)", name) and (STATIC / name).is_file():
+                return self.reply(200, (STATIC / name).read_bytes(), TYPES[Path(name).suffix])
+            self.reply(404, b"there is no such page", "text/plain")
+        except (LookupError, ValueError) as error:
+            self.reply(404, f"there is no such thing: {error}".encode("utf-8", "replace"), "text/plain")
+        except (OSError, sqlite3.Error) as error:
+            self.reply(500, f"it cannot be read: {error}".encode("utf-8", "replace"), "text/plain")
+
+    def api(self, words: list[str], query: str) -> Any:
+        if words == ["runs"]:
+            return [{"name": run.name, "path": str(run.workdir.path)} for run in self.server.runs]
+        if words == ["states"]:
+            return [run.state() for run in self.server.runs]
+        if words[0] != "run" or len(words) < 3:
+            raise LookupError("/".join(words))
+        number = int(words[1])
+        if not 0 <= number < len(self.server.runs):
+            raise LookupError(f"run {number}")
+        asked = {key: values[0] for key, values in parse_qs(query).items()}
+        return resource(self.server.runs[number], self.server.searches[number], words[2:], asked)
+
+    def reply(self, status: int, body: bytes, kind: str) -> None:
+        self.send_response(status)
+        headers = {
+            "Content-Type": f"{kind}; charset=utf-8",
+            "Content-Length": str(len(body)),
+            "Cache-Control": "no-store",
+        }
+        headers |= {
+            "Content-Security-Policy": POLICY,
+            "X-Content-Type-Options": "nosniff",
+            "Referrer-Policy": "no-referrer",
+        }
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: Any) -> None:
+        """Print nothing: the terminal shows the address only."""

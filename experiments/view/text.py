@@ -1,0 +1,108 @@
+"""Groups of rollouts as text for a terminal. Nothing that a model or a world wrote can move the cursor or hide."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Iterator
+from typing import Any
+
+from evolver.traces import shortened
+from experiments.view.runs import Run
+
+MARKS = {1: "+", -1: "-", 0: " "}
+BIDI = set("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
+
+
+def visible(text: str) -> str:
+    """Return text in which control characters, direction marks and lone surrogates are written out, as "\\x1b"."""
+    return "".join(c if c in "\n\t" or not _hidden(c) else c.encode("unicode_escape").decode() for c in text)
+
+
+def _hidden(c: str) -> bool:
+    return c in BIDI or unicodedata.category(c) in ("Cc", "Cs", "Zl", "Zp")
+
+
+def rollouts(run: Run, *, step: int | None, task: str) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    """Yield (description of the file, record) of each rollout of a step, whose task's id or words contain `task`."""
+    index = run.index(budget=float("inf"))
+    for number, file in enumerate(index["files"]):
+        if step is not None and file["step"] != step:
+            continue
+        columns, queries = file["columns"], file["queries"]
+        chosen = [task in id or task.lower() in queries.get(id, "").lower() for id in columns["task"]]
+        row = 0
+        for member, count in enumerate(file["members"]):
+            if any(chosen[row : row + count]):
+                for record, wanted in zip(run.records(number, member), chosen[row : row + count]):
+                    if wanted:
+                        yield file, record
+            row += count
+
+
+def groups_table(run: Run, *, step: int | None) -> Iterator[str]:
+    """Yield the lines of a table of groups, of the last step with rollouts unless a step is given."""
+    files = run.index(budget=float("inf"))["files"]
+    steps = [file["step"] for file in files if file["kind"] == "step"]
+    step = step if step is not None else max((s for s in steps if s is not None), default=None)
+    groups: dict[tuple, list[tuple]] = {}
+    for file in files:
+        if file["step"] == step or step is None:
+            c = file["columns"]
+            for row, task in enumerate(c["task"]):
+                key = (file["name"].partition(".jsonl")[0], task, c["draw"][row], c["difficulty"][row])
+                shown = (c["success"][row], c["fate"][row], bool(c["experience"][row]), file["queries"].get(task, ""))
+                groups.setdefault(key, []).append(shown)
+    yield f"{run.name}: {len(groups)} groups" + (f" of step {step}" if step is not None else "")
+    yield f"{'file':18}  {'task':24}  {'level':>5}  {'success':>7}  {'guided':>6}  {'trained':>7}  query"
+    for (file, task, _, level), rows in groups.items():
+        wins, trained, guided = (sum(map(bool, column)) for column in (
+            [r[0] for r in rows], [r[1] == "trained" for r in rows], [r[2] for r in rows]))  # fmt: skip
+        query = visible(" ".join(rows[0][3].split()))[:80]
+        head = f"{file:18}  {visible(str(task))[:24]:24}  {level if level is not None else '':>5}"
+        yield f"{head}  {wins:3}/{len(rows):<3}  {guided:>6}  {trained:>7}  {query}"
+
+
+def group(run: Run, *, step: int | None, task: str, limit: int, width: int) -> Iterator[str]:
+    """Yield the lines of the rollouts of a task: turn by turn, with labels, reasons and advantages.
+
+    limit: characters shown of one action or observation.
+    """
+    before = None
+    for file, record in rollouts(run, step=step, task=task):
+        here = (file["name"], record["task"], record.get("draw"))
+        if here != before:
+            before = here
+            yield "=" * width
+            yield f"{run.name}  {file['name'].partition('.jsonl')[0]}  {visible(str(record['task']))}"
+            yield from _block("query", str(record.get("query") or ""), limit)
+        yield "-" * width
+        yield from _rollout(record, limit)
+    if before is None:
+        at = f" in step {step}" if step is not None else ""
+        yield f"{run.name}: no rollout{at} belongs to a task whose id or words contain {task!r}"
+
+
+def _rollout(record: dict[str, Any], limit: int) -> Iterator[str]:
+    outcome = "success" if record.get("success") else "failure"
+    score = record.get("score")
+    facts = [f"rollout {record.get('rollout')}", outcome, f"score {score:.2f}" if isinstance(score, float) else ""]
+    facts += [f"ended by {record.get('stop')}", str(record.get("fate")), "guided" if record.get("experience") else ""]
+    yield " · ".join(fact for fact in facts if fact)
+    for experience in record.get("experience") or ():
+        yield from _block("shown", str(experience.get("content") or ""), limit)
+    if record.get("error"):
+        yield from _block("error", str(record["error"]), limit)
+    for number, turn in enumerate(record.get("turns") or (), 1):
+        advantage = turn.get("advantage")
+        mark, reason = MARKS.get(turn.get("label"), " "), visible(str(turn.get("reason") or ""))
+        why = f"  {mark} {reason}" if reason or mark != " " else ""
+        yield f"turn {number}  advantage {advantage or 0.0:+.3f}{why}"
+        yield from _block(">", str(turn.get("action") or ""), limit)
+        for message in turn.get("observation") or ():
+            yield from _block("<", str(message.get("content") or ""), limit)
+
+
+def _block(mark: str, text: str, limit: int) -> Iterator[str]:
+    lines = visible(shortened(text, limit)).split("\n")
+    for number, line in enumerate(lines):
+        yield f"  {mark if number == 0 else ' ' * len(mark)} {line}"

@@ -1,0 +1,40 @@
+"""`--help=WORD` finds keys with what they mean, and every key means something."""
+
+import re
+
+import pytest
+
+import run
+from configs import base
+from evolver import help
+
+KEYS = base.keys()
+
+
+def test_every_key_has_its_comment_as_meaning():
+    meanings = help.comments(help.BASE.read_text(), list(KEYS.rules))
+    silent = [key for key, rule in KEYS.rules.items() if not meanings[key] and not rule.free]
+    assert not silent
+    assert meanings["seed"].startswith("seeds everything random") and meanings["eval.rollouts"].endswith("pass@k")
+    assert meanings["llm.judge.temperature"] == "0 = greedy"
+    assert meanings["engine.in_flight"].endswith("or keep them going")  # a comment of two lines
+
+
+@pytest.mark.parametrize("word", ["advantage", "ADVANTAGE", "drop_below"])
+def test_a_word_finds_keys_and_arguments_with_type_default_and_meaning(word, capsys):
+    assert run.main(["run.py", f"--help={word}"]) == 0
+    shown = capsys.readouterr().out
+    assert "config.advantage.args.drop_below (float; >= 0) = 0.0, of loop" in shown
+    if word != "drop_below":
+        assert "config.advantage.name (str) = 'grpo'\n    grpo, rloo" in shown
+        assert "config.advantage.synthetic (float; at least 0) = 1.0\n    factor on the advantages" in shown
+    assert not re.search("Annotated|typing", shown)
+
+
+def test_the_defaults_are_those_of_the_config_and_a_word_that_finds_nothing_says_so(capsys):
+    assert run.main(["run.py", "--config=configs/quickstart.py", "--help=rollout.group"]) == 0
+    assert "config.rollout.group (int; at least 1) = 8" in capsys.readouterr().out
+    assert run.main(["run.py", "--help=zebra"]) == 0
+    assert "'zebra'" in capsys.readouterr().out
+    assert run.main(["run.py", "--config=configs/none.py", "--help=zebra"]) == 2
+    assert "there is no such file" in capsys.readouterr().err

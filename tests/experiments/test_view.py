@@ -1,0 +1,339 @@
+"""The view shows what runs wrote, as it is: by a server, as static files and as text; hostile text stays text."""
+
+import base64
+import gzip
+import http.client
+import json
+import re
+import shutil
+import subprocess
+import threading
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+import envs
+from envs.probed import probed
+from envs.world import Task
+from evolver.attributing.replay import ReplayJudge
+from evolver.records import record_of, write_rollouts
+from evolver.workdir import Workdir
+from experiments.view.__main__ import main
+from experiments.view.bundle import resources, write_bundle
+from experiments.view.replay import compare
+from experiments.view.runs import Run, encoded, named, problems
+from experiments.view.search import Search
+from experiments.view.server import STATIC, View, resource
+from experiments.view.text import visible
+from rl.trajectory import Completion, StopReason, Trajectory, Turn
+from tests.tiny import tiny_policy
+
+HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\x00\x1b[2J\u202egnp.exe\ud800" + "y" * 2**20
+
+
+def record(number: int, task: str = "t1", *, action: str = "look around", fate: str = "trained", **more) -> dict:
+    turns = [
+        {"action": action, "label": 1, "reason": "it found the seat", "advantage": 0.5, "tokens": [5, 6], "prompt": [1],
+         "observation": [{"role": "tool", "content": "a window"}], "logprobs": [-0.5, 0.0], "gap": [0.0, 0.001],
+         "ratio": [1.0, 1.2], "stop": "stop", "version": 3, "continues": False},
+        {"action": "done", "label": 0, "reason": "nothing shows it", "advantage": -0.25, "observation": []},
+    ]  # fmt: skip
+    return {
+        "task": task, "rollout": number, "draw": 1, "origin": "original", "difficulty": 2, "query": f"Find {task}.",
+        "stop": "done", "score": number % 2, "success": bool(number % 2), "fate": fate, "seed": 1, "messages": [],
+        "experience": [{"id": "exp/1", "content": "Look first."}] if number == 0 else [], "error": "", "turns": turns,
+        **more,
+    }  # fmt: skip
+
+
+def made(folder: Path, steps: int = 3) -> Path:
+    """Write the workdir of a run of some steps with two groups of two rollouts each."""
+    workdir = Workdir(folder)
+    workdir.claim({"env": {"name": "toy"}, "steps": 9, "attributing": {"enabled": True}}, 4)
+    for step in range(1, steps + 1):
+        workdir.log_metrics(step, {"rollout/success": 0.5, "ledger/rollouts": 4, "ledger/trained": 4})
+        workdir.log_trajectories(step, [record(i, task) for task in ("t1", "t2") for i in range(2)])
+    workdir.log_trajectories("held_out_000002", [record(0, "h1", fate="sampled"), record(1, "h1", fate="greedy")])
+    workdir.log_tasks(
+        [Task("t1", "toy", "Find t1.", reference=["look"], verifier={"probes": [1]}), Task("t2", "toy", "Find t2.")]
+    )
+    (folder / "experience").mkdir(exist_ok=True)
+    lines = [
+        {"format": "x"},
+        {"id": "exp/1", "when": "w", "content": "Look first.", "sources": ["t1"], "uses": 3, "wins": 1},
+    ]
+    (folder / "experience/experiences.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return folder
+
+
+@contextmanager
+def served(*folders: Path):
+    server = View(named([str(folder) for folder in folders]))
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
+    thread.start()
+    try:
+        yield server
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join(10)
+
+
+def ask(server: View, path: str, *, host: str = "", method: str = "GET"):
+    connection = http.client.HTTPConnection("127.0.0.1", server.server_address[1], timeout=30)
+    try:
+        connection.request(method, path, headers={"Host": host or f"127.0.0.1:{server.server_address[1]}"})
+        answer = connection.getresponse()
+        body = answer.read()
+        return answer, json.loads(body) if "json" in (answer.headers["Content-Type"] or "") else body
+    finally:
+        connection.close()
+
+
+def test_a_server_gives_pages_and_every_resource_and_nothing_else(tmp_path):
+    made(tmp_path / "run")
+    (tmp_path / "secret.js").write_text("secret")
+    with served(tmp_path / "run") as server:
+        assert server.server_address[0] == "127.0.0.1"
+        for path in ("/", *(f"/{file.name}" for file in STATIC.iterdir())):
+            answer, body = ask(server, path)
+            assert answer.status == 200 and body
+            assert "default-src 'none'" in answer.headers["Content-Security-Policy"]
+        for name, value in resources(server.runs):
+            if name not in ("runs", "run/0/overview"):  # a bundle leaves the path of the workdir out
+                assert ask(server, f"/api/{name}")[1] == json.loads(json.dumps(value)), name
+        overview = ask(server, "/api/run/0/overview")[1]
+        assert overview["metrics"]["rollout/success"] == [0.5] * 3 and overview["seed"] == 4
+        for path in (
+            "/../secret.js", "/..%2fsecret.js", "/%2e%2e/secret.js", "/api/run/1/index", "/api/run/-1/index",
+            "/api/run/0/rollouts/0/7", "/api/run/x/index", "/api/run/0/config", "/api/", "/api/run/0/index?first=x",
+        ):  # fmt: skip
+            assert ask(server, path)[0].status == 404, path
+        assert ask(server, "/", host="evil.example:80")[0].status == 403
+        assert ask(server, "/", method="POST")[0].status == 501
+
+
+def test_an_index_grows_with_its_run_and_starts_over_when_it_resumes(tmp_path):
+    run = Run(made(tmp_path))
+    first = run.index()
+    assert [(f["kind"], f["step"], f["count"]) for f in first["files"]] == [
+        ("step", 1, 4), ("held_out", 2, 2), ("step", 2, 4), ("step", 3, 4)
+    ]  # fmt: skip
+    Workdir(tmp_path).log_trajectories(4, [record(0)])
+    more = run.index(len(first["files"]), first["generation"])
+    assert [f["step"] for f in more["files"]] == [4] and more["first"] == 4 and more["pending"] == 0
+    assert run.index(5, first["generation"])["files"] == []
+    Workdir(tmp_path).rewind(2)
+    again = run.index(5, first["generation"])
+    assert again["generation"] != first["generation"] and again["first"] == 0
+    assert [f["step"] for f in again["files"]] == [1, 2, 2]
+
+
+def test_rows_of_the_index_are_the_rollouts_of_the_parts(tmp_path, monkeypatch):
+    monkeypatch.setattr("evolver.records.MEMBER", 1500)  # several parts per file
+    run = Run(made(tmp_path))
+    for number, file in enumerate(run.index()["files"]):
+        found = [r for member in range(len(file["members"])) for r in run.records(number, member)]
+        assert [r["rollout"] for r in found] == file["columns"]["rollout"]
+        assert file["columns"]["good"] == [1] * file["count"] and file["columns"]["abstained"][0] == [
+            "nothing shows it"
+        ]
+    assert len(file["members"]) > 1
+
+
+def test_files_of_earlier_versions_and_damaged_lines_are_shown(tmp_path):
+    folder = tmp_path / "trajectories"
+    folder.mkdir()
+    old = record(1)
+    old["steps"] = old.pop("turns")
+    for name in ("draw", "difficulty"):
+        old.pop(name)
+    (folder / "step_000001.jsonl").write_text(
+        json.dumps(old) + '\n{"task": "cut", "st\n' + json.dumps(record(2)) + "\n"
+    )
+    run = Run(tmp_path)
+    (file,) = run.index()["files"]
+    assert (file["count"], file["broken"], file["columns"]["turns"]) == (2, 1, [2, 2])
+    chunk = run.chunk(0, 0)
+    assert [r["rollout"] for r in chunk["records"]] == [1, 2] and chunk["records"][0]["turns"][0][
+        "action"
+    ] == "look around"
+    assert chunk["pieces"] == {} and "only the ids" in chunk["without_pieces"]
+    assert run.overview()["metrics"] == {} and run.tasks() == [] and run.experience() == []
+
+
+def test_token_ids_get_the_text_of_the_policys_tokenizer(tmp_path):
+    made(tmp_path / "run")
+    tiny_policy(tmp_path / "run" / "policy")
+    chunk = Run(tmp_path / "run").chunk(0, 0)
+    assert set(chunk["pieces"]) == {1, 5, 6} and all(isinstance(piece, str) for piece in chunk["pieces"].values())
+    assert any(chunk["pieces"].values()) and chunk["without_pieces"] == ""
+
+
+def test_words_are_found_by_their_beginnings_in_new_files_too_and_after_a_resume(tmp_path):
+    run = Run(made(tmp_path))
+    Workdir(tmp_path).log_trajectories(4, [record(0, action="Buy_a TICKET, now"), record(1, action=HOSTILE)])
+    search = Search(run)
+    assert search.find("ticket")["files"] == {}
+    search.grow()
+    assert search.find("tick buy")["files"] == {4: [0]} and (search.done, search.of) == (5, 5)
+    assert search.find('alert" OR (x NEAR *')["files"] == {}  # no query language: all of these words
+    assert search.find("script ALERT onerror")["files"] == {4: [1]}
+    assert search.find("window found")["files"] == {n: list(range(c)) for n, c in enumerate([4, 2, 4, 4, 2])}
+    assert search.find(" -!")["files"] == {} and (tmp_path / ".view" / "words.sqlite").is_file()
+    Workdir(tmp_path).rewind(2)
+    Workdir(tmp_path).log_trajectories(3, [record(0, action="something new")])
+    again = Search(Run(tmp_path))
+    again.grow()
+    assert again.find("ticket")["files"] == {} and again.find("something")["files"] == {3: [0]}
+    (tmp_path / ".view" / "words.sqlite").write_bytes(b"this is no database, whatever its name says" * 99)
+    again.grow()
+    assert again.find("something")["files"] == {3: [0]}
+
+
+def test_a_workdir_that_cannot_be_written_is_searched_too(tmp_path, monkeypatch):
+    def refuse(*_, **__):
+        raise PermissionError("read-only")
+
+    run = Run(made(tmp_path))
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    search = Search(run)
+    search.grow()
+    assert search.find("window")["files"] and not (tmp_path / ".view").exists()
+    search.close()
+    assert not search.path.exists()
+
+
+def unpacked(path: Path):
+    name, packed = re.fullmatch(r"deliver\((\".*?\"), (\".*\")\);\n", path.read_text()).groups()
+    return json.loads(name), json.loads(gzip.decompress(base64.b64decode(json.loads(packed))))
+
+
+def test_a_bundle_holds_every_resource_and_no_address(tmp_path):
+    Workdir(made(tmp_path / "run")).log_trajectories(4, [record(0, action=HOSTILE)])
+    runs = named([str(tmp_path / "run")])
+    write_bundle(runs, tmp_path / "bundle")
+    found = dict(unpacked(path) for path in (tmp_path / "bundle/data").iterdir() if path.name != "bundle.js")
+    assert found == json.loads(json.dumps(dict(resources(runs))))
+    assert found["run/0/rollouts/4/0"]["records"][0]["turns"][0]["action"] == HOSTILE
+    page = (tmp_path / "bundle/index.html").read_text()
+    assert page.index("data/bundle.js") < page.index("base.js") and "<!-- bundle -->" not in page
+    scripts = re.findall(r'(?:src|href)="([^"]+)"', page)
+    assert all((tmp_path / "bundle" / name).is_file() for name in scripts if not name.startswith(("#", "data:")))
+    assert str(tmp_path) not in json.dumps(found)  # it is made to be given to others
+
+
+def test_pages_never_turn_data_into_markup_or_code_and_load_nothing_from_elsewhere():
+    for path in STATIC.iterdir():
+        text = path.read_text()
+        wrong = re.findall(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function|srcdoc", text)
+        assert not wrong, (path.name, wrong)
+        addresses = set(re.findall(r"(?:https?:)?//[\w.]+\.\w+[^\s\"'`]*", text)) - {"http://www.w3.org/2000/svg"}
+        assert not addresses, (path.name, addresses)
+        assert "style=" not in text or path.suffix == ".js"  # the policy of the server refuses it
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="the filters run in a browser; install node to test them here")
+def test_filters_pick_the_rows_that_they_name(tmp_path):
+    files = Run(made(tmp_path)).index()["files"]
+    cases = {
+        "{}": 14, "{step: '2'}": 6, "{step: '2-3'}": 10, "{kind: 'held_out'}": 2, "{task: 't1', success: '1'}": 3,
+        "{guided: '1'}": 7, "{experience: 'exp/1', step: '-1'}": 2, "{fate: 'greedy'}": 1, "{label: 'bad'}": 0,
+        "{reason: 'nothing shows it', kind: 'step'}": 12, "{stop: 'max_turns'}": 0, "{difficulty: '2', draw: '1'}": 14,
+    }  # fmt: skip
+    script = (STATIC / "base.js").read_text() + (STATIC / "rollouts.js").read_text()
+    script += f"\nconst run = new Run(0, 'r'); {json.dumps(files)}.forEach((f) => run.add(f));"
+    script += f"console.log(JSON.stringify([{', '.join(f'select(run, {case}).length' for case in cases)}]));"
+    done = subprocess.run(["node", "-"], input=script, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert dict(zip(cases, json.loads(done.stdout))) == cases
+
+
+def test_text_shows_a_group_and_what_is_hidden_in_it(tmp_path, capsys):
+    workdir = Workdir(made(tmp_path / "run"))
+    workdir.log_trajectories(3, [record(0, "t1", action="\x1b[2Jpwned\u202e"), record(1, "t2")])
+    assert main([str(tmp_path / "run"), "--text"]) == 0
+    out = capsys.readouterr().out
+    assert "2 groups of step 3" in out and "Find t2." in out and "1/1" in out
+    assert main([str(tmp_path / "run"), "--text", "--task", "find T1", "--step", "3"]) == 0
+    out = capsys.readouterr().out
+    assert "rollout 0 · failure" in out and "guided" in out and "shown Look first." in out
+    assert "+ it found the seat" in out and "advantage +0.500" in out and "< a window" in out
+    assert "\\x1b[2Jpwned\\u202e" in out and "\x1b" not in out and "\u202e" not in out and "Find t2." not in out
+    assert main([str(tmp_path / "run"), "--text", "--task", "zebra"]) == 0
+    assert "no rollout belongs to a task" in capsys.readouterr().out
+    assert visible("a\tb\nc\rd\u2066\ud800é") == "a\tb\nc\\rd\\u2066\\ud800é"
+
+
+def test_arguments_that_cannot_be_used_are_explained(tmp_path, capsys):
+    made(tmp_path / "runs" / "a")
+    assert main([str(tmp_path / "none"), str(tmp_path / "runs")]) == 2
+    said = capsys.readouterr().err
+    assert "there is no such directory" in said and "holds the workdirs a" in said
+    assert problems([str(tmp_path / "runs" / "a")]) == []
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "thesis.tex").write_text("mine")
+    assert main([str(tmp_path / "runs" / "a"), "--bundle", str(tmp_path / "full")]) == 2
+    assert "name another directory" in capsys.readouterr().err
+    assert main([str(tmp_path / "runs" / "a"), "--task", "x"]) == 2
+    assert main([str(tmp_path / "runs" / "a"), "--bundle", str(tmp_path / "new")]) == 0
+    assert "index.html" in capsys.readouterr().out
+    twice = named([str(tmp_path / "runs" / "a"), str(tmp_path / "new" / ".." / "runs" / "a")])
+    assert twice[0].name != twice[1].name
+
+
+def test_figures_that_are_not_finite_are_left_out(tmp_path):
+    Workdir(tmp_path).log_trajectories(1, [record(0)])
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "loss": NaN, "x": Infinity}\n')
+    assert json.loads(encoded(Run(tmp_path).overview()))["metrics"] == {"step": [1], "loss": [None], "x": [None]}
+    assert encoded([{1: float("nan")}, "\ud800"]) == b'[{"1":null},"\\ud800"]'
+
+
+def test_a_resource_that_does_not_exist_is_named(tmp_path):
+    with pytest.raises(LookupError, match="nonsense"):
+        resource(Run(made(tmp_path)), None, ["nonsense"], {})
+
+
+def test_rollouts_that_vanish_while_they_are_read_are_found_again(tmp_path):
+    run = Run(made(tmp_path))
+    run.refresh()
+    (tmp_path / "trajectories/step_000001.jsonl.gz").unlink()
+    (tmp_path / "trajectories/step_000001.index.json.gz").unlink()
+    assert run.load() == 0
+    assert [f["step"] for f in run.index()["files"]] == [2, 2, 3]
+    write_rollouts(tmp_path / "trajectories/step_000001.jsonl.gz", [record(0)])
+    assert [f["step"] for f in run.index()["files"]] == [2, 2, 3, 1]
+
+
+def test_labels_are_compared_with_those_of_replay(tmp_path, capsys):
+    world, judge = probed(envs.make("travel")), ReplayJudge(lambda: probed(envs.make("travel")))
+    tasks, trajectories = world.tasks("train")[:6], []
+    for task in tasks:
+        messages, turns = world.reset(task, task.seed).messages, []
+        for action in task.reference:
+            result = world.step(action)
+            turns.append(Turn([], Completion([1], [0.0], "stop", 0), action, result.messages, result.info))
+        trajectories.append(Trajectory(task, 0, 1, messages, turns, StopReason.DONE, world.evaluate()))
+    for trajectory, labels in zip(trajectories, judge.label(trajectories)):
+        for turn, label in zip(trajectory.turns, labels):
+            turn.label = label.value
+    judge.close()
+    workdir = Workdir(tmp_path)
+    workdir.claim({"env": {"name": "travel"}}, 0)
+    workdir.log_tasks(tasks)
+    workdir.log_trajectories(1, [record_of(t, fate="trained") for t in trajectories])
+    good = sum(turn.label == 1 for t in trajectories for turn in t.turns)
+    assert good > 3 and main([str(tmp_path), "--replay", "50"]) == 0
+    assert "6 rollouts replayed, 0 skipped" in capsys.readouterr().out
+    (found,) = Run(tmp_path).overview()["replayed"]
+    assert found["both"] == found["agreed"] >= good
+    for turn in trajectories[0].turns:
+        turn.label = -1  # a judge that is wrong about the first rollout
+    workdir.log_trajectories(1, [record_of(t, fate="trained") for t in trajectories])
+    found = compare(Run(tmp_path), 50)
+    (wrong,) = [cell for cell in found["table"] if (cell["judge"], cell["replay"]) == (-1, 1)]
+    assert found["both"] - found["agreed"] == wrong["turns"] > 0
+    assert wrong["examples"] == [("step_000001.jsonl.gz", 0)]
+    (tmp_path / "config.json").unlink()
+    assert main([str(tmp_path), "--replay", "1"]) == 1 and "names the world" in capsys.readouterr().err
