@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from models.qwen import Config
@@ -33,10 +33,23 @@ OPTIONAL_SIZES = {
     "head_dim": "head_dim",
     "max_positions": "max_position_embeddings",
 }
+# model_type -> (qkv_bias, qk_norm)
+KINDS = {"qwen2": (True, False), "qwen3": (False, True), "llama": (False, False)}
+SUPPORTED = "supported are qwen2, qwen3 and llama: dense, full attention, rope of type 'default' or 'llama3'"
 
 
 class ModelError(ValueError):
     """A checkpoint that cannot be read; the message names the directory and every problem found."""
+
+
+class Llama3Rope(NamedTuple):
+    """Llama 3's scaling of rope: wavelengths beyond original / low are stretched by `factor`, those below original /
+    high stay, and those between are interpolated."""
+
+    factor: float
+    low: float  # low_freq_factor
+    high: float  # high_freq_factor
+    original: int  # original_max_position_embeddings, in tokens
 
 
 def read(folder: str | Path) -> dict[str, Any]:
@@ -61,8 +74,8 @@ def fields(record: Mapping[str, Any]) -> dict[str, Any]:
     Raises ModelError, naming everything that is missing or unsupported.
     """
     kind = record.get("model_type")
-    if kind not in ("qwen2", "qwen3"):
-        raise ModelError(f"config.json: model_type is {kind!r}; supported are qwen2 and qwen3 (dense)")
+    if kind not in KINDS:
+        raise ModelError(f"config.json: model_type is {kind!r}; {SUPPORTED}. Choose a checkpoint of such a model")
     problems = [f"{key} is missing" for key in SIZES.values() if record.get(key) is None]
     sizes = {}
     for field, key in (SIZES | OPTIONAL_SIZES).items():
@@ -74,9 +87,11 @@ def fields(record: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(rope, dict):
         problems.append(f"rope parameters {rope!r} are not an object")
         rope = {}
-    rope_type = rope.get("rope_type", rope.get("type", "default"))
-    if rope_type != "default":
-        problems.append(f"rope type {rope_type!r} is not supported, only 'default'")
+    rope_type, scaling = rope.get("rope_type", rope.get("type", "default")), None
+    if rope_type == "llama3":
+        scaling = _llama3(rope, problems)
+    elif rope_type != "default":
+        problems.append(f"rope type {rope_type!r} is not supported, only 'default' and 'llama3'")
     # 1e4 and 1e-6 are the defaults of `transformers`.
     numbers = {"rope_theta": rope.get("rope_theta") or record.get("rope_theta") or 1e4}
     numbers["rms_norm_eps"] = record.get("rms_norm_eps", 1e-6)
@@ -85,14 +100,16 @@ def fields(record: Mapping[str, Any]) -> dict[str, Any]:
         problems.append("sliding window attention (use_sliding_window) is not supported")
     if record.get("hidden_act", "silu") != "silu":
         problems.append(f"hidden_act {record['hidden_act']!r} is not supported, only 'silu'")
-    if kind == "qwen3" and record.get("attention_bias"):
-        problems.append("attention_bias is not supported")
+    if kind != "qwen2":
+        problems += [f"{key} is not supported" for key in ("attention_bias", "mlp_bias") if record.get(key)]
     if record.get("quantization_config"):
         problems.append("quantized weights are not supported")
     if not problems and sizes["heads"] % sizes.get("kv_heads", sizes["heads"]):
         problems.append(f"{sizes['kv_heads']} key/value heads do not divide {sizes['heads']} heads")
+    if not problems and "head_dim" not in sizes and kind != "qwen3" and sizes["d_model"] % sizes["heads"]:
+        problems.append(f"head_dim is missing, and {sizes['heads']} heads do not divide {sizes['d_model']}")
     if problems:
-        raise ModelError("config.json: " + "; ".join(problems))
+        raise ModelError("config.json: " + "; ".join(problems) + f" ({SUPPORTED})")
     defaults = {
         "kv_heads": sizes["heads"],
         "head_dim": 128 if kind == "qwen3" else sizes["d_model"] // sizes["heads"],
@@ -102,9 +119,26 @@ def fields(record: Mapping[str, Any]) -> dict[str, Any]:
         "rope_theta": float(numbers["rope_theta"]),
         "rms_eps": float(numbers["rms_norm_eps"]),
         "tied": bool(record.get("tie_word_embeddings", False)),
-        "qkv_bias": kind == "qwen2",
-        "qk_norm": kind == "qwen3",
+        "qkv_bias": KINDS[kind][0],
+        "qk_norm": KINDS[kind][1],
+        "rope_scaling": scaling,
     }  # fmt: skip
+
+
+def _llama3(rope: Mapping[str, Any], problems: list[str]) -> Llama3Rope | None:
+    keys = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+    wrong = [
+        f"{key}={rope.get(key)!r}"
+        for key in keys
+        if isinstance(rope.get(key), bool) or not isinstance(rope.get(key), (int, float)) or not rope[key] > 0
+    ]
+    if wrong:
+        problems.append(f"rope type 'llama3' needs positive numbers, not {', '.join(wrong)}")
+        return None
+    scaling = Llama3Rope(*(float(rope[key]) for key in keys[:3]), int(rope[keys[3]]))
+    if scaling.low >= scaling.high:
+        problems.append(f"low_freq_factor={scaling.low} is not below high_freq_factor={scaling.high}")
+    return scaling
 
 
 def record_of(config: Config, dtype: str, tokenizer: Tokenizer | None = None) -> dict[str, Any]:
@@ -112,9 +146,13 @@ def record_of(config: Config, dtype: str, tokenizer: Tokenizer | None = None) ->
 
     Raises ModelError where Hugging Face has no such architecture.
     """
-    if config.qkv_bias == config.qk_norm:
-        raise ModelError("Hugging Face has no model with both or neither of qkv_bias and qk_norm")
-    kind = "qwen3" if config.qk_norm else "qwen2"
+    kinds = [kind for kind, flags in KINDS.items() if flags == (config.qkv_bias, config.qk_norm)]
+    if not kinds:
+        raise ModelError("Hugging Face has no model with both qkv_bias and qk_norm")
+    kind, rope = kinds[0], {"rope_type": "default"}
+    if scaling := config.rope_scaling:
+        rope = {"rope_type": "llama3", "factor": scaling.factor, "original_max_position_embeddings": scaling.original}
+        rope |= {"low_freq_factor": scaling.low, "high_freq_factor": scaling.high}
     record = {
         "architectures": [f"{kind.capitalize()}ForCausalLM"],
         "model_type": kind,
@@ -129,15 +167,17 @@ def record_of(config: Config, dtype: str, tokenizer: Tokenizer | None = None) ->
         "max_position_embeddings": config.max_positions,
         "rms_norm_eps": config.rms_eps,
         "rope_theta": config.rope_theta,
-        "rope_parameters": {"rope_theta": config.rope_theta, "rope_type": "default"},
+        "rope_parameters": {"rope_theta": config.rope_theta, **rope},
         "tie_word_embeddings": config.tied,
-        "use_sliding_window": False,
         "attention_dropout": 0.0,
         "initializer_range": 0.02,
         "torch_dtype": dtype,
     }
-    if kind == "qwen3":
+    record |= {"use_sliding_window": False} if kind != "llama" else {"mlp_bias": False}
+    if kind != "qwen2":
         record["attention_bias"] = False
+    if config.rope_scaling:  # vLLM and `transformers` 4 read this key
+        record["rope_scaling"] = rope
     if tokenizer is not None:
         record |= {"eos_token_id": tokenizer.im_end, "bos_token_id": tokenizer.endoftext}
     return record

@@ -1,4 +1,4 @@
-"""Qwen2.5 and, by two flags, Qwen3 dense, as functions of a plain dict of arrays.
+"""Qwen2.5 and, by two flags, dense Qwen3 and Llama, as functions of a plain dict of arrays.
 
 `weights` declares each weight once: its shape, logical axes and initialiser. Initialisation, sharding (models/mesh.py)
 and checkpoints (models/hf.py) are derived from it. Layers are stacked on a leading axis. models/module.py wraps these
@@ -23,6 +23,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from models import loops
 from models.attention import attention as attend
+from models.hf_config import Llama3Rope
 
 Params = dict[str, Any]
 Cache = dict[str, tuple[jax.Array, ...]]
@@ -45,6 +46,7 @@ class Config:
     qkv_bias: bool = True
     qk_norm: bool = False
     max_positions: int = 32768
+    rope_scaling: Llama3Rope | None = None
 
 
 def _qwen3(d_model: int, layers: int, heads: int, d_ff: int, tied: bool = True) -> Config:
@@ -180,16 +182,22 @@ def rms_norm(x: jax.Array, weight: jax.Array, eps: float) -> jax.Array:
     return (x32 * scale).astype(x.dtype) * weight.astype(x.dtype)
 
 
-def rope_angles(positions: jax.Array, head_dim: int, theta: float) -> tuple[jax.Array, jax.Array]:
+def rope_angles(
+    positions: jax.Array, head_dim: int, theta: float, scaling: Llama3Rope | None = None
+) -> tuple[jax.Array, jax.Array]:
     """Return (cos, sin) of shape (*positions.shape, head_dim/2) in float32; bfloat16 angles are imprecise."""
     frequencies = theta ** (-jnp.arange(0, head_dim, 2, dtype=jnp.float32) / head_dim)
+    if scaling is not None:
+        turns = scaling.original * frequencies / (2 * math.pi)  # of each pair over the original context
+        kept = jnp.clip((turns - scaling.low) / (scaling.high - scaling.low), 0.0, 1.0)
+        frequencies = (1 - kept) * frequencies / scaling.factor + kept * frequencies
     angles = positions[..., None].astype(jnp.float32) * frequencies
     return jnp.cos(angles), jnp.sin(angles)
 
 
 def rope_table(config: Config, length: int, positions: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Look up `rope_angles` of positions below `length`; XLA's CPU code would recompute them for each use and head."""
-    cos_Th, sin_Th = rope_angles(jnp.arange(length), config.head_dim, config.rope_theta)
+    cos_Th, sin_Th = rope_angles(jnp.arange(length), config.head_dim, config.rope_theta, config.rope_scaling)
     return cos_Th[positions], sin_Th[positions]
 
 
