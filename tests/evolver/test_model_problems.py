@@ -5,7 +5,7 @@ import json
 import pytest
 
 import run
-from configs import base
+from configs import base, pretrained
 from evolver import plan
 from evolver.config import model_problems
 from tests.tiny import config_file, tiny_policy
@@ -67,6 +67,13 @@ def test_a_sound_checkpoint_has_no_problems(policy, changed):
     config = base.get_config()
     config.model.path = str(policy)
     assert not list(model_problems(config, "train"))
+
+
+def test_the_pretrained_model_that_was_not_made_yet_is_named_with_its_command(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("evolver.paths.ROOT", tmp_path)
+    config = pretrained.get_config("words")
+    assert [text for text in model_problems(config, "eval") if "there is no such directory; `make pretrained`" in text]
 
 
 def test_a_plan_by_itself_says_what_it_cannot_plan_for(policy, changed):
