@@ -7,7 +7,7 @@
 | argument | machine | world | mechanisms |
 |---|---|---|---|
 | none | one GPU of 80 GB | `travel`, with its tools in the prompt | all three |
-| words | two cores, or anything larger | questions on family relations of reasoning-gym, after two solved ones | none: GRPO |
+| words | two cores | reasoning-gym: family relations, after two solved questions | none: GRPO |
 
 `words` needs requirements/reasoning.txt. The planner estimates that a 1.5B model fits on one 80 GB GPU without an
 argument; nobody has measured what such a run learns. docs/results.md says how far `words` has come.
