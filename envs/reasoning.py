@@ -20,6 +20,7 @@ class Reasoning(World):
 
     datasets: names of reasoning-gym's data sets, which share a split equally. n_train, n_dev, n_test: questions per
     split in all; 0 = none. options: arguments of a data set by its name, such as {"leg_counting": {"max_animals": 5}}.
+    examples: solved questions of the same data set that precede each question as a conversation; no split has them.
     seed: selects the questions. partial: use the data set's own score, which may give partial credit, instead of 1 for
     a correct answer and 0 for any other.
     """
@@ -35,12 +36,13 @@ class Reasoning(World):
         n_test: int = 96,
         seed: int = 0,
         partial: bool = False,
+        examples: int = 0,
     ):
         self._datasets, self._options = list(datasets), options or {}
         if unknown := sorted(set(self._options) - set(self._datasets)):
             raise ValueError(f"options name {', '.join(unknown)}, which is not among the datasets")
         self._sizes = dict(zip(SPLITS, (n_train, n_dev, n_test)))
-        self._seed, self._partial = seed, partial
+        self._seed, self._partial, self._examples = seed, partial, examples
         self._cache: dict[tuple[str, str], Any] = {}
         self._entry: dict[str, Any] | None = None
 
@@ -73,8 +75,12 @@ class Reasoning(World):
         if name not in self._datasets or not 0 <= task.seed < len(dataset := self._dataset(name, task.split)):
             raise ValueError(f"no question {task.id!r} in {', '.join(self._datasets)}")
         self._checker, self._entry, self._score, self._over = dataset, dataset[task.seed], 0.0, False
-        messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": self._entry["question"]}]
-        return Observation(messages)
+        solved = self._dataset(name, "examples") if self._examples else ()
+        messages = [{"role": "system", "content": SYSTEM}]
+        for entry in solved:
+            messages.append({"role": "user", "content": entry["question"]})
+            messages.append({"role": "assistant", "content": f"<answer>{entry['answer']}</answer>"})
+        return Observation([*messages, {"role": "user", "content": self._entry["question"]}])
 
     def step(self, action: str) -> StepResult:
         self._require_episode()
@@ -96,12 +102,15 @@ class Reasoning(World):
             return 0.0
 
     def _dataset(self, name: str, split: str) -> Any:
-        if split not in SPLITS:
+        if split not in (*SPLITS, "examples"):
             raise ValueError(f"reasoning has no split {split!r}; it has {', '.join(SPLITS)}")
         if (name, split) not in self._cache:
-            count = len(self._datasets)
-            size = self._sizes[split] // count + (self._datasets.index(name) < self._sizes[split] % count)
-            seed = (self._seed * len(SPLITS) + SPLITS.index(split)) * SEEDS
+            if split == "examples":  # the last questions of the range of the training split
+                size, seed = self._examples, (self._seed * len(SPLITS) + 1) * SEEDS - self._examples
+            else:
+                count = len(self._datasets)
+                size = self._sizes[split] // count + (self._datasets.index(name) < self._sizes[split] % count)
+                seed = (self._seed * len(SPLITS) + SPLITS.index(split)) * SEEDS
             create = importlib.import_module("reasoning_gym").create_dataset
             questions = create(name, size=size, seed=seed, **self._options.get(name, {})) if size else []
             self._cache[name, split] = questions

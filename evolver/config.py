@@ -311,7 +311,8 @@ def model_problems(config: Any, mode: str) -> Iterator[str]:
             yield f"config.model.path={path}: {error}"
             return
         if not folder.is_dir():
-            yield f"config.model.path={path}: there is no such directory"
+            hint = "; `make pretrained` writes it" if path == ".cache/smollm2-135m-instruct" else ""
+            yield f"config.model.path={path}: there is no such directory{hint}"
             return
         if folder == resolve(path) and not any(folder.glob("*.safetensors")):
             held = ", ".join(sorted(p.name for p in folder.iterdir())[:6]) or "nothing"

@@ -27,6 +27,8 @@ def problems(config: Any, mode: str) -> Iterator[str]:
         if v.urls or v.python:
             yield f"config.engine.vllm is set, but config.engine.name={c.name}: set config.engine.name=vllm"
         return
+    if c.weight_dtype:
+        yield "config.engine.weight_dtype is for config.engine.name=jax; vLLM's servers use config.model.dtype"
     if config.rollout.top_p < 1 or config.rollout.top_k:
         yield (
             "config.engine.name=vllm reports log-probabilities renormalised by top-p and top-k, which the learner"
@@ -77,6 +79,11 @@ def make_engine(
     return jax_engine(config, shape, params, config.engine.slots)
 
 
+def weight_dtype(config: Any) -> str:
+    """Return the dtype in which the engine holds the policy's matrices."""
+    return config.engine.weight_dtype or config.model.dtype
+
+
 def jax_engine(config: Any, shape: Any, params: Any, slots: int) -> Engine:
     """Return an engine on this process's first device, which keeps a copy of `params`."""
     import jax
@@ -89,7 +96,8 @@ def jax_engine(config: Any, shape: Any, params: Any, slots: int) -> Engine:
     return JaxEngine(
         shape, hosts.local(params), device=jax.local_devices()[0], slots=slots,
         context=config.rollout.context, decode_block=c.decode_block, leave=c.leave, prefill=c.prefill,
-        dtype=jnp.dtype(config.model.dtype), cache_dtype=jnp.dtype(c.cache_dtype),
+        dtype=jnp.dtype(config.model.dtype), weight_dtype=jnp.dtype(weight_dtype(config)),
+        cache_dtype=jnp.dtype(c.cache_dtype),
     )  # fmt: skip
 
 

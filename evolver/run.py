@@ -26,7 +26,7 @@ from envs.world import Task, World, WorldError
 from evolver import hosts
 from evolver.config import leaks
 from evolver.credit import Grader
-from evolver.engine import jax_engine, make_engine
+from evolver.engine import jax_engine, make_engine, weight_dtype
 from evolver.llm import client
 from evolver.llm.policy import Player
 from evolver.llm.roles import make_chat, played
@@ -378,7 +378,8 @@ def make_learner(config: Any, shape: qwen.Config, params: qwen.Params, mesh: Any
     reference = make_reference(config, params)
     seed = seed_of(config.seed, "adapters") % 2**31
     state = learner.init_state(shape, params, optimizer, mesh, layout, seed=seed)
-    alarm = Alarm(config.loss.mismatch_alarm, FLOOR[config.model.dtype])
+    coarsest = max(FLOOR[config.model.dtype], FLOOR[weight_dtype(config)])
+    alarm = Alarm(config.loss.mismatch_alarm, coarsest)
     return Learner(shape, state, layout, update, logp, reference, alarm)
 
 

@@ -47,7 +47,7 @@ async def main(steps: int = 8, tasks: int = 8, group: int = 8, budget: int = 64,
     def make_world():  # envs/: any world, and support for tasks that probes check
         return probed(envs.make("travel"))
 
-    shape, params = hf.load(POLICY)  # models/: any Qwen2.5 or dense Qwen3 checkpoint
+    shape, params = hf.load(POLICY)  # models/: any dense Qwen2.5, Qwen3 or Llama
     tokenizer = Tokenizer.load(POLICY)
 
     # rl/learner.py: two compiled programs over a plain dict of arrays. rl/losses/: the objective.

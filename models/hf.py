@@ -1,4 +1,4 @@
-"""Load and save Hugging Face checkpoints of Qwen2 and Qwen3 (dense) in safetensors files.
+"""Load and save Hugging Face checkpoints of dense Qwen2, Qwen3 and Llama models in safetensors files.
 
 `HF_NAMES` maps our weights to Hugging Face's tensors. A checkpoint stores the matrices of a layer as (out, in); here
 they are (in, out), with the heads on an axis of their own.

@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from models.rope import record_of_yarn, yarn_of
+from models.rope import llama3_of, yarn_of
+from models.rope import record_of as rope_record
 
 if TYPE_CHECKING:
     from models.qwen import Config
@@ -36,6 +37,9 @@ OPTIONAL_SIZES = {
     "head_dim": "head_dim",
     "max_positions": "max_position_embeddings",
 }
+# model_type -> (qkv_bias, qk_norm)
+KINDS = {"qwen2": (True, False), "qwen3": (False, True), "llama": (False, False)}
+SUPPORTED = "supported are qwen2, qwen3 and llama: dense, full attention, rope of type 'default', 'yarn' or 'llama3'"
 
 
 class ModelError(ValueError):
@@ -66,8 +70,8 @@ def fields(record: Mapping[str, Any]) -> dict[str, Any]:
     Raises ModelError, naming everything that is missing or unsupported.
     """
     kind = record.get("model_type")
-    if kind not in ("qwen2", "qwen3"):
-        raise ModelError(f"config.json: model_type is {kind!r}; supported are qwen2 and qwen3 (dense)")
+    if kind not in KINDS:
+        raise ModelError(f"config.json: model_type is {kind!r}; {SUPPORTED}. Choose a checkpoint of such a model")
     problems = [f"{key} is missing" for key in SIZES.values() if record.get(key) is None]
     sizes = {}
     for field, key in (SIZES | OPTIONAL_SIZES).items():
@@ -77,13 +81,15 @@ def fields(record: Mapping[str, Any]) -> dict[str, Any]:
                 problems.append(f"{key}={value!r} is not a positive integer")
     rope, scaling = _rope(record, problems), None
     rope_type = _rope_type(rope)
-    if rope_type == "yarn":
-        try:
+    try:
+        if rope_type == "yarn":
             scaling = yarn_of(rope, sizes.get("max_positions", 32768))
-        except ValueError as error:
-            problems.append(str(error))
-    elif rope_type != "default":
-        problems.append(f"rope type {rope_type!r} is not supported, only 'default' and 'yarn'")
+        elif rope_type == "llama3":
+            scaling = llama3_of(rope)
+        elif rope_type != "default":
+            problems.append(f"rope type {rope_type!r} is not supported, only 'default', 'yarn' and 'llama3'")
+    except ValueError as error:
+        problems.append(str(error))
     # 1e4 and 1e-6 are the defaults of `transformers`.
     numbers = {"rope_theta": rope.get("rope_theta") or record.get("rope_theta") or 1e4}
     numbers["rms_norm_eps"] = record.get("rms_norm_eps", 1e-6)
@@ -99,14 +105,16 @@ def fields(record: Mapping[str, Any]) -> dict[str, Any]:
         problems.append("sliding window attention (use_sliding_window) is not supported")
     if record.get("hidden_act", "silu") != "silu":
         problems.append(f"hidden_act {record['hidden_act']!r} is not supported, only 'silu'")
-    if kind == "qwen3" and record.get("attention_bias"):
-        problems.append("attention_bias is not supported")
+    if kind != "qwen2":
+        problems += [f"{key} is not supported" for key in ("attention_bias", "mlp_bias") if record.get(key)]
     if record.get("quantization_config"):
         problems.append("quantized weights are not supported")
     if not problems and sizes["heads"] % sizes.get("kv_heads", sizes["heads"]):
         problems.append(f"{sizes['kv_heads']} key/value heads do not divide {sizes['heads']} heads")
+    if not problems and "head_dim" not in sizes and kind != "qwen3" and sizes["d_model"] % sizes["heads"]:
+        problems.append(f"head_dim is missing, and {sizes['heads']} heads do not divide {sizes['d_model']}")
     if problems:
-        raise ModelError("config.json: " + "; ".join(problems))
+        raise ModelError("config.json: " + "; ".join(problems) + f" ({SUPPORTED})")
     defaults = {
         "kv_heads": sizes["heads"],
         "head_dim": 128 if kind == "qwen3" else sizes["d_model"] // sizes["heads"],
@@ -116,8 +124,8 @@ def fields(record: Mapping[str, Any]) -> dict[str, Any]:
         "rope_theta": float(numbers["rope_theta"]),
         "rms_eps": float(numbers["rms_norm_eps"]),
         "tied": bool(record.get("tie_word_embeddings", False)),
-        "qkv_bias": kind == "qwen2",
-        "qk_norm": kind == "qwen3",
+        "qkv_bias": KINDS[kind][0],
+        "qk_norm": KINDS[kind][1],
         "rope_scaling": scaling,
     }  # fmt: skip
 
@@ -149,10 +157,10 @@ def record_of(config: Config, dtype: str, tokenizer: Tokenizer | None = None) ->
 
     Raises ModelError where Hugging Face has no such architecture.
     """
-    if config.qkv_bias == config.qk_norm:
-        raise ModelError("Hugging Face has no model with both or neither of qkv_bias and qk_norm")
-    kind = "qwen3" if config.qk_norm else "qwen2"
-    rope = record_of_yarn(config.rope_scaling) if config.rope_scaling else {"rope_type": "default"}
+    kinds = [kind for kind, flags in KINDS.items() if flags == (config.qkv_bias, config.qk_norm)]
+    if not kinds:
+        raise ModelError("Hugging Face has no model with both qkv_bias and qk_norm")
+    kind, rope = kinds[0], rope_record(config.rope_scaling) if config.rope_scaling else {"rope_type": "default"}
     record = {
         "architectures": [f"{kind.capitalize()}ForCausalLM"],
         "model_type": kind,
@@ -169,12 +177,12 @@ def record_of(config: Config, dtype: str, tokenizer: Tokenizer | None = None) ->
         "rope_theta": config.rope_theta,
         "rope_parameters": {"rope_theta": config.rope_theta, **rope},
         "tie_word_embeddings": config.tied,
-        "use_sliding_window": False,
         "attention_dropout": 0.0,
         "initializer_range": 0.02,
         "torch_dtype": dtype,
     }
-    if kind == "qwen3":
+    record |= {"use_sliding_window": False} if kind != "llama" else {"mlp_bias": False}
+    if kind != "qwen2":
         record["attention_bias"] = False
     if config.rope_scaling:  # `transformers` 4 and vLLM read this key
         record["rope_scaling"] = rope

@@ -1,4 +1,4 @@
-"""YaRN: scaling of the rotary position embedding for contexts beyond those trained on."""
+"""Scaling of the rotary position embedding for contexts beyond those trained on: YaRN, and that of Llama 3."""
 
 from __future__ import annotations
 
@@ -23,8 +23,29 @@ class Yarn(NamedTuple):
     whole: bool = True  # round the bounds of the interpolated dimensions to whole numbers
 
 
-def yarn_factors(head_dim: int, theta: float, scaling: Yarn) -> list[float]:
+class Llama3(NamedTuple):
+    """Llama 3's scaling: wavelengths beyond original / low are stretched by `factor`, those below original / high stay,
+    and those between are interpolated."""
+
+    factor: float
+    low: float  # low_freq_factor
+    high: float  # high_freq_factor
+    original: int  # original_max_position_embeddings: positions trained on
+    attention: float = 1.0  # as in `Yarn`
+
+
+def factors(head_dim: int, theta: float, scaling: Yarn | Llama3) -> list[float]:
     """Return the factor on the frequency of each of the head_dim / 2 pairs of dimensions."""
+    return (_llama3_factors if isinstance(scaling, Llama3) else _yarn_factors)(head_dim, theta, scaling)
+
+
+def _llama3_factors(head_dim: int, theta: float, scaling: Llama3) -> list[float]:
+    turns_h = [scaling.original * theta ** (-2 * pair / head_dim) / (2 * math.pi) for pair in range(head_dim // 2)]
+    kept_h = [min(max((turns - scaling.low) / (scaling.high - scaling.low), 0.0), 1.0) for turns in turns_h]
+    return [kept + (1 - kept) / scaling.factor for kept in kept_h]
+
+
+def _yarn_factors(head_dim: int, theta: float, scaling: Yarn) -> list[float]:
     low, high = (_dimension(turns, head_dim, theta, scaling.original) for turns in (scaling.fast, scaling.slow))
     if scaling.whole:
         low, high = math.floor(low), math.ceil(high)
@@ -67,8 +88,32 @@ def yarn_of(rope: Mapping[str, Any], positions: int) -> Yarn:
     )
 
 
-def record_of_yarn(scaling: Yarn) -> dict[str, Any]:
-    """Return the object of a config.json from which `yarn_of` reads the same scaling."""
+def llama3_of(rope: Mapping[str, Any]) -> Llama3:
+    """Return the scaling that a config.json describes. Raises ValueError."""
+    keys = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+    wrong = [
+        f"{key}={rope.get(key)!r}"
+        for key in keys
+        if isinstance(rope.get(key), bool) or not isinstance(rope.get(key), int | float) or not 0 < rope[key] < math.inf
+    ]
+    if wrong:
+        raise ValueError(f"rope type 'llama3' needs positive numbers, not {', '.join(wrong)}")
+    scaling = Llama3(*(float(rope[key]) for key in keys[:3]), int(rope[keys[3]]))
+    if scaling.low >= scaling.high:
+        raise ValueError(f"low_freq_factor={scaling.low} is not below high_freq_factor={scaling.high}")
+    return scaling
+
+
+def record_of(scaling: Yarn | Llama3) -> dict[str, Any]:
+    """Return the object of a config.json from which `yarn_of` or `llama3_of` reads the same scaling."""
+    if isinstance(scaling, Llama3):
+        return {
+            "rope_type": "llama3",
+            "factor": scaling.factor,
+            "low_freq_factor": scaling.low,
+            "high_freq_factor": scaling.high,
+            "original_max_position_embeddings": scaling.original,
+        }
     return {
         "rope_type": "yarn",
         "factor": scaling.factor,

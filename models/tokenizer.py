@@ -1,7 +1,8 @@
-"""Byte-level BPE with Qwen's special tokens.
+"""Byte-level BPE with the special tokens of ChatML.
 
 Only templates produce control tokens (`<|im_start|>` and every other `<|...|>`). `encode` treats their spelling as
-plain text, so nothing that a user or an environment writes can open or close a turn.
+plain text, so nothing that a user or an environment writes can open or close a turn. The tags of a tool call are text,
+too: Qwen's tokenizers make one token of each, and others spell them with several.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ QWEN_TOKENS = (
     ("<|repo_name|>", False),
     ("<|file_sep|>", False),
 )
-REQUIRED = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<tool_call>", "</tool_call>")
+REQUIRED = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 
 
 class TokenizerError(ValueError):
@@ -58,8 +59,8 @@ class TokenizerError(ValueError):
 class Tokenizer:
     """A tokenizer, built from the JSON of a `tokenizers.Tokenizer`.
 
-    Attributes: the ids `endoftext`, `im_start`, `im_end`, `tool_call` and `tool_call_end`, and `vocab_size`: ids are
-    below it, but a model's embedding may have more rows.
+    Attributes: the ids `endoftext`, `im_start` and `im_end`, and `vocab_size`: ids are below it, but a model's
+    embedding may have more rows.
     """
 
     def __init__(self, json_text: str, source: str = "tokenizer"):
@@ -75,14 +76,17 @@ class Tokenizer:
         added = {token["content"]: token["id"] for token in spec["added_tokens"]}
         missing = [name for name in REQUIRED if name not in added]
         if missing:
-            raise TokenizerError(f"{source}: lacks the special tokens {', '.join(missing)} of Qwen's chat template")
+            raise TokenizerError(
+                f"{source}: lacks the special tokens {', '.join(missing)} of ChatML, the only chat template here."
+                " Rename reserved tokens of its tokenizer.json to these, or choose a checkpoint that has them"
+            )
         actual = self._original.get_vocab(with_added_tokens=True)
         if moved := [(name, id, actual.get(name)) for name, id in added.items() if actual.get(name) != id]:
             name, stated, id = moved[0]
             raise TokenizerError(
                 f"{source}: tokenizer.json gives {name} the id {stated}, and it is read as {id}: it has a hole"
             )
-        self.endoftext, self.im_start, self.im_end, self.tool_call, self.tool_call_end = map(added.get, REQUIRED)
+        self.endoftext, self.im_start, self.im_end = (added[name] for name in REQUIRED)
         self.vocab_size = 1 + max(actual.values())
 
     @classmethod
@@ -108,8 +112,12 @@ class Tokenizer:
     def save(self, path: str | Path) -> None:
         """Write the files from which `transformers.AutoTokenizer` builds the same tokenizer."""
         folder = Path(path)
-        write_atomically(folder / "tokenizer.json", self._original.to_str(pretty=False))
-        write_atomically(folder / "tokenizer_config.json", json.dumps(_TOKENIZER_CONFIG, indent=2) + "\n")
+        text = self._original.to_str(pretty=False)
+        config = dict(_TOKENIZER_CONFIG)
+        if json.dumps(PRE_TOKENIZER, ensure_ascii=False) not in text:
+            config["tokenizer_class"] = "PreTrainedTokenizerFast"  # Qwen2Tokenizer would split text in Qwen's way
+        write_atomically(folder / "tokenizer.json", text)
+        write_atomically(folder / "tokenizer_config.json", json.dumps(config, indent=2) + "\n")
         write_atomically(folder / "chat_template.jinja", JINJA)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from envs import make
 from evolver import plugs
 from evolver.config import flat
+from evolver.engine import weight_dtype
 from evolver.llm.prompts import prompt
 from evolver.llm.roles import prompts_of
 from evolver.paths import model_folder, resolve
@@ -152,7 +153,7 @@ def sizes(config: Any) -> list[tuple[str, str]]:
         ("parameters", f"{counts['parameters']:,}{adapters}"),
         ("training state", training_state(config, counts["parameters"], counts["trained"])),
         ("checkpoint", size(counts["checkpoint"])),
-        ("engine weights", size(counts["parameters"] * BYTES[config.model.dtype])),
+        ("engine weights", size(counts["parameters"] * BYTES[weight_dtype(config)])),
         ("KV cache", f"{size(cache)} for {slots} x {context:,} tokens"),
     ]
 

@@ -13,6 +13,7 @@ from typing import Any
 import jax
 from jax.sharding import AbstractMesh, AxisType
 
+from evolver.engine import weight_dtype
 from evolver.plan import analytic, compilers
 from evolver.plan.analytic import BYTES, EPISODE, Split
 from evolver.plan.calls import evaluations
@@ -258,7 +259,7 @@ def rollout_times(case: Case, sequences: int) -> dict[str, dict[str, Any]]:
     tokens = case.trajectories * case.episode / engine.replicas
     at_once = min(sequences, max(1, c.rollout.concurrency // engine.replicas))
     read_tokens, written = (1 - GENERATED) * tokens, GENERATED * tokens
-    sizes = {"dtype": c.model.dtype, "cache_dtype": c.engine.cache_dtype}
+    sizes = {"dtype": weight_dtype(c), "cache_dtype": c.engine.cache_dtype}
     moved = analytic.decode_bytes(shape, at_once, case.episode / 2, **sizes) / engine.devices
     return {
         "prefill": phase(

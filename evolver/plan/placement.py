@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+from evolver.engine import weight_dtype
 from evolver.llm.client import INITIAL
 from evolver.llm.roles import played
 from evolver.plan import analytic
@@ -76,7 +77,7 @@ def impossible(config: Any, target: Target) -> list[str]:
 
 def engine_of(config: Any, shape: qwen.Config, target: Target) -> Engine:
     """Return the engine of the config on the target."""
-    weights = qwen.parameter_count(shape) * BYTES[config.model.dtype]
+    weights = qwen.parameter_count(shape) * BYTES[weight_dtype(config)]
     context = config.rollout.context * analytic.kv_bytes(shape, config.engine.cache_dtype)
     if config.engine.name == "jax":
         slots = config.engine.slots

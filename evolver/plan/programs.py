@@ -25,6 +25,7 @@ from ml_collections import ConfigDict
 
 from evolver import plan
 from evolver import run as parts
+from evolver.engine import weight_dtype
 from evolver.plan import hlo, targets
 from models import mesh as meshes
 from models import qwen
@@ -97,7 +98,8 @@ def engine_programs(config: Any, shape: qwen.Config, device: Any, slots: int) ->
     """
     sharding = SingleDeviceSharding(device)
     dtype, cache_dtype = jnp.dtype(config.model.dtype), jnp.dtype(config.engine.cache_dtype)
-    weights = placed(jax.eval_shape(partial(qwen.for_decoding, shape, dtype=dtype), qwen.shapes(shape)), sharding)
+    layout = partial(qwen.for_decoding, shape, dtype=dtype, matrix_dtype=jnp.dtype(weight_dtype(config)))
+    weights = placed(jax.eval_shape(layout, qwen.shapes(shape)), sharding)
     cache = jax.eval_shape(partial(qwen.init_cache, shape, slots, config.rollout.context, cache_dtype))
     cache = placed(cache, sharding)
 

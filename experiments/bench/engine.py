@@ -1,9 +1,11 @@
 """Generated tokens/s of the JAX engine, `transformers` generate and vLLM's CPU build on the same workloads.
 
     python -m experiments.bench.engine [--workloads flat multi_turn] [--repeats 5]
+    python -m experiments.bench.engine --checkpoint .cache/smollm2-135m-instruct --repeats 2
 
-All load the same random tiny checkpoint (width 128, 2 layers, float32) and the same prompts, lengths and observations.
-Each runs in its own process, and its fastest setting counts. `make bench-peers` installs the peers.
+All load the same checkpoint, by default a random tiny one (width 128, 2 layers, float32), and the same prompts, lengths
+and observations. Each runs in its own process, and its fastest setting counts. `make bench-peers` installs the peers.
+With a checkpoint ours runs with 16 rows at a time, as a small model would, with all rows, and with bfloat16 matrices.
 """
 
 from __future__ import annotations
@@ -33,19 +35,35 @@ CONTENDERS: Contenders = {
 }
 
 
+# Our settings for a checkpoint of a real size.
+LARGE = [["--small", str(2**60)], [], ["--weight-dtype", "bfloat16"]]
+
+
 def measure(
-    workload: workloads.Workload, folder: str, *, slots: int, block: int, leave: float, repeats: int
+    workload: workloads.Workload,
+    folder: str,
+    *,
+    slots: int,
+    block: int,
+    leave: float,
+    repeats: int,
+    weight_dtype: str,
+    small: int,
 ) -> dict[str, Any]:
-    """Return seconds and tokens/s. As in rollouts, every episode is a coroutine. The first round compiles."""
+    """Return seconds, processor seconds and tokens/s. As in rollouts, every episode is a coroutine. The first round
+    compiles. small: bytes of weights up to which few rows are decoded at a time; 0 = the engine's own bound."""
     import jax
+    import jax.numpy as jnp
 
     from models import hf
-    from rl.engines.jax.engine import JaxEngine
+    from rl.engines.jax import engine as room
     from rl.trajectory import Sampling
 
     shape, params = hf.load(folder)
-    context = -(-workload.max_length // 32) * 32
-    engine = JaxEngine(shape, params, slots=slots, context=context, decode_block=block, leave=leave)
+    room.SMALL = small or room.SMALL
+    options = {"context": -(-workload.max_length // 32) * 32, "weight_dtype": jnp.dtype(weight_dtype)}
+    engine = room.JaxEngine(shape, params, slots=slots, decode_block=block, leave=leave, **options)
+    del params
 
     async def episode(row: int, script: workloads.Episode) -> None:
         history = list(script.prompt)
@@ -59,18 +77,21 @@ def measure(
     async def play() -> None:
         await asyncio.gather(*(episode(row, script) for row, script in enumerate(workload.episodes)))
 
-    seconds = []
+    seconds, processor = [], []
     for _ in range(repeats + 1):
         engine.forget()
-        start = time.perf_counter()
+        start, began = time.perf_counter(), time.process_time()
         asyncio.run(play())
         seconds.append(time.perf_counter() - start)
+        processor.append(time.process_time() - began)
+    rows = engine.stats()["decode_row_steps"] / max(1, engine.stats()["decode_steps"])
     return {
-        "name": f"here ({slots} slots, blocks of {block}, leave {leave})",
+        "name": f"here ({slots} slots, blocks of {block}, leave {leave}, {weight_dtype}, {rows:.0f} rows a step)",
         "version": jax.__version__,
         "workload": workload.name,
         "new_tokens": workload.new_tokens,
         "seconds": seconds[1:],
+        "processor_seconds": processor[1:],
         "first_seconds": seconds[0],
         "tokens_per_second": workload.new_tokens / min(seconds[1:]),
     }
@@ -80,6 +101,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--workloads", nargs="+", default=["flat", "multi_turn"], choices=["flat", "multi_turn"])
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--flat-tokens", type=int, default=128, help="new tokens of each prompt of the flat workload")
+    parser.add_argument("--checkpoint", default="", help="a model directory, instead of the tiny random model")
     parser.add_argument("--json", default="", help="file to which all results are written too")
     one = parser.add_argument_group("one measurement of the JAX engine, as started by the comparison")
     one.add_argument("--model")
@@ -87,10 +110,13 @@ def main() -> None:
     one.add_argument("--slots", type=int, default=64)
     one.add_argument("--block", type=int, default=32)
     one.add_argument("--leave", type=float, default=0.25)
+    one.add_argument("--weight-dtype", default="float32", choices=["float32", "bfloat16"])
+    one.add_argument("--small", type=int, default=0, help="bytes up to which a model counts as small")
     args = parser.parse_args()
     if args.model:
         workload = workloads.load(args.workload)
-        options = {name: getattr(args, name) for name in ("slots", "block", "leave", "repeats")}
+        names = ("slots", "block", "leave", "repeats", "weight_dtype", "small")
+        options = {name: getattr(args, name) for name in names}
         print(json.dumps(measure(workload, args.model, **options)))
         return
 
@@ -98,14 +124,21 @@ def main() -> None:
 
     results: dict[str, dict[str, dict[str, Any] | None]] = {}
     with tempfile.TemporaryDirectory() as folder:
-        shape = qwen.Config(**SHAPE)
-        hf.save(folder, shape, qwen.init(shape, 0))
+        model, contenders = args.checkpoint or folder, dict(CONTENDERS)
+        if args.checkpoint:
+            shape = hf.config_of(model)
+            contenders["here"] = (*CONTENDERS["here"][:2], LARGE)
+        else:
+            shape = qwen.Config(**SHAPE)
+            hf.save(folder, shape, qwen.init(shape, 0))
         for name in args.workloads:
             path = Path(folder) / f"{name}.json"
-            {"flat": workloads.flat, "multi_turn": workloads.multi_turn}[name](vocab=shape.vocab).save(path)
-            arguments = ["--model", folder, "--workload", str(path), "--repeats", str(args.repeats)]
-            results[name] = {who: contend(CONTENDERS, who, arguments) for who in CONTENDERS}
-    print("\n" + table(CONTENDERS, "generated tokens/s", results))
+            made = workloads.multi_turn(vocab=shape.vocab)
+            made = workloads.flat(new_tokens=args.flat_tokens, vocab=shape.vocab) if name == "flat" else made
+            made.save(path)
+            arguments = ["--model", model, "--workload", str(path), "--repeats", str(args.repeats)]
+            results[name] = {who: contend(contenders, who, arguments) for who in contenders}
+    print("\n" + table(contenders, "generated tokens/s", results))
     if args.json:
         Path(args.json).write_text(json.dumps(results, indent=2))
 

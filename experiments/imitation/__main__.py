@@ -17,10 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from absl import logging
+from ml_collections import ConfigDict
 
 from configs import imitation
 from evolver import cli
-from evolver.config import fitted, shape_problems, value_problems, workdir_problems
+from evolver.config import fitted, model_problems, shape_problems, value_problems, workdir_problems
 from experiments.imitation import demonstrations
 
 
@@ -63,6 +64,8 @@ def problems(config: Any, workdir: str) -> list[str]:
     config = fitted(config, keys)
     if config.warmup >= config.steps:
         found.append(f"config.warmup={config.warmup} updates is not shorter than the run of {config.steps} updates")
+    if config.model.path:
+        found += model_problems(ConfigDict({"model": {"path": config.model.path, "tokenizer": ""}}), "train")
     return [*found, *demonstrations.problems(config), *occupied(workdir)]
 
 

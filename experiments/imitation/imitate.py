@@ -1,4 +1,4 @@
-"""Imitation: train a tokenizer and a small model on scripted demonstrations.
+"""Imitation: train a tokenizer and a small model, or a pretrained one, on scripted demonstrations.
 
 The demonstrations teach the syntax of tool calls and the copying of ids; doing tasks well is left to learning by
 reward. Each demonstration is tokenized like an episode: the agent's turns train, everything else is prompt.
@@ -18,6 +18,7 @@ import numpy as np
 import optax
 
 from envs.world import Message, Tool
+from evolver.paths import model_folder
 from evolver.workdir import Workdir
 from experiments.imitation import demonstrations
 from models import chat, hf, qwen
@@ -48,11 +49,16 @@ def imitate(config: Any, workdir: str | Path, command: str) -> None:
     hints = "without a hint" if unhinted else "with a hint"
     seconds = time.monotonic() - started
     print(f"2 x {c.demonstrations} demonstrations in {seconds:.0f} s; careless ones {hints} succeed in {success:.1%}")
-    texts = (text for episode in careless for text in demonstrations.texts_of(episode))
-    tokenizer = train_bpe(texts, c.vocab, demonstrations.extra_tokens(c.env.name))
+    if c.model.path:
+        folder = model_folder(c.model.path, weights=True)
+        tokenizer, (shape, params) = Tokenizer.load(folder), hf.load(folder)
+    else:
+        texts = (text for episode in careless for text in demonstrations.texts_of(episode))
+        tokenizer = train_bpe(texts, c.vocab, demonstrations.extra_tokens(c.env.name))
+        shape = dataclasses.replace(qwen.PRESETS[c.model.preset], vocab=tokenizer.vocab_size)
+        params = qwen.init(shape, seed_of(c.seed, "init") % 2**31)
     careful, careless = (samples_of(episodes, tokenizer, c.row) for episodes in (careful, careless))
-    shape = dataclasses.replace(qwen.PRESETS[c.model.preset], vocab=tokenizer.vocab_size)
-    params = train(c, shape, qwen.init(shape, seed_of(c.seed, "init") % 2**31), careful, careless)
+    params = train(c, shape, params, careful, careless)
     Workdir(workdir).claim(c.to_dict(), c.seed, "imitation")
     policy = Path(workdir) / "policy"
     text = card(c, shape, command, f"{len(careless):,} careless ones, which succeed in {success:.0%} {hints}")
@@ -61,12 +67,15 @@ def imitate(config: Any, workdir: str | Path, command: str) -> None:
 
 
 def make_optimizer(config: Any) -> optax.GradientTransformation:
-    """Return Muon for the matrices of the layers and Adam for all other weights, with their schedules."""
+    """Return Muon for the matrices of the layers and Adam for all other weights, with their schedules; Adam alone for a
+    checkpoint, which has the circuits that Muon finds sooner."""
     c = config
     muon_lr, adam_lr = (
         optim.schedule(lr=peak, schedule=c.schedule, warmup=c.warmup, steps=c.steps, final=c.final_lr)
         for peak in (c.muon_lr, c.lr)
     )
+    if c.model.path:
+        return optim.optimizer(lr=adam_lr, b2=c.b2, weight_decay=0.0, clip=c.clip)
     return optim.muon(lr=muon_lr, adam_lr=adam_lr, b2=c.b2, clip=c.clip)
 
 
@@ -159,16 +168,17 @@ def sample_of(messages: Sequence[Message], tokenizer: Tokenizer, tools: Sequence
 def card(config: Any, shape: qwen.Config, command: str, careless: str) -> str:
     """Return the model card. `careless` describes the careless demonstrations."""
     c, origin = config, demonstrations.module(config.env.name).ORIGIN
+    known = " It knows no language beyond the sandbox's."
     then = f" Then more and more of them show {careless}." if c.careful < 1 else ""
     paragraphs = (
-        f"A Qwen2.5-shaped transformer with {qwen.parameter_count(shape):,} parameters ({shape.layers} layers, width"
-        f" {shape.d_model}), trained from random weights by",
+        f"A transformer with {qwen.parameter_count(shape):,} parameters ({shape.layers} layers, width {shape.d_model}),"
+        f" trained from {c.model.path or 'random weights'} by",
         f"    {command}",
         f"with seed {c.seed}: {c.steps} updates of {c.rows} rows of {c.row} tokens. The first {c.careful:.0%} of the"
         f" updates show scripted demonstrations without slips.{then}",
         "The policy writes tool calls in Qwen's format and copies ids and names. It does everything else as carelessly"
-        " as the last demonstrations that it saw: it is where learning by reward starts, not where it ends. It knows no"
-        f" language beyond the sandbox's. {origin}",
+        " as the last demonstrations that it saw: it is where learning by reward starts, not where it ends."
+        f"{'' if c.model.path else known} {origin}",
     )
     head = f"---\nlicense: apache-2.0\nlibrary_name: jax\n---\n# Base policy for the `{c.env.name}` sandbox"
     return "\n\n".join((head, *paragraphs)) + "\n"

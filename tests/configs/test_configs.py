@@ -23,7 +23,7 @@ FILES = [p for p in sorted((ROOT / "configs").glob("*.py")) if p.stem not in PAR
 RULES = base.keys().rules
 LIMITS, ROLE = ({field.name for field in dataclasses.fields(kind)} for kind in (Limits, Role))
 PAPER = ("appworld_14b", "appworld_7b", "bfcl_14b", "bfcl_7b")
-ARGUMENTS = {"quickstart": ("grpo", "q", "qn", "qa", "all"), "bfcl_tiny": ()}
+ARGUMENTS = {"quickstart": ("grpo", "q", "qn", "qa", "all"), "bfcl_tiny": (), "pretrained": ("words",)}
 ARGUMENTS |= dict.fromkeys(PAPER, ("original", "q", "hybrid", "qn", "qa", "all"))
 VARIANTS = [(p.stem, argument) for p in FILES for argument in (None, *ARGUMENTS.get(p.stem, ()))]
 

@@ -376,6 +376,18 @@ def test_a_reasoning_episode_is_one_turn(gym_of_reasons):
         world.reset(Task("x", "reasoning", "?", seed=99, meta={"dataset": "sums"}))
 
 
+def test_solved_questions_precede_a_question_of_reasoning(gym_of_reasons):
+    world = make("reasoning", datasets=["sums", "more"], examples=2, n_train=4)
+    task = world.tasks("train")[-1]
+    roles, texts = zip(*((m["role"], m["content"]) for m in world.reset(task).messages))
+    assert roles == ("system", "user", "assistant", "user", "assistant", "user")
+    assert texts[2] == f"<answer>{int(texts[1].split()[1]) + 1}</answer>" and texts[1].startswith("more: ")
+    everything = {t.query for split in ("train", "dev", "test") for t in world.tasks(split)}
+    assert task.query == texts[5] and not {texts[1], texts[3]} & everything and texts[1] != texts[3]
+    world.step(texts[2])
+    assert not world.evaluate().success
+
+
 def test_reasoning_refuses_synthetic_tasks(gym_of_reasons):
     with pytest.raises(ValueError, match=r"nothing to explore.*enabled=False"):
         explorer_of(make("reasoning", datasets=["sums"]))

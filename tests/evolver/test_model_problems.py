@@ -5,7 +5,7 @@ import json
 import pytest
 
 import run
-from configs import base
+from configs import base, pretrained
 from evolver import plan
 from evolver.config import model_problems
 from tests.tiny import config_file, tiny_policy
@@ -27,18 +27,18 @@ def changed(policy):
 
 @pytest.mark.parametrize("mode", ["train", "eval", "explore", "pool", "plan"])
 def test_an_unsupported_model_is_named_with_the_other_problems(capsys, tmp_path, policy, changed, mode):
-    changed(model_type="llama")
+    changed(model_type="mixtral")
     words = [f"--config={config_file(tmp_path, policy)}", f"--mode={mode}", "--config.optim.lr=0"]
     assert run.main(["run.py", *words, f"--workdir={tmp_path}/run"]) == 2
     err = capsys.readouterr().err
-    assert "2 problems" in err and "model_type is 'llama'; supported are qwen2 and qwen3" in err
+    assert "2 problems" in err and "model_type is 'mixtral'; supported are qwen2, qwen3 and llama" in err
     assert "Traceback" not in err
 
 
 @pytest.mark.parametrize(
     "values,words",
     [
-        ({"model_type": None}, "supported are qwen2 and qwen3"),
+        ({"model_type": None}, "supported are qwen2, qwen3 and llama"),
         ({"vocab_size": None}, "vocab_size is missing"),
         ({"hidden_size": "32"}, "hidden_size='32' is not a positive integer"),
         ({"num_key_value_heads": 3}, "3 key/value heads do not divide"),
@@ -69,9 +69,16 @@ def test_a_sound_checkpoint_has_no_problems(policy, changed):
     assert not list(model_problems(config, "train"))
 
 
+def test_the_pretrained_model_that_was_not_made_yet_is_named_with_its_command(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("evolver.paths.ROOT", tmp_path)
+    config = pretrained.get_config("words")
+    assert [text for text in model_problems(config, "eval") if "there is no such directory; `make pretrained`" in text]
+
+
 def test_a_plan_by_itself_says_what_it_cannot_plan_for(policy, changed):
-    changed(model_type="llama")
+    changed(model_type="mixtral")
     config = base.get_config()
     config.model.path = str(policy)
-    with pytest.raises(plan.PlanError, match="model_type is 'llama'"):
+    with pytest.raises(plan.PlanError, match="model_type is 'mixtral'"):
         plan.plan(config, "runs/x")

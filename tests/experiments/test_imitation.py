@@ -19,6 +19,7 @@ from models.tokenizer import TokenizerError, train_bpe
 from rl import optim
 from rl.samples import Sample
 from rl.seeds import seed_of
+from tests.tiny import tiny_policy
 
 CONFIG = """
 from configs import imitation
@@ -50,6 +51,26 @@ def config_of(**values):
     config.steps, config.demonstrations = 40, 8
     config.update_from_flattened_dict({key.replace("__", "."): value for key, value in values.items()})
     return config
+
+
+# --- from a checkpoint ------------------------------------------------------------------------------------------------
+
+
+def test_a_checkpoint_imitates_with_its_own_tokenizer(tiny, tmp_path):
+    policy = tiny_policy(tmp_path / "start")
+    assert main([*tiny, f"--config.model.path={policy}", "--config.lr=1e-3", "--config.vocab=10"]) == 0
+    shape, params = hf.load(tmp_path / "run" / "policy")
+    before, started = hf.load(policy)
+    assert shape == before
+    assert (tmp_path / "run/policy/tokenizer.json").read_text() == (policy / "tokenizer.json").read_text()
+    moved = max(float(np.abs(a - b).max()) for a, b in zip(jax.tree.leaves(params), jax.tree.leaves(started)))
+    assert 1e-4 < moved < 4e-3, "three updates of Adam, not random weights"
+    assert f"trained from {policy} by" in (tmp_path / "run/policy/README.md").read_text()
+
+
+def test_a_checkpoint_that_cannot_be_read_is_a_problem(capsys, tiny):
+    assert main([*tiny, "--config.model.path=nowhere"]) == 2
+    assert "config.model.path=nowhere: there is no such directory" in capsys.readouterr().err
 
 
 # --- mistakes in a config --------------------------------------------------------------------------------------------

@@ -13,11 +13,13 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from models import hf, hf_config, qwen
-from models.rope import Yarn
+from models.rope import Llama3, Yarn
 from models.tokenizer import Tokenizer, train_bpe
 
 CONFIG = qwen.Config(vocab=40, d_model=16, layers=2, heads=4, kv_heads=2, head_dim=4, d_ff=24, rope_theta=1e4)
 QWEN3 = dataclasses.replace(CONFIG, head_dim=8, tied=False, qkv_bias=False, qk_norm=True)
+LLAMA = qwen.Config(40, 36, 2, 9, 3, 4, 24, rope_theta=1e5, rms_eps=1e-5, qkv_bias=False, tied=True)
+LLAMA3 = dataclasses.replace(LLAMA, tied=False, rope_scaling=Llama3(8.0, 1.0, 4.0, 64))
 
 
 def noisy(config, dtype=jnp.float32):
@@ -31,7 +33,7 @@ def same(a, b):
     jax.tree.map(np.testing.assert_array_equal, a, b)
 
 
-@pytest.mark.parametrize("config", [CONFIG, QWEN3])
+@pytest.mark.parametrize("config", [CONFIG, QWEN3, LLAMA, LLAMA3])
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 @pytest.mark.parametrize("shard_bytes", [hf.SHARD_BYTES, 3000])
 def test_round_trip(tmp_path, config, dtype, shard_bytes):
@@ -84,6 +86,9 @@ def folder(tmp_path):
     return tmp_path
 
 
+LLAMA3_ROPE = hf_config.record_of(LLAMA3, "float32")["rope_parameters"]
+
+
 def complaint(folder) -> str:
     with pytest.raises(hf.ModelError) as error:
         hf.load(folder)
@@ -127,7 +132,14 @@ def test_directories_without_a_sound_checkpoint(folder):
 @pytest.mark.parametrize(
     "change, text",
     [
-        ({"model_type": "llama"}, "model_type is 'llama'"),
+        ({"model_type": "mixtral"}, "model_type is 'mixtral'; supported are qwen2, qwen3 and llama: dense"),
+        ({"model_type": "llama", "mlp_bias": True, "attention_bias": True}, "attention_bias is not.*mlp_bias is not"),
+        ({"model_type": "llama", "hidden_size": 18, "head_dim": None}, "head_dim is missing, and 4 heads"),
+        ({"rope_parameters": {"rope_type": "llama3", "factor": 8}}, "'llama3' needs positive .*low_freq_factor=None"),
+        (
+            {"rope_parameters": LLAMA3_ROPE | {"low_freq_factor": 4}},
+            "low_freq_factor=4.0 is not below high_freq_factor=4.0",
+        ),
         ({"hidden_size": None, "vocab_size": None}, "vocab_size is missing; hidden_size is missing"),
         (
             {"hidden_size": "32", "num_attention_heads": 0},
@@ -154,6 +166,15 @@ def test_directories_without_a_sound_checkpoint(folder):
 def test_configs_that_are_not_supported(change, text):
     with pytest.raises(hf.ModelError, match=text):
         hf_config.fields(hf_config.record_of(CONFIG, "float32") | change)
+
+
+def test_llama_is_saved_as_llama(tmp_path):
+    hf.save(tmp_path, LLAMA, noisy(LLAMA))
+    record = json.loads((tmp_path / "config.json").read_text())
+    assert record["architectures"] == ["LlamaForCausalLM"] and record["model_type"] == "llama"
+    assert not any(name.endswith(".bias") for name in load_file(tmp_path / "model.safetensors"))
+    with pytest.raises(hf.ModelError, match="both"):
+        hf_config.record_of(dataclasses.replace(LLAMA, qkv_bias=True, qk_norm=True), "float32")
 
 
 def test_both_spellings_of_rope_and_the_defaults():

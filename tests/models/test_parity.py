@@ -1,5 +1,6 @@
 """Parity with `transformers`: with logits it computed once (make_golden.py) and, if torch is installed, live."""
 
+import dataclasses
 import functools
 import json
 from pathlib import Path
@@ -12,6 +13,7 @@ from safetensors.numpy import save_file
 
 from models import hf, qwen
 from models.module import Qwen
+from models.rope import Llama3
 
 GOLDEN = sorted((Path(__file__).parent / "golden").glob("*.npz"))
 ATOL = 1e-4  # float32, on logits of order 10
@@ -89,13 +91,22 @@ def test_golden_arrays_depend_on_the_epsilon_of_norms(golden):
     assert np.abs(got - arrays["alone"][: ids.shape[1]]).max() > 100 * ATOL
 
 
-@pytest.mark.parametrize("kind", ["qwen2", "qwen3"])
+LLAMA = qwen.Config(96, 72, 2, 9, 3, 8, 48, rope_theta=1e5, rms_eps=1e-5, qkv_bias=False)
+LIVE = {
+    "qwen2": qwen.Config(96, 32, 2, 4, 2, 8, 48, rms_eps=1e-5),
+    "qwen3": qwen.Config(96, 32, 2, 4, 2, 8, 48, tied=False, qkv_bias=False, qk_norm=True, rms_eps=1e-5),
+    "llama": LLAMA,
+    "llama with a head size of its own": dataclasses.replace(LLAMA, head_dim=16, tied=False),
+    "llama with scaled rope": dataclasses.replace(LLAMA, rope_scaling=Llama3(4.0, 1.0, 4.0, 16), rope_theta=100.0),
+}
+
+
+@pytest.mark.parametrize("kind", LIVE)
 def test_live_round_trip_through_transformers(tmp_path, kind):
     """`transformers` loads our checkpoint, we load its checkpoint, and the logits are equal."""
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
-    qwen3 = kind == "qwen3"
-    config = qwen.Config(96, 32, 2, 4, 2, 8, 48, tied=not qwen3, qkv_bias=not qwen3, qk_norm=qwen3, rms_eps=1e-5)
+    config = LIVE[kind]
     rng = np.random.default_rng(0)
     params = jax.tree.map(lambda s: jnp.asarray(0.3 * rng.normal(size=s.shape), s.dtype), qwen.shapes(config))
     hf.save(tmp_path / "ours", config, params, shard_bytes=20_000)
@@ -107,7 +118,7 @@ def test_live_round_trip_through_transformers(tmp_path, kind):
     np.testing.assert_allclose(logits(config, params, ids, positions, np.ones_like(ids)), expected, atol=ATOL, rtol=0)
 
     model.save_pretrained(tmp_path / "theirs")
-    assert json.loads((tmp_path / "theirs" / "config.json").read_text())["model_type"] == kind
+    assert json.loads((tmp_path / "theirs" / "config.json").read_text())["model_type"] == kind.split()[0]
     loaded_config, loaded = hf.load(tmp_path / "theirs")
     assert loaded_config == config
     jax.tree.map(np.testing.assert_array_equal, loaded, params)

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from models.tokenizer import QWEN_TOKENS, Tokenizer, TokenizerError, _well_formed, train_bpe
+from models import chat
+from models.tokenizer import QWEN_TOKENS, REQUIRED, Tokenizer, TokenizerError, _well_formed, train_bpe
 
 TEXTS = [
     "Find a flight from Oslo to Rome on 2031-05-04 and book it for passenger P17.\n",
@@ -57,9 +58,40 @@ def test_control_tokens_are_decoded(small):
 def test_a_tool_call_is_short(small):
     """Each fixed string of a call is one id."""
     ids = small.encode(CALL)
-    assert ids[0] == small.tool_call and ids[-1] == small.tool_call_end
+    assert [ids[0], ids[-1]] == [*template_ids(small, "<tool_call>"), *template_ids(small, "</tool_call>")]
     assert all(len(small.encode(text)) == 1 and small.encode(text)[0] in ids for text in FIXED)
     assert small.decode(ids) == CALL
+
+
+@pytest.fixture(scope="module")
+def without_tool_tokens(small) -> Tokenizer:
+    """Return a tokenizer with the tokens of ChatML only, that splits text in another way than Qwen's."""
+    spec = json.loads(small._original.to_str())
+    spec["added_tokens"] = [t for t in spec["added_tokens"] if t["content"] in REQUIRED]
+    digits = {"type": "Digits", "individual_digits": True}
+    gpt2 = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+    spec["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [digits, gpt2]}
+    return Tokenizer(json.dumps(spec))
+
+
+def test_without_tool_tokens_a_call_is_text(without_tool_tokens):
+    ids = without_tool_tokens.encode(CALL)
+    assert len(without_tool_tokens.encode("<tool_call>")) > 1
+    assert without_tool_tokens.decode(ids) == CALL
+    prompt = chat.opening(without_tool_tokens, [{"role": "user", "content": "hi"}])
+    more = chat.observation(without_tool_tokens, [{"role": "tool", "content": "3"}], closed=False)
+    text = "<|im_end|>\n<|im_start|>user\n<tool_response>\n3\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
+    assert without_tool_tokens.decode(prompt + ids + more).endswith(CALL + text)
+
+
+@pytest.mark.parametrize("text", [*TRICKY, *TEXTS[:3]])
+def test_transformers_splits_text_as_the_saved_tokenizer_does(without_tool_tokens, text, tmp_path):
+    transformers = pytest.importorskip("transformers")
+    without_tool_tokens.save(tmp_path)
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    assert theirs.encode(text, add_special_tokens=False) == template_ids(without_tool_tokens, text)
+    assert theirs.eos_token_id == without_tool_tokens.im_end
 
 
 def test_training_is_deterministic_and_bounded(small):
@@ -90,9 +122,9 @@ def test_problems_are_named(small, tmp_path):
         Tokenizer.load(tmp_path)
     small.save(tmp_path)
     spec = json.loads((tmp_path / "tokenizer.json").read_text())
-    spec["added_tokens"] = [t for t in spec["added_tokens"] if t["content"] not in ("<|im_end|>", "</tool_call>")]
+    spec["added_tokens"] = [t for t in spec["added_tokens"] if t["content"] not in ("<|im_end|>", "<|endoftext|>")]
     (tmp_path / "tokenizer.json").write_text(json.dumps(spec))
-    with pytest.raises(TokenizerError, match=r"lacks the special tokens <\|im_end\|>, </tool_call>"):
+    with pytest.raises(TokenizerError, match=r"lacks the special tokens <\|endoftext\|>, <\|im_end\|> of ChatML"):
         Tokenizer.load(tmp_path)
 
 
@@ -102,7 +134,7 @@ def test_problems_are_named(small, tmp_path):
 )
 def test_the_real_tokenizer():
     real = Tokenizer.load(os.environ["QWEN_TOKENIZER_DIR"])
-    assert (real.endoftext, real.im_start, real.im_end, real.tool_call) == (151643, 151644, 151645, 151657)
+    assert (real.endoftext, real.im_start, real.im_end) == (151643, 151644, 151645)
     assert real.vocab_size == 151665
     assert real.encode("Hello, world!") == [9707, 11, 1879, 0]
     assert [template_ids(real, name) for name, _ in QWEN_TOKENS] == [[151643 + n] for n in range(22)]

@@ -126,6 +126,30 @@ def test_decoding_in_place_as_on_an_accelerator_gives_the_same_samples():
     assert {(8,)} <= {rows for _, rows in shapes} <= {(2,), (8,)} and min(shapes)[0] < 256
 
 
+def test_a_large_model_decodes_all_rows_in_one_call(monkeypatch):
+    episodes = [{"name": i} for i in range(6)]
+    expected = play(make(slots=40), *episodes)
+    monkeypatch.setattr("rl.engines.jax.engine.SMALL", 0)
+    engine = make(slots=40)
+    for one, other in zip(play(engine, *episodes), expected):
+        same(one, other)
+    play(engine, *({"name": i, "turns": 1} for i in range(100, 140)))
+    rows = {shape[2][0] for shape in engine._shapes if shape[0] == "decode"}
+    assert 40 in rows and rows <= {4, 16, 40}
+
+
+def test_matrices_may_be_coarser_than_the_computation():
+    engine = make(weight_dtype=jnp.bfloat16)
+    assert {str(a.dtype) for a in jax.tree.leaves(engine._weights) if a.ndim > 1} == {"bfloat16"}
+    assert {str(a.dtype) for a in jax.tree.leaves(engine._weights) if a.ndim == 1} == {"float32"}
+    rounded = jax.tree.map(lambda a: a.astype(jnp.bfloat16).astype(jnp.float32) if a.ndim > 2 else a, params())
+    rounded["embed"] = rounded["embed"].astype(jnp.bfloat16).astype(jnp.float32)
+    for prompt, completion in play(engine, {"name": 3, "temperature": 1.0})[0]:
+        logp, _ = teacher_forced(prompt, completion.tokens, 1.0, rounded)
+        np.testing.assert_allclose(completion.logprobs, logp, atol=0.02)
+        assert np.abs(completion.logprobs - logp).max() > 1e-6, "the products' other factors are rounded too"
+
+
 def test_an_untied_model_with_normalised_queries():
     config = qwen.Config(**vars(CONFIG) | {"tied": False, "qk_norm": True, "qkv_bias": False})
     weights = qwen.init(config, 1)

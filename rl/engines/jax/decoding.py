@@ -146,7 +146,8 @@ def copy(cache: qwen.Cache, source_B: Array, slot_B: Array, *, window: int) -> q
 
 
 def _logits(weights: Any, h_BD: jax.Array) -> jax.Array:
-    return jnp.dot(h_BD, weights["unembed"], preferred_element_type=jnp.float32)
+    w_DV = weights["unembed"]
+    return jnp.dot(h_BD.astype(w_DV.dtype), w_DV, preferred_element_type=jnp.float32)
 
 
 @partial(jax.jit, static_argnames=("config", "window", "truncate"), donate_argnames="cache")

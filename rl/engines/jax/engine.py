@@ -29,8 +29,9 @@ from rl.trajectory import Completion, Sampling
 MAX_STOP_TOKENS = 8
 PREFILL_BATCH = 2048  # most tokens of one prefill call, padding included
 PREFILL_SCORES = 2**20  # most attention scores of one prefill call on a CPU; more would not fit into its caches
-DECODE_ROWS = 16  # most rows of one decode call on a CPU, for the same reason
+DECODE_ROWS = 16  # most rows of one decode call of a small model on a CPU, for the same reason
 BANKS = 2  # groups of slots that run in parallel on a CPU; constant: the number of cores must not change results
+SMALL = 2**25  # most bytes of weights that stay in a CPU's caches between two steps
 FEW = 4  # an accelerator decodes all rows in place if more than slots / FEW of them run
 PATIENCE = 4  # rounds for which an idle session is protected from eviction
 SHARE_TOKENS = 16  # a prompt waits one round for another's prefill if it can reuse at least this many tokens
@@ -73,6 +74,8 @@ class JaxEngine:
     decode_block: tokens decoded per row before the scheduler admits requests; a block ends early once the fraction
         `leave` of its rows has finished, so that their next turns can join.
     prefill: most prompt tokens per row of one prefill call.
+    dtype: of the computation. weight_dtype: of the matrices, None = dtype; a product with a matrix of another dtype
+        rounds its other factor to it.
     threaded: run device calls in a thread, so that other coroutines run meanwhile. Samples still follow from each
         request's seed, but the composition of batches, and so the last bits, depend on timing.
     """
@@ -88,25 +91,30 @@ class JaxEngine:
         leave: float = 0.25,
         prefill: int = 256,
         dtype: Any = jnp.float32,
+        weight_dtype: Any = None,
         cache_dtype: Any = None,
         device: jax.Device | None = None,
         threaded: bool = False,
     ):
         self.shape, self.slots, self.context, self.version = shape, slots, context, 0
         self._block, self._leave = decode_block, leave
-        self._dtype, self._cache_dtype = dtype, cache_dtype or dtype
+        self._dtype, self._weight_dtype, self._cache_dtype = dtype, weight_dtype or dtype, cache_dtype or dtype
         self._device = device or jax.devices()[0]
         # All shapes of device calls. There are few, because each one is compiled.
         cpu = self._device.platform == "cpu"
         self._windows = sorted({*_powers(128, context), *(w for w in _powers(192, context) if w < context)})
         # An accelerator decodes few rows on a copy of their cache, or all rows in place, to bound the extra memory.
         self._in_place = not cpu
-        self._copied = _powers(4, min(slots, DECODE_ROWS)) if cpu else _powers(4, max(1, slots // FEW))
+        # The weights of a large model are read from memory at each step, so a step serves as many rows as there are,
+        # in one bank. Its few row counts are further apart, because XLA takes long to compile its many layers.
+        large = qwen.parameter_count(shape) * jnp.dtype(self._weight_dtype).itemsize > SMALL
+        most = (slots if large else min(slots, DECODE_ROWS)) if cpu else max(1, slots // FEW)
+        self._copied = _powers(4, most, by=4 if cpu and large else 2)
         self._batches = self._copied if cpu else sorted({*self._copied, slots})
         self._sizes = _powers(16, min(prefill, context))
         self._scores = PREFILL_SCORES if cpu else 2**40
         # Each bank of slots has its own cache, so that threads can work on banks in parallel.
-        self._banks = BANKS if cpu and slots >= BANKS * DECODE_ROWS else 1
+        self._banks = BANKS if cpu and not large and slots >= BANKS * DECODE_ROWS else 1
         self._bank_slots = -(-slots // self._banks)
         self._threads = ThreadPoolExecutor(self._banks - 1) if self._banks > 1 else None
         self._counting = threading.Lock()
@@ -265,7 +273,7 @@ class JaxEngine:
         given = jax.tree.map(lambda a: a.shape, params)
         if given != expected:
             raise ValueError("the weights do not match the engine's model: names or shapes differ")
-        return _decoding_copy(self.shape, jax.device_put(params, self._device), self._dtype)
+        return _decoding_copy(self.shape, jax.device_put(params, self._device), self._dtype, self._weight_dtype)
 
     # --- admission ------------------------------------------------------------------------------------------------
 
@@ -538,9 +546,9 @@ _COUNTERS = (
 )
 
 
-@partial(jax.jit, static_argnums=(0, 2))
-def _decoding_copy(config: qwen.Config, params: Any, dtype: Any) -> Any:
-    return jax.tree.map(jnp.copy, qwen.for_decoding(config, params, dtype))
+@partial(jax.jit, static_argnums=(0, 2, 3))
+def _decoding_copy(config: qwen.Config, params: Any, dtype: Any, weight_dtype: Any) -> Any:
+    return jax.tree.map(jnp.copy, qwen.for_decoding(config, params, dtype, weight_dtype))
 
 
 def _common(a: np.ndarray, b: np.ndarray) -> int:
@@ -561,10 +569,10 @@ def _draw(batch: list[_Request], rows: int, places: Any = None) -> decoding.Draw
     return decoding.Draw(temperature, top_p, top_k, seed, index)
 
 
-def _powers(start: int, end: int) -> list[int]:
-    """Return [start, 2 start, 4 start, ...] below `end`, followed by `end`."""
+def _powers(start: int, end: int, by: int = 2) -> list[int]:
+    """Return [start, by * start, by**2 * start, ...] below `end`, followed by `end`."""
     sizes = []
     while start < end:
         sizes.append(start)
-        start *= 2
+        start *= by
     return [*sizes, end]

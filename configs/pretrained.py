@@ -1,0 +1,75 @@
+"""Your model on your GPU: the template for runs from a pretrained checkpoint. It also runs on two cores.
+
+    make pretrained
+    python run.py --config=configs/pretrained.py --config.model.path=/dir/of/a/checkpoint    # one GPU, a model of 1.5B
+    python run.py --config=configs/pretrained.py:words                                       # two cores, SmolLM2-135M
+
+| argument | machine | world | mechanisms |
+|---|---|---|---|
+| none | one GPU of 80 GB | `travel`, with its tools in the prompt | all three |
+| words | two cores | reasoning-gym: family relations, after two solved questions | none: GRPO |
+
+`words` needs requirements/reasoning.txt. The planner estimates that a 1.5B model fits on one 80 GB GPU without an
+argument; nobody has measured what such a run learns. docs/results.md says how far `words` has come.
+"""
+
+from configs import base, quickstart
+from configs.keys import use
+
+SMOL = ".cache/smollm2-135m-instruct"  # written by `make pretrained`
+
+
+def get_config(arg=None):
+    if arg not in (None, "words"):
+        raise ValueError(f"pretrained.py:{arg}: choose words, or no argument")
+    config = words() if arg == "words" else travel()
+    config.model.path = SMOL
+    return config
+
+
+def travel():
+    """Return the quickstart with what its tiny policy has memorised put into the prompt, and settings for a GPU."""
+    config = quickstart.get_config("all")
+    use(config.navigating.extractor, "contrast")
+    config.template.show_tools = True
+    config.template.max_observation = 1024
+    config.rollout.max_tokens = 512
+    config.rollout.context = 8192
+    config.learner.row = 8192
+    config.learner.micro = 1
+    config.model.dtype = "bfloat16"
+    config.model.remat = "full"
+    config.engine.cache_dtype = "bfloat16"
+    config.optim.lr = 1e-6
+    config.optim.schedule = "constant"
+    config.loss.kl_coef = 0.001
+    return config
+
+
+def words():
+    """Return GRPO on questions of one turn."""
+    config = base.get_config()
+    config.steps = 60
+    config.env.name = "reasoning"
+    config.env.args.datasets = ("family_relationships",)
+    config.env.args.options = {"family_relationships": {"min_family_size": 4, "max_family_size": 4}}
+    config.env.args.examples = 2
+    config.env.args.n_train = 512
+    config.rollout.tasks = 8
+    config.rollout.group = 8
+    config.rollout.temperature = 1.0
+    config.rollout.max_turns = 1
+    config.rollout.max_tokens = 32
+    config.rollout.context = 256
+    config.engine.slots = 64
+    config.engine.weight_dtype = "bfloat16"  # twice as fast on a CPU with AMX
+    config.learner.updates = 1
+    config.learner.row = 512
+    config.learner.micro = 2
+    config.optim.lr = 1e-5
+    config.optim.warmup = 5
+    config.loss.kl_coef = 0.0
+    config.eval.rollouts = 4
+    config.eval.temperature = 1.0
+    config.eval.every = 20
+    return config

