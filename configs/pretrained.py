@@ -10,8 +10,7 @@
 | words | two cores | reasoning-gym: family relations, after two solved questions | none: GRPO |
 
 `words` needs requirements/reasoning.txt. The planner estimates that a 1.5B model fits on one 80 GB GPU without an
-argument; nobody has measured what such a run learns. What `words` learns has not
-been measured either, nor how often the base model answers its questions correctly.
+argument. Nobody has measured what either run learns, nor how many questions of `words` the model answers at the start.
 """
 
 from configs import base, quickstart
