@@ -75,9 +75,8 @@ class Reasoning(World):
         if name not in self._datasets or not 0 <= task.seed < len(dataset := self._dataset(name, task.split)):
             raise ValueError(f"no question {task.id!r} in {', '.join(self._datasets)}")
         self._checker, self._entry, self._score, self._over = dataset, dataset[task.seed], 0.0, False
-        solved = self._dataset(name, "examples") if self._examples else ()
         messages = [{"role": "system", "content": SYSTEM}]
-        for entry in solved:
+        for entry in self._solved(name):
             messages.append({"role": "user", "content": entry["question"]})
             messages.append({"role": "assistant", "content": f"<answer>{entry['answer']}</answer>"})
         return Observation([*messages, {"role": "user", "content": self._entry["question"]}])
@@ -102,19 +101,25 @@ class Reasoning(World):
             return 0.0
 
     def _dataset(self, name: str, split: str) -> Any:
-        if split not in (*SPLITS, "examples"):
+        if split not in SPLITS:
             raise ValueError(f"reasoning has no split {split!r}; it has {', '.join(SPLITS)}")
         if (name, split) not in self._cache:
-            if split == "examples":  # the last questions of the range of the training split
-                size, seed = self._examples, (self._seed * len(SPLITS) + 1) * SEEDS - self._examples
-            else:
-                count = len(self._datasets)
-                size = self._sizes[split] // count + (self._datasets.index(name) < self._sizes[split] % count)
-                seed = (self._seed * len(SPLITS) + SPLITS.index(split)) * SEEDS
-            create = importlib.import_module("reasoning_gym").create_dataset
-            questions = create(name, size=size, seed=seed, **self._options.get(name, {})) if size else []
-            self._cache[name, split] = questions
+            count = len(self._datasets)
+            size = self._sizes[split] // count + (self._datasets.index(name) < self._sizes[split] % count)
+            seed = (self._seed * len(SPLITS) + SPLITS.index(split)) * SEEDS
+            self._cache[name, split] = self._questions(name, size, seed)
         return self._cache[name, split]
+
+    def _solved(self, name: str) -> Any:
+        """Return the examples of a data set: the last questions of the range of its training split."""
+        if (name, "examples") not in self._cache:
+            seed = (self._seed * len(SPLITS) + 1) * SEEDS - self._examples
+            self._cache[name, "examples"] = self._questions(name, self._examples, seed)
+        return self._cache[name, "examples"]
+
+    def _questions(self, name: str, size: int, seed: int) -> Any:
+        create = importlib.import_module("reasoning_gym").create_dataset
+        return create(name, size=size, seed=seed, **self._options.get(name, {})) if size else []
 
     def _require_episode(self) -> None:
         if self._entry is None:

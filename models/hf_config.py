@@ -90,6 +90,8 @@ def fields(record: Mapping[str, Any]) -> dict[str, Any]:
             problems.append(f"rope type {rope_type!r} is not supported, only 'default', 'yarn' and 'llama3'")
     except ValueError as error:
         problems.append(str(error))
+    if (share := rope.get("partial_rotary_factor") or record.get("partial_rotary_factor") or 1) != 1:
+        problems.append(f"partial_rotary_factor={share!r} is not supported, only 1")
     # 1e4 and 1e-6 are the defaults of `transformers`.
     numbers = {"rope_theta": rope.get("rope_theta") or record.get("rope_theta") or 1e4}
     numbers["rms_norm_eps"] = record.get("rms_norm_eps", 1e-6)

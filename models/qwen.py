@@ -491,8 +491,8 @@ def extend(
 def product(x: jax.Array, w: jax.Array) -> jax.Array:
     """Return x_..D @ w_DF in the dtype of x. If w is of another dtype, x is rounded to it, and sums are in float32.
 
-    A bfloat16 result would take XLA's slow path on CPUs, and so would w converted to float32: five times as long as
-    this with 16 rows, where the processor multiplies bfloat16 matrices itself (AMX).
+    A bfloat16 result would take XLA's slow path on CPUs, and so would w converted to float32: several times as long
+    as this, where the processor multiplies bfloat16 matrices itself (AMX).
     """
     if x.dtype == w.dtype:
         return x @ w

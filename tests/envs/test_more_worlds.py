@@ -386,6 +386,8 @@ def test_solved_questions_precede_a_question_of_reasoning(gym_of_reasons):
     assert task.query == texts[5] and not {texts[1], texts[3]} & everything and texts[1] != texts[3]
     world.step(texts[2])
     assert not world.evaluate().success
+    with pytest.raises(ValueError, match="no split"):
+        world.tasks("examples")
 
 
 def test_reasoning_refuses_synthetic_tasks(gym_of_reasons):

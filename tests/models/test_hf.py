@@ -135,6 +135,7 @@ def test_directories_without_a_sound_checkpoint(folder):
         ({"model_type": "mixtral"}, "model_type is 'mixtral'; supported are qwen2, qwen3 and llama: dense"),
         ({"model_type": "llama", "mlp_bias": True, "attention_bias": True}, "attention_bias is not.*mlp_bias is not"),
         ({"model_type": "llama", "hidden_size": 18, "head_dim": None}, "head_dim is missing, and 4 heads"),
+        ({"model_type": "llama", "partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5 is not supported"),
         ({"rope_parameters": {"rope_type": "llama3", "factor": 8}}, "'llama3' needs positive .*low_freq_factor=None"),
         (
             {"rope_parameters": LLAMA3_ROPE | {"low_freq_factor": 4}},
