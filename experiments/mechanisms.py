@@ -83,7 +83,7 @@ def studies() -> dict[str, Study]:
     beyond = {
         "questioning": {
             "once": ("q", {"questioning.share": 1.0}),
-            "every 10 steps": ("q", {"questioning.share": 1.0, "questioning.every": 10, "questioning.budget": 60}),
+            "every 10 steps": ("q", {"questioning.share": 1.0, "questioning.every": 10, "questioning.refresh": 60}),
         },
         "credit": {
             "decoupled": ("all", few),
