@@ -28,7 +28,8 @@ from experiments.imitation import demonstrations
 def main(argv: list[str]) -> int:
     """Train a policy and return the exit code: 0 done, 1 failed, 2 nothing was started, 130 interrupted."""
     logging.set_verbosity(logging.ERROR)
-    config, workdir, mode, _, found = cli.parse(argv)
+    parsed = cli.parse(argv)
+    config, workdir, mode, found = parsed.config, parsed.workdir, parsed.mode, parsed.problems
     if mode == "help":
         print(__doc__)
         return 0
