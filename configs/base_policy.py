@@ -12,7 +12,7 @@ from configs import imitation
 def get_config(arg=None):
     config = imitation.get_config(arg)
     config.env.args.houses = True
-    config.steps = 2200
+    config.steps = 3000
     config.hint = 0.35
     config.care = 0.75
     config.row = 384

@@ -122,14 +122,9 @@ def test_demonstrations_show_other_houses_with_common_desk_calls_most_often():
         assert found == pytest.approx(share, rel=0.35, abs=0.004)
     careful = [demonstrate(random.Random(n), care=1.0, hint=0.3, houses=True) for n in range(80)]
     assert all(episode["success"] for episode in careful)
-    careless = [demonstrate(random.Random(n), care=0.99, houses=True) for n in range(80)]
-    assert sum(episode["success"] for episode in careless) > 70
-    said, other = (
-        "".join(m["content"] for e in episodes for m in e["messages"] if m["role"] == "assistant")
-        for episodes in (careless, careful)
-    )
-    assert all(f'"name": "{desk}"' in said for desk in ("check", "stamp", "scan"))
-    assert not any(f'"name": "{desk}"' in other for desk in DESK)
+    said = "".join(m["content"] for e in careful for m in e["messages"] if m["role"] == "assistant")
+    assert '"name": "check"' in said
+    assert '"name": "scan"' in said
     assert demonstrate(random.Random(4), houses=True) == demonstrate(random.Random(4), houses=True)
     assert any(episode["template"].startswith(plain.PREFIX) for episode in careful)
     with pytest.raises(ValueError, match="houses"):
