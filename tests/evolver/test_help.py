@@ -27,13 +27,13 @@ def test_a_word_finds_keys_and_arguments_with_type_default_and_meaning(word, cap
     assert "config.advantage.args.drop_below (float; >= 0) = 0.0, of loop" in shown
     if word != "drop_below":
         assert "config.advantage.name (str) = 'grpo'\n    grpo, rloo" in shown
-        assert "config.advantage.synthetic (float; at least 0) = 1.0\n    factor on the advantages" in shown
+        assert "config.advantage.synthetic (float; at least 0 and at most 1000) = 1.0\n    factor on the advantages" in shown
     assert not re.search("Annotated|typing", shown)
 
 
 def test_the_defaults_are_those_of_the_config_and_a_word_that_finds_nothing_says_so(capsys):
     assert run.main(["run.py", "--config=configs/quickstart.py", "--help=rollout.group"]) == 0
-    assert "config.rollout.group (int; at least 1) = 8" in capsys.readouterr().out
+    assert "config.rollout.group (int; at least 1 and at most 4096) = 8" in capsys.readouterr().out
     assert run.main(["run.py", "--help=zebra"]) == 0
     assert "'zebra'" in capsys.readouterr().out
     assert run.main(["run.py", "--config=configs/none.py", "--help=zebra"]) == 2
