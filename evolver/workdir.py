@@ -74,6 +74,8 @@ class Workdir:
         finally:
             (self / "lock").unlink(missing_ok=True)
             os.close(number)
+            with contextlib.suppress(OSError):  # not empty: the run has written something
+                self.path.rmdir()
 
     def _lock(self) -> int:
         """Return the descriptor of the locked file `lock`."""
