@@ -27,7 +27,8 @@ def test_a_word_finds_keys_and_arguments_with_type_default_and_meaning(word, cap
     assert "config.advantage.args.drop_below (float; >= 0) = 0.0, of loop" in shown
     if word != "drop_below":
         assert "config.advantage.name (str) = 'grpo'\n    grpo, rloo" in shown
-        assert "config.advantage.synthetic (float; at least 0 and at most 1000) = 1.0\n    factor on the advantages" in shown
+        bounds = "(float; at least 0 and at most 1000)"
+        assert f"config.advantage.synthetic {bounds} = 1.0\n    factor on the advantages" in shown
     assert not re.search("Annotated|typing", shown)
 
 
