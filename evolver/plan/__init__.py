@@ -110,7 +110,7 @@ def work(config: Any, originals: int, held_out: int, unknown: str = "") -> list[
 
 def evaluation(config: Any, held_out: int) -> str:
     """Return the number of evaluations and of their episodes, in words. held_out: tasks of the split, 0 = unknown."""
-    from evolver.plan.calls import evaluations
+    from evolver.plan.analytic import evaluations
 
     c, rounds = config.eval, evaluations(config)
     if not rounds:

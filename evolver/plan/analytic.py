@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 from models import qwen
 
@@ -120,3 +121,9 @@ def logp_temporaries(shape: qwen.Config, rows: int, row: int, split: Split, *, d
 def sequences_that_fit(room: float, shape: qwen.Config, context: int, cache_dtype: str) -> int:
     """Return how many contexts of keys and values fit in `room` bytes."""
     return max(0, math.floor(room / (context * kv_bytes(shape, cache_dtype))))
+
+
+def evaluations(config: Any) -> int:
+    """Return how often the held-out tasks are evaluated."""
+    every = config.eval.every
+    return 1 + config.steps // every + bool(config.steps % every) if every else 0

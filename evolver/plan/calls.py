@@ -11,7 +11,7 @@ from evolver.llm.client import PLAYED
 from evolver.llm.roles import read_prices, settings
 from evolver.navigating.llm import MOST, Reranker
 from evolver.paths import resolve
-from evolver.plan.analytic import EPISODE
+from evolver.plan.analytic import EPISODE, evaluations
 
 ANSWER = 500  # assumed mean tokens of an answer
 EXPERIENCE = 100  # assumed tokens of one experience or one query
@@ -151,12 +151,6 @@ def _exploration(config: Any, role: str, originals: int) -> tuple[int, int | Non
     least = sum(math.ceil(budget / arguments["per_walk"]) for budget in budgets)
     most = len(budgets) * arguments["rounds"] * originals
     return calls * least, calls * max(least, most) + worded if originals else None
-
-
-def evaluations(config: Any) -> int:
-    """Return how often the held-out tasks are evaluated."""
-    every = config.eval.every
-    return 1 + config.steps // every + bool(config.steps % every) if every else 0
 
 
 def _range(least: int, most: int | None) -> str:

@@ -15,8 +15,7 @@ from jax.sharding import AbstractMesh, AxisType
 
 from evolver.engine import weight_dtype
 from evolver.plan import analytic, compilers
-from evolver.plan.analytic import BYTES, EPISODE, Split
-from evolver.plan.calls import evaluations
+from evolver.plan.analytic import BYTES, EPISODE, Split, evaluations
 from evolver.plan.placement import SERVER, Engine, engine_of
 from evolver.plan.targets import Target
 from models import lora, qwen

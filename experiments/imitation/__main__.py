@@ -66,7 +66,8 @@ def problems(config: Any, workdir: str) -> list[str]:
     if config.warmup >= config.steps:
         found.append(f"config.warmup={config.warmup} updates is not shorter than the run of {config.steps} updates")
     if config.model.path:
-        found += model_problems(ConfigDict({"model": {"path": config.model.path, "tokenizer": ""}}), "train")
+        unused = {"rollout": {"context": 0}, "lora": {"rank": 0}}
+        found += model_problems(ConfigDict({"model": {"path": config.model.path, "tokenizer": ""}, **unused}), "train")
     return [*found, *demonstrations.problems(config), *occupied(workdir)]
 
 
