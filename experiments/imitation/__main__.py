@@ -66,8 +66,10 @@ def problems(config: Any, workdir: str) -> list[str]:
     if config.warmup >= config.steps:
         found.append(f"config.warmup={config.warmup} updates is not shorter than the run of {config.steps} updates")
     if config.model.path:
-        unused = {"rollout": {"context": 0}, "lora": {"rank": 0}}
-        found += model_problems(ConfigDict({"model": {"path": config.model.path, "tokenizer": ""}, **unused}), "train")
+        model = {"path": config.model.path, "tokenizer": ""}
+        row = {"context": config.row, "max_tokens": 1}  # a row is to imitation what a context is to a rollout
+        whole = ConfigDict({"model": model, "rollout": row, "lora": {"rank": 0}})
+        found += [text.replace("config.rollout.context", "config.row") for text in model_problems(whole, "train")]
     return [*found, *demonstrations.problems(config), *occupied(workdir)]
 
 
