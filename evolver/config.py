@@ -30,7 +30,8 @@ from models.files import BrokenFile
 
 # Keys that may differ when a run resumes: they change what is written and how fast, never what is learned so far.
 RESUMABLE = (
-    "steps", "log.", "checkpoint.", "rollout.timeout", "env.timeout", "env.url", "env.python", "env.workers", "hosts.",
+    "steps", "log.", "checkpoint.", "rollout.timeout", "env.timeout", "env.url", "env.python", "env.workers",
+    "env.memory_mb", "env.recycle", "hosts.",
     "mesh.", "sharding.", "model.remat", "model.attention", "eval.seeds", "optim.offload", "loss.reference",
     "engine.vllm.", "engine.in_flight", *roles.RESUMABLE,
 )  # fmt: skip
