@@ -1,6 +1,5 @@
 """The examples of docs/extending.md: all of them are extracted, and one run trains with all of them."""
 
-import json
 import re
 import sys
 from pathlib import Path
@@ -9,6 +8,7 @@ import pytest
 
 import run
 from evolver import plugs
+from evolver.records import read_rollouts
 from evolver.workdir import Workdir
 
 ROOT = Path(__file__).parents[1]
@@ -60,9 +60,9 @@ def test_all_examples_train_together(folder, capsys):
     assert "negative" in metrics[1] or "negative" in metrics[2]  # the loss
     turns = [
         turn
-        for path in (folder / "run/trajectories").iterdir()
-        for line in path.read_text().splitlines()
-        for turn in json.loads(line)["turns"]
+        for path in (folder / "run/trajectories").glob("*.jsonl.gz")
+        for record in read_rollouts(path)
+        for turn in record["turns"]
     ]
     assert "the world refused it" in {turn["reason"] for turn in turns}  # the judge of turns
     pool = (folder / "run/experience/experiences.jsonl").read_text()

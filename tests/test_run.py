@@ -69,8 +69,8 @@ def test_targets_that_cannot_be_planned_for(capsys, tiny, words, mode, said):
     [
         ("--config.rollout.temprature=1", "Did you mean rollout.temperature?"),
         ("--config.modle.path=x", "Did you mean model.path?"),
-        ("--config.rollout.qqqq=1", "config.rollout has tasks, group, refill, temperature"),
-        ("--config.qqqq.wwww=1", "config has seed, steps, env, model"),
+        ("--config.rollout.qqqq=1", "config.rollout has async_depth, concurrency, context, group"),
+        ("--config.qqqq.wwww=1", "config has advantage, attributing, checkpoint"),
         ("--config.advantage.alpha=0.2", "has been renamed: use advantage.args.alpha"),
         ("--config.questioning.explorer=llm", "has been renamed: use questioning.explorer.name"),
         ("--config.rollout.args.x=1", "config.rollout.args: there is no such key; these take arguments: advantage,"),

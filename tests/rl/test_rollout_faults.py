@@ -65,6 +65,7 @@ def test_a_worker_that_breaks_takes_one_episode_down(fault):
 def test_a_hang_ends_its_own_episode_only_under_the_deadlines_of_a_run():
     """One key sets the deadline of a call. Waiting for another episode of its worker, which hangs, is no part of it."""
     config = quickstart.get_config()
+    del config.env.args["rules"]  # an argument of the quickstart's world
     config.env.name, config.env.mode, config.env.workers, config.env.timeout = FAULTY, "worker", 1, 3.0
     config.env.args.fault = "hang"
     with make_source(config) as source:
