@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
 
+from envs.world import WorldError
 from evolver import credit, hosts, tasks
 from evolver.metrics import Metrics, timed
 from evolver.play import play, sampling
@@ -24,8 +26,10 @@ def fill(run: Run) -> Metrics:
         return metrics
     if (c.rollouts or c.solutions) and not c.pool:
         with timed("pool") as metrics:
-            attempts = first_attempts(run) + solutions(run)
+            solved, counts = solutions(run)
+            attempts = first_attempts(run) + solved
             hosts.on_first(run.navigating, lambda: run.navigating.learn(attempts, step=0))
+        metrics |= counts
     return metrics | run.navigating.metrics()
 
 
@@ -45,17 +49,23 @@ def first_attempts(run: Run) -> list[Trajectory]:
     return credit.grade_all(grader, play(run, jobs, "first experience"))[0]
 
 
-def solutions(run: Run) -> list[Trajectory]:
-    """Return the explorer's own solution of every invented task as an attempt at it, if `navigating.solutions`.
+def solutions(run: Run) -> tuple[list[Trajectory], Metrics]:
+    """Return the explorer's own solutions of the invented tasks as attempts at them, if `navigating.solutions`.
 
     The policy solves few of the tasks that need what it does not know, so its attempts alone teach nothing about them.
+    A solution that fails when it is played again, or breaks the world, is left out and counted.
     """
     if not (run.config.navigating.solutions and run.tasks.pool):
-        return []
-    tasks = [task for task in run.tasks.pool.tasks.values() if task.reference and is_verified(task)]
+        return [], Metrics()
+    invented = [task for task in run.tasks.pool.tasks.values() if task.reference and is_verified(task)]
+    found: list[Trajectory] = []
     with closing(run.make_world()) as world:
-        found = [attempt(world, task, task.reference, rollout=run.config.navigating.rollouts) for task in tasks]
-    return [trajectory for trajectory in found if trajectory.evaluation.success]
+        for task in invented:
+            with contextlib.suppress(WorldError):
+                found.append(attempt(world, task, task.reference, rollout=run.config.navigating.rollouts))
+    solved = [trajectory for trajectory in found if trajectory.evaluation.success]
+    counts = {"navigating/solutions": len(solved), "navigating/solutions_failed": len(invented) - len(solved)}
+    return solved, Metrics(counts)
 
 
 def remember(run: Run, trajectories: Sequence[Trajectory], step: int) -> Metrics:

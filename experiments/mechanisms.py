@@ -1,13 +1,13 @@
 """Measure when each mechanism helps: dials, and the grid of all combinations, in travel agencies with house rules.
 
-    python -m experiments.mechanisms                                    # all studies, 5 seeds: about six hours
+    python -m experiments.mechanisms                                    # all studies: 43 runs for each of 5 seeds
     python -m experiments.mechanisms --studies questioning --seeds 0 1
     python -m experiments.mechanisms --only-report
 
 The same command goes on where it was cut off, and finished runs are kept. A study is a dial with some points; each
 point compares rows with its first row on the same held-out tasks and seeds. The policy is that of the quickstart, and
 the runs are short, so that differences in speed show. MECHANISMS.md in --workdir holds the tables, beside a figure for
-for each study.
+each study.
 
     questioning   number of original tasks; without them there is nothing to train on but invented tasks
     navigating    how common the desk calls are that the house wants, and so how rarely the policy makes one at first

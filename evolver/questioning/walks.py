@@ -1,10 +1,11 @@
 """Curiosity walks over the operations of a world, which discover its values and what can be done with them.
 
-A walk has two phases, as in section 3.1 of the AgentEvolver paper: `breadth` steps that prefer the operations that have
-shown least so far, then `depth` steps that use only the last `depth` observations and follow up on refused calls. The
-next operation is drawn in proportion to its expected novelty: the mean over its outcomes of 1/sqrt(times seen), plus a
-bonus for operations that were rarely tried (eq. 8, with a count-based bonus in place of a language model). Which values
-an argument takes, and which operation makes another one work, is learnt from calls that worked (`Knowledge`).
+A walk has two phases, as in section 3.1 of the AgentEvolver paper: `breadth` steps that may use all observations, then
+`depth` steps that use only the last `depth` of them. In both, a refused call is followed up: by the call that showed
+its values in an earlier episode, or by one that has helped before, and a retry. Otherwise the next operation is drawn
+in proportion to its expected novelty: the mean over its outcomes of 1/sqrt(times seen), plus a bonus for operations
+that were rarely tried (eq. 8, with a count-based bonus in place of a language model). Which values an argument takes,
+and which operation makes another one work, is learnt from calls that worked (`Knowledge`).
 """
 
 from __future__ import annotations
@@ -235,8 +236,11 @@ class _OpenWalk:
                 self.plan = [remedy, (event.name, event.arguments), *self.plan]
 
     def _may_try(self, event: Event) -> bool:
-        """Return True if a refused call deserves another remedy: few were tried for this error, and few in a row. A
-        remedy that leads to another error is progress, and some calls need four or five others."""
+        """Return True if few remedies were tried for this error, and few in a row.
+
+        The first limit is per error, because a remedy that leads to another error is progress: some calls need four or
+        five others.
+        """
         failure = f"{event.name}: {signature(event)}"
         return sum(tried == failure for tried, _ in self.trials) < _TRIALS and len(self.trials) < _TRIALS_IN_A_ROW
 
@@ -300,8 +304,11 @@ class _OpenWalk:
         return refreshed
 
     def _remedy(self, event: Event) -> tuple[str, dict[str, Any]] | None:
-        """Return a call after which a refused one may work, or None. First those that showed its values in an earlier
-        episode, then what helped or is named in the error."""
+        """Return a call after which a refused one may work, or None.
+
+        First come the calls that showed its values in an earlier episode, then a draw that prefers operations that
+        helped, are named in the error, or take the same arguments as one that helped against this error elsewhere.
+        """
         failure = f"{event.name}: {signature(event)}"
         for value in () if self.is_focused else event.values:
             name, arguments = self.known.shown_by.get(value, ("", {}))

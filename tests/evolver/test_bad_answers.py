@@ -192,6 +192,7 @@ WRONG = {  # {role: [(its answer, the counts)]}
         (graded((0, "GOOD"), (1, "GOOD")), {"misnumbered": 2}),  # counted from 0
         (graded((1, "GOOD"), (2, "GOOD"), (3, "GOOD")), {"misnumbered": 2}),
         (graded((10**30, "GOOD")), {"misnumbered": 2}),
+        (graded((10**400, "GOOD")), {"unanswered": 1}),  # not a number that JSON readers agree on
         (graded(*ENDLESS), {"contradicted": 2}),
         (graded((1, "UNSURE"), (2, "unsure")), {}),
         (graded((1, "GUT"), (2, "GOOD")), {"unanswered": 1}),
@@ -233,6 +234,7 @@ WRONG = {  # {role: [(its answer, the counts)]}
         *[(written(proposal(LEND, 3, 4, confidence=n)), {"no such confidence": 1}) for n in (90, -0.1)],
         *[(written(proposal(f"{LEND} {text}", 3, 4)), {"query marked": 1}) for text in MARKED],
         *[(written(proposal(LEND, *steps)), {"no such steps": 1}) for steps in ((), (0,), (99,), (-1, 3), (10**30,))],
+        (written(proposal(LEND, 10**400)), {"nothing written": 1}),
     ],
 }
 COUNTS = {"step_judge": "attributing/", "judge": "questioning/judge/", "writer": "questioning/rejected/"}

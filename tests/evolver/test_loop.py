@@ -327,6 +327,23 @@ def test_workers_with_fewer_tasks_than_a_step_takes(tiny, tmp_path, capsys):
     assert "needs 9 different original tasks, and there are 6" in err and "Traceback" not in err
 
 
+def test_the_policy_before_training_is_evaluated_at_every_temperature(tiny, tmp_path, capsys):
+    words = ["--config.steps=2", "--config.eval.temperatures=(0.01,1.0,2.0)"]
+    assert run.main(command(tiny, tmp_path / "run", *words)) == 0
+    before, after = Workdir(tmp_path / "run").scores().values()
+    assert list(before.sweep) == ["0.01", "2"] and after.sweep == {}  # 1.0 is that of the evaluation itself
+    assert np.shape(before.sweep["2"]) == np.shape(before.success_NR)
+    first = Workdir(tmp_path / "run").metrics()[0]
+    assert first["eval/temperature/2"] == np.mean(before.sweep["2"])
+    shown = capsys.readouterr().out
+    assert "before, at T=" in shown and "are sharpening" in shown
+    words = [f"--config.model.path={tmp_path}/run/policy", "--mode=eval", "--config.eval.temperatures=(0.5,)"]
+    assert run.main(command(tiny, tmp_path / "eval", *words)) == 0
+    assert "success by temperature: " in capsys.readouterr().out
+    (record,) = Workdir(tmp_path / "eval").evaluations()
+    assert list(record["scores"][0]["sweep"]) == ["0.5"]
+
+
 @pytest.mark.parametrize("mode", ["train", "eval"])
 def test_a_file_in_the_way_is_one_message(tiny, tmp_path, capsys, mode):
     workdir = tmp_path / "run"

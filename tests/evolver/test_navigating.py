@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from configs import base
+from envs.world import WorldError
 from evolver import memory, plugs
 from evolver.attributing import BAD, Label
 from evolver.credit import Grader
@@ -514,12 +515,24 @@ class TestFirstExperience:
         failing = synthetic_task(LEND, "Lend that.", identity=[2], verifier=LEND.verifier, reference=[RED])
         run = run_of([LEND], [solved, failing], 1.0, solutions=True, rollouts=0)
         run.make_world = Library
-        (found,) = memory.solutions(run)
+        (found,), counts = memory.solutions(run)
+        assert counts == {"navigating/solutions": 1, "navigating/solutions_failed": 1}
         assert found.task == solved and found.evaluation.success and not found.guided
         (experience,) = Contrast(Library, ("train",)).extract([found], step=0)
         assert "shelf" in experience.content and "lend" in experience.content
         run.config.navigating.solutions = False
-        assert memory.solutions(run) == []
+        assert memory.solutions(run) == ([], {})
+
+    def test_a_world_that_breaks_costs_a_solution_and_not_the_run(self):
+        class Breaks(Library):
+            def step(self, action):
+                raise WorldError("gone")
+
+        run = run_of([LEND], self.SYNTHETIC, 1.0, solutions=True, rollouts=0)
+        solved = synthetic_task(LEND, "Lend it.", identity=[1], verifier=LEND.verifier, reference=[GREEN, LENDING])
+        run.tasks.pool.tasks = {solved.id: solved}
+        run.make_world = Breaks
+        assert memory.solutions(run) == ([], {"navigating/solutions": 0, "navigating/solutions_failed": 1})
 
     def test_extractors_say_whether_they_read_labels(self):
         assert Contrast(Library, ("train",)).reads_labels and not LlmExtractor.reads_labels

@@ -26,12 +26,15 @@ from envs.travel import Travel
 from envs.travel.agency import TOOLS
 from envs.travel.data import data
 from envs.travel.profile import OPERATIONS
+from envs.travel.rules import DESK, house
 from envs.world import Evaluation, Task, World
 from evolver import plugs
 from evolver.memory import remember
 from evolver.questioning import TaskPool, mixture, probe_of, synthetic_task
+from evolver.questioning.calls import Event
 from evolver.questioning.curiosity import Curiosity
 from evolver.questioning.goals import minimise
+from evolver.questioning.knowledge import Knowledge
 from evolver.questioning.tasks import Duplicates, jaccard, unfeasible
 from evolver.questioning.walks import Known, Walker
 from evolver.run import RunError, make_tasks
@@ -319,6 +322,70 @@ class TestWalks:
         for event in walk.events:
             jsonschema.validate(event.arguments, schema)
             assert set(event.arguments) == set(schema["properties"])
+
+
+class TestHouseRules:
+    """An agency in which no description and no error names what has to be done first."""
+
+    @pytest.fixture(scope="class")
+    def made(self):
+        made = Questioning(lambda: Travel(rules=5), Travel(rules=5).tasks("train"), most=8)
+        made.explore(seed=3, budget=150)
+        return made
+
+    def test_the_explorer_finds_the_desk_calls_of_every_kind_of_operation_on_the_way(self, made):
+        here, found = house(5, 0.1), Counter()
+        for one in made.pool.tasks.values():
+            calls = [made_call for action in calls_of(one) for made_call in parse(action).calls]
+            for n, this in enumerate(calls):
+                if wanted := here.desk(this.name):
+                    assert wanted in [before.name for before in calls[:n]], one.query
+                    found[this.name] += 1
+        assert {"bag", "cancel", "refund", "seat", "book"} <= set(found), found
+
+    def test_no_task_asks_for_a_desk_call(self, made):
+        words = {word for one in made.pool.tasks.values() for word in re.findall(r"\w+", one.query.lower())}
+        assert not words & set(DESK)
+
+    def test_it_goes_on_from_a_saved_state_as_if_it_had_not_stopped(self, made):
+        again = Questioning(made.make_world, made.pool.seeds, most=8)
+        again.pool.load_state(json.loads(json.dumps(made.pool.state())))
+        assert again.explore(seed=4, budget=4) == made.explore(seed=4, budget=4)
+
+
+class TestKnowledge:
+    def test_an_operation_that_only_confirms_teaches_its_arguments_once_it_has_refused_some(self):
+        knowledge = Knowledge()
+        for n in range(8):
+            confirmed = Event("stamp", {"id": f"O1{n}"}, "", "ok", ok=True)
+            refused = Event("stamp", {"id": f"P1{n}"}, "", "error: no such order", ok=False)
+            for event in (confirmed, refused):
+                knowledge.learn(event, "", lambda value: [value[0] + "99"])
+            knowledge.repeats["stamp"] = [1, 1]  # a repetition gave the same answer: it reads
+        assert knowledge.kinds["stamp.id"]["O99"][0] >= 5 and knowledge.kinds["stamp.id"]["P99"][0] == 0
+
+    def test_an_operation_that_always_finds_nothing_teaches_nothing(self):
+        knowledge = Knowledge()
+        knowledge.repeats["flights"] = [1, 1]
+        for n in range(8):
+            knowledge.learn(Event("flights", {"to": f"X{n}"}, "", "no flights", ok=True), "", lambda value: ["X9"])
+        assert knowledge.kinds["flights.to"]["X9"][0] <= 3
+
+    def test_a_schema_is_believed_as_long_as_its_operation_has_not_worked(self):
+        knowledge = Knowledge()
+        for n in range(200):
+            event = Event("book", {"flight": f"F{n % 90 + 10}"}, "", "error: search the flights first", ok=False)
+            knowledge.learn(event, "", lambda value: ["F99"])
+        assert knowledge.weights("book.flight", ["F99"])("F99") > 5 * knowledge.weights("book.flight", ["F99"])("word")
+
+    def test_what_helps_against_an_error_elsewhere_is_known(self):
+        knowledge = Knowledge()
+        knowledge.enables = {
+            "bag: refused error not cleared": {"scan": [4, 5], "people": [1, 9]},
+            "seat: refused error list the seats first": {"seats": [9, 9]},
+        }
+        assert knowledge.helpers("book: refused error not cleared") == {"scan"}
+        assert knowledge.helpers("bag: refused error not cleared") == set()
 
 
 class TestClosedLoop:
