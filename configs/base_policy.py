@@ -13,7 +13,7 @@ def get_config(arg=None):
     config = imitation.get_config(arg)
     config.env.args.houses = True
     config.steps = 3000
-    config.hint = 0.35
+    config.hint = 0.5
     config.care = 0.75
     config.row = 384
     config.rows = config.micro = 16

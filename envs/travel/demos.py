@@ -172,13 +172,15 @@ def demonstrate(
     """Return a `demonstration` in a training world, both drawn from `rng`.
 
     plain: probability of a task in the words of the tools' descriptions, as an explorer without phrases words them.
-    houses: draw a house for each demonstration, else there are no house rules.
+    houses: draw a house for each demonstration, else there are no house rules. An agent that never slips (care 1) shows
+    agencies without: which desk call comes next cannot be known, and copying is learned soonest from sources that are
+    always right.
     """
     if not 0 <= plain <= 1:
         raise ValueError(f"plain must be in [0, 1], not {plain}")
     if not isinstance(houses, bool):
         raise ValueError(f"houses must be True or False, not {houses!r}")
-    house = any_house(rng) if houses else None
+    house = any_house(rng) if houses and care < 1 else None
     as_described = rng.random() < plain
     while True:
         level, template = rng.choice(LEVELS), None
