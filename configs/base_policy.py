@@ -12,7 +12,8 @@ from configs import imitation
 def get_config(arg=None):
     config = imitation.get_config(arg)
     config.env.args.houses = True
-    config.steps = 3000
+    config.steps = 4500
+    config.careful = 0.55
     config.hint = 0.5
     config.care = 0.75
     config.row = 384

@@ -173,14 +173,15 @@ def demonstrate(
 
     plain: probability of a task in the words of the tools' descriptions, as an explorer without phrases words them.
     houses: draw a house for each demonstration, else there are no house rules. An agent that never slips (care 1) shows
-    agencies without: which desk call comes next cannot be known, and copying is learned soonest from sources that are
-    always right.
+    houses only below an experience: without one, nothing tells which desk call comes next, and copying is learned
+    soonest where every token can be predicted.
     """
     if not 0 <= plain <= 1:
         raise ValueError(f"plain must be in [0, 1], not {plain}")
     if not isinstance(houses, bool):
         raise ValueError(f"houses must be True or False, not {houses!r}")
-    house = any_house(rng) if houses and care < 1 else None
+    hinted = rng.random() < hint
+    house = any_house(rng) if houses and (hinted or care < 1) else None
     as_described = rng.random() < plain
     while True:
         level, template = rng.choice(LEVELS), None
@@ -188,10 +189,9 @@ def demonstrate(
             template = rng.choice(plain_tasks.templates(level))
         elif rng.random() < COMPOSED:
             template = rng.choice(compositions())
+        world = rng.randrange(WORLDS)
         try:
-            return demonstration(
-                rng.randrange(WORLDS), rng, care=care, hint=hint, level=level, template=template, house=house
-            )
+            return demonstration(world, rng, care=care, hint=hinted, level=level, template=template, house=house)
         except Unfit:
             continue
 
