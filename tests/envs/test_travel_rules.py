@@ -120,11 +120,18 @@ def test_demonstrations_show_other_houses_with_common_desk_calls_most_often():
     for desk, share in DESK.items():
         found = sum(here.wants.count(desk) for here in houses) / (len(houses) * len(OPERATIONS))
         assert found == pytest.approx(share, rel=0.35, abs=0.004)
-    careful = [demonstrate(random.Random(n), care=1.0, hint=0.3, houses=True) for n in range(80)]
+    careful = [demonstrate(random.Random(n), care=1.0, hint=0.5, houses=True) for n in range(80)]
+    careless = [demonstrate(random.Random(n), care=0.99, houses=True) for n in range(80)]
     assert all(episode["success"] for episode in careful)
-    said = "".join(m["content"] for e in careful for m in e["messages"] if m["role"] == "assistant")
-    assert '"name": "check"' in said
-    assert '"name": "scan"' in said
+    assert sum(episode["success"] for episode in careless) > 70
+
+    def desk_calls(episodes):
+        said = "".join(m["content"] for e in episodes for m in e["messages"] if m["role"] == "assistant")
+        return {desk for desk in DESK if f'"name": "{desk}"' in said}
+
+    assert desk_calls(careless) >= {"check", "stamp", "scan"}
+    assert desk_calls(e for e in careful if e["hinted"]) >= {"check", "stamp", "scan"}
+    assert not desk_calls(e for e in careful if not e["hinted"])  # nothing would tell which one comes next
     assert demonstrate(random.Random(4), houses=True) == demonstrate(random.Random(4), houses=True)
     assert any(episode["template"].startswith(plain.PREFIX) for episode in careful)
     with pytest.raises(ValueError, match="houses"):
