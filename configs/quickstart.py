@@ -67,8 +67,8 @@ def get_config(arg=None):
     config.questioning.budget = 600
     config.questioning.capacity = 1000
     config.questioning.learnable = True
-    config.navigating.extractor.args.render = "envs.travel.demos:render"
-    config.navigating.extractor.args.when = "envs.travel.demos:when_text"
+    config.navigating.extractor.args.render = "envs.hints:render"
+    config.navigating.extractor.args.when = "envs.hints:when_text"
     config.navigating.top_k = 1
     config.navigating.solutions = True
 
