@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 # fmt: off
@@ -24,6 +25,7 @@ VALUES = {
     "door": ("Locked", "Open"),
 }
 KINDS = tuple(VALUES)
+LETTERS = dict(zip(KINDS, "LHSBD", strict=True))  # of the ids of each kind
 N_ROOMS, N_PEOPLE = 5, 3
 
 
@@ -62,12 +64,16 @@ class Data:
 def data(seed: int) -> Data:
     """Return the home of a world seed. The same seed gives the same home on every machine."""
     rng = random.Random(f"home world {seed}")
-    rooms = dict(zip(_ids("R", rng), rng.sample(ROOMS, N_ROOMS)))
-    people = dict(zip(rng.sample(PEOPLE, N_PEOPLE), rng.sample(list(rooms), N_PEOPLE)))
+    rooms = dict(zip(_ids("R" * N_ROOMS, rng), rng.sample(ROOMS, N_ROOMS), strict=True))
+    people = dict(zip(rng.sample(PEOPLE, N_PEOPLE), rng.sample(list(rooms), N_PEOPLE), strict=True))
     placed = [(kind, room) for room in rooms for kind in rng.sample(KINDS, rng.choice((3, 4)))]
-    devices = {id: Device(id, kind, room) for id, (kind, room) in zip(_ids("D", rng), placed)}
+    ids = _ids([LETTERS[kind] for kind, _ in placed], rng)
+    devices = {id: Device(id, kind, room) for id, (kind, room) in zip(ids, placed, strict=True)}
     return Data(rooms, people, devices, {device.id: rng.choice(VALUES[device.kind]) for device in devices.values()})
 
 
-def _ids(letter: str, rng: random.Random) -> list[str]:
-    return [f"{letter}{number}" for number in rng.sample(range(10, 100), 90)]
+def _ids(letters: Sequence[str], rng: random.Random) -> list[str]:
+    """Return ids with these letters and different numbers."""
+    return [
+        f"{letter}{number}" for letter, number in zip(letters, rng.sample(range(10, 100), len(letters)), strict=True)
+    ]

@@ -77,7 +77,7 @@ def demonstrate(
     messages = world.reset(task).messages
     hinted = rng.random() < hint
     if hinted:
-        messages[1]["content"] = _experience(template, rng, house, **words) + task.query
+        messages[1]["content"] = _experience(plan, rng, house, **words) + task.query
     agent = _Careless(plan, rng, (1 - care) * (HINTED if hinted else 1))
     while True:
         action = agent.act()
@@ -91,10 +91,12 @@ def demonstrate(
     return shown | {"difficulty": task.difficulty, "template": template, **words}
 
 
-def _experience(template: str, rng: random.Random, house: House | None, **words: bool) -> str:
-    """Return an experience from a task of the same template in another home, sometimes next to an unrelated one."""
-    shown = [template] if rng.random() < 0.8 else [template, rng.choice(templates(rng.choice(LEVELS), **words))]
-    plans = [any_plan("demonstrations", rng, name, house, **words) for name in rng.sample(shown, len(shown))]
+def _experience(plan: Plan, rng: random.Random, house: House | None, **words: bool) -> str:
+    """Return an experience from the same goals in another home, sometimes next to an unrelated one."""
+    plans = [any_plan("demonstrations", rng, plan.template, house, kinds=plan.kinds, **words)]
+    if rng.random() < 0.2:
+        other = rng.choice(templates(rng.choice(LEVELS), **words))
+        plans.insert(rng.randrange(2), any_plan("demonstrations", rng, other, house, **words))
     return experience_block([hint_text([tool for tool, _, _ in plan.calls], when_text(plan.query)) for plan in plans])
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from envs.home.data import VALUES, data
+from envs.home.data import LETTERS, VALUES, data
 from envs.house_rules import Family, House
 
 # Desk call -> the share of the kinds of devices of all houses that want it. The other kinds want none.
@@ -29,27 +29,37 @@ CHANGES = {
 }
 HOMES = Family("home", DESK, {tool: kind for tool, (kind, _, _) in CHANGES.items()})
 NOT_READY = "not ready"  # the error of a change without the desk call that the house wants
-_DEVICE = "device id, like D12"
+_DEVICE = "device id, like L12, H12, S12, B12 or D12"
 
 
 class ToolError(Exception):
     """A refused call. The message is for the model."""
 
 
-def _tool(name: str, description: str, /, **arguments: str) -> dict[str, Any]:
-    properties = {key: {"type": "string", "description": text} for key, text in arguments.items()}
+def _tool(name: str, description: str, /, **arguments: str | tuple[str, ...]) -> dict[str, Any]:
+    """Return a tool whose arguments are texts, each with a description or the values that it may have."""
+    properties = {
+        key: {"type": "string", **({"description": about} if isinstance(about, str) else {"enum": list(about)})}
+        for key, about in arguments.items()
+    }
     parameters = {"type": "object", "properties": properties, "required": list(arguments)}
     return {"type": "function", "function": {"name": name, "description": description, "parameters": parameters}}
 
 
 LOOKS = [
+    _tool("rooms", "List the rooms and who is in them."),
     _tool("room", "Look a room up.", name="name of the room"),
     _tool("person", "Find the room of a person.", name="first name"),
     _tool("devices", "List the devices in a room.", room="room id, like R12"),
     _tool("device", "Show a device.", id=_DEVICE),
 ]
 TOOLS = LOOKS + [
-    _tool(tool, description, device=_DEVICE, **({} if word in VALUES[kind] else {word: word}))
+    _tool(
+        tool,
+        description,
+        device=f"{kind} id, like {LETTERS[kind]}12",
+        **({} if word in VALUES[kind] else {word: VALUES[kind]}),
+    )
     for tool, (kind, description, word) in CHANGES.items()
 ]
 DESK_TOOLS = [_tool(name, f"{name.capitalize()} a device.", id=_DEVICE) for name in DESK]
@@ -96,7 +106,7 @@ class Home:
             raise ToolError(f"no such tool, there are {', '.join(self._arguments)}")
         required = self._arguments[name]
         if sorted(arguments) != sorted(required):
-            raise ToolError(f"{name} takes {' and '.join(required)}")
+            raise ToolError(f"{name} takes {' and '.join(required) or 'nothing'}")
         given = [arguments[key] for key in required]
         for key, value in zip(required, given, strict=True):
             if not isinstance(value, str):
@@ -111,6 +121,9 @@ class Home:
 
     # The tools. A row of an answer has the word by which it is chosen right before its id, because a small policy
     # copies an id most reliably from there.
+
+    def _rooms(self) -> str:
+        return "\n".join(f"{self.data.person_in(id) or 'nobody'} {name}" for id, name in self.data.rooms.items())
 
     def _room(self, name: str) -> str:
         room = self.data.room_named(name)

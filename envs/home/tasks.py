@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import random
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from envs.home.data import KINDS, VALUES
@@ -57,10 +58,14 @@ PHRASES = {
 
 @dataclass
 class Plan:
-    """A task and the calls that solve it: (tool, arguments, index of the goal). wanted: see `reply`."""
+    """A task and the calls that solve it: (tool, arguments, index of the goal).
+
+    kinds: of the devices of the goals. wanted: the part of the last call's answer that is asked for (`reply`).
+    """
 
     template: str
     world: int
+    kinds: Sequence[str]
     query: str = ""
     calls: list[tuple[str, dict[str, str], int]] = field(default_factory=list)
     wanted: str | None = None
@@ -105,13 +110,36 @@ def split_tasks(split: str, n: int, seed: int, house: House | None = None) -> tu
     return tuple(tasks)
 
 
-def any_plan(split: str, rng: random.Random, template: str, house: House | None = None, **options: bool) -> Plan:
-    """Return a plan for a template in a world of a split, both drawn from `rng`."""
+def any_plan(
+    split: str,
+    rng: random.Random,
+    template: str,
+    house: House | None = None,
+    *,
+    plain: bool = False,
+    held_out: bool = False,
+    kinds: Sequence[str] = (),
+) -> Plan:
+    """Return a plan for a template in a world of a split, both drawn from `rng`.
+
+    plain: in the words of the tools' descriptions. held_out: for two changes of a pair of `HELD_OUT`. kinds: of the
+    devices of the goals, () = any.
+    """
     while True:
+        world = SPLITS.index(split) * WORLDS + rng.randrange(WORLDS)
         try:
-            return _Planner(SPLITS.index(split) * WORLDS + rng.randrange(WORLDS), rng, template, house, **options).plan
+            return _Planner(world, rng, template, house, kinds or _kinds(template, held_out, rng), plain).plan
         except Unfit:
             continue
+
+
+def _kinds(template: str, held_out: bool, rng: random.Random) -> Sequence[str]:
+    """Draw the kinds of the devices of the goals."""
+    while True:
+        kinds = rng.choice(HELD_OUT) if held_out else rng.choices(KINDS, k=1 + template.count("+"))
+        together = template.count(".set") == 2 and any(set(kinds) == set(pair) for pair in HELD_OUT)
+        if together == held_out and not ("same" in template and kinds[0] == kinds[1]):
+            return rng.sample(kinds, len(kinds))
 
 
 def task_of(plan: Plan, split: str = "train", house: House | None = None) -> Task:
@@ -128,16 +156,13 @@ def task_of(plan: Plan, split: str = "train", house: House | None = None) -> Tas
 class _Planner:
     """Makes the calls of one task in its world, and words them."""
 
-    def __init__(self, world: int, rng: random.Random, template: str, house: House | None, held_out=False, plain=False):
+    def __init__(
+        self, world: int, rng: random.Random, template: str, house: House | None, kinds: Sequence[str], plain: bool
+    ):
         self.rng, self.plain, self.home = rng, plain, Home(world, house)
-        self.plan, self.text, self.unused = Plan(template, world), "", list(self.home.data.rooms)
+        self.plan, self.text, self.unused = Plan(template, world, kinds), "", list(self.home.data.rooms)
         self.room = self.via = ""  # of the last goal: its id, and the name by which it was found
         goals = template.split("+")
-        kinds = list(rng.choice(HELD_OUT) if held_out else rng.choices(KINDS, k=len(goals)))
-        rng.shuffle(kinds)
-        together = template.count(".set") == 2 and any(set(kinds) == set(pair) for pair in HELD_OUT)
-        if together != held_out or ("same" in template and kinds[0] == kinds[1]):
-            raise Unfit
         parts = [self._goal(n, *goal.split("."), kinds) for n, goal in enumerate(goals)]
         if len(set(parts)) < len(parts):
             raise Unfit
@@ -145,7 +170,7 @@ class _Planner:
         if self.plan.answer and self.plan.answer in re.findall(r"\w+", self.plan.query):
             raise Unfit
 
-    def _goal(self, n: int, subject: str, wanted: str, kinds: list[str]) -> str:
+    def _goal(self, n: int, subject: str, wanted: str, kinds: Sequence[str]) -> str:
         """Make the calls of a goal and return its words."""
         kind, data = kinds[n], self.home.data
         if subject != "same":
