@@ -156,6 +156,8 @@ class Home:
             raise ToolError(f"that is no {kind}")
         if value not in VALUES[kind]:
             raise ToolError(f"{word} is one of {', '.join(VALUES[kind])}")
+        if self.state[id] == value:
+            raise ToolError(f"it is {value}")
         desk = self.house.desk(tool) if self.house else ""
         if desk and f"{desk} {id}" not in self.cleared:
             raise ToolError(NOT_READY)
