@@ -14,6 +14,7 @@ def get_config(arg=None):
     config.env.name = "home"
     config.env.args.houses = True
     config.steps = 1400
+    config.careful = 0.55
     config.demonstrations = 12000
     config.hint = 0.5
     config.care = 0.75

@@ -15,7 +15,7 @@
 | all | yes | yes | yes |
 
 With self-questioning the policy trains on invented tasks alone, without it on the agency's own training tasks. Nothing
-says what this agency wants done before it changes an order (`rules`, envs/travel/rules.py): the policy has only seen
+says what this agency wants done before it changes an order (`rules`, envs/house_rules.py): the policy has only seen
 others. It is evaluated on tasks with other words, worlds and combinations of goals.
 
 docs/results.md has the scores to expect and the time that each takes.

@@ -1,12 +1,9 @@
 """Scripted demonstrations by a more or less careless agent, which a base policy imitates before reinforcement learning.
 
-The agent writes correct syntax and copies ids and names correctly, but it slips: it omits the desk call or makes one
-that other houses want, takes another device of the room, ends after the first goal, gives up after an error or answers
-with another word. It knows its own house. A policy that imitates agents of many houses knows the desk calls and how
-common they are, but not which of them a house wants. With an experience in front of the query the agent slips less.
-
-Half of the tasks have the phrases of the home's own tasks, half the words of its tools' descriptions, so that the
-policy reads the tasks of an explorer as well.
+The agent writes correct syntax and copies correctly, but it slips. It knows its own house. A policy that imitates agents
+of many houses knows the desk calls and how common they are, but not which of them a house wants. With an experience in
+front of the query the agent slips less. Half of the tasks have the phrases of the home's own tasks, half the words of
+its tools' descriptions, so that the policy reads the tasks of an explorer as well.
 """
 
 from __future__ import annotations
@@ -55,19 +52,19 @@ HINTED = 0.25  # factor on each slip if an experience is shown
 def demonstrate(
     rng: random.Random, *, care: float = CARE, hint: float = 0.0, plain: float = 0.5, houses: bool = False
 ) -> dict[str, Any]:
-    """Play one episode of the careless agent on a new random task. Return {"messages", "success", "hinted",
-    "difficulty", "template", "plain"}.
+    """Play one episode of the careless agent on a new random task, in a house if `houses`.
 
-    care: in [0, 1]; an agent with care 1 never slips. hint: probability of an experience in front of the query. plain:
-    probability of a task in the words of the tools' descriptions. houses: draw a house for each demonstration, else
-    there are no house rules. An agent that never slips shows homes without: which desk call comes next cannot be known,
-    and copying is learned soonest from sources that are always right.
+    care: in [0, 1]; an agent with care 1 never slips. hint, plain: probability of an experience in front of the query,
+    and of a task in the words of the tools' descriptions. An agent that never slips shows houses only below an
+    experience: without one, nothing tells which desk call comes next, and copying is learned soonest where every token
+    can be predicted.
     """
     if not 0 <= plain <= 1:
         raise ValueError(f"plain must be in [0, 1], not {plain}")
     if not isinstance(houses, bool):
         raise ValueError(f"houses must be True or False, not {houses!r}")
-    house = HOMES.any_house(rng) if houses and care < 1 else None
+    hinted = rng.random() < hint
+    house = HOMES.any_house(rng) if houses and (hinted or care < 1) else None
     words = {"plain": rng.random() < plain}
     template = rng.choice(templates(rng.choice(LEVELS), **words))
     plan = any_plan("demonstrations", rng, template, house, **words)
@@ -75,7 +72,6 @@ def demonstrate(
     world = SmartHome()
     world.house = house
     messages = world.reset(task).messages
-    hinted = rng.random() < hint
     if hinted:
         messages[1]["content"] = _experience(plan, rng, house, **words) + task.query
     agent = _Careless(plan, rng, (1 - care) * (HINTED if hinted else 1))

@@ -6,7 +6,7 @@ answers with another column. Every correct continuation stays likely enough to b
 reinforce it. With an experience in front of the query the agent uses the tools named there and slips less, so that a
 policy that imitates it learns to follow experience.
 
-In an agency with house rules (envs/travel/rules.py) the agent knows its own house. A policy that imitates agents of
+In an agency with house rules (envs/house_rules.py) the agent knows its own house. A policy that imitates agents of
 many houses knows the desk calls and how common they are, but not which of them the house before it wants.
 
 Half of the tasks have the phrases of the sandbox's own tasks (`PROFILE`), half the words of its tools' descriptions

@@ -18,7 +18,7 @@ from evolver.renamed import RENAMED
 
 ROOT = Path(__file__).parents[2]
 PARTS = ("__init__", "base", "keys", "meshes")
-IMITATION = ("imitation", "base_policy", "bfcl_tiny_base", "home_base")  # these have keys of their own: tests/experiments
+IMITATION = ("imitation", "base_policy", "bfcl_tiny_base", "home_base")  # keys of their own: tests/experiments
 FILES = [p for p in sorted((ROOT / "configs").glob("*.py")) if p.stem not in PARTS + IMITATION]
 RULES = base.keys().rules
 LIMITS, ROLE = ({field.name for field in dataclasses.fields(kind)} for kind in (Limits, Role))

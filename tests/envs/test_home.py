@@ -223,7 +223,7 @@ def test_demonstrations_are_well_formed_and_as_careful_as_asked():
     assert shown(1, care=0.3, hint=0.5, houses=True) == shown(1, care=0.3, hint=0.5, houses=True)
 
 
-def test_demonstrations_show_other_houses_and_careful_ones_none():
+def test_demonstrations_show_other_houses_and_careful_ones_only_below_an_experience():
     rng = random.Random(0)
     houses = {HOMES.any_house(rng) for _ in range(2000)}
     assert not houses & {HOMES.house(rules, rarity) for rules in range(HOUSES) for rarity in HOMES.rarities}
@@ -232,7 +232,8 @@ def test_demonstrations_show_other_houses_and_careful_ones_none():
         turns = [m["content"] for demo in shown(60, houses=True, **arguments) for m in demo["messages"][2:]]
         return {call.name for turn in turns for call in parse(turn).calls}
 
-    assert not said(care=1.0) & set(DESK) and {"wake", "pair"} <= said(care=0.7)
+    assert not said(care=1.0) & set(DESK)
+    assert {"wake", "pair"} <= said(care=0.7) & said(care=1.0, hint=1.0)
     for wrong in ({"plain": 2}, {"houses": 1}):
         with pytest.raises(ValueError, match=next(iter(wrong))):
             demos.demonstrate(random.Random(0), **wrong)

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import envs
-from envs.probed import cells
 from envs.hints import hint_text, when_text
+from envs.probed import cells
 from envs.toolcalls import call_text, parse
 from envs.travel import SYSTEM, Travel, plain, verify
 from envs.travel.agency import TOOLS, arguments_of
