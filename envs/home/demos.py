@@ -1,6 +1,6 @@
 """Scripted demonstrations by a more or less careless agent, which a base policy imitates before reinforcement learning.
 
-The agent writes correct syntax and copies correctly, but it slips. It knows its own house. A policy that imitates agents
+The agent writes correct syntax and copies correctly, but slips. It knows its own house. A policy that imitates agents
 of many houses knows the desk calls and how common they are, but not which of them a house wants. With an experience in
 front of the query the agent slips less. Half of the tasks have the phrases of the home's own tasks, half the words of
 its tools' descriptions, so that the policy reads the tasks of an explorer as well.
