@@ -24,7 +24,7 @@ def keys():
     root.steps = key(2000, least=1)  # updates
 
     # What is imitated: envs/<env.name>/demos.py.
-    root.plug("env", "travel")  # a world with demonstrations: travel, bfcl; `args` go to `demonstrate`
+    root.plug("env", "travel")  # a world with demonstrations: travel, home, bfcl; `args` go to `demonstrate`
     root.demonstrations = key(20000, least=1)  # episodes without slips, and as many careless ones
     root.care = fraction(0.5)  # care of the careless episodes: 0 = frequent slips, 1 = none
     root.careful = fraction(0.5)  # share of the updates, from the first, without slips; then their share grows

@@ -15,7 +15,7 @@
 | all | yes | yes | yes |
 
 With self-questioning the policy trains on invented tasks alone, without it on the agency's own training tasks. Nothing
-says what this agency wants done before it changes an order (`rules`, envs/travel/rules.py): the policy has only seen
+says what this agency wants done before it changes an order (`rules`, envs/house_rules.py): the policy has only seen
 others. It is evaluated on tasks with other words, worlds and combinations of goals.
 
 docs/results.md has the scores to expect and the time that each takes.
@@ -67,8 +67,8 @@ def get_config(arg=None):
     config.questioning.budget = 600
     config.questioning.capacity = 1000
     config.questioning.learnable = True
-    config.navigating.extractor.args.render = "envs.travel.demos:render"
-    config.navigating.extractor.args.when = "envs.travel.demos:when_text"
+    config.navigating.extractor.args.render = "envs.hints:render"
+    config.navigating.extractor.args.when = "envs.hints:when_text"
     config.navigating.top_k = 1
     config.navigating.solutions = True
 

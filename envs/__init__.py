@@ -10,6 +10,7 @@ from envs.world import World
 
 WORLDS = {
     "travel": "envs.travel:Travel",
+    "home": "envs.home:SmartHome",
     "bfcl": "envs.bfcl:Bfcl",
     "appworld": "envs.appworld:AppWorld",
     "scienceworld": "envs.scienceworld:ScienceWorld",

@@ -121,6 +121,7 @@ STATES: dict[str, tuple[Check, Callable[[World, Any], bool]]] = {
     "travel": (lambda w: w._agency.difference(), lambda w, state: w._agency.difference() == state),
     "bfcl": (lambda w: w._apis.instances, _same_apis),
     "thermostat": (lambda w: dict(w._state), lambda w, state: w._state == state),
+    "home": (lambda w: dict(w._home.state), lambda w, state: w._home.state == state),
 }
 
 

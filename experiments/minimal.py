@@ -69,7 +69,7 @@ async def main(steps: int = 8, tasks: int = 8, group: int = 8, budget: int = 64,
     # evolver/navigating/: experience guides half of each group's rollouts. It is empty at first.
     experience = Navigating(
         Pool(HashedNgrams()),
-        Contrast(make_world, ("train",), render="envs.travel.demos:render", when="envs.travel.demos:when_text"),
+        Contrast(make_world, ("train",), render="envs.hints:render", when="envs.hints:when_text"),
         Unrefined(),
         share=0.5,
         top_k=1,

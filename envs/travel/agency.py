@@ -8,7 +8,7 @@ The specifications do not mention the preconditions; as in a real service, an er
     bag, seats, seat, cancel, refund, move    the order is open and was shown (by `order`, `orders` or its booking)
     seat          the seats of the order were listed for its current flight
     refund        the fare is flex
-    book, bag, seat, cancel, refund, move    the desk call that the house wants was made (envs/travel/rules.py)
+    book, bag, seat, cancel, refund, move    the desk call that the house wants was made (envs/house_rules.py)
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ answers with another column. Every correct continuation stays likely enough to b
 reinforce it. With an experience in front of the query the agent uses the tools named there and slips less, so that a
 policy that imitates it learns to follow experience.
 
-In an agency with house rules (envs/travel/rules.py) the agent knows its own house. A policy that imitates agents of
+In an agency with house rules (envs/house_rules.py) the agent knows its own house. A policy that imitates agents of
 many houses knows the desk calls and how common they are, but not which of them the house before it wants.
 
 Half of the tasks have the phrases of the sandbox's own tasks (`PROFILE`), half the words of its tools' descriptions
@@ -20,6 +20,7 @@ import random
 import re
 from typing import Any
 
+from envs.hints import experience_block, hint_text, when_text
 from envs.toolcalls import call_text
 from envs.travel import plain as plain_tasks
 from envs.travel.agency import NOT_CLEARED
@@ -78,34 +79,6 @@ SLIPS = {
 
 # Factor on each slip if an experience is shown: it lists the tools in order, but not which row to choose.
 HINTED = dict.fromkeys(SLIPS, 0.25) | {"choose": 0.5, "drop": 0.5, "answer": 0.5}
-
-
-def hint_text(tools: list[str], when: str) -> str:
-    """Return the content of an experience, such as "When asked to add a bag to X: order, bag."."""
-    return f"{when}: {', '.join(tools)}."
-
-
-def render(lesson: Any) -> str:
-    """Return the content of an experience that teaches `lesson`, which has a query and a path of tools."""
-    return hint_text(lesson.path, when_text(lesson.query))
-
-
-def experience_block(contents: list[str]) -> str:
-    """Return the text that precedes the first user message."""
-    return "<EXP>" + "\n".join(contents) + "</EXP>\n"
-
-
-def when_text(query: str) -> str:
-    """Return the condition for using an experience: the query with names, ids, days and numbers replaced by X.
-
-    "Add a bag to order O12." becomes "When asked to add a bag to order X", and "Who travels on order O12?" becomes
-    "When asked who travels on order X".
-    """
-    query = re.sub(r"(?<=\. )[A-Z]", lambda start: start[0].lower(), query)  # "Then" and "Reply" are no names
-    first, *rest = re.findall(r"[A-Z]?[0-9]+|[A-Za-z]+|'s", query) or [""]
-    words = [first.lower()] + [word if word.islower() else "X" for word in rest]
-    asked = "When asked" if query.rstrip().endswith("?") else "When asked to"
-    return " ".join([asked, *words]).replace(" 's", "'s")
 
 
 @functools.lru_cache(maxsize=8)

@@ -294,9 +294,11 @@ class _OpenWalk:
         refreshed = dict(arguments)
         for name, value in arguments.items():
             keep = str(value) in self.kinds_of and self.rng.random() < 0.5
+            schema = self.operations[operation].properties.get(name, {})
+            keep = keep or "enum" in schema
             if keep or not isinstance(value, str) or value in shown or value in last.values:
                 continue
-            hints = hinted(self.operations[operation].properties.get(name, {}))
+            hints = hinted(schema)
             fits = self.knowledge.fits(f"{operation}.{name}", hints)
             fitting = [v for v, kinds in shown.items() if any(map(fits, kinds)) and v not in last.values]
             if fitting:

@@ -79,7 +79,7 @@ def problems(config: Any) -> Iterator[str]:
     """Yield why the environment cannot be demonstrated, or that the vocabulary is too small."""
     name, args = config.env.name, config.env.args.to_dict()
     if name not in known():
-        yield f"config.env.name={name} has no demonstrations to imitate; {' and '.join(known())} have"
+        yield f"config.env.name={name} has no demonstrations to imitate; {', '.join(known())} have"
         return
     try:  # one episode in this process: what fails in it would fail in a worker
         module(name).demonstrate(random.Random(0), care=config.care, hint=config.hint, **args)

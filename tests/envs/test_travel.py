@@ -12,12 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import envs
+from envs.hints import hint_text, when_text
 from envs.probed import cells
 from envs.toolcalls import call_text, parse
 from envs.travel import SYSTEM, Travel, plain, verify
 from envs.travel.agency import TOOLS, arguments_of
 from envs.travel.data import data, image
-from envs.travel.demos import SLIPS, compositions, demonstrate, demonstration, hint_text, odds, reserved, when_text
+from envs.travel.demos import SLIPS, compositions, demonstrate, demonstration, odds, reserved
 from envs.travel.profile import OPERATIONS, PROFILE, QUESTIONS, describe
 from envs.travel.tasks import HELD_OUT, LEVELS, TEMPLATES, WORLDS, Unfit, generate, is_training_world, task_of
 from envs.travel.verify import answers

@@ -342,12 +342,12 @@ class TestExtraction:
         with pytest.raises(ValueError, match=r"render='no\.such:thing' cannot be loaded: ModuleNotFoundError"):
             extract([], render="no.such:thing")
 
-    def test_the_travel_agency_has_words_of_its_own(self):
-        from envs.travel.demos import hint_text, when_text
-        from envs.travel.demos import render as in_travel
+    def test_experience_can_have_the_words_of_demonstrations(self):
+        from envs.hints import hint_text, when_text
+        from envs.hints import render as as_demonstrated
 
         query = "Add a bag to order O12."
-        assert in_travel(Lesson(query, ["order", "bag"])) == hint_text(["order", "bag"], when_text(query))
+        assert as_demonstrated(Lesson(query, ["order", "bag"])) == hint_text(["order", "bag"], when_text(query))
 
 
 class TestGuidance:

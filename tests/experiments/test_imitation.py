@@ -89,7 +89,7 @@ def test_a_checkpoint_that_cannot_be_read_is_a_problem(capsys, tiny):
         ({"schedule": "cosin"}, "config.schedule must be one of constant, cosine, linear"),
         ({"vocab": 10}, "config.vocab=10 is too small"),
         ({"steps": 6, "warmup": 20}, "config.warmup=20 updates is not shorter than the run"),
-        ({"env__name": "appworld"}, "appworld has no demonstrations to imitate; bfcl and travel have"),
+        ({"env__name": "appworld"}, "appworld has no demonstrations to imitate; bfcl, home, travel have"),
         ({"env__name": "tests.tiny:Parity"}, "has no demonstrations"),
         ({"env__args": {"n_trian": 3}}, "n_trian"),
     ],
@@ -115,7 +115,7 @@ def test_a_config_of_run_py_is_recognised(capsys):
     assert "1 problem; nothing was started" in err and "not a config of imitation" in err
 
 
-@pytest.mark.parametrize("name", ["base_policy", "bfcl_tiny_base"])
+@pytest.mark.parametrize("name", ["base_policy", "bfcl_tiny_base", "home_base"])
 def test_the_configs_that_imitate_are_sound(tmp_path, name):
     if name == "bfcl_tiny_base":
         pytest.importorskip("bfcl_eval")
