@@ -40,7 +40,7 @@ def get_config(arg=None):
     if arg not in ROWS:
         raise ValueError(f"quickstart.py:{arg}: choose one of {', '.join(ROWS)}")
     config = base.get_config()
-    config.steps = 160
+    config.steps = 80
     config.model.path = "configs/assets/travel_base"
 
     config.rollout.tasks = 16
