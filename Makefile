@@ -96,8 +96,9 @@ $(VENV)/.pretrained: requirements/pretrained.txt requirements/gguf.txt $(VENV)/.
 	$(PIP) requirements/pretrained.txt --no-deps
 	@touch $@
 
-$(VENV)/.parity: requirements/parity.txt $(VENV)/.dev
+$(VENV)/.parity: requirements/parity.txt requirements/templates.txt $(VENV)/.dev
 	$(PIP) requirements/parity.txt
+	$(PIP) requirements/templates.txt --no-deps
 	@touch $@
 
 .venv-appworld/.installed: requirements/appworld.txt

@@ -77,6 +77,7 @@ def rollouts(root):
     # The context template: how an episode is written down for the policy.
     template = root.plug("template", "causal")
     template.show_tools = True  # list the tools in the system message; False for a policy that has memorised them
+    template.thinking = key("auto", choices=("auto", "on", "off"))  # thoughts of a Qwen3 policy; auto = as it was saved
     template.parse_error = key("continue", choices=("continue", "end"))  # answer a malformed call with an error, or end
     template.cut_turn = key("end", choices=("end", "continue"))  # at rollout.max_tokens: end, or use the turn
     template.max_observation = key(4096, least=8)  # tokens of one observation; longer ones are cut, with a visible mark

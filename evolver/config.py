@@ -358,6 +358,11 @@ def tokenizer_problems(config: Any, vocab: int, ends: set[int]) -> Iterator[str]
     except (TokenizerError, OSError) as error:
         yield f"config.model.{'tokenizer' if tokenizer else 'path'}: {error}"
         return
+    if config.template.thinking != "auto":
+        try:
+            loaded = loaded.with_thinking(config.template.thinking == "on")
+        except TokenizerError as error:
+            yield f"config.template.thinking={config.template.thinking} for {name}: {error}"
     room, least = config.rollout.context - config.rollout.max_tokens, len(chat.opening(loaded, EMPTY))
     if 0 < room <= least:
         yield (

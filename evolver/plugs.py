@@ -54,7 +54,7 @@ KINDS = {
     for kind in (
         Kind("advantage", "rl.advantages:ESTIMATORS", "rl.advantages:Estimator", _BATCH),
         Kind("loss", "rl.losses:LOSSES", "rl.losses:TokenLoss", ("tokens",)),
-        Kind("template", "rl.contexts:CONTEXTS", "rl.contexts:Context", _EPISODE, ("extend",)),
+        Kind("template", "evolver.llm.contexts:CONTEXTS", "rl.contexts:Context", _EPISODE, ("extend",)),
         Kind(
             "questioning.explorer", "evolver.questioning:EXPLORERS", "evolver.questioning:Explorer",
             (*_MECHANISM, "pool", "progress"), ("explore",),

@@ -295,7 +295,7 @@ def build(
     mesh = make_mesh(c.mesh.to_dict())
     check_memory(c, workdir.path)
     shape, params = initial_policy(c, mesh)
-    tokenizer = Tokenizer.load(model_folder(c.model.tokenizer or c.model.path))
+    tokenizer = load_tokenizer(c)
     parts = {"make_world": make_world, "chat": chat, "shown": c.llm.shown}
     engine = make_engine(c, workdir.path, shape, params, tokenizer, mesh=mesh, stop=stop, say=progress.say)
     player, initial = make_players(c, chat, engine, tokenizer, shape, params)
@@ -319,6 +319,12 @@ def build(
     if c.engine.name == "vllm" and c.engine.vllm.transfer == "lora":
         engine.transfer.source = lambda: run.learner.state["params"]
     return run
+
+
+def load_tokenizer(c: Any) -> Tokenizer:
+    """Return the policy's tokenizer, with Qwen3's thinking switch as the config says. Raises TokenizerError."""
+    tokenizer = Tokenizer.load(model_folder(c.model.tokenizer or c.model.path))
+    return tokenizer if c.template.thinking == "auto" else tokenizer.with_thinking(c.template.thinking == "on")
 
 
 def make_players(

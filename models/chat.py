@@ -1,9 +1,13 @@
-"""Qwen2.5's chat template, rendered to token ids that are only ever appended to.
+"""Qwen2.5's and Qwen3's chat templates, rendered to token ids that are only ever appended to.
 
 A conversation grows as `opening + generation + observation + generation + ...`. Nothing is rendered twice, so the ids
 of turn n are a prefix of the ids of turn n+1, whatever the model wrote. The list of tools is part of the opening: if it
 changes, the opening is rendered again and everything after it is kept (rl/contexts/causal.py). For turns in canonical
 form the ids equal those of the template that `transformers` applies to a whole conversation.
+
+The tokenizer says which template it is (`Tokenizer.thinking`). Qwen3's rewrites the past: it forgets the thoughts of
+turns before the last question, and the empty thoughts of a model that may not think. `opening` follows it; what a model
+generated afterwards stays as it was, because tokens that train must be those that were sampled.
 """
 
 from __future__ import annotations
@@ -12,7 +16,7 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from models.template import DEFAULT_SYSTEM, TOOLS_AFTER, TOOLS_BEFORE
+from models.template import CLOSE, DEFAULT_SYSTEM, NO_THOUGHT, OPEN, TOOLS_AFTER, TOOLS_BEFORE
 
 if TYPE_CHECKING:
     from models.tokenizer import Tokenizer
@@ -28,15 +32,16 @@ class ChatError(ValueError):
 def opening(tokenizer: Tokenizer, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> list[int]:
     """Return the ids of a conversation up to and including the header of the next assistant turn.
 
-    messages: {"role": "system"|"user"|"assistant"|"tool", "content": str}; an assistant message may have `tool_calls`.
-    If the first message is not a system message, Qwen's default one is used. Raises ChatError.
+    messages: {"role": "system"|"user"|"assistant"|"tool", "content": str}; an assistant message may have `tool_calls`,
+    and `reasoning_content` for Qwen3. If the first message is not a system message, Qwen2.5's default one is used.
+    Raises ChatError.
     """
-    messages = list(messages)
-    system = DEFAULT_SYSTEM
+    messages, system = list(messages), None if tokenizer.thinking is not None else DEFAULT_SYSTEM
     if messages and messages[0].get("role") == "system":
         system = _content(messages.pop(0))
-    ids = _block(tokenizer, "system\n" + system + _tools_text(tools))
-    return ids + _turns(tokenizer, messages) + _header(tokenizer)
+    text = _tools_text(tools).lstrip("\n") if system is None else system + _tools_text(tools)
+    ids = _block(tokenizer, "system\n" + text) if text or system is not None else []
+    return ids + _turns(tokenizer, messages) + _next(tokenizer)
 
 
 def observation(tokenizer: Tokenizer, messages: Sequence[Message], *, closed: bool) -> list[int]:
@@ -45,12 +50,20 @@ def observation(tokenizer: Tokenizer, messages: Sequence[Message], *, closed: bo
     closed: True if the generation itself ended with `<|im_end|>`. Raises ChatError.
     """
     end = [] if closed else [tokenizer.im_end]
-    return end + tokenizer.encode("\n") + _turns(tokenizer, messages) + _header(tokenizer)
+    return end + tokenizer.encode("\n") + _turns(tokenizer, messages) + _next(tokenizer)
 
 
 def reply(tokenizer: Tokenizer, message: Message | str) -> list[int]:
-    """Return the ids that a model generates to say `message`: its text and `<|im_end|>`, without the header."""
-    text = message if isinstance(message, str) else assistant_text(message)
+    """Return the ids that a model generates to say `message`: its text and `<|im_end|>`, without the header.
+
+    A model that may think writes an empty thought in front of a message that has none.
+    """
+    if isinstance(message, str):
+        text = message
+    elif tokenizer.thinking:
+        text = _thoughtful(message, kept=True, last=True)
+    else:
+        text = assistant_text(message)
     return [*tokenizer.encode(text), tokenizer.im_end]
 
 
@@ -68,7 +81,7 @@ def assistant_text(message: Message) -> str:
 
 def _turns(tokenizer: Tokenizer, messages: Sequence[Message]) -> list[int]:
     ids: list[int] = []
-    for role, text in _blocks(messages):
+    for role, text in _blocks(messages, forgets=tokenizer.thinking is not None):
         if role == "assistant":
             # The header is encoded separately, as it is when the model itself writes the turn.
             ids += [*_header(tokenizer), *tokenizer.encode(text), tokenizer.im_end, *tokenizer.encode("\n")]
@@ -77,10 +90,14 @@ def _turns(tokenizer: Tokenizer, messages: Sequence[Message]) -> list[int]:
     return ids
 
 
-def _blocks(messages: Sequence[Message]) -> Iterator[tuple[str, str]]:
-    """Yield (role, text) of each block; consecutive tool messages share one user block."""
+def _blocks(messages: Sequence[Message], forgets: bool) -> Iterator[tuple[str, str]]:
+    """Yield (role, text) of each block; consecutive tool messages share one user block.
+
+    forgets: thoughts of turns before the last question are left out, as Qwen3's template does.
+    """
     responses: list[str] = []
-    for message in messages:
+    asked = _last_question(messages)
+    for index, message in enumerate(messages):
         role = message.get("role")
         if role == "tool":
             responses.append(f"<tool_response>\n{_content(message)}\n</tool_response>")
@@ -88,7 +105,9 @@ def _blocks(messages: Sequence[Message]) -> Iterator[tuple[str, str]]:
         if responses:
             yield "user", "\n".join(responses)
             responses = []
-        if role == "assistant":
+        if role == "assistant" and forgets:
+            yield role, _thoughtful(message, kept=index > asked, last=index == len(messages) - 1)
+        elif role == "assistant":
             yield role, assistant_text(message)
         elif role in ("system", "user"):
             yield role, _content(message)
@@ -98,12 +117,44 @@ def _blocks(messages: Sequence[Message]) -> Iterator[tuple[str, str]]:
         yield "user", "\n".join(responses)
 
 
+def _last_question(messages: Sequence[Message]) -> int:
+    """Return the index of the last user message that is no answer of a tool; without one, that of the last message."""
+    for index in reversed(range(len(messages))):
+        text = messages[index].get("content")
+        if messages[index].get("role") == "user" and isinstance(text, str):
+            if not (text.startswith("<tool_response>") and text.endswith("</tool_response>")):
+                return index
+    return len(messages) - 1
+
+
+def _thoughtful(message: Message, *, kept: bool, last: bool) -> str:
+    """Return the text of an assistant turn in Qwen3's template.
+
+    kept: its thought is written; last: even if it is empty.
+    """
+    thought, content = message.get("reasoning_content"), _content(message) if message.get("content") else ""
+    if not isinstance(thought, str):
+        before, closed, _ = content.partition(CLOSE)
+        thought = before.rstrip("\n").rpartition(OPEN)[2].lstrip("\n") if closed else ""
+        content = content.rpartition(CLOSE)[2].lstrip("\n") if closed else content
+    if not kept or not (last or thought):
+        return assistant_text({**message, "content": content})
+    return f"{OPEN}\n{thought.strip(chr(10))}\n{CLOSE}\n\n" + assistant_text(
+        {**message, "content": content.lstrip("\n")}
+    )
+
+
 def _block(tokenizer: Tokenizer, text: str) -> list[int]:
     return [tokenizer.im_start, *tokenizer.encode(text), tokenizer.im_end, *tokenizer.encode("\n")]
 
 
 def _header(tokenizer: Tokenizer) -> list[int]:
     return [tokenizer.im_start, *tokenizer.encode("assistant\n")]
+
+
+def _next(tokenizer: Tokenizer) -> list[int]:
+    """Return the header of the turn to be generated."""
+    return _header(tokenizer) + (tokenizer.encode(NO_THOUGHT) if tokenizer.thinking is False else [])
 
 
 def _tools_text(tools: Sequence[Tool]) -> str:

@@ -7,6 +7,7 @@ too: Qwen's tokenizers make one token of each, and others spell them with severa
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 from collections.abc import Iterable, Sequence
@@ -17,7 +18,7 @@ from tokenizers import AddedToken, Regex, decoders, normalizers, pre_tokenizers,
 from tokenizers import models as bpe_models
 
 from models.files import write_atomically
-from models.template import JINJA
+from models.template import JINJA, SWITCH, thoughtless
 
 # Qwen2/2.5's pre-tokenizer. `transformers` uses this same expression for every model of type qwen2.
 PRE_TOKENIZER = (
@@ -60,10 +61,13 @@ class Tokenizer:
     """A tokenizer, built from the JSON of a `tokenizers.Tokenizer`.
 
     Attributes: the ids `endoftext`, `im_start` and `im_end`, and `vocab_size`: ids are below it, but a model's
-    embedding may have more rows.
+    embedding may have more rows. `thinking` is None for Qwen2.5's chat template, and a bool for Qwen3's: whether the
+    model may think before it answers.
+
+    template: the Jinja text of the checkpoint's own template, if it is Qwen3's; "" = Qwen2.5's.
     """
 
-    def __init__(self, json_text: str, source: str = "tokenizer"):
+    def __init__(self, json_text: str, source: str = "tokenizer", template: str = ""):
         try:
             spec = json.loads(json_text)
             self._original = tokenizers.Tokenizer.from_str(json_text)
@@ -88,18 +92,33 @@ class Tokenizer:
             )
         self.endoftext, self.im_start, self.im_end = (added[name] for name in REQUIRED)
         self.vocab_size = 1 + max(actual.values())
+        switched = SWITCH in template
+        self._template = template if switched else JINJA
+        self.thinking = None if not switched else thoughtless("") not in template
 
     @classmethod
     def load(cls, path: str | Path) -> Tokenizer:
-        """Load `tokenizer.json`, given its path or that of a model directory. Raises TokenizerError."""
+        """Load `tokenizer.json`, given its path or that of a model directory, with the chat template beside it.
+
+        Raises TokenizerError.
+        """
         file = Path(path)
         file = file / "tokenizer.json" if file.is_dir() else file
         if not file.is_file():
             raise TokenizerError(f"{path}: no tokenizer.json")
         try:
-            return cls(file.read_text(encoding="utf-8"), source=str(path))
+            text = file.read_text(encoding="utf-8")
+            return cls(text, source=str(path), template=_template_of(file.parent))
         except UnicodeDecodeError as error:
             raise TokenizerError(f"{path}: tokenizer.json is not UTF-8 text ({error})") from None
+
+    def with_thinking(self, thinking: bool) -> Tokenizer:
+        """Return this tokenizer with Qwen3's switch turned on or off. Raises TokenizerError if there is no switch."""
+        if self.thinking is None:
+            raise TokenizerError("the chat template of this tokenizer is Qwen2.5's, which has no thinking switch")
+        other = copy.copy(self)
+        other.thinking = thinking
+        return other
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of text by a user, an environment or a model. No id is that of a control token."""
@@ -118,7 +137,8 @@ class Tokenizer:
             config["tokenizer_class"] = "PreTrainedTokenizerFast"  # Qwen2Tokenizer would split text in Qwen's way
         write_atomically(folder / "tokenizer.json", text)
         write_atomically(folder / "tokenizer_config.json", json.dumps(config, indent=2) + "\n")
-        write_atomically(folder / "chat_template.jinja", JINJA)
+        template = self._template.replace(thoughtless(""), "")
+        write_atomically(folder / "chat_template.jinja", thoughtless(template) if self.thinking is False else template)
 
 
 _TOKENIZER_CONFIG = {
@@ -161,6 +181,21 @@ def train_bpe(texts: Iterable[str], vocab_size: int, extra_tokens: Sequence[str]
     model.train_from_iterator((piece for text in texts for piece in splitter.split(text) if piece), trainer)
     model.add_tokens(added)
     return Tokenizer(model.to_str())
+
+
+def _template_of(folder: Path) -> str:
+    """Return the chat template in a model directory, "" if it has none: a file, or an entry of its tokenizer's."""
+    try:
+        return (folder / "chat_template.jinja").read_text(encoding="utf-8")
+    except OSError:
+        pass
+    try:
+        found = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8")).get("chat_template")
+    except (OSError, ValueError, AttributeError):  # an older or a partial checkpoint: `models.hf` reports what it needs
+        return ""
+    if isinstance(found, list):  # several templates by name
+        found = next((one.get("template") for one in found if one.get("name") == "default"), "")
+    return found if isinstance(found, str) else ""
 
 
 def _is_control(token: str) -> bool:

@@ -112,6 +112,18 @@ def test_imports_follow_the_arrows(floor):
     assert not wrong, failures([f"{floor} may import of ours only {', '.join(sorted(ARROWS[floor]))}:", *wrong])
 
 
+@pytest.mark.parametrize("floor", DOCUMENTED)
+def test_plugs_that_are_named_by_a_text_follow_the_arrows(floor):
+    wrong = [
+        f"{name_of(path)}:{node.lineno} names {node.value}"
+        for path in python_files(floor)
+        for node in ast.walk(tree_of(path))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+        if re.fullmatch(r"[\w.]+:\w+", node.value) and node.value.split(".")[0] in OURS - ARROWS[floor]
+    ]
+    assert not wrong, failures([f"{floor} may name of ours only {', '.join(sorted(ARROWS[floor]))}:", *wrong])
+
+
 def modules_of(path: Path) -> list[tuple[int, str]]:
     """(line, dotted module of ours) of each import, also inside functions; `from evolver import x` counts as both."""
     found = []

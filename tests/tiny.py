@@ -1,5 +1,8 @@
 """A run small enough for tests: random weights, a tokenizer of the words of `travel`, episodes of two turns."""
 
+import functools
+import shutil
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +72,13 @@ class Parity(World):
 
 def tiny_policy(folder: Path) -> Path:
     """Write a Hugging Face checkpoint of 20,000 random weights with its tokenizer, and return the folder."""
+    shutil.copytree(_made().name, folder, dirs_exist_ok=True)
+    return folder
+
+
+@functools.cache
+def _made() -> tempfile.TemporaryDirectory:
+    """Return a directory with that checkpoint, which disappears with this process."""
     import jax
     import numpy as np
 
@@ -91,7 +101,8 @@ def tiny_policy(folder: Path) -> Path:
         return (weight.std * rng.standard_normal(weight.shape)).astype(np.float32)
 
     params = jax.tree.map_with_path(draw, qwen.weights(shape), is_leaf=qwen.is_weight)
-    hf.save(folder, shape, params, tokenizer=tokenizer)
+    folder = tempfile.TemporaryDirectory(prefix="evolver-tests-")
+    hf.save(folder.name, shape, params, tokenizer=tokenizer)
     return folder
 
 

@@ -7,7 +7,8 @@ The models that are only evaluated answer from a server that already runs, `--mo
 loaded here; only their tokenizer is. The last two are the runs `all` of table 1.
 
 The numbers were read off the figure (within about one point), except AgentEvolver's, which are printed. Not stated:
-the thinking switch of Qwen3; both `qwen3-*` and `qwen3-*-thinking` are cells. Expected: evaluations only.
+the thinking switch of Qwen3; both `qwen3-*` and `qwen3-*-thinking` are cells, in Qwen3's own chat template.
+Expected: evaluations only.
 """
 
 from configs.paper import cells

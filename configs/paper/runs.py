@@ -24,7 +24,7 @@ TINY_TASKS = 0.5  # of the synthetic tasks
 # row -> (row of configs/appworld_14b.py, {key: value that it changes})
 ROWS = {
     "base": ("original", {}),
-    "thinking": ("original", {"template.name": "reasoning_augmented"}),
+    "thinking": ("original", {"template.name": "reasoning_augmented", "template.args.hint": False}),
     "icl": ("n", {"eval.experience": 1.0}),
     # Tables 1 and 2. On original tasks the reference makes 40 passes: 80 steps in AppWorld, 120 in BFCL.
     "original": ("original", {"steps": {"appworld": 80, "bfcl": 120}}),
@@ -90,10 +90,16 @@ def get_config(arg=None):
     config = tiny(size, world, kind) if scale else FULL[size][world].get_config(kind)
     if size == "qwen3-14b" and not scale:
         config.model.preset = "qwen3-14b"
+        config.template.thinking = thinking(row)
     for key, value in changes.items():
         value = value[world] if isinstance(value, dict) else value
         change(config, key, shrunk(key, value) if scale else value)
     return config
+
+
+def thinking(row):
+    """Return Qwen3's thinking switch of a row: "on" where its context template has thoughts."""
+    return "on" if ROWS[row][1].get("template.name") == "reasoning_augmented" else "off"
 
 
 def change(config, key, value):

@@ -12,8 +12,11 @@ from evolver.llm.prompts import prompt
 from evolver.traces import quoted
 from models.tokenizer import Tokenizer
 from rl.bounds import Count, CountOrZero, Fraction
+from rl.contexts import CONTEXTS as OF_RL
 from rl.contexts import cut
 from rl.contexts.window import SlidingWindow
+
+CONTEXTS = OF_RL | {"summarised_window": "evolver.llm.contexts:SummarisedWindow"}
 
 
 class SummarisedWindow(SlidingWindow):

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from configs.paper.cells import Cell
+from configs.paper.runs import thinking
 from experiments.grid import Run
 
 RUNS = "configs/paper/runs.py"
@@ -113,6 +114,8 @@ class Study:
             "eval.temperature": temperature,
             "eval.greedy": temperature > 0,
         }
+        if not self.tiny and (cell.model or size).startswith("qwen3"):
+            overrides["template.thinking"] = thinking(how)
         after = list(after)
         if cell.experience:
             pool = self._pool(size, cell.world, seed, policy, after)

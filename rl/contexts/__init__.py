@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from envs.world import Message, Tool
+from models.template import CLOSE, OPEN
 from models.tokenizer import Tokenizer
 from rl.trajectory import Completion
 
@@ -23,7 +24,6 @@ CONTEXTS = {
     "causal": "rl.contexts.causal:Causal",
     "reasoning_augmented": "rl.contexts.reasoning:ReasoningAugmented",
     "sliding_window": "rl.contexts.window:SlidingWindow",
-    "summarised_window": "evolver.llm.contexts:SummarisedWindow",
     "self_managing": "rl.contexts.managing:SelfManaging",
 }
 MAX_WIDTH = 16  # characters that a token of an observation may have on average; prose and code have three to five
@@ -59,6 +59,14 @@ def action_of(context: Context, text: str) -> str:
     """Return the part of a generation's text that the world is given."""
     action = getattr(context, "action", None)
     return text if action is None else action(text)
+
+
+def spoken(text: str) -> str:
+    """Return what a generation says after its thought: all of it if it has none, "" if its thought does not end."""
+    _, closed, rest = text.rpartition(CLOSE)
+    if closed:
+        return rest.lstrip()
+    return "" if text.lstrip().startswith(OPEN) else text
 
 
 def noted(messages: Sequence[Message], note: str) -> list[Message]:

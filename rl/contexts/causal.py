@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from envs.world import Message, Observation, Tool
 from models import chat
 from models.tokenizer import Tokenizer
-from rl.contexts import inject, noted
+from rl.contexts import inject, noted, spoken
 from rl.trajectory import Completion
 
 
@@ -16,6 +16,8 @@ class Causal:
     """The opening and every turn since. Ids are appended once and never encoded again.
 
     The tools are listed in the system message, so new tools rewrite the opening and a new training sample starts.
+
+    The world is not given the thoughts of a model that may think, whose next prompts keep them.
 
     A template that shows a part of the turns can derive from this class: its `extend` calls `add`, then `show`.
     """
@@ -40,6 +42,9 @@ class Causal:
     ) -> None:
         self.add(completion, messages, tools)
         self.show(self.turns)
+
+    def action(self, text: str) -> str:
+        return spoken(text) if self.tokenizer.thinking else text
 
     def add(self, completion: Completion, messages: Sequence[Message], tools: Sequence[Tool] | None) -> None:
         """Append a turn to `turns`, and rewrite the opening if the tools changed."""

@@ -81,7 +81,8 @@ class SelfManaging(SlidingWindow):
     def manage(self, completion: Completion) -> dict[str, Any]:
         """Rewrite the context as the policy decided, and return what became of it, as the turn's `info`."""
         self.managing = False
-        remove, compress, readable = decision(self.tokenizer.decode(completion.tokens), {e.id for e in self._entries})
+        answer = self.action(self.tokenizer.decode(completion.tokens))
+        remove, compress, readable = decision(answer, {entry.id for entry in self._entries})
         kept = [entry for entry in self._entries if entry.id not in remove]
         removed = [entry.id for entry in self._entries if entry.id in remove]
         for entry in kept:

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from envs.world import Message, Observation, Tool
+from models.template import CLOSE, OPEN
 from models.tokenizer import Tokenizer
+from rl.contexts import spoken
 from rl.contexts.causal import Causal
 from rl.trajectory import Completion
 
-OPEN, CLOSE = "<think>", "</think>"
 HINT = "Before each action, think between <think> and </think>, as briefly as you can. Then act."
 
 
@@ -39,11 +40,8 @@ class ReasoningAugmented(Causal):
         self.show(())
 
     def action(self, text: str) -> str:
-        """Return the text after the thought; "" if a forced thought does not end."""
-        _, closed, rest = text.rpartition(CLOSE)
-        if closed:
-            return rest.lstrip()
-        return "" if self.force else text
+        """Return the text after the thought; "" if a thought does not end."""
+        return spoken(OPEN + text if self.force else text)
 
     async def extend(
         self, completion: Completion, messages: Sequence[Message], tools: Sequence[Tool] | None = None

@@ -92,7 +92,9 @@ def test_sizes_differ_in_the_model_and_its_place_only():
     for row in ("q", "all", "original"):
         keys = changed(f"7b,appworld,{row}", f"14b,appworld,{row}")
         assert set(keys) == {"model.preset", "engine.vllm.devices", "optim.offload", "loss.reference"}
-    assert changed("qwen3-14b,appworld,causal", "14b,appworld,causal") == {"model.preset": "qwen3-14b"}
+    qwen3 = {"model.preset": "qwen3-14b", "template.thinking": "off"}
+    assert changed("qwen3-14b,appworld,causal", "14b,appworld,causal") == qwen3
+    assert changed("qwen3-14b,appworld,reasoning", "14b,appworld,reasoning") == qwen3 | {"template.thinking": "on"}
 
 
 def test_tiny_cells_keep_what_their_row_is_about():

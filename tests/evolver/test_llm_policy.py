@@ -32,7 +32,6 @@ from rl.engines import EngineFault
 from rl.engines.jax.engine import JaxEngine
 from rl.trajectory import Completion, Sampling
 from tests.evolver.chat_server import ChatServer, said
-from tests.evolver.test_loop import compiled_once  # noqa: F401 a fixture for all that follows
 from tests.tiny import config_file, tiny_policy
 
 

@@ -11,7 +11,6 @@ from envs.toolcalls import call_text
 from evolver.llm.store import ledger_lines
 from evolver.workdir import Workdir, read_tasks
 from tests.evolver.chat_server import Answer, ChatServer, refused, said
-from tests.evolver.test_loop import compiled_once  # noqa: F401 a fixture for all that follows
 from tests.tiny import config_file, tiny_policy
 
 LABELLED = ("--config.attributing.enabled=True", "--config.attributing.judge.name=llm", "--config.advantage.name=adca")

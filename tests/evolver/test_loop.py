@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import os
 import re
 import signal
 import subprocess
@@ -24,26 +23,6 @@ from tests.tiny import config_file, tiny_policy
 
 ROOT = Path(__file__).parents[2]
 FATES = ("trained", "no_signal", "overlong", "stale", "parse_error", "env_error", "cancelled")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def compiled_once(tmp_path_factory):
-    """Programs compiled by one run are found by the next, in this process and in others."""
-    import jax
-
-    options = {
-        "jax_compilation_cache_dir": str(tmp_path_factory.mktemp("jax")),
-        "jax_persistent_cache_min_compile_time_secs": 0,
-        "jax_persistent_cache_min_entry_size_bytes": 0,
-    }
-    before = {name: getattr(jax.config, name) for name in options}
-    for name, value in options.items():
-        os.environ[name.upper()] = str(value)
-        jax.config.update(name, value)
-    yield
-    for name, value in before.items():
-        del os.environ[name.upper()]
-        jax.config.update(name, value)
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,7 @@
 """A checkpoint's config.json that cannot be run is refused in the list of all problems, in every mode."""
 
 import json
+import shutil
 
 import pytest
 
@@ -8,6 +9,7 @@ import run
 from configs import base, pretrained
 from evolver import plan
 from evolver.config import model_problems
+from evolver.run import load_tokenizer
 from tests.tiny import config_file, tiny_policy
 
 
@@ -67,6 +69,18 @@ def test_a_sound_checkpoint_has_no_problems(policy, changed):
     config = base.get_config()
     config.model.path = str(policy)
     assert not list(model_problems(config, "train"))
+
+
+@pytest.mark.parametrize("value", ["on", "off"])
+def test_a_thinking_switch_needs_a_template_that_has_one(policy, tmp_path, value):
+    config = base.get_config()
+    config.model.path, config.template.thinking = str(policy), value
+    assert [text for text in model_problems(config, "train") if "has no thinking switch" in text]
+    shutil.copytree(policy, tmp_path / "qwen3")
+    (tmp_path / "qwen3/chat_template.jinja").write_text("{{ enable_thinking }}")
+    config.model.path = str(tmp_path / "qwen3")
+    assert not list(model_problems(config, "train"))
+    assert load_tokenizer(config).thinking is (value == "on")
 
 
 def test_the_pretrained_model_that_was_not_made_yet_is_named_with_its_command(tmp_path, monkeypatch):

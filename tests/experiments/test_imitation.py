@@ -245,11 +245,12 @@ def test_a_batch_holds_the_given_share_of_careless_samples():
 
 def test_muon_moves_every_direction_of_a_matrix_alike_and_adam_the_rest():
     config = qwen.Config(32, 16, 2, 4, 2, 4, 24)
-    params = qwen.init(config, 0)
-    keys = iter(jax.random.split(jax.random.key(0), 100))
-    grads = jax.tree.map(lambda w: jax.random.normal(next(keys), w.shape), params)
+    rng = np.random.default_rng(0)
+    params, grads = (
+        jax.tree.map(lambda w: rng.normal(size=w.shape).astype(np.float32), qwen.shapes(config)) for _ in range(2)
+    )
     tx = optim.muon(lr=1.0, adam_lr=0.1, clip=0)
-    updates, _ = tx.update(grads, tx.init(params), params)
+    updates, _ = jax.jit(lambda grads, params: tx.update(grads, tx.init(params), params))(grads, params)
     for name, (inputs, outputs) in optim.MATRICES.items():
         step = np.asarray(updates["layers"][name])
         rows = np.prod([step.shape[axis] for axis in inputs])

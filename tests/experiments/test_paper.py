@@ -144,10 +144,15 @@ def test_hours_follow_the_steps_and_money_the_prices(tmp_path):
 def test_a_served_model_needs_no_weights_here():
     where = "http://127.0.0.1:9,qwen3-235b,/dir/of/tokenizer"
     cells = ["qwen3-235b-a22b,appworld"]
-    study = study_of(["figure1"], scale="full", cells=cells, models={"qwen3-235b-a22b": where})
+    models = {"qwen3-235b-a22b": where}
+    study = study_of(["figure1"], scale="full", cells=cells, models=models)
     (run, greedy) = study.runs.values()
     assert run.overrides["engine.vllm.transfer"] == "none" and run.overrides["engine.vllm.model"] == "qwen3-235b"
     assert "model.path" not in run.overrides and greedy.overrides["eval.temperature"] == 0.0
+    assert run.overrides["template.thinking"] == "off"
+    cells = ["qwen3-235b-a22b-thinking,appworld"]
+    (run, _) = study_of(["figure1"], scale="full", cells=cells, models=models).runs.values()
+    assert run.overrides["template.thinking"] == "on" and run.config.endswith("thinking")
     tiny = study_of(["figure1"], scale="tiny", cells=["32b,*"])
     assert not tiny.runs and set(tiny.left_out.values()) == {"has no counterpart at tiny scale"}
 

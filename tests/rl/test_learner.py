@@ -141,12 +141,12 @@ def test_rows_cut_to_their_tokens_do_not_change_the_result():
     packed = batch()
     for row, tokens in enumerate((ROW, 5, 13, 18, 21)):
         packed.segments_RT[row, tokens:], packed.mask_RT[row, tokens:] = 0, False
-    got, metrics = gradient(packed, micro=1, widths=4)
+    got, metrics = gradient(packed, micro=1, widths=2)
     want, want_metrics = gradient(packed, micro=1)
     assert_trees_close(got, want, atol=1e-6)
     for name, value in metrics.items():
         np.testing.assert_allclose(value, want_metrics[name], atol=1e-5, rtol=1e-5, err_msg=name)
-    logp = learner.make_logp(CONFIG, None, micro=1, widths=3)
+    logp = learner.make_logp(CONFIG, None, micro=1, widths=2)
     np.testing.assert_allclose(logp(params(), packed), slow_logp(params(), packed, 1.0)[0], atol=1e-5)
 
 

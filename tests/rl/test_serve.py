@@ -284,7 +284,7 @@ class TestServer:
             ({"top_logprobs": 3}, "top_logprobs needs logprobs=true"),
             ({"logprobs": True, "top_logprobs": 21}, "top_logprobs must be a number between 0 and 20"),
             ({"logprobs": 3}, "logprobs must be of type bool"),
-            ({"chat_template_kwargs": {"enable_thinking": False}}, "chat_template_kwargs.enable_thinking is not"),
+            ({"chat_template_kwargs": {"enable_thinking": False}}, "has no thinking switch"),
             ({"chat_template": "{{ x }}"}, "chat_template is not supported"),
             ({"continue_final_message": True}, "continue_final_message is not supported"),
             ({"add_generation_prompt": False}, "add_generation_prompt is not supported"),

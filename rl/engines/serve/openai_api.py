@@ -16,7 +16,7 @@ from typing import Any
 
 from envs import toolcalls
 from models import chat
-from models.tokenizer import Tokenizer
+from models.tokenizer import Tokenizer, TokenizerError
 from rl.trajectory import Sampling
 
 Json = dict[str, Any]
@@ -31,7 +31,7 @@ NEUTRAL = {  # unsupported options that would change the sample, with the values
     "truncate_prompt_tokens": (None,),
     "include_stop_str_in_output": (None, False), "skip_special_tokens": (None, False),
     "spaces_between_special_tokens": (None, True), "length_penalty": (None, 1), "chat_template": (None,),
-    "chat_template_kwargs": (None, {}), "add_generation_prompt": (None, True), "continue_final_message": (None, False),
+    "add_generation_prompt": (None, True), "continue_final_message": (None, False),
     "add_special_tokens": (None, False), "documents": (None, []), "modalities": (None, ["text"]), "audio": (None,),
     "prediction": (None,), "reasoning_effort": (None,), "verbosity": (None,), "web_search_options": (None,),
     "allowed_tokens": (None,), "return_token_strs": (None, False),
@@ -45,7 +45,9 @@ READ = {
     "temperature", "top_p", "top_k", "seed", "stop_token_ids", "ignore_eos", "return_token_ids",
     "return_tokens_as_token_ids",
 }  # fmt: skip
-CHAT = {"messages", "tools", "tool_choice", "max_completion_tokens", "top_logprobs"}  # fields of chat completions only
+CHAT = {  # fields of chat completions only
+    "messages", "tools", "tool_choice", "max_completion_tokens", "top_logprobs", "chat_template_kwargs",
+}  # fmt: skip
 TEXT = {"prompt"}  # of completions only
 
 
@@ -222,9 +224,13 @@ def chat_prompt(body: Json, tokenizer: Tokenizer, tools: Sequence[Json]) -> list
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages:
         raise Refused("messages must be a list with at least one message")
+    options = body.get("chat_template_kwargs") or {}
+    if not isinstance(options, dict) or not all(k == "enable_thinking" and type(v) is bool for k, v in options.items()):
+        raise Refused("chat_template_kwargs may hold enable_thinking, true or false, and nothing else")
     try:
+        tokenizer = tokenizer.with_thinking(options["enable_thinking"]) if options else tokenizer
         return chat.opening(tokenizer, [_message(message) for message in messages], tools)
-    except chat.ChatError as error:
+    except (chat.ChatError, TokenizerError) as error:
         raise Refused(str(error)) from None
 
 
@@ -238,6 +244,8 @@ def _message(message: Any) -> Json:
             raise Refused("only parts of type text are supported in a message's content")
         content = "".join(part["text"] for part in content)
     result: Json = {"role": role, "content": "" if content is None else content}
+    if isinstance(message.get("reasoning_content"), str):
+        result["reasoning_content"] = message["reasoning_content"]
     if calls := message.get("tool_calls"):
         try:
             result["tool_calls"] = [_call(call["function"]) for call in calls]

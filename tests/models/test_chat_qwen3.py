@@ -1,0 +1,162 @@
+"""Tests of Qwen3's chat template: our ids equal what `transformers` renders, and its thinking switch."""
+
+import asyncio
+import importlib.util
+import json
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from envs.world import Observation
+from models import chat, hf, qwen, template
+from models.tokenizer import Tokenizer, TokenizerError, train_bpe
+from rl.contexts.causal import Causal
+from rl.contexts.reasoning import ReasoningAugmented
+from rl.engines.serve.openai_api import Refused, chat_prompt
+from rl.trajectory import Completion
+from tests.models.make_golden_chat import FILE, TOOL, rendered, template_of
+from tests.models.test_chat import assistant, canonical, message
+from tests.models.test_tokenizer import TEXTS, template_ids
+
+SWITCHED = "{% if enable_thinking is defined and enable_thinking is false %}...{% endif %}"  # stands for Qwen3's own
+
+
+@pytest.fixture(scope="module")
+def small() -> Tokenizer:
+    extra = ('\n{"name": "', template.OPEN, template.CLOSE)
+    plain = train_bpe([*TEXTS, template.TOOLS_BEFORE, template.TOOLS_AFTER], 500, extra)
+    return Tokenizer(plain._original.to_str(), template=SWITCHED)
+
+
+CASES = [json.loads(line) for line in FILE.read_text().splitlines()]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda c: f"{c['name']}-{len(c['tools'])}-{c['thinking']}")
+def test_equals_what_transformers_rendered(small, case):
+    tokenizer = small.with_thinking(case["thinking"])
+    assert tokenizer.decode(chat.opening(tokenizer, case["messages"], case["tools"])) == case["text"]
+    assert chat.opening(tokenizer, case["messages"], case["tools"]) == template_ids(tokenizer, case["text"])
+
+
+@pytest.fixture(scope="module")
+def qwens_own() -> str:
+    """Qwen3's own template: of a tokenizer, or the copy that TRL ships."""
+    if place := os.environ.get("QWEN3_TOKENIZER_DIR"):
+        return template_of(Path(place))
+    found = importlib.util.find_spec("trl")
+    path = Path(found.submodule_search_locations[0]) / "chat_templates/qwen3.jinja" if found else None
+    if path is None or not path.is_file():
+        pytest.skip("neither QWEN3_TOKENIZER_DIR is set to the directory of a Qwen3 tokenizer nor is TRL installed")
+    return path.read_text()
+
+
+thoughts = st.builds(lambda thought, text: f"<think>\n{thought}\n</think>\n\n{text}", canonical, canonical)
+turn = st.builds(lambda text: {"role": "assistant", "content": text}, thoughts)
+thoughtful = st.lists(st.one_of(turn, assistant, message), min_size=1, max_size=6)
+
+
+@settings(max_examples=25)
+@given(thoughtful, st.booleans(), st.booleans())
+def test_equals_qwens_own_template(small, qwens_own, messages, with_tools, thinking):
+    tokenizer, tools = small.with_thinking(thinking), [TOOL] if with_tools else []
+    text = rendered(qwens_own, messages, tools, thinking)
+    assert template_ids(tokenizer, text) == chat.opening(tokenizer, messages, tools)
+
+
+def extended(context, text: str, answers) -> None:
+    tokens = [*context.tokenizer.encode(text), context.tokenizer.im_end]
+    asyncio.run(context.extend(Completion(tokens, [0.0] * len(tokens), "stop", 0), answers))
+
+
+@settings(max_examples=20)
+@given(st.lists(st.tuples(thoughts, canonical), min_size=1, max_size=3))
+def test_an_episode_with_a_tool_is_the_conversation_that_qwen_renders(small, turns):
+    """Thoughts since the question stay, so every prompt extends the last one, in Qwen3's template as here."""
+    messages = [{"role": "user", "content": "Go."}]
+    context = Causal(small, Observation(messages))
+    for text, answer in turns:
+        answers = [{"role": "tool", "content": answer}]
+        extended(context, text, answers)
+        messages = [*messages, {"role": "assistant", "content": text}, *answers]
+        assert context.prompt == chat.opening(small, messages)
+
+
+@settings(max_examples=20)
+@given(st.lists(st.tuples(thoughts, canonical), min_size=1, max_size=3))
+def test_an_episode_that_forgets_thoughts_is_qwens_where_answers_are_questions(small, turns):
+    messages = [{"role": "user", "content": "Go."}]
+    context = ReasoningAugmented(small, Observation(messages), hint=False)
+    for text, answer in turns:
+        answers = [{"role": "user", "content": answer}]
+        extended(context, text, answers)
+        messages = [*messages, {"role": "assistant", "content": text}, *answers]
+        assert context.prompt == chat.opening(small, messages)
+
+
+def test_without_thinking_every_turn_begins_with_an_empty_thought(small):
+    off = small.with_thinking(False)
+    context = Causal(off, Observation([{"role": "user", "content": "Go."}]))
+    before = list(context.prompt)
+    extended(context, "ok", [{"role": "tool", "content": "3"}])
+    assert context.prompt[: len(before)] == before
+    assert off.decode(context.prompt).count("<|im_start|>assistant\n<think>\n\n</think>\n\n") == 2
+
+
+def test_the_world_is_not_given_thoughts(small):
+    context = Causal(small, Observation([{"role": "user", "content": "Go."}]))
+    assert context.action("<think>\nHm\n</think>\n\nsearch") == "search" and context.action("search") == "search"
+    assert context.action("<think>\nHm") == ""
+    plain = Causal(Tokenizer(small._original.to_str()), Observation([]))
+    assert plain.action("<think>\nHm\n</think>\n\nsearch").startswith("<think>")
+
+
+def test_a_demonstrated_turn_has_a_thought_or_an_empty_one(small):
+    messages = [{"role": "user", "content": "Go."}, {"role": "assistant", "content": "ok", "reasoning_content": "Hm"}]
+    assert small.decode(chat.reply(small, messages[1])) == "<think>\nHm\n</think>\n\nok<|im_end|>"
+    assert small.decode(chat.reply(small, {"content": "ok"})) == "<think>\n\n</think>\n\nok<|im_end|>"
+    off = small.with_thinking(False)
+    assert off.decode(chat.reply(off, {"content": "ok"})) == "ok<|im_end|>"
+
+
+@pytest.mark.parametrize("thinking", [True, False])
+@pytest.mark.parametrize("where", ["file", "tokenizer_config"])
+def test_a_checkpoint_keeps_its_template_and_the_switch_it_was_trained_with(small, tmp_path, thinking, where):
+    """Also for `transformers`, whose default is what the policy was trained with."""
+    source, again = tmp_path / "source", tmp_path / "again"
+    shape = qwen.Config(small.vocab_size, 16, 1, 2, 1, 8, 16, qkv_bias=False, qk_norm=True)
+    hf.save(source, shape, qwen.init(shape, 0), tokenizer=small)
+    if where == "tokenizer_config":
+        (source / "chat_template.jinja").unlink()
+        path = source / "tokenizer_config.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"chat_template": SWITCHED}))
+    loaded = Tokenizer.load(source)
+    assert loaded.thinking is True
+    for _ in range(2):  # saved once more, nothing is added once more
+        loaded.with_thinking(thinking).save(again)
+        loaded = Tokenizer.load(again)
+        assert loaded.thinking is thinking
+    text = (again / "chat_template.jinja").read_text()
+    assert text.endswith(SWITCHED) and text.count("set enable_thinking") == (not thinking)
+    jinja2 = pytest.importorskip("jinja2")
+    assert jinja2.Template(text).render() == ("" if thinking else "...")
+    assert jinja2.Template(text).render(enable_thinking=not thinking) == ("..." if thinking else "")
+
+
+def test_a_server_takes_the_switch_of_a_request(small):
+    body = {"messages": [{"role": "user", "content": "Hi"}]}
+    off = small.with_thinking(False)
+    assert chat_prompt(body, small, []) == chat.opening(small, body["messages"])
+    switched = body | {"chat_template_kwargs": {"enable_thinking": False}}
+    assert chat_prompt(switched, small, []) == chat.opening(off, body["messages"])
+    with pytest.raises(Refused, match="nothing else"):
+        chat_prompt(body | {"chat_template_kwargs": {"enable_thinking": 1}}, small, [])
+
+
+def test_other_templates_have_no_switch():
+    plain = train_bpe(TEXTS, 340)
+    assert plain.thinking is None
+    with pytest.raises(TokenizerError, match="no thinking switch"):
+        plain.with_thinking(False)
