@@ -98,9 +98,8 @@ function runTable(runs) {
     { name: "seed", n: true, cell: (run) => short(run.overview.seed) },
     { name: "step", n: true, cell: (run) => [link("rollouts", latest(run), short(last(run, "step"))), run.overview.facts.steps ? ` of ${number(run.overview.facts.steps)}` : ""] },
     ...measures.flatMap((m, k) => [
-      { name: `held-out ${m}, %: before`, n: true, cell: (run) => heldOutLink(run, m, true) },
-      ...(k ? [] : [{ name: "at its best temperature", n: true, cell: (run) => (control(run) === undefined ? "–" : link("rollouts", { run: run.place, kind: "held_out", step: run.steps[0] }, percent(control(run)))) }]),
-      { name: "latest", n: true, cell: (run) => heldOutLink(run, m) },
+      { name: `${m}, %`, n: true, cell: (run) => [heldOutLink(run, m, true), " → ", heldOutLink(run, m)] },
+      ...(k ? [] : [{ name: "control, %", n: true, cell: (run) => (control(run) === undefined ? "–" : link("rollouts", { run: run.place, kind: "held_out", step: run.steps[0] }, percent(control(run)))) }]),
     ]),
     { name: "rollouts", n: true, cell: (run) => link("rollouts", { run: run.place, kind: "step" }, number(sum(run, "ledger/rollouts"))) },
     { name: "trained", n: true, cell: (run) => link("rollouts", { run: run.place, kind: "step", fate: "trained" }, number(sum(run, "ledger/trained"))) },
@@ -152,6 +151,7 @@ async function overviewPage(params) {
   return [
     el("h1", null, several ? `${runs.length} runs` : one.name),
     runTable(runs),
+    measures.length ? el("p", { class: "soft" }, "Held-out scores before → latest; the control is the untrained policy at its best temperature.") : null,
     el("form", { class: "filters", onsubmit: (e) => e.preventDefault() },
       measures.length ? pick("measure", measures, measure, "held-out measure") : null,
       pick("metric", ["", ...names], params.metric || "", "another metric"), runChoice("overview", params)),

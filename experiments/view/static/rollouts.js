@@ -255,9 +255,11 @@ async function groupPage(params) {
   found.forEach((record, k) => {
     const i = members[k];
     grid.append(el("div", { class: "head" }, el("div", null, toRollout(run, i, `rollout ${record.rollout}`), " ", outcome(run, i)),
-      el("span", { class: "badge" }, `ended by ${record.stop}`), el("span", { class: "badge" }, record.fate), el("span", { class: "badge" }, record.experience?.length ? "guided" : "unguided"),
-      record.error ? el("div", { class: "bad" }, brief(record.error, 300)) : null, shownExperience(run, record, pool)));
+      el("span", { class: "badge" }, `ended by ${record.stop}`), el("span", { class: "badge" }, record.fate), el("span", { class: "badge" }, record.experience?.length ? "guided" : "unguided")));
   });
+  if (found.some((record) => record.error || record.experience?.length)) {
+    for (const record of found) grid.append(el("div", null, record.error ? el("div", { class: "bad" }, brief(record.error, 300)) : null, shownExperience(run, record, pool)));
+  }
   const turns = Math.max(...found.map((f) => f.turns.length));
   for (let k = 0; k < turns; k++) {
     for (const record of found) {
