@@ -17,7 +17,7 @@ import envs
 from envs.probed import probed
 from envs.world import Task
 from evolver.attributing.replay import ReplayJudge
-from evolver.records import record_of, write_rollouts
+from evolver.records import RolloutFile, record_of, write_rollouts
 from evolver.workdir import Workdir
 from experiments.view.__main__ import main
 from experiments.view.bundle import resources, write_bundle
@@ -161,6 +161,19 @@ def test_files_of_earlier_versions_and_damaged_lines_are_shown(tmp_path):
     ] == "look around"
     assert chunk["pieces"] == {} and "only the ids" in chunk["without_pieces"]
     assert run.overview()["metrics"] == {} and run.tasks() == [] and run.experience() == []
+
+
+def test_a_file_without_an_index_is_read_as_a_whole_once(tmp_path, monkeypatch):
+    folder = tmp_path / "trajectories"
+    folder.mkdir()
+    path = folder / "step_000001.jsonl"
+    path.write_text(json.dumps(record(1)) + "\n")
+    first = Run(tmp_path).index()["files"]
+    monkeypatch.setattr(RolloutFile, "make_index", lambda self: pytest.fail("it was kept"))
+    assert Run(tmp_path).index()["files"] == first
+    monkeypatch.undo()
+    path.write_text(json.dumps(record(1)) + "\n" + json.dumps(record(2)) + "\n")
+    assert Run(tmp_path).index()["files"][0]["count"] == 2
 
 
 def test_token_ids_get_the_text_of_the_policys_tokenizer(tmp_path):
