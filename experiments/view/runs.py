@@ -1,7 +1,7 @@
 """The files of a run as JSON values for the pages: one function per resource, and indexes of rollouts that grow.
 
-Nothing here writes to a workdir but indexes of old files, into `.view/`, which may be deleted. A damaged file is read as
-far as it goes; what is missing is counted.
+Nothing here writes to a workdir but indexes of old files, into `.view/`, which may be deleted. A damaged file is read
+as far as it goes; what is missing is counted.
 """
 
 from __future__ import annotations
