@@ -120,5 +120,6 @@ WORLDS := ray mcp scienceworld textworld reasoning
 .venv-plan-%/.installed: requirements/plan-%.txt requirements.txt
 	@$(HAVE_PYTHON)
 	"$(FOUND)" -m venv .venv-plan-$*
-	.venv-plan-$*/bin/python -m pip install --quiet --disable-pip-version-check -r requirements/plan-$*.txt
+	.venv-plan-$*/bin/python -m pip install --quiet --disable-pip-version-check -r requirements.txt \
+	  -r requirements/plan-$*.txt
 	@touch $@

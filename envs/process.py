@@ -5,16 +5,20 @@ A worker is spawned with a fresh interpreter. It is never forked from this proce
 
 from __future__ import annotations
 
+import atexit
 import collections
 import contextlib
+import functools
 import itertools
 import json
 import os
 import pathlib
 import select
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import weakref
 from dataclasses import dataclass
@@ -26,6 +30,23 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 MAX_MESSAGE = 16 << 20  # bytes of one reply
 MAX_NOISE = 1 << 20  # bytes of other output while a reply is awaited
 STDERR_KEPT = 4096  # bytes of stderr quoted in an error message
+OURS = ("configs", "envs", "evolver", "experiments", "models", "rl", "run.py")
+
+
+@functools.cache
+def code_folder() -> str:
+    """Return a folder that holds this code and no other package, for the module search path of another interpreter.
+
+    It is the clone. For an installed package it is a temporary folder of links, because `site-packages` also holds what
+    was installed for this interpreter alone.
+    """
+    if ROOT.name not in ("site-packages", "dist-packages"):
+        return str(ROOT)
+    folder = pathlib.Path(tempfile.mkdtemp(prefix="evolver-code-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    for name in OURS:
+        (folder / name).symlink_to(ROOT / name)
+    return str(folder)
 
 
 @dataclass(frozen=True)
@@ -65,7 +86,7 @@ class Worker:
         self._ids = itertools.count()
         self._buffer = bytearray()
         self._stderr: collections.deque[bytes] = collections.deque(maxlen=64)
-        path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+        path = os.pathsep.join(filter(None, [code_folder(), os.environ.get("PYTHONPATH")]))
         try:
             self._process = subprocess.Popen(
                 [python or sys.executable, "-u", "-m", "envs.worker"],

@@ -11,7 +11,7 @@ from typing import Any
 
 from envs import make
 from envs.pool import Pool
-from envs.process import DEADLINES, ROOT, Deadlines
+from envs.process import DEADLINES, Deadlines, code_folder
 from envs.remote import Connections, RemoteWorld
 from envs.world import World, WorldError
 
@@ -70,7 +70,7 @@ class Source:
 def serving(env: str, kwargs: str = "{}", *options: str, python: str | None = None) -> Iterator[str]:
     """Run a service in a separate process during the block and yield its URL. `options` are command-line options."""
     command = [python or sys.executable, "-m", "envs.service", "--env", env, "--kwargs", kwargs, "--port", "0"]
-    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    path = os.pathsep.join(filter(None, [code_folder(), os.environ.get("PYTHONPATH")]))
     process = subprocess.Popen([*command, *options], stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": path})
     try:
         line = process.stdout.readline().decode()

@@ -21,6 +21,7 @@ from ml_collections import ConfigDict, config_flags
 
 from evolver import plugs
 from evolver.config import flat, unknown_key
+from evolver.paths import ROOT, resolve
 from evolver.renamed import RENAMED
 
 MODES = {
@@ -67,6 +68,7 @@ def parse(argv: list[str]) -> Command:
         if re.match(r"--?help=", token):
             continue
         (overrides if re.match(r"--?(no)?config\.", token) else rest).append(token)
+    rest = placed(rest)
     base = [argv[0], *rest]
     plugs.look_in(Path(config_path(rest)).absolute().parent, Path.cwd())
     try:
@@ -215,6 +217,16 @@ def try_override(base: list[str], token: str) -> str | None:
         return f"config.{key} must be of type {type(known[key]).__name__}; {value!r} is not"
 
 
+def placed(words: list[str]) -> list[str]:
+    """Return the flags with the path of a config that ships with this code, unless the working directory has such a
+    file."""
+    path = config_path(words)
+    where = str(resolve(path)) if path else ""
+    if where == path:
+        return words
+    return [re.sub(rf"^(--?config=)?{re.escape(path)}(?=:|$)", lambda m: (m[1] or "") + where, word) for word in words]
+
+
 def config_path(words: list[str]) -> str:
     """Return the path of the config file that the flags name, without its argument; "" if they name none."""
     for word, after in zip(words, [*words[1:], ""]):
@@ -228,7 +240,8 @@ def config_error(words: list[str], error: BaseException) -> str:
     """Return why a config file could not be read, with the line number if the mistake is in the file itself."""
     path = config_path(words)
     if not Path(path).is_file():
-        near = difflib.get_close_matches(Path(path).name, [p.name for p in Path("configs").glob("*.py")], n=1)
+        known = {p.name for folder in (Path("configs"), ROOT / "configs") for p in folder.glob("*.py")}
+        near = difflib.get_close_matches(Path(path).name, known, n=1)
         hint = f" Did you mean configs/{near[0]}?" if near else ""
         return f"--config={path}: there is no such file.{hint}"
     lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if Path(f.filename) == Path(path)]

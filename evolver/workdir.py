@@ -35,7 +35,9 @@ from evolver.records import step_of, write_rollouts
 from models.files import BrokenFile, read_jsonl, write_atomically
 from rl.evaluation import Scores
 
-PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "tokenizers", "safetensors", "usearch")
+PACKAGES = (
+    "evolver", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "tokenizers", "safetensors", "usearch"
+)  # fmt: skip
 
 log = logging.getLogger(__name__)
 
@@ -256,14 +258,13 @@ def plain(value: Any) -> Any:
 
 
 def provenance() -> dict[str, Any]:
-    """Return the git revision of this code (None outside a repository), versions and platform."""
-    root = Path(__file__).parents[1]
+    """Return the git revision of this code (None if it is not in a clone), versions and platform."""
+    root, revision = Path(__file__).parents[1], None
     git = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
-    try:
-        found = subprocess.run(git, capture_output=True, text=True, timeout=10)
-        revision = found.stdout.strip() if found.returncode == 0 else None
-    except (OSError, subprocess.TimeoutExpired):
-        revision = None
+    if (root / ".git").exists():  # an installed package may lie inside a clone of something else
+        with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+            found = subprocess.run(git, capture_output=True, text=True, timeout=10)
+            revision = found.stdout.strip() if found.returncode == 0 else None
     versions = {}
     for name in PACKAGES:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):

@@ -159,12 +159,14 @@ def new_figure(width: float, height: float) -> Any:
 
 
 def draw(rows: Sequence[Row], path: str | Path, *, measure: str = "", title: str = "") -> None:
-    """Write PATH.png and PATH.svg: success over steps (left), and differences to the first row with intervals."""
+    """Write PATH.png and PATH.svg: the final success of each row (left), and the differences to the first row.
+
+    Both have intervals, and a dot for each seed.
+    """
     figure = new_figure(10, 0.42 * len(rows) + 3.4)
     left, right = figure.subplots(1, 2, width_ratios=[1.25, 1])
     figure.suptitle(title, fontsize=10)
-    curved = any(len(curve) > 1 for row in rows for curve in row.curves.values())
-    (draw_curves if curved else draw_means)(left, rows, measure)
+    draw_means(left, rows, measure)
     draw_differences(right, rows, measure)
     save(figure, path)
 
@@ -204,26 +206,35 @@ def draw_curves(axes: Any, rows: Sequence[Row], measure: str = "") -> None:
 
 
 def draw_means(axes: Any, rows: Sequence[Row], measure: str = "") -> None:
-    """Draw the success of each row with its interval."""
-    _intervals(axes, [row.name for row in rows], [estimate(row.final(measure)) for row in rows])
+    """Draw the final success of each row with its interval and a dot for each seed."""
+    finals = [row.final(measure) for row in rows]
+    dots = [[100 * value_N.mean() for value_N in final.values()] for final in finals]
+    _intervals(axes, [row.name for row in rows], [estimate(final) for final in finals], dots)
     axes.set_xlim(0, 100)
-    axes.set_xlabel("success, %")
+    axes.set_xlabel(f"final success{f', {measure}' if measure else ''}, %")
 
 
 def draw_differences(axes: Any, rows: Sequence[Row], measure: str = "") -> None:
-    """Draw the difference of each row to the first one with its interval."""
-    others = rows[1:]
-    _intervals(axes, [row.name for row in others], [difference(rows[0], row, measure) for row in others])
+    """Draw the difference of each row to the first one with its interval and a dot for each seed."""
+    others, first = rows[1:], rows[0].final(measure)
+    dots = []
+    for row in others:
+        final = row.final(measure)
+        dots.append([100 * (final[s].mean() - first[s].mean()) for s in final.keys() & first.keys()])
+    _intervals(axes, [row.name for row in others], [difference(rows[0], row, measure) for row in others], dots)
     axes.axvline(0, color="black", linewidth=0.8)
     axes.set_xlabel(f"points above {rows[0].name}")
 
 
-def _intervals(axes: Any, names: Sequence[str], estimates: Sequence[Estimate | None]) -> None:
+def _intervals(
+    axes: Any, names: Sequence[str], estimates: Sequence[Estimate | None], dots: Sequence[Sequence[float]]
+) -> None:
     for place, value in enumerate(estimates):
         if value is None:
             axes.annotate("no runs to compare", (0, place), color=GREY, fontsize=8, va="center")
         else:
             axes.plot([value.low, value.high], [place, place], color=GREY, linewidth=2)
-            axes.plot(value.mean, place, "o", color=COLOURS[0], markersize=5)
+            axes.plot(value.mean, place, "|", color=COLOURS[0], markersize=12, markeredgewidth=2)
+            axes.plot(sorted(dots[place]), [place] * len(dots[place]), "o", color=COLOURS[1], markersize=4, alpha=0.8)
     axes.set_yticks(range(len(names)), names)
     axes.set_ylim(len(names) - 0.5, -0.5)

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from envs.process import code_folder
 from evolver.plan.targets import Target
 from evolver.workdir import plain
 
@@ -37,7 +38,7 @@ def how_to_install(target: Target) -> str:
 
 def environment(target: Target) -> dict[str, str]:
     """Return environment variables that let jax compile for absent devices without searching for any."""
-    own = {"JAX_PLATFORMS": "cpu", "TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONPATH": str(ROOT)}
+    own = {"JAX_PLATFORMS": "cpu", "TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONPATH": code_folder()}
     if target.chip.platform == "cuda":
         own["XLA_FLAGS"] = "--xla_gpu_autotune_level=0"  # autotuning runs kernels, which needs a device
     else:
@@ -72,7 +73,7 @@ def compile_programs(
         json.dump(job, stdin)
         stdin.seek(0)
         process = subprocess.Popen(
-            [str(python), "-m", "evolver.plan.programs"], cwd=ROOT, env=environment(target), text=True,
+            [str(python), "-m", "evolver.plan.programs"], cwd=code_folder(), env=environment(target), text=True,
             stdin=stdin, stdout=subprocess.PIPE, stderr=stderr,
         )  # fmt: skip
         timer = threading.Timer(TIMEOUT, process.kill)

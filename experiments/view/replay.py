@@ -19,7 +19,6 @@ from models.files import write_atomically
 from rl.trajectory import Completion, StopReason, Trajectory, Turn
 
 PATH = ".view/replay.json"
-EXAMPLES = 5  # rollouts that are linked for each pair of labels
 NAMES = {1: "GOOD", -1: "BAD", 0: "abstains"}
 
 
@@ -31,7 +30,7 @@ def compare(run: Run, count: int) -> dict[str, Any]:
     """Replay the last `count` labelled rollouts of training and write the comparison into the workdir.
 
     Returns {"rollouts", "both": turns that both labelled, "agreed": those with equal labels, "table": [{"judge",
-    "replay", "turns", "examples": [(file, row)]}], "skipped": rollouts whose task or end is not known any more}.
+    "replay", "turns", "rollouts": [(file, row)]}], "skipped": rollouts whose task or end is not known any more}.
     Raises NoReplay and OSError.
     """
     env = ((run.workdir.config() or {}).get("config") or {}).get("env") or {}
@@ -55,18 +54,17 @@ def compare(run: Run, count: int) -> dict[str, Any]:
             labels = judge.label([trajectory for _, trajectory in chosen])
         finally:
             judge.close()
-    pairs, examples = Counter(), defaultdict(list)
+    pairs, places = Counter(), defaultdict(dict)
     for (place, trajectory), row in zip(chosen, labels):
         for turn, label in zip(trajectory.turns, row):
             pairs[turn.label, label.value] += 1
-            if place not in examples[turn.label, label.value][:EXAMPLES]:
-                examples[turn.label, label.value].append(place)
+            places[turn.label, label.value][place] = None
     both = sum(turns for pair, turns in pairs.items() if 0 not in pair)
     result = {
         "rollouts": len(chosen), "skipped": skipped, "both": both,
         "agreed": sum(turns for (ours, theirs), turns in pairs.items() if ours == theirs != 0),
         "table": [
-            {"judge": ours, "replay": theirs, "turns": turns, "examples": examples[ours, theirs][:EXAMPLES]}
+            {"judge": ours, "replay": theirs, "turns": turns, "rollouts": list(places[ours, theirs])}
             for (ours, theirs), turns in sorted(pairs.items(), reverse=True)
         ],
     }  # fmt: skip

@@ -1,23 +1,26 @@
 """The files of a run as JSON values for the pages: one function per resource, and indexes of rollouts that grow.
 
-Nothing here writes to a workdir. A file that is damaged is read as far as it goes; what is missing is counted.
+Nothing here writes to a workdir but indexes of old files, into `.view/`, which may be deleted. A damaged file is read
+as far as it goes; what is missing is counted.
 """
 
 from __future__ import annotations
 
 import contextlib
+import gzip
 import json
 import threading
 import time
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from evolver.llm.store import accounts, ledger_lines
 from evolver.paths import resolve
-from evolver.records import RolloutFile, rollout_files
+from evolver.records import COLUMNS, RolloutFile, rollout_files
 from evolver.workdir import Workdir, plain
-from models.files import read_jsonl
+from models.files import read_jsonl, write_atomically
 from models.tokenizer import Tokenizer, TokenizerError
 
 BUDGET = 1.0  # seconds that one request may spend on reading indexes; the page asks again for the rest
@@ -76,10 +79,22 @@ class Run:
                     if time.monotonic() - began > budget:
                         return number
                     try:
-                        entry.index = entry.file.read_index() or entry.file.make_index()
+                        entry.index = entry.file.read_index() or self._made_index(entry)
                     except OSError:  # vanished: the next refresh starts over
                         return number
             return len(self.entries)
+
+    def _made_index(self, entry: Entry) -> dict[str, Any]:
+        """Return the index of a file that has none beside it, made from its rollouts once and kept in `.view/`."""
+        path = self.workdir / ".view" / "index" / f"{entry.file.path.name}.json.gz"
+        with contextlib.suppress(OSError, EOFError, ValueError, KeyError, TypeError, zlib.error):
+            kept = json.loads(gzip.decompress(path.read_bytes()))
+            if kept["signature"] == list(entry.signature) and set(COLUMNS) <= set(kept["columns"]):
+                return kept
+        made = entry.file.make_index() | {"signature": entry.signature}
+        with contextlib.suppress(OSError):  # somebody else's run
+            write_atomically(path, gzip.compress(json.dumps(made).encode(), mtime=0))
+        return made
 
     def index(self, first: int = 0, generation: int = -1, budget: float = BUDGET) -> dict[str, Any]:
         """Return the indexes of files from number `first` on, or of all if `generation` is not the present one."""

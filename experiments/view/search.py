@@ -12,7 +12,7 @@ import shutil
 import sqlite3
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -40,9 +40,13 @@ def words_of(text: str) -> list[str]:
 
 
 class Search:
-    """The words of a run's rollouts. `grow` may be called again and again, by one thread at a time."""
+    """The words of a run's rollouts. `grow` may be called again and again, by one thread at a time.
 
-    def __init__(self, run: Run):
+    wait: called before each file, to leave the processor to what is more urgent.
+    """
+
+    def __init__(self, run: Run, wait: Callable[[], None] = lambda: None):
+        self._wait = wait
         self.run, self.done, self.of = run, 0, 0
         self.stopped = threading.Event()
         self._temporary: str | None = None
@@ -92,7 +96,10 @@ class Search:
         self.of, self.done = len(entries), len(known)
         with contextlib.closing(self._open()) as connection:
             for number, entry in enumerate(entries):
-                if entry.file.path.name not in known and not self.stopped.is_set():
+                if entry.file.path.name not in known:
+                    self._wait()
+                    if self.stopped.is_set():
+                        return
                     with connection:
                         self._add(connection, number, entry.file.path.name, entry.signature)
                     self.done += 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sqlite3
 import threading
+import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ STATIC = Path(__file__).with_name("static")
 TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
 POLICY = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:"
 EVERY = 3.0  # seconds between two looks for new rollouts to index
+QUIET = 0.5  # seconds after a request for which the indexing thread leaves the processor to the pages
 
 
 def resource(run: Run, search: Search | None, words: list[str], query: dict[str, str]) -> Any:
@@ -47,7 +49,8 @@ class View(ThreadingHTTPServer):
 
     def __init__(self, runs: list[Run], port: int = 0):
         super().__init__(("127.0.0.1", port), Handler)
-        self.runs, self.searches = runs, [Search(run) for run in runs]
+        self.runs, self.searches = runs, [Search(run, self._wait_for_pages) for run in runs]
+        self.asked = 0.0  # when a page last asked for something, or got it
         self._closing = threading.Event()
         self._indexer = threading.Thread(target=self._index, daemon=True)
         self._indexer.start()
@@ -64,6 +67,10 @@ class View(ThreadingHTTPServer):
                 except (OSError, LookupError, sqlite3.Error):  # a run that resumes deletes files: look again later
                     continue
             self._closing.wait(EVERY)
+
+    def _wait_for_pages(self) -> None:
+        while not self._closing.is_set() and time.monotonic() - self.asked < QUIET:
+            self._closing.wait(0.05)
 
     def server_close(self) -> None:
         """Stop the indexing thread and close the socket."""
@@ -87,7 +94,9 @@ class Handler(BaseHTTPRequestHandler):
         parts = urlsplit(self.path)
         try:
             if parts.path.startswith("/api/"):
+                self.server.asked = time.monotonic()
                 body = encoded(self.api(parts.path[5:].split("/"), parts.query))
+                self.server.asked = time.monotonic()
                 return self.reply(200, body, "application/json")
             name = parts.path.lstrip("/") or "index.html"
             if re.fullmatch(r"\w+\.(html|css|js)", name) and (STATIC / name).is_file():

@@ -17,7 +17,7 @@ import envs
 from envs.probed import probed
 from envs.world import Task
 from evolver.attributing.replay import ReplayJudge
-from evolver.records import record_of, write_rollouts
+from evolver.records import RolloutFile, record_of, write_rollouts
 from evolver.workdir import Workdir
 from experiments.view.__main__ import main
 from experiments.view.bundle import resources, write_bundle
@@ -163,6 +163,19 @@ def test_files_of_earlier_versions_and_damaged_lines_are_shown(tmp_path):
     assert run.overview()["metrics"] == {} and run.tasks() == [] and run.experience() == []
 
 
+def test_a_file_without_an_index_is_read_as_a_whole_once(tmp_path, monkeypatch):
+    folder = tmp_path / "trajectories"
+    folder.mkdir()
+    path = folder / "step_000001.jsonl"
+    path.write_text(json.dumps(record(1)) + "\n")
+    first = Run(tmp_path).index()["files"]
+    monkeypatch.setattr(RolloutFile, "make_index", lambda self: pytest.fail("it was kept"))
+    assert Run(tmp_path).index()["files"] == first
+    monkeypatch.undo()
+    path.write_text(json.dumps(record(1)) + "\n" + json.dumps(record(2)) + "\n")
+    assert Run(tmp_path).index()["files"][0]["count"] == 2
+
+
 def test_token_ids_get_the_text_of_the_policys_tokenizer(tmp_path):
     made(tmp_path / "run")
     tiny_policy(tmp_path / "run" / "policy")
@@ -241,9 +254,13 @@ def test_filters_pick_the_rows_that_they_name(tmp_path):
         "{}": 14, "{step: '2'}": 6, "{step: '2-3'}": 10, "{kind: 'held_out'}": 2, "{task: 't1', success: '1'}": 3,
         "{guided: '1'}": 7, "{experience: 'exp/1', step: '-1'}": 2, "{fate: 'greedy'}": 1, "{label: 'bad'}": 0,
         "{reason: 'nothing shows it', kind: 'step'}": 12, "{stop: 'max_turns'}": 0, "{difficulty: '2', draw: '1'}": 14,
+        "{task: 'find'}": 14, "{task: 'T1'}": 6, "{task: 'zebra'}": 0, "{beside: 'exp/1'}": 6, "{agrees: '1'}": 0,
+        "{replayed: '1,-1'}": 1, "{replayed: 'any'}": 2,
     }  # fmt: skip
     script = (STATIC / "base.js").read_text() + (STATIC / "rollouts.js").read_text()
     script += f"\nconst run = new Run(0, 'r'); {json.dumps(files)}.forEach((f) => run.add(f));"
+    cells = [{"judge": 1, "replay": replay, "rollouts": [["step_000001.jsonl.gz", 1 + replay]]} for replay in (1, -1)]
+    script += f"run.overview = {json.dumps({'replayed': [{'table': cells}]})};"
     script += f"console.log(JSON.stringify([{', '.join(f'select(run, {case}).length' for case in cases)}]));"
     done = subprocess.run(["node", "-"], input=script, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
@@ -334,6 +351,6 @@ def test_labels_are_compared_with_those_of_replay(tmp_path, capsys):
     found = compare(Run(tmp_path), 50)
     (wrong,) = [cell for cell in found["table"] if (cell["judge"], cell["replay"]) == (-1, 1)]
     assert found["both"] - found["agreed"] == wrong["turns"] > 0
-    assert wrong["examples"] == [("step_000001.jsonl.gz", 0)]
+    assert wrong["rollouts"] == [("step_000001.jsonl.gz", 0)]
     (tmp_path / "config.json").unlink()
     assert main([str(tmp_path), "--replay", "1"]) == 1 and "names the world" in capsys.readouterr().err

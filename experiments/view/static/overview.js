@@ -27,7 +27,7 @@ function measuresOf(runs) {
 }
 
 function series(run, name, i, extra = {}) {
-  return { name, colour: colour(i), x: run.steps, y: run.metric(name), ...extra };
+  return { name, run, colour: colour(i), x: run.steps, y: run.metric(name), ...extra };
 }
 
 function heldOut(runs, measure) {
@@ -76,9 +76,12 @@ function faultsOf(run) {
   return lines;
 }
 
-/** Return the last value of a held-out measure, with a link to its rollouts. */
-function heldOutLink(run, measure) {
-  const values = run.metric(`eval/${measure}`), at = values.findLastIndex((v) => v !== null && v !== undefined);
+const KINDS = { original: { origin: "original" }, synthetic: { origin: "synthetic" }, guided: { guided: 1 }, unguided: { guided: 0 } };
+
+/** Return the last value of a held-out measure, or its first, with a link to its rollouts. */
+function heldOutLink(run, measure, first = false) {
+  const values = run.metric(`eval/${measure}`), given = (v) => v !== null && v !== undefined;
+  const at = first ? values.findIndex(given) : values.findLastIndex(given);
   const params = { run: run.place, kind: "held_out", step: run.steps[at], fate: measure === "greedy" ? "greedy" : "sampled" };
   return at < 0 ? "–" : link("rollouts", params, percent(values[at]));
 }
@@ -87,17 +90,22 @@ function runTable(runs) {
   const last = (run, name) => { const v = run.metric(name).filter((x) => x !== null && x !== undefined); return v.length ? v[v.length - 1] : null; };
   const sum = (run, name) => run.metric(name).reduce((total, x) => total + (x || 0), 0);
   const measures = measuresOf(runs).slice(0, 2);
+  const control = (run) => run.metric("eval/best_temperature/avg").find((v) => v !== null && v !== undefined);
+  const latest = (run) => ({ run: run.place, kind: "step", step: last(run, "step") });
   return table([
     { name: "run", t: true, cell: (run) => [el("span", { style: { color: colour(run.place) } }, "● "), link("rollouts", { run: run.place }, run.name)] },
     { name: "what", t: true, cell: (run) => [run.overview.facts["env.name"] || "–", ", ", run.overview.mechanisms.join(", ") || "no mechanism", ", ", run.overview.facts["advantage.name"] || "–"] },
     { name: "seed", n: true, cell: (run) => short(run.overview.seed) },
-    { name: "step", n: true, cell: (run) => [short(last(run, "step")), run.overview.facts.steps ? ` of ${number(run.overview.facts.steps)}` : ""] },
-    ...measures.map((m) => ({ name: `held-out ${m}, %`, n: true, cell: (run) => heldOutLink(run, m) })),
+    { name: "step", n: true, cell: (run) => [link("rollouts", latest(run), short(last(run, "step"))), run.overview.facts.steps ? ` of ${number(run.overview.facts.steps)}` : ""] },
+    ...measures.flatMap((m, k) => [
+      { name: `${m}, %`, n: true, cell: (run) => [heldOutLink(run, m, true), " → ", heldOutLink(run, m)] },
+      ...(k ? [] : [{ name: "control, %", n: true, cell: (run) => (control(run) === undefined ? "–" : link("rollouts", { run: run.place, kind: "held_out", step: run.steps[0] }, percent(control(run)))) }]),
+    ]),
     { name: "rollouts", n: true, cell: (run) => link("rollouts", { run: run.place, kind: "step" }, number(sum(run, "ledger/rollouts"))) },
     { name: "trained", n: true, cell: (run) => link("rollouts", { run: run.place, kind: "step", fate: "trained" }, number(sum(run, "ledger/trained"))) },
-    { name: "time", n: true, cell: (run) => { const t = last(run, "time/elapsed"); return t === null ? "–" : clock(t); } },
-    { name: "tokens/s", n: true, cell: (run) => { const t = last(run, "time/tokens_per_s"); return t === null ? "–" : number(Math.round(t)); } },
-    { name: "money", n: true, cell: (run) => short(last(run, "llm/money")) },
+    { name: "time", n: true, cell: (run) => { const t = last(run, "time/elapsed"); return t === null ? "–" : link("rollouts", { run: run.place, kind: "step" }, clock(t)); } },
+    { name: "tokens/s", n: true, cell: (run) => { const t = last(run, "time/tokens_per_s"); return t === null ? "–" : link("rollouts", latest(run), number(Math.round(t))); } },
+    { name: "money", n: true, cell: (run) => (last(run, "llm/money") === null ? "–" : link("judge", { run: run.place }, short(last(run, "llm/money")))) },
   ], runs);
 }
 
@@ -115,6 +123,7 @@ function costTable(run) {
 async function overviewPage(params) {
   const runs = view.runs, several = runs.length > 1, one = chosen(params);
   const at = (run, more) => (step) => address("rollouts", { run: run.place, step, kind: "step", ...more });
+  const ofRun = (step, series) => at(series.run ?? one)(step);
   const measures = measuresOf(runs), measure = measures.includes(params.measure) ? params.measure : measures[0];
   const charts = el("div", { class: "charts" });
   const add = (...figures) => charts.append(...figures.filter(Boolean));
@@ -124,24 +133,25 @@ async function overviewPage(params) {
   const success = several
     ? runs.map((run) => series(run, "rollout/success", run.place, { name: run.name }))
     : ["original", "synthetic", "guided", "unguided"].map((kind, i) => series(one, `rollout/success/${kind}`, i, { name: kind, thin: i > 1, dash: i > 1 }));
-  add(chart(success, { title: "Success of training rollouts, %", unit: percent, range: [0, 1], at: several ? null : at(one) }));
+  add(chart(success, { title: "Success of training rollouts, %", unit: percent, range: [0, 1], at: several ? ofRun : (step, s) => at(one, KINDS[s.name])(step) }));
   const total = one.metric("ledger/rollouts"), kept = one.steps.map((step, i) => i).filter((i) => total[i]);
   const share = (name) => kept.map((i) => (one.metric(`ledger/${name}`)[i] || 0) / total[i]);
   const fates = FATES.map((fate, i) => ({ name: fate, colour: colour(i), x: kept.map((k) => one.steps[k]), y: share(fate), href: (k) => at(one, { fate })(one.steps[kept[k]]) })).filter((s) => s.y.some((v) => v > 0));
   if (kept.length) add(chart(fates, { title: `Fates of rollouts, %${several ? ` (${one.name})` : ""}`, unit: percent, range: [0, 1], stacked: true, at: at(one) }));
-  add(chart(runs.map((run) => series(run, "time/tokens_per_s", run.place, { name: run.name })), { title: "Generated tokens per second" }));
+  add(chart(runs.map((run) => series(run, "time/tokens_per_s", run.place, { name: run.name })), { title: "Generated tokens per second", at: ofRun }));
   const phases = Object.keys(one.overview.metrics).filter((n) => /^time\/\w+$/.test(n) && !["time/elapsed", "time/tokens_per_s", "time/checkpoint"].includes(n));
   const later = one.steps.map((s, i) => i).filter((i) => one.steps[i] > 0);
-  add(chart(phases.map((name, i) => ({ name: name.slice(5), colour: colour(i), x: later.map((k) => one.steps[k]), y: later.map((k) => one.metric(name)[k] ?? 0) })), { title: `Seconds per step by phase${several ? ` (${one.name})` : ""}`, stacked: true }));
-  add(chart(runs.map((run) => series(run, "llm/money", run.place, { name: run.name })), { title: "Money spent on language models" }));
+  add(chart(phases.map((name, i) => ({ name: name.slice(5), colour: colour(i), x: later.map((k) => one.steps[k]), y: later.map((k) => one.metric(name)[k] ?? 0) })), { title: `Seconds per step by phase${several ? ` (${one.name})` : ""}`, stacked: true, at: at(one) }));
+  add(chart(runs.map((run) => series(run, "llm/money", run.place, { name: run.name })), { title: "Money spent on language models", at: ofRun }));
   const names = [...new Set(runs.flatMap((run) => Object.keys(run.overview.metrics)))].filter((n) => n !== "step").sort();
   const wanted = params.metric && names.includes(params.metric) ? [params.metric] : [];
-  for (const name of [...wanted, ...HEALTH]) add(chart(runs.map((run) => series(run, name, run.place, { name: run.name })), { title: name, height: 160 }));
+  for (const name of [...wanted, ...HEALTH]) add(chart(runs.map((run) => series(run, name, run.place, { name: run.name })), { title: name, height: 160, at: ofRun }));
   const faults = runs.flatMap((run) => { const f = faultsOf(run); return f.length ? [several ? el("h3", null, run.name) : null, el("ul", null, f)] : []; });
   const pick = (name, options, value, label) => el("label", null, label, el("select", { onchange: (e) => { location.hash = address("overview", { ...params, [name]: e.target.value }); } }, options.map((o) => el("option", { value: o, selected: o === value }, o || "–"))));
   return [
     el("h1", null, several ? `${runs.length} runs` : one.name),
     runTable(runs),
+    measures.length ? el("p", { class: "soft" }, "Held-out scores before → latest; the control is the untrained policy at its best temperature.") : null,
     el("form", { class: "filters", onsubmit: (e) => e.preventDefault() },
       measures.length ? pick("measure", measures, measure, "held-out measure") : null,
       pick("metric", ["", ...names], params.metric || "", "another metric"), runChoice("overview", params)),

@@ -23,7 +23,7 @@ const LEFT = 50, RIGHT = 10, TOP = 8, BOTTOM = 24;
 /**
  * Return a figure. series: [{name, colour, dash, x, y, low, high, href(i)}], null in y for no value.
  * options: title, unit (value → text), height, range [low, high], stacked: areas from 0, one above the other,
- * at(step): the address that a click leads to.
+ * at(step, series): the address that a click or Enter leads to. The arrow keys move along the steps.
  */
 function chart(series, { title, unit = short, height = 190, range = null, stacked = false, wide = false, at = null } = {}) {
   series = series.filter((s) => s.y.some((v) => v !== null && v !== undefined));
@@ -37,7 +37,7 @@ function chart(series, { title, unit = short, height = 190, range = null, stacke
   const W = wide ? Math.min(1200, Math.max(400, window.innerWidth - 30)) : 440;
   const X = (x) => LEFT + ((x - x0) / (x1 - x0)) * (W - LEFT - RIGHT);
   const Y = (y) => height - BOTTOM - ((Math.min(Math.max(y, y0), y1) - y0) / (y1 - y0)) * (height - BOTTOM - TOP);
-  const canvas = svg("svg", { viewBox: `0 0 ${W} ${height}`, role: "img", "aria-label": title });
+  const canvas = svg("svg", { viewBox: `0 0 ${W} ${height}`, role: at ? "application" : "img", "aria-label": title, tabindex: 0 });
   for (const y of ticks(y0, y1, 4)) {
     canvas.append(svg("line", { class: "grid", x1: LEFT, x2: W - RIGHT, y1: Y(y), y2: Y(y) }));
     canvas.append(svg("text", { x: LEFT - 5, y: Y(y) + 4, "text-anchor": "end" }, unit(y)));
@@ -46,11 +46,11 @@ function chart(series, { title, unit = short, height = 190, range = null, stacke
   for (const s of series) draw(canvas, s, X, Y, stacked);
   const cross = svg("line", { class: "cross", y1: TOP, y2: height - BOTTOM, visibility: "hidden" });
   canvas.append(cross);
-  const tip = el("div", { class: "tip", hidden: true });
+  const tip = el("div", { class: "tip", hidden: true, role: "status" });
   const legend = el("div", { class: "legend" }, series.map((s) =>
     el("span", null, el("i", { style: { borderTopColor: s.colour, borderTopStyle: s.dash ? "dashed" : "solid" } }), s.name)));
   const figure = el("figure", { class: wide ? "wide" : null }, el("figcaption", null, title), canvas, legend, tip);
-  follow(figure, canvas, cross, tip, series, X, unit, at, W);
+  follow(canvas, cross, tip, series, X, Y, unit, at, W, height);
   return figure;
 }
 
@@ -89,30 +89,49 @@ function draw(canvas, s, X, Y, stacked) {
   }
 }
 
-function follow(figure, canvas, cross, tip, series, X, unit, at, W) {
-  let best = null;
+function follow(canvas, cross, tip, series, X, Y, unit, at, W, height) {
+  const steps = [...new Set(series.flatMap((s) => s.x))].sort((a, b) => a - b);
+  let best = null, near = series[0];
+  const value = (s) => { const i = s.x.indexOf(best); return i < 0 ? null : s.y[i] ?? null; };
   const leave = () => { tip.hidden = true; cross.setAttribute("visibility", "hidden"); best = null; };
-  canvas.addEventListener("pointerleave", leave);
-  canvas.addEventListener("pointermove", (event) => {
-    const box = canvas.getBoundingClientRect(), scale = W / box.width, place = (event.clientX - box.left) * scale;
-    best = null;
-    for (const s of series) s.x.forEach((x) => { if (best === null || Math.abs(X(x) - place) < Math.abs(X(best) - place)) best = x; });
-    const lines = series.map((s) => [s, s.x.indexOf(best)]).filter(([s, i]) => i >= 0 && s.y[i] !== null && s.y[i] !== undefined);
+  const show = (step) => {
+    best = step;
+    const lines = series.filter((s) => value(s) !== null);
     if (!lines.length) return leave();
     cross.setAttribute("x1", X(best));
     cross.setAttribute("x2", X(best));
     cross.setAttribute("visibility", "visible");
-    tip.replaceChildren(el("b", null, `step ${number(best)}`), ...lines.map(([s, i]) => {
-      const banded = !s.own && s.low && s.low[i] !== null && s.low[i] !== undefined;
+    tip.replaceChildren(el("b", null, `step ${number(best)}`), ...lines.map((s) => {
+      const i = s.x.indexOf(best), banded = !s.own && s.low && s.low[i] !== null && s.low[i] !== undefined;
       const between = banded ? ` [${unit(s.low[i])}, ${unit(s.high[i])}]` : "";
       return el("div", { style: { color: s.colour } }, `${s.name} ${unit(s.own ? s.own[i] : s.y[i])}${between}`);
-    }), ...(at ? [el("div", { class: "soft" }, "click: the rollouts")] : []));
+    }), ...(at ? [el("div", { class: "soft" }, "click or Enter: the rollouts")] : []));
     tip.hidden = false;
-    const x = X(best) / scale, right = x > box.width / 2;
+    const box = canvas.getBoundingClientRect(), x = (X(best) * box.width) / W, right = x > box.width / 2;
     const sides = right ? { left: "", right: `${box.width - x + 10}px` } : { left: `${x + 10}px`, right: "" };
     Object.assign(tip.style, { top: `${canvas.offsetTop + 6}px`, ...sides });
+  };
+  canvas.addEventListener("pointerleave", leave);
+  canvas.addEventListener("blur", leave);
+  canvas.addEventListener("pointermove", (event) => {
+    const box = canvas.getBoundingClientRect(), place = ((event.clientX - box.left) * W) / box.width;
+    show(steps.reduce((a, b) => (Math.abs(X(b) - place) < Math.abs(X(a) - place) ? b : a)));
+    const level = ((event.clientY - box.top) * height) / box.height;
+    const away = (s) => (best === null || value(s) === null ? Infinity : Math.abs(Y(value(s)) - level));
+    near = series.reduce((a, b) => (away(b) < away(a) ? b : a));
+  });
+  const open = () => { if (at && best !== null) location.hash = at(best, near); };
+  canvas.addEventListener("keydown", (event) => {
+    const way = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+    if (way) {
+      const to = best === null ? (way > 0 ? 0 : steps.length - 1) : steps.indexOf(best) + way;
+      if (steps[to] !== undefined) show(steps[to]);
+    } else if (event.key !== "Enter" || event.target !== canvas) return;
+    else open();
+    event.preventDefault();
+    event.stopPropagation(); // on other places the arrows move between rollouts
   });
   if (!at) return;
   canvas.style.cursor = "pointer";
-  canvas.addEventListener("click", (event) => { if (best !== null && !event.target.closest("a")) location.hash = at(best); });
+  canvas.addEventListener("click", (event) => { if (!event.target.closest("a")) open(); });
 }

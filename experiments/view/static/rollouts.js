@@ -7,7 +7,6 @@ const CHOICES = ["kind", "origin", "difficulty", "success", "stop", "fate", "gui
 /** Return what a filter compares with: (rows, i) → a value, as text. */
 const KEYS = {
   kind: (r, i) => r.kind[i],
-  task: (r, i) => r.task[i],
   draw: (r, i) => r.draw[i],
   file: (r, i) => r.file[i],
   origin: (r, i) => r.origin[i],
@@ -23,6 +22,7 @@ const TESTS = {
   reason: (r, i, reason) => r.abstained[i].includes(reason),
   broken: (r, i) => ["env_error", "env_timeout", "cancelled"].includes(r.stop[i]),
   label: (r, i, name) => ({ good: r.good[i] > 0, bad: r.bad[i] > 0, none: !r.good[i] && !r.bad[i], abstained: r.abstained[i].length > 0 })[name],
+  agrees: (r, i) => r.verified[i] !== null && r.judged[i] !== null && (r.judged[i] > 0.5) === (r.verified[i] > 0.5),
   differs: (r, i) => r.verified[i] !== null && (r.judged[i] > 0.5) !== (r.verified[i] > 0.5),
   judged: (r, i) => r.judged[i] !== null,
 };
@@ -33,6 +33,28 @@ function stepTest(text) {
   return high === undefined ? (step) => step === low : (step) => step !== null && step >= (low ?? -1) && step <= (high ?? Infinity);
 }
 
+const groupKey = (r, i) => `${r.file[i]}|${r.draw[i]}|${r.task[i]}`;
+
+/** Tests that need to look at the whole run first: (run, value) → (i) → whether the row passes. */
+const WIDE = {
+  task: (run, text) => { // an id, or part of an id or of a query
+    if (run.queries[text] !== undefined) return (i) => run.rows.task[i] === text;
+    const part = text.toLowerCase(), known = new Set(Object.entries(run.queries).filter(([id, query]) => `${id}\n${query}`.toLowerCase().includes(part)).map(([id]) => id));
+    return (i) => known.has(run.rows.task[i]);
+  },
+  beside: (run, id) => { // the unguided rollouts of the groups in which an experience was shown
+    const r = run.rows, groups = new Set();
+    for (let i = 0; i < run.count; i++) if (r.kind[i] === "step" && r.experience[i].includes(id)) groups.add(groupKey(r, i));
+    return (i) => !r.experience[i].length && groups.has(groupKey(r, i));
+  },
+  replayed: (run, pair) => { // "1,-1": those with a turn that the judge labelled GOOD and replay BAD; "any": all
+    const cells = (run.overview.replayed[0]?.table || []).filter((c) => pair === "any" || pair === `${c.judge},${c.replay}`);
+    const places = new Set(cells.flatMap((c) => c.rollouts.map(([file, row]) => `${file}|${row}`)));
+    return (i) => places.has(`${run.files[run.rows.file[i]].name}|${run.rows.row[i]}`);
+  },
+};
+const EXTRA = ["experience", "beside", "reason", "broken", "agrees", "differs", "judged", "replayed", "draw", "file"];
+
 /** Return the numbers of the rows that pass the filters of an address; found: {file: Set of rows} of a text search. */
 function select(run, params, found = null) {
   const rows = run.rows, tests = [];
@@ -41,6 +63,7 @@ function select(run, params, found = null) {
     if (params[name] !== undefined && params[name] !== "") tests.push((i) => String(key(rows, i)) === params[name]);
   }
   for (const [name, test] of Object.entries(TESTS)) if (params[name]) tests.push((i) => test(rows, i, params[name]));
+  for (const [name, prepare] of Object.entries(WIDE)) if (params[name]) tests.push(prepare(run, params[name]));
   if (found) tests.push((i) => found.get(rows.file[i])?.has(rows.row[i]) || false);
   const kept = [];
   for (let i = 0; i < run.count; i++) if (tests.every((test) => test(i))) kept.push(i);
@@ -81,7 +104,7 @@ function filters(page, run, params) {
   const rows = run.rows, values = (key) => [...new Set(Array.from({ length: run.count }, (_, i) => key(rows, i)))].filter((v) => v !== null && v !== undefined).sort();
   const go = () => {
     const wanted = Object.fromEntries([...new FormData(form)].filter(([, value]) => value !== ""));
-    const kept = Object.fromEntries(["run", "experience", "reason", "broken", "differs", "judged", "draw", "file"].filter((n) => params[n]).map((n) => [n, params[n]]));
+    const kept = Object.fromEntries(["run", ...EXTRA].filter((n) => params[n]).map((n) => [n, params[n]]));
     location.hash = address(page, { ...kept, ...wanted });
   };
   const choice = (name) => {
@@ -90,12 +113,13 @@ function filters(page, run, params) {
       options.map((v) => el("option", { value: v, selected: String(v) === params[name] }, WORDS[name]?.[v] ?? String(v)))));
   };
   const field = (name, words, wide) => el("label", null, words, el("input", { name, value: params[name] || "", class: wide ? "wide" : null, spellcheck: "false", autocomplete: "off" }));
-  const extra = ["experience", "reason", "broken", "differs", "judged", "draw", "file"].filter((n) => params[n] !== undefined && params[n] !== "");
+  const extra = EXTRA.filter((n) => params[n] !== undefined && params[n] !== "");
   const form = el("form", { class: "filters", onsubmit: (e) => { e.preventDefault(); go(); } },
-    runChoice(page, params), field("step", "step, or 3-9"), CHOICES.map(choice), field("task", "task"), field("text", "words in the text", true),
+    runChoice(page, params), field("step", "step, or 3-9"), CHOICES.map(choice), field("task", "task: id or words"), field("text", "words in the text", true),
     el("button", { type: "submit" }, "Filter"), link(page, { run: params.run }, "clear"),
     extra.map((n) => el("span", { class: "badge" }, `${n}: `, brief(params[n], 50), " ", link(page, { ...params, [n]: "" }, "×"))));
-  return form;
+  const asked = [...CHOICES, "step", "task", "text"].some((n) => params[n]);
+  return el("details", { open: window.innerWidth > 600 || asked }, el("summary", null, "filters"), form);
 }
 
 async function chosenRows(page, params) {
@@ -141,13 +165,13 @@ async function rolloutsPage(params) {
     { name: "guided", sort: (i) => r.experience[i].length, cell: (i) => (r.experience[i].length ? "guided" : "") },
     { name: "turns", n: true, sort: (i) => r.turns[i], cell: (i) => r.turns[i] },
     { name: "tokens", n: true, sort: (i) => r.tokens[i], cell: (i) => number(r.tokens[i]) },
-    { name: "labels", n: true, sort: (i) => r.good[i] - r.bad[i], cell: (i) => [el("span", { class: "good" }, `+${r.good[i]}`), " ", el("span", { class: "bad" }, `−${r.bad[i]}`)] },
-    { name: "advantage", n: true, sort: (i) => r.advantage[i], cell: (i) => (r.advantage[i] === null ? "–" : r.advantage[i].toFixed(3)) },
+    { name: "labels", n: true, sort: (i) => r.good[i] - r.bad[i], cell: (i) => (r.kind[i] !== "step" ? "–" : [el("span", { class: "good" }, `+${r.good[i]}`), " ", el("span", { class: "bad" }, `−${r.bad[i]}`)]) },
+    { name: "advantage", n: true, sort: (i) => r.advantage[i], cell: (i) => (r.advantage[i] === null || r.kind[i] !== "step" ? "–" : r.advantage[i].toFixed(3)) },
   ];
   const won = picked.filter((i) => r.success[i]).length;
   return [
     el("h1", null, `Rollouts of ${run.name}`), filters("rollouts", run, params),
-    el("p", null, el("b", null, number(picked.length)), ` of ${number(run.count)}`, picked.length ? `, ${percent(won / picked.length)}% successes` : "", " · ", link("groups", params, "as groups"),
+    el("p", null, el("b", null, number(picked.length)), ` of ${number(run.count)}`, picked.length ? [", ", link("rollouts", { ...params, success: 1 }, `${percent(won / picked.length)}% successes`)] : "", " · ", link("groups", params, "as groups"),
       run.broken ? el("span", { class: "warn" }, ` · ${number(run.broken)} lines could not be read`) : "", note ? el("span", { class: "warn" }, ` · ${note}`) : ""),
     el("div", null, facets("rollouts", run, params, picked)),
     table(columns, picked, { sort: 0 }),
@@ -157,7 +181,7 @@ async function rolloutsPage(params) {
 async function groupsPage(params) {
   const { run, picked, note } = await chosenRows("groups", params), r = run.rows, groups = new Map();
   for (const i of picked) {
-    const key = `${r.file[i]}|${r.draw[i]}|${r.task[i]}`;
+    const key = groupKey(r, i);
     if (!groups.has(key)) groups.set(key, { first: i, all: [], guided: [], unguided: [] });
     const g = groups.get(key);
     g.all.push(i);
@@ -175,8 +199,8 @@ async function groupsPage(params) {
     { name: "successes", n: true, sort: (g) => rate(g.all), cell: (g) => part(g, g.all, {}) },
     { name: "guided", n: true, sort: (g) => rate(g.guided), cell: (g) => part(g, g.guided, { guided: 1 }) },
     { name: "unguided", n: true, sort: (g) => rate(g.unguided), cell: (g) => part(g, g.unguided, { guided: 0 }) },
-    { name: "mean score", n: true, sort: (g) => mean(g.all, "score"), cell: (g) => short(mean(g.all, "score")) },
-    { name: "sd of scores", n: true, sort: (g) => spread(g.all), cell: (g) => short(spread(g.all)) },
+    { name: "mean score", n: true, sort: (g) => mean(g.all, "score"), cell: (g) => link("group", groupOf(run, g.first), short(mean(g.all, "score"))) },
+    { name: "sd of scores", n: true, sort: (g) => spread(g.all), cell: (g) => link("group", groupOf(run, g.first), short(spread(g.all))) },
     { name: "trained", n: true, sort: (g) => g.all.filter((i) => r.fate[i] === "trained").length, cell: (g) => link("rollouts", { ...groupOf(run, g.first), fate: "trained" }, g.all.filter((i) => r.fate[i] === "trained").length) },
     { name: "turns", n: true, sort: (g) => mean(g.all, "turns"), cell: (g) => short(mean(g.all, "turns")) },
   ];
@@ -187,8 +211,13 @@ async function groupsPage(params) {
   ];
 }
 
-function shownExperience(run, record) {
-  return (record.experience || []).map((e) => el("div", { class: "soft" }, "shown: ", link("experience", { run: run.place, id: e.id }, brief(e.content, 300))));
+/** Return the experience that a rollout was shown, and the tasks whose attempts it came from. */
+function shownExperience(run, record, pool) {
+  return (record.experience || []).map((e) => {
+    const sources = pool.find((known) => known.id === e.id)?.sources || [];
+    return el("div", { class: "soft" }, "shown: ", link("experience", { run: run.place, id: e.id }, brief(e.content, 300)),
+      sources.length ? [", from ", sources.slice(0, 3).map((id) => [link("task", { run: run.place, id }, brief(run.queries[id] || id, 50)), " "])] : "");
+  });
 }
 
 function verdict(turn) {
@@ -204,9 +233,10 @@ function advantageMark(value, scale) {
 function observations(turn) {
   const messages = turn.observation || [];
   const size = messages.reduce((sum, m) => sum + String(m.content ?? "").length, 0);
-  const body = () => messages.map((m) => [el("div", { class: "soft" }, m.role), block(m.content ?? "", 1000)]);
+  const role = (m) => (messages.length > 1 || m.role !== "tool" ? el("div", { class: "soft" }, m.role) : null);
+  const body = () => messages.map((m) => [role(m), block(m.content ?? "", 1000)].filter(Boolean));
   if (!messages.length) return null;
-  const errors = turn.info?.errors ? el("span", { class: "bad" }, ` ${turn.info.errors} errors`) : null;
+  const count = turn.info?.errors, errors = count ? el("span", { class: "bad" }, ` ${count} ${count === 1 ? "error" : "errors"}`) : null;
   const box = el("details", { open: size <= 160 }, el("summary", null, `result, ${number(size)} characters`, errors));
   const fill = () => { if (box.childElementCount === 1) box.append(...body().flat()); };
   box.addEventListener("toggle", () => box.open && fill());
@@ -216,7 +246,7 @@ function observations(turn) {
 
 async function groupPage(params) {
   const run = chosen(params);
-  await run.loadRows();
+  const [pool] = await Promise.all([once(`run/${run.place}/experience`), run.loadRows()]);
   const members = select(run, { file: params.file, task: params.task, draw: params.draw });
   if (!members.length) throw new Error("no rollout of this run belongs to this group; the run may have been resumed");
   const found = (await Promise.all(members.map((i) => run.record(i)))).map((f) => f.record), r = run.rows, first = members[0];
@@ -225,9 +255,11 @@ async function groupPage(params) {
   found.forEach((record, k) => {
     const i = members[k];
     grid.append(el("div", { class: "head" }, el("div", null, toRollout(run, i, `rollout ${record.rollout}`), " ", outcome(run, i)),
-      el("span", { class: "badge" }, `ended by ${record.stop}`), el("span", { class: "badge" }, record.fate), el("span", { class: "badge" }, record.experience?.length ? "guided" : "unguided"),
-      record.error ? el("div", { class: "bad" }, brief(record.error, 300)) : null, shownExperience(run, record)));
+      el("span", { class: "badge" }, `ended by ${record.stop}`), el("span", { class: "badge" }, record.fate), el("span", { class: "badge" }, record.experience?.length ? "guided" : "unguided")));
   });
+  if (found.some((record) => record.error || record.experience?.length)) {
+    for (const record of found) grid.append(el("div", null, record.error ? el("div", { class: "bad" }, brief(record.error, 300)) : null, shownExperience(run, record, pool)));
+  }
   const turns = Math.max(...found.map((f) => f.turns.length));
   for (let k = 0; k < turns; k++) {
     for (const record of found) {
@@ -285,7 +317,7 @@ const TOKENS = 3000; // tokens of one turn that are drawn at once
 
 async function rolloutPage(params) {
   const run = chosen(params);
-  await run.loadRows();
+  const [pool] = await Promise.all([once(`run/${run.place}/experience`), run.loadRows()]);
   const r = run.rows, members0 = select(run, { file: params.file });
   const i = members0.find((k) => String(r.row[k]) === params.row);
   if (i === undefined) throw new Error("there is no such rollout; the run may have been resumed");
@@ -307,7 +339,7 @@ async function rolloutPage(params) {
     el("p", null, link("group", groupOf(run, i), `rollout ${record.rollout} of its group`), ` (${at + 1} of ${members.length}) · `, outcome(run, i), ` · ended by ${record.stop} · ${record.fate} · `, link("task", { run: run.place, id: record.task }, record.task),
       ` · ${r.kind[i].replace("_", "-")} ${r.step[i] ?? ""} · seed ${record.seed}`),
     record.components && Object.keys(record.components).length ? el("p", { class: "soft" }, "components: ", Object.entries(record.components).map(([k, v]) => `${k} ${short(v)}`).join(", ")) : null,
-    record.error ? el("p", { class: "bad" }, ...brief(record.error, 1000)) : null, ...shownExperience(run, record),
+    record.error ? el("p", { class: "bad" }, ...brief(record.error, 1000)) : null, ...shownExperience(run, record, pool),
     record.experience?.length && trained ? el("p", { class: "soft" }, "Guided: the engine saw the experience and the learner did not, so the gap includes what its removal changes.") : null,
     without_pieces ? el("p", { class: "warn" }, ...brief(without_pieces, 300)) : null, bar,
     missing ? el("p", { class: "soft" }, "This rollout has no values of this kind: it did not train, or an earlier version wrote it.") : null,

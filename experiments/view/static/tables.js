@@ -27,37 +27,52 @@ async function tasksPage(params) {
   const tallies = tally(run, (i) => [run.rows.task[i]]);
   const known = new Set(tasks.map((t) => t.id));
   for (const id of tallies.keys()) if (!known.has(id)) tasks.push({ id, query: run.queries[id], gone: true });
-  const levels = new Map();
+  const levels = new Map(), gone = "no longer in the pool", state = { attempted: (h) => h.all > 0, sometimes: (h) => h.won > 0 && h.won < h.all };
   for (const t of tasks) {
-    const key = `${t.origin || "no longer in the pool"}|${t.difficulty ?? ""}`, has = tallies.get(t.id) || EMPTY;
-    const l = levels.get(key) || { origin: t.origin || "no longer in the pool", difficulty: t.difficulty, tasks: 0, tried: 0, all: 0, won: 0, sometimes: 0 };
-    l.tasks++; l.tried += has.all > 0; l.all += has.all; l.won += has.won; l.sometimes += has.won > 0 && has.won < has.all;
+    const key = `${t.origin || gone}|${t.difficulty ?? ""}`, has = tallies.get(t.id) || EMPTY;
+    const l = levels.get(key) || { origin: t.origin || gone, difficulty: t.difficulty, tasks: 0, tried: 0, all: 0, won: 0, sometimes: 0 };
+    l.tasks++; l.tried += has.all > 0; l.all += has.all; l.won += has.won; l.sometimes += state.sometimes(has);
     levels.set(key, l);
   }
-  const sparkline = (t) => {
+  const sparkline = (t) => { // the last steps; each of them is a link on the page of the task
     const points = [...t.steps].sort((a, b) => a[0] - b[0]).slice(-14);
-    return points.map(([step, [won, all]]) => el("a", { href: address("rollouts", { run: run.place, kind: "step", step, task: t.id }), title: `step ${step}: ${won} of ${all}` }, "▁▂▃▄▅▆▇█"[Math.round((7 * won) / all)]));
+    const words = points.map(([step, [won, all]]) => `step ${step}: ${won} of ${all}`).join("\n");
+    return points.length ? el("a", { href: address("task", { run: run.place, id: t.id }), title: words, "aria-label": "success over time" }, points.map(([, [won, all]]) => "▁▂▃▄▅▆▇█"[Math.round((7 * won) / all)]).join("")) : "";
   };
+  const some = (l, count, more) => (count ? link("tasks", { run: run.place, origin: l.origin, difficulty: l.difficulty ?? "none", ...more }, number(count)) : "0");
+  const shown = tasks.filter((t) => (!params.origin || (t.origin || gone) === params.origin) && (!params.difficulty || String(t.difficulty ?? "none") === params.difficulty)
+    && (!state[params.state] || state[params.state](tallies.get(t.id) || EMPTY)));
+  const chosenBy = ["origin", "difficulty", "state"].filter((n) => params[n]);
   return [
     el("h1", null, `Tasks of ${run.name}`), runChoice("tasks", params),
     table([
       { name: "origin", sort: (l) => l.origin, cell: (l) => l.origin },
       { name: "difficulty", n: true, sort: (l) => l.difficulty, cell: (l) => short(l.difficulty) },
-      { name: "tasks", n: true, sort: (l) => l.tasks, cell: (l) => number(l.tasks) },
-      { name: "attempted", n: true, sort: (l) => l.tried, cell: (l) => number(l.tried) },
-      { name: "solved sometimes", n: true, sort: (l) => l.sometimes, cell: (l) => number(l.sometimes) },
+      { name: "tasks", n: true, sort: (l) => l.tasks, cell: (l) => some(l, l.tasks, {}) },
+      { name: "attempted", n: true, sort: (l) => l.tried, cell: (l) => some(l, l.tried, { state: "attempted" }) },
+      { name: "solved sometimes", n: true, sort: (l) => l.sometimes, cell: (l) => some(l, l.sometimes, { state: "sometimes" }) },
       { name: "successes", n: true, sort: (l) => l.won / l.all, cell: (l) => rateLink(run, l.won, l.all, { difficulty: l.difficulty, origin: l.origin }) },
     ], [...levels.values()].sort((a, b) => (a.origin + (a.difficulty ?? "")).localeCompare(b.origin + (b.difficulty ?? "")))),
-    el("h2", null, `${number(tasks.length)} tasks`),
+    el("h2", null, `${number(shown.length)} tasks`),
+    chosenBy.length ? el("p", null, chosenBy.map((n) => el("span", { class: "badge" }, `${n}: ${params[n]} `, link("tasks", { ...params, [n]: "" }, "×")))) : null,
     table([
       { name: "task", t: true, sort: (t) => t.id, cell: (t) => link("task", { run: run.place, id: t.id }, brief(t.query || t.id, 140)) },
       { name: "origin", sort: (t) => t.origin, cell: (t) => t.origin || el("span", { class: "soft" }, "deleted") },
       { name: "level", n: true, sort: (t) => t.difficulty, cell: (t) => short(t.difficulty) },
       { name: "successes", n: true, sort: (t) => { const h = tallies.get(t.id); return h ? h.won / h.all : null; }, cell: (t) => { const h = tallies.get(t.id) || EMPTY; return rateLink(run, h.won, h.all, { task: t.id }); } },
-      { name: "attempts", n: true, sort: (t) => tallies.get(t.id)?.all || 0, cell: (t) => number(tallies.get(t.id)?.all || 0) },
+      { name: "attempts", n: true, sort: (t) => tallies.get(t.id)?.all || 0, cell: (t) => link("rollouts", { run: run.place, kind: "step", task: t.id }, number(tallies.get(t.id)?.all || 0)) },
       { name: "over time", cell: (t) => sparkline({ id: t.id, ...(tallies.get(t.id) || EMPTY) }) },
-    ], tasks, { sort: 4 }),
+    ], shown, { sort: 4 }),
   ];
+}
+
+/** Return JSON in lines: what fits into one line stays there. */
+function layout(value, indent = "") {
+  const flat = JSON.stringify(value);
+  if (flat.length + indent.length <= 110 || typeof value !== "object" || value === null) return flat;
+  const inner = indent + "  ", list = Array.isArray(value);
+  const parts = list ? value.map((v) => layout(v, inner)) : Object.entries(value).map(([k, v]) => `${JSON.stringify(k)}: ${layout(v, inner)}`);
+  return `${list ? "[" : "{"}\n${parts.map((p) => inner + p).join(",\n")}\n${indent}${list ? "]" : "}"}`;
 }
 
 async function taskPage(params) {
@@ -69,7 +84,7 @@ async function taskPage(params) {
   const points = [...mine.steps].sort((a, b) => a[0] - b[0]);
   const groups = new Map(mine.rows.map((i) => [`${r.file[i]}|${r.draw[i]}`, i]));
   for (let i = 0; i < run.count; i++) if (r.task[i] === params.id && r.kind[i] !== "step") groups.set(`${r.file[i]}|${r.draw[i]}|${r.fate[i]}`, i);
-  const section = (title, value) => (value === undefined || value === null || value === "" || (Array.isArray(value) && !value.length) ? [] : [el("h2", null, title), typeof value === "string" ? block(value) : Array.isArray(value) ? el("ol", null, value.map((v) => el("li", null, block(typeof v === "string" ? v : JSON.stringify(v))))) : block(JSON.stringify(value, null, 2), 4000)]);
+  const section = (title, value) => (value === undefined || value === null || value === "" || (Array.isArray(value) && !value.length) ? [] : [el("h2", null, title), typeof value === "string" ? block(value) : Array.isArray(value) ? el("ol", null, value.map((v) => el("li", null, block(typeof v === "string" ? v : JSON.stringify(v))))) : block(layout(value), 4000)]);
   const meta = full?.meta || {}, sources = ["entry", "source"].filter((n) => typeof meta[n] === "string" && meta[n]);
   return [
     el("h1", { dir: "auto" }, ...brief(full?.query || run.queries[params.id] || params.id, 600)),
@@ -78,7 +93,7 @@ async function taskPage(params) {
     sources.length ? el("p", null, "the walk started from ", [...new Set(sources.map((n) => meta[n]))].map((id) => [link("task", { run: run.place, id }, id), " "])) : null,
     points.length ? chart([{ name: "success", colour: colour(0), x: points.map((p) => p[0]), y: points.map(([, [won, all]]) => won / all), href: (k) => address("rollouts", { run: run.place, kind: "step", step: points[k][0], task: params.id }) }], { title: "Success over time, %", unit: percent, range: [0, 1], height: 220, wide: true, at: (step) => address("rollouts", { run: run.place, kind: "step", step, task: params.id }) }) : null,
     groups.size ? el("p", null, "groups: ", [...groups.values()].sort((a, b) => r.step[a] - r.step[b]).map((i) => [link("group", groupOf(run, i), `${r.kind[i] === "step" ? "step" : r.kind[i].replace("_", "-")} ${r.step[i] ?? ""}`), " "])) : null,
-    ...section("The reference: what the walk did", full?.reference), ...section("The verifier", full?.verifier && Object.keys(full.verifier).length ? full.verifier : null), ...section("How it was made", Object.keys(meta).length ? meta : null),
+    ...section(full?.origin === "synthetic" ? "The reference: what the walk did" : "The reference", full?.reference), ...section("The verifier", full?.verifier && Object.keys(full.verifier).length ? full.verifier : null), ...section("How it was made", Object.keys(meta).length ? meta : null),
   ];
 }
 
@@ -89,12 +104,12 @@ async function experiencePage(params) {
   const unguided = new Map();
   for (let i = 0; i < run.count; i++) {
     if (r.kind[i] !== "step" || r.experience[i].length) continue;
-    const key = `${r.file[i]}|${r.draw[i]}|${r.task[i]}`, u = unguided.get(key) || [0, 0];
+    const key = groupKey(r, i), u = unguided.get(key) || [0, 0];
     unguided.set(key, [u[0] + (r.success[i] ? 1 : 0), u[1] + 1]);
   }
   const without = (id) => { // the success of the unguided rollouts of the same groups, once per guided rollout
     let sum = 0, count = 0;
-    for (const i of tallies.get(id)?.rows || []) { const u = unguided.get(`${r.file[i]}|${r.draw[i]}|${r.task[i]}`); if (u) { sum += u[0] / u[1]; count++; } }
+    for (const i of tallies.get(id)?.rows || []) { const u = unguided.get(groupKey(r, i)); if (u) { sum += u[0] / u[1]; count++; } }
     return count ? sum / count : null;
   };
   const rows = [...pool, ...[...tallies.keys()].filter((id) => !known.has(id)).map((id) => ({ id, gone: true, sources: [] }))].map((e) => ({ ...e, t: tallies.get(e.id) || EMPTY, without: without(e.id) }));
@@ -107,10 +122,10 @@ async function experiencePage(params) {
     shown.length ? table([
       { name: "when, and what", t: true, cell: (e) => (e.gone ? link("rollouts", { run: run.place, experience: e.id }, e.id, " (deleted)") : [el("div", { class: "soft", dir: "auto" }, ...brief(e.when, 300)), el("div", { dir: "auto" }, ...brief(e.content, 600))]) },
       { name: "from", t: true, cell: (e) => (e.sources || []).slice(0, 6).map((id) => el("div", null, link("task", { run: run.place, id }, brief(run.queries[id] || id, 60)))) },
-      { name: "since step", n: true, sort: (e) => e.step, cell: (e) => short(e.step) },
+      { name: "since step", n: true, sort: (e) => e.step, cell: (e) => link("rollouts", { run: run.place, kind: "step", step: e.step }, short(e.step)) },
       { name: "uses", n: true, sort: (e) => e.t.all, cell: (e) => link("rollouts", { run: run.place, experience: e.id }, number(e.t.all)) },
       { name: "success with, %", n: true, sort: (e) => (e.t.all ? e.t.won / e.t.all : null), cell: (e) => link("rollouts", { run: run.place, experience: e.id, success: 1 }, e.t.all ? percent(e.t.won / e.t.all) : "–") },
-      { name: "without, %", n: true, sort: (e) => e.without, cell: (e) => percent(e.without) },
+      { name: "without, %", n: true, sort: (e) => e.without, cell: (e) => (e.without === null ? "–" : link("rollouts", { run: run.place, beside: e.id }, percent(e.without))) },
       { name: "difference", n: true, sort: gain, cell: (e) => { const g = gain(e); return g === null ? "–" : el("span", { class: g < 0 ? "bad" : "good" }, `${g < 0 ? "−" : "+"}${percent(Math.abs(g))}`); } },
       { name: "counted by the pool", n: true, cell: (e) => (e.gone || !e.uses ? "–" : `${e.wins}/${e.uses}, expected ${short(e.expected)}`) },
     ], shown, { sort: 3 }) : el("p", null, "There is no experience."),
@@ -133,15 +148,18 @@ async function judgePage(params) {
   const differ = checked.filter((i) => (r.judged[i] > 0.5) !== (r.verified[i] > 0.5));
   const rates = chart(["good", "bad", "abstain"].map((n, k) => series(run, `attributing/${n}_rate`, [2, 4, 0][k], { name: n })), { title: "Labels of turns, %", unit: percent, range: [0, 1], at: (step) => address("rollouts", { ...here, step }) });
   const agreed = chart([series(run, "questioning/judge/agreed_rate", 0, { name: "agreement" })], { title: "Agreement of judged outcomes with the verifier, %", unit: percent, range: [0, 1], at: (step) => address("rollouts", { ...here, step, judged: 1 }) });
-  const costs = chart(["judge", "step_judge"].map((role, k) => series(run, `llm/${role}/money`, k, { name: role })), { title: "Money per step" });
+  const ofStep = (step) => address("rollouts", { ...here, step });
+  const costs = chart(["judge", "step_judge"].map((role, k) => series(run, `llm/${role}/money`, k, { name: role })), { title: "Cost: money per step", at: ofStep });
+  const work = chart([series(run, "attributing/env_steps", 0, { name: "environment steps" })], { title: "Cost: environment steps replayed for labels", at: ofStep });
+  const graded = chart([series(run, "time/grade", 0, { name: "seconds" })], { title: "Cost: seconds of a step for outcomes and labels", at: ofStep });
   const replay = (run.overview.replayed || [])[0];
   return [
     el("h1", null, `Judges of ${run.name}`), runChoice("judge", params),
     el("p", null, `Turns are labelled by ${run.overview.mechanisms.includes("attributing") ? run.overview.facts["attributing.judge.name"] || "replay" : "nobody"}.`),
-    el("div", { class: "charts" }, [rates, agreed, costs].filter(Boolean)),
+    el("div", { class: "charts" }, [rates, agreed, work, graded, costs].filter(Boolean)),
     labelled.length ? [el("h2", null, "Labels and outcomes"), table([
       { name: "rollouts", cell: (c) => link("rollouts", { ...here, success: c.success }, `${c.words}: ${number(c.list.length)}`) },
-      { name: "turns", n: true, cell: (c) => number(c.turns) },
+      { name: "turns", n: true, cell: (c) => link("rollouts", { ...here, success: c.success }, number(c.turns)) },
       { name: "GOOD", n: true, cell: (c) => link("rollouts", { ...here, success: c.success, label: "good" }, number(c.good)) },
       { name: "BAD", n: true, cell: (c) => link("rollouts", { ...here, success: c.success, label: "bad" }, number(c.bad)) },
       { name: "no label", n: true, cell: (c) => link("rollouts", { ...here, success: c.success, label: "abstained" }, number(c.turns - c.good - c.bad)) },
@@ -150,7 +168,7 @@ async function judgePage(params) {
       { name: "reason", t: true, cell: ([reason]) => brief(reason, 300) },
       { name: "rollouts", n: true, sort: ([, t]) => t.all, cell: ([reason, t]) => link("rollouts", { ...here, reason }, number(t.all)) },
     ], [...reasons], { sort: 1 })] : null,
-    judged.length ? [el("h2", null, "Outcomes scored by a language model"), el("p", null, link("rollouts", { ...here, judged: 1 }, `${number(judged.length)} judged`), checked.length ? [`, of which the verifier checked ${number(checked.length)}: it agrees with ${percent(1 - differ.length / checked.length)}%, `, link("rollouts", { ...here, differs: 1 }, `${number(differ.length)} differ`)] : "")] : null,
+    judged.length ? [el("h2", null, "Outcomes scored by a language model"), el("p", null, link("rollouts", { ...here, judged: 1 }, `${number(judged.length)} judged`), checked.length ? [`, of which the verifier checked ${number(checked.length)}: it agrees with `, link("rollouts", { ...here, agrees: 1 }, `${percent(1 - differ.length / checked.length)}%`), ", ", link("rollouts", { ...here, differs: 1 }, `${number(differ.length)} differ`)] : "")] : null,
     ...agreement(run, replay),
     costTable(run) ? [el("h2", null, "Cost"), costTable(run)] : null,
   ].flat();
@@ -161,7 +179,7 @@ function agreement(run, replay) {
   if (!replay) return [];
   const names = { 1: "GOOD", "-1": "BAD", 0: "abstains" };
   return [el("h2", null, "Agreement with replay"),
-    el("p", null, `${number(replay.rollouts)} rollouts were replayed. Of ${number(replay.both)} turns that both labelled, ${percent(replay.both ? replay.agreed / replay.both : null)}% have equal labels.`),
-    table([{ name: "judge", cell: (c) => names[c.judge] }, { name: "replay", cell: (c) => names[c.replay] }, { name: "turns", n: true, cell: (c) => number(c.turns) },
-      { name: "for example", cell: (c) => c.examples.map(([file, row]) => { const f = run.files.findIndex((x) => x.name === file); return f < 0 ? "" : [link("rollout", { run: run.place, file: f, row }, `${file.split(".")[0]} #${row}`), " "]; }) }], replay.table)];
+    el("p", null, link("rollouts", { run: run.place, replayed: "any" }, `${number(replay.rollouts)} rollouts`), ` were replayed. Of ${number(replay.both)} turns that both labelled, ${percent(replay.both ? replay.agreed / replay.both : null)}% have equal labels.`),
+    table([{ name: "judge", cell: (c) => names[c.judge] }, { name: "replay", cell: (c) => names[c.replay] }, { name: "turns", n: true, cell: (c) => link("rollouts", { run: run.place, replayed: `${c.judge},${c.replay}` }, number(c.turns)) },
+      { name: "for example", cell: (c) => c.rollouts.slice(0, 5).map(([file, row]) => { const f = run.files.findIndex((x) => x.name === file); return f < 0 ? "" : [link("rollout", { run: run.place, file: f, row }, `${file.split(".")[0]} #${row}`), " "]; }) }], replay.table)];
 }

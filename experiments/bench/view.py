@@ -1,0 +1,152 @@
+"""Speed of the view and the cost of what it reads: `python -m experiments.bench.view runs/quickstart`.
+
+Copies the rollouts of a run under other step numbers until there are 100,000, starts the server on them, and measures
+what a page waits for: the index of all rollouts, cold and again, one part with its tokens, and a search for words. Then
+it writes files of rollouts and their indexes anew and compares the time with that of a training step. Wall time and
+processor time are shown, because wall time depends on the machine's load.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import gzip
+import itertools
+import json
+import re
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from evolver.records import LEVEL, index_of, index_path, read_rollouts, rollout_files, write_rollouts
+from evolver.workdir import Workdir
+from experiments.bench.reset import processor_s
+
+
+def enlarged(run: Path, folder: Path, count: int) -> int:
+    """Copy a run into a folder, with its files of training rollouts as often as gives `count`. Returns the rollouts."""
+    for path in run.iterdir():
+        if path.is_file():
+            shutil.copy(path, folder)
+    (folder / "trajectories").mkdir()
+    files = [file for file in rollout_files(run) if file.kind == "step"]
+    step = total = 0
+    while total < count:
+        for file in files:
+            step += 1
+            target = folder / "trajectories" / f"step_{step:06d}.jsonl.gz"
+            shutil.copy(file.path, target)
+            shutil.copy(index_path(file.path), index_path(target))
+            total += (file.read_index() or file.make_index())["count"]
+    return total
+
+
+def ask(url: str) -> bytes:
+    """Return the answer of the server. Raises OSError."""
+    with urllib.request.urlopen(url, timeout=300) as answer:
+        return answer.read()
+
+
+def index(url: str) -> int:
+    """Ask for the index as a page does, until nothing is pending, and return its size in bytes."""
+    first = size = 0
+    generation = -1
+    while True:
+        body = ask(f"{url}api/run/0/index?first={first}&generation={generation}")
+        found = json.loads(body)
+        first, generation, size = first + len(found["files"]), found["generation"], size + len(body)
+        if not found["pending"]:
+            return size
+
+
+def timed(what: str, call: Callable[[], Any], pid: int = 0) -> Any:
+    """Call, print wall seconds and those of the processor (of this process, or of `pid`), and return the result."""
+    processor = functools.partial(processor_s, pid) if pid else time.process_time
+    began, used = time.perf_counter(), processor()
+    result = call()
+    print(f"{what:28} {time.perf_counter() - began:7.2f} s, {processor() - used:6.2f} s of the processor", flush=True)
+    return result
+
+
+def serve(folder: Path) -> None:
+    """Start the server on a workdir and print what its answers take."""
+    command = [sys.executable, "-m", "experiments.view", str(folder), "--port=0"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    timed_server = functools.partial(timed, pid=process.pid)
+    try:
+        url = re.search(r"http\S+", timed_server("server started", process.stdout.readline))[0]
+        size = timed_server("index of all, first time", lambda: index(url))
+        print(f"{'size of the index':28} {size / 1e6:7.1f} MB")
+        timed_server("index of all, again", lambda: index(url))
+        timed_server("rollouts of one part", lambda: ask(f"{url}api/run/0/rollouts/0/0"))
+        timed_server("words indexed", lambda: words(url))
+        body = timed_server("search for a word", lambda: ask(f"{url}api/run/0/search?q=error"))
+        print(f"{'found':28} {sum(map(len, json.loads(body)['files'].values())):7,} rollouts")
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+def words(url: str) -> dict[str, Any]:
+    """Wait until the words of all files are indexed and return the last answer."""
+    while True:
+        answer = json.loads(ask(f"{url}api/run/0/search?q=zebra"))
+        if answer["of"] and answer["done"] == answer["of"]:
+            return answer
+        time.sleep(2.0)  # the server indexes while nobody asks
+
+
+def written(run: Path, folder: Path) -> None:
+    """Print size and time of what training writes, per 1,000 rollouts and as a share of a step."""
+    target, sizes, count = folder / "written.jsonl.gz", Counter(), 0
+    files = [file for file in rollout_files(run) if file.kind == "step"][:20]
+    used = Counter()
+    for file in files:
+        records = read_rollouts(file.path)
+        count += len(records)
+        began = time.process_time()
+        write_rollouts(target, records)
+        used["rollouts and index"] += time.process_time() - began
+        began = time.process_time()
+        gzip.compress(json.dumps(index_of(records)).encode(), LEVEL)
+        used["index alone"] += time.process_time() - began
+        text = "".join(json.dumps(record, ensure_ascii=False) for record in records)
+        sizes["as plain lines of JSON"] += len(text.encode("utf-8", "surrogatepass"))
+        sizes["compressed"] += target.stat().st_size
+        sizes["index"] += index_path(target).stat().st_size
+    for name, size in sizes.items():
+        print(f"{name:28} {size / count:7.0f} KB per 1,000 rollouts")
+    elapsed = [line["time/elapsed"] for line in Workdir(run).metrics()]
+    step = statistics.median(b - a for a, b in itertools.pairwise(elapsed))
+    for name, total in used.items():
+        mean = total / len(files)
+        print(f"{name:28} {1e3 * mean:7.1f} ms of the processor per step of {step:.2f} s: {mean / step:.2%}")
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Measure and print. Returns 0."""
+    parser = argparse.ArgumentParser(prog="python -m experiments.bench.view", description=__doc__.split("\n")[0])
+    parser.add_argument("run", type=Path, help="workdir of a run")
+    parser.add_argument("--rollouts", type=int, default=100_000)
+    parser.add_argument("--keep", type=Path, help="make the workdir here and leave it")
+    flags = parser.parse_args(argv)
+    with tempfile.TemporaryDirectory(prefix="evolver-bench-view-") as temporary:
+        folder = flags.keep or Path(temporary)
+        folder.mkdir(parents=True, exist_ok=True)
+        if not (folder / "trajectories").exists():
+            print(f"{enlarged(flags.run, folder, flags.rollouts):,} rollouts")
+        serve(folder)
+        written(flags.run, Path(temporary))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

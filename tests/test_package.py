@@ -1,0 +1,93 @@
+"""The package: what `pip install .` installs, and the command `evolver`."""
+
+import importlib
+import os
+import subprocess
+import sys
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from envs import process
+from evolver import cli
+from experiments import command
+from tests.test_contracts import files, name_of
+from tests.tiny import config_file, tiny_policy
+
+ROOT = Path(__file__).parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+# Not extras: what needs an environment of its own, what is installed with --no-deps, and what only a clone can use.
+NO_EXTRA = {"appworld", "textworld", "vllm"} | {"bfcl", "pretrained"} | {"dev", "parity"}
+
+
+def test_requirements_are_stated_once_and_every_extra_is_one_of_them():
+    dynamic = PROJECT["tool"]["setuptools"]["dynamic"]
+    assert dynamic["dependencies"]["file"] == ["requirements.txt"]
+    extras = {name: entry["file"] for name, entry in dynamic["optional-dependencies"].items()}
+    assert extras == {name: [f"requirements/{name}.txt"] for name in extras}
+    assert set(extras) | NO_EXTRA == {path.stem for path in (ROOT / "requirements").glob("*.txt")}
+    assert not [name for name in extras if "\n-" in (ROOT / extras[name][0]).read_text()]  # setuptools reads no options
+
+
+def test_the_command_has_a_word_for_each_program(capsys, monkeypatch):
+    module, _, name = PROJECT["project"]["scripts"]["evolver"].partition(":")
+    assert getattr(importlib.import_module(module), name) is command.main
+    assert command.main([]) == 0
+    said = capsys.readouterr().out
+    for word in ("train", "eval", "plan", "view", "serve", "check"):
+        assert f"evolver {word} " in said
+    assert command.main(["fly"]) == 2 and "there is no such command" in capsys.readouterr().err
+    for module, _ in command.PROGRAMS.values():
+        assert callable(importlib.import_module(module).main)
+    monkeypatch.setattr("experiments.view.__main__.main", lambda words: words)
+    assert command.main(["view", "a", "--text"]) == ["a", "--text"]
+
+
+def test_a_mode_is_a_word_and_configs_are_found_from_any_directory(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    tiny = config_file(tmp_path, tiny_policy(tmp_path / "policy"))
+    assert command.main(["plan", f"--config={tiny}", "--config.steps=7"]) == 0
+    assert "steps = 7" in capsys.readouterr().out
+    found = cli.parse(["run.py", "--config=configs/quickstart.py:grpo", "--mode=plan"])
+    assert not found.problems and found.workdir == os.path.join("runs", "quickstart-grpo")
+    assert cli.placed(["--config", "configs/quickstart.py:q"]) == ["--config", f"{ROOT}/configs/quickstart.py:q"]
+    (tmp_path / "configs").mkdir()
+    (tmp_path / "configs/quickstart.py").write_text("my own")
+    assert cli.placed(["--config=configs/quickstart.py"]) == ["--config=configs/quickstart.py"]
+    (problem,) = cli.parse(["run.py", "--config=configs/bfcl_tyni.py"]).problems
+    assert "Did you mean configs/bfcl_tiny.py?" in problem
+
+
+def test_another_interpreter_sees_this_code_and_nothing_else_of_where_it_is_installed(tmp_path, monkeypatch):
+    assert process.code_folder() == str(ROOT)
+    site = tmp_path / "site-packages"
+    (site / "foreign").mkdir(parents=True)
+    monkeypatch.setattr(process, "ROOT", site)
+    folder = Path(process.code_folder.__wrapped__())
+    assert sorted(path.name for path in folder.iterdir()) == sorted(process.OURS)
+    assert (folder / "envs").readlink() == site / "envs"
+
+
+@pytest.mark.slow
+def test_a_wheel_holds_every_file_of_the_code_and_runs_elsewhere(tmp_path):
+    pytest.importorskip("setuptools", minversion="77", reason="`make test-slow` installs requirements/dev.txt")
+    floors = (*process.OURS, "requirements", "requirements.txt", "pyproject.toml", "README.md", "LICENSE")
+    wanted = {name_of(path) for path in files() if name_of(path).split("/")[0] in floors}
+    for name in wanted:
+        (tmp_path / "clone" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "clone" / name).write_bytes((ROOT / name).read_bytes())
+    pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--no-index"]
+    subprocess.run([*pip, "--wheel-dir", str(tmp_path), "./clone"], cwd=tmp_path, check=True)
+    (wheel,) = tmp_path.glob("evolver-*.whl")
+    with zipfile.ZipFile(wheel) as packed:
+        held = {name for name in packed.namelist() if ".dist-info/" not in name}
+        packed.extractall(tmp_path / "site-packages")
+    assert held == {name for name in wanted if name.split("/")[0] in process.OURS}
+    main = "import sys; from experiments.command import main; sys.exit(main(sys.argv[1:]))"
+    done = subprocess.run(
+        [sys.executable, "-c", main, "plan", "--config=configs/quickstart.py"], cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(tmp_path / "site-packages")}, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0 and "parameters" in done.stdout, done.stderr
