@@ -32,7 +32,7 @@ import numpy as np
 
 from envs.world import Task
 from evolver.records import step_of, write_rollouts
-from models.files import BrokenFile, read_jsonl, write_atomically
+from models.files import BrokenFile, loads, read_jsonl, write_atomically
 from rl.evaluation import Scores
 
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "tokenizers", "safetensors", "usearch")
@@ -192,8 +192,8 @@ class Workdir:
         found, damaged = {}, []
         for path in sorted((self / "eval").glob("step_*.json")):
             try:
-                found[int(path.stem.removeprefix("step_"))] = _scores_of(json.loads(path.read_bytes()))
-            except (ValueError, TypeError, RecursionError):
+                found[int(path.stem.removeprefix("step_"))] = _scores_of(loads(path.read_bytes()))
+            except (ValueError, TypeError):
                 damaged.append(path.name)
         if damaged:
             log.warning("%d damaged files in %s are left out: %s", len(damaged), self / "eval", ", ".join(damaged))

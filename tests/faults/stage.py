@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import importlib
 import json
 import os
 import shutil
@@ -29,6 +30,9 @@ STEPS, ROLLOUTS = 3, 12  # of a run; rollouts of each step
 SHORT = (f"--config.steps={STEPS}", "--config.eval.tasks=2", "--config.eval.rollouts=1", "--config.eval.greedy=False")
 MODES = {"sync": (), "async": ("--config.rollout.async_depth=1",)}
 NEW_NAMESPACE, PRIVATE, READ_ONLY, REMOUNT, SUBREAPER = 0x20000, 0x44000, 1, 32, 36  # as Linux numbers them
+
+for late in ("evolver.loop", "evolver.plan.room", "rl.engines.jax.engine"):  # or each fork would import them again
+    importlib.import_module(late)
 
 
 class Broken(AssertionError):

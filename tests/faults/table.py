@@ -6,6 +6,7 @@ is checked by the stage.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -254,7 +255,7 @@ def log_probabilities_that_are_nan(stage: Stage) -> None:
 
         JaxEngine.generate = nan
 
-    stage.run(inside=inside, code=1, said="NaN")
+    stage.run(inside=inside).counted("skipped")
 
 
 @fault("engine", ("sync",))
@@ -297,12 +298,24 @@ def full(*_: Any) -> OSError:
 
 @fault("disk")
 def a_full_disk(stage: Stage) -> None:
-    """A file system that is too small for the second checkpoint, which is then enlarged."""
+    """Someone else fills the file system of the run, and makes room again."""
+    if not stage.mount("50m"):
+        return stage.skip("mounting is not permitted")
+    run, ballast = stage.start(), stage.workdir / "ballast"
+    run.until("step 1/")
+    with contextlib.suppress(OSError), open(ballast, "wb", buffering=0) as file:
+        while True:
+            file.write(bytes(4096))
+    stage.end(run, code=1, said="No space left")
+    ballast.unlink()
+    stage.resumes(same=True)
+
+
+@fault("disk", ("sync",))
+def a_disk_that_is_too_small(stage: Stage) -> None:
     if not stage.mount("600k"):
         return stage.skip("mounting is not permitted")
-    stage.run(code=1, said="No space left")
-    stage.remount(size="100m")
-    stage.resumes(same=True)
+    stage.run(code=2, said="choose another disk")
 
 
 @fault("disk")
