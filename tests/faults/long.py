@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
@@ -62,21 +63,24 @@ def measured(pid: int, workdir: Path) -> dict[str, float]:
         fds = len(os.listdir(process / "fd"))
     except FileNotFoundError:
         return {}
-    disk = sum(size_of(path) for path in workdir.rglob("*") if path.relative_to(workdir).parts[0] not in GROWING)
     return {
         "rss_mb": int(status["VmRSS"].split()[0]) / 1024,
         "fds": fds,
         "threads": int(status["Threads"]),
         "children": children,
-        "disk_mb": disk / 1e6,
+        "disk_mb": disk_of(workdir) / 1e6,
     }
 
 
-def size_of(path: Path) -> int:
-    try:
-        return path.stat().st_size if path.is_file() else 0
-    except FileNotFoundError:  # a checkpoint that was just deleted
-        return 0
+def disk_of(folder: Path) -> int:
+    """Return the bytes of the files in a folder, without those that grow. Others may vanish meanwhile."""
+    found = 0
+    for path, folders, files in os.walk(folder):
+        folders[:] = [name for name in folders if name not in GROWING]
+        for name in files:
+            with contextlib.suppress(FileNotFoundError):
+                found += os.stat(os.path.join(path, name)).st_size * (name not in GROWING)
+    return found
 
 
 def figures(values: dict[str, float]) -> str:
