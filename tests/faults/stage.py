@@ -60,6 +60,8 @@ class Run:
             signal.signal(signal.SIGINT, signal.default_int_handler)
             more = inside() if inside else None
             code = run.main(["run.py", *words, *(more or [])])
+        except SystemExit as end:
+            code = end.code if isinstance(end.code, int) else 1
         except BaseException:
             traceback.print_exc()
         try:
@@ -167,7 +169,7 @@ class Stage:
         if run.code != code:
             raise Broken(f"exit code {run.code} instead of {code}: {run.said.strip()[-600:]}")
         if "Traceback" in run.said:
-            raise Broken(f"a traceback: {run.said.partition('Traceback')[2][-600:]}")
+            raise Broken(f"a traceback: {run.said.partition('Traceback')[2][:2000]}")
         if said not in run.said:
             raise Broken(f"it did not say {said!r}, but {run.said.strip()[-600:]!r}")
         if code and said and run.said.count(said) != 1:

@@ -315,7 +315,7 @@ def a_full_disk(stage: Stage) -> None:
 def a_disk_that_is_too_small(stage: Stage) -> None:
     if not stage.mount("600k"):
         return stage.skip("mounting is not permitted")
-    stage.run(code=2, said="choose another disk")
+    stage.run(code=1, said="choose another disk")
 
 
 @fault("disk")
@@ -381,7 +381,7 @@ def a_workdir_that_is_deleted(stage: Stage) -> None:
     run = stage.start("--config.steps=200")
     run.until("step 1/")
     shutil.rmtree(stage.workdir, ignore_errors=True)
-    stage.end(run, code=1, said="No such file")
+    stage.end(run, code=1, said="was deleted or moved away")
 
 
 @fault("disk")
@@ -510,7 +510,7 @@ def an_output_that_is_closed(stage: Stage) -> None:
         os.close(reader)
         os.dup2(writer, 1)
 
-    stage.run(inside=inside, code=1, said="Broken pipe").resumes(same=True)
+    stage.run(inside=inside, code=1, said="nobody reads the output").resumes(same=True)
 
 
 # --- text ------------------------------------------------------------------------------------------------------------
