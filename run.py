@@ -58,7 +58,9 @@ def start(config: Any, workdir: str, mode: str, target: str) -> int:
             return 2
         return 0
     from evolver import hosts, loop
+    from rl import checkpoint
 
+    sys.excepthook = checkpoint.excepthook
     modes = {"train": loop.train, "eval": loop.evaluate, "explore": loop.explore, "pool": loop.pool}
     try:
         with hosts.connected(config):
