@@ -19,7 +19,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -r
 export JAX_PLATFORMS ?= cpu
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart pretrained test test-slow test-services test-parity lint format bench bench-peers appworld test-appworld test-worlds plan-gpu plan-tpu clean
+.PHONY: help quickstart pretrained test test-slow test-services test-parity test-faults lint format bench bench-peers appworld test-appworld test-worlds plan-gpu plan-tpu clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -42,6 +42,11 @@ test-services: $(VENV)/.dev ## run the tests against real vLLM servers on the CP
 
 test-parity: $(VENV)/.parity $(VENV)/.pretrained ## run the comparisons with torch, of the pretrained model too; installs both
 	$(BIN)/python -m pytest tests/models -m "slow or not slow" $(ARGS)
+
+test-faults: $(VENV)/.dev ## break everything that a run depends on, read 100,000 inputs of junk, and run 500 steps (half an hour)
+	$(BIN)/python -m tests.faults $(ARGS)
+	$(BIN)/python -m pytest tests/test_junk.py -m slow
+	$(BIN)/python -m tests.faults --long
 
 lint: $(VENV)/.dev ## check ruff's rules and format without changing anything
 	$(BIN)/ruff check .

@@ -25,7 +25,7 @@ from evolver.help import search
 def main(argv: list[str]) -> int:
     """Run one mode and return the exit code: 0 done, 1 failed, 2 nothing was started, 3 ended early (a spent budget, a
     language-model server that is down, a world that fails in every rollout), 130 interrupted."""
-    logging.set_verbosity(logging.ERROR)
+    logging.set_verbosity(logging.FATAL)  # orbax also logs, with a traceback, what it raises
     command = cli.parse(argv)
     if command.sought:
         keys = base.keys()
@@ -58,7 +58,9 @@ def start(config: Any, workdir: str, mode: str, target: str) -> int:
             return 2
         return 0
     from evolver import hosts, loop
+    from rl import checkpoint
 
+    sys.excepthook = checkpoint.excepthook
     modes = {"train": loop.train, "eval": loop.evaluate, "explore": loop.explore, "pool": loop.pool}
     try:
         with hosts.connected(config):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import sys
 import time
 from collections import Counter
@@ -18,6 +20,16 @@ LOG_EVERY = 30.0  # seconds between lines in a log file while one step lasts
 BAR = 28  # characters
 
 
+class _Console(Console):
+    """A console that raises an ordinary error if nobody reads it, as in `python run.py | head`."""
+
+    def on_broken_pipe(self) -> None:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, self.file.fileno())  # for what is still to be said
+        os.close(nowhere)
+        raise BrokenPipeError(errno.EPIPE, "nobody reads the output of the run any more")
+
+
 class Progress:
     """Shows what the run is doing, how far it is, how well and fast it does, what failed, and how long it still takes.
 
@@ -27,7 +39,7 @@ class Progress:
     """
 
     def __init__(self, steps: int, *, done: int = 0, stream: TextIO | None = None):
-        self.console = Console(file=stream or sys.stdout, highlight=False, markup=False, soft_wrap=True)
+        self.console = _Console(file=stream or sys.stdout, highlight=False, markup=False, soft_wrap=True)
         self.live = Live(Text(), console=self.console, refresh_per_second=5, transient=True)
         self.steps = steps
         self.shown, self.figures, self.faults = time.monotonic(), "", Counter()

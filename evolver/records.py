@@ -198,7 +198,7 @@ class RolloutFile:
         """Return an index made from the rollouts themselves. A line that cannot be read is left out; `broken` counts
         such lines, and `lines` has the numbers of the others."""
         found = list(self.numbered())
-        good = [(number, record) for number, record in found if record is not None and "task" in record]
+        good = [(number, record) for number, record in found if record is not None and _fits(record)]
         index = index_of([record for _, record in good])
         return index | {"broken": len(found) - len(good), "lines": [number for number, _ in good]}
 
@@ -214,6 +214,16 @@ class RolloutFile:
             file.seek(offset)
             data = unpacked(file.read(length))
         return [_record(line) for line in data.split(b"\n") if line.strip()]
+
+
+def _fits(record: dict[str, Any]) -> bool:
+    """Return True if an index can be made of a record: its fields are of the right types."""
+    try:
+        hash(record["task"])
+        index_of([record])
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
+        return False
+    return True
 
 
 def _record(line: bytes) -> dict[str, Any] | None:

@@ -32,7 +32,7 @@ import numpy as np
 
 from envs.world import Task
 from evolver.records import step_of, write_rollouts
-from models.files import BrokenFile, read_jsonl, write_atomically
+from models.files import BrokenFile, loads, read_jsonl, write_atomically
 from rl.evaluation import Scores
 
 PACKAGES = (
@@ -53,7 +53,7 @@ class Workdir:
     """
 
     def __init__(self, path: str | Path, *, writes: bool = True):
-        self.path, self.writes = Path(path), writes
+        self.path, self.writes, self._held = Path(path), writes, -1
 
     def __truediv__(self, name: str) -> Path:
         return self.path / name
@@ -68,13 +68,15 @@ class Workdir:
             yield
             return
         self.path.mkdir(parents=True, exist_ok=True)
-        number = self._lock()
+        number = self._held = self._lock()
         try:
             os.truncate(number, 0)
             os.write(number, f"process {os.getpid()} on {socket.gethostname()} since {time.ctime()}\n".encode())
             yield
         finally:
-            (self / "lock").unlink(missing_ok=True)
+            self._held = -1
+            if self._is_here(number):
+                (self / "lock").unlink(missing_ok=True)
             os.close(number)
             with contextlib.suppress(OSError):  # not empty: the run has written something
                 self.path.rmdir()
@@ -98,10 +100,23 @@ class Workdir:
                     f"--workdir={self.path} is in use by {holder or 'another process'}: wait for it or stop it, or"
                     " choose another --workdir"
                 ) from None
-            with contextlib.suppress(FileNotFoundError):
-                if os.fstat(number).st_ino == os.stat(path).st_ino:
-                    return number
+            if self._is_here(number):
+                return number
             os.close(number)  # its last owner has just deleted it
+
+    def _is_here(self, number: int) -> bool:
+        """Return True if `lock` is the open file of this number."""
+        try:
+            return os.fstat(number).st_ino == os.stat(self / "lock").st_ino
+        except FileNotFoundError:
+            return False
+
+    def _ready(self) -> bool:
+        """Return True if this process writes. Raises FileNotFoundError if the workdir has gone since it was locked: it
+        would be made again without what came before."""
+        if self._held >= 0 and not self._is_here(self._held):
+            raise FileNotFoundError(f"{self.path} was deleted or moved away while this run wrote to it")
+        return self.writes
 
     def claim(self, config: dict[str, Any], seed: int, mode: str = "train") -> None:
         """Write `config.json` once; a resumed run keeps it and adds its own revision and versions. Other modes,
@@ -154,7 +169,7 @@ class Workdir:
 
     def log_metrics(self, step: int, metrics: dict[str, Any]) -> None:
         """Append one line and flush it to disk, so that it is there before the checkpoint of the step."""
-        if not self.writes:
+        if not self._ready():
             return
         with open(self / "metrics.jsonl", "a", encoding="utf-8") as file:
             file.write(metrics_line({"step": step, **metrics}))
@@ -164,21 +179,21 @@ class Workdir:
     def log_trajectories(self, step: int | str, records: Iterable[dict[str, Any]]) -> None:
         """Write `trajectories/step_000012.jsonl.gz` and its index, or files of the given name, such as
         "held_out_000010", for rollouts that no step trained on."""
-        if not self.writes:
+        if not self._ready():
             return
         name = step if isinstance(step, str) else f"step_{step:06d}"
         write_rollouts(self / f"trajectories/{name}.jsonl.gz", (plain(record) for record in records))
 
     def log_scores(self, step: int, scores: Scores) -> None:
         """Write `eval/step_000010.json`."""
-        if not self.writes:
+        if not self._ready():
             return
         path = self / f"eval/step_{step:06d}.json"
         write_atomically(path, json.dumps(dataclasses.asdict(scores)) + "\n")
 
     def log_evaluation(self, record: dict[str, Any]) -> None:
         """Append the result of `--mode=eval` to `eval.jsonl`."""
-        if not self.writes:
+        if not self._ready():
             return
         self.path.mkdir(parents=True, exist_ok=True)
         with open(self / "eval.jsonl", "a", encoding="utf-8") as file:
@@ -194,8 +209,8 @@ class Workdir:
         found, damaged = {}, []
         for path in sorted((self / "eval").glob("step_*.json")):
             try:
-                found[int(path.stem.removeprefix("step_"))] = _scores_of(json.loads(path.read_bytes()))
-            except (ValueError, TypeError, RecursionError):
+                found[int(path.stem.removeprefix("step_"))] = _scores_of(loads(path.read_bytes()))
+            except (ValueError, TypeError):
                 damaged.append(path.name)
         if damaged:
             log.warning("%d damaged files in %s are left out: %s", len(damaged), self / "eval", ", ".join(damaged))
@@ -203,7 +218,7 @@ class Workdir:
 
     def log_tasks(self, tasks: Iterable[Task]) -> None:
         """Write `tasks.jsonl`."""
-        if not self.writes:
+        if not self._ready():
             return
         write_atomically(
             self / "tasks.jsonl", "".join(json.dumps(t.to_dict(), ensure_ascii=False) + "\n" for t in tasks)

@@ -54,6 +54,21 @@ def write_atomically(path: str | Path, content: str | bytes) -> None:
         temporary.write_bytes(content.encode() if isinstance(content, str) else content)
 
 
+def loads(text: str | bytes) -> Any:
+    """Return a JSON value. Raises ValueError for a text that is none, that is nested too deeply, or that holds a whole
+    number which no float can hold: it would fail where it is used."""
+    try:
+        return json.loads(text, parse_int=_whole)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def _whole(digits: str) -> int:
+    if len(digits) > 300:
+        raise ValueError(f"a number of {len(digits)} digits")
+    return int(digits)
+
+
 def read_jsonl(
     path: str | Path, *, make: Callable[[dict[str, Any]], Any] = dict, forgive: str = "none"
 ) -> Iterator[Any]:
@@ -67,7 +82,7 @@ def read_jsonl(
         if not line.strip():
             continue
         try:
-            record = json.loads(line)
+            record = loads(line)
             if not isinstance(record, dict):
                 raise ValueError("the line is not a JSON object")
             result = make(record)

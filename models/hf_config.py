@@ -70,8 +70,9 @@ def fields(record: Mapping[str, Any]) -> dict[str, Any]:
     Raises ModelError, naming everything that is missing or unsupported.
     """
     kind = record.get("model_type")
-    if kind not in KINDS:
-        raise ModelError(f"config.json: model_type is {kind!r}; {SUPPORTED}. Choose a checkpoint of such a model")
+    if not isinstance(kind, str) or kind not in KINDS:
+        said = f"config.json: model_type is {str(kind)[:80]!r}; {SUPPORTED}. Choose a checkpoint of such a model"
+        raise ModelError(said)
     problems = [f"{key} is missing" for key in SIZES.values() if record.get(key) is None]
     sizes = {}
     for field, key in (SIZES | OPTIONAL_SIZES).items():

@@ -128,10 +128,14 @@ class Tokenizer:
         """Return the text of ids, with control tokens spelled out. Bytes that are not UTF-8 become U+FFFD."""
         return self._original.decode(list(ids), skip_special_tokens=False)
 
+    def to_json(self) -> str:
+        """Return the content of its tokenizer.json."""
+        return self._original.to_str(pretty=False)
+
     def save(self, path: str | Path) -> None:
         """Write the files from which `transformers.AutoTokenizer` builds the same tokenizer."""
         folder = Path(path)
-        text = self._original.to_str(pretty=False)
+        text = self.to_json()
         config = dict(_TOKENIZER_CONFIG)
         if json.dumps(PRE_TOKENIZER, ensure_ascii=False) not in text:
             config["tokenizer_class"] = "PreTrainedTokenizerFast"  # Qwen2Tokenizer would split text in Qwen's way

@@ -11,6 +11,8 @@ import hashlib
 import json
 import logging
 import shutil
+import sys
+import threading
 import time
 import zlib
 from pathlib import Path
@@ -176,6 +178,14 @@ class Checkpoints:
         _all_agree(True)
         self._manager.reload()
         return aside
+
+
+def excepthook(kind: type[BaseException], error: BaseException, trace: Any) -> None:
+    """A `sys.excepthook` that drops what threads of tensorstore raise when they report to a save that has failed: the
+    failure itself is reported by `Checkpoints`. (Threads of Python have a hook of their own.)"""
+    late = isinstance(error, RuntimeError) and str(error) == "Event loop is closed"
+    if not (late and threading.current_thread() is not threading.main_thread()):
+        sys.__excepthook__(kind, error, trace)
 
 
 def checksums(state: Any) -> dict[str, int]:

@@ -28,6 +28,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from envs import values
 from envs.http import bearer, retry_after
 from evolver.llm.answers import Unreadable, read_json
 from evolver.llm.store import Budget, Cache, ChatError, Ledger, Rate, Reply
@@ -548,7 +549,7 @@ def _read_completion(body: dict[str, Any], record: dict[str, Any]) -> tuple[dict
     try:
         choice = record["choices"][0]
         text, finish = choice["message"].get("content") or "", str(choice.get("finish_reason") or "stop")
-        text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")  # lone surrogates cannot be written
+        text = values.text(text)
     except (KeyError, IndexError, TypeError, AttributeError):
         problem, served = "the server's answer is not a chat completion", len(json.dumps(record)) / 4
         raise ChatError("bad_json", problem, retriable=True, served=served) from None

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
+import numpy as np
+
 from rl.trajectory import Completion, Sampling
 
 
@@ -30,6 +32,18 @@ def check_request(prompt_ids: list[int], sampling: Sampling, *, vocab: int, cont
         raise ContextFull(
             f"{len(prompt_ids)} prompt tokens and {sampling.max_tokens} to generate exceed the context of {context}"
         )
+
+
+class Guide(Protocol):
+    """Restricts the tokens of one generation, for engines that can (`jax`)."""
+
+    def allowed(self) -> np.ndarray:
+        """Return a boolean mask over the vocabulary: the tokens that may come next, at least one."""
+        ...
+
+    def accept(self, token: int) -> None:
+        """Note the token that came next."""
+        ...
 
 
 class Engine(Protocol):

@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import sys
 
 import numpy as np
@@ -166,6 +167,17 @@ def test_task_files_come_back_and_broken_lines_are_numbered(tmp_path):
         path.write_text("\n".join([*lines, broken]) + "\n")
         with pytest.raises(ValueError, match=words):
             read_tasks(path)
+
+
+def test_an_output_that_nobody_reads_is_an_error_of_writing():
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, "w") as stream:
+        progress = Progress(3, stream=stream)
+        with pytest.raises(BrokenPipeError, match="nobody reads the output"):
+            progress.step(1)
+        progress.step(2)  # at the end of the run, its parts may still have something to say
+        progress.close()
 
 
 class Terminal(io.StringIO):

@@ -97,6 +97,19 @@ class TestLock:
         with Workdir(tmp_path).locked(), Workdir(tmp_path, writes=False).locked():
             pass
 
+    def test_a_workdir_that_is_deleted_or_moved_is_not_made_again(self, tmp_path):
+        for remove in (shutil.rmtree, lambda path: path.rename(tmp_path / "moved")):
+            workdir = Workdir(tmp_path / "run")
+            with workdir.locked():
+                workdir.log_metrics(0, {})
+                remove(workdir.path)
+                with pytest.raises(FileNotFoundError, match="run was deleted or moved away"):
+                    workdir.log_metrics(1, {})
+                with pytest.raises(FileNotFoundError, match="run was deleted or moved away"):
+                    workdir.log_trajectories(1, [])
+            assert not workdir.path.exists()
+        assert (tmp_path / "moved" / "metrics.jsonl").exists()
+
     def test_a_run_leaves_no_lock(self, finished):
         assert not (finished / "lock").exists()
 

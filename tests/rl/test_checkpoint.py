@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -15,6 +16,7 @@ import numpy as np
 import optax
 import pytest
 
+from rl import checkpoint
 from rl.checkpoint import CheckpointError, Checkpoints, _weighted_sum, checksums
 
 ROOT = Path(__file__).parents[2]
@@ -278,3 +280,19 @@ def test_a_run_can_continue_on_another_mesh(tmp_path):
         env=os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count=8"},
     )  # fmt: skip
     assert done.stdout.endswith("equal\n"), done.stderr[-3000:]
+
+
+def test_what_tensorstore_reports_to_a_failed_save_is_dropped_and_nothing_else(capsys):
+    def shown(error, *, foreign):
+        report = lambda: checkpoint.excepthook(type(error), error, None)  # noqa: E731
+        if foreign:
+            thread = threading.Thread(target=report)
+            thread.start()
+            thread.join()
+        else:
+            report()
+        return capsys.readouterr().err
+
+    assert not shown(RuntimeError("Event loop is closed"), foreign=True)
+    assert "Event loop is closed" in shown(RuntimeError("Event loop is closed"), foreign=False)
+    assert "lost" in shown(RuntimeError("lost"), foreign=True)

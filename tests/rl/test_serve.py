@@ -19,6 +19,10 @@ from tests.tiny import tiny_policy
 
 HELLO = [{"role": "user", "content": "Book a flight."}]
 TOOL = {"type": "function", "function": {"name": "flights", "description": "", "parameters": {"type": "object"}}}
+GRADES = {
+    "type": "object", "additionalProperties": False, "required": ["step", "label"],
+    "properties": {"step": {"type": "integer", "minimum": 0, "maximum": 99}, "label": {"enum": ["GOOD", "BAD"]}},
+}  # fmt: skip
 CALL = '<tool_call>\n{"name": "flights", "arguments": {"to": "Rome"}}\n</tool_call>'
 
 
@@ -212,6 +216,36 @@ class TestChat:
                 assert calls[0].function.name == "flights"
                 assert json.loads(calls[0].function.arguments) == {"to": "Rome"}
 
+    @pytest.mark.parametrize("temperature", [0.0, 1.0])
+    def test_random_weights_answer_in_the_form_that_is_asked_for(self, client, temperature):
+        """Beside others that may say anything, and that say what they say alone."""
+        pytest.importorskip("llguidance", reason="pip install -r requirements/service.txt")
+        asked = {"model": "policy", "messages": HELLO, "max_tokens": 60, "temperature": temperature}
+        form = {"type": "json_schema", "json_schema": {"name": "grades", "schema": GRADES, "strict": True}}
+        ask = lambda seed: client.chat.completions.create(**asked, seed=seed, response_format=form)  # noqa: E731
+        free = lambda seed: client.chat.completions.create(**asked, seed=seed).choices[0].message.content  # noqa: E731
+        with concurrent.futures.ThreadPoolExecutor(6) as threads:
+            formed, others = threads.map(ask, range(4)), threads.map(free, range(2))
+            formed, others = list(formed), list(others)
+        assert others == [free(seed) for seed in range(2)]
+        for answer in formed:
+            assert answer.choices[0].finish_reason == "stop"
+            record = json.loads(answer.choices[0].message.content)
+            assert record["label"] in ("GOOD", "BAD") and type(record["step"]) is int and 0 <= record["step"] <= 99
+        pieces = client.chat.completions.create(**asked, seed=0, response_format=form, stream=True)
+        text = "".join(piece.choices[0].delta.content or "" for piece in pieces)
+        assert text == formed[0].choices[0].message.content
+
+    @pytest.mark.parametrize(
+        "schema,words",
+        [({"type": "robot"}, "response_format:"), ({"$ref": "#/nowhere"}, "response_format:")],
+    )
+    def test_a_schema_that_cannot_be_followed_is_refused(self, post, schema, words):
+        pytest.importorskip("llguidance", reason="pip install -r requirements/service.txt")
+        form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+        answer = post("/v1/chat/completions", {"messages": HELLO, "max_tokens": 2, "response_format": form})
+        assert answer.status_code == 400 and words in answer.json()["error"]["message"]
+
     def test_many_at_once(self, client):
         ask = lambda seed: client.chat.completions.create(  # noqa: E731
             model="policy", messages=HELLO, max_tokens=6, seed=seed, extra_body={"return_token_ids": True}
@@ -262,7 +296,7 @@ class TestServer:
             ({"prompt": [5], "stop_token_ids": ["a"]}, "stop_token_ids"),
             ({"prompt": [5], "stop_token_ids": list(range(50))}, "stop tokens"),
             ({"prompt": [5], "stream": "yes"}, "stream must be"),
-            ({"prompt": [5], "response_format": {"type": "json_object"}}, "response_format.type is not supported"),
+            ({"prompt": [5], "response_format": {"type": "xml"}}, "response_format.type must be text"),
             ({"prompt": [5], "logit_bias": {"5": 1}}, "logit_bias.5 is not supported"),
             ([], "not a JSON object"),
         ],
@@ -288,7 +322,10 @@ class TestServer:
             ({"chat_template": "{{ x }}"}, "chat_template is not supported"),
             ({"continue_final_message": True}, "continue_final_message is not supported"),
             ({"add_generation_prompt": False}, "add_generation_prompt is not supported"),
-            ({"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format.type is not supported"),
+            ({"response_format": {"type": "xml"}}, "response_format.type must be text, json_object or json_schema"),
+            ({"response_format": {"type": "json_schema", "json_schema": {}}}, "json_schema.schema must be"),
+            ({"response_format": {"type": "json_object", "schema": {}}}, "response_format.schema is unknown"),
+            ({"response_format": {"type": "json_object"}, "ignore_eos": True}, "not supported together with"),
             ({"prompt": "x"}, "prompt is unknown"),
         ],
     )

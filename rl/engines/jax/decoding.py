@@ -42,14 +42,21 @@ class Rows(NamedTuple):
 
 
 def sample(
-    logits_BV: jax.Array, draw: Draw, *, truncate: bool, u_B: jax.Array | None = None
+    logits_BV: jax.Array,
+    draw: Draw,
+    *,
+    truncate: bool,
+    u_B: jax.Array | None = None,
+    allowed_BV: Array | None = None,
 ) -> tuple[jax.Array, jax.Array]:
     """Return (token_B, logp_B float32). A row's uniform is fold_in(key(seed), index), independent of other rows.
 
     logp is log_softmax(logits / temperature) at the token (temperature 1 for a greedy row), not renormalised by top-p
     and top-k. truncate: static, True if any row uses top-p or top-k; tokens tied at the cut are kept. u_B: uniforms
-    drawn by the caller.
+    drawn by the caller. allowed_BV: mask of the tokens that may be sampled; logp is renormalised to them.
     """
+    if allowed_BV is not None:
+        logits_BV = jnp.where(allowed_BV, logits_BV, -jnp.inf)
     greedy = draw.temperature <= 0
     z = logits_BV.astype(jnp.float32) / jnp.where(greedy, 1.0, draw.temperature)[:, None]
     z = z - jnp.max(z, axis=-1, keepdims=True)
@@ -159,6 +166,7 @@ def prefill(
     start_B: Array,
     count_B: Array,
     draw: Draw,
+    allowed_BV: Array | None = None,
     *,
     config: qwen.Config,
     window: int,
@@ -167,7 +175,7 @@ def prefill(
     """Write count_B of tokens_BT at start_B of each slot and sample the next token; return (token_B, logp_B, cache)."""
     rows = _take(cache, slot_B, window)
     h_BD, rows = qwen.extend(config, weights, rows, tokens_BT, start_B, count_B)
-    token_B, logp_B = sample(_logits(weights, h_BD), draw, truncate=truncate)
+    token_B, logp_B = sample(_logits(weights, h_BD), draw, truncate=truncate, allowed_BV=allowed_BV)
     return token_B, logp_B, _put(cache, slot_B, rows, start_B, tokens_BT.shape[1])
 
 
@@ -177,6 +185,7 @@ def decode(
     cache: qwen.Cache,
     rows: Rows,
     leave: Array,
+    allowed_BV: Array | None = None,
     *,
     config: qwen.Config,
     window: int,
@@ -187,8 +196,9 @@ def decode(
     """Decode up to `block` tokens per row, fewer once `leave` rows finish; return (tokens_NB, logp_NB, steps, cache).
 
     N = block; `steps` of them ran. A row finishes at a stop token or when its budget is used up; its later tokens are
-    -1. in_place: work on the cache itself instead of a copy of its window; the rows must be all slots, in order. This
-    is faster on GPUs. On a CPU the copy is faster, because it stays in the processor's caches.
+    -1. allowed_BV: mask of the tokens that may come next, for a block of one. in_place: work on the cache itself
+    instead of a copy of its window; the rows must be all slots, in order. This is faster on GPUs. On a CPU the copy is
+    faster, because it stays in the processor's caches.
     """
     taken = None if len(rows.slot) == len(cache["v"][0]) else rows.slot
     live = jnp.sum(rows.budget > 0)
@@ -204,7 +214,8 @@ def decode(
         h_BD, work = qwen.extend(
             config, weights, work, token_B[:, None], rows.position + step, alive_B.astype(jnp.int32), window=window
         )
-        token_B, logp_B = sample(_logits(weights, h_BD), rows.draw, truncate=truncate, u_B=u_NB[step])
+        logits_BV = _logits(weights, h_BD)
+        token_B, logp_B = sample(logits_BV, rows.draw, truncate=truncate, u_B=u_NB[step], allowed_BV=allowed_BV)
         stopped_B = jnp.any(token_B[:, None] == rows.stop, axis=1)
         tokens_NB = tokens_NB.at[step].set(jnp.where(alive_B, token_B, -1))
         budget_B = jnp.where(stopped_B, 0, budget_B - alive_B)

@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from models import qwen
-from rl.engines import EngineFault, check_request
+from rl.engines import EngineFault, Guide, check_request
 from rl.engines.jax import decoding
 from rl.trajectory import Completion, Sampling
 
@@ -45,6 +45,7 @@ class _Request:
     sampling: Sampling
     future: asyncio.Future[Completion]
     stream: Callable[[list[int], list[float]], None] | None = None
+    guide: Guide | None = None
     slot: int = -1
     source: int = -1  # the slot that already holds `start` tokens of the prompt
     start: int = 0  # prompt tokens that are cached
@@ -143,11 +144,15 @@ class JaxEngine:
         *,
         session: str,
         stream: Callable[[list[int], list[float]], None] | None = None,
+        guide: Guide | None = None,
     ) -> Completion:
-        """Sample (see `Engine.generate`); call `stream` with the tokens and log-probabilities of each decoded block."""
+        """Sample (see `Engine.generate`); call `stream` with the tokens and log-probabilities of each decoded block.
+
+        guide: allows some tokens only. Such a request is decoded token by token, apart from those without a guide.
+        """
         self._check(prompt_ids, sampling, session)
         future = asyncio.get_running_loop().create_future()
-        request = _Request(session, np.asarray(prompt_ids, np.int32), sampling, future, stream)
+        request = _Request(session, np.asarray(prompt_ids, np.int32), sampling, future, stream, guide)
         self._waiting.append(request)
         self._stats["requests"] += 1
         self._wake()
@@ -448,7 +453,7 @@ class JaxEngine:
             piece = request.prompt[request.start : request.start + size]
             slot[row], start[row], count[row] = request.slot - first, request.start, len(piece)
             tokens[row, : len(piece)] = piece
-        arrays = (slot, tokens, start, count, _draw(batch, rows))
+        arrays = (slot, tokens, start, count, _draw(batch, rows), self._allowed(batch, rows, range(len(batch))))
         options = self._options("prefill", batch, window, (rows, size))
         began = time.perf_counter()
         token_B, logp_B, self._caches[bank] = decoding.prefill(self._weights, self._kv(bank), *arrays, **options)
@@ -463,9 +468,10 @@ class JaxEngine:
     def _decode_bank(self, bank: int, running: list[_Request]) -> list[tuple[_Request, list[int], list[float]]]:
         """Decode one block for each request; requests of similar length share a call."""
         running, most, done = sorted(running, key=lambda r: (r.length, r.slot)), self._batches[-1], []
-        for batch in (running[first : first + most] for first in range(0, len(running), most)):
-            rows = next(rows for rows in self._batches if rows >= len(batch))
-            last = max(r.length + min(self._block, r.budget) for r in batch)
+        kinds = [[r for r in running if (r.guide is None) == free] for free in (True, False)]
+        for batch in (kind[first : first + most] for kind in kinds for first in range(0, len(kind), most)):
+            rows, block = next(rows for rows in self._batches if rows >= len(batch)), self._block_of(batch)
+            last = max(r.length + min(block, r.budget) for r in batch)
             result = self._decode_call(bank, batch, rows, self._window(last - 1))
             for request, tokens, logprobs in zip(batch, *result):
                 # The last sampled token is not in the cache yet; the next call writes it.
@@ -490,10 +496,11 @@ class JaxEngine:
             stop[row, : len(request.sampling.stop_tokens)] = request.sampling.stop_tokens
         lines = decoding.Rows(slot, token, position, budget, stop, _draw(batch, rows, places))
         leave = np.int32(max(1, int(self._leave * len(batch))))
-        options = self._options("decode", batch, window, (rows,)) | {"block": self._block}
+        block, allowed = self._block_of(batch), self._allowed(batch, rows, places)
+        options = self._options("decode", batch, window, (rows, block)) | {"block": block}
         options["in_place"] = self._in_place and rows == self._bank_slots
         began = time.perf_counter()
-        result = decoding.decode(self._weights, self._kv(bank), lines, leave, **options)
+        result = decoding.decode(self._weights, self._kv(bank), lines, leave, allowed, **options)
         tokens_NB, logp_NB, steps, self._caches[bank] = result
         tokens_NB, logp_NB, steps = np.asarray(tokens_NB), np.asarray(logp_NB), int(steps)
         counts = (tokens_NB >= 0).sum(0)
@@ -509,6 +516,8 @@ class JaxEngine:
             raise FloatingPointError(f"the weights of version {self.version} give logits that are not finite")
         request.tokens += tokens
         request.logprobs += logprobs
+        for token in tokens if request.guide else ():
+            request.guide.accept(token)
         if request.stream is not None and not request.future.done():
             request.stream(tokens, logprobs)
         self._stats["generated_tokens"] += len(tokens)
@@ -530,6 +539,20 @@ class JaxEngine:
             self._caches[bank] = jax.device_put(cache, self._device)
         return self._caches[bank]
 
+    def _block_of(self, batch: list[_Request]) -> int:
+        """Return the tokens to decode in one call: one, if what may follow it depends on it."""
+        return 1 if batch[0].guide else self._block
+
+    def _allowed(self, batch: list[_Request], rows: int, places: Iterable[int]) -> np.ndarray | None:
+        """Return allowed_BV, None if no request has a guide."""
+        if not any(request.guide for request in batch):
+            return None
+        allowed_BV = np.ones((rows, self.shape.vocab), bool)
+        for row, request in zip(places, batch):
+            if request.guide:
+                allowed_BV[row] = request.guide.allowed()
+        return allowed_BV
+
     def _bank(self, slot: int) -> int:
         return slot // self._bank_slots
 
@@ -539,7 +562,7 @@ class JaxEngine:
     def _options(self, name: str, batch: list[_Request], window: int, shape: tuple[int, ...]) -> dict[str, Any]:
         """Return the static arguments of a device call. Each new combination with a shape causes a compilation."""
         truncate = any(r.sampling.top_p < 1 or r.sampling.top_k > 0 for r in batch)
-        self._shapes.add((name, window, shape, truncate))
+        self._shapes.add((name, window, shape, truncate, any(r.guide for r in batch)))
         return {"config": self.shape, "window": window, "truncate": truncate}
 
 

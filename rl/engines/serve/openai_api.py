@@ -22,7 +22,7 @@ from rl.trajectory import Sampling
 Json = dict[str, Any]
 MAX_CHOICES, MAX_STOPS, MAX_TOP = 128, 16, 20
 NEUTRAL = {  # unsupported options that would change the sample, with the values that have no effect
-    "response_format": (None, {"type": "text"}), "logit_bias": (None, {}), "presence_penalty": (None, 0),
+    "logit_bias": (None, {}), "presence_penalty": (None, 0),
     "frequency_penalty": (None, 0), "repetition_penalty": (None, 1), "min_p": (None, 0), "suffix": (None, ""),
     "best_of": (None, 1), "min_tokens": (None, 0), "allowed_token_ids": (None,), "bad_words": (None, []),
     "structured_outputs": (None,), "guided_json": (None,), "guided_regex": (None,), "guided_choice": (None,),
@@ -43,7 +43,7 @@ WITHOUT_EFFECT = {  # about the caller and the answer's way, not about the answe
 READ = {
     "model", "max_tokens", "stop", "logprobs", "prompt_logprobs", "echo", "stream", "stream_options", "n",
     "temperature", "top_p", "top_k", "seed", "stop_token_ids", "ignore_eos", "return_token_ids",
-    "return_tokens_as_token_ids",
+    "return_tokens_as_token_ids", "response_format",
 }  # fmt: skip
 CHAT = {  # fields of chat completions only
     "messages", "tools", "tool_choice", "max_completion_tokens", "top_logprobs", "chat_template_kwargs",
@@ -76,6 +76,7 @@ class Request:
     echo: bool = False
     score: bool = False  # return log-probabilities of the prompt
     tools: bool = False  # extract tool calls from the text
+    schema: Json | None = None  # hold the answer to this JSON schema
 
 
 @dataclass
@@ -137,6 +138,9 @@ def read(body: Any, path: str, model: str, tokenizer: Tokenizer, vocab: int, con
         raise Refused("max_tokens=0 without echo leaves nothing to answer")
     options = _get(body, "stream_options", dict, {})
     refuse_unknown(options, {"include_usage"}, "stream_options.")
+    schema = schema_of(body)
+    if schema is not None and (tools or top or _get(body, "ignore_eos", bool, False)):
+        raise Refused("response_format is not supported together with tools, top_logprobs and ignore_eos")
     return Request(
         prompts=prompts,
         sampling=sampling_of(body, tokenizer, max_tokens),
@@ -151,7 +155,26 @@ def read(body: Any, path: str, model: str, tokenizer: Tokenizer, vocab: int, con
         echo=echo,
         score=score,
         tools=bool(tools),
+        schema=schema,
     )
+
+
+def schema_of(body: Json) -> Json | None:
+    """Return the JSON schema that `response_format` asks for, None if any text will do."""
+    wanted = _get(body, "response_format", dict, {"type": "text"})
+    kind = wanted.get("type")
+    refuse_unknown(wanted, {"type", *(["json_schema"] if kind == "json_schema" else [])}, "response_format.")
+    if kind == "text":
+        return None
+    if kind == "json_object":
+        return {"type": "object"}
+    if kind != "json_schema":
+        raise Refused(f"response_format.type must be text, json_object or json_schema, not {json.dumps(kind)[:80]}")
+    named = _get(wanted, "json_schema", dict, {})
+    refuse_unknown(named, {"name", "description", "schema", "strict"}, "response_format.json_schema.")
+    if not isinstance(named.get("schema"), dict):
+        raise Refused("response_format.json_schema.schema must be a JSON schema, an object")
+    return named["schema"]
 
 
 def refuse_unknown(body: Json, known: set[str], prefix: str = "") -> None:

@@ -4,8 +4,9 @@ DIR is a Hugging Face checkpoint, such as the `policy/` of a run. Routes: /v1/ch
 /v1/completions (text or token ids in, token ids and log-probabilities out), /v1/models, /health, /metrics (Prometheus),
 /tokenize, /detokenize, /openapi.json. Request fields for token ids are vLLM's: `prompt` as ids, `return_token_ids`,
 `stop_token_ids`, `ignore_eos`, `prompt_logprobs`. Log-probabilities of sampled tokens are computed at the sampling
-temperature, those of prompts at temperature 1. A request with an unsupported option, such as structured output or
-penalties, or with an unknown one is refused; the error names the option.
+temperature, those of prompts at temperature 1. `response_format` holds an answer to a JSON schema, token by token
+(llguidance), and its log-probabilities are renormalised to the tokens that may follow. A request with an unsupported
+option, such as penalties, or with an unknown one is refused; the error names the option.
 
 Needs `pip install -r requirements/service.txt`. Listens on 127.0.0.1 by default.
 """
@@ -36,6 +37,7 @@ from models.tokenizer import Tokenizer, TokenizerError
 from rl.engines import ContextFull, EngineFault
 from rl.engines.jax.engine import JaxEngine
 from rl.engines.serve.openai_api import MAX_TOP, Answers, Generated, Refused, Request, error, read, refuse_unknown
+from rl.engines.serve.structured import Grammars
 from rl.seeds import seed_of
 from rl.trajectory import Sampling
 
@@ -62,7 +64,7 @@ class Service:
 
     def __init__(self, engine: JaxEngine, params: Any, tokenizer: Tokenizer, *, name: str, key: str = ""):
         self.engine, self.tokenizer, self.name, self._key = engine, tokenizer, name, key
-        self._params = params
+        self._params, self._grammars = params, Grammars(tokenizer, engine.shape.vocab)
         handlers = {
             "/v1/chat/completions": self._complete, "/v1/completions": self._complete,
             "/tokenize": self._tokenize, "/detokenize": self._detokenize,
@@ -106,6 +108,8 @@ class Service:
         vocab, context = self.engine.shape.vocab, self.engine.context
         request = read(body, path, self.name, self.tokenizer, vocab, context)
         answers = Answers(request, path, self.name, self.tokenizer)
+        if request.schema is not None:
+            await asyncio.to_thread(self._grammars.guide, request.schema)  # refuses one that cannot be followed
         if request.stream:
             return StreamingResponse(self._events(request, answers), media_type="text/event-stream")
         choices = [self._finished(request, prompt, n) for prompt in request.prompts for n in range(request.n)]
@@ -231,8 +235,10 @@ class Service:
         sampling, session = request.sampling, uuid.uuid4().hex
         if n or len(request.prompts) > 1:
             sampling = Sampling(**{**vars(sampling), "seed": seed_of(sampling.seed, n)})
-        push = lambda tokens, logprobs: blocks.put_nowait((tokens, logprobs))  # noqa: E731
-        task = asyncio.ensure_future(self.engine.generate(prompt, sampling, session=session, stream=push))
+        options: dict[str, Any] = {"stream": lambda tokens, logprobs: blocks.put_nowait((tokens, logprobs))}
+        if request.schema is not None:
+            options["guide"] = self._grammars.guide(request.schema)
+        task = asyncio.ensure_future(self.engine.generate(prompt, sampling, session=session, **options))
         task.add_done_callback(blocks.put_nowait)
         generated = Generated(prompt, [], [], "", "length", self.engine.version)
         try:

@@ -1,0 +1,38 @@
+"""The table of faults is whole, and (slow) no fault breaks a run."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.faults.long import verdict
+from tests.faults.table import BOTH, KINDS, TABLE
+
+ROOT = Path(__file__).parents[1]
+
+
+def test_the_table_has_forty_faults_of_all_kinds_sync_and_async():
+    assert len({fault.name for fault in TABLE}) == len(TABLE) >= 40
+    assert {fault.kind for fault in TABLE} == set(KINDS)
+    for kind in KINDS:
+        assert {mode for fault in TABLE if fault.kind == kind for mode in fault.modes} == set(BOTH)
+
+
+def test_growth_is_told_from_noise(capsys):
+    flat = {"rss_mb": 400.0, "fds": 30, "threads": 20, "children": 0, "disk_mb": 2.0}
+    noisy = [(step, flat | {"rss_mb": 400.0 + 5 * (step % 3), "fds": 30 + step % 2}) for step in range(1, 101)]
+    assert verdict(noisy) == 0 and "nothing grows" in capsys.readouterr().out
+    leaking = [(step, values | {"fds": 30 + step // 10}) for step, values in noisy]
+    assert verdict(leaking) == 1 and "grows: fds" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_fault_breaks_a_run(kind):
+    subprocess.run([sys.executable, "-m", "tests.faults", f"--only={kind}"], cwd=ROOT, check=True)
+
+
+@pytest.mark.slow
+def test_nothing_grows_in_a_long_run():
+    subprocess.run([sys.executable, "-m", "tests.faults", "--long", "--steps=200"], cwd=ROOT, check=True)
