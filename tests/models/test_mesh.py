@@ -61,7 +61,7 @@ def loss(params, tokens, positions, segments):
     return qwen.token_logp(h, qwen.unembed(config, params), tokens.reshape(-1), chunk=16)[0].mean()
 
 expected = jax.jit(jax.value_and_grad(loss))(alone, *batch)
-for shape in ({"data": 4, "fsdp": 2}, {"fsdp": 2, "tensor": 2, "sequence": 2}):
+for shape in ({"data": 2, "fsdp": 4}, {"fsdp": 4, "tensor": 2}, {"data": 2, "fsdp": 2, "sequence": 2}):
     m = mesh.make_mesh(shape)
     _, params = hf.load(sys.argv[1], mesh=m)
     places = mesh.shardings(config, m)
