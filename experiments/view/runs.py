@@ -192,6 +192,7 @@ class Run:
         evaluations = list(read_jsonl(path, forgive="all")) if path.is_file() else []
         path = self.workdir / ".view" / "replay.json"
         replayed = list(read_jsonl(path, forgive="all")) if path.is_file() else []
+        replayed = [found for found in replayed if all("rollouts" in cell for cell in found.get("table", [{}]))]
         mechanisms = ("questioning", "navigating", "attributing")
         config = record.get("config") or {}
         return {

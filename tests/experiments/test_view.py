@@ -352,5 +352,7 @@ def test_labels_are_compared_with_those_of_replay(tmp_path, capsys):
     (wrong,) = [cell for cell in found["table"] if (cell["judge"], cell["replay"]) == (-1, 1)]
     assert found["both"] - found["agreed"] == wrong["turns"] > 0
     assert wrong["rollouts"] == [("step_000001.jsonl.gz", 0)]
+    (tmp_path / ".view/replay.json").write_text('{"rollouts": 1, "table": [{"judge": 1}]}\n')  # of another version
+    assert Run(tmp_path).overview()["replayed"] == []
     (tmp_path / "config.json").unlink()
     assert main([str(tmp_path), "--replay", "1"]) == 1 and "names the world" in capsys.readouterr().err

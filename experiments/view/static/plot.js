@@ -90,7 +90,8 @@ function draw(canvas, s, X, Y, stacked) {
 }
 
 function follow(canvas, cross, tip, series, X, Y, unit, at, W, height) {
-  const steps = [...new Set(series.flatMap((s) => s.x))].sort((a, b) => a - b);
+  const given = (v) => v !== null && v !== undefined && Number.isFinite(v);
+  const steps = [...new Set(series.flatMap((s) => s.x.filter((_, i) => given(s.y[i]))))].sort((a, b) => a - b);
   let best = null, near = series[0];
   const value = (s) => { const i = s.x.indexOf(best); return i < 0 ? null : s.y[i] ?? null; };
   const leave = () => { tip.hidden = true; cross.setAttribute("visibility", "hidden"); best = null; };

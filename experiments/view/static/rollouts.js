@@ -100,15 +100,22 @@ function textsOf(record) {
   return [record.query, record.error, ...(record.experience || []).map((e) => e.content), ...turns].map((t) => String(t ?? ""));
 }
 
+function valuesOf(run, key) {
+  const seen = new Set();
+  for (let i = 0; i < run.count; i++) seen.add(key(run.rows, i));
+  return [...seen].filter((v) => v !== null && v !== undefined).sort();
+}
+
 function filters(page, run, params) {
-  const rows = run.rows, values = (key) => [...new Set(Array.from({ length: run.count }, (_, i) => key(rows, i)))].filter((v) => v !== null && v !== undefined).sort();
+  if (run.choices?.count !== run.count) run.choices = { count: run.count }; // of each filter, the values that occur
+  const values = (name) => (run.choices[name] ??= valuesOf(run, KEYS[name]));
   const go = () => {
     const wanted = Object.fromEntries([...new FormData(form)].filter(([, value]) => value !== ""));
     const kept = Object.fromEntries(["run", ...EXTRA].filter((n) => params[n]).map((n) => [n, params[n]]));
     location.hash = address(page, { ...kept, ...wanted });
   };
   const choice = (name) => {
-    const options = name === "label" ? ["good", "bad", "abstained", "none"] : values(KEYS[name]);
+    const options = name === "label" ? ["good", "bad", "abstained", "none"] : values(name);
     return el("label", null, name, el("select", { name, onchange: go }, el("option", { value: "" }, "any"),
       options.map((v) => el("option", { value: v, selected: String(v) === params[name] }, WORDS[name]?.[v] ?? String(v)))));
   };
@@ -216,7 +223,7 @@ function shownExperience(run, record, pool) {
   return (record.experience || []).map((e) => {
     const sources = pool.find((known) => known.id === e.id)?.sources || [];
     return el("div", { class: "soft" }, "shown: ", link("experience", { run: run.place, id: e.id }, brief(e.content, 300)),
-      sources.length ? [", from ", sources.slice(0, 3).map((id) => [link("task", { run: run.place, id }, brief(run.queries[id] || id, 50)), " "])] : "");
+      sources.length ? [" from ", sources.slice(0, 3).map((id) => [link("task", { run: run.place, id }, brief(run.queries[id] || id, 50)), " "])] : "");
   });
 }
 
