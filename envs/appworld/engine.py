@@ -84,13 +84,24 @@ class Engine:
         return self._sandbox.session(self._task, self._answer)
 
     def _answer(self, method: str, url: str, options: dict[str, Any]) -> tuple[int, str]:
-        """Answer a request of a session. Raises ValueError for one that the package's own client would not send."""
+        """Answer a request of a session: with status 400 if it holds text or numbers that JSON lacks, which the package
+        would store and then fail to read, and 500 if it breaks an API.
+
+        Raises ValueError for a request that the package's own client would not send.
+        """
         parts = url.split("/")
         if method not in METHODS or not set(options) <= OPTIONS or "." in parts or ".." in parts:
             raise ValueError("not a request to an API")
         if parts[0] not in self._apps:
             raise ValueError(f"no app {parts[0]!r}")
-        response = self._world.requester.client.request(method.upper(), url, **options)
+        try:
+            json.dumps(options, ensure_ascii=False, allow_nan=False).encode()
+        except ValueError as error:
+            return 400, json.dumps({"message": f"The request is no valid JSON: {error}"})
+        try:
+            response = self._world.requester.client.request(method.upper(), url, **options)
+        except Exception as error:  # an API may raise anything, such as OverflowError for a number no float holds
+            return 500, json.dumps({"message": f"{type(error).__name__}: {error}"[:500]})
         return response.status_code, response.text
 
     def completed(self) -> bool:

@@ -434,6 +434,14 @@ def test_solutions_score_one_and_nothing_else_does(world, split):
 
 
 @real
+@pytest.mark.parametrize("answer", ["10**400", "float('nan')", "'\\ud800'", "[[1]]"])
+def test_an_answer_that_cannot_be_compared_scores_nothing(world, answer):
+    task = next(task for task in world.tasks("train") if "answer=answer" in task.reference[-1])
+    result, evaluation = play(world, task, [block(f"apis.supervisor.complete_task(answer={answer})")])
+    assert not evaluation.success and evaluation.score < 1.0, result.messages
+
+
+@real
 def test_the_real_engine_conforms(world):
     with Source("appworld", mode="worker", workers=1, python=PYTHON, deadlines=PATIENT) as source:
         names, problems = conformance.run(source.world, limit=2)
