@@ -19,7 +19,7 @@ from tests.tiny import config_file, tiny_policy
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 # Not extras: what needs an environment of its own, what is installed with --no-deps, and what only a clone can use.
-NO_EXTRA = {"appworld", "textworld", "vllm"} | {"bfcl", "pretrained"} | {"dev", "parity"}
+NO_EXTRA = {"appworld", "textworld", "vllm"} | {"bfcl", "pretrained"} | {"dev", "parity", "templates"}
 
 
 def test_requirements_are_stated_once_and_every_extra_is_one_of_them():

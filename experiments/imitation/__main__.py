@@ -68,7 +68,7 @@ def problems(config: Any, workdir: str) -> list[str]:
     if config.model.path:
         model = {"path": config.model.path, "tokenizer": ""}
         row = {"context": config.row, "max_tokens": 1}  # a row is to imitation what a context is to a rollout
-        whole = ConfigDict({"model": model, "rollout": row, "lora": {"rank": 0}})
+        whole = ConfigDict({"model": model, "rollout": row, "lora": {"rank": 0}, "template": {"thinking": "auto"}})
         found += [text.replace("config.rollout.context", "config.row") for text in model_problems(whole, "train")]
     return [*found, *demonstrations.problems(config), *occupied(workdir)]
 

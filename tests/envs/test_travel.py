@@ -674,7 +674,7 @@ def test_half_of_the_demonstrations_are_plain_and_their_agents_slip_alike():
     assert demonstrate(random.Random(3), plain=1.0, hint=0.5) == demonstrate(random.Random(3), plain=1.0, hint=0.5)
     for demo in heeding[:50]:
         hint, _, query = demo["messages"][1]["content"].partition("</EXP>\n")
-        assert hint.startswith("<EXP>When asked to ") and query[0].isupper()
+        assert hint.startswith("<EXP>When asked ") and query[0].isupper()
 
 
 def test_no_plain_task_of_the_splits_is_demonstrated():

@@ -189,7 +189,7 @@ def test_the_text_has_the_config_every_plug_and_the_work(tmp_path):
     assert resolved["advantage"].startswith("adca(") and "alpha=0.5" in resolved["advantage"]
     assert "clip_high_guided=0.6" in resolved["loss"] and resolved["questioning.judge"] == "verifier()"
     work = sections[f"plan for {tmp_path}/run"]
-    assert any("160 of 16 tasks x 8 = 128 rollouts" in line for line in work)
+    assert any("80 of 16 tasks x 8 = 128 rollouts" in line for line in work)
     assert "language models" not in text, "the quickstart asks none"
 
 

@@ -88,8 +88,8 @@ def test_hidden_tools_change_no_prompt(small, opening, turns):
 
 
 # No leading newline: the tokenizer of a whole conversation would merge it with the header.
-canonical = wild_text.map(lambda text: text.strip() or "ok").filter(
-    lambda text: "<|" not in text and "\ud83d" not in text
+canonical = wild_text.map(lambda text: text.replace("<|", "").replace("\ud83d", "").strip() or "ok").filter(
+    lambda text: "<|" not in text
 )
 calls = st.lists(st.fixed_dictionaries({"to": canonical, "n": st.integers()}), max_size=2).map(
     lambda many: [{"type": "function", "function": {"name": "search", "arguments": a}} for a in many]
