@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from evolver.workdir import Workdir
-from rl.evaluation import Scores, interval_over_seeds
+from rl.evaluation import Scores, interval_over_seeds, mean_height
 
 COLOURS = ("#1b4f72", "#d35400", "#16a085", "#8e44ad", "#c0392b", "#7f8c8d", "#27ae60", "#b7950b", "#2e4053")
 GREY = "#7f8c8d"
@@ -97,6 +97,13 @@ def estimate(values: Mapping[int, np.ndarray]) -> Estimate | None:
     mean_S = value_SN.mean(axis=1)
     sd = float(mean_S.std(ddof=1)) if len(mean_S) > 1 else math.nan
     return Estimate(float(mean_S.mean()), *interval_over_seeds(value_SN), sd, len(mean_S))
+
+
+def height(curve: Mapping[int, Scores], measure: str = "") -> np.ndarray:
+    """Return value_N, the mean height of each task's curve over the steps of {step: scores}, in [0, 1]."""
+    steps = sorted(curve)
+    value_EN = np.stack([curve[step].per_task(measure or curve[step].names[0]) for step in steps])
+    return np.array([mean_height(dict(zip(steps, value_E))) for value_E in value_EN.T])
 
 
 def difference(first: Row, second: Row, measure: str = "") -> Estimate | None:
@@ -237,4 +244,4 @@ def _intervals(
             axes.plot(value.mean, place, "|", color=COLOURS[0], markersize=12, markeredgewidth=2)
             axes.plot(sorted(dots[place]), [place] * len(dots[place]), "o", color=COLOURS[1], markersize=4, alpha=0.8)
     axes.set_yticks(range(len(names)), names)
-    axes.set_ylim(len(names) - 0.5, -0.5)
+    axes.set_ylim(max(len(names), 1) - 0.5, -0.5)

@@ -16,8 +16,9 @@ each study.
     grid          every combination of the three mechanisms at one setting
     beyond        explored again or once; the two ways to combine outcome and labels
 
-Rows are compared after equal numbers of rollouts, and after equal wall time: that of the row's run that ended first.
-Intervals resample held-out tasks and seeds.
+Rows are compared after equal numbers of rollouts, after equal wall time (that of the row's run that ended first), and by
+the mean height of their curves, which tells a faster row from a slower one that ends as high. Intervals resample held-out
+tasks and seeds.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ SHORT = {
     "steps": 40,
     "rollout.tasks": 8,
     "eval.every": 5,
+    "eval.rollouts": 4,
     "eval.temperatures": "()",
     "eval.greedy": False,
     "checkpoint.every": 40,
@@ -132,6 +134,11 @@ def at_equal_time(folder: Path, first: compare.Row, second: compare.Row) -> comp
     return compare.estimate(changes)
 
 
+def heights(row: compare.Row) -> dict[int, np.ndarray]:
+    """Return {seed: value_N}, the mean height of each task's curve over the steps, in [0, 1]."""
+    return {seed: compare.height(curve) for seed, curve in row.curves.items() if len(curve) > 1}
+
+
 def steps_to_half(row: compare.Row) -> str:
     """Return the mean number of steps until half of the held-out tasks are solved; runs that never do are counted."""
     found = []
@@ -149,7 +156,7 @@ def steps_to_half(row: compare.Row) -> str:
 def table(folder: Path, runs: Mapping[str, Sequence[grid.Run]], prefix: str) -> list[list[str]]:
     """Return the header and a line for each point and row of a study."""
     head = ["point", "row", "seeds", "before", "after [95%]", "sd", "difference [95%]", "at equal time [95%]"]
-    lines = [[*head, f"steps to {HALF:.0f}%", "note"]]
+    lines = [[*head, "curve", "difference of curves [95%]", f"steps to {HALF:.0f}%", "note"]]
     for point, several in runs.items():
         found = grid.gather(several, folder)
         for row in found:
@@ -160,8 +167,12 @@ def table(folder: Path, runs: Mapping[str, Sequence[grid.Run]], prefix: str) -> 
             name = row.name.removeprefix(f"{prefix},{point},".replace(" ", "_"))
             starts = [100 * c[min(c)].per_task(c[min(c)].names[0]).mean() for c in row.curves.values()]
             start = f"{np.mean(starts):.1f}" if starts else ""
-            signed = [value.signed() if value else "" for value in (change, timed)]
-            cells = [str(mean.runs if mean else 0), start, str(mean or ""), sd, *signed]
+            curves, others = heights(row), heights(found[0])
+            shared = curves.keys() & others.keys() if row is not found[0] else ()
+            higher = compare.estimate({seed: curves[seed] - others[seed] for seed in sorted(shared)})
+            height = f"{100 * np.mean([curve.mean() for curve in curves.values()]):.1f}" if curves else ""
+            signed = [value.signed() if value else "" for value in (change, timed, higher)]
+            cells = [str(mean.runs if mean else 0), start, str(mean or ""), sd, *signed[:2], height, signed[2]]
             lines.append([point, name, *cells, steps_to_half(row), "; ".join(row.notes)])
     return lines
 
@@ -200,7 +211,7 @@ def draw(folder: Path, name: str, study: Study, runs: Mapping[str, Sequence[grid
 
 def report(folder: Path, chosen: Mapping[str, Study], seeds: Sequence[int]) -> str:
     """Write MECHANISMS.md, a CSV file and a figure for each study, and return the text."""
-    parts = ["# When each mechanism helps", "", f"avg@8 on held-out tasks after {SHORT['steps']} steps, in percent."]
+    parts = ["# When each mechanism helps", "", f"avg@4 on held-out tasks after {SHORT['steps']} steps, in percent."]
     for name, study in chosen.items():
         runs = runs_of(name, study, seeds)
         lines = table(folder, runs, name)

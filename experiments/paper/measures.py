@@ -13,7 +13,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from rl.evaluation import Scores, mean_height, steps_to
+from experiments.compare import height
+from rl.evaluation import Scores, steps_to
 
 GOAL = 0.9
 EARLY = 0.2  # of the steps: step 20 of 100
@@ -39,10 +40,7 @@ def per_task(name: str, scores: Scores | None, curve: Mapping[int, Scores]) -> n
         step = early_step(curve)
         return curve[step].per_task("avg@8") if step is not None else None
     if name == "auc":
-        if len(curve) < 2:
-            return None
-        value_EN = np.stack([curve[step].per_task("avg@8") for step in sorted(curve)])
-        return np.array([mean_height(dict(zip(sorted(curve), value_E))) for value_E in value_EN.T])
+        return height(curve, "avg@8") if len(curve) > 1 else None
     if scores is None:
         return None
     kind, _, k = name.partition("@")

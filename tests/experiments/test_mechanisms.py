@@ -47,6 +47,7 @@ def test_the_table_compares_at_equal_rollouts_and_at_equal_time(tmp_path, monkey
     cells = dict(zip(head, other, strict=True))
     assert cells["difference [95%]"].startswith("+50.0")
     assert cells["at equal time [95%]"].startswith("-25.0")  # 0.25 after 10 seconds, against 0.5
+    assert cells["curve"] == "37.5" and cells["difference of curves [95%]"].startswith("+12.5")  # (0 + 0.25) / 2, ...
     assert cells["before"] == "0.0" and cells["steps to 50%"] == "10" and cells["seeds"] == "2"
     assert dict(zip(head, plain, strict=True))["difference [95%]"] == ""
     mechanisms.draw(tmp_path, "s", study, runs)
