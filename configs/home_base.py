@@ -3,7 +3,7 @@
     python -m experiments.imitation --config=configs/home_base.py
 
 writes runs/home_base/policy. The demonstrations show homes with house rules, never one of those that are trained and
-evaluated in. Time: about 8 minutes on two cores.
+evaluated in. Time: about 20 minutes on two cores.
 """
 
 from configs import imitation
@@ -13,7 +13,7 @@ def get_config(arg=None):
     config = imitation.get_config(arg)
     config.env.name = "home"
     config.env.args.houses = True
-    config.steps = 1400
+    config.steps = 3000
     config.careful = 0.55
     config.demonstrations = 12000
     config.hint = 0.5

@@ -75,8 +75,7 @@ def main() -> None:
     """Fork a session for each request of the parent's socket, whose descriptor is the argument."""
     end_with_parent()
     control = socket.socket(fileno=int(sys.argv[1]))
-    from appworld import environment  # noqa: F401  everything slow, once
-
+    warm_up()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # sessions end by themselves or are killed, and leave nothing
     control.sendall(b"ready\n")
     while True:
@@ -97,6 +96,13 @@ def main() -> None:
         control.sendall(json.dumps({"pid": pid}).encode() + b"\n")
 
 
+def warm_up() -> None:
+    """Make a session that nobody uses. It takes 3 s to import and parse what those forked afterwards then have."""
+    from appworld.apps import get_all_apps
+
+    session(Client(None), {"apps": get_all_apps(), "max_requests": 1, "timeout_s": 1, "datetime": "2000-01-01"})
+
+
 def end_with_parent() -> None:
     """Let the kernel kill this process when its parent dies, whatever code it runs then."""
     ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)
@@ -106,6 +112,7 @@ def serve(connection: socket.socket, task: dict[str, Any]) -> None:
     """Run the code of one episode until the other end of the socket is closed."""
     lines = connection.makefile("rwb")
     world = session(Client(lines), task)
+    begin(world)
     confine(task["memory_mb"])
     send(lines, {"output": ""})
     for line in lines:
@@ -125,7 +132,6 @@ def run(world: Any, code: str) -> str:
 def session(client: Client, task: dict[str, Any]) -> Any:
     """Return the package's own environment without a task: its shell, its guard, and APIs that lead to `client`."""
     from appworld import environment
-    from appworld.apps.api_lib import set_local_date_and_time
     from appworld.collections import apis
     from appworld.requester import Requester, RequestTracker
 
@@ -156,9 +162,15 @@ def session(client: Client, task: dict[str, Any]) -> Any:
         world._execute_preamble()
     finally:
         apis.Requester = real
+    return world
+
+
+def begin(world: Any) -> None:
+    """Set the clock and the random numbers that the code of an episode sees."""
+    from appworld.apps.api_lib import set_local_date_and_time
+
     set_local_date_and_time(world.task.datetime)
     random.seed(SEED)
-    return world
 
 
 class _Public:

@@ -2,8 +2,9 @@
 
 Desk calls do not count for the level, so that all houses have the same tasks. A template such as "room.set+id.value"
 consists of goals: a subject and what is wanted of it. Subjects are `id` (a device named by its id), `room`, `person`
-(their room) and `same` (the room of the first goal). Wanted is `set`, a change, or one of `QUESTIONS`. A task has the
-phrases written here, or the words of the tools' descriptions as an explorer words them (`envs.wording`).
+(their room), `number` (the id of a room, which only an explorer writes) and `same` (the room of the first goal). Wanted
+is `set`, a change, or one of `QUESTIONS`. A task has the phrases written here, or the words of the tools' descriptions as
+an explorer words them (`envs.wording`).
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ QUESTIONS = {
     "person.count": ("How many devices are in {it}'s room?", "the number of lines"),
     "person.value": ("What is the {kind} in {it}'s room set to?", ""),
     "person.id": ("", "the last word"),
+    "number.count": ("", "the number of lines"),
 }
 SET = {
     "lamp": ("set {it} to {value}", "make {it} {value}"),
@@ -83,16 +85,17 @@ class Unfit(Exception):
 @functools.cache
 def templates(level: int, *, plain: bool = False) -> tuple[str, ...]:
     """Return the templates of a level, those with changes more often. plain: those that an explorer can word."""
-    changes = ["id.set", "room.set", "person.set"]
+    changes = ["id.set", "room.set", "person.set", *["number.set"] * plain]
     asks = [goal for goal, (phrase, wanted) in QUESTIONS.items() if (wanted if plain else phrase)]
     pairs = [f"{one}+{two}" for one in changes for two in (*changes * 3, *asks)]
-    pairs += ["room.set+same.set", "person.set+same.set"] * 3
+    pairs += [f"{one}+same.set" for one in changes[1:]] * 3
     return tuple(t for t in changes * 3 + asks + pairs if sum(map(_calls, t.split("+"))) == level)
 
 
 def _calls(goal: str) -> int:
     subject, _, wanted = goal.partition(".")
-    return 1 + {"set": 2, "value": 1, "count": 1}.get(wanted, 0) * (subject in ("room", "person"))
+    looked_up = {"set": 2, "value": 1, "count": 1}.get(wanted, 0) if subject in ("room", "person") else 0
+    return 1 + looked_up + (goal == "number.set")
 
 
 @functools.lru_cache(maxsize=32)
@@ -183,7 +186,9 @@ class _Planner:
         elif subject == "person":
             self.via = data.person_in(self.room)
             self._call(n, "person", name=self.via)
-        if subject in ("room", "person") and wanted in ("set", "count", "value"):
+        elif subject == "number":
+            self.via = self.room
+        if subject in ("room", "person", "number") and wanted in ("set", "count", "value"):
             self._call(n, "devices", room=self.room)
         phrase = device if subject == "id" else f"{self.via} {kind}"
         named = {"kind": kind, "it": device if subject == "id" else self.via}
