@@ -10,20 +10,22 @@ the runs are short, so that differences in speed show. MECHANISMS.md in --workdi
 each study.
 
     questioning   number of original tasks; without them there is nothing to train on but invented tasks
-    navigating    how common the desk calls are that the house wants, and so how rarely the policy makes one at first
+    navigating    how common the desk calls are that the house wants, and so how rarely the policy makes one at first;
+                  both rows train on invented tasks, whose solutions by the explorer are the first experience
     attributing   number of calls of the tasks
     rollouts      number of rollouts of a task, for attributing
     grid          every combination of the three mechanisms at one setting
     beyond        explored again or once; the two ways to combine outcome and labels
 
-Rows are compared after equal numbers of rollouts, after equal wall time (that of the row's run that ended first), and by
-the mean height of their curves, which tells a faster row from a slower one that ends as high. Intervals resample held-out
-tasks and seeds.
+Rows are compared after equal numbers of rollouts, after equal wall time (that of the row's run that ended first), and
+by the mean height of their curves, which tells a faster row from a slower one that ends as high. Intervals resample
+held-out tasks and seeds.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -32,6 +34,7 @@ from typing import Any
 
 import numpy as np
 
+from configs.quickstart import ROWS
 from evolver.workdir import Workdir
 from experiments import compare, grid
 from models.files import write_atomically
@@ -51,6 +54,7 @@ SHORT = {
     "env.args.rules": 2,
     "env.args.seed": 2,
 }
+FRESH = {"navigating.every": 5}  # the first attempts solve easy tasks only, whose experience misleads in others
 HALF = 50.0  # percent
 
 
@@ -77,7 +81,10 @@ def studies() -> dict[str, Study]:
         "+questioning": ("q", four | {"questioning.share": 0.75}),
     }
     tasks |= {str(n): rows("grpo", "q", "+questioning", **{"env.args.n_train": n}) for n in (16, 64, 256)}
-    rarity = {str(r): rows("grpo", "n", "+navigating", **{"env.args.rarity": r}) for r in (0.25, 0.1, 0.03, 0.01)}
+    rarity = {
+        str(r): rows("q", "qn", "+navigating", **{"env.args.rarity": r, "questioning.share": 1.0})
+        for r in (0.25, 0.1, 0.03, 0.01)
+    }
     calls = {str(n): rows("grpo", "a", "+attributing", **{"env.args.level": n}) for n in (2, 3, 4, 6)}
     group = {
         str(g): rows("grpo", "a", "+attributing", **{"rollout.group": g, "rollout.tasks": 64 // g}) for g in (2, 4, 8)
@@ -105,14 +112,13 @@ def studies() -> dict[str, Study]:
 
 def runs_of(name: str, study: Study, seeds: Sequence[int]) -> dict[str, list[grid.Run]]:
     """Return {point: runs}; seeds vary slowest in each, so that a study that is cut off has complete comparisons."""
-    return {
-        point: [
-            grid.Run(f"{name},{point},{row}".replace(" ", "_"), seed, f"{CONFIG}:{argument}", SHORT | overrides)
-            for seed in seeds
-            for row, (argument, overrides) in table.items()
-        ]
-        for point, table in study.points.items()
-    }
+    runs: dict[str, list[grid.Run]] = {point: [] for point in study.points}
+    for point, table in study.points.items():
+        for seed, (row, (argument, overrides)) in itertools.product(seeds, table.items()):
+            values = SHORT | (FRESH if "navigating" in ROWS[argument] else {}) | overrides
+            label = f"{name},{point},{row}".replace(" ", "_")
+            runs[point].append(grid.Run(label, seed, f"{CONFIG}:{argument}", values))
+    return runs
 
 
 # --- results ---------------------------------------------------------------------------------------------------------

@@ -23,8 +23,8 @@ def test_seeds_vary_slowest_and_rows_differ_in_what_the_study_says():
     runs = mechanisms.runs_of("navigating", study, [3, 4])["0.03"]
     assert [run.seed for run in runs] == [3, 3, 4, 4]
     first, second = runs[:2]
-    assert (first.config, second.config) == ("configs/quickstart.py:grpo", "configs/quickstart.py:n")
-    assert first.overrides == second.overrides and first.overrides["env.args.rarity"] == 0.03
+    assert (first.config, second.config) == ("configs/quickstart.py:q", "configs/quickstart.py:qn")
+    assert second.overrides == first.overrides | mechanisms.FRESH and first.overrides["env.args.rarity"] == 0.03
 
 
 def finished(folder, name, means, seconds_per_step):
