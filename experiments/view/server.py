@@ -22,13 +22,13 @@ QUIET = 0.5  # seconds after a request for which the indexing thread leaves the 
 
 
 def resource(run: Run, search: Search | None, words: list[str], query: dict[str, str]) -> Any:
-    """Return the resource of a run that a path names, as JSON values. Raises LookupError and ValueError if there is
-    none, and OSError."""
+    """Return the resource of a run that a path names, as JSON values, or as bytes of JSON. Raises LookupError and
+    ValueError if there is none, and OSError."""
     match words:
         case ["overview"]:
             return run.overview()
         case ["index"]:
-            return run.index(int(query.get("first", 0)), int(query.get("generation", -1)))
+            return run.index_text(*(int(query.get(name, -1)) for name in ("first", "end", "generation")))
         case ["rollouts", file, member]:
             return run.chunk(int(file), int(member))
         case ["tasks"]:
@@ -60,6 +60,11 @@ class View(ThreadingHTTPServer):
         return f"http://127.0.0.1:{self.server_address[1]}/"
 
     def _index(self) -> None:
+        for run in self.runs:  # before a page asks for them; requests come in between
+            run.refresh()
+            for number in reversed(range(len(run.entries))):
+                if not self._closing.is_set() and number < len(run.entries):
+                    run.load([number])
         while not self._closing.is_set():
             for search in self.searches:
                 try:
@@ -95,7 +100,8 @@ class Handler(BaseHTTPRequestHandler):
         try:
             if parts.path.startswith("/api/"):
                 self.server.asked = time.monotonic()
-                body = encoded(self.api(parts.path[5:].split("/"), parts.query))
+                found = self.api(parts.path[5:].split("/"), parts.query)
+                body = found if isinstance(found, bytes) else encoded(found)
                 self.server.asked = time.monotonic()
                 return self.reply(200, body, "application/json")
             name = parts.path.lstrip("/") or "index.html"
@@ -134,8 +140,11 @@ class Handler(BaseHTTPRequestHandler):
         }
         for name, value in headers.items():
             self.send_header(name, value)
-        self.end_headers()
-        self.wfile.write(body)
+        try:
+            self.end_headers()
+            self.wfile.write(body)
+        except ConnectionError:  # the page was closed
+            self.close_connection = True
 
     def log_message(self, *_: Any) -> None:
         """Print nothing: the terminal shows the address only."""

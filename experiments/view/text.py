@@ -24,14 +24,14 @@ def _hidden(c: str) -> bool:
 
 def rollouts(run: Run, *, step: int | None, task: str) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
     """Yield (description of the file, record) of each rollout of a step, whose task's id or words contain `task`."""
-    index = run.index(budget=float("inf"))
+    index = run.index()
     for number, file in enumerate(index["files"]):
         if step is not None and file["step"] != step:
             continue
         columns, queries = file["columns"], file["queries"]
         chosen = [task in id or task.lower() in queries.get(id, "").lower() for id in columns["task"]]
         row = 0
-        for member, count in enumerate(file["members"]):
+        for member, (_, _, count) in enumerate(file["members"]):
             if any(chosen[row : row + count]):
                 for record, wanted in zip(run.records(number, member), chosen[row : row + count]):
                     if wanted:
@@ -41,7 +41,7 @@ def rollouts(run: Run, *, step: int | None, task: str) -> Iterator[tuple[dict[st
 
 def groups_table(run: Run, *, step: int | None) -> Iterator[str]:
     """Yield the lines of a table of groups, of the last step with rollouts unless a step is given."""
-    files = run.index(budget=float("inf"))["files"]
+    files = run.index()["files"]
     steps = [file["step"] for file in files if file["kind"] == "step"]
     step = step if step is not None else max((s for s in steps if s is not None), default=None)
     groups: dict[tuple, list[tuple]] = {}
