@@ -13,6 +13,7 @@ A run that is going on is followed. docs/view.md describes the pages.
 from __future__ import annotations
 
 import argparse
+import os
 import shutil
 import sys
 from pathlib import Path
@@ -61,6 +62,7 @@ def main(argv: list[str] | None = None) -> int:
                 lines = group(run, **options, **shown) if flags.task else groups_table(run, **options)
                 for line in lines:
                     print(line)
+            sys.stdout.flush()
             return 0
         if flags.replay:
             for run in runs:
@@ -75,6 +77,9 @@ def main(argv: list[str] | None = None) -> int:
             print(f"{count} files, {size / 1e6:.1f} MB: open {flags.bundle / 'index.html'}")
             return 0
         server = View(runs, flags.port)
+    except BrokenPipeError:  # nobody reads on, as in `... --text | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except replay.NoReplay as error:
         print(error, file=sys.stderr)
         return 1

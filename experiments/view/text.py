@@ -9,7 +9,7 @@ from typing import Any
 from evolver.traces import shortened
 from experiments.view.runs import Run
 
-MARKS = {1: "+", -1: "-", 0: " "}
+LABELS = {1: "GOOD", -1: "BAD"}
 BIDI = set("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 
 
@@ -94,9 +94,9 @@ def _rollout(record: dict[str, Any], limit: int) -> Iterator[str]:
         yield from _block("error", str(record["error"]), limit)
     for number, turn in enumerate(record.get("turns") or (), 1):
         advantage = turn.get("advantage")
-        mark, reason = MARKS.get(turn.get("label"), " "), visible(str(turn.get("reason") or ""))
-        why = f"  {mark} {reason}" if reason or mark != " " else ""
-        yield f"turn {number}  advantage {advantage or 0.0:+.3f}{why}"
+        reason = visible(str(turn.get("reason") or ""))
+        label = LABELS.get(turn.get("label"), "no label" if reason else "")
+        yield f"turn {number}  advantage {advantage or 0.0:+.3f}  {label}{': ' if reason else ''}{reason}".rstrip()
         yield from _block(">", str(turn.get("action") or ""), limit)
         for message in turn.get("observation") or ():
             yield from _block("<", str(message.get("content") or ""), limit)

@@ -299,7 +299,11 @@ def test_text_shows_a_group_and_what_is_hidden_in_it(tmp_path, capsys):
     assert main([str(tmp_path / "run"), "--text", "--task", "find T1", "--step", "3"]) == 0
     out = capsys.readouterr().out
     assert "rollout 0 · failure" in out and "guided" in out and "shown Look first." in out
-    assert "+ it found the seat" in out and "advantage +0.500" in out and "< a window" in out
+    assert (
+        "turn 1  advantage +0.500  GOOD: it found the seat" in out
+        and "no label: nothing shows it" in out
+        and "< a window" in out
+    )
     assert "\\x1b[2Jpwned\\u202e" in out and "\x1b" not in out and "\u202e" not in out and "Find t2." not in out
     assert main([str(tmp_path / "run"), "--text", "--task", "zebra"]) == 0
     assert "no rollout belongs to a task" in capsys.readouterr().out
