@@ -89,18 +89,15 @@ function clock(seconds) {
 }
 
 /** Return a table. columns: [{name, cell(row), n: numeric, sort(row), t: text}]; sorted by a click on a heading. */
-function table(columns, rows, { page = 100, sort = null, down = true } = {}) {
+function table(columns, rows, { page = 50, sort = null, down = true } = {}) {
   let by = sort, falling = down, count = page, ordered = rows;
   const body = el("tbody"), heads = el("tr"), foot = el("p");
   const draw = () => {
     if (by !== null) {
-      const key = columns[by].sort;
-      const missing = (v) => v === null || v === undefined || Number.isNaN(v);
-      ordered = [...rows].sort((a, b) => {
-        const x = key(a), y = key(b);
-        if (missing(x) || missing(y)) return missing(x) - missing(y);
-        return (x < y ? -1 : x > y ? 1 : 0) * (falling ? -1 : 1);
-      });
+      const missing = (v) => v === null || v === undefined || Number.isNaN(v), way = falling ? -1 : 1;
+      const keys = rows.map(columns[by].sort), last = new Set([...rows.keys()].filter((i) => missing(keys[i])));
+      const order = [...rows.keys()].filter((i) => !last.has(i)).sort((i, j) => (keys[i] < keys[j] ? -way : keys[i] > keys[j] ? way : 0));
+      ordered = [...order, ...last].map((i) => rows[i]);
     }
     heads.replaceChildren(...columns.map((column, i) => {
       const mark = by === i ? (falling ? " ▾" : " ▴") : "";
@@ -163,7 +160,7 @@ async function once(name, most = 40) {
 /** A run: its overview, and the index of its rollouts as columns, one value per rollout. */
 class Run {
   constructor(place, name) {
-    Object.assign(this, { place, name, overview: null, generation: -1 });
+    Object.assign(this, { place, name, overview: null, generation: -1, fresh: false });
     this.clear();
   }
 
@@ -185,7 +182,7 @@ class Run {
   /** Fetch a part of the index: what is new, then what is older, the newest first. Return whether there may be more. */
   async loadPart() {
     const { first, end, generation } = this;
-    if (window.BUNDLE && generation >= 0) return false; // all of it came at once
+    if (this.fresh) return false;
     const found = await get(`run/${this.place}/index`, `?first=${first}&end=${end}&generation=${generation}`);
     if (this.first !== first || this.end !== end || this.generation !== generation) return this.pending > 0; // another call was faster
     if (found.generation !== generation) {
@@ -197,6 +194,7 @@ class Run {
     this.first = Math.min(this.first, found.first);
     this.end = Math.max(this.end, found.first + found.files.length);
     this.pending = found.pending;
+    this.fresh = this.pending === 0; // until the look for news finds some
     return this.pending > 0 && found.files.length > 0;
   }
 

@@ -48,6 +48,7 @@ async function look() {
   try {
     const states = JSON.stringify(await get("states"));
     status("");
+    if (states !== before) view.runs.forEach((run) => { run.fresh = false; });
     if (before && states !== before) {
       kept.clear();
       await Promise.all(view.runs.map((run) => run.load()));
