@@ -44,6 +44,8 @@ def test_the_command_has_a_word_for_each_program(capsys, monkeypatch):
     assert command.main(["fly"]) == 2 and "there is no such command" in capsys.readouterr().err
     for module, _ in command.PROGRAMS.values():
         assert callable(importlib.import_module(module).main)
+    monkeypatch.setitem(command.PROGRAMS, "serve", ("no.such_module", ""))
+    assert command.main(["serve"]) == 1 and capsys.readouterr().err == "evolver serve: No module named 'no'\n"
     monkeypatch.setattr("experiments.view.__main__.main", lambda words: words)
     assert command.main(["view", "a", "--text"]) == ["a", "--text"]
 

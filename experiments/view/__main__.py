@@ -72,7 +72,10 @@ def main(argv: list[str] | None = None) -> int:
             if flags.bundle.exists() and any(flags.bundle.iterdir()) and not (flags.bundle / "index.html").is_file():
                 print(f"{flags.bundle}: is not empty and holds no bundle; name another directory", file=sys.stderr)
                 return 2
-            count = write_bundle(runs, flags.bundle, lambda text: print(text, end="\r", file=sys.stderr))
+            shows = sys.stderr.isatty()  # on a terminal, one line that is written over
+            count = write_bundle(
+                runs, flags.bundle, lambda text: shows and print(f"{text}\x1b[K\r", end="", file=sys.stderr)
+            )
             size = sum(p.stat().st_size for p in flags.bundle.rglob("*") if p.is_file())
             print(f"{count} files, {size / 1e6:.1f} MB: open {flags.bundle / 'index.html'}")
             return 0
