@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sqlite3
+import sys
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -77,6 +78,11 @@ class View(ThreadingHTTPServer):
         while not self._closing.is_set() and time.monotonic() - self.asked < QUIET:
             self._closing.wait(0.05)
 
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Print what went wrong, unless a page was closed before its answer came."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
+
     def server_close(self) -> None:
         """Stop the indexing thread and close the socket."""
         self._closing.set()
@@ -140,11 +146,8 @@ class Handler(BaseHTTPRequestHandler):
         }
         for name, value in headers.items():
             self.send_header(name, value)
-        try:
-            self.end_headers()
-            self.wfile.write(body)
-        except ConnectionError:  # the page was closed
-            self.close_connection = True
+        self.end_headers()
+        self.wfile.write(body)
 
     def log_message(self, *_: Any) -> None:
         """Print nothing: the terminal shows the address only."""

@@ -6,6 +6,8 @@ import http.client
 import json
 import re
 import shutil
+import socket
+import struct
 import subprocess
 import threading
 from contextlib import contextmanager
@@ -113,6 +115,17 @@ def test_a_server_gives_pages_and_every_resource_and_nothing_else(tmp_path):
             assert ask(server, path)[0].status == 404, path
         assert ask(server, "/", host="evil.example:80")[0].status == 403
         assert ask(server, "/", method="POST")[0].status == 501
+
+
+def test_a_page_that_is_closed_early_leaves_no_trace_in_the_terminal(tmp_path, capfd):
+    with served(made(tmp_path)) as server:
+        for sent in (b"", b"GET /api/run/0/index HTTP/1.1\r\nHost: 127.0.0.1:1\r\n\r\n"):
+            connection = socket.create_connection(server.server_address)
+            connection.sendall(sent)
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # closed by a reset
+            connection.close()
+        assert ask(server, "/api/runs")[0].status == 200
+    assert capfd.readouterr().err == ""
 
 
 def part(run: Run, first: int = -1, end: int = -1, generation: int = -1) -> dict:
