@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-import importlib
 import json
 import threading
 from typing import Any
 
-from envs import profile
+from envs import packages, profile
 from envs.toolcalls import parse
 from envs.world import Evaluation, Observation, StepResult, Task, Tool, World
 
@@ -125,7 +124,7 @@ class McpWorld(World):
 
     def _connect(self) -> None:
         self.close()
-        mcp = importlib.import_module("mcp")
+        mcp = packages.load("mcp", "mcp")
         server = self._url
         if self._command:
             server = mcp.StdioServerParameters(command=self._command[0], args=self._command[1:], env=self._env)

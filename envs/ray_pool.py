@@ -11,6 +11,7 @@ import json
 import threading
 from typing import Any
 
+from envs import packages
 from envs.pool import Instance, Json, Pool, PoolFull, Slot
 from envs.process import DEADLINES, ROOT, Deadlines, unpack
 from envs.worker import Worlds, reply
@@ -35,8 +36,7 @@ class RayWorker:
 
     def __init__(self, env: str, kwargs: Json, deadline: float):
         """Create the actor and its world. Raises WorldTimeout if the cluster has no room within the deadline."""
-        import ray
-
+        ray = packages.load("ray", "ray")
         self.env, self._ray = env, ray
         self._actor = ray.remote(Host).options(max_restarts=0, num_cpus=0.01).remote(env, kwargs)
         self._dead = threading.Event()
@@ -83,8 +83,7 @@ class RayPool(Pool):
         lease_s: float = 3600.0,
     ):
         """Join the cluster at `address` ("auto", "ray://..."); None starts one here. Raises WorldError on failure."""
-        import ray
-
+        ray = packages.load("ray", "ray")
         if not ray.is_initialized():
             environment = {"py_modules": [str(ROOT / "envs")]} if address else {"env_vars": {"PYTHONPATH": str(ROOT)}}
             try:

@@ -5,9 +5,9 @@ Needs `pip install -r requirements/reasoning.txt`. https://github.com/open-thoug
 
 from __future__ import annotations
 
-import importlib
 from typing import Any
 
+from envs import packages
 from envs.world import Evaluation, Observation, StepResult, Task, World
 
 SYSTEM = "Solve the problem. Think first, then write the answer, and nothing else, between <answer> and </answer>."
@@ -118,7 +118,7 @@ class Reasoning(World):
         return self._cache[name, "examples"]
 
     def _questions(self, name: str, size: int, seed: int) -> Any:
-        create = importlib.import_module("reasoning_gym").create_dataset
+        create = packages.load("reasoning_gym", "reasoning").create_dataset
         return create(name, size=size, seed=seed, **self._options.get(name, {})) if size else []
 
     def _require_episode(self) -> None:

@@ -6,10 +6,10 @@ process of about 500 MB: use workers with per_worker=1. Listing tasks needs neit
 
 from __future__ import annotations
 
-import importlib
 import os
 from typing import Any
 
+from envs import packages
 from envs.act import ActionWorld, tool
 from envs.world import Evaluation, Observation, Task
 
@@ -152,7 +152,7 @@ class ScienceWorld(ActionWorld):
             raise ValueError(f"ScienceWorld has no task {task.id!r}: its meta has no valid kind and variation")
         if self._env is None:
             os.environ.setdefault("JAVA_TOOL_OPTIONS", JAVA)
-            self._env = importlib.import_module("scienceworld").ScienceWorldEnv("", envStepLimit=self._max_steps)
+            self._env = packages.load("scienceworld", "scienceworld").ScienceWorldEnv("", envStepLimit=self._max_steps)
         loaded = (kind, variation, gold)
         if self._loaded != loaded:  # which takes ten times as long as the reset, and changes nothing for the same one
             self._loaded = None

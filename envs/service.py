@@ -25,6 +25,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from envs import http
+from envs.packages import how_to_install
 from envs.pool import Call, Pool, PoolFull
 from envs.process import Deadlines
 from envs.toolcalls import CLOSE, OPEN, call_text, tools_text
@@ -40,7 +41,7 @@ try:
     from uvicorn.protocols.http.auto import AutoHTTPProtocol
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError(
-        f"the environment service needs {error.name}: pip install -r requirements/service.txt", name=error.name
+        f"the environment service needs {error.name}: {how_to_install('service')}", name=error.name
     ) from None
 
 MAX_BODY = 4 << 20  # bytes

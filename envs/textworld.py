@@ -7,7 +7,6 @@ kept in a cache. The games' interpreter is C code: use workers with per_worker=1
 from __future__ import annotations
 
 import hashlib
-import importlib
 import json
 import os
 import pathlib
@@ -15,6 +14,7 @@ import re
 import tempfile
 from typing import Any
 
+from envs import packages
 from envs.act import ActionWorld, tool
 from envs.world import Evaluation, Observation, Task
 
@@ -100,7 +100,7 @@ class TextWorld(ActionWorld):
 
     def reset(self, task: Task, seed: int = 0) -> Observation:
         self.close()
-        textworld = importlib.import_module("textworld")
+        textworld = packages.load("textworld", "textworld")
         fields = (
             "objective",
             "admissible_commands",
@@ -174,7 +174,7 @@ class TextWorld(ActionWorld):
         return game
 
     def _build(self, seed: int, path: pathlib.Path) -> None:
-        textworld = importlib.import_module("textworld")
+        textworld = packages.load("textworld", "textworld")
         options = textworld.GameOptions()
         options.seeds, options.path = seed, str(path)
         if self._kind == "custom":
@@ -182,6 +182,6 @@ class TextWorld(ActionWorld):
                 setattr(options, name, value)
             textworld.make(options)
             return
-        _, make, _ = importlib.import_module("textworld.challenges").CHALLENGES[self._kind]
+        _, make, _ = packages.load("textworld.challenges", "textworld").CHALLENGES[self._kind]
         game = make(dict(self._options), options)
-        importlib.import_module("textworld.generator").compile_game(game, options)
+        packages.load("textworld.generator", "textworld").compile_game(game, options)

@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from envs.packages import how_to_install
 from envs.world import Task
 from evolver import engine, plugs
 from evolver.llm import roles
@@ -481,10 +482,10 @@ def install_problems(config: Any, mode: str) -> Iterator[str]:
     """Yield packages, files and devices that this machine lacks; nothing for a plan, which is for another machine."""
     if mode == "plan":
         return
-    wanted = {"wandb": config.log.wandb != "off", "tensorboardX": config.log.tensorboard}
-    for package, needed in wanted.items():
+    wanted = {"wandb": ("wandb", config.log.wandb != "off"), "tensorboardX": ("tensorboard", config.log.tensorboard)}
+    for package, (name, needed) in wanted.items():
         if needed and importlib.util.find_spec(package) is None:
-            yield f"config.log needs {package}, which is not installed: pip install {package}"
+            yield f"config.log needs {package}, which is not installed: {how_to_install(name)}"
     if config.navigating.pool and not resolve(config.navigating.pool).is_dir():
         yield f"config.navigating.pool={config.navigating.pool}: there is no such directory"
     if (python := config.env.python) and not (resolve(python).exists() or shutil.which(python)):

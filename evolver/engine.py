@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from envs.packages import how_to_install
 from evolver.paths import model_folder
 from evolver.stop import Stop
 from rl.engines import Engine
@@ -45,7 +46,7 @@ def problems(config: Any, mode: str) -> Iterator[str]:
     if mode == "plan":
         return
     if importlib.util.find_spec("httpx") is None:
-        yield "config.engine.name=vllm needs httpx: pip install -r requirements/llm.txt"
+        yield f"config.engine.name=vllm needs httpx: {how_to_install('llm')}"
     if bool(v.urls) == bool(v.python):
         yield (
             "config.engine.name=vllm needs exactly one of config.engine.vllm.urls (servers that are running) and"

@@ -6,7 +6,9 @@ The meaning of a key is its comment in `configs/base.py`, so that there is one p
 from __future__ import annotations
 
 import ast
+import inspect
 import io
+import re
 import tokenize
 import types
 import typing
@@ -50,19 +52,44 @@ def expected(rule: Any) -> str:
 
 
 def arguments(key: str, word: str) -> Iterator[str]:
-    """Yield "KEY.args of NAME: ..." for the plugs of a kind, all of them if the key holds the word."""
+    """Yield "KEY.name=NAME: ..." and "KEY.args.ARGUMENT ..." for what holds the word: every argument of a plug if its
+    key or its name does, otherwise those whose own name or meaning does."""
     for name in plugs.known(key):
         try:
             target = plugs.load(key, name)
             takes = plugs.settable(target)
         except plugs.PlugError:  # its packages are not installed
             continue
-        about = (target.__doc__ or "").strip().partition("\n")[0]
-        if word in f"config.{key} {name} {about} {' '.join(takes)}".lower():
-            yield f"{key}.name={name}: {about}"
-            for argument, parameter in takes.items():
-                default = "required" if parameter.default is parameter.empty else repr(parameter.default)
-                yield f"{key}.args.{argument} ({kind_of(parameter.annotation)}) = {default}, of {name}"
+        parts = (target, target.__init__) if inspect.isclass(target) else (target,)
+        text = "\n\n".join(inspect.getdoc(part) or "" for part in parts)
+        about, shown = " ".join(text.partition("\n\n")[0].split()), []
+        for argument, parameter in takes.items():
+            default = "required" if parameter.default is parameter.empty else repr(parameter.default)
+            meaning = meaning_of(argument, text)
+            line = f"{key}.args.{argument} ({kind_of(parameter.annotation)}) = {default}, of {name}"
+            if word in f"config.{key} {name} {argument} {meaning}".lower():
+                shown.append(f"{line}\n    {meaning}".rstrip())
+        if shown or word in f"config.{key} {name} {about}".lower():
+            yield from (f"{key}.name={name}: {about}", *shown)
+
+
+_ENTRY = r"[A-Za-z_]\w*(?:, [A-Za-z_]\w*)*: "  # "limit, keep: ..." in a docstring
+
+
+def meaning_of(argument: str, text: str) -> str:
+    """Return what a docstring says of an argument: its entry "ARGUMENT: ...", or the sentences that name it."""
+    sentences, entries = [], []
+    for paragraph in re.split(r"\n\s*\n", text.partition("\n\n")[2]):
+        words = " ".join(paragraph.split()).removeprefix("Args: ")
+        for part in re.split(rf"(?:^|(?<=[.;]) )(?={_ENTRY})", words):
+            if entry := re.match(_ENTRY, part):
+                if argument in entry[0][:-2].split(", "):
+                    return part[entry.end() :]
+                entries.append(part[entry.end() :])
+            else:
+                sentences += re.split(r"(?<=\.) (?=[A-Z`\"])", part)
+    named = re.compile(rf"(?<!\w){argument}(?!\w)")
+    return " ".join(filter(named.search, sentences)) or " ".join(filter(named.search, entries))
 
 
 def kind_of(annotation: Any) -> str:

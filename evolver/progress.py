@@ -38,7 +38,8 @@ class Progress:
     long prints one every half minute.
     """
 
-    def __init__(self, steps: int, *, done: int = 0, stream: TextIO | None = None):
+    def __init__(self, steps: int, *, done: int | None = None, stream: TextIO | None = None):
+        """`done` steps are complete; None while there are none to count, as in an evaluation."""
         self.console = _Console(file=stream or sys.stdout, highlight=False, markup=False, soft_wrap=True)
         self.live = Live(Text(), console=self.console, refresh_per_second=5, transient=True)
         self.steps = steps
@@ -46,9 +47,12 @@ class Progress:
         self._said: set[str] = set()
         self.begin(done)
 
-    def begin(self, done: int) -> None:
-        """Start counting after `done` steps. The first step compiles, so the pace is measured from its end."""
-        self.done = max(done, 0)
+    def begin(self, done: int | None) -> None:
+        """Start counting after `done` steps; -1 = what comes before training, which is step 0, is not complete.
+
+        The first step compiles, so the pace is measured from its end.
+        """
+        self.done = done
         self.marks: list[float] = []
 
     def phase(self, name: str, done: int = 0, of: int = 0) -> None:
@@ -59,13 +63,19 @@ class Progress:
             self.live.update(self.display(name, done, of), refresh=done == 0)
         elif time.monotonic() - self.shown >= LOG_EVERY:
             count = f" {done}/{of}" if of else ""
-            self.say(f"step {min(self.done + 1, self.steps)}/{self.steps} · {name}{count}{self.figures}{self.eta()}")
+            before = f"{self.step_now()} · " if self.done is not None else ""
+            self.say(f"{before}{name}{count}{self.figures}{self.eta()}")
+
+    def step_now(self) -> str:
+        """Return the step that is going on: "step 3/80"."""
+        return f"step {min(self.done + 1, self.steps)}/{self.steps}"
 
     def display(self, name: str, done: int, of: int) -> Group:
         """Return the lines of the live display."""
         rows = Table.grid(padding=(0, 1))
-        step = f"step {min(self.done + 1, self.steps)}/{self.steps}"
-        rows.add_row(step, ProgressBar(self.steps, self.done, width=BAR), self.eta().removeprefix(" · "))
+        if self.done is not None:
+            bar = ProgressBar(self.steps, max(self.done, 0), width=BAR)
+            rows.add_row(self.step_now(), bar, self.eta().removeprefix(" · "))
         count, pulse = (f"{name} {done}/{of}", False) if of else (name, True)
         rows.add_row(count, ProgressBar(of or 100, done, width=BAR, pulse=pulse), "")
         lines = [Text(text, style, no_wrap=True, overflow="ellipsis") for text, style in (

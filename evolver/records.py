@@ -51,6 +51,9 @@ COLUMNS: dict[str, Callable[[dict[str, Any]], Any]] = {
     ),
 }
 
+_HEAD = b'{"format": "%s"' % FORMAT.encode()  # what the text of an index starts with, and the columns that it holds
+_NAMES = [f'"{name}": ['.encode() for name in COLUMNS]
+
 
 def record_of(trajectory: Trajectory, *, fate: str) -> dict[str, Any]:
     """Return a rollout as a readable record: text and token ids, each token once (`prompt` holds the new ones only).
@@ -170,7 +173,7 @@ def index_of(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class RolloutFile:
-    """A file of rollouts. `index` is None until it is known: see `read_index` and `make_index`."""
+    """A file of rollouts, with an index beside it: see `read_index` and `make_index`."""
 
     path: Path
 
@@ -185,14 +188,22 @@ class RolloutFile:
         found = step_of(self.path.name)
         return found[1] if found else None
 
+    def index_text(self) -> bytes | None:
+        """Return the JSON of the index on disk, None if there is none for the file as it is now.
+
+        It is looked at but not parsed, which for the files of a long run would take most of the time to open it.
+        """
+        try:
+            text = gzip.decompress(index_path(self.path).read_bytes())
+            fits = text.startswith(_HEAD) and text.endswith(b'"bytes": %d}' % self.path.stat().st_size)
+        except (OSError, EOFError, zlib.error):
+            return None
+        return text if fits and all(name in text for name in _NAMES) else None
+
     def read_index(self) -> dict[str, Any] | None:
         """Return the index on disk, None if there is none for the file as it is now."""
-        try:
-            index = json.loads(gzip.decompress(index_path(self.path).read_bytes()))
-            fits = index["format"] == FORMAT and index["bytes"] == self.path.stat().st_size
-            return index if fits and set(COLUMNS) <= set(index["columns"]) else None
-        except (OSError, EOFError, ValueError, KeyError, TypeError, zlib.error):
-            return None
+        text = self.index_text()
+        return None if text is None else json.loads(text)
 
     def make_index(self) -> dict[str, Any]:
         """Return an index made from the rollouts themselves. A line that cannot be read is left out; `broken` counts

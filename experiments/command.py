@@ -37,7 +37,12 @@ def main(argv: list[str] | None = None) -> int:
 
         return run.main([f"evolver {word}", *rest, f"--mode={word}"])
     if word in PROGRAMS:
-        return importlib.import_module(PROGRAMS[word][0]).main(rest)
+        try:
+            program = importlib.import_module(PROGRAMS[word][0])
+        except ModuleNotFoundError as error:  # a package that only some programs need
+            print(f"evolver {word}: {error}", file=sys.stderr)
+            return 1
+        return program.main(rest)
     if word == "--version":
         print(importlib.metadata.version("evolver"))
         return 0

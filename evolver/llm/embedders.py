@@ -90,7 +90,7 @@ class EndpointEmbedder:
     """Embeddings from the `/embeddings` route of an OpenAI-compatible server, cached by text.
 
     The constructor asks for one vector to learn its length. Experience cannot be searched without embeddings, so a
-    failure ends the run (ServerDown).
+    failure ends the run (ServerDown). role: of `config.llm`, which names server and model.
     """
 
     roles = ("embedder",)

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from envs.packages import how_to_install
 from evolver import plugs
 from evolver.llm.client import INITIAL, PLAYED, Chat, Limits, Role, url_problem
 from evolver.llm.store import Ledger
@@ -72,7 +73,7 @@ def problems(config: Any, mode: str, resolve: Callable[[str], Path]) -> Iterator
         return
     for package in ("httpx", "jsonschema"):
         if importlib.util.find_spec(package) is None:
-            yield f"config.llm needs {package}: pip install -r requirements/llm.txt"
+            yield f"config.llm needs {package}: {how_to_install('llm')}"
             return
     roles = settings(config)
     for url in sorted({role.url for role in roles.values()}):

@@ -1,14 +1,16 @@
 """Speed of the view and the cost of what it reads: `python -m experiments.bench.view runs/quickstart`.
 
 Copies the rollouts of a run under other step numbers until there are 100,000, starts the server on them, and measures
-what a page waits for: the index of all rollouts, cold and again, one part with its tokens, and a search for words. Then
-it writes files of rollouts and their indexes anew and compares the time with that of a training step. Wall time and
-processor time are shown, because wall time depends on the machine's load.
+what a page waits for: the index of all rollouts, cold and again, one part with its tokens, and a search for words. With
+a Chromium on the PATH it opens the pages there and filters. Then it writes files of rollouts and their indexes anew and
+compares the time with that of a training step. Wall time and processor time are shown, because wall time depends on the
+machine's load.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
 import gzip
 import itertools
@@ -28,6 +30,7 @@ from typing import Any
 
 from evolver.records import LEVEL, index_of, index_path, read_rollouts, rollout_files, write_rollouts
 from evolver.workdir import Workdir
+from experiments.bench.browser import Browser, chromium
 from experiments.bench.reset import processor_s
 
 
@@ -57,12 +60,13 @@ def ask(url: str) -> bytes:
 
 def index(url: str) -> int:
     """Ask for the index as a page does, until nothing is pending, and return its size in bytes."""
-    first = size = 0
+    first = end = size = 0
     generation = -1
     while True:
-        body = ask(f"{url}api/run/0/index?first={first}&generation={generation}")
+        body = ask(f"{url}api/run/0/index?first={first}&end={end}&generation={generation}")
         found = json.loads(body)
-        first, generation, size = first + len(found["files"]), found["generation"], size + len(body)
+        end = end or found["first"] + len(found["files"])
+        first, generation, size = found["first"], found["generation"], size + len(body)
         if not found["pending"]:
             return size
 
@@ -90,9 +94,44 @@ def serve(folder: Path) -> None:
         timed_server("words indexed", lambda: words(url))
         body = timed_server("search for a word", lambda: ask(f"{url}api/run/0/search?q=error"))
         print(f"{'found':28} {sum(map(len, json.loads(body)['files'].values())):7,} rollouts")
+        if chromium():
+            looked_at(url, process.pid)
     finally:
         process.terminate()
         process.wait(30)
+
+
+def looked_at(url: str, server: int) -> None:
+    """Open pages in a browser and print what it takes until they show something, and until all rollouts are there."""
+    with Browser() as browser:
+        pids = [server, browser.process.pid]
+        for page in ("overview", "rollouts", "groups", "rollouts?fate=trained&success=0"):
+            browser.open("about:blank")
+            used = sum(map(family_s, pids))
+            browser.open(f"{url}#/{page}")
+            browser.until("document.querySelector('#main table')")
+            shown, paid = browser.run("performance.now()"), sum(map(family_s, pids)) - used
+            print(f"{f'{page} shown':34} {shown / 1e3:6.2f} s, {paid:5.2f} s of the processors", flush=True)
+        browser.until("view.runs[0].pending === 0 && !view.runs[0].finishing")
+        whole, paid = browser.run("performance.now()"), sum(map(family_s, pids)) - used
+        print(f"{'all rollouts read':34} {whole / 1e3:6.2f} s, {paid:5.2f} s of the processors")
+        walls, used = [], sum(map(family_s, pids))
+        for filters in 4 * ("stop=max_turns", "success=0&guided=1", "task=flight&kind=step", "text=error", ""):
+            script = f"history.replaceState(null, '', '#/rollouts?{filters}'); const began = performance.now();"
+            script += " await show(); return performance.now() - began;"
+            walls.append(browser.run(f"(async () => {{ {script} }})()"))
+        paid = 1e3 * (sum(map(family_s, pids)) - used) / len(walls)
+        median, most = statistics.median(walls), max(walls)
+        print(f"{'a filter':34} {median:6.0f} ms, at most {most:.0f} ms; {paid:.0f} ms of the processors")
+
+
+def family_s(pid: int) -> float:
+    """Return the processor seconds of a process and of those that it started, as far as they live (Linux)."""
+    total = 0.0
+    with contextlib.suppress(OSError):  # one that has just ended
+        children = [int(n) for path in Path(f"/proc/{pid}/task").glob("*/children") for n in path.read_text().split()]
+        total = processor_s(pid) + sum(map(family_s, children))
+    return total
 
 
 def words(url: str) -> dict[str, Any]:

@@ -13,6 +13,7 @@ A run that is going on is followed. docs/view.md describes the pages.
 from __future__ import annotations
 
 import argparse
+import os
 import shutil
 import sys
 from pathlib import Path
@@ -61,6 +62,7 @@ def main(argv: list[str] | None = None) -> int:
                 lines = group(run, **options, **shown) if flags.task else groups_table(run, **options)
                 for line in lines:
                     print(line)
+            sys.stdout.flush()
             return 0
         if flags.replay:
             for run in runs:
@@ -70,11 +72,17 @@ def main(argv: list[str] | None = None) -> int:
             if flags.bundle.exists() and any(flags.bundle.iterdir()) and not (flags.bundle / "index.html").is_file():
                 print(f"{flags.bundle}: is not empty and holds no bundle; name another directory", file=sys.stderr)
                 return 2
-            count = write_bundle(runs, flags.bundle, lambda text: print(text, end="\r", file=sys.stderr))
+            shows = sys.stderr.isatty()  # on a terminal, one line that is written over
+            count = write_bundle(
+                runs, flags.bundle, lambda text: shows and print(f"{text}\x1b[K\r", end="", file=sys.stderr)
+            )
             size = sum(p.stat().st_size for p in flags.bundle.rglob("*") if p.is_file())
             print(f"{count} files, {size / 1e6:.1f} MB: open {flags.bundle / 'index.html'}")
             return 0
         server = View(runs, flags.port)
+    except BrokenPipeError:  # nobody reads on, as in `... --text | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except replay.NoReplay as error:
         print(error, file=sys.stderr)
         return 1

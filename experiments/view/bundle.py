@@ -45,7 +45,7 @@ def resources(runs: list[Run], show: Callable[[str], None] = lambda _: None) -> 
         here = f"run/{number}"
         overview = run.overview()
         yield f"{here}/overview", overview | {"path": ""}
-        index = run.index(budget=float("inf"))
+        index = run.index()
         yield f"{here}/index", index
         tasks = run.tasks()
         yield f"{here}/tasks", tasks

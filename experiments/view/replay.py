@@ -74,7 +74,7 @@ def compare(run: Run, count: int) -> dict[str, Any]:
 
 def labelled(run: Run) -> Iterator[tuple[tuple[str, int], dict[str, Any]]]:
     """Yield ((file, row), record) of the rollouts whose turns have labels, the last steps first."""
-    files = run.index(budget=float("inf"))["files"]
+    files = run.index()["files"]
     newest = sorted((n for n, file in enumerate(files) if file["kind"] == "step"), key=lambda n: -files[n]["step"])
     for number in newest:
         row = 0

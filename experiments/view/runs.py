@@ -7,23 +7,26 @@ as far as it goes; what is missing is counted.
 from __future__ import annotations
 
 import contextlib
+import functools
 import gzip
 import json
 import threading
 import time
 import zlib
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from evolver.llm.store import accounts, ledger_lines
 from evolver.paths import resolve
-from evolver.records import COLUMNS, RolloutFile, rollout_files
+from evolver.records import COLUMNS, RolloutFile, index_of, rollout_files
 from evolver.workdir import Workdir, plain
 from models.files import read_jsonl, write_atomically
 from models.tokenizer import Tokenizer, TokenizerError
 
-BUDGET = 1.0  # seconds that one request may spend on reading indexes; the page asks again for the rest
+BUDGET = 0.5  # seconds that one request may spend on reading indexes; the page asks again for the rest
+PART = 2 << 20  # bytes after which an answer to such a request ends: about 10,000 rollouts
 TASKS = 64  # tasks per resource of details: verifiers are long
 FACTS = ("env.name", "model.path", "model.preset", "advantage.name", "loss.name", "rollout.tasks", "rollout.group",
          "steps", "eval.split", "eval.rollouts", "eval.temperature", "rollout.temperature", "attributing.judge.name",
@@ -32,11 +35,17 @@ FACTS = ("env.name", "model.path", "model.preset", "advantage.name", "loss.name"
 
 @dataclass
 class Entry:
-    """One file of rollouts: its signature tells a changed file, and its index is None until it is read."""
+    """One file of rollouts: its signature tells a changed file, and its description is empty until it is read."""
 
     file: RolloutFile
     signature: tuple[int, int]  # bytes, time of the last change in ns
-    index: dict[str, Any] | None = None
+    text: bytes = b""  # the description as JSON: the index, with name, kind and step in front
+
+    @functools.cached_property
+    def described(self) -> dict[str, Any]:
+        if not self.text:
+            raise LookupError(f"{self.file.path.name} has vanished")
+        return json.loads(self.text)
 
 
 class Run:
@@ -70,53 +79,84 @@ class Run:
                     return self.refresh()
             self.entries += found.values()
 
-    def load(self, budget: float = BUDGET) -> int:
-        """Read indexes for at most about `budget` seconds. Return the number of files that have one, from the first."""
+    def load(
+        self, numbers: Iterable[int] | None = None, budget: float = float("inf"), most: float = float("inf")
+    ) -> int:
+        """Read the indexes of files, of all unless `numbers` are given, one after the other.
+
+        It ends after about `budget` seconds or `most` bytes, but not before the first file, and at a file that has
+        vanished. Returns how many of `numbers`, from the first, have an index.
+        """
         with self._lock:
-            began = time.monotonic()
-            for number, entry in enumerate(self.entries):
-                if entry.index is None:
-                    if time.monotonic() - began > budget:
-                        return number
-                    try:
-                        entry.index = entry.file.read_index() or self._made_index(entry)
-                    except OSError:  # vanished: the next refresh starts over
-                        return number
-            return len(self.entries)
+            began, done, size = time.monotonic(), 0, 0
+            for number in range(len(self.entries)) if numbers is None else numbers:
+                entry = self.entries[number]
+                if done and (time.monotonic() - began > budget or size > most):
+                    break
+                try:
+                    entry.text = entry.text or self._text(entry)
+                except FileNotFoundError:  # the next refresh starts over
+                    break
+                done, size = done + 1, size + len(entry.text)
+            return done
+
+    def _text(self, entry: Entry) -> bytes:
+        """Return the description of a file as JSON."""
+        file, text = entry.file, entry.file.index_text()
+        if text is None:
+            text = encoded(self._made_index(entry))
+        elif b"NaN" in text or b"Infinity" in text:  # which no browser reads
+            text = encoded(json.loads(text))
+        head = encoded({"name": file.path.name, "kind": file.kind, "step": file.step})
+        return head[:-1] + b"," + text[1:]
 
     def _made_index(self, entry: Entry) -> dict[str, Any]:
         """Return the index of a file that has none beside it, made from its rollouts once and kept in `.view/`."""
         path = self.workdir / ".view" / "index" / f"{entry.file.path.name}.json.gz"
         with contextlib.suppress(OSError, EOFError, ValueError, KeyError, TypeError, zlib.error):
             kept = json.loads(gzip.decompress(path.read_bytes()))
-            if kept["signature"] == list(entry.signature) and set(COLUMNS) <= set(kept["columns"]):
+            if kept["signature"] == list(entry.signature) and {"members", *COLUMNS} <= {*kept, *kept["columns"]}:
                 return kept
-        made = entry.file.make_index() | {"signature": entry.signature}
+        try:
+            made = entry.file.make_index()
+        except PermissionError:  # shown as a line that cannot be read
+            return index_of([]) | {"broken": 1, "members": []}
+        made |= {"members": [[0, entry.signature[0], made["count"]]], "signature": entry.signature}
         with contextlib.suppress(OSError):  # somebody else's run
             write_atomically(path, gzip.compress(json.dumps(made).encode(), mtime=0))
         return made
 
-    def index(self, first: int = 0, generation: int = -1, budget: float = BUDGET) -> dict[str, Any]:
-        """Return the indexes of files from number `first` on, or of all if `generation` is not the present one."""
+    def index_text(self, first: int = 0, end: int = 0, generation: int = -1) -> bytes:
+        """Return a part of the index as JSON for a page that holds the files from `first` to `end`, without `end`.
+
+        New files come first, then those before `first`, the newest first, so that a page can show the latest rollouts
+        of a long run while it reads the others. {"generation", "first": number of the first file in "files", "pending":
+        number of files that are neither here nor with the page}. A page of another generation holds nothing.
+        """
         with self._lock:
             self.refresh()
-            done = self.load(budget)
-            first = first if generation == self.generation else 0
-            files = [self._described(entry) for entry in self.entries[first:done]]
-            return {"generation": self.generation, "first": first, "files": files, "pending": len(self.entries) - done}
+            count = len(self.entries)
+            if generation != self.generation or not 0 <= first <= end <= count:
+                first = end = count
+            if end < count:
+                begin, stop = end, end + self.load(range(end, count), BUDGET, PART)
+            else:
+                begin, stop = first - self.load(range(first - 1, -1, -1), BUDGET, PART), first
+            return self._answer(begin, stop, count - (end - first) - (stop - begin))
 
-    def _described(self, entry: Entry) -> dict[str, Any]:
-        index = entry.index
-        return {
-            "name": entry.file.path.name,
-            "kind": entry.file.kind,
-            "step": entry.file.step,
-            "count": index["count"],
-            "broken": index.get("broken", 0),
-            "members": [lines for _, _, lines in index.get("members", [[0, 0, index["count"]]])],
-            "columns": index["columns"],
-            "queries": index["queries"],
-        }
+    def _answer(self, begin: int, stop: int, pending: int) -> bytes:
+        head = encoded({"generation": self.generation, "first": begin, "pending": pending})
+        return head[:-1] + b',"files":[' + b",".join(entry.text for entry in self.entries[begin:stop]) + b"]}"
+
+    def index(self) -> dict[str, Any]:
+        """Return the whole index, as JSON values.
+
+        "files" are those of the indexes on disk, each with its "name", "kind", "step" and "members": (offset, bytes,
+        rollouts) of its parts.
+        """
+        with self._lock:
+            self.refresh()
+            return json.loads(self._answer(0, self.load(), 0))
 
     def records(self, file: int, member: int) -> list[dict[str, Any]]:
         """Return the rollouts of one part of a file, see "members" of the index. Raises LookupError and OSError."""
@@ -124,10 +164,9 @@ class Run:
             if not self.entries:  # a page that outlived its server
                 self.refresh()
             entry = self.entries[file]
-            if entry.index is None:
-                self.load(float("inf"))
-            members = entry.index.get("members", [[0, entry.signature[0], entry.index["count"]]])
-        offset, length, _ = members[member]
+            if not entry.text:
+                self.load([file])
+            offset, length, _ = entry.described["members"][member]
         return [r for r in entry.file.member(offset, length) if r is not None and "task" in r]
 
     def chunk(self, file: int, member: int) -> dict[str, Any]:

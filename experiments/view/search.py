@@ -106,8 +106,8 @@ class Search:
 
     def _add(self, connection: sqlite3.Connection, number: int, name: str, signature: tuple[int, int]) -> None:
         cursor = connection.execute("INSERT INTO file (name, bytes, changed) VALUES (?, ?, ?)", (name, *signature))
-        self.run.load(float("inf"))
-        members = len((self.run.entries[number].index or {}).get("members", [0]))
+        self.run.load([number])
+        members = len(self.run.entries[number].described["members"])
         row = 0
         for member in range(members):
             found = []

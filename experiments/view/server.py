@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sqlite3
+import sys
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -22,13 +23,13 @@ QUIET = 0.5  # seconds after a request for which the indexing thread leaves the 
 
 
 def resource(run: Run, search: Search | None, words: list[str], query: dict[str, str]) -> Any:
-    """Return the resource of a run that a path names, as JSON values. Raises LookupError and ValueError if there is
-    none, and OSError."""
+    """Return the resource of a run that a path names, as JSON values, or as bytes of JSON. Raises LookupError and
+    ValueError if there is none, and OSError."""
     match words:
         case ["overview"]:
             return run.overview()
         case ["index"]:
-            return run.index(int(query.get("first", 0)), int(query.get("generation", -1)))
+            return run.index_text(*(int(query.get(name, -1)) for name in ("first", "end", "generation")))
         case ["rollouts", file, member]:
             return run.chunk(int(file), int(member))
         case ["tasks"]:
@@ -60,6 +61,11 @@ class View(ThreadingHTTPServer):
         return f"http://127.0.0.1:{self.server_address[1]}/"
 
     def _index(self) -> None:
+        for run in self.runs:  # before a page asks for them; requests come in between
+            run.refresh()
+            for number in reversed(range(len(run.entries))):
+                if not self._closing.is_set() and number < len(run.entries):
+                    run.load([number])
         while not self._closing.is_set():
             for search in self.searches:
                 try:
@@ -71,6 +77,11 @@ class View(ThreadingHTTPServer):
     def _wait_for_pages(self) -> None:
         while not self._closing.is_set() and time.monotonic() - self.asked < QUIET:
             self._closing.wait(0.05)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Print what went wrong, unless a page was closed before its answer came."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
 
     def server_close(self) -> None:
         """Stop the indexing thread and close the socket."""
@@ -95,7 +106,8 @@ class Handler(BaseHTTPRequestHandler):
         try:
             if parts.path.startswith("/api/"):
                 self.server.asked = time.monotonic()
-                body = encoded(self.api(parts.path[5:].split("/"), parts.query))
+                found = self.api(parts.path[5:].split("/"), parts.query)
+                body = found if isinstance(found, bytes) else encoded(found)
                 self.server.asked = time.monotonic()
                 return self.reply(200, body, "application/json")
             name = parts.path.lstrip("/") or "index.html"

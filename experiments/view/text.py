@@ -9,7 +9,7 @@ from typing import Any
 from evolver.traces import shortened
 from experiments.view.runs import Run
 
-MARKS = {1: "+", -1: "-", 0: " "}
+LABELS = {1: "GOOD", -1: "BAD"}
 BIDI = set("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 
 
@@ -24,14 +24,14 @@ def _hidden(c: str) -> bool:
 
 def rollouts(run: Run, *, step: int | None, task: str) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
     """Yield (description of the file, record) of each rollout of a step, whose task's id or words contain `task`."""
-    index = run.index(budget=float("inf"))
+    index = run.index()
     for number, file in enumerate(index["files"]):
         if step is not None and file["step"] != step:
             continue
         columns, queries = file["columns"], file["queries"]
         chosen = [task in id or task.lower() in queries.get(id, "").lower() for id in columns["task"]]
         row = 0
-        for member, count in enumerate(file["members"]):
+        for member, (_, _, count) in enumerate(file["members"]):
             if any(chosen[row : row + count]):
                 for record, wanted in zip(run.records(number, member), chosen[row : row + count]):
                     if wanted:
@@ -41,7 +41,7 @@ def rollouts(run: Run, *, step: int | None, task: str) -> Iterator[tuple[dict[st
 
 def groups_table(run: Run, *, step: int | None) -> Iterator[str]:
     """Yield the lines of a table of groups, of the last step with rollouts unless a step is given."""
-    files = run.index(budget=float("inf"))["files"]
+    files = run.index()["files"]
     steps = [file["step"] for file in files if file["kind"] == "step"]
     step = step if step is not None else max((s for s in steps if s is not None), default=None)
     groups: dict[tuple, list[tuple]] = {}
@@ -94,9 +94,9 @@ def _rollout(record: dict[str, Any], limit: int) -> Iterator[str]:
         yield from _block("error", str(record["error"]), limit)
     for number, turn in enumerate(record.get("turns") or (), 1):
         advantage = turn.get("advantage")
-        mark, reason = MARKS.get(turn.get("label"), " "), visible(str(turn.get("reason") or ""))
-        why = f"  {mark} {reason}" if reason or mark != " " else ""
-        yield f"turn {number}  advantage {advantage or 0.0:+.3f}{why}"
+        reason = visible(str(turn.get("reason") or ""))
+        label = LABELS.get(turn.get("label"), "no label" if reason else "")
+        yield f"turn {number}  advantage {advantage or 0.0:+.3f}  {label}{': ' if reason else ''}{reason}".rstrip()
         yield from _block(">", str(turn.get("action") or ""), limit)
         for message in turn.get("observation") or ():
             yield from _block("<", str(message.get("content") or ""), limit)

@@ -52,7 +52,8 @@ class SelfManaging(SlidingWindow):
         compressed: Count = 64,
     ):
         """limit: tokens of a prompt at which the policy is asked; 0 = three quarters of those that leave room for a
-        whole turn, because the request needs room, too. compressed: tokens that stay of an answer."""
+        whole turn, because the request needs room, too. keep: as in a sliding window. compressed: tokens that stay of
+        an answer."""
         super().__init__(tokenizer, observation, experience, show_tools, limits, limit=limit, keep=keep)
         self.limit = limit or max(1, 3 * self.limit // 4)
         self.compressed, self.managing = compressed, False

@@ -18,7 +18,8 @@ def gspo(
     clip_high_guided: NotNegative = 0.6,
     dual_clip: NotNegative | None = 3.0,
 ) -> tuple[jax.Array, Stats]:
-    """Return the clipped surrogate of `sequence_log_ratio`; the arguments are those of `ppo`.
+    """Return the clipped surrogate of `sequence_log_ratio`, with `clip_low`, `clip_high`, `clip_high_guided` and
+    `dual_clip` as in `ppo`.
 
     The defaults are PPO's too: the paper clips much more tightly, at clip_low=3e-4 and clip_high=4e-4.
     """

@@ -198,6 +198,22 @@ def test_progress_is_lines_in_a_log_and_one_line_on_a_terminal():
     assert "rollouts 0/16" in terminal.getvalue() and "\r" in terminal.getvalue()
 
 
+def test_progress_counts_steps_only_while_there_are_some(monkeypatch):
+    monkeypatch.setattr("evolver.progress.LOG_EVERY", 0.0)
+    log, terminal = io.StringIO(), Terminal()
+    for stream in (log, terminal):
+        progress = Progress(3, stream=stream)
+        progress.phase("evaluation", 0, 6)  # --mode=eval
+        progress.begin(-1)
+        progress.phase("exploring", 0, 9)  # before the first step
+        progress.begin(2)
+        progress.phase("rollouts", 0, 2)
+        progress.close()
+    assert log.getvalue().splitlines() == ["evaluation 0/6", "step 0/3 · exploring 0/9", "step 3/3 · rollouts 0/2"]
+    before, _, after = terminal.getvalue().partition("step 0/3")
+    assert "evaluation 0/6" in before and "step" not in before and "step 3/3" in after
+
+
 def test_faults_are_counted_in_the_line_of_their_step_and_summed_on_a_terminal():
     log, terminal = io.StringIO(), Terminal()
     for stream in (log, terminal):

@@ -6,7 +6,7 @@ import pytest
 
 import run
 from configs import base
-from evolver import help
+from evolver import help, plugs
 
 KEYS = base.keys()
 
@@ -30,6 +30,20 @@ def test_a_word_finds_keys_and_arguments_with_type_default_and_meaning(word, cap
         bounds = "(float; at least 0 and at most 1000)"
         assert f"config.advantage.synthetic {bounds} = 1.0\n    factor on the advantages" in shown
     assert not re.search("Annotated|typing", shown)
+
+
+def test_every_argument_of_a_plug_means_something_and_a_word_shows_those_that_it_concerns(capsys):
+    for key in plugs.KINDS:
+        lines = list(help.arguments(key, key))
+        for number, line in enumerate(lines):
+            if line.startswith(f"{key}.args."):
+                argument = line.partition(" (")[0].rpartition(".")[2]
+                about = next(text for text in reversed(lines[:number]) if text.startswith(f"{key}.name="))
+                assert "\n    " in line or re.search(rf"\b{argument}\b", about), line
+    assert run.main(["run.py", "--help=alpha"]) == 0
+    shown = capsys.readouterr().out
+    assert "config.advantage.args.alpha (float; >= 0 and <= 1000) = 0.1, of adca\n    weight of the labels" in shown
+    assert "alpha_steps" in shown and "label_value (" not in shown
 
 
 def test_the_defaults_are_those_of_the_config_and_a_word_that_finds_nothing_says_so(capsys):

@@ -6,6 +6,8 @@ import http.client
 import json
 import re
 import shutil
+import socket
+import struct
 import subprocess
 import threading
 from contextlib import contextmanager
@@ -108,26 +110,60 @@ def test_a_server_gives_pages_and_every_resource_and_nothing_else(tmp_path):
         for path in (
             "/../secret.js", "/..%2fsecret.js", "/%2e%2e/secret.js", "/api/run/1/index", "/api/run/-1/index",
             "/api/run/0/rollouts/0/7", "/api/run/x/index", "/api/run/0/config", "/api/", "/api/run/0/index?first=x",
+            "/api/run/0/index?end=y",
         ):  # fmt: skip
             assert ask(server, path)[0].status == 404, path
         assert ask(server, "/", host="evil.example:80")[0].status == 403
         assert ask(server, "/", method="POST")[0].status == 501
 
 
+def test_a_page_that_is_closed_early_leaves_no_trace_in_the_terminal(tmp_path, capfd):
+    with served(made(tmp_path)) as server:
+        for sent in (b"", b"GET /api/run/0/index HTTP/1.1\r\nHost: 127.0.0.1:1\r\n\r\n"):
+            connection = socket.create_connection(server.server_address)
+            connection.sendall(sent)
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # closed by a reset
+            connection.close()
+        assert ask(server, "/api/runs")[0].status == 200
+    assert capfd.readouterr().err == ""
+
+
+def part(run: Run, first: int = -1, end: int = -1, generation: int = -1) -> dict:
+    """What a page gets that holds the files from `first` to `end`."""
+    return json.loads(run.index_text(first, end, generation))
+
+
 def test_an_index_grows_with_its_run_and_starts_over_when_it_resumes(tmp_path):
     run = Run(made(tmp_path))
-    first = run.index()
+    first = part(run)
     assert [(f["kind"], f["step"], f["count"]) for f in first["files"]] == [
         ("step", 1, 4), ("held_out", 2, 2), ("step", 2, 4), ("step", 3, 4)
     ]  # fmt: skip
+    assert first == run.index() and (first["first"], first["pending"]) == (0, 0)
     Workdir(tmp_path).log_trajectories(4, [record(0)])
-    more = run.index(len(first["files"]), first["generation"])
+    more = part(run, 0, 4, first["generation"])
     assert [f["step"] for f in more["files"]] == [4] and more["first"] == 4 and more["pending"] == 0
-    assert run.index(5, first["generation"])["files"] == []
+    assert part(run, 0, 5, first["generation"])["files"] == []
     Workdir(tmp_path).rewind(2)
-    again = run.index(5, first["generation"])
+    again = part(run, 0, 5, first["generation"])
     assert again["generation"] != first["generation"] and again["first"] == 0
     assert [f["step"] for f in again["files"]] == [1, 2, 2]
+
+
+def test_a_page_gets_the_latest_files_of_a_long_run_first(tmp_path, monkeypatch):
+    run = Run(made(tmp_path))
+    whole = Run(tmp_path).index()
+    monkeypatch.setattr("experiments.view.runs.PART", 1)  # one file an answer
+    first = part(run)
+    generation = first["generation"]
+    assert (first["first"], first["pending"], first["files"]) == (3, 3, whole["files"][3:])
+    before = part(run, 3, 4, generation)
+    assert (before["first"], before["pending"], before["files"]) == (2, 2, whole["files"][2:3])
+    Workdir(tmp_path).log_trajectories(4, [record(0)])
+    new = part(run, 2, 4, generation)
+    assert (new["first"], new["pending"], new["files"][0]["step"]) == (4, 2, 4)
+    rest = [part(run, first, 5, generation) for first in (2, 1, 0)]
+    assert [(r["first"], r["pending"], len(r["files"])) for r in rest] == [(1, 1, 1), (0, 0, 1), (0, 0, 0)]
 
 
 def test_rows_of_the_index_are_the_rollouts_of_the_parts(tmp_path, monkeypatch):
@@ -258,7 +294,7 @@ def test_filters_pick_the_rows_that_they_name(tmp_path):
         "{replayed: '1,-1'}": 1, "{replayed: 'any'}": 2,
     }  # fmt: skip
     script = (STATIC / "base.js").read_text() + (STATIC / "rollouts.js").read_text()
-    script += f"\nconst run = new Run(0, 'r'); {json.dumps(files)}.forEach((f) => run.add(f));"
+    script += f"\nconst run = new Run(0, 'r'); {json.dumps(files)}.forEach((f, i) => run.add(f, i));"
     cells = [{"judge": 1, "replay": replay, "rollouts": [["step_000001.jsonl.gz", 1 + replay]]} for replay in (1, -1)]
     script += f"run.overview = {json.dumps({'replayed': [{'table': cells}]})};"
     script += f"console.log(JSON.stringify([{', '.join(f'select(run, {case}).length' for case in cases)}]));"
@@ -276,7 +312,11 @@ def test_text_shows_a_group_and_what_is_hidden_in_it(tmp_path, capsys):
     assert main([str(tmp_path / "run"), "--text", "--task", "find T1", "--step", "3"]) == 0
     out = capsys.readouterr().out
     assert "rollout 0 · failure" in out and "guided" in out and "shown Look first." in out
-    assert "+ it found the seat" in out and "advantage +0.500" in out and "< a window" in out
+    assert (
+        "turn 1  advantage +0.500  GOOD: it found the seat" in out
+        and "no label: nothing shows it" in out
+        and "< a window" in out
+    )
     assert "\\x1b[2Jpwned\\u202e" in out and "\x1b" not in out and "\u202e" not in out and "Find t2." not in out
     assert main([str(tmp_path / "run"), "--text", "--task", "zebra"]) == 0
     assert "no rollout belongs to a task" in capsys.readouterr().out
@@ -317,7 +357,7 @@ def test_rollouts_that_vanish_while_they_are_read_are_found_again(tmp_path):
     run.refresh()
     (tmp_path / "trajectories/step_000001.jsonl.gz").unlink()
     (tmp_path / "trajectories/step_000001.index.json.gz").unlink()
-    assert run.load() == 0
+    assert run.load() == 0 and run.load([1, 0, 2]) == 1
     assert [f["step"] for f in run.index()["files"]] == [2, 2, 3]
     write_rollouts(tmp_path / "trajectories/step_000001.jsonl.gz", [record(0)])
     assert [f["step"] for f in run.index()["files"]] == [2, 2, 3, 1]

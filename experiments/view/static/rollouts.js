@@ -129,14 +129,23 @@ function filters(page, run, params) {
   return el("details", { open: window.innerWidth > 600 || asked }, el("summary", null, "filters"), form);
 }
 
-async function chosenRows(page, params) {
+async function chosenRows(params) {
   const run = chosen(params);
-  await run.loadRows((r) => status(r.pending ? `${r.pending} files still to read` : ""));
+  if (await run.loadPart()) finish(run);
   const began = performance.now();
   const { found, note } = await search(run, params.text, status);
   const picked = select(run, params, found);
   view.filtered = performance.now() - began; // milliseconds, for measurements
-  return { run, picked, note };
+  const missing = run.pending ? `${number(run.pending)} older files are still being read. ` : "";
+  return { run, picked, note: missing + note };
+}
+
+/** Read the rest of the index while the page shows the latest rollouts, and then draw the page again. */
+function finish(run) {
+  run.finishing ??= run.loadRows().then(() => {
+    const typing = document.activeElement?.closest?.("form.filters");
+    if (["rollouts", "groups"].includes(place()[0]) && !typing) return show(true);
+  }).catch((error) => status(String(error.message || error))).finally(() => { run.finishing = null; });
 }
 
 function facets(page, run, params, picked) {
@@ -160,7 +169,7 @@ const toRollout = (run, i, ...words) => link("rollout", { run: run.place, file: 
 const groupOf = (run, i) => ({ run: run.place, file: run.rows.file[i], task: run.rows.task[i], draw: run.rows.draw[i] ?? "" });
 
 async function rolloutsPage(params) {
-  const { run, picked, note } = await chosenRows("rollouts", params), r = run.rows;
+  const { run, picked, note } = await chosenRows(params), r = run.rows;
   const columns = [
     { name: "step", n: true, sort: (i) => r.step[i], cell: (i) => (r.kind[i] === "step" ? short(r.step[i]) : [r.kind[i].replace("_", "-"), " ", r.step[i] ?? ""]) },
     { name: "rollout", n: true, sort: (i) => r.rollout[i], cell: (i) => toRollout(run, i, `#${r.rollout[i]}`) },
@@ -186,7 +195,7 @@ async function rolloutsPage(params) {
 }
 
 async function groupsPage(params) {
-  const { run, picked, note } = await chosenRows("groups", params), r = run.rows, groups = new Map();
+  const { run, picked, note } = await chosenRows(params), r = run.rows, groups = new Map();
   for (const i of picked) {
     const key = groupKey(r, i);
     if (!groups.has(key)) groups.set(key, { first: i, all: [], guided: [], unguided: [] });
@@ -232,9 +241,11 @@ function verdict(turn) {
   return name ? el("div", null, el("b", { class: turn.label === 1 ? "good" : turn.label === -1 ? "bad" : "soft" }, name), " ", el("span", { class: "soft", dir: "auto" }, brief(turn.reason, 400))) : null;
 }
 
+const signed = (value) => `${(value || 0) >= 0 ? "+" : "−"}${Math.abs(value || 0).toFixed(3)}`;
+
 function advantageMark(value, scale) {
   const strength = Math.min(1, Math.abs(value || 0) / (scale || 1));
-  return el("span", { class: "badge", style: { background: `color-mix(in srgb, var(${value < 0 ? "--bad" : "--good"}) ${Math.round(45 * strength)}%, transparent)` } }, `advantage ${(value || 0) >= 0 ? "+" : "−"}${Math.abs(value || 0).toFixed(3)}`);
+  return el("span", { class: "badge", style: { background: `color-mix(in srgb, var(${value < 0 ? "--down" : "--up"}) ${Math.round(45 * strength)}%, transparent)` } }, `advantage ${signed(value)}`);
 }
 
 function observations(turn) {
@@ -317,7 +328,7 @@ function tokensOf(turn, k, trained) {
 function tint(value, colouring, most) {
   if (value === null || value === undefined) return "";
   const off = value - colouring.centre, strength = Math.min(1, Math.abs(off) / (most || 1));
-  return strength < 0.004 ? "" : `color-mix(in srgb, var(${off < 0 ? "--bad" : "--good"}) ${Math.round(8 + 52 * strength)}%, transparent)`;
+  return strength < 0.004 ? "" : `color-mix(in srgb, var(${off < 0 ? "--down" : "--up"}) ${Math.round(8 + 52 * strength)}%, transparent)`;
 }
 
 const TOKENS = 3000; // tokens of one turn that are drawn at once
@@ -380,7 +391,7 @@ function turnBox(turn, tokens, k, colouring, most, pieces, said) {
   const before = el("details", null, el("summary", null, turn.continues ? `${number(prompt.length)} new tokens of the prompt (results of the last turn)` : `prompt, ${number(prompt.length)} tokens`));
   before.addEventListener("toggle", () => { if (before.open && before.childElementCount === 1) before.append(list(prompt)); });
   return el("section", { class: "turn", "aria-label": `turn ${k + 1}` },
-    el("div", null, el("b", null, `Turn ${k + 1} `), el("span", { class: "badge" }, `advantage ${short(turn.advantage)}`), el("span", { class: "soft" }, `${number(tokens.length)} tokens, weights of step ${turn.version}, ${turn.stop}`)),
+    el("div", null, el("b", null, `Turn ${k + 1} `), el("span", { class: "badge" }, `advantage ${signed(turn.advantage)}`), el("span", { class: "soft" }, `${number(tokens.length)} tokens, weights of step ${turn.version}, ${turn.stop}`)),
     before, tokens.length ? list(tokens) : block(turn.action), verdict(turn), observations(turn));
 }
 

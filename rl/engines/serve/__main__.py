@@ -2,6 +2,9 @@
 
 import sys
 
-from rl.engines.serve.server import main
+try:
+    from rl.engines.serve.server import main
+except ModuleNotFoundError as error:
+    sys.exit(str(error))
 
 sys.exit(main())

@@ -32,6 +32,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from envs import http, toolcalls
+from envs.packages import how_to_install
 from models import hf, qwen
 from models.tokenizer import Tokenizer, TokenizerError
 from rl.engines import ContextFull, EngineFault
@@ -49,9 +50,7 @@ try:
     from starlette.responses import JSONResponse, Response, StreamingResponse
     from starlette.routing import Route
 except ModuleNotFoundError as missing:
-    raise ModuleNotFoundError(
-        f"serving needs {missing.name}: pip install -r requirements/service.txt", name=missing.name
-    ) from None
+    raise ModuleNotFoundError(f"serving needs {missing.name}: {how_to_install('service')}", name=missing.name) from None
 
 MAX_BODY = 32 << 20
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from envs.packages import how_to_install
 from models.tokenizer import Tokenizer
 from rl.engines.serve.openai_api import Refused
 
@@ -24,7 +25,7 @@ class Grammars:
         try:
             from llguidance import LLMatcher, LLTokenizer
         except ModuleNotFoundError:
-            raise Refused("response_format needs llguidance: pip install -r requirements/service.txt") from None
+            raise Refused(f"response_format needs llguidance: {how_to_install('service')}") from None
         if self._known is None:
             ends = [self._tokenizer.im_end, self._tokenizer.endoftext]
             self._known = LLTokenizer(self._tokenizer.to_json(), n_vocab=self._vocab, eos_token=ends)

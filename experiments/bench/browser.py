@@ -1,0 +1,179 @@
+"""A headless Chromium, driven by the DevTools protocol over two pipes: no package, no port.
+
+Names resolve nowhere but on 127.0.0.1, so that a page cannot reach anything else, and what it asks for is written down.
+"""
+
+from __future__ import annotations
+
+import base64
+import fcntl
+import json
+import os
+import select
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
+FLAGS = (
+    "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run", "--mute-audio",
+    "--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-extensions",
+    "--disable-default-apps", "--password-store=basic", "--hide-scrollbars", "--force-color-profile=srgb",
+    "--host-resolver-rules=MAP * ~NOTFOUND , EXCLUDE 127.0.0.1", "--remote-debugging-pipe",
+)  # fmt: skip
+# Chromium reads commands from descriptor 3 and writes to descriptor 4.
+_START = """
+import os, sys
+reads, writes = int(sys.argv[1]), int(sys.argv[2])
+os.dup2(reads, 3)
+os.dup2(writes, 4)
+os.execv(sys.argv[3], sys.argv[3:])
+"""
+KEYS = {"Tab": 9, "Enter": 13, "Escape": 27, "ArrowLeft": 37, "ArrowRight": 39, "j": 74, "k": 75}
+
+
+def chromium() -> str | None:
+    """Return the path of a Chromium, None if there is none."""
+    return os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, NAMES)), None)
+
+
+class Browser:
+    """One Chromium with one page. Leaving its `with` block ends it."""
+
+    def __init__(self, path: str | None = None):
+        self.profile = tempfile.mkdtemp(prefix="evolver-browser-")
+        commands, ours_to_write = (_high(end) for end in os.pipe())
+        ours_to_read, answers = (_high(end) for end in os.pipe())
+        start = [sys.executable, "-c", _START, str(commands), str(answers)]
+        self.process = subprocess.Popen(
+            [*start, path or chromium(), *FLAGS, f"--user-data-dir={self.profile}", "about:blank"],
+            pass_fds=(commands, answers), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL, start_new_session=True,
+        )  # fmt: skip
+        os.close(commands)
+        os.close(answers)
+        self._write, self._read, self._unread, self._count = ours_to_write, ours_to_read, b"", 0
+        self.session = ""
+        self.requests: list[str] = []  # the addresses that the page asked for
+        self.complaints: list[str] = []  # errors and warnings of the console, exceptions, refused requests
+        target = next(t for t in self.call("Target.getTargets")["targetInfos"] if t["type"] == "page")
+        attached = self.call("Target.attachToTarget", targetId=target["targetId"], flatten=True)
+        self.session = attached["sessionId"]
+        for domain in ("Page", "Runtime", "Network", "Log", "Performance"):
+            self.call(f"{domain}.enable")
+        self.call("Emulation.setFocusEmulationEnabled", enabled=True)  # as in the window that the user works in
+
+    def __enter__(self) -> Browser:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        try:
+            self.session = ""
+            self.call("Browser.close")
+            self.process.wait(10)
+        except (OSError, TimeoutError, subprocess.TimeoutExpired):
+            self.process.kill()
+        self.process.wait(10)
+        os.close(self._write)
+        os.close(self._read)
+        shutil.rmtree(self.profile, ignore_errors=True)
+
+    def call(self, method: str, **params: Any) -> dict[str, Any]:
+        """Send a command and return its result. Raises RuntimeError with the browser's own words."""
+        self._count += 1
+        message = {"id": self._count, "method": method, "params": params}
+        message |= {"sessionId": self.session} if self.session else {}
+        os.write(self._write, json.dumps(message).encode() + b"\0")
+        while True:
+            found = self._next(60.0)
+            if found.get("id") == self._count:
+                if "error" in found:
+                    raise RuntimeError(f"{method}: {found['error'].get('message')}")
+                return found["result"]
+
+    def _next(self, seconds: float) -> dict[str, Any]:
+        """Return the next message; events are noted."""
+        deadline = time.monotonic() + seconds
+        while b"\0" not in self._unread:
+            if not select.select([self._read], [], [], max(0.0, deadline - time.monotonic()))[0]:
+                raise TimeoutError(f"Chromium sent nothing for {seconds:g} s")
+            part = os.read(self._read, 1 << 20)
+            if not part:
+                raise OSError("Chromium has ended")
+            self._unread += part
+        line, _, self._unread = self._unread.partition(b"\0")
+        message = json.loads(line)
+        self._note(message.get("method", ""), message.get("params", {}))
+        return message
+
+    def _note(self, event: str, params: dict[str, Any]) -> None:
+        if event == "Network.requestWillBeSent":
+            self.requests.append(params["request"]["url"])
+        elif event == "Runtime.exceptionThrown":
+            self.complaints.append(json.dumps(params["exceptionDetails"])[:500])
+        elif event == "Runtime.consoleAPICalled" and params["type"] in ("error", "warning", "assert"):
+            self.complaints.append(json.dumps(params["args"])[:500])
+        elif event == "Log.entryAdded" and params["entry"]["level"] in ("error", "warning"):
+            self.complaints.append(f"{params['entry']['text']} {params['entry'].get('url', '')}")
+        elif event == "Page.javascriptDialogOpening":
+            self.complaints.append(f"a dialog: {params['message']}")
+
+    def run(self, script: str) -> Any:
+        """Return the value of an expression in the page, awaited if it is a promise. Raises RuntimeError."""
+        options = {"returnByValue": True, "awaitPromise": True, "userGesture": True}
+        found = self.call("Runtime.evaluate", expression=script, **options)
+        if "exceptionDetails" in found:
+            raise RuntimeError(json.dumps(found["exceptionDetails"])[:1000])
+        return found["result"].get("value")
+
+    def until(self, script: str, seconds: float = 30.0) -> None:
+        """Wait until an expression holds. Raises TimeoutError."""
+        deadline = time.monotonic() + seconds
+        while not self.run(f"Boolean({script})"):
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{script}: not true within {seconds:g} s; the page: {self.text()[:400]}")
+            time.sleep(0.02)
+
+    def text(self) -> str:
+        """Return the text that the page shows."""
+        return self.run("document.body.innerText")
+
+    def open(self, address: str) -> None:
+        """Go to an address and wait until the document is loaded."""
+        found = self.call("Page.navigate", url=address)
+        if found.get("errorText"):
+            raise RuntimeError(f"{address}: {found['errorText']}")
+        self.until("document.readyState === 'complete'")
+
+    def look(self, width: int, height: int = 900, *, dark: bool = False) -> None:
+        """Give the page a size and a colour scheme."""
+        self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
+        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+        self.call("Emulation.setEmulatedMedia", features=[scheme])
+
+    def press(self, key: str, *, shift: bool = False) -> None:
+        """Press and release a key."""
+        text = {"Enter": "\r"}.get(key, key if len(key) == 1 else "")
+        code = {"key": key, "windowsVirtualKeyCode": KEYS[key], "modifiers": 8 * shift}
+        self.call("Input.dispatchKeyEvent", type="keyDown" if text else "rawKeyDown", text=text, **code)
+        self.call("Input.dispatchKeyEvent", type="keyUp", **code)
+
+    def type(self, text: str) -> None:
+        """Write text where the focus is."""
+        self.call("Input.insertText", text=text)
+
+    def photograph(self, path: Path, *, whole: bool = False) -> None:
+        """Write what the page shows, or all of it, to a .png file."""
+        data = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=whole)["data"]
+        path.write_bytes(base64.b64decode(data))
+
+
+def _high(descriptor: int) -> int:
+    """Return a copy of a descriptor above those that Chromium's own take the place of, and close the original."""
+    copy = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 10)
+    os.close(descriptor)
+    return copy

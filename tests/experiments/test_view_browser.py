@@ -1,0 +1,249 @@
+"""The pages in a real browser: what they show and ask for, hostile text, the keyboard, two widths, dark and light."""
+
+import json
+import re
+import urllib.parse
+from pathlib import Path
+
+import pytest
+
+from evolver.workdir import Workdir
+from experiments.bench.browser import Browser, chromium
+from experiments.view.bundle import write_bundle
+from experiments.view.runs import named
+from tests.experiments.test_view import made, record, served
+from tests.tiny import tiny_policy
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(chromium() is None, reason="no Chromium on the PATH; CHROMIUM can name one"),
+]
+
+BAD = "</script><script>pwned=1</script><img src=x onerror=pwned=2><b onclick=x>\x00\x1b[2J\u202egnp.exe\ud800"
+PAGES = ("overview", "rollouts", "groups", "tasks", "experience", "judge")
+SHOWN = "document.querySelector('#main h1') && !document.querySelector('#main').textContent.startsWith('Reading')"
+# Of every element with text of its own: its colour against what lies behind it, as WCAG counts; those below 4.5.
+FAINT = """(() => {
+  const parts = (text) => { const n = text.match(/[\\d.]+/g).map(Number), one = text.startsWith('color(') ? 1 : 255;
+    return [n[0] / one, n[1] / one, n[2] / one, n[3] ?? 1]; };
+  const over = (a, b) => [0, 1, 2].map((i) => a[i] * a[3] + b[i] * (1 - a[3])).concat(1);
+  const behind = (node) => { const mine = node ? parts(getComputedStyle(node).backgroundColor) : [1, 1, 1, 1];
+    return mine[3] === 1 ? mine : over(mine, behind(node.parentElement)); };
+  const light = (c) => { const l = c.slice(0, 3).map((v) => v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
+    return 0.2126 * l[0] + 0.7152 * l[1] + 0.0722 * l[2]; };
+  const faint = [];
+  for (const node of document.querySelectorAll('body *')) {
+    if (!node.checkVisibility() || node.namespaceURI.endsWith('svg') && node.tagName !== 'text') continue;
+    if (![...node.childNodes].some((n) => n.nodeType === 3 && n.textContent.trim())) continue;
+    const style = getComputedStyle(node), ground = behind(node);
+    const [a, b] = [light(over(parts(node.tagName === 'text' ? style.fill : style.color), ground)), light(ground)];
+    const ratio = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
+    if (ratio < 4.5) faint.push(`${node.tagName} ${node.textContent.slice(0, 30)}: ${ratio.toFixed(2)}`);
+  }
+  return faint;
+})()"""
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with Browser() as opened:
+        yield opened
+
+
+@pytest.fixture
+def page(browser):
+    browser.open("about:blank")
+    browser.requests.clear()
+    browser.complaints.clear()
+    browser.look(1280)
+    yield browser
+    assert browser.complaints == []
+    away = [url for url in browser.requests if not re.match(r"http://127\.0\.0\.1:|file://|data:|about:", url)]
+    assert away == []
+
+
+def a_run(folder: Path) -> Path:
+    """A run with evaluations, experience, a policy whose tokenizer is known, and a group of hostile rollouts."""
+    made(folder)
+    tiny_policy(folder / "policy")
+    values = {"eval/avg@2": 0.25, "eval/avg@2/low": 0.1, "eval/avg@2/high": 0.4, "eval/greedy": 0.5}
+    values |= {"eval/greedy/low": 0.4, "eval/greedy/high": 0.6, "eval/best_temperature/avg": 0.3, "entropy": 0.7}
+    values |= {"ledger/rollouts": 2, "ledger/trained": 2, "attributing/good_rate": 0.5, "alarm/weights": 1.0}
+    Workdir(folder).log_metrics(4, values | {BAD: 1.0})
+    bad = {"error": BAD, "components": {BAD: 1.0}, "experience": [{"id": BAD[:-1], "content": BAD}], "query": BAD}
+    worst = [record(n, BAD[:-1], action=BAD + "y" * 2**20, **bad) for n in range(2)]
+    for rollout in worst:
+        rollout["turns"][0] |= {"reason": BAD, "observation": [{"role": BAD, "content": BAD + "z" * 2**20}]}
+    Workdir(folder).log_trajectories(4, worst)
+    return folder
+
+
+def visit(page: Browser, address: str) -> str:
+    """Go to a page of the view and return its text."""
+    if page.run("location.href") == address:
+        page.open("about:blank")
+    page.run("document.getElementById('main')?.replaceChildren()")
+    page.open(address)
+    page.until(SHOWN)
+    return page.text()
+
+
+def deep(page: Browser, base: str) -> list[str]:
+    """The addresses of a group, a rollout and a task."""
+    visit(page, f"{base}#/groups?step=1")
+    group = page.run("document.querySelector('td.t a').getAttribute('href')")
+    task = visit(page, f"{base}#/task?run=0&id=t1") and "#/task?run=0&id=t1"
+    visit(page, base + group)
+    return [group, page.run("document.querySelector('.head a').getAttribute('href')"), task]
+
+
+def numbers(page: Browser, base: str) -> dict[str, str]:
+    """What the pages say that the records of `a_run` say too."""
+    said = {}
+    text = visit(page, f"{base}#/overview")
+    said["overview"] = re.search(r"25\.0 → 25\.0\s+30\.0\s+50\.0 → 50\.0\s+14\s+14", text)[0]
+    assert "the engine does not sample with the weights it was given: step 4 (1)" in text
+    text = visit(page, f"{base}#/rollouts")
+    said["rollouts"] = re.search(r"16 of 16, 50\.0% successes", text)[0]
+    assert (
+        "failure 8" in text and "trained 14" in text and page.run("document.querySelectorAll('tbody tr').length") == 16
+    )
+    text = visit(page, f"{base}#/rollouts?text=window&kind=step&success=1")
+    page.until("!document.querySelector('#main').textContent.includes('indexed so far')")
+    said["filtered"] = re.search(r"(\d+) of 16", visit(page, f"{base}#/rollouts?kind=step&success=1&task=t1"))[0]
+    said["groups"] = re.search(r"8 groups with 16 rollouts", visit(page, f"{base}#/groups"))[0]
+    said["tasks"] = re.search(r"Find t1\.\s+original\s+[–\d]*\s*50\.0% of 6", visit(page, f"{base}#/tasks"))[0]
+    said["experience"] = re.search(
+        r"Look first\.\s+Find t1\.\s+\S+\s+6\s+0\.0\s+100\.0", visit(page, f"{base}#/experience")
+    )[0]
+    said["judge"] = re.search(r"success: 7\s+14\s+7\s+0\s+7", visit(page, f"{base}#/judge"))[0]
+    group, rollout, _ = deep(page, base)
+    text = visit(page, base + group)
+    said["group"] = re.search(r"1 of 2 succeeded", text)[0]
+    assert text.count("advantage +0.500") == text.count("advantage −0.250") == text.count("it found the seat") == 2
+    visit(page, base + rollout)
+    titles = page.run("[...document.querySelectorAll('.tokens .k')].map((node) => node.title)")
+    assert titles == [
+        "id 5 · token 0 of turn 1 · trains · advantage 0.5 · log p -0.5 · gap 0 · ratio 1",
+        "id 6 · token 1 of turn 1 · trains · advantage 0.5 · log p 0 · gap 0.001 · ratio 1.2",
+    ]
+    assert page.run("document.querySelector('.tokens .k').textContent") != "⟨5⟩"  # the tokenizer's own text
+    return said
+
+
+def harmless(page: Browser, base: str) -> None:
+    """Every page that shows text of a model shows it as text."""
+    scripts = page.run("document.scripts.length")
+    task = "#/task?run=0&id=" + urllib.parse.quote(BAD[:-1])
+    group = "#/group?run=0&file=4&draw=1&task=" + task.partition("id=")[2]
+    pages = ("#/overview", "#/rollouts?step=4", "#/groups?step=4", "#/tasks", "#/experience", "#/judge")
+    for address in (*pages, task, "#/rollout?run=0&file=4&row=1", group):
+        text = visit(page, base + address)
+        assert "<script>pwned=1</script>" in text or address in ("#/judge",), address
+        assert not {"\u202e", "\x1b", "\x00"} & set(text), address
+        assert page.run("typeof pwned") == "undefined", address
+        assert page.run("document.querySelectorAll('img, b[onclick], #main script').length") == 0, address
+        assert page.run("document.scripts.length") <= scripts + 1, address
+    assert "\\u202egnp.exe" in text and "\\ud800" in text and len(text) < 50_000
+    page.run("document.querySelector('.text button').click()")  # show more of the long line
+    assert 50_000 < len(page.text()) < 200_000
+
+
+def test_pages_show_what_the_records_say_and_hostile_text_as_text(page, tmp_path):
+    with served(a_run(tmp_path / "run")) as server:
+        numbers(page, server.url)
+        harmless(page, server.url)
+        visit(page, f"{server.url}#/rollouts")
+        assert page.run("document.cookie + localStorage.length + sessionStorage.length") == "00"
+    assert any("/api/run/0/index" in url for url in page.requests)
+
+
+def test_a_bundle_shows_the_same_from_the_disk_and_asks_no_server(page, tmp_path):
+    write_bundle(named([str(a_run(tmp_path / "run"))]), tmp_path / "bundle")
+    base = (tmp_path / "bundle/index.html").as_uri()
+    said = numbers(page, base)
+    harmless(page, base)
+    assert {url.partition(":")[0] for url in page.requests} <= {"file", "data", "about"}
+    with served(tmp_path / "run") as server:
+        assert numbers(page, server.url) == said
+
+
+def test_a_page_follows_its_run(page, tmp_path):
+    with served(made(tmp_path)) as server:
+        assert "14 of 14" in visit(page, f"{server.url}#/rollouts")
+        page.until("performance.getEntriesByType('resource').some((e) => e.name.endsWith('api/states'))")
+        Workdir(tmp_path).log_trajectories(4, [record(0)])
+        page.until("document.body.innerText.includes('15 of 15')")
+        Workdir(tmp_path).rewind(2)
+        page.until("document.body.innerText.includes('10 of 10')")
+
+
+def test_a_long_run_shows_its_latest_rollouts_while_the_others_are_read(page, tmp_path, monkeypatch):
+    monkeypatch.setattr("experiments.view.runs.PART", 1)
+    with served(made(tmp_path, steps=40)) as server:
+        visit(page, f"{server.url}#/rollouts")
+        assert page.run("document.querySelector('tbody td').textContent") == "40"
+        page.until("document.body.innerText.includes('162 of 162')")
+        assert "still being read" not in page.text()
+        steps = page.run("JSON.stringify([...new Set(view.runs[0].rows.step)].sort((a, b) => a - b))")
+        assert json.loads(steps) == list(range(1, 41)) and page.run("view.runs[0].files.length") == 41
+
+
+def focus(page: Browser) -> str:
+    """What has the focus, if one can see that it has."""
+    return page.run("""(() => {
+      const node = document.activeElement, style = getComputedStyle(node);
+      if (node === document.body) return "";
+      const seen = style.outlineStyle !== "none" && parseFloat(style.outlineWidth) > 0;
+      const label = node.labels?.[0]?.firstChild.textContent || node.textContent || node.getAttribute("aria-label");
+      return (seen ? "" : "unseen ") + (label || node.tagName);
+    })()""")
+
+
+def test_everything_can_be_reached_and_seen_with_the_keyboard(page, tmp_path):
+    with served(a_run(tmp_path)) as server:
+        visit(page, f"{server.url}#/overview")
+        page.run("document.body.focus(), getSelection().removeAllRanges()")
+        page.press("Tab")
+        reached = [focus(page)]
+        for _ in range(60):
+            page.press("Tab")
+            reached.append(focus(page))
+        assert not [text for text in reached if text.startswith("unseen")]
+        assert {"Rollouts", "Judge", "25.0", "held-out measure"} <= set(reached)
+        page.run("document.querySelector('figure svg[role=application]').focus()")
+        for key in ("ArrowRight", "ArrowRight", "Enter"):
+            page.press(key)
+        page.until("location.hash.startsWith('#/rollouts?') && " + SHOWN)
+        _, rollout, _ = deep(page, server.url)
+        visit(page, server.url + rollout)
+        row = "new URLSearchParams(location.hash.split('?')[1]).get('row')"
+        assert page.run(row) == "0"
+        page.press("j")
+        page.until(f"{row} === '1' && {SHOWN}")
+        page.press("k")
+        page.until(f"{row} === '0' && {SHOWN}")
+        page.run("document.querySelector('.tokens .k').focus()")
+        assert page.run("document.getElementById('token').textContent").startswith("id 5 · token 0 of turn 1")
+        page.press("Tab")
+        assert page.run("document.getElementById('token').textContent").startswith("id 6 ")
+        visit(page, f"{server.url}#/rollouts")
+        page.run("document.querySelector('input[name=task]').focus()")
+        page.type("t2")
+        page.press("Enter")
+        page.until("document.body.innerText.includes('6 of 16')")
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("width", [1280, 400])
+def test_pages_fit_the_screen_and_can_be_read(page, tmp_path, width, dark):
+    page.look(width, dark=dark)
+    with served(a_run(tmp_path)) as server:
+        for address in (*(f"#/{name}" for name in PAGES), *deep(page, server.url), "#/group?run=0&file=4&draw=1"):
+            visit(page, server.url + address)
+            assert page.run("document.documentElement.scrollWidth") <= width, address
+            assert page.run(FAINT) == [], address
+        page.photograph(tmp_path / "page.png")
+        assert (tmp_path / "page.png").stat().st_size > 5000
+        ground = page.run("getComputedStyle(document.body).backgroundColor")
+        assert (sum(map(int, re.findall(r"\d+", ground))) < 200) == dark
