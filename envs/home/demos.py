@@ -22,9 +22,11 @@ from envs.toolcalls import call_text
 CARE = 0.5
 MAX_CALLS = 12
 
-# Words that are copied from observations get one token each, so that copying takes one token for every kind of id.
+# Words that are copied from observations get one token each, so that copying takes one token for every kind of id. So
+# do the letters of ids: behind a space, "H" would be another token than behind a quotation mark.
 TOKENS = (
     SYSTEM,
+    *"RDLHSB",
     *(str(number) for number in range(10, 100)),
     *ROOMS,
     *PEOPLE,
