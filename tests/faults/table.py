@@ -22,6 +22,7 @@ from typing import Any
 from envs.source import serving
 from tests.evolver.chat_server import Answer, ChatServer, refused, said
 from tests.evolver.test_llm_run import LABELLED, script
+from tests.evolver.test_loop import ALL as MECHANISMS
 from tests.faults.stage import STEPS, Broken, Stage, orphans
 
 KINDS = ("environment", "judge", "engine", "disk", "process", "text", "clock")
@@ -173,7 +174,7 @@ _useless("500 deep lists", lambda: said('{"steps": ' + "[" * 500 + "]" * 500 + "
 _useless("HTTP 500", lambda: refused(500, "boom"), "http_500")
 _useless("a body that is cut", lambda: Answer({"choices": []}, cut=5), "connection", modes=("sync",))
 _useless("a body of junk", lambda: Answer(b"\x00\xff{{"), "bad_json", modes=("async",))
-_useless("a stall", lambda: Answer({}, stall=3.0), "timeout", "--config.llm.deadline=0.2", modes=("sync",))
+_useless("a stall", lambda: Answer({}, stall=900.0), "timeout", "--config.llm.deadline=0.2", modes=("sync",))
 
 
 @fault("judge", ("sync",))
@@ -471,12 +472,26 @@ def killed_at_random_moments(stage: Stage) -> None:
     stage.resumes(same=True)
 
 
+@fault("process", ("sync",))
+def killed_with_every_mechanism(stage: Stage) -> None:
+    """Its tasks, experience and policy are those of a run that was not killed, byte for byte."""
+    stage.run(*MECHANISMS, steps=2)
+    stage.straight = stage.workdir.rename(stage.folder / "whole")
+    run = stage.start(*MECHANISMS)
+    run.until("step 1/")
+    run.signal(signal.SIGKILL)
+    run.wait(stage.limit)
+    stage.left_nothing(killed=True)
+    stage.resumes(*MECHANISMS, same=True, steps=2)
+
+
 @fault("process")
 def stopped_for_seconds(stage: Stage) -> None:
     run = stage.start()
     run.until("step 1/")
     run.signal(signal.SIGSTOP)
     time.sleep(stage.pause)
+    stage.paused = stage.pause
     run.signal(signal.SIGCONT)
     stage.end(run).same_as_straight()
 
