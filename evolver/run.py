@@ -211,7 +211,8 @@ def open_run(config: Any, workdir: str | Path, *, alone: bool = True):
     with contextlib.ExitStack() as stack:
         # Questions that the policy answers come from any thread, at any time.
         stop = stack.enter_context(Stop(background=config.rollout.async_depth > 0 or bool(played(config))))
-        progress = Progress(config.steps, stream=sys.stdout if hosts.first() else io.StringIO())
+        stream = sys.stdout if hosts.first() else io.StringIO()
+        progress = Progress(config.steps, stream=stream, leaving=lambda: stop.asked)
         stack.callback(progress.close)
         files = Workdir(workdir, writes=hosts.first())
         try:

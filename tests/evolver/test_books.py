@@ -180,6 +180,15 @@ def test_an_output_that_nobody_reads_is_an_error_of_writing():
         progress.close()
 
 
+def test_nobody_needs_to_read_the_output_of_a_run_that_was_asked_to_end():
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, "w") as stream:
+        progress = Progress(3, stream=stream, leaving=lambda: True)
+        progress.step(1)
+        progress.close()
+
+
 class Terminal(io.StringIO):
     def isatty(self):
         return True

@@ -8,6 +8,7 @@ process, shared memory, lock or temporary file.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import ctypes
 import importlib
 import itertools
@@ -32,7 +33,6 @@ FATES = ("trained", "no_signal", "overlong", "stale", "parse_error", "env_error"
 STEPS, ROLLOUTS = 3, 12  # of a run; rollouts of each step
 SHORT = (f"--config.steps={STEPS}", "--config.eval.tasks=2", "--config.eval.rollouts=1", "--config.eval.greedy=False")
 MODES = {"sync": (), "async": ("--config.rollout.async_depth=1",)}
-SLACK = 120.0  # seconds of a step besides its deadlines; an undisturbed one takes a second on an idle machine
 RESULTS = ("trajectories/*", "eval/*", "experience/*", "tasks.jsonl", "policy/*.safetensors")
 NEW_NAMESPACE, PRIVATE, READ_ONLY, REMOUNT, SUBREAPER = 0x20000, 0x44000, 1, 32, 36  # as Linux numbers them
 
@@ -70,13 +70,16 @@ class Run:
         except SystemExit as end:
             code = end.code if isinstance(end.code, int) else 1
         except BaseException:
-            traceback.print_exc()
+            with contextlib.suppress(OSError):  # nobody may read it
+                traceback.print_exc()
         try:
             threading._shutdown()  # waits for threads that are not daemons
             atexit._run_exitfuncs()
         except BaseException:
-            traceback.print_exc()
-        os._exit(code)
+            with contextlib.suppress(OSError):
+                traceback.print_exc()
+        finally:
+            os._exit(code)
 
     @property
     def said(self) -> str:
@@ -132,9 +135,9 @@ class Stage:
     """Plays the runs of one fault.
 
     config: file of the tiny config. mode: "sync" or "async". straight: workdir of an undisturbed synchronous run.
-    limit: seconds within which any run has to end. kills, pause: how often a run is killed, and for how many seconds
-    it is stopped. `note` is shown beside the result. `own` are processes that the fault started itself, `paused` the
-    seconds for which it stopped a run.
+    limit: seconds within which any run has to end, and each of its steps within half of them besides its deadlines.
+    kills, pause: how often a run is killed, and for how many seconds it is stopped. `note` is shown beside the result.
+    `own` are processes that the fault started itself, `paused` the seconds for which it stopped a run.
     """
 
     def __init__(
@@ -205,7 +208,7 @@ class Stage:
             written = [record["fate"] for record in read_rollouts(path)]
             if {fate: written.count(fate) for fate in FATES} != {fate: line[f"ledger/{fate}"] for fate in FATES}:
                 raise Broken(f"step {line['step']}: the trajectories have other fates than the ledger")
-        if late := overdue(lines, Workdir(self.workdir).config()["config"], self.paused):
+        if late := overdue(lines, Workdir(self.workdir).config()["config"], self.paused + self.limit / 2):
             raise Broken(late)
 
     def left_nothing(self, *, killed: bool = False) -> None:
@@ -274,17 +277,17 @@ def total(line: dict[str, Any], prefix: str) -> float:
     return sum(value for name, value in line.items() if name.startswith(prefix))
 
 
-def overdue(lines: list[dict[str, Any]], config: dict[str, Any], paused: float = 0.0) -> str:
+def overdue(lines: list[dict[str, Any]], config: dict[str, Any], slack: float) -> str:
     """Return which step took longer than its deadlines allow, "" if none did.
 
     Each call into the world that hung may take `env.timeout`, twice if it was that of a reset, which is tried again.
     If any rollout was cancelled, all of them may have taken `rollout.timeout`. A question that timed out may take
-    `llm.deadline`. paused: seconds for which the run was stopped.
+    `llm.deadline`. slack: seconds of a step besides its deadlines; an undisturbed one takes one on an idle machine.
     """
     for before, line in itertools.pairwise(lines):
         hung = total(line, "stop/env_timeout") + line.get("eval/broken", 0)
         unanswered = sum(n for name, n in line.items() if name.startswith("llm/") and name.endswith("/timeout"))
-        allowed = SLACK + paused + 2 * hung * config["env"]["timeout"] + unanswered * config["llm"]["deadline"]
+        allowed = slack + 2 * hung * config["env"]["timeout"] + unanswered * config["llm"]["deadline"]
         if line["stop/cancelled"] or line.get("eval/broken"):
             allowed += 2 * config["rollout"]["timeout"]
         took = line["time/elapsed"] - before["time/elapsed"]

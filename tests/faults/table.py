@@ -528,6 +528,32 @@ def an_output_that_is_closed(stage: Stage) -> None:
     stage.run(inside=inside, code=1, said="nobody reads the output").resumes(same=True)
 
 
+@fault("process", ("sync",))
+def an_interrupt_that_ends_the_reader_too(stage: Stage) -> None:
+    """As Ctrl-C does to `python run.py 2>&1 | tee log`. The last step is saved, whenever the next save was due."""
+    reader, writer = os.pipe()
+
+    def inside() -> None:
+        os.close(reader)
+        os.dup2(writer, 1), os.dup2(writer, 2), os.close(writer)
+
+    run = stage.start("--config.steps=200", "--config.checkpoint.every=200", inside=inside)
+    os.close(writer)
+    with open(reader, errors="replace") as output:
+        while "step 1/" not in (line := output.readline()):
+            if not line:
+                raise Broken("the run ended before its first step")
+    run.signal(signal.SIGINT)
+    stage.end(run, code=130)
+    saved, done = (
+        max(int(path.name) for path in (stage.workdir / "checkpoints").glob("[0-9]*")),
+        len(stage.metrics()) - 1,
+    )
+    if saved < done:
+        raise Broken(f"{done} steps are done, and the last checkpoint is of step {saved}")
+    stage.resumes(f"--config.steps={done + 1}", steps=None)
+
+
 # --- text ------------------------------------------------------------------------------------------------------------
 
 

@@ -255,7 +255,7 @@ def test_new_tools_rewrite_the_opening_and_nothing_else():
     assert "bell" not in tokenizer().decode(hidden.turns[1].prompt)
 
 
-@given(st.lists(st.text(max_size=200), min_size=1, max_size=4), st.integers(0, 60))
+@given(st.lists(st.text(max_size=200), min_size=1, max_size=4), st.integers(4, 60))
 @settings(max_examples=60, deadline=None)
 def test_observations_are_cut_at_a_visible_mark(texts, limit):
     messages = [{"role": "tool", "content": text} for text in texts]
@@ -273,6 +273,14 @@ def test_observations_are_cut_at_a_visible_mark(texts, limit):
         else:
             shown += size
     assert shown <= limit
+
+
+def test_an_observation_of_very_many_messages_is_cut():
+    messages = [{"role": "tool", "content": f"not JSON: {i}"} for i in range(5000)]
+    result = cut(tokenizer(), messages, 20)
+    assert len(result) == 20 and result[-1] == {"role": "tool", "content": "[cut: 4981 more messages]"}
+    assert sum(len(tokenizer().encode(m["content"])) for m in result) < 20 * 40
+    assert cut(tokenizer(), messages[:3], 1) == [{"role": "tool", "content": "[cut: 3 more messages]"}]
 
 
 def test_a_huge_observation_is_cut_before_it_is_tokenised():
