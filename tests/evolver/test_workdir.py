@@ -17,7 +17,7 @@ import pytest
 import run
 from evolver import cli
 from evolver.report import main as report
-from evolver.stop import Stop
+from evolver.stop import Stop, tell
 from evolver.workdir import Workdir, WorkdirInUse
 from models.files import BrokenFile, write_atomically
 from rl.evaluation import Scores
@@ -227,6 +227,14 @@ class TestHangUp:
                 assert not stop.asked
         finally:
             signal.signal(signal.SIGHUP, before)
+
+    def test_a_message_that_nobody_reads_is_dropped(self, monkeypatch):
+        reader, writer = os.pipe()
+        os.close(reader)
+        with open(writer, "w") as stream:
+            monkeypatch.setattr(sys, "stderr", stream)
+            tell("stopping")
+            tell("stopped")
 
     def test_a_run_whose_terminal_closes_saves_and_can_go_on(self, tiny, tmp_path):
         main, terminal = pty.openpty()
