@@ -151,6 +151,8 @@ def test_stop_reasons_are_one_hot():
     assert metrics["rollout/count/guided"] == 1 and metrics["rollout/count/synthetic"] == 0
     assert "rollout/success/synthetic" not in metrics
     assert metrics["rollout/tokens"] == 9 and metrics["rollout/parse_errors"] == 0.5
+    members[1].restarted = "reset: OSError: gone"
+    assert (metrics["rollout/restarts"], rollout_metrics(members)["rollout/restarts"]) == (0, 1)
 
 
 def test_task_files_come_back_and_broken_lines_are_numbered(tmp_path):

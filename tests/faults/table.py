@@ -85,8 +85,9 @@ def _world(name: str, words: tuple[str, ...], count: str, modes: tuple[str, ...]
 
 
 ENV_ERROR, ENV_TIMEOUT = "stop/env_error", "stop/env_timeout"
-for _at in ("reset", "step", "evaluate"):
-    _world(f"an exception in {_at}", breaking("raise", _at), ENV_ERROR, BOTH if _at == "step" else ("sync",))
+_world("an exception in reset", breaking("raise", "reset"), "rollout/restarts", ("sync",))
+_world("an exception in step", breaking("raise", "step"), ENV_ERROR)
+_world("an exception in evaluate", breaking("raise", "evaluate"), ENV_ERROR, ("sync",))
 _world("StopIteration", breaking("stop_iteration"), ENV_ERROR)
 _world("StopIteration in a worker", (*WORKERS, *breaking("stop_iteration")), ENV_ERROR, ("async",))
 _world("GeneratorExit", breaking("generator_exit"), ENV_ERROR)
