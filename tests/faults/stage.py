@@ -36,7 +36,8 @@ MODES = {"sync": (), "async": ("--config.rollout.async_depth=1",)}
 RESULTS = ("trajectories/*", "eval/*", "experience/*", "tasks.jsonl", "policy/*.safetensors")
 NEW_NAMESPACE, PRIVATE, READ_ONLY, REMOUNT, SUBREAPER = 0x20000, 0x44000, 1, 32, 36  # as Linux numbers them
 
-for late in ("evolver.loop", "evolver.plan.room", "rl.engines.jax.engine"):  # or each fork would import them again
+LATE = ("evolver.loop", "evolver.plan.room", "rl.engines.jax.engine", "matplotlib.backends.backend_agg")
+for late in LATE:  # or each fork would import them again
     importlib.import_module(late)
 # What Python says of objects that could not be cleared away, and goes on.
 IGNORED = re.compile(r"^Exception ignored .*\nTraceback .*\n(?: +.*\n)*.*\n", re.MULTILINE)
