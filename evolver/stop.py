@@ -119,6 +119,8 @@ def tell(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
     except OSError:
         silence(sys.stderr.fileno())
+    except RuntimeError:  # a signal came while something else was printed, and the stream allows one at a time
+        pass
 
 
 def silence(number: int) -> None:

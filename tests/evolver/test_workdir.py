@@ -236,6 +236,16 @@ class TestHangUp:
             tell("stopping")
             tell("stopped")
 
+    def test_a_signal_that_comes_while_something_is_printed_is_handled(self, monkeypatch):
+        class Busy:
+            def write(self, text):
+                raise RuntimeError("reentrant call inside <_io.BufferedWriter name='<stderr>'>")
+
+        monkeypatch.setattr(sys, "stderr", Busy())
+        with Stop() as stop:
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert stop.asked
+
     def test_a_run_whose_terminal_closes_saves_and_can_go_on(self, tiny, tmp_path):
         main, terminal = pty.openpty()
         process = subprocess.Popen(

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import resource
 import shutil
 import sys
 import tempfile
@@ -75,7 +76,9 @@ def play_all(folder: Path, chosen: list, asked: argparse.Namespace) -> int:
             failed.append((fault, mode, problem))
             print(*(f"        {text}" for text in problem.splitlines()), sep="\n", flush=True)
     kinds = len({fault.name for fault, _ in chosen})
-    print(f"{kinds} faults in {len(chosen)} runs: {len(failed)} broken, {time.monotonic() - began:.0f} s")
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    spent = f"{time.monotonic() - began:.0f} s, {used.ru_utime + used.ru_stime:.0f} s of the processor"
+    print(f"{kinds} faults in {len(chosen)} runs: {len(failed)} broken, {spent}")
     return bool(failed)
 
 
