@@ -61,7 +61,7 @@ def start(config: Any, workdir: str, mode: str, target: str) -> int:
     from evolver.stop import tell
     from rl import checkpoint
 
-    sys.excepthook = checkpoint.excepthook
+    sys.unraisablehook = checkpoint.unraisablehook
     modes = {"train": loop.train, "eval": loop.evaluate, "explore": loop.explore, "pool": loop.pool}
     try:
         with hosts.connected(config):
