@@ -61,7 +61,7 @@ def start(config: Any, workdir: str, mode: str, target: str) -> int:
     from evolver.stop import tell
     from rl import checkpoint
 
-    sys.unraisablehook = checkpoint.unraisablehook
+    checkpoint.report_once()
     modes = {"train": loop.train, "eval": loop.evaluate, "explore": loop.explore, "pool": loop.pool}
     try:
         with hosts.connected(config):

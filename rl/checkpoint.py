@@ -179,9 +179,19 @@ class Checkpoints:
         return aside
 
 
+def report_once() -> None:
+    """Leave it to `Checkpoints` to report a save that has failed: orbax and tensorstore would print a traceback for
+    each array."""
+    sys.unraisablehook = unraisablehook
+    logging.getLogger("asyncio").addFilter(_not_by_orbax)
+
+
+def _not_by_orbax(record: logging.LogRecord) -> bool:
+    return "orbax" not in record.getMessage()
+
+
 def unraisablehook(report: Any) -> None:
-    """A `sys.unraisablehook` that drops what tensorstore cannot raise when it reports to a save that has failed, which
-    would be a traceback for each array: the failure itself is reported by `Checkpoints`."""
+    """A `sys.unraisablehook` that drops what tensorstore raises to nobody when a save has failed."""
     late = isinstance(report.exc_value, RuntimeError) and str(report.exc_value) == "Event loop is closed"
     if not (late and report.object is None):  # Python's own reports name the object that was at work
         sys.__unraisablehook__(report)

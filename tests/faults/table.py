@@ -116,7 +116,7 @@ _world("a worker that eats memory", (*WORKERS, *breaking("grow"), "--config.env.
 
 @fault("environment")
 def episodes_without_an_end(stage: Stage) -> None:
-    stage.run("--config.env.name=tests.faults.worlds:Endless").counted("stop/max_steps")
+    stage.run("--config.env.name=tests.faults.worlds:Endless").counted("stop/max_turns")
 
 
 @fault("environment")
@@ -415,10 +415,11 @@ def a_last_line_that_is_cut(stage: Stage) -> None:
 
 @fault("disk", ("sync",))
 def too_many_open_files(stage: Stage) -> None:
-    def inside() -> None:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (24, 24))
-
-    stage.run(*WORKERS, inside=inside, code=1, said="Too many open files")
+    """Each save that fails says so, too."""
+    run = stage.start(*WORKERS)
+    run.until("step 1/")
+    resource.prlimit(run.pid, resource.RLIMIT_NOFILE, (10, 10))  # those that are open stay so
+    stage.end(run, code=1, said="Too many open files", once=False)
     stage.resumes(*WORKERS)
 
 

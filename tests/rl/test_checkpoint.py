@@ -291,3 +291,12 @@ def test_what_tensorstore_reports_to_a_failed_save_is_dropped_and_nothing_else(m
     for report in reports:
         checkpoint.unraisablehook(report)
     assert shown == reports[1:]
+
+
+def test_what_a_task_of_a_failed_save_raises_is_dropped_and_nothing_else(monkeypatch, caplog):
+    monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)
+    checkpoint.report_once()
+    said = "Task exception was never retrieved\nfuture: <Task coro=<write() done, defined at {}>>"
+    for path in ("/site-packages/orbax/checkpoint/serialization.py:126", "/rl/engines/jax/engine.py:9"):
+        logging.getLogger("asyncio").error(said.format(path))
+    assert "engine.py" in caplog.text and "orbax" not in caplog.text
