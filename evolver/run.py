@@ -238,7 +238,7 @@ def open_run(config: Any, workdir: str | Path, *, alone: bool = True):
         try:
             yield run
         except (EngineFault, CheckpointError, BrokenFile, WorldError, OSError) as error:
-            raise RunError(f"{type(error).__name__}: {error}") from error
+            raise RunError(files.gone() or f"{type(error).__name__}: {error}") from error
         finally:
             if not isinstance(sys.exc_info()[1], KeyboardInterrupt):  # after a second Ctrl-C, do not wait
                 close_books(run)

@@ -110,6 +110,16 @@ class TestLock:
             assert not workdir.path.exists()
         assert (tmp_path / "moved" / "metrics.jsonl").exists()
 
+    def test_a_workdir_that_is_deleted_during_a_write_is_one_message(self, tiny, tmp_path, capsys, monkeypatch):
+        def deleted(self, tasks):
+            shutil.rmtree(self.path)
+            raise FileNotFoundError(2, "No such file or directory", "tasks.jsonl.1a2b3c4d.tmp")
+
+        monkeypatch.setattr(Workdir, "log_tasks", deleted)
+        assert run.main(command(tiny, tmp_path / "run", "--config.eval.every=0")) == 1
+        err = capsys.readouterr().err
+        assert err.strip().endswith("run was deleted or moved away while this run wrote to it") and "1a2b3c4d" not in err
+
     def test_a_run_leaves_no_lock(self, finished):
         assert not (finished / "lock").exists()
 

@@ -300,7 +300,7 @@ def full(*_: Any) -> OSError:
 
 @fault("disk")
 def a_full_disk(stage: Stage) -> None:
-    """Someone else fills the file system of the run, and makes room again."""
+    """Someone else fills the file system of the run, and makes room again. A save that fails says so, too."""
     if not stage.mount("50m"):
         return stage.skip("mounting is not permitted")
     run, ballast = stage.start(), stage.workdir / "ballast"
@@ -308,7 +308,7 @@ def a_full_disk(stage: Stage) -> None:
     with contextlib.suppress(OSError), open(ballast, "wb", buffering=0) as file:
         while True:
             file.write(bytes(4096))
-    stage.end(run, code=1, said="No space left")
+    stage.end(run, code=1, said="No space left", once=False)
     ballast.unlink()
     stage.resumes(same=True)
 
