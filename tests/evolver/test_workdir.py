@@ -118,7 +118,7 @@ class TestLock:
         monkeypatch.setattr(Workdir, "log_tasks", deleted)
         assert run.main(command(tiny, tmp_path / "run", "--config.eval.every=0")) == 1
         err = capsys.readouterr().err
-        assert err.strip().endswith("run was deleted or moved away while this run wrote to it") and "1a2b3c4d" not in err
+        assert err.endswith("run was deleted or moved away while this run wrote to it\n") and "1a2b3c4d" not in err
 
     def test_a_run_leaves_no_lock(self, finished):
         assert not (finished / "lock").exists()
