@@ -58,24 +58,25 @@ def start(config: Any, workdir: str, mode: str, target: str) -> int:
             return 2
         return 0
     from evolver import hosts, loop
+    from evolver.stop import tell
     from rl import checkpoint
 
-    sys.excepthook = checkpoint.excepthook
+    checkpoint.report_once()
     modes = {"train": loop.train, "eval": loop.evaluate, "explore": loop.explore, "pool": loop.pool}
     try:
         with hosts.connected(config):
             modes[mode](config, workdir)
     except KeyboardInterrupt:
-        print("\naborted; the last checkpoint is unharmed", file=sys.stderr)
+        tell("\naborted; the last checkpoint is unharmed")
         return 130
     except loop.Interrupted as stop:
-        print(f"\n{stop or 'interrupted'}", file=sys.stderr)
+        tell(f"\n{stop or 'interrupted'}")
         return 130
     except loop.RunEnds as end:
-        print(f"\n{end}", file=sys.stderr)
+        tell(f"\n{end}")
         return 3
     except (hosts.HostsError, loop.RunError) as error:
-        print(f"\n{error}", file=sys.stderr)
+        tell(f"\n{error}")
         return 1
     return 0
 

@@ -12,7 +12,6 @@ import contextlib
 import os
 import pickle
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -22,6 +21,7 @@ import jax
 import numpy as np
 
 from evolver import coordinator
+from evolver.stop import tell
 
 T = TypeVar("T")
 LOST = 75  # exit code of a process that ends because another one did; EX_TEMPFAIL of sysexits.h
@@ -98,11 +98,10 @@ def _watched(deadline: float) -> Iterator[None]:
 
 
 def _exit(why: str) -> None:
-    print(
+    tell(
         f"\n{why}; process {jax.process_index()} ends too. The last checkpoint is intact: start all processes again to "
-        "resume from it.",
-        file=sys.stderr, flush=True,
-    )  # fmt: skip
+        "resume from it."
+    )
     os._exit(LOST)
 
 

@@ -42,6 +42,7 @@ def rollout_metrics(trajectories: list[Trajectory]) -> dict[str, float]:
     metrics["rollout/turns"] = mean(len(t.turns) for t in trajectories)
     metrics["rollout/tokens"] = sum(generated)
     metrics["rollout/tokens_per_turn"] = mean(generated)
+    metrics["rollout/restarts"] = sum(bool(t.restarted) for t in trajectories)
     metrics["rollout/parse_errors"] = mean(bool(turn.info.get("parse_error")) for t in trajectories for turn in t.turns)
     return metrics
 
@@ -50,6 +51,7 @@ def faults_of(metrics: Metrics) -> dict[str, float]:
     """Return how often something went wrong in a step, by a name for people; without what did not happen."""
     names = {
         "world": ("ledger/env_error", "eval/broken"),
+        "restarts": ("rollout/restarts",),
         "cancelled": ("ledger/cancelled",),
         "skipped updates": ("skipped",),
         "wrong weights": ("alarm/weights",),

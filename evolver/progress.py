@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import errno
-import os
 import sys
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TextIO
 
 from rich.console import Console, Group
@@ -16,18 +15,22 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from evolver.stop import silence
+
 LOG_EVERY = 30.0  # seconds between lines in a log file while one step lasts
 BAR = 28  # characters
 
 
 class _Console(Console):
-    """A console that raises an ordinary error if nobody reads it, as in `python run.py | head`."""
+    """A console that raises an ordinary error if nobody reads it, as in `python run.py | head`, unless `leaving` says
+    that the run ends anyway."""
+
+    leaving: Callable[[], bool]
 
     def on_broken_pipe(self) -> None:
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, self.file.fileno())  # for what is still to be said
-        os.close(nowhere)
-        raise BrokenPipeError(errno.EPIPE, "nobody reads the output of the run any more")
+        silence(self.file.fileno())  # for what is still to be said
+        if not self.leaving():
+            raise BrokenPipeError(errno.EPIPE, "nobody reads the output of the run any more")
 
 
 class Progress:
@@ -36,11 +39,21 @@ class Progress:
     On a terminal a few lines are updated in place below the lines that stay: the steps with the time left, the present
     phase, the figures of the last step, and the faults so far. Elsewhere each step prints a line, and a step that lasts
     long prints one every half minute.
+
+    leaving: returns True once the run was asked to end; from then on nobody needs to read the output.
     """
 
-    def __init__(self, steps: int, *, done: int | None = None, stream: TextIO | None = None):
+    def __init__(
+        self,
+        steps: int,
+        *,
+        done: int | None = None,
+        stream: TextIO | None = None,
+        leaving: Callable[[], bool] = lambda: False,
+    ):
         """`done` steps are complete; None while there are none to count, as in an evaluation."""
         self.console = _Console(file=stream or sys.stdout, highlight=False, markup=False, soft_wrap=True)
+        self.console.leaving = leaving
         self.live = Live(Text(), console=self.console, refresh_per_second=5, transient=True)
         self.steps = steps
         self.shown, self.figures, self.faults = time.monotonic(), "", Counter()

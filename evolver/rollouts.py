@@ -83,6 +83,13 @@ def show_faults(run: Run, trajectories: Sequence[Trajectory], step: int) -> None
             f"step {step}: {fault} in {counts[fault]} of {len(trajectories)} rollouts, for example"
             f" {trajectory.error}. They do not train (ledger/{fate}); later ones are counted, but not shown",
         )
+    restarted = [t.restarted for t in trajectories if t.restarted]
+    if restarted:
+        run.progress.once(
+            "restart",
+            f"step {step}: {len(restarted)} of {len(trajectories)} rollouts were started again in another world, for"
+            f" example because of {restarted[0]}. Later ones are counted (rollout/restarts), but not shown",
+        )
 
 
 def fault_of(trajectory: Trajectory) -> str:

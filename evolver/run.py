@@ -211,7 +211,8 @@ def open_run(config: Any, workdir: str | Path, *, alone: bool = True):
     with contextlib.ExitStack() as stack:
         # Questions that the policy answers come from any thread, at any time.
         stop = stack.enter_context(Stop(background=config.rollout.async_depth > 0 or bool(played(config))))
-        progress = Progress(config.steps, stream=sys.stdout if hosts.first() else io.StringIO())
+        stream = sys.stdout if hosts.first() else io.StringIO()
+        progress = Progress(config.steps, stream=stream, leaving=lambda: stop.asked)
         stack.callback(progress.close)
         files = Workdir(workdir, writes=hosts.first())
         try:
@@ -237,7 +238,7 @@ def open_run(config: Any, workdir: str | Path, *, alone: bool = True):
         try:
             yield run
         except (EngineFault, CheckpointError, BrokenFile, WorldError, OSError) as error:
-            raise RunError(f"{type(error).__name__}: {error}") from error
+            raise RunError(files.gone() or f"{type(error).__name__}: {error}") from error
         finally:
             if not isinstance(sys.exc_info()[1], KeyboardInterrupt):  # after a second Ctrl-C, do not wait
                 close_books(run)

@@ -108,16 +108,31 @@ class Stop:
                 return
             raise KeyboardInterrupt
         self.asked = True
-        print("\nstopping at the next safe point; press Ctrl-C again to stop at once", file=sys.stderr, flush=True)
+        tell("\nstopping at the next safe point; press Ctrl-C again to stop at once")
         if self._cancel:
             self._cancel()
 
 
+def tell(text: str) -> None:
+    """Print to stderr, if anybody reads it: `2>&1 | tee log` ends by the same Ctrl-C as the run."""
+    try:
+        print(text, file=sys.stderr, flush=True)
+    except OSError:
+        silence(sys.stderr.fileno())
+    except RuntimeError:  # a signal came while something else was printed, and the stream allows one at a time
+        pass
+
+
+def silence(number: int) -> None:
+    """Send to /dev/null what is still written to a file descriptor that nobody reads."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, number)
+    os.close(nowhere)
+
+
 def _leave_terminal() -> None:
     """Send to /dev/null what this process would write to a terminal: each write to one that is gone raises OSError."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
     for number in (1, 2):
         with contextlib.suppress(OSError):  # already closed
             if stat.S_ISCHR(os.fstat(number).st_mode):
-                os.dup2(nowhere, number)
-    os.close(nowhere)
+                silence(number)

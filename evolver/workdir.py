@@ -114,9 +114,14 @@ class Workdir:
     def _ready(self) -> bool:
         """Return True if this process writes. Raises FileNotFoundError if the workdir has gone since it was locked: it
         would be made again without what came before."""
-        if self._held >= 0 and not self._is_here(self._held):
-            raise FileNotFoundError(f"{self.path} was deleted or moved away while this run wrote to it")
+        if gone := self.gone():
+            raise FileNotFoundError(gone)
         return self.writes
+
+    def gone(self) -> str:
+        """Return a message if the workdir was deleted or moved away since it was locked, "" if not."""
+        here = self._held < 0 or self._is_here(self._held)
+        return "" if here else f"{self.path} was deleted or moved away while this run wrote to it"
 
     def claim(self, config: dict[str, Any], seed: int, mode: str = "train") -> None:
         """Write `config.json` once; a resumed run keeps it and adds its own revision and versions. Other modes,

@@ -55,12 +55,18 @@ def write_atomically(path: str | Path, content: str | bytes) -> None:
 
 
 def loads(text: str | bytes) -> Any:
-    """Return a JSON value. Raises ValueError for a text that is none, that is nested too deeply, or that holds a whole
-    number which no float can hold: it would fail where it is used."""
+    """Return a JSON value. Raises ValueError for a text that is none, that is nested too deeply, or that holds what
+    fails where it is used: a whole number that no float can hold, or half a surrogate pair."""
     try:
-        return json.loads(text, parse_int=_whole)
+        text = text.decode("utf-8-sig") if isinstance(text, bytes) else text
+        value = json.loads(text, parse_int=_whole)
+        if "\\ud" in text or "\\uD" in text:
+            json.dumps(value, ensure_ascii=False).encode()
+        return value
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
+    except UnicodeEncodeError:
+        raise ValueError("it holds half a surrogate pair") from None
 
 
 def _whole(digits: str) -> int:

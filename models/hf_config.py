@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from models.files import loads
 from models.rope import llama3_of, yarn_of
 from models.rope import record_of as rope_record
 
@@ -52,12 +52,12 @@ def read(folder: str | Path) -> dict[str, Any]:
     if not folder.is_dir():
         raise ModelError(f"{folder}: no such directory")
     try:
-        record = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        record = loads((folder / "config.json").read_bytes())
     except FileNotFoundError:
         raise ModelError(f"{folder}: no config.json, so this is not a Hugging Face model directory") from None
     except OSError as error:
         raise ModelError(f"{folder}/config.json cannot be read: {error.strerror}") from None
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise ModelError(f"{folder}/config.json is not JSON: {error}") from None
     if not isinstance(record, dict):
         raise ModelError(f"{folder}/config.json holds a {type(record).__name__}, not a JSON object")

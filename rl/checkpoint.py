@@ -12,7 +12,6 @@ import json
 import logging
 import shutil
 import sys
-import threading
 import time
 import zlib
 from pathlib import Path
@@ -180,12 +179,22 @@ class Checkpoints:
         return aside
 
 
-def excepthook(kind: type[BaseException], error: BaseException, trace: Any) -> None:
-    """A `sys.excepthook` that drops what threads of tensorstore raise when they report to a save that has failed: the
-    failure itself is reported by `Checkpoints`. (Threads of Python have a hook of their own.)"""
-    late = isinstance(error, RuntimeError) and str(error) == "Event loop is closed"
-    if not (late and threading.current_thread() is not threading.main_thread()):
-        sys.__excepthook__(kind, error, trace)
+def report_once() -> None:
+    """Leave it to `Checkpoints` to report a save that has failed: orbax and tensorstore would print a traceback for
+    each array."""
+    sys.unraisablehook = unraisablehook
+    logging.getLogger("asyncio").addFilter(_not_by_orbax)
+
+
+def _not_by_orbax(record: logging.LogRecord) -> bool:
+    return "orbax" not in record.getMessage()
+
+
+def unraisablehook(report: Any) -> None:
+    """A `sys.unraisablehook` that drops what tensorstore raises to nobody when a save has failed."""
+    late = isinstance(report.exc_value, RuntimeError) and str(report.exc_value) == "Event loop is closed"
+    if not (late and report.object is None):  # Python's own reports name the object that was at work
+        sys.__unraisablehook__(report)
 
 
 def checksums(state: Any) -> dict[str, int]:

@@ -105,8 +105,8 @@ async def rollouts(
         async with places:
             trajectory = await _play_job(job, worlds, settings)
             if _failed_to_start(trajectory):
-                trajectory = await _play_job(job, worlds, settings)
-                trajectory.retries = 1
+                why, trajectory = trajectory.error, await _play_job(job, worlds, settings)
+                trajectory.restarted = why
         trajectory.draw = job.draw
         done += 1
         if progress is not None:

@@ -86,7 +86,7 @@ class Trajectory:
     injected: list[str] = field(default_factory=list)  # the text of each of them
     tools: list[Tool] = field(default_factory=list)  # those that the episode opened with, and those added since
     error: str = ""
-    retries: int = 0  # failed attempts to start the episode before this one
+    restarted: str = ""  # why the episode was started again, in another world; "" = it was not
     draw: int = 0  # tells groups of one task apart, see `group`
 
     @property

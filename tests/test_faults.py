@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.faults.long import verdict
+from tests.faults.stage import overdue
 from tests.faults.table import BOTH, KINDS, TABLE
 
 ROOT = Path(__file__).parents[1]
@@ -17,6 +18,20 @@ def test_the_table_has_forty_faults_of_all_kinds_sync_and_async():
     assert {fault.kind for fault in TABLE} == set(KINDS)
     for kind in KINDS:
         assert {mode for fault in TABLE if fault.kind == kind for mode in fault.modes} == set(BOTH)
+
+
+def test_a_step_past_its_deadlines_is_told_from_one_that_waited_for_them():
+    config = {"env": {"timeout": 4.0}, "rollout": {"timeout": 300.0}, "llm": {"deadline": 10.0}}
+    straight = {"stop/env_timeout": 0, "stop/cancelled": 0}
+    for found, allowed in (
+        ({}, 0), ({"stop/env_timeout": 3}, 24), ({"stop/cancelled": 1}, 600), ({"llm/judge/failures/timeout": 2}, 20),
+        ({"eval/broken": 1}, 608),
+    ):  # fmt: skip
+        for past in (-1, 1):
+            took = {"time/elapsed": 9.0 + 60.0 + allowed + past}
+            lines = [straight | {"step": 0, "time/elapsed": 9.0}, straight | found | took | {"step": 1}]
+            late = f"step 1 took {61 + allowed} s, and its deadlines allow {60 + allowed} s"
+            assert overdue(lines, config, slack=60.0) == (late if past > 0 else "")
 
 
 def test_growth_is_told_from_noise(capsys):

@@ -82,7 +82,7 @@ def test_targets_that_cannot_be_planned_for(capsys, tiny, words, mode, said):
         ("--config.optim.lr=nan", "must be finite"),
         ("--config.rollout.top_p=1.5", "above 0 and at most 1"),
         ("--config.loss.name=pp", "Did you mean ppo?"),
-        ("--config.advantage.name=adca", "needs labels of turns"),
+        ("--config.advantage.name=adca", "or an estimator without labels, such as config.advantage.name=grpo"),
         ("--config.learner.updates=99", "99 mini-batches cannot be made of"),
         ("--config.rollout.max_tokens=999999", "leaves no room for a prompt"),
         ("--config.eval.experience=0.5", "needs config.navigating.enabled"),

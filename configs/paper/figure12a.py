@@ -4,7 +4,7 @@
     python run.py --config=configs/paper/figure12a.py:100 --mode=plan
 
 Printed in the figure: 40.3, 42.7, 44.3. Inferred: model and benchmark, because 44.3 is the score of +Questioning in
-table 1, which is the cell with 500 tasks. Expected: 2 runs of 100 steps beyond table 1, about 300 GPU-hours of A100
+table 1, which is the cell with 500 tasks. Expected: 2 runs of 100 steps beyond table 1, about 310 GPU-hours of A100
 (arithmetic, not measured).
 """
 

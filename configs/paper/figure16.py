@@ -5,7 +5,7 @@
 
 0 and 0.1 are the runs +Questioning and +Questioning&Attributing of table 1. From the text: after 20 steps 0.3 has 45
 and the baseline 28; at the end 0.1 and 0.2 have about 59, 0.05 is close to that, the baseline has 55 and 0.3 has 43.
-Inferred: the setting, as in table 5. Expected: 3 runs of 100 steps beyond table 1, about 450 GPU-hours of A100
+Inferred: the setting, as in table 5. Expected: 3 runs of 100 steps beyond table 1, about 470 GPU-hours of A100
 (arithmetic, not measured).
 """
 

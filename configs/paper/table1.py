@@ -7,7 +7,7 @@ Trained on synthetic tasks only. The published numbers are in NUMBERS, in the or
 
 Confirmed: the splits; best@8 is the bootstrap, not pass@8. Not stated in the paper: the evaluation temperature, alpha
 of these runs (0.1 here, as in its ablation; the reference's script has 0.2, see controls.py), the seed (one per
-cell). Expected: 16 runs of 100 steps, about 1,780 GPU-hours of A100 (arithmetic, not measured).
+cell). Expected: 16 runs of 100 steps, about 1,850 GPU-hours of A100 (arithmetic, not measured).
 """
 
 from configs.paper import cells

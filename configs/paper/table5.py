@@ -8,7 +8,7 @@ only `no_outcome` trains anew. alpha is 0.1.
 
 Confirmed: all AppWorld avg@8 can be scores on the 57 dev tasks, and the BFCL scores repeat table 1. Contradictory in
 the paper: how labels are standardised (by trajectory in section 5.2, as here; by step in section 7.1.3, see
-controls.py). Expected: 4 runs of 100 steps beyond table 1, about 440 GPU-hours of A100 (arithmetic, not measured).
+controls.py). Expected: 4 runs of 100 steps beyond table 1, about 460 GPU-hours of A100 (arithmetic, not measured).
 """
 
 from configs.paper import cells

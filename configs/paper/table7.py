@@ -8,7 +8,7 @@ come from one evaluation of 8: @4 is the mean over all choices of 4.
 
 Confirmed: all numbers are counts of 168 tasks and 56 scenarios. Not stated: whether the policy was trained, on what,
 the size of the window, the length at which the policy manages its context, and the budget of thinking. The published
-numbers stand beside both `trained` (100 steps on original tasks) and `base`. Expected: 4 runs of 100 steps, about 560
+numbers stand beside both `trained` (100 steps on original tasks) and `base`. Expected: 4 runs of 100 steps, about 580
 GPU-hours of A100 (arithmetic, not measured).
 """
 

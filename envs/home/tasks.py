@@ -3,8 +3,8 @@
 Desk calls do not count for the level, so that all houses have the same tasks. A template such as "room.set+id.value"
 consists of goals: a subject and what is wanted of it. Subjects are `id` (a device named by its id), `room`, `person`
 (their room), `number` (the id of a room, which only an explorer writes) and `same` (the room of the first goal). Wanted
-is `set`, a change, or one of `QUESTIONS`. A task has the phrases written here, or the words of the tools' descriptions as
-an explorer words them (`envs.wording`).
+is `set`, a change, or one of `QUESTIONS`. A task has the phrases written here, or the words of the tools' descriptions
+as an explorer words them (`envs.wording`).
 """
 
 from __future__ import annotations

@@ -26,8 +26,9 @@ from rl.engines.jax.engine import FEW
 GENERATED = 0.25  # share of an episode's tokens that the policy writes; the rest is prompts and observations
 FILL = 0.95  # share of packed rows that holds tokens
 DISK = 1e9  # bytes/s at which one host writes checkpoints
-# Bytes/s of a weight update, with the copies at both ends. On a CPU shm was measured at 0.7 to 2.6 GB/s.
-SYNC = {"shm": 3e9, "nccl": 20e9, "lora": 1e9, "none": math.inf}
+# Measured bytes/s of a weight update to vLLM, with the copies at both ends. Files in shared memory: the middle of 0.7
+# to 2.6 GB/s on two CPU cores. NCCL: 61 GB in 4.4 s from 16 to 16 GPUs (verl, docs/advance/fully_async.md).
+SYNC = {"shm": 1.3e9, "nccl": 14e9, "lora": 1.3e9, "none": math.inf}
 LEARNER = ("update", "logp")
 PHASES = (*LEARNER, "prefill", "decode")
 KINDS = ("parameters", "optimizer", "reference", "gradients", "temporaries", "engine weights", "KV cache")
@@ -297,10 +298,15 @@ def overheads(case: Case, phases: dict[str, dict[str, Any]], held_out: int) -> d
 
 
 def weight_sync(case: Case) -> tuple[float, float]:
-    """Return (bytes, bytes/s) of a weight update: to vLLM servers, or within the first device's memory."""
+    """Return (bytes, bytes/s) of a weight update.
+
+    That of vLLM servers is measured. The jax engine copies on its device, which gets what the others hold over its
+    link: these two rates are those of the hardware.
+    """
     size, vllm = sizes(case), case.config.engine.vllm
     if case.config.engine.name != "vllm":
-        return size["sync"], case.target.chip.bandwidth / 2
+        copied = case.target.chip.bandwidth / 2
+        return size["sync"], copied if case.target.count == 1 else min(copied, case.target.link)
     return size["adapters"] if vllm.transfer == "lora" else size["sync"], SYNC[vllm.transfer]
 
 

@@ -128,7 +128,8 @@ def sizes(plan: dict[str, Any]) -> list[str]:
 
 def sync_text(sent: float, rate: float) -> str:
     """Return how long a weight sync takes."""
-    return f"{duration(sent / rate)} at {rate / 1e9:,.0f} GB/s"
+    seconds, speed = sent / rate, rate / 1e9
+    return f"{f'{seconds:.2f} s' if seconds < 10 else duration(seconds)} at {speed:,.{0 if speed >= 10 else 1}f} GB/s"
 
 
 def kv_text(plan: dict[str, Any]) -> str:

@@ -70,7 +70,8 @@ def priced(config: Any, world: str, roles: tuple[str, ...] = ()) -> float | None
 
 
 def pace(name: str, target: str) -> tuple[float, float]:
-    """Return the expected seconds of a training step, and of one more episode among many, on a target."""
+    """Return the expected seconds of a training step with its share of offload, weight updates and checkpoints, and of
+    one more episode among many, on a target."""
     size, world = name.removeprefix(f"{RUNS}:").split(",")[:2]
     return _pace(size, world, target)
 
@@ -80,7 +81,8 @@ def _pace(size: str, world: str, target: str) -> tuple[float, float]:
     config = paper_runs.get_config(f"{size},{world},q")
     record, _ = on_target(config, target, compiling=False)
     rollout = sum(record["phases"][phase]["expected_s"] for phase in ("prefill", "decode"))
-    return record["step_s"], rollout / (config.rollout.tasks * config.rollout.group)
+    around = sum(seconds for name, seconds in record["overheads_s"].items() if name != "evaluation") / config.steps
+    return record["step_s"] + around, rollout / (config.rollout.tasks * config.rollout.group)
 
 
 def rows(study: Study, target: str, prices: str = "", gpu_hour: float = 0.0) -> list[list[str]]:

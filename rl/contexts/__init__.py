@@ -100,10 +100,15 @@ def cut(tokenizer: Tokenizer, messages: Sequence[Message], limit: int) -> list[M
     """Return the messages with their contents cut to `limit` tokens in total, each cut marked in the text.
 
     Short messages stay whole; the long ones share the tokens that remain. Of a very long text only the first MAX_WIDTH
-    characters per token are tokenised.
+    characters per token are tokenised. Of more messages than tokens, such as the answers to a call that is repeated
+    without end, only as many are kept.
     """
     if sum(len(message["content"].encode("utf-8", "replace")) for message in messages) <= limit:
         return list(messages)  # a token has at least one byte
+    if len(messages) > max(limit, 1):
+        kept = max(limit, 1) - 1
+        last = messages[kept] | {"content": f"[cut: {len(messages) - kept} more messages]"}
+        return [*cut(tokenizer, messages[:kept], kept), last]
     width = MAX_WIDTH * max(limit, 256)
     ids = [tokenizer.encode(message["content"][:width]) for message in messages]
     result, left = list(messages), limit

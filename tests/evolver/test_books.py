@@ -151,6 +151,8 @@ def test_stop_reasons_are_one_hot():
     assert metrics["rollout/count/guided"] == 1 and metrics["rollout/count/synthetic"] == 0
     assert "rollout/success/synthetic" not in metrics
     assert metrics["rollout/tokens"] == 9 and metrics["rollout/parse_errors"] == 0.5
+    members[1].restarted = "reset: OSError: gone"
+    assert (metrics["rollout/restarts"], rollout_metrics(members)["rollout/restarts"]) == (0, 1)
 
 
 def test_task_files_come_back_and_broken_lines_are_numbered(tmp_path):
@@ -177,6 +179,15 @@ def test_an_output_that_nobody_reads_is_an_error_of_writing():
         with pytest.raises(BrokenPipeError, match="nobody reads the output"):
             progress.step(1)
         progress.step(2)  # at the end of the run, its parts may still have something to say
+        progress.close()
+
+
+def test_nobody_needs_to_read_the_output_of_a_run_that_was_asked_to_end():
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, "w") as stream:
+        progress = Progress(3, stream=stream, leaving=lambda: True)
+        progress.step(1)
         progress.close()
 
 

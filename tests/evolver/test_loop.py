@@ -286,6 +286,8 @@ def test_a_world_that_fails_in_every_rollout_ends_the_run_and_in_some_is_shown(t
     out = capsys.readouterr().out
     assert out.count("the environment failed in 4 of 24 rollouts") == 1 and "the database is gone" in out
     assert [line["ledger/env_error"] for line in lines(tmp_path / "some")[1:]] == [4, 4]
+    assert [line["rollout/restarts"] for line in lines(tmp_path / "some")[1:]] == [4, 4]
+    assert out.count("4 of 24 rollouts were started again in another world") == 1
     broken = lambda task: True  # noqa: E731
     assert run.main(command(tiny, tmp_path / "all", *words)) == 3
     err = capsys.readouterr().err

@@ -236,7 +236,8 @@ class TestDisk:
         pool_of(*map(lesson, TEXTS)).save(tmp_path)
         path = tmp_path / "experiences.jsonl"
         lines = path.read_text().splitlines()
-        for broken in ('{"id": "x"', '{"id": "x"}', "3", lines[3].replace('"uses": 0', '"uses": "many"')):
+        half = lines[3].replace('"id": "', '"id": "\\ud800')
+        for broken in ('{"id": "x"', '{"id": "x"}', "3", lines[3].replace('"uses": 0', '"uses": "many"'), half):
             path.write_text("\n".join([*lines[:3], broken, *lines[4:]]) + "\n")
             with pytest.raises(PoolError, match=r"experiences.jsonl, line 4: "):
                 Pool(HashedNgrams()).load(tmp_path)

@@ -107,6 +107,7 @@ def checkpoint(policy, tmp_path):
         ({"rope_theta": -1, "rope_parameters": None}, "rope_theta=-1 is not a positive number"),
         ({"rope_parameters": {"rope_theta": float("nan")}}, "rope_theta=nan is not a positive number"),
         ({"max_position_embeddings": 1}, "max_position_embeddings=1 of"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": int("9" * 400)}}, "is not JSON: a number of 400 digits"),
     ],
 )
 def test_a_model_config_that_cannot_be_is_one_message_with_file_and_key(tiny, checkpoint, values, words):

@@ -114,6 +114,10 @@ class TestPlan:
         assert spent["evaluation"] == pytest.approx(
             estimate.estimate(case, {}, held_out=114)["overheads_s"]["evaluation"] / 2
         )
+        (sent, rate), jax = estimate.weight_sync(case), {"engine__name": "jax"}
+        assert sent == pytest.approx(29.5e9, rel=0.01) and 0.7e9 <= rate <= 2.6e9, "as measured"
+        alone, among = (estimate.weight_sync(case_of("appworld_14b", f"h100:{n}", **jax))[1] for n in (1, 8))
+        assert alone == 3.35e12 / 2 and among == 450e9, "a copy, and what the other devices hold over a link"
         kept = {"optim__offload": False, "loss__reference": "device", "eval__every": 0}
         spent = estimate.estimate(case_of("appworld_14b", "a100-80g:8", **kept), {}, held_out=57)["overheads_s"]
         assert spent["offload"] == spent["evaluation"] == 0

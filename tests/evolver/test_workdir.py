@@ -17,7 +17,7 @@ import pytest
 import run
 from evolver import cli
 from evolver.report import main as report
-from evolver.stop import Stop
+from evolver.stop import Stop, tell
 from evolver.workdir import Workdir, WorkdirInUse
 from models.files import BrokenFile, write_atomically
 from rl.evaluation import Scores
@@ -109,6 +109,16 @@ class TestLock:
                     workdir.log_trajectories(1, [])
             assert not workdir.path.exists()
         assert (tmp_path / "moved" / "metrics.jsonl").exists()
+
+    def test_a_workdir_that_is_deleted_during_a_write_is_one_message(self, tiny, tmp_path, capsys, monkeypatch):
+        def deleted(self, tasks):
+            shutil.rmtree(self.path)
+            raise FileNotFoundError(2, "No such file or directory", "tasks.jsonl.1a2b3c4d.tmp")
+
+        monkeypatch.setattr(Workdir, "log_tasks", deleted)
+        assert run.main(command(tiny, tmp_path / "run", "--config.eval.every=0")) == 1
+        err = capsys.readouterr().err
+        assert err.endswith("run was deleted or moved away while this run wrote to it\n") and "1a2b3c4d" not in err
 
     def test_a_run_leaves_no_lock(self, finished):
         assert not (finished / "lock").exists()
@@ -227,6 +237,24 @@ class TestHangUp:
                 assert not stop.asked
         finally:
             signal.signal(signal.SIGHUP, before)
+
+    def test_a_message_that_nobody_reads_is_dropped(self, monkeypatch):
+        reader, writer = os.pipe()
+        os.close(reader)
+        with open(writer, "w") as stream:
+            monkeypatch.setattr(sys, "stderr", stream)
+            tell("stopping")
+            tell("stopped")
+
+    def test_a_signal_that_comes_while_something_is_printed_is_handled(self, monkeypatch):
+        class Busy:
+            def write(self, text):
+                raise RuntimeError("reentrant call inside <_io.BufferedWriter name='<stderr>'>")
+
+        monkeypatch.setattr(sys, "stderr", Busy())
+        with Stop() as stop:
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert stop.asked
 
     def test_a_run_whose_terminal_closes_saves_and_can_go_on(self, tiny, tmp_path):
         main, terminal = pty.openpty()

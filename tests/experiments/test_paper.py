@@ -6,6 +6,7 @@ import json
 import numpy as np
 import pytest
 
+from evolver.plan import on_target
 from evolver.workdir import Workdir
 from experiments.grid import Ledger
 from experiments.paper import __main__ as paper
@@ -135,6 +136,10 @@ def test_hours_follow_the_steps_and_money_the_prices(tmp_path):
     runs = {name: costs.cost_of(study, run, "a100-80g:8") for name, run in study.runs.items()}
     original, synthetic = runs["14b-appworld-original-0"], runs["14b-appworld-q-0"]
     assert 0.75 < original.hours / synthetic.hours < 0.85 and original.money == 0 and synthetic.money is None
+    record, _ = on_target(costs.paper_runs.get_config("14b,appworld,q"), "a100-80g:8", compiling=False)
+    step, _ = costs.pace("14b,appworld,q", "a100-80g:8")
+    moved = record["overheads_s"]["offload"] + record["overheads_s"]["weight sync"]
+    assert step >= record["step_s"] + moved / record["steps"] > record["step_s"]
     prices = tmp_path / "prices.json"
     prices.write_text(json.dumps({model: [1, 2] for model in ("qwen-plus", "qwen3-235b-a22b-instruct-2507")}))
     priced = costs.cost_of(study, study.runs["14b-appworld-q-0"], "a100-80g:8", str(prices))

@@ -1,6 +1,6 @@
 """Play every fault, print a table, and exit with 1 if one breaks a run.
 
-python -m tests.faults                   # all: about 10 minutes on 2 cores
+python -m tests.faults                   # all, two at a time: about 12 minutes of processor time
 python -m tests.faults --list            # only say what there is
 python -m tests.faults --only=disk       # those whose kind, name or mode holds a word
 python -m tests.faults --long            # 500 steps: what grows?
@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import resource
 import shutil
 import sys
 import tempfile
@@ -24,8 +25,10 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.faults", description=__doc__.splitlines()[0])
     parser.add_argument("--list", action="store_true", help="list the faults")
     parser.add_argument("--only", default="", help="play those whose kind, name or mode holds one of these words")
-    parser.add_argument("--jobs", type=int, default=1, help="faults at a time")
-    parser.add_argument("--limit", type=float, default=600.0, help="seconds after which a run counts as hanging")
+    parser.add_argument("--jobs", type=int, default=2, help="faults at a time")
+    parser.add_argument(
+        "--limit", type=float, default=600.0, help="seconds after which a run counts as hanging; more on a busy machine"
+    )
     parser.add_argument("--kills", type=int, default=20, help="how often a run is killed")
     parser.add_argument("--pause", type=float, default=5.0, help="seconds for which a run is stopped")
     parser.add_argument("--long", action="store_true", help="a long run instead: does anything grow?")
@@ -75,7 +78,9 @@ def play_all(folder: Path, chosen: list, asked: argparse.Namespace) -> int:
             failed.append((fault, mode, problem))
             print(*(f"        {text}" for text in problem.splitlines()), sep="\n", flush=True)
     kinds = len({fault.name for fault, _ in chosen})
-    print(f"{kinds} faults in {len(chosen)} runs: {len(failed)} broken, {time.monotonic() - began:.0f} s")
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    spent = f"{time.monotonic() - began:.0f} s, {used.ru_utime + used.ru_stime:.0f} s of the processor"
+    print(f"{kinds} faults in {len(chosen)} runs: {len(failed)} broken, {spent}")
     return bool(failed)
 
 

@@ -1,14 +1,17 @@
 """The stage of a fault: a folder, namespace and process of its own, real runs there, and what holds after each run.
 
 Whatever the fault: the run ends in time, with the expected code and message and without a traceback; each rollout that
-its steps asked for is accounted for; and it leaves no process, shared memory, lock or temporary file.
+its steps asked for is accounted for; no step takes longer than the deadlines of what hung in it; and the run leaves no
+process, shared memory, lock or temporary file.
 """
 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import ctypes
 import importlib
+import itertools
 import json
 import os
 import re
@@ -29,10 +32,13 @@ from evolver.workdir import Workdir
 FATES = ("trained", "no_signal", "overlong", "stale", "parse_error", "env_error", "cancelled")
 STEPS, ROLLOUTS = 3, 12  # of a run; rollouts of each step
 SHORT = (f"--config.steps={STEPS}", "--config.eval.tasks=2", "--config.eval.rollouts=1", "--config.eval.greedy=False")
+SHORT += ("--config.rollout.context=192", "--config.learner.row=192")  # room for three turns
 MODES = {"sync": (), "async": ("--config.rollout.async_depth=1",)}
+RESULTS = ("trajectories/*", "eval/*", "experience/*", "tasks.jsonl", "policy/*.safetensors")
 NEW_NAMESPACE, PRIVATE, READ_ONLY, REMOUNT, SUBREAPER = 0x20000, 0x44000, 1, 32, 36  # as Linux numbers them
 
-for late in ("evolver.loop", "evolver.plan.room", "rl.engines.jax.engine"):  # or each fork would import them again
+LATE = ("evolver.loop", "evolver.plan.room", "rl.engines.jax.engine", "matplotlib.backends.backend_agg")
+for late in LATE:  # or each fork would import them again
     importlib.import_module(late)
 # What Python says of objects that could not be cleared away, and goes on.
 IGNORED = re.compile(r"^Exception ignored .*\nTraceback .*\n(?: +.*\n)*.*\n", re.MULTILINE)
@@ -66,13 +72,16 @@ class Run:
         except SystemExit as end:
             code = end.code if isinstance(end.code, int) else 1
         except BaseException:
-            traceback.print_exc()
+            with contextlib.suppress(OSError):  # nobody may read it
+                traceback.print_exc()
         try:
             threading._shutdown()  # waits for threads that are not daemons
             atexit._run_exitfuncs()
         except BaseException:
-            traceback.print_exc()
-        os._exit(code)
+            with contextlib.suppress(OSError):
+                traceback.print_exc()
+        finally:
+            os._exit(code)
 
     @property
     def said(self) -> str:
@@ -128,8 +137,9 @@ class Stage:
     """Plays the runs of one fault.
 
     config: file of the tiny config. mode: "sync" or "async". straight: workdir of an undisturbed synchronous run.
-    limit: seconds within which any run has to end. kills, pause: how often a run is killed, and for how many seconds
-    it is stopped. `note` is shown beside the result; `own` are processes that the fault started itself.
+    limit: seconds within which any run has to end, and each of its steps within half of them besides its deadlines.
+    kills, pause: how often a run is killed, and for how many seconds it is stopped. `note` is shown beside the result.
+    `own` are processes that the fault started itself, `paused` the seconds for which it stopped a run.
     """
 
     def __init__(
@@ -137,7 +147,7 @@ class Stage:
     ):
         self.folder, self.config, self.mode, self.straight = folder, config, mode, straight
         self.limit, self.kills, self.pause = limit, kills, pause
-        self.note, self.own = "", set()
+        self.note, self.own, self.paused = "", set(), 0.0
         self.workdir, self.log = folder / "run", folder / "log"
         self.isolated = isolate()
         self._shared = set(os.listdir("/dev/shm"))
@@ -159,12 +169,22 @@ class Stage:
         code: int = 0,
         said: str = "",
         steps: int | None = STEPS,
+        once: bool = True,
     ) -> Stage:
-        """Play a run to its end and check what holds after it. code, said: its exit code and a part of its message.
-        steps: those of a run that completes, None = any number."""
-        return self.end(self.start(*words, inside=inside), code=code, said=said, steps=steps)
+        """Play a run to its end and check what holds after it. code, said: its exit code and a part of its message,
+        which it may say `once` only. steps: those of a run that completes, None = any number."""
+        return self.end(self.start(*words, inside=inside), code=code, said=said, steps=steps, once=once)
 
-    def end(self, run: Run, *, code: int = 0, said: str = "", steps: int | None = STEPS, killed: bool = False) -> Stage:
+    def end(
+        self,
+        run: Run,
+        *,
+        code: int = 0,
+        said: str = "",
+        steps: int | None = STEPS,
+        once: bool = True,
+        killed: bool = False,
+    ) -> Stage:
         """Wait for a run and check what holds after it. killed: it may leave its lock and temporary files in the
         workdir, which the next run has to cope with."""
         run.wait(self.limit)
@@ -176,7 +196,7 @@ class Stage:
             raise Broken(f"a traceback: {told.partition('Traceback')[2][:2000]}")
         if said not in run.said:
             raise Broken(f"it did not say {said!r}, but {run.said.strip()[-600:]!r}")
-        if code and said and run.said.count(said) != 1:
+        if code and said and once and run.said.count(said) != 1:
             raise Broken(f"it said {said!r} {run.said.count(said)} times")
         if (self.workdir / "metrics.jsonl").exists():
             self.adds_up(steps if code == 0 else None)
@@ -186,7 +206,8 @@ class Stage:
         self.note = f"skipped: {why}"
 
     def adds_up(self, steps: int | None) -> None:
-        """Check the books: one line per step, and one fate and one end of every rollout in all of them."""
+        """Check the books: one line per step, and one fate and one end of every rollout in all of them. Check that no
+        step took longer than its deadlines allow."""
         lines = self.metrics()
         done = [line["step"] for line in lines]
         if done != list(range(len(done))) or (steps is not None and len(done) != steps + 1):
@@ -199,6 +220,8 @@ class Stage:
             written = [record["fate"] for record in read_rollouts(path)]
             if {fate: written.count(fate) for fate in FATES} != {fate: line[f"ledger/{fate}"] for fate in FATES}:
                 raise Broken(f"step {line['step']}: the trajectories have other fates than the ledger")
+        if late := overdue(lines, Workdir(self.workdir).config()["config"], self.paused + self.limit / 2):
+            raise Broken(late)
 
     def left_nothing(self, *, killed: bool = False) -> None:
         """Check that no process, shared memory, lock or temporary file is left, a moment after the end of a run. Ends
@@ -266,6 +289,25 @@ def total(line: dict[str, Any], prefix: str) -> float:
     return sum(value for name, value in line.items() if name.startswith(prefix))
 
 
+def overdue(lines: list[dict[str, Any]], config: dict[str, Any], slack: float) -> str:
+    """Return which step took longer than its deadlines allow, "" if none did.
+
+    Each call into the world that hung may take `env.timeout`, twice if it was that of a reset, which is tried again.
+    If any rollout was cancelled, all of them may have taken `rollout.timeout`. A question that timed out may take
+    `llm.deadline`. slack: seconds of a step besides its deadlines; an undisturbed one takes one on an idle machine.
+    """
+    for before, line in itertools.pairwise(lines):
+        hung = total(line, "stop/env_timeout") + line.get("eval/broken", 0)
+        unanswered = sum(n for name, n in line.items() if name.startswith("llm/") and name.endswith("/timeout"))
+        allowed = slack + 2 * hung * config["env"]["timeout"] + unanswered * config["llm"]["deadline"]
+        if line["stop/cancelled"] or line.get("eval/broken"):
+            allowed += 2 * config["rollout"]["timeout"]
+        took = line["time/elapsed"] - before["time/elapsed"]
+        if took > allowed:
+            return f"step {line['step']} took {took:.0f} s, and its deadlines allow {allowed:.0f} s"
+    return ""
+
+
 def differences(first: Path, second: Path) -> Iterable[str]:
     """Yield what differs between two runs, apart from what a clock had a part in."""
     ours, theirs = (
@@ -276,9 +318,13 @@ def differences(first: Path, second: Path) -> Iterable[str]:
         yield from (f"{name} of step {one['step']}" for name in one | other if one.get(name) != other.get(name))
     if len(ours) != len(theirs):
         yield f"{len(theirs)} lines instead of {len(ours)}"
-    for path in sorted((first / "trajectories").iterdir()):
-        if path.read_bytes() != (second / "trajectories" / path.name).read_bytes():
-            yield path.name
+    for pattern in RESULTS:
+        names = {path.relative_to(folder) for folder in (first, second) for path in folder.glob(pattern)}
+        for name in sorted(names):
+            if not all((folder / name).is_file() for folder in (first, second)):
+                yield f"{name}, which only one has"
+            elif (first / name).read_bytes() != (second / name).read_bytes():
+                yield str(name)
 
 
 # --- processes and namespaces ----------------------------------------------------------------------------------------

@@ -22,6 +22,7 @@ from typing import Any
 from envs.source import serving
 from tests.evolver.chat_server import Answer, ChatServer, refused, said
 from tests.evolver.test_llm_run import LABELLED, script
+from tests.evolver.test_loop import ALL as MECHANISMS
 from tests.faults.stage import STEPS, Broken, Stage, orphans
 
 KINDS = ("environment", "judge", "engine", "disk", "process", "text", "clock")
@@ -84,8 +85,9 @@ def _world(name: str, words: tuple[str, ...], count: str, modes: tuple[str, ...]
 
 
 ENV_ERROR, ENV_TIMEOUT = "stop/env_error", "stop/env_timeout"
-for _at in ("reset", "step", "evaluate"):
-    _world(f"an exception in {_at}", breaking("raise", _at), ENV_ERROR, BOTH if _at == "step" else ("sync",))
+_world("an exception in reset", breaking("raise", "reset"), "rollout/restarts", ("sync",))
+_world("an exception in step", breaking("raise", "step"), ENV_ERROR)
+_world("an exception in evaluate", breaking("raise", "evaluate"), ENV_ERROR, ("sync",))
 _world("StopIteration", breaking("stop_iteration"), ENV_ERROR)
 _world("StopIteration in a worker", (*WORKERS, *breaking("stop_iteration")), ENV_ERROR, ("async",))
 _world("GeneratorExit", breaking("generator_exit"), ENV_ERROR)
@@ -114,7 +116,7 @@ _world("a worker that eats memory", (*WORKERS, *breaking("grow"), "--config.env.
 
 @fault("environment")
 def episodes_without_an_end(stage: Stage) -> None:
-    stage.run("--config.env.name=tests.faults.worlds:Endless").counted("stop/max_steps")
+    stage.run("--config.env.name=tests.faults.worlds:Endless").counted("stop/max_turns")
 
 
 @fault("environment")
@@ -173,7 +175,7 @@ _useless("500 deep lists", lambda: said('{"steps": ' + "[" * 500 + "]" * 500 + "
 _useless("HTTP 500", lambda: refused(500, "boom"), "http_500")
 _useless("a body that is cut", lambda: Answer({"choices": []}, cut=5), "connection", modes=("sync",))
 _useless("a body of junk", lambda: Answer(b"\x00\xff{{"), "bad_json", modes=("async",))
-_useless("a stall", lambda: Answer({}, stall=3.0), "timeout", "--config.llm.deadline=0.2", modes=("sync",))
+_useless("a stall", lambda: Answer({}, stall=900.0), "timeout", "--config.llm.deadline=0.2", modes=("sync",))
 
 
 @fault("judge", ("sync",))
@@ -298,7 +300,7 @@ def full(*_: Any) -> OSError:
 
 @fault("disk")
 def a_full_disk(stage: Stage) -> None:
-    """Someone else fills the file system of the run, and makes room again."""
+    """Someone else fills the file system of the run, and makes room again. A save that fails says so, too."""
     if not stage.mount("50m"):
         return stage.skip("mounting is not permitted")
     run, ballast = stage.start(), stage.workdir / "ballast"
@@ -306,7 +308,7 @@ def a_full_disk(stage: Stage) -> None:
     with contextlib.suppress(OSError), open(ballast, "wb", buffering=0) as file:
         while True:
             file.write(bytes(4096))
-    stage.end(run, code=1, said="No space left")
+    stage.end(run, code=1, said="No space left", once=False)
     ballast.unlink()
     stage.resumes(same=True)
 
@@ -413,10 +415,11 @@ def a_last_line_that_is_cut(stage: Stage) -> None:
 
 @fault("disk", ("sync",))
 def too_many_open_files(stage: Stage) -> None:
-    def inside() -> None:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (24, 24))
-
-    stage.run(*WORKERS, inside=inside, code=1, said="Too many open files")
+    """Each save that fails says so, too."""
+    run = stage.start(*WORKERS)
+    run.until("step 1/")
+    resource.prlimit(run.pid, resource.RLIMIT_NOFILE, (10, 10))  # those that are open stay so
+    stage.end(run, code=1, said="Too many open files", once=False)
     stage.resumes(*WORKERS)
 
 
@@ -471,12 +474,26 @@ def killed_at_random_moments(stage: Stage) -> None:
     stage.resumes(same=True)
 
 
+@fault("process", ("sync",))
+def killed_with_every_mechanism(stage: Stage) -> None:
+    """Its tasks, experience and policy are those of a run that was not killed, byte for byte."""
+    stage.run(*MECHANISMS, steps=2)
+    stage.straight = stage.workdir.rename(stage.folder / "whole")
+    run = stage.start(*MECHANISMS)
+    run.until("step 1/")
+    run.signal(signal.SIGKILL)
+    run.wait(stage.limit)
+    stage.left_nothing(killed=True)
+    stage.resumes(*MECHANISMS, same=True, steps=2)
+
+
 @fault("process")
 def stopped_for_seconds(stage: Stage) -> None:
     run = stage.start()
     run.until("step 1/")
     run.signal(signal.SIGSTOP)
     time.sleep(stage.pause)
+    stage.paused = stage.pause
     run.signal(signal.SIGCONT)
     stage.end(run).same_as_straight()
 
@@ -511,6 +528,32 @@ def an_output_that_is_closed(stage: Stage) -> None:
         os.dup2(writer, 1)
 
     stage.run(inside=inside, code=1, said="nobody reads the output").resumes(same=True)
+
+
+@fault("process", ("sync",))
+def an_interrupt_that_ends_the_reader_too(stage: Stage) -> None:
+    """As Ctrl-C does to `python run.py 2>&1 | tee log`. The last step is saved, whenever the next save was due."""
+    reader, writer = os.pipe()
+
+    def inside() -> None:
+        os.close(reader)
+        os.dup2(writer, 1), os.dup2(writer, 2), os.close(writer)
+
+    run = stage.start("--config.steps=200", "--config.checkpoint.every=200", inside=inside)
+    os.close(writer)
+    with open(reader, errors="replace") as output:
+        while "step 1/" not in (line := output.readline()):
+            if not line:
+                raise Broken("the run ended before its first step")
+    run.signal(signal.SIGINT)
+    stage.end(run, code=130)
+    saved, done = (
+        max(int(path.name) for path in (stage.workdir / "checkpoints").glob("[0-9]*")),
+        len(stage.metrics()) - 1,
+    )
+    if saved < done:
+        raise Broken(f"{done} steps are done, and the last checkpoint is of step {saved}")
+    stage.resumes(f"--config.steps={done + 1}", steps=None)
 
 
 # --- text ------------------------------------------------------------------------------------------------------------

@@ -255,7 +255,7 @@ def test_new_tools_rewrite_the_opening_and_nothing_else():
     assert "bell" not in tokenizer().decode(hidden.turns[1].prompt)
 
 
-@given(st.lists(st.text(max_size=200), min_size=1, max_size=4), st.integers(0, 60))
+@given(st.lists(st.text(max_size=200), min_size=1, max_size=4), st.integers(4, 60))
 @settings(max_examples=60, deadline=None)
 def test_observations_are_cut_at_a_visible_mark(texts, limit):
     messages = [{"role": "tool", "content": text} for text in texts]
@@ -273,6 +273,14 @@ def test_observations_are_cut_at_a_visible_mark(texts, limit):
         else:
             shown += size
     assert shown <= limit
+
+
+def test_an_observation_of_very_many_messages_is_cut():
+    messages = [{"role": "tool", "content": f"not JSON: {i}"} for i in range(5000)]
+    result = cut(tokenizer(), messages, 20)
+    assert len(result) == 20 and result[-1] == {"role": "tool", "content": "[cut: 4981 more messages]"}
+    assert sum(len(tokenizer().encode(m["content"])) for m in result) < 20 * 40
+    assert cut(tokenizer(), messages[:3], 1) == [{"role": "tool", "content": "[cut: 3 more messages]"}]
 
 
 def test_a_huge_observation_is_cut_before_it_is_tokenised():
@@ -438,7 +446,7 @@ def test_a_bad_world_takes_only_its_own_episode_down():
             tokenizer=tokenizer(), engine=Scripted("one", "done"),
         )
     )  # fmt: skip
-    assert [t.retries for t in result] == [0, 0, 1, 0] * 3
+    assert [bool(t.restarted) for t in result] == [False, False, True, False] * 3
     stops = collections.Counter(t.stop for t in result)
     assert stops == {StopReason.DONE: 3, StopReason.ENV_ERROR: 6, StopReason.ENV_TIMEOUT: 3}
     assert sum(stops.values()) == len(result)
@@ -456,11 +464,11 @@ def test_a_failed_reset_is_tried_once_more_on_a_new_world_and_counted(how):
             return made[-1]
 
         [result] = run_many(make_world, Scripted("done"), n=1, limits=limits, threads=True)
-        return result.stop, result.retries, len(made)
+        return result.stop, result.restarted.partition(":")[0], len(made)
 
-    assert one_rollout(failing=1) == (StopReason.DONE, 1, 2)
+    assert one_rollout(failing=1) == (StopReason.DONE, "reset", 2)
     reason = StopReason.ENV_ERROR if how == "raise" else StopReason.ENV_TIMEOUT
-    assert one_rollout(failing=5) == (reason, 1, 2)
+    assert one_rollout(failing=5) == (reason, "reset", 2)
 
 
 def test_a_failed_step_is_not_tried_again():
@@ -470,7 +478,7 @@ def test_a_failed_step_is_not_tried_again():
         made.append(Script("step"))
         return made[-1]
 
-    assert run_many(make_world, Scripted("one"), n=1)[0].retries == 0
+    assert run_many(make_world, Scripted("one"), n=1)[0].restarted == ""
     assert len(made) == 1
 
 
@@ -480,7 +488,7 @@ def test_a_world_that_cannot_be_made_is_an_environment_error():
 
     result = run_many(make_world, Scripted(), n=2)
     assert [t.stop for t in result] == [StopReason.ENV_ERROR] * 2
-    assert result[0].error == "make_world: OSError: no such interpreter" and result[0].retries == 1
+    assert result[0].error == "make_world: OSError: no such interpreter" and result[0].restarted == result[0].error
 
 
 def test_an_engine_fault_stops_everything():
@@ -540,7 +548,7 @@ def test_an_exception_that_means_something_to_the_event_loop_ends_one_episode_at
     first, *others = asyncio.run(main())
     assert [t.stop for t in others] == [StopReason.DONE] * 2
     if at == "reset":
-        assert (first.stop, first.retries) == (StopReason.DONE, 1)
+        assert first.stop is StopReason.DONE and first.restarted.startswith("reset: ")
     else:
         assert first.stop is StopReason.ENV_ERROR and odd.__name__ in first.error
 
