@@ -3,7 +3,7 @@
     python -m experiments.imitation --config=configs/home_base.py
 
 writes runs/home_base/policy. The demonstrations show homes with house rules, never one of those that are trained and
-evaluated in. Time: about 20 minutes on two cores.
+evaluated in. Time: 18 minutes on two cores.
 """
 
 from configs import imitation

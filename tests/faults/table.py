@@ -116,7 +116,8 @@ _world("a worker that eats memory", (*WORKERS, *breaking("grow"), "--config.env.
 
 @fault("environment")
 def episodes_without_an_end(stage: Stage) -> None:
-    stage.run("--config.env.name=tests.faults.worlds:Endless").counted("stop/max_turns")
+    room = ("--config.rollout.context=320", "--config.learner.row=320")  # or it would be full before the last turn
+    stage.run("--config.env.name=tests.faults.worlds:Endless", *room).counted("stop/max_turns")
 
 
 @fault("environment")
