@@ -145,6 +145,12 @@ def heights(row: compare.Row) -> dict[int, np.ndarray]:
     return {seed: compare.height(curve) for seed, curve in row.curves.items() if len(curve) > 1}
 
 
+def higher(first: compare.Row, second: compare.Row) -> compare.Estimate | None:
+    """Return how much higher the second row's curves are, in the mean over the steps; None without a shared seed."""
+    before, after = heights(first), heights(second)
+    return compare.estimate({seed: after[seed] - before[seed] for seed in sorted(before.keys() & after.keys())})
+
+
 def steps_to_half(row: compare.Row) -> str:
     """Return the mean number of steps until half of the held-out tasks are solved; runs that never do are counted."""
     found = []
@@ -173,18 +179,17 @@ def table(folder: Path, runs: Mapping[str, Sequence[grid.Run]], prefix: str) -> 
             name = row.name.removeprefix(f"{prefix},{point},".replace(" ", "_"))
             starts = [100 * c[min(c)].per_task(c[min(c)].names[0]).mean() for c in row.curves.values()]
             start = f"{np.mean(starts):.1f}" if starts else ""
-            curves, others = heights(row), heights(found[0])
-            shared = curves.keys() & others.keys() if row is not found[0] else ()
-            higher = compare.estimate({seed: curves[seed] - others[seed] for seed in sorted(shared)})
+            curves, above = heights(row), higher(found[0], row) if row is not found[0] else None
             height = f"{100 * np.mean([curve.mean() for curve in curves.values()]):.1f}" if curves else ""
-            signed = [value.signed() if value else "" for value in (change, timed, higher)]
+            signed = [value.signed() if value else "" for value in (change, timed, above)]
             cells = [str(mean.runs if mean else 0), start, str(mean or ""), sd, *signed[:2], height, signed[2]]
             lines.append([point, name, *cells, steps_to_half(row), "; ".join(row.notes)])
     return lines
 
 
 def draw(folder: Path, name: str, study: Study, runs: Mapping[str, Sequence[grid.Run]]) -> None:
-    """Write NAME.png and NAME.svg: success after training (left) and differences to the first row, by point."""
+    """Write NAME.png and NAME.svg: by point, success after training (left) and how much higher than the first row's the
+    curves are in the mean over the steps."""
     figure = compare.new_figure(10, 3.8)
     left, right = figure.subplots(1, 2)
     found = {point: grid.gather(several, folder) for point, several in runs.items()}
@@ -197,7 +202,7 @@ def draw(folder: Path, name: str, study: Study, runs: Mapping[str, Sequence[grid
                     shift = 0.06 * (n - len(names) / 2)
                     places.append(place + shift)
                     values.append(mean)
-                    if row is not several[0] and (change := compare.difference(several[0], row)):
+                    if row is not several[0] and (change := higher(several[0], row)):
                         changes.append((place + shift, change))
         if places:
             spread = [[v.mean - v.low for v in values], [v.high - v.mean for v in values]]
@@ -206,7 +211,10 @@ def draw(folder: Path, name: str, study: Study, runs: Mapping[str, Sequence[grid
             right.errorbar([place], [change.mean], [[change.mean - change.low], [change.high - change.mean]], fmt="o",
                            color=colour, capsize=2)  # fmt: skip
     right.axhline(0, color="black", linewidth=0.8)
-    for axes, label in ((left, "held-out success, %"), (right, "points above the first row")):
+    for axes, label in (
+        (left, "held-out success after training, %"),
+        (right, "mean of the curve, points above the first row"),
+    ):
         axes.set_xticks(range(len(found)), list(found))
         axes.set_xlabel(study.dial)
         axes.set_ylabel(label)
