@@ -41,6 +41,9 @@ class HostedWorld(World):
         self._closings += 1
         self._release()
 
+    def end_episode(self) -> None:
+        """Release the instance if that needs no waiting. Otherwise the next `reset` does."""
+
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_") or name not in self._methods():
             raise AttributeError(f"{self.name} has no method '{name}'")

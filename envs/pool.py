@@ -273,7 +273,7 @@ class Pool:
         slot.worker()
         if instance.generation == slot.generation:
             return
-        if self._recycle and slot.served >= self._recycle and slot.instances <= 1:
+        if self._recycle and slot.served >= self._recycle and not self._hosts(slot):
             slot.replace()
         again = instance.generation >= 0
         if again:
@@ -290,6 +290,12 @@ class Pool:
             if {**result, "info": None} != {**recorded, "info": None}:
                 raise self._diverged(instance, f"step {number}")
         instance.generation = slot.generation
+
+    def _hosts(self, slot: Slot) -> bool:
+        """Return True if the worker hosts an instance. `slot.instances` also counts those that only have a place: a
+        step of training takes places for all its episodes at once, so that it would never be low."""
+        with self._lock:
+            return any(i.slot is slot and i.generation == slot.generation for i in self._instances.values())
 
     def _diverged(self, instance: Instance, what: str) -> WorldError:
         """Return, and record, the failure of an instance whose replay is another episode than the recorded one."""
@@ -393,6 +399,9 @@ class PoolWorld(HostedWorld):
 
     def _drop(self, id: str) -> None:
         self._pool.release(id)
+
+    def end_episode(self) -> None:
+        self._release()  # or an idle world would keep its worker from being replaced
 
     def _ask(self, id: str, method: str, args: list[Any], kwargs: Json) -> Any:
         return self._wait(self._pool.query(id, method, args, kwargs))

@@ -66,8 +66,10 @@ class Worlds:
         """Take a world back. A broken one may hang in a call, so a daemon thread closes it."""
         if broken:
             threading.Thread(target=_close, args=(world,), daemon=True).start()
-        else:
-            self._idle.append(world)
+            return
+        if end_episode := getattr(world, "end_episode", None):
+            end_episode()
+        self._idle.append(world)
 
     def close(self) -> None:
         """Close the idle worlds."""

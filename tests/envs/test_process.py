@@ -394,6 +394,19 @@ def test_places_are_limited_and_workers_are_recycled():
     pool.close()
 
 
+def test_workers_are_recycled_between_batches_of_episodes():
+    pool = Pool(COUNTER, workers=1, per_worker=4, recycle=4)
+    task, pids = pool.tasks("train").result()[0], []
+    for _ in range(3):
+        opened = [pool.create(task) for _ in range(4)]  # all have a place before the first is open
+        ids = [future.result()[0] for future in opened]
+        pids.append({pool.step(id, "+").result()["info"]["pid"] for id in ids})
+        for id in ids:
+            pool.release(id)
+    assert [len(found) for found in pids] == [1, 1, 1] and len(set.union(*pids)) == 3
+    pool.close()
+
+
 @pytest.mark.parametrize("begun", [True, False])
 def test_a_closed_pool_leaves_no_process(begun):
     pool = Pool(FAULTY, {"fault": "hang"}, workers=2, deadlines=Deadlines(step=600.0))

@@ -1,6 +1,6 @@
 """Play every fault, print a table, and exit with 1 if one breaks a run.
 
-python -m tests.faults                   # all, two at a time: about 12 minutes of processor time
+python -m tests.faults                   # all, two at a time: 14 minutes of processor time
 python -m tests.faults --list            # only say what there is
 python -m tests.faults --only=disk       # those whose kind, name or mode holds a word
 python -m tests.faults --long            # 500 steps: what grows?

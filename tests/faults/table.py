@@ -23,7 +23,7 @@ from envs.source import serving
 from tests.evolver.chat_server import Answer, ChatServer, refused, said
 from tests.evolver.test_llm_run import LABELLED, script
 from tests.evolver.test_loop import ALL as MECHANISMS
-from tests.faults.stage import STEPS, Broken, Stage, orphans
+from tests.faults.stage import ROLLOUTS, STEPS, Broken, Stage, orphans
 
 KINDS = ("environment", "judge", "engine", "disk", "process", "text", "clock")
 BOTH = ("sync", "async")
@@ -517,6 +517,17 @@ def workers_that_are_killed(stage: Stage) -> None:
     for pid in run.children():
         os.kill(pid, signal.SIGKILL)
     stage.end(run)
+
+
+@fault("process", ("sync",))
+def workers_that_are_replaced(stage: Stage) -> None:
+    run, seen = stage.start(*WORKERS, "--config.env.recycle=2"), set()
+    while not run.ended():
+        seen |= set(run.children())
+        time.sleep(0.01)
+    stage.end(run)
+    if len(seen) < 8:  # two workers and a helper or two of Python, if nothing is replaced
+        raise Broken(f"{len(seen)} processes were started for {STEPS * ROLLOUTS} episodes")
 
 
 @fault("process", ("sync",))
