@@ -74,11 +74,12 @@ class Run:
     mode: str = "train"
     module: str = ""  # "" = run.py; another module takes --config, --workdir and overrides too
     after: tuple[str, ...] = ()
+    same: str = ""  # the name of a run of another row with the same settings, whose workdir this one shares
 
     @property
     def name(self) -> str:
         """The name of the workdir."""
-        return f"{self.row}-{self.seed}"
+        return self.same or f"{self.row}-{self.seed}"
 
     def command(self, folder: Path, flags: Sequence[str] = ()) -> list[str]:
         """Return the words after the interpreter that start the run."""
@@ -174,14 +175,24 @@ class Ledger:
             file.write(json.dumps(record) + "\n")
 
     def finished(self, run: Run, command: Sequence[str]) -> bool:
-        """Return True if the last attempt at the run succeeded, with this command, and its workdir is still there."""
+        """Return True if the last attempt at the run succeeded, with this command, and its workdir is still there. The
+        grid, the code and the names that a log gets do not count: they may be moved and changed."""
         attempts = self.attempts(run.name)
-        done = bool(attempts) and attempts[-1]["code"] == 0 and attempts[-1]["command"] == list(command)
+        done = bool(attempts) and attempts[-1]["code"] == 0
+        done = done and portable(attempts[-1]["command"]) == portable(command)
         return done and (self.path.parent / run.name).is_dir()
 
     def seconds(self, name: str) -> float:
         """Return the seconds of all attempts at a run."""
         return sum(line["seconds"] for line in self.attempts(name))
+
+
+def portable(command: Sequence[str]) -> list[str]:
+    """Return a run's command without the places of the grid and of run.py, and without settings of the log."""
+    workdir = next((word.partition("=")[2] for word in command if word.startswith("--workdir=")), "")
+    folder = str(Path(workdir).parent)
+    words = [Path(word).name if Path(word).name == "run.py" else word.replace(folder, "{folder}") for word in command]
+    return [word for word in words if not word.startswith("--config.log.")]
 
 
 def revision(workdir: Path) -> str | None:

@@ -1,6 +1,6 @@
 """Measure when each mechanism helps: dials, and the grid of all combinations, in travel agencies with house rules.
 
-    python -m experiments.mechanisms                                    # all studies: 43 runs for each of 5 seeds
+    python -m experiments.mechanisms                                    # all studies: 39 runs for each of 5 seeds
     python -m experiments.mechanisms --studies questioning --seeds 0 1
     python -m experiments.mechanisms --only-report
 
@@ -110,27 +110,37 @@ def studies() -> dict[str, Study]:
     }
 
 
-def runs_of(name: str, study: Study, seeds: Sequence[int]) -> dict[str, list[grid.Run]]:
-    """Return {point: runs}; seeds vary slowest in each, so that a study that is cut off has complete comparisons."""
-    runs: dict[str, list[grid.Run]] = {point: [] for point in study.points}
-    for point, table in study.points.items():
-        for seed, (row, (argument, overrides)) in itertools.product(seeds, table.items()):
-            values = SHORT | (FRESH if "navigating" in ROWS[argument] else {}) | overrides
-            label = f"{name},{point},{row}".replace(" ", "_")
-            runs[point].append(grid.Run(label, seed, f"{CONFIG}:{argument}", values))
+def runs_of(known: Mapping[str, Study], seeds: Sequence[int]) -> dict[str, dict[str, list[grid.Run]]]:
+    """Return {study: {point: runs}}; seeds vary slowest in each, so that a study that is cut off has complete
+    comparisons. A run with the settings of an earlier one shares its workdir."""
+    runs: dict[str, dict[str, list[grid.Run]]] = {}
+    names: dict[tuple, str] = {}
+    for name, study in known.items():
+        runs[name] = {point: [] for point in study.points}
+        for point, table in study.points.items():
+            for seed, (row, (argument, overrides)) in itertools.product(seeds, table.items()):
+                values = SHORT | (FRESH if "navigating" in ROWS[argument] else {}) | overrides
+                label = f"{name},{point},{row}".replace(" ", "_")
+                settings = (argument, seed, tuple(sorted((key, str(value)) for key, value in values.items())))
+                first = names.setdefault(settings, f"{label}-{seed}")
+                same = "" if first == f"{label}-{seed}" else first
+                runs[name][point].append(grid.Run(label, seed, f"{CONFIG}:{argument}", values, same=same))
     return runs
 
 
 # --- results ---------------------------------------------------------------------------------------------------------
 
 
-def at_equal_time(folder: Path, first: compare.Row, second: compare.Row) -> compare.Estimate | None:
+def at_equal_time(
+    folder: Path, runs: Sequence[grid.Run], first: compare.Row, second: compare.Row
+) -> compare.Estimate | None:
     """Return second - first at the last evaluation that both runs of a seed had reached by the shorter one's end."""
+    names = {(run.row, run.seed): run.name for run in runs}
     changes = {}
     for seed in sorted(first.curves.keys() & second.curves.keys()):
         pair = []
         for row in (first, second):
-            lines = {m["step"]: m["time/elapsed"] for m in Workdir(folder / f"{row.name}-{seed}").metrics()}
+            lines = {m["step"]: m["time/elapsed"] for m in Workdir(folder / names[row.name, seed]).metrics()}
             pair.append({lines[step]: scores for step, scores in row.curves[seed].items() if step in lines})
         end = min(max(times, default=0.0) for times in pair)
         last = [[scores for elapsed, scores in sorted(times.items()) if elapsed <= end] for times in pair]
@@ -174,7 +184,7 @@ def table(folder: Path, runs: Mapping[str, Sequence[grid.Run]], prefix: str) -> 
         for row in found:
             mean = compare.estimate(row.final())
             change = compare.difference(found[0], row) if row is not found[0] else None
-            timed = at_equal_time(folder, found[0], row) if row is not found[0] else None
+            timed = at_equal_time(folder, several, found[0], row) if row is not found[0] else None
             sd = f"{mean.sd:.1f}" if mean and mean.runs > 1 else ""
             name = row.name.removeprefix(f"{prefix},{point},".replace(" ", "_"))
             starts = [100 * c[min(c)].per_task(c[min(c)].names[0]).mean() for c in row.curves.values()]
@@ -226,10 +236,10 @@ def draw(folder: Path, name: str, study: Study, runs: Mapping[str, Sequence[grid
 def report(folder: Path, chosen: Mapping[str, Study], seeds: Sequence[int]) -> str:
     """Write MECHANISMS.md, a CSV file and a figure for each study, and return the text."""
     parts = ["# When each mechanism helps", "", f"avg@4 on held-out tasks after {SHORT['steps']} steps, in percent."]
+    runs = runs_of(studies() | chosen, seeds)
     for name, study in chosen.items():
-        runs = runs_of(name, study, seeds)
-        lines = table(folder, runs, name)
-        draw(folder, name, study, runs)
+        lines = table(folder, runs[name], name)
+        draw(folder, name, study, runs[name])
         write_atomically(folder / f"{name}.csv", compare.csv_text(lines))
         parts += ["", f"## {name}" + (f", by {study.dial}" if study.dial else ""), "", compare.markdown(lines)]
     text = "\n".join(parts)
@@ -249,15 +259,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     cut = arguments.index("--") if "--" in arguments else len(arguments)
     args, flags = parser.parse_args(arguments[:cut]), arguments[cut + 1 :]
     chosen = {name: known[name] for name in args.studies}
-    runs = [
-        run for name, study in chosen.items() for point in runs_of(name, study, args.seeds).values() for run in point
-    ]
+    every = runs_of(known, args.seeds)
+    runs = {run.name: run for name in chosen for several in every[name].values() for run in several}
     args.workdir.mkdir(parents=True, exist_ok=True)
     states = {}
     if not args.only_report:
-        if found := grid.problems(runs, args.workdir, flags):
+        if found := grid.problems(list(runs.values()), args.workdir, flags):
             parser.error("\n".join(found))
-        by_seed = sorted(runs, key=lambda run: run.seed)
+        by_seed = sorted(runs.values(), key=lambda run: run.seed)
         states = grid.execute(by_seed, args.workdir, jobs=args.jobs, flags=flags)
     print(report(args.workdir, chosen, args.seeds))
     return int(any(state != "done" for state in states.values()))

@@ -8,19 +8,20 @@ from rl.evaluation import Scores
 
 
 def test_every_run_of_every_study_can_start_and_has_a_name_of_its_own(tmp_path):
-    runs = [
-        run
-        for name, study in mechanisms.studies().items()
-        for several in mechanisms.runs_of(name, study, [0, 1]).values()
-        for run in several
-    ]
-    assert len({run.name for run in runs}) == len(runs) > 60
-    assert grid.problems([run for run in runs if run.seed == 0], tmp_path) == []
+    points = mechanisms.runs_of(mechanisms.studies(), [0, 1])
+    runs = [run for study in points.values() for several in study.values() for run in several]
+    own = [run for run in runs if not run.same]
+    assert len({run.name for run in own}) == len(own) > 60
+    assert grid.problems([run for run in own if run.seed == 0], tmp_path) == []
+    settings = {run.name: (run.config, run.seed, dict(run.overrides)) for run in own}
+    assert all(settings[run.name] == (run.config, run.seed, dict(run.overrides)) for run in runs)
+    assert points["grid"]["all"][0].same == "questioning,16,grpo-0"
+    assert len({str(found) for found in settings.values()}) == len(own)  # nothing runs twice
 
 
 def test_seeds_vary_slowest_and_rows_differ_in_what_the_study_says():
     study = mechanisms.studies()["navigating"]
-    runs = mechanisms.runs_of("navigating", study, [3, 4])["0.03"]
+    runs = mechanisms.runs_of({"navigating": study}, [3, 4])["navigating"]["0.03"]
     assert [run.seed for run in runs] == [3, 3, 4, 4]
     first, second = runs[:2]
     assert (first.config, second.config) == ("configs/quickstart.py:q", "configs/quickstart.py:qn")
@@ -39,7 +40,7 @@ def finished(folder, name, means, seconds_per_step):
 def test_the_table_compares_at_equal_rollouts_and_at_equal_time(tmp_path, monkeypatch):
     monkeypatch.setattr(grid.Ledger, "attempts", lambda self, name: [{"code": 0}])
     study = mechanisms.Study("dial", {"1": {"grpo": ("grpo", {}), "+x": ("q", {})}})
-    runs = mechanisms.runs_of("s", study, [0, 1])
+    runs = mechanisms.runs_of({"s": study}, [0, 1])["s"]
     for seed in (0, 1):
         finished(tmp_path, f"s,1,grpo-{seed}", [0.0, 0.25, 0.5], seconds_per_step=1.0)
         finished(tmp_path, f"s,1,+x-{seed}", [0.0, 0.25, 1.0], seconds_per_step=2.0)  # twice as slow

@@ -86,7 +86,8 @@ def play_all(folder: Path, chosen: list, asked: argparse.Namespace) -> int:
 
 def prepare(folder: Path, settings: dict) -> dict:
     """Make a policy and its config and play the undisturbed run, each in a process of its own: this one must start no
-    device before it forks. Return what each stage gets."""
+    device before it forks. Return what each stage gets. Raises SystemExit if the undisturbed run is broken."""
+    from evolver.workdir import Workdir
     from tests.faults import stage as stages
     from tests.tiny import config_file, tiny_policy
 
@@ -103,7 +104,7 @@ def prepare(folder: Path, settings: dict) -> dict:
     problem = json.loads(result.read_text())[0]
     if problem:
         raise SystemExit(f"the undisturbed run is broken: {problem}")
-    return shared
+    return shared | {"pace": max(stages.durations(Workdir(straight / "run").metrics()))}
 
 
 if __name__ == "__main__":

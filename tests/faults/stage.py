@@ -137,16 +137,27 @@ class Stage:
     """Plays the runs of one fault.
 
     config: file of the tiny config. mode: "sync" or "async". straight: workdir of an undisturbed synchronous run.
-    limit: seconds within which any run has to end, and each of its steps within half of them besides its deadlines.
+    limit: seconds within which any run has to end. pace: seconds of the slowest step of the undisturbed run, which
+    compiles in it; None for that run itself. A step may take ten seconds and five times as long, besides its deadlines.
     kills, pause: how often a run is killed, and for how many seconds it is stopped. `note` is shown beside the result.
     `own` are processes that the fault started itself, `paused` the seconds for which it stopped a run.
     """
 
     def __init__(
-        self, folder: Path, config: Path, mode: str, straight: Path, *, limit: float, kills: int, pause: float
+        self,
+        folder: Path,
+        config: Path,
+        mode: str,
+        straight: Path,
+        *,
+        limit: float,
+        kills: int,
+        pause: float,
+        pace: float | None = None,
     ):
         self.folder, self.config, self.mode, self.straight = folder, config, mode, straight
         self.limit, self.kills, self.pause = limit, kills, pause
+        self.slack = limit if pace is None else 10 + 5 * pace
         self.note, self.own, self.paused = "", set(), 0.0
         self.workdir, self.log = folder / "run", folder / "log"
         self.isolated = isolate()
@@ -220,7 +231,7 @@ class Stage:
             written = [record["fate"] for record in read_rollouts(path)]
             if {fate: written.count(fate) for fate in FATES} != {fate: line[f"ledger/{fate}"] for fate in FATES}:
                 raise Broken(f"step {line['step']}: the trajectories have other fates than the ledger")
-        if late := overdue(lines, Workdir(self.workdir).config()["config"], self.paused + self.limit / 2):
+        if late := overdue(lines, Workdir(self.workdir).config()["config"], self.paused + self.slack):
             raise Broken(late)
 
     def left_nothing(self, *, killed: bool = False) -> None:
@@ -289,20 +300,24 @@ def total(line: dict[str, Any], prefix: str) -> float:
     return sum(value for name, value in line.items() if name.startswith(prefix))
 
 
+def durations(lines: list[dict[str, Any]]) -> list[float]:
+    """Return the seconds of each step."""
+    return [line["time/elapsed"] - before["time/elapsed"] for before, line in itertools.pairwise(lines)]
+
+
 def overdue(lines: list[dict[str, Any]], config: dict[str, Any], slack: float) -> str:
     """Return which step took longer than its deadlines allow, "" if none did.
 
     Each call into the world that hung may take `env.timeout`, twice if it was that of a reset, which is tried again.
     If any rollout was cancelled, all of them may have taken `rollout.timeout`. A question that timed out may take
-    `llm.deadline`. slack: seconds of a step besides its deadlines; an undisturbed one takes one on an idle machine.
+    `llm.deadline`. slack: seconds of a step besides its deadlines.
     """
-    for before, line in itertools.pairwise(lines):
+    for took, line in zip(durations(lines), lines[1:]):
         hung = total(line, "stop/env_timeout") + line.get("eval/broken", 0)
         unanswered = sum(n for name, n in line.items() if name.startswith("llm/") and name.endswith("/timeout"))
         allowed = slack + 2 * hung * config["env"]["timeout"] + unanswered * config["llm"]["deadline"]
         if line["stop/cancelled"] or line.get("eval/broken"):
             allowed += 2 * config["rollout"]["timeout"]
-        took = line["time/elapsed"] - before["time/elapsed"]
         if took > allowed:
             return f"step {line['step']} took {took:.0f} s, and its deadlines allow {allowed:.0f} s"
     return ""
