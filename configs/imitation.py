@@ -28,6 +28,7 @@ def keys():
     root.demonstrations = key(20000, least=1)  # episodes without slips, and as many careless ones
     root.care = fraction(0.5)  # care of the careless episodes: 0 = frequent slips, 1 = none
     root.careful = fraction(0.5)  # share of the updates, from the first, without slips; then their share grows
+    root.pairs = fraction(0.0)  # share of the samples, before there are slips, that are lists of random pairs of tokens
     root.hint = fraction(0.2)  # share of demonstrations with an experience in front of the query
 
     # The policy.

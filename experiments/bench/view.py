@@ -45,10 +45,10 @@ def enlarged(run: Path, folder: Path, count: int) -> int:
     while total < count:
         for file in files:
             step += 1
-            target = folder / "trajectories" / f"step_{step:06d}.jsonl.gz"
+            total += (file.read_index() or file.make_index())["count"]
+            target = folder / "trajectories" / f"step_{step:06d}{''.join(file.path.suffixes)}"
             shutil.copy(file.path, target)
             shutil.copy(index_path(file.path), index_path(target))
-            total += (file.read_index() or file.make_index())["count"]
     return total
 
 

@@ -97,7 +97,8 @@ def train(config: Any, shape: qwen.Config, params: Any, careful: Sequence[Sample
     )
     state = learner.init_state(shape, params, optimizer)
     started, losses = time.monotonic(), []
-    stream = batches(careful, careless, shares(c.careful, c.steps), c.rows, c.row, c.seed)
+    careless_shares = shares(c.careful, c.steps)
+    stream = batches(careful, careless, careless_shares, c.rows, c.row, c.seed, pairs=c.pairs)
     for step, packed in enumerate(itertools.islice(stream, c.steps), 1):
         state, metrics = update(state, packed)
         losses.append(float(metrics["loss"]))
@@ -119,11 +120,19 @@ def shares(careful: float, steps: int) -> Iterator[float]:
 
 
 def batches(
-    careful: Sequence[Sample], careless: Sequence[Sample], shares: Iterable[float], rows: int, row: int, seed: int
+    careful: Sequence[Sample],
+    careless: Sequence[Sample],
+    shares: Iterable[float],
+    rows: int,
+    row: int,
+    seed: int,
+    pairs: float = 0.0,
 ) -> Iterator[Packed]:
     """Yield batches of at most `rows` packed rows of `row` tokens, in endless passes over both data sets, each pass
-    shuffled anew. `shares` are the shares of careless samples in the batches."""
+    shuffled anew. `shares` are the shares of careless samples in the batches. pairs: share of the samples of a batch
+    without careless ones that are `random_pairs` instead."""
     draw = np.random.default_rng(seed_of(seed, "batches"))
+    vocabulary = np.unique(np.concatenate([sample.tokens for sample in careful])) if pairs else ()
 
     def passes(data: Sequence[Sample]) -> Iterator[Sample]:
         while True:
@@ -134,10 +143,25 @@ def batches(
     n = max(1, int(0.95 * rows * row / mean))  # first-fit packing leaves gaps, and a batch must not need another row
     for share in shares:
         k = round(share * n)
-        chosen = [next(streams[i < k]) for i in range(n)]
+        m = 0 if k else round(pairs * n)
+        chosen = [random_pairs(draw, vocabulary, int(mean)) for _ in range(m)]
+        chosen += [next(streams[i < k]) for i in range(n - m)]
         while (packed := pack(chosen, row)).tokens_RT.shape[0] > rows:
             chosen = chosen[:-1]
         yield packed
+
+
+def random_pairs(draw: np.random.Generator, vocabulary: Sequence[int], longest: int) -> Sample:
+    """Return a list of random pairs of tokens and the same pairs in another order, whose second tokens train.
+
+    It needs exactly what selecting from a list needs, to find the token before and to copy what follows it, and at
+    every pair; in demonstrations that is one token in a hundred. Olsson et al. (2022, arXiv 2209.11895) call the
+    circuit an induction head.
+    """
+    n = int(draw.integers(2, max(3, min(longest, len(vocabulary)) // 4 + 1)))
+    pairs_N2 = draw.choice(vocabulary, (n, 2), replace=False)
+    tokens = np.concatenate([pairs_N2, pairs_N2[draw.permutation(n)]]).reshape(-1)
+    return Sample(tokens, (np.arange(4 * n) > 2 * n) & (np.arange(4 * n) % 2 == 1))
 
 
 def samples_of(episodes: Sequence[dict[str, Any]], tokenizer: Tokenizer, row: int) -> list[Sample]:
@@ -169,13 +193,14 @@ def card(config: Any, shape: qwen.Config, command: str, careless: str) -> str:
     """Return the model card. `careless` describes the careless demonstrations."""
     c, origin = config, demonstrations.module(config.env.name).ORIGIN
     known = " It knows no language beyond the sandbox's."
+    lists = f" {c.pairs:.0%} of these samples are lists of random pairs of tokens." if c.pairs else ""
     then = f" Then more and more of them show {careless}." if c.careful < 1 else ""
     paragraphs = (
         f"A transformer with {qwen.parameter_count(shape):,} parameters ({shape.layers} layers, width {shape.d_model}),"
         f" trained from {c.model.path or 'random weights'} by",
         f"    {command}",
         f"with seed {c.seed}: {c.steps} updates of {c.rows} rows of {c.row} tokens. The first {c.careful:.0%} of the"
-        f" updates show scripted demonstrations without slips.{then}",
+        f" updates show scripted demonstrations without slips.{lists}{then}",
         "The policy writes tool calls in Qwen's format and copies ids and names. It does everything else as carelessly"
         " as the last demonstrations that it saw: it is where learning by reward starts, not where it ends."
         f"{'' if c.model.path else known} {origin}",

@@ -115,7 +115,7 @@ def test_a_bad_answer_of_a_world_is_named(bad, problem):
         Evaluation(10**400, True),
         Evaluation(-0.1, False),
         Evaluation(1.0, "yes"),
-        Evaluation(1.0, True, {"progress": object()}),
+        Evaluation(1.0, True, {"progress": ...}),
         Evaluation(1.0, True, [1.0]),
         1.0,
     ],

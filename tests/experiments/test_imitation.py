@@ -13,7 +13,7 @@ import pytest
 from configs import imitation
 from experiments.imitation import demonstrations
 from experiments.imitation.__main__ import main, problems
-from experiments.imitation.imitate import batches, make_optimizer, sample_of, shares
+from experiments.imitation.imitate import batches, make_optimizer, random_pairs, sample_of, shares
 from models import hf, qwen
 from models.tokenizer import TokenizerError, train_bpe
 from rl import optim
@@ -241,6 +241,28 @@ def test_a_batch_holds_the_given_share_of_careless_samples():
     assert all(packed.tokens_RT.shape[0] <= 4 for packed in made)
     again = list(batches(samples(1, 5), samples(2, 7), itertools.islice(shares, 3), 4, 32, 0))
     assert all(np.array_equal(a.tokens_RT, b.tokens_RT) for a, b in zip(made, again, strict=True))
+
+
+def test_what_follows_a_token_can_be_found_in_a_list_of_random_pairs_and_alone_trains():
+    draw = np.random.default_rng(0)
+    for longest in (8, 100, 1000):
+        sample = random_pairs(draw, range(5, 300), longest)
+        half = len(sample) // 2
+        assert 8 <= len(sample) <= max(longest, 12) and half % 2 == 0
+        follows = {int(sample.tokens[i]): int(sample.tokens[i + 1]) for i in range(0, half, 2)}
+        assert len(follows) == half // 2  # no token is ambiguous
+        places = np.flatnonzero(sample.mask)
+        assert list(places) == list(range(half + 1, 2 * half, 2))
+        assert all(follows[int(sample.tokens[place - 1])] == sample.tokens[place] for place in places)
+
+
+def test_pairs_are_mixed_in_as_long_as_there_are_no_slips():
+    careful = [Sample(np.arange(n, n + 8), np.arange(8) > 0) for n in range(5)]
+    without, mixed = (
+        [int(packed.mask_RT.sum()) for packed in batches(careful, samples(2, 7), (0.0, 0.5), 4, 32, 0, pairs=share)]
+        for share in (0.0, 0.5)
+    )
+    assert mixed[0] < without[0] and mixed[1] == without[1]  # fewer tokens train in a list of pairs
 
 
 def test_muon_moves_every_direction_of_a_matrix_alike_and_adam_the_rest():
