@@ -17,6 +17,8 @@ from evolver.questioning.tasks import Unfit, check_probe, probe_of
 from evolver.questioning.walks import Known, Walk, Walker
 from rl.bounds import Count, CountOrZero
 
+_PATIENCE = 256  # visits of worlds by which something has to be found
+
 
 class Curiosity:
     """An explorer that needs nothing but `reset`, `step` and the tool schemas of a world.
@@ -51,9 +53,11 @@ class Curiosity:
         self._known: dict[str, list[dict[str, Any]]] = {}  # start -> what its world showed: the fields of `Known`
         self._memories: dict[str, dict[str, Any]] = {}  # start -> Site.memory() of a slow world
         self._rehearsed = False
+        self._slow = False  # some world was
 
     def explore(self, world: World, seeds: Sequence[Task], budget: int, rng: random.Random) -> Iterator[Task]:
-        """Yield new tasks, in up to `rounds` passes over the worlds of all seeds.
+        """Yield new tasks, in up to `rounds` passes over the worlds of all seeds. If they find nothing to make a task of,
+        they go on, within bounds, until they do: where every tool wants an id, the first one is a lucky guess.
 
         Each pass takes at most an even share of the budget from each world, so that the tasks come from as many worlds
         as possible. Worlds that offer little give fewer.
@@ -62,14 +66,21 @@ class Curiosity:
         self._rehearse(world, seeds, rng)
         statistics = _Statistics(self.pool, self.least, self.most)
         share, size = -(-budget // len(seeds)), len(self.pool.tasks)
-        for n in range(self.rounds):
+        left, passes, known = self.rounds, 0, False
+        while left and (known or passes < self.rounds or passes * len(seeds) < _PATIENCE):
+            known = bool(self._tried) or self._slow
             for start in self._order(seeds, rng):
                 end = min(len(self.pool.tasks) + share, size + budget)
                 for site, walk in self._walks(world, start, rng):
                     most = min(self.per_walk, end - len(self.pool.tasks))
-                    yield from self._tasks(site, walk, rng, most, statistics, even=n < self.rounds - 1)
+                    yield from self._tasks(site, walk, rng, most, statistics, even=left > 1)
                     if len(self.pool.tasks) >= end:
                         break
+            passes += 1
+            if known or passes < self.rounds:
+                left -= 1
+            elif self._tried:
+                left = self.rounds
 
     def _rehearse(self, world: World, seeds: Sequence[Task], rng: random.Random) -> None:
         """Explore some worlds without writing tasks, unless this explorer already knows how things work."""
@@ -77,6 +88,7 @@ class Curiosity:
             return
         for number in range(self.rehearsals):
             slow = [site.slow for site, _ in self._walks(world, seeds[number % len(seeds)], rng)]
+            self._slow |= any(slow)
             if any(slow) and number:  # in a slow world the first tasks have to do without
                 break
         self._rehearsed = True

@@ -222,6 +222,10 @@ class TestTasks:
         with pytest.raises(ValueError, match="there are none"):
             Questioning(Library, [])
 
+    def test_a_few_worlds_where_every_tool_wants_an_id_give_tasks(self):
+        made = Questioning(lambda: Bare(rules=2, seed=2), Travel(n_train=4, rules=2, seed=2).tasks("train"))
+        assert len(made.explore(seed=0, budget=4)) == 4
+
     def test_a_world_without_tools_gives_nothing_and_ends(self):
         class Mute(Library):
             def reset(self, task, seed=0):
