@@ -56,8 +56,8 @@ class Curiosity:
         self._slow = False  # some world was
 
     def explore(self, world: World, seeds: Sequence[Task], budget: int, rng: random.Random) -> Iterator[Task]:
-        """Yield new tasks, in up to `rounds` passes over the worlds of all seeds. If they find nothing to make a task of,
-        they go on, within bounds, until they do: where every tool wants an id, the first one is a lucky guess.
+        """Yield new tasks, in up to `rounds` passes over the worlds of all seeds. If those find nothing to make a task
+        of, others follow, within bounds, until they do: where every tool wants an id, the first is a lucky guess.
 
         Each pass takes at most an even share of the budget from each world, so that the tasks come from as many worlds
         as possible. Worlds that offer little give fewer.
