@@ -17,7 +17,7 @@ from evolver.questioning.tasks import Unfit, check_probe, probe_of
 from evolver.questioning.walks import Known, Walk, Walker
 from rl.bounds import Count, CountOrZero
 
-_PATIENCE = 256  # visits of worlds by which something has to be found
+_PATIENCE = 512  # visits of worlds by which something has to be found
 
 
 class Curiosity:
