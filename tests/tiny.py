@@ -20,14 +20,14 @@ def get_config():
     config.rollout.group = 4
     config.rollout.max_turns = 3
     config.rollout.max_tokens = 6
-    config.rollout.context = 128
+    config.rollout.context = 192
     config.rollout.temperature = 1.0
     config.template.show_tools = False
     config.template.cut_turn = "continue"
     config.template.max_observation = 16
     config.engine.slots = 16
     config.learner.updates = 2
-    config.learner.row = 128
+    config.learner.row = 192
     config.learner.micro = 4
     config.optim.lr = 1e-2
     config.loss.kl_coef = 0.0

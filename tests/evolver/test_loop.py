@@ -249,15 +249,16 @@ def test_groups_without_signal_are_replaced_by_other_tasks(tiny, tmp_path):
     assert run.main(command(tiny, tmp_path / "plain", *words)) == 0
     assert run.main(command(tiny, tmp_path / "refilled", *words, "--config.rollout.refill=9")) == 0
     before, after = lines(tmp_path / "plain")[1:], lines(tmp_path / "refilled")[1:]
-    assert after[0]["ledger/trained"] > before[0]["ledger/trained"]  # of the same first three tasks some had no signal
+    trained = [sum(line["ledger/trained"] for line in run_lines) for run_lines in (before, after)]
+    assert trained[0] < 6 * len(before) and trained[0] < trained[1]  # without refills some tasks had no signal
     for line in after:
         groups = {}
         for rollout in read_rollouts(tmp_path / f"refilled/trajectories/step_{line['step']:06d}"):
             groups.setdefault(rollout["task"], []).append(rollout["fate"])
         assert all(len(fates) == 2 for fates in groups.values())  # no task twice
         assert sum(line[f"ledger/{fate}"] for fate in FATES) == line["ledger/rollouts"] == 2 * len(groups)
-        trained = sum(fates == ["trained"] * 2 for fates in groups.values())
-        assert trained == 3 or (trained < 3 and len(groups) == 6)  # a full step, or the world has no other task
+        signal = sum(fates == ["trained"] * 2 for fates in groups.values())
+        assert signal == 3 or (signal < 3 and len(groups) == 6)  # a full step, or the world has no other task
         assert (len(groups) > 3) == (line["rollout/refills"] > 0)
 
 

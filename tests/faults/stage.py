@@ -32,7 +32,6 @@ from evolver.workdir import Workdir
 FATES = ("trained", "no_signal", "overlong", "stale", "parse_error", "env_error", "cancelled")
 STEPS, ROLLOUTS = 3, 12  # of a run; rollouts of each step
 SHORT = (f"--config.steps={STEPS}", "--config.eval.tasks=2", "--config.eval.rollouts=1", "--config.eval.greedy=False")
-SHORT += ("--config.rollout.context=192", "--config.learner.row=192")  # room for two turns
 MODES = {"sync": (), "async": ("--config.rollout.async_depth=1",)}
 RESULTS = ("trajectories/*", "eval/*", "experience/*", "tasks.jsonl", "policy/*.safetensors")
 NEW_NAMESPACE, PRIVATE, READ_ONLY, REMOUNT, SUBREAPER = 0x20000, 0x44000, 1, 32, 36  # as Linux numbers them
