@@ -17,6 +17,7 @@ def get_config(arg=None):
     config.careful = 0.6
     config.demonstrations = 12000
     config.hint = 0.5
+    config.pairs = 0.15
     config.care = 0.75
     config.row = 384
     config.rows = config.micro = 16

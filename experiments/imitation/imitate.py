@@ -154,9 +154,9 @@ def batches(
 def random_pairs(draw: np.random.Generator, vocabulary: Sequence[int], longest: int) -> Sample:
     """Return a list of random pairs of tokens and the same pairs in another order, whose second tokens train.
 
-    It needs exactly what selecting from a list needs, to find the token before and to copy what follows it, and at
-    every pair; in demonstrations that is one token in a hundred. Olsson et al. (2022, arXiv 2209.11895) call the
-    circuit an induction head.
+    It asks for what selecting from a list takes, at every pair: to find a token, and to copy what follows it. Tiny
+    policies stay at chance here, but with such lists mixed in they select from the lists of demonstrations sooner
+    (docs/results.md, "Learning: in a second world").
     """
     n = int(draw.integers(2, max(3, min(longest, len(vocabulary)) // 4 + 1)))
     pairs_N2 = draw.choice(vocabulary, (n, 2), replace=False)
