@@ -57,9 +57,9 @@ def world_and_policy(root):
     env.url = ""  # URL of the service, for env.mode=http
     env.python = ""  # interpreter of the workers; "" = this one
     env.workers = key(2, least=1, most=4096)  # worker processes
-    env.memory_mb = key(0, least=0)  # address space of one worker process, in MB; 0 = no limit
+    env.memory_mb = key(0, least=64, most=2**24, zero=True)  # address space of one worker process, in MB; 0 = no limit
     env.recycle = key(0, least=0)  # episodes after which a worker is replaced once it hosts no other; 0 = never
-    env.timeout = key(60.0, least=0.001)  # seconds that one call into the world may take
+    env.timeout = key(60.0, least=0.001, most=10**7)  # seconds that one call into the world may take
 
     # The policy.
     model = root.group("model")
@@ -93,7 +93,7 @@ def rollouts(root):
     rollout.max_turns = key(30, least=1, most=10**5)  # turns of the agent in one episode
     rollout.max_tokens = key(4096, least=1, most=2**24)  # tokens of one turn
     rollout.context = key(25580, least=2, most=2**24)  # tokens of one episode, prompt and observations included
-    rollout.timeout = key(1800.0, least=0.001)  # seconds of one episode, set-up included
+    rollout.timeout = key(1800.0, least=0.001, most=10**7)  # seconds of one episode, set-up included
     rollout.concurrency = key(256, least=1, most=2**16)  # episodes at a time
     rollout.async_depth = key(0, least=0, most=100)  # steps that rollouts start ahead of their update; 0 = on-policy
 
@@ -118,13 +118,13 @@ def rollouts(root):
     vllm.replicas = key(1, least=1, most=1024)  # servers to start where vllm.devices is empty
     vllm.devices = ()  # CUDA_VISIBLE_DEVICES of each server to start: ("0,1", "2,3")
     vllm.flags = ""  # further flags for `vllm serve`: "--enforce-eager --gpu-memory-utilization 0.6"
-    vllm.start_timeout = key(900.0, least=1)  # seconds within which a started server must answer
+    vllm.start_timeout = key(900.0, least=1, most=10**7)  # seconds within which a started server must answer
     vllm.restarts = key(2, least=0)  # restarts of dead servers, in total
     vllm.transfer = key("shm", choices=("shm", "nccl", "lora", "none"))  # how weights travel: shared memory, NCCL,
     # adapter files; none for evaluation only
     vllm.shared = "/dev/shm"  # directory where shm and lora stage weights; must hold the model in model.dtype
     vllm.bucket = key(1024, least=1, most=2**20)  # MiB of weights per request
-    vllm.tolerance = key(0.0, least=0)  # nats per token between learner and server after an update; 0 = by model.dtype
+    vllm.tolerance = key(0.0, least=0, most=100)  # nats per token between learner and server; 0 = by dtype
 
 
 def mechanisms(root):
@@ -153,7 +153,7 @@ def mechanisms(root):
     navigating.rollouts = key(4, least=0)  # rollouts of each of them (the paper's N_pc); 0 = start with an empty pool
     navigating.solutions = False  # the explorer's solutions of invented tasks count as first attempts, too
     navigating.every = key(0, least=0)  # steps between additions to the pool; 0 = the first pool stays as it is
-    navigating.top_k = key(5, least=1)  # most experiences in one prompt
+    navigating.top_k = key(5, least=1, most=10**4)  # most experiences in one prompt
     navigating.min_similarity = fraction(0.3)  # cosine similarity below which nothing is retrieved
     navigating.plug("extractor", "contrast")  # makes experience from attempts: contrast (no language model), llm
     navigating.plug("embedder", "ngrams")  # embeds what is searched: ngrams (hashed), policy (its states), endpoint
@@ -174,7 +174,7 @@ def mechanisms(root):
     llm.concurrency = key(32, least=1, most=2**16)  # calls at a time, per server
     llm.requests_per_minute = key(0, least=0)  # per server, not of the policy; 0 = no limit
     llm.tokens_per_minute = key(0, least=0)  # the same, for tokens of prompts and answers together
-    llm.deadline = key(120.0, least=0.1)  # seconds of one attempt
+    llm.deadline = key(120.0, least=0.1, most=10**7)  # seconds of one attempt
     llm.attempts = key(6, least=1, most=1000)  # attempts per question; waits double from 1 to 60 seconds
     llm.failures = key(20, least=1)  # consecutive failed questions after which the run ends
     llm.prices = ""  # JSON file {model: [money per million prompt tokens, per million completion tokens]}; "" = free
@@ -303,7 +303,7 @@ def machines(root):
     hosts.count = key(1, least=0)  # processes; 0 = take these three keys from Slurm, Kubernetes or the TPU pod
     hosts.index = key(0, least=0)  # index of this process, from 0
     hosts.coordinator = ""  # host:port of process 0
-    hosts.deadline = key(60.0, least=1)  # seconds without a heartbeat after which a process counts as lost
+    hosts.deadline = key(60.0, least=1, most=10**7)  # seconds without a heartbeat after which a process counts as lost
 
     # Mesh axes that split each axis of the weights: "" = none, or several: "fsdp,sequence".
     sharding = root.group("sharding")

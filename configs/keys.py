@@ -14,7 +14,8 @@ from ml_collections import ConfigDict
 class Rule(NamedTuple):
     """The default of a key and the values that it may have.
 
-    For a tuple, the rule is about its entries. zero: 0 is allowed, too, whatever the bounds are.
+    For a tuple, the rule is about its entries, which are texts if nothing limits them. zero: 0 is allowed besides,
+    whatever the bounds are.
     """
 
     default: Any
@@ -36,6 +37,8 @@ class Rule(NamedTuple):
         if isinstance(value, tuple) and (self.least, self.above, self.most, self.below) != (None,) * 4:
             numbers = [v for v in value if isinstance(v, int | float) and not isinstance(v, bool)]
             return "numbers" if len(numbers) < len(value) else next((m for v in value if (m := self.misfit(v))), "")
+        if isinstance(value, tuple):
+            return "" if all(isinstance(v, str) for v in value) else "texts"
         if isinstance(value, bool) or not isinstance(value, int | float):
             return ""
         if value != value or value in (float("inf"), float("-inf")):
@@ -59,7 +62,7 @@ class Rule(NamedTuple):
         """Return `value` if no rule forbids it, else one that is as harmless: the least one, or the default."""
         if not self.misfit(value):
             return value
-        if not self.choices and self.least is not None and value < self.least:
+        if not (self.choices or isinstance(value, tuple)) and self.least is not None and value < self.least:
             return type(self.default)(self.least)
         return self.default
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from envs.packages import how_to_install
+from envs.remote import Connections
 from envs.world import Task
 from evolver import engine, plugs
 from evolver.llm import roles
@@ -181,6 +182,11 @@ def contradictions(config: Any, mode: str, *, plugged: bool = True) -> Iterator[
         yield "config.questioning.tasks is given, but config.questioning.enabled is False"
     if (c.env.mode == "http") != bool(c.env.url):
         yield "config.env.mode=http and config.env.url belong together: set both or neither"
+    elif c.env.url:
+        try:
+            Connections(c.env.url)
+        except ValueError as error:
+            yield f"config.env.url={c.env.url} is not the url of a service, such as http://127.0.0.1:8080 ({error})"
     if n.enabled and round(n.share * c.rollout.group) == 0:
         yield (
             f"config.navigating is enabled, but round(share * group) = round({n.share} * {c.rollout.group})"
@@ -266,7 +272,8 @@ def plug_contradictions(c: Any) -> Iterator[str]:
 
 def hosts_contradictions(c: Any) -> Iterator[str]:
     """Yield problems with how the processes of a run are identified."""
-    if c.count > 1 and not re.fullmatch(r"\S+:\d+", c.coordinator):
+    found = re.fullmatch(r"\S+:(\d{1,5})", c.coordinator)
+    if c.count > 1 and not (found and 0 < int(found[1]) < 2**16):
         yield (
             f"config.hosts.count={c.count} needs config.hosts.coordinator=host:port of process 0; it is"
             f" {c.coordinator!r}"
@@ -508,7 +515,14 @@ def install_problems(config: Any, mode: str) -> Iterator[str]:
 
 def mesh_problems(config: Any) -> Iterator[str]:
     """Yield why the mesh cannot be used: it does not divide the model or a row, or the sharding rules are wrong."""
-    if math.prod(config.mesh.values()) == 1:
+    unknown = [
+        f"config.sharding.{name}={rule}: {axis} is not a mesh axis; the axes are {', '.join(config.mesh)}"
+        for name, rule in config.sharding.items()
+        for axis in rule.split(",")
+        if axis and axis not in config.mesh
+    ]
+    yield from unknown
+    if unknown or math.prod(config.mesh.values()) == 1:
         return
     if config.learner.widths > 1 and config.mesh.sequence > 1:
         yield (
@@ -549,6 +563,9 @@ def workdir_problems(config: Any, workdir: str | Path, mode: str) -> Iterator[st
             f"--workdir={workdir} is not a directory of this machine: mount the storage (for example with gcsfuse or"
             " s3fs) and give the directory where it is mounted"
         )
+        return
+    if str(workdir).startswith("~"):  # the command has replaced what it could
+        yield f"--workdir={workdir}: there is no such user; give the path of a home directory in full"
         return
     parent = path.absolute()
     try:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
+import shlex
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from envs.packages import how_to_install
+from evolver.llm.client import url_problem
 from evolver.paths import model_folder
 from evolver.stop import Stop
 from rl.engines import Engine
@@ -43,6 +46,7 @@ def problems(config: Any, mode: str) -> Iterator[str]:
         yield "config.engine.vllm.transfer=lora needs adapters, and config.lora.rank=0 trains none: set lora.rank"
     if config.hosts.count != 1:
         yield "config.engine.name=vllm supports one process only: set config.hosts.count=1"
+    yield from _flags_problems(v.flags)
     if mode == "plan":
         return
     if importlib.util.find_spec("httpx") is None:
@@ -53,14 +57,28 @@ def problems(config: Any, mode: str) -> Iterator[str]:
             " config.engine.vllm.python (an interpreter with vLLM, to start them)"
         )
     for url in v.urls:
-        if not str(url).startswith(("http://", "https://")):
-            yield f"config.engine.vllm.urls: {url!r} is not a URL such as http://127.0.0.1:8000"
+        if problem := url_problem(url):
+            yield f"config.engine.vllm.urls: {'a url' if '@' in url else repr(url)} {problem}"
     if v.python and shutil.which(v.python) is None:
         yield f"config.engine.vllm.python={v.python} is not an executable"
     if v.key and not os.environ.get(v.key):
         yield f"config.engine.vllm.key={v.key}: this environment variable is not set"
     if v.transfer in ("shm", "lora") and not Path(v.shared).is_dir():
         yield f"config.engine.vllm.shared={v.shared} is not a directory"
+
+
+def _flags_problems(flags: str) -> Iterator[str]:
+    """Yield problems with the flags of `vllm serve`: with their form, and with the values that a plan reads."""
+    try:
+        words = [part for word in shlex.split(flags) for part in word.split("=", 1)]
+    except ValueError as error:
+        yield f"config.engine.vllm.flags={flags} cannot be split into words: {error}"
+        return
+    for name, value in zip(words, [*words[1:], ""]):
+        if name == "--tensor-parallel-size" and not re.fullmatch(r"0*[1-9]\d{0,3}", value):
+            yield f"config.engine.vllm.flags: {name} must be a whole number from 1; it is {value!r}"
+        if name == "--gpu-memory-utilization" and not re.fullmatch(r"0?\.\d*[1-9]\d*|1(\.0*)?", value):
+            yield f"config.engine.vllm.flags: {name} must be a number above 0 and at most 1; it is {value!r}"
 
 
 def make_engine(

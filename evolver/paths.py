@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -9,7 +10,7 @@ ROOT = Path(__file__).parents[1]
 
 def resolve(path: str) -> Path:
     """Return a path relative to the working directory, or else to the root of this code, where configs/assets is."""
-    here = Path(path).expanduser()
+    here = Path(os.path.expanduser(path))  # which leaves the home directory of an unknown user as it is
     return here if here.exists() or here.is_absolute() else ROOT / path if (ROOT / path).exists() else here
 
 

@@ -610,5 +610,5 @@ def url_problem(url: str) -> str:
     if parts.username or parts.password:
         return "contains a user name or a password; put the key into an environment variable"
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        return f"is not a url such as http://127.0.0.1:8000/v1, nor one of {', '.join(PLAYED)}"
+        return "is not a url such as http://127.0.0.1:8000/v1"
     return ""

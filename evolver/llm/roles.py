@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import importlib.util
-import json
 import math
 import os
 import re
@@ -17,9 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from envs.packages import how_to_install
+from envs.values import json_value
 from evolver import plugs
 from evolver.llm.client import INITIAL, PLAYED, Chat, Limits, Role, url_problem
 from evolver.llm.store import Ledger
+from models.files import loads
 
 ROLES = ("explorer", "writer", "judge", "step_judge", "summariser", "reranker", "embedder")
 SAMPLING = frozenset({"temperature", "top_p", "max_tokens", "model"})  # fields of a request with keys of their own
@@ -86,21 +87,25 @@ def problems(config: Any, mode: str, resolve: Callable[[str], Path]) -> Iterator
         elif url in PLAYED:
             yield from _problems_of_played(config, {name: role for name, role in roles.items() if role.url == url})
         elif problem := url_problem(url):
-            yield f"config.llm.url ({names}): {'the url' if '@' in url else repr(url)} {problem}"
+            shown = "the url" if "@" in url else repr(url)
+            also = f", nor one of {', '.join(PLAYED)}" if problem.startswith("is not") else ""
+            yield f"config.llm.url ({names}): {shown} {problem}{also}"
     for name, role in roles.items():
         if not role.model:
             yield f"config.llm.{name}.model and config.llm.model are empty: name a model that its server serves"
         try:
-            extra = json.loads(role.extra) if role.extra else {}
+            extra = json_value(loads(role.extra), "a value") if role.extra else {}
             if not isinstance(extra, dict):
                 raise ValueError("it is not an object")
             if reserved := sorted(RESERVED & extra.keys()):
                 keys = [f"config.llm.{name}.{key}" for key in reserved if key in SAMPLING]
                 hint = f"use {', '.join(keys)}" if keys else "these fields are set by the client"
                 yield f"config.llm.{name}.extra may not replace {', '.join(reserved)}: {hint}"
-        except (ValueError, RecursionError) as error:
+        except ValueError as error:
             yield f'config.llm.{name}.extra must be a JSON object such as {{"top_k": 100}}; {error}'
     c = config.llm
+    if c.cache not in ("", "off") and os.path.isfile(os.path.expanduser(c.cache)):
+        yield f"config.llm.cache={c.cache} is a file; it must be a directory, which is made if necessary"
     longest = max(role.max_tokens for role in roles.values())
     if 0 < c.budget_tokens <= longest:
         yield (
@@ -110,7 +115,7 @@ def problems(config: Any, mode: str, resolve: Callable[[str], Path]) -> Iterator
     try:
         prices = read_prices(resolve(c.prices)) if c.prices else {}
     except (OSError, ValueError) as error:
-        yield f"config.llm.prices={c.prices}: {error}"
+        yield f"config.llm.prices={c.prices} must be a JSON file {{model: [prompt, completion]}}: {error}"
         return
     unpriced = sorted({role.model for role in roles.values() if role.model and not role.played} - set(prices))
     if c.budget_money and unpriced:
@@ -151,7 +156,7 @@ def played(config: Any) -> set[str]:
 
 def read_prices(path: Path) -> dict[str, tuple[float, float]]:
     """Return {model: money per million (prompt tokens, completion tokens)}. Raises OSError and ValueError."""
-    table = json.loads(Path(path).read_text(encoding="utf-8"))
+    table = loads(Path(path).read_bytes())
     if not isinstance(table, dict):
         raise ValueError("a price table is a JSON object {model: [prompt, completion]}")
     for model, pair in table.items():

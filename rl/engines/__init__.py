@@ -11,6 +11,8 @@ import numpy as np
 
 from rl.trajectory import Completion, Sampling
 
+COLDEST, HOTTEST = 1e-5, 1e5  # temperatures, besides 0, at which logits and their quotients stay finite
+
 
 class ContextFull(ValueError):
     """The prompt and the requested tokens exceed the engine's context."""
@@ -28,6 +30,10 @@ def check_request(prompt_ids: list[int], sampling: Sampling, *, vocab: int, cont
         raise ValueError(f"max_tokens is {sampling.max_tokens}; it must be at least 1")
     if min(prompt_ids) < 0 or max(prompt_ids) >= vocab:
         raise ValueError(f"a prompt token is outside of the vocabulary 0..{vocab - 1}")
+    if any(not 0 <= token < vocab for token in sampling.stop_tokens):
+        raise ValueError(f"a stop token is outside of the vocabulary 0..{vocab - 1}")
+    if sampling.temperature and not COLDEST <= sampling.temperature <= HOTTEST:
+        raise ValueError(f"temperature is {sampling.temperature}; it must be 0, or {COLDEST:g} to {HOTTEST:g}")
     if len(prompt_ids) + sampling.max_tokens > context:
         raise ContextFull(
             f"{len(prompt_ids)} prompt tokens and {sampling.max_tokens} to generate exceed the context of {context}"

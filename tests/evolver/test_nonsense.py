@@ -22,6 +22,8 @@ LLM = (
     "llm.url=http://127.0.0.1:9/v1",
 )  # fmt: skip
 
+VLLM = ("engine.name=vllm", "engine.vllm.python=python3")
+
 
 @pytest.fixture(scope="module")
 def policy(tmp_path_factory):
@@ -53,6 +55,9 @@ def test_the_tiny_config_is_sound(tiny):
         "loss.importance_cap=0.1", "optim.lr=1e30", "lora.alpha=0.0", "loss.kl_estimator=k1", "mesh.data=0",
         "steps=0", "llm.judge.top_p=0.0", "llm.judge.temperature=1e30", "mesh.fsdp=1000000000",
         "engine.vllm.start_timeout=1e-9", "optim.eps=1e30", "optim.weight_decay=1e30", "rollout.group=0",
+        "env.memory_mb=1", "env.memory_mb=100000000000000", "navigating.top_k=1000000000", "engine.vllm.tolerance=1e30",
+        "eval.temperatures=(1e30,)", "eval.temperatures=('hot',)", "env.timeout=1e308", "rollout.timeout=1e308",
+        "llm.deadline=1e308", "hosts.deadline=1e308", "engine.vllm.start_timeout=1e308",
     ],
 )  # fmt: skip
 def test_a_value_out_of_bounds_is_one_message_with_its_key_and_bounds(tiny, override):
@@ -76,6 +81,25 @@ def test_a_value_out_of_bounds_is_one_message_with_its_key_and_bounds(tiny, over
         ([*LLM, "llm.step_judge.extra=" + "[" * 100_000], "config.llm.step_judge.extra must be a JSON object"),
         ([*LLM, "llm.url=http://[::1/v1"], "is not a url (Invalid IPv6 URL)"),
         ([*LLM, "llm.url=http://127.0.0.1:port/v1"], "is not a url (Port could not"),
+        ([*LLM, 'llm.step_judge.extra={"a": NaN}'], "config.llm.step_judge.extra must be a JSON object"),
+        ([*LLM, 'llm.step_judge.extra={"a": 1e999}'], "a value.a is inf"),
+        ([*LLM, "llm.cache=README.md"], "config.llm.cache=README.md is a file"),
+        ([*LLM, "llm.prices=README.md"], "config.llm.prices=README.md must be a JSON file"),
+        (["env.mode=http", "env.url=http://[::1/x"], "config.env.url=http://[::1/x is not the url of a service"),
+        (["env.mode=http", "env.url=http://a:b/"], "config.env.url=http://a:b/ is not the url of a service"),
+        ([*VLLM[:1], "engine.vllm.urls=('http://[::1/v1',)"], "config.engine.vllm.urls: 'http://[::1/v1' is not a url"),
+        ([*VLLM, "engine.vllm.devices=(1,)"], "config.engine.vllm.devices must be made of texts; it is (1,)"),
+        ([*VLLM, 'engine.vllm.flags="'], "cannot be split into words: No closing quotation"),
+        ([*VLLM, "engine.vllm.flags=--gpu-memory-utilization ."], "must be a number above 0 and at most 1; it is '.'"),
+        ([*VLLM, "engine.vllm.flags=--gpu-memory-utilization=9"], "must be a number above 0 and at most 1; it is '9'"),
+        ([*VLLM, "engine.vllm.flags=--tensor-parallel-size 0"], "must be a whole number from 1; it is '0'"),
+        (["sharding.vocab=nope"], "config.sharding.vocab=nope: nope is not a mesh axis; the axes are data, fsdp"),
+        (
+            ["model.path=~nobody-has-this-name/a"],
+            "config.model.path=~nobody-has-this-name/a: there is no such directory",
+        ),
+        (["log.tags=(1,)"], "config.log.tags must be made of texts"),
+        (["hosts.count=2", "hosts.coordinator=a:999999"], "needs config.hosts.coordinator=host:port"),
         (["env.name=envs.world:World"], "its class does not define a method that a world needs"),
         (["env.name=travel", "env.args.n_dev=abc"], "config.env.args={'n_dev': 'abc'}"),
         (["navigating.enabled=True", "navigating.pool=README.md"], "there is no such directory"),
@@ -84,6 +108,18 @@ def test_a_value_out_of_bounds_is_one_message_with_its_key_and_bounds(tiny, over
 def test_values_that_cannot_mean_anything_together_are_one_message(tiny, overrides, words):
     (problem,) = found(tiny, *overrides)
     assert words in problem
+
+
+def test_a_table_of_prices_that_is_nested_too_deeply_is_one_message(tiny, tmp_path):
+    (tmp_path / "prices.json").write_text("[" * 100_000)
+    (problem,) = found(tiny, *LLM, f"llm.prices={tmp_path / 'prices.json'}")
+    assert "nested too deeply" in problem
+
+
+def test_a_home_directory_of_nobody_is_one_message(tiny):
+    command = cli.parse(["run.py", f"--config={tiny}", "--workdir=~nobody-has-this-name/run"])
+    (problem,) = problems(command.config, base.keys(), command.workdir, "train")
+    assert problem.startswith("--workdir=~nobody-has-this-name/run: there is no such user")
 
 
 @pytest.fixture

@@ -360,6 +360,9 @@ def test_invalid_requests_are_rejected_and_do_not_affect_others():
         ([96], {}, ValueError, "vocabulary"),
         ([-1], {}, ValueError, "vocabulary"),
         ([1], {"stop_tokens": tuple(range(9))}, ValueError, "stop tokens"),
+        ([1], {"stop_tokens": (10**12,)}, ValueError, "a stop token is outside of the vocabulary"),
+        ([1], {"temperature": 1e-30}, ValueError, "temperature is 1e-30; it must be 0, or 1e-05 to 100000"),
+        ([1], {"temperature": float("nan")}, ValueError, "temperature is nan"),
         ([1] * 125, {}, ContextFull, "125 prompt tokens and 8 to generate"),
     ]:
         with pytest.raises(error, match=text):
@@ -374,6 +377,7 @@ def test_invalid_requests_are_rejected_and_do_not_affect_others():
 
     assert len(asyncio.run(twice()).tokens) == 8
     assert len(ask(engine, [1] * 120).tokens) == 8, "exactly full"
+    assert ask(engine, [1], top_k=10**12).tokens == ask(engine, [1]).tokens, "more than there are is all"
 
 
 # --- weights --------------------------------------------------------------------------------------------------------

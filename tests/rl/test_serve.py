@@ -295,6 +295,8 @@ class TestServer:
             ({"prompt": [5], "stream": True, "stream_options": {"usage": True}}, "stream_options.usage is unknown"),
             ({"prompt": [5], "stop_token_ids": ["a"]}, "stop_token_ids"),
             ({"prompt": [5], "stop_token_ids": list(range(50))}, "stop tokens"),
+            ({"prompt": [5], "stop_token_ids": [10**12]}, "a stop token is outside of the vocabulary"),
+            ({"prompt": [5], "temperature": 1e-30}, "temperature is 1e-30"),
             ({"prompt": [5], "stream": "yes"}, "stream must be"),
             ({"prompt": [5], "response_format": {"type": "xml"}}, "response_format.type must be text"),
             ({"prompt": [5], "logit_bias": {"5": 1}}, "logit_bias.5 is not supported"),

@@ -590,7 +590,8 @@ def _draw(batch: list[_Request], rows: int, places: Any = None) -> decoding.Draw
     seed, index = np.zeros((rows, 2), np.uint32), np.zeros(rows, np.int32)
     for row, request in zip(range(rows) if places is None else places, batch):
         s = request.sampling
-        temperature[row], top_p[row], top_k[row] = s.temperature, s.top_p, s.top_k
+        temperature[row], top_p[row] = s.temperature, s.top_p
+        top_k[row] = min(s.top_k, np.iinfo(np.int32).max)  # a client may ask for any number
         seed[row] = (s.seed >> 32) & 0xFFFFFFFF, s.seed & 0xFFFFFFFF
         index[row] = len(request.tokens)
     return decoding.Draw(temperature, top_p, top_k, seed, index)
