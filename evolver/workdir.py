@@ -30,6 +30,7 @@ from typing import Any
 
 import numpy as np
 
+from envs.values import text
 from envs.world import Task
 from evolver.records import step_of, write_rollouts
 from models.files import BrokenFile, loads, read_jsonl, write_atomically
@@ -267,9 +268,10 @@ def read_tasks(path: str | Path) -> list[Task]:
 
 
 def plain(value: Any) -> Any:
-    """Return JSON values: numpy values become Python's, and non-finite floats None, because JSON has none."""
+    """Return JSON values: numpy values become Python's, and non-finite floats None, because JSON has none. Names lose
+    lone surrogates, with which no line of metrics could be read again."""
     if isinstance(value, dict):
-        return {str(k): plain(v) for k, v in value.items()}
+        return {text(str(k)): plain(v) for k, v in value.items()}
     if isinstance(value, list | tuple):
         return [plain(v) for v in value]
     if hasattr(value, "tolist"):

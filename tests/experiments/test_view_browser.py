@@ -158,6 +158,28 @@ def test_pages_show_what_the_records_say_and_hostile_text_as_text(page, tmp_path
     assert any("/api/run/0/index" in url for url in page.requests)
 
 
+def test_every_number_of_a_table_leads_to_what_is_behind_it(page, tmp_path):
+    folder = a_run(tmp_path / "run")
+    call = {"step": 1, "role": "step_judge", "what": "call", "model": "m", "prompt_tokens": 5, "seconds": 0.5}
+    (folder / "llm.jsonl").write_text(json.dumps(call) + "\n")
+    score = {"policy": "p", "split": "dev", "tasks": 2, "avg@2": 0.5, "avg@2/low": 0.4, "avg@2/high": 0.6}
+    (folder / "eval.jsonl").write_text(json.dumps(score) + "\n")
+    plain = """[...document.querySelectorAll('#main td.n')]
+        .filter((cell) => /[1-9]/.test(cell.textContent) && !cell.querySelector('a'))
+        .map((cell) => cell.closest('table').querySelectorAll('th')[cell.cellIndex].innerText)"""
+    with served(folder) as server:
+        for address in ("#/overview", "#/tasks", "#/experience", "#/judge"):
+            text = visit(page, server.url + address)
+            assert {name.split()[0].lower() for name in page.run(plain)} <= {"difficulty", "level"}, address
+            for link in set(page.run("[...document.querySelectorAll('td.n a')].map((a) => a.getAttribute('href'))")):
+                visit(page, server.url + link)
+                assert page.run("document.querySelector('h1') !== null"), link
+            assert "step_judge" in text or address not in ("#/overview", "#/judge")
+        shown = visit(page, f"{server.url}#/rollouts?compared=exp/1")
+        assert "12 of 16" in shown  # six that it was shown in, and six beside them
+        assert "14 of 16" in visit(page, f"{server.url}#/rollouts?kind=step&labelled=1")
+
+
 def test_a_bundle_shows_the_same_from_the_disk_and_asks_no_server(page, tmp_path):
     write_bundle(named([str(a_run(tmp_path / "run"))]), tmp_path / "bundle")
     base = (tmp_path / "bundle/index.html").as_uri()

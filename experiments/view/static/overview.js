@@ -95,7 +95,7 @@ function runTable(runs) {
   return table([
     { name: "run", t: true, cell: (run) => [el("span", { style: { color: colour(run.place) } }, "● "), link("rollouts", { run: run.place }, run.name)] },
     { name: "what", t: true, cell: (run) => [run.overview.facts["env.name"] || "–", ", ", run.overview.mechanisms.join(", ") || "no mechanism", ", ", run.overview.facts["advantage.name"] || "–"] },
-    { name: "seed", n: true, cell: (run) => short(run.overview.seed) },
+    { name: "seed", n: true, cell: (run) => link("rollouts", { run: run.place }, short(run.overview.seed)) },
     { name: "step", n: true, cell: (run) => [link("rollouts", latest(run), short(last(run, "step"))), run.overview.facts.steps ? ` of ${number(run.overview.facts.steps)}` : ""] },
     ...measures.flatMap((m, k) => [
       { name: `${m}, %`, n: true, cell: (run) => [heldOutLink(run, m, true), " → ", heldOutLink(run, m)] },
@@ -109,14 +109,21 @@ function runTable(runs) {
   ], runs);
 }
 
+/** What a language model in a role worked on: a page and its filter. */
+const WORK = {
+  explorer: ["tasks", { origin: "synthetic" }], writer: ["tasks", { origin: "synthetic" }], judge: ["rollouts", { kind: "step", judged: 1 }],
+  step_judge: ["rollouts", { kind: "step", labelled: 1 }], summariser: ["experience", {}], reranker: ["experience", {}], embedder: ["experience", {}],
+};
+
 function costTable(run) {
   const rows = Object.entries(run.overview.accounts);
   if (!rows.length) return null;
+  const behind = (role, text) => { const [page, filter] = WORK[role] || ["rollouts", {}]; return link(page, { run: run.place, ...filter }, text); };
   return table([
-    { name: "role", cell: ([role]) => role },
-    ...["calls", "hits", "unanswered", "prompt_tokens", "completion_tokens", "money"].map((name) => ({ name: name.replace("_", " "), n: true, cell: ([, a]) => short(a[name]) })),
-    { name: "seconds per call", n: true, cell: ([, a]) => (a.calls ? (a.seconds / a.calls).toFixed(2) : "–") },
-    { name: "failed attempts", cell: ([, a]) => Object.entries(a.failures).map(([k, n]) => `${k} ${n}`).join(", ") || "0" },
+    { name: "role", cell: ([role]) => behind(role, role) },
+    ...["calls", "hits", "unanswered", "prompt_tokens", "completion_tokens", "money"].map((name) => ({ name: name.replace("_", " "), n: true, cell: ([role, a]) => behind(role, short(a[name])) })),
+    { name: "seconds per call", n: true, cell: ([role, a]) => (a.calls ? behind(role, (a.seconds / a.calls).toFixed(2)) : "–") },
+    { name: "failed attempts", cell: ([role, a]) => behind(role, Object.entries(a.failures).map(([k, n]) => `${k} ${n}`).join(", ") || "0") },
   ], rows);
 }
 
@@ -166,9 +173,10 @@ function evaluationTable(run) {
   const records = run.overview.evaluations;
   if (!records.length) return [];
   const names = Object.keys(records[0]).filter((n) => !n.includes("/") && !["policy", "split"].includes(n));
+  const behind = (text) => link("rollouts", { run: run.place, kind: "eval" }, text);
   return [el("h2", null, `Evaluations with --mode=eval: ${run.name}`), table([
-    { name: "policy", t: true, cell: (r) => link("rollouts", { run: run.place, kind: "eval" }, r.policy || "random") },
+    { name: "policy", t: true, cell: (r) => behind(r.policy || "random") },
     { name: "split", cell: (r) => r.split },
-    ...names.map((n) => ({ name: n, n: true, cell: (r) => (["tasks", "broken", "seeds"].includes(n) ? short(r[n]) : percent(r[n]) + (r[`${n}/low`] !== undefined ? ` [${percent(r[`${n}/low`])}, ${percent(r[`${n}/high`])}]` : "")) })),
+    ...names.map((n) => ({ name: n, n: true, cell: (r) => behind(["tasks", "broken", "seeds"].includes(n) ? short(r[n]) : percent(r[n]) + (r[`${n}/low`] !== undefined ? ` [${percent(r[`${n}/low`])}, ${percent(r[`${n}/high`])}]` : "")) })),
   ], records)];
 }

@@ -25,6 +25,8 @@ const TESTS = {
   agrees: (r, i) => r.verified[i] !== null && r.judged[i] !== null && (r.judged[i] > 0.5) === (r.verified[i] > 0.5),
   differs: (r, i) => r.verified[i] !== null && (r.judged[i] > 0.5) !== (r.verified[i] > 0.5),
   judged: (r, i) => r.judged[i] !== null,
+  checked: (r, i) => r.judged[i] !== null && r.verified[i] !== null,
+  labelled: (r, i) => r.good[i] > 0 || r.bad[i] > 0 || r.abstained[i].length > 0,
 };
 
 /** Return a test of the step for "12" or "3-9". */
@@ -35,6 +37,13 @@ function stepTest(text) {
 
 const groupKey = (r, i) => `${r.file[i]}|${r.draw[i]}|${r.task[i]}`;
 
+/** Return the keys of the groups in which an experience was shown. */
+function groupsWith(run, id) {
+  const r = run.rows, groups = new Set();
+  for (let i = 0; i < run.count; i++) if (r.kind[i] === "step" && r.experience[i].includes(id)) groups.add(groupKey(r, i));
+  return groups;
+}
+
 /** Tests that need to look at the whole run first: (run, value) → (i) → whether the row passes. */
 const WIDE = {
   task: (run, text) => { // an id, or part of an id or of a query
@@ -43,9 +52,12 @@ const WIDE = {
     return (i) => known.has(run.rows.task[i]);
   },
   beside: (run, id) => { // the unguided rollouts of the groups in which an experience was shown
-    const r = run.rows, groups = new Set();
-    for (let i = 0; i < run.count; i++) if (r.kind[i] === "step" && r.experience[i].includes(id)) groups.add(groupKey(r, i));
-    return (i) => !r.experience[i].length && groups.has(groupKey(r, i));
+    const groups = groupsWith(run, id);
+    return (i) => !run.rows.experience[i].length && groups.has(groupKey(run.rows, i));
+  },
+  compared: (run, id) => { // those, and the ones that it was shown in
+    const groups = groupsWith(run, id), r = run.rows;
+    return (i) => groups.has(groupKey(r, i)) && (!r.experience[i].length || r.experience[i].includes(id));
   },
   replayed: (run, pair) => { // "1,-1": those with a turn that the judge labelled GOOD and replay BAD; "any": all
     const cells = (run.overview.replayed[0]?.table || []).filter((c) => pair === "any" || pair === `${c.judge},${c.replay}`);
@@ -53,7 +65,7 @@ const WIDE = {
     return (i) => places.has(`${run.files[run.rows.file[i]].name}|${run.rows.row[i]}`);
   },
 };
-const EXTRA = ["experience", "beside", "reason", "broken", "agrees", "differs", "judged", "replayed", "draw", "file"];
+const EXTRA = ["experience", "beside", "compared", "reason", "broken", "agrees", "differs", "judged", "checked", "labelled", "replayed", "draw", "file"];
 
 /** Return the numbers of the rows that pass the filters of an address; found: {file: Set of rows} of a text search. */
 function select(run, params, found = null) {

@@ -126,8 +126,8 @@ async function experiencePage(params) {
       { name: "uses", n: true, sort: (e) => e.t.all, cell: (e) => link("rollouts", { run: run.place, experience: e.id }, number(e.t.all)) },
       { name: "success with, %", n: true, sort: (e) => (e.t.all ? e.t.won / e.t.all : null), cell: (e) => link("rollouts", { run: run.place, experience: e.id, success: 1 }, e.t.all ? percent(e.t.won / e.t.all) : "–") },
       { name: "without, %", n: true, sort: (e) => e.without, cell: (e) => (e.without === null ? "–" : link("rollouts", { run: run.place, beside: e.id }, percent(e.without))) },
-      { name: "difference", n: true, sort: gain, cell: (e) => { const g = gain(e); return g === null ? "–" : el("span", { class: g < 0 ? "bad" : "good" }, `${g < 0 ? "−" : "+"}${percent(Math.abs(g))}`); } },
-      { name: "counted by the pool", n: true, cell: (e) => (e.gone || !e.uses ? "–" : `${e.wins}/${e.uses}, expected ${short(e.expected)}`) },
+      { name: "difference", n: true, sort: gain, cell: (e) => { const g = gain(e); return g === null ? "–" : link("rollouts", { run: run.place, compared: e.id }, el("span", { class: g < 0 ? "bad" : "good" }, `${g < 0 ? "−" : "+"}${percent(Math.abs(g))}`)); } },
+      { name: "counted by the pool", n: true, cell: (e) => (e.gone || !e.uses ? "–" : link("rollouts", { run: run.place, experience: e.id }, `${e.wins}/${e.uses}, expected ${short(e.expected)}`)) },
     ], shown, { sort: 3 }) : el("p", null, "There is no experience."),
   ];
 }
@@ -168,7 +168,7 @@ async function judgePage(params) {
       { name: "reason", t: true, cell: ([reason]) => brief(reason, 300) },
       { name: "rollouts", n: true, sort: ([, t]) => t.all, cell: ([reason, t]) => link("rollouts", { ...here, reason }, number(t.all)) },
     ], [...reasons], { sort: 1 })] : null,
-    judged.length ? [el("h2", null, "Outcomes scored by a language model"), el("p", null, link("rollouts", { ...here, judged: 1 }, `${number(judged.length)} judged`), checked.length ? [`, of which the verifier checked ${number(checked.length)}: it agrees with `, link("rollouts", { ...here, agrees: 1 }, `${percent(1 - differ.length / checked.length)}%`), ", ", link("rollouts", { ...here, differs: 1 }, `${number(differ.length)} differ`)] : "")] : null,
+    judged.length ? [el("h2", null, "Outcomes scored by a language model"), el("p", null, link("rollouts", { ...here, judged: 1 }, `${number(judged.length)} judged`), checked.length ? [", of which the verifier checked ", link("rollouts", { ...here, checked: 1 }, number(checked.length)), ": it agrees with ", link("rollouts", { ...here, agrees: 1 }, `${percent(1 - differ.length / checked.length)}%`), ", ", link("rollouts", { ...here, differs: 1 }, `${number(differ.length)} differ`)] : "")] : null,
     ...agreement(run, replay),
     costTable(run) ? [el("h2", null, "Cost"), costTable(run)] : null,
   ].flat();
@@ -179,7 +179,7 @@ function agreement(run, replay) {
   if (!replay) return [];
   const names = { 1: "GOOD", "-1": "BAD", 0: "abstains" };
   return [el("h2", null, "Agreement with replay"),
-    el("p", null, link("rollouts", { run: run.place, replayed: "any" }, `${number(replay.rollouts)} rollouts`), ` were replayed. Of ${number(replay.both)} turns that both labelled, ${percent(replay.both ? replay.agreed / replay.both : null)}% have equal labels.`),
+    el("p", null, link("rollouts", { run: run.place, replayed: "any" }, `${number(replay.rollouts)} rollouts`), " were replayed. Of ", link("rollouts", { run: run.place, replayed: "any" }, `${number(replay.both)} turns`), " that both labelled, ", link("rollouts", { run: run.place, replayed: "any" }, `${percent(replay.both ? replay.agreed / replay.both : null)}%`), " have equal labels."),
     table([{ name: "judge", cell: (c) => names[c.judge] }, { name: "replay", cell: (c) => names[c.replay] }, { name: "turns", n: true, cell: (c) => link("rollouts", { run: run.place, replayed: `${c.judge},${c.replay}` }, number(c.turns)) },
       { name: "for example", cell: (c) => c.rollouts.slice(0, 5).map(([file, row]) => { const f = run.files.findIndex((x) => x.name === file); return f < 0 ? "" : [link("rollout", { run: run.place, file: f, row }, `${file.split(".")[0]} #${row}`), " "]; }) }], replay.table)];
 }
