@@ -208,7 +208,12 @@ def problems(key: str, name: str, args: Mapping[str, Any]) -> list[str]:
             f"config.{key}.name={name!r} lacks {', '.join(lacking)}: subclass {kind.protocol.replace(':', '.')} and"
             " define what is missing"
         ]
-    needed = [n for n in positional(target) if parameters(target)[n].default is inspect.Parameter.empty]
+    takes_parts = {
+        n: p for n, p in parameters(target).items() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+    }
+    needed = [n for n, p in takes_parts.items() if p.default is p.empty]
+    if not kind.methods and not takes_parts:
+        found.append(f"it takes nothing of what the run provides: {', '.join(kind.provides)}")
     if strange := [n for n in needed if n not in kind.provides]:
         found.append(
             f"{', '.join(strange)} cannot be provided; the run provides {', '.join(kind.provides)}, and what the "

@@ -100,6 +100,13 @@ def test_parts_that_no_run_has_and_methods_that_are_missing_are_named():
         del Wanting.explore
 
 
+@pytest.mark.parametrize(
+    "name, words", [("os:getcwd", "it takes nothing of what the run provides"), ("math:sqrt", "x cannot be provided")]
+)
+def test_a_function_that_is_no_estimator_is_refused(name, words):
+    assert words in plugs.problems("advantage", name, {})[0]
+
+
 def test_a_parameter_before_the_star_and_one_without_a_type_are_explained():
     assert "floor is positional: put it after `*`" in problem("starless", {"floor": 1.0})
     assert "floor='abc' must be of type float" in problem("unannotated", {"floor": "abc"})
