@@ -57,8 +57,8 @@ def problems(config: Any, mode: str) -> Iterator[str]:
             " config.engine.vllm.python (an interpreter with vLLM, to start them)"
         )
     for url in v.urls:
-        if problem := url_problem(url):
-            yield f"config.engine.vllm.urls: {'a url' if '@' in url else repr(url)} {problem}"
+        if problem := url_problem(url, "http://127.0.0.1:8000"):
+            yield f"config.engine.vllm.urls: {'a URL' if '@' in url else repr(url)} {problem}"
     if v.python and shutil.which(v.python) is None:
         yield f"config.engine.vllm.python={v.python} is not an executable"
     if v.key and not os.environ.get(v.key):

@@ -600,15 +600,15 @@ def _redacted(text: str, key: str) -> str:
     return text.replace(value, f"<{key}>") if value else text
 
 
-def url_problem(url: str) -> str:
-    """Return what is wrong with a server's url, "" if nothing is."""
+def url_problem(url: str, example: str = "http://127.0.0.1:8000/v1") -> str:
+    """Return what is wrong with a server's URL, "" if nothing is."""
     try:
         parts = urlsplit(url)
         parts.port  # noqa: B018 (raises ValueError if it is none)
     except ValueError as error:
-        return f"is not a url ({error})"
+        return f"is not a URL such as {example} ({error})"
     if parts.username or parts.password:
         return "contains a user name or a password; put the key into an environment variable"
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        return "is not a url such as http://127.0.0.1:8000/v1"
+        return f"is not a URL such as {example}"
     return ""

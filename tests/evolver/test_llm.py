@@ -448,7 +448,7 @@ class TestProblems:
     def test_urls(self):
         assert not url_problem("http://127.0.0.1:8000/v1") and not url_problem("https://a.example/v1")
         assert "password" in url_problem("http://me:secret@a.example/v1")
-        assert "not a url" in url_problem("localhost:8000") and "not a url" in url_problem("")
+        assert "not a URL" in url_problem("localhost:8000") and "not a URL" in url_problem("")
 
 
 class TestLedger:

@@ -398,7 +398,7 @@ class TestRuns:
 @pytest.mark.parametrize(
     "words,expected",
     [
-        (["--config.llm.url=Policy"], "'Policy' is not a url"),
+        (["--config.llm.url=Policy"], "'Policy' is not a URL"),
         (["--config.llm.url=policy:first"], "nor one of policy, policy:initial"),
         (["--config.llm.url="], "with its /v1, or policy"),
         (["--config.navigating.enabled=True", "--config.navigating.embedder.name=endpoint"], "makes no embeddings"),

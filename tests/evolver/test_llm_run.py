@@ -184,7 +184,7 @@ def test_dead_servers_unknown_models_and_wrong_keys_are_reported_before_anything
     "words,expected",
     [
         (["--config.llm.url="], "config.llm.url is empty and step_judge needs it"),
-        (["--config.llm.url=localhost"], "is not a url"),
+        (["--config.llm.url=localhost"], "is not a URL"),
         (["--config.llm.url=http://me:secret@a.example/v1"], "contains a user name or a password"),
         (["--config.llm.model="], "name a model"),
         (["--config.llm.step_judge.extra=[1]"], "must be a JSON object"),
