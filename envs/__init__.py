@@ -26,14 +26,20 @@ def make(name: str, **kwargs: Any) -> World:
 
     Raises ValueError for an unknown name or argument and ModuleNotFoundError for an unknown module.
     """
+    world = world_class(name)
+    try:
+        inspect.signature(world).bind(**kwargs)
+    except TypeError as error:
+        raise ValueError(f"world {name}: {error}") from None
+    return world(**kwargs)
+
+
+def world_class(name: str) -> type[World]:
+    """Return the class of a world, or the function that makes it, by its name. Raises what `make` raises."""
     module, _, attribute = WORLDS.get(name, name).partition(":")
     if not attribute:
         raise ValueError(f"there is no world {name!r}; there are {', '.join(WORLDS)}, and my_module:MyEnv")
     world = getattr(importlib.import_module(module), attribute, None)
     if world is None:
         raise ValueError(f"module {module} has no {attribute}")
-    try:
-        inspect.signature(world).bind(**kwargs)
-    except TypeError as error:
-        raise ValueError(f"world {name}: {error}") from None
-    return world(**kwargs)
+    return world

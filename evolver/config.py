@@ -404,10 +404,21 @@ def world_problems(config: Any, mode: str) -> Iterator[str]:
             except (OSError, ValueError) as error:
                 yield f"config.{name}: {error}"
     if config.env.mode == "inprocess":  # a check starts no workers and asks no service
-        from envs import make
+        from envs import make, world_class
 
         args = config.env.args.to_dict()
         try:
+            taken = plugs.parameters(world_class(config.env.name))
+            wrong = [
+                f"config.env.args.{name}={value!r} {why}"
+                for name, value in args.items()
+                if name in taken
+                and value != taken[name].default
+                and (why := plugs.misfit(value, taken[name].annotation))
+            ]
+            if wrong:
+                yield from wrong
+                return
             world = make(config.env.name, **args)
         except (Exception, SystemExit) as error:  # an adapter may raise anything, and its message is for the user
             given = f" with config.env.args={args}" if args else ""

@@ -101,7 +101,7 @@ def test_a_value_out_of_bounds_is_one_message_with_its_key_and_bounds(tiny, over
         (["log.tags=(1,)"], "config.log.tags must be made of texts"),
         (["hosts.count=2", "hosts.coordinator=a:999999"], "needs config.hosts.coordinator=host:port"),
         (["env.name=envs.world:World"], "its class does not define a method that a world needs"),
-        (["env.name=travel", "env.args.n_dev=abc"], "config.env.args={'n_dev': 'abc'}"),
+        (["env.name=travel", "env.args.n_dev=abc"], "config.env.args.n_dev='abc' must be of type int"),
         (["navigating.enabled=True", "navigating.pool=README.md"], "there is no such directory"),
     ],
 )
