@@ -168,7 +168,7 @@ def test_every_number_of_a_table_leads_to_what_is_behind_it(page, tmp_path):
         .filter((cell) => /[1-9]/.test(cell.textContent) && !cell.querySelector('a'))
         .map((cell) => cell.closest('table').querySelectorAll('th')[cell.cellIndex].innerText)"""
     with served(folder) as server:
-        for address in ("#/overview", "#/tasks", "#/experience", "#/judge"):
+        for address in ("#/overview", "#/rollouts", "#/groups", "#/tasks", "#/experience", "#/judge"):
             text = visit(page, server.url + address)
             assert {name.split()[0].lower() for name in page.run(plain)} <= {"difficulty", "level"}, address
             for link in set(page.run("[...document.querySelectorAll('td.n a')].map((a) => a.getAttribute('href'))")):
@@ -178,6 +178,23 @@ def test_every_number_of_a_table_leads_to_what_is_behind_it(page, tmp_path):
         shown = visit(page, f"{server.url}#/rollouts?compared=exp/1")
         assert "12 of 16" in shown  # six that it was shown in, and six beside them
         assert "14 of 16" in visit(page, f"{server.url}#/rollouts?kind=step&labelled=1")
+        group, rollout, _ = deep(page, server.url)
+        visit(page, server.url + group)
+        marks = page.run("[...document.querySelectorAll('.cell a')].map((a) => a.getAttribute('href'))")
+        assert len(marks) == 4 and set(marks) >= {rollout}  # two rollouts of two turns: the tokens of an advantage
+        assert "undefined" not in visit(page, server.url + rollout)
+
+
+def test_a_group_and_a_rollout_wait_for_their_file_only(page, tmp_path, monkeypatch):
+    monkeypatch.setattr("experiments.view.runs.PART", 1)  # every file is a part
+    with served(a_run(tmp_path / "run")) as server:
+        for address in (
+            "#/rollout?run=0&file=4&row=1",
+            "#/group?run=0&file=4&draw=1&task=" + urllib.parse.quote(BAD[:-1]),
+        ):
+            page.open("about:blank")
+            assert "advantage" in visit(page, server.url + address)
+            assert page.run("view.runs[0].pending") > 0
 
 
 def test_a_bundle_shows_the_same_from_the_disk_and_asks_no_server(page, tmp_path):
@@ -241,10 +258,9 @@ def test_everything_can_be_reached_and_seen_with_the_keyboard(page, tmp_path):
         visit(page, server.url + rollout)
         row = "new URLSearchParams(location.hash.split('?')[1]).get('row')"
         assert page.run(row) == "0"
-        page.press("j")
-        page.until(f"{row} === '1' && {SHOWN}")
-        page.press("k")
-        page.until(f"{row} === '0' && {SHOWN}")
+        for key, wanted, words in (("j", "1", "(2 of 2)"), ("k", "0", "(1 of 2)")):
+            page.press(key)  # the address changes before the page does
+            page.until(f"{row} === '{wanted}' && document.getElementById('main').textContent.includes('{words}')")
         page.run("document.querySelector('.tokens .k').focus()")
         assert page.run("document.getElementById('token').textContent").startswith("id 5 · token 0 of turn 1")
         page.press("Tab")

@@ -203,6 +203,11 @@ class Run {
     while (await this.loadPart());
   }
 
+  /** Fetch what is new of the index, and what is older until file number `wanted` is here. */
+  async loadFile(wanted) {
+    while (await this.loadPart() && !this.files[wanted]);
+  }
+
   add(file, number) {
     const rows = this.rows;
     for (const [name, values] of Object.entries(file.columns)) {

@@ -178,12 +178,19 @@ function outcome(run, i) {
 }
 
 const toRollout = (run, i, ...words) => link("rollout", { run: run.place, file: run.rows.file[i], row: run.rows.row[i] }, words);
+
+/** Return a link to the rollouts of the same file: "12", "held-out 20", "eval". */
+function toStep(run, i) {
+  const kind = run.rows.kind[i], step = run.rows.step[i], words = step === null ? [] : [short(step)];
+  return link("rollouts", { run: run.place, kind, step }, (kind === "step" ? words : [kind.replace("_", "-"), ...words]).join(" "));
+}
+
 const groupOf = (run, i) => ({ run: run.place, file: run.rows.file[i], task: run.rows.task[i], draw: run.rows.draw[i] ?? "" });
 
 async function rolloutsPage(params) {
   const { run, picked, note } = await chosenRows(params), r = run.rows;
   const columns = [
-    { name: "step", n: true, sort: (i) => r.step[i], cell: (i) => (r.kind[i] === "step" ? short(r.step[i]) : [r.kind[i].replace("_", "-"), " ", r.step[i] ?? ""]) },
+    { name: "step", n: true, sort: (i) => r.step[i], cell: (i) => toStep(run, i) },
     { name: "rollout", n: true, sort: (i) => r.rollout[i], cell: (i) => toRollout(run, i, `#${r.rollout[i]}`) },
     { name: "task", t: true, sort: (i) => r.task[i], cell: (i) => [link("group", groupOf(run, i), brief(run.queries[r.task[i]] || r.task[i], 110))] },
     { name: "level", n: true, sort: (i) => r.difficulty[i], cell: (i) => short(r.difficulty[i]) },
@@ -191,10 +198,10 @@ async function rolloutsPage(params) {
     { name: "ended by", sort: (i) => r.stop[i], cell: (i) => r.stop[i] },
     { name: "fate", sort: (i) => r.fate[i], cell: (i) => r.fate[i] },
     { name: "guided", sort: (i) => r.experience[i].length, cell: (i) => (r.experience[i].length ? "guided" : "") },
-    { name: "turns", n: true, sort: (i) => r.turns[i], cell: (i) => r.turns[i] },
-    { name: "tokens", n: true, sort: (i) => r.tokens[i], cell: (i) => number(r.tokens[i]) },
-    { name: "labels", n: true, sort: (i) => r.good[i] - r.bad[i], cell: (i) => (r.kind[i] !== "step" ? "–" : [el("span", { class: "good" }, `+${r.good[i]}`), " ", el("span", { class: "bad" }, `−${r.bad[i]}`)]) },
-    { name: "advantage", n: true, sort: (i) => r.advantage[i], cell: (i) => (r.advantage[i] === null || r.kind[i] !== "step" ? "–" : r.advantage[i].toFixed(3)) },
+    { name: "turns", n: true, sort: (i) => r.turns[i], cell: (i) => toRollout(run, i, short(r.turns[i])) },
+    { name: "tokens", n: true, sort: (i) => r.tokens[i], cell: (i) => toRollout(run, i, number(r.tokens[i])) },
+    { name: "labels", n: true, sort: (i) => r.good[i] - r.bad[i], cell: (i) => (r.kind[i] !== "step" ? "–" : toRollout(run, i, el("span", { class: "good" }, `+${r.good[i]}`), " ", el("span", { class: "bad" }, `−${r.bad[i]}`))) },
+    { name: "advantage", n: true, sort: (i) => r.advantage[i], cell: (i) => (r.advantage[i] === null || r.kind[i] !== "step" ? "–" : toRollout(run, i, r.advantage[i].toFixed(3))) },
   ];
   const won = picked.filter((i) => r.success[i]).length;
   return [
@@ -220,7 +227,7 @@ async function groupsPage(params) {
   const spread = (list) => { const m = mean(list, "score"); return Math.sqrt(list.reduce((s, i) => s + ((r.score[i] || 0) - m) ** 2, 0) / list.length); };
   const part = (g, list, more) => (list.length ? link("rollouts", { ...groupOf(run, g.first), ...more }, `${list.filter((i) => r.success[i]).length}/${list.length}`) : "–");
   const columns = [
-    { name: "step", n: true, sort: (g) => r.step[g.first], cell: (g) => [r.kind[g.first] === "step" ? "" : `${r.kind[g.first].replace("_", "-")} `, r.step[g.first] ?? ""] },
+    { name: "step", n: true, sort: (g) => r.step[g.first], cell: (g) => toStep(run, g.first) },
     { name: "task", t: true, sort: (g) => r.task[g.first], cell: (g) => link("group", groupOf(run, g.first), brief(run.queries[r.task[g.first]] || r.task[g.first], 130)) },
     { name: "origin", sort: (g) => r.origin[g.first], cell: (g) => r.origin[g.first] },
     { name: "level", n: true, sort: (g) => r.difficulty[g.first], cell: (g) => short(r.difficulty[g.first]) },
@@ -230,7 +237,7 @@ async function groupsPage(params) {
     { name: "mean score", n: true, sort: (g) => mean(g.all, "score"), cell: (g) => link("group", groupOf(run, g.first), short(mean(g.all, "score"))) },
     { name: "sd of scores", n: true, sort: (g) => spread(g.all), cell: (g) => link("group", groupOf(run, g.first), short(spread(g.all))) },
     { name: "trained", n: true, sort: (g) => g.all.filter((i) => r.fate[i] === "trained").length, cell: (g) => link("rollouts", { ...groupOf(run, g.first), fate: "trained" }, g.all.filter((i) => r.fate[i] === "trained").length) },
-    { name: "turns", n: true, sort: (g) => mean(g.all, "turns"), cell: (g) => short(mean(g.all, "turns")) },
+    { name: "turns", n: true, sort: (g) => mean(g.all, "turns"), cell: (g) => link("group", groupOf(run, g.first), short(mean(g.all, "turns"))) },
   ];
   return [
     el("h1", null, `Groups of ${run.name}`), filters("groups", run, params),
@@ -276,7 +283,7 @@ function observations(turn) {
 
 async function groupPage(params) {
   const run = chosen(params);
-  const [pool] = await Promise.all([once(`run/${run.place}/experience`), run.loadRows()]);
+  const [pool] = await Promise.all([once(`run/${run.place}/experience`), run.loadFile(params.file)]);
   const members = select(run, { file: params.file, task: params.task, draw: params.draw });
   if (!members.length) throw new Error("no rollout of this run belongs to this group; the run may have been resumed");
   const found = (await Promise.all(members.map((i) => run.record(i)))).map((f) => f.record), r = run.rows, first = members[0];
@@ -292,10 +299,10 @@ async function groupPage(params) {
   }
   const turns = Math.max(...found.map((f) => f.turns.length));
   for (let k = 0; k < turns; k++) {
-    for (const record of found) {
+    for (const [j, record] of found.entries()) {
       const turn = record.turns[k];
       grid.append(turn ? el("div", { class: `cell ${turn.label === 1 ? "up" : turn.label === -1 ? "down" : ""}` },
-        el("div", null, el("span", { class: "soft" }, `turn ${k + 1} `), advantageMark(turn.advantage, scale)), block(turn.action, 700), verdict(turn), observations(turn)) : el("div"));
+        el("div", null, el("span", { class: "soft" }, `turn ${k + 1} `), toRollout(run, members[j], advantageMark(turn.advantage, scale))), block(turn.action, 700), verdict(turn), observations(turn)) : el("div"));
     }
   }
   const step = r.step[first];
@@ -347,7 +354,7 @@ const TOKENS = 3000; // tokens of one turn that are drawn at once
 
 async function rolloutPage(params) {
   const run = chosen(params);
-  const [pool] = await Promise.all([once(`run/${run.place}/experience`), run.loadRows()]);
+  const [pool] = await Promise.all([once(`run/${run.place}/experience`), run.loadFile(params.file)]);
   const r = run.rows, members0 = select(run, { file: params.file });
   const i = members0.find((k) => String(r.row[k]) === params.row);
   if (i === undefined) throw new Error("there is no such rollout; the run may have been resumed");
@@ -403,7 +410,7 @@ function turnBox(turn, tokens, k, colouring, most, pieces, said) {
   const before = el("details", null, el("summary", null, turn.continues ? `${number(prompt.length)} new tokens of the prompt (results of the last turn)` : `prompt, ${number(prompt.length)} tokens`));
   before.addEventListener("toggle", () => { if (before.open && before.childElementCount === 1) before.append(list(prompt)); });
   return el("section", { class: "turn", "aria-label": `turn ${k + 1}` },
-    el("div", null, el("b", null, `Turn ${k + 1} `), el("span", { class: "badge" }, `advantage ${signed(turn.advantage)}`), el("span", { class: "soft" }, `${number(tokens.length)} tokens, weights of step ${turn.version}, ${turn.stop}`)),
+    el("div", null, el("b", null, `Turn ${k + 1} `), el("span", { class: "badge" }, `advantage ${signed(turn.advantage)}`), el("span", { class: "soft" }, [`${number(tokens.length)} tokens`, turn.version === undefined ? [] : `weights of step ${turn.version}`, turn.stop ?? []].flat().join(", "))),
     before, tokens.length ? list(tokens) : block(turn.action), verdict(turn), observations(turn));
 }
 
