@@ -408,16 +408,8 @@ def world_problems(config: Any, mode: str) -> Iterator[str]:
 
         args = config.env.args.to_dict()
         try:
-            taken = plugs.parameters(world_class(config.env.name))
-            wrong = [
-                f"config.env.args.{name}={value!r} {why}"
-                for name, value in args.items()
-                if name in taken
-                and value != taken[name].default
-                and (why := plugs.misfit(value, taken[name].annotation))
-            ]
-            if wrong:
-                yield from wrong
+            if wrong := plugs.misfits(world_class(config.env.name), args):
+                yield from (f"config.env.args.{name}={args[name]!r} {why}" for name, why in wrong.items())
                 return
             world = make(config.env.name, **args)
         except (Exception, SystemExit) as error:  # an adapter may raise anything, and its message is for the user

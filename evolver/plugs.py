@@ -283,6 +283,12 @@ def misfit(value: Any, annotation: Any) -> str:
     return ""
 
 
+def misfits(target: Callable[..., Any], values: Mapping[str, Any]) -> dict[str, str]:
+    """Return {name: why} for the arguments that fit neither their annotation nor equal their default."""
+    taken = {name: p for name, p in parameters(target).items() if name in values and values[name] != p.default}
+    return {name: why for name, p in taken.items() if (why := misfit(values[name], p.annotation))}
+
+
 def outside(value: Any, bound: Any) -> str:
     """Return why a number is outside a bound of `annotated_types`, "" if it is not."""
     rules = {"ge": (">=", lambda b: value >= b), "gt": (">", lambda b: value > b)}

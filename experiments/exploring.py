@@ -23,10 +23,12 @@ of two queries; the number of sequences of goals ("templates").
 from __future__ import annotations
 
 import argparse
+import inspect
 import itertools
 import json
 import random
 import re
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -35,6 +37,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from envs import world_class
 from envs.probed import probed
 from envs.process import Deadlines
 from envs.profile import tools_of
@@ -42,7 +45,8 @@ from envs.remote import RemoteWorld
 from envs.source import Source
 from envs.toolcalls import Call, call_text, parse
 from envs.travel import Travel
-from envs.world import Task, World
+from envs.world import Task, World, WorldError
+from evolver import plugs
 from evolver.llm.client import Chat, Limits, Role
 from evolver.questioning import EXPLORERS, WORDS, Explorer, TaskPool
 from evolver.questioning.curiosity import Curiosity
@@ -340,23 +344,71 @@ def _row(world: str, runs: list[dict[str, Any]]) -> list[str]:
     ]
 
 
-def run(args: argparse.Namespace) -> str:
-    """Measure what is missing in `args.out`, and return the table of all worlds and means that were asked for."""
+def problems(args: argparse.Namespace) -> list[str]:
+    """Return what is wrong with the arguments, world by world and explorer by explorer. No world is started."""
+    found = []
+    for option, known in (("kwargs", args.worlds), ("python", args.worlds), ("options", EXPLORERS)):
+        given = getattr(args, option)
+        found += [f"--{option} {name}: choose {', '.join(known)}" for name in given if name not in known]
+    if not args.url and any("llm" in by or "model" in by for by in args.by):
+        found.append("--by with llm or model needs --url, the address of a server")
+    for name, text in args.options.items():
+        if name in EXPLORERS and (values := _object(f"--options {name}", text, found)) is not None:
+            found += [f"--options {name}: {why}" for why in plugs.problems("questioning.explorer", name, values)]
+    for world in args.worlds:
+        values = _object(f"--kwargs {world}", args.kwargs.get(world, "{}"), found)
+        if values is None or world in args.python:  # another interpreter has the packages
+            continue
+        try:
+            target = world_class(ALIASES.get(world, world))
+            inspect.signature(target).bind(**values)
+        except (ValueError, ImportError, TypeError) as error:
+            found.append(f"--worlds {world}: {error}")
+            continue
+        wrong = plugs.misfits(target, values)
+        found += [f"--kwargs {world}: {key}={values[key]!r} {why}" for key, why in wrong.items()]
+    return found
+
+
+def _object(name: str, text: str, found: list[str]) -> dict[str, Any] | None:
+    """Return a JSON object; None if the text is none, which is added to `found`."""
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        value = error
+    if not isinstance(value, dict):
+        found.append(f"{name}={text} is no JSON object, such as {{}}")
+        return None
+    return value
+
+
+def run(args: argparse.Namespace) -> list[str]:
+    """Measure what is missing in `args.out`, and print and write the table of all worlds and means that were asked for.
+
+    A world that fails ends its own measurement only. Returns the reasons of those that failed.
+    """
     args.out.mkdir(parents=True, exist_ok=True)
     rows: dict[str, list[dict[str, Any]]] = {}
+    failed = []
     role = Role(args.url, args.model, args.key, temperature=1.0, max_tokens=args.max_tokens)
     for world, by in itertools.product(args.worlds, args.by):
         explorer, _, words = by.partition("/")
         means = Means(explorer, words, json.loads(args.options.get(explorer, "{}")), role)
         row = world if by == "curiosity/plain" else f"{world}, {by}"
         for seed in args.seeds:
-            figures = _measured(args, world, means, seed, f"{row}-{seed}")
+            try:
+                figures = _measured(args, world, means, seed, f"{row}-{seed}")
+            except (WorldError, ModuleNotFoundError) as error:
+                failed.append(f"{row}, seed {seed}: failed: {error}")
+                print(failed[-1], file=sys.stderr, flush=True)
+                continue
             rows.setdefault(row, []).append(figures)
             cells = dict(zip(HEAD.split("|"), _row(row, [figures])))
             print(f"{row}, seed {seed}: {', '.join(f'{k} {v}' for k, v in list(cells.items())[2:])}", flush=True)
-    text = table(rows)
+    text = "\n".join([table(rows), *failed])
     (args.out / "exploring.md").write_text(text, encoding="utf-8")
-    return text
+    print("\n" + text)
+    return failed
 
 
 def _measured(args: argparse.Namespace, world: str, means: Means, seed: int, name: str) -> dict[str, Any]:
@@ -388,7 +440,7 @@ class _Pairs(argparse.Action):
         setattr(namespace, self.dest, {name: value for name, _, value in pairs})
 
 
-def main(argv: Sequence[str] | None = None) -> None:
+def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     means = [f"{explorer}/{words}" for explorer in EXPLORERS for words in WORDS]
     parser.add_argument("--worlds", nargs="+", default=["travel", "bfcl"], metavar="WORLD")
@@ -407,10 +459,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--max-tokens", type=int, default=512, help="most tokens of one answer")
     parser.add_argument("--out", type=Path, default=Path("runs/exploring"))
     args = parser.parse_args(argv)
-    if not args.url and any("llm" in by or "model" in by for by in args.by):
-        parser.error("--by with llm or model needs --url, the address of a server")
-    print("\n" + run(args))
+    if found := problems(args):
+        parser.error("\n".join(["", *found]))
+    return int(bool(run(args)))
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -6,7 +6,8 @@ import re
 import pytest
 
 from envs.toolcalls import call_text, parse
-from envs.world import Task
+from envs.travel import Travel
+from envs.world import Task, WorldError
 from experiments import exploring
 from tests.evolver.chat_server import ChatServer, answer, said
 
@@ -130,3 +131,37 @@ def test_names_and_values_are_separated_by_an_equals_sign(capsys):
     with pytest.raises(SystemExit):
         exploring.main(["--python", "appworld"])
     assert "NAME=VALUE" in capsys.readouterr().err
+
+
+def test_wrong_arguments_are_listed_together_before_anything_starts(tmp_path, capsys):
+    command = [
+        "--worlds",
+        "travel",
+        "mars",
+        "--kwargs",
+        'travel={"rules": "x"}',
+        "bfcl={}",
+        "--out",
+        str(tmp_path / "o"),
+    ]
+    with pytest.raises(SystemExit) as ended:
+        exploring.main([*command, "--options", 'curiosity={"dept": 3}', "llm=[]"])
+    said = capsys.readouterr().err
+    assert ended.value.code == 2 and not (tmp_path / "o").exists()
+    for part in ("rules='x'", "there is no world 'mars'", "--kwargs bfcl", "'dept' (did you mean depth?)", "llm=[]"):
+        assert part in said, part
+
+
+class Broken(Travel):
+    """A world whose server is down."""
+
+    def reset(self, task, seed):
+        raise WorldError("the server is down")
+
+
+def test_a_world_that_fails_stops_no_other(tmp_path):
+    broken = f"{__name__}:Broken"
+    command = ["--worlds", broken, "travel", "--budget", "2", "--tasks", "16", "--seeds", "0", "--out", str(tmp_path)]
+    assert exploring.main(command) == 1
+    table = (tmp_path / "exploring.md").read_text()
+    assert f"{broken}, seed 0: failed: the server is down" in table and "| travel | 1 | 2 |" in table
