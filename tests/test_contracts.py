@@ -284,38 +284,6 @@ def test_no_file_names_a_machine_or_a_package_index():
     assert not wrong, failures(wrong)
 
 
-def documents() -> list[Path]:
-    return [p for p in files() if p.suffix == ".md"]
-
-
-def test_links_in_the_documents_resolve():
-    wrong = []
-    for path in documents():
-        text = re.sub(r"```.*?```|<!--.*?-->", "", path.read_text(encoding="utf-8"), flags=re.DOTALL)
-        for target in re.findall(r"\]\(([^)\s]+)\)|<img[^>]*src=\"([^\"]+)\"", text):
-            target = "".join(target)
-            if re.match(r"[a-z]+:", target) or target.startswith("#"):
-                continue
-            if not (path.parent / target.split("#")[0]).exists():
-                wrong.append(f"{name_of(path)} -> {target}")
-    assert not wrong, failures(wrong)
-
-
-def test_commands_in_the_documents_exist():
-    targets = set(re.findall(r"^([a-z][a-z-]*):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
-    wrong = []
-    for path in [*documents(), *python_files("configs"), ROOT / ".ci" / "run"]:
-        text = path.read_text(encoding="utf-8")
-        code = re.findall(r"`([^`\n]+)`|^(?: {4}|\t)?(?:\$ )?((?:make|python) .*)$", text, flags=re.MULTILINE)
-        for command in ("".join(pair) for pair in code):
-            words = command.split()
-            unknown = words[:1] == ["make"] and len(words) > 1 and words[1] not in targets and "=" not in words[1]
-            scripts = re.findall(r"(?:^python |--config=)([\w/]+\.py)", command)
-            if unknown or not all((ROOT / script).exists() for script in scripts):
-                wrong.append(f"{name_of(path)}: {command}")
-    assert not wrong, failures(wrong)
-
-
 def test_requirements_say_who_needs_them():
     for path in [ROOT / "requirements.txt", *sorted((ROOT / "requirements").glob("*.txt"))]:
         assert path.read_text().startswith("# "), name_of(path)
