@@ -60,7 +60,8 @@ def study_from(args: argparse.Namespace) -> tuple[Study, list[str]]:
     names = list(TABLES) if args.tables == ["all"] else args.tables
     if args.tables == ["all"] and args.cells:
         names = [name for name in names if _has(name, args.cells)]
-    return study_of(names, scale=args.scale, seeds=seeds, cells=args.cells, models=models), names
+    starts = not (args.dry_run or args.only_report)
+    return study_of(names, scale=args.scale, seeds=seeds, cells=args.cells, models=models, starts=starts), names
 
 
 def _has(table: str, patterns: Sequence[str]) -> bool:

@@ -56,11 +56,13 @@ class Study:
     """The runs of some cells at one scale.
 
     models: {size: checkpoint, or "URL,NAME,TOKENIZER" of a server that already has the model}, for the full scale.
+    starts: False if nothing will be run, so that servers need not be known.
     """
 
     scale: str
     seeds: Sequence[int] = (0,)
     models: Mapping[str, str] = field(default_factory=dict)
+    starts: bool = True
     runs: dict[str, Run] = field(default_factory=dict)  # by name, in an order in which they can be run
     users: dict[str, list[str]] = field(default_factory=dict)  # name of a run -> "TABLE:CELL" of the cells that need it
     sources: dict[tuple[str, str, int], Source] = field(default_factory=dict)  # (table, cell, seed) -> its scores
@@ -138,8 +140,8 @@ class Study:
     def _base(self, size: str, world: str) -> tuple[str, list[str]]:
         """Return (the policy before training, the runs that make it)."""
         if not self.tiny:
-            model = self.models.get(size) or MODELS.get(size)
-            if not model:
+            model = self.models.get(size) or MODELS.get(size, "")
+            if not model and self.starts:
                 raise StudyError(
                     f"{size} is only evaluated, on a server that already has it: give --models"
                     f" {size}=URL,NAME,TOKENIZER, or choose other cells with --cells"
@@ -211,9 +213,10 @@ def study_of(
     seeds: Sequence[int] = (0,),
     cells: Sequence[str] = (),
     models: Mapping[str, str] | None = None,
+    starts: bool = True,
 ) -> Study:
     """Return the study of some tables. Raises StudyError with everything that is wrong."""
-    study, found = Study(scale, seeds, models or {}), []
+    study, found = Study(scale, seeds, models or {}, starts), []
     for table in tables:
         try:
             for name, cell in chosen(table, cells).items():

@@ -71,6 +71,13 @@ def test_a_table_has_ours_beside_the_published_numbers_and_the_paired_orderings(
     capsys.readouterr()
 
 
+def test_a_server_is_asked_for_only_where_something_is_run(tmp_path, capsys):
+    cell = ["figure1", "--cells=32b,appworld", f"--workdir={tmp_path}"]
+    assert paper.main([*cell, "--only-report"]) == 0 and (tmp_path / "tables/figure1.md").exists()
+    assert paper.main([*cell, "--dry-run"]) == 0 and "eval-32b-appworld" in capsys.readouterr().out
+    assert paper.main(cell) == 2 and "give --models 32b=URL,NAME,TOKENIZER" in capsys.readouterr().err
+
+
 def test_full_scale_has_the_difference_to_the_published_number(finished):
     study = study_of(["figure16"], scale="full", seeds=[0, 1])
     for seed in (0, 1):
