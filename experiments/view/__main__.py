@@ -4,7 +4,7 @@
     python -m experiments.view runs/a runs/b                          # curves of several runs in one plot
     python -m experiments.view runs/quickstart --bundle shared-run    # static files that open without a server
     python -m experiments.view runs/quickstart --text                 # a table of groups in the terminal
-    python -m experiments.view runs/quickstart --text --task "window seat" --step 3
+    python -m experiments.view runs/quickstart --text --task "seat window" --step 3
     python -m experiments.view runs/judged --replay 200               # does the judge of turns agree with replay?
 
 A run that is going on is followed. docs/view.md describes the pages.
