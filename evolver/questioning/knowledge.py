@@ -55,6 +55,7 @@ class Knowledge:
         self.answered: Table = {}  # operation -> form of its answer in prose -> like `effects`
         self.first: dict[str, dict[str, list[Any]]] = {}  # operation -> call -> [start, its answer there, arguments]
         self.worlds: dict[str, list[int]] = {}  # operation -> same call at two starts: [answers differ, all]
+        self.witnesses: dict[str, list[str]] = {}  # operation that changes -> operations that have shown it
         self.varies: dict[str, int] = {}  # kind -> times it differed between two identical plays
 
     def state(self) -> dict[str, Any]:

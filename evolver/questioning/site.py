@@ -29,6 +29,7 @@ _ROUNDS = 3
 FEW_PROBES = 8  # of a test of an operation, in slow worlds
 MOST_SLOW_PROBES = 12  # of a battery, in worlds whose actions are code
 _FEW_EFFECTS = 3  # operations of a walk that are tested one by one there
+_MOST_WITNESSES = 16  # operations that are tried as witnesses of a change there
 MOST_PROBES_IN_PROSE = 16  # a text describes more at once, and such worlds are slower
 
 
@@ -163,6 +164,7 @@ class Site:
         kept = [event for event in events if event.ok and not event.over]
         if self.code:
             self._test_together(kept)
+            self._seek_witnesses(kept)
             for event in events:
                 event.changes = event.ok and self.knowledge.is_change(event)
             return
@@ -242,6 +244,64 @@ class Site:
                 answers[event.key].add(self._shown(now.cells))
         self.steps += episode.steps
         return any(len(shown) > 1 for shown in answers.values())
+
+    def _seek_witnesses(self, kept: Sequence[Event]) -> None:
+        """Find operations that show what a change of the walk has changed, once for each operation that changes.
+
+        Where a world has hundreds of operations, a walk that makes a change seldom looks at it too.
+        """
+        for n, event in enumerate(kept):
+            if self.knowledge.is_change(event) and event.name not in self.knowledge.witnesses:
+                found = self._witnesses_among(self._candidates(event), _leading_to(kept[:n], event), event)
+                self.knowledge.witnesses[event.name] = [call.name for call in found]
+                tally(self.knowledge.effects, event.name, bool(found))
+
+    def _candidates(self, event: Event) -> list[Event]:
+        """Return calls with the event's own arguments that may show its change, those with names like its own first."""
+        stems = {word[:4] for word in event.name.lower().replace(".", "_").split("_")}
+        alike = lambda name: len(stems.intersection(word[:4] for word in name.lower().replace(".", "_").split("_")))  # noqa: E731
+        names = [
+            name
+            for name, operation in self.operations.items()
+            if name != event.name and name.split(".")[0] == event.name.split(".")[0]
+            if event.arguments.keys() >= set(operation.required) and not self.knowledge.changes(name)
+        ]
+        names.sort(key=lambda name: (-alike(name), not self.knowledge.reads(name)))
+        return [self._with_arguments_of(event, name) for name in names[:_MOST_WITNESSES]]
+
+    def _with_arguments_of(self, event: Event, name: str) -> Event:
+        return self._event(name, {key: event.arguments[key] for key in self.operations[name].required})
+
+    def _witnesses_among(self, candidates: Sequence[Event], before: Sequence[Event], event: Event) -> list[Event]:
+        """Return the candidates that answer alike when repeated, and differently after the event.
+
+        before: calls that lead to the event. If one of the candidates makes the event fail, as logging out does, each
+        half of them is tried on its own.
+        """
+        if not candidates:
+            return []
+        episode, renamed, shown = self.open(), {}, {}
+        ready = all(self._call_again(episode, call, renamed).ok for call in before)
+        for call in candidates if ready else ():
+            now, again = (episode.call(call.name, _renamed(call.arguments, renamed)) for _ in range(2))
+            same = now.ok and again.ok and self._shown(now.cells) == self._shown(again.cells)
+            if now.ok:
+                tally(self.knowledge.repeats, call.name, same)
+            if same:
+                shown[call.key] = self._shown(now.cells)
+        made = ready and self._call_again(episode, event, renamed).ok
+        found = []
+        for call in candidates if made else ():
+            if call.key in shown:
+                now = episode.call(call.name, _renamed(call.arguments, renamed))
+                found += [call] if now.ok and self._shown(now.cells) != shown[call.key] else []
+        self.steps += episode.steps
+        if ready and not made and len(candidates) > 1:
+            half = len(candidates) // 2
+            return [
+                c for part in (candidates[:half], candidates[half:]) for c in self._witnesses_among(part, before, event)
+            ]
+        return found
 
     def _test_refusals(self, events: Sequence[Event]) -> None:
         """Find out, for answers that look like refusals, if such a call changes anything after all."""
@@ -333,12 +393,21 @@ class Site:
             if event.ok and not event.over:
                 self.knowledge.compare(self.task.id, event)
         self._compare()
-        made = events if self.code else _before_changes(events)
+        made = [*events, *self._witnesses(events)] if self.code else _before_changes(events)
         self._offer([e for e in made if e.ok and not e.over and self.knowledge.reads(e.name)])
         for _ in range(0 if self.code else _ROUNDS):  # what some of them show is an argument of others
             self._offer(self._others())
         if not (self.slow and self.initial and [probe.event.key for probe in self.battery] == self.measured):
             self._measure()
+
+    def _witnesses(self, events: Sequence[Event]) -> list[Event]:
+        """Return the calls that show the changes of a walk, with the arguments of the changes."""
+        return [
+            self._with_arguments_of(event, name)
+            for event in events
+            for name in self.knowledge.witnesses.get(event.name, ())
+            if event.changes and name in self.operations
+        ]
 
     def _compare(self) -> None:
         """Repeat some calls of other starts here, to find out which operations answer by their arguments alone."""

@@ -23,6 +23,7 @@ from evolver.questioning.curiosity import Curiosity
 from evolver.questioning.goals import _of_rows
 from evolver.questioning.knowledge import Knowledge
 from evolver.questioning.llm import LlmExplorer
+from evolver.questioning.site import Site
 from evolver.traces import play
 from tests.evolver.chat_server import answer, said
 
@@ -196,6 +197,7 @@ class Desk(World):
 
     def reset(self, task, seed=0):
         self._notes, self._over = {app: ["pay rent", "call Ann"] for app in APPS}, False
+        self._out = set()
         return Observation([{"role": "user", "content": task.query}], [])
 
     def evaluate(self):
@@ -211,7 +213,8 @@ class Desk(World):
             made.append(self._function(f"{app}.login", f"Login to {app}.", ("username", "password")))
             made.append(self._function(f"{app}.list", f"List the entries of {app}.", ("access_token",)))
             made.append(self._function(f"{app}.add", f"Add an entry to {app}.", ("title", "access_token")))
-            made += [self._function(f"{app}.grep{n}", f"Search {app}, {n}.", ("rule",)) for n in range(17)]
+            made.append(self._function(f"{app}.logout", f"Log out of {app}.", ("access_token",)))
+            made += [self._function(f"{app}.grep{n}", f"Search {app}, {n}.", ("rule",)) for n in range(16)]
         return made
 
     def _function(self, name, description, required=(), optional=()):
@@ -243,9 +246,13 @@ class Desk(World):
         if function == "login":
             if rest != {"username": "ann@example.com", "password": f"{app[:4]}-77"} or app not in APPS[:2]:
                 raise ValueError("invalid credentials")
+            self._out.discard(app)
             return json.dumps({"access_token": f"{app}-" + "x7" * 40})
-        if function not in ("list", "add") or access_token != f"{app}-" + "x7" * 40:
+        if function not in ("list", "add", "logout") or app in self._out or access_token != f"{app}-" + "x7" * 40:
             raise ValueError("not authorized")
+        if function == "logout":
+            self._out.add(app)
+            return json.dumps({"message": "see you"})
         if function == "add":
             self._notes[app].append(title)
             return json.dumps({"entries": len(self._notes[app])})
@@ -259,6 +266,21 @@ def test_a_world_of_code_is_explored_past_its_logins():
     assert any(".login " in action for task in tasks for action in task.reference)
     assert any("after" in probe for task in tasks for probe in task.verifier["probes"])  # a change
     assert "desk.finish" not in knowledge.outcomes  # it is known to end the episode before the first walk
+
+
+def test_what_shows_a_change_is_found_although_no_walk_looked_at_it():
+    """Logging out, which the desk offers too, must not hide it."""
+    world, knowledge = Desk(), Knowledge()
+    site = Site(world.tasks("train")[0], world, knowledge, random.Random(0))
+    walk = site.open()
+    token = "diary-" + "x7" * 40
+    walk.call("desk.passwords", {})
+    walk.call("diary.login", {"username": "ann@example.com", "password": "diar-77"})
+    walk.call("diary.add", {"title": "buy milk", "access_token": token})
+    site.learn_roles(walk.events)
+    site.extend(walk.events)
+    assert knowledge.witnesses["diary.add"] == ["diary.list"]
+    assert "diary.list" in [probe.event.name for probe in site.battery]
 
 
 # --- language models as explorers of these worlds ---------------------------------------------------------------------
