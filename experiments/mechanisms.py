@@ -198,38 +198,40 @@ def table(folder: Path, runs: Mapping[str, Sequence[grid.Run]], prefix: str) -> 
 
 
 def draw(folder: Path, name: str, study: Study, runs: Mapping[str, Sequence[grid.Run]]) -> None:
-    """Write NAME.png and NAME.svg: by point, success after training (left) and how much higher than the first row's the
-    curves are in the mean over the steps."""
-    figure = compare.new_figure(10, 3.8)
-    left, right = figure.subplots(1, 2)
+    """Write NAME.png and NAME.svg: by point, success after training, and how much higher than the first row the others
+    are after equal numbers of rollouts (in the mean over the curve) and after equal wall time."""
+    figure = compare.new_figure(13, 3.8)
+    panels = figure.subplots(1, 3)
     found = {point: grid.gather(several, folder) for point, several in runs.items()}
     names = list(dict.fromkeys(row.name.rpartition(",")[2] for several in found.values() for row in several))
     for n, (label, colour) in enumerate(zip(names, compare.COLOURS)):
-        places, values, changes = [], [], []
-        for place, several in enumerate(found.values()):
-            for row in several:
-                if row.name.rpartition(",")[2] == label and (mean := compare.estimate(row.final())):
-                    shift = 0.06 * (n - len(names) / 2)
-                    places.append(place + shift)
-                    values.append(mean)
-                    if row is not several[0] and (change := higher(several[0], row)):
-                        changes.append((place + shift, change))
-        if places:
-            spread = [[v.mean - v.low for v in values], [v.high - v.mean for v in values]]
-            left.errorbar(places, [v.mean for v in values], spread, fmt="-o", color=colour, label=label, capsize=2)
-        for place, change in changes:
-            right.errorbar([place], [change.mean], [[change.mean - change.low], [change.high - change.mean]], fmt="o",
-                           color=colour, capsize=2)  # fmt: skip
-    right.axhline(0, color="black", linewidth=0.8)
-    for axes, label in (
-        (left, "held-out success after training, %"),
-        (right, "mean of the curve, points above the first row"),
-    ):
+        drawn: list[list[tuple[float, compare.Estimate | None]]] = [[], [], []]
+        for place, (point, several) in enumerate(found.items()):
+            x = place + 0.06 * (n - len(names) / 2)
+            for row in (row for row in several if row.name.rpartition(",")[2] == label):
+                drawn[0].append((x, compare.estimate(row.final())))
+                if row is not several[0]:
+                    drawn[1].append((x, higher(several[0], row)))
+                    drawn[2].append((x, at_equal_time(folder, runs[point], several[0], row)))
+        for axes, values, style in zip(panels, drawn, ("-o", "o", "o")):
+            shown = [(x, value) for x, value in values if value]
+            if shown:
+                spread = [[v.mean - v.low for _, v in shown], [v.high - v.mean for _, v in shown]]
+                places, means = [x for x, _ in shown], [v.mean for _, v in shown]
+                axes.errorbar(places, means, spread, fmt=style, color=colour, label=label, capsize=2)
+    labels = (
+        "held-out success after training, %",
+        "equal rollouts: curve above the first row's, points",
+        "equal wall time: above the first row, points",
+    )
+    for axes, label in zip(panels, labels):
         axes.set_xticks(range(len(found)), list(found))
         axes.set_xlabel(study.dial)
-        axes.set_ylabel(label)
+        axes.set_ylabel(label, fontsize=9)
+    for axes in panels[1:]:
+        axes.axhline(0, color="black", linewidth=0.8)
     if names:
-        left.legend(frameon=False, fontsize=8)
+        panels[0].legend(frameon=False, fontsize=8)
     compare.save(figure, folder / name)
 
 
