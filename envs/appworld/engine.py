@@ -14,6 +14,7 @@ import json
 import os
 import shutil
 import socket
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,7 @@ class Engine:
         self._world = AppWorld(task_id=task_id, experiment_name=_outputs(), timeout_seconds=None)
         task = self._world.task
         self._apps = [app for app in self._world.requester.apps if app != PRIVATE]
+        _forget_logouts(self._apps)
         self._task = {
             "apps": self._apps,
             "datetime": task.datetime.isoformat(),
@@ -146,10 +148,20 @@ class Engine:
 
 @functools.cache
 def _main_app(apps: tuple[str, ...]) -> Any:
-    """Return the stateless application behind the APIs. Building it takes a third of the time to open a task."""
+    """Return the application behind the APIs. Building it takes a third of the time to open a task."""
     from appworld.apps import build_main_app
 
     return build_main_app(apps)
+
+
+def _forget_logouts(apps: list[str]) -> None:
+    """Make the access tokens of logged-out users valid again. The databases belong to the task, but the package keeps
+    these tokens for the life of the process, and the next episode of the task, whose clock and random numbers are the
+    same, is given the same ones."""
+    for app in apps:
+        manager = getattr(sys.modules[f"appworld.apps.{app}.apis"], "logging_manager", None)
+        if manager is not None:
+            manager.blacklisted_tokens.clear()
 
 
 def _outputs() -> str:

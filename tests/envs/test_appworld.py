@@ -476,6 +476,20 @@ def test_calls_can_be_made_with_what_earlier_answers_showed(world):
 
 
 @real
+def test_a_logout_ends_with_its_episode(world):
+    """The tokens of two episodes of a task are equal, and the package remembers them in the process."""
+    for _ in range(2):
+        world.reset(world.tasks("train")[0])
+        email = shown(world, "supervisor.show_profile")["email"]
+        accounts = shown(world, "supervisor.show_account_passwords")
+        password = next(account["password"] for account in accounts if account["account_name"] == "todoist")
+        token = shown(world, "todoist.login", username=email, password=password)["access_token"]
+        assert shown(world, "todoist.show_projects", access_token=token)
+        shown(world, "todoist.logout", access_token=token)
+        assert world.step(world.call_text("todoist.show_projects", {"access_token": token})).info["errors"] == 1
+
+
+@real
 def test_code_is_confined_and_cannot_end_the_worker(world):
     task = world.tasks("train")[0]
     world.reset(task)
