@@ -275,32 +275,28 @@ class Site:
     def _witnesses_among(self, candidates: Sequence[Event], before: Sequence[Event], event: Event) -> list[Event]:
         """Return the candidates that answer alike when repeated, and differently after the event.
 
-        before: calls that lead to the event. If one of the candidates makes the event fail, as logging out does, each
-        half of them is tried on its own.
+        before: calls that lead to the event. Candidates that do not answer alike change something themselves, as
+        logging out does, so that the others are tried again without them.
         """
-        if not candidates:
-            return []
-        episode, renamed, shown = self.open(), {}, {}
+        episode, renamed, shown, changing = self.open(), {}, {}, []
         ready = all(self._call_again(episode, call, renamed).ok for call in before)
         for call in candidates if ready else ():
             now, again = (episode.call(call.name, _renamed(call.arguments, renamed)) for _ in range(2))
-            same = now.ok and again.ok and self._shown(now.cells) == self._shown(again.cells)
-            if now.ok:
-                tally(self.knowledge.repeats, call.name, same)
-            if same:
+            if not now.ok:
+                continue
+            if again.ok and self._shown(now.cells) == self._shown(again.cells):
                 shown[call.key] = self._shown(now.cells)
-        made = ready and self._call_again(episode, event, renamed).ok
+            else:
+                changing.append(call)
+            tally(self.knowledge.repeats, call.name, call.key in shown)
         found = []
-        for call in candidates if made else ():
-            if call.key in shown:
+        if not changing and ready and self._call_again(episode, event, renamed).ok:
+            for call in (call for call in candidates if call.key in shown):
                 now = episode.call(call.name, _renamed(call.arguments, renamed))
                 found += [call] if now.ok and self._shown(now.cells) != shown[call.key] else []
         self.steps += episode.steps
-        if ready and not made and len(candidates) > 1:
-            half = len(candidates) // 2
-            return [
-                c for part in (candidates[:half], candidates[half:]) for c in self._witnesses_among(part, before, event)
-            ]
+        if changing:
+            return self._witnesses_among([call for call in candidates if call not in changing], before, event)
         return found
 
     def _test_refusals(self, events: Sequence[Event]) -> None:
