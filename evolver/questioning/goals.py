@@ -212,6 +212,8 @@ class Writer:
     def _goal(self, events: Sequence[Event], n: int, hidden: Mapping[str, int]) -> str:
         operation, stated, phrases = self.operations[events[n].name], [], {}
         for name, value in events[n].arguments.items():
+            if _is_own_token(value, events):
+                continue
             parts = [part for leaf in leaves(value) for part in self._phrase(events, str(leaf), hidden)]
             phrases[name] = " ".join(part for part in dict.fromkeys(parts) if part not in stated) or " ".join(parts)
             stated += parts
@@ -220,8 +222,8 @@ class Writer:
     def _named(self, events: Sequence[Event], wanted: Sequence[int]) -> list[str]:
         """Return the values that the query names, those of the calls `wanted`."""
         hidden = _hidden(events, self.ids)
-        parts = [part for n in wanted for value in events[n].values for part in self._phrase(events, value, hidden)]
-        return list(dict.fromkeys(parts))
+        values = [value for n in wanted for value in events[n].values if not _is_own_token(value, events)]
+        return list(dict.fromkeys(part for value in values for part in self._phrase(events, value, hidden)))
 
     def _phrase(self, events: Sequence[Event], value: str, hidden: Mapping[str, int]) -> list[str]:
         """Return the words for a value: itself, or the values that lead to a hidden one."""
@@ -376,6 +378,13 @@ class Writer:
             if type(other) is type(value):
                 siblings.append([_replaced(e, value, other, self.operations[e.name].render) for e in events])
         return siblings
+
+
+def _is_own_token(value: Any, events: Sequence[Event]) -> bool:
+    """Return True for an access token, if each of the operations that show tokens was called once: no user would
+    mention it, as long as the account is clear."""
+    showing = [event.name for event in events if any(is_token(cell.value) for cell in event.cells)]
+    return isinstance(value, str) and is_token(value) and len(showing) == len(set(showing))
 
 
 Option = tuple[str, str, Cell | None]  # what to reply with, in words; the answer; where it was shown

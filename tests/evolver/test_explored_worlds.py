@@ -265,6 +265,7 @@ def test_a_world_of_code_is_explored_past_its_logins():
     assert all(task.reference[-1].startswith("desk.finish") for task in tasks)  # it ends the episode with the answer
     assert any(".login " in action for task in tasks for action in task.reference)
     assert any("after" in probe for task in tasks for probe in task.verifier["probes"])  # a change
+    assert not any("access token" in task.query for task in tasks)  # the account is clear
     assert "desk.finish" not in knowledge.outcomes  # it is known to end the episode before the first walk
 
 
