@@ -252,7 +252,8 @@ class Site:
         """
         for n, event in enumerate(kept):
             if self.knowledge.is_change(event) and event.name not in self.knowledge.witnesses:
-                found = self._witnesses_among(self._candidates(event), _leading_to(kept[:n], event), event)
+                before = _leading_to(kept[:n], event, changes=True)
+                found = self._witnesses_among(self._candidates(event), before, event)
                 self.knowledge.witnesses[event.name] = [call.name for call in found]
                 tally(self.knowledge.effects, event.name, bool(found))
 
@@ -540,11 +541,11 @@ def with_needs(probes: Sequence[Probe]) -> list[Event]:
     return list({e.key: e for probe in probes for e in (*(probe.needs or ()), probe.event)}.values())
 
 
-def _leading_to(events: Sequence[Event], event: Event) -> list[Event]:
-    """Return the calls that show a value which the event, or one of these, uses."""
+def _leading_to(events: Sequence[Event], event: Event, *, changes: bool = False) -> list[Event]:
+    """Return the calls that show a value which the event, or one of these, uses. changes: also those that change."""
     chosen, values = [], set(event.values)
     for before in reversed(events):
-        if not before.changes and not values.isdisjoint(cell.value for cell in before.cells):
+        if (changes or not before.changes) and not values.isdisjoint(cell.value for cell in before.cells):
             chosen.append(before)
             values.update(before.values)
     return chosen[::-1]
