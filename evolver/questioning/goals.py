@@ -57,7 +57,8 @@ class Proposal:
 def proposals(events: Sequence[Event], site: Site, *, goals: int) -> list[Proposal]:
     """Return all proposals of a walk. goals: most changes of a task."""
     events, known = _useful(events), site.known.all()
-    changing = [n for n, event in enumerate(events) if event.changes]
+    unseen = [name for name, found in site.knowledge.witnesses.items() if not found]  # nothing shows their changes
+    changing = [n for n, event in enumerate(events) if event.changes and event.name not in unseen]
     asks = [
         n
         for n, event in enumerate(events)

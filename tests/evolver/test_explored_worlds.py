@@ -20,7 +20,7 @@ from envs.world import Evaluation, Observation, StepResult, Task, World
 from evolver.questioning import TaskPool
 from evolver.questioning.calls import Event
 from evolver.questioning.curiosity import Curiosity
-from evolver.questioning.goals import _of_rows
+from evolver.questioning.goals import _of_rows, proposals
 from evolver.questioning.knowledge import Knowledge
 from evolver.questioning.llm import LlmExplorer
 from evolver.questioning.site import Site
@@ -278,9 +278,12 @@ def test_what_shows_a_change_is_found_although_no_walk_looked_at_it():
     walk.call("desk.passwords", {})
     walk.call("diary.login", {"username": "ann@example.com", "password": "diar-77"})
     walk.call("diary.add", {"title": "buy milk", "access_token": token})
+    walk.call("diary.logout", {"access_token": token})
     site.learn_roles(walk.events)
     site.extend(walk.events)
-    assert knowledge.witnesses["diary.add"] == ["diary.list"]
+    assert knowledge.witnesses == {"diary.add": ["diary.list"], "diary.logout": []}
+    made = {proposal.events[n].name for proposal in proposals(walk.events, site, goals=2) for n in proposal.targets}
+    assert made == {"diary.add"}  # nothing shows a logout
     assert "diary.list" in [probe.event.name for probe in site.battery]
 
 
