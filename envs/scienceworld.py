@@ -6,8 +6,10 @@ process of about 500 MB: use workers with per_worker=1. Listing tasks needs neit
 
 from __future__ import annotations
 
+import atexit
 import os
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 from envs import packages
 from envs.act import ActionWorld, tool
@@ -71,6 +73,14 @@ def split_variations(kind: str, split: str) -> range:
     return ranges[split]
 
 
+@dataclass
+class Simulator:
+    """A Java process. env: the package's interface to it. loaded: kind, variation, simplifications, with solution."""
+
+    env: Any
+    loaded: tuple[str, int, str, bool] | None = None
+
+
 class ScienceWorld(ActionWorld):
     """One ScienceWorld variation at a time. The seed of `reset` has no effect: a variation is always the same.
 
@@ -80,9 +90,13 @@ class ScienceWorld(ActionWorld):
 
     A synthetic task starts in the variation of its meta and shows its query as the task. The simulator cannot check it:
     the score is 0, and a judge decides.
+
+    A simulator takes seconds to start and is reset in milliseconds, so that the next instance in the process goes on
+    with that of a closed one.
     """
 
     name = "scienceworld"
+    _idle: ClassVar[Simulator | None] = None
 
     def __init__(self, kinds: list[str] | None = None, per_kind: int = 0, simplify: str = "easy", max_steps: int = 100):
         self._kinds = list(VARIATIONS) if kinds is None else list(kinds)
@@ -90,8 +104,11 @@ class ScienceWorld(ActionWorld):
             raise ValueError(f"ScienceWorld has no {', '.join(unknown)}; it has {', '.join(VARIATIONS)}")
         super().__init__(max_steps)
         self._per_kind, self._simplify = per_kind, simplify
-        self._env: Any = None
-        self._loaded: tuple[str, int, bool] | None = None
+        self._simulator: Simulator | None = None
+
+    @property
+    def _env(self) -> Any:
+        return self._simulator.env
 
     def tasks(self, split: str) -> list[Task]:
         """Return the tasks. Their query names kind and variation only; `reset` shows the actual description."""
@@ -142,20 +159,33 @@ class ScienceWorld(ActionWorld):
         return list(self._env.get_gold_action_sequence())
 
     def close(self) -> None:
-        if self._env is not None:
-            self._env.close()
-            self._env = self._task = self._loaded = None
+        kept, self._simulator, self._task = self._simulator, None, None
+        if kept is not None and ScienceWorld._idle is None:
+            ScienceWorld._idle = kept
+        elif kept is not None:
+            kept.env.close()
 
     def _load(self, task: Task, gold: bool) -> None:
         kind, variation = task.meta.get("kind"), task.meta.get("variation")
         if kind not in VARIATIONS or not isinstance(variation, int) or not 0 <= variation < VARIATIONS[kind]:
             raise ValueError(f"ScienceWorld has no task {task.id!r}: its meta has no valid kind and variation")
-        if self._env is None:
-            os.environ.setdefault("JAVA_TOOL_OPTIONS", JAVA)
-            self._env = packages.load("scienceworld", "scienceworld").ScienceWorldEnv("", envStepLimit=self._max_steps)
-        loaded = (kind, variation, gold)
-        if self._loaded != loaded:  # which takes ten times as long as the reset, and changes nothing for the same one
-            self._loaded = None
-            self._env.load(kind, variation, self._simplify, gold)
-            self._loaded = loaded
-        self._env.server.reset()
+        if self._simulator is None:
+            self._simulator, ScienceWorld._idle = ScienceWorld._idle or _started(), None
+        simulator, wanted = self._simulator, (kind, variation, self._simplify, gold)
+        if simulator.loaded != wanted:  # takes ten times as long as the reset, and changes nothing for the same one
+            simulator.loaded = None
+            simulator.env.load(*wanted)
+            simulator.loaded = wanted
+        simulator.env.server.reset()
+
+
+def _started() -> Simulator:
+    os.environ.setdefault("JAVA_TOOL_OPTIONS", JAVA)
+    return Simulator(packages.load("scienceworld", "scienceworld").ScienceWorldEnv(""))
+
+
+@atexit.register
+def _close_idle() -> None:
+    kept, ScienceWorld._idle = ScienceWorld._idle, None
+    if kept is not None:
+        kept.env.close()

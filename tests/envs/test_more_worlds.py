@@ -12,7 +12,7 @@ from envs import conformance, make
 from envs.act import action_of
 from envs.process import Deadlines
 from envs.reasoning import answer_of
-from envs.scienceworld import VARIATIONS, split_variations
+from envs.scienceworld import VARIATIONS, ScienceWorld, split_variations
 from envs.toolcalls import call_text
 from envs.world import Task
 from evolver.questioning import TaskPool
@@ -67,7 +67,7 @@ def test_a_turn_without_an_action_is_an_error(text):
 class FakeScience:
     """A simulator with an experiment that three actions in order solve and another one fails."""
 
-    def __init__(self, task, envStepLimit):
+    def __init__(self, task):
         self.server, self._solution, self.closed = self, ["open door", "go out", "focus on X"], 0
 
     def load(self, kind, variation, simplify, gold):
@@ -105,6 +105,7 @@ class FakeScience:
 @pytest.fixture
 def science(monkeypatch):
     monkeypatch.setitem(sys.modules, "scienceworld", types.SimpleNamespace(ScienceWorldEnv=FakeScience))
+    monkeypatch.setattr(ScienceWorld, "_idle", None)
 
 
 def test_scienceworld_conforms(science):
@@ -201,6 +202,23 @@ def test_scienceworld_loads_a_variation_once_however_often_it_is_reset(science, 
         world.reset(task)
     assert [variation for _, variation, _, _ in loaded] == [0, 1, 0]
     assert world.walkthrough(one.to_dict()) == ["open door", "go out", "focus on X"]  # loaded with its solution
+
+
+def test_the_simulator_of_a_closed_scienceworld_serves_the_next(science, monkeypatch):
+    made = []
+    start = FakeScience.__init__
+    monkeypatch.setattr(FakeScience, "__init__", lambda self, task: (made.append(self), start(self, task))[1])
+    first, second, third = (make("scienceworld", kinds=["boil"]) for _ in range(3))
+    one, other = first.tasks("train")[:2]
+    first.reset(one)
+    first.step("open door")
+    second.reset(other)
+    assert len(made) == 2  # both are in use
+    for world in (first, second, second):
+        world.close()
+    assert [simulator.closed for simulator in made] == [0, 1]  # one is enough
+    third.reset(one)
+    assert len(made) == 2 and third.evaluate().score == 0.0
 
 
 @pytest.mark.parametrize(
