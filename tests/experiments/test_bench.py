@@ -2,13 +2,20 @@
 
 import argparse
 import subprocess
+import threading
+from http.server import ThreadingHTTPServer
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
+from tokenizers import Tokenizer, models, pre_tokenizers
 
 from envs.travel import agency as travel
 from evolver import plan
+from evolver.llm.client import Chat, Role
+from evolver.llm.embedders import EndpointEmbedder
 from evolver.plan import estimate, targets
-from experiments.bench import decode, reset, train
+from experiments.bench import decode, embeddings, reset, train
 from models import qwen
 
 
@@ -77,3 +84,20 @@ def test_unknown_keys_are_refused():
     assert train.parsed(["learner.micro=3", "optim.lr=0.5"], base.get_config()) == {"learner.micro": 3, "optim.lr": 0.5}
     with pytest.raises(SystemExit, match=r"no config\.x"):
         train.parsed(["x=1"], base.get_config())
+
+
+def test_the_embeddings_of_a_package_are_served_to_the_embedder(tmp_path):
+    for folder in ("tokenizers", "weights"):
+        (tmp_path / folder).mkdir()
+    tokenizer = Tokenizer(models.WordLevel({"?": 0, "bag": 1, "seat": 2}, unk_token="?"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.save(str(tmp_path / "tokenizers/l2_supercat_tokenizer_config.json"))
+    table_VD = np.array([[0, 0], [3, 0], [0, 3]], np.float16)
+    save_file({"embedding.weight": table_VD}, tmp_path / "weights/l2_supercat_256.safetensors")
+    with ThreadingHTTPServer(("127.0.0.1", 0), embeddings.handler(embeddings.Vectors(tmp_path))) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        chat = Chat({"embedder": Role(f"http://127.0.0.1:{server.server_port}/v1", "wordllama")})
+        vectors_ND = EndpointEmbedder(chat)(["bag", "a seat", "bag seat"])
+        chat.close()
+        server.shutdown()
+    assert vectors_ND == pytest.approx(np.array([[1, 0], [0, 1], [0.5**0.5, 0.5**0.5]]))
