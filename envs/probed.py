@@ -28,6 +28,7 @@ import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
+from decimal import Decimal
 from typing import Any
 
 from envs.toolcalls import parse
@@ -35,6 +36,7 @@ from envs.world import Evaluation, Message, Observation, StepResult, Task, Tool,
 
 _TOKEN = re.compile(r"\w[\w.:@'/-]*\w|\w")
 _WORD = re.compile(r"\w+")
+_NUMBER = re.compile(r"(?<![\w.])-?\d+(?:\.\d+)?(?!\w)")
 # A name of a thing does not begin or end with one of these.
 _FUNCTION_WORDS = set(
     re.findall(
@@ -170,11 +172,12 @@ def new_ids(readings: Iterable[Sequence[Cell]], ids: Collection[str], known: Col
 def answered(text: str, answer: dict[str, Any]) -> bool:
     """Return True if `text` names the value of the answer and nothing that it could be mistaken for.
 
-    For a number no other number may be named, otherwise none of `others`: a list of guesses is no answer.
+    For a number no other number may be named, otherwise none of `others`: a list of guesses is no answer. A world may
+    write 6 as 6.0.
     """
     value, words = answer["value"].lower(), _WORD.findall(text.lower())
-    if value.isdigit():
-        return {word for word in words if word.isdigit()} == {value}
+    if _NUMBER.fullmatch(value):
+        return {Decimal(number) for number in _NUMBER.findall(text)} == {Decimal(value)}
     padded = f" {' '.join(words)} "
 
     def named(other: str) -> bool:

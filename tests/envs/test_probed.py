@@ -224,6 +224,10 @@ def test_answers(text, right):
 def test_a_number_is_the_only_number():
     assert answered("There are 3.", {"value": "3", "others": []})
     assert not answered("3 or 4", {"value": "3", "others": []})
+    for text, value in (("6.0", "6"), ("It is 0.", "0.0"), ("-5", "-5"), ("2,5", "5"), ("$140", "140")):
+        assert answered(text, {"value": value, "others": []}) is (text != "2,5")
+    for text, value in (("5", "-5"), ("6.5", "6"), ("O6", "6"), ("9" * 400, "9" * 401), ("", "6")):
+        assert not answered(text, {"value": value, "others": []})
 
 
 def test_no_probe_means_no_success():
