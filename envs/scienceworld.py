@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -96,7 +97,7 @@ class ScienceWorld(ActionWorld):
     """
 
     name = "scienceworld"
-    _idle: ClassVar[Simulator | None] = None
+    _idle: ClassVar[list[Simulator]] = []  # at most one; a list is taken from and added to by one thread at a time
 
     def __init__(self, kinds: list[str] | None = None, per_kind: int = 0, simplify: str = "easy", max_steps: int = 100):
         self._kinds = list(VARIATIONS) if kinds is None else list(kinds)
@@ -160,17 +161,17 @@ class ScienceWorld(ActionWorld):
 
     def close(self) -> None:
         kept, self._simulator, self._task = self._simulator, None, None
-        if kept is not None and ScienceWorld._idle is None:
-            ScienceWorld._idle = kept
-        elif kept is not None:
-            kept.env.close()
+        if kept is not None:
+            self._idle.append(kept)
+            for simulator in _taken(self._idle, keep=1):
+                simulator.env.close()
 
     def _load(self, task: Task, gold: bool) -> None:
         kind, variation = task.meta.get("kind"), task.meta.get("variation")
         if kind not in VARIATIONS or not isinstance(variation, int) or not 0 <= variation < VARIATIONS[kind]:
             raise ValueError(f"ScienceWorld has no task {task.id!r}: its meta has no valid kind and variation")
         if self._simulator is None:
-            self._simulator, ScienceWorld._idle = ScienceWorld._idle or _started(), None
+            self._simulator = next(_taken(self._idle), None) or _started()
         simulator, wanted = self._simulator, (kind, variation, self._simplify, gold)
         if simulator.loaded != wanted:  # takes ten times as long as the reset, and changes nothing for the same one
             simulator.loaded = None
@@ -184,8 +185,16 @@ def _started() -> Simulator:
     return Simulator(packages.load("scienceworld", "scienceworld").ScienceWorldEnv(""))
 
 
+def _taken(idle: list[Simulator], keep: int = 0) -> Iterator[Simulator]:
+    """Yield simulators that are taken from the list, as long as it has more than `keep`."""
+    while len(idle) > keep:
+        try:
+            yield idle.pop()
+        except IndexError:  # another thread was faster
+            return
+
+
 @atexit.register
 def _close_idle() -> None:
-    kept, ScienceWorld._idle = ScienceWorld._idle, None
-    if kept is not None:
-        kept.env.close()
+    for simulator in _taken(ScienceWorld._idle):
+        simulator.env.close()
