@@ -3,11 +3,14 @@
     make pretrained
     python run.py --config=configs/pretrained.py --config.model.path=/dir/of/a/checkpoint    # one GPU, a model of 1.5B
     python run.py --config=configs/pretrained.py:words                                       # two cores, SmolLM2-135M
+    python -m experiments.imitation --config=configs/pretrained_base.py
+    python run.py --config=configs/pretrained.py:calls                                       # the same, with tools
 
 | argument | machine | world | mechanisms |
 |---|---|---|---|
 | none | one GPU of 80 GB | `travel`, with its tools in the prompt | all three |
 | words | two cores | reasoning-gym: family relations, after two solved questions | none: GRPO |
+| calls | two cores | `travel`: tasks of three calls, after a short imitation | none: GRPO |
 
 `words` needs requirements/reasoning.txt. The planner estimates that a 1.5B model fits on one 80 GB GPU without an
 argument. Nobody has measured what either run learns, nor how many questions of `words` the model answers at the start.
@@ -20,16 +23,16 @@ SMOL = ".cache/smollm2-135m-instruct"  # written by `make pretrained`
 
 
 def get_config(arg=None):
-    if arg not in (None, "words"):
-        raise ValueError(f"pretrained.py:{arg}: choose words, or no argument")
-    config = words() if arg == "words" else travel()
-    config.model.path = SMOL
-    return config
+    variants = {None: travel, "words": words, "calls": calls}
+    if arg not in variants:
+        raise ValueError(f"pretrained.py:{arg}: choose words, calls, or no argument")
+    return variants[arg]()
 
 
 def travel():
     """Return the quickstart with what its tiny policy has memorised put into the prompt, and settings for a GPU."""
     config = quickstart.get_config("all")
+    config.model.path = SMOL
     use(config.navigating.extractor, "contrast")
     config.template.show_tools = True
     config.template.max_observation = 1024
@@ -46,21 +49,14 @@ def travel():
     return config
 
 
-def words():
-    """Return GRPO on questions of one turn."""
+def two_cores():
+    """Return GRPO with settings for a model of 135M parameters on two cores."""
     config = base.get_config()
-    config.steps = 60
-    config.env.name = "reasoning"
-    config.env.args.datasets = ("family_relationships",)
-    config.env.args.options = {"family_relationships": {"min_family_size": 4, "max_family_size": 4}}
-    config.env.args.examples = 2
-    config.env.args.n_train = 512
+    config.steps = 40
+    config.model.path = SMOL
     config.rollout.tasks = 8
     config.rollout.group = 8
     config.rollout.temperature = 1.0
-    config.rollout.max_turns = 1
-    config.rollout.max_tokens = 32
-    config.rollout.context = 256
     config.engine.slots = 64
     config.engine.weight_dtype = "bfloat16"  # half the memory, and about half the time of a product on a CPU with AMX
     config.learner.updates = 1
@@ -72,4 +68,31 @@ def words():
     config.eval.rollouts = 4
     config.eval.temperature = 1.0
     config.eval.every = 20
+    return config
+
+
+def words():
+    """Return GRPO on questions of one turn."""
+    config = two_cores()
+    config.env.name = "reasoning"
+    config.env.args.datasets = ("family_relationships",)
+    config.env.args.options = {"family_relationships": {"min_family_size": 4, "max_family_size": 4}}
+    config.env.args.examples = 2
+    config.env.args.n_train = 512
+    config.rollout.max_turns = 1
+    config.rollout.max_tokens = 32
+    config.rollout.context = 256
+    return config
+
+
+def calls():
+    """Return GRPO on tasks of three calls."""
+    config = two_cores()
+    config.model.path = "runs/pretrained_base/policy"
+    config.env.args.level = 3
+    config.template.show_tools = False
+    config.template.max_observation = 128
+    config.rollout.max_turns = 6
+    config.rollout.max_tokens = 48
+    config.rollout.context = 384
     return config

@@ -320,8 +320,8 @@ def model_problems(config: Any, mode: str) -> Iterator[str]:
             yield f"config.model.path={path}: {error}"
             return
         if not folder.is_dir():
-            hint = "; `make pretrained` writes it" if path == ".cache/smollm2-135m-instruct" else ""
-            yield f"config.model.path={path}: there is no such directory{hint}"
+            command = command_that_writes(path)
+            yield f"config.model.path={path}: there is no such directory{command and f'; `{command}` writes it'}"
             return
         if folder == resolve(path) and not any(folder.glob("*.safetensors")):
             held = ", ".join(sorted(p.name for p in folder.iterdir())[:6]) or "nothing"
@@ -338,6 +338,15 @@ def model_problems(config: Any, mode: str) -> Iterator[str]:
         yield from tokenizer_problems(config, vocab, ends)
     elif mode != "plan":
         yield "config.model.path is empty, so the weights are random; config.model.tokenizer must then name a tokenizer"
+
+
+def command_that_writes(path: str) -> str:
+    """Return the command that makes the policy at `path`, "" if no config of the repository does."""
+    if path == ".cache/smollm2-135m-instruct":
+        return "make pretrained"
+    recipe = f"configs/{Path(path).parent.name}.py"
+    made = path == f"runs/{Path(recipe).stem}/policy" and recipe.endswith("_base.py") and resolve(recipe).is_file()
+    return f"python -m experiments.imitation --config={recipe}" if made else ""
 
 
 def shape_conflicts(config: Any, path: str, shape: dict[str, Any]) -> Iterator[str]:

@@ -18,12 +18,13 @@ from evolver.renamed import RENAMED
 
 ROOT = Path(__file__).parents[2]
 PARTS = ("__init__", "base", "keys", "meshes")
-IMITATION = ("imitation", "base_policy", "bfcl_tiny_base", "home_base")  # keys of their own: tests/experiments
+# configs of imitation, which have keys of their own (tests/experiments/test_imitation.py)
+IMITATION = ("imitation", "base_policy", "bfcl_tiny_base", "home_base", "pretrained_base")
 FILES = [p for p in sorted((ROOT / "configs").glob("*.py")) if p.stem not in PARTS + IMITATION]
 RULES = base.keys().rules
 LIMITS, ROLE = ({field.name for field in dataclasses.fields(kind)} for kind in (Limits, Role))
 PAPER = ("appworld_14b", "appworld_7b", "bfcl_14b", "bfcl_7b")
-ARGUMENTS = {"quickstart": ("grpo", "q", "qn", "qa", "all"), "home": ("q",), "bfcl_tiny": (), "pretrained": ("words",)}
+ARGUMENTS = {"quickstart": ("grpo", "q", "qn", "qa", "all"), "home": ("q",), "pretrained": ("words", "calls")}
 ARGUMENTS |= dict.fromkeys(PAPER, ("original", "q", "hybrid", "qn", "qa", "all"))
 VARIANTS = [(p.stem, argument) for p in FILES for argument in (None, *ARGUMENTS.get(p.stem, ()))]
 

@@ -83,11 +83,23 @@ def test_a_thinking_switch_needs_a_template_that_has_one(policy, tmp_path, value
     assert load_tokenizer(config).thinking is (value == "on")
 
 
-def test_the_pretrained_model_that_was_not_made_yet_is_named_with_its_command(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    "path,command",
+    [
+        (pretrained.SMOL, "; `make pretrained` writes it"),
+        ("runs/home_base/policy", "; `python -m experiments.imitation --config=configs/home_base.py` writes it"),
+        ("runs/quickstart/policy", ""),
+        ("runs/nothing_base/policy", ""),
+    ],
+)
+def test_a_policy_that_was_not_made_yet_is_named_with_its_command(path, command, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("evolver.paths.ROOT", tmp_path)
-    config = pretrained.get_config("words")
-    assert [text for text in model_problems(config, "eval") if "there is no such directory; `make pretrained`" in text]
+    (tmp_path / "configs").mkdir()
+    (tmp_path / "configs/home_base.py").touch()
+    config = base.get_config()
+    config.model.path = path
+    assert list(model_problems(config, "eval")) == [f"config.model.path={path}: there is no such directory{command}"]
 
 
 def test_a_plan_by_itself_says_what_it_cannot_plan_for(policy, changed):

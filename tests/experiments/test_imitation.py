@@ -115,12 +115,14 @@ def test_a_config_of_run_py_is_recognised(capsys):
     assert "1 problem; nothing was started" in err and "not a config of imitation" in err
 
 
-@pytest.mark.parametrize("name", ["base_policy", "bfcl_tiny_base", "home_base"])
+@pytest.mark.parametrize("name", ["base_policy", "bfcl_tiny_base", "home_base", "pretrained_base"])
 def test_the_configs_that_imitate_are_sound(tmp_path, name):
     if name == "bfcl_tiny_base":
         pytest.importorskip("bfcl_eval")
     module = importlib.import_module(f"configs.{name}")
     config = module.get_config()
+    if config.model.path:  # `make pretrained` writes it
+        config.model.path = "configs/assets/travel_base"
     assert not problems(config, f"{tmp_path}/run")
     assert f"python -m experiments.imitation --config=configs/{name}.py" in module.__doc__
     with pytest.raises(ValueError, match="nonsense"):

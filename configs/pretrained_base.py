@@ -1,0 +1,25 @@
+"""SmolLM2-135M-Instruct after a short imitation of a travel agent: where `configs/pretrained.py:calls` starts.
+
+    make pretrained
+    python -m experiments.imitation --config=configs/pretrained_base.py
+
+writes runs/pretrained_base/policy. The demonstrations have no slips: what this policy does wrong, it has not learned.
+"""
+
+from configs import imitation
+
+
+def get_config(arg=None):
+    config = imitation.get_config(arg)
+    config.model.path = ".cache/smollm2-135m-instruct"
+    config.steps = 40
+    config.demonstrations = 1000
+    config.careful = 1.0
+    config.care = 0.5
+    config.hint = 0.0
+    config.rows = 8
+    config.row = 512
+    config.micro = 2
+    config.lr = 1e-4
+    config.warmup = 5
+    return config
