@@ -56,6 +56,7 @@ SHORT = {
 }
 FRESH = {"navigating.every": 5}  # the first attempts solve easy tasks only, whose experience misleads in others
 HALF = 50.0  # percent
+EARLY = 10  # steps, in which the rows differ most
 
 
 @dataclass(frozen=True)
@@ -197,6 +198,43 @@ def table(folder: Path, runs: Mapping[str, Sequence[grid.Run]], prefix: str) -> 
     return lines
 
 
+def logged(folder: Path, runs: Mapping[str, Sequence[grid.Run]], prefix: str) -> list[list[str]]:
+    """Return the header and a line for each point and row: what the runs logged that explains their results.
+
+    Shares are percentages of rollouts, or of turns for labels, over the first EARLY steps of all seeds. *no signal*:
+    rollouts that did not train because all of their group scored alike. *guided - unguided*: by how much guided
+    rollouts succeed more often than the unguided ones of their groups.
+    """
+    head = ["point", "row", "seeds", "invented tasks", "success", "of invented", "no signal", "guided - unguided"]
+    lines = [[*head, "labels GOOD", "BAD", "none"]]
+
+    def cell(found: Sequence[Mapping[str, Any]], key: str, less: str = "") -> str:
+        values = [m[key] - (m[less] if less else 0.0) for m in found if key in m and (not less or less in m)]
+        return f"{100 * np.mean(values):{'+' if less else ''}.1f}" if values else ""
+
+    for point, several in runs.items():
+        for row in grid.gather(several, folder):
+            names = [run.name for run in several if run.row == row.name and run.seed in row.curves]
+            metrics = [list(Workdir(folder / name).metrics()) for name in names]
+            found = [m for run in metrics for m in run if 0 < m["step"] <= EARLY]
+            shares = [{**m, "no_signal": m["ledger/no_signal"] / m["ledger/rollouts"]} for m in found]
+            pools = [run[-1]["questioning/pool"] for run in metrics if "questioning/pool" in run[-1]]
+            lines.append(
+                [
+                    point,
+                    row.name.removeprefix(f"{prefix},{point},".replace(" ", "_")),
+                    str(len(metrics)),
+                    f"{np.mean(pools):.0f}" if pools else "",
+                    cell(shares, "rollout/success"),
+                    cell(shares, "rollout/success/synthetic"),
+                    cell(shares, "no_signal"),
+                    cell(shares, "navigating/win_rate", less="navigating/expected_rate"),
+                    *(cell(shares, f"attributing/{kind}_rate") for kind in ("good", "bad", "abstain")),
+                ]
+            )
+    return lines
+
+
 def draw(folder: Path, name: str, study: Study, runs: Mapping[str, Sequence[grid.Run]]) -> None:
     """Write NAME.png and NAME.svg: by point, success after training, and how much higher than the first row the others
     are after equal numbers of rollouts (in the mean over the curve) and after equal wall time."""
@@ -244,6 +282,7 @@ def report(folder: Path, chosen: Mapping[str, Study], seeds: Sequence[int]) -> s
         draw(folder, name, study, runs[name])
         write_atomically(folder / f"{name}.csv", compare.csv_text(lines))
         parts += ["", f"## {name}" + (f", by {study.dial}" if study.dial else ""), "", compare.markdown(lines)]
+        parts += [f"Logged in steps 1 to {EARLY}, in percent:", "", compare.markdown(logged(folder, runs[name], name))]
     text = "\n".join(parts)
     write_atomically(folder / "MECHANISMS.md", text)
     return text

@@ -55,6 +55,28 @@ def test_the_table_compares_at_equal_rollouts_and_at_equal_time(tmp_path, monkey
     assert (tmp_path / "s.png").stat().st_size > 5000
 
 
+def test_what_the_runs_logged_is_averaged_over_the_early_steps_of_all_seeds(tmp_path, monkeypatch):
+    monkeypatch.setattr(grid.Ledger, "attempts", lambda self, name: [{"code": int(name.endswith("-2"))}])
+    study = mechanisms.Study("dial", {"1": {"q": ("q", {}), "+n": ("qn", {})}})
+    runs = mechanisms.runs_of({"s": study}, [0, 1, 2])["s"]  # that of seed 2 failed
+    step = {"rollout/success": 0.5, "ledger/rollouts": 64, "questioning/pool": 30.0}
+    for seed in (0, 1):
+        for row, extra in (("q", {}), ("+n", {"navigating/win_rate": 0.75, "navigating/expected_rate": 0.5})):
+            workdir = Workdir(tmp_path / f"s,1,{row}-{seed}")
+            workdir.log_scores(0, Scores(["a"], [1], [[0]], [[0]]))
+            workdir.log_metrics(0, {"questioning/pool": 30.0})
+            workdir.log_metrics(1, {**step, **extra, "ledger/no_signal": 16 + 32 * seed})
+            workdir.log_metrics(2, {**step, "ledger/no_signal": 32})  # no guided rollout
+            workdir.log_metrics(mechanisms.EARLY + 1, {**step, "ledger/no_signal": 0, "questioning/pool": 40.0 + seed})
+    head, plain, other = mechanisms.logged(tmp_path, runs, "s")
+    plain, other = dict(zip(head, plain, strict=True)), dict(zip(head, other, strict=True))
+    assert plain["row"] == "q" and plain["seeds"] == "2" and plain["invented tasks"] == "40"  # 40.5, rounded to even
+    assert plain["success"] == "50.0" and plain["no signal"] == "50.0" and plain["guided - unguided"] == ""
+    assert other["row"] == "+n" and other["guided - unguided"] == "+25.0" and other["labels GOOD"] == ""
+    monkeypatch.setattr(grid.Ledger, "attempts", lambda self, name: [])
+    assert [line[2:] for line in mechanisms.logged(tmp_path, runs, "s")[1:]] == [["0", *[""] * 8]] * 2
+
+
 def test_a_row_that_never_gets_there_says_so():
     from experiments.compare import Row
 
