@@ -232,7 +232,7 @@ def learning(root):
     optim = root.group("optim")
     optim.lr = key(1e-6, above=0, most=1)  # peak learning rate
     optim.schedule = key("constant", choices=("constant", "cosine", "linear"))  # after warm-up; the others end at 0
-    optim.warmup = key(0, least=0)  # updates from 0 to lr
+    optim.warmup = key(0, least=0)  # updates of the linear warm-up, from lr / warmup to lr
     optim.b1 = key(0.9, least=0, below=1)  # decay of the first moment
     optim.b2 = key(0.999, least=0, below=1)  # decay of the second moment
     optim.eps = key(1e-8, above=0, most=1)  # added to the root of the second moment

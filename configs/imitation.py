@@ -48,7 +48,7 @@ def keys():
     root.lr = key(3e-3, above=0)  # Adam's peak learning rate
     root.final_lr = fraction(0.05)  # learning rate at the end, as a share of the peak
     root.schedule = key("cosine", choices=("constant", "cosine", "linear"))  # after warm-up
-    root.warmup = key(20, least=0)  # updates from 0 to the peak
+    root.warmup = key(20, least=0)  # updates of the linear warm-up, from peak / warmup to the peak
     root.b2 = key(0.98, least=0, below=1)  # Adam's decay of the second moment
     root.clip = key(1.0, least=0)  # global norm to which gradients are clipped; 0 = no clipping
     return root

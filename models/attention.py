@@ -345,9 +345,14 @@ _ring.defvjp(_ring_forward, _ring_backward)
 
 
 def cudnn(q: jax.Array, k: jax.Array, v: jax.Array, segments_RT: jax.Array) -> jax.Array:
-    """Compute `attention` with cuDNN's fused kernel. The mask of segments takes 2 T^2 bytes per row, for all layers."""
+    """Compute `attention` with cuDNN's fused kernel. The mask of segments takes 2 T^2 bytes per row, for all layers.
+
+    T is padded to an even number, because the backward pass of a masked kernel takes no other.
+    """
+    t = q.shape[1]
+    q, k, v, segments_RT = _padded(t % 2, q, k, v, segments_RT)
     mask = (segments_RT[:, :, None] == segments_RT[:, None])[:, None]
-    return jax.nn.dot_product_attention(q, k, v, mask=mask, is_causal=True, implementation="cudnn")
+    return jax.nn.dot_product_attention(q, k, v, mask=mask, is_causal=True, implementation="cudnn")[:, :t]
 
 
 def pallas(q: jax.Array, k: jax.Array, v: jax.Array, segments_RT: jax.Array, *, interpret: bool = False) -> jax.Array:

@@ -105,6 +105,10 @@ def _config(source: Path, values: Mapping[str, Any], tensors: Mapping[str, Any])
         raise ModelError(f"{source}: general.architecture is {kind!r}; {SUPPORTED}. Choose the file of such a model")
     given = {key.removeprefix("llama."): value for key, value in values.items() if key.startswith("llama.")}
     problems = [f"llama.{key} is missing" for key in SIZES.values() if key not in given]
+    counts = (*SIZES.values(), "attention.head_count_kv", "attention.key_length")
+    problems += [
+        f"llama.{key} is {given[key]!r}, no number" for key in counts if isinstance(given.get(key), (list, str))
+    ]
     if given.get("expert_count"):
         problems.append(f"{given['expert_count']} experts (MoE) are not supported")
     if given.get("attention.sliding_window"):
@@ -187,8 +191,11 @@ def _tokenizer(source: Path, values: Mapping[str, Any]) -> Tokenizer:
             f"{source}: tokenizer {kind!r} with pre-tokenizer {split!r} is not supported, only byte-level BPE ('gpt2')"
             " with 'smollm' or 'qwen2'; take the model's safetensors checkpoint with its tokenizer.json"
         )
-    tokens, types = values["tokenizer.ggml.tokens"], values["tokenizer.ggml.token_type"]
-    merges = [tuple(merge.split(" ")) for merge in values["tokenizer.ggml.merges"]]
+    keys = [f"tokenizer.ggml.{name}" for name in ("tokens", "token_type", "merges")]
+    if missing := [key for key in keys if not isinstance(values.get(key), list)]:
+        raise ModelError(f"{source}: {', '.join(missing)} missing, or no list")
+    tokens, types, merges = (values[key] for key in keys)
+    merges = [tuple(merge.split(" ")) for merge in merges]
     model = tokenizers.Tokenizer(bpe_models.BPE({token: i for i, token in enumerate(tokens)}, merges))
     if split == "qwen2":
         model.normalizer = normalizers.NFC()

@@ -45,16 +45,8 @@ HF_NAMES = {
     "layers.up": "model.layers.{}.mlp.up_proj.weight",
     "layers.down": "model.layers.{}.mlp.down_proj.weight",
 }
-# Number of input axes of a layer's matrix. Weights not listed (norms, biases, embeddings) are not transposed.
-INPUTS = {
-    "layers.q": 1,
-    "layers.k": 1,
-    "layers.v": 1,
-    "layers.o": 2,
-    "layers.gate": 1,
-    "layers.up": 1,
-    "layers.down": 1,
-}
+# Number of input axes of each matrix. Weights not listed (norms, biases, embeddings) are not transposed.
+INPUTS = {f"layers.{name}": count for name, count in qwen.INPUTS.items()}
 DTYPES = {"F32": np.dtype(np.float32), "BF16": np.dtype(ml_dtypes.bfloat16)}
 SHARD_BYTES = 5_000_000_000
 READ_BYTES = 1 << 22

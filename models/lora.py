@@ -18,8 +18,7 @@ import numpy as np
 from models import qwen
 from models.files import replacing, write_atomically
 
-TARGETS = ("q", "k", "v", "o", "gate", "up", "down")
-INPUTS = {name: 2 if name == "o" else 1 for name in TARGETS}  # number of input axes of a layer's matrix
+TARGETS = tuple(qwen.INPUTS)
 PEFT = {name: f"self_attn.{name}_proj" if len(name) == 1 else f"mlp.{name}_proj" for name in TARGETS}
 
 
@@ -44,7 +43,7 @@ def weights(config: qwen.Config, lora: LoRA) -> dict[str, Any]:
     layers, declared = qwen.weights(config)["layers"], {}
     for name in lora.targets:
         (count, *shape), (_, *axes) = layers[name].shape, layers[name].axes
-        cut = INPUTS[name]
+        cut = qwen.INPUTS[name]
         std = float(np.prod(shape[:cut])) ** -0.5
         a, b = (*shape[:cut], lora.rank), (lora.rank, *shape[cut:])
         declared[name + "_lora_a"] = qwen.Weight((count, *a), ("layers", *axes[:cut], "rank"), std)

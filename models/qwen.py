@@ -25,6 +25,7 @@ from models import loops
 from models.attention import attention as attend
 from models.rope import Llama3, Yarn, factors
 
+INPUTS = {"q": 1, "k": 1, "v": 1, "o": 2, "gate": 1, "up": 1, "down": 1}  # a layer's matrices: number of input axes
 Params = dict[str, Any]
 Cache = dict[str, tuple[jax.Array, ...]]
 

@@ -198,14 +198,14 @@ def unraisablehook(report: Any) -> None:
 
 
 def checksums(state: Any) -> dict[str, int]:
-    """Return {path: 32-bit checksum} of the arrays of a pytree. It does not depend on how the arrays are sharded.
+    """Return {path: 32-bit checksum} of the arrays of a pytree. It depends on the values alone, not on the mesh or the
+    number of processes.
 
-    A small state that one process holds gets CRC-32. Otherwise it is a position-weighted integer sum, computed on the
-    devices: hashing 100 GB on the host would take longer than writing them.
+    A small state gets CRC-32, for which every process gathers one array at a time. Otherwise it is a position-weighted
+    integer sum, computed on the devices: hashing 100 GB on the host would take longer than writing them.
     """
     leaves = jax.tree_util.tree_flatten_with_path(state)[0]
-    small = sum(x.nbytes for _, x in leaves) <= CHECKSUM_LIMIT and all(x.is_fully_addressable for _, x in leaves)
-    checksum = _crc if small else _weighted_sum
+    checksum = _crc if sum(x.nbytes for _, x in leaves) <= CHECKSUM_LIMIT else _weighted_sum
     return {jax.tree_util.keystr(path): checksum(x) for path, x in leaves}
 
 
@@ -228,14 +228,21 @@ def _drop_damaged_metrics(directory: Path) -> None:
 
 
 def _crc(x: jax.Array) -> int:
+    if not x.is_fully_addressable:
+        from jax.experimental import multihost_utils
+
+        x = multihost_utils.process_allgather(_on_device(x), tiled=True)
     return zlib.crc32(np.ascontiguousarray(x).view(np.uint8))
 
 
 def _weighted_sum(x: jax.Array) -> int:
-    if x.sharding.memory_kind == "pinned_host":
-        x = jax.device_put(x, x.sharding.with_memory_kind("device"))
-    total = _sum_on_device(x)
+    total = _sum_on_device(_on_device(x))
     return int(np.asarray(total.addressable_data(0)))
+
+
+def _on_device(x: jax.Array) -> jax.Array:
+    pinned = x.sharding.memory_kind == "pinned_host"
+    return jax.device_put(x, x.sharding.with_memory_kind("device")) if pinned else x
 
 
 @jax.jit

@@ -2,8 +2,8 @@
 
 Three different measures of `R` rollouts of each of `N` tasks:
 
-- avg@k: the mean score;
-- best@k: the expected best score of k rollouts *drawn with replacement* from the R rollouts (1000 draws, seed 42), as
+- avg@k: the mean success (the mean score is called `score`);
+- best@k: the expected best success of k rollouts *drawn with replacement* from the R rollouts (1000 draws, seed 42), as
   the reference and the paper report it; for c successes among R = k it tends to 1 - (1 - c/k)^k, below the true pass@k;
 - pass@k: the unbiased estimate of the probability of at least one success among k fresh rollouts,
   1 - C(R-c, k) / C(R, k) (Chen et al. 2021, arXiv 2107.03374, eq. 1).
@@ -268,8 +268,9 @@ def scores_of(
 def measures(*scores: Scores, resample: Resample = "tasks") -> Iterator[tuple[str, float]]:
     """Yield (key, value) of each measure, its 95% interval (`/low`, `/high`), and success by difficulty.
 
-    scores: of one evaluation, or of several that differ in the seed only. Then values are means over the seeds, and
-    `/sd` is the standard deviation (n - 1) of the evaluations. resample: for the intervals of "avg@k" and "score";
+    scores: of one evaluation, or of several that differ in the seed only. Then values are means over the seeds
+    (`broken` is their sum, and what the sweep of temperatures gives is of the first, which alone has one), and `/sd` is
+    the standard deviation (n - 1) of the evaluations. resample: for the intervals of "avg@k" and "score";
     those of the other measures resample tasks.
     """
     first = scores[0]

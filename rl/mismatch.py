@@ -50,7 +50,7 @@ def figures(batches: Sequence[Packed], version: int, *, recomputed: bool) -> dic
 
 @dataclass
 class Alarm:
-    """An alarm for gaps above `floor` and above `factor` times the median of the first ten; a factor of 0 = none."""
+    """An alarm for gaps above `floor` and `factor` times the median of the first ten without alarm; factor 0 = none."""
 
     factor: float
     floor: float

@@ -28,9 +28,10 @@ def schedule(
         "linear": lambda: optax.linear_schedule(lr, final * lr, steps - warmup),
         "cosine": lambda: optax.cosine_decay_schedule(lr, steps - warmup, alpha=final),
     }[schedule]()
-    if warmup <= 1:
+    if not warmup:
         return after
-    return optax.join_schedules([optax.linear_schedule(lr / warmup, lr, warmup - 1), after], [warmup])
+    rise = optax.linear_schedule(lr / warmup, lr, warmup - 1) if warmup > 1 else optax.constant_schedule(lr)
+    return optax.join_schedules([rise, after], [warmup])
 
 
 def decayed(params: Any) -> Any:

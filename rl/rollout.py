@@ -401,7 +401,8 @@ def _failures_of(what: str) -> Iterator[None]:
 
 
 def _failure(what: str, error: BaseException) -> _Failure:
-    stop = StopReason.ENV_TIMEOUT if isinstance(error, TimeoutError) else StopReason.ENV_ERROR
+    late = isinstance(error, TimeoutError) and what != "template"  # a template's is no call into the world
+    stop = StopReason.ENV_TIMEOUT if late else StopReason.ENV_ERROR
     return _Failure(stop, _describe(what, error))
 
 

@@ -67,7 +67,8 @@ def adca(
         +1 (outcome > 0.5) or -1 (otherwise) in proportion to `weights`.
       norm: the statistics of a group that standardise its turn values. "reference": as in the public code, where the
         variance is the mean over trajectories of their mean square about the group mean. "step": of all turns alike.
-        With both, the root mean square of the standardised values is at most 1. "trajectory": mean and deviation of
+        With both, the root mean square of the standardised values is at most 1, weighted as the variance weights
+        them. "trajectory": mean and deviation of
         the averages of the trajectories, as equation 18 says. It has no bound: by chance alone the averages of n
         independent labels deviate by 1 / sqrt(n) of what the labels do, or by less if the trajectories are alike, and
         dividing by that amplifies noise, which is then summed over n turns.

@@ -7,7 +7,7 @@ from typing import Literal
 import numpy as np
 
 from rl.advantages.groups import centred, group_sum, grouped
-from rl.bounds import NotNegative
+from rl.bounds import NotNegative, Positive
 
 
 def dr_grpo(outcome_N, group_N) -> np.ndarray:
@@ -20,7 +20,7 @@ def grpo(
     group_N,
     *,
     std: Literal["sample", "population"] | None = "sample",
-    eps: NotNegative = 1e-6,
+    eps: Positive = 1e-6,
     lone: Literal["zero", "score"] = "zero",
 ) -> np.ndarray:
     """Return A = (R - mean(R)) / (std(R) + eps) of the group (GRPO, arXiv 2402.03300).

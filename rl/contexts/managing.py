@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -35,8 +36,8 @@ class SelfManaging(SlidingWindow):
     """The opening and the turns that the policy kept (section 6.2 of the AgentEvolver paper).
 
     When a prompt has more than `limit` tokens, the policy is asked what to remove and what to compress, by the numbers
-    of the turns. Its answer is a turn of the trajectory, which trains. If it cannot be read, or if the context stays
-    too long, the oldest turns leave as in a sliding window.
+    of the turns. Its answer is a turn of the trajectory, which trains. If it cannot be read, if the request itself does
+    not fit, or if the context stays too long, the oldest turns leave as in a sliding window.
     """
 
     def __init__(
@@ -57,6 +58,7 @@ class SelfManaging(SlidingWindow):
         super().__init__(tokenizer, observation, experience, show_tools, limits, limit=limit, keep=keep)
         self.limit = limit or max(1, 3 * self.limit // 4)
         self.compressed, self.managing = compressed, False
+        self.context = limits.context if limits is not None else sys.maxsize
         self._entries: list[_Entry] = []
         self._next = 1
 
@@ -69,6 +71,10 @@ class SelfManaging(SlidingWindow):
         self.show(self.turns)
         if len(self.prompt) > self.limit and len(self.turns) > 1:
             self._ask()
+            if len(self.prompt) >= self.context:  # there is no room for an answer
+                self.managing = False
+                self.show(self.turns)
+                self._slide()
 
     def _ask(self) -> None:
         """Set the prompt to the request, which follows the last answer of the world as a user message."""
@@ -93,13 +99,17 @@ class SelfManaging(SlidingWindow):
         self.turns = [self._ids(entry.tokens, entry.messages) for entry in kept]
         self.remember(self.mark())
         self.show(self.turns)
+        return {"readable": readable, "removed": removed, "compressed": sorted(compress), "slid": self._slide()}
+
+    def _slide(self) -> int:
+        """Let the oldest turns leave if the prompt is too long, and return their number."""
         slid = self.oldest() if len(self.prompt) > self.limit and len(self.turns) > 1 else 0
         if slid:
             self.drop(slid)
             self._entries = self._entries[slid:]
             self.remember(self.mark())
             self.show(self.turns)
-        return {"readable": readable, "removed": removed, "compressed": sorted(compress), "slid": slid}
+        return slid
 
     def _ids(self, tokens: Sequence[int], messages: Sequence[Message]) -> list[int]:
         closed = list(tokens[-1:]) == [self.tokenizer.im_end]

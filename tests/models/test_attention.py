@@ -74,6 +74,19 @@ def test_kernels_interpreted(name, t):
     assert_close(both(f, *inputs(t, rows=1)), both(naive, *inputs(t, rows=1)), atol=2e-3)
 
 
+@pytest.mark.parametrize("t", [33, 34])
+def test_cudnn_pads_rows_to_an_even_length(monkeypatch, t):
+    seen, own = [], jax.nn.dot_product_attention
+
+    def product(q, k, v, *, implementation, **options):
+        seen.append(q.shape[1])
+        return own(q, k, v, **options)
+
+    monkeypatch.setattr(jax.nn, "dot_product_attention", product)
+    assert_close(both(attention.cudnn, *inputs(t)), both(naive, *inputs(t)), atol=2e-3)
+    assert seen and set(seen) == {34}
+
+
 def mesh_of(platform, sequence=1):
     return SimpleNamespace(shape={"sequence": sequence}, devices=np.array([SimpleNamespace(platform=platform)]))
 

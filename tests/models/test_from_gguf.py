@@ -148,6 +148,8 @@ def test_logits_of_the_real_model_equal_transformers(tmp_path):
             {"values": {"llama.rope.scaling.type": "yarn"}},
             "rope scaling 'yarn' is not read from GGUF; take the model's",
         ),
+        ({"values": {"llama.attention.head_count": "nine"}}, "llama.attention.head_count is 'nine', no number"),
+        ({"values": {"tokenizer.ggml.tokens": "abc"}}, "tokenizer.ggml.tokens missing, or no list"),
         ({"pre": "llama-bpe"}, "pre-tokenizer 'llama-bpe' is not supported, only byte-level BPE"),
         ({"without": ("blk.1.ffn_up.weight",)}, "tensors missing: blk.1.ffn_up.weight"),
         ({"kind": "I8"}, r"gguf package cannot read \(take a file of F16, .*\): I8"),

@@ -4,6 +4,7 @@ import logging
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -280,6 +281,37 @@ def test_a_run_can_continue_on_another_mesh(tmp_path):
         env=os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count=8"},
     )  # fmt: skip
     assert done.stdout.endswith("equal\n"), done.stderr[-3000:]
+
+
+SUMS = """
+import sys
+import jax, numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from rl import checkpoint
+if len(sys.argv) > 1:
+    jax.distributed.initialize(sys.argv[1], 2, int(sys.argv[2]))
+values = np.arange(24, dtype=np.float32).reshape(4, 6)
+sharding = NamedSharding(Mesh(np.array(jax.devices()), "x"), PartitionSpec("x"))
+state = {"w": jax.make_array_from_callback(values.shape, sharding, lambda index: values[index])}
+print(len(jax.devices()), checkpoint.checksums(state))
+"""
+
+
+def test_checksums_do_not_depend_on_the_number_of_processes():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+
+    def start(*words):
+        return subprocess.Popen(
+            [sys.executable, "-c", SUMS, *words], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            env=os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""},
+        )  # fmt: skip
+
+    processes = [start(), start(address, "0"), start(address, "1")]
+    said = [process.communicate(timeout=120) for process in processes]
+    alone, *two = (out.splitlines()[-1] for out, _ in said)
+    assert alone.startswith("1 {") and two == [alone.replace("1", "2", 1)] * 2, [error[-2000:] for _, error in said]
 
 
 def test_what_tensorstore_reports_to_a_failed_save_is_dropped_and_nothing_else(monkeypatch):

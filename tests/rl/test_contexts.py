@@ -121,6 +121,15 @@ def test_an_episode_longer_than_the_context_ends_early_without_a_window_and_goes
     assert windowed.stop is StopReason.MAX_TURNS and len(windowed.turns) == 14
 
 
+def test_where_the_request_to_the_policy_does_not_fit_the_oldest_turns_leave():
+    small = dataclasses.replace(MANY, context=limit_of(2.8), max_tokens=20)
+    template = functools.partial(SelfManaging, limit=limit_of(2.6), limits=small)
+    trajectory = play(Script(answer=LONG_ANSWER), Scripted("one"), small, context=template)
+    assert trajectory.stop is StopReason.MAX_TURNS and len(trajectory.turns) == 14
+    assert not any(turn.info.get("managing") for turn in trajectory.turns)
+    assert "earlier turns are not shown" in texts(trajectory)[-1]
+
+
 def test_the_policy_removes_and_compresses_by_id():
     world = Script(answer=LONG_ANSWER)
     turns = ("one", "two", "three", 'so: {"remove": [2, 3, 99], "compress": [1]} ok', "one one")

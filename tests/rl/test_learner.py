@@ -251,6 +251,7 @@ def test_weight_decay_spares_norms_and_biases():
         (dict(), [0, 100], [2, 2]),
         (dict(warmup=4), [0, 1, 3, 4, 9], [0.5, 1, 2, 2, 2]),
         (dict(schedule="linear", steps=10, final=0.5), [0, 5, 10, 20], [2, 1.5, 1, 1]),
+        (dict(schedule="linear", warmup=1, steps=11), [0, 1, 2, 6, 11], [2, 2, 1.8, 1, 0]),
         (dict(schedule="cosine", warmup=2, steps=12), [0, 1, 2, 7, 12], [1, 2, 2, 1, 0]),
     ],
 )

@@ -391,7 +391,7 @@ class BadTemplate(Causal):
     [
         ({"at": "start"}, StopReason.ENV_ERROR, 0, "template: RuntimeError: no summariser"),
         ({"how": "raise"}, StopReason.ENV_ERROR, 1, "template: RuntimeError: no summariser"),
-        ({"how": "timeout"}, StopReason.ENV_TIMEOUT, 1, "template: TimeoutError: the summariser is slow"),
+        ({"how": "timeout"}, StopReason.ENV_ERROR, 1, "template: TimeoutError: the summariser is slow"),
         ({"how": "wait"}, StopReason.CANCELLED, 1, "the episode took longer than 0.3 s"),
         ({"how": "unstripped"}, StopReason.ENV_ERROR, 1, "template: ValueError: `stripped` is empty"),
     ],

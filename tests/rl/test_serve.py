@@ -3,6 +3,7 @@
 import asyncio
 import concurrent.futures
 import json
+from collections import Counter
 
 import httpx
 import numpy as np
@@ -12,9 +13,9 @@ import pytest
 from models import chat
 from models.tokenizer import Tokenizer
 from rl.engines.jax.engine import JaxEngine
-from rl.engines.serve.openai_api import NEUTRAL
-from rl.engines.serve.server import Service, load, main, serving, warm_up
-from rl.trajectory import Sampling
+from rl.engines.serve.openai_api import NEUTRAL, Answers, Request
+from rl.engines.serve.server import Service, load, main, metrics_text, serving, warm_up
+from rl.trajectory import Completion, Sampling
 from tests.tiny import tiny_policy
 
 HELLO = [{"role": "user", "content": "Book a flight."}]
@@ -93,6 +94,13 @@ class TestCompletions:
         assert len({tuple(c["token_ids"]) for c in choices}) > 3
         again = post("/v1/completions", body).json()["choices"]
         assert [c["token_ids"] for c in again] == [c["token_ids"] for c in choices]
+        alone = post("/v1/completions", {**body, "prompt": [5, 6], "n": 1}).json()["choices"]
+        assert alone[0]["token_ids"] == choices[0]["token_ids"]
+
+    def test_equal_prompts_get_samples_of_their_own(self, post):
+        body = {"prompt": [[5, 9]] * 3, "max_tokens": 12, "seed": 1, "ignore_eos": True, "return_token_ids": True}
+        choices = post("/v1/completions", body).json()["choices"]
+        assert len({tuple(choice["token_ids"]) for choice in choices}) == 3
 
     def test_without_a_seed_samples_differ(self, post):
         body = {"prompt": [5, 6], "max_tokens": 12, "return_token_ids": True, "ignore_eos": True}
@@ -127,11 +135,11 @@ class TestCompletions:
     def test_a_stop_text_ends_a_generation_and_is_cut_off(self, post, parts):
         body = {"prompt": [5, 9], "max_tokens": 40, "seed": 3, "ignore_eos": True, "return_token_ids": True}
         (whole,) = post("/v1/completions", body).json()["choices"]
-        mark = whole["text"][6:9]
-        (cut,) = post("/v1/completions", {**body, "stop": [mark]}).json()["choices"]
-        assert cut["text"] == whole["text"][: whole["text"].index(mark)] and cut["finish_reason"] == "stop"
-        assert whole["token_ids"][: len(cut["token_ids"])] == cut["token_ids"]
-        assert mark in parts[2].decode(cut["token_ids"])
+        for mark in (whole["text"][6:9], whole["text"][6:24]):  # the longer one is of several tokens
+            (cut,) = post("/v1/completions", {**body, "stop": [mark]}).json()["choices"]
+            assert cut["text"] == whole["text"][: whole["text"].index(mark)] and cut["finish_reason"] == "stop"
+            assert whole["token_ids"][: len(cut["token_ids"])] == cut["token_ids"]
+            assert mark in parts[2].decode(cut["token_ids"]) and mark not in parts[2].decode(cut["token_ids"][:-1])
 
     def test_streamed_pieces_concatenate_to_the_whole(self, client):
         asked = {"model": "policy", "prompt": "Book", "max_tokens": 70, "seed": 8, "logprobs": 0}
@@ -297,6 +305,8 @@ class TestServer:
             ({"prompt": [5], "stop_token_ids": list(range(50))}, "stop tokens"),
             ({"prompt": [5], "stop_token_ids": [10**12]}, "a stop token is outside of the vocabulary"),
             ({"prompt": [5], "temperature": 1e-30}, "temperature is 1e-30"),
+            ({"prompt": [5], "stop_token_ids": [10**12], "stream": True}, "a stop token is outside of the vocabulary"),
+            ({"prompt": [5], "temperature": 1e-30, "stream": True}, "temperature is 1e-30"),
             ({"prompt": [5], "stream": "yes"}, "stream must be"),
             ({"prompt": [5], "response_format": {"type": "xml"}}, "response_format.type must be text"),
             ({"prompt": [5], "logit_bias": {"5": 1}}, "logit_bias.5 is not supported"),
@@ -316,6 +326,7 @@ class TestServer:
             ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "parts of type text"),
             ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "a tool call must be"),
             ({"tools": [{}]}, "tools must be a list"),
+            ({"parallel_tool_calls": False}, "parallel_tool_calls is not supported"),
             ({"tool_choice": "required"}, "cannot force a tool call"),
             ({"top_logprobs": 3}, "top_logprobs needs logprobs=true"),
             ({"logprobs": True, "top_logprobs": 21}, "top_logprobs must be a number between 0 and 20"),
@@ -393,6 +404,43 @@ def test_start_up_errors_are_reported(tmp_path, capsys, monkeypatch):
     ]:
         assert main([*words, "--port=0"]) == 1
         assert said in capsys.readouterr().err
+
+
+class Says:
+    """An engine that says a text, a token at a time."""
+
+    version = 0
+
+    def __init__(self, parts, text):
+        self.shape, self.tokens = parts[0].shape, parts[2].encode(text)
+
+    async def generate(self, prompt, sampling, *, session, stream, **options):
+        for token in self.tokens:
+            stream([token], [0.0])
+            await asyncio.sleep(0)
+        return Completion(self.tokens, [0.0] * len(self.tokens), "length", 0)
+
+    async def release(self, session):
+        pass
+
+
+@pytest.mark.parametrize("tools", [False, True])
+@pytest.mark.parametrize("text, left", [("I look STOP more", "I look "), ("I look ST", "I look ST")])
+def test_no_part_of_a_stop_text_is_streamed(parts, tools, text, left):
+    service = Service(Says(parts, text), parts[1], parts[2], name="policy")
+    request = Request([[5]], Sampling(40), stops=["STOP"], stream=True, tools=tools)
+    answers = Answers(request, "/v1/chat/completions", "policy", parts[2])
+
+    async def streamed():
+        return [event async for event in service._events(request, answers)]
+
+    events = [json.loads(event.removeprefix("data: ")) for event in asyncio.run(streamed()) if "[DONE]" not in event]
+    pieces = [choice["delta"].get("content") or "" for event in events for choice in event["choices"]]
+    assert "".join(pieces) == left
+
+
+def test_metrics_count_every_token():
+    assert "generated_tokens 12345678.0\n" in metrics_text({"generated_tokens": 12345678.0}, Counter())
 
 
 class TestVllmEngine:

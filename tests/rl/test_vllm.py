@@ -3,6 +3,7 @@
 import asyncio
 import dataclasses
 import sys
+import threading
 
 import numpy as np
 import pytest
@@ -150,6 +151,26 @@ def test_a_hanging_replica_is_removed_and_readmitted_with_the_current_weights(tm
     assert [c.tokens for c in before] == [expected(i) for i in range(8)]
     assert {c.version for c in after} == {1} and cluster.engine.stats()["readmitted"] == 1
     assert cluster.fakes[0].weight == cluster.fakes[1].weight == 0.25
+
+
+def test_a_replica_that_cannot_score_is_removed_alone_and_health_checks_do_not_multiply(tmp_path):
+    async def scenario(engine):
+        cluster.fakes[0].model = "another"
+        await engine.load(weights(0.25), 1)
+        assert engine.stats()["replicas"] == 1
+        completions = await asyncio.gather(*(ask(engine, i) for i in range(8)))
+        checks = [task for task in asyncio.all_tasks() if task.get_coro().__qualname__.endswith("_check_health")]
+        assert len(checks) == 2
+        return completions
+
+    cluster = Cluster(tmp_path)
+    completions = cluster.run(scenario)
+    assert [c.tokens for c in completions] == [expected(i) for i in range(8)] and {c.version for c in completions} == {
+        1
+    }
+    asked = len(cluster.fakes[1].asked)
+    threading.Event().wait(0.3)
+    assert len(cluster.fakes[1].asked) == asked  # nothing goes on after `close`
 
 
 def test_without_any_server_requests_fail_with_the_reason(tmp_path):

@@ -135,6 +135,12 @@ class JaxEngine:
         self._caches: list[qwen.Cache | None] = [None] * self._banks  # allocated on first use
         self._forget_all()
 
+    def check(self, prompt_ids: list[int], sampling: Sampling) -> None:
+        """Raise what `generate` raises for this request: ContextFull, or ValueError if it is invalid."""
+        check_request(prompt_ids, sampling, vocab=self.shape.vocab, context=self.context)
+        if len(sampling.stop_tokens) > MAX_STOP_TOKENS:
+            raise ValueError(f"{len(sampling.stop_tokens)} stop tokens; at most {MAX_STOP_TOKENS} are supported")
+
     # --- the protocol ---------------------------------------------------------------------------------------------
 
     async def generate(
@@ -150,7 +156,9 @@ class JaxEngine:
 
         guide: allows some tokens only. Such a request is decoded token by token, apart from those without a guide.
         """
-        self._check(prompt_ids, sampling, session)
+        self.check(prompt_ids, sampling)
+        if any(r.session == session and not r.future.done() for r in [*self._waiting, *self._running.values()]):
+            raise ValueError(f"session {session!r} already has a request in flight")
         future = asyncio.get_running_loop().create_future()
         request = _Request(session, np.asarray(prompt_ids, np.int32), sampling, future, stream, guide)
         self._waiting.append(request)
@@ -208,13 +216,6 @@ class JaxEngine:
                 pool.shutdown()
 
     # --- scheduling -----------------------------------------------------------------------------------------------
-
-    def _check(self, prompt_ids: list[int], sampling: Sampling, session: str) -> None:
-        check_request(prompt_ids, sampling, vocab=self.shape.vocab, context=self.context)
-        if len(sampling.stop_tokens) > MAX_STOP_TOKENS:
-            raise ValueError(f"{len(sampling.stop_tokens)} stop tokens; at most {MAX_STOP_TOKENS} are supported")
-        if any(r.session == session and not r.future.done() for r in [*self._waiting, *self._running.values()]):
-            raise ValueError(f"session {session!r} already has a request in flight")
 
     def _wake(self) -> None:
         if self._task is None or self._task.done():

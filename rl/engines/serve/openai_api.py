@@ -34,11 +34,10 @@ NEUTRAL = {  # unsupported options that would change the sample, with the values
     "add_generation_prompt": (None, True), "continue_final_message": (None, False),
     "add_special_tokens": (None, False), "documents": (None, []), "modalities": (None, ["text"]), "audio": (None,),
     "prediction": (None,), "reasoning_effort": (None,), "verbosity": (None,), "web_search_options": (None,),
-    "allowed_tokens": (None,), "return_token_strs": (None, False),
+    "allowed_tokens": (None,), "return_token_strs": (None, False), "parallel_tool_calls": (None, True),
 }  # fmt: skip
-WITHOUT_EFFECT = {  # about the caller and the answer's way, not about the answer
+WITHOUT_EFFECT = {  # they describe the caller or how the request is handled; the answer is the same without them
     "user", "metadata", "store", "service_tier", "priority", "request_id", "safety_identifier", "prompt_cache_key",
-    "parallel_tool_calls",
 }  # fmt: skip
 READ = {
     "model", "max_tokens", "stop", "logprobs", "prompt_logprobs", "echo", "stream", "stream_options", "n",

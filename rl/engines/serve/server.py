@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import dataclasses
 import functools
 import json
 import os
@@ -110,8 +111,10 @@ class Service:
         if request.schema is not None:
             await asyncio.to_thread(self._grammars.guide, request.schema)  # refuses one that cannot be followed
         if request.stream:
+            for prompt, sampling in _choices(request):
+                self.engine.check(prompt, sampling)  # before the status of the answer is sent
             return StreamingResponse(self._events(request, answers), media_type="text/event-stream")
-        choices = [self._finished(request, prompt, n) for prompt in request.prompts for n in range(request.n)]
+        choices = [self._finished(request, *choice) for choice in _choices(request)]
         work = asyncio.ensure_future(_together(choices))
         try:
             while not (await asyncio.wait([work], timeout=1.0))[0]:
@@ -158,18 +161,18 @@ class Service:
         """Yield server-sent events: the pieces of all choices as they are generated, then the usage."""
         queue: asyncio.Queue[Any] = asyncio.Queue()
 
-        async def choice(index: int, prompt: list[int], n: int) -> None:
+        async def choice(index: int, prompt: list[int], sampling: Sampling) -> None:
             try:
-                generated = await self._stream(request, prompt, n, index, answers, queue)
+                generated = await self._stream(request, prompt, sampling, index, answers, queue)
                 await queue.put(generated)
             except Exception as why:
                 await queue.put(why)
 
-        pairs = [(prompt, n) for prompt in request.prompts for n in range(request.n)]
-        tasks = [asyncio.ensure_future(choice(i, *pair)) for i, pair in enumerate(pairs)]
+        choices = _choices(request)
+        tasks = [asyncio.ensure_future(choice(i, *chosen)) for i, chosen in enumerate(choices)]
         generated: list[Generated] = []
         try:
-            while len(generated) < len(pairs):
+            while len(generated) < len(choices):
                 item = await queue.get()
                 if isinstance(item, Exception):
                     yield f"data: {json.dumps(error(str(item), 'engine_error'))}\n\n"
@@ -186,24 +189,30 @@ class Service:
                 task.cancel()
 
     async def _stream(
-        self, request: Request, prompt: list[int], n: int, index: int, answers: Answers, queue: asyncio.Queue[Any]
+        self,
+        request: Request,
+        prompt: list[int],
+        sampling: Sampling,
+        index: int,
+        answers: Answers,
+        queue: asyncio.Queue[Any],
     ) -> Generated:
         """Generate one choice and put its pieces into the queue.
 
-        Text from the possible start of a tool call on is held back until the generation ends.
+        Text from the possible start of a tool call or of a stop text on is held back until the generation ends.
         """
         sent, tokens_sent, first = 0, 0, True
         generated = None
-        async for generated, done in self._generate(request, prompt, n):
+        async for generated, done in self._generate(request, prompt, sampling):
             text, calls = generated.text, []
+            if not done and request.stops:
+                text = text[: max(len(text) - max(map(len, request.stops)) + 1, sent)]
             if request.tools:
                 turn = toolcalls.parse(text) if done else None
                 if turn is not None and turn.calls and not turn.errors:
                     calls = turn.calls
                 if calls or not done:
                     text = text[: _begins(text, toolcalls.OPEN)]
-            elif not done and request.stops:
-                text = text[: max(len(text) - max(map(len, request.stops)) + 1, sent)]
             piece, ids = text[sent:], generated.tokens[tokens_sent:]
             if piece or ids or first:
                 logprobs = generated.logprobs[tokens_sent:]
@@ -213,27 +222,27 @@ class Service:
                 queue.put_nowait(answers.last_event(index, generated.finish, calls, generated.version))
         return generated
 
-    async def _finished(self, request: Request, prompt: list[int], n: int) -> Generated:
+    async def _finished(self, request: Request, prompt: list[int], sampling: Sampling) -> Generated:
         """Generate one whole choice, with the scores of its prompt if requested."""
         scores: list[float | None] = []
         if request.score:
             scores = [None, *(await asyncio.to_thread(self._score, prompt))]
-        if request.sampling.max_tokens == 0:
+        if sampling.max_tokens == 0:
             return Generated(prompt, [], [], "", "length", self.engine.version, scores)
-        async for generated, _ in self._generate(request, prompt, n):  # noqa: B007 (the last one is the result)
+        async for generated, _ in self._generate(request, prompt, sampling):  # noqa: B007 (the last one is the result)
             pass
         generated.scores = scores
         if request.top:
-            temperature = request.sampling.temperature or 1.0
+            temperature = sampling.temperature or 1.0
             generated.top = await asyncio.to_thread(self._top, prompt, generated.tokens, request.top, temperature)
         return generated
 
-    async def _generate(self, request: Request, prompt: list[int], n: int) -> AsyncIterator[tuple[Generated, bool]]:
+    async def _generate(
+        self, request: Request, prompt: list[int], sampling: Sampling
+    ) -> AsyncIterator[tuple[Generated, bool]]:
         """Yield (everything generated so far, finished?) after each block. A stop text ends the generation early."""
         blocks: asyncio.Queue[Any] = asyncio.Queue()
-        sampling, session = request.sampling, uuid.uuid4().hex
-        if n or len(request.prompts) > 1:
-            sampling = Sampling(**{**vars(sampling), "seed": seed_of(sampling.seed, n)})
+        session = uuid.uuid4().hex
         options: dict[str, Any] = {"stream": lambda tokens, logprobs: blocks.put_nowait((tokens, logprobs))}
         if request.schema is not None:
             options["guide"] = self._grammars.guide(request.schema)
@@ -246,9 +255,9 @@ class Service:
                 generated.logprobs += block[1]
                 stopped = generated.tokens[-1] in sampling.stop_tokens
                 generated.text = self.tokenizer.decode(generated.tokens[: -1 if stopped else None])
-                at = min((p for s in request.stops if (p := generated.text.find(s)) >= 0), default=-1)
-                if at >= 0:
-                    self._cut(generated, at)
+                found = [(at, at + len(s)) for s in request.stops if (at := generated.text.find(s)) >= 0]
+                if found:
+                    self._cut(generated, *min(found))
                     yield generated, True
                     return
                 generated.text = generated.text.rstrip("\ufffd")  # the last character may be incomplete
@@ -262,15 +271,11 @@ class Service:
             task.cancel()
             await self.engine.release(session)
 
-    def _cut(self, generated: Generated, at: int) -> None:
-        """Cut at a stop text: keep the text before it, and the tokens up to the one that completes it."""
+    def _cut(self, generated: Generated, at: int, end: int) -> None:
+        """Cut at a stop text, text[at:end]: keep the text before it, and the tokens up to the one that completes it."""
         text = generated.text
         count = len(generated.tokens)
-        while (
-            count > 1
-            and len(self.tokenizer.decode(generated.tokens[: count - 1])) > at
-            and text.startswith(self.tokenizer.decode(generated.tokens[: count - 1]))
-        ):
+        while self.tokenizer.decode(generated.tokens[: count - 1]).startswith(text[:end]):
             count -= 1
         generated.tokens, generated.logprobs = generated.tokens[:count], generated.logprobs[:count]
         generated.text, generated.finish = text[:at], "stop"
@@ -319,6 +324,17 @@ def _scores(shape: qwen.Config, params: Any, tokens_RT: Any, segments_RT: Any) -
     return qwen.token_logp(h_RTD[0, :-1], qwen.unembed(shape, params), tokens_RT[0, 1:])[0]
 
 
+def _choices(request: Request) -> list[tuple[list[int], Sampling]]:
+    """Return (prompt, sampling) of each choice. The first has the request's seed, the others have random numbers of
+    their own, also for equal prompts."""
+    seed, choices = request.sampling.seed, []
+    for index, prompt in enumerate(request.prompts):
+        for n in range(request.n):
+            own = seed_of(seed, index, n) if index or n else seed
+            choices.append((prompt, dataclasses.replace(request.sampling, seed=own)))
+    return choices
+
+
 async def _together(choices: list[Any]) -> list[Generated]:
     """Return all results, or raise the first error after cancelling the rest."""
     try:
@@ -354,7 +370,7 @@ def metrics_text(stats: dict[str, float], answered: Counter[tuple[str, int]]) ->
     lines = []
     for name, value in sorted(stats.items()):
         kind = "gauge" if name in ("occupancy", "sessions", "version") else "counter"
-        lines += [f"# TYPE evolver_engine_{name} {kind}", f"evolver_engine_{name} {value:g}"]
+        lines += [f"# TYPE evolver_engine_{name} {kind}", f"evolver_engine_{name} {value!r}"]
     lines += ["# TYPE evolver_requests counter"]
     lines += [f'evolver_requests{{route="{route}",status="{status}"}} {n}' for (route, status), n in answered.items()]
     return "\n".join(lines) + "\n"
@@ -369,6 +385,8 @@ def load(model: str | Path, *, slots: int, context: int, dtype: str) -> tuple[Ja
         raise ValueError(f"--model={model} is not a directory")
     tokenizer = Tokenizer.load(model)
     shape, params = hf.load(model)
+    if context > shape.max_positions:
+        raise ValueError(f"--context={context}: the model knows {shape.max_positions} positions")
     engine = JaxEngine(shape, params, slots=slots, context=context, dtype=jnp.dtype(dtype), threaded=True)
     return engine, params, tokenizer
 

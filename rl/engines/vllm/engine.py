@@ -193,7 +193,7 @@ class VllmEngine:
     async def load(self, params: Any, version: int) -> None:
         """Send these weights to every replica and verify them; remove replicas that fail.
 
-        Raises WeightsNotLoaded, and EngineFault if no replica is left.
+        Raises WeightsNotLoaded if a replica keeps its old weights, and EngineFault if no replica is left.
         """
         async with self._lock:
             began = time.monotonic()
@@ -321,7 +321,9 @@ class VllmEngine:
             self._health = asyncio.get_running_loop().create_task(self._check_all(), name="vllm-health")
 
     async def _check_all(self) -> None:
-        await asyncio.gather(*(self._check_health(replica) for replica in self._replicas))
+        async with asyncio.TaskGroup() as group:  # a gather would leave the others running if one raises
+            for replica in self._replicas:
+                group.create_task(self._check_health(replica))
 
     async def _check_health(self, replica: _Replica) -> None:
         """Remove, restart and readmit one replica according to its health checks, until cancelled."""
@@ -354,7 +356,7 @@ class VllmEngine:
                 if self.transfer is not None:
                     await self.transfer.connect([replica.server])
                 admitted = await self._update([replica], self.version)
-            except (*FAULTS, WeightsNotLoaded) as error:
+            except (*FAULTS, EngineFault) as error:
                 admitted, replica.why = [], str(error)
             if admitted:
                 replica.up, replica.why, replica.admissions = True, "", ADMISSIONS
@@ -378,10 +380,10 @@ class VllmEngine:
         return await self._on_all(replicas, self._verify)
 
     async def _on_all(self, replicas: Sequence[_Replica], action: Callable[[_Replica], Any]) -> list[_Replica]:
-        """Run `action` on all replicas in parallel; return those that succeeded. WeightsNotLoaded is not caught."""
+        """Run `action` on all replicas in parallel; return those that succeeded. Raises WeightsNotLoaded."""
         results = await asyncio.gather(*(action(replica) for replica in replicas), return_exceptions=True)
         for replica, result in zip(replicas, results):
-            if isinstance(result, FAULTS):
+            if isinstance(result, (*FAULTS, EngineFault)) and not isinstance(result, WeightsNotLoaded):
                 self._fail(replica, result)
             elif isinstance(result, BaseException):
                 raise result
