@@ -45,18 +45,20 @@ class Rule(NamedTuple):
             return "finite"
         if self.zero and value == 0:
             return ""
+        holds = (
+            self.least is None or value >= self.least,
+            self.above is None or value > self.above,
+            self.most is None or value <= self.most,
+            self.below is None or value < self.below,
+        )
+        return "" if all(holds) else self.bounds()
+
+    def bounds(self):
+        """Return the bounds in words, such as "0, or at least 64 and at most 16777216"; "" if there are none."""
         limits = {"at least": self.least, "above": self.above, "at most": self.most, "below": self.below}
-        holds = {
-            "at least": lambda limit: value >= limit,
-            "above": lambda limit: value > limit,
-            "at most": lambda limit: value <= limit,
-            "below": lambda limit: value < limit,
-        }
         stated = {words: limit for words, limit in limits.items() if limit is not None}
-        if all(holds[words](limit) for words, limit in stated.items()):
-            return ""
-        words = " and ".join(f"{words} {limit:g}" for words, limit in stated.items())
-        return f"0, or {words}" if self.zero else words
+        words = " and ".join(f"{words} {limit:{'d' if type(limit) is int else 'g'}}" for words, limit in stated.items())
+        return f"0, or {words}" if self.zero and words else words
 
     def nearest(self, value):
         """Return `value` if no rule forbids it, else one that is as harmless: the least one, or the default."""

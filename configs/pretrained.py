@@ -12,8 +12,8 @@
 | words | two cores | reasoning-gym: family relations, after two solved questions | none: GRPO |
 | calls | two cores | `travel`: tasks of three calls, after a short imitation | none: GRPO |
 
-`words` needs requirements/reasoning.txt. The planner estimates that a 1.5B model fits on one 80 GB GPU without an
-argument. Nobody has measured what either run learns, nor how many questions of `words` the model answers at the start.
+`words` needs requirements/reasoning.txt. Without an argument, the planner estimates, a 1.5B model fits on one GPU of
+80 GB. Nobody has measured what any of the three runs learns.
 """
 
 from configs import base, quickstart

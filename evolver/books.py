@@ -55,16 +55,17 @@ def keep(run: Run) -> None:
     show(run, step, metrics)
     run.booked()
     if step % c.checkpoint.every == 0 or step == c.steps:
-        save(run, metric=best)
+        save(run, metric=best, replace=True)  # one that was saved when the run was interrupted lacks these books
 
 
-def save(run: Run, metric: float | None = None) -> None:
-    """Save a checkpoint of the last complete step, and write both pools as files of the workdir."""
+def save(run: Run, metric: float | None = None, replace: bool = False) -> None:
+    """Save a checkpoint of the last complete step, and write both pools as files of the workdir. replace: also if the
+    step has one."""
     if run.navigating is not None and hosts.first():
         run.navigating.pool.save(run.workdir / "experience")
     synthetic = run.tasks.pool.tasks.values() if run.tasks.pool else ()
     run.workdir.log_tasks([*run.tasks.originals, *synthetic])
-    run.checkpoints.save(run.step, learner.trained(run.learner.state), run.saved, metric=metric)
+    run.checkpoints.save(run.step, learner.trained(run.learner.state), run.saved, metric=metric, replace=replace)
 
 
 def evaluate(run: Run, *, keep: str = "", repetition: int = 0, sweep: bool = False) -> Scores:
@@ -78,7 +79,7 @@ def evaluate(run: Run, *, keep: str = "", repetition: int = 0, sweep: bool = Fal
     seed = seed_of(c.seed, "evaluation", repetition) if repetition else c.seed
     shown: dict[str, list[tuple[str, str]]] = {}
     if c.eval.experience:
-        retrieved = run.navigating.retrieve([t.query for t in held_out])
+        retrieved = hosts.on_first(run.navigating, lambda: run.navigating.retrieve([t.query for t in held_out]))
         shown = {t.id: [(e.id, e.content) for e in row] for t, row in zip(held_out, retrieved)}
         run.navigating.metrics()  # evaluation must leave no trace in the counters of the next step
 

@@ -74,15 +74,19 @@ def problems(config: Any, keys: Any, workdir: str | Path, mode: str) -> list[str
 # --- keys and single values ------------------------------------------------------------------------------------------
 
 
-def flat(config: Any, prefix: str = "") -> dict[str, Any]:
-    """Return {"rollout.tasks": 32, ...} of a ConfigDict or a dict of dicts; a group `args` is one value, a dict."""
+def flat(config: Any, prefix: str = "", *, as_json: bool = True) -> dict[str, Any]:
+    """Return {"rollout.tasks": 32, ...} of a ConfigDict or a dict of dicts; a group `args` is one value, a dict.
+
+    as_json: convert those groups by `plain`, which turns a number that is not finite into None.
+    """
     values: dict[str, Any] = {}
     for key in config:
         name, value = f"{prefix}{key}", config[key]
         if key == "args":
-            values[name] = plain(value.to_dict() if hasattr(value, "to_dict") else value)
+            values[name] = value.to_dict() if hasattr(value, "to_dict") else value
+            values[name] = plain(values[name]) if as_json else values[name]
         elif hasattr(value, "items"):
-            values |= flat(value, f"{name}.")
+            values |= flat(value, f"{name}.", as_json=as_json)
         else:
             values[name] = value
     return values
@@ -139,7 +143,7 @@ def value_problems(config: Any, rules: dict[str, Any]) -> Iterator[str]:
 def fitted(config: Any, keys: Any) -> Any:
     """Return the schema, updated with every value of `config` whose key exists and whose type fits; a value out of
     bounds is replaced by the nearest one that is allowed."""
-    result, values = keys.config.copy_and_resolve_references(), flat(config)
+    result, values = keys.config.copy_and_resolve_references(), flat(config, as_json=False)
     for name, rule in keys.rules.items():
         if name in values and same_type(values[name], {} if rule.free else rule.default):
             group, _, last = name.rpartition(".")
@@ -194,8 +198,8 @@ def contradictions(config: Any, mode: str, *, plugged: bool = True) -> Iterator[
         )
     if n.pool and not n.enabled:
         yield "config.navigating.pool is given, but config.navigating.enabled is False"
-    if n.enabled and not n.pool and n.rollouts == 0 and n.every == 0:
-        yield "config.navigating never fills its pool: set config.navigating.pool, rollouts or every"
+    if n.enabled and not n.pool and n.rollouts == 0 and n.every == 0 and not (n.solutions and q.enabled):
+        yield "config.navigating never fills its pool: set config.navigating.pool, rollouts, solutions or every"
     if c.eval.experience and not n.enabled:
         yield "config.eval.experience needs config.navigating.enabled=True"
     if c.eval.experience and mode == "eval" and not n.pool:
@@ -259,6 +263,9 @@ def plug_contradictions(c: Any) -> Iterator[str]:
         yield "config.loss.args.clip_high_guided is below clip_high: guided rollouts would be clipped more than others"
     if 0 < (clip.get("dual_clip") or 0) <= 1:
         yield f"config.loss.args.dual_clip={clip['dual_clip']} must be above 1, or 0 for none"
+    calls = plugs.values("questioning.explorer", c.questioning.explorer.name, c.questioning.explorer.args.to_dict())
+    if calls.get("least", 0) > calls.get("most", math.inf):
+        yield f"config.questioning.explorer.args.least={calls['least']} calls of a task are above most={calls['most']}"
     reproduces = getattr(plugs.load("attributing.judge", c.attributing.judge.name), "reproduces_outcome", False)
     outcome_judge = plugs.load("questioning.judge", c.questioning.judge.name)
     judged = c.questioning.enabled and getattr(outcome_judge, "replaces_outcome", True)
@@ -443,11 +450,20 @@ def world_problems(config: Any, mode: str) -> Iterator[str]:
         world.close()
     yield from leaks(roles.for_evaluation(config) if mode == "eval" else config, tasks, held_out)
     name, value = ("env.tasks", config.env.tasks) if config.env.tasks else ("env.split", config.env.split)
-    needed = originals_needed(config) if mode in ("train", "plan") else 0
+    if mode not in ("train", "plan"):
+        return
+    needed = originals_needed(config)
     if 0 < counts.get(name, 0) < needed:
         yield (
             f"config.rollout.tasks={config.rollout.tasks} needs {needed} different original tasks for a step;"
             f" config.{name}={value} of {config.env.name} has {counts[name]}"
+        )
+    q, invented = config.questioning, config.rollout.tasks - needed
+    if q.enabled and not q.every and 0 < counts.get("questioning.tasks", 0) < invented:
+        yield (
+            f"config.rollout.tasks={config.rollout.tasks} needs {invented} synthetic tasks for a step;"
+            f" config.questioning.tasks={q.tasks} has {counts['questioning.tasks']}: give more, or lower"
+            " config.questioning.share"
         )
 
 

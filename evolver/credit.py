@@ -66,15 +66,15 @@ def grade(grader: Grader, trajectories: Sequence[Trajectory]) -> None:
 
 
 def grade_all(grader: Grader, trajectories: Sequence[Trajectory]) -> tuple[list[Trajectory], Metrics]:
-    """Return the graded trajectories of a step and the metrics of grading. Each host grades a share of the groups."""
+    """Return graded trajectories and the time that it took. Each host grades a share of the groups."""
     if not (grader.outcomes or grader.turns):
         return list(trajectories), Metrics()
     groups = list(groups_of(trajectories).values())
     mine = hosts.share(groups)
     with timed("grade") as metrics:
-        grade(grader, [trajectory for group in mine for trajectory in group])
+        hosts.together(lambda: grade(grader, [trajectory for group in mine for trajectory in group]))
         graded = hosts.gather_shares(mine)
-    return [trajectory for group in graded for trajectory in group], metrics | hosts.merge_metrics(grader.metrics())
+    return [trajectory for group in graded for trajectory in group], metrics
 
 
 def assign(config: Any, estimator: Callable[..., np.ndarray], trajectories: Sequence[Trajectory], step: int) -> None:

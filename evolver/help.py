@@ -46,9 +46,7 @@ def search(word: str, rules: dict[str, Any], config: Any) -> str:
 
 def expected(rule: Any) -> str:
     """Return the choices or bounds of a rule: "one of a, b" or "at least 0"."""
-    bounds = {"at least": rule.least, "above": rule.above, "at most": rule.most, "below": rule.below}
-    stated = " and ".join(f"{words} {limit:g}" for words, limit in bounds.items() if limit is not None)
-    return f"one of {', '.join(map(str, rule.choices))}" if rule.choices else stated
+    return f"one of {', '.join(map(str, rule.choices))}" if rule.choices else rule.bounds()
 
 
 def arguments(key: str, word: str) -> Iterator[str]:

@@ -21,7 +21,7 @@ import jax
 import numpy as np
 
 from evolver import coordinator
-from evolver.stop import tell
+from evolver.stop import Interrupted, RunEnds, tell
 
 T = TypeVar("T")
 LOST = 75  # exit code of a process that ends because another one did; EX_TEMPFAIL of sysexits.h
@@ -224,13 +224,30 @@ def gather(value: T) -> list[T]:
 def on_first(part: Any, work: Callable[[], T]) -> T:
     """Run `work()` in the first process only, and return its result in all of them.
 
-    The other processes also copy the first one's state of `part`, which `work` may have changed.
+    The other processes also copy the first one's state of `part`, which `work` may have changed. Raises what `together`
+    raises.
     """
     if jax.process_count() == 1:
         return work()
-    value, state = gather((work(), part.state()) if first() else None)[0]
+    value, state = gather(together(lambda: (work(), part.state()) if first() else None))[0]
     if not first():
         part.load_state(state)
+    return value
+
+
+def together(work: Callable[[], T]) -> T:
+    """Return `work()`. If it ends the run in one process, raise that process's Interrupted or RunEnds in all of them.
+
+    Alone, the one would save a checkpoint while the others wait for its part of another exchange.
+    """
+    value, error = None, None
+    try:
+        value = work()
+    except (Interrupted, RunEnds) as ended:
+        error = ended
+    for ended in gather(error):
+        if ended is not None:
+            raise ended
     return value
 
 

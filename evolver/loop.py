@@ -40,7 +40,10 @@ def train(config: Any, workdir: str | Path) -> None:
 
 
 def iterate(run: Run, step: int) -> None:
-    """Run one iteration. It can be abandoned without loss until the update; after `complete` only books are redone."""
+    """Run one iteration. It can be abandoned without loss until the update, and after `complete` only books are redone.
+
+    Between the two nothing asks a language model, which may end the run: the weights saved then would be a step ahead.
+    """
     forget(run)
     chosen, explored = tasks.choose(run, step)  # 1 tasks
     trajectories, played = rollouts.roll_out(run, chosen, step)  # 2 rollouts, 3 outcomes, 4 labels
@@ -48,10 +51,10 @@ def iterate(run: Run, step: int) -> None:
     credit.assign(run.config, run.estimator, trajectories, step)  # 5 advantages
     trajectories, played = rollouts.refill(run, trajectories, step, played)  # 1 to 5 again, for groups without signal
     batches, fates, ledger = learning.select(run.config, trajectories, run.actor.engine.version)  # 6 samples
+    remembered = memory.remember(run, trajectories, step)  # 7 memory
     stop_together(run)
-    learned = learning.learn(run, batches, step)  # 7 update
-    synced = learning.sync(run, step)  # 8 sync
-    remembered = memory.remember(run, trajectories, step)  # 9 memory
+    learned = learning.learn(run, batches, step)  # 8 update
+    synced = learning.sync(run, step)  # 9 sync
     books.write_trajectories(run, step, trajectories, fates)  # 10 books
     metrics = explored | played | ledger | learned | synced | remembered
     run.complete(step, metrics | rollout_metrics(trajectories) | asked(run))
@@ -202,7 +205,8 @@ def pool(config: Any, workdir: str | Path) -> None:
             raise RunError("--mode=pool needs config.navigating.enabled=True")
         run.workdir.claim(config.to_dict(), config.seed, "pool")
         metrics = tasks.explore(run) | memory.fill(run)
-        run.navigating.pool.save(run.workdir / "experience")
+        if hosts.first():
+            run.navigating.pool.save(run.workdir / "experience")
         show(run, metrics, f"{len(run.navigating.pool)} experiences in {run.workdir / 'experience'}")
 
 

@@ -1,4 +1,4 @@
-"""Phase 9: attempts become experience, and the results of synthetic tasks are recorded."""
+"""Phase 7: attempts become experience, and the results of synthetic tasks are recorded."""
 
 from __future__ import annotations
 
@@ -46,7 +46,9 @@ def first_attempts(run: Run) -> list[Trajectory]:
     ]
     labelled = getattr(run.navigating.extractor, "reads_labels", True)
     grader = run.grader if labelled else replace(run.grader, turns=None)
-    return credit.grade_all(grader, play(run, jobs, "first experience"))[0]
+    graded, _ = credit.grade_all(grader, play(run, jobs, "first experience"))
+    grader.metrics()  # the judges' figures are those of steps
+    return graded
 
 
 def solutions(run: Run) -> tuple[list[Trajectory], Metrics]:

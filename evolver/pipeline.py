@@ -93,7 +93,7 @@ class Pipeline:
         return {"async/groups": len(self._groups), "async/done": sum(g.task.done() for g in self._groups)}
 
     async def close(self) -> None:
-        """Cancel everything in flight. A resumed run starts these groups again, with newer weights."""
+        """Cancel everything in flight. A resumed run starts those of later steps again, with newer weights."""
         for group in self._groups:
             group.task.cancel()
         await asyncio.gather(*(group.task for group in self._groups), return_exceptions=True)

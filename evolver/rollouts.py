@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from envs.world import Task
-from evolver import credit, tasks
+from evolver import credit, hosts, tasks
 from evolver.metrics import Metrics, timed
 from evolver.play import play, sampling
 from evolver.run import Run
@@ -41,7 +41,7 @@ def refill(run: Run, trajectories: list[Trajectory], step: int, metrics: Metrics
     """Replace groups without signal by rollouts of further tasks, in at most `rollout.refill` rounds.
 
     This is DAPO's dynamic sampling (arXiv 2503.14476, section 3.2). Groups without signal stay in the ledger. Returns
-    all trajectories of the step and its metrics; `metrics` are those of the first round.
+    all trajectories of the step and its metrics, with the judges' figures; `metrics` are those of the first round.
     """
     c, rounds = run.config.rollout, 0
     while rounds < c.refill:
@@ -59,7 +59,7 @@ def refill(run: Run, trajectories: list[Trajectory], step: int, metrics: Metrics
     if c.refill:
         speed = generated(trajectories) / metrics["time/rollout"]
         metrics = metrics | {"rollout/refills": rounds, "time/tokens_per_s": speed}
-    return trajectories, metrics
+    return trajectories, metrics | hosts.merge_metrics(run.grader.metrics())
 
 
 def generated(trajectories: Sequence[Trajectory]) -> int:
@@ -104,7 +104,8 @@ def jobs_of(run: Run, chosen: Sequence[Task], step: int) -> list[list[Job]]:
     seed, group = run.config.seed, run.config.rollout.group
     guidance = [[[] for _ in range(group)] for _ in chosen]
     if run.navigating:
-        guidance = run.navigating.guide(chosen, group, seed_of(seed, "guide", step))
+        guide = partial(run.navigating.guide, chosen, group, seed_of(seed, "guide", step))
+        guidance = hosts.on_first(run.navigating, guide)
     return [
         [
             Job(
@@ -139,4 +140,4 @@ def collect(run: Run, chosen: dict[int, list[Task]], step: int) -> tuple[list[Tr
     with timed("wait") as metrics:
         trajectories, metrics["async/late"] = run.stop.run(start_and_wait())
     metrics["time/rollout"] = pipeline.collected - began
-    return trajectories, metrics | pipeline.figures() | run.grader.metrics()
+    return trajectories, metrics | pipeline.figures()

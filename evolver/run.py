@@ -258,7 +258,8 @@ def make_source(config: Any) -> Source:
     """Return the source of the config's worlds: this process, worker processes, or a service."""
     env = config.env
     deadlines = Deadlines(start=env.timeout, reset=env.timeout, step=env.timeout)
-    pool = {"workers": env.workers, "python": env.python or None, "memory_mb": env.memory_mb or None}
+    python = str(resolve(env.python)) if env.python else None
+    pool = {"workers": env.workers, "python": python, "memory_mb": env.memory_mb or None}
     pool = pool | {"recycle": env.recycle} if env.mode == "worker" else {}
     return Source(env.name, env.args.to_dict(), mode=env.mode, url=env.url, deadlines=deadlines, **pool)
 
@@ -312,7 +313,7 @@ def build(
         tasks=make_tasks(c, originals, held_out, given, parts, progress),
         estimator=plugged("advantage", c.advantage),
         grader=grader,
-        navigating=make_navigating(c, originals, parts),
+        navigating=make_navigating(c, [*originals, *given], parts),
         chat=chat,
         player=player,
         initial=initial,
@@ -527,12 +528,13 @@ def make_grader(config: Any, parts: dict[str, Any]) -> Grader:
     return Grader(outcomes, turns)
 
 
-def make_navigating(config: Any, originals: list[Task], parts: dict[str, Any]) -> Navigating | None:
-    """Build self-navigating, with the pool of `navigating.pool` if there is one. It learns from training tasks only."""
+def make_navigating(config: Any, tasks: list[Task], parts: dict[str, Any]) -> Navigating | None:
+    """Build self-navigating, with the pool of `navigating.pool` if there is one. It learns from training tasks only,
+    which have the splits of `tasks`."""
     c = config.navigating
     if not c.enabled:
         return None
-    splits = tuple(sorted({"train", *(task.split for task in originals)} - {config.eval.split}))
+    splits = tuple(sorted({"train", *(task.split for task in tasks)} - {config.eval.split}))
     extractor = plugged("navigating.extractor", c.extractor, **parts, splits=splits)()
     refiner = plugged("navigating.refine", c.refine, **parts)()
     pool = Pool(plugged("navigating.embedder", c.embedder, **parts, policy=config.model.path)())

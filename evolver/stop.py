@@ -17,14 +17,16 @@ import threading
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
+from rl.trajectory import EndsRun
+
 T = TypeVar("T")
 
 
-class Interrupted(Exception):
+class Interrupted(EndsRun):
     """The user asked the run to end; the work in progress can be abandoned."""
 
 
-class RunEnds(Exception):
+class RunEnds(EndsRun):
     """The run cannot continue; it ends with everything complete saved. The message tells the user what to change."""
 
 

@@ -49,10 +49,13 @@ def explore(run: Run, step: int = 0) -> Metrics:
         if run.tasks.words is not None:
             metrics |= run.tasks.words.metrics()
         metrics |= try_out(run, [task for id, task in pool.tasks.items() if id not in known], step)
+        pool.shrink()  # only now: what was not tried would displace what is known to be solved, and may go itself
     needed = round(c.share * run.config.rollout.tasks)
     if len(pool.tasks) < needed:
         there = f"there are {len(pool.tasks)} synthetic tasks and a step needs {needed}"
-        if c.tasks or c.budget < needed:
+        if c.tasks and not step:
+            raise RunError(f"{there}: give a file with more tasks, or lower config.questioning.share")
+        if c.budget < needed:
             raise RunError(f"{there}: raise config.questioning.budget or lower config.questioning.share")
         raise RunError(
             f"{there}: exploring found no more ({pool.rejections()}). Try another explorer or model, or lower"

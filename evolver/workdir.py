@@ -125,8 +125,8 @@ class Workdir:
         return "" if here else f"{self.path} was deleted or moved away while this run wrote to it"
 
     def claim(self, config: dict[str, Any], seed: int, mode: str = "train") -> None:
-        """Write `config.json` once; a resumed run keeps it and adds its own revision and versions. Other modes,
-        which may share the workdir of a run, write `config.<mode>.json`."""
+        """Write `config.json`. A resumed run replaces the config, whose resumable keys may differ, keeps the first
+        revision and adds its own. Other modes, which may share the workdir of a run, write `config.<mode>.json`."""
         if not self.writes:
             return
         record = {"config": plain(config), "seed": seed, **provenance()}

@@ -7,6 +7,7 @@ shardings are given where arrays enter and leave `jit`, and the compiler derives
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -71,7 +72,7 @@ def shardings(config: qwen.Config, mesh: Mesh, rules: Mapping[str, str] = RULES)
 
 
 def places(weights: Any, mesh: Mesh, rules: Mapping[str, str] = RULES) -> Any:
-    """Return a NamedSharding for each `Weight` of a tree. Raises MeshError naming every indivisible axis."""
+    """Return a NamedSharding for each `Weight` of a tree. Raises MeshError naming every axis that cannot be split."""
     declared = jax.tree.leaves(weights, is_leaf=qwen.is_weight)
     split = {axis: _split(axis, mesh, rules) for weight in declared for axis in weight.axes if axis}
     problems = {}
@@ -79,6 +80,11 @@ def places(weights: Any, mesh: Mesh, rules: Mapping[str, str] = RULES) -> Any:
         if axis and size % math.prod(mesh.shape[over] for over in split[axis]):
             over = " * ".join(f"{over}={mesh.shape[over]}" for over in split[axis])
             problems[f"{over} does not divide {axis}={size}"] = None
+    for weight in declared:
+        used = Counter(over for axis in weight.axes if axis for over in split[axis])
+        for over in [over for over, times in used.items() if times > 1]:
+            axes = [axis for axis in weight.axes if axis and over in split[axis]]
+            problems[f"{over} would split two axes of one weight, {' and '.join(axes)}"] = None
     if problems:
         raise MeshError("the mesh does not divide the model: " + "; ".join(problems))
 

@@ -68,18 +68,23 @@ class Checkpoints:
         """Return the steps of the checkpoints, in order."""
         return sorted(self._manager.all_steps())
 
-    def save(self, step: int, state: Any, manifest: dict[str, Any], *, metric: float | None = None) -> None:
+    def save(
+        self, step: int, state: Any, manifest: dict[str, Any], *, metric: float | None = None, replace: bool = False
+    ) -> None:
         """Write `state` (a pytree of arrays) and `manifest` (JSON) as one unit, unless the step exists already.
 
-        Returns once the arrays are copied, so the caller may donate them. A save that fails is logged and counted and
-        does not affect earlier checkpoints; `wait` raises if it was the last one.
+        replace: write it again if it exists; the earlier one is deleted once the new one is on disk. Returns once the
+        arrays are copied, so the caller may donate them. A save that fails is logged and counted and does not affect
+        earlier checkpoints; `wait` raises if it was the last one.
         """
         began = time.monotonic()
         self._settle()
-        if step in self._manager.all_steps():
+        if step in self._manager.all_steps() and not replace:
             return
         try:
             self._check_room(state)
+            if step in self._manager.all_steps():
+                self._move(step, self.directory / "replaced" / str(step))
             text = json.dumps({"checksums": checksums(state), "manifest": manifest})
             self._manager.save(
                 step,
@@ -140,6 +145,7 @@ class Checkpoints:
         else:
             self._error = "" if self._pending >= 0 else self._error
         self._pending = -1
+        self._end_replacing()
 
     def _fail(self, step: int, error: Exception) -> None:
         self.failed += 1
@@ -169,14 +175,29 @@ class Checkpoints:
 
     def _set_aside(self, step: int) -> Path:
         aside = self.directory / "damaged" / str(step)
+        while aside.exists():
+            aside = aside.with_name(aside.name + "_")
+        _all_agree(True)  # no process renames before the others have looked
+        self._move(step, aside)
+        return aside
+
+    def _move(self, step: int, target: Path) -> None:
         if not jax.process_index():
-            aside.parent.mkdir(exist_ok=True)
-            while aside.exists():
-                aside = aside.with_name(aside.name + "_")
-            (self.directory / str(step)).rename(aside)
+            target.parent.mkdir(exist_ok=True)
+            (self.directory / str(step)).rename(target)
         _all_agree(True)
         self._manager.reload()
-        return aside
+
+    def _end_replacing(self) -> None:
+        """Delete checkpoints that were replaced, and put back those whose successor was not written."""
+        replaced = sorted((self.directory / "replaced").glob("*")) if not jax.process_index() else []
+        for path in replaced:
+            if (self.directory / path.name).exists():
+                shutil.rmtree(path)
+            else:
+                path.rename(self.directory / path.name)
+        if not _all_agree(not replaced):
+            self._manager.reload()
 
 
 def report_once() -> None:

@@ -23,9 +23,9 @@ from envs.world import StepResult, Task, World, WorldTimeout
 from models.tokenizer import Tokenizer
 from rl.contexts import Context, action_of, cut
 from rl.contexts.causal import Causal
-from rl.engines import ContextFull, Engine
+from rl.engines import ContextFull, Engine, EngineFault
 from rl.seeds import seed_of
-from rl.trajectory import Completion, Sampling, StopReason, Trajectory, Turn
+from rl.trajectory import Completion, EndsRun, Sampling, StopReason, Trajectory, Turn
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ async def rollouts(
       progress: called with the number done, the total and the trajectory that just ended.
       settings: the same for all jobs: engine, tokenizer, limits and the other arguments of `rollout`.
 
-    Raises EngineFault. After an exception or a cancellation nothing is left running.
+    Raises EngineFault and EndsRun. After an exception or a cancellation nothing is left running.
     """
     places = asyncio.Semaphore(concurrency) if isinstance(concurrency, int) else concurrency
     done = 0
@@ -391,10 +391,10 @@ def _prompts(context: Context, *, guided: bool) -> tuple[list[int], list[int]]:
 
 @contextlib.contextmanager
 def _failures_of(what: str) -> Iterator[None]:
-    """Turn any exception of the block into a _Failure that names what failed."""
+    """Turn an exception of the block into a _Failure that names what failed, unless it is not only the episode's."""
     try:
         yield
-    except _Failure:
+    except (_Failure, EndsRun, EngineFault):
         raise
     except (Exception, SystemExit) as error:
         raise _failure(what, error) from error

@@ -27,6 +27,10 @@ class StopReason(enum.StrEnum):
 BROKEN = (StopReason.ENV_ERROR, StopReason.ENV_TIMEOUT, StopReason.CANCELLED)  # ends that the policy did not cause
 
 
+class EndsRun(Exception):
+    """Ends the whole run, not only the episode in which it is raised, such as by the language model of a template."""
+
+
 @dataclass
 class Completion:
     """One generation of an engine. `tokens` ends with the stop token when `stop` is "stop"."""

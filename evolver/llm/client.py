@@ -423,9 +423,8 @@ class Chat:
                 if error.kind != "request":
                     raise
         reply = _read_completion(body, await self._post(role, route, body))
-        server.structured = (
-            server.structured and schema is None
-        )  # it answers without response_format, so that was the fault
+        if schema is not None:
+            server.structured = False  # it answered once response_format was left out
         return reply
 
     async def _played(self, role: Role, server: _Server, body: dict[str, Any], schema: Any) -> tuple[dict, dict]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +81,7 @@ def work(config: Any, originals: int, held_out: int, unknown: str = "") -> list[
 
     originals, held_out: number of original and of held-out tasks. unknown: why these are not known.
     """
+    from evolver.plan.analytic import checkpoints
     from evolver.plan.calls import first_tasks
 
     c = config
@@ -96,7 +96,7 @@ def work(config: Any, originals: int, held_out: int, unknown: str = "") -> list[
         ("tokens generated", f"at most {c.steps * rollouts * tokens:,}"),
         ("updates", f"{c.steps * c.learner.updates * c.learner.epochs:,}"),
         ("evaluation", evaluation(c, held_out)),
-        ("checkpoints", f"{math.ceil(c.steps / c.checkpoint.every)}, {c.checkpoint.keep} kept and the best"),
+        ("checkpoints", f"{checkpoints(c)}, {c.checkpoint.keep} kept and the best"),
     ]
     if c.rollout.refill:
         facts.append(("refills", f"at most {c.rollout.refill} rounds a step, for groups without signal"))
@@ -110,13 +110,13 @@ def work(config: Any, originals: int, held_out: int, unknown: str = "") -> list[
 
 def evaluation(config: Any, held_out: int) -> str:
     """Return the number of evaluations and of their episodes, in words. held_out: tasks of the split, 0 = unknown."""
-    from evolver.plan.analytic import evaluations
+    from evolver.plan.analytic import evaluations, held_out_episodes
 
     c, rounds = config.eval, evaluations(config)
     if not rounds:
         return "none"
-    episodes, tasks = c.rollouts + c.greedy, min(c.tasks or held_out, held_out)
-    amount = f"{rounds * tasks * episodes:,} episodes" if tasks else f"{episodes} episodes each"
+    tasks = min(c.tasks or held_out, held_out)
+    amount = f"{held_out_episodes(config, tasks):,} episodes" if tasks else f"{c.rollouts + c.greedy} episodes each"
     return f"{rounds} times {tasks or 'all'} tasks of {c.split}, {amount}"
 
 

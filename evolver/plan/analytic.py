@@ -123,6 +123,18 @@ def sequences_that_fit(room: float, shape: qwen.Config, context: int, cache_dtyp
     return max(0, math.floor(room / (context * kv_bytes(shape, cache_dtype))))
 
 
+def held_out_episodes(config: Any, tasks: int) -> int:
+    """Return the number of episodes of all evaluations on `tasks` held-out tasks; step 0 sweeps `eval.temperatures`."""
+    c, rounds = config.eval, evaluations(config)
+    others = [t for t in c.temperatures if t != c.temperature] if rounds else []
+    return tasks * (rounds * (c.rollouts + c.greedy) + len(others) * c.rollouts)
+
+
+def checkpoints(config: Any) -> int:
+    """Return the number of checkpoints that are written, with that of step 0."""
+    return 1 + math.ceil(config.steps / config.checkpoint.every)
+
+
 def evaluations(config: Any) -> int:
     """Return how often the held-out tasks are evaluated."""
     every = config.eval.every

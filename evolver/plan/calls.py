@@ -120,7 +120,7 @@ def _counts(config: Any, role: str, originals: int, held_out: int) -> tuple[int,
         return 0, learnt * (1 + bool(_arguments(config, "navigating.extractor")["valid"]))
     retrievals = groups if round(n.share * c.rollout.group) else 0
     if c.eval.experience:
-        retrievals += evaluations(c) * (1 + c.eval.greedy) * (min(c.eval.tasks or held_out, held_out) or c.eval.tasks)
+        retrievals += evaluations(c) * (min(c.eval.tasks or held_out, held_out) or c.eval.tasks)
     unknown = c.eval.experience and c.eval.every and not (held_out or c.eval.tasks)
     if role == "embedder":  # one text to learn the length of vectors, then queries and experiences
         retrievals += 1 + learnt * (1 if n.extractor.name == "contrast" else MOST)

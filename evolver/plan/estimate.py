@@ -15,7 +15,7 @@ from jax.sharding import AbstractMesh, AxisType
 
 from evolver.engine import weight_dtype
 from evolver.plan import analytic, compilers
-from evolver.plan.analytic import BYTES, EPISODE, Split, evaluations
+from evolver.plan.analytic import BYTES, EPISODE, Split, checkpoints, held_out_episodes
 from evolver.plan.placement import SERVER, Engine, engine_of
 from evolver.plan.targets import Target
 from models import lora, qwen
@@ -287,12 +287,12 @@ def overheads(case: Case, phases: dict[str, dict[str, Any]], held_out: int) -> d
     sent, rate = weight_sync(case)
     step = sum(record["expected_s"] for record in phases.values())
     late = max(0.0, size["checkpoint"] / DISK - c.checkpoint.every * step)
-    episodes = evaluations(c) * min(c.eval.tasks or held_out, held_out) * (c.eval.rollouts + c.eval.greedy)
+    episodes = held_out_episodes(c, min(c.eval.tasks or held_out, held_out))
     rollouts = (phases["prefill"]["expected_s"] + phases["decode"]["expected_s"]) / case.trajectories
     return {
         "offload": c.steps * moved / chip.bus,
         "weight sync": c.steps * sent / rate,
-        "checkpoints": late * math.ceil(c.steps / c.checkpoint.every),
+        "checkpoints": late * checkpoints(c),
         "evaluation": episodes * rollouts,
     }
 

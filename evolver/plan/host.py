@@ -35,7 +35,9 @@ def needs(case: Case, devices: int) -> dict[str, float]:
     pinned = estimate.state_bytes(case)["host"] * devices
     staged = {"shm": sizes["sync"], "lora": sizes["adapters"]}.get(c.engine.vllm.transfer, 0.0)
     shared = staged if c.engine.name == "vllm" else 0.0
-    files = sizes["checkpoint"] * (c.checkpoint.keep + 2) + sizes["policy"]  # the best one, and one being written
+    milestones = c.steps // c.checkpoint.milestones if c.checkpoint.milestones else 0
+    kept = c.checkpoint.keep + milestones + 2  # the best one, and one being written
+    files = sizes["checkpoint"] * kept + sizes["policy"]
     return {"pinned": pinned, "shared": shared, "ram": pinned + shared, "disk": files}
 
 

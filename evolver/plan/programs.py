@@ -110,7 +110,11 @@ def engine_programs(config: Any, shape: qwen.Config, device: Any, slots: int) ->
         number = array(rows, dtype=jnp.float32)
         return decoding.Draw(number, number, array(rows), array(rows, 2, dtype=jnp.uint32), array(rows))
 
-    static = {"config": shape, "window": config.rollout.context, "truncate": config.rollout.top_p < 1}
+    static = {
+        "config": shape,
+        "window": config.rollout.context,
+        "truncate": config.rollout.top_p < 1 or config.rollout.top_k > 0,
+    }
     rows = decoding.Rows(*[array(slots)] * 4, array(slots, 8), draw(slots))
     few, piece = min(4, slots), min(config.engine.prefill, config.rollout.context)
     pieces = [array(few), array(few, piece), array(few), array(few), draw(few)]

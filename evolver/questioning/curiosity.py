@@ -176,13 +176,16 @@ class Curiosity:
             "known": self._known,
             "memories": self._memories,
             "rehearsed": self._rehearsed,
+            "slow": self._slow,
+            "beside": {value: sorted(others) for value, others in self.walker.beside.items()},
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
         self.walker.knowledge.load_state(state["knowledge"])
         self._tried, self._known = Counter(state["tried"]), dict(state["known"])
         self._memories = dict(state["memories"])
-        self._rehearsed = state["rehearsed"]
+        self._rehearsed, self._slow = state["rehearsed"], state["slow"]
+        self.walker.beside = {value: set(others) for value, others in state["beside"].items()}
 
 
 class _Statistics:

@@ -47,7 +47,7 @@ class Knowledge:
         self.repeats: dict[str, list[int]] = {}  # operation -> repeated at once: [same answer, all]
         self.effects: dict[str, list[int]] = {}  # operation -> made between two readings: [they differ, all]
         self.answers: dict[str, dict[str, int]] = {}  # operation -> short answer -> times, with other arguments each
-        self._weights: dict[str, dict[str, float]] = {}  # results of `weights` that are still valid
+        self._weights: dict[tuple, dict[str, float]] = {}  # results of `weights` that are still valid
         self.shown_changes: dict[str, int] = {}  # operation -> changes that its answers have shown
         # short answer -> operation -> the values of some calls that gave it, which it does not mention
         self.texts: dict[str, dict[str, list[str]]] = {}
@@ -170,10 +170,10 @@ class Knowledge:
         Before it was tried, a kind is likely if the schema names it (`hints`), if a field of a JSON answer has the
         argument's name or is mentioned in its description (`about`), or if arguments of this name accept it elsewhere.
         """
-        name = _last(place)
-        if place not in self._weights:
+        name, asked = _last(place), (place, frozenset(hints), about)
+        if asked not in self._weights:
             counts, alike = self.kinds.get(place, {}), self.names.get(name, {})
-            table = self._weights[place] = {}
+            table = self._weights[asked] = {}
             unproven = not any(worked for worked, _ in counts.values())
             for kind in {*counts, *alike, *hints}:
                 worked, tried = counts.get(kind, (0, 0))
@@ -184,13 +184,13 @@ class Knowledge:
                 )
                 if unproven and kind in hints:  # refusals may have had other reasons: believe the schema
                     table[kind] = max(table[kind], 6 * UNTRIED)
-        known = self._weights[place]
+        known = self._weights[asked]
         return lambda kind: known[kind] if kind in known else _likely(kind, place, about)
 
     def fits(self, place: str, hints: Collection[str] = (), about: str = "") -> Callable[[str], bool]:
         """Return a function that tells which kinds an argument accepts about as likely as the best one it was given."""
         weight = self.weights(place, hints, about)
-        tried = self._weights[place]
+        tried = self._weights[place, frozenset(hints), about]
         least = 0.3 * max((rate for kind, rate in tried.items() if kind != GUESSED), default=1.0)
         return lambda kind: weight(kind) >= least
 
@@ -267,8 +267,8 @@ class Knowledge:
             answers[event.result] = answers.get(event.result, 0) + (not any(v in event.result for v in event.values))
         worked = event.ok and (not self.says_nothing(event) or self._only_confirms(event))
         for place, value in places(event.name, event.arguments):
-            for other in [other for other in self._weights if _last(other) == _last(place)]:
-                del self._weights[other]
+            for asked in [asked for asked in self._weights if _last(asked[0]) == _last(place)]:
+                del self._weights[asked]
             for kind in kinds_of(value) or (GUESSED,):
                 count(self.kinds, place, kind, worked)
                 count(self.names, _last(place), kind, worked)

@@ -290,7 +290,7 @@ def _tool_of(operation: dict[str, Any]) -> str:
 
 
 def _operation(operation: dict[str, Any]) -> str:
-    """Return an operation in one line. Its phrases are left out: they are for the curiosity explorer."""
+    """Return an operation in one line: name, arguments, start of the description."""
     description = str(operation.get("description", "")).split("\n")[0]
     about = f" ({', '.join(operation['arguments'])})" if operation.get("arguments") else ""
     return f"{operation['name']}{about}" + (f": {shortened(description, 160)}" if description else "")
@@ -312,7 +312,7 @@ def preference_text(profile: dict[str, Any]) -> str:
     """Describe the preferred tasks, from `task_preference` or `preference` of the profile. The default is the paper's:
     2 entities, 3 attributes, 3 operations, hard."""
     wanted = profile.get("task_preference") or profile.get("preference") or {}
-    if wanted.keys() & {"calls", "operations", "answers", "style"}:  # the form that evolver/questioning/write.py reads
+    if wanted.keys() & {"calls", "operations", "answers", "style"}:  # the form of envs/travel/profile.py
         fewest, most = wanted.get("calls", [1, 10])
         text = f"It takes {fewest} to {most} calls, changes up to {wanted.get('operations', 2)} things, and asks"
         text += f" {'at most one question' if wanted.get('answers', 1) else 'no question'}."

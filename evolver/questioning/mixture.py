@@ -63,6 +63,8 @@ def _in_epochs(size: int, n: int, step: int, seed: int) -> list[int]:
     if n == 0:
         return []
     first, last = step * n, step * n + n
+    for epoch in range((last - 1) // size):  # each needs the one before it, and recursion is limited
+        _epoch(size, n, epoch, seed)
     dealt: list[int] = []
     for epoch in range(first // size, (last - 1) // size + 1):
         dealt += _epoch(size, n, epoch, seed)

@@ -51,8 +51,8 @@ class TaskPool:
     def grow(self, explorer: Explorer, make_world: Callable[[], World], budget: int, seed: int) -> list[Task]:
         """Let `explorer` propose tasks until `budget` of them are kept. Return the kept tasks.
 
-        Each task is kept at once, so that tasks that were paid for survive if the explorer raises. At the end, the pool
-        shrinks to its capacity, which may remove some of the returned tasks again.
+        Each task is kept at once, so that tasks that were paid for survive if the explorer raises. The pool may then
+        have more than its capacity, until `shrink`.
         """
         if self._explorer_state is not None and hasattr(explorer, "load_state"):
             explorer.load_state(self._explorer_state)
@@ -70,7 +70,6 @@ class TaskPool:
                     if len(kept) >= budget:
                         break
         finally:
-            self._shrink()
             if hasattr(explorer, "state"):
                 self._explorer_state = explorer.state()
         return kept
@@ -99,7 +98,7 @@ class TaskPool:
         except WorldError:
             return "the world broke"
 
-    def _shrink(self) -> None:
+    def shrink(self) -> None:
         """Remove the tasks with the least learnability, among equals the oldest, until `capacity` are left."""
         surplus = len(self.tasks) - self.capacity
         if surplus > 0:
@@ -110,6 +109,7 @@ class TaskPool:
         """Give the tasks `ids` the queries that `words` chooses. They keep their ids and their places."""
         for task in words.reword([self.tasks[id] for id in ids if id in self.tasks], tools):
             self.tasks[task.id] = task
+        self._reset(list(self.tasks.values()), self.results)  # `duplicates` knows the queries
 
     def remove(self, ids: Collection[str], reason: str) -> None:
         """Remove tasks, and count them as rejected."""

@@ -139,7 +139,7 @@ def test_ctrl_c_saves_the_last_step_and_says_how_to_go_on(straight, tiny, tmp_pa
     same(straight, workdir)
 
 
-@pytest.mark.parametrize("phase,step", [("evaluation", 2), ("rollouts", 3), ("evaluation", 0)])
+@pytest.mark.parametrize("phase,step", [("evaluation", 2), ("rollouts", 3), ("memory", 3), ("evaluation", 0)])
 def test_interrupted_anywhere_goes_on_as_if_never_stopped(straight, tiny, tmp_path, monkeypatch, phase, step):
     play = rollouts.play
 
@@ -149,6 +149,13 @@ def test_interrupted_anywhere_goes_on_as_if_never_stopped(straight, tiny, tmp_pa
             raise Interrupted
         return play(run, jobs, name)
 
+    def interrupt_memory(run, trajectories, number):
+        if phase == "memory" and number == step:
+            raise Interrupted  # as a language model does when the user asks the run to end
+        return remember(run, trajectories, number)
+
+    remember = memory.remember
+    monkeypatch.setattr(memory, "remember", interrupt_memory)
     for phase_module in (rollouts, books, memory):
         monkeypatch.setattr(phase_module, "play", interrupt)
     assert run.main(command(tiny, tmp_path / "run")) == 130

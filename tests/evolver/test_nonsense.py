@@ -69,6 +69,11 @@ def test_a_value_out_of_bounds_is_one_message_with_its_key_and_bounds(tiny, over
     "overrides,words",
     [
         (["rollout.max_tokens=80", "rollout.context=81"], "config.rollout.max_tokens=80 leaves 1 tokens of"),
+        (
+            ["questioning.explorer.args.least=7", "questioning.explorer.args.most=2", "questioning.enabled=True"],
+            "explorer.args.least=7 calls of a task are above most=2",
+        ),
+        (["loss.args.dual_clip=1e999"], "dual_clip"),
         (["learner.row=6"], "config.learner.row=6 tokens cannot hold a turn of config.rollout.max_tokens=6"),
         (["rollout.context=40000"], "config.rollout.context=40000 is more than the max_position_embeddings=32768"),
         (["lora.rank=1000"], "config.lora.rank=1000 is more than the hidden_size=32"),

@@ -306,8 +306,8 @@ def test_the_bill_counts_the_calls_of_each_role(paid):
         ({"navigating__extractor__args__valid": 0.0}, "summariser", (0, 6)),
         ({"navigating__share": 0.0}, "reranker", (0, 0)),
         ({"navigating__embedder__name": "ngrams"}, "embedder", None),
-        ({"eval__experience": True, "eval__every": 5, "eval__tasks": 7}, "reranker", (0, 40 + 3 * 2 * 7)),
-        ({"eval__experience": True, "eval__every": 5}, "reranker", (0, 40 + 3 * 2 * 12)),
+        ({"eval__experience": True, "eval__every": 5, "eval__tasks": 7}, "reranker", (0, 40 + 3 * 7)),
+        ({"eval__experience": True, "eval__every": 5}, "reranker", (0, 40 + 3 * 12)),
     ],
 )
 def test_the_bill_follows_the_config(paid, values, role, expected):

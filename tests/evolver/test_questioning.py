@@ -35,6 +35,7 @@ from evolver.questioning.calls import Event
 from evolver.questioning.curiosity import Curiosity
 from evolver.questioning.goals import minimise
 from evolver.questioning.knowledge import Knowledge
+from evolver.questioning.mixture import _in_epochs
 from evolver.questioning.tasks import Duplicates, jaccard, unfeasible
 from evolver.questioning.walks import Known, Walker
 from evolver.run import RunError, make_tasks
@@ -81,7 +82,9 @@ class Questioning:
         self.explorer = Curiosity(self.pool, **options)
 
     def explore(self, seed, budget):
-        return self.pool.grow(self.explorer, self.make_world, budget, seed)
+        found = self.pool.grow(self.explorer, self.make_world, budget, seed)
+        self.pool.shrink()
+        return found
 
 
 @pytest.fixture(scope="module")
@@ -601,6 +604,9 @@ class TestPlugs:
 
 
 class TestMixture:
+    def test_long_epochs_need_no_deep_recursion(self):
+        assert len(set(_in_epochs(2001, 2000, step=1500, seed=0))) == 2000
+
     ORIGINAL = [task(f"o{n}") for n in range(10)]
     SYNTHETIC = [task(f"s{n}") for n in range(7)]
 

@@ -127,6 +127,22 @@ class TestAttempts:
         assert list(pool.tasks.values()) == [one]
 
 
+def test_reworded_tasks_are_compared_by_their_new_words_as_after_a_resume():
+    class Says:
+        def reword(self, tasks, tools):
+            return [dataclasses.replace(t, query="Please lend the book Dune to me.") for t in tasks]
+
+    start = task("Lend Solaris.", lent=["B15"])
+    one = synthetic_task(start, "Lend Dune.", identity=["a"], verifier=start.verifier)
+    pool = TaskPool([start], overlap=0.8, capacity=9, tasks=[one])
+    pool.reword(Says(), [one.id], "")
+    resumed = TaskPool([start], overlap=0.8, capacity=9)
+    resumed.load_state(pool.state())
+    for words in ("Lend Dune.", "Please lend the book Dune to me, now."):
+        new = synthetic_task(start, words, identity=["b"], verifier={"state": [], "answer": "x"})
+        assert pool.duplicates.repeats(new) == resumed.duplicates.repeats(new)
+
+
 def test_wordings_are_booked_in_the_metrics_of_a_run():
     class Counts(Plain):
         def metrics(self):

@@ -32,6 +32,11 @@ def test_indivisible_axes_are_named():
         meshes.shardings(qwen.PRESETS["tiny"], abstract(fsdp=3))
 
 
+def test_one_axis_of_the_mesh_cannot_split_two_axes_of_a_weight():
+    with pytest.raises(meshes.MeshError, match="tensor would split two axes of one weight, vocab and embed"):
+        meshes.shardings(qwen.PRESETS["tiny"], abstract(tensor=2), {**meshes.RULES, "embed": "tensor"})
+
+
 @pytest.mark.parametrize(
     "shape, complaint",
     [

@@ -54,6 +54,32 @@ def test_the_last_and_the_best_are_kept(tmp_path):
     assert checkpoints.steps() == [1, 4, 5]
 
 
+def test_a_checkpoint_is_replaced_by_one_that_brings_a_metric(tmp_path):
+    checkpoints = Checkpoints(tmp_path, keep=1)
+    checkpoints.save(10, make_state(1.0), {"unbooked": True})
+    checkpoints.save(10, make_state(1.0), {"unbooked": False}, metric=0.9, replace=True)
+    checkpoints.save(20, make_state(2.0), {}, metric=0.1)
+    checkpoints.close()
+    assert checkpoints.steps() == [10, 20] and not list((tmp_path / "replaced").iterdir())
+    shutil.rmtree(tmp_path / "20")
+    assert Checkpoints(tmp_path, keep=1).restore(make_state(0.0))[2] == {"unbooked": False}
+
+
+def test_a_checkpoint_whose_successor_is_not_written_comes_back(tmp_path):
+    checkpoints = Checkpoints(tmp_path, keep=1)
+    checkpoints.save(10, make_state(1.0), {"n": 1})
+    checkpoints.wait()
+    checkpoints.save(10, make_state(1.0), {"n": object()}, replace=True)  # no JSON
+    assert checkpoints.failed == 1
+    with pytest.raises(CheckpointError):
+        checkpoints.wait()
+    assert checkpoints.steps() == [10] and checkpoints.restore(make_state(0.0))[2] == {"n": 1}
+    checkpoints.close()
+    (tmp_path / "replaced").mkdir(exist_ok=True)
+    (tmp_path / "10").rename(tmp_path / "replaced" / "10")  # as a process leaves it that dies in between
+    assert Checkpoints(tmp_path, keep=1).restore(make_state(0.0))[0] == 10
+
+
 def test_milestones_are_kept(tmp_path):
     checkpoints = Checkpoints(tmp_path, keep=1, milestones=3)
     for step in range(8):

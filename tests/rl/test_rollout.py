@@ -21,7 +21,7 @@ from rl.contexts.causal import Causal
 from rl.engines import ContextFull, EngineFault
 from rl.rollout import Job, Limits, Worlds, rollout, rollouts
 from rl.seeds import seed_of
-from rl.trajectory import Completion, Sampling, StopReason
+from rl.trajectory import Completion, EndsRun, Sampling, StopReason
 
 TASK = Task(id="t", env="fake", query="count", seed=3)
 SAMPLING = Sampling(max_tokens=10_000)
@@ -403,6 +403,16 @@ def test_a_failing_template_ends_the_episode_with_a_reason(settings, reason, tur
     trajectory = play(Script(), engine, limits, context=template, experience=TIPS)
     assert (trajectory.stop, len(trajectory.turns)) == (reason, turns)
     assert trajectory.error.startswith(error) and not engine.open
+
+
+@pytest.mark.parametrize("error", [EndsRun("the budget is spent"), EngineFault("no server is left")])
+def test_what_ends_the_run_is_not_only_the_end_of_an_episode(error):
+    class Ends(Causal):
+        async def extend(self, *_):
+            raise error
+
+    with pytest.raises(type(error), match=str(error)):
+        run_many(Script, Scripted("one"), context=Ends)
 
 
 # --- many ------------------------------------------------------------------------------------------------------------
