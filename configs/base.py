@@ -254,6 +254,7 @@ def learning(root):
     learner.row = key(25600, least=2, most=2**24)  # tokens of a packed row; longer samples are dropped as overlong
     learner.micro = key(1, least=1, most=4096)  # rows per forward and backward pass; changes memory, not the result
     learner.widths = key(1, least=1, most=64)  # row widths to compile, row/2 to row, to cut padding; same result
+    learner.share_prompts = False  # rollouts of a task share their prompt's tokens in a row; same result, fewer tokens
     learner.chunk = key(1024, least=1, most=2**24)  # tokens per device in one pass of the output head
     learner.max_staleness = key(1, least=0)  # steps between sampling and training; older samples are dropped
     learner.drop = key(  # gates that drop rollouts; parse_error is off by default

@@ -213,6 +213,11 @@ def contradictions(config: Any, mode: str, *, plugged: bool = True) -> Iterator[
         )
     if c.model.attention in ("cudnn", "pallas") and c.model.dtype != "bfloat16":
         yield f"config.model.attention={c.model.attention} needs config.model.dtype=bfloat16"
+    if c.learner.share_prompts and c.model.attention in ("pallas", "splash"):
+        yield (
+            f"config.learner.share_prompts=True needs a mask that config.model.attention={c.model.attention} does not"
+            " have: choose blockwise or cudnn"
+        )
     if c.lora.rank and not c.lora.targets:
         yield f"config.lora.rank={c.lora.rank} adapts nothing: config.lora.targets is empty"
     if c.learner.row <= c.rollout.max_tokens and mode == "train":

@@ -39,7 +39,7 @@ def select(config: Any, trajectories: Sequence[Trajectory], version: int) -> tup
     batches = []
     for i in range(min(c.updates, len(groups))):
         chosen = [trajectory for group in groups[i :: c.updates] for trajectory in group]
-        batch = pack([sample for trajectory in chosen for sample in samples(trajectory)], c.row)
+        batch = pack([sample for trajectory in chosen for sample in samples(trajectory)], c.row, share=c.share_prompts)
         batch.turns = tuple(turn for t in chosen for turn in t.turns if turn.completion.tokens)
         batches.append(batch)
     if batches:

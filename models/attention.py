@@ -5,6 +5,9 @@ rows whose tokens are sharded over the mesh's sequence axis. All compute the sam
 by device, dtype and head width.
 
 Shapes: R packed rows, T tokens, S keys, H query heads, K key/value heads, G = H / K, h head width.
+
+Several segments may share a prompt, a segment of its own before them in the row: their ids are then `sharing(segment,
+prompt)`, and they attend to it as to their own earlier tokens.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ from jax.sharding import Mesh, PartitionSpec
 IMPLEMENTATIONS = ("auto", "blockwise", "cudnn", "pallas", "splash", "ring")
 SCORES = 1 << 26  # largest number of scores held at once for long rows: 256 MiB
 LANES = 128  # tile size of splash, in tokens and in head coordinates
+WHOLE_IDS = ("pallas", "splash")  # kernels that compare ids as they are: their segments cannot share a prompt
 
 
 def attention(
@@ -74,6 +78,19 @@ def choose(implementation: str, mesh: Mesh | None, dtype: Any, head_dim: int) ->
     if platform in ("gpu", "cuda", "rocm") and half and head_dim % 8 == 0 and head_dim <= 128:
         return "cudnn" if platform != "rocm" else "pallas"
     return "splash" if platform == "tpu" and half else "blockwise"
+
+
+def sharing(segments_RT: jax.Array, prompts_RT: jax.Array) -> jax.Array:
+    """Return ids of segments below 2^15 that attend to segment `prompts_RT` too; 0 = to themselves alone."""
+    return segments_RT + (prompts_RT << 16)
+
+
+def _visible(queries: jax.Array, keys: jax.Array) -> jax.Array:
+    """Return (R, T, S): the segment of the key in (R, S) is that of the query in (R, T), or its shared prompt."""
+    own, prompts = queries & 0xFFFF, queries >> 16
+    prompts = jnp.where(prompts > 0, prompts, own)  # otherwise those without one would see the padding
+    keys = (keys & 0xFFFF)[:, None]
+    return (own[:, :, None] == keys) | (prompts[:, :, None] == keys)
 
 
 # --- blocks of queries, in plain XLA ----------------------------------------------------------------------------------
@@ -169,7 +186,7 @@ def _blocks(t: int) -> list[slice]:
 def _scores(q, k, segments, rows: slice):
     """Return masked scores (R, K, G, rows, rows.stop) in float32."""
     order = jnp.arange(rows.stop)
-    mask = (segments[:, rows, None] == segments[:, None, : rows.stop]) & (order[rows, None] >= order)
+    mask = _visible(segments[:, rows], segments[:, : rows.stop]) & (order[rows, None] >= order)
     scores = _batched(q[:, :, :, rows], k[:, :, : rows.stop].swapaxes(2, 3))
     return jnp.where(mask[:, None, None], scores, -1e30)
 
@@ -211,7 +228,7 @@ def _piece(x, start, step: int, axis: int):
 def _long_scores(q, k, segments_q, segments_k, start_q, start_k):
     """Return masked scores of queries from position `start_q` of the row against keys from position `start_k`."""
     order_q, order_k = start_q + jnp.arange(q.shape[3]), start_k + jnp.arange(k.shape[2])
-    mask = (segments_q[:, :, None] == segments_k[:, None]) & (order_q[:, None] >= order_k)
+    mask = _visible(segments_q, segments_k) & (order_q[:, None] >= order_k)
     return jnp.where(mask[:, None, None], _batched(q, k.swapaxes(2, 3)), -1e30)
 
 
@@ -351,7 +368,7 @@ def cudnn(q: jax.Array, k: jax.Array, v: jax.Array, segments_RT: jax.Array) -> j
     """
     t = q.shape[1]
     q, k, v, segments_RT = _padded(t % 2, q, k, v, segments_RT)
-    mask = (segments_RT[:, :, None] == segments_RT[:, None])[:, None]
+    mask = _visible(segments_RT, segments_RT)[:, None]
     return jax.nn.dot_product_attention(q, k, v, mask=mask, is_causal=True, implementation="cudnn")[:, :t]
 
 

@@ -23,6 +23,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from models import loops, lora, qwen
 from models import mesh as meshes
+from models.attention import WHOLE_IDS, choose, sharing
 from rl import losses, optim
 from rl.packing import Packed
 
@@ -314,6 +315,7 @@ def device_batch(packed: Packed, mesh: Mesh | None, micro: int, capacity_rows: i
         "logp": packed.logp_RT,
         "old_logp": packed.logp_RT if packed.old_logp_RT is None else packed.old_logp_RT,
         "ref_logp": packed.ref_logp_RT,
+        "prompts": packed.prompts_RT,
     }
     batch = {}
     for name, array in arrays.items():
@@ -382,9 +384,14 @@ def _logp(
     The trained tokens of each shard move to its front and go through the unembedding `chunk` at a time; chunks without
     trained tokens are skipped.
     """
+    segments_RT = rows["segments"]
+    if "prompts" in rows:
+        if (kernel := choose(attention, mesh, dtype, config.head_dim)) in WHOLE_IDS:
+            raise ValueError(f"samples cannot share a prompt with attention={kernel!r}; choose 'blockwise' or 'cudnn'")
+        segments_RT = sharing(segments_RT, rows["prompts"])
     h_RTD = qwen.hidden(
-        config, params, rows["tokens"], rows["positions"], rows["segments"], dtype=dtype, remat=remat,
-        attention=attention, mesh=mesh,
+        config, params, rows["tokens"], rows["positions"], segments_RT, dtype=dtype, remat=remat, attention=attention,
+        mesh=mesh,
     )  # fmt: skip
     w_DV = _gathered(qwen.unembed(config, params), mesh, dtype)
     cuts = _cuts(mesh)

@@ -1,4 +1,8 @@
-"""Packing of samples into rows of one length: first-fit-decreasing and deterministic; no sample is cut or dropped."""
+"""Packing of samples into rows of one length: first-fit-decreasing and deterministic; no sample is cut or dropped.
+
+The rollouts of a task begin with the same prompt. With `share`, a row holds it once, and the tokens that follow it in
+each sample attend to it too (models/attention.py). The result of a forward pass is the same, for fewer tokens.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +25,7 @@ class Packed:
 
     tokens_RT: np.ndarray  # int32
     positions_RT: np.ndarray  # int32, from 0 within each sample
-    segments_RT: np.ndarray  # int32: 1, 2, ... for the samples of a row, 0 = padding
+    segments_RT: np.ndarray  # int32: 1, 2, ... for the samples and the shared prompts of a row, 0 = padding
     mask_RT: np.ndarray  # bool: tokens that train
     logp_RT: np.ndarray  # float32: log-probability of each token when it was sampled
     advantage_RT: np.ndarray  # float32
@@ -32,6 +36,7 @@ class Packed:
     turns: tuple[Turn, ...] = ()  # those whose generations the samples hold, in order, if the caller knows them
     old_logp_RT: np.ndarray | None = None  # the denominator of the ratio; None = logp_RT
     ref_logp_RT: np.ndarray | None = None  # of the reference policy, if a KL penalty needs it
+    prompts_RT: np.ndarray | None = None  # int32: segment of each token's shared prompt, 0 = none; None = none at all
 
     @property
     def rows(self) -> int:
@@ -49,14 +54,15 @@ class Packed:
 
 
 def assign(lengths: Sequence[int], row: int) -> list[list[int]]:
-    """Return the indices of the items in each row of `row` tokens, by first-fit-decreasing. Ties keep their order."""
+    """Return the indices of the items in each row of `row` tokens, by first-fit-decreasing. Ties keep their order.
+
+    Each item has at most `row` tokens.
+    """
     lengths_N = np.asarray(lengths, np.int64).reshape(-1)
     rows: list[list[int]] = []
     room_R = np.zeros(lengths_N.size, np.int64)
     for item in np.argsort(-lengths_N, kind="stable"):
         length = lengths_N[item]
-        if length > row:
-            raise SampleTooLong(f"sample {item} has {length} tokens, a row {row}")
         fits_R = room_R[: len(rows)] >= length
         r = int(np.argmax(fits_R)) if fits_R.any() else len(rows)
         if r == len(rows):
@@ -67,9 +73,17 @@ def assign(lengths: Sequence[int], row: int) -> list[list[int]]:
     return rows
 
 
-def pack(samples: Sequence[Sample], row: int) -> Packed:
-    """Pack samples, each whole, into rows of `row` tokens by first-fit-decreasing. Raises SampleTooLong."""
-    rows = assign([len(sample) for sample in samples], row)
+def pack(samples: Sequence[Sample], row: int, *, share: bool = False) -> Packed:
+    """Pack samples, each whole, into rows of `row` tokens by first-fit-decreasing. Raises SampleTooLong.
+
+    share: let samples of a row that begin with the same prompt share it. Its last token stays with each sample, because
+    a sample's first trained token is predicted from the position before it.
+    """
+    for i, sample in enumerate(samples):
+        if len(sample) > row:
+            raise SampleTooLong(f"sample {i} has {len(sample)} tokens, a row {row}")
+    families = _families(samples, row) if share else [(0, [item]) for item in range(len(samples))]
+    rows = assign([shared + sum(len(samples[i]) - shared for i in items) for shared, items in families], row)
 
     def empty(dtype, fill=0):
         return np.full((len(rows), row), fill, dtype)
@@ -78,20 +92,45 @@ def pack(samples: Sequence[Sample], row: int) -> Packed:
         tokens_RT=empty(np.int32), positions_RT=empty(np.int32), segments_RT=empty(np.int32), mask_RT=empty(bool),
         logp_RT=empty(np.float32), advantage_RT=empty(np.float32), guided_RT=empty(bool), sample_RT=empty(np.int32, -1),
         version_RT=empty(np.int32, -1), envs=tuple(sample.env for sample in samples),
+        prompts_RT=empty(np.int32) if share else None,
     )  # fmt: skip
-    for r, items in enumerate(rows):
-        start = 0
-        for segment, item in enumerate(items, 1):
-            sample = samples[item]
-            here = slice(start, start + len(sample))
-            packed.tokens_RT[r, here] = sample.tokens
-            packed.positions_RT[r, here] = np.arange(len(sample))
-            packed.segments_RT[r, here] = segment
-            packed.mask_RT[r, here] = sample.mask
-            packed.logp_RT[r, here] = sample.logp
-            packed.advantage_RT[r, here] = sample.advantage
-            packed.guided_RT[r, here] = sample.guided
-            packed.sample_RT[r, here] = item
-            packed.version_RT[r, here] = sample.version
-            start += len(sample)
+    for r, chosen in enumerate(rows):
+        start, segment = 0, 0
+        for shared, items in (families[family] for family in chosen):
+            prompt = segment + 1 if shared else 0
+            pieces = [(items[0], 0, shared)] * bool(shared) + [(i, shared, len(samples[i])) for i in items]
+            for item, begin, end in pieces:
+                sample, part, segment = samples[item], slice(begin, end), segment + 1
+                here = slice(start, start + end - begin)
+                packed.tokens_RT[r, here] = sample.tokens[part]
+                packed.positions_RT[r, here] = np.arange(begin, end)
+                packed.segments_RT[r, here] = segment
+                packed.mask_RT[r, here] = sample.mask[part]
+                packed.logp_RT[r, here] = sample.logp[part]
+                packed.advantage_RT[r, here] = sample.advantage[part]
+                packed.guided_RT[r, here] = sample.guided
+                packed.sample_RT[r, here] = item
+                packed.version_RT[r, here] = sample.version[part]
+                if begin:
+                    packed.prompts_RT[r, here] = prompt
+                start += end - begin
     return packed
+
+
+def _families(samples: Sequence[Sample], row: int) -> list[tuple[int, list[int]]]:
+    """Return (tokens of the shared prompt, indices of its samples), each of at most `row` tokens, in order."""
+    by_prompt: dict[bytes, list[int]] = {}
+    for i, sample in enumerate(samples):
+        length = max(int(np.argmax(sample.mask)) - 1, 0)
+        by_prompt.setdefault(sample.tokens[:length].tobytes(), []).append(i)
+    families: list[tuple[int, list[int]]] = []
+    for key, items in by_prompt.items():
+        shared, room = len(key) // 4, 0
+        for i in items:
+            own = len(samples[i]) - shared
+            if own > room or not shared:
+                families.append((shared, []))
+                room = row - shared
+            families[-1][1].append(i)
+            room -= own
+    return [(shared if len(items) > 1 else 0, items) for shared, items in families]

@@ -19,16 +19,22 @@ def naive(q, k, v, segments):
     k, v = (jnp.repeat(x, q.shape[2] // x.shape[2], axis=2) for x in (k, v))
     scores = jnp.einsum("rthd,rshd->rhts", q, k) / np.sqrt(q.shape[-1])
     order = jnp.arange(q.shape[1])
-    mask = (segments[:, :, None] == segments[:, None]) & (order[:, None] >= order)
+    own, prompts = segments % 65536, segments // 65536
+    of_prompt = (prompts[:, :, None] == own[:, None]) & (prompts[:, :, None] > 0)
+    mask = ((own[:, :, None] == own[:, None]) | of_prompt) & (order[:, None] >= order)
     return jnp.einsum("rhts,rshd->rthd", jax.nn.softmax(jnp.where(mask[:, None], scores, -jnp.inf)), v)
 
 
-def inputs(t, rows=2, head_dim=16, heads=4, kv_heads=2):
+def inputs(t, rows=2, head_dim=16, heads=4, kv_heads=2, share=False):
+    """Return (q, k, v, segments) and weights of the outputs. share: segments 2 and 3 attend to segment 1 too."""
     rng = np.random.default_rng(t)
     q, k, v, weight = (
         rng.normal(size=(rows, t, n, head_dim)).astype(np.float32) for n in (heads, kv_heads) + (kv_heads, heads)
     )
-    return (q, k, v, np.sort(rng.integers(0, 4, (rows, t)), axis=1).astype(np.int32)), weight
+    segments = np.sort(rng.integers(0, 4, (rows, t)), axis=1).astype(np.int32)
+    if share:
+        segments = attention.sharing(segments, np.where(segments > 1, 1, 0).astype(np.int32))
+    return (q, k, v, segments), weight
 
 
 def both(f, arrays, weight):
@@ -47,15 +53,16 @@ def assert_close(a, b, atol=1e-4):
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=atol, rtol=0), a, b)
 
 
+@pytest.mark.parametrize("share", [False, True])
 @pytest.mark.parametrize("t", [1, 64, 150])
-def test_blockwise(t):
-    assert_close(both(attention.blockwise, *inputs(t)), both(naive, *inputs(t)))
+def test_blockwise(t, share):
+    assert_close(both(attention.blockwise, *inputs(t, share=share)), both(naive, *inputs(t, share=share)))
 
 
 def test_blockwise_of_long_rows_takes_a_few_queries_at_a_time(monkeypatch):
-    want = both(attention.blockwise, *inputs(150))
+    want = both(attention.blockwise, *inputs(150, share=True))
     monkeypatch.setattr(attention, "SCORES", 16 * 1024)
-    assert_close(both(attention.blockwise, *inputs(150)), want, atol=1e-5)
+    assert_close(both(attention.blockwise, *inputs(150, share=True)), want, atol=1e-5)
 
 
 def test_blockwise_memory_is_linear_in_the_length():
@@ -118,7 +125,7 @@ def ring_on_meshes():
     """Compare meshes with one device; called in a process with 8 simulated devices."""
     from models import mesh as meshes
 
-    arrays, weight = inputs(160, rows=4)
+    arrays, weight = inputs(160, rows=4, share=True)
     want = both(naive, arrays, weight)
     for shape in ({"sequence": 8}, {"data": 2, "tensor": 2, "sequence": 2}, {"fsdp": 4, "tensor": 2}):
         mesh = meshes.make_mesh(shape)
