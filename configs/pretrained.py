@@ -54,19 +54,21 @@ def two_cores():
     config = base.get_config()
     config.steps = 40
     config.model.path = SMOL
-    config.rollout.tasks = 8
+    config.rollout.tasks = 16
     config.rollout.group = 8
     config.rollout.temperature = 1.0
     config.engine.slots = 64
     config.engine.weight_dtype = "bfloat16"  # half the memory, and about half the time of a product on a CPU with AMX
     config.learner.updates = 1
-    config.learner.row = 512
+    config.learner.share_prompts = True
+    config.learner.row = 640
     config.learner.micro = 2
     config.optim.lr = 1e-5
     config.optim.warmup = 5
     config.loss.kl_coef = 0.0
     config.eval.rollouts = 4
     config.eval.temperature = 1.0
+    config.eval.temperatures = (0.2, 0.4, 0.6, 0.8)
     config.eval.every = 20
     return config
 
