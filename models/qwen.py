@@ -24,6 +24,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from models import loops
 from models.attention import attention as attend
 from models.rope import Llama3, Yarn, factors
+from models.rounding import stochastic
 
 INPUTS = {"q": 1, "k": 1, "v": 1, "o": 2, "gate": 1, "up": 1, "down": 1}  # a layer's matrices: number of input axes
 Params = dict[str, Any]
@@ -407,18 +408,27 @@ chunked_logp.defvjp(_chunked_logp_forward, _chunked_logp_backward)
 # --- with a cache: rollouts -----------------------------------------------------------------------------------------
 
 
-def for_decoding(config: Config, params: Params, dtype: Any = jnp.float32, matrix_dtype: Any = None) -> Params:
+def for_decoding(
+    config: Config, params: Params, dtype: Any = jnp.float32, matrix_dtype: Any = None, key: jax.Array | None = None
+) -> Params:
     """Return the weights in the layout that `extend` reads: matrices in `matrix_dtype` (None = dtype), others in
-    `dtype`.
+    `dtype`. With a key, float32 matrices become bfloat16 by stochastic rounding (models/rounding.py).
 
     {"embed", "norm", "unembed" (D, V), "layers": a tuple of dicts}. Layers are separate, and matrices that share an
     input are concatenated. Without this, XLA's CPU code would copy every slice of a stacked weight at each decoding
     step.
     """
 
+    numbers = itertools.count()
+
     def cast(weight: Weight, array: jax.Array) -> jax.Array:
         inner = weight.axes[1:] if weight.axes[0] == "layers" else weight.axes
-        return array.astype(dtype if "embed" not in inner or len(inner) == 1 else matrix_dtype or dtype)
+        if "embed" not in inner or len(inner) == 1:
+            return array.astype(dtype)
+        wanted = jnp.dtype(matrix_dtype or dtype)
+        if key is None or array.dtype != jnp.float32 or wanted != jnp.bfloat16:
+            return array.astype(wanted)
+        return stochastic(array, jax.random.fold_in(key, next(numbers)))
 
     params = jax.tree.map(cast, weights(config), params, is_leaf=is_weight)
 

@@ -9,6 +9,8 @@ import jax.numpy as jnp
 import optax
 import optax.contrib
 
+from models import rounding
+
 SCHEDULES = ("constant", "linear", "cosine")
 
 
@@ -96,20 +98,11 @@ def muon(
 
 
 def rounded(params: Any, like: Any, key: jax.Array) -> Any:
-    """Return float32 `params` in the dtypes of `like`, with stochastic rounding to bfloat16, exact in expectation.
-
-    Rounding to the nearest would lose every update below 1/512 of a weight. The direction depends on `key` and on the
-    position in the array, not on the sharding.
-    """
+    """Return float32 `params` in the dtypes of `like`, with stochastic rounding to bfloat16 (models/rounding.py)."""
     leaves, tree = jax.tree.flatten(params)
     keys = jax.random.split(key, len(leaves))
 
     def rounded_leaf(x: jax.Array, old: jax.Array, key: jax.Array) -> jax.Array:
-        if old.dtype != jnp.bfloat16:
-            return x.astype(old.dtype)
-        noise = jax.random.bits(key, x.shape, jnp.uint16).astype(jnp.uint32)
-        bits = jax.lax.bitcast_convert_type(x, jnp.uint32)
-        short = jax.lax.bitcast_convert_type((bits + noise) & jnp.uint32(0xFFFF0000), jnp.float32)
-        return jnp.where(jnp.isfinite(x), short, x).astype(jnp.bfloat16)
+        return rounding.stochastic(x, key) if old.dtype == jnp.bfloat16 else x.astype(old.dtype)
 
     return jax.tree.unflatten(tree, [rounded_leaf(*args) for args in zip(leaves, jax.tree.leaves(like), keys)])

@@ -184,3 +184,23 @@ def test_extend_with_qk_norm_equals_hidden():
     weights = qwen.for_decoding(QWEN3, params)
     h_BD, _ = jax.jit(qwen.extend, static_argnums=0)(QWEN3, weights, cache, tokens, jnp.array([0]), jnp.array([6]))
     np.testing.assert_allclose(h_BD, h_RTD[:, -1], atol=2e-5)
+
+
+def test_decoding_weights_follow_small_updates_and_exact_weights_stay():
+    """A quantised checkpoint has weights halfway between two bfloat16 values, and others have none but such values."""
+    params = jax.tree.map(lambda x: jnp.full_like(x, 1 + 2**-8), qwen.init(QWEN3, 0))
+    moved = jax.tree.map(lambda x: x + 2**-12, params)
+
+    def gate(params, key=None):
+        weights = qwen.for_decoding(QWEN3, params, matrix_dtype=jnp.bfloat16, key=key)
+        return float(weights["layers"][0]["gate_up"].astype(jnp.float32).mean())
+
+    assert gate(moved) - gate(params) == 2**-7, "to the nearest, 32 times the update"
+    keys = [jax.random.key(i) for i in range(20)]
+    for whole in (params, moved):
+        want = float(whole["norm"][0])
+        assert abs(np.mean([gate(whole, key) for key in keys]) - want) < 2e-4
+    exact = jax.tree.map(lambda x: jnp.full_like(x, 1 + 2**-7), params)
+    assert gate(exact, keys[0]) == 1 + 2**-7
+    weights = qwen.for_decoding(QWEN3, moved, matrix_dtype=jnp.bfloat16, key=keys[0])
+    assert weights["norm"].dtype == jnp.float32 and weights["embed"].dtype == jnp.bfloat16

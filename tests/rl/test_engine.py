@@ -141,11 +141,11 @@ def test_a_large_model_decodes_all_rows_in_one_call(monkeypatch):
 
 
 def test_matrices_may_be_coarser_than_the_computation():
-    engine = make(weight_dtype=jnp.bfloat16)
-    assert {str(a.dtype) for a in jax.tree.leaves(engine._weights) if a.ndim > 1} == {"bfloat16"}
-    assert {str(a.dtype) for a in jax.tree.leaves(engine._weights) if a.ndim == 1} == {"float32"}
     rounded = jax.tree.map(lambda a: a.astype(jnp.bfloat16).astype(jnp.float32) if a.ndim > 2 else a, params())
     rounded["embed"] = rounded["embed"].astype(jnp.bfloat16).astype(jnp.float32)
+    engine = make(params=lambda: rounded, weight_dtype=jnp.bfloat16)
+    assert {str(a.dtype) for a in jax.tree.leaves(engine._weights) if a.ndim > 1} == {"bfloat16"}
+    assert {str(a.dtype) for a in jax.tree.leaves(engine._weights) if a.ndim == 1} == {"float32"}
     for prompt, completion in play(engine, {"name": 3, "temperature": 1.0})[0]:
         logp, _ = teacher_forced(prompt, completion.tokens, 1.0, rounded)
         np.testing.assert_allclose(completion.logprobs, logp, atol=0.02)

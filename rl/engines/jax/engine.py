@@ -124,7 +124,7 @@ class JaxEngine:
         self._threads = ThreadPoolExecutor(self._banks - 1) if self._banks > 1 else None
         self._counting = threading.Lock()
         self._executor = ThreadPoolExecutor(1) if threaded else None
-        self._weights = self._own(params)
+        self._weights = self._own(params, self.version)
         self._stats: Counter[str] = Counter()
         self._shapes: set[tuple] = set()  # static shapes that have been compiled
         self._waiting: list[_Request] = []
@@ -180,7 +180,7 @@ class JaxEngine:
 
     async def load(self, params: Any, version: int) -> None:
         """Swap the weights. Running requests finish with the old weights; waiting requests get the new ones."""
-        weights = self._own(params)
+        weights = self._own(params, version)
         while self._swap is not None:
             await asyncio.wait([self._swap[2]])
         self._swap = (weights, version, asyncio.get_running_loop().create_future())
@@ -277,13 +277,14 @@ class JaxEngine:
         if not done.done():
             done.set_result(None)
 
-    def _own(self, params: Any) -> Any:
+    def _own(self, params: Any, version: int) -> Any:
         """Return a copy of the weights in decoding layout; the learner may then donate its own arrays."""
         expected = jax.tree.map(lambda w: w.shape, qwen.weights(self.shape), is_leaf=qwen.is_weight)
         given = jax.tree.map(lambda a: a.shape, params)
         if given != expected:
             raise ValueError("the weights do not match the engine's model: names or shapes differ")
-        return _decoding_copy(self.shape, jax.device_put(params, self._device), self._dtype, self._weight_dtype)
+        params = jax.device_put(params, self._device)
+        return _decoding_copy(self.shape, params, self._dtype, self._weight_dtype, version)
 
     # --- admission ------------------------------------------------------------------------------------------------
 
@@ -575,8 +576,9 @@ _COUNTERS = (
 
 
 @partial(jax.jit, static_argnums=(0, 2, 3))
-def _decoding_copy(config: qwen.Config, params: Any, dtype: Any, weight_dtype: Any) -> Any:
-    return jax.tree.map(jnp.copy, qwen.for_decoding(config, params, dtype, weight_dtype))
+def _decoding_copy(config: qwen.Config, params: Any, dtype: Any, weight_dtype: Any, version: int) -> Any:
+    key = jax.random.fold_in(jax.random.key(0), version)
+    return jax.tree.map(jnp.copy, qwen.for_decoding(config, params, dtype, weight_dtype, key))
 
 
 def _common(a: np.ndarray, b: np.ndarray) -> int:
