@@ -62,6 +62,7 @@ def two_cores():
     config.learner.updates = 1
     config.learner.share_prompts = True
     config.learner.row = 640
+    config.learner.chunk = 256  # a step trains few tokens
     config.learner.micro = 2
     config.optim.lr = 1e-5
     config.optim.warmup = 5
