@@ -77,7 +77,8 @@ class JaxEngine:
         `leave` of its rows has finished, so that their next turns can join.
     prefill: most prompt tokens per row of one prefill call.
     dtype: of the computation. weight_dtype: of the matrices, None = dtype; a product with a matrix of another dtype
-        rounds its other factor to it.
+        rounds its other factor to it. Matrices coarser than the computation are rounded stochastically, by a key that
+        follows from the version (models/rounding.py).
     threaded: run device calls in a thread, so that other coroutines run meanwhile. Samples still follow from each
         request's seed, but the composition of batches, and so the last bits, depend on timing.
     """
@@ -577,7 +578,8 @@ _COUNTERS = (
 
 @partial(jax.jit, static_argnums=(0, 2, 3))
 def _decoding_copy(config: qwen.Config, params: Any, dtype: Any, weight_dtype: Any, version: int) -> Any:
-    key = jax.random.fold_in(jax.random.key(0), version)
+    # A learner that computes in bfloat16 rounds the same weights to the nearest, and the engine has to agree with it.
+    key = None if weight_dtype == dtype else jax.random.fold_in(jax.random.key(0), version)
     return jax.tree.map(jnp.copy, qwen.for_decoding(config, params, dtype, weight_dtype, key))
 
 
