@@ -1,0 +1,179 @@
+"""Compare judges of turns with counterfactual replay, before a run trains on their labels.
+
+    python -m experiments.judging --config=configs/quickstart.py:grpo --judges llm --tasks 16 --rollouts 4 \
+        --config.llm.url=http://127.0.0.1:8000/v1 --config.llm.model=policy
+
+The policy of the config plays its training tasks, never held-out ones. Each episode is labelled by replay
+(evolver/attributing/replay.py), which plays it again without each turn, and by every judge. A judge is compared on the
+turns that replay labels. Two controls show what a figure means: `outcome` calls every turn of a success GOOD and every
+other one BAD, which is what training without labels amounts to, and `shuffled` gives each turn the label that replay
+gave to another turn, drawn at random.
+
+The table is printed and written to WORKDIR/judging.md; WORKDIR/labels.jsonl holds every turn with its labels.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from absl import logging
+
+from configs import base
+from configs.keys import use
+from evolver import cli, plugs
+from evolver.attributing import ABSTAIN, BAD, GOOD
+from evolver.config import problems as config_problems
+from evolver.rollouts import play, sampling
+from evolver.run import Run, RunError, open_run, sampled
+from evolver.stop import Interrupted, RunEnds
+from models.files import write_atomically
+from rl.evaluation import interval
+from rl.rollout import Job
+from rl.seeds import seed_of
+from rl.trajectory import Trajectory
+
+KEY = "attributing.judge"
+HEAD = ("judge", "labelled", "agrees", "of the good", "of the bad", "balanced")
+NAMES = {GOOD: "GOOD", BAD: "BAD", ABSTAIN: "abstains"}
+
+
+def measure(run: Run, judges: Sequence[str], tasks: int, rollouts: int) -> str:
+    """Return the table of the judges and the controls, and write every label. Raises RunError without labels."""
+    chosen = sampled(run.tasks.originals, tasks)
+    jobs = [
+        Job(task, i, seed_of(run.config.seed, "judging", task.id, i), sampling(run.config))
+        for task in chosen
+        for i in range(rollouts)
+    ]
+    episodes = [t for t in play(run, jobs, "episodes") if t.turns and not t.broken]
+    if not episodes:
+        raise RunError(f"none of the {len(jobs)} episodes ended without a fault of its world")
+    labels = {"replay": labelled(run, "replay", episodes)}
+    rows = np.array([t.task.id for t in episodes for _ in t.turns])
+    replay_n = labels["replay"]
+    if not (replay_n != ABSTAIN).any():
+        raise RunError("replay labels no turn of these episodes, so there is nothing to compare with")
+    for name in judges:
+        run.progress.phase(f"labels by {name}")
+        labels[name] = labelled(run, name, episodes)
+    labels["outcome"] = np.array([GOOD if t.evaluation.success else BAD for t in episodes for _ in t.turns])
+    labels["shuffled"] = np.random.default_rng(seed_of(run.config.seed, "judging")).permutation(replay_n)
+    write_labels(run.workdir / "labels.jsonl", episodes, labels)
+    head = f"{len(episodes)} episodes of {len(chosen)} tasks, {np.mean([t.evaluation.success for t in episodes]):.1%}"
+    counts = ", ".join(f"{np.mean(replay_n == value):.1%} {name}" for value, name in NAMES.items())
+    lines = [f"{head} solved; {len(replay_n)} turns, replay: {counts}.\n", row_of(HEAD), row_of(["---"] * len(HEAD))]
+    lines += [row_of([name, *cells(labels[name], replay_n, rows)]) for name in labels if name != "replay"]
+    return "\n".join(lines) + "\n"
+
+
+def labelled(run: Run, name: str, episodes: Sequence[Trajectory]) -> np.ndarray:
+    """Return the label of every turn of the episodes, (n,) int, by the judge of that name."""
+    if name == run.config.attributing.judge.name:
+        return np.array([label.value for labels in run.grader.turns.label(episodes) for label in labels])
+    judge = plugs.plug(KEY, name, {}, make_world=run.make_world, chat=run.chat, shown=run.config.llm.shown)()
+    try:
+        return np.array([label.value for labels in judge.label(episodes) for label in labels])
+    finally:
+        judge.close()
+
+
+def write_labels(path: Path, episodes: Sequence[Trajectory], labels: dict[str, np.ndarray]) -> None:
+    turns = [(t, n) for t in episodes for n in range(len(t.turns))]
+    lines = [
+        {"task": t.task.id, "rollout": t.rollout, "success": bool(t.evaluation.success), "turn": n}
+        | {"action": t.turns[n].action, "labels": {name: int(values[i]) for name, values in labels.items()}}
+        for i, (t, n) in enumerate(turns)
+    ]
+    write_atomically(path, "".join(json.dumps(line) + "\n" for line in lines))
+
+
+def cells(label_n: np.ndarray, replay_n: np.ndarray, task_n: np.ndarray) -> list[str]:
+    """Return what a row says, over the turns that replay labels: the share that the judge labels too and, of these,
+    the share with the same label (mean over tasks, with its interval), by replay's label, and the mean of the two."""
+    known = replay_n != ABSTAIN
+    both = known & (label_n != ABSTAIN)
+    same_n = label_n == replay_n
+    by_task = np.array([same_n[both & (task_n == task)].mean() for task in dict.fromkeys(task_n[both])])
+    of_good, of_bad = (percent(same_n[both & (replay_n == value)]) for value in (GOOD, BAD))
+    agrees = ""
+    if len(by_task):
+        low, high = interval(by_task)
+        agrees = f"{100 * by_task.mean():.1f} [{100 * low:.1f}, {100 * high:.1f}]"
+    balanced = f"{(float(of_good) + float(of_bad)) / 2:.1f}" if of_good and of_bad else ""
+    return [percent(label_n[known] != ABSTAIN), agrees, of_good, of_bad, balanced]
+
+
+def percent(values: np.ndarray) -> str:
+    """Return the mean in percent, "" for no values."""
+    return f"{100 * np.mean(values):.1f}" if len(values) else ""
+
+
+def row_of(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+# --- the command -----------------------------------------------------------------------------------------------------
+
+
+def prepared(config, judges: Sequence[str]) -> list[str]:
+    """Make the config provide what the judges need, and return what is wrong with them."""
+    found = ["config.hosts.count must be 1: one process measures"] if config.hosts.count != 1 else []
+    for name in judges:
+        args = config.attributing.judge.args.to_dict() if name == config.attributing.judge.name else {}
+        found += plugs.problems(KEY, name, args)
+    if not found:
+        config.attributing.enabled = True
+        use(config.advantage, "adca")  # nothing trains here, but a run that makes labels has to read them
+        asking = [name for name in judges if getattr(plugs.load(KEY, name), "roles", ())]
+        if asking and config.attributing.judge.name not in asking:
+            use(config.attributing.judge, asking[0])  # so that the run opens a client for its role
+    return found
+
+
+def main(argv: list[str]) -> int:
+    """Measure and return the exit code: 0 done, 1 failed, 2 nothing was started, 3 ended early, 130 interrupted."""
+    logging.set_verbosity(logging.ERROR)
+    parser = argparse.ArgumentParser(
+        description=__doc__.split("\n")[0], epilog="--config.KEY=VALUE as for run.py", allow_abbrev=False
+    )
+    parser.add_argument("--config", required=True, help="FILE or FILE:ARGUMENT")
+    parser.add_argument("--judges", nargs="+", default=["llm"], help=f"names for {KEY}")
+    parser.add_argument("--tasks", type=int, default=16, help="training tasks, drawn once; 0 = all")
+    parser.add_argument("--rollouts", type=int, default=4, help="of each task")
+    parser.add_argument("--workdir", default="runs/judging")
+    args, overrides = parser.parse_known_args(argv[1:])
+    command = cli.parse([argv[0], f"--config={args.config}", f"--workdir={args.workdir}", *overrides])
+    found = [*command.problems]
+    found += [f"--{name} must be at least {n}" for name, n in (("tasks", 0), ("rollouts", 1)) if vars(args)[name] < n]
+    if command.config is not None:
+        found += prepared(command.config, args.judges)
+        found += config_problems(command.config, base.keys(), args.workdir, "pool")
+    if found:
+        print(*found, sep="\n", file=sys.stderr)
+        return 2
+    try:
+        with open_run(command.config, args.workdir) as run:
+            run.workdir.claim(command.config.to_dict(), command.config.seed, "judging")
+            text = measure(run, args.judges, args.tasks, args.rollouts)
+            run.progress.close()
+    except RunError as error:
+        print(f"\n{error}", file=sys.stderr)
+        return 1
+    except RunEnds as end:
+        print(f"\n{end}", file=sys.stderr)
+        return 3
+    except (Interrupted, KeyboardInterrupt):
+        print("\ninterrupted", file=sys.stderr)
+        return 130
+    write_atomically(Path(args.workdir) / "judging.md", text)
+    print(text)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv))

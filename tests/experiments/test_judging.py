@@ -1,0 +1,77 @@
+"""Judges beside replay: what is counted, controls, and what is refused."""
+
+import json
+
+import numpy as np
+import pytest
+
+from evolver.attributing import ABSTAIN, BAD, GOOD, Label, TurnJudge
+from experiments import judging
+from tests.tiny import config_file, tiny_policy
+
+HERE = "tests.experiments.test_judging"
+
+
+class Lenient(TurnJudge):
+    """Calls every turn GOOD, but abstains on the first one of each episode."""
+
+    def label(self, trajectories):
+        return [[Label(ABSTAIN if n == 0 else GOOD) for n in range(len(t.turns))] for t in trajectories]
+
+
+class ByOutcome(TurnJudge):
+    """Calls every turn what the control `outcome` calls it."""
+
+    def label(self, trajectories):
+        return [[Label(GOOD if t.evaluation.success else BAD)] * len(t.turns) for t in trajectories]
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tiny")
+    return config_file(folder, tiny_policy(folder / "policy"))
+
+
+def measure(tiny, workdir, *words, judges=(f"{HERE}:Lenient", f"{HERE}:ByOutcome")) -> int:
+    return judging.main(
+        [
+            "judging",
+            f"--config={tiny}",
+            f"--workdir={workdir}",
+            "--tasks=6",
+            "--rollouts=4",
+            "--judges",
+            *judges,
+            *words,
+        ]
+    )
+
+
+def test_judges_and_controls_beside_replay(tiny, tmp_path):
+    assert measure(tiny, tmp_path) == 0
+    lines = (tmp_path / "judging.md").read_text().splitlines()
+    rows = {line.split(" | ")[0][2:]: line.strip("| ").split(" | ")[1:] for line in lines if line.startswith("| ")}
+    assert list(rows) == ["judge", "---", f"{HERE}:Lenient", f"{HERE}:ByOutcome", "outcome", "shuffled"]
+    assert rows[f"{HERE}:ByOutcome"] == rows["outcome"] and rows["outcome"][0] == "100.0"
+    turns = [json.loads(line) for line in (tmp_path / "labels.jsonl").read_text().splitlines()]
+    assert {turn["task"] for turn in turns} and len({(t["task"], t["rollout"], t["turn"]) for t in turns}) == len(turns)
+    assert sorted(t["labels"]["shuffled"] for t in turns) == sorted(t["labels"]["replay"] for t in turns)
+    assert all(t["labels"][f"{HERE}:Lenient"] == (ABSTAIN if t["turn"] == 0 else GOOD) for t in turns)
+
+
+def test_cells():
+    replay = np.array([GOOD, GOOD, BAD, BAD, ABSTAIN, GOOD])
+    judge = np.array([GOOD, BAD, BAD, ABSTAIN, GOOD, GOOD])
+    tasks = np.array(["a", "a", "a", "a", "b", "b"])
+    labelled, agrees, good, bad, balanced = judging.cells(judge, replay, tasks)
+    assert (labelled, good, bad, balanced) == ("80.0", "66.7", "100.0", "83.3")
+    assert agrees.startswith("83.3 [")  # the mean of 2/3 and 1
+    assert judging.cells(np.full(6, ABSTAIN), replay, tasks) == ["0.0", "", "", "", ""]
+
+
+def test_what_is_refused(tiny, tmp_path, capsys):
+    assert measure(tiny, tmp_path, "--tasks=-1", judges=("nobody",)) == 2
+    told = capsys.readouterr().err
+    assert "--tasks must be at least 0" in told and "nobody" in told and not (tmp_path / "labels.jsonl").exists()
+    assert measure(tiny, tmp_path, judges=("llm",)) == 2
+    assert "config.llm" in capsys.readouterr().err
