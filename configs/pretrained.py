@@ -9,7 +9,7 @@
 | argument | machine | world | mechanisms |
 |---|---|---|---|
 | none | one GPU of 80 GB | `travel`, with its tools in the prompt | all three |
-| words | two cores | reasoning-gym: family relations, after two solved questions | none: GRPO |
+| words | two cores | reasoning-gym: find who feels so in a few sentences, after two solved questions | none: GRPO |
 | calls | two cores | `travel`: tasks of three calls, after a short imitation | none: GRPO |
 
 `words` needs requirements/reasoning.txt. Without an argument, the planner estimates, a 1.5B model fits on one GPU of
@@ -78,8 +78,8 @@ def words():
     """Return GRPO on questions of one turn."""
     config = two_cores()
     config.env.name = "reasoning"
-    config.env.args.datasets = ("family_relationships",)
-    config.env.args.options = {"family_relationships": {"min_family_size": 4, "max_family_size": 4}}
+    config.env.args.datasets = ("needle_haystack",)
+    config.env.args.options = {"needle_haystack": {"min_num_statements": 3, "max_num_statements": 5}}
     config.env.args.examples = 2
     config.env.args.n_train = 512
     config.rollout.max_turns = 1
