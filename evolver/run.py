@@ -160,10 +160,6 @@ class Run:
         """Seconds that the run has taken so far, in this process and in those that it was resumed from."""
         return self.clock + time.monotonic() - self.began
 
-    @property
-    def engines(self) -> list[Engine]:
-        return [self.actor.engine, *([self.initial] if self.initial else [])]
-
     def complete(self, step: int, metrics: dict[str, Any]) -> None:
         """Record that `step` is done, with everything that later steps depend on, but not yet evaluated and written."""
         self.step, self.unbooked = step, plain(metrics)
@@ -220,15 +216,13 @@ def open_run(config: Any, workdir: str | Path, *, alone: bool = True):
                 stack.enter_context(files.locked())
             source = stack.enter_context(make_source(config))
             chat = open_chat(config, files, stop, stack)
-            run = build(config, files, stop, progress, lambda: probed(source.world()), chat)
+            run = build(config, files, stop, progress, lambda: probed(source.world()), chat, stack)
         except (EngineFault, WorkdirInUse) as error:
             raise RunError(str(error)) from error
         except (WorldError, ValueError, OSError) as error:
             raise RunError(f"{type(error).__name__}: {error}") from error
         if chat:
             chat.say, chat.ledger.step = progress.say, lambda: run.step + 1
-        for engine in run.engines:
-            stack.callback(lambda engine=engine: stop.finish(engine.close()))
         if chat:  # closed before the engines that it asks
             stack.callback(chat.close)
         stack.callback(run.actor.worlds.close)
@@ -281,8 +275,9 @@ def build(
     progress: Progress,
     make_world: Callable[[], World],
     chat: client.Chat | None,
+    closing: contextlib.ExitStack,
 ) -> Run:
-    """Build the parts of a run, before anything is resumed."""
+    """Build the parts of a run, before anything is resumed. `closing` closes engines, also if a later part fails."""
     c, world = config, make_world()
     originals = (
         read_tasks(resolve(c.env.tasks)) if c.env.tasks else boundary.tasks(world, c.env.split) if c.env.split else []
@@ -300,7 +295,10 @@ def build(
     tokenizer = load_tokenizer(c)
     parts = {"make_world": make_world, "chat": chat, "shown": c.llm.shown}
     engine = make_engine(c, workdir.path, shape, params, tokenizer, mesh=mesh, stop=stop, say=progress.say)
+    closing.callback(lambda: stop.finish(engine.close()))
     player, initial = make_players(c, chat, engine, tokenizer, shape, params)
+    if initial:
+        closing.callback(lambda: stop.finish(initial.close()))
     grader = make_grader(c, parts)
     run = Run(
         config=c,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import re
 import zlib
@@ -128,6 +127,7 @@ class PolicyEmbedder:
         import jax
         import jax.numpy as jnp
 
+        from evolver.llm.policy import fingerprint
         from evolver.paths import model_folder
         from models import hf, qwen
         from models.tokenizer import Tokenizer
@@ -138,8 +138,7 @@ class PolicyEmbedder:
         folder = model_folder(path or policy, weights=True)
         shape, self._params = hf.load(folder)
         self._tokenizer, self._tokens, self.dims = Tokenizer.load(folder), tokens, shape.d_model
-        part = np.asarray(self._params["embed"][:256])
-        self.name = f"policy-{hashlib.blake2b(part.tobytes(), digest_size=8).hexdigest()}-{tokens}"
+        self.name = f"policy-{fingerprint(self._params)}-{tokens}"
 
         @jax.jit
         def pooled(params, tokens_T, real_T):

@@ -5,7 +5,10 @@ import sys
 import pytest
 
 from configs import base, quickstart
+from evolver import cli
 from evolver.config import problems
+from evolver.run import RunError, open_run
+from tests.tiny import config_file, tiny_policy
 
 VLLM = {"engine.name": "vllm", "engine.vllm.python": sys.executable}
 BAD = [
@@ -43,3 +46,21 @@ def test_what_cannot_work_is_named(values, words, tmp_path):
 
 def test_what_can_work_is_not_complained_about(tmp_path):
     assert problems_of(VLLM | {"rollout.async_depth": 1, "loss.importance_high": 4.0}, tmp_path) == []
+
+
+def test_an_engine_is_closed_if_a_later_part_cannot_be_built(tmp_path, monkeypatch):
+    closed = []
+
+    async def close(engine):
+        closed.append(engine)
+
+    def no_tasks(*args):
+        raise ValueError("no tasks can be made")
+
+    monkeypatch.setattr("rl.engines.jax.engine.JaxEngine.close", close)
+    monkeypatch.setattr("evolver.run.make_tasks", no_tasks)
+    path = config_file(tmp_path, tiny_policy(tmp_path / "policy"))
+    config = cli.parse(["run.py", f"--config={path}", f"--workdir={tmp_path / 'run'}"]).config
+    with pytest.raises(RunError, match="no tasks can be made"), open_run(config, tmp_path / "run"):
+        raise AssertionError("the run must not begin")
+    assert len(closed) == 1

@@ -23,6 +23,7 @@ from evolver.navigating.extract import Contrast, Lesson, render
 from evolver.navigating.llm import LlmExtractor
 from evolver.questioning import TaskPool, synthetic_task
 from evolver.tasks import for_experience
+from models import hf
 from rl.trajectory import StopReason
 from tests.evolver.toy import Library, attempt, call, task
 
@@ -102,7 +103,7 @@ class TestEmbedding:
             "0",
         ]
 
-    def test_states_of_the_policy(self):
+    def test_states_of_the_policy(self, tmp_path):
         embed = PolicyEmbedder("configs/assets/travel_base")
         vectors = embed([*TEXTS, ""])
         assert vectors.shape == (6, embed.dims) and vectors.dtype == np.float32
@@ -111,6 +112,10 @@ class TestEmbedding:
         np.testing.assert_allclose(embed(TEXTS[2:3])[0], vectors[2], atol=1e-5)  # whatever else is asked for
         assert embed.name == PolicyEmbedder("", path="configs/assets/travel_base").name
         assert embed.name != PolicyEmbedder("configs/assets/travel_base", tokens=4).name
+        shape, params = hf.load("configs/assets/travel_base")
+        params["layers"]["o"] = params["layers"]["o"].at[0, 0, 0, 0].add(1e-3)  # the same table of embeddings
+        hf.save(tmp_path, shape, params, tokenizer="configs/assets/travel_base")
+        assert embed.name != PolicyEmbedder(str(tmp_path)).name
         with pytest.raises(ValueError, match=r"set config\.model\.path or"):
             PolicyEmbedder("")
 
