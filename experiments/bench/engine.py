@@ -5,7 +5,8 @@
 
 All load the same checkpoint, by default a random tiny one (width 128, 2 layers, float32), and the same prompts, lengths
 and observations. Each runs in its own process, and its fastest setting counts. `make bench-peers` installs the peers.
-With a checkpoint ours runs with 16 rows at a time, as a small model would, with all rows, and with bfloat16 matrices.
+With a checkpoint ours runs with 16 rows at a time, as a small model would, with all rows, and with bfloat16 matrices;
+vLLM with float32 and with bfloat16. Peaks of memory include what compiling takes.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import resource
 import sys
 import tempfile
 import time
@@ -35,8 +37,11 @@ CONTENDERS: Contenders = {
 }
 
 
-# Our settings for a checkpoint of a real size.
-LARGE = [["--small", str(2**60)], [], ["--weight-dtype", "bfloat16"]]
+# Settings for a checkpoint of a real size, of which the peers may use bfloat16 too.
+LARGE = {
+    "here": [["--small", str(2**60)], [], ["--weight-dtype", "bfloat16"]],
+    "vLLM CPU": [[*mode, *dtype] for mode in CONTENDERS["vLLM CPU"][2] for dtype in ([], ["--dtype", "bfloat16"])],
+}
 
 
 def measure(
@@ -94,6 +99,7 @@ def measure(
         "processor_seconds": processor[1:],
         "first_seconds": seconds[0],
         "tokens_per_second": workload.new_tokens / min(seconds[1:]),
+        "peak_gb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9,
     }
 
 
@@ -127,7 +133,7 @@ def main() -> None:
         model, contenders = args.checkpoint or folder, dict(CONTENDERS)
         if args.checkpoint:
             shape = hf.config_of(model)
-            contenders["here"] = (*CONTENDERS["here"][:2], LARGE)
+            contenders |= {who: (*CONTENDERS[who][:2], settings) for who, settings in LARGE.items()}
         else:
             shape = qwen.Config(**SHAPE)
             hf.save(folder, shape, qwen.init(shape, 0))

@@ -12,6 +12,7 @@ import argparse
 import asyncio
 import json
 import os
+import resource
 import time
 
 os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "2")  # GiB
@@ -31,7 +32,7 @@ def engine_options(args, workload) -> dict:
     """Return the engine options of both modes."""
     return {
         "model": args.model,
-        "dtype": "float32",
+        "dtype": args.dtype,
         "skip_tokenizer_init": True,
         "enforce_eager": args.eager,
         "max_model_len": -(-workload.max_length // BLOCK) * BLOCK,
@@ -113,6 +114,7 @@ def main() -> None:
     parser.add_argument("--workload", required=True)
     parser.add_argument("--mode", choices=["async", "offline"], default="async")
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32", help="of everything")
     parser.add_argument("--eager", action="store_true", help="no torch.compile: starts faster, runs slower")
     args = parser.parse_args()
     if args.mode == "offline":
@@ -122,14 +124,17 @@ def main() -> None:
     import vllm
 
     result = {
-        "name": f"vLLM CPU ({args.mode}{', eager' if args.eager else ''})",
+        "name": f"vLLM CPU ({args.mode}, {args.dtype}{', eager' if args.eager else ''})",
         "version": vllm.__version__,
         "workload": workload.name,
         "new_tokens": workload.new_tokens,
         "seconds": seconds[1:],
         "first_seconds": seconds[0],
         "tokens_per_second": workload.new_tokens / min(seconds[1:]),
-    }
+        # With `async` the engine is a process of its own.
+        "peak_gb": sum(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+        * 1024 / 1e9,
+    }  # fmt: skip
     print(json.dumps(result), flush=True)
 
 
