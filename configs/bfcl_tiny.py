@@ -33,5 +33,6 @@ def get_config(arg=None):
     config.loss.kl_coef = 0.0
     config.eval.split = "val"
     config.eval.temperature = 1.0
+    config.eval.temperatures = (0.2, 0.4, 0.6, 0.8)
     config.checkpoint.every = 5
     return config
