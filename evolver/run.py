@@ -160,6 +160,10 @@ class Run:
         """Seconds that the run has taken so far, in this process and in those that it was resumed from."""
         return self.clock + time.monotonic() - self.began
 
+    @property
+    def engines(self) -> list[Engine]:
+        return [self.actor.engine, *([self.initial] if self.initial else [])]
+
     def complete(self, step: int, metrics: dict[str, Any]) -> None:
         """Record that `step` is done, with everything that later steps depend on, but not yet evaluated and written."""
         self.step, self.unbooked = step, plain(metrics)
