@@ -227,8 +227,7 @@ def open_run(config: Any, workdir: str | Path, *, alone: bool = True):
             raise RunError(f"{type(error).__name__}: {error}") from error
         if chat:
             chat.say, chat.ledger.step = progress.say, lambda: run.step + 1
-        if chat:  # closed before the engines that it asks
-            stack.callback(chat.close)
+            stack.callback(chat.close)  # before the engines that it asks are closed
         stack.callback(run.actor.worlds.close)
         stack.callback(run.grader.close)
         if run.actor.pipeline:  # closed before the worlds that its rollouts are in
