@@ -168,13 +168,16 @@ def new_figure(width: float, height: float) -> Any:
 def draw(rows: Sequence[Row], path: str | Path, *, measure: str = "", title: str = "") -> None:
     """Write PATH.png and PATH.svg: the final success of each row (left), and the differences to the first row.
 
-    Both have intervals, and a dot for each seed.
+    Both have intervals, and a dot for each seed. A row alone differs from none: its curve is drawn instead.
     """
     figure = new_figure(10, 0.42 * len(rows) + 3.4)
     left, right = figure.subplots(1, 2, width_ratios=[1.25, 1])
     figure.suptitle(title, fontsize=10)
     draw_means(left, rows, measure)
-    draw_differences(right, rows, measure)
+    if len(rows) > 1:
+        draw_differences(right, rows, measure)
+    else:
+        draw_curves(right, rows, measure)
     save(figure, path)
 
 

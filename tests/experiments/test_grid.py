@@ -205,3 +205,12 @@ def test_the_interval_over_seeds_covers_new_tasks_and_new_seeds():
     one = np.array([[0.0, 1.0, 1.0, 0.0]])
     assert interval_over_seeds(one) == pytest.approx((0.0, 1.0), abs=0.13)
     assert all(np.isnan(interval_over_seeds(np.zeros((0, 3)))))
+
+
+def test_the_figure_of_a_row_alone_shows_its_curve(tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(compare, "save", lambda figure, path: drawn.append([a.get_xlabel() for a in figure.axes]))
+    rows = [row("a", [[0, 1], [1, 1]]), row("b", [[1, 1], [1, 0]])]
+    compare.draw(rows[:1], tmp_path / "one")
+    compare.draw(rows, tmp_path / "two")
+    assert drawn == [["final success, %", "step"], ["final success, %", "points above a"]]
