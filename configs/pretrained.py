@@ -92,12 +92,13 @@ def words():
 def calls():
     """Return GRPO on tasks of three calls."""
     config = two_cores()
-    config.steps = 30
+    config.steps = 20
     config.model.path = "runs/pretrained_base/policy"
     config.rollout.tasks = 4
+    config.optim.lr = 2e-5
     config.eval.tasks = 32
     config.eval.temperatures = (0.3, 0.6)
-    config.eval.every = 15
+    config.eval.every = 10
     config.env.args.level = 3
     config.template.show_tools = False
     config.template.max_observation = 128

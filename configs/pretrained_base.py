@@ -12,7 +12,7 @@ from configs import imitation
 def get_config(arg=None):
     config = imitation.get_config(arg)
     config.model.path = ".cache/smollm2-135m-instruct"
-    config.steps = 28
+    config.steps = 22
     config.demonstrations = 1000
     config.careful = 1.0
     config.care = 0.5
