@@ -5,8 +5,8 @@
 
 All load the same checkpoint, by default a random tiny one (width 128, 2 layers, float32), and the same prompts, lengths
 and observations. Each runs in its own process, and its fastest setting counts. `make bench-peers` installs the peers.
-With a checkpoint ours runs with 16 rows at a time, as a small model would, with all rows, and with bfloat16 matrices;
-vLLM with float32 and with bfloat16. Peaks of memory include what compiling takes.
+With a checkpoint, ours and vLLM keep their matrices in bfloat16, vLLM its keys and values too. Peaks of memory include
+what compiling takes.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ CONTENDERS: Contenders = {
 }
 
 
-# Settings for a checkpoint of a real size, of which the peers may use bfloat16 too.
+# Settings for a checkpoint of a real size, where reading the matrices takes much of the time.
 LARGE = {
-    "here": [["--small", str(2**60)], [], ["--weight-dtype", "bfloat16"]],
-    "vLLM CPU": [[*mode, *dtype] for mode in CONTENDERS["vLLM CPU"][2] for dtype in ([], ["--dtype", "bfloat16"])],
+    "here": [["--weight-dtype", "bfloat16", *more] for more in ([], ["--leave", "1", "--block", "64"])],
+    "vLLM CPU": [["--dtype", "bfloat16", *mode] for mode in CONTENDERS["vLLM CPU"][2]],
 }
 
 
@@ -53,21 +53,19 @@ def measure(
     leave: float,
     repeats: int,
     weight_dtype: str,
-    small: int,
 ) -> dict[str, Any]:
     """Return seconds, processor seconds and tokens/s. As in rollouts, every episode is a coroutine. The first round
-    compiles. small: bytes of weights up to which few rows are decoded at a time; 0 = the engine's own bound."""
+    compiles."""
     import jax
     import jax.numpy as jnp
 
     from models import hf
-    from rl.engines.jax import engine as room
+    from rl.engines.jax.engine import JaxEngine
     from rl.trajectory import Sampling
 
     shape, params = hf.load(folder)
-    room.SMALL = small or room.SMALL
     options = {"context": -(-workload.max_length // 32) * 32, "weight_dtype": jnp.dtype(weight_dtype)}
-    engine = room.JaxEngine(shape, params, slots=slots, decode_block=block, leave=leave, **options)
+    engine = JaxEngine(shape, params, slots=slots, decode_block=block, leave=leave, **options)
     del params
 
     async def episode(row: int, script: workloads.Episode) -> None:
@@ -117,11 +115,10 @@ def main() -> None:
     one.add_argument("--block", type=int, default=32)
     one.add_argument("--leave", type=float, default=0.25)
     one.add_argument("--weight-dtype", default="float32", choices=["float32", "bfloat16"])
-    one.add_argument("--small", type=int, default=0, help="bytes up to which a model counts as small")
     args = parser.parse_args()
     if args.model:
         workload = workloads.load(args.workload)
-        names = ("slots", "block", "leave", "repeats", "weight_dtype", "small")
+        names = ("slots", "block", "leave", "repeats", "weight_dtype")
         options = {name: getattr(args, name) for name in names}
         print(json.dumps(measure(workload, args.model, **options)))
         return

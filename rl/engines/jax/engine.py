@@ -32,8 +32,7 @@ PREFILL_SCORES = 2**20  # most attention scores of one prefill call on a CPU; mo
 DECODE_ROWS = 16  # most rows of one decode call of a small model on a CPU, for the same reason
 BANKS = 2  # groups of slots that run in parallel on a CPU; constant: the number of cores must not change results
 SMALL = 2**25  # most bytes of weights that stay in a CPU's caches between two steps
-READS = 4  # times that keys and values may outweigh the weights of a large model in one decode call on a CPU
-FEW = 4  # an accelerator decodes all rows in place if more than slots / FEW of them run
+FEW = 4  # of a large model, or on an accelerator, all rows decode in place if more than slots / FEW of them run
 PATIENCE = 4  # rounds for which an idle session is protected from eviction
 SHARE_TOKENS = 16  # a prompt waits one round for another's prefill if it can reuse at least this many tokens
 
@@ -106,17 +105,15 @@ class JaxEngine:
         # All shapes of device calls. There are few, because each one is compiled.
         cpu = self._device.platform == "cpu"
         self._windows = sorted({*_powers(128, context), *(w for w in _powers(192, context) if w < context)})
-        # An accelerator decodes few rows on a copy of their cache, or all rows in place, to bound the extra memory.
-        self._in_place = not cpu
-        # The weights of a large model are read from memory at each step, so a step serves many rows, in one bank. More
-        # rows than these would copy much and gain little, because each reads keys and values of its own. Their numbers
-        # are further apart than those of a small model, because XLA takes long to compile many layers.
-        weights = qwen.parameter_count(shape) * jnp.dtype(self._weight_dtype).itemsize
-        large = weights > SMALL
-        row = 2 * shape.layers * shape.kv_heads * shape.head_dim * context * jnp.dtype(self._cache_dtype).itemsize
-        most = min(slots, max(DECODE_ROWS, READS * weights // row if large else 0)) if cpu else max(1, slots // FEW)
-        self._copied = _powers(4, most, by=4 if cpu and large else 2)
-        self._batches = self._copied if cpu else sorted({*self._copied, slots})
+        # A small model on a CPU decodes a copy of a few rows' keys and values, which stays in the processor's caches.
+        # The weights of a large one are read from memory at each step, so that a step serves all rows, in place and in
+        # one bank, or a copy of few. The numbers of copied rows are far apart there, because XLA takes long to compile
+        # many layers.
+        large = qwen.parameter_count(shape) * jnp.dtype(self._weight_dtype).itemsize > SMALL
+        self._in_place = not cpu or large
+        few = max(1, slots // FEW) if self._in_place else min(slots, DECODE_ROWS)
+        self._copied = _powers(4, few, by=4 if cpu and large else 2)
+        self._batches = sorted({*self._copied, slots}) if self._in_place else self._copied
         self._sizes = _powers(16, min(prefill, context))
         self._scores = PREFILL_SCORES if cpu else 2**40
         # Each bank of slots has its own cache, so that threads can work on banks in parallel.
