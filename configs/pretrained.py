@@ -14,7 +14,7 @@
 
 `words` needs requirements/reasoning.txt. Without an argument, the planner estimates, a 1.5B model fits on one GPU of
 80 GB. `words` goes from 5.4 to 59.7% on held-out questions (27.1 before, at the best temperature) in about half an
-hour; the other two have not been measured.
+hour; `calls` does not learn yet (docs/results.md, "Calls to tools"), and the GPU has not been measured.
 """
 
 from configs import base, quickstart
