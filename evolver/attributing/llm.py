@@ -15,13 +15,12 @@ from typing import Any
 from evolver.attributing import ABSTAIN, BAD, GOOD, Label, TurnJudge, label_rates, reasons_to_skip
 from evolver.llm.client import Chat, ChatError, Question
 from evolver.llm.prompts import prompt
-from evolver.llm.schemas import INTEGER, TEXT, array, record
+from evolver.llm.schemas import INTEGER, array, record, string
 from evolver.traces import exchanges_of, quoted, rules_of, tool_list, transcript
 from rl.trajectory import Trajectory
 
 VALUES = {"GOOD": GOOD, "BAD": BAD, "UNSURE": ABSTAIN}
-_STEP = record(step=INTEGER, analysis=TEXT, label=TEXT | {"enum": list(VALUES)})
-SCHEMA = record(steps=array(_STEP))
+_STEP = record(step=INTEGER, analysis=string(400), label={"enum": list(VALUES)})
 _MISNUMBERED, _CONTRADICTED = "the judge graded a step that does not exist", "the judge gave two different labels"
 _OMITTED = "the judge omitted the turn"
 _PROBLEMS = {_MISNUMBERED: "misnumbered", _CONTRADICTED: "contradicted", _OMITTED: "omitted"}
@@ -68,7 +67,7 @@ class LlmJudge(TurnJudge):
             score=f"{trajectory.outcome:.2f} of 1",
             sign="positive" if trajectory.evaluation.success or trajectory.outcome > 0.5 else "negative",
         )
-        return Question(self.roles[0], messages, SCHEMA, text.version)
+        return Question(self.roles[0], messages, record(steps=array(_STEP, len(trajectory.turns))), text.version)
 
     def metrics(self) -> dict[str, float]:
         """Return metrics since the last call: shares of labels, trajectories not asked about or left unanswered, and
@@ -79,7 +78,7 @@ class LlmJudge(TurnJudge):
 
 
 def read_labels(answer: dict[str, Any], count: int) -> list[Label]:
-    """Return the labels of `count` turns, numbered from 1 in an answer that fits SCHEMA.
+    """Return the labels of `count` turns, numbered from 1 in a judge's answer.
 
     If it numbers a step that does not exist, all its numbers may be shifted, so it labels nothing.
     """

@@ -104,8 +104,8 @@ def _squeezed(text: str) -> str:
 def misfit(value: Any, schema: dict[str, Any]) -> str:
     """Return why a JSON value does not fit a JSON schema, "" if it does.
 
-    Not every server enforces schemas, so an `enum` ignores case and additional properties are allowed. Unlike the
-    standard, numbers must be finite, and 1.0 is not an integer.
+    Not every server enforces schemas, so an `enum` ignores case, and additional properties, longer texts and longer
+    lists are allowed. Unlike the standard, numbers must be finite, and 1.0 is not an integer.
     """
     from jsonschema.exceptions import best_match
 
@@ -155,5 +155,5 @@ def _validator() -> Any:
         return is_integer(checker, value) or (isinstance(value, float) and math.isfinite(value))
 
     types = Draft202012Validator.TYPE_CHECKER.redefine_many({"integer": is_integer, "number": is_number})
-    rules = {"enum": enum, "additionalProperties": lambda *_: ()}
+    rules = {"enum": enum} | dict.fromkeys(("additionalProperties", "maxItems", "maxLength"), lambda *_: ())
     return validators.extend(Draft202012Validator, rules, type_checker=types)

@@ -11,7 +11,7 @@ from typing import Any
 from evolver.llm.answers import UNFIT, unfit
 from evolver.llm.client import Chat, ChatError, Question
 from evolver.llm.prompts import prompt
-from evolver.llm.schemas import INTEGER, NUMBER, TEXT, array, record
+from evolver.llm.schemas import INTEGER, NUMBER, Schema, array, record, string
 from evolver.navigating import Extractor, Refiner
 from evolver.navigating.experience import Experience, new_experience
 from evolver.navigating.extract import learnable_groups
@@ -19,10 +19,9 @@ from evolver.traces import exchanges_of, quoted, transcript, unguided
 from rl.bounds import Fraction
 from rl.trajectory import Trajectory
 
-EXTRACTION = record(experiences=array(record(when=TEXT, content=TEXT)))
-VERDICTS = record(verdicts=array(record(number=INTEGER, reason=TEXT, score=NUMBER)))
-CHOICE = record(chosen=array(record(number=INTEGER, content=TEXT)))
 MOST = 2  # experiences from one task
+_REASON, _WHEN, _CONTENT = string(300), string(400), string(800)
+EXTRACTION = record(experiences=array(record(when=_WHEN, content=_CONTENT), MOST))
 ABRIDGED = 200  # characters of an action or observation that validation sees: enough to tell what was done and refused
 REFUSED = ("surplus", *UNFIT)  # reasons to refuse an experience
 
@@ -96,11 +95,10 @@ class LlmExtractor(Extractor):
 
     def _validation(self, experiences: Sequence[Experience], group: Sequence[Trajectory]) -> Question:
         shown = min(self.shown, ABRIDGED)
-        return self._question("validate", VERDICTS, group, shown, experiences=listed(experiences))
+        verdicts = array(record(number=INTEGER, reason=_REASON, score=NUMBER), len(experiences))
+        return self._question("validate", record(verdicts=verdicts), group, shown, experiences=listed(experiences))
 
-    def _question(
-        self, name: str, schema: dict[str, Any], group: Sequence[Trajectory], shown: int, **slots: str
-    ) -> Question:
+    def _question(self, name: str, schema: Schema, group: Sequence[Trajectory], shown: int, **slots: str) -> Question:
         text = prompt(name)
         attempts = "\n\n".join(
             f"=== ATTEMPT {n}: {'success' if t.evaluation.success else 'failure'}, score {t.outcome:.2f}\n"
@@ -153,7 +151,9 @@ class Reranker(Refiner):
     def _question(self, query: str, candidates: Sequence[Experience], top_k: int) -> Question:
         text = prompt(self.prompts[0])
         messages = text.messages(task=quoted(query), experiences=listed(candidates), most=str(top_k))
-        return Question(self.roles[0], messages, CHOICE, text.version)
+        content = _CONTENT if self.rewrites else string(0)
+        schema = record(chosen=array(record(number=INTEGER, content=content), top_k))
+        return Question(self.roles[0], messages, schema, text.version)
 
     def _chosen(self, query: str, candidates: Sequence[Experience], answer: Any, top_k: int) -> list[Experience]:
         """Return what an answer chose from the candidates. An answer with a number that does not exist is ignored,

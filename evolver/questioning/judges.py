@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from envs.world import Evaluation
 from evolver.llm.client import Chat, ChatError, Question
 from evolver.llm.prompts import prompt
-from evolver.llm.schemas import TEXT, Schema, record
+from evolver.llm.schemas import Schema, record, string
 from evolver.questioning import OutcomeJudge, is_verified
 from evolver.traces import exchanges_of, quoted, rules_of, shortened, tool_list, transcript
 from rl.trajectory import Trajectory
@@ -20,7 +20,7 @@ from rl.trajectory import Trajectory
 
 def _whole(*scores: int) -> Schema:
     """Return the schema of a judgement. A score of 1 is refused: the model may mean it on a scale from 0 to 1."""
-    return record(analysis=TEXT, score={"type": "integer", "enum": [score for score in scores if score != 1]})
+    return record(analysis=string(2000), score={"type": "integer", "enum": [score for score in scores if score != 1]})
 
 
 class Naive(OutcomeJudge):

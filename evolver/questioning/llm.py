@@ -28,7 +28,7 @@ from evolver.llm.answers import unfit
 from evolver.llm.client import Chat, ChatError, Question
 from evolver.llm.embedders import HashedNgrams
 from evolver.llm.prompts import prompt
-from evolver.llm.schemas import INTEGER, NUMBER, TEXT, array, record
+from evolver.llm.schemas import INTEGER, NUMBER, array, record, string
 from evolver.questioning.calls import Event, calls_of
 from evolver.questioning.goals import Writer, claimed
 from evolver.questioning.pool import TaskPool
@@ -39,8 +39,6 @@ from evolver.traces import quoted, rules_of, shortened, text_of, transcript, wor
 from rl.bounds import Count, CountOrZero
 from rl.seeds import seed_of
 
-_TASK = record(query=TEXT, confidence=NUMBER, steps=array(INTEGER), answer=TEXT)
-SCHEMA = record(tasks=array(_TASK))
 _LEVELS = ("easy: one thing to look up or change", "medium: a few steps that depend on each other")
 _LEVELS += ("hard: several steps that depend on each other, and something that has to be found out first",)
 _CALL = '<tool_call>\n{"name": <name>, "arguments": <object>}\n</tool_call>'
@@ -184,7 +182,9 @@ class LlmExplorer:
             most=str(self.per_walk), known=quoted(known), count=str(len(walk.steps)),
             steps=transcript(walk.steps, self.shown),
         )  # fmt: skip
-        return Question("writer", messages, SCHEMA, text.version, seed)
+        steps = array(INTEGER, len(walk.steps))
+        task = record(query=string(600), confidence=NUMBER, steps=steps, answer=string(400))
+        return Question("writer", messages, record(tasks=array(task, self.per_walk)), text.version, seed)
 
     def _nearest(self, walk: LlmWalk, count: int = 12) -> list[str]:
         """Return queries that the writer may repeat: of the same start, then those most similar to the actions."""

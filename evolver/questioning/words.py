@@ -17,11 +17,10 @@ from envs.world import Task
 from evolver.llm.answers import unfit
 from evolver.llm.client import Chat, ChatError, Question
 from evolver.llm.prompts import prompt
-from evolver.llm.schemas import TEXT, array, record
+from evolver.llm.schemas import array, record, string
 from evolver.traces import quoted, scripts, words
 from rl.bounds import Count
 
-SCHEMA = record(queries=array(TEXT))
 _LONGEST = 600  # characters of a query
 
 
@@ -77,7 +76,8 @@ class ByModel(Words):
         messages = text.messages(
             tools=quoted(tools[: self.shown]), query=task.query, named=named or "(none)", count=str(self.wordings)
         )
-        return Question("writer", messages, SCHEMA, text.version)
+        schema = record(queries=array(string(_LONGEST), self.wordings))
+        return Question("writer", messages, schema, text.version)
 
     def _chosen(self, task: Task, answer: Any) -> str:
         """Return the first wording that passes the gate, the task's own words if none does."""

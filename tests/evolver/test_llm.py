@@ -17,6 +17,7 @@ from configs import base
 from evolver.llm.answers import Unreadable, misfit, read_json
 from evolver.llm.client import BudgetSpent, Chat, ChatError, Limits, Question, Role, ServerDown, url_problem
 from evolver.llm.roles import ROLES, for_evaluation, make_chat, problems, roles_of
+from evolver.llm.schemas import array, string
 from evolver.llm.store import Cache, Ledger, Reply, ledger_lines
 from tests.evolver.chat_server import Answer, ChatServer, refused, said
 
@@ -381,6 +382,7 @@ class TestStructured:
         assert misfit(1.0, {"type": "integer"}) and not misfit(1.0, {"type": "number"})
         assert misfit(float("inf"), {"type": "number"}) and misfit(float("nan"), {"type": "number"})
         assert not misfit({"score": 1, "why": "x"}, SCHEMA | {"additionalProperties": False})
+        assert not misfit(["a", "b"], array(string(0), 1)) and misfit([1], array(string(0), 1))
         assert "the answer.score" in misfit({"score": 180}, {"properties": {"score": {"maximum": 100}}})
         assert misfit(json.loads("[" * 900 + "]" * 900), SCHEMA)
         assert len(misfit("x" * 9999, SCHEMA)) < 300

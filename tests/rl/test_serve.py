@@ -10,6 +10,7 @@ import numpy as np
 import openai
 import pytest
 
+from evolver.llm.schemas import array, record, string
 from models import chat
 from models.tokenizer import Tokenizer
 from rl.engines.jax.engine import JaxEngine
@@ -243,6 +244,18 @@ class TestChat:
         pieces = client.chat.completions.create(**asked, seed=0, response_format=form, stream=True)
         text = "".join(piece.choices[0].delta.content or "" for piece in pieces)
         assert text == formed[0].choices[0].message.content
+
+    def test_an_answer_of_bounded_texts_and_lists_ends(self, client):
+        """A policy of random weights would never close a string by itself."""
+        schema = record(chosen=array(record(why=string(12), content=string(0)), 2))
+        form = {"type": "json_schema", "json_schema": {"name": "choice", "schema": schema}}
+        for seed in range(3):
+            answer = client.chat.completions.create(
+                model="policy", messages=HELLO, max_tokens=150, seed=seed, response_format=form
+            )
+            assert answer.choices[0].finish_reason == "stop"
+            entries = json.loads(answer.choices[0].message.content)["chosen"]
+            assert len(entries) <= 2 and all(len(e["why"]) <= 12 and e["content"] == "" for e in entries)
 
     @pytest.mark.parametrize(
         "schema,words",
