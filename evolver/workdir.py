@@ -141,9 +141,9 @@ class Workdir:
             record = before | {"config": record["config"], "resumed": [*before.get("resumed", []), now]}
         write_atomically(self / "config.json", json.dumps(record, indent=2, sort_keys=True) + "\n")
 
-    def config(self) -> dict[str, Any] | None:
-        """Return the record in `config.json`, None if there is none or if another program wrote it."""
-        path = self / "config.json"
+    def config(self, mode: str = "train") -> dict[str, Any] | None:
+        """Return the record that `claim` wrote for a mode, None if there is none or if another program wrote it."""
+        path = self / ("config.json" if mode == "train" else f"config.{mode}.json")
         record = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
         return record if isinstance(record, dict) and isinstance(record.get("config"), dict) else None
 

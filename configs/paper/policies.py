@@ -6,6 +6,7 @@
 """
 
 from configs import base_policy, bfcl_tiny_base
+from configs.paper import runs
 
 PRESETS = {"7b": "tiny", "14b": "mini"}
 WORLDS = {"appworld": base_policy, "bfcl": bfcl_tiny_base}
@@ -17,4 +18,6 @@ def get_config(arg=None):
         raise ValueError(f"policies.py:{arg}: give SIZE,WORLD of {', '.join(PRESETS)} and {', '.join(WORLDS)}")
     config = WORLDS[world].get_config()
     config.model.preset = PRESETS[size]
+    if world == "bfcl":
+        config.env.args, config.row = runs.BFCL, 896
     return config

@@ -20,6 +20,8 @@ FULL |= {"qwen3-14b": FULL["14b"]}
 WORLDS = ("appworld", "bfcl")
 TINY_STEPS = 0.2  # of the steps of a full run
 TINY_TASKS = 0.5  # of the synthetic tasks
+# With one distractor instead of ten, exploring finds nine tasks: few tools show what a call has changed.
+BFCL = bfcl_tiny.WORLD | {"tools": "oracle+10"}
 
 # row -> (row of configs/appworld_14b.py, {key: value that it changes})
 ROWS = {
@@ -138,9 +140,11 @@ def tiny(size, world, kind):
         config = bfcl_tiny.get_config()
         config.optim.schedule = "cosine"
         config.navigating.top_k = 1
+        config.env.args = BFCL
+        config.rollout.context = config.learner.row = 896
     small = size == "7b"
     if small or world == "bfcl":
-        config.model.path = f"runs/paper-tiny/policy_{'small' if small else 'large'}_{world}-0/policy"
+        config.model.path = f"runs/paper-tiny/policy-{'7b' if small else '14b'}-{world}-0/policy"
     config.steps = round(100 * TINY_STEPS)
     config.eval.every = 4
     config.eval.tasks = 24 if world == "appworld" else 0

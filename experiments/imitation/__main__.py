@@ -3,7 +3,8 @@
     python -m experiments.imitation --config=configs/base_policy.py
     python -m experiments.imitation --config=configs/base_policy.py --config.seed=1 --workdir=runs/base_policy-1
 
-The policy is written to WORKDIR/policy in Hugging Face format; WORKDIR is runs/<name of the config> by default.
+The policy is written to WORKDIR/policy in Hugging Face format; WORKDIR is runs/<name of the config> by default. A
+workdir that already holds the policy of this config is left as it is.
 configs/imitation.py documents every key. All mistakes in a config are reported together, before any computation.
 """
 
@@ -22,7 +23,10 @@ from ml_collections import ConfigDict
 from configs import imitation
 from evolver import cli
 from evolver.config import fitted, model_problems, shape_problems, value_problems, workdir_problems
+from evolver.workdir import Workdir, plain
 from experiments.imitation import demonstrations
+
+CARD = "policy/README.md"  # the last file that is written
 
 
 def main(argv: list[str]) -> int:
@@ -40,6 +44,9 @@ def main(argv: list[str]) -> int:
         print(f"{len(found)} problem{'s' * (len(found) > 1)}; nothing was started.\n", file=sys.stderr)
         print(*(f"  {number}. {problem}" for number, problem in enumerate(found, 1)), sep="\n", file=sys.stderr)
         return 2
+    if begun(config, workdir) and (Path(workdir) / CARD).is_file():
+        print(f"{Path(workdir) / 'policy'} was already made with this config")
+        return 0
     from experiments.imitation.imitate import NothingFits, imitate  # imports jax
 
     command = shlex.join(["python", "-m", "experiments.imitation", *argv[1:]])
@@ -70,13 +77,19 @@ def problems(config: Any, workdir: str) -> list[str]:
         row = {"context": config.row, "max_tokens": 1}  # a row is to imitation what a context is to a rollout
         whole = ConfigDict({"model": model, "rollout": row, "lora": {"rank": 0}, "template": {"thinking": "auto"}})
         found += [text.replace("config.rollout.context", "config.row") for text in model_problems(whole, "train")]
-    return [*found, *demonstrations.problems(config), *occupied(workdir)]
+    return [*found, *demonstrations.problems(config), *occupied(config, workdir)]
 
 
-def occupied(workdir: str) -> Iterator[str]:
-    """Yield why a workdir cannot be used: it cannot be written, or it is not empty."""
+def begun(config: Any, workdir: str) -> bool:
+    """Return True if imitation has written to the workdir with this config."""
+    record = Workdir(workdir).config("imitation")
+    return record is not None and record["config"] == plain(config.to_dict())
+
+
+def occupied(config: Any, workdir: str) -> Iterator[str]:
+    """Yield why a workdir cannot be used: it cannot be written, or it holds something else than this policy."""
     yield from workdir_problems(None, workdir, "plan")
-    if Path(workdir).is_dir() and any(Path(workdir).iterdir()):
+    if Path(workdir).is_dir() and any(Path(workdir).iterdir()) and not begun(config, workdir):
         yield f"--workdir={workdir} is not empty; choose a new directory"
 
 

@@ -68,6 +68,18 @@ def test_a_checkpoint_imitates_with_its_own_tokenizer(tiny, tmp_path):
     assert f"trained from {policy} by" in (tmp_path / "run/policy/README.md").read_text()
 
 
+def test_a_policy_is_made_once(capsys, tiny, tmp_path):
+    """A grid that was killed starts it again, whether the policy was finished or not."""
+    assert main(tiny) == 0
+    weights, card = tmp_path / "run/policy/model.safetensors", tmp_path / "run/policy/README.md"
+    first = weights.read_bytes()
+    weights.write_bytes(b"")
+    assert main(tiny) == 0 and weights.read_bytes() == b"" and "already made" in capsys.readouterr().out
+    card.unlink()
+    assert main(tiny) == 0 and weights.read_bytes() == first
+    assert main([*tiny, "--config.seed=1"]) == 2 and "is not empty" in capsys.readouterr().err
+
+
 def test_a_checkpoint_that_cannot_be_read_is_a_problem(capsys, tiny):
     assert main([*tiny, "--config.model.path=nowhere"]) == 2
     assert "config.model.path=nowhere: there is no such directory" in capsys.readouterr().err
