@@ -93,6 +93,7 @@ def rollouts(root):
     rollout.max_turns = key(30, least=1, most=10**5)  # turns of the agent in one episode
     rollout.max_tokens = key(4096, least=1, most=2**24)  # tokens of one turn
     rollout.context = key(25580, least=2, most=2**24)  # tokens of one episode, prompt and observations included
+    rollout.must_end = False  # an episode that a limit of turns or tokens ends has failed, whatever it had reached
     rollout.timeout = key(1800.0, least=0.001, most=10**7)  # seconds of one episode, set-up included
     rollout.concurrency = key(256, least=1, most=2**16)  # episodes at a time
     rollout.async_depth = key(0, least=0, most=100)  # steps that rollouts start ahead of their update; 0 = on-policy

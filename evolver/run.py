@@ -468,6 +468,7 @@ def make_actor(
         # Workers and services hold to env.timeout themselves. Here it would also count the time that a call waits for
         # another episode of its worker, and one that hangs would end them all.
         env_timeout=c.env.timeout if c.env.mode == "inprocess" else math.inf,
+        must_end=c.rollout.must_end,
     )  # fmt: skip
     pipeline = None
     if c.rollout.async_depth:

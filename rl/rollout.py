@@ -19,13 +19,13 @@ from pathlib import Path
 from typing import Any
 
 from envs import boundary
-from envs.world import StepResult, Task, World, WorldTimeout
+from envs.world import Evaluation, StepResult, Task, World, WorldTimeout
 from models.tokenizer import Tokenizer
 from rl.contexts import Context, action_of, cut
 from rl.contexts.causal import Causal
 from rl.engines import ContextFull, Engine, EngineFault
 from rl.seeds import seed_of
-from rl.trajectory import Completion, EndsRun, Sampling, StopReason, Trajectory, Turn
+from rl.trajectory import LIMITED, Completion, EndsRun, Sampling, StopReason, Trajectory, Turn
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,7 @@ class Limits:
     max_observation: int  # tokens of the answer to one turn; a longer one is cut at a visible mark
     timeout: float  # seconds for the episode, set-up included; evaluation has its own `env_timeout`
     env_timeout: float  # seconds for one call into the world; inf if the world itself ends its calls in time
+    must_end: bool = False  # an episode that a limit of turns or tokens ended has failed, whatever it had reached
 
 
 @dataclass
@@ -327,9 +328,15 @@ class _Episode:
         return _Failure(StopReason.CANCELLED, f"{error}, in {where}" if where else error)
 
     async def evaluate(self) -> None:
-        """Write the world's evaluation into the trajectory. Only the limit of a call applies."""
+        """Write the world's evaluation into the trajectory. Only the limit of a call applies.
+
+        With `must_end`, the score of an episode that a limit ended becomes the component "reached".
+        """
         self.deadline = math.inf
-        self.trajectory.evaluation = await self.call("evaluate", boundary.evaluation, self.world.evaluate)
+        evaluation = await self.call("evaluate", boundary.evaluation, self.world.evaluate)
+        if self.limits.must_end and self.trajectory.stop in LIMITED:
+            evaluation = Evaluation(0.0, False, evaluation.components | {"reached": evaluation.score})
+        self.trajectory.evaluation = evaluation
 
     async def call(self, what: str, check: Callable[[Any], Any], function: Callable[..., Any], *arguments: Any) -> Any:
         """Call into the world under the limits of the call and the episode. Return what `check` makes of the answer.

@@ -24,6 +24,7 @@ class StopReason(enum.StrEnum):
     CANCELLED = "cancelled"  # its deadline passed, wherever it did, or no judge scored its outcome
 
 
+LIMITED = (StopReason.MAX_TURNS, StopReason.CONTEXT_FULL, StopReason.LENGTH)  # ends by a limit of turns or tokens
 BROKEN = (StopReason.ENV_ERROR, StopReason.ENV_TIMEOUT, StopReason.CANCELLED)  # ends that the policy did not cause
 
 

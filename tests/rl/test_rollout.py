@@ -172,6 +172,12 @@ def test_every_end_has_its_reason(case):
     assert not engine.open, "the session is released"
 
 
+@pytest.mark.parametrize("turns,score", [(("one", "done"), 0.5), (("stop",), 0.0), (("one",), 0.0), ((None,), 0.0)])
+def test_an_episode_that_must_end_fails_at_a_limit(turns, score):
+    trajectory = play(Script(), Scripted(*turns), dataclasses.replace(ROOMY, must_end=True))
+    assert trajectory.evaluation == Evaluation(score, False, {} if score else {"reached": 0.5})
+
+
 def test_errors_say_where_and_what():
     late = dataclasses.replace(ROOMY, env_timeout=0.4)
     assert play(Script("step"), Scripted()).error == "step 0: RuntimeError: the database is gone"
