@@ -133,6 +133,12 @@ def shrunk(key, value):
     return JUDGES.get(value, value) if key == "questioning.judge.name" else value
 
 
+def tiny_policy(size, world):
+    """Return the directory of the policy before training (configs/paper/policies.py)."""
+    name = {"appworld": "travel_base", "bfcl": "bfcl_base"}[world]
+    return f"configs/assets/{name}{'_small' if size == '7b' else ''}"
+
+
 def tiny(size, world, kind):
     """Return the tiny config of a row of configs/appworld_14b.py."""
     config = quickstart.get_config("grpo")
@@ -142,13 +148,12 @@ def tiny(size, world, kind):
         config.navigating.top_k = 1
         config.env.args = BFCL
         config.rollout.context = config.learner.row = 896
-    small = size == "7b"
-    if small or world == "bfcl":
-        config.model.path = f"runs/paper-tiny/policy-{'7b' if small else '14b'}-{world}-0/policy"
+    config.model.path = tiny_policy(size, world)
     config.steps = round(100 * TINY_STEPS)
     config.eval.every = 4
     config.eval.tasks = 24 if world == "appworld" else 0
     config.eval.temperature = 0.9
+    config.eval.temperatures = ()  # a quarter of the time of a run
     config.checkpoint.every = 10
     for mechanism in appworld_14b.ROWS[kind]:
         config[mechanism].enabled = True
