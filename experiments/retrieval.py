@@ -10,6 +10,8 @@ fold holds the experience of the other folds. Each task gets the nearest experie
 with it and without it, with the same seeds. Two controls show what the figures mean: a `random` experience of the pool,
 and one from a task of the same kind (`meta["template"]` of the tasks; left out in worlds without it).
 
+With `config.navigating.refine`, each embedder has a second row: what the refiner chooses from the nearest experiences.
+
 The table is printed and written to WORKDIR/retrieval.md. Rollouts are kept as they end: the same command goes on where
 it was cut off, and another embedder plays only what is new.
 """
@@ -62,7 +64,12 @@ def measure(run: Run, embedders: Sequence[str], rollouts: int, folds: int) -> st
     if not experiences:
         raise RunError(f"the policy's attempts at {len(chosen)} tasks taught nothing, so there is nothing to retrieve")
     fold_of = dict(zip((t.id for t in chosen), shuffled(run, len(chosen), "folds") % folds))
-    rows = {name: nearest(run, name, chosen, experiences, fold_of) for name in embedders}
+    rows, refine = {}, run.config.navigating.refine.name
+    for name in embedders:
+        near = nearest(run, name, chosen, experiences, fold_of)
+        rows[name] = {id: found[0] for id, found in near.items()}
+        if refine != "none":
+            rows[f"{name}, {refine}"] = refined(run, chosen, near)
     rows |= controls(run, chosen, experiences, fold_of)
     pairs = played(run, chosen, rows.values(), rollouts)
     return table(chosen, experiences, rows, pairs)
@@ -90,9 +97,10 @@ def outside(experiences: Sequence[Experience], fold: int, fold_of: dict[str, int
 
 def nearest(
     run: Run, name: str, chosen: Sequence[Task], experiences: Sequence[Experience], fold_of: dict[str, int]
-) -> dict[str, Retrieved]:
-    """Return {task id: the nearest experience}, without tasks for which none is near enough."""
-    c = run.config.navigating
+) -> dict[str, list[Retrieved]]:
+    """Return {task id: the nearest experiences, as many as the refiner chooses one from}, without tasks for which none
+    is near enough."""
+    c, most = run.config.navigating, run.navigating.refiner.candidates
     args = c.embedder.args.to_dict() if name == c.embedder.name else {}
     embedder = plugs.plug("navigating.embedder", name, args, chat=run.chat, policy=run.config.model.path)()
     found = {}
@@ -100,8 +108,22 @@ def nearest(
         pool = Pool(embedder)
         pool.add([dataclasses.replace(e, sources=list(e.sources)) for e in outside(experiences, fold, fold_of)])
         for task in (t for t in chosen if fold_of[t.id] == fold):
-            for experience, similarity in pool.search(task.query, 1, min_similarity=c.min_similarity):
-                found[task.id] = Retrieved(experience, similarity)
+            if near := pool.search(task.query, most, min_similarity=c.min_similarity):
+                found[task.id] = [Retrieved(experience, similarity) for experience, similarity in near]
+    return found
+
+
+def refined(run: Run, chosen: Sequence[Task], near: dict[str, list[Retrieved]]) -> dict[str, Retrieved]:
+    """Return {task id: the experience that the refiner makes of the nearest}, without tasks that it gives none."""
+    asked = [task for task in chosen if task.id in near]
+    candidates = [[r.experience for r in near[task.id]] for task in asked]
+    kept = run.navigating.refiner.refine([task.query for task in asked], candidates, 1)
+    found = {}
+    for task, experience in ((task, some[0]) for task, some in zip(asked, kept) if some):
+        (source,) = (r for r in near[task.id] if r.experience.id == experience.id)
+        if experience.content != source.experience.content:  # in other words: another experience, of this task only
+            experience = dataclasses.replace(experience, id=f"{experience.id}/{task.id}")
+        found[task.id] = Retrieved(experience, source.similarity)
     return found
 
 
@@ -231,13 +253,13 @@ def prepared(config: Any, embedders: Sequence[str]) -> list[str]:
 
 
 def other_settings(config: Any, workdir: str) -> Iterator[str]:
-    """Yield why a workdir cannot be continued: its results are those of another config. Embedders and the servers of
-    language models may change."""
+    """Yield why a workdir cannot be continued: its results are those of another config. Embedders, the refiner and the
+    servers of language models may change."""
     path = Path(workdir) / "config.retrieval.json"
     if path.is_file():
         before, now = json.loads(path.read_text(encoding="utf-8"))["config"], plain(config.to_dict())
         for record in (before, now):
-            del record["llm"], record["navigating"]["embedder"]
+            del record["llm"], record["navigating"]["embedder"], record["navigating"]["refine"]
         if before != now:
             yield f"--workdir={workdir} holds results of another config: choose a new directory"
 

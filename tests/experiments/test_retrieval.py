@@ -1,9 +1,11 @@
 """The worth of retrieved experience: controls, paired figures, and going on where it was cut off."""
 
+import dataclasses
+
 import pytest
 
 from envs.world import Task
-from evolver.navigating import Extractor, new_experience
+from evolver.navigating import Extractor, Refiner, new_experience
 from evolver.stop import Interrupted
 from experiments import retrieval
 from experiments.retrieval import Retrieved
@@ -26,6 +28,17 @@ class Notes(Extractor):
     def extract(self, trajectories, *, step):
         tasks = {t.task.id: t.task for t in trajectories}
         return [new_experience(t.query, f"Note {id}.", sources=[id], key=t.query) for id, t in tasks.items()]
+
+
+class Farthest(Refiner):
+    """Chooses the last of two candidates for the first task and rewrites it for the second; the others get none."""
+
+    candidates = 2
+
+    def refine(self, queries, candidates, top_k):
+        chosen = [near[-1:] for near in candidates]
+        rewritten = [dataclasses.replace(e, content="Other words.") for e in chosen[1]]
+        return [chosen[0], rewritten, *([] for _ in chosen[2:])]
 
 
 @pytest.fixture(scope="module")
@@ -75,6 +88,11 @@ def test_it_measures_and_goes_on_where_it_was_cut_off(tiny, tmp_path, monkeypatc
         seeds = [{seed for other, text, seed in played if (other, text) == (id, shown)} for _, shown, _ in played]
         assert len({tuple(sorted(found)) for found in seeds if found}) == 1
     assert all(len({id for id, _, _ in jobs}) == len(jobs) / 2 for jobs in batches)  # each task once in a batch
+    assert measure(tiny, tmp_path, f"--config.navigating.refine.name={__name__}:Farthest") == 0
+    refined = rows((tmp_path / "retrieval.md").read_text())[f"ngrams, {__name__}:Farthest"]
+    assert refined[0] == "33.3"  # two of six tasks
+    new = [(id, shown) for jobs in batches for id, shown, _ in jobs][len(played) :]
+    assert len({id for id, _ in new}) == 2 and any(text == "Other words." for _, shown in new for _, text in shown)
     assert measure(tiny, tmp_path, "--config.seed=1") == 2
     assert "results of another config" in capsys.readouterr().err
 
