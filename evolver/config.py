@@ -437,7 +437,7 @@ def world_problems(config: Any, mode: str) -> Iterator[str]:
             given = f" with config.env.args={args}" if args else ""
             yield f"config.env.name={config.env.name}{given}: {reason(error)}"
             return
-        splits = {} if config.env.tasks else {"env.split": config.env.split}
+        splits = {} if config.env.tasks or mode == "eval" else {"env.split": config.env.split}
         splits |= {"eval.split": config.eval.split} if mode == "eval" or config.eval.every else {}
         for name, split in splits.items():
             try:

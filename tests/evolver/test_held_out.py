@@ -101,9 +101,13 @@ def test_a_pool_is_known_by_the_split_that_it_was_made_from(tiny, tmp_path, caps
     assert code == 2 and HELD_OUT in err
 
 
-def test_evaluation_and_worlds_of_one_split_stay_possible(tiny, tmp_path, capsys):
-    code, err = call(tiny, tmp_path / "eval", capsys, "--mode=eval", "--config.env.split=dev")
+@pytest.mark.parametrize("split", ["dev", "none such", ""])
+def test_an_evaluation_needs_no_training_tasks(tiny, tmp_path, capsys, split):
+    code, err = call(tiny, tmp_path / "eval", capsys, "--mode=eval", f"--config.env.split={split}")
     assert code == 0, err
+
+
+def test_worlds_of_one_split_stay_possible(tiny, tmp_path, capsys):
     words = ["--config.eval.every=0", "--config.env.split=dev", "--config.eval.split="]
     assert call(tiny, tmp_path / "run", capsys, *words)[0] == 0
     code, err = call(tiny, tmp_path / "none", capsys, "--config.eval.split=")
