@@ -1,8 +1,8 @@
-"""The policies that tiny runs start from, where configs/assets has none: imitations of careless demonstrations.
+"""The policies that tiny runs start from: imitations of careless demonstrations, by two layers for 7B, three for 14B.
 
     python -m experiments.imitation --config=configs/paper/policies.py:7b,appworld
 
-`python -m experiments.paper ... --scale=tiny` makes those that it needs. 7B stands for two layers, 14B for three.
+configs/assets has copies: travel_base_small (7b,appworld), travel_base, bfcl_base_small and bfcl_base (14b,bfcl).
 """
 
 from configs import base_policy, bfcl_tiny_base

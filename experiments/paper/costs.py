@@ -14,7 +14,7 @@ from experiments.paper.study import RUNS, Study
 ORIGINALS = {"appworld": 90, "bfcl": 100}  # training tasks
 HELD_OUT = {"dev": 57, "test_normal": 168, "val": 100}
 # Minutes of one run on two CPU cores with nothing beside it, estimated from the quickstart's speed (docs/results.md).
-TINY_MINUTES = {"train": 2.5, "eval": 0.5, "pool": 0.5, "imitation": 20.0}
+TINY_MINUTES = {"train": 2.5, "eval": 0.5, "pool": 0.5}
 
 
 @dataclass(frozen=True)
@@ -31,18 +31,17 @@ def cost_of(study: Study, run: Run, target: str, prices: str = "") -> Cost:
 
     target: as for `--mode=plan`. prices: as config.llm.prices.
     """
-    mode = "imitation" if run.module else run.mode
     if study.tiny:
-        return Cost(TINY_MINUTES[mode] / 60, 0.0, mode)
+        return Cost(TINY_MINUTES[run.mode] / 60, 0.0, run.mode)
     config = config_of(run)
     config.llm.prices = prices
     world = run.config.split(",")[1]
     seconds, episode = pace(run.config, target)
-    if mode == "eval":
+    if run.mode == "eval":
         tasks = HELD_OUT[run.overrides["eval.split"]]
         episodes = tasks * (run.overrides["eval.rollouts"] + bool(run.overrides["eval.greedy"]))
         return Cost(episode * episodes / 3600, 0.0, f"{episodes:,} episodes")
-    if mode == "pool":
+    if run.mode == "pool":
         config.steps = 1
         episodes = ORIGINALS[world] * config.navigating.rollouts
         money = priced(config, world, ("summariser", "embedder")) if prices else None
@@ -99,16 +98,7 @@ def rows(study: Study, target: str, prices: str = "", gpu_hour: float = 0.0) -> 
         cells = ", ".join(used[:2]) + (f" and {len(used) - 2} more" if len(used) > 2 else "")
         spent = "?" if cost.money is None else f"{cost.money:,.0f}" if cost.money else ""
         gpu = f"{cost.hours * devices:,.1f}" if devices else ""
-        table.append(
-            [
-                name,
-                f"{run.mode if not run.module else 'imitation'}: {cost.work}",
-                f"{cost.hours:.2f}",
-                gpu,
-                spent,
-                cells,
-            ]
-        )
+        table.append([name, f"{run.mode}: {cost.work}", f"{cost.hours:.2f}", gpu, spent, cells])
     gpu = f"{total * devices:,.0f}" if devices else ""
     spent = "?" if unknown else f"{money:,.0f}"
     if gpu_hour and devices:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from configs.paper.cells import Cell
-from configs.paper.runs import thinking
+from configs.paper.runs import thinking, tiny_policy
 from experiments.grid import Run
 
 RUNS = "configs/paper/runs.py"
@@ -93,20 +93,16 @@ class Study:
 
     def _source(self, cell: Cell, seed: int) -> Source:
         size, world, row = cell.run.split(",")
-        policy, after, train = *self._base(cell.model or size, world), ""
+        policy, train = self._base(cell.model or size, world), ""
         if row not in UNTRAINED:
-            train = self._add(
-                Run(cell.run.replace(",", "-"), seed, self._config(cell.run), self._start(policy), after=tuple(after))
-            )
-            policy, after = f"{{folder}}/{train}/policy", [train]
+            train = self._add(Run(cell.run.replace(",", "-"), seed, self._config(cell.run), self._start(policy)))
+            policy = f"{{folder}}/{train}/policy"
         at_end = world == cell.world and not cell.experience and not cell.template and cell.split in ("dev", "val")
-        scores = train if train and at_end else self._evaluation(cell, seed, policy, after, train, 0.9)
-        greedy = "" if self.tiny else self._evaluation(cell, seed, policy, after, train, 0.0)
+        scores = train if train and at_end else self._evaluation(cell, seed, policy, train, 0.9)
+        greedy = "" if self.tiny else self._evaluation(cell, seed, policy, train, 0.0)
         return Source(scores, greedy, train)
 
-    def _evaluation(
-        self, cell: Cell, seed: int, policy: str, after: Sequence[str], train: str, temperature: float
-    ) -> str:
+    def _evaluation(self, cell: Cell, seed: int, policy: str, train: str, temperature: float) -> str:
         """Add an evaluation and return its name."""
         size, world, row = cell.run.split(",")
         how = cell.template or ("icl" if cell.experience else row if row in UNTRAINED else "base")
@@ -118,7 +114,7 @@ class Study:
         }
         if not self.tiny and (cell.model or size).startswith("qwen3"):
             overrides["template.thinking"] = thinking(how)
-        after = list(after)
+        after = [train] if train else []
         if cell.experience:
             pool = self._pool(size, cell.world, seed, policy, after)
             overrides |= {"eval.experience": cell.experience, "navigating.pool": f"{{folder}}/{pool}/experience"}
@@ -137,8 +133,8 @@ class Study:
         )  # fmt: skip
         return self._add(run)
 
-    def _base(self, size: str, world: str) -> tuple[str, list[str]]:
-        """Return (the policy before training, the runs that make it)."""
+    def _base(self, size: str, world: str) -> str:
+        """Return the policy before training."""
         if not self.tiny:
             model = self.models.get(size) or MODELS.get(size, "")
             if not model and self.starts:
@@ -146,16 +142,8 @@ class Study:
                     f"{size} is only evaluated, on a server that already has it: give --models"
                     f" {size}=URL,NAME,TOKENIZER, or choose other cells with --cells"
                 )
-            return model, []
-        size = size.removeprefix("qwen3-")
-        if (size, world) == ("14b", "appworld"):
-            return "configs/assets/travel_base", []
-        name = self._add(
-            Run(
-                f"policy-{size}-{world}", 0, f"configs/paper/policies.py:{size},{world}", module="experiments.imitation"
-            )
-        )
-        return f"{{folder}}/{name}/policy", [name]
+            return model
+        return tiny_policy(size, world)
 
     def _start(self, policy: str) -> dict[str, Any]:
         """Return the overrides that start from a policy: a checkpoint, or a server's "URL,NAME,TOKENIZER"."""

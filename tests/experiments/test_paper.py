@@ -135,7 +135,7 @@ def test_bad_requests_list_what_there_is_and_start_nothing(words, said, tmp_path
 def test_a_dry_run_lists_every_run_once_with_its_users(capsys):
     assert paper.main(["table3", "--scale=tiny", "--cells", "14b,*", "--dry-run", "--seeds=0,1"]) == 0
     out = capsys.readouterr().out
-    assert out.count("| 14b-appworld-q-0 ") == 1 and "policy-14b-bfcl-0" in out and "runs" in out
+    assert out.count("| 14b-appworld-q-0 ") == 1 and "| 14b-bfcl-q-0 " in out and "runs" in out
 
 
 def test_hours_follow_the_steps_and_money_the_prices(tmp_path):
