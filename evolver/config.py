@@ -65,7 +65,7 @@ def problems(config: Any, keys: Any, workdir: str | Path, mode: str) -> list[str
     result += engine.problems(config, mode)
     result += install_problems(config, mode)
     result += mesh_problems(config)
-    result += workdir_problems(config, workdir, mode)
+    result += workdir_problems(config, workdir, mode, keys.config)
     # What is said about a key whose value is wrong in itself is about the value that replaced it.
     named = re.compile(rf"({'|'.join(map(re.escape, wrong))})\b") if wrong else None
     return result[:found] + [problem for problem in result[found:] if not (named and named.search(problem))]
@@ -588,7 +588,7 @@ def mesh_problems(config: Any) -> Iterator[str]:
 # --- the workdir -----------------------------------------------------------------------------------------------------
 
 
-def workdir_problems(config: Any, workdir: str | Path, mode: str) -> Iterator[str]:
+def workdir_problems(config: Any, workdir: str | Path, mode: str, schema: Any = None) -> Iterator[str]:
     """Yield why a workdir cannot be used: it cannot be written, or it belongs to something else."""
     path = Path(workdir)
     if "://" in str(workdir):
@@ -633,7 +633,7 @@ def workdir_problems(config: Any, workdir: str | Path, mode: str) -> Iterator[st
             f" start a new run elsewhere: --workdir={path}-2"
         )
         return
-    if changes := differences(before["config"], config):
+    if changes := differences(before["config"], config, schema):
         lines = "".join(f"\n       {line}" for line in changes)
         yield (
             f"--workdir={workdir} holds a run of another config:{lines}\n"
@@ -664,9 +664,13 @@ def resume_problems(config: Any, path: Path) -> Iterator[str]:
         )
 
 
-def differences(before: dict[str, Any], config: Any) -> list[str]:
-    """Return "key: old then, new now" for each value that differs and that a resumed run may not change."""
+def differences(before: dict[str, Any], config: Any, schema: Any = None) -> list[str]:
+    """Return "key: old then, new now" for each value that differs and that a resumed run may not change.
+
+    A key that did not exist when the run began has its default of the schema then.
+    """
     then, now = expanded(flat(before)), expanded(plain(flat(config)))
+    then = (expanded(plain(flat(schema))) if schema is not None else {}) | then
     was, is_now = ({r: v.get(f"llm.{r}.url") or v.get("llm.url") for r in roles.ROLES} for v in (then, now))
     recast = [r for r in was if was[r] != is_now[r] and (was[r] in PLAYED or is_now[r] in PLAYED)]
     return [f"llm.{r}.url: {was[r]!r} then, {is_now[r]!r} now; the policy is another model" for r in recast] + [

@@ -292,6 +292,17 @@ def test_a_workdir_of_another_config_lists_the_differences(capsys, tmp_path, tin
         assert not list(workdir_problems(config, tmp_path / "run", "train"))
 
 
+@pytest.mark.parametrize("words,code", [([], 0), (["--config.rollout.must_end=True"], 2)])
+def test_a_key_that_is_newer_than_the_run_had_its_default(capsys, tmp_path, tiny, words, code):
+    from evolver import cli
+
+    before = cli.parse(["run.py", f"--config={tiny}"]).config.to_dict()
+    del before["rollout"]["must_end"]
+    Workdir(tmp_path / "run").claim(before, 0)
+    done, _, err = call(capsys, f"--config={tiny}", f"--workdir={tmp_path}/run", *words, mode="train")
+    assert done == code and ("rollout.must_end: False then, True now" in err) == bool(code), err
+
+
 def test_validation_starts_no_device(tiny):
     code = (
         f"import sys, run; run.main(['run.py', '--config={tiny}', '--config.steps=x']); "
