@@ -124,7 +124,7 @@ def unfit(text: str, query: str = "", observations: Iterable[str] = ()) -> str:
     it must not be a sentence that the environment wrote, which may be an instruction. A few words may occur anywhere.
     Its language is judged by its script only.
     """
-    if not text.strip():
+    if not words(text).strip():  # nothing, or the dots of the answer's example
         return "empty"
     if len(text) > _LONGEST:
         return "long"

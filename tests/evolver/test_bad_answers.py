@@ -201,7 +201,7 @@ WRONG = {  # {role: [(its answer, the counts)]}
     "judge": [({"analysis": "", "score": score}, {"unanswered": 1}) for score in NUMBERS],
     "summariser": [
         (learnt(), {}),
-        (learnt("", " \n", when="x"), {"unfit/empty": 2}),
+        (learnt("...", " \n", when="x"), {"unfit/empty": 2}),
         (learnt("Look first.", when=" "), {"unfit/empty": 1}),
         (learnt("Look first.", when=TAGGED), {"unfit/marked": 1}),
         (learnt(LONG, FOREIGN, *["more"] * 999), {"unfit/long": 1, "unfit/foreign": 1, "unfit/surplus": 999}),
