@@ -53,7 +53,9 @@ def grade(grader: Grader, trajectories: Sequence[Trajectory]) -> None:
     if judged:
         for trajectory, verdict in zip(judged, grader.outcomes.score(judged), strict=True):
             if isinstance(verdict, Evaluation):
-                trajectory.evaluation = verdict
+                forfeited, trajectory.evaluation, trajectory.lost = trajectory.lost, verdict, None
+                if forfeited:  # `rollout.must_end` holds for the judge's score too
+                    trajectory.forfeit()
             else:
                 trajectory.evaluation, trajectory.stop = Evaluation(0.0, False), StopReason.CANCELLED
                 trajectory.error = f"{UNJUDGED}: {verdict}"

@@ -81,6 +81,7 @@ def played(trajectory: Trajectory) -> list[Turn]:
     the context template."""
     turns = trajectory.turns
     cut = trajectory.stop in _CUT and turns and turns[-1].completion.stop == "length"
+    cut = cut and not (turns[-1].observation or turns[-1].info)  # `template.cut_turn=continue` sends it to the world
     return [turn for turn in (turns[:-1] if cut else turns) if not turn.info.get("managing")]
 
 

@@ -33,7 +33,7 @@ import numpy as np
 from envs.values import text
 from envs.world import Task
 from evolver.records import step_of, write_rollouts
-from models.files import BrokenFile, loads, read_jsonl, write_atomically
+from models.files import BrokenFile, append_line, loads, read_jsonl, write_atomically
 from rl.evaluation import Scores
 
 PACKAGES = (
@@ -177,10 +177,7 @@ class Workdir:
         """Append one line and flush it to disk, so that it is there before the checkpoint of the step."""
         if not self._ready():
             return
-        with open(self / "metrics.jsonl", "a", encoding="utf-8") as file:
-            file.write(metrics_line({"step": step, **metrics}))
-            file.flush()
-            os.fsync(file.fileno())
+        append_line(self / "metrics.jsonl", metrics_line({"step": step, **metrics}), sync=True)
 
     def log_trajectories(self, step: int | str, records: Iterable[dict[str, Any]]) -> None:
         """Write `trajectories/step_000012.jsonl.gz` and its index, or files of the given name, such as
@@ -201,14 +198,13 @@ class Workdir:
         """Append the result of `--mode=eval` to `eval.jsonl`."""
         if not self._ready():
             return
-        self.path.mkdir(parents=True, exist_ok=True)
-        with open(self / "eval.jsonl", "a", encoding="utf-8") as file:
-            file.write(json.dumps(plain(record)) + "\n")
+        append_line(self / "eval.jsonl", json.dumps(plain(record)))
 
     def evaluations(self) -> list[dict[str, Any]]:
-        """Return the lines of `eval.jsonl`, oldest first; "scores" of each holds one `Scores` per seed, as a dict."""
+        """Return the lines of `eval.jsonl`, oldest first, without those that a crash cut short; "scores" of each holds one
+        `Scores` per seed, as a dict."""
         path = self / "eval.jsonl"
-        return list(read_jsonl(path, forgive="last")) if path.is_file() else []
+        return list(read_jsonl(path, forgive="all")) if path.is_file() else []
 
     def scores(self) -> dict[int, Scores]:
         """Return {step: scores}, ascending. Files that cannot be read are left out, with a warning."""

@@ -57,7 +57,7 @@ from absl import logging
 from evolver.progress import clock
 from evolver.workdir import Workdir
 from experiments import compare
-from models.files import read_jsonl, write_atomically
+from models.files import append_line, read_jsonl, write_atomically
 
 ROOT = Path(__file__).parents[1]
 HEARTBEAT = 60.0  # seconds between two looks at runs that another process has started, and lines about progress
@@ -170,9 +170,7 @@ class Ledger:
 
     def add(self, **record: Any) -> None:
         """Append one attempt."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        with open(self.path, "a", encoding="utf-8") as file:
-            file.write(json.dumps(record) + "\n")
+        append_line(self.path, json.dumps(record))
 
     def finished(self, run: Run, command: Sequence[str]) -> bool:
         """Return True if the last attempt at the run succeeded, with this command, and its workdir is still there. The

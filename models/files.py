@@ -54,6 +54,22 @@ def write_atomically(path: str | Path, content: str | bytes) -> None:
         temporary.write_bytes(content.encode() if isinstance(content, str) else content)
 
 
+def append_line(path: str | Path, line: str, *, sync: bool = False) -> None:
+    """Append a line to a file and flush it, with `sync` to disk; missing directories are created.
+
+    A last line that a crash or a full disk cut short is ended first: the new line would be lost with it.
+    """
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "ab+") as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - 1))
+        start = b"" if file.read() in (b"", b"\n") else b"\n"
+        file.write(start + line.rstrip("\n").encode() + b"\n")
+        file.flush()
+        if sync:
+            os.fsync(file.fileno())
+
+
 def loads(text: str | bytes) -> Any:
     """Return a JSON value. Raises ValueError for a text that is none, that is nested too deeply, or that holds what
     fails where it is used: a whole number that no float can hold, or half a surrogate pair."""

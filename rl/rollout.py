@@ -330,13 +330,12 @@ class _Episode:
     async def evaluate(self) -> None:
         """Write the world's evaluation into the trajectory. Only the limit of a call applies.
 
-        With `must_end`, the score of an episode that a limit ended becomes the component "reached".
+        With `must_end`, an episode that a limit ended forfeits it.
         """
         self.deadline = math.inf
-        evaluation = await self.call("evaluate", boundary.evaluation, self.world.evaluate)
+        self.trajectory.evaluation = await self.call("evaluate", boundary.evaluation, self.world.evaluate)
         if self.limits.must_end and self.trajectory.stop in LIMITED:
-            evaluation = Evaluation(0.0, False, evaluation.components | {"reached": evaluation.score})
-        self.trajectory.evaluation = evaluation
+            self.trajectory.forfeit()
 
     async def call(self, what: str, check: Callable[[Any], Any], function: Callable[..., Any], *arguments: Any) -> Any:
         """Call into the world under the limits of the call and the episode. Return what `check` makes of the answer.

@@ -93,6 +93,7 @@ class Trajectory:
     error: str = ""
     restarted: str = ""  # why the episode was started again, in another world; "" = it was not
     draw: int = 0  # tells groups of one task apart, see `group`
+    lost: Evaluation | None = None  # an evaluation that does not count, see `forfeit`
 
     @property
     def group(self) -> tuple[str, int]:
@@ -111,6 +112,16 @@ class Trajectory:
     @property
     def outcome(self) -> float:
         return self.evaluation.score
+
+    @property
+    def reached(self) -> Evaluation:
+        """The evaluation of what the episode reached, also where that does not count."""
+        return self.lost or self.evaluation
+
+    def forfeit(self) -> None:
+        """Count the episode as failed; what it reached stays in `lost`, and its score is the component "reached"."""
+        self.lost = self.reached
+        self.evaluation = Evaluation(0.0, False, self.lost.components | {"reached": self.lost.score})
 
     def to_dict(self) -> dict[str, Any]:
         record = dataclasses.asdict(self)

@@ -119,9 +119,9 @@ class ReplayJudge(TurnJudge):
         needed = values_needed([executed(turn) for turn in turns], [words(text) for text in texts], replay.opening)
         moves = [_Move(*parts) for parts in zip(actions, needed, texts, strict=True)]
         nodes = replay.walk(moves)
-        if len(nodes) == len(moves) and replay.end(moves).evaluation == trajectory.evaluation:
+        if len(nodes) == len(moves) and replay.end(moves).evaluation == trajectory.reached:
             judgement = _Judgement(moves, nodes, replay, before + self.max_replayed)
-            judged = iter(judgement.label(trajectory.evaluation.success))
+            judged = iter(judgement.label(trajectory.reached.success))
             reached = {id(turn) for turn in turns}
             labels = [next(judged) if id(turn) in reached else _unplayed(turn) for turn in trajectory.turns]
             self._counts["over_budget"] += judgement.over_budget

@@ -124,12 +124,12 @@ def unfit(text: str, query: str = "", observations: Iterable[str] = ()) -> str:
     it must not be a sentence that the environment wrote, which may be an instruction. A few words may occur anywhere.
     Its language is judged by its script only.
     """
+    if _TAGS.search(text) or COPIED in text:  # first, because a caller may care for tags only
+        return "marked"
     if not words(text).strip():  # nothing, or the dots of the answer's example
         return "empty"
     if len(text) > _LONGEST:
         return "long"
-    if _TAGS.search(text) or COPIED in text:
-        return "marked"
     if len(text.split()) > _FEW and any(words(text) in words(observation) for observation in observations):
         return "quoted"
     common, own = scripts(text), scripts(query)

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from models.files import read_jsonl, write_atomically
+from models.files import append_line, read_jsonl, write_atomically
 
 log = logging.getLogger(__name__)
 
@@ -144,9 +144,7 @@ class Ledger:
             self._recent[role].add(line)
             if self.path is not None:
                 try:
-                    self.path.parent.mkdir(parents=True, exist_ok=True)
-                    with open(self.path, "a", encoding="utf-8") as file:
-                        file.write(json.dumps(line) + "\n")
+                    append_line(self.path, json.dumps(line))
                 except OSError:
                     self.unwritten += 1
 
@@ -169,8 +167,7 @@ class Ledger:
 
 
 def ledger_lines(path: Path | None) -> list[dict[str, Any]]:
-    """Return the lines of a ledger file. Those that are damaged are skipped, with a warning: a crash may cut one, which
-    the next one then follows on the same line."""
+    """Return the lines of a ledger file. Those that are damaged, as by a crash, are skipped with a warning."""
     if path is None or not path.is_file():
         return []
     lines = list(read_jsonl(path, make=_ledger_line, forgive="all"))

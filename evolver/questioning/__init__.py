@@ -82,4 +82,4 @@ class Verifier(OutcomeJudge):
     replaces_outcome = False
 
     def score(self, trajectories: Sequence[Trajectory]) -> list[Evaluation | str]:
-        return [trajectory.evaluation for trajectory in trajectories]
+        return [trajectory.reached for trajectory in trajectories]

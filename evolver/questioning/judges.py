@@ -46,8 +46,8 @@ class Naive(OutcomeJudge):
                 score = answer.parsed["score"] / 100
                 components = {"judged": score}
                 if is_verified(trajectory.task):
-                    components["verified"] = float(trajectory.evaluation.success)
-                    self._counts["agreed"] += (score > 0.5) == trajectory.evaluation.success
+                    components["verified"] = float(trajectory.reached.success)
+                    self._counts["agreed"] += (score > 0.5) == trajectory.reached.success
                     self._counts["verified"] += 1
                 results.append(Evaluation(score, score > 0.5, components))
         return results

@@ -171,6 +171,14 @@ class TestWorlds:
         assert values(judge, [trajectory]) == [[ABSTAIN, ABSTAIN]]
         assert judge.metrics()["attributing/not_reproduced"] == 1
 
+    def test_an_episode_that_forfeits_is_compared_by_what_it_reached(self):
+        actions = [GREEN, call("lend", "B15"), RED]
+        whole, forfeited = (attempt(Library(), LEND, actions) for _ in range(2))
+        forfeited.stop = StopReason.MAX_TURNS
+        forfeited.forfeit()
+        assert not forfeited.evaluation.success and forfeited.outcome == 0
+        assert label(forfeited, Library) == label(whole, Library) == [GOOD, GOOD, BAD]
+
     def test_a_world_that_breaks_costs_only_its_labels(self):
         judge = ReplayJudge(Broken)
         assert values(judge, [attempt(Library(), LEND, [GREEN])]) == [[ABSTAIN]]

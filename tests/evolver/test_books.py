@@ -10,6 +10,7 @@ import pytest
 from PIL import Image
 
 from envs.world import Evaluation, Task
+from evolver.llm.store import Ledger
 from evolver.metrics import faults_of, rollout_metrics
 from evolver.progress import Progress
 from evolver.records import record_of
@@ -53,6 +54,21 @@ def test_a_line_cut_short_by_a_crash_is_forgiven_only_at_the_end(tmp_path):
     path.write_text("{broken\n" + path.read_text())
     with pytest.raises(ValueError, match="line 1"):
         workdir.metrics()
+
+
+def test_a_line_after_one_that_a_crash_cut_short_is_not_lost(tmp_path):
+    workdir = Workdir(tmp_path)
+    for n in range(3):
+        workdir.log_evaluation({"n": n})
+        with open(tmp_path / "eval.jsonl", "a") as file:
+            file.write('{"n": 9')
+    assert [line["n"] for line in workdir.evaluations()] == [0, 1, 2]
+    ledger = Ledger(tmp_path / "llm.jsonl")
+    ledger.add("call", "judge", "m", money=1.0)
+    with open(tmp_path / "llm.jsonl", "a") as file:
+        file.write('{"step": 0, "role"')
+    Ledger(tmp_path / "llm.jsonl").add("call", "judge", "m", money=2.0)
+    assert Ledger(tmp_path / "llm.jsonl").money == 3.0
 
 
 def test_rewinding_forgets_what_comes_after_a_step(tmp_path):

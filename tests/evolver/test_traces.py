@@ -9,6 +9,7 @@ from envs.toolcalls import call_text
 from evolver.traces import (
     COPIED,
     exchanges_of,
+    played,
     rules_of,
     tool_list,
     transcript,
@@ -17,6 +18,7 @@ from evolver.traces import (
     values_used,
     words,
 )
+from rl.trajectory import StopReason
 from tests.evolver.toy import TOOLS, Library, attempt, call, task
 
 LEND = task("Lend Solaris.", lent=["B15"])
@@ -108,3 +110,12 @@ class TestValues:
         assert values_needed([look, take], [words("7 notes"), ""], words("Read the notes.")) == [(), (" 7 ",)]
         assert values_needed([look, take], [words("2.7 MB"), ""], words("Read the notes.")) == [(), ()]
         assert values_needed([look, take], [words("7 notes"), ""], words("Read file 7.")) == [(), ()]
+
+
+def test_a_cut_turn_was_played_if_the_world_answered_it():
+    """`template.cut_turn=continue` sends a turn that its token limit cut to the world."""
+    trajectory = attempt(Library(), LEND, [call("shelf", "green"), call("lend", "B15")])
+    trajectory.stop, trajectory.turns[-1].completion.stop = StopReason.CONTEXT_FULL, "length"
+    assert len(played(trajectory)) == 2
+    trajectory.turns[-1].observation, trajectory.turns[-1].info = [], {}
+    assert len(played(trajectory)) == 1
