@@ -665,19 +665,27 @@ def resume_problems(config: Any, path: Path) -> Iterator[str]:
 
 
 def differences(before: dict[str, Any], config: Any, schema: Any = None) -> list[str]:
-    """Return "key: old then, new now" for each value that differs and that a resumed run may not change.
-
-    A key that did not exist when the run began has its default of the schema then.
-    """
+    """Return "key: old then, new now" for each value that differs and that a resumed run may not change. schema: as for
+    `changed`."""
     then, now = expanded(flat(before)), expanded(plain(flat(config)))
-    then = (expanded(plain(flat(schema))) if schema is not None else {}) | then
     was, is_now = ({r: v.get(f"llm.{r}.url") or v.get("llm.url") for r in roles.ROLES} for v in (then, now))
     recast = [r for r in was if was[r] != is_now[r] and (was[r] in PLAYED or is_now[r] in PLAYED)]
     return [f"llm.{r}.url: {was[r]!r} then, {is_now[r]!r} now; the policy is another model" for r in recast] + [
-        f"{name}: {then.get(name, '(absent)')!r} then, {now.get(name, '(absent)')!r} now"
-        for name in sorted(then.keys() | now.keys())
-        if then.get(name, "(absent)") != now.get(name, "(absent)") and not name.startswith(RESUMABLE)
+        f"{name}: {was!r} then, {now!r} now"
+        for name, (was, now) in changed(before, config, schema).items()
+        if not name.startswith(RESUMABLE)
     ]
+
+
+def changed(before: dict[str, Any], config: Any, schema: Any = None) -> dict[str, tuple[Any, Any]]:
+    """Return {key: (value then, value now)} of the values that differ from those of an earlier config, in order.
+
+    schema: a key that did not exist then has its default there, so that what began before it can go on.
+    """
+    then, now = expanded(flat(before)), expanded(plain(flat(config)))
+    then = (expanded(plain(flat(schema))) if schema is not None else {}) | then
+    pairs = {name: (then.get(name, "(absent)"), now.get(name, "(absent)")) for name in sorted(then.keys() | now.keys())}
+    return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
 
 
 def expanded(values: dict[str, Any]) -> dict[str, Any]:

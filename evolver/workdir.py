@@ -201,8 +201,10 @@ class Workdir:
         append_line(self / "eval.jsonl", json.dumps(plain(record)))
 
     def evaluations(self) -> list[dict[str, Any]]:
-        """Return the lines of `eval.jsonl`, oldest first, without those that a crash cut short; "scores" of each holds one
-        `Scores` per seed, as a dict."""
+        """Return the lines of `eval.jsonl`, oldest first; "scores" of each holds one `Scores` per seed, as a dict.
+
+        Lines that a crash cut short are left out.
+        """
         path = self / "eval.jsonl"
         return list(read_jsonl(path, forgive="all")) if path.is_file() else []
 

@@ -473,9 +473,16 @@ def trial(flags: Sequence[str], environ: Mapping[str, str]) -> list[str]:
     return [sys.executable, *words]
 
 
+def split_flags(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return (words before the first `--`, those after it, which are flags for every run)."""
+    words = list(words)
+    place = words.index("--") if "--" in words else len(words)
+    return words[:place], words[place + 1 :]
+
+
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the command."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0], epilog="-- FLAGS: for every run of run.py")
     parser.add_argument("--config", default="", help="FILE or FILE:ARGUMENT")
     parser.add_argument("--rows", nargs="+", default=[], help="arguments of the config file")
     parser.add_argument("--set", nargs="+", action="extend", default=[], metavar="KEY=V1,V2", help="values to combine")
@@ -485,7 +492,6 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--jobs", type=int, default=1, help="number of runs at a time")
     parser.add_argument("--measure", default="", help="avg@8 (default: avg@k), best@8, pass@8, greedy")
     parser.add_argument("--only-report", action="store_true", help="report on the existing runs and start none")
-    parser.add_argument("flags", nargs="*", metavar="-- FLAGS", help="flags for every run")
     return parser
 
 
@@ -496,6 +502,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if "--trial" in words:
         command = trial([word for word in words if word != "--trial"], os.environ)
         os.execv(command[0], command)  # in place of this process, so that the agent's signals reach the run
+    words, flags = split_flags(words)
     args = parser().parse_args(words)
     if not (args.config or args.sweep):
         print("--config=FILE is missing, or --sweep FILE", file=sys.stderr)
@@ -509,14 +516,14 @@ def main(argv: Sequence[str] | None = None) -> int:
             swept, commanded = read_sweep(args.sweep)
             sets, config = swept | sets, config or commanded
         runs = product(config, rows=args.rows, sets=sets, seeds=args.seeds)
-        found = [] if args.only_report else problems(runs, args.workdir, args.flags)
+        found = [] if args.only_report else problems(runs, args.workdir, flags)
     except ValueError as error:
         runs, found = [], [str(error)]
     if found:
         print(f"{len(found)} problem{'s' * (len(found) > 1)}; nothing was started.\n", file=sys.stderr)
         print(*(f"  {n}. {problem}" for n, problem in enumerate(found, 1)), sep="\n", file=sys.stderr)
         return 2
-    states = {} if args.only_report else execute(runs, args.workdir, jobs=args.jobs, flags=args.flags)
+    states = {} if args.only_report else execute(runs, args.workdir, jobs=args.jobs, flags=flags)
     print("\n" + report(runs, args.workdir, measure=args.measure))
     print(f"\ntable: {args.workdir / 'grid.md'}, {args.workdir / 'grid.csv'}; figure: {args.workdir / 'grid.png'}")
     if "interrupted" in states.values():

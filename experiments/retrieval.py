@@ -33,12 +33,12 @@ from configs import base
 from configs.keys import use
 from envs.world import Task
 from evolver import cli, credit, memory, plugs, tasks
+from evolver.config import changed
 from evolver.config import problems as config_problems
-from evolver.navigating import Experience, Pool
+from evolver.navigating import Experience, Pool, new_experience
 from evolver.rollouts import play, sampling
 from evolver.run import Run, RunError, open_run
 from evolver.stop import Interrupted, RunEnds
-from evolver.workdir import plain
 from models.files import read_jsonl, write_atomically
 from rl.evaluation import paired_difference
 from rl.rollout import Job
@@ -121,8 +121,9 @@ def refined(run: Run, chosen: Sequence[Task], near: dict[str, list[Retrieved]]) 
     found = {}
     for task, experience in ((task, some[0]) for task, some in zip(asked, kept) if some):
         (source,) = (r for r in near[task.id] if r.experience.id == experience.id)
-        if experience.content != source.experience.content:  # in other words: another experience, of this task only
-            experience = dataclasses.replace(experience, id=f"{experience.id}/{task.id}")
+        if experience.content != source.experience.content:  # in other words, it is another experience
+            e = experience
+            experience = new_experience(e.when, e.content, sources=e.sources, key=e.key, step=e.step)
         found[task.id] = Retrieved(experience, source.similarity)
     return found
 
@@ -257,11 +258,10 @@ def other_settings(config: Any, workdir: str) -> Iterator[str]:
     servers of language models may change."""
     path = Path(workdir) / "config.retrieval.json"
     if path.is_file():
-        before, now = json.loads(path.read_text(encoding="utf-8"))["config"], plain(config.to_dict())
-        for record in (before, now):
-            del record["llm"], record["navigating"]["embedder"], record["navigating"]["refine"]
-        if before != now:
-            yield f"--workdir={workdir} holds results of another config: choose a new directory"
+        before = json.loads(path.read_text(encoding="utf-8"))["config"]
+        for name, (then, now) in changed(before, config, base.get_config()).items():
+            if not name.startswith(("llm.", "navigating.embedder.", "navigating.refine.")):
+                yield f"--workdir={workdir} has results with {name}={then!r}, not {now!r}: choose a new directory"
 
 
 def main(argv: list[str]) -> int:

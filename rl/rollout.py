@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from envs import boundary
-from envs.world import Evaluation, StepResult, Task, World, WorldTimeout
+from envs.world import StepResult, Task, World, WorldTimeout
 from models.tokenizer import Tokenizer
 from rl.contexts import Context, action_of, cut
 from rl.contexts.causal import Causal

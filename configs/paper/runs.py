@@ -7,9 +7,9 @@ A row is a row of configs/appworld_14b.py and what it changes there. Cells of di
 the same run. The row `base` trains nothing: it is the policy before training, for `--mode=eval`; `icl` shows that
 policy the experience of a pool.
 
-`tiny` plays a row with the quickstart's policy: `travel` stands for AppWorld, conversations of BFCL with few tools
-for BFCL, and a policy with half the width for 7B. Steps and numbers of tasks shrink, plugs that ask a language model
-are replaced by those that need none. It shows that a row works; its scores are no scores of the paper.
+`tiny` plays a row with small policies (configs/paper/policies.py): `travel` stands for AppWorld, short conversations
+of BFCL with few tools for BFCL, three layers for 14B and two for 7B. Steps and numbers of tasks shrink, plugs that ask
+a language model are replaced by those that need none. It shows that a row works; its scores are no scores of the paper.
 """
 
 from configs import appworld_7b, appworld_14b, bfcl_7b, bfcl_14b, bfcl_tiny, quickstart

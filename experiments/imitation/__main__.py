@@ -22,8 +22,8 @@ from ml_collections import ConfigDict
 
 from configs import imitation
 from evolver import cli
-from evolver.config import fitted, model_problems, shape_problems, value_problems, workdir_problems
-from evolver.workdir import Workdir, plain
+from evolver.config import changed, fitted, model_problems, shape_problems, value_problems, workdir_problems
+from evolver.workdir import Workdir
 from experiments.imitation import demonstrations
 
 CARD = "policy/README.md"  # the last file that is written
@@ -83,7 +83,7 @@ def problems(config: Any, workdir: str) -> list[str]:
 def begun(config: Any, workdir: str) -> bool:
     """Return True if imitation has written to the workdir with this config."""
     record = Workdir(workdir).config("imitation")
-    return record is not None and record["config"] == plain(config.to_dict())
+    return record is not None and not changed(record["config"], config, imitation.keys().config)
 
 
 def occupied(config: Any, workdir: str) -> Iterator[str]:

@@ -5,6 +5,8 @@
     python -m experiments.paper table2 --scale=full --models 14b=/dir/of/Qwen2.5-14B-Instruct 7b=/dir/of/...
     python -m experiments.paper all --cells "14b,*" --only-report
 
+Flags after `--` go to every run: `-- --config.llm.url=http://127.0.0.1:8000/v1 --config.llm.model=judge`.
+
 The files are WORKDIR/tables/TABLE.md, .csv, .tex, .png and .svg; WORKDIR is runs/paper or runs/paper-tiny. All tables
 share the runs of one WORKDIR. The same command goes on where it was cut off (experiments/grid.py). docs/paper.md
 explains the columns.
@@ -21,14 +23,16 @@ from absl import logging
 
 from experiments import compare, grid
 from experiments.paper import costs, tables
-from experiments.paper.study import TABLES, Study, StudyError, chosen, study_of
+from experiments.paper.study import TABLES, Study, StudyError, study_of
 
 FOLDERS = {"full": Path("runs/paper"), "tiny": Path("runs/paper-tiny")}
 
 
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the command."""
-    parser = argparse.ArgumentParser(prog="experiments.paper", description=(__doc__ or "").split("\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="experiments.paper", description=(__doc__ or "").split("\n")[0], epilog="-- FLAGS: for every run of run.py"
+    )
     parser.add_argument("tables", nargs="+", metavar="TABLE", help=f"{', '.join(TABLES)}, or all")
     parser.add_argument("--scale", choices=("tiny", "full"), default="full")
     parser.add_argument("--cells", nargs="+", default=[], help="names of cells, or patterns such as '14b,*'")
@@ -43,12 +47,11 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--prices", default="", help="price list of language models for --dry-run (config.llm.prices)")
     parser.add_argument("--gpu-hour", type=float, default=0.0, help="money of one GPU-hour for --dry-run")
     parser.add_argument("--only-report", action="store_true", help="write the tables from the finished runs")
-    parser.add_argument("flags", nargs="*", metavar="-- FLAGS", help="flags for every run of run.py")
     return parser
 
 
-def study_from(args: argparse.Namespace) -> tuple[Study, list[str]]:
-    """Return the study that the arguments ask for, and its tables. Raises StudyError."""
+def study_from(args: argparse.Namespace) -> Study:
+    """Return the study that the arguments ask for. Raises StudyError."""
     try:
         seeds = sorted({int(seed) for seed in args.seeds.split(",")})
     except ValueError:
@@ -57,34 +60,26 @@ def study_from(args: argparse.Namespace) -> tuple[Study, list[str]]:
     if wrong:
         raise StudyError(f"--models {' '.join(wrong)}: give SIZE=WHERE, such as 14b=/dir/of/Qwen2.5-14B-Instruct")
     models = dict(word.split("=", 1) for word in args.models)
-    names = list(TABLES) if args.tables == ["all"] else args.tables
-    if args.tables == ["all"] and args.cells:
-        names = [name for name in names if _has(name, args.cells)]
+    names = TABLES if args.tables == ["all"] else args.tables
     starts = not (args.dry_run or args.only_report)
-    return study_of(names, scale=args.scale, seeds=seeds, cells=args.cells, models=models, starts=starts), names
-
-
-def _has(table: str, patterns: Sequence[str]) -> bool:
-    try:
-        return bool(chosen(table, patterns))
-    except StudyError:
-        return False
+    return study_of(names, scale=args.scale, seeds=seeds, cells=args.cells, models=models, starts=starts)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Make tables. Returns 0 if every run is done, 1 if some failed, 2 if nothing was started, 130 if interrupted."""
     logging.set_verbosity(logging.ERROR)
-    args = parser().parse_args(argv)
+    words, flags = grid.split_flags(sys.argv[1:] if argv is None else argv)
+    args = parser().parse_args(words)
     folder = args.workdir or FOLDERS[args.scale]
     try:
-        study, names = study_from(args)
+        study = study_from(args)
         if args.dry_run:
             print(compare.markdown(costs.rows(study, args.target, args.prices, args.gpu_hour)))
             print(*(f"{t}:{c} {why}" for (t, c), why in study.left_out.items()), sep="\n")
             if not study.tiny:
                 print("hours: estimated by arithmetic for", args.target, "without environments and judges")
             return 0
-        found = [] if args.only_report else grid.problems(list(study.runs.values()), folder, args.flags)
+        found = [] if args.only_report else grid.problems(list(study.runs.values()), folder, flags)
     except (StudyError, costs.PlanError, OSError, ValueError) as error:
         found = str(error).splitlines()
     if found:
@@ -93,9 +88,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     states = {}
     if not args.only_report:
-        states = grid.execute(list(study.runs.values()), folder, jobs=args.jobs, flags=args.flags)
-    for name in names:
-        print(tables.write(study, name, list(chosen(name, args.cells)), folder))
+        states = grid.execute(list(study.runs.values()), folder, jobs=args.jobs, flags=flags)
+    for name, cells in study.tables.items():
+        print(tables.write(study, name, cells, folder))
         print(f"written to {folder / 'tables'}/{name}.md, .csv, .tex, .png, .svg\n")
     if "interrupted" in states.values():
         print("interrupted; the same command goes on", file=sys.stderr)

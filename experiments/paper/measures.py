@@ -21,8 +21,10 @@ EARLY = 0.2  # of the steps: step 20 of 100
 
 
 def shown(published: Mapping[str, float], k: int) -> list[str]:
-    """Return the measures to print for a cell: the published ones, or avg@k and best@k; pass@k follows best@k."""
+    """Return the measures to print for a cell: the published ones, or avg@k and best@k; pass@k follows best@k, and
+    avg@k a lone "early"."""
     names = list(published) or [f"avg@{k}", f"best@{k}"]
+    names += [f"avg@{k}"] * (names == ["early"])
     return [one for name in names for one in ((name, f"pass@{k}") if name == f"best@{k}" else (name,))]
 
 

@@ -67,6 +67,7 @@ class Study:
     users: dict[str, list[str]] = field(default_factory=dict)  # name of a run -> "TABLE:CELL" of the cells that need it
     sources: dict[tuple[str, str, int], Source] = field(default_factory=dict)  # (table, cell, seed) -> its scores
     left_out: dict[tuple[str, str], str] = field(default_factory=dict)  # (table, cell) -> why it has no run
+    tables: dict[str, list[str]] = field(default_factory=dict)  # table -> its cells
 
     @property
     def tiny(self) -> bool:
@@ -75,6 +76,7 @@ class Study:
 
     def add(self, table: str, name: str, cell: Cell) -> None:
         """Add the runs of one cell. Raises StudyError."""
+        self.tables.setdefault(table, []).append(name)
         if self.tiny and cell.model not in ("", "7b", "14b"):
             self.left_out[table, name] = "has no counterpart at tiny scale"
             return
@@ -178,20 +180,36 @@ def module_of(table: str) -> Any:
     return importlib.import_module(f"configs.paper.{table}")
 
 
-def chosen(table: str, patterns: Sequence[str] = ()) -> dict[str, Cell]:
-    """Return the cells of a table whose names match one of the patterns, all if there are none.
+def chosen(tables: Sequence[str], patterns: Sequence[str] = ()) -> dict[str, dict[str, Cell]]:
+    """Return {table: {name: cell}} of the cells whose names match one of the patterns, of all cells if there are none.
 
-    A pattern is a name, or has `*` in it: "14b,*,hybrid". Raises StudyError, which lists the cells.
+    A pattern is a name, or has `*` in it: "14b,*,hybrid". Tables without a matching cell are left out. Raises
+    StudyError with all unknown tables and all patterns that no table matches; it lists what there is.
     """
-    cells = module_of(table).CELLS
-    unknown = [p for p in patterns if not fnmatch.filter(cells, p)]
-    if unknown:
-        raise StudyError(f"{table} has no cell {'; '.join(unknown)}. Its cells are {'; '.join(cells)}")
-    return {
-        name: cell
-        for name, cell in cells.items()
-        if not patterns or any(fnmatch.fnmatchcase(name, p) for p in patterns)
+    found, cells = [], {}
+    for table in dict.fromkeys(tables):
+        try:
+            cells[table] = module_of(table).CELLS
+        except StudyError as error:
+            found.append(str(error))
+    names = list(dict.fromkeys(name for known in cells.values() for name in known))
+    for pattern in patterns if cells else ():
+        if not any(fnmatch.fnmatchcase(name, pattern) for name in names):
+            near = difflib.get_close_matches(pattern, names, n=1, cutoff=0.6)
+            whose = f"{next(iter(cells))} has no" if len(cells) == 1 else "none of these tables has a"
+            hint = f" Did you mean {near[0]}?" if near else ""
+            found.append(f"{whose} cell {pattern}.{hint} The cells are {'; '.join(names)}")
+    if found:
+        raise StudyError("\n".join(found))
+    matching = {
+        table: {
+            name: cell
+            for name, cell in known.items()
+            if not patterns or any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+        }
+        for table, known in cells.items()
     }
+    return {table: known for table, known in matching.items() if known}
 
 
 def study_of(
@@ -205,9 +223,9 @@ def study_of(
 ) -> Study:
     """Return the study of some tables. Raises StudyError with everything that is wrong."""
     study, found = Study(scale, seeds, models or {}, starts), []
-    for table in tables:
+    for table, known in chosen(tables, cells).items():
         try:
-            for name, cell in chosen(table, cells).items():
+            for name, cell in known.items():
                 study.add(table, name, cell)
         except StudyError as error:
             found.append(str(error))

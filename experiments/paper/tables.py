@@ -145,10 +145,10 @@ def steps_figures(
     if math.isnan(goal) or not results[name].curves:
         return "", "", "", ""
     found = [measures.steps_of(curve, goal) for curve in results[name].curves.values()]
-    reached = [step for step in found if step is not None]
-    text = ", ".join("never" if step is None else str(step) for step in found)
-    sd = f"{np.std(reached, ddof=1):.1f}" if len(reached) > 1 else ""
-    minus = f"{np.mean(reached) - published:+.0f}" if reached and published is not None and not tiny else ""
+    text, sd, minus = ", ".join("never" if step is None else str(step) for step in found), "", ""
+    if None not in found:  # a mean of the seeds that reach the goal would be better, the fewer do
+        sd = f"{np.std(found, ddof=1):.1f}" if len(found) > 1 else ""
+        minus = f"{np.mean(found) - published:+.0f}" if published is not None and not tiny else ""
     return text, sd, str(len(found)), minus
 
 

@@ -3,6 +3,7 @@
 import ast
 import importlib
 import itertools
+import json
 import math
 from pathlib import Path
 
@@ -74,6 +75,10 @@ def test_a_policy_is_made_once(capsys, tiny, tmp_path):
     weights, card = tmp_path / "run/policy/model.safetensors", tmp_path / "run/policy/README.md"
     first = weights.read_bytes()
     weights.write_bytes(b"")
+    assert main(tiny) == 0 and weights.read_bytes() == b"" and "already made" in capsys.readouterr().out
+    record = json.loads((tmp_path / "run/config.imitation.json").read_text())
+    del record["config"]["pairs"]  # a key that is newer than the policy
+    (tmp_path / "run/config.imitation.json").write_text(json.dumps(record))
     assert main(tiny) == 0 and weights.read_bytes() == b"" and "already made" in capsys.readouterr().out
     card.unlink()
     assert main(tiny) == 0 and weights.read_bytes() == first

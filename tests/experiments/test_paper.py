@@ -61,7 +61,7 @@ def test_a_table_has_ours_beside_the_published_numbers_and_the_paired_orderings(
     assert ours["hours"] == "0.02" and ours["revision"] == "0123456789ab" and ours["at T=0"] == "100.0"
     assert ours["ours - published"] == ""  # nothing at tiny scale compares with the paper
     early = 100 * np.mean([scores(0.7, seed).per_task("avg@8").mean() for seed in (0, 1)])
-    assert chosen("figure16")["0.3"].published["early"] == 45
+    assert chosen(["figure16"])["figure16"]["0.3"].published["early"] == 45
     below = text.partition("orderings:")[2].splitlines()
     (difference,) = [line for line in below if line.startswith("| 0.1 ")]
     assert "+4.0" in difference and difference.rstrip("| ").endswith("yes")  # 59 - 55
@@ -90,7 +90,7 @@ def test_full_scale_has_the_difference_to_the_published_number(finished):
 
 def test_sample_efficiency_is_measured_against_the_baselines_best(finished):
     study = study_of(["table6"], scale="tiny", seeds=[0, 1], cells=["14b,appworld,*"])
-    cells = list(chosen("table6", ["14b,appworld,*"]))
+    cells = study.tables["table6"]
     rows = {(row[0] or "", row[1]): row for row in tables.lines(study, "table6", cells, finished)[1:]}
     best = {
         step: np.mean([scores(r, s).per_task("avg@8").mean() for s in (0, 1)]) for step, r in ((12, 0.3), (20, 0.4))
@@ -120,7 +120,10 @@ def test_latex_escapes_what_it_would_read_as_commands():
     [
         (["table9"], "There are table1, table2"),
         (["tabel2"], "Did you mean table2?"),
-        (["table2", "--cells", "14b,hybrid"], "Its cells are 7b,appworld,base; 7b,bfcl,base"),
+        (["table2", "--cells", "14b,hybrid"], "The cells are 7b,appworld,base; 7b,bfcl,base"),
+        (["all", "--cells", "14b,*", "14b,appwrld,*"], "none of these tables has a cell 14b,appwrld,*."),
+        (["all", "--cells", "14b,appworld,hybird"], "Did you mean 14b,appworld,hybrid?"),
+        (["table2", "--scale=tiny", "--", "--config.stpes=1"], "Did you mean steps?"),
         (["table2", "--seeds=a"], "--seeds=a: give whole numbers"),
         (["table2", "--models", "x"], "give SIZE=WHERE"),
         (["figure1", "--cells", "32b,*", "--scale=full"], "give --models 32b=URL,NAME,TOKENIZER"),
@@ -130,6 +133,38 @@ def test_latex_escapes_what_it_would_read_as_commands():
 def test_bad_requests_list_what_there_is_and_start_nothing(words, said, tmp_path, capsys):
     assert paper.main([*words, f"--workdir={tmp_path / 'runs'}"]) == 2
     assert said in capsys.readouterr().err and not (tmp_path / "runs").exists()
+
+
+def test_several_patterns_choose_the_tables_that_have_any_of_them():
+    both = study_of(TABLES, scale="tiny", cells=["7b,*", "14b,*"]).tables
+    assert both.keys() > study_of(TABLES, scale="tiny", cells=["7b,*"]).tables.keys()
+    assert both["table4"] == [name for name in chosen(["table4"])["table4"] if name.startswith("14b,")]
+    assert study_of(TABLES, scale="tiny", cells=["naive"]).tables == {"figure12b": ["naive"]}
+
+
+def test_flags_reach_every_run(tmp_path, monkeypatch):
+    given = {}
+    monkeypatch.setattr(paper.grid, "execute", lambda runs, folder, *, jobs, flags: given.update(flags=flags) or {})
+    flags = ["--config.engine.slots=8", "--config.log.wandb=offline"]
+    assert paper.main(["figure12b", "--scale=tiny", f"--workdir={tmp_path}", "--", *flags]) == 0
+    assert given == {"flags": flags}
+
+
+def test_figure_14_is_ordered_by_the_scores_after_its_80_steps(finished):
+    study = study_of(["figure14"], scale="tiny", seeds=[0])
+    for row, rate in (("nav80", 0.9), ("unselected80", 0.1)):
+        finish(finished, f"14b-appworld-{row}-0", curve={0: scores(0.1), 4: scores(1 - rate), 20: scores(rate)})
+    lines = {(row[0], row[1]): row for row in tables.lines(study, "figure14", study.tables["figure14"], finished)}
+    assert lines["0.6", "early"][2] == "41" and lines["", "avg@8"][2] == ""
+    order = tables.orderings(study, "figure14", study.tables["figure14"], finished)
+    assert order[1][:4] == ["0.6", "0.28", "avg@8", ""] and order[1][-1] == "yes"
+
+
+def test_steps_that_a_seed_never_reaches_have_no_mean(finished):
+    study = study_of(["table6"], scale="full", seeds=[0, 1], cells=["14b,appworld,*"])
+    finish(finished, "14b-appworld-qa-1", curve={step: scores(0.0, 1) for step in (0, 4, 12, 20)})
+    rows = {row[0] or row[1]: row for row in tables.lines(study, "table6", study.tables["table6"], finished)[1:]}
+    assert rows["14b,appworld,attributing"][3:6] == ["4, never", "", ""]
 
 
 def test_a_dry_run_lists_every_run_once_with_its_users(capsys):
@@ -175,4 +210,4 @@ def test_the_tables_are_those_of_the_folder():
     files = {p.stem for p in __import__("pathlib").Path(folder.__file__).parent.glob("*.py")}
     assert files == {*TABLES, "__init__", "cells", "runs", "policies"}
     with pytest.raises(StudyError):
-        chosen("cells")
+        chosen(["cells"])

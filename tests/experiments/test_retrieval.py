@@ -1,6 +1,7 @@
 """The worth of retrieved experience: controls, paired figures, and going on where it was cut off."""
 
 import dataclasses
+from types import SimpleNamespace
 
 import pytest
 
@@ -95,7 +96,7 @@ def test_it_measures_and_goes_on_where_it_was_cut_off(tiny, tmp_path, monkeypatc
     assert len(again) == len(set(again))
     assert {id for id, shown, _ in again if "Other words." in str(shown)} == {"train/1"}
     assert measure(tiny, tmp_path, "--config.seed=1") == 2
-    assert "results of another config" in capsys.readouterr().err
+    assert "results with seed=0, not 1" in capsys.readouterr().err
 
 
 def test_mistakes_are_named_before_anything_is_computed(tiny, tmp_path, capsys):
@@ -127,6 +128,25 @@ def test_the_table_pairs_each_task_with_itself():
     assert lines["near"] == ["66.7", "100.0", "0.80", "100.0", "0.0", "50.0", "100.0", "+50.0 [+50.0, +50.0]"]
     assert lines["mixed"][:7] == ["100.0", "66.7", "", "50.0", "50.0", "50.0", "50.0"]  # c has no sound rollouts
     assert lines["nothing"] == ["0.0", *[""] * 7]
+
+
+def test_other_words_are_another_experience():
+    """Rewritten for a task by two refiners, or from two candidates, it must not share rollouts."""
+
+    class Says(Refiner):
+        def __init__(self, words):
+            self.words = words
+
+        def refine(self, queries, candidates, top_k):
+            return [[dataclasses.replace(near[0], content=self.words)] for near in candidates]
+
+    note, task = new_experience("when", "Look.", sources=["b"]), Task("a", "x", "a")
+    ids = []
+    for words in ("Look.", "Look first.", "Look twice.", "Look first."):
+        run = SimpleNamespace(navigating=SimpleNamespace(refiner=Says(words)))
+        (found,) = retrieval.refined(run, [task], {"a": [Retrieved(note, 0.5)]}).values()
+        ids.append(found.experience.id)
+    assert ids[0] == note.id and ids[1] == ids[3] and len(set(ids)) == 3
 
 
 def test_no_experience_of_a_fold_comes_from_its_own_tasks():
