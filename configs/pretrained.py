@@ -10,7 +10,7 @@
 |---|---|---|---|
 | none | one GPU of 80 GB | `travel`, with its tools in the prompt | all three |
 | words | two cores | reasoning-gym: find who feels so in a few sentences, after two solved questions | none: GRPO |
-| calls | two cores | `travel`: tasks of three calls, after a short imitation | none: GRPO |
+| calls | two cores | `travel`: tasks of two calls, after a short imitation | none: GRPO |
 
 `words` needs requirements/reasoning.txt. Without an argument, the planner estimates, a 1.5B model fits on one GPU of
 80 GB. `words` goes from 5.4 to 59.7% on held-out questions (27.1 before, at the best temperature) in about half an
@@ -90,19 +90,22 @@ def words():
 
 
 def calls():
-    """Return GRPO on tasks of three calls."""
+    """Return GRPO on tasks of two calls."""
     config = two_cores()
     config.steps = 20
     config.model.path = "runs/pretrained_base/policy"
-    config.rollout.tasks = 4
-    config.optim.lr = 2e-5
+    config.rollout.tasks = 8
+    config.rollout.must_end = True
+    config.optim.lr = 3e-5
+    config.optim.warmup = 2
     config.eval.tasks = 32
     config.eval.temperatures = (0.3, 0.6)
     config.eval.every = 10
-    config.env.args.level = 3
+    config.env.args.level = 2
+    config.env.args.n_train = 256
     config.template.show_tools = False
     config.template.max_observation = 128
     config.rollout.max_turns = 6
     config.rollout.max_tokens = 48
-    config.rollout.context = 384
+    config.rollout.context = 320
     return config
