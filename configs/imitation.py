@@ -23,8 +23,9 @@ def keys():
     root.seed = key(0, least=0)  # seeds everything random: two runs with one seed give the same policy
     root.steps = key(2000, least=1)  # updates
 
-    # What is imitated: envs/<env.name>/demos.py.
-    root.plug("env", "travel")  # a world with demonstrations: travel, home, bfcl; `args` go to `demonstrate`
+    # What is imitated: envs/<env.name>/demos.py, and the solutions of explored tasks in any world.
+    root.plug("env", "travel")  # travel, home, bfcl, or with `explored` any world; `args` go to `demonstrate`
+    root.explored = ""  # files such as runs/explore-*/tasks.jsonl: solutions of their tasks, too; "" = none
     root.demonstrations = key(20000, least=1)  # episodes without slips, and as many careless ones
     root.care = fraction(0.5)  # care of the careless episodes: 0 = frequent slips, 1 = none
     root.careful = fraction(0.5)  # share of the updates, from the first, without slips; then their share grows

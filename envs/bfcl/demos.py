@@ -15,7 +15,8 @@ from typing import Any
 
 from envs.bfcl.data import entries
 from envs.bfcl.world import Bfcl
-from envs.toolcalls import Call, call_text, tools_text
+from envs.slips import careless, values_of
+from envs.toolcalls import Call, tools_text
 
 CARE = 0.5
 DONE = "Done."
@@ -33,14 +34,6 @@ ORIGIN = (
     " them measures how carefully it works and is not comparable with any other BFCL score."
 )
 
-# Probability of each slip per call at care 0; it is scaled by (1 - care).
-SLIPS = {
-    "stop": 0.2,  # end the user's turn
-    "skip": 0.2,  # omit the call
-    "value": 0.4,  # take a value from another conversation
-    "repeat": 0.2,  # make the call twice
-}
-
 
 def demonstrate(rng: random.Random, *, care: float = CARE, hint: float = 0.0, **world: Any) -> dict[str, Any]:
     """Play one episode of the careless agent in `Bfcl(**world)`. Return {"messages", "tools", "success", "hinted"}.
@@ -52,7 +45,7 @@ def demonstrate(rng: random.Random, *, care: float = CARE, hint: float = 0.0, **
     task = rng.choice(tasks)
     opening = bfcl.reset(task, rng.randrange(2**31))
     messages = list(opening.messages)
-    for action in _actions(task.id, values, rng, 1 - care):
+    for action in _actions(task.id, values, rng, care):
         messages.append({"role": "assistant", "content": action})
         result = bfcl.step(action)
         messages += result.messages
@@ -64,36 +57,13 @@ def _prepare(arguments: tuple) -> tuple[Bfcl, list, dict[str, list[Any]]]:
     """Return the world, its tasks and, for each parameter, the values that it has in their solutions."""
     bfcl = Bfcl(**dict(arguments))
     tasks = bfcl.tasks("all")
-    values: dict[str, list[Any]] = {}
-    for task in tasks:
-        for call in _calls(task.id):
-            for name, value in call.arguments.items():
-                values.setdefault(name, []).append(value)
-    return bfcl, tasks, values
+    return bfcl, tasks, values_of(call for task in tasks for turn in _truth(task.id) for call in turn)
 
 
 def _truth(id: str) -> list[list[Call]]:
     return entries(id.rsplit("_", 1)[0])[id].truth
 
 
-def _calls(id: str) -> list[Call]:
-    return [call for turn in _truth(id) for call in turn]
-
-
-def _actions(id: str, values: dict[str, list[Any]], rng: random.Random, carelessness: float) -> list[str]:
+def _actions(id: str, values: dict[str, list[Any]], rng: random.Random, care: float) -> list[str]:
     """Return the agent's replies in one episode."""
-    actions = []
-    for turn in _truth(id):
-        for call in turn:
-            slip = {name: rng.random() < p * carelessness for name, p in SLIPS.items()}
-            if slip["stop"]:
-                break
-            if slip["skip"]:
-                continue
-            arguments = dict(call.arguments)
-            if slip["value"] and arguments:
-                name = rng.choice(sorted(arguments))
-                arguments[name] = rng.choice(values[name])
-            actions += [call_text(call.name, arguments)] * (2 if slip["repeat"] else 1)
-        actions.append(DONE)
-    return actions
+    return [reply for turn in _truth(id) for reply in (*careless(turn, values, rng, care), DONE)]

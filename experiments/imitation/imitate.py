@@ -41,7 +41,9 @@ def imitate(config: Any, workdir: str | Path, command: str) -> None:
     """
     c, started = config, time.monotonic()
     careful, careless = (
-        demonstrations.make(c.env.name, c.demonstrations, c.seed, care=care, hint=c.hint, **c.env.args.to_dict())
+        demonstrations.make(
+            c.env.name, c.demonstrations, c.seed, c.explored, care=care, hint=c.hint, **c.env.args.to_dict()
+        )
         for care in (1.0, c.care)
     )
     unhinted = [episode for episode in careless if not episode["hinted"]]
@@ -191,7 +193,7 @@ def sample_of(messages: Sequence[Message], tokenizer: Tokenizer, tools: Sequence
 
 def card(config: Any, shape: qwen.Config, command: str, careless: str) -> str:
     """Return the model card. `careless` describes the careless demonstrations."""
-    c, origin = config, demonstrations.module(config.env.name).ORIGIN
+    c, origin = config, demonstrations.origin(config.env.name, config.explored)
     known = " It knows no language beyond the sandbox's."
     lists = f" {c.pairs:.0%} of these samples are lists of random pairs of tokens." if c.pairs else ""
     then = f" Then more and more of them show {careless}." if c.careful < 1 else ""

@@ -5,6 +5,7 @@ import importlib
 import itertools
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import jax
@@ -20,6 +21,8 @@ from models.tokenizer import TokenizerError, train_bpe
 from rl import optim
 from rl.samples import Sample
 from rl.seeds import seed_of
+from tests.evolver import toy
+from tests.evolver.toy import task
 from tests.tiny import tiny_policy
 
 CONFIG = """
@@ -188,9 +191,52 @@ def test_half_of_the_demonstrations_are_worded_by_the_tools_unless_the_config_sa
     seeds = [seed_of(0, "demonstration", i) for i in range(60)]
     shares = []
     for args in ({}, {"plain": 1.0}, {"plain": 0.0}):
-        show = demonstrations._Demonstrate("travel", {"care": 1.0, "hint": 0.2, **args})
+        show = demonstrations._Demonstrate("travel", "", {"care": 1.0, "hint": 0.2, **args})
         shares.append(np.mean([show(seed)["template"].startswith("plain/") for seed in seeds]))
     assert 0.3 < shares[0] < 0.7 and shares[1:] == [1.0, 0.0]
+
+
+# --- solutions of explored tasks -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def explored(tmp_path):
+    """Return a pattern of files with two solved tasks of the toy library, one of them asking for an answer."""
+    solved = [
+        (task("Lend Solaris.", lent=["B15"]), [toy.call("shelf", "green"), toy.call("lend", "B15"), "done"]),
+        (task("Which book is blue?", answer="Kim"), [toy.call("shelf", "blue"), "Kim"]),
+    ]
+    for n, (one, actions) in enumerate(solved):
+        line = replace(one, origin="synthetic", reference=actions, env="tests.evolver.toy:Library").to_dict()
+        (tmp_path / f"tasks-{n}.jsonl").write_text(json.dumps(line) + "\n")
+    return str(tmp_path / "tasks-*.jsonl")
+
+
+def test_solutions_of_explored_tasks_are_demonstrated_in_any_world(explored, tmp_path):
+    config = config_of(env__name="tests.evolver.toy:Library", explored=explored, hint=0.0)
+    assert problems(config, f"{tmp_path}/run") == []
+    episodes = demonstrations.make("tests.evolver.toy:Library", 20, 0, explored, care=1.0, hint=0.0)
+    assert all(episode["success"] and not episode["hinted"] for episode in episodes)
+    assert {episode["messages"][-1]["content"] for episode in episodes} == {"done", "Kim"}
+    slips = demonstrations.make("tests.evolver.toy:Library", 60, 0, explored, care=0.0, hint=0.0)
+    assert 0.1 < np.mean([episode["success"] for episode in slips]) < 0.9
+    for episode in slips:  # an answer that was not looked up is not given
+        looked = any("blue" in m["content"] for m in episode["messages"] if m["role"] == "assistant")
+        assert looked or episode["messages"][-1]["content"] != "Kim"
+
+
+def test_half_of_the_demonstrations_are_a_worlds_own(explored):
+    own = demonstrations.make("travel", 4, 0, care=1.0, hint=0.0)
+    assert (
+        demonstrations._Demonstrate("travel", explored, {"care": 1.0, "hint": 0.0})(seed_of(0, "demonstration", 2))
+        == own[2]
+    )
+
+
+def test_files_without_solved_tasks_are_a_problem(tmp_path):
+    config = config_of(env__name="tests.evolver.toy:Library", explored=f"{tmp_path}/none-*.jsonl")
+    (problem,) = problems(config, f"{tmp_path}/run")
+    assert "has no task that tool calls solve" in problem and "--mode=explore" in problem
 
 
 # --- a small run -----------------------------------------------------------------------------------------------------
