@@ -63,7 +63,7 @@ def append_line(path: str | Path, line: str, *, sync: bool = False) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "ab+") as file:
         file.seek(max(0, file.seek(0, os.SEEK_END) - 1))
-        start = b"" if file.read() in (b"", b"\n") else b"\n"
+        start = b"" if file.read(1) in (b"", b"\n") else b"\n"  # of /dev/full, read() would never end
         file.write(start + line.rstrip("\n").encode() + b"\n")
         file.flush()
         if sync:
