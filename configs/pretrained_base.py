@@ -4,7 +4,7 @@
     python -m experiments.imitation --config=configs/pretrained_base.py
 
 writes runs/pretrained_base/policy. The demonstrations have no slips: what this policy does wrong, it has not learned.
-It solves 17.2% of training tasks at temperature 1 and 68.8% greedily (docs/results.md).
+It solves 29.7% of training tasks of two calls at temperature 1, and 40.6% greedily (docs/results.md).
 """
 
 from configs import imitation
