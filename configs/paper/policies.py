@@ -2,6 +2,14 @@
 
     python -m experiments.imitation --config=configs/paper/policies.py:7b,appworld
 
+Those for BFCL also imitate the explorer's solutions of its own tasks, without which they solve none of these:
+
+    for seed in $(seq 100 111); do
+        python run.py --mode=explore --config=configs/paper/runs.py:14b,bfcl,q,tiny --config.seed=$seed \\
+            --workdir=runs/explored/$seed
+    done
+    python -m experiments.imitation --config=configs/paper/policies.py:7b,bfcl
+
 configs/assets has copies: travel_base_small (7b,appworld), travel_base, bfcl_base_small and bfcl_base (14b,bfcl).
 """
 
@@ -20,4 +28,6 @@ def get_config(arg=None):
     config.model.preset = PRESETS[size]
     if world == "bfcl":
         config.env.args, config.row = runs.BFCL, 896
+        config.explored = "runs/explored/*/tasks.jsonl"
+        config.steps, config.demonstrations = 600, 5000
     return config
