@@ -210,7 +210,7 @@ def objective(root):
     advantage.synthetic = key(1.0, least=0, most=1000)  # factor on the advantages of synthetic tasks
 
     # The loss: a policy objective per token, and what is added to it.
-    loss = root.plug("loss", "ppo")  # ppo, gspo, cispo
+    loss = root.plug("loss", "ppo")  # ppo, gspo, cispo, nll
     loss.aggregate = key(  # how token losses are averaged
         "token-mean",
         choices=("token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"),

@@ -1,8 +1,8 @@
 """The tools of an MCP server as an environment without tasks.
 
 Needs the official client: `pip install -r requirements/mcp.txt`. Tasks come from self-questioning, and outcomes from a
-judge or from the calls that a task's verifier lists. A server acts with its own permissions: run it under an account
-in which none of its tools can do harm.
+judge or from a task's verifier: probes, or the calls that it lists. A server acts with its own permissions: run it
+under an account in which none of its tools can do harm.
 """
 
 from __future__ import annotations

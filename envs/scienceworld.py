@@ -90,7 +90,7 @@ class ScienceWorld(ActionWorld):
     episode. The score is the simulator's, in [0, 1]; an action that makes it negative ends the episode with score 0.
 
     A synthetic task starts in the variation of its meta and shows its query as the task. The simulator cannot check it:
-    the score is 0, and a judge decides.
+    without a verifier of probes (envs/probed.py) the score is 0, and a judge decides.
 
     A simulator takes seconds to start and is reset in milliseconds, so that the next instance in the process goes on
     with that of a closed one.

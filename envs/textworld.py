@@ -53,8 +53,8 @@ class TextWorld(ActionWorld):
     possible commands after each turn, which makes a game much easier. max_steps: commands in an episode. The score is
     the share of the game's points, and 1 exactly if the game is won.
 
-    A synthetic task starts in the game of its seed and shows its query as the objective. The game cannot check it: the
-    score is 0, and a judge decides.
+    A synthetic task starts in the game of its seed and shows its query as the objective. The game cannot check it:
+    without a verifier of probes (envs/probed.py) the score is 0, and a judge decides.
     """
 
     name = "textworld"

@@ -12,7 +12,7 @@ CISPO, alpha on a cosine, labels over the root of the length. None has a publish
 
 Two controls are no cells. A BAD label of 0 instead of -1 changes nothing: labels are standardised, which undoes any
 affine change. Experience from held-out tasks, which the reference uses, is refused as a leak. Every evaluation of the
-others is at temperatures 0.9 and 0. Confirmed: none. Expected: 13 runs, about 2,100 GPU-hours of A100 (arithmetic,
+others is at temperatures 0.9 and 0. Confirmed: none. Expected: 13 runs, about 2,010 GPU-hours of A100 (arithmetic,
 not measured).
 """
 

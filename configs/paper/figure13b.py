@@ -9,7 +9,7 @@ eta learns faster at first and ends lower, and 0.5 ends best). eta 0 and 0.5 are
 4.
 
 The bars were read off the figure. Inferred: the values of eta, and AppWorld dev. Not stated: the training tasks;
-original ones here. Expected: 3 runs of 80 steps beyond table 4, about 390 GPU-hours of A100 (arithmetic, not
+original ones here. Expected: 3 runs of 80 steps beyond table 4, about 380 GPU-hours of A100 (arithmetic, not
 measured).
 """
 

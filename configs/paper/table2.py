@@ -8,7 +8,8 @@
 
 Confirmed: `synthetic` repeats table 1. Inferred: 40 passes over the original tasks, which are 80 steps in AppWorld
 and 120 in BFCL. Not stated: the share of synthetic tasks in `hybrid`; here every task of both sets is equally likely
-(0.85). Expected: 4 runs of 80 or 120 steps, 8 of 100, about 920 GPU-hours of A100 (arithmetic, not measured).
+(0.85 in AppWorld, 0.83 in BFCL). Expected: 4 runs of 80 or 120 steps and 4 of 100 beyond table 1, about 920 GPU-hours
+of A100 (arithmetic, not measured).
 """
 
 from configs.paper import cells

@@ -10,7 +10,7 @@ Doubtful: only two of the five AppWorld scores can be scores on the 57 dev tasks
 test-normal. Not stated: the training tasks. The zero-shot row differs from figure 13a, and navigating gains far more
 here than in table 1; so these runs probably trained on original tasks. The rows *_synthetic train on synthetic ones;
 they have no published numbers. In AppWorld `grpo` is the run `original` of table 2. Expected: 11 runs of 80 steps,
-about 1,460 GPU-hours of A100 (arithmetic, not measured).
+about 1,430 GPU-hours of A100 (arithmetic, not measured).
 """
 
 from configs.paper import cells
