@@ -19,18 +19,16 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from absl import logging
 
-from configs import base
 from configs.keys import use
-from evolver import cli, plugs
+from evolver import plugs
 from evolver.attributing import ABSTAIN, BAD, GOOD
-from evolver.config import problems as config_problems
 from evolver.rollouts import play, sampling
-from evolver.run import Run, RunError, open_run, sampled
-from evolver.stop import Interrupted, RunEnds
+from evolver.run import Run, RunError, sampled
+from experiments import measuring
 from models.files import write_atomically
 from rl.evaluation import interval
 from rl.rollout import Job
@@ -120,59 +118,26 @@ def row_of(cells: Sequence[str]) -> str:
 # --- the command -----------------------------------------------------------------------------------------------------
 
 
-def prepared(config, judges: Sequence[str]) -> list[str]:
+def problems(config: Any, args: argparse.Namespace) -> list[str]:
     """Make the config provide what the judges need, and return what is wrong with them."""
-    found = ["config.hosts.count must be 1: one process measures"] if config.hosts.count != 1 else []
-    for name in judges:
-        args = config.attributing.judge.args.to_dict() if name == config.attributing.judge.name else {}
-        found += plugs.problems(KEY, name, args)
+    found = measuring.several(config, KEY, args.judges)
     if not found:
         config.attributing.enabled = True
         use(config.advantage, "adca")  # nothing trains here, but a run that makes labels has to read them
-        asking = [name for name in judges if getattr(plugs.load(KEY, name), "roles", ())]
-        if asking and config.attributing.judge.name not in asking:
-            use(config.attributing.judge, asking[0])  # so that the run opens a client for its role
     return found
 
 
 def main(argv: list[str]) -> int:
-    """Measure and return the exit code: 0 done, 1 failed, 2 nothing was started, 3 ended early, 130 interrupted."""
-    logging.set_verbosity(logging.ERROR)
-    parser = argparse.ArgumentParser(
-        description=__doc__.split("\n")[0], epilog="--config.KEY=VALUE as for run.py", allow_abbrev=False
-    )
-    parser.add_argument("--config", required=True, help="FILE or FILE:ARGUMENT")
+    """Measure and return the exit code (experiments/measuring.py)."""
+    parser = measuring.parser(__doc__, "runs/judging")
     parser.add_argument("--judges", nargs="+", default=["llm"], help=f"names for {KEY}")
     parser.add_argument("--tasks", type=int, default=16, help="training tasks, drawn once; 0 = all")
     parser.add_argument("--rollouts", type=int, default=4, help="of each task")
-    parser.add_argument("--workdir", default="runs/judging")
-    args, overrides = parser.parse_known_args(argv[1:])
-    command = cli.parse([argv[0], f"--config={args.config}", f"--workdir={args.workdir}", *overrides])
-    found = [*command.problems]
-    found += [f"--{name} must be at least {n}" for name, n in (("tasks", 0), ("rollouts", 1)) if vars(args)[name] < n]
-    if command.config is not None:
-        found += prepared(command.config, args.judges)
-        found += config_problems(command.config, base.keys(), args.workdir, "pool")
-    if found:
-        print(*found, sep="\n", file=sys.stderr)
-        return 2
-    try:
-        with open_run(command.config, args.workdir) as run:
-            run.workdir.claim(command.config.to_dict(), command.config.seed, "judging")
-            text = measure(run, args.judges, args.tasks, args.rollouts)
-            run.progress.close()
-    except RunError as error:
-        print(f"\n{error}", file=sys.stderr)
-        return 1
-    except RunEnds as end:
-        print(f"\n{end}", file=sys.stderr)
-        return 3
-    except (Interrupted, KeyboardInterrupt):
-        print("\ninterrupted", file=sys.stderr)
-        return 130
-    write_atomically(Path(args.workdir) / "judging.md", text)
-    print(text)
-    return 0
+
+    def found(run: Run, args: argparse.Namespace) -> str:
+        return measure(run, args.judges, args.tasks, args.rollouts)
+
+    return measuring.main("judging", parser, argv, {"tasks": 0, "rollouts": 1}, problems, found)
 
 
 if __name__ == "__main__":

@@ -27,18 +27,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from absl import logging
 
 from configs import base
-from configs.keys import use
 from envs.world import Task
-from evolver import cli, credit, memory, plugs, tasks
+from evolver import credit, memory, plugs, tasks
 from evolver.config import changed
-from evolver.config import problems as config_problems
 from evolver.navigating import Experience, Pool, new_experience
 from evolver.rollouts import play, sampling
-from evolver.run import Run, RunError, open_run
-from evolver.stop import Interrupted, RunEnds
+from evolver.run import Run, RunError
+from experiments import measuring
 from models.files import read_jsonl, write_atomically
 from rl.evaluation import paired_difference
 from rl.rollout import Job
@@ -239,18 +236,11 @@ def percent(values: Any) -> str:
 # --- the command -----------------------------------------------------------------------------------------------------
 
 
-def prepared(config: Any, embedders: Sequence[str]) -> list[str]:
-    """Make the config provide what the embedders need, and return what is wrong with them."""
+def problems(config: Any, args: argparse.Namespace) -> list[str]:
+    """Make the config provide what the embedders need, and return what is wrong with them or with the workdir."""
     if not config.navigating.enabled:
         return ["config.navigating.enabled is False: set it to True, because experience is made as in a run"]
-    found = ["config.hosts.count must be 1: one process measures"] if config.hosts.count != 1 else []
-    for name in embedders:
-        args = config.navigating.embedder.args.to_dict() if name == config.navigating.embedder.name else {}
-        found += plugs.problems("navigating.embedder", name, args)
-    asking = [n for n in embedders if not found and getattr(plugs.load("navigating.embedder", n), "roles", ())]
-    if asking and config.navigating.embedder.name not in asking:
-        use(config.navigating.embedder, asking[0])  # so that the run opens a client for its role
-    return found
+    return [*measuring.several(config, "navigating.embedder", args.embedders), *other_settings(config, args.workdir)]
 
 
 def other_settings(config: Any, workdir: str) -> Iterator[str]:
@@ -265,44 +255,16 @@ def other_settings(config: Any, workdir: str) -> Iterator[str]:
 
 
 def main(argv: list[str]) -> int:
-    """Measure and return the exit code: 0 done, 1 failed, 2 nothing was started, 3 ended early, 130 interrupted."""
-    logging.set_verbosity(logging.ERROR)
-    parser = argparse.ArgumentParser(
-        description=__doc__.split("\n")[0], epilog="--config.KEY=VALUE as for run.py", allow_abbrev=False
-    )
-    parser.add_argument("--config", required=True, help="FILE or FILE:ARGUMENT")
+    """Measure and return the exit code (experiments/measuring.py)."""
+    parser = measuring.parser(__doc__, "runs/retrieval")
     parser.add_argument("--embedders", nargs="+", default=["ngrams", "policy"], help="names for navigating.embedder")
     parser.add_argument("--rollouts", type=int, default=16, help="of each task with, and without, each experience")
     parser.add_argument("--folds", type=int, default=4)
-    parser.add_argument("--workdir", default="runs/retrieval")
-    args, overrides = parser.parse_known_args(argv[1:])
-    command = cli.parse([argv[0], f"--config={args.config}", f"--workdir={args.workdir}", *overrides])
-    found = [*command.problems]
-    found += [f"--{name} must be at least {n}" for name, n in (("rollouts", 1), ("folds", 2)) if vars(args)[name] < n]
-    if command.config is not None:
-        found += prepared(command.config, args.embedders)
-        found += config_problems(command.config, base.keys(), args.workdir, "pool")
-        found += other_settings(command.config, args.workdir)
-    if found:
-        print(*found, sep="\n", file=sys.stderr)
-        return 2
-    try:
-        with open_run(command.config, args.workdir) as run:
-            run.workdir.claim(command.config.to_dict(), command.config.seed, "retrieval")
-            text = measure(run, args.embedders, args.rollouts, args.folds)
-            run.progress.close()
-    except RunError as error:
-        print(f"\n{error}", file=sys.stderr)
-        return 1
-    except RunEnds as end:
-        print(f"\n{end}", file=sys.stderr)
-        return 3
-    except (Interrupted, KeyboardInterrupt):
-        print("\ninterrupted; the same command goes on from here", file=sys.stderr)
-        return 130
-    write_atomically(Path(args.workdir) / "retrieval.md", text)
-    print(text)
-    return 0
+
+    def found(run: Run, args: argparse.Namespace) -> str:
+        return measure(run, args.embedders, args.rollouts, args.folds)
+
+    return measuring.main("retrieval", parser, argv, {"rollouts": 1, "folds": 2}, problems, found, goes_on=True)
 
 
 if __name__ == "__main__":
