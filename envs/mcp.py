@@ -14,7 +14,7 @@ import threading
 from typing import Any
 
 from envs import packages, profile
-from envs.toolcalls import parse
+from envs.toolcalls import parse, run_calls
 from envs.world import Evaluation, Observation, StepResult, Task, Tool, World
 
 SYSTEM = "You have tools. Use them to do what the user asks, then answer in words, without a call."
@@ -71,28 +71,12 @@ class McpWorld(World):
         self._require_episode()
         if self._over:
             return StepResult([], terminated=True, info={"calls": [], "errors": 0, "over": True})
-        turn = parse(action)
-        calls, messages = [], []
-        for call in turn.calls[: self._max_calls]:
-            text, ok = self._session.call(call.name, call.arguments)
-            calls.append({**call.to_dict(), "result": text, "ok": ok})
-            messages.append({"role": "tool", "name": call.name, "content": text})
-        self._succeeded += [{"name": call["name"], "arguments": call["arguments"]} for call in calls if call["ok"]]
-        refused = list(turn.errors)
-        if len(turn.calls) > self._max_calls:
-            refused.append(f"{self._max_calls} calls a turn at most")
-        messages += [{"role": "tool", "content": f"error: {text}"} for text in refused]
+        messages, info = run_calls(parse(action), self._session.call, self._max_calls)
+        done = [call for call in info["calls"] if call["ok"]]
+        self._succeeded += [{"name": call["name"], "arguments": call["arguments"]} for call in done]
         self._over = not messages
-        return StepResult(
-            messages=messages,
-            reward=self.evaluate().score if self._over else 0.0,
-            terminated=self._over,
-            info={
-                "calls": calls,
-                "errors": len(refused) + sum(not call["ok"] for call in calls),
-                "parse_error": bool(turn.errors),
-            },
-        )
+        reward = self.evaluate().score if self._over else 0.0
+        return StepResult(messages, reward=reward, terminated=self._over, info=info)
 
     def evaluate(self) -> Evaluation:
         self._require_episode()

@@ -7,6 +7,7 @@ several, with text around them.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -107,3 +108,23 @@ def _parse_call(body: str) -> Call:
     if not isinstance(arguments, dict):
         raise ValueError("arguments must be a JSON object")
     return Call(name, arguments)
+
+
+def run_calls(
+    turn: ParsedTurn, call: Callable[[str, dict[str, Any]], tuple[str, bool]], most: int
+) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Run the first `most` calls of a turn. `call` takes a name and arguments, and returns a text and its success.
+
+    Return the tool messages, which also say what was refused, and the info of the step: "calls", each with "result" and
+    "ok" (False = error), the number of "errors", and "parse_error".
+    """
+    calls = []
+    for one in turn.calls[:most]:
+        text, ok = call(one.name, one.arguments)
+        calls.append({**one.to_dict(), "result": text, "ok": ok})
+    refused = [f"error: {error}" for error in turn.errors]
+    if len(turn.calls) > most:
+        refused.append(f"error: {most} calls a turn at most")
+    messages = [{"role": "tool", "content": text} for text in [*(made["result"] for made in calls), *refused]]
+    failed = sum(not made["ok"] for made in calls)
+    return messages, {"calls": calls, "errors": len(refused) + failed, "parse_error": bool(turn.errors)}

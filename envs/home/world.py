@@ -7,7 +7,7 @@ from typing import Any
 from envs.home.devices import HOMES, Home, tools_of
 from envs.home.tasks import split_tasks
 from envs.home.verify import verify
-from envs.toolcalls import parse
+from envs.toolcalls import parse, run_calls
 from envs.world import Evaluation, Observation, StepResult, Task, World
 
 SYSTEM = "You run a smart home."
@@ -63,25 +63,12 @@ class SmartHome(World):
         home = self._open()
         if self._over:
             raise RuntimeError("the episode is over: reset the world first")
-        turn, calls = parse(action), []
-        for call in turn.calls[:MAX_CALLS]:
-            text, ok = home.call(call.name, call.arguments)
-            calls.append({**call.to_dict(), "result": text, "ok": ok})
-        refused = [f"error: {error}" for error in turn.errors]
-        refused += [f"error: {MAX_CALLS} calls a turn at most"] * (len(turn.calls) > MAX_CALLS)
-        texts = [call["result"] for call in calls] + refused
-        if not texts:
+        turn = parse(action)
+        messages, info = run_calls(turn, home.call, MAX_CALLS)
+        if not messages:
             self._answer, self._over = turn.content, True
-        return StepResult(
-            messages=[{"role": "tool", "content": text} for text in texts],
-            reward=self.evaluate().score if self._over else 0.0,
-            terminated=self._over,
-            info={
-                "calls": calls,
-                "errors": len(refused) + sum(not call["ok"] for call in calls),
-                "parse_error": bool(turn.errors),
-            },
-        )
+        reward = self.evaluate().score if self._over else 0.0
+        return StepResult(messages, reward=reward, terminated=self._over, info=info)
 
     def evaluate(self) -> Evaluation:
         return verify(self._verifier, self._open().changes(), self._answer)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from envs.toolcalls import parse
+from envs.toolcalls import parse, run_calls
 from envs.travel.agency import Agency, tools_of
 from envs.travel.profile import PROFILE
 from envs.travel.rules import house
@@ -83,28 +83,12 @@ class Travel(World):
         if self._over:
             raise RuntimeError("the episode is over: reset the world first")
         turn = parse(action)
-        calls, messages = [], []
-        for call in turn.calls[: self._max_calls]:
-            text, ok = agency.call(call.name, call.arguments)
-            calls.append({**call.to_dict(), "result": text, "ok": ok})
-            messages.append({"role": "tool", "content": text})
-        refused = [f"error: {error}" for error in turn.errors]
-        if len(turn.calls) > self._max_calls:
-            refused.append(f"error: {self._max_calls} calls a turn at most")
-        messages += [{"role": "tool", "content": text} for text in refused]
+        messages, info = run_calls(turn, agency.call, self._max_calls)
         if not messages:
             self._answer = turn.content
         self._over = not messages or (bool(turn.errors) and self._malformed == "end")
-        return StepResult(
-            messages=messages,
-            reward=self.evaluate().score if self._over else 0.0,
-            terminated=self._over,
-            info={
-                "calls": calls,
-                "errors": len(refused) + sum(not call["ok"] for call in calls),
-                "parse_error": bool(turn.errors),
-            },
-        )
+        reward = self.evaluate().score if self._over else 0.0
+        return StepResult(messages, reward=reward, terminated=self._over, info=info)
 
     def evaluate(self) -> Evaluation:
         return verify(self._verifier, self._open_agency().difference(), self._answer)

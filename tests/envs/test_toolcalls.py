@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from envs.toolcalls import CLOSE, OPEN, Call, call_text, parse
+from envs.toolcalls import CLOSE, OPEN, Call, call_text, parse, run_calls
 
 texts = st.text(alphabet=st.characters(exclude_categories=["Cs"]))
 values = st.recursive(
@@ -87,6 +87,27 @@ def test_a_broken_call_does_not_affect_the_others():
 
 def test_missing_arguments_mean_no_arguments():
     assert parse('<tool_call>{"name": "a"}</tool_call>').calls == [Call("a", {})]
+
+
+def test_calls_run_in_order_up_to_a_number_and_what_is_refused_is_said():
+    called = []
+
+    def call(name, arguments):
+        called.append((name, arguments))
+        return f"{name} done" if name != "b" else "error: no b", name != "b"
+
+    turn = parse(OPEN + "broken" + CLOSE + "".join(call_text(name, {"n": n}) for n, name in enumerate("abc")))
+    messages, info = run_calls(turn, call, 2)
+    assert called == [("a", {"n": 0}), ("b", {"n": 1})]
+    assert [message["content"] for message in messages] == [
+        "a done", "error: no b", f"error: {turn.errors[0]}", "error: 2 calls a turn at most"
+    ]  # fmt: skip
+    assert {message["role"] for message in messages} == {"tool"}
+    assert [(made["name"], made["result"], made["ok"]) for made in info["calls"]] == [
+        ("a", "a done", True), ("b", "error: no b", False)
+    ]  # fmt: skip
+    assert (info["errors"], info["parse_error"]) == (3, True)
+    assert run_calls(parse("text alone"), call, 2) == ([], {"calls": [], "errors": 0, "parse_error": False})
 
 
 def test_many_empty_calls_are_read_in_one_pass():
