@@ -208,6 +208,7 @@ def draw(workdir: Workdir, path: Path) -> None:
     steps = [line["step"] for line in metrics]
     top.set_xlim(0, max([1, *steps]))
     bottom.set_xlabel("step")
+    bottom.xaxis.get_major_locator().set_params(integer=True)  # a short run has no step 0.25
     for axes in (top, bottom):
         axes.spines[["top", "right"]].set_visible(False)
         axes.tick_params(length=3)

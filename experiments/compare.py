@@ -210,6 +210,7 @@ def draw_curves(axes: Any, rows: Sequence[Row], measure: str = "") -> None:
             label = f"{row.name} {mean_S[-1]:.0f}%"
             axes.plot(steps, mean_S, style, markersize=3, color=colour, linewidth=2, label=label)
     axes.set_xlabel("step")
+    axes.xaxis.get_major_locator().set_params(integer=True)
     axes.set_ylabel(f"held-out success{f', {measure}' if measure else ''}, %")
     axes.set_ylim(0, 100)
     axes.legend(frameon=False, fontsize=8)
