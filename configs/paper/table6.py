@@ -1,4 +1,4 @@
-"""Table 6 and figure 15: how soon attributing learns. 14B, AppWorld dev and BFCL val, over 100 steps.
+"""Table 6: how soon attributing learns. 14B, AppWorld dev and BFCL val, over 100 steps.
 
     python -m experiments.paper table6
     python run.py --config=configs/paper/table6.py:14b,appworld,attributing --mode=plan

@@ -17,7 +17,7 @@ from experiments.grid import Run
 RUNS = "configs/paper/runs.py"
 TABLES = (
     *(f"table{n}" for n in range(1, 8)),
-    *("figure1", "figure12a", "figure12b", "figure13a", "figure13b", "figure14", "figure16", "controls"),
+    *("figure1", "figure12a", "figure12b", "figure13a", "figure13b", "figure14", "figure15", "figure16", "controls"),
 )
 UNTRAINED = ("base", "icl", "thinking")  # rows of runs.py that train nothing
 MODELS = {
