@@ -91,7 +91,8 @@ def _parse_call(body: str) -> Call:
         record = json.loads(body)
         json_value(record)
         # A lone surrogate is not repaired: the model would be answered about another text than it wrote.
-        json.dumps(record, ensure_ascii=False).encode()
+        if "\\u" in body or not body.isascii():
+            json.dumps(record, ensure_ascii=False).encode()
     except json.JSONDecodeError as error:
         raise ValueError(f"tool call is not JSON: {error.msg} at character {error.pos}") from None
     except UnicodeError:

@@ -19,6 +19,8 @@ class TooDeep(Unsafe):
 
 def text(value: str) -> str:
     """Return the text with surrogate pairs joined and each lone surrogate, which UTF-8 lacks, replaced by U+FFFD."""
+    if value.isascii():  # nearly every text
+        return value
     try:
         value.encode()
         return value
@@ -26,7 +28,10 @@ def text(value: str) -> str:
         return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
-def json_value(value: Any, where: str = "it", *, depth: int = MAX_DEPTH) -> Any:
+Place = str | tuple[Any, str, Any, str]  # a name, or (the place of the container, before, key, after)
+
+
+def json_value(value: Any, where: Place = "it", *, depth: int = MAX_DEPTH) -> Any:
     """Return a copy of a JSON value with its texts repaired. Tuples become lists, and scalar keys texts, as in JSON.
 
     Raises Unsafe for other types, for numbers that are not finite or that a float cannot hold, and for more than
@@ -39,15 +44,16 @@ def json_value(value: Any, where: str = "it", *, depth: int = MAX_DEPTH) -> Any:
     if isinstance(value, int | float):
         return number(value, where)
     if not isinstance(value, dict | list | tuple):
-        raise Unsafe(f"{where} is of type {type(value).__name__}, which JSON does not have")
+        raise Unsafe(f"{_named(where)} is of type {type(value).__name__}, which JSON does not have")
     if depth == 0:
         raise TooDeep(f"{_short(where)} is nested deeper than {MAX_DEPTH} levels")
+    # Places are tuples, not texts: a world's every answer passes through here, and formatting took half of the time.
     if isinstance(value, dict):
-        return {key(k, where): json_value(v, f"{where}.{k}", depth=depth - 1) for k, v in value.items()}
-    return [json_value(v, f"{where}[{i}]", depth=depth - 1) for i, v in enumerate(value)]
+        return {key(k, where): json_value(v, (where, ".", k, ""), depth=depth - 1) for k, v in value.items()}
+    return [json_value(v, (where, "[", i, "]"), depth=depth - 1) for i, v in enumerate(value)]
 
 
-def number(value: float, where: str) -> float:
+def number(value: float, where: Place) -> float:
     """Return a number that is finite and that a float can hold, else raise Unsafe."""
     if isinstance(value, int):
         if value.bit_length() > MAX_BITS:  # the number itself may be too long to print
@@ -57,16 +63,26 @@ def number(value: float, where: str) -> float:
     return value
 
 
-def key(value: Any, where: str) -> str:
+def key(value: Any, where: Place) -> str:
     """Return the key of an object as JSON writes it. Raises Unsafe for one that it cannot write."""
     if isinstance(value, str):
         return text(value)
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, int | float):
-        return str(number(value, f"a key of {where}"))
-    raise Unsafe(f"a key of {where} is of type {type(value).__name__}, not str")
+        return str(number(value, f"a key of {_named(where)}"))
+    raise Unsafe(f"a key of {_named(where)} is of type {type(value).__name__}, not str")
 
 
-def _short(where: str) -> str:
-    return where if len(where) <= 60 else where[:60] + "..."
+def _named(where: Place) -> str:
+    """Return the name of a place: "it.a[3]"."""
+    parts = []
+    while isinstance(where, tuple):
+        where, *words = where
+        parts.append("".join(map(str, words)))
+    return where + "".join(reversed(parts))
+
+
+def _short(where: Place) -> str:
+    name = _named(where)
+    return name if len(name) <= 60 else name[:60] + "..."

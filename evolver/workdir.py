@@ -26,6 +26,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 import numpy as np
@@ -268,6 +269,8 @@ def read_tasks(path: str | Path) -> list[Task]:
 def plain(value: Any) -> Any:
     """Return JSON values: numpy values become Python's, and non-finite floats None, because JSON has none. Names lose
     lone surrogates, with which no line of metrics could be read again."""
+    if type(value) in (int, str, bool, NoneType):  # nearly all: trajectories are lists of tokens
+        return value
     if isinstance(value, dict):
         return {text(str(k)): plain(v) for k, v in value.items()}
     if isinstance(value, list | tuple):

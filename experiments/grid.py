@@ -11,7 +11,11 @@ every row has one run per seed. Flags after `--` go to every run. The others are
 The runs are processes of their own, with the workdirs WORKDIR/ROW-SEED and logs beside them. The same command goes on
 after a crash, a kill or Ctrl-C: finished runs are kept, unfinished ones resume, and one that a killed grid left behind
 is waited for. Several grids, also of several hosts that share the directory, may work on one WORKDIR. A run that fails
-is marked and stops no other.
+is marked and stops no other. Programs that one run compiled serve the others.
+
+WORKDIR/grid.jsonl is the record of the grid: a line for each attempt, with the scores. The tables are made of it, and a
+copy of this file alone lets the grid go on in another place, where a finished run is repeated only if an unfinished one
+needs its files. To repeat a run, delete its lines.
 
 `wandb sweep experiments/sweeps/alpha.yaml` and `wandb agent` run the values of the same file: each trial is
 `--trial --config=FILE FLAGS`, which is `run.py` in a workdir of its own, runs/sweeps/SWEEP/TRIAL.
@@ -39,6 +43,7 @@ import fcntl
 import itertools
 import json
 import os
+import platform
 import queue
 import re
 import secrets
@@ -47,19 +52,25 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
 
 from absl import logging
 
+from evolver.llm.store import accounts, ledger_lines
 from evolver.progress import clock
 from evolver.workdir import Workdir
 from experiments import compare
 from models.files import append_line, read_jsonl, write_atomically
+from rl.evaluation import Scores
 
 ROOT = Path(__file__).parents[1]
+INTERRUPTED = 130  # the exit code of a run that goes on with the same command
+# Runs of a grid compile the same programs, which takes a third of the time of a small one. With a limit JAX also locks
+# the directory, where runs that start together write the same files.
+COMPILED = {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.5", "JAX_COMPILATION_CACHE_MAX_SIZE": str(2 << 30)}
 HEARTBEAT = 60.0  # seconds between two looks at runs that another process has started, and lines about progress
 
 
@@ -155,34 +166,51 @@ def some(names: Sequence[str]) -> str:
 
 
 class Ledger:
-    """The attempts at the runs of a grid, `grid.jsonl`: name, command, exit code, seconds, revision of each."""
+    """The attempts at the runs of a grid, `grid.jsonl`: name, command, exit code, seconds, and `outcome` of each."""
 
     def __init__(self, folder: Path):
         self.path = folder / "grid.jsonl"
+        self._stat: tuple[int, int] | None = None  # of the file that was read
+        self._attempts: dict[str, list[dict[str, Any]]] = {}
 
     def attempts(self, name: str) -> list[dict[str, Any]]:
-        """Return the attempts at a run, oldest first."""
-        return [line for line in self.lines() if line["run"] == name]
+        """Return the attempts at a run, oldest first; lines that a crash cut short are left out."""
+        stat = self.path.stat() if self.path.is_file() else None
+        seen = (stat.st_mtime_ns, stat.st_size) if stat else None
+        if seen != self._stat:
+            self._stat, self._attempts = seen, {}
+            for line in read_jsonl(self.path, forgive="all") if stat else ():
+                self._attempts.setdefault(line["run"], []).append(line)
+        return self._attempts.get(name, [])
 
-    def lines(self) -> list[dict[str, Any]]:
-        """Return all attempts; a line that a crash cut short is left out."""
-        return list(read_jsonl(self.path, forgive="all")) if self.path.is_file() else []
+    def code(self, name: str) -> int | None:
+        """Return the exit code of the last attempt at a run, None if there was none."""
+        attempts = self.attempts(name)
+        return attempts[-1]["code"] if attempts else None
+
+    def curve(self, name: str) -> dict[int, Scores]:
+        """Return {step: scores} of a finished run; an evaluation of its own counts as step 0."""
+        return {int(step): Scores(**scores) for step, scores in self.attempts(name)[-1]["scores"].items()}
 
     def add(self, **record: Any) -> None:
         """Append one attempt."""
-        append_line(self.path, json.dumps(record))
+        append_line(self.path, json.dumps(record, separators=(",", ":")))
 
     def finished(self, run: Run, command: Sequence[str]) -> bool:
-        """Return True if the last attempt at the run succeeded, with this command, and its workdir is still there. The
-        grid, the code and the names that a log gets do not count: they may be moved and changed."""
-        attempts = self.attempts(run.name)
-        done = bool(attempts) and attempts[-1]["code"] == 0
-        done = done and portable(attempts[-1]["command"]) == portable(command)
-        return done and (self.path.parent / run.name).is_dir()
+        """Return True if the last attempt at the run succeeded, with this command. The places of the grid and of the
+        code and the settings of the log do not count: they may be moved and changed."""
+        return self.code(run.name) == 0 and self.attempts(run.name)[-1]["command"] == portable(command)
 
-    def seconds(self, name: str) -> float:
-        """Return the seconds of all attempts at a run."""
-        return sum(line["seconds"] for line in self.attempts(name))
+    def seconds(self, names: Iterable[str]) -> float:
+        """Return the seconds of all attempts at some runs."""
+        return sum(line["seconds"] for name in names for line in self.attempts(name))
+
+
+def outcome(workdir: Path) -> dict[str, Any]:
+    """Return what the ledger keeps of a run: its scores, what language models cost, and the revision of the code."""
+    money = sum(account.money for account in accounts(ledger_lines(workdir / "llm.jsonl")).values())
+    scores = {step: asdict(scores) for step, scores in compare.collect(workdir).items()}
+    return {"git": revision(workdir), "money": money, "scores": scores}
 
 
 def portable(command: Sequence[str]) -> list[str]:
@@ -217,6 +245,8 @@ class Execution:
         self.runs = {run.name: run for run in runs}
         self.commands = {run.name: run.command(folder, flags) for run in runs}
         self.ledger = Ledger(folder)
+        compiled = str(folder / ".compiled" / platform.node())  # another host may lack this processor's instructions
+        self.environ = {"JAX_COMPILATION_CACHE_DIR": compiled} | COMPILED | os.environ
         self.states: dict[str, str] = {}
         self.active: dict[str, tuple[subprocess.Popen, TextIO, float]] = {}  # process, lock, when it was started
         self.ended: queue.Queue[str] = queue.Queue()
@@ -226,9 +256,7 @@ class Execution:
     def run(self) -> dict[str, str]:
         """Run everything that is not finished. Returns the state of each run by name."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        for name, run in self.runs.items():
-            if self.ledger.finished(run, self.commands[name]):
-                self.states[name] = "done"
+        self._find_finished()
         if self.states:
             self.say(f"{len(self.states)} of {len(self.runs)} runs are finished")
         with self._signals():
@@ -243,6 +271,20 @@ class Execution:
         for name in self.runs.keys() - self.states.keys():
             self.states[name] = "interrupted" if self.asked else self._waits(self.runs[name])
         return {name: self.states[name] for name in self.runs}
+
+    def _find_finished(self) -> None:
+        """Mark the finished runs as done, but not those without files that another run needs."""
+        done = {name for name, run in self.runs.items() if self.ledger.finished(run, self.commands[name])}
+        while gone := {
+            name
+            for needy in self.runs.keys() - done
+            for name in done.intersection(self.runs[needy].after)
+            if not (self.folder / name).is_dir()
+        }:
+            done -= gone
+            for name in gone:  # recorded, so that a repetition that is killed does not look finished
+                self.ledger.add(run=name, command=portable(self.commands[name]), code=INTERRUPTED, seconds=0.0)
+        self.states = {name: "done" for name in self.runs if name in done}
 
     def _waits(self, run: Run) -> str:
         missing = [name for name in run.after if self.states.get(name) != "done"]
@@ -284,7 +326,7 @@ class Execution:
             # A session of its own: Ctrl-C reaches it through `_forward` only, once per signal.
             process = subprocess.Popen(
                 [sys.executable, *command], stdout=log, stderr=log, stdin=subprocess.DEVNULL, cwd=Path.cwd(),
-                pass_fds=(lock.fileno(),), start_new_session=True,
+                env=self.environ, pass_fds=(lock.fileno(),), start_new_session=True,
             )  # fmt: skip
         self.active[name] = process, lock, time.monotonic()
         self.say(f"[{len(self.states)}/{len(self.runs)}] {name} starts")
@@ -300,10 +342,10 @@ class Execution:
         code = process.returncode
         self.ledger.add(
             run=name,
-            command=self.commands[name],
+            command=portable(self.commands[name]),
             code=code,
             seconds=round(seconds, 1),
-            git=revision(self.folder / name),
+            **outcome(self.folder / name),
         )
         lock.close()
         if self.asked and code:
@@ -315,7 +357,7 @@ class Execution:
 
     def _left(self) -> str:
         """Return the time left at the mean time of the runs that took part, "" while no run of the grid has ended."""
-        taken = [self.ledger.seconds(name) for name, state in self.states.items() if state == "done"]
+        taken = [self.ledger.seconds([name]) for name, state in self.states.items() if state == "done"]
         remaining = len(self.runs) - len(self.states) - sum(self._done(name) for name in self.active)
         if not taken or remaining <= 0:
             return ""
@@ -379,12 +421,10 @@ def gather(runs: Sequence[Run], folder: str | Path) -> list[compare.Row]:
     ledger = Ledger(Path(folder))
     rows = {run.row: compare.Row(run.row) for run in runs}
     for run in runs:
-        attempts = ledger.attempts(run.name)
-        if attempts and attempts[-1]["code"] == 0:
-            rows[run.row].curves[run.seed] = compare.collect(Path(folder) / run.name)
+        if (code := ledger.code(run.name)) == 0:
+            rows[run.row].curves[run.seed] = ledger.curve(run.name)
         else:
-            code = attempts[-1]["code"] if attempts else None
-            what = "was not run" if code is None else "is unfinished" if code == 130 else f"failed (exit code {code})"
+            what = {None: "was not run", INTERRUPTED: "is unfinished"}.get(code, f"failed (exit code {code})")
             rows[run.row].notes.append(f"seed {run.seed} {what}")
     return list(rows.values())
 
@@ -393,7 +433,7 @@ def report(runs: Sequence[Run], folder: str | Path, title: str = "", measure: st
     """Write grid.md, grid.csv, grid.png and grid.svg into the grid's workdir, and return the Markdown."""
     folder, rows = Path(folder), gather(runs, folder)
     table = compare.lines(rows, sorted({run.seed for run in runs}), measure)
-    hours = sum(line["seconds"] for line in Ledger(folder).lines()) / 3600
+    hours = Ledger(folder).seconds(dict.fromkeys(run.name for run in runs)) / 3600
     text = "\n".join(
         filter(None, [f"# {title or folder.name}\n", compare.markdown(table), compare.before(rows),
                       f"{hours:.1f} hours of runs", "", "![grid](grid.png)"])

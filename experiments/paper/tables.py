@@ -10,13 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from evolver.llm.store import accounts, ledger_lines
-from evolver.workdir import Workdir
 from experiments import compare
 from experiments.compare import Estimate, Row
-from experiments.grid import Ledger
+from experiments.grid import INTERRUPTED, Ledger
 from experiments.paper import measures
-from experiments.paper.study import Source, Study, module_of
+from experiments.paper.study import Study, module_of
 from models.files import write_atomically
 from rl.evaluation import Scores
 
@@ -54,52 +52,36 @@ class Result:
         return self.scores[seed].tasks if seed in self.scores else []
 
 
-def read(study: Study, table: str, cell: str, folder: Path) -> Result:
+def read(study: Study, table: str, cell: str, ledger: Ledger) -> Result:
     """Return the results of a cell, as far as its runs are finished."""
-    ledger, result = Ledger(folder), Result({}, {}, {}, [], [])
+    result = Result({}, {}, {}, [], [])
     if (table, cell) in study.left_out:
         result.notes.append(study.left_out[table, cell])
         return result
     for seed in study.seeds:
         source = study.sources[table, cell, seed]
         result.runs += source.names
-        codes = {name: (ledger.attempts(name) or [{"code": None}])[-1]["code"] for name in source.names}
+        codes = {name: ledger.code(name) for name in source.names}
         if bad := [name for name, code in codes.items() if code != 0]:
-            failed = [name for name in bad if codes[name] not in (None, 130)]
+            failed = [name for name in bad if codes[name] not in (None, INTERRUPTED)]
             result.notes.append(f"{', '.join(failed)} failed" if failed else f"seed {seed} is missing")
-        _read_seed(result, source, seed, codes, folder)
+        found = {name: ledger.curve(name) for name, code in codes.items() if code == 0}
+        if source.train in found:
+            result.curves[seed] = found[source.train]
+        for name, scores in ((source.scores, result.scores), (source.greedy, result.greedy)):
+            if curve := found.get(name):
+                scores[seed] = curve[max(curve)]
     return result
 
 
-def _read_seed(result: Result, source: Source, seed: int, codes: Mapping[str, Any], folder: Path) -> None:
-    if source.train and codes[source.train] == 0:
-        result.curves[seed] = Workdir(folder / source.train).scores()
-    if codes[source.scores] == 0 and (found := compare.collect(folder / source.scores)):
-        result.scores[seed] = found[max(found)]
-    if source.greedy and codes[source.greedy] == 0 and (found := compare.collect(folder / source.greedy)):
-        result.greedy[seed] = found[max(found)]
-
-
-def cost(runs: Sequence[str], folder: Path) -> tuple[float, float]:
-    """Return (hours of processes, money of language models) of runs, each counted once."""
-    ledger, names = Ledger(folder), dict.fromkeys(runs)
-    hours = sum(ledger.seconds(name) for name in names) / 3600
-    money = 0.0
-    for name in names:
-        if lines := ledger_lines(folder / name / "llm.jsonl"):
-            money += sum(account.money for account in accounts(lines).values())
-    return hours, money
-
-
-def lines(study: Study, table: str, cells: Sequence[str], folder: Path) -> list[list[str]]:
+def lines(study: Study, table: str, cells: Sequence[str], ledger: Ledger) -> list[list[str]]:
     """Return the table: a line per cell and measure, with the header."""
-    results = {name: read(study, table, name, folder) for name in cells}
+    results = {name: read(study, table, name, ledger) for name in cells}
     definition, rows = module_of(table), [list(HEAD)]
-    ledger = Ledger(folder)
     for name, result in results.items():
-        cell = definition.CELLS[name]
-        hours, money = cost(result.runs, folder)
-        attempts = [ledger.attempts(run)[-1] for run in dict.fromkeys(result.runs) if ledger.attempts(run)]
+        cell, runs = definition.CELLS[name], dict.fromkeys(result.runs)
+        attempts = [ledger.attempts(run)[-1] for run in runs if ledger.attempts(run)]
+        hours, money = ledger.seconds(runs) / 3600, sum(attempt.get("money", 0.0) for attempt in attempts)
         revisions = sorted({short(attempt.get("git") or "") for attempt in attempts} - {""})
         for number, measure in enumerate(measures.shown(cell.published, cell.k)):
             published = cell.published.get(measure)
@@ -180,10 +162,10 @@ def comparisons(table: str, cells: Sequence[str]) -> list[tuple[str, str]]:
     return list(dict.fromkeys(pairs))
 
 
-def orderings(study: Study, table: str, cells: Sequence[str], folder: Path) -> list[list[str]]:
+def orderings(study: Study, table: str, cells: Sequence[str], ledger: Ledger) -> list[list[str]]:
     """Return the table of the paper's orderings: published and our paired difference, and if ours has its sign."""
     definition, rows = module_of(table), [["better", "worse", "measure", "published", "ours, paired [95%]", "holds"]]
-    results = {name: read(study, table, name, folder) for name in cells}
+    results = {name: read(study, table, name, ledger) for name in cells}
     for better, worse in comparisons(table, cells):
         cell, other = definition.CELLS[better], definition.CELLS[worse]
         names = [n for n in measures.shown(cell.published, cell.k) if n != "steps@.9"]
@@ -216,10 +198,10 @@ def verdict(change: Estimate | None) -> str:
 
 def write(study: Study, table: str, cells: Sequence[str], folder: Path) -> str:
     """Write tables/TABLE.md, .csv, .tex and the figure TABLE.png, .svg below `folder`, and return the Markdown."""
-    place = folder / "tables"
-    body, order = lines(study, table, cells, folder), orderings(study, table, cells, folder)
+    place, ledger = folder / "tables", Ledger(folder)
+    body, order = lines(study, table, cells, ledger), orderings(study, table, cells, ledger)
     title, caption = (module_of(table).__doc__ or "").splitlines()[0], CAPTIONS[study.scale]
-    drawn = draw(study, table, cells, folder, place / table)
+    drawn = draw(study, table, cells, ledger, place / table)
     parts = [f"# {title}", caption, compare.markdown(body)]
     parts += ["The paper's orderings:", compare.markdown(order)] if len(order) > 1 else []
     parts += [f"![{table}]({table}.png)"] if drawn else []
@@ -250,12 +232,12 @@ def escaped(text: str) -> str:
     return "".join(special.get(char, char) for char in text)
 
 
-def draw(study: Study, table: str, cells: Sequence[str], folder: Path, path: Path) -> bool:
+def draw(study: Study, table: str, cells: Sequence[str], ledger: Ledger, path: Path) -> bool:
     """Write the figure of a table. Return False, and write none, if no cell has a score.
 
     At full scale hollow marks are the published scores; a tiny figure has none, and says what it is.
     """
-    results = {name: read(study, table, name, folder) for name in cells}
+    results = {name: read(study, table, name, ledger) for name in cells}
     definition = module_of(table)
     first = {name: measures.shown(definition.CELLS[name].published, definition.CELLS[name].k)[0] for name in cells}
     first = {name: "auc" if measure == "steps@.9" else measure for name, measure in first.items()}

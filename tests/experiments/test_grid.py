@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -82,6 +83,37 @@ def test_finished_runs_are_kept_and_changed_ones_run_again(tmp_path):
     assert starts(tmp_path, "a-0") == starts(tmp_path, "b-0") == 1
     execute([counted("a"), counted("b", steps=5)], tmp_path, say=lambda _: None)
     assert starts(tmp_path, "a-0") == 1 and starts(tmp_path, "b-0") == 2 and steps(tmp_path, "b-0") == 5
+
+
+def test_the_record_alone_goes_on_elsewhere_and_repeats_only_what_an_unfinished_run_needs(tmp_path):
+    here, there = tmp_path / "here", tmp_path / "there"
+    runs = [counted("a"), counted("b", after=("a-0",)), counted("c")]
+    execute(runs, here, say=lambda _: None)
+    there.mkdir()
+    shutil.copy(here / "grid.jsonl", there)
+    assert str(tmp_path) not in (there / "grid.jsonl").read_text()
+    assert set(execute(runs, there, say=lambda _: None).values()) == {"done"}
+    assert not (there / "a-0").exists() and [row.notes for row in grid.gather(runs, there)] == [[], [], []]
+    more = [*runs, counted("late", after=("b-0",))]
+    assert set(execute(more, there, say=lambda _: None).values()) == {"done"}
+    assert [starts(there, name) for name in ("a-0", "b-0", "c-0", "late-0")] == [1, 1, 0, 1]
+
+
+def test_a_repetition_that_is_killed_does_not_look_finished(tmp_path):
+    runs = [counted("a"), counted("late", after=("a-0",))]
+    execute(runs[:1], tmp_path, say=lambda _: None)
+    shutil.rmtree(tmp_path / "a-0")
+    grid.Execution(runs, tmp_path, say=lambda _: None)._find_finished()  # and the process ends here
+    (tmp_path / "a-0").mkdir()
+    assert grid.gather(runs[:1], tmp_path)[0].notes == ["seed 0 is unfinished"]
+    assert set(execute(runs, tmp_path, say=lambda _: None).values()) == {"done"} and starts(tmp_path, "a-0") == 1
+
+
+def test_runs_share_what_they_compile_unless_another_directory_is_given(tmp_path, monkeypatch):
+    monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
+    assert grid.Execution([], tmp_path).environ["JAX_COMPILATION_CACHE_DIR"].startswith(f"{tmp_path}/")
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", "/elsewhere")
+    assert grid.Execution([], tmp_path).environ["JAX_COMPILATION_CACHE_DIR"] == "/elsewhere"
 
 
 def start_grid(folder: Path, go: Path) -> subprocess.Popen:

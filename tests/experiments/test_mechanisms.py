@@ -35,10 +35,14 @@ def finished(folder, name, means, seconds_per_step):
         success_NR = [[1] * round(8 * mean) + [0] * (8 - round(8 * mean))] * 2
         workdir.log_scores(5 * n, Scores(["a", "b"], [1, 2], success_NR, success_NR))
         workdir.log_metrics(5 * n, {"time/elapsed": seconds_per_step * 5.0 * n})
+    recorded(folder, name)
 
 
-def test_the_table_compares_at_equal_rollouts_and_at_equal_time(tmp_path, monkeypatch):
-    monkeypatch.setattr(grid.Ledger, "attempts", lambda self, name: [{"code": 0}])
+def recorded(folder, name, code=0):
+    grid.Ledger(folder).add(run=name, command=[], code=code, seconds=1.0, **grid.outcome(folder / name))
+
+
+def test_the_table_compares_at_equal_rollouts_and_at_equal_time(tmp_path):
     study = mechanisms.Study("dial", {"1": {"grpo": ("grpo", {}), "+x": ("q", {})}})
     runs = mechanisms.runs_of({"s": study}, [0, 1])["s"]
     for seed in (0, 1):
@@ -55,8 +59,7 @@ def test_the_table_compares_at_equal_rollouts_and_at_equal_time(tmp_path, monkey
     assert (tmp_path / "s.png").stat().st_size > 5000
 
 
-def test_what_the_runs_logged_is_averaged_over_the_early_steps_of_all_seeds(tmp_path, monkeypatch):
-    monkeypatch.setattr(grid.Ledger, "attempts", lambda self, name: [{"code": int(name.endswith("-2"))}])
+def test_what_the_runs_logged_is_averaged_over_the_early_steps_of_all_seeds(tmp_path):
     study = mechanisms.Study("dial", {"1": {"q": ("q", {}), "+n": ("qn", {})}})
     runs = mechanisms.runs_of({"s": study}, [0, 1, 2])["s"]  # that of seed 2 failed
     step = {"rollout/success": 0.5, "ledger/rollouts": 64, "questioning/pool": 30.0}
@@ -68,12 +71,14 @@ def test_what_the_runs_logged_is_averaged_over_the_early_steps_of_all_seeds(tmp_
             workdir.log_metrics(1, {**step, **extra, "ledger/no_signal": 16 + 32 * seed})
             workdir.log_metrics(2, {**step, "ledger/no_signal": 32})  # no guided rollout
             workdir.log_metrics(mechanisms.EARLY + 1, {**step, "ledger/no_signal": 0, "questioning/pool": 40.0 + seed})
+            recorded(tmp_path, workdir.path.name)
+    recorded(tmp_path, "s,1,q-2", code=1)
     head, plain, other = mechanisms.logged(tmp_path, runs, "s")
     plain, other = dict(zip(head, plain, strict=True)), dict(zip(head, other, strict=True))
     assert plain["row"] == "q" and plain["seeds"] == "2" and plain["invented tasks"] == "40"  # 40.5, rounded to even
     assert plain["success"] == "50.0" and plain["no signal"] == "50.0" and plain["guided - unguided"] == ""
     assert other["row"] == "+n" and other["guided - unguided"] == "+25.0" and other["labels GOOD"] == ""
-    monkeypatch.setattr(grid.Ledger, "attempts", lambda self, name: [])
+    (tmp_path / "grid.jsonl").unlink()
     assert [line[2:] for line in mechanisms.logged(tmp_path, runs, "s")[1:]] == [["0", *[""] * 8]] * 2
 
 

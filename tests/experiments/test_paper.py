@@ -8,7 +8,7 @@ import pytest
 
 from evolver.plan import on_target
 from evolver.workdir import Workdir
-from experiments.grid import Ledger
+from experiments.grid import Ledger, outcome
 from experiments.paper import __main__ as paper
 from experiments.paper import costs, measures, tables
 from experiments.paper.study import TABLES, StudyError, chosen, study_of
@@ -30,7 +30,8 @@ def finish(folder, name: str, *, curve=None, final=None, code=0):
         workdir.log_scores(step, found)
     if final:
         workdir.log_evaluation({"scores": [vars(final)]})
-    Ledger(folder).add(run=name, command=[], code=code, seconds=36.0, git="0123456789abcdef")
+    found = outcome(workdir.path) | {"git": "0123456789abcdef"}
+    Ledger(folder).add(run=name, command=[], code=code, seconds=36.0, **found)
 
 
 @pytest.fixture
@@ -82,7 +83,7 @@ def test_full_scale_has_the_difference_to_the_published_number(finished):
     study = study_of(["figure16"], scale="full", seeds=[0, 1])
     for seed in (0, 1):
         finish(finished, f"eval-14b-appworld-qa-in-appworld-dev-t0-{seed}", final=scores(0.0, seed))
-    rows = tables.lines(study, "figure16", ["0.1"], finished)
+    rows = tables.lines(study, "figure16", ["0.1"], Ledger(finished))
     row = dict(zip(tables.HEAD, rows[1]))
     mean, minus = (float(row[name].split()[0]) for name in ("ours [95%]", "ours - published"))
     assert minus == pytest.approx(mean - 59, abs=0.11) and row["at T=0"] == "0.0"
@@ -91,7 +92,7 @@ def test_full_scale_has_the_difference_to_the_published_number(finished):
 def test_sample_efficiency_is_measured_against_the_baselines_best(finished):
     study = study_of(["table6"], scale="tiny", seeds=[0, 1], cells=["14b,appworld,*"])
     cells = study.tables["table6"]
-    rows = {(row[0] or "", row[1]): row for row in tables.lines(study, "table6", cells, finished)[1:]}
+    rows = {(row[0] or "", row[1]): row for row in tables.lines(study, "table6", cells, Ledger(finished))[1:]}
     best = {
         step: np.mean([scores(r, s).per_task("avg@8").mean() for s in (0, 1)]) for step, r in ((12, 0.3), (20, 0.4))
     }
@@ -154,16 +155,20 @@ def test_figure_14_is_ordered_by_the_scores_after_its_80_steps(finished):
     study = study_of(["figure14"], scale="tiny", seeds=[0])
     for row, rate in (("nav80", 0.9), ("unselected80", 0.1)):
         finish(finished, f"14b-appworld-{row}-0", curve={0: scores(0.1), 4: scores(1 - rate), 20: scores(rate)})
-    lines = {(row[0], row[1]): row for row in tables.lines(study, "figure14", study.tables["figure14"], finished)}
+    lines = {
+        (row[0], row[1]): row for row in tables.lines(study, "figure14", study.tables["figure14"], Ledger(finished))
+    }
     assert lines["0.6", "early"][2] == "41" and lines["", "avg@8"][2] == ""
-    order = tables.orderings(study, "figure14", study.tables["figure14"], finished)
+    order = tables.orderings(study, "figure14", study.tables["figure14"], Ledger(finished))
     assert order[1][:4] == ["0.6", "0.28", "avg@8", ""] and order[1][-1] == "yes"
 
 
 def test_steps_that_a_seed_never_reaches_have_no_mean(finished):
     study = study_of(["table6"], scale="full", seeds=[0, 1], cells=["14b,appworld,*"])
     finish(finished, "14b-appworld-qa-1", curve={step: scores(0.0, 1) for step in (0, 4, 12, 20)})
-    rows = {row[0] or row[1]: row for row in tables.lines(study, "table6", study.tables["table6"], finished)[1:]}
+    rows = {
+        row[0] or row[1]: row for row in tables.lines(study, "table6", study.tables["table6"], Ledger(finished))[1:]
+    }
     assert rows["14b,appworld,attributing"][3:6] == ["4, never", "", ""]
 
 
