@@ -32,6 +32,9 @@ def keys():
     root.pairs = fraction(0.0)  # share of the samples, before there are slips, that are lists of random pairs of tokens
     root.hint = fraction(0.2)  # share of demonstrations with an experience in front of the query
 
+    # The prompts of the demonstrated turns, as in a run of this template (docs/extending.md).
+    root.plug("template", "causal")  # causal, or sliding_window with its `limit`; none that asks a model
+
     # The policy.
     model = root.group("model")
     model.path = ""  # checkpoint to start from, with its tokenizer: a directory or a Hub id; "" = random weights

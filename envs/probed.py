@@ -291,8 +291,9 @@ class Probed(World):
         return state | {"world": self.world.snapshot()}
 
     def restore(self, snapshot: dict[str, Any]) -> None:
-        self._begin(Task.from_dict(snapshot["task"]), snapshot["seed"])
-        self._record = snapshot["task"]
+        record = snapshot["task"]  # in replays, nearly always that of the episode in progress
+        self._begin(self._task if record is self._record else Task.from_dict(record), snapshot["seed"])
+        self._record = record
         self._actions, self._over = list(snapshot["actions"]), snapshot["over"]
         self._answer = snapshot["answer"]
         self.world.restore(snapshot["world"])

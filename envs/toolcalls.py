@@ -6,6 +6,7 @@ several, with text around them.
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -86,13 +87,20 @@ def parse(text: str) -> ParsedTurn:
     return turn
 
 
+@functools.lru_cache(maxsize=4096)
+def _check(body: str) -> None:
+    """Raise if the text of a call is not JSON that is safe to compute with. Replays repeat the same texts."""
+    record = json.loads(body)
+    json_value(record)
+    # A lone surrogate is not repaired: the model would be answered about another text than it wrote.
+    if "\\u" in body or not body.isascii():
+        json.dumps(record, ensure_ascii=False).encode()
+
+
 def _parse_call(body: str) -> Call:
     try:
-        record = json.loads(body)
-        json_value(record)
-        # A lone surrogate is not repaired: the model would be answered about another text than it wrote.
-        if "\\u" in body or not body.isascii():
-            json.dumps(record, ensure_ascii=False).encode()
+        _check(body)
+        record = json.loads(body)  # not kept: the world may change the arguments
     except json.JSONDecodeError as error:
         raise ValueError(f"tool call is not JSON: {error.msg} at character {error.pos}") from None
     except UnicodeError:

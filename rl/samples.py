@@ -51,7 +51,12 @@ def samples(trajectory: Trajectory) -> list[Sample]:
     last prompt and its generation. Where the context was rewritten, a new sample starts. Prompts are those without
     injected experience. Every generation trains exactly once: in later samples it is part of the prompt.
     """
-    return [_sample(trajectory, run) for run in _runs(trajectory.turns)]
+    return of_turns(trajectory.turns, guided=trajectory.guided, env=trajectory.task.env)
+
+
+def of_turns(turns: Sequence[Turn], *, guided: bool = False, env: str = "") -> list[Sample]:
+    """Return the samples of the turns of one episode, as `samples` does."""
+    return [_sample(turns, run, guided, env) for run in _runs(turns)]
 
 
 def longest(trajectory: Trajectory) -> int:
@@ -79,18 +84,18 @@ def _extends(before: Turn, after: Turn) -> bool:
     return longer[:start] == prompt and longer[start:end] == generated
 
 
-def _sample(trajectory: Trajectory, run: Sequence[int]) -> Sample:
-    last = trajectory.turns[run[-1]]
+def _sample(turns: Sequence[Turn], run: Sequence[int], guided: bool, env: str) -> Sample:
+    last = turns[run[-1]]
     tokens = np.array(last.training_prompt + last.completion.tokens, np.int32)
     turn_ids, version = np.full(len(tokens), -1, np.int32), np.full(len(tokens), -1, np.int32)
     logp, advantage = np.zeros(len(tokens), np.float32), np.zeros(len(tokens), np.float32)
     for k in run:
-        turn = trajectory.turns[k]
+        turn = turns[k]
         start = len(turn.training_prompt)
         here = slice(start, start + len(turn.completion.tokens))
         turn_ids[here], version[here] = k, turn.completion.version
         logp[here], advantage[here] = turn.completion.logprobs, turn.advantage
-    return Sample(tokens, turn_ids >= 0, turn_ids, logp, advantage, trajectory.guided, version, trajectory.task.env)
+    return Sample(tokens, turn_ids >= 0, turn_ids, logp, advantage, guided, version, env)
 
 
 # --- gates -----------------------------------------------------------------------------------------------------------

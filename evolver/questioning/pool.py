@@ -174,9 +174,12 @@ class TaskPool:
         return figures | {f"questioning/difficulty/{level}": float(levels[level]) for level in sorted(levels)}
 
     def state(self) -> dict[str, Any]:
-        """Return everything that later calls depend on, as JSON values; the explorer's state is part of it."""
+        """Return everything that later calls depend on, as JSON values; the explorer's state is part of it.
+
+        The tasks' own lists and dicts are in it, not copies, which nobody changes.
+        """
         return {
-            "tasks": [task.to_dict() for task in self.tasks.values()],
+            "tasks": [dict(vars(task)) for task in self.tasks.values()],
             "results": {id: list(pair) for id, pair in self.results.items()},
             "explorer": self._explorer_state,
         }

@@ -21,10 +21,12 @@ from absl import logging
 from ml_collections import ConfigDict
 
 from configs import imitation
-from evolver import cli
+from envs.world import Observation
+from evolver import cli, plugs
 from evolver.config import changed, fitted, model_problems, shape_problems, value_problems, workdir_problems
 from evolver.workdir import Workdir
 from experiments.imitation import demonstrations
+from models.tokenizer import train_bpe
 
 CARD = "policy/README.md"  # the last file that is written
 
@@ -77,7 +79,24 @@ def problems(config: Any, workdir: str) -> list[str]:
         row = {"context": config.row, "max_tokens": 1}  # a row is to imitation what a context is to a rollout
         whole = ConfigDict({"model": model, "rollout": row, "lora": {"rank": 0}, "template": {"thinking": "auto"}})
         found += [text.replace("config.rollout.context", "config.row") for text in model_problems(whole, "train")]
-    return [*found, *demonstrations.problems(config), *occupied(config, workdir)]
+    return [*found, *template_problems(config.template), *demonstrations.problems(config), *occupied(config, workdir)]
+
+
+def template_problems(template: Any) -> list[str]:
+    """Return why demonstrations have no prompts in this context template; [] if they have."""
+    name, args = template.name, template.args.to_dict()
+    if found := plugs.problems("template", name, args):
+        return found
+    target = plugs.load("template", name)
+    if hasattr(target, "manage") or "chat" in plugs.positional(target):
+        return [f"config.template.name={name} asks a model during an episode, and no demonstration shows an answer"]
+    opening = Observation([{"role": "user", "content": "a"}])
+    try:
+        made = plugs.plug("template", name, args)
+        plugs.call(made, tokenizer=train_bpe(["a"], 400), observation=opening, experience=(), show_tools=True)
+    except ValueError as error:
+        return [f"config.template: {error}"]
+    return []
 
 
 def begun(config: Any, workdir: str) -> bool:

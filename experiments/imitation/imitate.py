@@ -1,12 +1,15 @@
 """Imitation: train a tokenizer and a small model, or a pretrained one, on scripted demonstrations.
 
 The demonstrations teach the syntax of tool calls and the copying of ids; doing tasks well is left to learning by
-reward. Each demonstration is tokenized like an episode: the agent's turns train, everything else is prompt.
+reward. Each demonstration becomes samples as an episode does: its context template makes the prompts, and the agent's
+turns train.
 """
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
+import functools
 import itertools
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -17,17 +20,19 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from envs.world import Message, Tool
+from envs.world import Message, Observation, Tool
+from evolver import plugs
 from evolver.paths import model_folder
 from evolver.workdir import Workdir
 from experiments.imitation import demonstrations
 from models import chat, hf, qwen
 from models.tokenizer import Tokenizer, train_bpe
-from rl import learner, optim
+from rl import learner, optim, samples
 from rl.losses.nll import nll
 from rl.packing import Packed, pack
 from rl.samples import Sample
 from rl.seeds import seed_of
+from rl.trajectory import Completion, Turn
 
 
 class NothingFits(Exception):
@@ -59,7 +64,8 @@ def imitate(config: Any, workdir: str | Path, command: str) -> None:
         tokenizer = train_bpe(texts, c.vocab, demonstrations.extra_tokens(c.env.name))
         shape = dataclasses.replace(qwen.PRESETS[c.model.preset], vocab=tokenizer.vocab_size)
         params = qwen.init(shape, seed_of(c.seed, "init") % 2**31)
-    careful, careless = (samples_of(episodes, tokenizer, c.row) for episodes in (careful, careless))
+    template = plugs.plug("template", c.template.name, c.template.args.to_dict())
+    careful, careless = (samples_of(episodes, tokenizer, c.row, template) for episodes in (careful, careless))
     params = train(c, shape, params, careful, careless)
     Workdir(workdir).claim(c.to_dict(), c.seed, "imitation")
     policy = Path(workdir) / "policy"
@@ -166,29 +172,43 @@ def random_pairs(draw: np.random.Generator, vocabulary: Sequence[int], longest: 
     return Sample(tokens, (np.arange(4 * n) > 2 * n) & (np.arange(4 * n) % 2 == 1))
 
 
-def samples_of(episodes: Sequence[dict[str, Any]], tokenizer: Tokenizer, row: int) -> list[Sample]:
-    """Return the samples of the episodes that fit a row of `row` tokens. Raises NothingFits if none does."""
-    samples = [sample_of(episode["messages"], tokenizer, episode.get("tools", ())) for episode in episodes]
-    fitting = [sample for sample in samples if len(sample) <= row]
+def samples_of(
+    episodes: Sequence[dict[str, Any]], tokenizer: Tokenizer, row: int, template: functools.partial
+) -> list[Sample]:
+    """Return the samples of the episodes that fit a row of `row` tokens. Raises NothingFits if none does.
+
+    template: the context template, as a plug.
+    """
+
+    async def played() -> list[Sample]:
+        turns = [await turns_of(e["messages"], tokenizer, e.get("tools", ()), template) for e in episodes]
+        return [sample for one in turns for sample in samples.of_turns(one)]
+
+    made = asyncio.run(played())
+    fitting = [sample for sample in made if len(sample) <= row]
     if not fitting:
-        shortest = min(len(sample) for sample in samples)
+        shortest = min(len(sample) for sample in made)
         raise NothingFits(
-            f"none of {len(samples)} demonstrations fits config.row={row}: the shortest has {shortest} tokens"
+            f"none of {len(episodes)} demonstrations fits config.row={row}: the shortest sample has {shortest} tokens"
         )
     return fitting
 
 
-def sample_of(messages: Sequence[Message], tokenizer: Tokenizer, tools: Sequence[Tool] = ()) -> Sample:
-    """Return a demonstrated conversation as the tokens of an episode, in which the assistant's turns train."""
-    turns = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
-    tokens = chat.opening(tokenizer, messages[: turns[0]], tools)
-    mask = [False] * len(tokens)
-    for i, following in zip(turns, [*turns[1:], None]):
-        turn = chat.reply(tokenizer, messages[i])
-        answer = chat.observation(tokenizer, messages[i + 1 : following], closed=True) if following else []
-        tokens += turn + answer
-        mask += [True] * len(turn) + [False] * len(answer)
-    return Sample(np.array(tokens), np.array(mask))
+async def turns_of(
+    messages: Sequence[Message], tokenizer: Tokenizer, tools: Sequence[Tool], template: functools.partial
+) -> list[Turn]:
+    """Return a demonstrated conversation as the turns of an episode, whose prompts are those of the template."""
+    places = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
+    opening = Observation(list(messages[: places[0]]), list(tools))
+    context = plugs.call(template, tokenizer=tokenizer, observation=opening, experience=(), show_tools=True)
+    turns = []
+    for i, following in zip(places, [*places[1:], None]):
+        tokens = chat.reply(tokenizer, messages[i])
+        said = Completion(tokens, [0.0] * len(tokens), "stop", 0)
+        turns.append(Turn(context.prompt, said, messages[i]["content"], []))
+        if following:
+            await context.extend(said, messages[i + 1 : following])
+    return turns
 
 
 def card(config: Any, shape: qwen.Config, command: str, careless: str) -> str:

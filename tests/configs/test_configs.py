@@ -19,7 +19,7 @@ from evolver.renamed import RENAMED
 ROOT = Path(__file__).parents[2]
 PARTS = ("__init__", "base", "keys", "meshes")
 # configs of imitation, which have keys of their own (tests/experiments/test_imitation.py)
-IMITATION = ("imitation", "base_policy", "bfcl_tiny_base", "home_base", "pretrained_base")
+IMITATION = ("imitation", "base_policy", "bfcl_tiny_base", "home_base", "pretrained_base", "window_base")
 FILES = [p for p in sorted((ROOT / "configs").glob("*.py")) if p.stem not in PARTS + IMITATION]
 RULES = base.keys().rules
 LIMITS, ROLE = ({field.name for field in dataclasses.fields(kind)} for kind in (Limits, Role))

@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 
 from configs import imitation
+from evolver import plugs
 from experiments.imitation import demonstrations
 from experiments.imitation.__main__ import main, problems
-from experiments.imitation.imitate import batches, make_optimizer, random_pairs, sample_of, shares
+from experiments.imitation.imitate import batches, make_optimizer, random_pairs, samples_of, shares
 from models import hf, qwen
 from models.tokenizer import TokenizerError, train_bpe
 from rl import optim
@@ -112,6 +113,10 @@ def test_a_checkpoint_that_cannot_be_read_is_a_problem(capsys, tiny):
         ({"env__name": "appworld"}, "appworld has no demonstrations to imitate; bfcl, home, travel have"),
         ({"env__name": "tests.tiny:Parity"}, "has no demonstrations"),
         ({"env__args": {"n_trian": 3}}, "n_trian"),
+        ({"template__name": "slding_window"}, "Did you mean sliding_window?"),
+        ({"template__name": "sliding_window"}, "`limit` must say how long a prompt may be"),
+        ({"template__name": "self_managing", "template__args": {"limit": 9}}, "asks a model during an episode"),
+        ({"template__name": "summarised_window"}, "asks a model during an episode"),
     ],
 )
 def test_each_mistake_is_named_once(tmp_path, values, words):
@@ -135,7 +140,7 @@ def test_a_config_of_run_py_is_recognised(capsys):
     assert "1 problem; nothing was started" in err and "not a config of imitation" in err
 
 
-@pytest.mark.parametrize("name", ["base_policy", "bfcl_tiny_base", "home_base", "pretrained_base"])
+@pytest.mark.parametrize("name", ["base_policy", "bfcl_tiny_base", "home_base", "pretrained_base", "window_base"])
 def test_the_configs_that_imitate_are_sound(tmp_path, name):
     if name == "bfcl_tiny_base":
         pytest.importorskip("bfcl_eval")
@@ -171,8 +176,9 @@ def test_every_key_is_documented_and_read():
     lines = Path(imitation.__file__).read_text().splitlines()
     for name in imitation.keys().rules:
         assert {f"c.{name}", f"config.{name}"} & read, name
-        key = name.rpartition(".")[2]
-        assert any(f".{key} = " in line and "#" in line for line in lines) or name in ("env.name", "env.args"), name
+        group, _, key = name.rpartition(".")
+        places = (f".{key} = ", f'.plug("{group}", ')
+        assert any(place in line and "#" in line for place in places for line in lines), name
 
 
 def test_the_least_vocabulary_is_the_tokenizers(tmp_path):
@@ -258,7 +264,7 @@ def test_a_few_updates_without_clipping_write_a_policy(capsys, tiny, tmp_path):
 def test_demonstrations_longer_than_a_row_end_the_run_with_a_message(capsys, tiny):
     assert main([*tiny, "--config.row=16"]) == 1
     err = capsys.readouterr().err
-    assert "none of 6 demonstrations fits config.row=16: the shortest has" in err and "Traceback" not in err
+    assert "none of 6 demonstrations fits config.row=16: the shortest sample has" in err and "Traceback" not in err
 
 
 def test_a_clip_of_0_is_none():
@@ -287,15 +293,35 @@ def samples(token: int, n: int) -> list[Sample]:
     return [Sample(np.full(8, token), np.arange(8) > 0) for _ in range(n)]
 
 
-def test_only_the_turns_of_the_assistant_train():
-    contents = [("user", "Go on."), ("assistant", "One."), ("tool", "more"), ("assistant", "Two."), ("tool", "end")]
-    messages = [{"role": role, "content": content} for role, content in contents]
+SAID = [("user", "Go on."), ("assistant", "One."), ("tool", "more"), ("assistant", "Two."), ("tool", "end")]
+
+
+def imitated(contents, name: str = "causal", row: int = 512, **args):
+    """Return the samples of one conversation, and its tokenizer."""
     tokenizer = train_bpe([content for _, content in contents], 300)
-    sample = sample_of(messages, tokenizer)
+    episode = {"messages": [{"role": role, "content": content} for role, content in contents]}
+    return samples_of([episode], tokenizer, row, plugs.plug("template", name, args)), tokenizer
+
+
+def test_only_the_turns_of_the_assistant_train():
+    (sample,), tokenizer = imitated(SAID)
     ids = np.asarray(sample.tokens)
     assert tokenizer.decode(ids[sample.mask].tolist()) == "One.<|im_end|>Two.<|im_end|>"
     text = tokenizer.decode(ids.tolist())
     assert "more" in text and "end\n" not in text and text.endswith("Two.<|im_end|>")
+
+
+def test_a_template_makes_the_prompts_of_demonstrations_as_those_of_an_episode():
+    said = [
+        ("user", "Go on."),
+        *[(role, text * 3) for n in "abcd" for role, text in (("assistant", n), ("tool", n * 2))],
+    ]
+    (whole,), _ = imitated(said)
+    made, tokenizer = imitated(said, "sliding_window", limit=50, keep=0.5)
+    texts = [tokenizer.decode(sample.tokens.tolist()) for sample in made]
+    trained = [tokenizer.decode(sample.tokens[sample.mask].tolist()) for sample in made]
+    assert len(made) > 1 and "".join(trained) == tokenizer.decode(whole.tokens[whole.mask].tolist())
+    assert "earlier turns are not shown" in texts[-1] and "aaa" not in texts[-1] and max(map(len, made)) < len(whole)
 
 
 def test_a_batch_holds_the_given_share_of_careless_samples():
