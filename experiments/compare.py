@@ -89,14 +89,23 @@ def joined(scores: Sequence[Scores]) -> Scores:
     )
 
 
-def estimate(values: Mapping[int, np.ndarray]) -> Estimate | None:
-    """Return the mean of {seed: value_N} with its interval, None if there are no values."""
+def estimate(values: Mapping[int, np.ndarray], least: float = 0.0) -> Estimate | None:
+    """Return the mean of {seed: value_N} with its interval, None if there are no values.
+
+    The values lie between `least` and 1, and so does the interval, which few runs alone may widen beyond.
+    """
     if not values:
         return None
     value_SN = 100 * np.stack(list(values.values()))
     mean_S = value_SN.mean(axis=1)
     sd = float(mean_S.std(ddof=1)) if len(mean_S) > 1 else math.nan
-    return Estimate(float(mean_S.mean()), *interval_over_seeds(value_SN), sd, len(mean_S))
+    low, high = (float(np.clip(end, 100 * least, 100)) for end in interval_over_seeds(value_SN))
+    return Estimate(float(mean_S.mean()), low, high, sd, len(mean_S))
+
+
+def paired(before: Mapping[int, np.ndarray], after: Mapping[int, np.ndarray]) -> Estimate | None:
+    """Return after - before of {seed: value_N} over the seeds that both have, None if they share none."""
+    return estimate({seed: after[seed] - before[seed] for seed in sorted(before.keys() & after.keys())}, least=-1.0)
 
 
 def height(curve: Mapping[int, Scores], measure: str = "") -> np.ndarray:
@@ -108,11 +117,9 @@ def height(curve: Mapping[int, Scores], measure: str = "") -> np.ndarray:
 
 def difference(first: Row, second: Row, measure: str = "") -> Estimate | None:
     """Return second - first over the seeds that both have, None if they share none or were given different tasks."""
-    before, after = first.final(measure), second.final(measure)
-    shared = sorted(before.keys() & after.keys())
-    if not shared or len(first.tasks() | second.tasks()) > 1:
+    if len(first.tasks() | second.tasks()) > 1:
         return None
-    return estimate({seed: after[seed] - before[seed] for seed in shared})
+    return paired(first.final(measure), second.final(measure))
 
 
 def lines(rows: Sequence[Row], seeds: Sequence[int], measure: str = "") -> list[list[str]]:

@@ -137,7 +137,7 @@ def at_equal_time(
 ) -> compare.Estimate | None:
     """Return second - first at the last evaluation that both runs of a seed had reached by the shorter one's end."""
     names = {(run.row, run.seed): run.name for run in runs}
-    changes = {}
+    before, after = {}, {}
     for seed in sorted(first.curves.keys() & second.curves.keys()):
         pair = []
         for row in (first, second):
@@ -146,9 +146,8 @@ def at_equal_time(
         end = min(max(times, default=0.0) for times in pair)
         last = [[scores for elapsed, scores in sorted(times.items()) if elapsed <= end] for times in pair]
         if all(last):
-            before, after = (found[-1].per_task(found[-1].names[0]) for found in last)
-            changes[seed] = after - before
-    return compare.estimate(changes)
+            before[seed], after[seed] = (found[-1].per_task(found[-1].names[0]) for found in last)
+    return compare.paired(before, after)
 
 
 def heights(row: compare.Row) -> dict[int, np.ndarray]:
@@ -158,8 +157,7 @@ def heights(row: compare.Row) -> dict[int, np.ndarray]:
 
 def higher(first: compare.Row, second: compare.Row) -> compare.Estimate | None:
     """Return how much higher the second row's curves are, in the mean over the steps; None without a shared seed."""
-    before, after = heights(first), heights(second)
-    return compare.estimate({seed: after[seed] - before[seed] for seed in sorted(before.keys() & after.keys())})
+    return compare.paired(heights(first), heights(second))
 
 
 def steps_to_half(row: compare.Row) -> str:

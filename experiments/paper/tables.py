@@ -182,8 +182,7 @@ def orderings(study: Study, table: str, cells: Sequence[str], ledger: Ledger) ->
 def paired(better: Result, worse: Result, measure: str) -> Estimate | None:
     """Return the difference over the seeds that both have, None without such seeds or with different tasks."""
     first, second = worse.values(measure), better.values(measure)
-    shared = [s for s in sorted(first.keys() & second.keys()) if better.tasks(s) == worse.tasks(s)]
-    return compare.estimate({seed: second[seed] - first[seed] for seed in shared})
+    return compare.paired({s: value for s, value in first.items() if better.tasks(s) == worse.tasks(s)}, second)
 
 
 def verdict(change: Estimate | None) -> str:

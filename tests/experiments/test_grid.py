@@ -227,6 +227,13 @@ def test_differences_are_paired_by_seed_and_task_and_missing_runs_leave_gaps():
     assert text.splitlines() == ["|      |   x |", "|------|----:|", "| a\\|b |   1 |", "| c    |     |"]
 
 
+def test_no_interval_reaches_what_cannot_be():
+    high = compare.estimate({0: np.array([1.0, 1.0, 0.8]), 1: np.array([1.0, 1.0, 1.0])})
+    assert high.mean < high.high == 100.0
+    fall = compare.paired({0: np.ones(3), 1: np.ones(3)}, {0: np.zeros(3), 1: np.array([0.0, 0.1, 0.0])})
+    assert fall.low == -100.0 < fall.mean and fall.runs == 2 and compare.paired({0: np.ones(3)}, {}) is None
+
+
 def test_the_interval_over_seeds_covers_new_tasks_and_new_seeds():
     rng, inside = np.random.default_rng(0), 0
     for trial in range(200):
