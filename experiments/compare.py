@@ -227,7 +227,7 @@ def draw_means(axes: Any, rows: Sequence[Row], measure: str = "") -> None:
     """Draw the final success of each row with its interval and a dot for each seed."""
     finals = [row.final(measure) for row in rows]
     dots = [[100 * value_N.mean() for value_N in final.values()] for final in finals]
-    _intervals(axes, [row.name for row in rows], [estimate(final) for final in finals], dots)
+    draw_intervals(axes, [row.name for row in rows], [estimate(final) for final in finals], dots)
     axes.set_xlim(0, 100)
     axes.set_xlabel(f"final success{f', {measure}' if measure else ''}, %")
 
@@ -239,17 +239,18 @@ def draw_differences(axes: Any, rows: Sequence[Row], measure: str = "") -> None:
     for row in others:
         final = row.final(measure)
         dots.append([100 * (final[s].mean() - first[s].mean()) for s in final.keys() & first.keys()])
-    _intervals(axes, [row.name for row in others], [difference(rows[0], row, measure) for row in others], dots)
+    draw_intervals(axes, [row.name for row in others], [difference(rows[0], row, measure) for row in others], dots)
     axes.axvline(0, color="black", linewidth=0.8)
     axes.set_xlabel(f"points above {rows[0].name}")
 
 
-def _intervals(
+def draw_intervals(
     axes: Any, names: Sequence[str], estimates: Sequence[Estimate | None], dots: Sequence[Sequence[float]]
 ) -> None:
+    """Draw a line of names with their estimates, and a dot for each run: dots[i] are percentages of names[i]."""
     for place, value in enumerate(estimates):
         if value is None:
-            axes.annotate("no runs to compare", (0, place), color=GREY, fontsize=8, va="center")
+            axes.annotate("no runs", (1, place), color=GREY, fontsize=8, va="center")
         else:
             axes.plot([value.low, value.high], [place, place], color=GREY, linewidth=2)
             axes.plot(value.mean, place, "|", color=COLOURS[0], markersize=12, markeredgewidth=2)

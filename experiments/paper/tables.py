@@ -28,7 +28,6 @@ CAPTIONS = {
     "full": "The paper's scores beside ours.",
 }
 CURVES = ("figure13b", "figure14", "figure15", "figure16")  # those whose figure shows curves
-BLUE, ORANGE, GREY = "#1b4f72", "#d35400", "#7f8c8d"
 
 
 @dataclass
@@ -232,43 +231,55 @@ def escaped(text: str) -> str:
 
 
 def draw(study: Study, table: str, cells: Sequence[str], ledger: Ledger, path: Path) -> bool:
-    """Write the figure of a table. Return False, and write none, if no cell has a score.
+    """Write the figure of a table, a column for each world. Return False, and write none, if no cell has a score.
 
     At full scale hollow marks are the published scores; a tiny figure has none, and says what it is.
     """
     results = {name: read(study, table, name, ledger) for name in cells}
     definition = module_of(table)
-    first = {name: measures.shown(definition.CELLS[name].published, definition.CELLS[name].k)[0] for name in cells}
-    first = {name: "auc" if measure == "steps@.9" else measure for name, measure in first.items()}
-    values = {name: compare.estimate(results[name].values(first[name])) for name in cells}
-    if not any(values.values()):
+    if not any(result.scores for result in results.values()):
         return False
+    worlds = list(dict.fromkeys(definition.CELLS[name].world for name in cells))
+    columns = {world: [name for name in cells if definition.CELLS[name].world == world] for world in worlds}
     curved = table in CURVES and any(len(curve) > 1 for r in results.values() for curve in r.curves.values())
-    figure = compare.new_figure(11 if curved else 7, 0.3 * len(cells) + 2)
-    panels = figure.subplots(1, 1 + curved, squeeze=False)[0]
+    tall = 0.3 * max(map(len, columns.values())) + 1
+    figure = compare.new_figure(6.5 * len(worlds) + 1, tall + 4 * curved + 0.7)
+    panels = figure.subplots(1 + curved, len(worlds), squeeze=False, height_ratios=[4] * curved + [tall])
     title = (definition.__doc__ or "").splitlines()[0]
-    figure.suptitle(
-        title if not study.tiny else f"{title}\nTINY SCALE, A CPU POLICY: NOT THE PAPER'S SCORES", fontsize=9
-    )
-    draw_scores(panels[-1], values, {n: definition.CELLS[n].published.get(first[n]) for n in cells}, study.tiny)
-    panels[-1].set_xlabel(", ".join(dict.fromkeys(first.values())) + ", %")
-    if curved:
-        rows = [Row(name, result.curves) for name, result in results.items() if result.curves]
-        compare.draw_curves(panels[0], rows)
+    if study.tiny:
+        title += "\nTINY SCALE, A CPU POLICY: NOT THE PAPER'S SCORES"
+    figure.suptitle(title, fontsize=9)
+    for column, (world, names) in enumerate(columns.items()):
+        if len(worlds) > 1:
+            panels[0, column].set_title(world, fontsize=9)
+        draw_scores(panels[-1, column], {name: results[name] for name in names}, definition.CELLS, study.tiny)
+        if curved:
+            rows = [Row(label(name, world), results[name].curves) for name in names if results[name].curves]
+            compare.draw_curves(panels[0, column], rows)
     compare.save(figure, path)
     return True
 
 
-def draw_scores(
-    axes: Any, values: Mapping[str, Estimate | None], published: Mapping[str, float | None], tiny: bool
-) -> None:
-    """Draw the score of each cell with its interval, and the published one unless `tiny`."""
-    for place, (name, value) in enumerate(values.items()):
-        if value is not None:
-            axes.plot([value.low, value.high], [place, place], color=GREY, linewidth=2)
-            axes.plot(value.mean, place, "o", color=ORANGE if tiny else BLUE, markersize=5)
-        if published[name] is not None and not tiny:
-            axes.plot(published[name], place, "D", markerfacecolor="none", color=GREY, markersize=6)
-    axes.set_yticks(range(len(values)), list(values))
-    axes.set_ylim(len(values) - 0.5, -0.5)
+def label(name: str, world: str) -> str:
+    """Return the name of a cell without the world that it is evaluated in: "14b, qa"."""
+    words = name.split(",")
+    if world in words[1:]:
+        del words[len(words) - 1 - words[::-1].index(world)]
+    return ", ".join(words)
+
+
+def draw_scores(axes: Any, results: Mapping[str, Result], cells: Mapping[str, Any], tiny: bool) -> None:
+    """Draw the first measure of each cell with its interval and a dot for each seed, and the published one unless
+    `tiny`."""
+    first = {name: measures.shown(cells[name].published, cells[name].k)[0] for name in results}
+    first = {name: "auc" if measure == "steps@.9" else measure for name, measure in first.items()}
+    values = {name: result.values(first[name]) for name, result in results.items()}
+    dots = [[100 * value_N.mean() for value_N in found.values()] for found in values.values()]
+    names = [label(name, cells[name].world) for name in results]
+    compare.draw_intervals(axes, names, [compare.estimate(found) for found in values.values()], dots)
+    for place, name in enumerate(results):
+        published = cells[name].published.get(first[name])
+        if published is not None and not tiny:
+            axes.plot(published, place, "D", markerfacecolor="none", color=compare.GREY, markersize=6)
     axes.set_xlim(0, 100)
+    axes.set_xlabel(", ".join(dict.fromkeys(first.values())) + ", %")
