@@ -174,12 +174,12 @@ class Ledger:
         self._attempts: dict[str, list[dict[str, Any]]] = {}
 
     def attempts(self, name: str) -> list[dict[str, Any]]:
-        """Return the attempts at a run, oldest first; lines that a crash cut short are left out."""
+        """Return the attempts at a run, oldest first; lines that are damaged, as by a crash, are left out."""
         stat = self.path.stat() if self.path.is_file() else None
         seen = (stat.st_mtime_ns, stat.st_size) if stat else None
         if seen != self._stat:
             self._stat, self._attempts = seen, {}
-            for line in read_jsonl(self.path, forgive="all") if stat else ():
+            for line in read_jsonl(self.path, make=_attempt, forgive="all") if stat else ():
                 self._attempts.setdefault(line["run"], []).append(line)
         return self._attempts.get(name, [])
 
@@ -204,6 +204,14 @@ class Ledger:
     def seconds(self, names: Iterable[str]) -> float:
         """Return the seconds of all attempts at some runs."""
         return sum(line["seconds"] for name in names for line in self.attempts(name))
+
+
+def _attempt(line: dict[str, Any]) -> dict[str, Any]:
+    """Return a line of the record, with what a run without an outcome lacks. Raises ValueError if it is none."""
+    kinds = {"run": str, "command": list, "code": int, "seconds": int | float}
+    if wrong := [name for name, kind in kinds.items() if not isinstance(line.get(name), kind)]:
+        raise ValueError(f"a line of a grid has {', '.join(wrong)}")
+    return {"git": None, "money": 0.0, "scores": {}} | line
 
 
 def outcome(workdir: Path) -> dict[str, Any]:

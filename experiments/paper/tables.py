@@ -80,8 +80,8 @@ def lines(study: Study, table: str, cells: Sequence[str], ledger: Ledger) -> lis
     for name, result in results.items():
         cell, runs = definition.CELLS[name], dict.fromkeys(result.runs)
         attempts = [ledger.attempts(run)[-1] for run in runs if ledger.attempts(run)]
-        hours, money = ledger.seconds(runs) / 3600, sum(attempt.get("money", 0.0) for attempt in attempts)
-        revisions = sorted({short(attempt.get("git") or "") for attempt in attempts} - {""})
+        hours, money = ledger.seconds(runs) / 3600, sum(attempt["money"] for attempt in attempts)
+        revisions = sorted({short(attempt["git"] or "") for attempt in attempts} - {""})
         for number, measure in enumerate(measures.shown(cell.published, cell.k)):
             published = cell.published.get(measure)
             ours, sd, seeds, minus = figures(definition, results, name, measure, published, study.tiny)

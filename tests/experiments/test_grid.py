@@ -99,6 +99,15 @@ def test_the_record_alone_goes_on_elsewhere_and_repeats_only_what_an_unfinished_
     assert [starts(there, name) for name in ("a-0", "b-0", "c-0", "late-0")] == [1, 1, 0, 1]
 
 
+def test_damaged_lines_of_the_record_count_for_nothing(tmp_path):
+    runs = [counted("a"), counted("b")]
+    execute(runs, tmp_path, say=lambda _: None)
+    with open(tmp_path / "grid.jsonl", "a") as file:
+        file.write('{"run": "a-0", "code": 1}\n{"run": 3}\n[]\nnull\n{"run": "b-0", "comma')
+    assert set(execute(runs, tmp_path, say=lambda _: None).values()) == {"done"}
+    assert starts(tmp_path, "a-0") == starts(tmp_path, "b-0") == 1
+
+
 def test_a_repetition_that_is_killed_does_not_look_finished(tmp_path):
     runs = [counted("a"), counted("late", after=("a-0",))]
     execute(runs[:1], tmp_path, say=lambda _: None)
