@@ -111,10 +111,12 @@ def choose(run: Run, step: int) -> tuple[dict[int, list[Task]], Metrics]:
     Every `questioning.every` steps the synthetic tasks are refreshed first.
     """
     every, metrics, chosen = run.config.questioning.every, Metrics(), {}
-    pipeline = run.actor.pipeline
+    pipeline, pool = run.actor.pipeline, run.tasks.pool
     for ahead in pipeline.ahead(step, run.config.steps) if pipeline else (step,):
-        if run.tasks.pool is not None and every and ahead > 1 and (ahead - 1) % every == 0:
+        # A run that resumes may have refreshed its tasks for this step already, ahead of the one that it saved.
+        if pool is not None and every and ahead > max(1, pool.refreshed) and (ahead - 1) % every == 0:
             metrics |= explore(run, ahead)
+            pool.refreshed = ahead
         chosen[ahead] = draw(run, ahead - 1, run.config.rollout.tasks, seed_of(run.config.seed, "tasks"))
     return chosen, metrics
 

@@ -35,6 +35,7 @@ class TaskPool:
         self._counts: Counter[str] = Counter()
         self._rejected: Counter[str] = Counter()
         self._explorer_state: Any = None  # what Explorer.state() returned last
+        self.refreshed = 0  # the step that the tasks were last refreshed for
         self._reset(tasks, {})
 
     def _reset(self, tasks: Iterable[Task], results: dict[str, list[int]]) -> None:
@@ -182,8 +183,9 @@ class TaskPool:
             "tasks": [dict(vars(task)) for task in self.tasks.values()],
             "results": {id: list(pair) for id, pair in self.results.items()},
             "explorer": self._explorer_state,
+            "refreshed": self.refreshed,
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
-        self._explorer_state = state["explorer"]
+        self._explorer_state, self.refreshed = state["explorer"], state.get("refreshed", 0)
         self._reset([Task.from_dict(record) for record in state["tasks"]], state["results"])

@@ -9,9 +9,10 @@ import pytest
 import run
 from configs import base
 from envs.world import Evaluation, Task
-from evolver import credit, learning
+from evolver import credit, learning, tasks
 from evolver.attributing import reasons_to_skip
 from evolver.pipeline import Pipeline
+from evolver.questioning.pool import TaskPool
 from evolver.records import read_rollouts
 from evolver.rollouts import jobs_of
 from evolver.workdir import Workdir
@@ -128,6 +129,34 @@ def test_a_late_group_shares_no_baseline_with_the_next_steps_group_of_its_task()
     assert fates == ["trained", "trained", "no_signal", "no_signal"] and len(batches) == 1
     scores_NR = scores_of(trajectories).score_NR
     assert scores_NR == [[1.0, 0.5], [0.0, 0.0]]
+
+
+def test_a_refresh_that_was_done_ahead_of_a_checkpoint_is_not_repeated(monkeypatch):
+    seeds, refreshed = [Task("a", "toy", "Do it.")], []
+    monkeypatch.setattr(tasks, "explore", lambda run, step: refreshed.append(step) or {})
+    monkeypatch.setattr(tasks, "draw", lambda run, *place: [])
+
+    def begin(after: int, pool: TaskPool) -> SimpleNamespace:
+        pipeline = Pipeline(depth=1, bound=1)
+        pipeline.launched = after
+        config = base.get_config()
+        config.questioning.every, config.steps = 2, 6
+        return SimpleNamespace(
+            config=config, actor=SimpleNamespace(pipeline=pipeline), tasks=SimpleNamespace(pool=pool)
+        )
+
+    def advance(run, steps) -> None:
+        for step in steps:
+            chosen, _ = tasks.choose(run, step)
+            run.actor.pipeline.launched = max(chosen, default=run.actor.pipeline.launched)
+
+    first = TaskPool(seeds, overlap=0.9, capacity=9)
+    advance(begin(0, first), (1, 2))
+    assert refreshed == [3]  # for step 3, at step 2
+    again = TaskPool(seeds, overlap=0.9, capacity=9)
+    again.load_state(first.state())
+    advance(begin(2, again), (3, 4, 5, 6))
+    assert refreshed == [3, 5]
 
 
 # --- the whole program -----------------------------------------------------------------------------------------------
