@@ -172,7 +172,7 @@ class Run:
     def booked(self) -> None:
         """Record that the step is evaluated and written."""
         self.unbooked = None
-        self.saved |= {"unbooked": None, "clock": self.elapsed}  # an evaluation changes nothing else
+        self.saved = self.saved | {"unbooked": None, "clock": self.elapsed}  # an evaluation changes nothing else
 
     def manifest(self) -> dict[str, Any]:
         """Return everything but arrays that the next steps depend on, as a copy."""

@@ -199,9 +199,9 @@ def table(folder: Path, runs: Mapping[str, Sequence[grid.Run]], prefix: str) -> 
 def logged(folder: Path, runs: Mapping[str, Sequence[grid.Run]], prefix: str) -> list[list[str]]:
     """Return the header and a line for each point and row: what the runs logged that explains their results.
 
-    Shares are percentages of rollouts, or of turns for labels, over the first EARLY steps of all seeds. *no signal*:
-    rollouts that did not train because all of their group scored alike. *guided - unguided*: by how much guided
-    rollouts succeed more often than the unguided ones of their groups.
+    Shares are percentages of rollouts, or of turns for labels, over the first EARLY steps of all seeds whose workdirs
+    are there. *no signal*: rollouts that did not train because all of their group scored alike. *guided - unguided*: by
+    how much guided rollouts succeed more often than the unguided ones of their groups.
     """
     head = ["point", "row", "seeds", "invented tasks", "success", "of invented", "no signal", "guided - unguided"]
     lines = [[*head, "labels GOOD", "BAD", "none"]]
@@ -213,7 +213,7 @@ def logged(folder: Path, runs: Mapping[str, Sequence[grid.Run]], prefix: str) ->
     for point, several in runs.items():
         for row in grid.gather(several, folder):
             names = [run.name for run in several if run.row == row.name and run.seed in row.curves]
-            metrics = [list(Workdir(folder / name).metrics()) for name in names]
+            metrics = [list(Workdir(folder / name).metrics()) for name in names if (folder / name).is_dir()]
             found = [m for run in metrics for m in run if 0 < m["step"] <= EARLY]
             shares = [{**m, "no_signal": m["ledger/no_signal"] / m["ledger/rollouts"]} for m in found]
             pools = [run[-1]["questioning/pool"] for run in metrics if "questioning/pool" in run[-1]]

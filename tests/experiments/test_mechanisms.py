@@ -1,5 +1,7 @@
 """The studies of the mechanisms: their runs can start, and their tables say what the runs hold."""
 
+import shutil
+
 import pytest
 
 from evolver.workdir import Workdir
@@ -78,6 +80,8 @@ def test_what_the_runs_logged_is_averaged_over_the_early_steps_of_all_seeds(tmp_
     assert plain["row"] == "q" and plain["seeds"] == "2" and plain["invented tasks"] == "40"  # 40.5, rounded to even
     assert plain["success"] == "50.0" and plain["no signal"] == "50.0" and plain["guided - unguided"] == ""
     assert other["row"] == "+n" and other["guided - unguided"] == "+25.0" and other["labels GOOD"] == ""
+    shutil.rmtree(tmp_path / "s,1,+n-0")  # of a study that went on elsewhere, the record may be all that there is
+    assert [line[2] for line in mechanisms.logged(tmp_path, runs, "s")[1:]] == ["2", "1"]
     (tmp_path / "grid.jsonl").unlink()
     assert [line[2:] for line in mechanisms.logged(tmp_path, runs, "s")[1:]] == [["0", *[""] * 8]] * 2
 
