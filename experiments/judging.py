@@ -1,15 +1,20 @@
-"""Compare judges of turns with counterfactual replay, before a run trains on their labels.
+"""Compare judges with what the world says, before a run trains on their verdicts.
 
     python -m experiments.judging --config=configs/quickstart.py:grpo --judges llm --tasks 16 --rollouts 4 \
         --config.llm.url=http://127.0.0.1:8000/v1 --config.llm.model=policy
+    python -m experiments.judging --config=configs/quickstart.py:grpo --judges --outcomes naive principle reference ...
 
-The policy of the config plays its training tasks, never held-out ones. Each episode is labelled by replay
-(evolver/attributing/replay.py), which plays it again without each turn, and by every judge. A judge is compared on the
-turns that replay labels. Two controls show what a figure means: `outcome` calls every turn of a success GOOD and every
-other one BAD, which is what training without labels amounts to, and `shuffled` gives each turn the label that replay
-gave to another turn, drawn at random.
+The policy of the config plays its training tasks, never held-out ones. `--judges` are judges of turns. Each episode is
+labelled by replay (evolver/attributing/replay.py), which plays it again without each turn, and by every judge, which is
+compared on the turns that replay labels. Two controls show what a figure means: `outcome` calls every turn of a success
+GOOD and every other one BAD, which is what training without labels amounts to, and `shuffled` gives each turn the label
+that replay gave to another turn, drawn at random.
 
-The table is printed and written to WORKDIR/judging.md; WORKDIR/labels.jsonl holds every turn with its labels.
+`--outcomes` are judges of outcomes, which are compared with the world's own evaluation of each episode. Their controls
+are `failed`, which calls every episode a failure, and `shuffled`.
+
+The tables are printed and written to WORKDIR/judging.md. WORKDIR/labels.jsonl holds every turn with its labels,
+WORKDIR/outcomes.jsonl every episode with its verdicts.
 """
 
 from __future__ import annotations
@@ -35,13 +40,13 @@ from rl.rollout import Job
 from rl.seeds import seed_of
 from rl.trajectory import Trajectory
 
-KEY = "attributing.judge"
-HEAD = ("judge", "labelled", "agrees", "of the good", "of the bad", "balanced")
+TURNS, OUTCOMES = "attributing.judge", "questioning.judge"
+HEAD = ("labelled", "agrees", "of the good", "of the bad", "balanced")
 NAMES = {GOOD: "GOOD", BAD: "BAD", ABSTAIN: "abstains"}
 
 
-def measure(run: Run, judges: Sequence[str], tasks: int, rollouts: int) -> str:
-    """Return the table of the judges and the controls, and write every label. Raises RunError without labels."""
+def measure(run: Run, judges: Sequence[str], outcomes: Sequence[str], tasks: int, rollouts: int) -> str:
+    """Return the tables of the judges and their controls, and write every verdict. Raises RunError without any."""
     chosen = sampled(run.tasks.originals, tasks)
     jobs = [
         Job(task, i, seed_of(run.config.seed, "judging", task.id, i), sampling(run.config))
@@ -51,6 +56,14 @@ def measure(run: Run, judges: Sequence[str], tasks: int, rollouts: int) -> str:
     episodes = [t for t in play(run, jobs, "episodes") if t.turns and not t.broken]
     if not episodes:
         raise RunError(f"none of the {len(jobs)} episodes ended without a fault of its world")
+    solved = np.mean([t.evaluation.success for t in episodes])
+    text = f"{len(episodes)} episodes of {len(chosen)} tasks, {solved:.1%} solved"
+    text += turn_table(run, judges, episodes) if judges else ".\n"
+    return text + (outcome_table(run, outcomes, episodes) if outcomes else "")
+
+
+def turn_table(run: Run, judges: Sequence[str], episodes: Sequence[Trajectory]) -> str:
+    """Return the rest of the sentence on the episodes, and the table of judges of turns beside replay."""
     labels = {"replay": labelled(run, "replay", episodes)}
     rows = np.array([t.task.id for t in episodes for _ in t.turns])
     replay_n = labels["replay"]
@@ -60,20 +73,50 @@ def measure(run: Run, judges: Sequence[str], tasks: int, rollouts: int) -> str:
         run.progress.phase(f"labels by {name}")
         labels[name] = labelled(run, name, episodes)
     labels["outcome"] = np.array([GOOD if t.evaluation.success else BAD for t in episodes for _ in t.turns])
-    labels["shuffled"] = np.random.default_rng(seed_of(run.config.seed, "judging")).permutation(replay_n)
+    labels["shuffled"] = shuffled(run, replay_n)
     write_labels(run.workdir / "labels.jsonl", episodes, labels)
-    head = f"{len(episodes)} episodes of {len(chosen)} tasks, {np.mean([t.evaluation.success for t in episodes]):.1%}"
     counts = ", ".join(f"{np.mean(replay_n == value):.1%} {name}" for value, name in NAMES.items())
-    lines = [f"{head} solved; {len(replay_n)} turns, replay: {counts}.\n", row_of(HEAD), row_of(["---"] * len(HEAD))]
-    lines += [row_of([name, *cells(labels[name], replay_n, rows)]) for name in labels if name != "replay"]
-    return "\n".join(lines) + "\n"
+    return f"; {len(replay_n)} turns, replay: {counts}.\n\n" + table("judge of turns", labels, replay_n, rows)
+
+
+def outcome_table(run: Run, judges: Sequence[str], episodes: Sequence[Trajectory]) -> str:
+    """Return the table of judges of outcomes beside the world's own evaluation."""
+    truth_n = np.array([GOOD if t.evaluation.success else BAD for t in episodes])
+    labels, verdicts = {}, [{"task": t.task.id, "rollout": t.rollout, "world": t.evaluation.score} for t in episodes]
+    for name in judges:
+        run.progress.phase(f"outcomes by {name}")
+        judge = made(run, OUTCOMES, name)
+        found = judge.score(episodes)
+        labels[name] = np.array([ABSTAIN if isinstance(e, str) else GOOD if e.success else BAD for e in found])
+        for line, verdict in zip(verdicts, found):
+            line[name] = verdict if isinstance(verdict, str) else verdict.score
+    labels |= {"failed": np.full(len(episodes), BAD), "shuffled": shuffled(run, truth_n)}
+    write_atomically(run.workdir / "outcomes.jsonl", "".join(json.dumps(line) + "\n" for line in verdicts))
+    return "\n" + table("judge of outcomes", labels, truth_n, np.array([t.task.id for t in episodes]))
+
+
+def shuffled(run: Run, label_n: np.ndarray) -> np.ndarray:
+    """Return the labels in a random order, which is a control."""
+    return np.random.default_rng(seed_of(run.config.seed, "judging")).permutation(label_n)
+
+
+def table(title: str, labels: dict[str, np.ndarray], truth_n: np.ndarray, task_n: np.ndarray) -> str:
+    """Return a row for each of the labels but replay's own, compared with `truth_n`."""
+    rows = [[title, *HEAD], ["---"] * (len(HEAD) + 1)]
+    rows += [[name, *cells(labels[name], truth_n, task_n)] for name in labels if name != "replay"]
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows) + "\n"
+
+
+def made(run: Run, key: str, name: str) -> Any:
+    """Return a judge by its name, with the parts of the run."""
+    return plugs.plug(key, name, {}, make_world=run.make_world, chat=run.chat, shown=run.config.llm.shown)()
 
 
 def labelled(run: Run, name: str, episodes: Sequence[Trajectory]) -> np.ndarray:
     """Return the label of every turn of the episodes, (n,) int, by the judge of that name."""
     if name == run.config.attributing.judge.name:
         return np.array([label.value for labels in run.grader.turns.label(episodes) for label in labels])
-    judge = plugs.plug(KEY, name, {}, make_world=run.make_world, chat=run.chat, shown=run.config.llm.shown)()
+    judge = made(run, TURNS, name)
     try:
         return np.array([label.value for labels in judge.label(episodes) for label in labels])
     finally:
@@ -90,14 +133,14 @@ def write_labels(path: Path, episodes: Sequence[Trajectory], labels: dict[str, n
     write_atomically(path, "".join(json.dumps(line) + "\n" for line in lines))
 
 
-def cells(label_n: np.ndarray, replay_n: np.ndarray, task_n: np.ndarray) -> list[str]:
-    """Return what a row says, over the turns that replay labels: the share that the judge labels too and, of these,
-    the share with the same label (mean over tasks, with its interval), by replay's label, and the mean of the two."""
-    known = replay_n != ABSTAIN
+def cells(label_n: np.ndarray, truth_n: np.ndarray, task_n: np.ndarray) -> list[str]:
+    """Return what a row says, over what the truth labels: the share that the judge labels too and, of these, the share
+    with the same label (mean over tasks, with its interval), by the true label, and the mean of the two."""
+    known = truth_n != ABSTAIN
     both = known & (label_n != ABSTAIN)
-    same_n = label_n == replay_n
+    same_n = label_n == truth_n
     by_task = np.array([same_n[both & (task_n == task)].mean() for task in dict.fromkeys(task_n[both])])
-    of_good, of_bad = (percent(same_n[both & (replay_n == value)]) for value in (GOOD, BAD))
+    of_good, of_bad = (percent(same_n[both & (truth_n == value)]) for value in (GOOD, BAD))
     agrees = ""
     if len(by_task):
         low, high = interval(by_task)
@@ -111,31 +154,32 @@ def percent(values: np.ndarray) -> str:
     return f"{100 * np.mean(values):.1f}" if len(values) else ""
 
 
-def row_of(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cells)} |"
-
-
 # --- the command -----------------------------------------------------------------------------------------------------
 
 
 def problems(config: Any, args: argparse.Namespace) -> list[str]:
     """Make the config provide what the judges need, and return what is wrong with them."""
-    found = measuring.several(config, KEY, args.judges)
-    if not found:
+    found = measuring.several(config, TURNS, args.judges) + measuring.several(config, OUTCOMES, args.outcomes)
+    if not (args.judges or args.outcomes):
+        found.append("--judges and --outcomes name no judge")
+    if not found and args.judges:
         config.attributing.enabled = True
         use(config.advantage, "adca")  # nothing trains here, but a run that makes labels has to read them
-    return found
+    if not found and args.outcomes:
+        config.questioning.enabled = True
+    return list(dict.fromkeys(found))
 
 
 def main(argv: list[str]) -> int:
     """Measure and return the exit code (experiments/measuring.py)."""
     parser = measuring.parser(__doc__, "runs/judging")
-    parser.add_argument("--judges", nargs="+", default=["llm"], help=f"names for {KEY}")
+    parser.add_argument("--judges", nargs="*", default=["llm"], help=f"of turns: names for {TURNS}")
+    parser.add_argument("--outcomes", nargs="*", default=[], help=f"names for {OUTCOMES}")
     parser.add_argument("--tasks", type=int, default=16, help="training tasks, drawn once; 0 = all")
     parser.add_argument("--rollouts", type=int, default=4, help="of each task")
 
     def found(run: Run, args: argparse.Namespace) -> str:
-        return measure(run, args.judges, args.tasks, args.rollouts)
+        return measure(run, args.judges, args.outcomes, args.tasks, args.rollouts)
 
     return measuring.main("judging", parser, argv, {"tasks": 0, "rollouts": 1}, problems, found)
 

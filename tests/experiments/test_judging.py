@@ -5,7 +5,9 @@ import json
 import numpy as np
 import pytest
 
+from envs.world import Evaluation
 from evolver.attributing import ABSTAIN, BAD, GOOD, Label, TurnJudge
+from evolver.questioning import OutcomeJudge
 from experiments import judging
 from tests.tiny import config_file, tiny_policy
 
@@ -24,6 +26,14 @@ class ByOutcome(TurnJudge):
 
     def label(self, trajectories):
         return [[Label(GOOD if t.evaluation.success else BAD)] * len(t.turns) for t in trajectories]
+
+
+class Short(OutcomeJudge):
+    """Calls episodes of one turn a success and others a failure, but cannot judge the second rollout of a task."""
+
+    def score(self, trajectories):
+        return ["no answer" if t.rollout == 1 else Evaluation(1.0 * (len(t.turns) == 1), len(t.turns) == 1)
+                for t in trajectories]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -51,12 +61,28 @@ def test_judges_and_controls_beside_replay(tiny, tmp_path):
     assert measure(tiny, tmp_path) == 0
     lines = (tmp_path / "judging.md").read_text().splitlines()
     rows = {line.split(" | ")[0][2:]: line.strip("| ").split(" | ")[1:] for line in lines if line.startswith("| ")}
-    assert list(rows) == ["judge", "---", f"{HERE}:Lenient", f"{HERE}:ByOutcome", "outcome", "shuffled"]
+    assert list(rows) == ["judge of turns", "---", f"{HERE}:Lenient", f"{HERE}:ByOutcome", "outcome", "shuffled"]
     assert rows[f"{HERE}:ByOutcome"] == rows["outcome"] and rows["outcome"][0] == "100.0"
     turns = [json.loads(line) for line in (tmp_path / "labels.jsonl").read_text().splitlines()]
     assert {turn["task"] for turn in turns} and len({(t["task"], t["rollout"], t["turn"]) for t in turns}) == len(turns)
     assert sorted(t["labels"]["shuffled"] for t in turns) == sorted(t["labels"]["replay"] for t in turns)
     assert all(t["labels"][f"{HERE}:Lenient"] == (ABSTAIN if t["turn"] == 0 else GOOD) for t in turns)
+
+
+def test_judges_of_outcomes_beside_the_world(tiny, tmp_path):
+    outcomes = ("--outcomes", f"{HERE}:Short", "verifier")
+    assert measure(tiny, tmp_path, *outcomes, judges=()) == 0
+    text = (tmp_path / "judging.md").read_text()
+    rows = {
+        line.split(" | ")[0][2:]: line.strip("| ").split(" | ")[1:] for line in text.splitlines() if line[:1] == "|"
+    }
+    assert list(rows) == ["judge of outcomes", "---", f"{HERE}:Short", "verifier", "failed", "shuffled"]
+    assert rows["verifier"][1].startswith("100.0") and rows["verifier"][4] == "100.0"
+    assert rows["failed"][2:4] == ["0.0", "100.0"] and rows[f"{HERE}:Short"][0] == "75.0"
+    episodes = [json.loads(line) for line in (tmp_path / "outcomes.jsonl").read_text().splitlines()]
+    assert len(episodes) == 24 and {e["world"] for e in episodes} <= {0.0, 0.5, 1.0}
+    assert all((e[f"{HERE}:Short"] == "no answer") == (e["rollout"] == 1) for e in episodes)
+    assert measure(tiny, tmp_path / "none", judges=()) == 2
 
 
 def test_cells():
