@@ -11,6 +11,7 @@ configs/base.py documents every key. All problems with a config are reported at 
 
 from __future__ import annotations
 
+import gc
 import sys
 from typing import Any
 
@@ -62,6 +63,7 @@ def start(config: Any, workdir: str, mode: str, target: str) -> int:
     from rl import checkpoint
 
     checkpoint.report_once()
+    gc.freeze()  # what was imported stays; otherwise each full collection of garbage looks at all of it
     modes = {"train": loop.train, "eval": loop.evaluate, "explore": loop.explore, "pool": loop.pool}
     try:
         with hosts.connected(config):

@@ -50,6 +50,7 @@ from rl import learner, optim
 from rl.checkpoint import CheckpointError, Checkpoints
 from rl.contexts import Context
 from rl.engines import Engine, EngineFault
+from rl.engines.grammar import Grammars
 from rl.mismatch import Alarm
 from rl.packing import Packed
 from rl.rollout import Limits, Worlds
@@ -344,11 +345,13 @@ def make_players(
     current |= servers & {client.PRESENT}
     context, player, initial = config.rollout.context, None, None
     if current:
-        player = Player(engine, tokenizer, context, hosts.local(params))
+        grammars = Grammars(tokenizer, shape.vocab) if config.engine.name == "jax" else None
+        player = Player(engine, tokenizer, context, hosts.local(params), grammars=grammars)
         chat.players |= dict.fromkeys(current, player)
     if client.INITIAL in servers:
         initial = jax_engine(config, shape, params, min(config.engine.slots, config.llm.concurrency))
-        chat.players[client.INITIAL] = Player(initial, tokenizer, context, hosts.local(params))
+        grammars = Grammars(tokenizer, shape.vocab)
+        chat.players[client.INITIAL] = Player(initial, tokenizer, context, hosts.local(params), grammars=grammars)
     return player, initial
 
 

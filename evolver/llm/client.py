@@ -428,11 +428,10 @@ class Chat:
         return reply
 
     async def _played(self, role: Role, server: _Server, body: dict[str, Any], schema: Any) -> tuple[dict, dict]:
-        """Return (record, usage) of an answer by an engine of this run. An engine enforces no schema: as with a server
-        that refuses a response_format, the answer is searched for JSON that fits."""
+        """Return (record, usage) of an answer by an engine of this run."""
         try:
             async with asyncio.timeout(self.limits.deadline):
-                record = await self.players[role.server].answer(body)
+                record = await self.players[role.server].answer(body, schema)
         except TimeoutError:
             text = f"no answer within {self.limits.deadline:g} s (config.llm.deadline)"
             raise ChatError("timeout", text, retriable=True) from None

@@ -14,6 +14,7 @@ import numpy as np
 from evolver.llm.store import ChatError
 from models import chat
 from rl.engines import ContextFull, Engine
+from rl.engines.grammar import Grammars
 from rl.seeds import seed_of
 from rl.trajectory import Sampling
 
@@ -27,12 +28,14 @@ class Player:
     `weights`, a part of the cache's key, names the engine's weights by their content. The number of the last update
     would not do, because runs that share a cache give one number to different weights.
 
-    context: most tokens of prompt and answer together. params: the weights that the engine has now. All but `expect`
-    runs on the engine's event loop.
+    context: most tokens of prompt and answer together. params: the weights that the engine has now. grammars: None =
+    the engine cannot hold an answer to a schema. All but `expect` runs on the engine's event loop.
     """
 
-    def __init__(self, engine: Engine, tokenizer: Tokenizer, context: int, params: Any):
-        self.engine, self.tokenizer, self.context = engine, tokenizer, context
+    def __init__(
+        self, engine: Engine, tokenizer: Tokenizer, context: int, params: Any, *, grammars: Grammars | None = None
+    ):
+        self.engine, self.tokenizer, self.context, self._grammars = engine, tokenizer, context, grammars
         self._weights: dict[int, str] = {}  # by version
         self._sessions = itertools.count()
         self.expect(params, engine.version)
@@ -45,15 +48,17 @@ class Player:
     def weights(self) -> str:
         return self._weights[self.engine.version]
 
-    async def answer(self, body: dict[str, Any]) -> dict[str, Any]:
+    async def answer(self, body: dict[str, Any], schema: dict[str, Any] | None = None) -> dict[str, Any]:
         """Return the record of the answer to the body of a chat completion. An answer is cut where the context ends.
 
+        schema: of the JSON text that the answer is held to, if there are grammars.
         The question seeds the sampling, so that the same weights answer it alike. Raises ChatError and EngineFault.
         """
         session = f"chat/{next(self._sessions)}"
         try:
             ids = chat.opening(self.tokenizer, body["messages"])
-            completion = await self.engine.generate(ids, self._sampling(body, len(ids)), session=session)
+            held = {"guide": self._grammars.guide(schema)} if self._grammars and schema is not None else {}
+            completion = await self.engine.generate(ids, self._sampling(body, len(ids)), session=session, **held)
         except (ContextFull, chat.ChatError, ValueError) as error:
             raise ChatError("context" if isinstance(error, ContextFull) else "request", str(error)) from None
         finally:

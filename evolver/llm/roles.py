@@ -72,7 +72,7 @@ def problems(config: Any, mode: str, resolve: Callable[[str], Path]) -> Iterator
             )
     if not roles_of(config) or mode == "plan":
         return
-    for package in ("httpx", "jsonschema"):
+    for package in ("httpx", "jsonschema", *["llguidance"] * bool(played(config))):
         if importlib.util.find_spec(package) is None:
             yield f"config.llm needs {package}: {how_to_install('llm')}"
             return

@@ -20,6 +20,7 @@ from evolver.config import differences
 from evolver.engine import jax_engine
 from evolver.llm.client import INITIAL, PRESENT, Chat, ChatError, Limits, Question, Role
 from evolver.llm.policy import Player, fingerprint
+from evolver.llm.schemas import record, string
 from evolver.llm.store import ledger_lines
 from evolver.plan import calls, placement, targets
 from evolver.records import read_rollouts
@@ -29,6 +30,7 @@ from evolver.workdir import Workdir, plain
 from models import hf
 from models.tokenizer import Tokenizer
 from rl.engines import EngineFault
+from rl.engines.grammar import Grammars
 from rl.engines.jax.engine import JaxEngine
 from rl.trajectory import Completion, Sampling
 from tests.evolver.chat_server import ChatServer, said
@@ -126,6 +128,33 @@ class TestPlayer:
             (error,) = chat.ask([judged("Score it!", schema=schema)])
             assert error.kind == "unreadable" and chat.engine.asked[0][1].max_tokens == 9
 
+    def test_random_weights_answer_in_the_form_that_is_asked_for(self, policy, tmp_path):
+        """A policy of random weights would write no JSON, and would not end a text, by itself."""
+        schema = record(why=string(12), label={"enum": ["GOOD", "BAD"]})
+        shape, params = hf.load(policy, mesh=None)
+        tokenizer = Tokenizer.load(policy)
+        with Stop(background=True) as stop:
+            engine = JaxEngine(shape, params, slots=4, context=256)
+            role = Role(INITIAL, INITIAL, temperature=1.0, max_tokens=150)
+            chat = Chat({"judge": role}, loop=stop.loop)
+            chat.players[INITIAL] = Player(engine, tokenizer, 256, params, grammars=Grammars(tokenizer, shape.vocab))
+            held = chat.ask([judged("Label it.", schema=schema, seed=seed) for seed in range(4)])
+            free = chat.ask([judged("Label it.", seed=9)])
+            chat.close()
+            stop.finish(engine.close())
+        assert len({reply.text for reply in held}) > 1
+        for reply in held:
+            assert (
+                reply.finish == "stop" and reply.parsed["label"] in ("GOOD", "BAD") and len(reply.parsed["why"]) <= 12
+            )
+        assert "cut at max_tokens" in str(free[0])
+
+    def test_a_schema_that_cannot_be_followed_is_an_unanswered_question(self, tokenizer, tmp_path):
+        with asking(tokenizer, tmp_path, limits=Limits(failures=2)) as chat:
+            chat.players[PRESENT] = Player(chat.engine, tokenizer, 128, WEIGHTS, grammars=Grammars(tokenizer, 400))
+            wrong, fine = chat.ask([judged("Is it?", schema={"type": "robot"}), judged("Is it so?")])
+            assert wrong.kind == "request" and "JSON schema" in str(wrong) and fine.text == "yes"
+
     def test_what_cannot_be_asked_is_counted_and_the_next_question_answered(self, tokenizer, tmp_path):
         with asking(tokenizer, tmp_path, limits=Limits(failures=2)) as chat:
             long, odd, fine = chat.ask(
@@ -212,7 +241,7 @@ def test_an_engine_that_has_just_dropped_a_question_can_forget(policy):
 
     shape, params = hf.load(policy, mesh=None)
     with Stop() as stop:
-        engine = JaxEngine(shape, params, slots=4, context=128)
+        engine = JaxEngine(shape, params, slots=4, context=256)
         stop.run(drop(engine))
         stop.finish(engine.close())
 
@@ -261,6 +290,7 @@ class TestWeights:
 
     def test_a_server_of_the_runs_own_engine_has_the_weights_in_its_key(self, tokenizer):
         config = base.get_config()
+        config.engine.name = "vllm"
         engine = Fake(tokenizer)
         engine.urls = ["http://127.0.0.1:8000", "http://10.0.0.2:8000/"]
         served = [Role(f"http://{host}/v1", "policy") for host in ("localhost:8000", "10.0.0.2:8000", "10.0.0.3:8000")]
@@ -322,8 +352,8 @@ class TestRuns:
     def whole_answers(self):
         """The random policy never ends an answer, and one that is cut counts as unanswered."""
 
-        async def whole(player, body):
-            return await answer(player, body) | {"finish": "stop"}
+        async def whole(player, body, schema=None):
+            return await answer(player, body, schema) | {"finish": "stop"}
 
         answer = Player.answer
         with pytest.MonkeyPatch.context() as patch:

@@ -37,9 +37,9 @@ from envs.packages import how_to_install
 from models import hf, qwen
 from models.tokenizer import Tokenizer, TokenizerError
 from rl.engines import ContextFull, EngineFault
+from rl.engines.grammar import GrammarError, Grammars
 from rl.engines.jax.engine import JaxEngine
 from rl.engines.serve.openai_api import MAX_TOP, Answers, Generated, Refused, Request, error, read, refuse_unknown
-from rl.engines.serve.structured import Grammars
 from rl.seeds import seed_of
 from rl.trajectory import Sampling
 
@@ -109,7 +109,10 @@ class Service:
         request = read(body, path, self.name, self.tokenizer, vocab, context)
         answers = Answers(request, path, self.name, self.tokenizer)
         if request.schema is not None:
-            await asyncio.to_thread(self._grammars.guide, request.schema)  # refuses one that cannot be followed
+            try:
+                await asyncio.to_thread(self._grammars.guide, request.schema)
+            except GrammarError as why:
+                raise Refused(f"response_format: {why}") from None
         if request.stream:
             for prompt, sampling in _choices(request):
                 self.engine.check(prompt, sampling)  # before the status of the answer is sent

@@ -1,4 +1,4 @@
-"""Answers that are held to a JSON schema: `response_format` of OpenAI's chat completions, by llguidance's grammars."""
+"""Answers that are held to a JSON schema, by llguidance's grammars: guides of the JAX engine."""
 
 from __future__ import annotations
 
@@ -9,9 +9,12 @@ import numpy as np
 
 from envs.packages import how_to_install
 from models.tokenizer import Tokenizer
-from rl.engines.serve.openai_api import Refused
 
 WHITESPACE = r"[ \n]{0,8}"  # between the parts of a JSON text; without a limit, a policy may write spaces for ever
+
+
+class GrammarError(ValueError):
+    """A schema that cannot be followed, or llguidance is missing; the message is for the user."""
 
 
 class Grammars:
@@ -21,21 +24,21 @@ class Grammars:
         self._tokenizer, self._vocab, self._known = tokenizer, vocab, None
 
     def guide(self, schema: dict[str, Any]) -> Guide:
-        """Return the guide of one answer. Raises Refused for a schema that cannot be followed."""
+        """Return the guide of one answer. Raises GrammarError."""
         try:
             from llguidance import LLMatcher, LLTokenizer
         except ModuleNotFoundError:
-            raise Refused(f"response_format needs llguidance: {how_to_install('service')}") from None
+            raise GrammarError(f"JSON schemas need llguidance: {how_to_install('llm')}") from None
         if self._known is None:
             ends = [self._tokenizer.im_end, self._tokenizer.endoftext]
             self._known = LLTokenizer(self._tokenizer.to_json(), n_vocab=self._vocab, eos_token=ends)
         try:
             grammar = LLMatcher.grammar_from_json_schema(json.dumps(schema), {"whitespace_pattern": WHITESPACE})
         except ValueError as error:
-            raise Refused(f"response_format: {error}") from None
+            raise GrammarError(f"the JSON schema cannot be followed: {error}") from None
         matcher = LLMatcher(self._known, grammar, log_level=0)
         if matcher.is_error():
-            raise Refused(f"response_format: {matcher.get_error().splitlines()[0][:300]}")
+            raise GrammarError(f"the JSON schema cannot be followed: {matcher.get_error().splitlines()[0][:300]}")
         return Guide(matcher, self._vocab)
 
 
