@@ -78,6 +78,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(*(f"{t}:{c} {why}" for (t, c), why in study.left_out.items()), sep="\n")
             if not study.tiny:
                 print("hours: estimated by arithmetic for", args.target, "without environments and judges")
+                print("money: of runs that share no answers; rows that ask the same questions pay for them once")
             return 0
         found = [] if args.only_report else grid.problems(list(study.runs.values()), folder, flags)
     except (StudyError, costs.PlanError, OSError, ValueError) as error:

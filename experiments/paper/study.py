@@ -148,9 +148,15 @@ class Study:
         return tiny_policy(size, world)
 
     def _start(self, policy: str) -> dict[str, Any]:
-        """Return the overrides that start from a policy: a checkpoint, or a server's "URL,NAME,TOKENIZER"."""
+        """Return the overrides of every run: the policy that it starts from, a checkpoint or a server's
+        "URL,NAME,TOKENIZER", and the place of answers of language models.
+
+        Rows explore the same worlds with the same seeds. With one place for all answers they train on the same tasks,
+        and these are paid for once.
+        """
+        shared = {} if self.tiny else {"llm.cache": "{folder}/llm_cache"}
         if not policy.startswith(("http://", "https://")):
-            return {"model.path": policy}
+            return {"model.path": policy} | shared
         parts = policy.split(",")
         if len(parts) != 3:
             raise StudyError(f"--models {policy}: give URL,NAME,TOKENIZER of the server")
@@ -159,7 +165,7 @@ class Study:
         return {
             "model.preset": "tiny", "model.tokenizer": tokenizer, "engine.vllm.urls": (url,), "engine.vllm.model": name,
             "engine.vllm.transfer": "none",
-        }  # fmt: skip
+        } | shared  # fmt: skip
 
     def _config(self, run: str) -> str:
         return f"{RUNS}:{run}{',tiny' if self.tiny else ''}"

@@ -15,6 +15,13 @@ from tests.tiny import config_file, tiny_policy
 
 LABELLED = ("--config.attributing.enabled=True", "--config.attributing.judge.name=llm", "--config.advantage.name=adca")
 
+EXPLORED = (
+    "--config.env.name=travel", "--config.rollout.context=256", "--config.learner.row=256",
+    "--config.questioning.enabled=True", "--config.questioning.explorer.name=llm",
+    "--config.questioning.judge.name=reference", "--config.questioning.budget=3",
+    "--config.questioning.explorer.args.depth=2",
+)  # fmt: skip
+
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory):
@@ -85,6 +92,17 @@ def test_labels_of_a_model_train_and_a_second_run_costs_nothing(tiny, tmp_path, 
     assert Workdir(tmp_path / "two").metrics()[1]["llm/step_judge/hit_rate"] == 1.0
 
 
+def test_rows_that_share_answers_train_on_the_same_tasks_which_are_paid_for_once(tiny, tmp_path, server):
+    explored = [*EXPLORED, f"--config.llm.cache={tmp_path / 'cache'}"]
+    assert call(tiny, tmp_path / "q", server, *explored) == 0
+    asked = len(server.requests)
+    assert call(tiny, tmp_path / "qa", server, *explored, *LABELLED) == 0
+    roles = {line["role"] for line in ledger_lines(tmp_path / "qa" / "llm.jsonl") if line["what"] == "call"}
+    assert roles <= {"judge", "step_judge"} and len(server.requests) > asked > 0
+    first, second = (read_tasks(tmp_path / row / "tasks.jsonl") for row in ("q", "qa"))
+    assert first and [task.id for task in first] == [task.id for task in second]
+
+
 def test_a_spent_budget_ends_the_run_with_everything_saved(tiny, tmp_path, server, capsys):
     assert call(tiny, tmp_path / "straight", server, *LABELLED, "--config.llm.cache=off") == 0
     first = Workdir(tmp_path / "straight").metrics()[1]["llm/step_judge/calls"]
@@ -133,10 +151,7 @@ def test_a_run_whose_server_dies_can_be_resumed(tiny, tmp_path, server, capsys):
 
 
 ALL = (
-    "--config.env.name=travel", "--config.rollout.context=256", "--config.learner.row=256",
-    "--config.questioning.enabled=True", "--config.questioning.explorer.name=llm",
-    "--config.questioning.judge.name=reference", "--config.questioning.budget=3",
-    "--config.questioning.explorer.args.depth=2",
+    *EXPLORED,
     "--config.navigating.enabled=True", "--config.navigating.rollouts=2", "--config.navigating.tasks=2",
     "--config.navigating.every=1", "--config.navigating.extractor.name=llm",
     "--config.navigating.embedder.name=endpoint", "--config.navigating.refine.name=rewrite", *LABELLED,

@@ -193,6 +193,11 @@ def test_hours_follow_the_steps_and_money_the_prices(tmp_path):
     assert priced.money > 1
 
 
+def test_runs_of_a_study_share_the_answers_of_language_models():
+    shared = [run.overrides.get("llm.cache") for run in study_of(["table1"], scale="full").runs.values()]
+    assert shared and set(shared) == {"{folder}/llm_cache"}
+
+
 def test_a_served_model_needs_no_weights_here():
     where = "http://127.0.0.1:9,qwen3-235b,/dir/of/tokenizer"
     cells = ["qwen3-235b-a22b,appworld"]
