@@ -403,7 +403,9 @@ class TestServer:
 
 def test_after_a_warm_up_requests_compile_little(parts):
     engine = JaxEngine(parts[0].shape, parts[1], slots=2, context=256)
-    compiled = warm_up(engine)
+    said = []
+    compiled = warm_up(engine, said.append)
+    assert len(said) > 1 and f"{len(said)} of {len(said)} lengths" in said[-1]
     assert compiled > 2 and engine.stats()["sessions"] == 0
     asyncio.run(engine.generate([5, 9, 300], Sampling(20, seed=1), session="a"))
     assert engine.stats()["compiles"] == compiled

@@ -22,9 +22,10 @@ import json
 import os
 import sys
 import threading
+import time
 import uuid
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -394,12 +395,16 @@ def load(model: str | Path, *, slots: int, context: int, dtype: str) -> tuple[Ja
     return engine, params, tokenizer
 
 
-def warm_up(engine: JaxEngine) -> int:
+def warm_up(engine: JaxEngine, say: Callable[[str], None] = lambda line: None) -> int:
     """Compile the programs that requests need: for prompts of each length class, one alone and as many as there are
-    slots. Return the number of compiled shapes."""
+    slots. Say how far it is, and return the number of compiled shapes."""
+    lengths = [n for n in (1, *(128 * 2**k for k in range(20))) if n < engine.context]
+    began = time.monotonic()
 
     async def generate() -> None:
-        for length in (n for n in (1, *(128 * 2**k for k in range(20))) if n < engine.context):
+        for done, length in enumerate(lengths):
+            past = f"{engine.stats()['compiles']:.0f} programs, {time.monotonic() - began:.0f} s"
+            say(f"compiling for prompts of {length} tokens, {done + 1} of {len(lengths)} lengths ({past} so far)")
             for count in (1, engine.slots):
                 prompts = [
                     [(7 * i + 31 * j + length) % engine.shape.vocab for j in range(length)] for i in range(count)
@@ -459,7 +464,8 @@ def main(argv: list[str] | None = None) -> int:
         print("warning: anyone who can reach this port can use it; see --key", file=sys.stderr)
     service = Service(engine, params, tokenizer, name=args.name, key=key)
     if args.warm_up:
-        print(f"{args.name}: compiled {warm_up(engine)} programs", flush=True)
+        compiled = warm_up(engine, lambda line: print(f"{args.name}: {line}", flush=True))
+        print(f"{args.name}: compiled {compiled} programs", flush=True)
     config = uvicorn.Config(service.app, log_level="warning", access_log=False, timeout_graceful_shutdown=5)
     print(f"{args.name}: running on http://{args.host}:{listener.getsockname()[1]}/v1", flush=True)
     uvicorn.Server(config).run(sockets=[listener])
