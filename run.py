@@ -63,7 +63,8 @@ def start(config: Any, workdir: str, mode: str, target: str) -> int:
     from rl import checkpoint
 
     checkpoint.report_once()
-    gc.freeze()  # what was imported stays; otherwise each full collection of garbage looks at all of it
+    if not gc.get_freeze_count():  # once: a process that starts several runs would keep the garbage of earlier ones
+        gc.freeze()  # what was imported stays; otherwise each full collection of garbage looks at all of it
     modes = {"train": loop.train, "eval": loop.evaluate, "explore": loop.explore, "pool": loop.pool}
     try:
         with hosts.connected(config):
