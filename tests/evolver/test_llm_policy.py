@@ -18,6 +18,7 @@ from evolver import tasks
 from evolver.attributing import BAD, GOOD, Label, TurnJudge
 from evolver.config import differences
 from evolver.engine import jax_engine
+from evolver.llm import roles
 from evolver.llm.client import INITIAL, PRESENT, Chat, ChatError, Limits, Question, Role
 from evolver.llm.policy import Player, fingerprint
 from evolver.llm.schemas import record, string
@@ -345,6 +346,18 @@ def figures(workdir, *without) -> list[dict]:
 
 def asked(workdir, what="call") -> int:
     return sum(line["what"] == what for line in ledger_lines(workdir / "llm.jsonl"))
+
+
+def test_a_missing_package_of_schemas_is_reported_before_anything_is_computed(monkeypatch, tmp_path):
+    config = base.get_config()
+    config.attributing.enabled, config.attributing.judge.name = True, "llm"
+    find = roles.importlib.util.find_spec
+    monkeypatch.setattr(roles.importlib.util, "find_spec", lambda name: None if name == "llguidance" else find(name))
+    config.llm.url, config.llm.model = "http://127.0.0.1:9/v1", "judge"
+    assert not list(roles.problems(config, "train", lambda path: tmp_path / path))  # a server has its own
+    config.llm.url = PRESENT
+    (problem,) = roles.problems(config, "train", lambda path: tmp_path / path)
+    assert "llguidance" in problem and "llm" in problem
 
 
 class TestRuns:
