@@ -237,6 +237,24 @@ def revision(workdir: Path) -> str | None:
     return None
 
 
+def remove_incomplete(compiled: Path) -> None:
+    """Remove the programs from JAX's cache whose writer was killed.
+
+    JAX writes the time of use, KEY-atime, after the program, KEY-cache. A program without it may be cut short, and
+    makes every later write to the cache fail, so that each run of the grid compiles for itself.
+    """
+    if not compiled.is_dir():
+        return
+    with open(compiled / ".lockfile", "w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the lock of jax, whose `filelock` calls flock too
+        except OSError:
+            return  # A run is reading or writing. The next start of a run looks again.
+        for program in compiled.glob("*-cache"):
+            if not program.with_name(program.name.removesuffix("-cache") + "-atime").exists():
+                program.unlink()
+
+
 class Execution:
     """Runs the processes of a grid, `jobs` at a time."""
 
@@ -253,8 +271,10 @@ class Execution:
         self.runs = {run.name: run for run in runs}
         self.commands = {run.name: run.command(folder, flags) for run in runs}
         self.ledger = Ledger(folder)
-        compiled = str(folder / ".compiled" / platform.node())  # another host may lack this processor's instructions
-        self.environ = {"JAX_COMPILATION_CACHE_DIR": compiled} | COMPILED | os.environ
+        self.compiled = folder / ".compiled" / platform.node()  # another host may lack this processor's instructions
+        self.environ = dict(os.environ)
+        if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+            self.environ = {"JAX_COMPILATION_CACHE_DIR": str(self.compiled)} | COMPILED | os.environ
         self.states: dict[str, str] = {}
         self.active: dict[str, tuple[subprocess.Popen, TextIO, float]] = {}  # process, lock, when it was started
         self.ended: queue.Queue[str] = queue.Queue()
@@ -328,6 +348,7 @@ class Execution:
 
     def _spawn(self, name: str, lock: TextIO) -> None:
         command = self.commands[name]
+        remove_incomplete(self.compiled)
         with open(self.folder / f"{name}.log", "a", encoding="utf-8") as log:
             log.write(f"$ {' '.join(command)}\n")
             log.flush()

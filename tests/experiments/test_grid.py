@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from jax._src.lru_cache import LRUCache
 
 from experiments import compare, grid
 from experiments.grid import Run, execute, product
@@ -122,7 +123,30 @@ def test_runs_share_what_they_compile_unless_another_directory_is_given(tmp_path
     monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
     assert grid.Execution([], tmp_path).environ["JAX_COMPILATION_CACHE_DIR"].startswith(f"{tmp_path}/")
     monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", "/elsewhere")
-    assert grid.Execution([], tmp_path).environ["JAX_COMPILATION_CACHE_DIR"] == "/elsewhere"
+    assert grid.Execution([], tmp_path).environ == dict(os.environ)
+
+
+def test_a_run_killed_while_it_wrote_a_program_does_not_stop_the_others_from_sharing(tmp_path, monkeypatch):
+    monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
+    compiled = Path(grid.Execution([], tmp_path).environ["JAX_COMPILATION_CACHE_DIR"])
+    cache = LRUCache(str(compiled), max_size=1 << 20)
+    cache.put("whole", b"program")
+    (compiled / "cut-cache").write_bytes(b"prog")  # and the process is killed before it writes cut-atime
+    with pytest.raises(FileNotFoundError):
+        cache.put("next", b"program")
+    execute([counted("a")], tmp_path, say=lambda _: None)
+    cache.put("next", b"program")
+    assert cache.get("whole") == cache.get("next") == b"program" and cache.get("cut") is None
+
+
+def test_programs_of_a_cache_in_use_are_left_alone(tmp_path):
+    cache = LRUCache(str(tmp_path), max_size=1 << 20)
+    (tmp_path / "late-cache").write_bytes(b"program")
+    with cache.lock:
+        grid.remove_incomplete(tmp_path)
+    assert (tmp_path / "late-cache").exists()
+    grid.remove_incomplete(tmp_path)
+    assert not (tmp_path / "late-cache").exists()
 
 
 def start_grid(folder: Path, go: Path) -> subprocess.Popen:
