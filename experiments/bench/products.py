@@ -7,6 +7,7 @@ The last lines are of a product of large square matrices: the operations per sec
 
 from __future__ import annotations
 
+import argparse
 import time
 from collections.abc import Callable
 from typing import Any
@@ -39,6 +40,7 @@ def measure(
 
 
 def main() -> None:
+    argparse.ArgumentParser(description=__doc__.partition("\n")[0]).parse_args()
     rng = np.random.default_rng(0)
     for inner, outer in SHAPES:
         w = jnp.asarray(rng.standard_normal((inner, outer), np.float32))
