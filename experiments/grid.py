@@ -274,7 +274,7 @@ class Execution:
         self.compiled = folder / ".compiled" / platform.node()  # another host may lack this processor's instructions
         self.environ = dict(os.environ)
         if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
-            self.environ = {"JAX_COMPILATION_CACHE_DIR": str(self.compiled)} | COMPILED | os.environ
+            self.environ |= {"JAX_COMPILATION_CACHE_DIR": str(self.compiled)} | COMPILED
         self.states: dict[str, str] = {}
         self.active: dict[str, tuple[subprocess.Popen, TextIO, float]] = {}  # process, lock, when it was started
         self.ended: queue.Queue[str] = queue.Queue()

@@ -121,7 +121,9 @@ def test_a_repetition_that_is_killed_does_not_look_finished(tmp_path):
 
 def test_runs_share_what_they_compile_unless_another_directory_is_given(tmp_path, monkeypatch):
     monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
-    assert grid.Execution([], tmp_path).environ["JAX_COMPILATION_CACHE_DIR"].startswith(f"{tmp_path}/")
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_MAX_SIZE", "-1")  # would leave out the times of use
+    environ = grid.Execution([], tmp_path).environ
+    assert environ["JAX_COMPILATION_CACHE_DIR"].startswith(f"{tmp_path}/") and environ.items() >= grid.COMPILED.items()
     monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", "/elsewhere")
     assert grid.Execution([], tmp_path).environ == dict(os.environ)
 
