@@ -7,7 +7,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from typing import TextIO
+from typing import Any, TextIO
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -33,6 +33,31 @@ class _Console(Console):
             raise BrokenPipeError(errno.EPIPE, "nobody reads the output of the run any more")
 
 
+class _Stream:
+    """A stream that drops its text once its terminal is gone. The hang-up is what ends a run: a write may fail before
+    the handler of the signal has run, and under `nohup` the run goes on."""
+
+    def __init__(self, stream: TextIO):
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> None:
+        self._unless_gone(self._stream.write, text)
+
+    def flush(self) -> None:
+        self._unless_gone(self._stream.flush)
+
+    def _unless_gone(self, call: Callable, *args: Any) -> None:
+        try:
+            call(*args)
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise
+            silence(self._stream.fileno())
+
+
 class Progress:
     """Shows what the run is doing, how far it is, how well and fast it does, what failed, and how long it still takes.
 
@@ -52,7 +77,7 @@ class Progress:
         leaving: Callable[[], bool] = lambda: False,
     ):
         """`done` steps are complete; None while there are none to count, as in an evaluation."""
-        self.console = _Console(file=stream or sys.stdout, highlight=False, markup=False, soft_wrap=True)
+        self.console = _Console(file=_Stream(stream or sys.stdout), highlight=False, markup=False, soft_wrap=True)
         self.console.leaving = leaving
         self.live = Live(Text(), console=self.console, refresh_per_second=5, transient=True)
         self.steps = steps

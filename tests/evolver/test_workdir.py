@@ -17,6 +17,7 @@ import pytest
 
 import run
 from evolver import cli
+from evolver.progress import Progress
 from evolver.report import main as report
 from evolver.stop import Stop, tell
 from evolver.workdir import Workdir, WorkdirInUse
@@ -261,6 +262,17 @@ class TestHangUp:
         with Stop() as stop:
             os.kill(os.getpid(), signal.SIGTERM)
             assert stop.asked
+
+    def test_a_write_that_fails_before_the_signal_is_handled_ends_nothing(self):
+        main, terminal = pty.openpty()
+        with open(terminal, "w") as stream:
+            progress = Progress(2, stream=stream)
+            os.close(main)
+            with pytest.raises(OSError, match="Input/output"):
+                os.write(terminal, b"step")
+            for step in (1, 2):
+                progress.step(step)
+            progress.close()
 
     def test_a_run_whose_terminal_closes_saves_and_can_go_on(self, tiny, tmp_path):
         main, terminal = pty.openpty()
