@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import os
+import stat
 import sys
 import time
 from collections import Counter
@@ -53,8 +55,8 @@ class _Stream:
         try:
             call(*args)
         except OSError as error:
-            if error.errno != errno.EIO:
-                raise
+            if error.errno != errno.EIO or not stat.S_ISCHR(os.fstat(self._stream.fileno()).st_mode):
+                raise  # a failing disk, for one
             silence(self._stream.fileno())
 
 

@@ -1,5 +1,7 @@
 """A workdir survives faults: two runs at once, damaged and missing files, power failures, a terminal that closes."""
 
+import errno
+import io
 import json
 import os
 import pty
@@ -273,6 +275,14 @@ class TestHangUp:
             for step in (1, 2):
                 progress.step(step)
             progress.close()
+
+    def test_a_failing_disk_is_no_terminal(self, tmp_path):
+        class Failing(io.TextIOWrapper):
+            def write(self, text):
+                raise OSError(errno.EIO, "Input/output error")
+
+        with Failing(open(tmp_path / "log", "wb")) as stream, pytest.raises(OSError, match="Input/output"):
+            Progress(1, stream=stream).step(1)
 
     def test_a_run_whose_terminal_closes_saves_and_can_go_on(self, tiny, tmp_path):
         main, terminal = pty.openpty()
