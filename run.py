@@ -6,7 +6,8 @@
     python run.py --config=configs/appworld_14b.py --mode=plan --target=h100:8
     python run.py --help=advantage                                # the keys and arguments that a word finds
 
-configs/base.py documents every key. All problems with a config are reported at once, before anything is compiled.
+configs/base.py documents every key. All problems with a config are reported at once, before
+anything is compiled.
 """
 
 from __future__ import annotations
@@ -18,14 +19,15 @@ from typing import Any
 from absl import logging
 
 from configs import base
-from evolver import cli
-from evolver.config import problems as config_problems
-from evolver.help import search
+from evolver.config import cli
+from evolver.config.checks import problems as config_problems
+from evolver.config.help import search
 
 
 def main(argv: list[str]) -> int:
-    """Run one mode and return the exit code: 0 done, 1 failed, 2 nothing was started, 3 ended early (a spent budget, a
-    language-model server that is down, a world that fails in every rollout), 130 interrupted."""
+    """Run one mode and return the exit code: 0 done, 1 failed, 2 nothing was started, 3 ended early
+    (a spent budget, a language-model server that is down, a world that fails in every rollout), 130
+    interrupted."""
     logging.set_verbosity(logging.FATAL)  # orbax also logs, with a traceback, what it raises
     command = cli.parse(argv)
     if command.sought:
@@ -48,7 +50,8 @@ def main(argv: list[str]) -> int:
 
 
 def start(config: Any, workdir: str, mode: str, target: str) -> int:
-    """Run a mode of a config that has been checked, and return the exit code. From here on jax may be imported."""
+    """Run a mode of a config that has been checked, and return the exit code. From here on jax may
+    be imported."""
     if mode == "plan":
         from evolver.plan import PlanError, plan
 
@@ -58,13 +61,17 @@ def start(config: Any, workdir: str, mode: str, target: str) -> int:
             print(error, file=sys.stderr)
             return 2
         return 0
-    from evolver import hosts, loop
-    from evolver.stop import tell
+    from evolver import loop
+    from evolver.processes import hosts
+    from evolver.processes.interrupt import tell
     from rl import checkpoint
 
     checkpoint.report_once()
-    if not gc.get_freeze_count():  # once: a process that starts several runs would keep the garbage of earlier ones
-        gc.freeze()  # what was imported stays; otherwise each full collection of garbage looks at all of it
+    if (
+        not gc.get_freeze_count()
+    ):  # once: a process that starts several runs would keep the garbage of earlier ones
+        # what was imported stays; otherwise each full collection of garbage looks at all of it
+        gc.freeze()
     modes = {"train": loop.train, "eval": loop.evaluate, "explore": loop.explore, "pool": loop.pool}
     try:
         with hosts.connected(config):

@@ -68,12 +68,16 @@ def get_config(arg=None):
     config.env.mode = "worker"
     config.env.python = ".venv-appworld/bin/python"
     config.env.workers = 64
-    config.rollout.concurrency = 64  # one episode per worker, each of which takes 0.3 GB of host memory
+    config.rollout.concurrency = (
+        64  # one episode per worker, each of which takes 0.3 GB of host memory
+    )
     config.template.show_tools = False  # actions are Python code
 
     for mechanism in ROWS[arg]:
         config[mechanism].enabled = True
-    config.questioning.explorer.name = "llm"  # the paper's models; config.llm.url and .key name their server
+    config.questioning.explorer.name = (
+        "llm"  # the paper's models; config.llm.url and .key name their server
+    )
     config.questioning.judge.name = "reference"
     config.attributing.judge.name = "llm"
     config.navigating.extractor.name = "llm"
@@ -84,7 +88,9 @@ def get_config(arg=None):
     config.llm.explorer.model = config.llm.writer.model = "qwen-plus"
     config.llm.explorer.extra = '{"top_k": 100}'
     config.llm.judge.model = "qwen3-235b-a22b-instruct-2507"
-    config.llm.step_judge.model = config.llm.summariser.model = config.llm.reranker.model = "qwen-max"
+    config.llm.step_judge.model = config.llm.summariser.model = config.llm.reranker.model = (
+        "qwen-max"
+    )
     config.llm.embedder.model = "text-embedding-v4"
     config.questioning.share = 1.0  # the paper trains on synthetic tasks only
     if arg.startswith("hybrid"):
@@ -92,5 +98,7 @@ def get_config(arg=None):
         config.advantage.synthetic = 0.5
     if "attributing" in ROWS[arg]:
         config.advantage.name = "adca"
-        config.advantage.args.norm = "trajectory"  # equation 18, which has no bound; the default is the reference's
+        config.advantage.args.norm = (
+            "trajectory"  # equation 18, which has no bound; the default is the reference's
+        )
     return config

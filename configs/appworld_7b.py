@@ -3,8 +3,9 @@
     python run.py --config=configs/appworld_7b.py --mode=plan
     python run.py --config=configs/appworld_7b.py --config.model.path=/dir/of/Qwen2.5-7B-Instruct
 
-The paper's scores, which nobody has reproduced here (test_normal, avg@8 / best@8, in percent): 1.8 / 5.6 before
-training; original 16.1 / 25.5, q 23.2 / 40.3, hybrid 21.8 / 36.3, qn 26.3 / 43.1, qa 25.7 / 43.7, all 32.4 / 51.2.
+The paper's scores, which nobody has reproduced here (test_normal, avg@8 / best@8, in percent): 1.8
+/ 5.6 before training; original 16.1 / 25.5, q 23.2 / 40.3, hybrid 21.8 / 36.3, qn 26.3 / 43.1, qa
+25.7 / 43.7, all 32.4 / 51.2.
 Time: not measured; about half of the 14B's.
 """
 
@@ -16,9 +17,13 @@ def get_config(arg=None):
 
 
 def with_7b(config):
-    """Change a 14B config for the 7B model, whose training state fits on the devices, and return it."""
+    """Change a 14B config for the 7B model, whose training state fits on the devices, and return
+    it."""
     config.model.preset = "7b"
-    config.engine.vllm.devices = ("0,1,2,3", "4,5,6,7")  # 4 key/value heads do not divide among 8 devices
+    config.engine.vllm.devices = (
+        "0,1,2,3",
+        "4,5,6,7",
+    )  # 4 key/value heads do not divide among 8 devices
     config.optim.offload = False
     config.loss.reference = "device"
     return config

@@ -1,9 +1,12 @@
-"""The policy that the quickstart starts from. It imitates a script that is careful at first and careless at the end.
+"""The policy that the quickstart starts from. It imitates a script that is careful at first and
+careless at the end.
 
     python -m experiments.imitation --config=configs/base_policy.py
 
-writes runs/base_policy/policy, of which configs/assets/travel_base is a copy. Expected on dev in the agency `rules=0`,
-in percent: avg@8 21.9, 24.3 at the best temperature, greedy 14.6. Time: 34 minutes on two busy cores.
+writes runs/base_policy/policy, of which configs/assets/travel_base is a copy. Expected on dev in
+the agency `rules=0`,
+in percent: avg@8 21.9, 24.3 at the best temperature, greedy 14.6. Time: 34 minutes on two busy
+cores.
 """
 
 from configs import imitation

@@ -3,8 +3,9 @@
     python -m experiments.imitation --config=configs/bfcl_tiny_base.py    # imitate careless demonstrations
     python run.py --config=configs/bfcl_tiny.py                           # GRPO from there
 
-The 27 conversations of the base category whose solutions have at most 3 calls: 15 train, 12 are held out from learning
-by reward. The base policy imitated demonstrations of all 27, so the score measures how carefully the policy works and
+The 27 conversations of the base category whose solutions have at most 3 calls: 15 train, 12 are
+held out from learning by reward. The base policy imitated demonstrations of all 27, so the score
+measures how carefully the policy works and
 is not a BFCL score. Expected on the 12: avg@8 from 22.9 to 45.8 percent. Time: 6 and 4 minutes.
 """
 

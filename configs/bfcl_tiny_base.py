@@ -1,8 +1,10 @@
-"""The policy that configs/bfcl_tiny.py starts from. It imitates careless solutions of short BFCL conversations.
+"""The policy that configs/bfcl_tiny.py starts from. It imitates careless solutions of short BFCL
+conversations.
 
     python -m experiments.imitation --config=configs/bfcl_tiny_base.py
 
-writes runs/bfcl_tiny_base/policy. Expected on the 12 held-out conversations, in percent: avg@8 22.9, greedy 83.3.
+writes runs/bfcl_tiny_base/policy. Expected on the 12 held-out conversations, in percent: avg@8
+22.9, greedy 83.3.
 Time: 6 minutes on two cores.
 """
 

@@ -1,12 +1,13 @@
-"""The quickstart in another world: a smart home that the policy does not know, trained in on invented tasks alone.
+"""The quickstart in another world: a smart home that the policy does not know, trained in on
+invented tasks alone.
 
     python -m experiments.imitation --config=configs/home_base.py    # imitate careless demonstrations in other homes
     python run.py --config=configs/home.py                           # explore this one and train
 
-The arguments are those of the quickstart. Nothing says what this home wants done before a device is changed (`rules`,
-envs/house_rules.py). Bounds, stated before any measurement: avg@8 of the base policy at its best temperature at most
-40, after training greedy and avg@8 at least 65, on 40 held-out tasks with other words, homes and pairs of changes. All
-are met (docs/results.md).
+The arguments are those of the quickstart. Nothing says what this home wants done before a device is
+changed (`rules`, envs/house_rules.py). Bounds, stated before any measurement: avg@8 of the base
+policy at its best temperature at most 40, after training greedy and avg@8 at least 65, on 40
+held-out tasks with other words, homes and pairs of changes. All are met (docs/results.md).
 """
 
 from configs import quickstart

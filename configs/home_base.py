@@ -1,8 +1,10 @@
-"""The policy that configs/home.py starts from. It imitates a script that is careful at first and careless at the end.
+"""The policy that configs/home.py starts from. It imitates a script that is careful at first and
+careless at the end.
 
     python -m experiments.imitation --config=configs/home_base.py
 
-writes runs/home_base/policy. The demonstrations show homes with house rules, never one of those that are trained and
+writes runs/home_base/policy. The demonstrations show homes with house rules, never one of those
+that are trained and
 evaluated in. Time: 18 minutes on two cores.
 """
 

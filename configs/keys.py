@@ -14,8 +14,8 @@ from ml_collections import ConfigDict
 class Rule(NamedTuple):
     """The default of a key and the values that it may have.
 
-    For a tuple, the rule is about its entries, which are texts if nothing limits them. zero: 0 is allowed besides,
-    whatever the bounds are.
+    For a tuple, the rule is about its entries, which are texts if nothing limits them. zero: 0 is
+    allowed besides, whatever the bounds are.
     """
 
     default: Any
@@ -28,15 +28,23 @@ class Rule(NamedTuple):
     free: bool = False  # a group of arguments that a plug or a world defines
 
     def misfit(self, value):
-        """Return the rule that a value breaks, such as "at least 1", or "". The type is not checked here."""
+        """Return the rule that a value breaks, such as "at least 1", or "". The type is not checked
+        here."""
         if self.choices:
             values = value if isinstance(value, tuple) else (value,)
             if any(v not in self.choices for v in values):
                 return f"one of {', '.join(self.choices)}"
             return ""
-        if isinstance(value, tuple) and (self.least, self.above, self.most, self.below) != (None,) * 4:
+        if (
+            isinstance(value, tuple)
+            and (self.least, self.above, self.most, self.below) != (None,) * 4
+        ):
             numbers = [v for v in value if isinstance(v, int | float) and not isinstance(v, bool)]
-            return "numbers" if len(numbers) < len(value) else next((m for v in value if (m := self.misfit(v))), "")
+            return (
+                "numbers"
+                if len(numbers) < len(value)
+                else next((m for v in value if (m := self.misfit(v))), "")
+            )
         if isinstance(value, tuple):
             return "" if all(isinstance(v, str) for v in value) else "texts"
         if isinstance(value, bool) or not isinstance(value, int | float):
@@ -54,23 +62,38 @@ class Rule(NamedTuple):
         return "" if all(holds) else self.bounds()
 
     def bounds(self):
-        """Return the bounds in words, such as "0, or at least 64 and at most 16777216"; "" if there are none."""
-        limits = {"at least": self.least, "above": self.above, "at most": self.most, "below": self.below}
+        """Return the bounds in words, such as "0, or at least 64 and at most 16777216"; "" if there
+        are none."""
+        limits = {
+            "at least": self.least,
+            "above": self.above,
+            "at most": self.most,
+            "below": self.below,
+        }
         stated = {words: limit for words, limit in limits.items() if limit is not None}
-        words = " and ".join(f"{words} {limit:{'d' if type(limit) is int else 'g'}}" for words, limit in stated.items())
+        words = " and ".join(
+            f"{words} {limit:{'d' if type(limit) is int else 'g'}}"
+            for words, limit in stated.items()
+        )
         return f"0, or {words}" if self.zero and words else words
 
     def nearest(self, value):
-        """Return `value` if no rule forbids it, else one that is as harmless: the least one, or the default."""
+        """Return `value` if no rule forbids it, else one that is as harmless: the least one, or the
+        default."""
         if not self.misfit(value):
             return value
-        if not (self.choices or isinstance(value, tuple)) and self.least is not None and value < self.least:
+        if (
+            not (self.choices or isinstance(value, tuple))
+            and self.least is not None
+            and value < self.least
+        ):
             return type(self.default)(self.least)
         return self.default
 
 
 def key(default, *, least=None, above=None, most=None, below=None, choices=(), zero=False):
-    """Declare a key's default and bounds; numbers must be finite in any case. zero: 0 is allowed besides."""
+    """Declare a key's default and bounds; numbers must be finite in any case. zero: 0 is allowed
+    besides."""
     return Rule(default, least, above, most, below, tuple(choices), zero)
 
 
@@ -80,7 +103,8 @@ def fraction(default):
 
 
 def temperature(default):
-    """Declare a sampling temperature: 0 is greedy, and smaller or larger ones than these give no useful samples."""
+    """Declare a sampling temperature: 0 is greedy, and smaller or larger ones than these give no
+    useful samples."""
     return key(default, least=0.01, most=100, zero=True)
 
 
@@ -95,7 +119,10 @@ class Keys:
     """A group of keys: assigning an attribute adds a key to `config`, and its rule to `rules`."""
 
     def __init__(self, config=None, rules=None, prefix=""):
-        values = {"config": ConfigDict() if config is None else config, "rules": {} if rules is None else rules}
+        values = {
+            "config": ConfigDict() if config is None else config,
+            "rules": {} if rules is None else rules,
+        }
         vars(self).update(values, prefix=prefix)
 
     def __setattr__(self, name, value):
@@ -109,7 +136,8 @@ class Keys:
         return Keys(self.config[name], self.rules, f"{self.prefix}{name}.")
 
     def plug(self, name, default):
-        """Add a plug: `name` of a callable and `args`, which its signature defines (docs/extending.md)."""
+        """Add a plug: `name` of a callable and `args`, which its signature defines
+        (docs/extending.md)."""
         group = self.group(name)
         group.name = default
         group.args = Rule(ConfigDict(), free=True)

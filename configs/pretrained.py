@@ -1,4 +1,5 @@
-"""Your model on your GPU: the template for runs from a pretrained checkpoint. It also runs on two cores.
+"""Your model on your GPU: the template for runs from a pretrained checkpoint. It also runs on two
+cores.
 
     make pretrained
     python run.py --config=configs/pretrained.py --config.model.path=/dir/of/a/checkpoint    # one GPU, a model of 1.5B
@@ -12,9 +13,10 @@
 | words | two cores | reasoning-gym: find who feels so in a few sentences, after two solved questions | none: GRPO |
 | calls | two cores | `travel`: tasks of two calls, after a short imitation | none: GRPO |
 
-`words` needs requirements/reasoning.txt. Without an argument, the planner estimates, a 1.5B model fits on one GPU of
-80 GB; it has not been measured there. On held-out tasks `words` goes from 5.4 to 59.7% (27.1 before, at the best
-temperature) in about half an hour, and `calls` from 16.9 to 53.9% (23.4 before) in 40 minutes (docs/results.md).
+`words` needs requirements/reasoning.txt. Without an argument, the planner estimates, a 1.5B model
+fits on one GPU of 80 GB; it has not been measured there. On held-out tasks `words` goes from 5.4 to
+59.7% (27.1 before, at the best temperature) in about half an hour, and `calls` from 16.9 to 53.9%
+(23.4 before) in 40 minutes (docs/results.md).
 """
 
 from configs import base, quickstart
@@ -31,7 +33,8 @@ def get_config(arg=None):
 
 
 def travel():
-    """Return the quickstart with what its tiny policy has memorised put into the prompt, and settings for a GPU."""
+    """Return the quickstart with what its tiny policy has memorised put into the prompt, and
+    settings for a GPU."""
     config = quickstart.get_config("all")
     config.model.path = SMOL
     use(config.navigating.extractor, "contrast")
@@ -59,7 +62,9 @@ def two_cores():
     config.rollout.group = 8
     config.rollout.temperature = 1.0
     config.engine.slots = 64
-    config.engine.weight_dtype = "bfloat16"  # half the memory, and about half the time of a product on a CPU with AMX
+    config.engine.weight_dtype = (
+        "bfloat16"  # half the memory, and about half the time of a product on a CPU with AMX
+    )
     config.learner.updates = 1
     config.learner.share_prompts = True
     config.learner.row = 640
@@ -80,7 +85,9 @@ def words():
     config = two_cores()
     config.env.name = "reasoning"
     config.env.args.datasets = ("needle_haystack",)
-    config.env.args.options = {"needle_haystack": {"min_num_statements": 3, "max_num_statements": 5}}
+    config.env.args.options = {
+        "needle_haystack": {"min_num_statements": 3, "max_num_statements": 5}
+    }
     config.env.args.examples = 2
     config.env.args.n_train = 512
     config.rollout.max_turns = 1

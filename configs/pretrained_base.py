@@ -1,10 +1,12 @@
-"""SmolLM2-135M-Instruct after a short imitation of a travel agent: where `configs/pretrained.py:calls` starts.
+"""SmolLM2-135M-Instruct after a short imitation of a travel agent: where
+`configs/pretrained.py:calls` starts.
 
     make pretrained
     python -m experiments.imitation --config=configs/pretrained_base.py
 
-writes runs/pretrained_base/policy. The demonstrations have no slips: what this policy does wrong, it has not learned.
-It solves 29.7% of training tasks of two calls at temperature 1, and 40.6% greedily (docs/results.md).
+writes runs/pretrained_base/policy. The demonstrations have no slips: what this policy does wrong,
+it has not learned. It solves 29.7% of training tasks of two calls at temperature 1, and 40.6%
+greedily (docs/results.md).
 """
 
 from configs import imitation

@@ -1,12 +1,14 @@
 """The quickstart's policy after it was shown contexts that have lost their oldest turns.
 
-    python -m experiments.imitation --config=configs/window_base.py:window --workdir=runs/window_base
-    python -m experiments.imitation --config=configs/window_base.py:whole --workdir=runs/whole_base
+    python -m experiments.imitation --config=configs/window_base.py:window
+    --workdir=runs/window_base python -m experiments.imitation --config=configs/window_base.py:whole
+    --workdir=runs/whole_base
 
-Both imitate the same demonstrations for as long, `window` with a sliding window of 128 tokens, `whole` with everything.
-The demonstrations are those of configs/base_policy.py, of other agencies than the quickstart's. Expected after 40 steps
-of GRPO in contexts of 160 tokens, avg@4 of three seeds: 54.0 for `window` with a sliding window, 46.9 for `whole` with
-the causal template (docs/results.md). Time: 5 minutes each.
+Both imitate the same demonstrations for as long, `window` with a sliding window of 128 tokens,
+`whole` with everything. The demonstrations are those of configs/base_policy.py, of other agencies
+than the quickstart's. Expected after 40 steps of GRPO in contexts of 160 tokens, avg@4 of three
+seeds: 54.0 for `window` with a sliding window, 46.9 for `whole` with the causal template
+(docs/results.md). Time: 5 minutes each.
 """
 
 from configs import base_policy

@@ -1,4 +1,5 @@
-"""The registry of worlds. A world's module is imported only when the world is made, so its packages stay optional."""
+"""The registry of worlds. A world's module is imported only when the world is made, so its packages
+stay optional."""
 
 from __future__ import annotations
 
@@ -35,10 +36,13 @@ def make(name: str, **kwargs: Any) -> World:
 
 
 def world_class(name: str) -> type[World]:
-    """Return the class of a world, or the function that makes it, by its name. Raises what `make` raises."""
+    """Return the class of a world, or the function that makes it, by its name. Raises what `make`
+    raises."""
     module, _, attribute = WORLDS.get(name, name).partition(":")
     if not attribute:
-        raise ValueError(f"there is no world {name!r}; there are {', '.join(WORLDS)}, and my_module:MyEnv")
+        raise ValueError(
+            f"there is no world {name!r}; there are {', '.join(WORLDS)}, and my_module:MyEnv"
+        )
     world = getattr(importlib.import_module(module), attribute, None)
     if world is None:
         raise ValueError(f"module {module} has no {attribute}")

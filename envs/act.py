@@ -1,7 +1,8 @@
 """Worlds in which a turn is one action, written as text or as a call of the tool `act`.
 
-Where the simulator tells its player the forms of the actions, the schema of `act` lists them as JSON Schema's
-`examples`. A word in capitals is a slot: "put OBJ in OBJ" stands for "put apple in box".
+Where the simulator tells its player the forms of the actions, the schema of `act` lists them as
+JSON Schema's `examples`. A word in capitals is a slot: "put OBJ in OBJ" stands for "put apple in
+box".
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from envs.world import ReplayWorld, StepResult, Task, Tool
 
 
 class ActionWorld(ReplayWorld):
-    """A world that takes one action per turn, up to a maximum. Subclasses implement `reset`, `_act` and `evaluate`."""
+    """A world that takes one action per turn, up to a maximum. Subclasses implement `reset`, `_act`
+    and `evaluate`."""
 
     def __init__(self, max_steps: int):
         self._max_steps = max_steps
@@ -29,7 +31,9 @@ class ActionWorld(ReplayWorld):
         except ValueError as error:
             self._over = truncated
             info = {"calls": [], "errors": 1, "parse_error": True}
-            return StepResult([{"role": "user", "content": f"error: {error}"}], truncated=truncated, info=info)
+            return StepResult(
+                [{"role": "user", "content": f"error: {error}"}], truncated=truncated, info=info
+            )
         text, observation, reward, terminated = self._act(text)
         self._over = terminated or truncated
         return StepResult(
@@ -53,26 +57,32 @@ class ActionWorld(ReplayWorld):
 
     @property
     def _invented(self) -> bool:
-        """True for a synthetic task: its query is the goal, and the simulator's own goal does not count."""
+        """True for a synthetic task: its query is the goal, and the simulator's own goal does not
+        count."""
         return self._task.origin == "synthetic"
 
     def _act(self, text: str) -> tuple[str, str, float, bool]:
-        """Take an action. Return (the text that was executed, observation, reward, True if the episode ended)."""
+        """Take an action. Return (the text that was executed, observation, reward, True if the
+        episode ended)."""
         raise NotImplementedError
 
 
 def tool(description: str, examples: Iterable[str]) -> Tool:
-    """Return the schema of the tool `act`. `examples` are the forms of the actions, with slots in capitals."""
+    """Return the schema of the tool `act`. `examples` are the forms of the actions, with slots in
+    capitals."""
     action = {"type": "string", "examples": sorted(set(examples))}
     parameters = {"type": "object", "properties": {"action": action}, "required": ["action"]}
-    return {"type": "function", "function": {"name": "act", "description": description, "parameters": parameters}}
+    return {
+        "type": "function",
+        "function": {"name": "act", "description": description, "parameters": parameters},
+    }
 
 
 def action_of(text: str) -> tuple[str, str]:
     """Return the action in an assistant turn and the role of its answer ("tool" or "user").
 
-    In a turn without a call the action is the last non-empty line, so that a model may reason first. Raises ValueError
-    with a message for the model if there is no action.
+    In a turn without a call the action is the last non-empty line, so that a model may reason
+    first. Raises ValueError with a message for the model if there is no action.
     """
     turn = parse(text)
     if turn.errors:

@@ -1,7 +1,8 @@
 """The checks of what a world hands over, made once, where it enters.
 
-Behind this boundary every text can be encoded and every value is JSON of bounded depth and size (envs/values.py), so
-that nothing written, sent or computed later fails on it. Text is repaired. Anything else is a failure of the world that
+Behind this boundary every text can be encoded and every value is JSON of bounded depth and size
+(envs/values.py), so that nothing written, sent or computed later fails on it. Text is repaired.
+Anything else is a failure of the world that
 wrote it: its episode ends, and no other.
 """
 
@@ -16,11 +17,14 @@ from envs.world import Evaluation, Message, Observation, StepResult, Task, World
 
 
 def task(value: Any) -> Task:
-    """Return a task with JSON values and repaired texts. Raises Unsafe if it cannot be made safe."""
+    """Return a task with JSON values and repaired texts. Raises Unsafe if it cannot be made
+    safe."""
     if not isinstance(value, Task):
         raise Unsafe(f"a {type(value).__name__} instead of a Task")
     try:
-        return Task.from_dict({field.name: getattr(value, field.name) for field in dataclasses.fields(Task)})
+        return Task.from_dict(
+            {field.name: getattr(value, field.name) for field in dataclasses.fields(Task)}
+        )
     except ValueError as error:
         raise Unsafe(f"task {str(value.id)[:80]!r}: {error}") from None
 
@@ -64,7 +68,10 @@ def evaluation(value: Any) -> Evaluation:
         raise Unsafe(f"success is of type {type(value.success).__name__}, not bool")
     if not isinstance(value.components, dict):
         raise Unsafe(f"components are of type {type(value.components).__name__}, not dict")
-    components = {values.key(k, "components"): _real(v, f"components.{k}") for k, v in value.components.items()}
+    components = {
+        values.key(k, "components"): _real(v, f"components.{k}")
+        for k, v in value.components.items()
+    }
     return Evaluation(score, value.success, components)
 
 
@@ -74,7 +81,9 @@ def _messages(messages: Any) -> list[Message]:
             raise Unsafe(f"messages[{number}] is of type {type(message).__name__}, not dict")
         for key in ("role", "content"):
             if not isinstance(message.get(key), str):
-                raise Unsafe(f"messages[{number}].{key} is of type {type(message.get(key)).__name__}, not str")
+                raise Unsafe(
+                    f"messages[{number}].{key} is of type {type(message.get(key)).__name__}, not str"
+                )
     return json_value(messages, "messages")
 
 

@@ -1,7 +1,9 @@
-"""Check an environment against the World contract: `python -m envs.check my_module:MyEnv` (docs/environments.md).
+"""Check an environment against the World contract: `python -m envs.check my_module:MyEnv`
+(docs/environments.md).
 
-The checks run in a process of their own, which reports each call before it makes it. So a world that hangs or ends its
-process is found like any other, with the call that did it, and the checks go on with the next one.
+The checks run in a process of their own, which reports each call before it makes it. So a world
+that hangs or ends its process is found like any other, with the call that did it, and the checks go
+on with the next one.
 """
 
 from __future__ import annotations
@@ -34,18 +36,31 @@ STARTS = "The environment can be made."
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the conformance suite and print each failure with its reason. Return 0 if all checks pass, else 1."""
-    parser = argparse.ArgumentParser(prog="python -m envs.check", description=__doc__.split("\n")[0])
+    """Run the conformance suite and print each failure with its reason. Return 0 if all checks
+    pass, else 1."""
+    parser = argparse.ArgumentParser(
+        prog="python -m envs.check", description=__doc__.split("\n")[0]
+    )
     parser.add_argument("env", help="my_module:MyEnv or a registered name")
-    parser.add_argument("--kwargs", type=json.loads, default={}, help="JSON arguments of the environment")
+    parser.add_argument(
+        "--kwargs", type=json.loads, default={}, help="JSON arguments of the environment"
+    )
     parser.add_argument("--split", default="train")
     parser.add_argument("--tasks", type=int, default=5, help="number of tasks to try")
     parser.add_argument("--modes", nargs="+", choices=MODES, default=["inprocess", "worker"])
-    parser.add_argument("--timeout", type=float, default=60.0, help="seconds that one call may take")
+    parser.add_argument(
+        "--timeout", type=float, default=60.0, help="seconds that one call may take"
+    )
     args = parser.parse_args(argv)
     failed = 0
     for mode in args.modes:
-        spec = {"env": args.env, "kwargs": args.kwargs, "split": args.split, "limit": args.tasks, "mode": mode}
+        spec = {
+            "env": args.env,
+            "kwargs": args.kwargs,
+            "split": args.split,
+            "limit": args.tasks,
+            "mode": mode,
+        }
         try:
             names, problems = run(spec, args.timeout)
         except (WorldError, ValueError, OSError) as error:
@@ -59,14 +74,20 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def run(spec: dict[str, Any], timeout: float) -> tuple[list[str], list[Problem]]:
-    """Run the suite in child processes, the next one after each that hung or died. Return (checks, problems).
+    """Run the suite in child processes, the next one after each that hung or died. Return (checks,
+    problems).
 
     spec: env, kwargs, split, limit and mode. timeout: seconds for one call.
     """
     with contextlib.ExitStack() as stack:
         if spec["mode"] == "http":
             options = ("--workers", "1", "--step_s", str(timeout), "--reset_s", str(timeout))
-            spec = {**spec, "url": stack.enter_context(serving(spec["env"], json.dumps(spec["kwargs"]), *options))}
+            spec = {
+                **spec,
+                "url": stack.enter_context(
+                    serving(spec["env"], json.dumps(spec["kwargs"]), *options)
+                ),
+            }
         names, problems = _suite(spec, timeout)
         broken = {problem.check for problem in problems}
         if spec["mode"] != "http" and not broken & {"starts", "tasks"}:
@@ -99,7 +120,8 @@ def _suite(spec: dict[str, Any], timeout: float) -> tuple[list[str], list[Proble
 
 
 def _disagreement(spec: dict[str, Any], timeout: float) -> str:
-    """Return where two processes with other hashes play other episodes, "" if nowhere, or why that cannot be told."""
+    """Return where two processes with other hashes play other episodes, "" if nowhere, or why that
+    cannot be told."""
     played, call = [], ""
     for seed in ("1", "2"):
         for kind, what in _reports({**spec, "do": "episodes"}, timeout, PYTHONHASHSEED=seed):
@@ -127,7 +149,11 @@ def _reports(spec: dict[str, Any], timeout: float, **environment: str) -> Iterat
             if kind == "done":
                 return
         process.wait(timeout)
-        how = f"signal {-process.returncode}" if process.returncode < 0 else f"exit code {process.returncode}"
+        how = (
+            f"signal {-process.returncode}"
+            if process.returncode < 0
+            else f"exit code {process.returncode}"
+        )
         yield "lost", f"ended the process ({how})"
     except (TimeoutError, subprocess.TimeoutExpired):
         yield "lost", f"did not return within {timeout:g} s"
@@ -139,7 +165,8 @@ def _reports(spec: dict[str, Any], timeout: float, **environment: str) -> Iterat
 
 
 def _lines(descriptor: int, timeout: float) -> Iterator[bytes]:
-    """Yield the lines of a pipe. Raises TimeoutError if one takes over `timeout` seconds, or the first over START_S."""
+    """Yield the lines of a pipe. Raises TimeoutError if one takes over `timeout` seconds, or the
+    first over START_S."""
     rest, allowed = b"", max(timeout, START_S)
     while True:
         until = time.monotonic() + allowed
@@ -156,9 +183,12 @@ def _lines(descriptor: int, timeout: float) -> Iterator[bytes]:
 
 
 def child(spec: dict[str, Any], report: Any) -> Any:
-    """Do the work of a child process: run the suite, or play the episodes that two processes compare."""
+    """Do the work of a child process: run the suite, or play the episodes that two processes
+    compare."""
     workers = {"workers": 1} if spec["mode"] == "worker" else {}
-    with Source(spec["env"], spec["kwargs"], mode=spec["mode"], url=spec.get("url", ""), **workers) as source:
+    with Source(
+        spec["env"], spec["kwargs"], mode=spec["mode"], url=spec.get("url", ""), **workers
+    ) as source:
         if spec["do"] == "suite":
             choice = {"split": spec["split"], "limit": spec["limit"], "skip": spec["skip"]}
             return conformance.run(source.world, **choice, journal=report)[0]

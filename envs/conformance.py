@@ -1,7 +1,8 @@
 """The World contract as a suite of checks; `python -m envs.check` runs it in processes of its own.
 
-A check is a generator. It gets `make`, which returns a new world, and some tasks, and yields a text for each problem.
-Its docstring states the requirement and the reason, and is printed with each problem.
+A check is a generator. It gets `make`, which returns a new world, and some tasks, and yields a text
+for each problem. Its docstring states the requirement and the reason, and is printed with each
+problem.
 """
 
 from __future__ import annotations
@@ -27,7 +28,22 @@ MAX_IDLE = 200  # turns
 MAX_ODD = 400  # calls
 LEAK_MB = 2.0  # of a reset
 HELD_OUT = ("dev", "val", "test", "test_normal", "test_challenge")
-ODD_VALUES = (None, True, -1, 0, 2.5, 10**400, 1e308, "", "no such value", "\x00", [], [["a"]], {}, {"a": {"b": None}})
+ODD_VALUES = (
+    None,
+    True,
+    -1,
+    0,
+    2.5,
+    10**400,
+    1e308,
+    "",
+    "no such value",
+    "\x00",
+    [],
+    [["a"]],
+    {},
+    {"a": {"b": None}},
+)
 
 MALFORMED = (
     "",
@@ -60,11 +76,13 @@ class Problem:
 
 
 class Escape(Exception):
-    """An exception of a world that ends more than a call, such as SystemExit, as an ordinary one."""
+    """An exception of a world that ends more than a call, such as SystemExit, as an ordinary
+    one."""
 
 
 class Watched(World):
-    """A world that reports each call before it is made, so that a call that ends the process can be named."""
+    """A world that reports each call before it is made, so that a call that ends the process can be
+    named."""
 
     def __init__(self, world: World, journal: Callable[[str], None]):
         self._world, self._journal = world, journal
@@ -101,7 +119,9 @@ class Watched(World):
         self._call("close")
 
     def _call(self, method: str, *arguments: Any) -> Any:
-        self._journal(f"{method}({', '.join(_short(getattr(value, 'id', value)) for value in arguments)})")
+        self._journal(
+            f"{method}({', '.join(_short(getattr(value, 'id', value)) for value in arguments)})"
+        )
         try:
             return getattr(self._world, method)(*arguments)
         except (Exception, KeyboardInterrupt):
@@ -120,9 +140,9 @@ def run(
 ) -> tuple[list[str], list[Problem]]:
     """Run every check but those in `skip` on up to `limit` tasks of `split`.
 
-    Return the names of the checks and the problems. `journal` is called with ("check", its name), ("call",
-    the call about to be made) and ("problem", the Problem) as they come. A world that hangs or ends the process does
-    so here too; envs/check.py runs this in another process.
+    Return the names of the checks and the problems. `journal` is called with ("check", its name),
+    ("call", the call about to be made) and ("problem", the Problem) as they come. A world that
+    hangs or ends the process does so here too; envs/check.py runs this in another process.
     """
     problems, calls = [], [""]
 
@@ -146,7 +166,11 @@ def run(
         finally:
             world.close()
     except Exception as error:
-        found("tasks", f"{calls[0]} {_raised(error)}", f"An environment lists the tasks of its split '{split}'.")
+        found(
+            "tasks",
+            f"{calls[0]} {_raised(error)}",
+            f"An environment lists the tasks of its split '{split}'.",
+        )
         return ["tasks"], problems
     sample = random.Random(0).sample(tasks, min(limit, len(tasks)))
     for check in CHECKS:
@@ -155,7 +179,9 @@ def run(
         why = " ".join(check.__doc__.split())
         journal("check", check.__name__)
         try:
-            for what in check(watched, tasks if check in (lists_tasks, keeps_splits_apart) else sample):
+            for what in check(
+                watched, tasks if check in (lists_tasks, keeps_splits_apart) else sample
+            ):
                 found(check.__name__, what, why)
         except Exception as error:
             found(check.__name__, f"{calls[0]} {_raised(error)}", why)
@@ -163,7 +189,8 @@ def run(
 
 
 def episodes(make: Make, *, split: str = "train", limit: int = 5) -> list[Any]:
-    """Return JSON values of the tasks of a split and of an episode in some, to be compared between processes.
+    """Return JSON values of the tasks of a split and of an episode in some, to be compared between
+    processes.
 
     `info` is left out: it may hold facts of a process."""
     world = make()
@@ -183,7 +210,9 @@ def first_difference(a: list[Any], b: list[Any]) -> str:
         return "the tasks of the split differ"
     ids = [task["id"] for task in a[0]]
     sample = random.Random(0).sample(ids, len(a) - 1)
-    different = [f"task {id}: {_difference(x, y)}" for id, x, y in zip(sample, a[1:], b[1:]) if x != y]
+    different = [
+        f"task {id}: {_difference(x, y)}" for id, x, y in zip(sample, a[1:], b[1:]) if x != y
+    ]
     return different[0] if different else ""
 
 
@@ -191,8 +220,8 @@ def first_difference(a: list[Any], b: list[Any]) -> str:
 
 
 def lists_tasks(make: Make, tasks: list[Task]) -> Iterator[str]:
-    """A split is a non-empty list of tasks with unique ids and a query. It is the same each time and survives JSON,
-    because results are grouped by id and compared across runs."""
+    """A split is a non-empty list of tasks with unique ids and a query. It is the same each time
+    and survives JSON, because results are grouped by id and compared across runs."""
     if not tasks:
         yield "the split has no tasks"
         return
@@ -206,13 +235,16 @@ def lists_tasks(make: Make, tasks: list[Task]) -> Iterator[str]:
         yield f"ids that are not unique: {', '.join(repeated[:5])}"
     yield from (f"task {task.id} has no query" for task in tasks[:1000] if not task.query)
     world = make()
-    if [task.to_dict() for task in world.tasks(tasks[0].split)] != [_json(task.to_dict()) for task in tasks]:
+    if [task.to_dict() for task in world.tasks(tasks[0].split)] != [
+        _json(task.to_dict()) for task in tasks
+    ]:
         yield "another world lists other tasks, or tasks change in JSON (tuples, sets, keys that are not strings)"
     world.close()
 
 
 def rejects_unknown_splits(make: Make, tasks: list[Task]) -> Iterator[str]:
-    """`tasks("no such split")` raises ValueError and names the splits, so that typos in a config are detected."""
+    """`tasks("no such split")` raises ValueError and names the splits, so that typos in a config
+    are detected."""
     world = make()
     try:
         world.tasks("no such split")
@@ -224,8 +256,8 @@ def rejects_unknown_splits(make: Make, tasks: list[Task]) -> Iterator[str]:
 
 
 def resets_to_valid_observations(make: Make, tasks: list[Task]) -> Iterator[str]:
-    """`reset` returns messages with a role and a text, the last from the user, and tools in OpenAI's format, because
-    the prompt is rendered from them."""
+    """`reset` returns messages with a role and a text, the last from the user, and tools in
+    OpenAI's format, because the prompt is rendered from them."""
     world = make()
     for task in tasks:
         observation = world.reset(task, 0)
@@ -240,8 +272,8 @@ def resets_to_valid_observations(make: Make, tasks: list[Task]) -> Iterator[str]
 
 
 def is_deterministic(make: Make, tasks: list[Task]) -> Iterator[str]:
-    """The same task, seed and actions give the same episode, in a new world and in a used one, because attribution,
-    resuming and recovery replay episodes."""
+    """The same task, seed and actions give the same episode, in a new world and in a used one,
+    because attribution, resuming and recovery replay episodes."""
     used = make()
     for task in tasks:
         actions = _actions(task)
@@ -257,7 +289,8 @@ def is_deterministic(make: Make, tasks: list[Task]) -> Iterator[str]:
 
 
 def shares_no_state_between_worlds(make: Make, tasks: list[Task]) -> Iterator[str]:
-    """Two worlds share no state, because rollouts of the same task, and of others, are played at the same time."""
+    """Two worlds share no state, because rollouts of the same task, and of others, are played at
+    the same time."""
     first, second = make(), make()
     for number, task in enumerate(tasks):
         alone = _play(first, task, _actions(task))
@@ -265,7 +298,8 @@ def shares_no_state_between_worlds(make: Make, tasks: list[Task]) -> Iterator[st
             _play(second, other, _actions(other))
             together = {"first": _json(first.reset(task, 0).to_dict()), "steps": []}
             second.reset(other, 0)
-            # The other world is ahead: it takes two actions for one, the first of which is refused, and starts again.
+            # The other world is ahead: it takes two actions for one, the first of which is refused,
+            # and starts again.
             ahead = iter([call_text("no_such_tool", {}), *_actions(other)])
             for action in _actions(task):
                 for theirs in itertools.islice(ahead, 2):
@@ -284,7 +318,8 @@ def shares_no_state_between_worlds(make: Make, tasks: list[Task]) -> Iterator[st
 
 
 def never_raises_in_step(make: Make, tasks: list[Task]) -> Iterator[str]:
-    """`step` never raises, whatever the text. It answers with an error for the model, or ends the episode."""
+    """`step` never raises, whatever the text. It answers with an error for the model, or ends the
+    episode."""
     world = make()
     for task in tasks[:2]:
         for text in MALFORMED:
@@ -300,8 +335,9 @@ def never_raises_in_step(make: Make, tasks: list[Task]) -> Iterator[str]:
 
 
 def takes_odd_arguments(make: Make, tasks: list[Task]) -> Iterator[str]:
-    """`step` never raises on a call of the world's own tools, whatever the arguments: missing or unknown ones, and
-    values of another type (a list where a name is looked up, a number that no float holds). Models write all of them.
+    """`step` never raises on a call of the world's own tools, whatever the arguments: missing or
+    unknown ones, and values of another type (a list where a name is looked up, a number that no
+    float holds). Models write all of them.
     """
     world = make()
     for task in tasks[:2]:
@@ -322,7 +358,9 @@ def takes_odd_arguments(make: Make, tasks: list[Task]) -> Iterator[str]:
                     yield f"task {task.id}: {name} with {changed} {_raised(error)}"
                 world.reset(task, 0)
                 continue
-            yield from (f"task {task.id}: {name} with {changed}: {problem}" for problem in _result(result))
+            yield from (
+                f"task {task.id}: {name} with {changed}: {problem}" for problem in _result(result)
+            )
             if result.terminated or result.truncated:
                 world.evaluate()
                 world.reset(task, 0)
@@ -331,8 +369,8 @@ def takes_odd_arguments(make: Make, tasks: list[Task]) -> Iterator[str]:
 
 
 def answers_with_valid_results(make: Make, tasks: list[Task]) -> Iterator[str]:
-    """`step` returns JSON values: messages with texts that UTF-8 can express, and a reward that is a number. The run
-    ends an episode in which it does not."""
+    """`step` returns JSON values: messages with texts that UTF-8 can express, and a reward that is
+    a number. The run ends an episode in which it does not."""
     world = make()
     for task in tasks:
         world.reset(task, 0)
@@ -346,8 +384,8 @@ def answers_with_valid_results(make: Make, tasks: list[Task]) -> Iterator[str]:
 
 
 def ends_its_episodes(make: Make, tasks: list[Task]) -> Iterator[str]:
-    """An episode ends by itself: with its reference, or if the agent says that it is done. Otherwise every rollout is
-    cut off at the limit of turns, and a model cannot learn to stop."""
+    """An episode ends by itself: with its reference, or if the agent says that it is done.
+    Otherwise every rollout is cut off at the limit of turns, and a model cannot learn to stop."""
     world = make()
     for task in tasks:
         world.reset(task, 0)
@@ -363,8 +401,9 @@ def ends_its_episodes(make: Make, tasks: list[Task]) -> Iterator[str]:
 
 
 def evaluates_without_side_effects(make: Make, tasks: list[Task]) -> Iterator[str]:
-    """`evaluate` returns a score in [0, 1], the same when repeated, and does not change the episode, because it is
-    also called in the middle of an episode. A `progress` component is 1 exactly on success."""
+    """`evaluate` returns a score in [0, 1], the same when repeated, and does not change the
+    episode, because it is also called in the middle of an episode. A `progress` component is 1
+    exactly on success."""
     world = make()
     for task in tasks:
         plain = _play(world, task, _actions(task))
@@ -381,8 +420,8 @@ def evaluates_without_side_effects(make: Make, tasks: list[Task]) -> Iterator[st
 
 
 def scores_references_one(make: Make, tasks: list[Task]) -> Iterator[str]:
-    """A task's reference solution, if it has one, ends with success and score 1. Otherwise the task is unsolvable or
-    the score is wrong."""
+    """A task's reference solution, if it has one, ends with success and score 1. Otherwise the task
+    is unsolvable or the score is wrong."""
     world = make()
     for task in tasks:
         if not task.reference:
@@ -396,8 +435,8 @@ def scores_references_one(make: Make, tasks: list[Task]) -> Iterator[str]:
 
 
 def scores_inaction_zero(make: Make, tasks: list[Task]) -> Iterator[str]:
-    """An agent that does nothing scores 0. Otherwise policies are rewarded for inaction: subtract the score of doing
-    nothing."""
+    """An agent that does nothing scores 0. Otherwise policies are rewarded for inaction: subtract
+    the score of doing nothing."""
     world = make()
     for task in tasks:
         evaluation = _play(world, task, ["I do nothing."] * MAX_STEPS)["evaluation"]
@@ -407,7 +446,8 @@ def scores_inaction_zero(make: Make, tasks: list[Task]) -> Iterator[str]:
 
 
 def keeps_splits_apart(make: Make, tasks: list[Task]) -> Iterator[str]:
-    """No task of the split "train" is also in one to evaluate on. Otherwise the score measures memory."""
+    """No task of the split "train" is also in one to evaluate on. Otherwise the score measures
+    memory."""
     world = make()
     splits = {}
     for name in ("train", *HELD_OUT):
@@ -431,14 +471,16 @@ def frees_its_episodes(make: Make, tasks: list[Task]) -> Iterator[str]:
         gc.collect()
         sizes.append(_memory_mb())
     world.close()
-    growth = min((b - a for a, b in itertools.pairwise(sizes)), default=0.0) / 5  # of the first window: caches fill
+    growth = (
+        min((b - a for a, b in itertools.pairwise(sizes)), default=0.0) / 5
+    )  # of the first window: caches fill
     if growth >= LEAK_MB:
         yield f"task {tasks[0].id}: each reset keeps {growth:.0f} MB"
 
 
 def restores_snapshots(make: Make, tasks: list[Task]) -> Iterator[str]:
-    """A snapshot, if the environment has snapshots, is a JSON value from which any world continues the episode like
-    the first one, because replay and branching depend on it."""
+    """A snapshot, if the environment has snapshots, is a JSON value from which any world continues
+    the episode like the first one, because replay and branching depend on it."""
     world, other = make(), make()
     for task in tasks:
         actions = _actions(task)
@@ -461,14 +503,18 @@ def restores_snapshots(make: Make, tasks: list[Task]) -> Iterator[str]:
 
 
 def lists_functions(make: Make, tasks: list[Task]) -> Iterator[str]:
-    """`functions` lists what the code of an episode can call, in the format of tools and the same each time ([] if
-    actions are calls of tools). `call_text` writes an action for each and rejects other names, because an explorer
-    calls them by name."""
+    """`functions` lists what the code of an episode can call, in the format of tools and the same
+    each time ([] if actions are calls of tools). `call_text` writes an action for each and rejects
+    other names, because an explorer calls them by name."""
     world = make()
     for task in tasks[:2]:
         world.reset(task, 0)
         functions = world.functions()
-        if not isinstance(functions, list) or _json(functions) != functions or world.functions() != functions:
+        if (
+            not isinstance(functions, list)
+            or _json(functions) != functions
+            or world.functions() != functions
+        ):
             yield f"task {task.id}: functions() is not a list of JSON values, or differs when repeated"
             continue
         yield from (f"task {task.id}: {problem}" for problem in _tools(functions))
@@ -523,13 +569,18 @@ def _actions(task: Task) -> list[str]:
     return list(task.reference) or [call_text("no_such_tool", {}), "Hello.", "Done."]
 
 
-def _odd_calls(tools: list[dict[str, Any]], task: Task) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """Yield (tool, what is odd about the call, arguments), starting from the reference's arguments if it has some."""
+def _odd_calls(
+    tools: list[dict[str, Any]], task: Task
+) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """Yield (tool, what is odd about the call, arguments), starting from the reference's arguments
+    if it has some."""
     known = {call.name: call.arguments for action in task.reference for call in parse(action).calls}
     for tool in tools:
         name, schema = tool["function"]["name"], tool["function"].get("parameters", {})
         properties = schema.get("properties", {})
-        usual = known.get(name) or {key: _usual(properties.get(key, {})) for key in schema.get("required", properties)}
+        usual = known.get(name) or {
+            key: _usual(properties.get(key, {})) for key in schema.get("required", properties)
+        }
         yield name, "no arguments", {}
         yield name, "an unknown argument", {**usual, "no_such_argument": 1}
         for key in properties:
@@ -542,11 +593,15 @@ def _usual(schema: dict[str, Any]) -> Any:
     """Return a value that a parameter may have."""
     if schema.get("enum"):
         return schema["enum"][0]
-    return {"integer": 1, "number": 1.0, "boolean": True, "array": [], "object": {}}.get(str(schema.get("type")), "x")
+    return {"integer": 1, "number": 1.0, "boolean": True, "array": [], "object": {}}.get(
+        str(schema.get("type")), "x"
+    )
 
 
 def _content(task: Task) -> str:
-    return json.dumps([task.query, task.seed, task.reference, task.verifier], sort_keys=True, default=repr)
+    return json.dumps(
+        [task.query, task.seed, task.reference, task.verifier], sort_keys=True, default=repr
+    )
 
 
 def _memory_mb() -> float:
@@ -572,7 +627,8 @@ def _play(world: World, task: Task, actions: list[str], evaluate: bool = False) 
 
 
 def _json(value: Any) -> Any:
-    """Return the value after a round trip through JSON. Raises TypeError or ValueError if JSON cannot express it."""
+    """Return the value after a round trip through JSON. Raises TypeError or ValueError if JSON
+    cannot express it."""
     return json.loads(json.dumps(value, allow_nan=False))
 
 
@@ -593,7 +649,11 @@ def _tools(tools: Any) -> Iterator[str]:
         return
     names = []
     for tool in tools:
-        function = tool.get("function") if isinstance(tool, dict) and tool.get("type") == "function" else None
+        function = (
+            tool.get("function")
+            if isinstance(tool, dict) and tool.get("type") == "function"
+            else None
+        )
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             yield f'a tool is not {{"type": "function", "function": {{"name", ...}}}}: {_short(tool)}'
             continue
@@ -607,7 +667,8 @@ def _tools(tools: Any) -> Iterator[str]:
 
 
 def _unsafe(check: Callable[[Any], Any], value: Any) -> str:
-    """Return what is wrong with a record of a world by a check of envs/boundary.py, "" if nothing is."""
+    """Return what is wrong with a record of a world by a check of envs/boundary.py, "" if nothing
+    is."""
     try:
         safe = check(value)
     except values.Unsafe as error:

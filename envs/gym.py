@@ -1,4 +1,5 @@
-"""Bridges to gymnasium: any World as a gymnasium.Env (`GymEnv`) and any text gymnasium.Env as a World (`GymWorld`)."""
+"""Bridges to gymnasium: any World as a gymnasium.Env (`GymEnv`) and any text gymnasium.Env as a
+World (`GymWorld`)."""
 
 from __future__ import annotations
 
@@ -14,21 +15,31 @@ from envs.toolcalls import parse
 from envs.world import Evaluation, Message, Observation, StepResult, Task, World
 
 CHARACTERS = "".join(sorted(set(string.printable)))
-_COLOUR = re.compile(r"\x1b\[[0-9;]+m(.*?)\x1b\[0m")  # toy-text environments highlight the agent's position
+_COLOUR = re.compile(
+    r"\x1b\[[0-9;]+m(.*?)\x1b\[0m"
+)  # toy-text environments highlight the agent's position
 SEEDS = 1_000_000  # per split of a GymWorld: train starts at 0, dev at SEEDS, test at 2 * SEEDS
 
 
 class GymEnv(gymnasium.Env):
-    """A World with Text spaces: the action is the assistant's raw text, the observation the text that answers it.
+    """A World with Text spaces: the action is the assistant's raw text, the observation the text
+    that answers it.
 
-    An episode is a task of the split, drawn with the seed of `reset` or named by `options={"task": id}`. The text is
-    cut to the space (printable ASCII, `max_length` characters); `info` holds the full messages and, after `reset`,
-    the tools.
+    An episode is a task of the split, drawn with the seed of `reset` or named by `options={"task":
+    id}`. The text is cut to the space (printable ASCII, `max_length` characters); `info` holds the
+    full messages and, after `reset`, the tools.
     """
 
     metadata = {"render_modes": ["ansi"], "render_fps": 1}
 
-    def __init__(self, world: World, split: str = "train", *, max_length: int = 8192, render_mode: str | None = None):
+    def __init__(
+        self,
+        world: World,
+        split: str = "train",
+        *,
+        max_length: int = 8192,
+        render_mode: str | None = None,
+    ):
         if render_mode not in (None, *self.metadata["render_modes"]):
             raise ValueError(f"render_mode is None or ansi, not {render_mode!r}")
         self.world = world
@@ -44,13 +55,19 @@ class GymEnv(gymnasium.Env):
         super().reset(seed=seed)
         index = int(self.np_random.integers(len(self._tasks)))
         if options and "task" in options:
-            index = next((i for i, task in enumerate(self._tasks) if task.id == options["task"]), -1)
+            index = next(
+                (i for i, task in enumerate(self._tasks) if task.id == options["task"]), -1
+            )
             if index < 0:
                 raise ValueError(f"no task {options['task']!r} in this split")
         task = self._tasks[index]
         start = self.world.reset(task, int(self.np_random.integers(2**31)))
         self._transcript = ""
-        return self._text(start.messages), {"task": task.id, "messages": start.messages, "tools": start.tools}
+        return self._text(start.messages), {
+            "task": task.id,
+            "messages": start.messages,
+            "tools": start.tools,
+        }
 
     def step(self, action: str):
         self._transcript += f"assistant: {action}\n"
@@ -59,7 +76,13 @@ class GymEnv(gymnasium.Env):
         if result.terminated or result.truncated:
             evaluation = self.world.evaluate()
             info |= {"score": evaluation.score, "success": evaluation.success}
-        return self._text(result.messages), float(result.reward), result.terminated, result.truncated, info
+        return (
+            self._text(result.messages),
+            float(result.reward),
+            result.terminated,
+            result.truncated,
+            info,
+        )
 
     def render(self) -> str | None:
         """Return the conversation so far if the render mode is "ansi"."""
@@ -72,16 +95,19 @@ class GymEnv(gymnasium.Env):
         text = "\n".join(f"{message['role']}: {message['content']}" for message in messages)
         self._transcript += text + "\n"
         allowed = self.observation_space.character_set
-        return "".join(c if c in allowed else "?" for c in text)[: self.observation_space.max_length]
+        return "".join(c if c in allowed else "?" for c in text)[
+            : self.observation_space.max_length
+        ]
 
 
 class GymWorld(World):
     """A gymnasium.Env whose actions are Text or Discrete. A task is a seed of the environment.
 
-    A turn is one action, given as text or as the argument of a call of the tool `act`. Discrete actions are named by
-    `actions`, or else by their numbers. The agent reads the observation if it is text, else the environment's text
-    rendering (render_mode="ansi"), else the observation as Python prints it. The score is the sum of rewards, clipped
-    to [0, 1]; an episode succeeds when the sum reaches `success_at`.
+    A turn is one action, given as text or as the argument of a call of the tool `act`. Discrete
+    actions are named by `actions`, or else by their numbers. The agent reads the observation if it
+    is text, else the environment's text rendering (render_mode="ansi"), else the observation as
+    Python prints it. The score is the sum of rewards, clipped to [0, 1]; an episode succeeds when
+    the sum reaches `success_at`.
     """
 
     name = "gym"
@@ -98,16 +124,23 @@ class GymWorld(World):
         n_test: int = 96,
         options: dict[str, Any] | None = None,
     ):
-        """`env` is an environment or the id of a registered one; `options` are passed to gymnasium.make."""
+        """`env` is an environment or the id of a registered one; `options` are passed to
+        gymnasium.make."""
         self._env = gymnasium.make(env, **(options or {})) if isinstance(env, str) else env
         self._id = env if isinstance(env, str) else type(env.unwrapped).__name__
         space = self._env.action_space
         if not isinstance(space, spaces.Text | spaces.Discrete):
-            raise ValueError(f"{self._id}: actions must be Text or Discrete, not {type(space).__name__}")
+            raise ValueError(
+                f"{self._id}: actions must be Text or Discrete, not {type(space).__name__}"
+            )
         if isinstance(space, spaces.Discrete):
-            actions = actions or [str(n) for n in range(int(space.start), int(space.start + space.n))]
+            actions = actions or [
+                str(n) for n in range(int(space.start), int(space.start + space.n))
+            ]
             if len(actions) != space.n:
-                raise ValueError(f"{self._id} has {space.n} actions, but {len(actions)} names were given")
+                raise ValueError(
+                    f"{self._id} has {space.n} actions, but {len(actions)} names were given"
+                )
         elif actions:
             raise ValueError(f"{self._id}: only Discrete actions can be named")
         self._actions = actions or []
@@ -122,7 +155,13 @@ class GymWorld(World):
             raise ValueError(f"{self._id} has no split {split!r}; it has {', '.join(self._sizes)}")
         first = list(self._sizes).index(split) * SEEDS
         return [
-            Task(f"gym/{self._id}/{split}/{i:04d}", self.name, self._instruction, split=split, seed=first + i)
+            Task(
+                f"gym/{self._id}/{split}/{i:04d}",
+                self.name,
+                self._instruction,
+                split=split,
+                seed=first + i,
+            )
             for i in range(self._sizes[split])
         ]
 
@@ -130,8 +169,12 @@ class GymWorld(World):
         digest = hashlib.blake2b(f"{task.seed} {seed}".encode(), digest_size=4).digest()
         observation, _ = self._env.reset(seed=int.from_bytes(digest, "big") >> 1)
         self._total, self._over = 0.0, False
-        query = "\n".join([task.query, *([f"Actions: {', '.join(self._actions)}."] if self._actions else [])])
-        return Observation([{"role": "user", "content": f"{query}\n{self._text(observation)}"}], [self._tool()])
+        query = "\n".join(
+            [task.query, *([f"Actions: {', '.join(self._actions)}."] if self._actions else [])]
+        )
+        return Observation(
+            [{"role": "user", "content": f"{query}\n{self._text(observation)}"}], [self._tool()]
+        )
 
     def step(self, action: str) -> StepResult:
         if self._over:
@@ -151,7 +194,11 @@ class GymWorld(World):
             reward=float(reward),
             terminated=bool(terminated),
             truncated=bool(truncated),
-            info={"calls": [call.to_dict() for call in turn.calls], "errors": 0, "parse_error": False},
+            info={
+                "calls": [call.to_dict() for call in turn.calls],
+                "errors": 0,
+                "parse_error": False,
+            },
         )
 
     def evaluate(self) -> Evaluation:
@@ -176,7 +223,11 @@ class GymWorld(World):
             raise ValueError(turn.errors[0])
         text = turn.content
         if turn.calls:
-            if len(turn.calls) > 1 or turn.calls[0].name != "act" or set(turn.calls[0].arguments) != {"action"}:
+            if (
+                len(turn.calls) > 1
+                or turn.calls[0].name != "act"
+                or set(turn.calls[0].arguments) != {"action"}
+            ):
                 raise ValueError("call act once, with an action")
             text = str(turn.calls[0].arguments["action"])
         space = self._env.action_space
@@ -185,7 +236,9 @@ class GymWorld(World):
                 raise ValueError(f"the actions are {', '.join(self._actions)}")
             return int(space.start) + self._actions.index(text.strip())
         if not space.contains(text):
-            raise ValueError(f"an action has {space.min_length} to {space.max_length} of the characters it may have")
+            raise ValueError(
+                f"an action has {space.min_length} to {space.max_length} of the characters it may have"
+            )
         return text
 
     def _text(self, observation: Any) -> str:

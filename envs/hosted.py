@@ -13,8 +13,9 @@ from envs.world import Observation, Task, Tool, World, WorldError
 class HostedWorld(World):
     """A world whose episode is an instance elsewhere, under an id that is chosen here.
 
-    An instance is released however its start ends: `close` may be called by another thread while `reset` waits for an
-    answer, as it is when a rollout gives up, and whichever of the two comes last releases it.
+    An instance is released however its start ends: `close` may be called by another thread while
+    `reset` waits for an answer, as it is when a rollout gives up, and whichever of the two comes
+    last releases it.
 
     Subclasses implement `_create`, `_resume`, `_drop`, `_ask` and `_methods`.
     """

@@ -1,8 +1,10 @@
-"""House rules: which desk call a house wants before each operation. No tool description mentions them.
+"""House rules: which desk call a house wants before each operation. No tool description mentions
+them.
 
-All houses of a world offer the same desk calls, such as `stamp`. An operation without the desk call that this house
-wants is refused with an error that does not name the call. A house is a draw from a family in which some desk calls are
-common and others rare, so that a policy that has seen other houses expects the common ones.
+All houses of a world offer the same desk calls, such as `stamp`. An operation without the desk call
+that this house wants is refused with an error that does not name the call. A house is a draw from a
+family in which some desk calls are common and others rare, so that a policy that has seen other
+houses expects the common ones.
 """
 
 from __future__ import annotations
@@ -32,7 +34,8 @@ class House:
 class Family:
     """The houses of a world.
 
-    name: seeds its houses. desk: {desk call: share of the operations of all houses that want it}; the other operations
+    name: seeds its houses. desk: {desk call: share of the operations of all houses that want it};
+    the other operations
     want none. tools: {tool: its operation}; tools of one operation want the same desk call.
     """
 
@@ -49,15 +52,20 @@ class Family:
         return tuple(dict.fromkeys(self.desk.values()))
 
     def house(self, rules: int, rarity: float) -> House:
-        """Return the house number `rules`, whose operations want desk calls of one rarity: a value of `desk`.
+        """Return the house number `rules`, whose operations want desk calls of one rarity: a value
+        of `desk`.
 
-        Each of these desk calls is wanted by about as many operations. Raises ValueError for a house that does not
-        exist.
+        Each of these desk calls is wanted by about as many operations. Raises ValueError for a
+        house that does not exist.
         """
         if not isinstance(rules, int) or isinstance(rules, bool) or not 0 <= rules < HOUSES:
-            raise ValueError(f"rules must be a house from 0 to {HOUSES - 1}, or None for no house rules, not {rules!r}")
+            raise ValueError(
+                f"rules must be a house from 0 to {HOUSES - 1}, or None for no house rules, not {rules!r}"
+            )
         if rarity not in self.rarities:
-            raise ValueError(f"rarity must be one of {', '.join(map(str, self.rarities))}, not {rarity!r}")
+            raise ValueError(
+                f"rarity must be one of {', '.join(map(str, self.rarities))}, not {rarity!r}"
+            )
         rng = random.Random(f"{self.name} house {rules} {rarity}")
         desks = [desk for desk, share in self.desk.items() if share == rarity]
         drawn: list[str] = []
@@ -66,13 +74,18 @@ class Family:
         return House(tuple(drawn[: len(self.operations)]), self)
 
     def any_house(self, rng: random.Random) -> House:
-        """Draw a house for a demonstration, in which common desk calls are common; never one of `house`."""
+        """Draw a house for a demonstration, in which common desk calls are common; never one of
+        `house`."""
         none = 1 - sum(self.desk.values())
         while True:
-            wants = tuple(rng.choices(["", *self.desk], [none, *self.desk.values()], k=len(self.operations)))
+            wants = tuple(
+                rng.choices(["", *self.desk], [none, *self.desk.values()], k=len(self.operations))
+            )
             if wants not in self._reserved:
                 return House(wants, self)
 
     @functools.cached_property
     def _reserved(self) -> frozenset[tuple[str, ...]]:
-        return frozenset(self.house(rules, rarity).wants for rules in range(HOUSES) for rarity in self.rarities)
+        return frozenset(
+            self.house(rules, rarity).wants for rules in range(HOUSES) for rarity in self.rarities
+        )

@@ -1,4 +1,5 @@
-"""Shared parts of HTTP servers and clients: bearer tokens, request bodies, listening sockets, Retry-After.
+"""Shared parts of HTTP servers and clients: bearer tokens, request bodies, listening sockets,
+Retry-After.
 
 Standard library only.
 """
@@ -15,7 +16,9 @@ import time
 from collections.abc import AsyncIterator
 from typing import Any
 
-TOKEN_VARIABLE = "EVOLVER_ENV_TOKEN"  # environment variable with the bearer token of the environment service
+TOKEN_VARIABLE = (
+    "EVOLVER_ENV_TOKEN"  # environment variable with the bearer token of the environment service
+)
 BODY_S = 60.0  # seconds in which the body of a request has to arrive
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
@@ -41,7 +44,8 @@ def authorized(header: str, token: str) -> bool:
 async def read_json(stream: AsyncIterator[bytes], limit: int) -> Any:
     """Return the JSON value in a request body.
 
-    Raises BodyTooLarge above `limit` bytes, BodyTooLate after BODY_S seconds, and ValueError for invalid JSON.
+    Raises BodyTooLarge above `limit` bytes, BodyTooLate after BODY_S seconds, and ValueError for
+    invalid JSON.
     """
     body = bytearray()
     try:
@@ -58,8 +62,11 @@ async def read_json(stream: AsyncIterator[bytes], limit: int) -> Any:
         raise ValueError("the body is not JSON") from None
 
 
-async def drain(stream: AsyncIterator[bytes], limit: int = 256 << 20, seconds: float = 30.0) -> None:
-    """Read and drop the rest of a body, up to a limit, so that a client which still sends gets to read its answer."""
+async def drain(
+    stream: AsyncIterator[bytes], limit: int = 256 << 20, seconds: float = 30.0
+) -> None:
+    """Read and drop the rest of a body, up to a limit, so that a client which still sends gets to
+    read its answer."""
     with contextlib.suppress(Exception):  # the client may have gone
         async with asyncio.timeout(seconds):
             async for chunk in stream:
@@ -69,7 +76,8 @@ async def drain(stream: AsyncIterator[bytes], limit: int = 256 << 20, seconds: f
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Return a listening socket; port 0 takes a free one. Raises OSError with the address in its message."""
+    """Return a listening socket; port 0 takes a free one. Raises OSError with the address in its
+    message."""
     listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
@@ -82,7 +90,8 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def retry_after(header: str | None) -> float | None:
-    """Return the seconds that a Retry-After header asks for (a number or a date); None if it is missing or invalid."""
+    """Return the seconds that a Retry-After header asks for (a number or a date); None if it is
+    missing or invalid."""
     if not header:
         return None
     try:

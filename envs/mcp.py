@@ -1,8 +1,8 @@
 """The tools of an MCP server as an environment without tasks.
 
-Needs the official client: `pip install -r requirements/mcp.txt`. Tasks come from self-questioning, and outcomes from a
-judge or from a task's verifier: probes, or the calls that it lists. A server acts with its own permissions: run it
-under an account in which none of its tools can do harm.
+Needs the official client: `pip install -r requirements/mcp.txt`. Tasks come from self-questioning,
+and outcomes from a judge or from a task's verifier: probes, or the calls that it lists. A server
+acts with its own permissions: run it under an account in which none of its tools can do harm.
 """
 
 from __future__ import annotations
@@ -21,14 +21,18 @@ SYSTEM = "You have tools. Use them to do what the user asks, then answer in word
 
 
 class McpWorld(World):
-    """One conversation with a server's tools. A turn without a call is the answer and ends the episode.
+    """One conversation with a server's tools. A turn without a call is the answer and ends the
+    episode.
 
-    command: the command line of the server, as a list; each episode starts a new server, whose state in memory is
-    empty. url: a running server (streamable HTTP) instead, whose state persists. env: environment variables of the
+    command: the command line of the server, as a list; each episode starts a new server, whose
+    state in memory is
+    empty. url: a running server (streamable HTTP) instead, whose state persists. env: environment
+    variables of the
     command. timeout_s: deadline of one call and of starting. max_calls: calls allowed in one turn.
 
-    `tasks` is empty; `reset` takes any task with a query. A verifier {"calls": [{"name", "arguments"}, ...]} requires
-    these calls, in any order, each answered without an error. Without a verifier the score is 0 and a judge decides.
+    `tasks` is empty; `reset` takes any task with a query. A verifier {"calls": [{"name",
+    "arguments"}, ...]} requires these calls, in any order, each answered without an error. Without
+    a verifier the score is 0 and a judge decides.
     """
 
     name = "mcp"
@@ -60,14 +64,20 @@ class McpWorld(World):
         if not isinstance(calls, list) or not all(
             isinstance(c, dict) and {"name", "arguments"} <= set(c) for c in calls
         ):
-            raise ValueError(f"task {task.id}: an MCP verifier is {{'calls': [{{'name', 'arguments'}}, ...]}}")
+            raise ValueError(
+                f"task {task.id}: an MCP verifier is {{'calls': [{{'name', 'arguments'}}, ...]}}"
+            )
         self._connect()
         self._task, self._required, self._succeeded, self._over = task, calls, [], False
-        messages = [{"role": "system", "content": self._system}, {"role": "user", "content": task.query}]
+        messages = [
+            {"role": "system", "content": self._system},
+            {"role": "user", "content": task.query},
+        ]
         return Observation(messages, self._session.tools)
 
     def step(self, action: str) -> StepResult:
-        """Run the turn's calls. `info["calls"]` lists them in order, each with "result" and "ok" (False = error)."""
+        """Run the turn's calls. `info["calls"]` lists them in order, each with "result" and "ok"
+        (False = error)."""
         self._require_episode()
         if self._over:
             return StepResult([], terminated=True, info={"calls": [], "errors": 0, "over": True})
@@ -88,7 +98,9 @@ class McpWorld(World):
                 unmatched.remove(call)
                 matched += 1
         success = bool(self._required) and matched == len(self._required)
-        return Evaluation(float(success), success, {"progress": matched / max(len(self._required), 1)})
+        return Evaluation(
+            float(success), success, {"progress": matched / max(len(self._required), 1)}
+        )
 
     def profile(self) -> dict[str, Any]:
         """Return a profile with the server as its only entity and the tools as operations."""
@@ -111,7 +123,9 @@ class McpWorld(World):
         mcp = packages.load("mcp", "mcp")
         server = self._url
         if self._command:
-            server = mcp.StdioServerParameters(command=self._command[0], args=self._command[1:], env=self._env)
+            server = mcp.StdioServerParameters(
+                command=self._command[0], args=self._command[1:], env=self._env
+            )
         self._session = _Session(mcp.Client, server, self._timeout_s)
 
     def _require_episode(self) -> None:
@@ -120,27 +134,36 @@ class McpWorld(World):
 
 
 class _Session:
-    """A connection to a server. The client is asynchronous and a World is not, so it runs in its own thread."""
+    """A connection to a server. The client is asynchronous and a World is not, so it runs in its
+    own thread."""
 
     def __init__(self, client: Any, server: Any, timeout_s: float):
         self.tools: list[Tool] = []
         self.server = ""
         self._timeout_s = timeout_s
         self._opened: concurrent.futures.Future[None] = concurrent.futures.Future()
-        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve(client, server)), daemon=True)
+        self._thread = threading.Thread(
+            target=lambda: asyncio.run(self._serve(client, server)), daemon=True
+        )
         self._thread.start()
         try:
             self._opened.result(timeout_s)
         except Exception as error:
             self.close()
-            reason = f"no answer within {timeout_s:g} s" if isinstance(error, TimeoutError) else _innermost(error)
+            reason = (
+                f"no answer within {timeout_s:g} s"
+                if isinstance(error, TimeoutError)
+                else _innermost(error)
+            )
             raise RuntimeError(f"the MCP server cannot be used: {reason}") from error
 
     def call(self, name: str, arguments: dict[str, Any]) -> tuple[str, bool]:
         """Return the text of the result, and False if it is an error. Never raises."""
         if name not in {tool["function"]["name"] for tool in self.tools}:
             return f"error: there is no tool {name!r}", False
-        future = asyncio.run_coroutine_threadsafe(self._client.call_tool(name, arguments), self._loop)
+        future = asyncio.run_coroutine_threadsafe(
+            self._client.call_tool(name, arguments), self._loop
+        )
         try:
             result = future.result(self._timeout_s)
         except (TimeoutError, concurrent.futures.TimeoutError):
@@ -174,9 +197,13 @@ class _Session:
                 self.server = info.name if info else "server"
                 self._opened.set_result(None)
                 await self._closing.wait()
-        except BaseException as error:  # raised in __init__; once the connection is open, each call reports its own
+        except (
+            BaseException
+        ) as error:  # raised in __init__; once the connection is open, each call reports its own
             if not self._opened.done():
-                self._opened.set_exception(error if isinstance(error, Exception) else RuntimeError(str(error)))
+                self._opened.set_exception(
+                    error if isinstance(error, Exception) else RuntimeError(str(error))
+                )
 
 
 def _tool(tool: Any) -> Tool:
@@ -186,11 +213,16 @@ def _tool(tool: Any) -> Tool:
 
 
 def _text(block: Any) -> str:
-    return block.text if getattr(block, "type", "") == "text" else f"[{getattr(block, 'type', 'content')}]"
+    return (
+        block.text
+        if getattr(block, "type", "") == "text"
+        else f"[{getattr(block, 'type', 'content')}]"
+    )
 
 
 def _innermost(error: BaseException) -> str:
-    """Return the message of the first error inside the exception groups of asynchronous libraries."""
+    """Return the message of the first error inside the exception groups of asynchronous
+    libraries."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return str(error) or type(error).__name__

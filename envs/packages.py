@@ -1,4 +1,5 @@
-"""Packages that only some workflows need: a file of requirements in a clone, an extra of the installed package."""
+"""Packages that only some workflows need: a file of requirements in a clone, an extra of the
+installed package."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ ROOT = Path(__file__).parents[1]
 
 
 def how_to_install(name: str, *options: str) -> str:
-    """Return the command that installs requirements/NAME.txt: in a clone with that file, elsewhere as an extra.
+    """Return the command that installs requirements/NAME.txt: in a clone with that file, elsewhere
+    as an extra.
 
     options: of pip, such as "--no-deps". What needs some has no extra, which can have none.
     """
@@ -30,10 +32,13 @@ def how_to_install(name: str, *options: str) -> str:
 
 
 def load(module: str, name: str) -> Any:
-    """Return a module of a package in requirements/NAME.txt. Raises ModuleNotFoundError with how to install it."""
+    """Return a module of a package in requirements/NAME.txt. Raises ModuleNotFoundError with how to
+    install it."""
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
         if error.name != module.partition(".")[0]:
             raise  # something else that the package needs
-        raise ModuleNotFoundError(f"{module} is not installed: {how_to_install(name)}", name=error.name) from None
+        raise ModuleNotFoundError(
+            f"{module} is not installed: {how_to_install(name)}", name=error.name
+        ) from None

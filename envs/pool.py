@@ -1,7 +1,8 @@
 """Many instances of one environment on a few warm worker processes.
 
-An instance is one episode; a worker hosts many. The pool records the task, seed and actions of each instance. If a
-worker dies, only the instance whose call was running fails; the others are replayed in a new worker before their
+An instance is one episode; a worker hosts many. The pool records the task, seed and actions of each
+instance. If a worker dies, only the instance whose call was running fails; the others are replayed
+in a new worker before their
 next call. This relies on the World contract: the same task, seed and actions give the same episode.
 
 Idle instances are released, and a step that arrives twice is executed once.
@@ -33,12 +34,14 @@ class PoolFull(WorldError):
 
 
 class UnknownInstance(ValueError):
-    """Error for the id of an instance that was never created, or was released by its client or because it was idle."""
+    """Error for the id of an instance that was never created, or was released by its client or
+    because it was idle."""
 
 
 @dataclass
 class Instance:
-    """One episode: the call that opened it, the answer to that call, and the actions and results since."""
+    """One episode: the call that opened it, the answer to that call, and the actions and results
+    since."""
 
     id: str
     opening: tuple[str, list[Any]]  # ("reset", [task, seed]) or ("restore", [snapshot])
@@ -60,7 +63,8 @@ class Call(Future):
 class Slot:
     """One worker process and the thread that talks to it.
 
-    `instances` counts the instances assigned to it, and `answered` the calls that the worker answered or failed.
+    `instances` counts the instances assigned to it, and `answered` the calls that the worker
+    answered or failed.
     """
 
     def __init__(self, spawn: Callable[[], Worker]):
@@ -88,7 +92,8 @@ class Slot:
             self.answered += 1
 
     def worker(self) -> Worker:
-        """Return the running worker; start a new one if it died. Call this on the slot's thread only."""
+        """Return the running worker; start a new one if it died. Call this on the slot's thread
+        only."""
         if self._worker is None or not self._worker.alive:
             self.generation += 1
             self.served = 0
@@ -116,12 +121,15 @@ class Slot:
 
 
 class Pool:
-    """Instances of `env` (a registered name or `module:Class`) on `workers` processes under `python`.
+    """Instances of `env` (a registered name or `module:Class`) on `workers` processes under
+    `python`.
 
-    Calls return futures of JSON values (`Call`) and are safe from any thread. per_worker: maximum of instances in
-    one process. memory_mb: address space of one process. lease_s: seconds without a call after which an instance is
-    released. recycle: episodes after which a worker is replaced once it hosts no other instance (0 = never), for
-    environments that leak memory.
+    Calls return futures of JSON values (`Call`) and are safe from any thread. per_worker: maximum
+    of instances in
+    one process. memory_mb: address space of one process. lease_s: seconds without a call after
+    which an instance is
+    released. recycle: episodes after which a worker is replaced once it hosts no other instance (0
+    = never), for environments that leak memory.
     """
 
     def __init__(
@@ -160,7 +168,8 @@ class Pool:
 
     @property
     def patience(self) -> float:
-        """Seconds within which a worker ends some call or start, each of which has a shorter deadline."""
+        """Seconds within which a worker ends some call or start, each of which has a shorter
+        deadline."""
         return GRACE_S + max(self.deadlines.start, self.deadlines.reset, self.deadlines.step)
 
     def tasks(self, split: str) -> Call:
@@ -170,7 +179,8 @@ class Pool:
         return self._anywhere("profile")
 
     def create(self, task: Json, seed: int = 0, id: str | None = None) -> Call:
-        """Start an episode; the result is (id, observation). Repeating a call with its id, task and seed is safe."""
+        """Start an episode; the result is (id, observation). Repeating a call with its id, task and
+        seed is safe."""
         return self._open(("reset", [task, seed]), id)
 
     def restore(self, snapshot: Any, id: str | None = None) -> Call:
@@ -180,8 +190,9 @@ class Pool:
         return self._open(("restore", [snapshot]), id)
 
     def step(self, id: str, action: str, number: int | None = None) -> Call:
-        """Take an action. `number` is the index of the step in its episode, None = the next one. A step that was
-        taken before is answered from memory; one that skips ahead fails with ValueError."""
+        """Take an action. `number` is the index of the step in its episode, None = the next one. A
+        step that was taken before is answered from memory; one that skips ahead fails with
+        ValueError."""
         return self._on(id, self._step, action, number)
 
     def evaluate(self, id: str) -> Call:
@@ -197,7 +208,12 @@ class Pool:
         instance = self._find(id)
         opening, args = instance.opening
         task = args[0] if opening == "reset" else {}
-        return {"instance_id": id, "task_id": task.get("id", ""), "env": self.env, "steps": len(instance.actions)}
+        return {
+            "instance_id": id,
+            "task_id": task.get("id", ""),
+            "env": self.env,
+            "steps": len(instance.actions),
+        }
 
     def release(self, id: str, reason: str = "client") -> bool:
         """Drop an instance. Return False if there is none with this id."""
@@ -215,7 +231,11 @@ class Pool:
         """Release the instances that had no call within the lease. Return their number."""
         earliest = time.monotonic() - self.lease_s
         with self._lock:
-            idle = [instance.id for instance in self._instances.values() if instance.last_used < earliest]
+            idle = [
+                instance.id
+                for instance in self._instances.values()
+                if instance.last_used < earliest
+            ]
         return sum(self.release(id, "idle") for id in idle)
 
     def alive(self) -> int:
@@ -232,7 +252,8 @@ class Pool:
     def world(self) -> PoolWorld:
         return PoolWorld(self)
 
-    # `_place`, `_open`, `_on`, `_find`, `_anywhere` run on the caller's thread, `_count` on any, the rest on a slot's.
+    # `_place`, `_open`, `_on`, `_find`, `_anywhere` run on the caller's thread, `_count` on any,
+    # the rest on a slot's.
 
     def _spawn(self) -> Worker:
         self._count("workers started")
@@ -242,7 +263,9 @@ class Pool:
         """Return the slot for a new instance. Raises PoolFull."""
         slot = min(self._slots, key=lambda s: s.instances)
         if slot.instances >= self._per_worker:
-            raise PoolFull(f"all {len(self._slots) * self._per_worker} places for {self.env} are in use")
+            raise PoolFull(
+                f"all {len(self._slots) * self._per_worker} places for {self.env} are in use"
+            )
         return slot
 
     def _open(self, opening: tuple[str, list[Any]], id: str | None) -> Call:
@@ -292,13 +315,17 @@ class Pool:
         instance.generation = slot.generation
 
     def _hosts(self, slot: Slot) -> bool:
-        """Return True if the worker hosts an instance. `slot.instances` also counts those that only have a place: a
-        step of training takes places for all its episodes at once, so that it would never be low."""
+        """Return True if the worker hosts an instance. `slot.instances` also counts those that only
+        have a place: a step of training takes places for all its episodes at once, so that it would
+        never be low."""
         with self._lock:
-            return any(i.slot is slot and i.generation == slot.generation for i in self._instances.values())
+            return any(
+                i.slot is slot and i.generation == slot.generation for i in self._instances.values()
+            )
 
     def _diverged(self, instance: Instance, what: str) -> WorldError:
-        """Return, and record, the failure of an instance whose replay is another episode than the recorded one."""
+        """Return, and record, the failure of an instance whose replay is another episode than the
+        recorded one."""
         self._count("diverged")
         instance.failure = WorldError(
             f"{self.env} is not deterministic: replayed in a new worker, {what} gave another answer than it did before"
@@ -312,7 +339,9 @@ class Pool:
             raise ValueError(f"the number of a step is 0 or more, not {number}")
         if number < taken:
             if instance.actions[number] != action:
-                raise ValueError(f"step {number} of instance {instance.id} was taken with another action")
+                raise ValueError(
+                    f"step {number} of instance {instance.id} was taken with another action"
+                )
             self._count("duplicate steps")
             return instance.results[number]
         if taken and (instance.results[-1]["terminated"] or instance.results[-1]["truncated"]):
@@ -330,7 +359,8 @@ class Pool:
         return self._guarded(instance, op, args)
 
     def _guarded(self, instance: Instance, op: str, args: list[Any]) -> Any:
-        """Call the worker and record a failure in the instance, which is then never called again."""
+        """Call the worker and record a failure in the instance, which is then never called
+        again."""
         worker = instance.slot.worker()
         try:
             return instance.slot.call(op, instance.id, args, self.deadlines.of(op))
@@ -339,7 +369,9 @@ class Pool:
             if op != "query" or not worker.alive:
                 instance.failure = error
             if not worker.alive and instance.id in self._instances:
-                instance.slot.thread.submit(instance.slot.worker)  # start a new worker before the next call
+                instance.slot.thread.submit(
+                    instance.slot.worker
+                )  # start a new worker before the next call
             raise
 
     def _count(self, what: str) -> None:
@@ -412,8 +444,8 @@ class PoolWorld(HostedWorld):
     def _wait(self, future: Call) -> Any:
         """Return the result of a call, however many calls of the same worker come first.
 
-        Each of those has its own deadline. So the call itself has one from when it begins, and a hang in one episode
-        costs the others time and nothing else.
+        Each of those has its own deadline. So the call itself has one from when it begins, and a
+        hang in one episode costs the others time and nothing else.
         """
         while True:
             answered = future.slot.answered
@@ -423,6 +455,10 @@ class PoolWorld(HostedWorld):
                 if future.done():
                     raise  # the worker's own WorldTimeout
                 if future.slot.answered == answered:
-                    raise WorldTimeout(f"{self.name} did not answer within {self._pool.patience:g} s") from None
+                    raise WorldTimeout(
+                        f"{self.name} did not answer within {self._pool.patience:g} s"
+                    ) from None
             except CancelledError:
-                raise WorldError(f"the pool of {self.name} was closed before the call began") from None
+                raise WorldError(
+                    f"the pool of {self.name} was closed before the call began"
+                ) from None

@@ -1,22 +1,25 @@
-"""Synthetic tasks that any world can check: by what it shows after the episode, and by the closing text.
+"""Synthetic tasks that any world can check: by what it shows after the episode, and by the closing
+text.
 
 The verifier of such a task consists of JSON values:
 
     {"start": the verifier that the world itself needs for `reset`,
      "probes": [{"tool", "action", "before": features, "after": features}   what has to change
-                {"tool", "action", "digest": text}                          what has to stay the same
-                {"tool", "action"}],                                        what the next ones need
+                {"tool", "action", "digest": text}                          what has to stay the
+                same {"tool", "action"}],                                        what the next ones
+                need
      "ids": [kinds of values that are ids], "known": [ids that exist at the start],
      "mask": [kinds of values that vary by themselves], "code": True if actions are code,
      "answer": {"value": text, "others": [values that it could be mistaken for]} or None}
 
-Probes are calls that change nothing that another probe shows. They run in order after the actions of the episode, so
-that the first ones may look up what the later ones need. `Probed` runs them in a repetition of the episode, so that
-checking changes nothing.
+Probes are calls that change nothing that another probe shows. They run in order after the actions
+of the episode, so that the first ones may look up what the later ones need. `Probed` runs them in a
+repetition of the episode, so that checking changes nothing.
 
-Answers are compared as multisets of features (key, label, value): `key` holds the ids in the value's row, `label` its
-place in a JSON answer. Ids that the episode created are named by the order in which the probes show them, because a
-world may number the same things differently after another sequence of calls.
+Answers are compared as multisets of features (key, label, value): `key` holds the ids in the
+value's row, `label` its place in a JSON answer. Ids that the episode created are named by the order
+in which the probes show them, because a world may number the same things differently after another
+sequence of calls.
 """
 
 from __future__ import annotations
@@ -47,19 +50,23 @@ _FUNCTION_WORDS = set(
     )
 )
 _PART = re.compile(r"\w[\w'-]*|[^\w\s]")  # a word or a mark
-_FENCED = re.compile(r"\s*(?:\w+:)?\s*```\w*\n(.*?)\n?```\s*", re.DOTALL)  # one block, as of an interpreter's output
+_FENCED = re.compile(
+    r"\s*(?:\w+:)?\s*```\w*\n(.*?)\n?```\s*", re.DOTALL
+)  # one block, as of an interpreter's output
 _LONGEST = 400  # characters of a value; longer texts are compared by digest
 
 
-# --- answers as values -----------------------------------------------------------------------------------------------
+# --- answers as values ----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One value of an answer. row: its line or list element. label: its path in a JSON answer, "" in a text.
+    """One value of an answer. row: its line or list element. label: its path in a JSON answer, ""
+    in a text.
 
-    kinds: names of what it may be, by which the same kind of value is recognised in another answer: the path; in a
-    text the shape of an id ("O12" is an "O99") or the positions in the line, from both ends.
+    kinds: names of what it may be, by which the same kind of value is recognised in another answer:
+    the path; in a text the shape of an id ("O12" is an "O99") or the positions in the line, from
+    both ends.
     """
 
     row: str
@@ -75,7 +82,8 @@ def tokens(text: str) -> list[str]:
 
 @functools.lru_cache(4096)
 def cells(tool: str, text: str) -> tuple[Cell, ...]:
-    """Return the values of a tool's answer in order. Text that is not JSON is split into lines and words.
+    """Return the values of a tool's answer in order. Text that is not JSON is split into lines and
+    words.
 
     Of an answer that is one fenced block ("Output:" and three backticks) the inside counts."""
     if fenced := _FENCED.fullmatch(text):
@@ -86,10 +94,14 @@ def cells(tool: str, text: str) -> tuple[Cell, ...]:
             return tuple(_json_cells(tool, json.loads(stripped)))
         except (ValueError, RecursionError):
             pass
-    return tuple(cell for n, line in enumerate(text.splitlines()) for cell in _text_cells(tool, str(n), line))
+    return tuple(
+        cell for n, line in enumerate(text.splitlines()) for cell in _text_cells(tool, str(n), line)
+    )
 
 
-def _json_cells(tool: str, value: Any, path: str = "$", label: str = "$", row: str = "") -> Iterable[Cell]:
+def _json_cells(
+    tool: str, value: Any, path: str = "$", label: str = "$", row: str = ""
+) -> Iterable[Cell]:
     if isinstance(value, dict):
         for name, inner in value.items():
             yield from _json_cells(tool, inner, f"{path}.{name}", f"{label}.{name}", row)
@@ -98,7 +110,9 @@ def _json_cells(tool: str, value: Any, path: str = "$", label: str = "$", row: s
             yield from _json_cells(tool, inner, f"{path}[{n}]", f"{label}[*]", f"{path}[{n}]")
     elif value is not None:
         text = value if isinstance(value, str) else json.dumps(value)
-        yield Cell(row, label, text if len(text) <= _LONGEST else digest(text), (f"{tool} {label}",))
+        yield Cell(
+            row, label, text if len(text) <= _LONGEST else digest(text), (f"{tool} {label}",)
+        )
 
 
 def _text_cells(tool: str, row: str, line: str) -> Iterable[Cell]:
@@ -113,8 +127,9 @@ def _text_cells(tool: str, row: str, line: str) -> Iterable[Cell]:
 
 @functools.lru_cache(4096)
 def phrases(text: str) -> tuple[Cell, ...]:
-    """Return the phrases of one to three words in a text of sentences, such as "red box". Their kinds are the words or
-    marks around them ("a _ .", "a _"): this is how the names of things are told from other words."""
+    """Return the phrases of one to three words in a text of sentences, such as "red box". Their
+    kinds are the words or marks around them ("a _ .", "a _"): this is how the names of things are
+    told from other words."""
     found = []
     for n, line in enumerate(text.splitlines()):
         parts = _PART.findall(line)
@@ -124,7 +139,10 @@ def phrases(text: str) -> tuple[Cell, ...]:
                     break
                 before = parts[start - 1].lower() if start else "^"
                 after = parts[end].lower() if end < len(parts) else "$"
-                if parts[start].lower() in _FUNCTION_WORDS or parts[end - 1].lower() in _FUNCTION_WORDS:
+                if (
+                    parts[start].lower() in _FUNCTION_WORDS
+                    or parts[end - 1].lower() in _FUNCTION_WORDS
+                ):
                     continue
                 kinds = (f"{before} _ {after}", f"{before} _")
                 found.append(Cell(str(n), "", " ".join(parts[start:end]), kinds))
@@ -159,8 +177,11 @@ def digest(value: Any) -> str:
     return hashlib.blake2b(text.encode("utf-8", "replace"), digest_size=8).hexdigest()
 
 
-def new_ids(readings: Iterable[Sequence[Cell]], ids: Collection[str], known: Collection[str]) -> dict[str, str]:
-    """Return {id: name} of the ids that are not `known`, named by the order in which they are shown."""
+def new_ids(
+    readings: Iterable[Sequence[Cell]], ids: Collection[str], known: Collection[str]
+) -> dict[str, str]:
+    """Return {id: name} of the ids that are not `known`, named by the order in which they are
+    shown."""
     names: dict[str, str] = {}
     for reading in readings:
         for cell in reading:
@@ -170,10 +191,11 @@ def new_ids(readings: Iterable[Sequence[Cell]], ids: Collection[str], known: Col
 
 
 def answered(text: str, answer: dict[str, Any]) -> bool:
-    """Return True if `text` names the value of the answer and nothing that it could be mistaken for.
+    """Return True if `text` names the value of the answer and nothing that it could be mistaken
+    for.
 
-    For a number no other number may be named, otherwise none of `others`: a list of guesses is no answer. A world may
-    write 6 as 6.0.
+    For a number no other number may be named, otherwise none of `others`: a list of guesses is no
+    answer. A world may write 6 as 6.0.
     """
     value, words = answer["value"].lower(), _WORD.findall(text.lower())
     if _NUMBER.fullmatch(value):
@@ -184,15 +206,21 @@ def answered(text: str, answer: dict[str, Any]) -> bool:
         wanted = " ".join(_WORD.findall(other.lower()))
         return bool(wanted) and f" {wanted} " in padded
 
-    return named(value) and not any(named(other) for other in answer["others"] if other.lower() != value)
+    return named(value) and not any(
+        named(other) for other in answer["others"] if other.lower() != value
+    )
 
 
-def judge(verifier: dict[str, Any], readings: Sequence[Sequence[Cell]], answer: str | None) -> Evaluation:
-    """Compare the answers to the probes and the closing text (None if there is none) with the verifier.
+def judge(
+    verifier: dict[str, Any], readings: Sequence[Sequence[Cell]], answer: str | None
+) -> Evaluation:
+    """Compare the answers to the probes and the closing text (None if there is none) with the
+    verifier.
 
-    progress = (features of the wanted change that are right - unwanted features - changed probes that had to stay the
-    same + right answer) / (features of the wanted change + answer), clipped to [0, 1]. The score is 1 for success and
-    otherwise half the progress. An answer counts towards progress only if nothing unwanted was changed.
+    progress = (features of the wanted change that are right - unwanted features - changed probes
+    that had to stay the same + right answer) / (features of the wanted change + answer), clipped to
+    [0, 1]. The score is 1 for success and otherwise half the progress. An answer counts towards
+    progress only if nothing unwanted was changed.
     """
     ids, asked = set(verifier["ids"]), verifier["answer"] is not None
     names = new_ids(readings, ids, set(verifier["known"]))
@@ -211,14 +239,16 @@ def judge(verifier: dict[str, Any], readings: Sequence[Sequence[Cell]], answer: 
     progress = min(max(points / total, 0.0), 1.0) if total else 0.0
     success = bool(total) and not wrong and not damage and right == asked
     components = {"state": float(not wrong and not damage), "answer": float(right or not asked)}
-    return Evaluation(1.0 if success else 0.5 * progress, success, components | {"progress": progress})
+    return Evaluation(
+        1.0 if success else 0.5 * progress, success, components | {"progress": progress}
+    )
 
 
 def _distance(a: Counter, b: Counter) -> int:
     return (a - b).total() + (b - a).total()
 
 
-# --- the world -------------------------------------------------------------------------------------------------------
+# --- the world ------------------------------------------------------------------------------------
 
 
 def is_probed(task: Task) -> bool:
@@ -227,7 +257,8 @@ def is_probed(task: Task) -> bool:
 
 
 class Probed(World):
-    """A world that checks tasks with probes, and leaves everything else to the world that it wraps."""
+    """A world that checks tasks with probes, and leaves everything else to the world that it
+    wraps."""
 
     def __init__(self, world: World):
         self.world, self.name = world, world.name
@@ -236,7 +267,9 @@ class Probed(World):
         self._actions: list[str] = []
         self._seed, self._over, self._answer = 0, False, None
         self._evaluation: Evaluation | None = None
-        self._left: list[Any] = []  # [snapshot or None] if a check moved the world away from the episode
+        self._left: list[
+            Any
+        ] = []  # [snapshot or None] if a check moved the world away from the episode
 
     def __getattr__(self, name: str) -> Any:
         if name == "world":  # not yet set, as in a copy
@@ -278,7 +311,9 @@ class Probed(World):
             verifier, closing = self._task.verifier, self._closing()
             actions = self._actions if closing is None else self._actions[:-1]
             readings = self._read(actions)
-            if readings is None:  # the last call ended the episode, after which the world shows nothing
+            if (
+                readings is None
+            ):  # the last call ended the episode, after which the world shows nothing
                 readings = self._read(actions[:-1]) or [[] for _ in verifier["probes"]]
             self._evaluation = judge(verifier, readings, closing)
         return self._evaluation
@@ -286,13 +321,20 @@ class Probed(World):
     def snapshot(self) -> dict[str, Any]:
         self._return()
         self._record = self._record or self._task.to_dict()
-        state = {"task": self._record, "seed": self._seed, "actions": list(self._actions), "over": self._over}
+        state = {
+            "task": self._record,
+            "seed": self._seed,
+            "actions": list(self._actions),
+            "over": self._over,
+        }
         state["answer"] = self._answer
         return state | {"world": self.world.snapshot()}
 
     def restore(self, snapshot: dict[str, Any]) -> None:
         record = snapshot["task"]  # in replays, nearly always that of the episode in progress
-        self._begin(self._task if record is self._record else Task.from_dict(record), snapshot["seed"])
+        self._begin(
+            self._task if record is self._record else Task.from_dict(record), snapshot["seed"]
+        )
         self._record = record
         self._actions, self._over = list(snapshot["actions"]), snapshot["over"]
         self._answer = snapshot["answer"]
@@ -302,13 +344,19 @@ class Probed(World):
         self.world.close()
 
     def _begin(self, task: Task, seed: int) -> None:
-        self._task, self._seed, self._actions, self._over, self._answer = task, seed, [], False, None
+        self._task, self._seed, self._actions, self._over, self._answer = (
+            task,
+            seed,
+            [],
+            False,
+            None,
+        )
         self._inner = replace(task, verifier=task.verifier["start"]) if is_probed(task) else task
         self._evaluation, self._left, self._record = None, [], None
 
     def _closing(self) -> str | None:
-        """Return the last action if it ended the episode and is a text without calls, or code; if the world reports
-        the answer that it gave (`info["answer"]`), that answer."""
+        """Return the last action if it ended the episode and is a text without calls, or code; if
+        the world reports the answer that it gave (`info["answer"]`), that answer."""
         if not self._over or not self._actions:
             return None
         if self._answer is not None:
@@ -317,9 +365,11 @@ class Probed(World):
         return None if turn.calls or turn.errors else turn.content
 
     def _read(self, actions: Sequence[str]) -> list[Sequence[Cell]] | None:
-        """Repeat the actions from the start and run the probes. Return None if the episode ends before the probes.
+        """Repeat the actions from the start and run the probes. Return None if the episode ends
+        before the probes.
 
-        If it ends during the probes, because a world limits its steps, the others run in a further repetition.
+        If it ends during the probes, because a world limits its steps, the others run in a further
+        repetition.
         """
         probes, readings = self._task.verifier["probes"], []
         while True:

@@ -1,6 +1,7 @@
 """Worker processes that host worlds: under any interpreter, with a deadline on every call.
 
-A worker is spawned with a fresh interpreter. It is never forked from this process, which may have loaded jax.
+A worker is spawned with a fresh interpreter. It is never forked from this process, which may have
+loaded jax.
 """
 
 from __future__ import annotations
@@ -35,10 +36,11 @@ OURS = ("configs", "envs", "evolver", "experiments", "models", "rl", "run.py")
 
 @functools.cache
 def code_folder() -> str:
-    """Return a folder that holds this code and no other package, for the module search path of another interpreter.
+    """Return a folder that holds this code and no other package, for the module search path of
+    another interpreter.
 
-    It is the clone. For an installed package it is a temporary folder of links, because `site-packages` also holds what
-    was installed for this interpreter alone.
+    It is the clone. For an installed package it is a temporary folder of links, because
+    `site-packages` also holds what was installed for this interpreter alone.
     """
     if ROOT.name not in ("site-packages", "dist-packages"):
         return str(ROOT)
@@ -51,7 +53,8 @@ def code_folder() -> str:
 
 @dataclass(frozen=True)
 class Deadlines:
-    """Seconds allowed per kind of call. `start` covers spawning, importing, constructing and listing tasks."""
+    """Seconds allowed per kind of call. `start` covers spawning, importing, constructing and
+    listing tasks."""
 
     start: float = 60.0
     reset: float = 60.0
@@ -59,7 +62,12 @@ class Deadlines:
 
     def of(self, op: str) -> float:
         """Return the deadline of an operation; those without one of their own get `step`."""
-        return {"start": self.start, "reset": self.reset, "restore": self.reset, "tasks": self.start}.get(op, self.step)
+        return {
+            "start": self.start,
+            "reset": self.reset,
+            "restore": self.reset,
+            "tasks": self.start,
+        }.get(op, self.step)
 
 
 DEADLINES = Deadlines()
@@ -68,8 +76,8 @@ DEADLINES = Deadlines()
 class Worker:
     """One worker process and the pipes to it. Not thread-safe: the caller makes one call at a time.
 
-    A call that times out, or whose worker dies or writes garbage, ends the process and everything it started;
-    `alive` is False afterwards.
+    A call that times out, or whose worker dies or writes garbage, ends the process and everything
+    it started; `alive` is False afterwards.
     """
 
     def __init__(
@@ -81,7 +89,8 @@ class Worker:
         memory_mb: int | None = None,
         deadline: float = 60.0,
     ):
-        """Start the process and construct the world. Raises ValueError for wrong arguments, else WorldError."""
+        """Start the process and construct the world. Raises ValueError for wrong arguments, else
+        WorldError."""
         self.env = env
         self._ids = itertools.count()
         self._buffer = bytearray()
@@ -98,7 +107,9 @@ class Worker:
                 start_new_session=True,
             )
         except OSError as error:
-            raise WorldError(f"cannot start {python or sys.executable} for {env}: {error.strerror}") from error
+            raise WorldError(
+                f"cannot start {python or sys.executable} for {env}: {error.strerror}"
+            ) from error
         self._kill = weakref.finalize(self, _kill, self._process)
         for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
             os.set_blocking(pipe.fileno(), False)
@@ -120,8 +131,11 @@ class Worker:
     def pid(self) -> int:
         return self._process.pid
 
-    def call(self, op: str, world: str = "", args: list[Any] | None = None, *, deadline: float = 30.0) -> Any:
-        """Run one operation of envs/worker.py. Raises ValueError if the world does, WorldError for other failures."""
+    def call(
+        self, op: str, world: str = "", args: list[Any] | None = None, *, deadline: float = 30.0
+    ) -> Any:
+        """Run one operation of envs/worker.py. Raises ValueError if the world does, WorldError for
+        other failures."""
         if not self.alive:
             raise WorldError(f"the worker of {self.env} is not running")
         return self._call(op, world, args or [], deadline)
@@ -131,7 +145,8 @@ class Worker:
         self._kill()
 
     def kill(self) -> None:
-        """Send SIGKILL and return at once. Safe from any thread: a waiting call fails with WorldError."""
+        """Send SIGKILL and return at once. Safe from any thread: a waiting call fails with
+        WorldError."""
         if self._kill.alive:
             _signal(self._process)
 
@@ -145,14 +160,20 @@ class Worker:
         except TimeoutError:
             os.kill(self.pid, signal.SIGUSR1)  # makes the worker write its traceback to stderr
             time.sleep(0.05)
-            raise WorldTimeout(f"{self.env} did not answer {op} within {deadline:g} s{self._end()}") from None
+            raise WorldTimeout(
+                f"{self.env} did not answer {op} within {deadline:g} s{self._end()}"
+            ) from None
         except EOFError:
             code = self._exit_code()
-            raise WorldError(f"the worker of {self.env} died in {op} ({code}){self._end()}") from None
+            raise WorldError(
+                f"the worker of {self.env} died in {op} ({code}){self._end()}"
+            ) from None
         except OverflowError as error:
             self.close()
             raise WorldError(f"{self.env} answered {op} with {error}") from None
-        except BaseException:  # interrupted: the pipes may hold half a message, so the worker cannot be used again
+        except (
+            BaseException
+        ):  # interrupted: the pipes may hold half a message, so the worker cannot be used again
             self.close()
             raise
         return unpack(reply, self.env, op)
@@ -173,7 +194,8 @@ class Worker:
                 raise EOFError from None
 
     def _receive(self, id: int, until: float) -> dict[str, Any]:
-        """Return the reply to `id`. Skips up to MAX_NOISE bytes of other lines, such as stray prints."""
+        """Return the reply to `id`. Skips up to MAX_NOISE bytes of other lines, such as stray
+        prints."""
         noise = searched = 0
         while True:
             end = self._buffer.find(b"\n", searched)
@@ -194,7 +216,8 @@ class Worker:
             self._wait(until)
 
     def _wait(self, until: float) -> None:
-        """Wait for the pipes and read their content. Raises TimeoutError, and EOFError if stdout was closed."""
+        """Wait for the pipes and read their content. Raises TimeoutError, and EOFError if stdout
+        was closed."""
         left = until - time.monotonic()
         if left <= 0:
             raise TimeoutError
@@ -232,12 +255,16 @@ class Worker:
 
 
 def unpack(reply: dict[str, Any], env: str, op: str) -> Any:
-    """Return the value of a reply. Raises its error: ValueError and NotImplementedError unchanged, else WorldError."""
+    """Return the value of a reply. Raises its error: ValueError and NotImplementedError unchanged,
+    else WorldError."""
     if "error" not in reply:
         return reply.get("value")
     if reply["kind"] == "NotImplementedError":
         raise NotImplementedError(reply["error"])
-    if reply["kind"] == "ValueError" and op not in ("step", "evaluate"):  # the request itself was wrong
+    if reply["kind"] == "ValueError" and op not in (
+        "step",
+        "evaluate",
+    ):  # the request itself was wrong
         raise ValueError(reply["error"])
     raise WorldError(f"{reply['kind']} in {env} {op}: {reply['error']}")
 

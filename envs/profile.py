@@ -1,10 +1,12 @@
-"""Drafts of environment profiles for self-questioning, from tool schemas: `python -m envs.profile my_module:MyEnv`.
+"""Drafts of environment profiles for self-questioning, from tool schemas: `python -m envs.profile
+my_module:MyEnv`.
 
     {"name", "entities": [{"name", "attributes": [...], "operations": [{"name", "description"}]}],
      "task_preference": {"num_entities", "num_operations", "relation_difficulty"}}
 
-A draft is meant to be corrected by hand and returned from the world's `profile()`. Tools whose names share a noun
-(`book_flight`, `cancelFlight`) become the operations of one entity, and their parameters its attributes.
+A draft is meant to be corrected by hand and returned from the world's `profile()`. Tools whose
+names share a noun (`book_flight`, `cancelFlight`) become the operations of one entity, and their
+parameters its attributes.
 """
 
 from __future__ import annotations
@@ -21,13 +23,35 @@ from typing import Any
 from envs import make
 from envs.world import Task, Tool, World
 
-PREFERENCE = {"num_entities": 2, "num_operations": 3, "relation_difficulty": 3}  # the paper's task preference
+PREFERENCE = {
+    "num_entities": 2,
+    "num_operations": 3,
+    "relation_difficulty": 3,
+}  # the paper's task preference
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
-_FILLERS = {"a", "all", "an", "and", "api", "by", "for", "from", "in", "my", "of", "on", "or", "the", "to", "with"}
+_FILLERS = {
+    "a",
+    "all",
+    "an",
+    "and",
+    "api",
+    "by",
+    "for",
+    "from",
+    "in",
+    "my",
+    "of",
+    "on",
+    "or",
+    "the",
+    "to",
+    "with",
+}
 
 
 def draft(name: str, tools: Sequence[Tool]) -> dict[str, Any]:
-    """Return a profile of the environment `name` from its OpenAI tool schemas; descriptions may be missing."""
+    """Return a profile of the environment `name` from its OpenAI tool schemas; descriptions may be
+    missing."""
     functions = [tool["function"] for tool in tools]
     groups: dict[str, list[dict[str, Any]]] = {}
     nouns = _nouns([function["name"] for function in functions])
@@ -35,18 +59,26 @@ def draft(name: str, tools: Sequence[Tool]) -> dict[str, Any]:
         groups.setdefault(noun or name, []).append(function)
     entities = [entity(noun, members) for noun, members in groups.items()]
     num_entities = min(PREFERENCE["num_entities"], max(len(entities), 1))
-    return {"name": name, "entities": entities, "task_preference": {**PREFERENCE, "num_entities": num_entities}}
+    return {
+        "name": name,
+        "entities": entities,
+        "task_preference": {**PREFERENCE, "num_entities": num_entities},
+    }
 
 
 def entity(name: str, functions: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return an entity with these functions as its operations and their parameters as its attributes."""
+    """Return an entity with these functions as its operations and their parameters as its
+    attributes."""
     attributes = {parameter for function in functions for parameter in _parameters(function)}
-    operations = [{"name": f["name"], "description": str(f.get("description") or "")} for f in functions]
+    operations = [
+        {"name": f["name"], "description": str(f.get("description") or "")} for f in functions
+    ]
     return {"name": name, "attributes": sorted(attributes), "operations": operations}
 
 
 def tools_of(world: World, tasks: Sequence[Task]) -> list[Tool]:
-    """Return every tool that is available at the start of one of the tasks, in order of appearance."""
+    """Return every tool that is available at the start of one of the tasks, in order of
+    appearance."""
     tools: dict[str, Tool] = {}
     for task in tasks:
         for tool in world.reset(task, task.seed).tools:
@@ -60,7 +92,8 @@ def _parameters(function: dict[str, Any]) -> dict[str, Any]:
 
 
 def _nouns(names: Sequence[str]) -> list[str]:
-    """Return for each tool the noun of its name that most tools share (of a tie the last), "" if there is none."""
+    """Return for each tool the noun of its name that most tools share (of a tie the last), "" if
+    there is none."""
     words = [[_singular(word.lower()) for word in _WORD.findall(name)] for name in names]
     verbs = {first for first, *rest in filter(None, words) if rest}
     counts = Counter(word for parts in words for word in set(parts))
@@ -72,16 +105,28 @@ def _nouns(names: Sequence[str]) -> list[str]:
 
 
 def _singular(word: str) -> str:
-    return word[:-1] if len(word) > 3 and word.endswith("s") and not word.endswith(("ss", "us", "is")) else word
+    return (
+        word[:-1]
+        if len(word) > 3 and word.endswith("s") and not word.endswith(("ss", "us", "is"))
+        else word
+    )
 
 
 def main(argv: list[str] | None = None) -> int:
     """Print an environment's own profile, or a draft if it has none or with --draft."""
-    parser = argparse.ArgumentParser(prog="python -m envs.profile", description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m envs.profile", description=__doc__.split("\n")[0]
+    )
     parser.add_argument("env", help="my_module:MyEnv or a registered name")
-    parser.add_argument("--kwargs", type=json.loads, default={}, help="JSON arguments of the environment")
-    parser.add_argument("--split", default="train", help="split whose tasks are reset to collect the tools")
-    parser.add_argument("--draft", action="store_true", help="print a draft even if the environment has a profile")
+    parser.add_argument(
+        "--kwargs", type=json.loads, default={}, help="JSON arguments of the environment"
+    )
+    parser.add_argument(
+        "--split", default="train", help="split whose tasks are reset to collect the tools"
+    )
+    parser.add_argument(
+        "--draft", action="store_true", help="print a draft even if the environment has a profile"
+    )
     args = parser.parse_args(argv)
     with contextlib.closing(make(args.env, **args.kwargs)) as world:
         profile = {} if args.draft else world.profile()

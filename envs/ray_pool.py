@@ -1,7 +1,9 @@
-"""A pool with one Ray actor per instance, on one machine or a cluster: `python -m envs.service --backend=ray`.
+"""A pool with one Ray actor per instance, on one machine or a cluster: `python -m envs.service
+--backend=ray`.
 
-Needs `pip install -r requirements/ray.txt` here and on the cluster. Meant for environments that need a process per
-instance or more than one machine; `envs.pool.Pool` gives the same guarantees at a lower cost.
+Needs `pip install -r requirements/ray.txt` here and on the cluster. Meant for environments that
+need a process per instance or more than one machine; `envs.pool.Pool` gives the same guarantees at
+a lower cost.
 """
 
 from __future__ import annotations
@@ -35,7 +37,8 @@ class RayWorker:
     """An actor with the interface of `envs.process.Worker`."""
 
     def __init__(self, env: str, kwargs: Json, deadline: float):
-        """Create the actor and its world. Raises WorldTimeout if the cluster has no room within the deadline."""
+        """Create the actor and its world. Raises WorldTimeout if the cluster has no room within the
+        deadline."""
         ray = packages.load("ray", "ray")
         self.env, self._ray = env, ray
         self._actor = ray.remote(Host).options(max_restarts=0, num_cpus=0.01).remote(env, kwargs)
@@ -46,7 +49,9 @@ class RayWorker:
     def alive(self) -> bool:
         return not self._dead.is_set()
 
-    def call(self, op: str, world: str = "", args: list[Any] | None = None, *, deadline: float = 30.0) -> Any:
+    def call(
+        self, op: str, world: str = "", args: list[Any] | None = None, *, deadline: float = 30.0
+    ) -> Any:
         answer = self._get(self._actor.call.remote(op, world, json.dumps(args or [])), op, deadline)
         return unpack(json.loads(answer), self.env, op)
 
@@ -82,14 +87,23 @@ class RayPool(Pool):
         deadlines: Deadlines = DEADLINES,
         lease_s: float = 3600.0,
     ):
-        """Join the cluster at `address` ("auto", "ray://..."); None starts one here. Raises WorldError on failure."""
+        """Join the cluster at `address` ("auto", "ray://..."); None starts one here. Raises
+        WorldError on failure."""
         ray = packages.load("ray", "ray")
         if not ray.is_initialized():
-            environment = {"py_modules": [str(ROOT / "envs")]} if address else {"env_vars": {"PYTHONPATH": str(ROOT)}}
+            environment = (
+                {"py_modules": [str(ROOT / "envs")]}
+                if address
+                else {"env_vars": {"PYTHONPATH": str(ROOT)}}
+            )
             try:
-                ray.init(address, include_dashboard=False, log_to_driver=False, runtime_env=environment)
+                ray.init(
+                    address, include_dashboard=False, log_to_driver=False, runtime_env=environment
+                )
             except Exception as error:  # Ray raises exceptions of many types here
-                raise WorldError(f"cannot use a Ray cluster: {str(error).strip().splitlines()[0]}") from error
+                raise WorldError(
+                    f"cannot use a Ray cluster: {str(error).strip().splitlines()[0]}"
+                ) from error
         self._limit = limit
         self._actor_arguments = (env, kwargs or {}, deadlines.start)
         super().__init__(env, workers=1, deadlines=deadlines, lease_s=lease_s)

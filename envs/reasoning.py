@@ -1,6 +1,7 @@
 """reasoning-gym: generated questions with programmatic checks, one turn each.
 
-Needs `pip install -r requirements/reasoning.txt`. https://github.com/open-thought/reasoning-gym lists the data sets.
+Needs `pip install -r requirements/reasoning.txt`. https://github.com/open-thought/reasoning-gym
+lists the data sets.
 """
 
 from __future__ import annotations
@@ -18,18 +19,24 @@ SEEDS = 1_000_000  # per split: reasoning-gym draws question i of a data set wit
 class Reasoning(World):
     """One question per episode. The seed of `reset` has no effect.
 
-    datasets: names of reasoning-gym's data sets, which share a split equally. n_train, n_dev, n_test: questions per
-    split in all; 0 = none. options: arguments of a data set by its name, such as {"leg_counting": {"max_animals": 5}}.
-    examples: solved questions of the same data set that precede each question as a conversation; no split has them.
-    seed: selects the questions. partial: use the data set's own score, which may give partial credit, instead of 1 for
-    a correct answer and 0 for any other.
+    datasets: names of reasoning-gym's data sets, which share a split equally. n_train, n_dev,
+    n_test: questions per split in all; 0 = none. options: arguments of a data set by its name, such
+    as {"leg_counting": {"max_animals": 5}}.
+    examples: solved questions of the same data set that precede each question as a conversation; no
+    split has them.
+    seed: selects the questions. partial: use the data set's own score, which may give partial
+    credit, instead of 1 for a correct answer and 0 for any other.
     """
 
     name = "reasoning"
 
     def __init__(
         self,
-        datasets: tuple[str, ...] | list[str] = ("basic_arithmetic", "leg_counting", "spell_backward"),
+        datasets: tuple[str, ...] | list[str] = (
+            "basic_arithmetic",
+            "leg_counting",
+            "spell_backward",
+        ),
         options: dict[str, dict[str, Any]] | None = None,
         n_train: int = 96,
         n_dev: int = 48,
@@ -72,9 +79,16 @@ class Reasoning(World):
                 " the questions of its data sets can be checked; set questioning.enabled=False"
             )
         name = task.meta.get("dataset")
-        if name not in self._datasets or not 0 <= task.seed < len(dataset := self._dataset(name, task.split)):
+        if name not in self._datasets or not 0 <= task.seed < len(
+            dataset := self._dataset(name, task.split)
+        ):
             raise ValueError(f"no question {task.id!r} in {', '.join(self._datasets)}")
-        self._checker, self._entry, self._score, self._over = dataset, dataset[task.seed], 0.0, False
+        self._checker, self._entry, self._score, self._over = (
+            dataset,
+            dataset[task.seed],
+            0.0,
+            False,
+        )
         messages = [{"role": "system", "content": SYSTEM}]
         for entry in self._solved(name):
             messages.append({"role": "user", "content": entry["question"]})
@@ -86,7 +100,9 @@ class Reasoning(World):
         if not self._over:
             self._over = True
             self._score = self._check(answer_of(action))
-        return StepResult([], reward=self.evaluate().score, terminated=True, info={"calls": [], "errors": 0})
+        return StepResult(
+            [], reward=self.evaluate().score, terminated=True, info={"calls": [], "errors": 0}
+        )
 
     def evaluate(self) -> Evaluation:
         self._require_episode()
@@ -105,13 +121,16 @@ class Reasoning(World):
             raise ValueError(f"reasoning has no split {split!r}; it has {', '.join(SPLITS)}")
         if (name, split) not in self._cache:
             count = len(self._datasets)
-            size = self._sizes[split] // count + (self._datasets.index(name) < self._sizes[split] % count)
+            size = self._sizes[split] // count + (
+                self._datasets.index(name) < self._sizes[split] % count
+            )
             seed = (self._seed * len(SPLITS) + SPLITS.index(split)) * SEEDS
             self._cache[name, split] = self._questions(name, size, seed)
         return self._cache[name, split]
 
     def _solved(self, name: str) -> Any:
-        """Return the examples of a data set: the last questions of the range of its training split."""
+        """Return the examples of a data set: the last questions of the range of its training
+        split."""
         if (name, "examples") not in self._cache:
             seed = (self._seed * len(SPLITS) + 1) * SEEDS - self._examples
             self._cache[name, "examples"] = self._questions(name, self._examples, seed)

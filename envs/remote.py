@@ -23,20 +23,28 @@ class Connections:
     """Keep-alive connections to one service, shared by the threads of this process."""
 
     def __init__(self, url: str):
-        """Parse the URL without connecting. Raises ValueError unless it is an http(s) URL with a host."""
+        """Parse the URL without connecting. Raises ValueError unless it is an http(s) URL with a
+        host."""
         parts = urllib.parse.urlsplit(url if "//" in url else f"//{url}", scheme="http")
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ValueError(f"the URL of a service looks like http://host:port, not {url!r}")
-        self.methods: list[str] | None = None  # extra methods of the service's worlds; None = not requested yet
+        self.methods: list[str] | None = (
+            None  # extra methods of the service's worlds; None = not requested yet
+        )
         self.url = f"{parts.scheme}://{parts.netloc}"
-        self._class = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+        self._class = (
+            http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+        )
         self._address = (parts.hostname, parts.port)
         self._path = parts.path.rstrip("/")
         self._idle: list[http.client.HTTPConnection] = []
         self._lock = threading.Lock()
 
-    def post(self, route: str, body: bytes, headers: dict[str, str], timeout: float) -> tuple[int, bytes]:
-        """Send one request and return (status, body). Raises OSError or HTTPException if the connection fails."""
+    def post(
+        self, route: str, body: bytes, headers: dict[str, str], timeout: float
+    ) -> tuple[int, bytes]:
+        """Send one request and return (status, body). Raises OSError or HTTPException if the
+        connection fails."""
         with self._lock:
             connection = self._idle.pop() if self._idle else self._class(*self._address)
         try:
@@ -45,7 +53,8 @@ class Connections:
                 connection.sock.settimeout(timeout)
             connection.request("POST", f"{self._path}/{route}", body, headers)
             response = connection.getresponse()
-            # A length that is declared is checked first: a peer may reset the connection while it sends too much.
+            # A length that is declared is checked first: a peer may reset the connection while it
+            # sends too much.
             declared = response.length or 0
             data = b"" if declared > MAX_MESSAGE else response.read(MAX_MESSAGE + 1)
             if max(declared, len(data)) > MAX_MESSAGE:
@@ -59,11 +68,13 @@ class Connections:
 
 
 class RemoteWorld(HostedWorld):
-    """A World whose episode is an instance of a service. Raises WorldError or WorldTimeout if the service fails.
+    """A World whose episode is an instance of a service. Raises WorldError or WorldTimeout if the
+    service fails.
 
-    Every call has one deadline that includes its retries. If the connection breaks or the service is full, a request
-    is sent again after 0.1 s, 0.2 s, 0.4 s and so on. Steps are numbered, so the service executes a repeated step
-    once. The bearer token comes from the environment variable EVOLVER_ENV_TOKEN.
+    Every call has one deadline that includes its retries. If the connection breaks or the service
+    is full, a request is sent again after 0.1 s, 0.2 s, 0.4 s and so on. Steps are numbered, so the
+    service executes a repeated step once. The bearer token comes from the environment variable
+    EVOLVER_ENV_TOKEN.
     """
 
     def __init__(
@@ -78,20 +89,31 @@ class RemoteWorld(HostedWorld):
         self._connections = url if isinstance(url, Connections) else Connections(url)
         super().__init__(env or self._connections.url)
         self._env, self._deadlines, self._retries = env, deadlines, retries
-        self._headers = {"Content-Type": "application/json"} | bearer(os.environ.get(TOKEN_VARIABLE, ""))
+        self._headers = {"Content-Type": "application/json"} | bearer(
+            os.environ.get(TOKEN_VARIABLE, "")
+        )
         self._steps = 0
 
     def tasks(self, split: str) -> list[Task]:
-        data = self._post("get_env_profile", "tasks", env_type=self._env, params={"split": split, "raw": True})
+        data = self._post(
+            "get_env_profile", "tasks", env_type=self._env, params={"split": split, "raw": True}
+        )
         return [Task.from_dict(task) for task in data]
 
     def step(self, action: str) -> StepResult:
         message = {"role": "assistant", "content": action}
         params = {"step": self._steps, "raw": True}
-        data = self._post("step", "step", instance_id=self._episode(), messages=message, params=params)
+        data = self._post(
+            "step", "step", instance_id=self._episode(), messages=message, params=params
+        )
         self._steps += 1
         return StepResult(
-            data["state"], data["reward"], data["terminated"], data["truncated"], data["tools"], data["info"]
+            data["state"],
+            data["reward"],
+            data["terminated"],
+            data["truncated"],
+            data["tools"],
+            data["info"],
         )
 
     def evaluate(self) -> Evaluation:
@@ -106,7 +128,9 @@ class RemoteWorld(HostedWorld):
 
     def _create(self, id: str, task: Task, seed: int) -> Observation:
         params = {"task": task.to_dict(), "seed": seed, "raw": True}
-        data = self._post("create", "reset", env_type=self._env, task_id=task.id, instance_id=id, params=params)
+        data = self._post(
+            "create", "reset", env_type=self._env, task_id=task.id, instance_id=id, params=params
+        )
         self._steps = 0
         return Observation(data["state"], data["info"]["tools"])
 
@@ -115,12 +139,18 @@ class RemoteWorld(HostedWorld):
         self._steps = 0
 
     def _drop(self, id: str) -> None:
-        """Release the instance. Failures are ignored: the service also releases instances that are idle."""
+        """Release the instance. Failures are ignored: the service also releases instances that are
+        idle."""
         with contextlib.suppress(WorldError, ValueError):
             self._post("release", "close", instance_id=id)
 
     def _ask(self, id: str, method: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
-        return self._post("get_info", "query", instance_id=id, params={"query": method, "args": args, "kwargs": kwargs})
+        return self._post(
+            "get_info",
+            "query",
+            instance_id=id,
+            params={"query": method, "args": args, "kwargs": kwargs},
+        )
 
     def _methods(self) -> list[str]:
         if self._connections.methods is None:
@@ -140,9 +170,13 @@ class RemoteWorld(HostedWorld):
                     break
                 time.sleep(pause)
             try:
-                status, answer = self._connections.post(route, data, self._headers, max(left, 0.001))
+                status, answer = self._connections.post(
+                    route, data, self._headers, max(left, 0.001)
+                )
             except TimeoutError:
-                raise WorldTimeout(f"{self.name} did not answer {op} within {deadline:g} s") from None
+                raise WorldTimeout(
+                    f"{self.name} did not answer {op} within {deadline:g} s"
+                ) from None
             except (OSError, http.client.HTTPException) as error:
                 problem = f"{type(error).__name__}: {error}"
                 continue
@@ -158,7 +192,9 @@ class RemoteWorld(HostedWorld):
             detail = "" if status == 200 else reply["detail"]
         except (ValueError, KeyError, TypeError, RecursionError):
             start = answer[:200].decode(errors="replace")
-            raise WorldError(f"{self._connections.url} answered {op} with {status} {start}") from None
+            raise WorldError(
+                f"{self._connections.url} answered {op} with {status} {start}"
+            ) from None
         if status == 200:
             return reply.get("data")
         if reply.get("reason") == "env_timeout":

@@ -1,7 +1,10 @@
-"""ScienceWorld: thirty kinds of experiments in a text world, 7,207 variations (Wang et al. 2022, arXiv:2203.07540).
+"""ScienceWorld: thirty kinds of experiments in a text world, 7,207 variations (Wang et al. 2022,
+arXiv:2203.07540).
 
-Needs `pip install -r requirements/scienceworld.txt` and Java 8 or newer. Each instance with an episode runs a Java
-process of about 500 MB: use workers with per_worker=1. Listing tasks needs neither the package nor Java.
+Needs `pip install -r requirements/scienceworld.txt` and Java 8 or newer. Each instance with an
+episode runs a Java
+process of about 500 MB: use workers with per_worker=1. Listing tasks needs neither the package nor
+Java.
 """
 
 from __future__ import annotations
@@ -51,8 +54,8 @@ VARIATIONS = {
 }
 # The simulator's default heap grows to 3 GB; this one suffices and makes steps faster.
 JAVA = "-Xmx400m -XX:+UseSerialGC"
-# How the answers to an action begin that did nothing. The first asks for a number, which the next action has to be:
-# any other action is taken for a wrong number and not executed.
+# How the answers to an action begin that did nothing. The first asks for a number, which the next
+# action has to be: any other action is taken for a wrong number and not executed.
 NOT_TAKEN = ("Ambiguous request", "No known action matches", "Unknown action")
 
 SYSTEM = """\
@@ -65,10 +68,15 @@ focus on it; focusing on the wrong thing fails the task. Where an action is ambi
 
 
 def split_variations(kind: str, split: str) -> range:
-    """Return the variations of a split as the package divides them: first half train, a quarter dev, the rest test."""
+    """Return the variations of a split as the package divides them: first half train, a quarter
+    dev, the rest test."""
     n = VARIATIONS[kind]
     quarter = n // 4
-    ranges = {"train": range(2 * quarter), "dev": range(2 * quarter, 3 * quarter), "test": range(3 * quarter, n)}
+    ranges = {
+        "train": range(2 * quarter),
+        "dev": range(2 * quarter, 3 * quarter),
+        "test": range(3 * quarter, n),
+    }
     if split not in ranges:
         raise ValueError(f"ScienceWorld has no split {split!r}; it has {', '.join(ranges)}")
     return ranges[split]
@@ -76,33 +84,47 @@ def split_variations(kind: str, split: str) -> range:
 
 @dataclass
 class Simulator:
-    """A Java process. env: the package's interface to it. loaded: kind, variation, simplifications, with solution."""
+    """A Java process. env: the package's interface to it. loaded: kind, variation, simplifications,
+    with solution."""
 
     env: Any
     loaded: tuple[str, int, str, bool] | None = None
 
 
 class ScienceWorld(ActionWorld):
-    """One ScienceWorld variation at a time. The seed of `reset` has no effect: a variation is always the same.
+    """One ScienceWorld variation at a time. The seed of `reset` has no effect: a variation is
+    always the same.
 
-    kinds: the kinds of VARIATIONS to list; None = all. per_kind: maximum number of variations of each, evenly spread;
-    0 = all. simplify: the package's simplifications, joined by commas; "easy" is all of them. max_steps: actions in an
-    episode. The score is the simulator's, in [0, 1]; an action that makes it negative ends the episode with score 0.
+    kinds: the kinds of VARIATIONS to list; None = all. per_kind: maximum number of variations of
+    each, evenly spread; 0 = all. simplify: the package's simplifications, joined by commas; "easy"
+    is all of them. max_steps: actions in an episode. The score is the simulator's, in [0, 1]; an
+    action that makes it negative ends the episode with score 0.
 
-    A synthetic task starts in the variation of its meta and shows its query as the task. The simulator cannot check it:
-    without a verifier of probes (envs/probed.py) the score is 0, and a judge decides.
+    A synthetic task starts in the variation of its meta and shows its query as the task. The
+    simulator cannot check it: without a verifier of probes (envs/probed.py) the score is 0, and a
+    judge decides.
 
-    A simulator takes seconds to start and is reset in milliseconds, so that the next instance in the process goes on
-    with that of a closed one.
+    A simulator takes seconds to start and is reset in milliseconds, so that the next instance in
+    the process goes on with that of a closed one.
     """
 
     name = "scienceworld"
-    _idle: ClassVar[list[Simulator]] = []  # at most one; a list is taken from and added to by one thread at a time
+    _idle: ClassVar[
+        list[Simulator]
+    ] = []  # at most one; a list is taken from and added to by one thread at a time
 
-    def __init__(self, kinds: list[str] | None = None, per_kind: int = 0, simplify: str = "easy", max_steps: int = 100):
+    def __init__(
+        self,
+        kinds: list[str] | None = None,
+        per_kind: int = 0,
+        simplify: str = "easy",
+        max_steps: int = 100,
+    ):
         self._kinds = list(VARIATIONS) if kinds is None else list(kinds)
         if unknown := sorted(set(self._kinds) - set(VARIATIONS)):
-            raise ValueError(f"ScienceWorld has no {', '.join(unknown)}; it has {', '.join(VARIATIONS)}")
+            raise ValueError(
+                f"ScienceWorld has no {', '.join(unknown)}; it has {', '.join(VARIATIONS)}"
+            )
         super().__init__(max_steps)
         self._per_kind, self._simplify = per_kind, simplify
         self._simulator: Simulator | None = None
@@ -112,7 +134,8 @@ class ScienceWorld(ActionWorld):
         return self._simulator.env
 
     def tasks(self, split: str) -> list[Task]:
-        """Return the tasks. Their query names kind and variation only; `reset` shows the actual description."""
+        """Return the tasks. Their query names kind and variation only; `reset` shows the actual
+        description."""
         tasks = []
         for kind in self._kinds:
             variations = split_variations(kind, split)
@@ -121,7 +144,11 @@ class ScienceWorld(ActionWorld):
                 variation = variations[i * len(variations) // count]
                 query = f"{kind.replace('-', ' ')}, variation {variation}"
                 meta = {"kind": kind, "variation": variation}
-                tasks.append(Task(f"scienceworld/{kind}/{variation}", self.name, query, split=split, meta=meta))
+                tasks.append(
+                    Task(
+                        f"scienceworld/{kind}/{variation}", self.name, query, split=split, meta=meta
+                    )
+                )
         return tasks
 
     def reset(self, task: Task, seed: int = 0) -> Observation:
@@ -134,7 +161,9 @@ class ScienceWorld(ActionWorld):
         return Observation(messages, [tool("Take an action.", self._env.get_possible_actions())])
 
     def _act(self, text: str) -> tuple[str, str, float, bool]:
-        if self._invented and text.lower() == "task":  # the simulator would show the task of the variation
+        if (
+            self._invented and text.lower() == "task"
+        ):  # the simulator would show the task of the variation
             return text, self._task.query, 0.0, False
         answer = self._env.server.step(text.encode("ascii", "ignore").decode() or "look around")
         before, self._score = self._score, float(self._env.server.getScore())
@@ -151,10 +180,13 @@ class ScienceWorld(ActionWorld):
         self._require_episode()
         score = 0.0 if self._invented else min(max(self._score, 0.0), 1.0)
         success = score > 0.999
-        return Evaluation(1.0 if success else score, success, {"progress": 1.0 if success else score})
+        return Evaluation(
+            1.0 if success else score, success, {"progress": 1.0 if success else score}
+        )
 
     def walkthrough(self, task: dict[str, Any]) -> list[str]:
-        """Return the simulator's solution of a task (`Task.to_dict()`). Ends the running episode."""
+        """Return the simulator's solution of a task (`Task.to_dict()`). Ends the running
+        episode."""
         self._load(Task.from_dict(task), gold=True)
         self._task = None
         return list(self._env.get_gold_action_sequence())
@@ -168,12 +200,20 @@ class ScienceWorld(ActionWorld):
 
     def _load(self, task: Task, gold: bool) -> None:
         kind, variation = task.meta.get("kind"), task.meta.get("variation")
-        if kind not in VARIATIONS or not isinstance(variation, int) or not 0 <= variation < VARIATIONS[kind]:
-            raise ValueError(f"ScienceWorld has no task {task.id!r}: its meta has no valid kind and variation")
+        if (
+            kind not in VARIATIONS
+            or not isinstance(variation, int)
+            or not 0 <= variation < VARIATIONS[kind]
+        ):
+            raise ValueError(
+                f"ScienceWorld has no task {task.id!r}: its meta has no valid kind and variation"
+            )
         if self._simulator is None:
             self._simulator = next(_taken(self._idle), None) or _started()
         simulator, wanted = self._simulator, (kind, variation, self._simplify, gold)
-        if simulator.loaded != wanted:  # takes ten times as long as the reset, and changes nothing for the same one
+        if (
+            simulator.loaded != wanted
+        ):  # takes ten times as long as the reset, and changes nothing for the same one
             simulator.loaded = None
             simulator.env.load(*wanted)
             simulator.loaded = wanted

@@ -1,14 +1,16 @@
 """The environment service over HTTP: `python -m envs.service --env=bfcl --port=8080`.
 
-Needs `pip install -r requirements/service.txt`. Routes, requests and answers are those of AgentEvolver's service, so
-its clients work unchanged. Every POST takes `{"env_type", "task_id", "instance_id", "messages", "params"}` and answers
-`{"success", "data"}`; `/create` returns one system message that includes the tool docs and one user message, and
-`/step` returns one message. With `params.raw`, which `envs.remote` sends, messages and tools are passed on as the
-environment returned them. `/snapshot`, `/restore` and `/metrics` are additions.
+Needs `pip install -r requirements/service.txt`. Routes, requests and answers are those of
+AgentEvolver's service, so its clients work unchanged. Every POST takes `{"env_type", "task_id",
+"instance_id", "messages", "params"}` and answers `{"success", "data"}`; `/create` returns one
+system message that includes the tool docs and one user message, and `/step` returns one message.
+With `params.raw`, which `envs.remote` sends, messages and tools are passed on as the environment
+returned them. `/snapshot`, `/restore` and `/metrics` are additions.
 
-The status is 400 for the client's errors (413 for a body that is too large, 408 for one that is late), 500 for the
-environment's (`reason` is `env_error` or `env_timeout`) and 503 if the pool is full; `detail` is the message. Idle
-instances are released. A `step` that gives its number in `params.step` is executed once, however often it arrives.
+The status is 400 for the client's errors (413 for a body that is too large, 408 for one that is
+late), 500 for the environment's (`reason` is `env_error` or `env_timeout`) and 503 if the pool is
+full; `detail` is the message. Idle instances are released. A `step` that gives its number in
+`params.step` is executed once, however often it arrives.
 """
 
 from __future__ import annotations
@@ -45,11 +47,36 @@ except ModuleNotFoundError as error:
     ) from None
 
 MAX_BODY = 4 << 20  # bytes
-SPLITS = ("train", "dev", "val", "test", "all", "test_normal", "test_challenge")  # searched for a task id
-BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)  # seconds
+SPLITS = (
+    "train",
+    "dev",
+    "val",
+    "test",
+    "all",
+    "test_normal",
+    "test_challenge",
+)  # searched for a task id
+BUCKETS = (
+    0.001,
+    0.002,
+    0.005,
+    0.01,
+    0.02,
+    0.05,
+    0.1,
+    0.2,
+    0.5,
+    1.0,
+    2.0,
+    5.0,
+    10.0,
+    30.0,
+    60.0,
+)  # seconds
 FIELDS = {"env_type": str, "task_id": str, "instance_id": str, "messages": dict, "params": dict}
 KINDS = {str: "a string", int: "an integer", list: "a list", dict: "an object"}
-HEAD_S = 20.0  # seconds in which the head of a request has to arrive; envs/http.py has those for the body
+# seconds in which the head of a request has to arrive; envs/http.py has those for the body
+HEAD_S = 20.0
 log = logging.getLogger("envs.service")
 Json = dict[str, Any]
 
@@ -61,9 +88,18 @@ class Service:
         self.pool, self._token, self._max_body = pool, token, max_body
         self._tasks: dict[str, list[Json]] = {}  # by split
         self._by_id: dict[str, Json] = {}
-        self._seconds: dict[str, list[float]] = {}  # route -> requests per bucket, then the sum of seconds
+        self._seconds: dict[
+            str, list[float]
+        ] = {}  # route -> requests per bucket, then the sum of seconds
         self._statuses: dict[tuple[str, int], int] = {}
-        handlers = (self.get_env_profile, self.create, self.step, self.evaluate, self.get_info, self.release)
+        handlers = (
+            self.get_env_profile,
+            self.create,
+            self.step,
+            self.evaluate,
+            self.get_info,
+            self.release,
+        )
         handlers += (self.snapshot, self.restore)
         routes = [Route(f"/{h.__name__}", self._endpoint(h), methods=["POST"]) for h in handlers]
         routes.append(Route("/healthz", _healthz))
@@ -81,36 +117,51 @@ class Service:
     async def create(self, body: Json) -> Json:
         self._check_env(body)
         params = body["params"]
-        task = _task(params["task"]) if "task" in params else await self._task(body["task_id"], _text(params, "split"))
+        task = (
+            _task(params["task"])
+            if "task" in params
+            else await self._task(body["task_id"], _text(params, "split"))
+        )
         if params.get("is_open_query"):
             task = {**task, "meta": {**task.get("meta", {}), "open_query": True}}
-        id, observation = await self._wait(self.pool.create(task, _integer(params, "seed") or 0, body["instance_id"]))
+        id, observation = await self._wait(
+            self.pool.create(task, _integer(params, "seed") or 0, body["instance_id"])
+        )
         info = {"instance_id": id, "task_id": task.get("id", "")}
         if params.get("raw"):
-            return {"state": observation["messages"], "info": {**info, "tools": observation["tools"]}}
+            return {
+                "state": observation["messages"],
+                "info": {**info, "tools": observation["tools"]},
+            }
         return {"state": opening(observation["messages"], observation["tools"]), "info": info}
 
     async def step(self, body: Json) -> Json:
         params = body["params"]
         number = _integer(params, "step")
-        result = await self._wait(self.pool.step(_instance(body), action_of(body["messages"]), number))
-        data = {"reward": result["reward"], "is_terminated": result["terminated"] or result["truncated"]}
+        result = await self._wait(
+            self.pool.step(_instance(body), action_of(body["messages"]), number)
+        )
+        data = {
+            "reward": result["reward"],
+            "is_terminated": result["terminated"] or result["truncated"],
+        }
         if params.get("raw"):
             more = {key: result[key] for key in ("terminated", "truncated", "tools", "info")}
             return {"state": result["messages"], **data, **more}
         return {"state": [one_message(result)], **data, "info": result["info"]}
 
     async def evaluate(self, body: Json) -> Any:
-        """Return the score; with `params.sparse` 1.0 for success and else 0.0; with `params.raw` the Evaluation."""
+        """Return the score; with `params.sparse` 1.0 for success and else 0.0; with `params.raw`
+        the Evaluation."""
         evaluation = await self._wait(self.pool.evaluate(_instance(body)))
         if body["params"].get("raw"):
             return evaluation
         return float(evaluation["success"]) if body["params"].get("sparse") else evaluation["score"]
 
     async def get_info(self, body: Json) -> Any:
-        """Describe an instance. With `params.methods` return the names of the environment's extra methods, with
-        `params.profile` its profile, and with `params.query` the result of the method of that name: an extra one,
-        `functions` or `call_text`."""
+        """Describe an instance. With `params.methods` return the names of the environment's extra
+        methods, with `params.profile` its profile, and with `params.query` the result of the method
+        of that name: an extra one, `functions` or `call_text`."""
         params = body["params"]
         if params.get("methods"):
             return self.pool.methods
@@ -125,7 +176,9 @@ class Service:
         return await self._wait(self.pool.snapshot(_instance(body)))
 
     async def restore(self, body: Json) -> Json:
-        id, _ = await self._wait(self.pool.restore(body["params"].get("snapshot"), body["instance_id"]))
+        id, _ = await self._wait(
+            self.pool.restore(body["params"].get("snapshot"), body["instance_id"])
+        )
         return {"info": {"instance_id": id}}
 
     async def release(self, body: Json) -> bool:
@@ -133,7 +186,9 @@ class Service:
 
     # Helpers of the routes.
 
-    def _endpoint(self, handler: Callable[[Json], Awaitable[Any]]) -> Callable[[Request], Awaitable[Response]]:
+    def _endpoint(
+        self, handler: Callable[[Json], Awaitable[Any]]
+    ) -> Callable[[Request], Awaitable[Response]]:
         name = handler.__name__
 
         async def endpoint(request: Request) -> Response:
@@ -146,7 +201,9 @@ class Service:
             except PermissionError as error:
                 status, answer = 401, {"detail": str(error)}
             except http.BodyTooLarge as error:
-                await http.drain(request.stream())  # else the client's own sending fails before it reads the answer
+                await http.drain(
+                    request.stream()
+                )  # else the client's own sending fails before it reads the answer
                 status, answer = 413, {"detail": str(error)}
             except http.BodyTooLate as error:
                 status, answer = 408, {"detail": str(error)}
@@ -162,16 +219,23 @@ class Service:
                 status, answer = 500, {"detail": str(error).split("\n")[0], "reason": reason}
             except Exception:
                 log.exception("%s failed", name)
-                status, answer = 500, {"detail": "the service failed; see its log", "reason": "env_error"}
+                status, answer = (
+                    500,
+                    {"detail": "the service failed; see its log", "reason": "env_error"},
+                )
             self._observe(name, status, time.perf_counter() - started)
-            headers = {"Connection": "close"} if status in (408, 413) else None  # the rest of the body may still come
+            headers = (
+                {"Connection": "close"} if status in (408, 413) else None
+            )  # the rest of the body may still come
             return Response(json.dumps(answer), status, headers, "application/json")
 
         return endpoint
 
     def _authorise(self, request: Request) -> None:
         if not http.authorized(request.headers.get("authorization", ""), self._token):
-            raise PermissionError(f"wrong or missing bearer token; clients read it from {http.TOKEN_VARIABLE}")
+            raise PermissionError(
+                f"wrong or missing bearer token; clients read it from {http.TOKEN_VARIABLE}"
+            )
 
     async def _body(self, request: Request) -> Json:
         body = await http.read_json(request.stream(), self._max_body)
@@ -184,7 +248,8 @@ class Service:
         return checked
 
     async def _wait(self, future: Call) -> Any:
-        """Return the result of a call, as `PoolWorld` does: the calls before it have deadlines of their own."""
+        """Return the result of a call, as `PoolWorld` does: the calls before it have deadlines of
+        their own."""
         waiting, answered = asyncio.wrap_future(future), -1
         while not waiting.done() and future.slot.answered != answered:
             answered = future.slot.answered
@@ -239,8 +304,15 @@ class Service:
             self._authorise(request)
         except PermissionError as error:
             return PlainTextResponse(str(error), 401)
-        lines = ["# TYPE env_instances gauge", f"env_instances {self.pool.alive()}", "# TYPE env_events_total counter"]
-        lines += [f'env_events_total{{event="{name}"}} {n}' for name, n in sorted(self.pool.counts.items())]
+        lines = [
+            "# TYPE env_instances gauge",
+            f"env_instances {self.pool.alive()}",
+            "# TYPE env_events_total counter",
+        ]
+        lines += [
+            f'env_events_total{{event="{name}"}} {n}'
+            for name, n in sorted(self.pool.counts.items())
+        ]
         lines.append("# TYPE env_requests_total counter")
         for (route, status), n in sorted(self._statuses.items()):
             lines.append(f'env_requests_total{{route="{route}",status="{status}"}} {n}')
@@ -286,7 +358,12 @@ class Impatient(AutoHTTPProtocol):
 
 def server_config(service: Service, **options: Any) -> uvicorn.Config:
     """Return the settings of the HTTP server."""
-    settings = {"log_level": "warning", "access_log": False, "timeout_keep_alive": 75, "timeout_graceful_shutdown": 5}
+    settings = {
+        "log_level": "warning",
+        "access_log": False,
+        "timeout_keep_alive": 75,
+        "timeout_graceful_shutdown": 5,
+    }
     return uvicorn.Config(service.app, http=Impatient, **settings | options)
 
 
@@ -320,7 +397,8 @@ def _typed(params: Json, name: str, kind: type) -> Any:
 
 
 def _checked(value: Any, name: str, kind: type) -> Any:
-    """Return a field of a request, repaired (envs/values.py). Raises ValueError, with its name, for a wrong type."""
+    """Return a field of a request, repaired (envs/values.py). Raises ValueError, with its name, for
+    a wrong type."""
     if value is None:
         return None
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
@@ -332,7 +410,8 @@ def _checked(value: Any, name: str, kind: type) -> Any:
 
 
 def opening(messages: list[Json], tools: list[Json]) -> list[Json]:
-    """Merge an observation into one system message, which includes the tool docs, and one user message."""
+    """Merge an observation into one system message, which includes the tool docs, and one user
+    message."""
     system = [m["content"] for m in messages if m["role"] == "system"]
     user = [m["content"] for m in messages if m["role"] != "system"]
     text = "\n\n".join([*system, *([tools_text(tools)] if tools else [])])
@@ -340,9 +419,12 @@ def opening(messages: list[Json], tools: list[Json]) -> list[Json]:
 
 
 def one_message(result: Json) -> Json:
-    """Merge a step's messages into one user message, with tool results in Qwen's tags and changed tools listed."""
+    """Merge a step's messages into one user message, with tool results in Qwen's tags and changed
+    tools listed."""
     parts = [
-        f"<tool_response>\n{m['content']}\n</tool_response>" if m["role"] == "tool" else m["content"]
+        f"<tool_response>\n{m['content']}\n</tool_response>"
+        if m["role"] == "tool"
+        else m["content"]
         for m in result["messages"]
     ]
     if result["tools"] is not None:
@@ -351,14 +433,18 @@ def one_message(result: Json) -> Json:
 
 
 def action_of(message: Json) -> str:
-    """Return the text of an assistant message; structured `tool_calls` are rendered after its content.
+    """Return the text of an assistant message; structured `tool_calls` are rendered after its
+    content.
 
-    Arguments that are no JSON object are passed on as they are. They are the model's mistake, so the environment has to
-    see it and answer it. Raises ValueError, with the name of the field, for a message of the wrong form.
+    Arguments that are no JSON object are passed on as they are. They are the model's mistake, so
+    the environment has to see it and answer it. Raises ValueError, with the name of the field, for
+    a message of the wrong form.
     """
     content = _checked(message.get("content"), "messages.content", str)
     parts = [content] if content else []
-    for number, call in enumerate(_checked(message.get("tool_calls"), "messages.tool_calls", list) or []):
+    for number, call in enumerate(
+        _checked(message.get("tool_calls"), "messages.tool_calls", list) or []
+    ):
         where = f"messages.tool_calls[{number}]"
         kind = _checked(_checked(call, where, dict).get("type"), f"{where}.type", str)
         key = "function" if "function" in call else kind or "function"
@@ -385,22 +471,47 @@ def _call_text(name: str, arguments: Any) -> str:
 
 def main(argv: list[str] | None = None) -> int:
     """Serve until interrupted. Return the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m envs.service", description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m envs.service", description=__doc__.split("\n")[0]
+    )
     parser.add_argument("--env", required=True, help="a registered name or my_module:MyEnv")
-    parser.add_argument("--kwargs", type=json.loads, default={}, help="JSON arguments of the environment")
-    parser.add_argument("--host", default="127.0.0.1", help="0.0.0.0 to be reachable from other machines")
+    parser.add_argument(
+        "--kwargs", type=json.loads, default={}, help="JSON arguments of the environment"
+    )
+    parser.add_argument(
+        "--host", default="127.0.0.1", help="0.0.0.0 to be reachable from other machines"
+    )
     parser.add_argument("--port", type=int, default=8080, help="0 takes a free port and prints it")
     parser.add_argument("--backend", choices=("local", "ray"), default="local")
-    parser.add_argument("--address", help="address of the Ray cluster; without it one is started on this machine")
-    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="number of worker processes")
-    parser.add_argument("--per_worker", type=int, default=1000, help="maximum number of instances in one process")
+    parser.add_argument(
+        "--address", help="address of the Ray cluster; without it one is started on this machine"
+    )
+    parser.add_argument(
+        "--workers", type=int, default=os.cpu_count() or 1, help="number of worker processes"
+    )
+    parser.add_argument(
+        "--per_worker", type=int, default=1000, help="maximum number of instances in one process"
+    )
     parser.add_argument("--python", help="interpreter of the workers")
     parser.add_argument("--memory_mb", type=int, help="address space of one worker")
-    parser.add_argument("--lease_s", type=float, default=3600.0, help="release instances that are idle for so long")
-    parser.add_argument("--recycle", type=int, default=0, help="replace a worker after this many episodes; 0 = never")
-    parser.add_argument("--start_s", type=float, default=Deadlines.start, help="deadline for setting up a worker")
-    parser.add_argument("--reset_s", type=float, default=Deadlines.reset, help="deadline for starting an episode")
-    parser.add_argument("--step_s", type=float, default=Deadlines.step, help="deadline for any other call")
+    parser.add_argument(
+        "--lease_s", type=float, default=3600.0, help="release instances that are idle for so long"
+    )
+    parser.add_argument(
+        "--recycle",
+        type=int,
+        default=0,
+        help="replace a worker after this many episodes; 0 = never",
+    )
+    parser.add_argument(
+        "--start_s", type=float, default=Deadlines.start, help="deadline for setting up a worker"
+    )
+    parser.add_argument(
+        "--reset_s", type=float, default=Deadlines.reset, help="deadline for starting an episode"
+    )
+    parser.add_argument(
+        "--step_s", type=float, default=Deadlines.step, help="deadline for any other call"
+    )
     args = parser.parse_args(argv)
     deadlines = Deadlines(args.start_s, args.reset_s, args.step_s)
     token = os.environ.get(http.TOKEN_VARIABLE, "")
@@ -411,9 +522,16 @@ def main(argv: list[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 1
     if args.host not in http.LOOPBACK and not token:
-        print(f"warning: anyone who can reach this port can use it; set {http.TOKEN_VARIABLE}", file=sys.stderr)
-    sys.setswitchinterval(0.0005)  # with the default of 5 ms, threads that talk to workers wait long for the loop
-    print(f"{args.env}: Uvicorn running on http://{args.host}:{listener.getsockname()[1]}", flush=True)
+        print(
+            f"warning: anyone who can reach this port can use it; set {http.TOKEN_VARIABLE}",
+            file=sys.stderr,
+        )
+    sys.setswitchinterval(
+        0.0005
+    )  # with the default of 5 ms, threads that talk to workers wait long for the loop
+    print(
+        f"{args.env}: Uvicorn running on http://{args.host}:{listener.getsockname()[1]}", flush=True
+    )
     uvicorn.Server(server_config(Service(pool, token=token))).run(sockets=[listener])
     return 0
 
@@ -423,7 +541,9 @@ def make_pool(args: argparse.Namespace, deadlines: Deadlines) -> Pool:
     if args.backend == "ray":
         from envs.ray_pool import RayPool
 
-        return RayPool(args.env, args.kwargs, address=args.address, deadlines=deadlines, lease_s=args.lease_s)
+        return RayPool(
+            args.env, args.kwargs, address=args.address, deadlines=deadlines, lease_s=args.lease_s
+        )
     return Pool(
         args.env,
         args.kwargs,

@@ -1,4 +1,5 @@
-"""The slips of a careless agent that plays a known solution: calls that it omits, repeats or gets wrong."""
+"""The slips of a careless agent that plays a known solution: calls that it omits, repeats or gets
+wrong."""
 
 from __future__ import annotations
 
@@ -26,8 +27,11 @@ def values_of(calls: Iterable[Call]) -> dict[str, list[Any]]:
     return values
 
 
-def careless(calls: Sequence[Call], values: Mapping[str, list[Any]], rng: random.Random, care: float) -> list[str]:
-    """Return replies of one call each, with slips. values: what wrong values are drawn from, as by `values_of`."""
+def careless(
+    calls: Sequence[Call], values: Mapping[str, list[Any]], rng: random.Random, care: float
+) -> list[str]:
+    """Return replies of one call each, with slips. values: what wrong values are drawn from, as by
+    `values_of`."""
     replies = []
     for call in calls:
         slip = {name: rng.random() < p * (1 - care) for name, p in SLIPS.items()}

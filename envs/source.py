@@ -19,11 +19,13 @@ MODES = ("inprocess", "worker", "http")
 
 
 class Source:
-    """A factory of worlds of one environment. `close`, or leaving its `with` block, ends its processes.
+    """A factory of worlds of one environment. `close`, or leaving its `with` block, ends its
+    processes.
 
-    mode: "inprocess" (fastest, but a world that hangs or crashes takes this process down), "worker" (a pool of
-    `workers` processes under the interpreter `python`, with a deadline on every call) or "http" (the service at
-    `url`, which was started with the environment and its arguments; `kwargs` is ignored).
+    mode: "inprocess" (fastest, but a world that hangs or crashes takes this process down), "worker"
+    (a pool of `workers` processes under the interpreter `python`, with a deadline on every call) or
+    "http" (the service at `url`, which was started with the environment and its arguments; `kwargs`
+    is ignored).
     """
 
     def __init__(
@@ -36,12 +38,17 @@ class Source:
         deadlines: Deadlines = DEADLINES,
         **pool: Any,
     ):
-        """`pool` holds further arguments of `Pool`: workers, python, per_worker, memory_mb, lease_s, recycle."""
+        """`pool` holds further arguments of `Pool`: workers, python, per_worker, memory_mb,
+        lease_s, recycle."""
         if mode not in MODES:
-            raise ValueError(f"the mode of an environment is one of {', '.join(MODES)}, not '{mode}'")
+            raise ValueError(
+                f"the mode of an environment is one of {', '.join(MODES)}, not '{mode}'"
+            )
         if (mode == "http") != bool(url):
             raise ValueError(
-                "mode 'http' needs the url of a service" if mode == "http" else f"mode '{mode}' takes no url"
+                "mode 'http' needs the url of a service"
+                if mode == "http"
+                else f"mode '{mode}' takes no url"
             )
         self._env, self._kwargs, self._deadlines = env, kwargs or {}, deadlines
         self._pool = Pool(env, kwargs, deadlines=deadlines, **pool) if mode == "worker" else None
@@ -67,11 +74,26 @@ class Source:
 
 
 @contextlib.contextmanager
-def serving(env: str, kwargs: str = "{}", *options: str, python: str | None = None) -> Iterator[str]:
-    """Run a service in a separate process during the block and yield its URL. `options` are command-line options."""
-    command = [python or sys.executable, "-m", "envs.service", "--env", env, "--kwargs", kwargs, "--port", "0"]
+def serving(
+    env: str, kwargs: str = "{}", *options: str, python: str | None = None
+) -> Iterator[str]:
+    """Run a service in a separate process during the block and yield its URL. `options` are
+    command-line options."""
+    command = [
+        python or sys.executable,
+        "-m",
+        "envs.service",
+        "--env",
+        env,
+        "--kwargs",
+        kwargs,
+        "--port",
+        "0",
+    ]
     path = os.pathsep.join(filter(None, [code_folder(), os.environ.get("PYTHONPATH")]))
-    process = subprocess.Popen([*command, *options], stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": path})
+    process = subprocess.Popen(
+        [*command, *options], stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": path}
+    )
     try:
         line = process.stdout.readline().decode()
         if "running on" not in line:

@@ -1,7 +1,8 @@
 """TextWorld: generated text adventures (Cote et al. 2018, arXiv:1806.11532).
 
-Needs `pip install -r requirements/textworld.txt`. A game is compiled when it is first played, which takes seconds, and
-kept in a cache. The games' interpreter is C code: use workers with per_worker=1. Listing tasks needs no package.
+Needs `pip install -r requirements/textworld.txt`. A game is compiled when it is first played, which
+takes seconds, and kept in a cache. The games' interpreter is C code: use workers with per_worker=1.
+Listing tasks needs no package.
 """
 
 from __future__ import annotations
@@ -48,13 +49,15 @@ insert X into Y; eat X; cook X with Y; slice X with Y; prepare meal."""
 class TextWorld(ActionWorld):
     """One game at a time. A task is a seed of the generator. The seed of `reset` has no effect.
 
-    kind: "custom" (rooms, objects and a quest), or one of the package's challenges: tw-simple, tw-cooking,
-    tw-coin_collector, tw-treasure_hunter. options: changes to CUSTOM or to CHALLENGES[kind]. commands: list the
-    possible commands after each turn, which makes a game much easier. max_steps: commands in an episode. The score is
-    the share of the game's points, and 1 exactly if the game is won.
+    kind: "custom" (rooms, objects and a quest), or one of the package's challenges: tw-simple,
+    tw-cooking, tw-coin_collector, tw-treasure_hunter. options: changes to CUSTOM or to
+    CHALLENGES[kind]. commands: list the
+    possible commands after each turn, which makes a game much easier. max_steps: commands in an
+    episode. The score is the share of the game's points, and 1 exactly if the game is won.
 
-    A synthetic task starts in the game of its seed and shows its query as the objective. The game cannot check it:
-    without a verifier of probes (envs/probed.py) the score is 0, and a judge decides.
+    A synthetic task starts in the game of its seed and shows its query as the objective. The game
+    cannot check it: without a verifier of probes (envs/probed.py) the score is 0, and a judge
+    decides.
     """
 
     name = "textworld"
@@ -74,7 +77,9 @@ class TextWorld(ActionWorld):
         if kind not in known:
             raise ValueError(f"TextWorld has no {kind!r}; it has {', '.join(known)}")
         if unknown := sorted(set(options or {}) - set(known[kind])):
-            raise ValueError(f"{kind} has no option {', '.join(unknown)}; it has {', '.join(known[kind])}")
+            raise ValueError(
+                f"{kind} has no option {', '.join(unknown)}; it has {', '.join(known[kind])}"
+            )
         self._kind, self._options = kind, {**known[kind], **(options or {})}
         super().__init__(max_steps)
         self._commands = commands
@@ -117,19 +122,25 @@ class TextWorld(ActionWorld):
         self._env = textworld.start(str(self._game(task.seed)), infos)
         self._state = self._env.reset()
         self._begin(task)
-        # The game's first text contains its own objective, so a synthetic task shows the description of the room.
+        # The game's first text contains its own objective, so a synthetic task shows the
+        # description of the room.
         text = f"{task.query}\n\n{self._shown('description')}" if self._invented else ""
         text = text or f"{self._state.objective}\n\n{self._shown()}"
         messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": text}]
-        # A template such as "lock {c} with {k}" tells doors from containers, which the player is not told.
-        templates = [re.sub(r"\{.*?\}", "OBJ", template) for template in self._state.command_templates]
+        # A template such as "lock {c} with {k}" tells doors from containers, which the player is
+        # not told.
+        templates = [
+            re.sub(r"\{.*?\}", "OBJ", template) for template in self._state.command_templates
+        ]
         return Observation(messages, [tool("Enter a command.", templates)])
 
     def _act(self, text: str) -> tuple[str, str, float, bool]:
         if self._invented and text.lower() == "goal":  # the game would show its own objective
             return text, self._task.query, 0.0, False
         before = self.evaluate().score
-        command = "".join(c for c in text if " " <= c <= "~")[:200]  # the interpreter's line buffer is limited
+        command = "".join(c for c in text if " " <= c <= "~")[
+            :200
+        ]  # the interpreter's line buffer is limited
         self._state, _, done = self._env.step(command or "look")
         return command, self._shown(), self.evaluate().score - before, bool(done)
 
@@ -153,15 +164,21 @@ class TextWorld(ActionWorld):
             self._env = self._task = None
 
     def _shown(self, field: str = "feedback") -> str:
-        # The status bar below an answer, "> ... -= Room =-0/7", counts the moves and says nothing else.
+        # The status bar below an answer, "> ... -= Room =-0/7", counts the moves and says nothing
+        # else.
         text = _STATUS_BAR.sub("", str(getattr(self._state, field))).strip()
         if self._commands:
-            text += f"\n\nPossible commands: {'; '.join(sorted(self._state.admissible_commands or []))}"
+            text += (
+                f"\n\nPossible commands: {'; '.join(sorted(self._state.admissible_commands or []))}"
+            )
         return text
 
     def _game(self, seed: int) -> pathlib.Path:
-        """Return the compiled game, building it if the cache lacks it. Safe if many workers build it at once."""
-        digest = hashlib.blake2b(json.dumps(self._options, sort_keys=True).encode(), digest_size=4).hexdigest()
+        """Return the compiled game, building it if the cache lacks it. Safe if many workers build
+        it at once."""
+        digest = hashlib.blake2b(
+            json.dumps(self._options, sort_keys=True).encode(), digest_size=4
+        ).hexdigest()
         game = self._cache / f"{self._kind}-{digest}-{seed}.z8"
         if game.exists():
             return game
@@ -169,7 +186,9 @@ class TextWorld(ActionWorld):
         with tempfile.TemporaryDirectory(dir=self._cache) as folder:
             new = pathlib.Path(folder) / game.name
             self._build(seed, new)
-            os.replace(new.with_suffix(".json"), game.with_suffix(".json"))  # TextWorld reads it next to the game
+            os.replace(
+                new.with_suffix(".json"), game.with_suffix(".json")
+            )  # TextWorld reads it next to the game
             os.replace(new, game)
         return game
 

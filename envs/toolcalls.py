@@ -32,7 +32,8 @@ class Call:
 
 @dataclass
 class ParsedTurn:
-    """A parsed assistant turn. `content` is the text outside the calls; `errors` are messages for the model."""
+    """A parsed assistant turn. `content` is the text outside the calls; `errors` are messages for
+    the model."""
 
     content: str
     calls: list[Call] = field(default_factory=list)
@@ -47,7 +48,8 @@ def call_text(name: str, arguments: dict[str, Any]) -> str:
 
 
 def tools_text(tools: list[dict[str, Any]]) -> str:
-    """Return the section of the system message that lists the tools, identical to that of Qwen's chat template."""
+    """Return the section of the system message that lists the tools, identical to that of Qwen's
+    chat template."""
     return (
         "# Tools\n\nYou may call one or more functions to assist with the user query.\n\n"
         "You are provided with function signatures within <tools></tools> XML tags:\n<tools>\n"
@@ -89,10 +91,12 @@ def parse(text: str) -> ParsedTurn:
 
 @functools.lru_cache(maxsize=4096)
 def _check(body: str) -> None:
-    """Raise if the text of a call is not JSON that is safe to compute with. Replays repeat the same texts."""
+    """Raise if the text of a call is not JSON that is safe to compute with. Replays repeat the same
+    texts."""
     record = json.loads(body)
     json_value(record)
-    # A lone surrogate is not repaired: the model would be answered about another text than it wrote.
+    # A lone surrogate is not repaired: the model would be answered about another text than it
+    # wrote.
     if "\\u" in body or not body.isascii():
         json.dumps(record, ensure_ascii=False).encode()
 
@@ -106,7 +110,9 @@ def _parse_call(body: str) -> Call:
     except UnicodeError:
         raise ValueError("tool call is not valid text") from None
     except (RecursionError, TooDeep):
-        raise ValueError(f"tool call is nested too deep: {MAX_DEPTH} levels are the limit") from None
+        raise ValueError(
+            f"tool call is nested too deep: {MAX_DEPTH} levels are the limit"
+        ) from None
     except ValueError:  # also of Python's parser, for thousands of digits
         raise ValueError("tool call has a number out of range") from None
     if not isinstance(record, dict):
@@ -122,10 +128,11 @@ def _parse_call(body: str) -> Call:
 def run_calls(
     turn: ParsedTurn, call: Callable[[str, dict[str, Any]], tuple[str, bool]], most: int
 ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Run the first `most` calls of a turn. `call` takes a name and arguments, and returns a text and its success.
+    """Run the first `most` calls of a turn. `call` takes a name and arguments, and returns a text
+    and its success.
 
-    Return the tool messages, which also say what was refused, and the info of the step: "calls", each with "result" and
-    "ok" (False = error), the number of "errors", and "parse_error".
+    Return the tool messages, which also say what was refused, and the info of the step: "calls",
+    each with "result" and "ok" (False = error), the number of "errors", and "parse_error".
     """
     calls = []
     for one in turn.calls[:most]:
@@ -134,6 +141,13 @@ def run_calls(
     refused = [f"error: {error}" for error in turn.errors]
     if len(turn.calls) > most:
         refused.append(f"error: {most} calls a turn at most")
-    messages = [{"role": "tool", "content": text} for text in [*(made["result"] for made in calls), *refused]]
+    messages = [
+        {"role": "tool", "content": text}
+        for text in [*(made["result"] for made in calls), *refused]
+    ]
     failed = sum(not made["ok"] for made in calls)
-    return messages, {"calls": calls, "errors": len(refused) + failed, "parse_error": bool(turn.errors)}
+    return messages, {
+        "calls": calls,
+        "errors": len(refused) + failed,
+        "parse_error": bool(turn.errors),
+    }

@@ -1,11 +1,13 @@
-"""Texts and JSON values that are safe to write, to send and to compute with. Standard library only."""
+"""Texts and JSON values that are safe to write, to send and to compute with. Standard library
+only."""
 
 from __future__ import annotations
 
 import math
 from typing import Any
 
-MAX_DEPTH = 100  # levels of lists and objects; serialisers and deep copies recurse, and fail at some hundreds
+# levels of lists and objects; serialisers and deep copies recurse, and fail at some hundreds
+MAX_DEPTH = 100
 MAX_BITS = 1023  # of an integer; a longer one overflows in the first division
 
 
@@ -18,7 +20,8 @@ class TooDeep(Unsafe):
 
 
 def text(value: str) -> str:
-    """Return the text with surrogate pairs joined and each lone surrogate, which UTF-8 lacks, replaced by U+FFFD."""
+    """Return the text with surrogate pairs joined and each lone surrogate, which UTF-8 lacks,
+    replaced by U+FFFD."""
     if value.isascii():  # nearly every text
         return value
     try:
@@ -28,14 +31,17 @@ def text(value: str) -> str:
         return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
-Place = str | tuple[Any, str, Any, str]  # a name, or (the place of the container, before, key, after)
+Place = (
+    str | tuple[Any, str, Any, str]
+)  # a name, or (the place of the container, before, key, after)
 
 
 def json_value(value: Any, where: Place = "it", *, depth: int = MAX_DEPTH) -> Any:
-    """Return a copy of a JSON value with its texts repaired. Tuples become lists, and scalar keys texts, as in JSON.
+    """Return a copy of a JSON value with its texts repaired. Tuples become lists, and scalar keys
+    texts, as in JSON.
 
-    Raises Unsafe for other types, for numbers that are not finite or that a float cannot hold, and for more than
-    `depth` levels. `where` names the value in the message.
+    Raises Unsafe for other types, for numbers that are not finite or that a float cannot hold, and
+    for more than `depth` levels. `where` names the value in the message.
     """
     if value is None or isinstance(value, bool):
         return value
@@ -47,9 +53,13 @@ def json_value(value: Any, where: Place = "it", *, depth: int = MAX_DEPTH) -> An
         raise Unsafe(f"{_named(where)} is of type {type(value).__name__}, which JSON does not have")
     if depth == 0:
         raise TooDeep(f"{_short(where)} is nested deeper than {MAX_DEPTH} levels")
-    # Places are tuples, not texts: a world's every answer passes through here, and formatting took half of the time.
+    # Places are tuples, not texts: a world's every answer passes through here, and formatting took
+    # half of the time.
     if isinstance(value, dict):
-        return {key(k, where): json_value(v, (where, ".", k, ""), depth=depth - 1) for k, v in value.items()}
+        return {
+            key(k, where): json_value(v, (where, ".", k, ""), depth=depth - 1)
+            for k, v in value.items()
+        }
     return [json_value(v, (where, "[", i, "]"), depth=depth - 1) for i, v in enumerate(value)]
 
 

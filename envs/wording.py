@@ -1,9 +1,11 @@
-"""The wording of tasks from what a world says about itself: descriptions of its tools, and values that it shows.
+"""The wording of tasks from what a world says about itself: descriptions of its tools, and values
+that it shows.
 
-Nobody has to write phrases for a world. A goal is worded as the description of the tool that reaches it with what each
-argument stands for ("Add a bag to an order: order Ann Rome."), a question as the description of the tool that answers
-it with the part of the answer that is wanted ("Look a passenger up: name Ann. Reply with the last word.").
-An id that the agent has to look up is described by the values that lead to it and tell it from its neighbours.
+Nobody has to write phrases for a world. A goal is worded as the description of the tool that
+reaches it with what each argument stands for ("Add a bag to an order: order Ann Rome."), a question
+as the description of the tool that answers it with the part of the answer that is wanted ("Look a
+passenger up: name Ann. Reply with the last word."). An id that the agent has to look up is
+described by the values that lead to it and tell it from its neighbours.
 """
 
 from __future__ import annotations
@@ -24,24 +26,29 @@ _LONGEST = 160  # characters of a description
 def summaries(descriptions: Mapping[str, str]) -> dict[str, str]:
     """Return {tool: its description in one sentence without the period} of {tool: description}.
 
-    Sentences that several tools share introduce all of them and are left out. A tool that is not described, or at too
-    great length, is named by its name in words.
+    Sentences that several tools share introduce all of them and are left out. A tool that is not
+    described, or at too great length, is named by its name in words.
     """
     sentences = {name: _sentences(text) for name, text in descriptions.items()}
     counts = Counter(sentence for inner in sentences.values() for sentence in set(inner))
-    own = {name: next((s for s in inner if counts[s] == 1), "") for name, inner in sentences.items()}
+    own = {
+        name: next((s for s in inner if counts[s] == 1), "") for name, inner in sentences.items()
+    }
     return {name: text if 0 < len(text) <= _LONGEST else spaced(name) for name, text in own.items()}
 
 
 def _sentences(text: str) -> list[str]:
-    """Return the sentences of a description without their ends and labels ("Tool description: ...")."""
+    """Return the sentences of a description without their ends and labels ("Tool description:
+    ...")."""
     parts = (" ".join(part.split()) for part in _END.split(text))
     return [_LABEL.sub("", part).rstrip(".!? ") for part in parts if part.strip(".!? ")]
 
 
 def spaced(name: str) -> str:
     """Return a name in words: "order_id" and "orderId" become "order id"."""
-    return " ".join(re.sub(r"([a-z])([A-Z])", r"\1 \2", name).replace("_", " ").replace(".", " ").split())
+    return " ".join(
+        re.sub(r"([a-z])([A-Z])", r"\1 \2", name).replace("_", " ").replace(".", " ").split()
+    )
 
 
 def goal_text(summary: str, arguments: Mapping[str, str]) -> str:
@@ -51,15 +58,17 @@ def goal_text(summary: str, arguments: Mapping[str, str]) -> str:
     for name, phrase in list(arguments.items()):
         slot = name.split()[0].upper()  # "put OBJ on OBJ" has the arguments "obj" and "obj 2"
         if re.search(rf"\b{re.escape(slot)}\b", summary):
-            summary = re.sub(rf"\b{re.escape(slot)}\b", lambda _, text=phrase: text, summary, count=1)
+            summary = re.sub(
+                rf"\b{re.escape(slot)}\b", lambda _, text=phrase: text, summary, count=1
+            )
             arguments = {other: text for other, text in arguments.items() if other != name}
     stated = ", ".join(f"{spaced(name)} {phrase}".strip() for name, phrase in arguments.items())
     return f"{summary}: {stated}" if stated else summary
 
 
 def joined(goals: Sequence[str], wanted: str, rng: random.Random) -> str:
-    """Return the query of goals to reach in order and, if there is a question, of the last one. wanted: what to reply
-    with, "" if nothing."""
+    """Return the query of goals to reach in order and, if there is a question, of the last one.
+    wanted: what to reply with, "" if nothing."""
     text = goals[0][:1].upper() + goals[0][1:]
     for goal in goals[1:]:
         text += rng.choice((". Then ", ", and then ")) + goal[:1].lower() + goal[1:]
@@ -67,11 +76,12 @@ def joined(goals: Sequence[str], wanted: str, rng: random.Random) -> str:
 
 
 def distinguishing(cells: Sequence[Cell], value: str, hidden: Sequence[str]) -> list[str] | None:
-    """Return the fewest values of an answer that tell the row of `value` from the other rows; None if there are none.
+    """Return the fewest values of an answer that tell the row of `value` from the other rows; None
+    if there are none.
 
-    Of several, those nearest to `value` in the row are returned: a name usually stands beside its id, and a policy
-    finds an id most reliably right beside the word that it looks for. Values in `hidden` cannot be used, because the
-    agent does not know them.
+    Of several, those nearest to `value` in the row are returned: a name usually stands beside its
+    id, and a policy finds an id most reliably right beside the word that it looks for. Values in
+    `hidden` cannot be used, because the agent does not know them.
     """
     rows: dict[str, list[Cell]] = {}
     for cell in cells:
@@ -80,8 +90,12 @@ def distinguishing(cells: Sequence[Cell], value: str, hidden: Sequence[str]) -> 
     others = [[named(cell) for cell in inner] for row, inner in rows.items() if row != own]
     place = next(n for n, cell in enumerate(rows[own]) if cell.value == value)
     near = [cell for _, cell in sorted(enumerate(rows[own]), key=lambda pair: abs(pair[0] - place))]
-    usable = [c for c in near if c.value != value and c.value not in hidden and 0 < len(c.value) <= 40]
-    usable.sort(key=lambda cell: any(c.isdigit() for c in cell.value))  # words are better names than numbers
+    usable = [
+        c for c in near if c.value != value and c.value not in hidden and 0 < len(c.value) <= 40
+    ]
+    usable.sort(
+        key=lambda cell: any(c.isdigit() for c in cell.value)
+    )  # words are better names than numbers
     words = list(dict.fromkeys(named(cell) for cell in usable))
     for size in range(3):
         for chosen in itertools.combinations(words, size):
@@ -91,8 +105,13 @@ def distinguishing(cells: Sequence[Cell], value: str, hidden: Sequence[str]) -> 
 
 
 def named(cell: Cell) -> str:
-    """Return a value in words: numbers and yes-or-no values of a JSON answer with the name of their field."""
+    """Return a value in words: numbers and yes-or-no values of a JSON answer with the name of their
+    field."""
     field = cell.label.rpartition(".")[2].removesuffix("[*]")
-    if field and field != "$" and (cell.value in ("true", "false") or not any(c.isalpha() for c in cell.value)):
+    if (
+        field
+        and field != "$"
+        and (cell.value in ("true", "false") or not any(c.isalpha() for c in cell.value))
+    ):
         return f"{spaced(field)} {cell.value}"
     return cell.value

@@ -1,14 +1,15 @@
-"""The program of a worker process: worlds behind JSON lines on stdin and stdout. Standard library only.
+"""The program of a worker process: worlds behind JSON lines on stdin and stdout. Standard library
+only.
 
-`envs.process.Worker` starts `python -m envs.worker` under any Python that has the benchmark's package. A worker may
-host many worlds; its main thread serves one request at a time.
+`envs.process.Worker` starts `python -m envs.worker` under any Python that has the benchmark's
+package. A worker may host many worlds; its main thread serves one request at a time.
 
     request  {"id": 3, "op": "step", "world": "a", "args": ["..."], "deadline": 30.0}
     reply    {"id": 3, "value": ...}   or   {"id": 3, "error": "message", "kind": "ValueError"}
 
-The first request is `start`. `world` names an instance, which is made by the first operation that names it and
-dropped by `close`. The environment's own output goes to stderr. When stdin closes, the process kills itself and
-everything it started, so that no process outlives a killed parent.
+The first request is `start`. `world` names an instance, which is made by the first operation that
+names it and dropped by `close`. The environment's own output goes to stderr. When stdin closes, the
+process kills itself and everything it started, so that no process outlives a killed parent.
 """
 
 from __future__ import annotations
@@ -26,20 +27,28 @@ from typing import Any
 from envs import make
 from envs.world import Task, World
 
-QUERIES = ("functions", "call_text")  # methods of World that `query` calls, besides those that an adapter adds
-GRACE_S = 5.0  # CPU seconds beyond the deadline after which a worker ends itself if its parent has not killed it
+QUERIES = (
+    "functions",
+    "call_text",
+)  # methods of World that `query` calls, besides those that an adapter adds
+# CPU seconds beyond the deadline after which a worker ends itself if its parent has not killed it
+GRACE_S = 5.0
 
 
 class Worlds:
-    """The worlds of one process by name, and the operations on them. Arguments and results are JSON values."""
+    """The worlds of one process by name, and the operations on them. Arguments and results are JSON
+    values."""
 
     def __init__(self, env: str, kwargs: dict[str, Any]):
         self._env, self._kwargs = env, kwargs
-        self._spare: World | None = make(env, **kwargs)  # loads everything slow before the first episode
+        self._spare: World | None = make(
+            env, **kwargs
+        )  # loads everything slow before the first episode
         self._worlds: dict[str, World] = {}
 
     def call(self, op: str, name: str, args: list[Any]) -> Any:
-        """Run one operation. Raises what the world raises, and ValueError for an unknown operation."""
+        """Run one operation. Raises what the world raises, and ValueError for an unknown
+        operation."""
         if op == "close":
             world = self._worlds.pop(name, None)
             return world.close() if world else None
@@ -51,9 +60,12 @@ class Worlds:
         raise ValueError(f"a worker has no operation '{op}'")
 
     def methods(self) -> list[str]:
-        """Return the names of the public methods that the adapter adds to World; `query` can call them."""
+        """Return the names of the public methods that the adapter adds to World; `query` can call
+        them."""
         kind = type(self._spare)
-        return sorted(name for name in dir(kind) if not name.startswith("_") and _is_extra(kind, name))
+        return sorted(
+            name for name in dir(kind) if not name.startswith("_") and _is_extra(kind, name)
+        )
 
     def _world(self, name: str) -> World:
         if name not in self._worlds:
@@ -98,8 +110,11 @@ def serve(requests: int, replies: int) -> None:
     with os.fdopen(requests, "rb") as lines:
         for line in lines:
             request = json.loads(line)
-            # The watching thread never runs during a call that holds the interpreter lock; this timer still fires.
-            signal.setitimer(signal.ITIMER_PROF, (request["deadline"] + GRACE_S) * (os.cpu_count() or 1))
+            # The watching thread never runs during a call that holds the interpreter lock; this
+            # timer still fires.
+            signal.setitimer(
+                signal.ITIMER_PROF, (request["deadline"] + GRACE_S) * (os.cpu_count() or 1)
+            )
             answer = reply(request["id"], functools.partial(_run, hosted, request))
             signal.setitimer(signal.ITIMER_PROF, 0)
             _write(replies, answer.encode() + b"\n")
@@ -111,7 +126,9 @@ def reply(id: int, run: Callable[[], Any]) -> str:
     try:
         return json.dumps({"id": id, "value": run()})
     except Exception as error:
-        return json.dumps({"id": id, "error": str(error) or type(error).__name__, "kind": type(error).__name__})
+        return json.dumps(
+            {"id": id, "error": str(error) or type(error).__name__, "kind": type(error).__name__}
+        )
 
 
 def _run(hosted: list[Worlds], request: dict[str, Any]) -> Any:
@@ -144,8 +161,11 @@ def _write(replies: int, data: bytes) -> None:
 
 
 def main() -> None:
-    """Serve on stdin and stdout, moved to other descriptors which the environment's print and input cannot reach."""
-    faulthandler.register(signal.SIGUSR1, all_threads=False)  # the parent asks for a traceback before it kills
+    """Serve on stdin and stdout, moved to other descriptors which the environment's print and input
+    cannot reach."""
+    faulthandler.register(
+        signal.SIGUSR1, all_threads=False
+    )  # the parent asks for a traceback before it kills
     requests, replies = os.dup(0), os.dup(1)
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)

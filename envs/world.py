@@ -1,7 +1,8 @@
 """The environment interface: one task, one episode, plain Python.
 
-A `World` may run in another process under another interpreter. Everything that crosses this interface is
-therefore a dataclass of JSON values (`to_dict` / `from_dict`), and this module needs the standard library only.
+A `World` may run in another process under another interpreter. Everything that crosses this
+interface is therefore a dataclass of JSON values (`to_dict` / `from_dict`), and this module needs
+the standard library only.
 """
 
 from __future__ import annotations
@@ -28,13 +29,16 @@ class _Record:
         known = {f.name for f in dataclasses.fields(cls)}
         unknown = sorted(set(record) - known)
         if unknown:
-            raise ValueError(f"{cls.__name__} has no field {', '.join(unknown)}; it has {', '.join(sorted(known))}")
+            raise ValueError(
+                f"{cls.__name__} has no field {', '.join(unknown)}; it has {', '.join(sorted(known))}"
+            )
         return cls(**record)
 
 
 @dataclass
 class Task(_Record):
-    """A task for the agent. `id` is unique in a run: a synthetic task has an id of its own, not that of its seed."""
+    """A task for the agent. `id` is unique in a run: a synthetic task has an id of its own, not
+    that of its seed."""
 
     id: str
     env: str
@@ -42,8 +46,12 @@ class Task(_Record):
     split: str = "train"
     origin: str = "original"  # "original" | "synthetic"
     seed: int = 0  # selects the initial state of the episode
-    reference: list[str] = field(default_factory=list)  # assistant turns that solve the task; [] = unknown
-    verifier: dict[str, Any] = field(default_factory=dict)  # what World.evaluate() checks; {} = the benchmark's own
+    reference: list[str] = field(
+        default_factory=list
+    )  # assistant turns that solve the task; [] = unknown
+    verifier: dict[str, Any] = field(
+        default_factory=dict
+    )  # what World.evaluate() checks; {} = the benchmark's own
     difficulty: int = 0  # tool calls in the shortest known solution; 0 = unknown
     meta: dict[str, Any] = field(default_factory=dict)
 
@@ -51,13 +59,18 @@ class Task(_Record):
     def from_dict(cls, record: dict[str, Any]) -> Task:
         """Build a task, with its texts repaired (envs/values.py).
 
-        Raises ValueError or TypeError for a field that is unknown, missing, of the wrong type or not JSON.
+        Raises ValueError or TypeError for a field that is unknown, missing, of the wrong type or
+        not JSON.
         """
         task = super().from_dict(json_value(record, "a task"))
         for f in dataclasses.fields(cls):
-            expected = {"str": str, "int": int, "list": list, "dict": dict}[str(f.type).partition("[")[0]]
+            expected = {"str": str, "int": int, "list": list, "dict": dict}[
+                str(f.type).partition("[")[0]
+            ]
             if not isinstance(getattr(task, f.name), expected):
-                raise ValueError(f"a task's {f.name} must be of type {f.type}, not {getattr(task, f.name)!r}")
+                raise ValueError(
+                    f"a task's {f.name} must be of type {f.type}, not {getattr(task, f.name)!r}"
+                )
         return task
 
 
@@ -71,11 +84,12 @@ class Observation(_Record):
 
 @dataclass
 class StepResult(_Record):
-    """The environment's answer to one assistant turn. `tools` is None if the available tools did not change.
+    """The environment's answer to one assistant turn. `tools` is None if the available tools did
+    not change.
 
-    `info` may hold "calls" (a list of the {"name", "arguments"} that ran), "errors" (the number of calls
-    answered with an error), "parse_error" (True if the turn could not be parsed) and "answer" (what the turn that ended
-    the episode answered, where that is not its text).
+    `info` may hold "calls" (a list of the {"name", "arguments"} that ran), "errors" (the number of
+    calls answered with an error), "parse_error" (True if the turn could not be parsed) and "answer"
+    (what the turn that ended the episode answered, where that is not its text).
     """
 
     messages: list[Message]
@@ -88,10 +102,11 @@ class StepResult(_Record):
 
 @dataclass
 class Evaluation(_Record):
-    """The score of an episode so far. `score` is in [0, 1]; `success` is the benchmark's own pass/fail.
+    """The score of an episode so far. `score` is in [0, 1]; `success` is the benchmark's own
+    pass/fail.
 
-    `components` holds named values in [0, 1]. "progress", if an environment reports it, grows with every
-    part of the goal that is reached and is 1.0 exactly when `success` is true.
+    `components` holds named values in [0, 1]. "progress", if an environment reports it, grows with
+    every part of the goal that is reached and is 1.0 exactly when `success` is true.
     """
 
     score: float
@@ -100,7 +115,8 @@ class Evaluation(_Record):
 
 
 class WorldError(RuntimeError):
-    """A failure of the environment, not of the policy: it raised, died or sent an unreadable answer."""
+    """A failure of the environment, not of the policy: it raised, died or sent an unreadable
+    answer."""
 
 
 class WorldTimeout(WorldError, TimeoutError):
@@ -110,8 +126,8 @@ class WorldTimeout(WorldError, TimeoutError):
 class World:
     """The interface that an adapter implements. One instance plays one episode at a time.
 
-    A world that runs in another process raises `WorldError` or `WorldTimeout` if that process fails; an
-    adapter itself raises whatever its benchmark raises.
+    A world that runs in another process raises `WorldError` or `WorldTimeout` if that process
+    fails; an adapter itself raises whatever its benchmark raises.
     """
 
     name: str = ""
@@ -133,7 +149,8 @@ class World:
         raise NotImplementedError
 
     def snapshot(self) -> Any:
-        """Return the state of the episode as a JSON value that `restore` of any instance accepts. Optional."""
+        """Return the state of the episode as a JSON value that `restore` of any instance accepts.
+        Optional."""
         raise NotImplementedError(f"{type(self).__name__} has no snapshots")
 
     def restore(self, snapshot: Any) -> None:
@@ -141,19 +158,23 @@ class World:
         raise NotImplementedError(f"{type(self).__name__} has no snapshots")
 
     def functions(self) -> list[Tool]:
-        """Return the schemas of what the code of this episode can call, for a world whose actions are code. Optional.
+        """Return the schemas of what the code of this episode can call, for a world whose actions
+        are code. Optional.
 
         [] means that the actions are calls of the tools in the observation."""
         return []
 
     def call_text(self, name: str, arguments: dict[str, Any]) -> str:
-        """Return the action that calls one function, or one tool if there are no functions, and shows its result.
+        """Return the action that calls one function, or one tool if there are no functions, and
+        shows its result.
 
-        Optional; a world with functions overrides it, and raises ValueError for a name that it did not list."""
+        Optional; a world with functions overrides it, and raises ValueError for a name that it did
+        not list."""
         return toolcalls.call_text(name, arguments)
 
     def profile(self) -> dict[str, Any]:
-        """Return entities, attributes, operations and task preference for self-questioning. Optional."""
+        """Return entities, attributes, operations and task preference for self-questioning.
+        Optional."""
         return {}
 
     def close(self) -> None:
@@ -161,7 +182,8 @@ class World:
 
 
 class ReplayWorld(World):
-    """A world whose snapshots are its actions, which `restore` replays. `reset` and `step` maintain the fields."""
+    """A world whose snapshots are its actions, which `restore` replays. `reset` and `step` maintain
+    the fields."""
 
     _task: Task | None = None
     _seed: int = 0

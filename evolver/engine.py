@@ -1,4 +1,5 @@
-"""Build the engine of a config, and check its settings before any server is started or contacted."""
+"""Build the engine of a config, and check its settings before any server is started or
+contacted."""
 
 from __future__ import annotations
 
@@ -12,16 +13,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from envs.packages import how_to_install
+from evolver.config.paths import model_folder
 from evolver.llm.client import url_problem
-from evolver.paths import model_folder
-from evolver.stop import Stop
+from evolver.processes.interrupt import Stop
 from rl.engines import Engine
 
 if TYPE_CHECKING:
     from rl.engines.vllm.servers import Servers
     from rl.engines.vllm.transfer import Transfer
 
-TOLERANCE = {"float32": 1e-3, "bfloat16": 0.1}  # mean rounding difference of log-probabilities on random tokens
+TOLERANCE = {
+    "float32": 1e-3,
+    "bfloat16": 0.1,
+}  # mean rounding difference of log-probabilities on random tokens
 
 
 def problems(config: Any, mode: str) -> Iterator[str]:
@@ -68,7 +72,8 @@ def problems(config: Any, mode: str) -> Iterator[str]:
 
 
 def _flags_problems(flags: str) -> Iterator[str]:
-    """Yield problems with the flags of `vllm serve`: with their form, and with the values that a plan reads."""
+    """Yield problems with the flags of `vllm serve`: with their form, and with the values that a
+    plan reads."""
     try:
         words = [part for word in shlex.split(flags) for part in word.split("=", 1)]
     except ValueError as error:
@@ -77,7 +82,9 @@ def _flags_problems(flags: str) -> Iterator[str]:
     for name, value in zip(words, [*words[1:], ""]):
         if name == "--tensor-parallel-size" and not re.fullmatch(r"0*[1-9]\d{0,3}", value):
             yield f"config.engine.vllm.flags: {name} must be a whole number from 1; it is {value!r}"
-        if name == "--gpu-memory-utilization" and not re.fullmatch(r"0?\.\d*[1-9]\d*|1(\.0*)?", value):
+        if name == "--gpu-memory-utilization" and not re.fullmatch(
+            r"0?\.\d*[1-9]\d*|1(\.0*)?", value
+        ):
             yield f"config.engine.vllm.flags: {name} must be a number above 0 and at most 1; it is {value!r}"
 
 
@@ -108,7 +115,7 @@ def jax_engine(config: Any, shape: Any, params: Any, slots: int) -> Engine:
     import jax
     import jax.numpy as jnp
 
-    from evolver import hosts
+    from evolver.processes import hosts
     from rl.engines.jax.engine import JaxEngine
 
     c = config.engine
@@ -121,7 +128,14 @@ def jax_engine(config: Any, shape: Any, params: Any, slots: int) -> Engine:
 
 
 def _vllm(
-    config: Any, workdir: Path, shape: Any, params: Any, tokenizer: Any, mesh: Any, stop: Stop, say: Callable
+    config: Any,
+    workdir: Path,
+    shape: Any,
+    params: Any,
+    tokenizer: Any,
+    mesh: Any,
+    stop: Stop,
+    say: Callable,
 ) -> Engine:
     from rl.engines.vllm.engine import VllmEngine
 
@@ -140,7 +154,9 @@ def _vllm(
     return engine
 
 
-def _servers(config: Any, workdir: Path, shape: Any, params: Any, tokenizer: Any, say: Callable) -> Servers:
+def _servers(
+    config: Any, workdir: Path, shape: Any, params: Any, tokenizer: Any, say: Callable
+) -> Servers:
     from rl.engines.vllm.servers import BACKEND, OwnServers, Servers
 
     v = config.engine.vllm
@@ -169,12 +185,15 @@ def _transfer(config: Any, shape: Any) -> Transfer | None:
         from models.lora import LoRA
         from rl.engines.vllm.adapters import AdapterFiles
 
-        return AdapterFiles(LoRA(config.lora.rank, config.lora.alpha, tuple(config.lora.targets)), folder=v.shared)
+        return AdapterFiles(
+            LoRA(config.lora.rank, config.lora.alpha, tuple(config.lora.targets)), folder=v.shared
+        )
     return None
 
 
 def _checkpoint(config: Any, workdir: Path, shape: Any, params: Any, tokenizer: Any) -> Path:
-    """Return a checkpoint directory for vLLM: the policy's own, or one written here if it has none."""
+    """Return a checkpoint directory for vLLM: the policy's own, or one written here if it has
+    none."""
     from models import hf
 
     if config.model.path and not config.model.tokenizer:
@@ -185,7 +204,8 @@ def _checkpoint(config: Any, workdir: Path, shape: Any, params: Any, tokenizer: 
 
 
 def _scorer(config: Any, shape: Any, mesh: Any) -> Callable[[Any, list[int]], Any]:
-    """Return (params, ids) -> log p(ids[i] | ids[:i]) for i >= 1 at temperature 1, by the learner's program."""
+    """Return (params, ids) -> log p(ids[i] | ids[:i]) for i >= 1 at temperature 1, by the learner's
+    program."""
     import jax.numpy as jnp
     import numpy as np
 
@@ -194,11 +214,15 @@ def _scorer(config: Any, shape: Any, mesh: Any) -> Callable[[Any, list[int]], An
     from rl.samples import Sample
 
     rows = max(1, config.mesh.data * config.mesh.fsdp)
-    logp = learner.make_logp(shape, mesh, micro=rows, temperature=1.0, dtype=jnp.dtype(config.model.dtype))
+    logp = learner.make_logp(
+        shape, mesh, micro=rows, temperature=1.0, dtype=jnp.dtype(config.model.dtype)
+    )
 
     def score(params: Any, ids: list[int]) -> np.ndarray:
         width = 64 * max(1, config.mesh.sequence)
-        packed = pack([Sample(np.array(ids), np.arange(len(ids)) > 0)], -(-len(ids) // width) * width)
+        packed = pack(
+            [Sample(np.array(ids), np.arange(len(ids)) > 0)], -(-len(ids) // width) * width
+        )
         return logp(params, packed)[0, 1 : len(ids)]
 
     return score

@@ -6,13 +6,16 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from evolver import books, credit, hosts, learning, memory, report, rollouts, tasks
+from evolver import grading
+from evolver.build import Run, RunError, open_run
+from evolver.files import report
+from evolver.files.sinks import Sinks
 from evolver.llm.roles import for_evaluation
 from evolver.metrics import Metrics, rollout_metrics
-from evolver.play import forget
-from evolver.run import Run, RunError, open_run
-from evolver.sinks import Sinks
-from evolver.stop import Interrupted, RunEnds
+from evolver.phases import extraction, learning, record, rollouts, tasks
+from evolver.phases.play import forget
+from evolver.processes import hosts
+from evolver.processes.interrupt import Interrupted, RunEnds
 from models import hf, lora
 from rl import learner
 from rl.checkpoint import Checkpoints
@@ -22,14 +25,16 @@ from rl.evaluation import measures
 def train(config: Any, workdir: str | Path) -> None:
     """Train to the end, resuming a run that is in the workdir.
 
-    Raises Interrupted if the user ends the run and RunEnds if it has to end early, both with how to resume it, and
-    RunError.
+    Raises Interrupted if the user ends the run and RunEnds if it has to end early, both with how to
+    resume it, and RunError.
     """
     with open_run(config, workdir) as run:
         try:
             tasks.check(run)
             if resume(run) == config.steps:
-                run.progress.say(f"{run.workdir.path} is finished: step {run.step} of {config.steps}")
+                run.progress.say(
+                    f"{run.workdir.path} is finished: step {run.step} of {config.steps}"
+                )
             while run.step < config.steps:
                 iterate(run, run.step + 1)
             finish(run)
@@ -40,25 +45,31 @@ def train(config: Any, workdir: str | Path) -> None:
 
 
 def iterate(run: Run, step: int) -> None:
-    """Run one iteration. It can be abandoned without loss until the update, and after `complete` only books are redone.
+    """Run one iteration. It can be abandoned without loss until the update, and after `complete`
+    only books are redone.
 
-    Between the two nothing asks a language model, which may end the run: the weights saved then would be a step ahead.
+    Between the two nothing asks a language model, which may end the run: the weights saved then
+    would be a step ahead.
     """
     forget(run)
     chosen, explored = tasks.choose(run, step)  # 1 tasks
     trajectories, played = rollouts.roll_out(run, chosen, step)  # 2 rollouts, 3 outcomes, 4 labels
     rollouts.show_faults(run, trajectories, step)
-    credit.assign(run.config, run.estimator, trajectories, step)  # 5 advantages
-    trajectories, played = rollouts.refill(run, trajectories, step, played)  # 1 to 5 again, for groups without signal
-    batches, fates, ledger = learning.select(run.config, trajectories, run.actor.engine.version)  # 6 samples
-    remembered = memory.remember(run, trajectories, step)  # 7 memory
+    grading.assign(run.config, run.estimator, trajectories, step)  # 5 advantages
+    trajectories, played = rollouts.refill(
+        run, trajectories, step, played
+    )  # 1 to 5 again, for groups without signal
+    batches, fates, ledger = learning.select(
+        run.config, trajectories, run.actor.engine.version
+    )  # 6 samples
+    remembered = extraction.remember(run, trajectories, step)  # 7 memory
     stop_together(run)
     learned = learning.learn(run, batches, step)  # 8 update
     synced = learning.sync(run, step)  # 9 sync
-    books.write_trajectories(run, step, trajectories, fates)  # 10 books
+    record.write_trajectories(run, step, trajectories, fates)  # 10 books
     metrics = explored | played | ledger | learned | synced | remembered
     run.complete(step, metrics | rollout_metrics(trajectories) | asked(run))
-    books.keep(run)
+    record.keep(run)
 
 
 def stop_together(run: Run) -> None:
@@ -107,7 +118,7 @@ def resume(run: Run) -> int:
     if run.step < 0:
         prepare(run)
     if run.unbooked is not None:
-        books.keep(run)
+        record.keep(run)
     return run.step
 
 
@@ -123,7 +134,7 @@ def headline(run: Run) -> str:
 
 def prepare(run: Run) -> None:
     """Complete step 0: the first synthetic tasks, the first experience."""
-    metrics = tasks.explore(run) | memory.fill(run)
+    metrics = tasks.explore(run) | extraction.fill(run)
     run.complete(0, metrics | asked(run))
 
 
@@ -131,7 +142,7 @@ def interrupted(run: Run) -> str:
     """Save what is complete, and return how to resume."""
     if run.step < 0:
         return "interrupted before the first step; nothing was lost"
-    books.save(run)
+    record.save(run)
     run.checkpoints.wait()
     return f"interrupted; step {run.step} of {run.config.steps} is saved. The same command resumes from there."
 
@@ -140,11 +151,9 @@ def ended(run: Run, why: RunEnds) -> str:
     """Save what is complete, export it, and return why the run ends and how to resume."""
     if run.step < 0:
         return f"{why}\nThe run ends before its first step. The same command reuses the answers that were paid for."
-    books.save(run)
+    record.save(run)
     finish(run)
-    return (
-        f"{why}\nStep {run.step} of {run.config.steps} is saved and the run ends. The same command resumes from there."
-    )
+    return f"{why}\nStep {run.step} of {run.config.steps} is saved and the run ends. The same command resumes from there."
 
 
 def finish(run: Run) -> None:
@@ -156,33 +165,44 @@ def finish(run: Run) -> None:
     if trained.layout.lora:
         adapters = hosts.local(trained.state["params"])
         if hosts.first():
-            lora.save(run.workdir / "adapter", adapters, trained.layout.lora, base=run.config.model.path)
+            lora.save(
+                run.workdir / "adapter", adapters, trained.layout.lora, base=run.config.model.path
+            )
     if hosts.first():
         run.progress.say(f"\n{report.report(run.workdir.path)}policy: {policy}")
         if run.sinks:
             run.sinks.picture("curve", run.workdir / "curve.png")
 
 
-# --- the other modes -------------------------------------------------------------------------------------------------
+# --- the other modes ------------------------------------------------------------------------------
 
 
 def evaluate(config: Any, workdir: str | Path) -> None:
     """Score config.model.path on the held-out tasks.
 
-    The scores are appended to `eval.jsonl` in the workdir and the rollouts written to `trajectories/eval.jsonl.gz`,
-    those of further seeds to `eval_1.jsonl.gz` and so on.
+    The scores are appended to `eval.jsonl` in the workdir and the rollouts written to
+    `trajectories/eval.jsonl.gz`, those of further seeds to `eval_1.jsonl.gz` and so on.
     """
     with open_run(for_evaluation(config), workdir, alone=False) as run:
         run.workdir.claim(config.to_dict(), config.seed, "eval")
         seeds = config.eval.seeds
         scores = [
-            books.evaluate(run, keep=f"eval_{n}" if n else "eval", repetition=n, sweep=not n) for n in range(seeds)
+            record.evaluate(run, keep=f"eval_{n}" if n else "eval", repetition=n, sweep=not n)
+            for n in range(seeds)
         ]
-        record = {"policy": config.model.path, "split": config.eval.split, **dict(measures(*scores))}
+        record = {
+            "policy": config.model.path,
+            "split": config.eval.split,
+            **dict(measures(*scores)),
+        }
         run.workdir.log_evaluation(record | {"scores": [asdict(s) for s in scores]})
         run.progress.close()
         head = ("", config.model.path or "random policy", f"sd of {seeds} seeds")[: 2 + (seeds > 1)]
-        print("\n".join(report.columns(report.single_rows(*scores), head) + report.sweep_lines(scores[0])))
+        print(
+            "\n".join(
+                report.columns(report.single_rows(*scores), head) + report.sweep_lines(scores[0])
+            )
+        )
 
 
 def explore(config: Any, workdir: str | Path) -> None:
@@ -195,7 +215,11 @@ def explore(config: Any, workdir: str | Path) -> None:
             metrics = tasks.explore(run)
         finally:  # keep the tasks that were paid for
             run.workdir.log_tasks(run.tasks.pool.tasks.values())
-        show(run, metrics, f"{len(run.tasks.pool.tasks)} synthetic tasks in {run.workdir / 'tasks.jsonl'}")
+        show(
+            run,
+            metrics,
+            f"{len(run.tasks.pool.tasks)} synthetic tasks in {run.workdir / 'tasks.jsonl'}",
+        )
 
 
 def pool(config: Any, workdir: str | Path) -> None:
@@ -204,10 +228,12 @@ def pool(config: Any, workdir: str | Path) -> None:
         if run.navigating is None:
             raise RunError("--mode=pool needs config.navigating.enabled=True")
         run.workdir.claim(config.to_dict(), config.seed, "pool")
-        metrics = tasks.explore(run) | memory.fill(run)
+        metrics = tasks.explore(run) | extraction.fill(run)
         if hosts.first():
             run.navigating.pool.save(run.workdir / "experience")
-        show(run, metrics, f"{len(run.navigating.pool)} experiences in {run.workdir / 'experience'}")
+        show(
+            run, metrics, f"{len(run.navigating.pool)} experiences in {run.workdir / 'experience'}"
+        )
 
 
 def show(run: Run, metrics: Metrics, head: str) -> None:

@@ -1,4 +1,5 @@
-"""Metrics of a step: a flat dict of names and numbers. Values that depend on timing are named `time/...`."""
+"""Metrics of a step: a flat dict of names and numbers. Values that depend on timing are named
+`time/...`."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ def timed(name: str) -> Iterator[Metrics]:
 
 
 def rollout_metrics(trajectories: list[Trajectory]) -> dict[str, float]:
-    """Return figures of a step's rollouts. Each rollout counts under one `stop/*`, so these sum to their number."""
+    """Return figures of a step's rollouts. Each rollout counts under one `stop/*`, so these sum to
+    their number."""
     stops = Counter(t.stop for t in trajectories)
     metrics: Metrics = {f"stop/{reason.value}": stops[reason] for reason in StopReason}
     kinds = {"original": [], "synthetic": [], "guided": [], "unguided": []}
@@ -43,12 +45,15 @@ def rollout_metrics(trajectories: list[Trajectory]) -> dict[str, float]:
     metrics["rollout/tokens"] = sum(generated)
     metrics["rollout/tokens_per_turn"] = mean(generated)
     metrics["rollout/restarts"] = sum(bool(t.restarted) for t in trajectories)
-    metrics["rollout/parse_errors"] = mean(bool(turn.info.get("parse_error")) for t in trajectories for turn in t.turns)
+    metrics["rollout/parse_errors"] = mean(
+        bool(turn.info.get("parse_error")) for t in trajectories for turn in t.turns
+    )
     return metrics
 
 
 def faults_of(metrics: Metrics) -> dict[str, float]:
-    """Return how often something went wrong in a step, by a name for people; without what did not happen."""
+    """Return how often something went wrong in a step, by a name for people; without what did not
+    happen."""
     names = {
         "world": ("ledger/env_error", "eval/broken"),
         "restarts": ("rollout/restarts",),
@@ -56,7 +61,11 @@ def faults_of(metrics: Metrics) -> dict[str, float]:
         "skipped updates": ("skipped",),
         "wrong weights": ("alarm/weights",),
         "replay": ("attributing/errors",),
-        "unanswered": ("attributing/unanswered", "questioning/judge/unanswered", "navigating/unanswered"),
+        "unanswered": (
+            "attributing/unanswered",
+            "questioning/judge/unanswered",
+            "navigating/unanswered",
+        ),
         "unwritten": ("llm/unwritten/cache", "llm/unwritten/ledger"),
     }
     counts = {name: sum(metrics.get(key) or 0 for key in keys) for name, keys in names.items()}

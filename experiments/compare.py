@@ -1,11 +1,12 @@
-"""Comparison of runs that differ in one thing: a table in Markdown and CSV, and a figure, from their workdirs.
+"""Comparison of runs that differ in one thing: a table in Markdown and CSV, and a figure, from
+their workdirs.
 
-A `Row` is one condition with its runs, one per seed. `collect` reads them, `lines` makes the cells of a table,
-`markdown` and `csv_text` its texts, and `draw` the figure. Success is in percent.
+A `Row` is one condition with its runs, one per seed. `collect` reads them, `lines` makes the cells
+of a table, `markdown` and `csv_text` its texts, and `draw` the figure. Success is in percent.
 
 The intervals are 95% bootstrap intervals that resample the held-out tasks and the runs
-(`rl.evaluation.interval_over_seeds`). A difference is that of runs of the same seed on the same tasks; `sd` is the
-sample standard deviation (n - 1) of the runs.
+(`rl.evaluation.interval_over_seeds`). A difference is that of runs of the same seed on the same
+tasks; `sd` is the sample standard deviation (n - 1) of the runs.
 """
 
 from __future__ import annotations
@@ -20,23 +21,35 @@ from typing import Any
 
 import numpy as np
 
-from evolver.workdir import Workdir
+from evolver.files.workdir import Workdir
 from rl.evaluation import Scores, interval_over_seeds, mean_height
 
-COLOURS = ("#1b4f72", "#d35400", "#16a085", "#8e44ad", "#c0392b", "#7f8c8d", "#27ae60", "#b7950b", "#2e4053")
+COLOURS = (
+    "#1b4f72",
+    "#d35400",
+    "#16a085",
+    "#8e44ad",
+    "#c0392b",
+    "#7f8c8d",
+    "#27ae60",
+    "#b7950b",
+    "#2e4053",
+)
 GREY = "#7f8c8d"
 
 
 @dataclass
 class Row:
-    """One condition: {seed: {step: scores}} of the runs that were evaluated, and what happened to the others."""
+    """One condition: {seed: {step: scores}} of the runs that were evaluated, and what happened to
+    the others."""
 
     name: str
     curves: dict[int, dict[int, Scores]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
     def final(self, measure: str = "") -> dict[int, np.ndarray]:
-        """Return {seed: value_N} of the last evaluation. measure: as `Scores.per_task` takes it; "" = avg@k."""
+        """Return {seed: value_N} of the last evaluation. measure: as `Scores.per_task` takes it; ""
+        = avg@k."""
         last = {seed: curve[max(curve)] for seed, curve in self.curves.items() if curve}
         return {seed: scores.per_task(measure or scores.names[0]) for seed, scores in last.items()}
 
@@ -47,7 +60,8 @@ class Row:
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean in percent with its interval. sd: of the runs, nan if there are fewer than two; runs: their number."""
+    """A mean in percent with its interval. sd: of the runs, nan if there are fewer than two; runs:
+    their number."""
 
     mean: float
     low: float
@@ -66,7 +80,8 @@ class Estimate:
 def collect(folder: str | Path) -> dict[int, Scores]:
     """Return {step: scores} of the run in a workdir, {} if it was not evaluated.
 
-    An evaluation of its own (`--mode=eval`) counts as step 0; its seeds are joined into one with more rollouts.
+    An evaluation of its own (`--mode=eval`) counts as step 0; its seeds are joined into one with
+    more rollouts.
     """
     workdir = Workdir(folder)
     if found := workdir.scores():
@@ -92,7 +107,8 @@ def joined(scores: Sequence[Scores]) -> Scores:
 def estimate(values: Mapping[int, np.ndarray], least: float = 0.0) -> Estimate | None:
     """Return the mean of {seed: value_N} with its interval, None if there are no values.
 
-    The values lie between `least` and 1, and so does the interval, which few runs alone may widen beyond.
+    The values lie between `least` and 1, and so does the interval, which few runs alone may widen
+    beyond.
     """
     if not values:
         return None
@@ -104,39 +120,66 @@ def estimate(values: Mapping[int, np.ndarray], least: float = 0.0) -> Estimate |
 
 
 def paired(before: Mapping[int, np.ndarray], after: Mapping[int, np.ndarray]) -> Estimate | None:
-    """Return after - before of {seed: value_N} over the seeds that both have, None if they share none."""
-    return estimate({seed: after[seed] - before[seed] for seed in sorted(before.keys() & after.keys())}, least=-1.0)
+    """Return after - before of {seed: value_N} over the seeds that both have, None if they share
+    none."""
+    return estimate(
+        {seed: after[seed] - before[seed] for seed in sorted(before.keys() & after.keys())},
+        least=-1.0,
+    )
 
 
 def height(curve: Mapping[int, Scores], measure: str = "") -> np.ndarray:
-    """Return value_N, the mean height of each task's curve over the steps of {step: scores}, in [0, 1]."""
+    """Return value_N, the mean height of each task's curve over the steps of {step: scores}, in [0,
+    1]."""
     steps = sorted(curve)
     value_EN = np.stack([curve[step].per_task(measure or curve[step].names[0]) for step in steps])
     return np.array([mean_height(dict(zip(steps, value_E))) for value_E in value_EN.T])
 
 
 def difference(first: Row, second: Row, measure: str = "") -> Estimate | None:
-    """Return second - first over the seeds that both have, None if they share none or were given different tasks."""
+    """Return second - first over the seeds that both have, None if they share none or were given
+    different tasks."""
     if len(first.tasks() | second.tasks()) > 1:
         return None
     return paired(first.final(measure), second.final(measure))
 
 
 def lines(rows: Sequence[Row], seeds: Sequence[int], measure: str = "") -> list[list[str]]:
-    """Return the header and a line for each row: success by seed, mean, deviation, difference to the first row."""
-    head = ["", *(f"seed {s}" for s in seeds), "mean [95%]", "sd", f"minus {rows[0].name} [95%]", "note"]
+    """Return the header and a line for each row: success by seed, mean, deviation, difference to
+    the first row."""
+    head = [
+        "",
+        *(f"seed {s}" for s in seeds),
+        "mean [95%]",
+        "sd",
+        f"minus {rows[0].name} [95%]",
+        "note",
+    ]
     table = [head]
     for row in rows:
         values = row.final(measure)
-        mean, change = estimate(values), difference(rows[0], row, measure) if row is not rows[0] else None
+        mean, change = (
+            estimate(values),
+            difference(rows[0], row, measure) if row is not rows[0] else None,
+        )
         cells = [f"{100 * values[s].mean():.1f}" if s in values else "" for s in seeds]
         sd = f"{mean.sd:.1f}" if mean and mean.runs > 1 else ""
-        table.append([row.name, *cells, str(mean or ""), sd, change.signed() if change else "", "; ".join(row.notes)])
+        table.append(
+            [
+                row.name,
+                *cells,
+                str(mean or ""),
+                sd,
+                change.signed() if change else "",
+                "; ".join(row.notes),
+            ]
+        )
     return table
 
 
 def before(rows: Sequence[Row]) -> str:
-    """Return a sentence with the mean success before training, "" if no run was evaluated before and after."""
+    """Return a sentence with the mean success before training, "" if no run was evaluated before
+    and after."""
     curves = [curve for row in rows for curve in row.curves.values() if len(curve) > 1]
     if not curves:
         return ""
@@ -145,13 +188,18 @@ def before(rows: Sequence[Row]) -> str:
 
 
 def markdown(table: Sequence[Sequence[str]]) -> str:
-    """Return a header and rows as a Markdown table; columns that are empty throughout are left out."""
+    """Return a header and rows as a Markdown table; columns that are empty throughout are left
+    out."""
     kept = [i for i in range(len(table[0])) if i == 0 or any(row[i] for row in table[1:])]
     rows = [[row[i].replace("|", "\\|") for i in kept] for row in table]
     widths = [max(3, *(len(row[i]) for row in rows)) for i in range(len(kept))]
     text = ["| " + " | ".join(c.ljust(w) if i == 0 else c.rjust(w) for i, (c, w) in enumerate(zip(row, widths))) + " |"
             for row in rows]  # fmt: skip
-    rule = "|" + "|".join("-" * (w + 2) if i == 0 else "-" * (w + 1) + ":" for i, w in enumerate(widths)) + "|"
+    rule = (
+        "|"
+        + "|".join("-" * (w + 2) if i == 0 else "-" * (w + 1) + ":" for i, w in enumerate(widths))
+        + "|"
+    )
     return "\n".join([text[0], rule, *text[1:]]) + "\n"
 
 
@@ -173,9 +221,11 @@ def new_figure(width: float, height: float) -> Any:
 
 
 def draw(rows: Sequence[Row], path: str | Path, *, measure: str = "", title: str = "") -> None:
-    """Write PATH.png and PATH.svg: the final success of each row (left), and the differences to the first row.
+    """Write PATH.png and PATH.svg: the final success of each row (left), and the differences to the
+    first row.
 
-    Both have intervals, and a dot for each seed. A row alone differs from none: its curve is drawn instead.
+    Both have intervals, and a dot for each seed. A row alone differs from none: its curve is drawn
+    instead.
     """
     figure = new_figure(10, 0.42 * len(rows) + 3.4)
     left, right = figure.subplots(1, 2, width_ratios=[1.25, 1])
@@ -201,11 +251,15 @@ def save(figure: Any, path: str | Path) -> None:
 
 
 def draw_curves(axes: Any, rows: Sequence[Row], measure: str = "") -> None:
-    """Draw success over steps: a thin line for each run, a thick one for the mean at the steps that all runs share."""
+    """Draw success over steps: a thin line for each run, a thick one for the mean at the steps that
+    all runs share."""
     for i, row in enumerate(rows):
         colour = COLOURS[i % len(COLOURS)]
         curves = [
-            {step: 100 * s.per_task(measure or s.names[0]).mean() for step, s in sorted(curve.items())}
+            {
+                step: 100 * s.per_task(measure or s.names[0]).mean()
+                for step, s in sorted(curve.items())
+            }
             for curve in row.curves.values()
         ]
         for curve in curves:
@@ -233,27 +287,46 @@ def draw_means(axes: Any, rows: Sequence[Row], measure: str = "") -> None:
 
 
 def draw_differences(axes: Any, rows: Sequence[Row], measure: str = "") -> None:
-    """Draw the difference of each row to the first one with its interval and a dot for each seed."""
+    """Draw the difference of each row to the first one with its interval and a dot for each
+    seed."""
     others, first = rows[1:], rows[0].final(measure)
     dots = []
     for row in others:
         final = row.final(measure)
-        dots.append([100 * (final[s].mean() - first[s].mean()) for s in final.keys() & first.keys()])
-    draw_intervals(axes, [row.name for row in others], [difference(rows[0], row, measure) for row in others], dots)
+        dots.append(
+            [100 * (final[s].mean() - first[s].mean()) for s in final.keys() & first.keys()]
+        )
+    draw_intervals(
+        axes,
+        [row.name for row in others],
+        [difference(rows[0], row, measure) for row in others],
+        dots,
+    )
     axes.axvline(0, color="black", linewidth=0.8)
     axes.set_xlabel(f"points above {rows[0].name}")
 
 
 def draw_intervals(
-    axes: Any, names: Sequence[str], estimates: Sequence[Estimate | None], dots: Sequence[Sequence[float]]
+    axes: Any,
+    names: Sequence[str],
+    estimates: Sequence[Estimate | None],
+    dots: Sequence[Sequence[float]],
 ) -> None:
-    """Draw a line of names with their estimates, and a dot for each run: dots[i] are percentages of names[i]."""
+    """Draw a line of names with their estimates, and a dot for each run: dots[i] are percentages of
+    names[i]."""
     for place, value in enumerate(estimates):
         if value is None:
             axes.annotate("no runs", (1, place), color=GREY, fontsize=8, va="center")
         else:
             axes.plot([value.low, value.high], [place, place], color=GREY, linewidth=2)
             axes.plot(value.mean, place, "|", color=COLOURS[0], markersize=12, markeredgewidth=2)
-            axes.plot(sorted(dots[place]), [place] * len(dots[place]), "o", color=COLOURS[1], markersize=4, alpha=0.8)
+            axes.plot(
+                sorted(dots[place]),
+                [place] * len(dots[place]),
+                "o",
+                color=COLOURS[1],
+                markersize=4,
+                alpha=0.8,
+            )
     axes.set_yticks(range(len(names)), names)
     axes.set_ylim(max(len(names), 1) - 0.5, -0.5)

@@ -1,11 +1,14 @@
-"""Count the held-out tasks that an untrained policy practically cannot do, and how many of them training makes it do.
+"""Count the held-out tasks that an untrained policy practically cannot do, and how many of them
+training makes it do.
 
     python -m experiments.discovery --config=configs/quickstart.py runs/quickstart runs/quickstart-1
-    python -m experiments.discovery --config=configs/quickstart.py runs/other -- --config.env.args.rules=1
+    python -m experiments.discovery --config=configs/quickstart.py runs/other --
+    --config.env.args.rules=1
 
-A task is out of reach if the untrained policy solves it in fewer than 1% of 256 attempts: 64 at each of four
-temperatures. Its evaluation is a folder (--base) and is not repeated. Flags after `--` go to it; they have to be those
-of the runs that change the tasks. The runs count with their last evaluation, by greedy rollouts.
+A task is out of reach if the untrained policy solves it in fewer than 1% of 256 attempts: 64 at
+each of four temperatures. Its evaluation is a folder (--base) and is not repeated. Flags after `--`
+go to it; they have to be those of the runs that change the tasks. The runs count with their last
+evaluation, by greedy rollouts.
 """
 
 from __future__ import annotations
@@ -18,8 +21,8 @@ from pathlib import Path
 
 import numpy as np
 
-from evolver.report import columns
-from evolver.workdir import Workdir
+from evolver.files.report import columns
+from evolver.files.workdir import Workdir
 from models.files import write_atomically
 from rl.evaluation import Scores, interval
 
@@ -34,11 +37,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("runs", nargs="+", type=Path, metavar="WORKDIR", help="finished runs")
     parser.add_argument("--config", required=True, help="their config")
-    parser.add_argument("--base", type=Path, default=Path("runs/discovery"), help="folder of the untrained policy")
+    parser.add_argument(
+        "--base", type=Path, default=Path("runs/discovery"), help="folder of the untrained policy"
+    )
     parser.add_argument("--out", type=Path, help="write the table to this file too")
     args = parser.parse_args(arguments[:cut])
     trained = {run: Workdir(run).scores() for run in args.runs}
-    if missing := [str(run) for run, scores in trained.items() if not (scores and scores[max(scores)].greedy_N)]:
+    if missing := [
+        str(run) for run, scores in trained.items() if not (scores and scores[max(scores)].greedy_N)
+    ]:
         parser.error(
             f"no greedy evaluation in {', '.join(missing)}: give workdirs of runs with config.eval.greedy=True"
         )
@@ -56,11 +63,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def evaluate(config: str, base: Path, flags: Sequence[str]) -> int:
-    """Evaluate the untrained policy of a config, unless `base` holds the result. Return the exit code."""
+    """Evaluate the untrained policy of a config, unless `base` holds the result. Return the exit
+    code."""
     if Workdir(base).evaluations():
         return 0
     *others, own = TEMPERATURES
-    values = {"rollouts": ATTEMPTS, "temperature": own, "temperatures": f"({','.join(map(str, others))})"}
+    values = {
+        "rollouts": ATTEMPTS,
+        "temperature": own,
+        "temperatures": f"({','.join(map(str, others))})",
+    }
     command = [sys.executable, "run.py", f"--config={config}", "--mode=eval", f"--workdir={base}"]
     return subprocess.run(
         [*command, *(f"--config.eval.{key}={value}" for key, value in values.items()), *flags]
@@ -77,15 +89,26 @@ def table(base: Scores, runs: dict[str, Scores]) -> str:
     """Return a row for each run, in percent with 95% intervals over tasks, and their mean."""
     hard_N = out_of_reach(base)
     attempts = len(base.success_NR[0]) * (1 + len(base.sweep))
-    lines = [f"{hard_N.sum()} of {len(hard_N)} tasks are solved in fewer than {RATE:.0%} of {attempts} attempts"]
+    lines = [
+        f"{hard_N.sum()} of {len(hard_N)} tasks are solved in fewer than {RATE:.0%} of {attempts} attempts"
+    ]
     if not hard_N.any():
         return lines[0]
     greedy = {name: scores.per_task("greedy") for name, scores in runs.items()}
-    rows = [(name, *map(_estimate, (value_N[hard_N], value_N[~hard_N]))) for name, value_N in greedy.items()]
+    rows = [
+        (name, *map(_estimate, (value_N[hard_N], value_N[~hard_N])))
+        for name, value_N in greedy.items()
+    ]
     if len(greedy) > 1:
         mean_N = np.mean(list(greedy.values()), axis=0)
         rows.append(("mean", _estimate(mean_N[hard_N]), _estimate(mean_N[~hard_N])))
-    return "\n".join([*lines, "", *columns(rows, ("solved greedily after training", "of these", "of the others"))])
+    return "\n".join(
+        [
+            *lines,
+            "",
+            *columns(rows, ("solved greedily after training", "of these", "of the others")),
+        ]
+    )
 
 
 def _estimate(value_N: np.ndarray) -> str:

@@ -46,21 +46,23 @@ from envs.source import Source
 from envs.toolcalls import Call, call_text, parse
 from envs.travel import Travel
 from envs.world import Task, World, WorldError
-from evolver import plugs
+from evolver.config import plugs
 from evolver.llm.client import Chat, Limits, Role
+from evolver.parts import Parts
+from evolver.processes.interrupt import RunEnds
 from evolver.questioning import EXPLORERS, WORDS, Explorer, TaskPool
 from evolver.questioning.curiosity import Curiosity
 from evolver.questioning.llm import LlmExplorer
 from evolver.questioning.tasks import CLOSING, jaccard
 from evolver.questioning.words import ByModel
-from evolver.stop import RunEnds
-from evolver.traces import play, tool_list
+from evolver.transcripts import play, tool_list
 
 PATIENT = Deadlines(start=300.0, reset=300.0, step=300.0)
 ALIASES = {"travel": "experiments.exploring:Unaided"}
 PAIRS = 5000  # most pairs of queries that are compared
 SHOWN = 2000  # characters of an observation, or of the list of tools, that a language model sees
-# A small model answers much that cannot be read, which is what is measured and no fault of its server.
+# A small model answers much that cannot be read, which is what is measured and no fault of its
+# server.
 LIMITS = Limits(concurrency=4, deadline=600.0, attempts=2, failures=10**9)
 Check = Callable[[World], Any]
 
@@ -80,13 +82,17 @@ class Unaided(Travel):
 
 
 class OutOfBudget(BaseException):
-    """Raised in the middle of a measurement that takes too long. No Exception, which would be the world's failure."""
+    """Raised in the middle of a measurement that takes too long. No Exception, which would be the
+    world's failure."""
 
 
 class Counted:
-    """Makes worlds that count their steps and episodes, and that raise OutOfBudget after `seconds` or `steps`."""
+    """Makes worlds that count their steps and episodes, and that raise OutOfBudget after `seconds`
+    or `steps`."""
 
-    def __init__(self, make_world: Callable[[], World], seconds: float, steps: float = float("inf")):
+    def __init__(
+        self, make_world: Callable[[], World], seconds: float, steps: float = float("inf")
+    ):
         self._make, self._end, self._steps = make_world, time.monotonic() + seconds, steps
         self.counts: Counter[str] = Counter()
 
@@ -108,7 +114,7 @@ class Counted:
         return counted
 
 
-# --- agreement -------------------------------------------------------------------------------------------------------
+# --- agreement ------------------------------------------------------------------------------------
 
 
 def _same_apis(a: World, b: Any) -> bool:
@@ -120,7 +126,8 @@ def _same_apis(a: World, b: Any) -> bool:
         return False
 
 
-# World -> (what its state is, True if it is in this state). The explorer and its verifiers never see this.
+# World -> (what its state is, True if it is in this state). The explorer and its verifiers never
+# see this.
 STATES: dict[str, tuple[Check, Callable[[World, Any], bool]]] = {
     "travel": (lambda w: w._agency.difference(), lambda w, state: w._agency.difference() == state),
     "bfcl": (lambda w: w._apis.instances, _same_apis),
@@ -130,11 +137,13 @@ STATES: dict[str, tuple[Check, Callable[[World, Any], bool]]] = {
 
 
 def agreement(world: World, tasks: Sequence[Task], rng: random.Random) -> dict[str, Any]:
-    """Compare each task's verifier with the world in the task's `trials`, as figures of a measurement.
+    """Compare each task's verifier with the world in the task's `trials`, as figures of a
+    measurement.
 
-    They agree if the verifier finds the state right exactly where it is the state after the reference; it is sound if
-    it finds no other state right. Tasks whose reference the world itself does not find equal to a repetition of it, as
-    where a folder was copied into itself, cannot be compared and do not count.
+    They agree if the verifier finds the state right exactly where it is the state after the
+    reference; it is sound if it finds no other state right. Tasks whose reference the world itself
+    does not find equal to a repetition of it, as where a folder was copied into itself, cannot be
+    compared and do not count.
     """
     state, same = STATES[world.name]
     agree, sound, episodes, wrong = [], [], 0, []
@@ -150,7 +159,12 @@ def agreement(world: World, tasks: Sequence[Task], rng: random.Random) -> dict[s
             expected = same(wrapped.world, wanted)
             if bool(wrapped.evaluate().components["state"]) != expected:
                 wrong.append(
-                    {"query": task.query, "source": task.meta["source"], "actions": actions, "right": expected}
+                    {
+                        "query": task.query,
+                        "source": task.meta["source"],
+                        "actions": actions,
+                        "right": expected,
+                    }
                 )
             episodes += 1
         agree.append(len(wrong) == known)
@@ -159,8 +173,9 @@ def agreement(world: World, tasks: Sequence[Task], rng: random.Random) -> dict[s
 
 
 def trials(task: Task, tasks: Sequence[Task], rng: random.Random) -> list[list[str]]:
-    """Return episodes that try a verifier: the reference, nothing, the reference without each of its calls, with
-    another value in each of its calls, and three random sequences of calls that solve other tasks of the same world."""
+    """Return episodes that try a verifier: the reference, nothing, the reference without each of
+    its calls, with another value in each of its calls, and three random sequences of calls that
+    solve other tasks of the same world."""
     calls = [call for action in task.reference for call in parse(action).calls]
     here = [t for t in tasks if t.meta["source"] == task.meta["source"] and t.seed == task.seed]
     others = [call for t in here for action in t.reference for call in parse(action).calls]
@@ -176,16 +191,19 @@ def trials(task: Task, tasks: Sequence[Task], rng: random.Random) -> list[list[s
         if options:
             made.append([*calls[:n], Call(call.name, rng.choice(options)), *calls[n + 1 :]])
     made += [rng.choices(others, k=rng.randint(1, 8)) for _ in range(3)]
-    return [[*(call_text(call.name, call.arguments) for call in made_calls), CLOSING] for made_calls in made]
+    return [
+        [*(call_text(call.name, call.arguments) for call in made_calls), CLOSING]
+        for made_calls in made
+    ]
 
 
-# --- a measurement ---------------------------------------------------------------------------------------------------
+# --- a measurement --------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Means:
-    """By what tasks are made. explorer, words: names, as in the config. options: arguments of the explorer. role: the
-    server and model of the explorer and the writer."""
+    """By what tasks are made. explorer, words: names, as in the config. options: arguments of the
+    explorer. role: the server and model of the explorer and the writer."""
 
     explorer: str = "curiosity"
     words: str = "plain"
@@ -199,12 +217,17 @@ class Means:
     def chat(self) -> Chat | None:
         """Return a client of the language model, None if none is asked."""
         asks = self.explorer == "llm" or self.words == "model"
-        return Chat(dict.fromkeys(("explorer", "writer"), self.role), limits=LIMITS) if asks else None
+        return (
+            Chat(dict.fromkeys(("explorer", "writer"), self.role), limits=LIMITS) if asks else None
+        )
 
     def make(self, make_world: Callable[[], World], pool: TaskPool, chat: Chat | None) -> Explorer:
         if self.explorer == "llm":
-            return LlmExplorer(make_world, chat, SHOWN, pool, **self.options)
-        return Curiosity(pool, **self.options)
+            return LlmExplorer(
+                Parts(make_world=make_world, client=chat, max_chars=SHOWN, task_pool=pool),
+                **self.options,
+            )
+        return Curiosity(Parts(task_pool=pool), **self.options)
 
 
 def measure(
@@ -219,10 +242,13 @@ def measure(
 ) -> dict[str, Any]:
     """Explore until `budget` tasks are kept, and return the figures of one row as JSON values.
 
-    seeds: training tasks whose worlds are explored. seconds, steps: after which the measurement ends.
+    seeds: training tasks whose worlds are explored. seconds, steps: after which the measurement
+    ends.
     """
     with closing(make_world()) as world:
-        starts = world.tasks("train")[:seeds] or [Task(f"{world.name}/0", world.name, "Use the tools.")]
+        starts = world.tasks("train")[:seeds] or [
+            Task(f"{world.name}/0", world.name, "Use the tools.")
+        ]
         tools = tool_list(tools_of(world, starts[:8]), SHOWN)
     counted = Counted(make_world, seconds, steps)
     pool, chat = TaskPool(starts, overlap=0.8, capacity=10**9), means.chat()
@@ -240,7 +266,9 @@ def measure(
     figures["seconds"] = time.monotonic() - started
     tasks, exploration = list(pool.tasks.values()), pool.metrics()
     prefix = "questioning/rejected/"
-    figures["rejected"] = {k.removeprefix(prefix): int(v) for k, v in exploration.items() if k.startswith(prefix)}
+    figures["rejected"] = {
+        k.removeprefix(prefix): int(v) for k, v in exploration.items() if k.startswith(prefix)
+    }
     figures["walks"] = int(exploration["questioning/walks"])
     figures["difficulty"] = dict(sorted(Counter(str(task.difficulty) for task in tasks).items()))
     figures["templates"] = len({task.meta["template"] for task in tasks})
@@ -254,8 +282,9 @@ def measure(
 
 
 def _reworded(pool: TaskPool, chat: Chat, tools: str) -> dict[str, Any]:
-    """Put the tasks of the pool into a model's words. Return how many were, and why other wordings were not used."""
-    words = ByModel(chat, SHOWN)
+    """Put the tasks of the pool into a model's words. Return how many were, and why other wordings
+    were not used."""
+    words = ByModel(Parts(client=chat, max_chars=SHOWN))
     try:
         pool.reword(words, list(pool.tasks), tools)
     except RunEnds as reason:
@@ -265,11 +294,17 @@ def _reworded(pool: TaskPool, chat: Chat, tools: str) -> dict[str, Any]:
 
 def _cost(metrics: dict[str, float]) -> dict[str, int]:
     """Return the calls, those without a usable answer, and the tokens of a client's metrics."""
-    names = {"calls": ("calls",), "unanswered": ("unanswered",), "tokens": ("prompt_tokens", "completion_tokens")}
+    names = {
+        "calls": ("calls",),
+        "unanswered": ("unanswered",),
+        "tokens": ("prompt_tokens", "completion_tokens"),
+    }
     sums = dict.fromkeys(names, 0)
     for key, value in metrics.items():
         for name, parts in names.items():
-            sums[name] += int(value) if key.count("/") == 2 and key.rpartition("/")[2] in parts else 0
+            sums[name] += (
+                int(value) if key.count("/") == 2 and key.rpartition("/")[2] in parts else 0
+            )
     return sums
 
 
@@ -281,7 +316,7 @@ def similarity(queries: Sequence[str], rng: random.Random) -> float:
     return sum(jaccard(bags[a], bags[b]) for a, b in chosen) / max(len(chosen), 1)
 
 
-# --- the table -------------------------------------------------------------------------------------------------------
+# --- the table ------------------------------------------------------------------------------------
 
 HEAD = "world|seeds|tasks|per 1,000 steps|steps|walks|seconds|sound|agree|trials|difficulty: tasks|similarity|templates"
 
@@ -290,7 +325,8 @@ COSTS = "world|tasks|reworded|calls|unanswered|tokens|calls per task|tokens per 
 
 
 def table(rows: dict[str, list[dict[str, Any]]]) -> str:
-    """Return the table in Markdown, one of the costs if a language model was asked, and a line on rejected proposals
+    """Return the table in Markdown, one of the costs if a language model was asked, and a line on
+    rejected proposals
     for each world. rows: {world: measurements}."""
     lines = _lines(HEAD, [_row(world, runs) for world, runs in rows.items()])
     if any("calls" in run for runs in rows.values() for run in runs):
@@ -300,7 +336,9 @@ def table(rows: dict[str, list[dict[str, Any]]]) -> str:
         for run in runs:
             rejected.update(run["rejected"])
         reasons = ", ".join(f"{n} x {reason}" for reason, n in rejected.most_common()) or "nothing"
-        ended = ", ".join(f"{n} x {why}" for why, n in Counter(run["ended"] for run in runs).most_common())
+        ended = ", ".join(
+            f"{n} x {why}" for why, n in Counter(run["ended"] for run in runs).most_common()
+        )
         lines += ["", f"{world}: rejected {reasons}. Ended by: {ended}."]
     return "\n".join(lines) + "\n"
 
@@ -312,20 +350,33 @@ def _lines(head: str, rows: list[list[str]]) -> list[str]:
 
 
 def _costs(world: str, runs: list[dict[str, Any]]) -> list[str]:
-    total = {name: sum(run.get(name, 0) for run in runs) for name in ("calls", "unanswered", "tokens", "step")}
+    total = {
+        name: sum(run.get(name, 0) for run in runs)
+        for name in ("calls", "unanswered", "tokens", "step")
+    }
     kept = sum(len(run["tasks"]) for run in runs)
     reworded = sum(run.get("wordings", {}).get("reworded", 0) for run in runs)
     each = [f"{total[name] / kept:,.1f}" if kept else "-" for name in ("calls", "tokens", "step")]
     counts = [f"{total[name]:,}" for name in ("calls", "unanswered", "tokens")]
-    return [world, str(kept), str(reworded) if any("wordings" in run for run in runs) else "-", *counts, *each]
+    return [
+        world,
+        str(kept),
+        str(reworded) if any("wordings" in run for run in runs) else "-",
+        *counts,
+        *each,
+    ]
 
 
 def _row(world: str, runs: list[dict[str, Any]]) -> list[str]:
-    kept, steps = (sum(values) for values in zip(*((len(run["tasks"]), run["step"]) for run in runs)))
+    kept, steps = (
+        sum(values) for values in zip(*((len(run["tasks"]), run["step"]) for run in runs))
+    )
     difficulty: Counter[int] = Counter()
     for run in runs:
         difficulty.update({int(level): n for level, n in run["difficulty"].items()})
-    agree, sound = ([value for run in runs for value in run.get(name, ())] for name in ("agree", "sound"))
+    agree, sound = (
+        [value for run in runs for value in run.get(name, ())] for name in ("agree", "sound")
+    )
     mean = lambda key: sum(run[key] for run in runs) / len(runs)  # noqa: E731
     return [
         world,
@@ -345,16 +396,22 @@ def _row(world: str, runs: list[dict[str, Any]]) -> list[str]:
 
 
 def problems(args: argparse.Namespace) -> list[str]:
-    """Return what is wrong with the arguments, world by world and explorer by explorer. No world is started."""
+    """Return what is wrong with the arguments, world by world and explorer by explorer. No world is
+    started."""
     found = []
     for option, known in (("kwargs", args.worlds), ("python", args.worlds), ("options", EXPLORERS)):
         given = getattr(args, option)
-        found += [f"--{option} {name}: choose {', '.join(known)}" for name in given if name not in known]
+        found += [
+            f"--{option} {name}: choose {', '.join(known)}" for name in given if name not in known
+        ]
     if not args.url and any("llm" in by or "model" in by for by in args.by):
         found.append("--by with llm or model needs --url, the address of a server")
     for name, text in args.options.items():
         if name in EXPLORERS and (values := _object(f"--options {name}", text, found)) is not None:
-            found += [f"--options {name}: {why}" for why in plugs.problems("questioning.explorer", name, values)]
+            found += [
+                f"--options {name}: {why}"
+                for why in plugs.problems("questioning.explorer", name, values)
+            ]
     for world in args.worlds:
         values = _object(f"--kwargs {world}", args.kwargs.get(world, "{}"), found)
         if values is None or world in args.python:  # another interpreter has the packages
@@ -383,7 +440,8 @@ def _object(name: str, text: str, found: list[str]) -> dict[str, Any] | None:
 
 
 def run(args: argparse.Namespace) -> list[str]:
-    """Measure what is missing in `args.out`, and print and write the table of all worlds and means that were asked for.
+    """Measure what is missing in `args.out`, and print and write the table of all worlds and means
+    that were asked for.
 
     A world that fails ends its own measurement only. Returns the reasons of those that failed.
     """
@@ -404,18 +462,34 @@ def run(args: argparse.Namespace) -> list[str]:
                 continue
             rows.setdefault(row, []).append(figures)
             cells = dict(zip(HEAD.split("|"), _row(row, [figures])))
-            print(f"{row}, seed {seed}: {', '.join(f'{k} {v}' for k, v in list(cells.items())[2:])}", flush=True)
+            print(
+                f"{row}, seed {seed}: {', '.join(f'{k} {v}' for k, v in list(cells.items())[2:])}",
+                flush=True,
+            )
     text = "\n".join([table(rows), *failed])
     (args.out / "exploring.md").write_text(text, encoding="utf-8")
     print("\n" + text)
     return failed
 
 
-def _measured(args: argparse.Namespace, world: str, means: Means, seed: int, name: str) -> dict[str, Any]:
-    """Return one measurement: from its file if that is of the same settings, else a new one, which is written there."""
+def _measured(
+    args: argparse.Namespace, world: str, means: Means, seed: int, name: str
+) -> dict[str, Any]:
+    """Return one measurement: from its file if that is of the same settings, else a new one, which
+    is written there."""
     kwargs = json.loads(args.kwargs.get(world, "{}"))
-    settings = {"kwargs": kwargs, "budget": args.budget, "seeds": args.tasks, "minutes": args.minutes}
-    settings |= {"steps": args.steps, "by": means.name, "options": means.options, "model": means.role.model}
+    settings = {
+        "kwargs": kwargs,
+        "budget": args.budget,
+        "seeds": args.tasks,
+        "minutes": args.minutes,
+    }
+    settings |= {
+        "steps": args.steps,
+        "by": means.name,
+        "options": means.options,
+        "model": means.role.model,
+    }
     path = args.out / f"{re.sub(r'[^a-zA-Z0-9_.]', '-', name)}.json"
     figures = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     if figures.get("settings") == settings:
@@ -423,7 +497,11 @@ def _measured(args: argparse.Namespace, world: str, means: Means, seed: int, nam
     python = args.python.get(world)
     pool = {"mode": "worker", "workers": 2, "per_worker": 1, "python": python} if python else {}
     with Source(ALIASES.get(world, world), kwargs, deadlines=PATIENT, **pool) as source:
-        limits = {"budget": args.budget, "seconds": 60 * args.minutes, "steps": args.steps or float("inf")}
+        limits = {
+            "budget": args.budget,
+            "seconds": 60 * args.minutes,
+            "steps": args.steps or float("inf"),
+        }
         figures = measure(source.world, seed=seed, seeds=args.tasks, means=means, **limits)
     figures["settings"] = settings
     path.write_text(json.dumps(figures), encoding="utf-8")
@@ -444,18 +522,39 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     means = [f"{explorer}/{words}" for explorer in EXPLORERS for words in WORDS]
     parser.add_argument("--worlds", nargs="+", default=["travel", "bfcl"], metavar="WORLD")
-    parser.add_argument("--by", nargs="+", default=["curiosity/plain"], choices=means, help="explorer/words")
+    parser.add_argument(
+        "--by", nargs="+", default=["curiosity/plain"], choices=means, help="explorer/words"
+    )
     parser.add_argument("--budget", type=int, default=100, help="tasks to keep")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
-    parser.add_argument("--tasks", type=int, default=64, help="training tasks whose worlds are explored")
-    parser.add_argument("--minutes", type=float, default=10.0, help="most minutes of one measurement")
-    parser.add_argument("--steps", type=int, default=0, help="most environment steps of one measurement; 0 = no limit")
-    parser.add_argument("--kwargs", nargs="+", default={}, action=_Pairs, help="WORLD=JSON: arguments of the world")
-    parser.add_argument("--python", nargs="+", default={}, action=_Pairs, help="WORLD=PATH: its interpreter")
-    parser.add_argument("--options", nargs="+", default={}, action=_Pairs, help="EXPLORER=JSON: its arguments")
-    parser.add_argument("--url", default="", help="OpenAI-compatible server, with /v1, for llm and model")
+    parser.add_argument(
+        "--tasks", type=int, default=64, help="training tasks whose worlds are explored"
+    )
+    parser.add_argument(
+        "--minutes", type=float, default=10.0, help="most minutes of one measurement"
+    )
+    parser.add_argument(
+        "--steps",
+        type=int,
+        default=0,
+        help="most environment steps of one measurement; 0 = no limit",
+    )
+    parser.add_argument(
+        "--kwargs", nargs="+", default={}, action=_Pairs, help="WORLD=JSON: arguments of the world"
+    )
+    parser.add_argument(
+        "--python", nargs="+", default={}, action=_Pairs, help="WORLD=PATH: its interpreter"
+    )
+    parser.add_argument(
+        "--options", nargs="+", default={}, action=_Pairs, help="EXPLORER=JSON: its arguments"
+    )
+    parser.add_argument(
+        "--url", default="", help="OpenAI-compatible server, with /v1, for llm and model"
+    )
     parser.add_argument("--model", default="", help="name of the model there")
-    parser.add_argument("--key", default="", help="environment variable that holds the server's key")
+    parser.add_argument(
+        "--key", default="", help="environment variable that holds the server's key"
+    )
     parser.add_argument("--max-tokens", type=int, default=512, help="most tokens of one answer")
     parser.add_argument("--out", type=Path, default=Path("runs/exploring"))
     args = parser.parse_args(argv)

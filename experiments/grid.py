@@ -1,24 +1,28 @@
 """Run a grid of configs, go on where it was cut off, and compare the runs in a table and a figure.
 
-    python -m experiments.grid --config=configs/quickstart.py:qa --set advantage.args.alpha=0.05,0.1,0.2 --seeds 0 1 2
-    python -m experiments.grid --config=configs/quickstart.py --rows grpo q qn qa all --seeds 0 1 2 --jobs 2
-    python -m experiments.grid --sweep experiments/sweeps/alpha.yaml --seeds 0 1 2
-    python -m experiments.grid --workdir=runs/grid ... --only-report
+    python -m experiments.grid --config=configs/quickstart.py:qa --set
+    advantage.args.alpha=0.05,0.1,0.2 --seeds 0 1 2 python -m experiments.grid
+    --config=configs/quickstart.py --rows grpo q qn qa all --seeds 0 1 2 --jobs 2 python -m
+    experiments.grid --sweep experiments/sweeps/alpha.yaml --seeds 0 1 2 python -m experiments.grid
+    --workdir=runs/grid ... --only-report
 
-Every combination of `--rows` (arguments of the config file) and `--set` (values of a key) is a row of the table, and
-every row has one run per seed. Flags after `--` go to every run. The others are compared with the first row.
+Every combination of `--rows` (arguments of the config file) and `--set` (values of a key) is a row
+of the table, and every row has one run per seed. Flags after `--` go to every run. The others are
+compared with the first row.
 
-The runs are processes of their own, with the workdirs WORKDIR/ROW-SEED and logs beside them. The same command goes on
-after a crash, a kill or Ctrl-C: finished runs are kept, unfinished ones resume, and one that a killed grid left behind
-is waited for. Several grids, also of several hosts that share the directory, may work on one WORKDIR. A run that fails
-is marked and stops no other. Programs that one run compiled serve the others.
+The runs are processes of their own, with the workdirs WORKDIR/ROW-SEED and logs beside them. The
+same command goes on after a crash, a kill or Ctrl-C: finished runs are kept, unfinished ones
+resume, and one that a killed grid left behind is waited for. Several grids, also of several hosts
+that share the directory, may work on one WORKDIR. A run that fails is marked and stops no other.
+Programs that one run compiled serve the others.
 
-WORKDIR/grid.jsonl is the record of the grid: a line for each attempt, with the scores. The tables are made of it, and a
-copy of this file alone lets the grid go on in another place, where a finished run is repeated only if an unfinished one
-needs its files. To repeat a run, delete its lines.
+WORKDIR/grid.jsonl is the record of the grid: a line for each attempt, with the scores. The tables
+are made of it, and a copy of this file alone lets the grid go on in another place, where a finished
+run is repeated only if an unfinished one needs its files. To repeat a run, delete its lines.
 
-`wandb sweep experiments/sweeps/alpha.yaml` and `wandb agent` run the values of the same file: each trial is
-`--trial --config=FILE FLAGS`, which is `run.py` in a workdir of its own, runs/sweeps/SWEEP/TRIAL.
+`wandb sweep experiments/sweeps/alpha.yaml` and `wandb agent` run the values of the same file: each
+trial is `--trial --config=FILE FLAGS`, which is `run.py` in a workdir of its own,
+runs/sweeps/SWEEP/TRIAL.
 
 As a module, for studies of their own:
 
@@ -28,11 +32,12 @@ As a module, for studies of their own:
     rows = gather(runs, folder)                 # experiments.compare.Row of each row, in order
     report(runs, folder, "title")               # writes grid.md, grid.csv, grid.png, grid.svg; returns the text
 
-`Run` is one process: a row, a seed, a config file, overrides, and a mode of `run.py` or another module. `after` names
-runs that have to be finished before, and "{folder}" in an override stands for the grid's workdir, so that a run can
-start from the policy of another:
+`Run` is one process: a row, a seed, a config file, overrides, and a mode of `run.py` or another
+module. `after` names runs that have to be finished before, and "{folder}" in an override stands for
+the grid's workdir, so that a run can start from the policy of another:
 
-    Run("eval", 0, CONFIG, {"model.path": "{folder}/train-0/policy"}, mode="eval", after=("train-0",))
+    Run("eval", 0, CONFIG, {"model.path": "{folder}/train-0/policy"}, mode="eval",
+    after=("train-0",))
 """
 
 from __future__ import annotations
@@ -59,19 +64,23 @@ from typing import Any, TextIO
 
 from absl import logging
 
+from evolver.files.progress import clock
+from evolver.files.workdir import Workdir
 from evolver.llm.store import accounts, ledger_lines
-from evolver.progress import clock
-from evolver.workdir import Workdir
 from experiments import compare
 from models.files import append_line, read_jsonl, write_atomically
 from rl.evaluation import Scores
 
 ROOT = Path(__file__).parents[1]
 INTERRUPTED = 130  # the exit code of a run that goes on with the same command
-# Runs of a grid compile the same programs, which takes a third of the time of a small one. With a limit JAX also locks
-# the directory, where runs that start together write the same files.
-COMPILED = {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.5", "JAX_COMPILATION_CACHE_MAX_SIZE": str(2 << 30)}
-HEARTBEAT = 60.0  # seconds between two looks at runs that another process has started, and lines about progress
+# Runs of a grid compile the same programs, which takes a third of the time of a small one. With a
+# limit JAX also locks the directory, where runs that start together write the same files.
+COMPILED = {
+    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.5",
+    "JAX_COMPILATION_CACHE_MAX_SIZE": str(2 << 30),
+}
+# seconds between two looks at runs that another process has started, and lines about progress
+HEARTBEAT = 60.0
 
 
 @dataclass(frozen=True)
@@ -85,7 +94,9 @@ class Run:
     mode: str = "train"
     module: str = ""  # "" = run.py; another module takes --config, --workdir and overrides too
     after: tuple[str, ...] = ()
-    same: str = ""  # the name of a run of another row with the same settings, whose workdir this one shares
+    same: str = (
+        ""  # the name of a run of another row with the same settings, whose workdir this one shares
+    )
 
     @property
     def name(self) -> str:
@@ -113,10 +124,11 @@ def product(
     sets: Mapping[str, Sequence[Any]] | None = None,
     seeds: Sequence[int] = (0,),
 ) -> list[Run]:
-    """Return the runs of every combination of arguments of the config file, values and seeds; seeds vary slowest, so
-    that a grid that is cut off has complete comparisons.
+    """Return the runs of every combination of arguments of the config file, values and seeds; seeds
+    vary slowest, so that a grid that is cut off has complete comparisons.
 
-    A row is named after what varies: "q,lr=0.1". Keys are shortened to their last word where that is unambiguous.
+    A row is named after what varies: "q,lr=0.1". Keys are shortened to their last word where that
+    is unambiguous.
     """
     sets = dict(sets or {})
     last = [key.rpartition(".")[2] for key in sets]
@@ -125,20 +137,25 @@ def product(
     for seed, argument in itertools.product(seeds, rows or [""]):
         for values in itertools.product(*sets.values()):
             overrides = dict(zip(sets, values))
-            parts = [argument] * bool(argument) + [f"{short[key]}={value}" for key, value in overrides.items()]
-            row = re.sub(r"[^\w.,=+-]+", "_", ",".join(parts)) or Path(config.partition(":")[0]).stem
+            parts = [argument] * bool(argument) + [
+                f"{short[key]}={value}" for key, value in overrides.items()
+            ]
+            row = (
+                re.sub(r"[^\w.,=+-]+", "_", ",".join(parts)) or Path(config.partition(":")[0]).stem
+            )
             runs.append(Run(row, seed, f"{config}:{argument}" if argument else config, overrides))
     return runs
 
 
 def problems(runs: Sequence[Run], folder: str | Path, flags: Sequence[str] = ()) -> list[str]:
-    """Return everything that keeps runs from starting, each problem once, with the runs that have it.
+    """Return everything that keeps runs from starting, each problem once, with the runs that have
+    it.
 
     Runs of other modules, and files that only an earlier run will write, are not checked.
     """
     from configs import base
-    from evolver import cli
-    from evolver.config import problems as config_problems
+    from evolver.config import cli
+    from evolver.config.checks import problems as config_problems
 
     found: dict[str, list[str]] = {}
     for name in sorted({run.name for run in runs if [r.name for r in runs].count(run.name) > 1}):
@@ -150,7 +167,9 @@ def problems(runs: Sequence[Run], folder: str | Path, flags: Sequence[str] = ())
         reasons = list(command.problems)
         if command.config is not None:
             checked = config_problems(command.config, base.keys(), command.workdir, run.mode)
-            reasons += [reason for reason in checked if not (run.after and "there is no such" in reason)]
+            reasons += [
+                reason for reason in checked if not (run.after and "there is no such" in reason)
+            ]
         for reason in reasons:
             found.setdefault(reason.replace(run.name, "RUN"), []).append(run.name)
     return [f"{reason} ({some(names)})" for reason, names in found.items()]
@@ -162,11 +181,12 @@ def some(names: Sequence[str]) -> str:
     return ", ".join(names[:3]) + more
 
 
-# --- running ---------------------------------------------------------------------------------------------------------
+# --- running --------------------------------------------------------------------------------------
 
 
 class Ledger:
-    """The attempts at the runs of a grid, `grid.jsonl`: name, command, exit code, seconds, and `outcome` of each."""
+    """The attempts at the runs of a grid, `grid.jsonl`: name, command, exit code, seconds, and
+    `outcome` of each."""
 
     def __init__(self, folder: Path):
         self.path = folder / "grid.jsonl"
@@ -174,7 +194,8 @@ class Ledger:
         self._attempts: dict[str, list[dict[str, Any]]] = {}
 
     def attempts(self, name: str) -> list[dict[str, Any]]:
-        """Return the attempts at a run, oldest first; lines that are damaged, as by a crash, are left out."""
+        """Return the attempts at a run, oldest first; lines that are damaged, as by a crash, are
+        left out."""
         stat = self.path.stat() if self.path.is_file() else None
         seen = (stat.st_mtime_ns, stat.st_size) if stat else None
         if seen != self._stat:
@@ -190,16 +211,22 @@ class Ledger:
 
     def curve(self, name: str) -> dict[int, Scores]:
         """Return {step: scores} of a finished run; an evaluation of its own counts as step 0."""
-        return {int(step): Scores(**scores) for step, scores in self.attempts(name)[-1]["scores"].items()}
+        return {
+            int(step): Scores(**scores)
+            for step, scores in self.attempts(name)[-1]["scores"].items()
+        }
 
     def add(self, **record: Any) -> None:
         """Append one attempt."""
         append_line(self.path, json.dumps(record, separators=(",", ":")))
 
     def finished(self, run: Run, command: Sequence[str]) -> bool:
-        """Return True if the last attempt at the run succeeded, with this command. The places of the grid and of the
+        """Return True if the last attempt at the run succeeded, with this command. The places of
+        the grid and of the
         code and the settings of the log do not count: they may be moved and changed."""
-        return self.code(run.name) == 0 and self.attempts(run.name)[-1]["command"] == portable(command)
+        return self.code(run.name) == 0 and self.attempts(run.name)[-1]["command"] == portable(
+            command
+        )
 
     def seconds(self, names: Iterable[str]) -> float:
         """Return the seconds of all attempts at some runs."""
@@ -207,7 +234,8 @@ class Ledger:
 
 
 def _attempt(line: dict[str, Any]) -> dict[str, Any]:
-    """Return a line of the record, with what a run without an outcome lacks. Raises ValueError if it is none."""
+    """Return a line of the record, with what a run without an outcome lacks. Raises ValueError if
+    it is none."""
     kinds = {"run": str, "command": list, "code": int, "seconds": int | float}
     if wrong := [name for name, kind in kinds.items() if not isinstance(line.get(name), kind)]:
         raise ValueError(f"a line of a grid has {', '.join(wrong)}")
@@ -215,22 +243,30 @@ def _attempt(line: dict[str, Any]) -> dict[str, Any]:
 
 
 def outcome(workdir: Path) -> dict[str, Any]:
-    """Return what the ledger keeps of a run: its scores, what language models cost, and the revision of the code."""
+    """Return what the ledger keeps of a run: its scores, what language models cost, and the
+    revision of the code."""
     money = sum(account.money for account in accounts(ledger_lines(workdir / "llm.jsonl")).values())
     scores = {step: asdict(scores) for step, scores in compare.collect(workdir).items()}
     return {"git": revision(workdir), "money": money, "scores": scores}
 
 
 def portable(command: Sequence[str]) -> list[str]:
-    """Return a run's command without the places of the grid and of run.py, and without settings of the log."""
-    workdir = next((word.partition("=")[2] for word in command if word.startswith("--workdir=")), "")
+    """Return a run's command without the places of the grid and of run.py, and without settings of
+    the log."""
+    workdir = next(
+        (word.partition("=")[2] for word in command if word.startswith("--workdir=")), ""
+    )
     folder = str(Path(workdir).parent)
-    words = [Path(word).name if Path(word).name == "run.py" else word.replace(folder, "{folder}") for word in command]
+    words = [
+        Path(word).name if Path(word).name == "run.py" else word.replace(folder, "{folder}")
+        for word in command
+    ]
     return [word for word in words if not word.startswith("--config.log.")]
 
 
 def revision(workdir: Path) -> str | None:
-    """Return the revision of the code that the run in a workdir was started with, None if there is no record of it."""
+    """Return the revision of the code that the run in a workdir was started with, None if there is
+    no record of it."""
     for path in sorted(workdir.glob("config*.json")):
         with contextlib.suppress(OSError, ValueError):
             return json.loads(path.read_text(encoding="utf-8")).get("git")
@@ -240,14 +276,17 @@ def revision(workdir: Path) -> str | None:
 def remove_incomplete(compiled: Path) -> None:
     """Remove the programs from JAX's cache whose writer was killed.
 
-    JAX writes the time of use, KEY-atime, after the program, KEY-cache. A program without it may be cut short, and
-    makes every later write to the cache fail, so that each run of the grid compiles for itself.
+    JAX writes the time of use, KEY-atime, after the program, KEY-cache. A program without it may be
+    cut short, and makes every later write to the cache fail, so that each run of the grid compiles
+    for itself.
     """
     if not compiled.is_dir():
         return
     with open(compiled / ".lockfile", "w") as lock:
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the lock of jax, whose `filelock` calls flock too
+            fcntl.flock(
+                lock, fcntl.LOCK_EX | fcntl.LOCK_NB
+            )  # the lock of jax, whose `filelock` calls flock too
         except OSError:
             return  # A run is reading or writing. The next start of a run looks again.
         for program in compiled.glob("*-cache"):
@@ -271,12 +310,16 @@ class Execution:
         self.runs = {run.name: run for run in runs}
         self.commands = {run.name: run.command(folder, flags) for run in runs}
         self.ledger = Ledger(folder)
-        self.compiled = folder / ".compiled" / platform.node()  # another host may lack this processor's instructions
+        self.compiled = (
+            folder / ".compiled" / platform.node()
+        )  # another host may lack this processor's instructions
         self.environ = dict(os.environ)
         if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
             self.environ |= {"JAX_COMPILATION_CACHE_DIR": str(self.compiled)} | COMPILED
         self.states: dict[str, str] = {}
-        self.active: dict[str, tuple[subprocess.Popen, TextIO, float]] = {}  # process, lock, when it was started
+        self.active: dict[
+            str, tuple[subprocess.Popen, TextIO, float]
+        ] = {}  # process, lock, when it was started
         self.ended: queue.Queue[str] = queue.Queue()
         self.asked = 0  # signals that ask for the end
         self.elsewhere: set[str] = set()  # runs that another process holds
@@ -302,7 +345,11 @@ class Execution:
 
     def _find_finished(self) -> None:
         """Mark the finished runs as done, but not those without files that another run needs."""
-        done = {name for name, run in self.runs.items() if self.ledger.finished(run, self.commands[name])}
+        done = {
+            name
+            for name, run in self.runs.items()
+            if self.ledger.finished(run, self.commands[name])
+        }
         while gone := {
             name
             for needy in self.runs.keys() - done
@@ -310,8 +357,12 @@ class Execution:
             if not (self.folder / name).is_dir()
         }:
             done -= gone
-            for name in gone:  # recorded, so that a repetition that is killed does not look finished
-                self.ledger.add(run=name, command=portable(self.commands[name]), code=INTERRUPTED, seconds=0.0)
+            for (
+                name
+            ) in gone:  # recorded, so that a repetition that is killed does not look finished
+                self.ledger.add(
+                    run=name, command=portable(self.commands[name]), code=INTERRUPTED, seconds=0.0
+                )
         self.states = {name: "done" for name in self.runs if name in done}
 
     def _waits(self, run: Run) -> str:
@@ -333,8 +384,9 @@ class Execution:
             path.parent.mkdir(parents=True, exist_ok=True)
             lock = open(path, "w")  # noqa: SIM115 (closed when the process ends)
             try:
-                # The process inherits the lock, so that it is held for as long as the process lives, whatever happens
-                # to this one: a list of process ids would be wrong after a reboot and on another host.
+                # The process inherits the lock, so that it is held for as long as the process
+                # lives, whatever happens to this one: a list of process ids would be wrong after a
+                # reboot and on another host.
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
                 lock.close()
@@ -385,9 +437,14 @@ class Execution:
         self.say(f"[{len(self.states)}/{len(self.runs)}] {ended}")
 
     def _left(self) -> str:
-        """Return the time left at the mean time of the runs that took part, "" while no run of the grid has ended."""
-        taken = [self.ledger.seconds([name]) for name, state in self.states.items() if state == "done"]
-        remaining = len(self.runs) - len(self.states) - sum(self._done(name) for name in self.active)
+        """Return the time left at the mean time of the runs that took part, "" while no run of the
+        grid has ended."""
+        taken = [
+            self.ledger.seconds([name]) for name, state in self.states.items() if state == "done"
+        ]
+        remaining = (
+            len(self.runs) - len(self.states) - sum(self._done(name) for name in self.active)
+        )
         if not taken or remaining <= 0:
             return ""
         return f"; about {clock(sum(taken) / len(taken) * remaining / self.jobs)} left"
@@ -396,7 +453,10 @@ class Execution:
         """Return the fraction of its steps that a run has done."""
         workdir = Workdir(self.folder / name)
         try:
-            steps, lines = (workdir.config() or {}).get("config", {}).get("steps"), workdir.metrics()
+            steps, lines = (
+                (workdir.config() or {}).get("config", {}).get("steps"),
+                workdir.metrics(),
+            )
             return lines[-1]["step"] / steps if lines and steps else 0.0
         except (OSError, ValueError):  # it is being written
             return 0.0
@@ -419,7 +479,8 @@ class Execution:
                 signal.signal(number, handler)
 
     def _forward(self, number: int, frame: Any) -> None:
-        """Pass a signal on: the runs end at their next safe point, and at the second one at once."""
+        """Pass a signal on: the runs end at their next safe point, and at the second one at
+        once."""
         self.asked += 1
         self.say("\nending: the runs save what is complete; press Ctrl-C again to end at once")
         for process, _, _ in self.active.values():
@@ -436,30 +497,34 @@ def execute(
 ) -> dict[str, str]:
     """Run everything that is not finished, `jobs` at a time, and return {name: state}.
 
-    flags: further words for every `run.py`. States are "done", "exit code N", "waits for NAME" (of one that failed) and
-    "interrupted".
+    flags: further words for every `run.py`. States are "done", "exit code N", "waits for NAME" (of
+    one that failed) and "interrupted".
     """
     return Execution(runs, Path(folder).absolute(), jobs=jobs, flags=flags, say=say).run()
 
 
-# --- the results -----------------------------------------------------------------------------------------------------
+# --- the results ----------------------------------------------------------------------------------
 
 
 def gather(runs: Sequence[Run], folder: str | Path) -> list[compare.Row]:
-    """Return the rows in order, with the evaluations of every finished run, and notes on the others."""
+    """Return the rows in order, with the evaluations of every finished run, and notes on the
+    others."""
     ledger = Ledger(Path(folder))
     rows = {run.row: compare.Row(run.row) for run in runs}
     for run in runs:
         if (code := ledger.code(run.name)) == 0:
             rows[run.row].curves[run.seed] = ledger.curve(run.name)
         else:
-            what = {None: "was not run", INTERRUPTED: "is unfinished"}.get(code, f"failed (exit code {code})")
+            what = {None: "was not run", INTERRUPTED: "is unfinished"}.get(
+                code, f"failed (exit code {code})"
+            )
             rows[run.row].notes.append(f"seed {run.seed} {what}")
     return list(rows.values())
 
 
 def report(runs: Sequence[Run], folder: str | Path, title: str = "", measure: str = "") -> str:
-    """Write grid.md, grid.csv, grid.png and grid.svg into the grid's workdir, and return the Markdown."""
+    """Write grid.md, grid.csv, grid.png and grid.svg into the grid's workdir, and return the
+    Markdown."""
     folder, rows = Path(folder), gather(runs, folder)
     table = compare.lines(rows, sorted({run.seed for run in runs}), measure)
     hours = Ledger(folder).seconds(dict.fromkeys(run.name for run in runs)) / 3600
@@ -473,11 +538,12 @@ def report(runs: Sequence[Run], folder: str | Path, title: str = "", measure: st
     return text
 
 
-# --- the command -----------------------------------------------------------------------------------------------------
+# --- the command ----------------------------------------------------------------------------------
 
 
 def split_values(text: str) -> list[str]:
-    """Return the comma-separated values of a text; commas inside brackets and quotes belong to a value."""
+    """Return the comma-separated values of a text; commas inside brackets and quotes belong to a
+    value."""
     values, depth, quote = [""], 0, ""
     for char in text:
         quote = ("" if char == quote else quote) if quote else char if char in "'\"" else ""
@@ -504,7 +570,8 @@ def sets_of(words: Sequence[str]) -> dict[str, list[str]]:
 
 
 def read_sweep(path: Path) -> tuple[dict[str, list[Any]], str]:
-    """Return ({key: values}, config) of a sweep file; its seeds are left out, because a grid has `--seeds`.
+    """Return ({key: values}, config) of a sweep file; its seeds are left out, because a grid has
+    `--seeds`.
 
     Raises ValueError, which names the file.
     """
@@ -513,9 +580,13 @@ def read_sweep(path: Path) -> tuple[dict[str, list[Any]], str]:
     try:
         sweep = yaml.safe_load(path.read_text(encoding="utf-8"))
         parameters = sweep["parameters"]
-        config = next(word.partition("=")[2] for word in sweep["command"] if str(word).startswith("--config="))
+        config = next(
+            word.partition("=")[2] for word in sweep["command"] if str(word).startswith("--config=")
+        )
     except (OSError, yaml.YAMLError, TypeError, KeyError, StopIteration) as error:
-        raise ValueError(f"--sweep {path}: not a sweep with parameters and a command ({error!r})") from None
+        raise ValueError(
+            f"--sweep {path}: not a sweep with parameters and a command ({error!r})"
+        ) from None
     sets = {}
     for name, rule in parameters.items():
         key = name.removeprefix("config.")
@@ -528,13 +599,17 @@ def read_sweep(path: Path) -> tuple[dict[str, list[Any]], str]:
 
 
 def trial(flags: Sequence[str], environ: Mapping[str, str]) -> list[str]:
-    """Return the command of one trial of a sweep: `run.py` with these flags, in a workdir of its own.
+    """Return the command of one trial of a sweep: `run.py` with these flags, in a workdir of its
+    own.
 
     environ: the agent names the sweep and the trial in WANDB_SWEEP_ID and WANDB_RUN_ID.
     """
     given = {word.partition("=")[0] for word in flags}
     mode = "offline" if environ.get("WANDB_MODE") == "offline" else "online"
-    sweep, name = environ.get("WANDB_SWEEP_ID", "trials"), environ.get("WANDB_RUN_ID", secrets.token_hex(4))
+    sweep, name = (
+        environ.get("WANDB_SWEEP_ID", "trials"),
+        environ.get("WANDB_RUN_ID", secrets.token_hex(4)),
+    )
     words = [str(ROOT / "run.py"), *flags]
     words += [f"--config.log.wandb={mode}"] * ("--config.log.wandb" not in given)
     words += [f"--config.log.group={sweep}"] * ("--config.log.group" not in given)
@@ -551,33 +626,54 @@ def split_flags(words: Sequence[str]) -> tuple[list[str], list[str]]:
 
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the command."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0], epilog="-- FLAGS: for every run of run.py")
+    parser = argparse.ArgumentParser(
+        description=__doc__.split("\n")[0], epilog="-- FLAGS: for every run of run.py"
+    )
     parser.add_argument("--config", default="", help="FILE or FILE:ARGUMENT")
     parser.add_argument("--rows", nargs="+", default=[], help="arguments of the config file")
-    parser.add_argument("--set", nargs="+", action="extend", default=[], metavar="KEY=V1,V2", help="values to combine")
-    parser.add_argument("--sweep", type=Path, help="a sweep of Weights & Biases whose values are combined")
+    parser.add_argument(
+        "--set",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="KEY=V1,V2",
+        help="values to combine",
+    )
+    parser.add_argument(
+        "--sweep", type=Path, help="a sweep of Weights & Biases whose values are combined"
+    )
     parser.add_argument("--seeds", nargs="+", type=int, default=[0])
     parser.add_argument("--workdir", type=Path, default=Path("runs/grid"))
     parser.add_argument("--jobs", type=int, default=1, help="number of runs at a time")
-    parser.add_argument("--measure", default="", help="avg@8 (default: avg@k), best@8, pass@8, greedy")
-    parser.add_argument("--only-report", action="store_true", help="report on the existing runs and start none")
+    parser.add_argument(
+        "--measure", default="", help="avg@8 (default: avg@k), best@8, pass@8, greedy"
+    )
+    parser.add_argument(
+        "--only-report", action="store_true", help="report on the existing runs and start none"
+    )
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a grid. Returns 0 if every run is done, 1 if some failed, 2 if nothing was started, 130 if interrupted."""
+    """Run a grid. Returns 0 if every run is done, 1 if some failed, 2 if nothing was started, 130
+    if interrupted."""
     logging.set_verbosity(logging.ERROR)
     words = list(sys.argv[1:] if argv is None else argv)
     if "--trial" in words:
         command = trial([word for word in words if word != "--trial"], os.environ)
-        os.execv(command[0], command)  # in place of this process, so that the agent's signals reach the run
+        os.execv(
+            command[0], command
+        )  # in place of this process, so that the agent's signals reach the run
     words, flags = split_flags(words)
     args = parser().parse_args(words)
     if not (args.config or args.sweep):
         print("--config=FILE is missing, or --sweep FILE", file=sys.stderr)
         return 2
     if args.config.partition(":")[2] and args.rows:
-        print("--config=FILE:ARGUMENT and --rows both name arguments; give --config=FILE with --rows", file=sys.stderr)
+        print(
+            "--config=FILE:ARGUMENT and --rows both name arguments; give --config=FILE with --rows",
+            file=sys.stderr,
+        )
         return 2
     try:
         sets, config = sets_of(args.set), args.config
@@ -589,18 +685,26 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ValueError as error:
         runs, found = [], [str(error)]
     if found:
-        print(f"{len(found)} problem{'s' * (len(found) > 1)}; nothing was started.\n", file=sys.stderr)
-        print(*(f"  {n}. {problem}" for n, problem in enumerate(found, 1)), sep="\n", file=sys.stderr)
+        print(
+            f"{len(found)} problem{'s' * (len(found) > 1)}; nothing was started.\n", file=sys.stderr
+        )
+        print(
+            *(f"  {n}. {problem}" for n, problem in enumerate(found, 1)), sep="\n", file=sys.stderr
+        )
         return 2
     states = {} if args.only_report else execute(runs, args.workdir, jobs=args.jobs, flags=flags)
     print("\n" + report(runs, args.workdir, measure=args.measure))
-    print(f"\ntable: {args.workdir / 'grid.md'}, {args.workdir / 'grid.csv'}; figure: {args.workdir / 'grid.png'}")
+    print(
+        f"\ntable: {args.workdir / 'grid.md'}, {args.workdir / 'grid.csv'}; figure: {args.workdir / 'grid.png'}"
+    )
     if "interrupted" in states.values():
         print("interrupted; the same command goes on", file=sys.stderr)
         return 130
     failed = [name for name, state in states.items() if state != "done"]
     if failed:
-        print(f"failed: {', '.join(f'{name} ({states[name]})' for name in failed)}", file=sys.stderr)
+        print(
+            f"failed: {', '.join(f'{name} ({states[name]})' for name in failed)}", file=sys.stderr
+        )
     return 1 if failed else 0
 
 

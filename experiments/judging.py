@@ -29,10 +29,10 @@ from typing import Any
 import numpy as np
 
 from configs.keys import use
-from evolver import plugs
 from evolver.attributing import ABSTAIN, BAD, GOOD
-from evolver.rollouts import play, sampling
-from evolver.run import Run, RunError, sampled
+from evolver.build import Run, RunError, sampled
+from evolver.config import plugs
+from evolver.phases.rollouts import play, sampling
 from experiments import measuring
 from models.files import write_atomically
 from rl.evaluation import interval
@@ -45,8 +45,11 @@ HEAD = ("labelled", "agrees", "of the good", "of the bad", "balanced")
 NAMES = {GOOD: "GOOD", BAD: "BAD", ABSTAIN: "abstains"}
 
 
-def measure(run: Run, judges: Sequence[str], outcomes: Sequence[str], tasks: int, rollouts: int) -> str:
-    """Return the tables of the judges and their controls, and write every verdict. Raises RunError without any."""
+def measure(
+    run: Run, judges: Sequence[str], outcomes: Sequence[str], tasks: int, rollouts: int
+) -> str:
+    """Return the tables of the judges and their controls, and write every verdict. Raises RunError
+    without any."""
     chosen = sampled(run.tasks.originals, tasks)
     jobs = [
         Job(task, i, seed_of(run.config.seed, "judging", task.id, i), sampling(run.config))
@@ -63,36 +66,52 @@ def measure(run: Run, judges: Sequence[str], outcomes: Sequence[str], tasks: int
 
 
 def turn_table(run: Run, judges: Sequence[str], episodes: Sequence[Trajectory]) -> str:
-    """Return the rest of the sentence on the episodes, and the table of judges of turns beside replay."""
+    """Return the rest of the sentence on the episodes, and the table of judges of turns beside
+    replay."""
     labels = {"replay": labelled(run, "replay", episodes)}
     rows = np.array([t.task.id for t in episodes for _ in t.turns])
     replay_n = labels["replay"]
     if not (replay_n != ABSTAIN).any():
-        raise RunError("replay labels no turn of these episodes, so there is nothing to compare with")
+        raise RunError(
+            "replay labels no turn of these episodes, so there is nothing to compare with"
+        )
     for name in judges:
         run.progress.phase(f"labels by {name}")
         labels[name] = labelled(run, name, episodes)
-    labels["outcome"] = np.array([GOOD if t.evaluation.success else BAD for t in episodes for _ in t.turns])
+    labels["outcome"] = np.array(
+        [GOOD if t.evaluation.success else BAD for t in episodes for _ in t.turns]
+    )
     labels["shuffled"] = shuffled(run, replay_n)
     write_labels(run.workdir / "labels.jsonl", episodes, labels)
     counts = ", ".join(f"{np.mean(replay_n == value):.1%} {name}" for value, name in NAMES.items())
-    return f"; {len(replay_n)} turns, replay: {counts}.\n\n" + table("judge of turns", labels, replay_n, rows)
+    return f"; {len(replay_n)} turns, replay: {counts}.\n\n" + table(
+        "judge of turns", labels, replay_n, rows
+    )
 
 
 def outcome_table(run: Run, judges: Sequence[str], episodes: Sequence[Trajectory]) -> str:
     """Return the table of judges of outcomes beside the world's own evaluation."""
     truth_n = np.array([GOOD if t.evaluation.success else BAD for t in episodes])
-    labels, verdicts = {}, [{"task": t.task.id, "rollout": t.rollout, "world": t.evaluation.score} for t in episodes]
+    labels, verdicts = (
+        {},
+        [{"task": t.task.id, "rollout": t.rollout, "world": t.evaluation.score} for t in episodes],
+    )
     for name in judges:
         run.progress.phase(f"outcomes by {name}")
         judge = made(run, OUTCOMES, name)
         found = judge.score(episodes)
-        labels[name] = np.array([ABSTAIN if isinstance(e, str) else GOOD if e.success else BAD for e in found])
+        labels[name] = np.array(
+            [ABSTAIN if isinstance(e, str) else GOOD if e.success else BAD for e in found]
+        )
         for line, verdict in zip(verdicts, found):
             line[name] = verdict if isinstance(verdict, str) else verdict.score
     labels |= {"failed": np.full(len(episodes), BAD), "shuffled": shuffled(run, truth_n)}
-    write_atomically(run.workdir / "outcomes.jsonl", "".join(json.dumps(line) + "\n" for line in verdicts))
-    return "\n" + table("judge of outcomes", labels, truth_n, np.array([t.task.id for t in episodes]))
+    write_atomically(
+        run.workdir / "outcomes.jsonl", "".join(json.dumps(line) + "\n" for line in verdicts)
+    )
+    return "\n" + table(
+        "judge of outcomes", labels, truth_n, np.array([t.task.id for t in episodes])
+    )
 
 
 def shuffled(run: Run, label_n: np.ndarray) -> np.ndarray:
@@ -100,7 +119,9 @@ def shuffled(run: Run, label_n: np.ndarray) -> np.ndarray:
     return np.random.default_rng(seed_of(run.config.seed, "judging")).permutation(label_n)
 
 
-def table(title: str, labels: dict[str, np.ndarray], truth_n: np.ndarray, task_n: np.ndarray) -> str:
+def table(
+    title: str, labels: dict[str, np.ndarray], truth_n: np.ndarray, task_n: np.ndarray
+) -> str:
     """Return a row for each of the labels but replay's own, compared with `truth_n`."""
     rows = [[title, *HEAD], ["---"] * (len(HEAD) + 1)]
     rows += [[name, *cells(labels[name], truth_n, task_n)] for name in labels if name != "replay"]
@@ -109,13 +130,15 @@ def table(title: str, labels: dict[str, np.ndarray], truth_n: np.ndarray, task_n
 
 def made(run: Run, key: str, name: str) -> Any:
     """Return a judge by its name, with the parts of the run."""
-    return plugs.plug(key, name, {}, make_world=run.make_world, chat=run.chat, shown=run.config.llm.shown)()
+    return plugs.plug(key, name, {})(run.parts)
 
 
 def labelled(run: Run, name: str, episodes: Sequence[Trajectory]) -> np.ndarray:
     """Return the label of every turn of the episodes, (n,) int, by the judge of that name."""
     if name == run.config.attributing.judge.name:
-        return np.array([label.value for labels in run.grader.turns.label(episodes) for label in labels])
+        return np.array(
+            [label.value for labels in run.grader.turns.label(episodes) for label in labels]
+        )
     judge = made(run, TURNS, name)
     try:
         return np.array([label.value for labels in judge.label(episodes) for label in labels])
@@ -127,19 +150,25 @@ def write_labels(path: Path, episodes: Sequence[Trajectory], labels: dict[str, n
     turns = [(t, n) for t in episodes for n in range(len(t.turns))]
     lines = [
         {"task": t.task.id, "rollout": t.rollout, "success": bool(t.evaluation.success), "turn": n}
-        | {"action": t.turns[n].action, "labels": {name: int(values[i]) for name, values in labels.items()}}
+        | {
+            "action": t.turns[n].action,
+            "labels": {name: int(values[i]) for name, values in labels.items()},
+        }
         for i, (t, n) in enumerate(turns)
     ]
     write_atomically(path, "".join(json.dumps(line) + "\n" for line in lines))
 
 
 def cells(label_n: np.ndarray, truth_n: np.ndarray, task_n: np.ndarray) -> list[str]:
-    """Return what a row says, over what the truth labels: the share that the judge labels too and, of these, the share
-    with the same label (mean over tasks, with its interval), by the true label, and the mean of the two."""
+    """Return what a row says, over what the truth labels: the share that the judge labels too and,
+    of these, the share with the same label (mean over tasks, with its interval), by the true label,
+    and the mean of the two."""
     known = truth_n != ABSTAIN
     both = known & (label_n != ABSTAIN)
     same_n = label_n == truth_n
-    by_task = np.array([same_n[both & (task_n == task)].mean() for task in dict.fromkeys(task_n[both])])
+    by_task = np.array(
+        [same_n[both & (task_n == task)].mean() for task in dict.fromkeys(task_n[both])]
+    )
     of_good, of_bad = (percent(same_n[both & (truth_n == value)]) for value in (GOOD, BAD))
     agrees = ""
     if len(by_task):
@@ -154,17 +183,21 @@ def percent(values: np.ndarray) -> str:
     return f"{100 * np.mean(values):.1f}" if len(values) else ""
 
 
-# --- the command -----------------------------------------------------------------------------------------------------
+# --- the command ----------------------------------------------------------------------------------
 
 
 def problems(config: Any, args: argparse.Namespace) -> list[str]:
     """Make the config provide what the judges need, and return what is wrong with them."""
-    found = measuring.several(config, TURNS, args.judges) + measuring.several(config, OUTCOMES, args.outcomes)
+    found = measuring.several(config, TURNS, args.judges) + measuring.several(
+        config, OUTCOMES, args.outcomes
+    )
     if not (args.judges or args.outcomes):
         found.append("--judges and --outcomes name no judge")
     if not found and args.judges:
         config.attributing.enabled = True
-        use(config.advantage, "adca")  # nothing trains here, but a run that makes labels has to read them
+        use(
+            config.advantage, "adca"
+        )  # nothing trains here, but a run that makes labels has to read them
     if not found and args.outcomes:
         config.questioning.enabled = True
     return list(dict.fromkeys(found))

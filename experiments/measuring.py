@@ -12,17 +12,19 @@ from absl import logging
 
 from configs import base
 from configs.keys import use
-from evolver import cli, plugs
-from evolver.config import problems as config_problems
-from evolver.run import Run, RunError, open_run
-from evolver.stop import Interrupted, RunEnds
+from evolver.build import Run, RunError, open_run
+from evolver.config import cli, plugs
+from evolver.config.checks import problems as config_problems
+from evolver.processes.interrupt import Interrupted, RunEnds
 from models.files import write_atomically
 
 
 def parser(doc: str, workdir: str) -> argparse.ArgumentParser:
     """Return a parser of --config and --workdir, which leaves --config.KEY=VALUE to `command`."""
     found = argparse.ArgumentParser(
-        description=doc.split("\n")[0], epilog="--config.KEY=VALUE as for run.py", allow_abbrev=False
+        description=doc.split("\n")[0],
+        epilog="--config.KEY=VALUE as for run.py",
+        allow_abbrev=False,
     )
     found.add_argument("--config", required=True, help="FILE or FILE:ARGUMENT")
     found.add_argument("--workdir", default=workdir)
@@ -30,9 +32,12 @@ def parser(doc: str, workdir: str) -> argparse.ArgumentParser:
 
 
 def several(config: Any, key: str, names: Sequence[str]) -> list[str]:
-    """Make the config open what any of these plugs of `key` needs, and return what is wrong with them."""
+    """Make the config open what any of these plugs of `key` needs, and return what is wrong with
+    them."""
     chosen = config[key]
-    found = ["config.hosts.count must be 1: one process measures"] if config.hosts.count != 1 else []
+    found = (
+        ["config.hosts.count must be 1: one process measures"] if config.hosts.count != 1 else []
+    )
     for name in names:
         found += plugs.problems(key, name, chosen.args.to_dict() if name == chosen.name else {})
     asking = [name for name in names if not found and getattr(plugs.load(key, name), "roles", ())]
@@ -52,14 +57,16 @@ def main(
 ) -> int:
     """Check everything, measure, print the text and write it to WORKDIR/<name>.md.
 
-    least: the smallest values of arguments. problems: prepares the config, and returns what is wrong with it. goes_on:
-    an interrupted measurement goes on where it was cut off.
+    least: the smallest values of arguments. problems: prepares the config, and returns what is
+    wrong with it. goes_on: an interrupted measurement goes on where it was cut off.
 
     Return the exit code: 0 done, 1 failed, 2 nothing was started, 3 ended early, 130 interrupted.
     """
     logging.set_verbosity(logging.ERROR)
     args, overrides = parser.parse_known_args(argv[1:])
-    command = cli.parse([argv[0], f"--config={args.config}", f"--workdir={args.workdir}", *overrides])
+    command = cli.parse(
+        [argv[0], f"--config={args.config}", f"--workdir={args.workdir}", *overrides]
+    )
     found = [*command.problems]
     found += [f"--{word} must be at least {n}" for word, n in least.items() if vars(args)[word] < n]
     if command.config is not None:

@@ -2,8 +2,9 @@
 
     python -m experiments.minimal                 # eight steps on `travel`, one to two minutes on two cores
 
-It uses the packages as a library and none of the run's machinery: no config, no checkpoint, no pipeline, no evaluation.
-Comments name the folder of each idea; docs/extending.md says how to replace one in a real run.
+It uses the packages as a library and none of the run's machinery: no config, no checkpoint, no
+pipeline, no evaluation. Comments name the folder of each idea; docs/extending.md says how to
+replace one in a real run.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from evolver.attributing.replay import ReplayJudge
 from evolver.llm.embedders import HashedNgrams
 from evolver.navigating import Navigating, Pool, Unrefined
 from evolver.navigating.extract import Contrast
+from evolver.parts import Parts
 from evolver.questioning import TaskPool
 from evolver.questioning.curiosity import Curiosity
 from models import hf
@@ -41,7 +43,9 @@ POLICY = Path(__file__).parents[1] / "configs/assets/travel_base"
 ROW = 512  # tokens of a packed row, and of an episode
 
 
-async def main(steps: int = 8, tasks: int = 8, group: int = 8, budget: int = 64, seed: int = 0) -> list[float]:
+async def main(
+    steps: int = 8, tasks: int = 8, group: int = 8, budget: int = 64, seed: int = 0
+) -> list[float]:
     """Train on invented tasks and return the success rate of each step's rollouts."""
 
     def make_world():  # envs/: any world, and support for tasks that probes check
@@ -52,7 +56,9 @@ async def main(steps: int = 8, tasks: int = 8, group: int = 8, budget: int = 64,
 
     # rl/learner.py: two compiled programs over a plain dict of arrays. rl/losses/: the objective.
     optimizer = optim.optimizer(lr=5e-4, b1=0.9, b2=0.999, eps=1e-8, weight_decay=0.0, clip=1.0)
-    update = learner.make_update(shape, None, optimizer=optimizer, loss=ppo, micro=8, importance_cap=2.0)
+    update = learner.make_update(
+        shape, None, optimizer=optimizer, loss=ppo, micro=8, importance_cap=2.0
+    )
     logp = learner.make_logp(shape, None, micro=8)
     # Donated buffers: the update consumes its state, so the engine gets weights of its own.
     state = learner.init_state(shape, jax.tree.map(np.asarray, params), optimizer)
@@ -63,28 +69,47 @@ async def main(steps: int = 8, tasks: int = 8, group: int = 8, budget: int = 64,
     originals = world.tasks("train")
     world.close()
     pool = TaskPool(originals, overlap=0.8, capacity=1000)
-    invented = pool.grow(Curiosity(pool), make_world, budget, seed)
+    invented = pool.grow(Curiosity(Parts(task_pool=pool)), make_world, budget, seed)
     print(f"{len(invented)} tasks invented, for example: {invented[0].query}")
 
     # evolver/navigating/: experience guides half of each group's rollouts. It is empty at first.
     experience = Navigating(
         Pool(HashedNgrams()),
-        Contrast(make_world, ("train",), render="envs.hints:render", when="envs.hints:when_text"),
+        Contrast(
+            Parts(make_world=make_world, splits=("train",)),
+            render="envs.hints:render",
+            when="envs.hints:when_text",
+        ),
         Unrefined(),
         share=0.5,
         top_k=1,
         min_similarity=0.3,
     )
-    judge = ReplayJudge(make_world)  # evolver/attributing/: labels turns
-    limits = Limits(max_turns=10, max_tokens=80, context=ROW, max_observation=256, timeout=600.0, env_timeout=60.0)
+    judge = ReplayJudge(Parts(make_world=make_world))  # evolver/attributing/: labels turns
+    limits = Limits(
+        max_turns=10,
+        max_tokens=80,
+        context=ROW,
+        max_observation=256,
+        timeout=600.0,
+        env_timeout=60.0,
+    )
     worlds, rates = Worlds(make_world), []
 
     for step in range(1, steps + 1):
         # 1 tasks, and which rollouts of them are guided
-        chosen = pool.mixture(originals, step=step - 1, n=tasks, share=1.0, seed=seed, learnable=True)
+        chosen = pool.mixture(
+            originals, step=step - 1, n=tasks, share=1.0, seed=seed, learnable=True
+        )
         guidance = experience.guide(chosen, group, seed_of(seed, "guide", step))
         jobs = [
-            Job(task, i, seed_of(seed, step, task.id, i), Sampling(max_tokens=80), [(e.id, e.content) for e in shown])
+            Job(
+                task,
+                i,
+                seed_of(seed, step, task.id, i),
+                Sampling(max_tokens=80),
+                [(e.id, e.content) for e in shown],
+            )
             for task, row in zip(chosen, guidance)
             for i, shown in enumerate(row)
         ]
@@ -98,15 +123,19 @@ async def main(steps: int = 8, tasks: int = 8, group: int = 8, budget: int = 64,
                 turn.label, turn.reason = label
         # 5 advantages. rl/advantages/: from outcomes and labels to one number per turn.
         assign(trajectories, step)
-        # 6 samples: gates, the experience stripped, turns merged into rows. 7 update. 8 new weights for the engine.
-        trained = [t for t, fate in zip(trajectories, fates(trajectories, row=ROW)) if fate == "trained"]
+        # 6 samples: gates, the experience stripped, turns merged into rows. 7 update. 8 new weights
+        # for the engine.
+        trained = [
+            t for t, fate in zip(trajectories, fates(trajectories, row=ROW)) if fate == "trained"
+        ]
         batch = pack([sample for trajectory in trained for sample in samples(trajectory)], ROW)
         metrics = {}
         if trained:
             batch.old_logp_RT = logp(state["params"], batch)
             state, metrics = update(state, batch)
             await engine.load(jax.tree.map(np.asarray, state["params"]), step)
-        # 9 memory: attempts become experience, and results show which tasks can still teach something.
+        # 9 memory: attempts become experience, and results show which tasks can still teach
+        # something.
         experience.learn(trajectories, step=step)
         pool.record((t.task.id, t.evaluation.success) for t in trajectories)
         # 10 books
@@ -123,7 +152,8 @@ async def main(steps: int = 8, tasks: int = 8, group: int = 8, budget: int = 64,
 
 
 def assign(trajectories: Sequence[Trajectory], step: int) -> None:
-    """Write ADCA's advantages into the turns: labels and outcomes, standardised apart within each group."""
+    """Write ADCA's advantages into the turns: labels and outcomes, standardised apart within each
+    group."""
     advantage_NK = estimate(functools.partial(adca, alpha=0.1), Batch.of(trajectories, step))
     for trajectory, value_K in zip(trajectories, advantage_NK):
         for turn, value in zip(trajectory.turns, value_K):

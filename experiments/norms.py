@@ -1,9 +1,12 @@
-"""Compare the norms of ADCA's labels on the recorded rollouts of a run, and on a case made to break one of them.
+"""Compare the norms of ADCA's labels on the recorded rollouts of a run, and on a case made to break
+one of them.
 
     python -m experiments.norms runs/quickstart
 
-Recomputes the advantages of every training step from the labels and outcomes in `trajectories/`. The made-up case has
-8 attempts of 30 turns: 7 successes with 16 GOOD turns, then 14 BAD ones, beside a failure with 15 and 15.
+Recomputes the advantages of every training step from the labels and outcomes in `trajectories/`.
+The made-up case has
+8 attempts of 30 turns: 7 successes with 16 GOOD turns, then 14 BAD ones, beside a failure with 15
+and 15.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from evolver.records import read_rollouts, rollout_files
+from evolver.files.rollout_files import read_rollouts, rollout_files
 from rl.advantages import adca
 from rl.advantages.attribution import Norm
 from rl.trajectory import BROKEN
@@ -55,7 +58,9 @@ def compared(steps: list[list[dict]], alpha: float) -> dict[str, tuple[np.ndarra
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("workdir", type=Path, nargs="+", help="of a run with config.attributing.enabled=True")
+    parser.add_argument(
+        "workdir", type=Path, nargs="+", help="of a run with config.attributing.enabled=True"
+    )
     parser.add_argument("--alpha", type=float, default=0.1, help="weight of the labels")
     flags = parser.parse_args()
     files = [file for run in flags.workdir for file in rollout_files(run) if file.kind == "step"]
@@ -75,7 +80,9 @@ def main() -> None:
         extreme_NK = adca(*MADE_UP, alpha=flags.alpha, norm=norm)
         print(f"{norm:12}", *(f"{size:8.2f}" for size in sizes), f"{turned:14.1%}", end="")
         print(f"{np.abs(extreme_NK).max():14.1f}, {extreme_NK[:7].min():.1f}")
-    print(f"{len(value):,} turns that trained. Sign turned: against the sign of the outcome's advantage alone.")
+    print(
+        f"{len(value):,} turns that trained. Sign turned: against the sign of the outcome's advantage alone."
+    )
 
 
 if __name__ == "__main__":

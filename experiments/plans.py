@@ -1,13 +1,14 @@
-"""Make and check the plans in docs/plans: the needs of the main configs on the devices that they are meant for.
+"""Make and check the plans in docs/plans: the needs of the main configs on the devices that they
+are meant for.
 
     python -m experiments.plans                     # compile all plans and write docs/plans/
     python -m experiments.plans appworld_14b        # one of them
     python -m experiments.plans --render            # compile nothing; write the texts again from the kept figures
     python -m experiments.plans --check             # compile nothing; exit code 1 if a plan is out of date
 
-NAME.json holds the figures of the compiled programs and the inputs that they were compiled from; NAME.txt is the text
-that `--mode=plan` prints. A plan is out of date if the config has other inputs, if the text does not follow from the
-figures, or if the learner does not fit.
+NAME.json holds the figures of the compiled programs and the inputs that they were compiled from;
+NAME.txt is the text that `--mode=plan` prints. A plan is out of date if the config has other
+inputs, if the text does not follow from the figures, or if the learner does not fit.
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from evolver import plan, plugs
-from evolver.config import flat
+from evolver import plan
+from evolver.config import plugs
+from evolver.config.checks import flat
 from evolver.plan import advice, calls, estimate, host, report, targets
 from models.files import write_atomically
 
@@ -29,7 +31,11 @@ FOLDER = Path(__file__).parents[1] / "docs" / "plans"
 KEPT: dict[str, tuple[str, str, dict[str, Any]]] = {
     "appworld_14b": ("appworld_14b", "a100-80g:8", {}),
     "appworld_7b": ("appworld_7b", "a100-80g:8", {}),
-    "appworld_7b_lora": ("appworld_7b", "h200:1", {"lora.rank": 32, "engine.name": "jax", "engine.slots": 16}),
+    "appworld_7b_lora": (
+        "appworld_7b",
+        "h200:1",
+        {"lora.rank": 32, "engine.name": "jax", "engine.slots": 16},
+    ),
     "bfcl_14b": ("bfcl_14b", "a100-80g:8", {}),
     "bfcl_7b": ("bfcl_7b", "a100-80g:8", {}),
 }
@@ -59,7 +65,8 @@ def case_of(name: str) -> tuple[estimate.Case, list[str]]:
 
 
 def inputs_of(case: estimate.Case) -> dict[str, Any]:
-    """Return the values that the programs are compiled from. "loss" is the resolved call of the plug."""
+    """Return the values that the programs are compiled from. "loss" is the resolved call of the
+    plug."""
     values = {key: value for key, value in flat(case.config).items() if key.startswith(INPUTS)}
     values = {key: value for key, value in values.items() if not key.startswith(NOT_INPUTS)}
     loss = plugs.resolved("loss", case.config.loss.name, case.config.loss.args.to_dict())
@@ -71,7 +78,9 @@ def text_of(name: str, compiled: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     case, notes = case_of(name)
     config_name, target, changes = KEPT[name]
     words = "".join(f" --config.{key}={value}" for key, value in changes.items())
-    command = f"python run.py --config=configs/{config_name}.py{words} --mode=plan --target={target}"
+    command = (
+        f"python run.py --config=configs/{config_name}.py{words} --mode=plan --target={target}"
+    )
     record = estimate.estimate(case, compiled)
     bill = report.section(*calls.lines(case.config))
     text = report.render(record, case.target, notes, advice.advise(case, record), host.lines(case))
@@ -87,7 +96,9 @@ def problems(name: str) -> list[str]:
     now = inputs_of(case_of(name)[0])
     reasons = [
         f"{key}: {value!r} then, {now.get(key, '(absent)')!r} now"
-        for key, value in sorted(kept["inputs"].items())  # a key that was added later does not count
+        for key, value in sorted(
+            kept["inputs"].items()
+        )  # a key that was added later does not count
         if value != now.get(key, "(absent)")
     ]
     text, record = text_of(name, kept["compiled"])
@@ -98,7 +109,8 @@ def problems(name: str) -> list[str]:
 
 
 def make(name: str, done: dict[str, Any]) -> None:
-    """Compile and write one plan. done: compiled figures by their inputs, which plans with equal inputs share."""
+    """Compile and write one plan. done: compiled figures by their inputs, which plans with equal
+    inputs share."""
     case, _ = case_of(name)
     inputs = inputs_of(case)
     key = json.dumps(inputs)
@@ -118,7 +130,9 @@ def make(name: str, done: dict[str, Any]) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("names", nargs="*", choices=[[], *KEPT], default=[])
-    parser.add_argument("--check", action="store_true", help="only report the plans that are out of date")
+    parser.add_argument(
+        "--check", action="store_true", help="only report the plans that are out of date"
+    )
     parser.add_argument("--render", action="store_true", help="only write the texts again")
     args = parser.parse_args()
     names = args.names or list(KEPT)

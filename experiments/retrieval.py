@@ -30,11 +30,13 @@ import numpy as np
 
 from configs import base
 from envs.world import Task
-from evolver import credit, memory, plugs, tasks
-from evolver.config import changed
+from evolver import grading
+from evolver.build import Run, RunError
+from evolver.config import plugs
+from evolver.config.checks import changed
 from evolver.navigating import Experience, Pool, new_experience
-from evolver.rollouts import play, sampling
-from evolver.run import Run, RunError
+from evolver.phases import extraction, tasks
+from evolver.phases.rollouts import play, sampling
 from experiments import measuring
 from models.files import read_jsonl, write_atomically
 from rl.evaluation import paired_difference
@@ -42,8 +44,20 @@ from rl.rollout import Job
 from rl.seeds import seed_of
 
 BATCH = 64  # pairs whose rollouts are played, and kept, together
-Pairs = dict[tuple[str, str], list[bool | None]]  # (task id, experience id or "") -> success, None = broken
-HEAD = ("experience", "found", "same kind", "cosine", "helps", "hurts", "without", "with", "difference")
+Pairs = dict[
+    tuple[str, str], list[bool | None]
+]  # (task id, experience id or "") -> success, None = broken
+HEAD = (
+    "experience",
+    "found",
+    "same kind",
+    "cosine",
+    "helps",
+    "hurts",
+    "without",
+    "with",
+    "difference",
+)
 
 
 class Retrieved(NamedTuple):
@@ -54,12 +68,17 @@ class Retrieved(NamedTuple):
 
 
 def measure(run: Run, embedders: Sequence[str], rollouts: int, folds: int) -> str:
-    """Return the table of the embedders and the controls. Raises RunError where nothing can be measured."""
+    """Return the table of the embedders and the controls. Raises RunError where nothing can be
+    measured."""
     chosen, experiences = learnt(run)
     if len(chosen) < folds:
-        raise RunError(f"--folds={folds} needs as many tasks, there are {len(chosen)}: raise config.navigating.tasks")
+        raise RunError(
+            f"--folds={folds} needs as many tasks, there are {len(chosen)}: raise config.navigating.tasks"
+        )
     if not experiences:
-        raise RunError(f"the policy's attempts at {len(chosen)} tasks taught nothing, so there is nothing to retrieve")
+        raise RunError(
+            f"the policy's attempts at {len(chosen)} tasks taught nothing, so there is nothing to retrieve"
+        )
     fold_of = dict(zip((t.id for t in chosen), shuffled(run, len(chosen), "folds") % folds))
     rows, refine = {}, run.config.navigating.refine.name
     for name in embedders:
@@ -73,12 +92,13 @@ def measure(run: Run, embedders: Sequence[str], rollouts: int, folds: int) -> st
 
 
 def learnt(run: Run) -> tuple[list[Task], list[Experience]]:
-    """Return the tasks, and the experience that attempts at them taught, which is kept in the workdir."""
+    """Return the tasks, and the experience that attempts at them taught, which is kept in the
+    workdir."""
     path = run.workdir / "experience.jsonl"
     tasks.explore(run)
     chosen = tasks.for_experience(run)
     if not path.is_file():
-        found = run.navigating.extractor.extract(memory.first_attempts(run), step=0)
+        found = run.navigating.extractor.extract(extraction.first_attempts(run), step=0)
         write_atomically(path, "".join(json.dumps(e.to_dict()) + "\n" for e in found))
     return chosen, list(read_jsonl(path, make=Experience.from_dict))
 
@@ -87,40 +107,64 @@ def shuffled(run: Run, n: int, name: str) -> np.ndarray:
     return np.random.default_rng(seed_of(run.config.seed, "retrieval", name)).permutation(n)
 
 
-def outside(experiences: Sequence[Experience], fold: int, fold_of: dict[str, int]) -> list[Experience]:
+def outside(
+    experiences: Sequence[Experience], fold: int, fold_of: dict[str, int]
+) -> list[Experience]:
     """Return the experience that a fold may be shown: none of it comes from a task of the fold."""
-    return [e for e in experiences if e.sources and all(fold_of.get(source) != fold for source in e.sources)]
+    return [
+        e
+        for e in experiences
+        if e.sources and all(fold_of.get(source) != fold for source in e.sources)
+    ]
 
 
 def nearest(
-    run: Run, name: str, chosen: Sequence[Task], experiences: Sequence[Experience], fold_of: dict[str, int]
+    run: Run,
+    name: str,
+    chosen: Sequence[Task],
+    experiences: Sequence[Experience],
+    fold_of: dict[str, int],
 ) -> dict[str, list[Retrieved]]:
-    """Return {task id: the nearest experiences, as many as the refiner chooses one from}, without tasks for which none
-    is near enough."""
+    """Return {task id: the nearest experiences, as many as the refiner chooses one from}, without
+    tasks for which none is near enough."""
     c, most = run.config.navigating, run.navigating.refiner.candidates
     args = c.embedder.args.to_dict() if name == c.embedder.name else {}
-    embedder = plugs.plug("navigating.embedder", name, args, chat=run.chat, policy=run.config.model.path)()
+    embedder = plugs.plug("navigating.embedder", name, args)(run.parts)
     found = {}
     for fold in sorted(set(fold_of.values())):
         pool = Pool(embedder)
-        pool.add([dataclasses.replace(e, sources=list(e.sources)) for e in outside(experiences, fold, fold_of)])
+        pool.add(
+            [
+                dataclasses.replace(e, sources=list(e.sources))
+                for e in outside(experiences, fold, fold_of)
+            ]
+        )
         for task in (t for t in chosen if fold_of[t.id] == fold):
             if near := pool.search(task.query, most, min_similarity=c.min_similarity):
-                found[task.id] = [Retrieved(experience, similarity) for experience, similarity in near]
+                found[task.id] = [
+                    Retrieved(experience, similarity) for experience, similarity in near
+                ]
     return found
 
 
-def refined(run: Run, chosen: Sequence[Task], near: dict[str, list[Retrieved]]) -> dict[str, Retrieved]:
-    """Return {task id: the experience that the refiner makes of the nearest}, without tasks that it gives none."""
+def refined(
+    run: Run, chosen: Sequence[Task], near: dict[str, list[Retrieved]]
+) -> dict[str, Retrieved]:
+    """Return {task id: the experience that the refiner makes of the nearest}, without tasks that it
+    gives none."""
     asked = [task for task in chosen if task.id in near]
     candidates = [[r.experience for r in near[task.id]] for task in asked]
     kept = run.navigating.refiner.refine([task.query for task in asked], candidates, 1)
     found = {}
     for task, experience in ((task, some[0]) for task, some in zip(asked, kept) if some):
         (source,) = (r for r in near[task.id] if r.experience.id == experience.id)
-        if experience.content != source.experience.content:  # in other words, it is another experience
+        if (
+            experience.content != source.experience.content
+        ):  # in other words, it is another experience
             e = experience
-            experience = new_experience(e.when, e.content, sources=e.sources, key=e.key, step=e.step)
+            experience = new_experience(
+                e.when, e.content, sources=e.sources, key=e.key, step=e.step
+            )
         found[task.id] = Retrieved(experience, source.similarity)
     return found
 
@@ -128,7 +172,8 @@ def refined(run: Run, chosen: Sequence[Task], near: dict[str, list[Retrieved]]) 
 def controls(
     run: Run, chosen: Sequence[Task], experiences: Sequence[Experience], fold_of: dict[str, int]
 ) -> dict[str, dict[str, Retrieved]]:
-    """Return {name: {task id: experience}}: any one of the pool, and one from a task of the same kind."""
+    """Return {name: {task id: experience}}: any one of the pool, and one from a task of the same
+    kind."""
     kinds = kinds_of(chosen)
     rows: dict[str, dict[str, Retrieved]] = {"random": {}} | ({"same kind": {}} if kinds else {})
     for task in chosen:
@@ -151,7 +196,8 @@ def same_kind(task: Task, experience: Experience, kinds: dict[str, str]) -> bool
 
 
 def played(run: Run, chosen: Sequence[Task], rows: Any, rollouts: int) -> Pairs:
-    """Return the success of the rollouts of each task without experience, and with each one that a row gives it.
+    """Return the success of the rollouts of each task without experience, and with each one that a
+    row gives it.
 
     Rollouts of one task differ in the experience only: they have the same seeds.
     """
@@ -161,21 +207,29 @@ def played(run: Run, chosen: Sequence[Task], rows: Any, rollouts: int) -> Pairs:
     wanted = {(task, ""): None for row in rows for task in row}
     wanted |= {(id, r.experience.id): r.experience for row in rows for id, r in row.items()}
     by_id = {task.id: task for task in chosen}
-    todo = [(by_id[id], wanted[id, shown]) for id, shown in sorted(wanted) if (id, shown) not in pairs]
+    todo = [
+        (by_id[id], wanted[id, shown]) for id, shown in sorted(wanted) if (id, shown) not in pairs
+    ]
     done, total = 0, len(todo)
     while todo:
         batch = list({task.id: (task, e) for task, e in reversed(todo)}.values())[:BATCH]
         todo = [pair for pair in todo if pair not in batch]
         done += len(batch)
         success = paired_rollouts(run, batch, rollouts, f"pairs {done} of {total}, rollouts")
-        lines += [{"task": id, "experience": shown, "success": values} for (id, shown), values in success.items()]
+        lines += [
+            {"task": id, "experience": shown, "success": values}
+            for (id, shown), values in success.items()
+        ]
         write_atomically(path, "".join(json.dumps(line) + "\n" for line in lines))
         pairs |= success
     return pairs
 
 
-def paired_rollouts(run: Run, batch: Sequence[tuple[Task, Experience | None]], rollouts: int, name: str) -> Pairs:
-    """Return the success of rollouts of pairs, no two of one task: equal seeds at the same time are refused."""
+def paired_rollouts(
+    run: Run, batch: Sequence[tuple[Task, Experience | None]], rollouts: int, name: str
+) -> Pairs:
+    """Return the success of rollouts of pairs, no two of one task: equal seeds at the same time are
+    refused."""
     jobs = [
         Job(
             task, i, seed_of(run.config.seed, "retrieval", task.id, i), sampling(run.config),
@@ -184,7 +238,9 @@ def paired_rollouts(run: Run, batch: Sequence[tuple[Task, Experience | None]], r
         for task, experience in batch
         for i in range(rollouts)
     ]  # fmt: skip
-    attempts, _ = credit.grade_all(dataclasses.replace(run.grader, turns=None), play(run, jobs, name))
+    attempts, _ = grading.grade_all(
+        dataclasses.replace(run.grader, turns=None), play(run, jobs, name)
+    )
     key = {task.id: (task.id, experience.id if experience else "") for task, experience in batch}
     success: Pairs = {pair: [None] * rollouts for pair in key.values()}
     for t in attempts:
@@ -193,9 +249,13 @@ def paired_rollouts(run: Run, batch: Sequence[tuple[Task, Experience | None]], r
 
 
 def table(
-    chosen: Sequence[Task], experiences: Sequence[Experience], rows: dict[str, dict[str, Retrieved]], pairs: Pairs
+    chosen: Sequence[Task],
+    experiences: Sequence[Experience],
+    rows: dict[str, dict[str, Retrieved]],
+    pairs: Pairs,
 ) -> str:
-    """Return a Markdown table; shares and success in percent, over the tasks for which something was found."""
+    """Return a Markdown table; shares and success in percent, over the tasks for which something
+    was found."""
     kinds = kinds_of(chosen)
     rollouts = len(next(iter(pairs.values()), []))
     text = [
@@ -211,8 +271,11 @@ def table(
     return "\n".join(text) + "\n"
 
 
-def cells(found: Sequence[Task], row: dict[str, Retrieved], kinds: dict[str, str], pairs: Pairs) -> Iterator[str]:
-    """Yield what a row says about the tasks for which it found experience. Broken rollouts are left out."""
+def cells(
+    found: Sequence[Task], row: dict[str, Retrieved], kinds: dict[str, str], pairs: Pairs
+) -> Iterator[str]:
+    """Yield what a row says about the tasks for which it found experience. Broken rollouts are left
+    out."""
     yield percent([same_kind(t, row[t.id].experience, kinds) for t in found]) if kinds else ""
     similarity_N = np.array([row[t.id].similarity for t in found])
     yield "" if np.isnan(similarity_N).all() else f"{similarity_N.mean():.2f}"
@@ -225,7 +288,9 @@ def cells(found: Sequence[Task], row: dict[str, Retrieved], kinds: dict[str, str
     if not len(means):
         yield ""
         return
-    yield "{:+.1f} [{:+.1f}, {:+.1f}]".format(*(100 * value for value in paired_difference(before_N, after_N)))
+    yield "{:+.1f} [{:+.1f}, {:+.1f}]".format(
+        *(100 * value for value in paired_difference(before_N, after_N))
+    )
 
 
 def percent(values: Any) -> str:
@@ -233,19 +298,25 @@ def percent(values: Any) -> str:
     return f"{100 * np.mean(values):.1f}" if len(values) else ""
 
 
-# --- the command -----------------------------------------------------------------------------------------------------
+# --- the command ----------------------------------------------------------------------------------
 
 
 def problems(config: Any, args: argparse.Namespace) -> list[str]:
-    """Make the config provide what the embedders need, and return what is wrong with them or with the workdir."""
+    """Make the config provide what the embedders need, and return what is wrong with them or with
+    the workdir."""
     if not config.navigating.enabled:
-        return ["config.navigating.enabled is False: set it to True, because experience is made as in a run"]
-    return [*measuring.several(config, "navigating.embedder", args.embedders), *other_settings(config, args.workdir)]
+        return [
+            "config.navigating.enabled is False: set it to True, because experience is made as in a run"
+        ]
+    return [
+        *measuring.several(config, "navigating.embedder", args.embedders),
+        *other_settings(config, args.workdir),
+    ]
 
 
 def other_settings(config: Any, workdir: str) -> Iterator[str]:
-    """Yield why a workdir cannot be continued: its results are those of another config. Embedders, the refiner and the
-    servers of language models may change."""
+    """Yield why a workdir cannot be continued: its results are those of another config. Embedders,
+    the refiner and the servers of language models may change."""
     path = Path(workdir) / "config.retrieval.json"
     if path.is_file():
         before = json.loads(path.read_text(encoding="utf-8"))["config"]
@@ -257,14 +328,20 @@ def other_settings(config: Any, workdir: str) -> Iterator[str]:
 def main(argv: list[str]) -> int:
     """Measure and return the exit code (experiments/measuring.py)."""
     parser = measuring.parser(__doc__, "runs/retrieval")
-    parser.add_argument("--embedders", nargs="+", default=["ngrams", "policy"], help="names for navigating.embedder")
-    parser.add_argument("--rollouts", type=int, default=16, help="of each task with, and without, each experience")
+    parser.add_argument(
+        "--embedders", nargs="+", default=["ngrams", "policy"], help="names for navigating.embedder"
+    )
+    parser.add_argument(
+        "--rollouts", type=int, default=16, help="of each task with, and without, each experience"
+    )
     parser.add_argument("--folds", type=int, default=4)
 
     def found(run: Run, args: argparse.Namespace) -> str:
         return measure(run, args.embedders, args.rollouts, args.folds)
 
-    return measuring.main("retrieval", parser, argv, {"rollouts": 1, "folds": 2}, problems, found, goes_on=True)
+    return measuring.main(
+        "retrieval", parser, argv, {"rollouts": 1, "folds": 2}, problems, found, goes_on=True
+    )
 
 
 if __name__ == "__main__":

@@ -1,13 +1,13 @@
 """Causal attention within packed segments: one function with several implementations.
 
-`blockwise` is plain XLA and runs on any backend; `cudnn` and `pallas` are for GPUs, `splash` for TPUs; `ring` is for
-rows whose tokens are sharded over the mesh's sequence axis. All compute the same function and gradient; `auto` chooses
-by device, dtype and head width.
+`blockwise` is plain XLA and runs on any backend; `cudnn` and `pallas` are for GPUs, `splash` for
+TPUs; `ring` is for rows whose tokens are sharded over the mesh's sequence axis. All compute the
+same function and gradient; `auto` chooses by device, dtype and head width.
 
 Shapes: R packed rows, T tokens, S keys, H query heads, K key/value heads, G = H / K, h head width.
 
-Several segments may share a prompt, a segment of its own before them in the row: their ids are then `sharing(segment,
-prompt)`, and they attend to it as to their own earlier tokens.
+Several segments may share a prompt, a segment of its own before them in the row: their ids are then
+`sharing(segment, prompt)`, and they attend to it as to their own earlier tokens.
 """
 
 from __future__ import annotations
@@ -23,7 +23,10 @@ from jax.sharding import Mesh, PartitionSpec
 IMPLEMENTATIONS = ("auto", "blockwise", "cudnn", "pallas", "splash", "ring")
 SCORES = 1 << 26  # largest number of scores held at once for long rows: 256 MiB
 LANES = 128  # tile size of splash, in tokens and in head coordinates
-WHOLE_IDS = ("pallas", "splash")  # kernels that compare ids as they are: their segments cannot share a prompt
+WHOLE_IDS = (
+    "pallas",
+    "splash",
+)  # kernels that compare ids as they are: their segments cannot share a prompt
 
 
 def attention(
@@ -38,7 +41,8 @@ def attention(
 ) -> jax.Array:
     """Apply softmax attention from each token to itself and to the earlier tokens of its segment.
 
-    q_RTHh, k_RTKh, v_RTKh, segments_RT (int) -> out_RTHh, in the dtype of v. Query head i uses key/value head i // G.
+    q_RTHh, k_RTKh, v_RTKh, segments_RT (int) -> out_RTHh, in the dtype of v. Query head i uses
+    key/value head i // G.
 
     Args:
       implementation: one of `IMPLEMENTATIONS`; "cudnn" and "pallas" need bfloat16 or float16.
@@ -52,23 +56,28 @@ def attention(
         local = _LOCAL.get(chosen, blockwise)
     if mesh is None or mesh.size == 1:
         return local(q, k, v, segments_RT)
-    # Use shard_map explicitly: XLA cannot partition custom kernels and would all-gather their inputs.
+    # Use shard_map explicitly: XLA cannot partition custom kernels and would all-gather their
+    # inputs.
     heads = PartitionSpec(("data", "fsdp"), "sequence", "tensor", None)
     rows = PartitionSpec(("data", "fsdp"), "sequence")
     if mesh.shape["sequence"] > 1:
         local = partial(ring, axis="sequence", size=mesh.shape["sequence"])
-    return jax.shard_map(local, mesh=mesh, in_specs=(heads, heads, heads, rows), out_specs=heads, check_vma=False)(
-        q, k, v, segments_RT
-    )
+    return jax.shard_map(
+        local, mesh=mesh, in_specs=(heads, heads, heads, rows), out_specs=heads, check_vma=False
+    )(q, k, v, segments_RT)
 
 
 def choose(implementation: str, mesh: Mesh | None, dtype: Any, head_dim: int) -> str:
     """Return `implementation`, with "auto" resolved for these devices. Raises ValueError."""
     if implementation not in IMPLEMENTATIONS:
-        raise ValueError(f"attention {implementation!r}: choose one of {', '.join(IMPLEMENTATIONS)}")
+        raise ValueError(
+            f"attention {implementation!r}: choose one of {', '.join(IMPLEMENTATIONS)}"
+        )
     sharded_rows = mesh is not None and mesh.shape["sequence"] > 1
     if sharded_rows and implementation not in ("auto", "ring"):
-        raise ValueError(f"attention {implementation!r} needs whole rows; a mesh with sequence > 1 needs 'ring'")
+        raise ValueError(
+            f"attention {implementation!r} needs whole rows; a mesh with sequence > 1 needs 'ring'"
+        )
     if implementation != "auto":
         return implementation
     if sharded_rows:
@@ -81,27 +90,31 @@ def choose(implementation: str, mesh: Mesh | None, dtype: Any, head_dim: int) ->
 
 
 def sharing(segments_RT: jax.Array, prompts_RT: jax.Array) -> jax.Array:
-    """Return ids of segments below 2^15 that attend to segment `prompts_RT` too; 0 = to themselves alone."""
+    """Return ids of segments below 2^15 that attend to segment `prompts_RT` too; 0 = to themselves
+    alone."""
     return segments_RT + (prompts_RT << 16)
 
 
 def _visible(queries: jax.Array, keys: jax.Array) -> jax.Array:
-    """Return (R, T, S): the segment of the key in (R, S) is that of the query in (R, T), or its shared prompt."""
+    """Return (R, T, S): the segment of the key in (R, S) is that of the query in (R, T), or its
+    shared prompt."""
     own, prompts = queries & 0xFFFF, queries >> 16
-    prompts = jnp.where(prompts > 0, prompts, own)  # otherwise those without one would see the padding
+    prompts = jnp.where(
+        prompts > 0, prompts, own
+    )  # otherwise those without one would see the padding
     keys = (keys & 0xFFFF)[:, None]
     return (own[:, :, None] == keys) | (prompts[:, :, None] == keys)
 
 
-# --- blocks of queries, in plain XLA ----------------------------------------------------------------------------------
+# --- blocks of queries, in plain XLA --------------------------------------------------------------
 
 
 def blockwise(q: jax.Array, k: jax.Array, v: jax.Array, segments_RT: jax.Array) -> jax.Array:
     """Compute `attention` on any backend.
 
-    Each block of queries is multiplied with the keys up to its end. As in FlashAttention (arXiv:2205.14135) the
-    backward pass recomputes the probabilities from their log-sum-exp, so that memory is linear in T except for one
-    block of scores.
+    Each block of queries is multiplied with the keys up to its end. As in FlashAttention
+    (arXiv:2205.14135) the backward pass recomputes the probabilities from their log-sum-exp, so
+    that memory is linear in T except for one block of scores.
     """
     out = _attention(*_grouped(q, k, v), segments_RT)
     return _heads_last(out)
@@ -111,7 +124,11 @@ def _grouped(q, k, v):
     """Return scaled q_RKGTh, k_RKTh and v_RKTh."""
     r, t, heads, head_dim = q.shape
     kv_heads = k.shape[2]
-    q = (q * head_dim**-0.5).reshape(r, t, kv_heads, heads // kv_heads, head_dim).transpose(0, 2, 3, 1, 4)
+    q = (
+        (q * head_dim**-0.5)
+        .reshape(r, t, kv_heads, heads // kv_heads, head_dim)
+        .transpose(0, 2, 3, 1, 4)
+    )
     return q, k.swapaxes(1, 2), v.swapaxes(1, 2)
 
 
@@ -121,7 +138,9 @@ def _heads_last(out_RKGTh):
 
 
 @jax.custom_vjp
-def _attention(q_RKGTh: jax.Array, k_RKTh: jax.Array, v_RKTh: jax.Array, segments_RT: jax.Array) -> jax.Array:
+def _attention(
+    q_RKGTh: jax.Array, k_RKTh: jax.Array, v_RKTh: jax.Array, segments_RT: jax.Array
+) -> jax.Array:
     return _attention_forward(q_RKGTh, k_RKTh, v_RKTh, segments_RT)[0]
 
 
@@ -141,7 +160,8 @@ def _attention_forward(q, k, v, segments):
 
 
 def _softmax(scores, v, end: int):
-    """Map scores (R, K, G, t, end) to the weighted mean of v, in its dtype, and the log-sum-exp (R, K, G, t)."""
+    """Map scores (R, K, G, t, end) to the weighted mean of v, in its dtype, and the log-sum-exp (R,
+    K, G, t)."""
     top = scores.max(-1, keepdims=True)
     probs = jnp.exp(scores - top)
     total = probs.sum(-1, keepdims=True)
@@ -156,7 +176,9 @@ def _attention_backward(residuals, dout):
     for rows in _blocks(q.shape[3]):
         end, step = rows.stop, _step(q, rows)
         if step < end - rows.start:
-            dq_block, dk_block, dv_block = _long_backward(q, k, v, segments, lse, delta, dout, rows, step)
+            dq_block, dk_block, dv_block = _long_backward(
+                q, k, v, segments, lse, delta, dout, rows, step
+            )
             dq.append(dq_block)
             dk, dv = dk.at[:, :, :end].add(dk_block), dv.at[:, :, :end].add(dv_block)
             continue
@@ -170,7 +192,8 @@ def _attention_backward(residuals, dout):
 
 
 def _delta(out, dout):
-    """Return the dot products over h in float32. A matrix product is faster here than XLA's sum over a short axis."""
+    """Return the dot products over h in float32. A matrix product is faster here than XLA's sum
+    over a short axis."""
     return jnp.einsum("...h,...h->...", out.astype(jnp.float32), dout.astype(jnp.float32))
 
 
@@ -178,7 +201,8 @@ _attention.defvjp(_attention_forward, _attention_backward)
 
 
 def _blocks(t: int) -> list[slice]:
-    """Return blocks of queries: small enough that scores stay in a CPU's cache, few enough to compile quickly."""
+    """Return blocks of queries: small enough that scores stay in a CPU's cache, few enough to
+    compile quickly."""
     size = max(64, -(-t // 8))
     return [slice(start, min(start + size, t)) for start in range(0, t, size)]
 
@@ -192,7 +216,8 @@ def _scores(q, k, segments, rows: slice):
 
 
 def _batched(a, b):
-    """Return a_RKGtx @ b_RKxy as (R, K, G, t, y) in float32, with the groups as further rows of one product."""
+    """Return a_RKGtx @ b_RKxy as (R, K, G, t, y) in float32, with the groups as further rows of one
+    product."""
     r, kv_heads, groups, t, x = a.shape
     out = jnp.matmul(a.reshape(r, kv_heads, groups * t, x), b, preferred_element_type=jnp.float32)
     return out.reshape(r, kv_heads, groups, t, -1)
@@ -201,8 +226,8 @@ def _batched(a, b):
 def _batched_transposed(a, b):
     """Return b_RKGty^T @ a_RKGtx, summed over the groups, as (R, K, y, x) in float32.
 
-    It is written as (a^T b)^T with a barrier after a^T: XLA would otherwise fold both transposes into a product that
-    reads the large b by columns, which is several times slower on a CPU.
+    It is written as (a^T b)^T with a barrier after a^T: XLA would otherwise fold both transposes
+    into a product that reads the large b by columns, which is several times slower on a CPU.
     """
     r, kv_heads, groups, t, x = a.shape
     a = jax.lax.optimization_barrier(a.reshape(r, kv_heads, groups * t, x).swapaxes(2, 3))
@@ -210,7 +235,7 @@ def _batched_transposed(a, b):
     return jnp.matmul(a, b, preferred_element_type=jnp.float32).swapaxes(2, 3)
 
 
-# --- long rows: a loop over the queries of a block --------------------------------------------------------------------
+# --- long rows: a loop over the queries of a block ------------------------------------------------
 
 
 def _step(q, rows: slice) -> int:
@@ -226,7 +251,8 @@ def _piece(x, start, step: int, axis: int):
 
 
 def _long_scores(q, k, segments_q, segments_k, start_q, start_k):
-    """Return masked scores of queries from position `start_q` of the row against keys from position `start_k`."""
+    """Return masked scores of queries from position `start_q` of the row against keys from position
+    `start_k`."""
     order_q, order_k = start_q + jnp.arange(q.shape[3]), start_k + jnp.arange(k.shape[2])
     mask = _visible(segments_q, segments_k) & (order_q[:, None] >= order_k)
     return jnp.where(mask[:, None, None], _batched(q, k.swapaxes(2, 3)), -1e30)
@@ -236,7 +262,9 @@ def _long_forward(q, k, v, segments, rows: slice, step: int):
     k, v, segments_k = k[:, :, : rows.stop], v[:, :, : rows.stop], segments[:, : rows.stop]
 
     def attend_from(start):
-        scores = _long_scores(_piece(q, start, step, 3), k, _piece(segments, start, step, 1), segments_k, start, 0)
+        scores = _long_scores(
+            _piece(q, start, step, 3), k, _piece(segments, start, step, 1), segments_k, start, 0
+        )
         return _softmax(scores, v, rows.stop)
 
     out, lse = jax.lax.map(attend_from, jnp.arange(rows.start, rows.stop, step))
@@ -248,7 +276,9 @@ def _long_backward(q, k, v, segments, lse, delta, dout, rows: slice, step: int):
 
     def add_piece(totals, start):
         piece = [_piece(x, start, step, 3) for x in (q, lse, delta, dout)]
-        dq, dk, dv = _gradients(k, v, _piece(segments, start, step, 1), segments_k, start, 0, *piece)
+        dq, dk, dv = _gradients(
+            k, v, _piece(segments, start, step, 1), segments_k, start, 0, *piece
+        )
         return (totals[0] + dk, totals[1] + dv), dq.astype(q.dtype)
 
     zeros = jnp.zeros(k.shape, jnp.float32), jnp.zeros(v.shape, jnp.float32)
@@ -257,7 +287,8 @@ def _long_backward(q, k, v, segments, lse, delta, dout, rows: slice, step: int):
 
 
 def _gradients(k, v, segments_q, segments_k, start_q, start_k, q, lse, delta, dout):
-    """Return (dq, dk, dv) in float32 for one piece of queries and one of keys; lse and delta cover all keys."""
+    """Return (dq, dk, dv) in float32 for one piece of queries and one of keys; lse and delta cover
+    all keys."""
     probs = jnp.exp(_long_scores(q, k, segments_q, segments_k, start_q, start_k) - lse[..., None])
     dscores = (probs * (_batched(dout, v.swapaxes(2, 3)) - delta[..., None])).astype(k.dtype)
     dk = _batched_transposed(q, dscores)
@@ -270,14 +301,18 @@ def _joined(x):
     return x.reshape(*x.shape[:3], x.shape[3] * x.shape[4], *x.shape[5:])
 
 
-# --- rows sharded over a mesh axis ------------------------------------------------------------------------------------
+# --- rows sharded over a mesh axis ----------------------------------------------------------------
 
 
-def ring(q: jax.Array, k: jax.Array, v: jax.Array, segments_RT: jax.Array, *, axis: str, size: int) -> jax.Array:
-    """Compute `attention` inside `shard_map`, with T in `size` pieces along the mesh axis `axis` (arXiv:2310.01889).
+def ring(
+    q: jax.Array, k: jax.Array, v: jax.Array, segments_RT: jax.Array, *, axis: str, size: int
+) -> jax.Array:
+    """Compute `attention` inside `shard_map`, with T in `size` pieces along the mesh axis `axis`
+    (arXiv:2310.01889).
 
-    Keys and values travel around the ring, and partial results are merged by their log-sum-exps. Devices skip keys that
-    come after their queries, so the last device of the ring has the most work.
+    Keys and values travel around the ring, and partial results are merged by their log-sum-exps.
+    Devices skip keys that come after their queries, so the last device of the ring has the most
+    work.
     """
     out = _ring(*_grouped(q, k, v), segments_RT, axis, size)
     return _heads_last(out)
@@ -305,14 +340,17 @@ def _ring_forward(q, k, v, segments, axis, size):
 
 
 def _ring_block(q, k, v, segments_k, segments_q, start_q, start_k):
-    """Return (out in float32, log-sum-exp) of this device's queries for one piece of keys, a few queries at a time."""
+    """Return (out in float32, log-sum-exp) of this device's queries for one piece of keys, a few
+    queries at a time."""
     step = _step(q, slice(0, q.shape[3]))
 
     def attend_from(start):
         pieces = _piece(q, start, step, 3), k, _piece(segments_q, start, step, 1), segments_k
         scores = _long_scores(*pieces, start_q + start, start_k)
         out, lse = _softmax(scores, v.astype(jnp.float32), v.shape[2])
-        return out, jnp.where(scores.max(-1) > -1e29, lse, -1e30)  # no visible key: weight 0 in the merge
+        return out, jnp.where(
+            scores.max(-1) > -1e29, lse, -1e30
+        )  # no visible key: weight 0 in the merge
 
     out, lse = jax.lax.map(attend_from, jnp.arange(0, q.shape[3], step))
     return _joined(out), _joined(lse)
@@ -320,7 +358,9 @@ def _ring_block(q, k, v, segments_k, segments_q, start_q, start_k):
 
 def _merge(out, lse, more, more_lse):
     total = jnp.logaddexp(lse, more_lse)
-    return out * jnp.exp(lse - total)[..., None] + more * jnp.exp(more_lse - total)[..., None], total
+    return out * jnp.exp(lse - total)[..., None] + more * jnp.exp(more_lse - total)[
+        ..., None
+    ], total
 
 
 def _pass_on(arrays, axis, size):
@@ -337,7 +377,9 @@ def _ring_backward(axis, size, residuals, dout):
         def add_piece(totals, start):
             piece = [_piece(x, start, step, 3) for x in (q, lse, delta, dout)]
             positions = own * t + start, source * t
-            dq, *more = _gradients(k, v, _piece(segments, start, step, 1), segments_k, *positions, *piece)
+            dq, *more = _gradients(
+                k, v, _piece(segments, start, step, 1), segments_k, *positions, *piece
+            )
             return tuple(map(jnp.add, totals, more)), dq
 
         (dk, dv), more = jax.lax.scan(add_piece, (dk, dv), jnp.arange(0, t, step))
@@ -358,22 +400,28 @@ def _ring_backward(axis, size, residuals, dout):
 _ring.defvjp(_ring_forward, _ring_backward)
 
 
-# --- kernels ----------------------------------------------------------------------------------------------------------
+# --- kernels --------------------------------------------------------------------------------------
 
 
 def cudnn(q: jax.Array, k: jax.Array, v: jax.Array, segments_RT: jax.Array) -> jax.Array:
-    """Compute `attention` with cuDNN's fused kernel. The mask of segments takes 2 T^2 bytes per row, for all layers.
+    """Compute `attention` with cuDNN's fused kernel. The mask of segments takes 2 T^2 bytes per
+    row, for all layers.
 
     T is padded to an even number, because the backward pass of a masked kernel takes no other.
     """
     t = q.shape[1]
     q, k, v, segments_RT = _padded(t % 2, q, k, v, segments_RT)
     mask = _visible(segments_RT, segments_RT)[:, None]
-    return jax.nn.dot_product_attention(q, k, v, mask=mask, is_causal=True, implementation="cudnn")[:, :t]
+    return jax.nn.dot_product_attention(q, k, v, mask=mask, is_causal=True, implementation="cudnn")[
+        :, :t
+    ]
 
 
-def pallas(q: jax.Array, k: jax.Array, v: jax.Array, segments_RT: jax.Array, *, interpret: bool = False) -> jax.Array:
-    """Compute `attention` with JAX's Pallas kernel for GPUs, in memory linear in T. T is padded to whole tiles."""
+def pallas(
+    q: jax.Array, k: jax.Array, v: jax.Array, segments_RT: jax.Array, *, interpret: bool = False
+) -> jax.Array:
+    """Compute `attention` with JAX's Pallas kernel for GPUs, in memory linear in T. T is padded to
+    whole tiles."""
     from jax.experimental.pallas.ops.gpu import attention as kernel
 
     t, groups = q.shape[1], q.shape[2] // k.shape[2]
@@ -390,8 +438,11 @@ def pallas(q: jax.Array, k: jax.Array, v: jax.Array, segments_RT: jax.Array, *, 
     return out[:, :t]
 
 
-def splash(q: jax.Array, k: jax.Array, v: jax.Array, segments_RT: jax.Array, *, interpret: bool = False) -> jax.Array:
-    """Compute `attention` with JAX's Pallas kernel for TPUs. T and h are padded to whole tiles: h = 64 wastes half."""
+def splash(
+    q: jax.Array, k: jax.Array, v: jax.Array, segments_RT: jax.Array, *, interpret: bool = False
+) -> jax.Array:
+    """Compute `attention` with JAX's Pallas kernel for TPUs. T and h are padded to whole tiles: h =
+    64 wastes half."""
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as kernel
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 
@@ -402,7 +453,14 @@ def splash(q: jax.Array, k: jax.Array, v: jax.Array, segments_RT: jax.Array, *, 
     q, k, v = (jnp.pad(x, (*[(0, 0)] * 3, (0, -head_dim % LANES))) for x in (q, k, v))
     length = q.shape[1]
     block = math.gcd(length, 512)
-    names = ("block_q", "block_kv", "block_kv_compute", "block_q_dkv", "block_kv_dkv", "block_kv_dkv_compute")
+    names = (
+        "block_q",
+        "block_kv",
+        "block_kv_compute",
+        "block_q_dkv",
+        "block_kv_dkv",
+        "block_kv_dkv_compute",
+    )
     sizes = kernel.BlockSizes(**dict.fromkeys((*names, "block_q_dq", "block_kv_dq"), block))
     mask = masks.MultiHeadMask([masks.CausalMask((length, length))] * (heads // kv_heads))
     mqa = kernel.make_splash_mqa_single_device(mask, block_sizes=sizes, interpret=interpret)

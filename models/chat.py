@@ -1,13 +1,15 @@
 """Qwen2.5's and Qwen3's chat templates, rendered to token ids that are only ever appended to.
 
-A conversation grows as `opening + generation + observation + generation + ...`. Nothing is rendered twice, so the ids
-of turn n are a prefix of the ids of turn n+1, whatever the model wrote. The list of tools is part of the opening: if it
-changes, the opening is rendered again and everything after it is kept (rl/contexts/causal.py). For turns in canonical
-form the ids equal those of the template that `transformers` applies to a whole conversation.
+A conversation grows as `opening + generation + observation + generation + ...`. Nothing is rendered
+twice, so the ids of turn n are a prefix of the ids of turn n+1, whatever the model wrote. The list
+of tools is part of the opening: if it changes, the opening is rendered again and everything after
+it is kept (rl/contexts/causal.py). For turns in canonical form the ids equal those of the template
+that `transformers` applies to a whole conversation.
 
-The tokenizer says which template it is (`Tokenizer.thinking`). Qwen3's rewrites the past: it forgets the thoughts of
-turns before the last question, and the empty thoughts of a model that may not think. `opening` follows it; what a model
-generated afterwards stays as it was, because tokens that train must be those that were sampled.
+The tokenizer says which template it is (`Tokenizer.thinking`). Qwen3's rewrites the past: it
+forgets the thoughts of turns before the last question, and the empty thoughts of a model that may
+not think. `opening` follows it; what a model generated afterwards stays as it was, because tokens
+that train must be those that were sampled.
 """
 
 from __future__ import annotations
@@ -29,12 +31,14 @@ class ChatError(ValueError):
     """A message that the template cannot render."""
 
 
-def opening(tokenizer: Tokenizer, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> list[int]:
+def opening(
+    tokenizer: Tokenizer, messages: Sequence[Message], tools: Sequence[Tool] = ()
+) -> list[int]:
     """Return the ids of a conversation up to and including the header of the next assistant turn.
 
-    messages: {"role": "system"|"user"|"assistant"|"tool", "content": str}; an assistant message may have `tool_calls`,
-    and `reasoning_content` for Qwen3. If the first message is not a system message, Qwen2.5's default one is used.
-    Raises ChatError.
+    messages: {"role": "system"|"user"|"assistant"|"tool", "content": str}; an assistant message may
+    have `tool_calls`, and `reasoning_content` for Qwen3. If the first message is not a system
+    message, Qwen2.5's default one is used. Raises ChatError.
     """
     messages, system = list(messages), None if tokenizer.thinking is not None else DEFAULT_SYSTEM
     if messages and messages[0].get("role") == "system":
@@ -45,7 +49,8 @@ def opening(tokenizer: Tokenizer, messages: Sequence[Message], tools: Sequence[T
 
 
 def observation(tokenizer: Tokenizer, messages: Sequence[Message], *, closed: bool) -> list[int]:
-    """Return the ids to append after a generation: the end of its turn, `messages`, the next assistant header.
+    """Return the ids to append after a generation: the end of its turn, `messages`, the next
+    assistant header.
 
     closed: True if the generation itself ended with `<|im_end|>`. Raises ChatError.
     """
@@ -54,7 +59,8 @@ def observation(tokenizer: Tokenizer, messages: Sequence[Message], *, closed: bo
 
 
 def reply(tokenizer: Tokenizer, message: Message | str) -> list[int]:
-    """Return the ids that a model generates to say `message`: its text and `<|im_end|>`, without the header.
+    """Return the ids that a model generates to say `message`: its text and `<|im_end|>`, without
+    the header.
 
     A model that may think writes an empty thought in front of a message that has none.
     """
@@ -74,8 +80,12 @@ def assistant_text(message: Message) -> str:
         call = call.get("function", call)
         arguments = call["arguments"]
         if not isinstance(arguments, dict):
-            raise ChatError(f"the arguments of a tool call must be a JSON object, not {type(arguments).__name__}")
-        parts.append(f'<tool_call>\n{{"name": "{call["name"]}", "arguments": {_json(arguments)}}}\n</tool_call>')
+            raise ChatError(
+                f"the arguments of a tool call must be a JSON object, not {type(arguments).__name__}"
+            )
+        parts.append(
+            f'<tool_call>\n{{"name": "{call["name"]}", "arguments": {_json(arguments)}}}\n</tool_call>'
+        )
     return "\n".join(parts)
 
 
@@ -84,7 +94,12 @@ def _turns(tokenizer: Tokenizer, messages: Sequence[Message]) -> list[int]:
     for role, text in _blocks(messages, forgets=tokenizer.thinking is not None):
         if role == "assistant":
             # The header is encoded separately, as it is when the model itself writes the turn.
-            ids += [*_header(tokenizer), *tokenizer.encode(text), tokenizer.im_end, *tokenizer.encode("\n")]
+            ids += [
+                *_header(tokenizer),
+                *tokenizer.encode(text),
+                tokenizer.im_end,
+                *tokenizer.encode("\n"),
+            ]
         else:
             ids += _block(tokenizer, role + "\n" + text)
     return ids
@@ -112,13 +127,16 @@ def _blocks(messages: Sequence[Message], forgets: bool) -> Iterator[tuple[str, s
         elif role in ("system", "user"):
             yield role, _content(message)
         else:
-            raise ChatError(f"unknown role {role!r}; the template knows system, user, assistant and tool")
+            raise ChatError(
+                f"unknown role {role!r}; the template knows system, user, assistant and tool"
+            )
     if responses:
         yield "user", "\n".join(responses)
 
 
 def _last_question(messages: Sequence[Message]) -> int:
-    """Return the index of the last user message that is no answer of a tool; without one, that of the last message."""
+    """Return the index of the last user message that is no answer of a tool; without one, that of
+    the last message."""
     for index in reversed(range(len(messages))):
         text = messages[index].get("content")
         if messages[index].get("role") == "user" and isinstance(text, str):
@@ -132,7 +150,10 @@ def _thoughtful(message: Message, *, kept: bool, last: bool) -> str:
 
     kept: its thought is written; last: even if it is empty.
     """
-    thought, content = message.get("reasoning_content"), _content(message) if message.get("content") else ""
+    thought, content = (
+        message.get("reasoning_content"),
+        _content(message) if message.get("content") else "",
+    )
     if not isinstance(thought, str):
         before, closed, _ = content.partition(CLOSE)
         thought = before.rstrip("\n").rpartition(OPEN)[2].lstrip("\n") if closed else ""
@@ -154,7 +175,9 @@ def _header(tokenizer: Tokenizer) -> list[int]:
 
 def _next(tokenizer: Tokenizer) -> list[int]:
     """Return the header of the turn to be generated."""
-    return _header(tokenizer) + (tokenizer.encode(NO_THOUGHT) if tokenizer.thinking is False else [])
+    return _header(tokenizer) + (
+        tokenizer.encode(NO_THOUGHT) if tokenizer.thinking is False else []
+    )
 
 
 def _tools_text(tools: Sequence[Tool]) -> str:
@@ -166,7 +189,9 @@ def _tools_text(tools: Sequence[Tool]) -> str:
 def _content(message: Message) -> str:
     content = message.get("content")
     if not isinstance(content, str):
-        raise ChatError(f"the content of a {message.get('role')} message must be text, not {type(content).__name__}")
+        raise ChatError(
+            f"the content of a {message.get('role')} message must be text, not {type(content).__name__}"
+        )
     return content
 
 

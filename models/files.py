@@ -1,4 +1,5 @@
-"""Files that survive a crash: atomic replacement, and JSON-lines files with errors that name the line."""
+"""Files that survive a crash: atomic replacement, and JSON-lines files with errors that name the
+line."""
 
 from __future__ import annotations
 
@@ -20,8 +21,9 @@ class BrokenFile(ValueError):
 def replacing(path: str | Path) -> Iterator[Path]:
     """Yield a temporary path in the same directory; it replaces `path` when the block succeeds.
 
-    At any moment, also after a power failure, `path` holds its old content or the new one. Missing directories are
-    created. The temporary file has the suffix `.tmp` and is deleted when the block fails.
+    At any moment, also after a power failure, `path` holds its old content or the new one. Missing
+    directories are created. The temporary file has the suffix `.tmp` and is deleted when the block
+    fails.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -37,7 +39,8 @@ def replacing(path: str | Path) -> Iterator[Path]:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Flush a directory to disk: without this a power failure may undo a renaming that the caller builds on."""
+    """Flush a directory to disk: without this a power failure may undo a renaming that the caller
+    builds on."""
     number = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(number)
@@ -57,13 +60,16 @@ def write_atomically(path: str | Path, content: str | bytes) -> None:
 def append_line(path: str | Path, line: str, *, sync: bool = False) -> None:
     """Append a line to a file and flush it, with `sync` to disk; missing directories are created.
 
-    A last line that a crash or a full disk cut short is ended first: the new line would be lost with it.
+    A last line that a crash or a full disk cut short is ended first: the new line would be lost
+    with it.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "ab+") as file:
         file.seek(max(0, file.seek(0, os.SEEK_END) - 1))
-        start = b"" if file.read(1) in (b"", b"\n") else b"\n"  # of /dev/full, read() would never end
+        start = (
+            b"" if file.read(1) in (b"", b"\n") else b"\n"
+        )  # of /dev/full, read() would never end
         file.write(start + line.rstrip("\n").encode() + b"\n")
         file.flush()
         if sync:
@@ -71,7 +77,8 @@ def append_line(path: str | Path, line: str, *, sync: bool = False) -> None:
 
 
 def loads(text: str | bytes) -> Any:
-    """Return a JSON value. Raises ValueError for a text that is none, that is nested too deeply, or that holds what
+    """Return a JSON value. Raises ValueError for a text that is none, that is nested too deeply, or
+    that holds what
     fails where it is used: a whole number that no float can hold, or half a surrogate pair."""
     try:
         text = text.decode("utf-8-sig") if isinstance(text, bytes) else text
@@ -96,8 +103,8 @@ def read_jsonl(
 ) -> Iterator[Any]:
     """Yield make(record) for each line of a JSON-lines file of objects; empty lines are skipped.
 
-    forgive: which lines that cannot be read are skipped: "none", "last" (a crash cut it short) or "all".
-    Raises BrokenFile, with file and line, for any other such line, and OSError.
+    forgive: which lines that cannot be read are skipped: "none", "last" (a crash cut it short) or
+    "all". Raises BrokenFile, with file and line, for any other such line, and OSError.
     """
     lines = Path(path).read_bytes().split(b"\n")
     for number, line in enumerate(lines, 1):

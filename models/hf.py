@@ -1,7 +1,8 @@
-"""Load and save Hugging Face checkpoints of dense Qwen2, Qwen3 and Llama models in safetensors files.
+"""Load and save Hugging Face checkpoints of dense Qwen2, Qwen3 and Llama models in safetensors
+files.
 
-`HF_NAMES` maps our weights to Hugging Face's tensors. A checkpoint stores the matrices of a layer as (out, in); here
-they are (in, out), with the heads on an axis of their own.
+`HF_NAMES` maps our weights to Hugging Face's tensors. A checkpoint stores the matrices of a layer
+as (out, in); here they are (in, out), with the heads on an axis of their own.
 """
 
 from __future__ import annotations
@@ -45,15 +46,17 @@ HF_NAMES = {
     "layers.up": "model.layers.{}.mlp.up_proj.weight",
     "layers.down": "model.layers.{}.mlp.down_proj.weight",
 }
-# Number of input axes of each matrix. Weights not listed (norms, biases, embeddings) are not transposed.
+# Number of input axes of each matrix. Weights not listed (norms, biases, embeddings) are not
+# transposed.
 INPUTS = {f"layers.{name}": count for name, count in qwen.INPUTS.items()}
 DTYPES = {"F32": np.dtype(np.float32), "BF16": np.dtype(ml_dtypes.bfloat16)}
 SHARD_BYTES = 5_000_000_000
 READ_BYTES = 1 << 22
-LARGEST = 1e6  # size of a weight that training can have left; the largest of published checkpoints are near 1e3
+# size of a weight that training can have left; the largest of published checkpoints are near 1e3
+LARGEST = 1e6
 
 
-# --- names and layouts ----------------------------------------------------------------------------------------------
+# --- names and layouts ----------------------------------------------------------------------------
 
 
 def _flat(config: qwen.Config) -> dict[str, qwen.Weight]:
@@ -63,7 +66,11 @@ def _flat(config: qwen.Config) -> dict[str, qwen.Weight]:
 
 
 def _leaf(params: qwen.Params, name: str) -> Any:
-    return params["layers"][name.removeprefix("layers.")] if name.startswith("layers.") else params[name]
+    return (
+        params["layers"][name.removeprefix("layers.")]
+        if name.startswith("layers.")
+        else params[name]
+    )
 
 
 def _hf_shape(name: str, weight: qwen.Weight) -> tuple[int, ...]:
@@ -74,7 +81,8 @@ def _hf_shape(name: str, weight: qwen.Weight) -> tuple[int, ...]:
 
 
 def _names(config: qwen.Config) -> Iterator[tuple[str, str, int | None]]:
-    """Yield (Hugging Face's name, our name, layer) of every tensor, in the order of the computation."""
+    """Yield (Hugging Face's name, our name, layer) of every tensor, in the order of the
+    computation."""
     flat = _flat(config)
     yield HF_NAMES["embed"], "embed", None
     for layer in range(config.layers):
@@ -93,11 +101,15 @@ def shapes(config: qwen.Config) -> Iterator[tuple[str, tuple[int, ...]]]:
         yield hf_name, _hf_shape(name, flat[name])
 
 
-def to_hf(config: qwen.Config, params: qwen.Params, dtype: Any = None) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield (name, array) of every tensor in Hugging Face's layout, cast to `dtype` (None: no cast).
+def to_hf(
+    config: qwen.Config, params: qwen.Params, dtype: Any = None
+) -> Iterator[tuple[str, np.ndarray]]:
+    """Yield (name, array) of every tensor in Hugging Face's layout, cast to `dtype` (None: no
+    cast).
 
-    The arrays are NumPy views wherever the weights are in this process's memory already. If other processes hold parts
-    of the weights, all processes must iterate together, because gathering a tensor is a collective operation.
+    The arrays are NumPy views wherever the weights are in this process's memory already. If other
+    processes hold parts of the weights, all processes must iterate together, because gathering a
+    tensor is a collective operation.
     """
     flat = _flat(config)
     for hf_name, name, layer in _names(config):
@@ -120,7 +132,7 @@ def _on_host(array: Any, layer: int | None) -> np.ndarray:
     return np.asarray(array if layer is None else array[layer])
 
 
-# --- loading --------------------------------------------------------------------------------------------------------
+# --- loading --------------------------------------------------------------------------------------
 
 
 def load(
@@ -132,11 +144,12 @@ def load(
 ) -> tuple[qwen.Config, qwen.Params]:
     """Return (Config, params) of a model directory, with the weights cast to `dtype`.
 
-    With a mesh, each array is created directly in its sharding, shard by shard, and this process reads only the slices
-    that it needs: besides the arrays, the host holds one shard at a time.
-    Raises ModelError for a directory without config.json or safetensors, for unreadable files, and (all in one message)
-    for tensors that are missing, unexpected, of the wrong shape or of a dtype other than float32 and bfloat16. The
-    first tensor found to hold an infinity or NaN also raises ModelError.
+    With a mesh, each array is created directly in its sharding, shard by shard, and this process
+    reads only the slices
+    that it needs: besides the arrays, the host holds one shard at a time. Raises ModelError for a
+    directory without config.json or safetensors, for unreadable files, and (all in one message) for
+    tensors that are missing, unexpected, of the wrong shape or of a dtype other than float32 and
+    bfloat16. The first tensor found to hold an infinity or NaN also raises ModelError.
     """
     folder = Path(path)
     config = config_of(folder)
@@ -145,22 +158,30 @@ def load(
         _check(folder, config, tensors)
         flat = _flat(config)
         if mesh is None:
-            places = {name: jax.sharding.SingleDeviceSharding(jax.local_devices()[0]) for name in flat}
+            places = {
+                name: jax.sharding.SingleDeviceSharding(jax.local_devices()[0]) for name in flat
+            }
         else:
             tree = shardings(config, mesh, rules)
             places = {name: _leaf(tree, name) for name in flat}
         arrays = {
             name: _place(weight.shape, places[name], _reader(folder, name, weight, tensors, dtype))
-            # Read the largest weights first, so that memory which the allocator keeps from earlier reads is small.
+            # Read the largest weights first, so that memory which the allocator keeps from earlier
+            # reads is small.
             for name, weight in sorted(flat.items(), key=lambda item: -math.prod(item[1].shape))
         }
     params = {name: array for name, array in arrays.items() if not name.startswith("layers.")}
-    params["layers"] = {name.removeprefix("layers."): a for name, a in arrays.items() if name.startswith("layers.")}
+    params["layers"] = {
+        name.removeprefix("layers."): a for name, a in arrays.items() if name.startswith("layers.")
+    }
     return config, params
 
 
-def _place(shape: tuple[int, ...], where: jax.sharding.Sharding, read: Callable[[Any], np.ndarray]) -> jax.Array:
-    """Assemble an array from its shards. `read` is called once per distinct shard, which is freed after its upload."""
+def _place(
+    shape: tuple[int, ...], where: jax.sharding.Sharding, read: Callable[[Any], np.ndarray]
+) -> jax.Array:
+    """Assemble an array from its shards. `read` is called once per distinct shard, which is freed
+    after its upload."""
     indices = where.addressable_devices_indices_map(shape)
     shards: dict[Any, jax.Array] = {}
     for device, index in indices.items():
@@ -172,7 +193,9 @@ def _place(shape: tuple[int, ...], where: jax.sharding.Sharding, read: Callable[
                 shards[other] = jax.device_put(block, other)
         jax.block_until_ready([shards[device]])
         del block
-    return jax.make_array_from_single_device_arrays(shape, where, [shards[device] for device in indices])
+    return jax.make_array_from_single_device_arrays(
+        shape, where, [shards[device] for device in indices]
+    )
 
 
 def config_of(path: str | Path) -> qwen.Config:
@@ -189,19 +212,30 @@ def _open(folder: Path, stack: ExitStack) -> dict[str, Any]:
     index = folder / "model.safetensors.index.json"
     if index.is_file():
         try:
-            files = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+            files = sorted(
+                set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+            )
             if not all(isinstance(file, str) and Path(file).name == file for file in files):
                 raise ValueError(f"weight_map holds {files[:3]}, not names of files")
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise ModelError(f"{index} is not an index of safetensors files: {error}") from None
         absent = [file for file in files if not (folder / file).is_file()]
         if absent:
-            raise ModelError(f"{folder}: the index names files that do not exist: {', '.join(absent)}")
+            raise ModelError(
+                f"{folder}: the index names files that do not exist: {', '.join(absent)}"
+            )
     else:
         files = sorted(file.name for file in folder.glob("*.safetensors"))
         if not files:
-            held = ", ".join(sorted(p.name for p in folder.iterdir() if p.suffix in (".bin", ".pt", ".pth", ".gguf")))
-            raise ModelError(f"{folder}: no *.safetensors file" + (f"; the directory holds {held}" if held else ""))
+            held = ", ".join(
+                sorted(
+                    p.name for p in folder.iterdir() if p.suffix in (".bin", ".pt", ".pth", ".gguf")
+                )
+            )
+            raise ModelError(
+                f"{folder}: no *.safetensors file"
+                + (f"; the directory holds {held}" if held else "")
+            )
     tensors = {}
     for file in files:
         try:
@@ -216,7 +250,8 @@ def _check(folder: Path, config: qwen.Config, tensors: Mapping[str, Any]) -> Non
     """Raise ModelError naming every tensor that is not as the Config requires."""
     flat = _flat(config)
     expected = {hf_name: _hf_shape(name, flat[name]) for hf_name, name, _ in _names(config)}
-    # Old exports contain the rope frequencies, and some exports of tied models a copy of the embedding.
+    # Old exports contain the rope frequencies, and some exports of tied models a copy of the
+    # embedding.
     ignored = {name for name in tensors if name.endswith("rotary_emb.inv_freq")}
     ignored |= {HF_NAMES["unembed"]} if config.tied else set()
     problems = {
@@ -250,27 +285,37 @@ def _reader(
         try:
             if name not in INPUTS:
                 vector = len(_hf_shape(name, weight)) == 1
-                values = tensor[(_span(spans, shape),) if vector else tuple(slice(*span) for span in spans)]
+                values = tensor[
+                    (_span(spans, shape),) if vector else tuple(slice(*span) for span in spans)
+                ]
             else:
                 k = INPUTS[name]
                 values = tensor[_span(spans[k:], shape[k:]), _span(spans[:k], shape[:k])].T
         except (SafetensorError, OSError) as error:
             raise ModelError(f"{folder}: {hf_name} cannot be read: {error}") from None
         if _beyond(values, LARGEST):
-            held = "infinities or NaNs" if _beyond(values, math.inf) else f"values such as {np.abs(values).max():g}"
+            held = (
+                "infinities or NaNs"
+                if _beyond(values, math.inf)
+                else f"values such as {np.abs(values).max():g}"
+            )
             raise ModelError(f"{folder}: {hf_name} is corrupt: it holds {held}")
         if name == "norm" and not np.any(values):
             raise ModelError(f"{folder}: {hf_name} is corrupt: it holds only zeros")
         return values.reshape(lengths)
 
     def read(index: tuple[slice, ...]) -> np.ndarray:
-        out = np.empty([len(range(*part.indices(size))) for part, size in zip(index, weight.shape)], dtype)
+        out = np.empty(
+            [len(range(*part.indices(size))) for part, size in zip(index, weight.shape)], dtype
+        )
         if name.startswith("layers."):
             for i, layer in enumerate(range(*index[0].indices(weight.shape[0]))):
                 out[i] = read_tensor(HF_NAMES[name].format(layer), index[1:], weight.shape[1:])
             return out
         start = index[0].indices(weight.shape[0])[0]
-        rows = max(1, READ_BYTES // (out.itemsize * math.prod(out.shape[1:])))  # an embedding is read in pieces
+        rows = max(
+            1, READ_BYTES // (out.itemsize * math.prod(out.shape[1:]))
+        )  # an embedding is read in pieces
         for i in range(0, len(out), rows):
             part = slice(start + i, start + min(i + rows, len(out)))
             out[i : i + rows] = read_tensor(HF_NAMES[name], (part, *index[1:]), weight.shape)
@@ -282,7 +327,8 @@ def _reader(
 def _beyond(values: np.ndarray, limit: float) -> bool:
     """Return True if any value is NaN or, in size, `limit` or more.
 
-    Compares the bits without the sign, whose order is that of the sizes; functions of ml_dtypes are ten times slower.
+    Compares the bits without the sign, whose order is that of the sizes; functions of ml_dtypes are
+    ten times slower.
     """
     kind, size = (np.uint16, 0x7FFF) if values.itemsize == 2 else (np.uint32, 0x7FFFFFFF)
     least = np.asarray(limit, values.dtype).view(kind)
@@ -295,7 +341,7 @@ def _span(spans: list[tuple[int, int]], shape: tuple[int, ...]) -> slice:
     return slice(spans[0][0] * inner, spans[0][1] * inner)
 
 
-# --- saving ---------------------------------------------------------------------------------------------------------
+# --- saving ---------------------------------------------------------------------------------------
 
 
 def save(
@@ -310,10 +356,10 @@ def save(
 ) -> None:
     """Write a directory that `transformers` and vLLM load: weights, configs, tokenizer, README.md.
 
-    tokenizer: a Tokenizer, or a model directory whose tokenizer files are copied. card: the text of README.md. dtype:
-    of the weights in the files; None = as they are. Each file is replaced atomically, and the host holds one tensor at
-    a time. In a run of several processes all must call this, and the first one writes. Raises ModelError where Hugging
-    Face has no such architecture.
+    tokenizer: a Tokenizer, or a model directory whose tokenizer files are copied. card: the text of
+    README.md. dtype: of the weights in the files; None = as they are. Each file is replaced
+    atomically, and the host holds one tensor at a time. In a run of several processes all must call
+    this, and the first one writes. Raises ModelError where Hugging Face has no such architecture.
     """
     folder = Path(path)
     source = Tokenizer.load(tokenizer) if isinstance(tokenizer, (str, Path)) else tokenizer
@@ -327,7 +373,10 @@ def save(
     _save_weights(folder, config, params, dtype, shard_bytes)
     write_atomically(folder / "config.json", json.dumps(record, indent=2) + "\n")
     if source is not None:
-        generation = {"eos_token_id": [source.im_end, source.endoftext], "pad_token_id": source.endoftext}
+        generation = {
+            "eos_token_id": [source.im_end, source.endoftext],
+            "pad_token_id": source.endoftext,
+        }
         generation |= {"bos_token_id": source.endoftext, "do_sample": True}
         write_atomically(folder / "generation_config.json", json.dumps(generation, indent=2) + "\n")
         if isinstance(tokenizer, Tokenizer):
@@ -338,7 +387,9 @@ def save(
         write_atomically(folder / "README.md", card)
 
 
-def _save_weights(folder: Path, config: qwen.Config, params: qwen.Params, dtype: np.dtype, shard_bytes: int) -> None:
+def _save_weights(
+    folder: Path, config: qwen.Config, params: qwen.Params, dtype: np.dtype, shard_bytes: int
+) -> None:
     flat = _flat(config)
     shards: list[list[str]] = [[]]
     sizes = [0]
@@ -351,25 +402,37 @@ def _save_weights(folder: Path, config: qwen.Config, params: qwen.Params, dtype:
         sizes[-1] += size
     many = len(shards) > 1
     files = [
-        f"model-{i + 1:05}-of-{len(shards):05}.safetensors" if many else "model.safetensors" for i in range(len(shards))
+        f"model-{i + 1:05}-of-{len(shards):05}.safetensors" if many else "model.safetensors"
+        for i in range(len(shards))
     ]
-    tensors, shapes = to_hf(config, params, dtype), {n: _hf_shape(o, flat[o]) for n, o, _ in _names(config)}
+    tensors, shapes = (
+        to_hf(config, params, dtype),
+        {n: _hf_shape(o, flat[o]) for n, o, _ in _names(config)},
+    )
     for file, names in zip(files, shards):
         with replacing(folder / file) as temporary:
             _write_tensors(temporary, {name: shapes[name] for name in names}, dtype, tensors)
     if many:
         weight_map = {name: file for file, names in zip(files, shards) for name in names}
         index = {"metadata": {"total_size": sum(sizes)}, "weight_map": weight_map}
-        write_atomically(folder / "model.safetensors.index.json", json.dumps(index, indent=2) + "\n")
-    for stale in folder.glob("model*.safetensors*"):  # left by an earlier save with another number of files
+        write_atomically(
+            folder / "model.safetensors.index.json", json.dumps(index, indent=2) + "\n"
+        )
+    for stale in folder.glob(
+        "model*.safetensors*"
+    ):  # left by an earlier save with another number of files
         if stale.name not in files and not (many and stale.name == "model.safetensors.index.json"):
             stale.unlink()
 
 
 def _write_tensors(
-    file: Path, shapes: Mapping[str, tuple[int, ...]], dtype: np.dtype, tensors: Iterator[tuple[str, np.ndarray]]
+    file: Path,
+    shapes: Mapping[str, tuple[int, ...]],
+    dtype: np.dtype,
+    tensors: Iterator[tuple[str, np.ndarray]],
 ) -> None:
-    """Write a safetensors file tensor by tensor: the library's writer needs all of them at once and copies them."""
+    """Write a safetensors file tensor by tensor: the library's writer needs all of them at once and
+    copies them."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     kind, end = {held: name for name, held in DTYPES.items()}[dtype], 0
     for name, shape in shapes.items():

@@ -54,7 +54,9 @@ def read(folder: str | Path) -> dict[str, Any]:
     try:
         record = loads((folder / "config.json").read_bytes())
     except FileNotFoundError:
-        raise ModelError(f"{folder}: no config.json, so this is not a Hugging Face model directory") from None
+        raise ModelError(
+            f"{folder}: no config.json, so this is not a Hugging Face model directory"
+        ) from None
     except OSError as error:
         raise ModelError(f"{folder}/config.json cannot be read: {error.strerror}") from None
     except ValueError as error:
@@ -88,10 +90,14 @@ def fields(record: Mapping[str, Any]) -> dict[str, Any]:
         elif rope_type == "llama3":
             scaling = llama3_of(rope)
         elif rope_type != "default":
-            problems.append(f"rope type {rope_type!r} is not supported, only 'default', 'yarn' and 'llama3'")
+            problems.append(
+                f"rope type {rope_type!r} is not supported, only 'default', 'yarn' and 'llama3'"
+            )
     except ValueError as error:
         problems.append(str(error))
-    if (share := rope.get("partial_rotary_factor") or record.get("partial_rotary_factor") or 1) != 1:
+    if (
+        share := rope.get("partial_rotary_factor") or record.get("partial_rotary_factor") or 1
+    ) != 1:
         problems.append(f"partial_rotary_factor={share!r} is not supported, only 1")
     # 1e4 and 1e-6 are the defaults of `transformers`.
     numbers = {"rope_theta": rope.get("rope_theta") or record.get("rope_theta") or 1e4}
@@ -102,20 +108,33 @@ def fields(record: Mapping[str, Any]) -> dict[str, Any]:
         if isinstance(n, bool) or not isinstance(n, (int, float)) or not 0 < n < math.inf
     ]
     ends = record.get("eos_token_id")
-    if not all(type(id) is int and id >= 0 for id in (ends if isinstance(ends, list) else [ends]) if id is not None):
+    if not all(
+        type(id) is int and id >= 0
+        for id in (ends if isinstance(ends, list) else [ends])
+        if id is not None
+    ):
         problems.append(f"eos_token_id={ends!r} is neither a token id nor a list of them")
     if record.get("use_sliding_window") or "sliding_attention" in str(record.get("layer_types")):
         problems.append("sliding window attention (use_sliding_window) is not supported")
     if record.get("hidden_act", "silu") != "silu":
         problems.append(f"hidden_act {record['hidden_act']!r} is not supported, only 'silu'")
     if kind != "qwen2":
-        problems += [f"{key} is not supported" for key in ("attention_bias", "mlp_bias") if record.get(key)]
+        problems += [
+            f"{key} is not supported" for key in ("attention_bias", "mlp_bias") if record.get(key)
+        ]
     if record.get("quantization_config"):
         problems.append("quantized weights are not supported")
     if not problems and sizes["heads"] % sizes.get("kv_heads", sizes["heads"]):
         problems.append(f"{sizes['kv_heads']} key/value heads do not divide {sizes['heads']} heads")
-    if not problems and "head_dim" not in sizes and kind != "qwen3" and sizes["d_model"] % sizes["heads"]:
-        problems.append(f"head_dim is missing, and {sizes['heads']} heads do not divide {sizes['d_model']}")
+    if (
+        not problems
+        and "head_dim" not in sizes
+        and kind != "qwen3"
+        and sizes["d_model"] % sizes["heads"]
+    ):
+        problems.append(
+            f"head_dim is missing, and {sizes['heads']} heads do not divide {sizes['d_model']}"
+        )
     if problems:
         raise ModelError("config.json: " + "; ".join(problems) + f" ({SUPPORTED})")
     defaults = {
@@ -134,9 +153,11 @@ def fields(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _rope(record: Mapping[str, Any], problems: list[str]) -> dict[str, Any]:
-    """Return the parameters of rope: those of `rope_parameters` (transformers 5) and `rope_scaling` (4) together.
+    """Return the parameters of rope: those of `rope_parameters` (transformers 5) and `rope_scaling`
+    (4) together.
 
-    Qwen's long-context recipe adds `rope_scaling` of type yarn to a config.json that may have `rope_parameters` too.
+    Qwen's long-context recipe adds `rope_scaling` of type yarn to a config.json that may have
+    `rope_parameters` too.
     """
     found = []
     for key in ("rope_scaling", "rope_parameters"):
@@ -147,7 +168,9 @@ def _rope(record: Mapping[str, Any], problems: list[str]) -> dict[str, Any]:
             problems.append(f"rope parameters {value!r} are not an object")
     scaled = [value for value in found if _rope_type(value) != "default"]
     if len(scaled) == 2 and any(a != scaled[1].get(key, a) for key, a in scaled[0].items()):
-        problems.append("rope_parameters and rope_scaling contradict each other: remove one of them")
+        problems.append(
+            "rope_parameters and rope_scaling contradict each other: remove one of them"
+        )
     return {key: value for rope in [*found, *scaled] for key, value in rope.items()}
 
 
@@ -156,14 +179,18 @@ def _rope_type(rope: Mapping[str, Any]) -> Any:
 
 
 def record_of(config: Config, dtype: str, tokenizer: Tokenizer | None = None) -> dict[str, Any]:
-    """Return the config.json of a model whose weights are of `dtype`, as `transformers` 4 and 5 read it.
+    """Return the config.json of a model whose weights are of `dtype`, as `transformers` 4 and 5
+    read it.
 
     Raises ModelError where Hugging Face has no such architecture.
     """
     kinds = [kind for kind, flags in KINDS.items() if flags == (config.qkv_bias, config.qk_norm)]
     if not kinds:
         raise ModelError("Hugging Face has no model with both qkv_bias and qk_norm")
-    kind, rope = kinds[0], rope_record(config.rope_scaling) if config.rope_scaling else {"rope_type": "default"}
+    kind, rope = (
+        kinds[0],
+        rope_record(config.rope_scaling) if config.rope_scaling else {"rope_type": "default"},
+    )
     record = {
         "architectures": [f"{kind.capitalize()}ForCausalLM"],
         "model_type": kind,

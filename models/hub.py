@@ -19,8 +19,8 @@ def is_id(name: str) -> bool:
 def fetch(name: str, *, weights: bool = True) -> Path:
     """Return the local directory of a Hub model, downloading it if it is not in the cache.
 
-    Without `weights`, only config and tokenizer are downloaded. Raises ModelError if there is no such model or the Hub
-    cannot be reached.
+    Without `weights`, only config and tokenizer are downloaded. Raises ModelError if there is no
+    such model or the Hub cannot be reached.
     """
     from huggingface_hub import snapshot_download
 

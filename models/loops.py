@@ -8,12 +8,15 @@ from typing import Any
 import jax
 
 
-def fold(pieces: Any, count: jax.Array | int, body: Callable[[jax.Array, Any, Any], Any], start: Any) -> Any:
-    """Return the result of `result = body(i, pieces[i], result)` for i < count, beginning with `start`.
+def fold(
+    pieces: Any, count: jax.Array | int, body: Callable[[jax.Array, Any, Any], Any], start: Any
+) -> Any:
+    """Return the result of `result = body(i, pieces[i], result)` for i < count, beginning with
+    `start`.
 
-    pieces: a tree of arrays that share one leading axis. The current piece is part of the loop's state: if the body
-    sliced it, XLA's CPU code would repeat the look-up at every use of an element and vectorise none of them, which
-    makes an `exp` ten times slower.
+    pieces: a tree of arrays that share one leading axis. The current piece is part of the loop's
+    state: if the body sliced it, XLA's CPU code would repeat the look-up at every use of an element
+    and vectorise none of them, which makes an `exp` ten times slower.
     """
 
     def piece(i):
@@ -21,6 +24,8 @@ def fold(pieces: Any, count: jax.Array | int, body: Callable[[jax.Array, Any, An
 
     def step(i, state):
         result, current = state
-        return body(i, current, result), piece(i + 1)  # past the end, the index is clamped to the last piece
+        return body(i, current, result), piece(
+            i + 1
+        )  # past the end, the index is clamped to the last piece
 
     return jax.lax.fori_loop(0, count, step, (start, piece(0)))[0]

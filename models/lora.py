@@ -1,7 +1,8 @@
-"""Low-rank adapters (LoRA, arXiv:2106.09685): small trainable additions to frozen matrices of every layer.
+"""Low-rank adapters (LoRA, arXiv:2106.09685): small trainable additions to frozen matrices of every
+layer.
 
-Each target matrix W becomes W + (alpha / rank) A B. The adapters are a separate tree, declared like the weights:
-{"layers": {"q_lora_a": (L, D, rank), "q_lora_b": (L, rank, H, h), ...}}.
+Each target matrix W becomes W + (alpha / rank) A B. The adapters are a separate tree, declared like
+the weights: {"layers": {"q_lora_a": (L, D, rank), "q_lora_b": (L, rank, H, h), ...}}.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ from models import qwen
 from models.files import replacing, write_atomically
 
 TARGETS = tuple(qwen.INPUTS)
-PEFT = {name: f"self_attn.{name}_proj" if len(name) == 1 else f"mlp.{name}_proj" for name in TARGETS}
+PEFT = {
+    name: f"self_attn.{name}_proj" if len(name) == 1 else f"mlp.{name}_proj" for name in TARGETS
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,7 +60,8 @@ def init(config: qwen.Config, lora: LoRA, seed: int, dtype: Any = jnp.float32) -
 
 
 def join(params: qwen.Params, adapters: qwen.Params, lora: LoRA) -> qwen.Params:
-    """Return parameters and adapters as the one tree that `qwen.hidden` takes; the matrices are not merged."""
+    """Return parameters and adapters as the one tree that `qwen.hidden` takes; the matrices are not
+    merged."""
     scaled = {
         name: array * (lora.alpha / lora.rank) if name.endswith("_b") else array
         for name, array in adapters["layers"].items()
@@ -72,7 +76,9 @@ def merge(params: qwen.Params, adapters: qwen.Params, lora: LoRA) -> qwen.Params
         a, b = (adapters["layers"][f"{name}_lora_{side}"].astype(jnp.float32) for side in "ab")
         count, rank = a.shape[0], lora.rank
         added = jnp.einsum("lir,lro->lio", a.reshape(count, -1, rank), b.reshape(count, rank, -1))
-        whole = layers[name].astype(jnp.float32) + (lora.alpha / rank) * added.reshape(layers[name].shape)
+        whole = layers[name].astype(jnp.float32) + (lora.alpha / rank) * added.reshape(
+            layers[name].shape
+        )
         layers[name] = whole.astype(layers[name].dtype)
     return params | {"layers": layers}
 
@@ -104,11 +110,15 @@ def save(path: str | Path, adapters: qwen.Params, lora: LoRA, *, base: str = "")
     }
     with replacing(folder / "adapter_model.safetensors") as temporary:
         save_file(tensors, temporary, metadata={"format": "pt"})
-        temporary.chmod(0o644)  # safetensors creates files that only their owner can read; a server may be another user
+        temporary.chmod(
+            0o644
+        )  # safetensors creates files that only their owner can read; a server may be another user
     write_atomically(folder / "adapter_config.json", json.dumps(record, indent=2) + "\n")
 
 
 def shapes(config: qwen.Config, lora: LoRA, dtype: Any = jnp.float32) -> Any:
     """Return the adapters as ShapeDtypeStructs."""
     declared = weights(config, lora)
-    return jax.tree.map(lambda w: jax.ShapeDtypeStruct(w.shape, dtype), declared, is_leaf=qwen.is_weight)
+    return jax.tree.map(
+        lambda w: jax.ShapeDtypeStruct(w.shape, dtype), declared, is_leaf=qwen.is_weight
+    )

@@ -1,7 +1,8 @@
 """The device mesh, and the sharding of each weight on it.
 
-Each weight names its logical axes (models/qwen.py); a table of rules maps them to mesh axes. All axes are of type Auto:
-shardings are given where arrays enter and leave `jit`, and the compiler derives the others.
+Each weight names its logical axes (models/qwen.py); a table of rules maps them to mesh axes. All
+axes are of type Auto: shardings are given where arrays enter and leave `jit`, and the compiler
+derives the others.
 """
 
 from __future__ import annotations
@@ -17,12 +18,13 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from models import qwen
 
-# data: each device has a whole copy of the model and its own rows. fsdp: like data, but the weights are sharded and
-# gathered when used. tensor: splits heads, feed-forward and vocabulary; needs a fast interconnect. sequence: splits the
-# tokens of long rows.
+# data: each device has a whole copy of the model and its own rows. fsdp: like data, but the weights
+# are sharded and gathered when used. tensor: splits heads, feed-forward and vocabulary; needs a
+# fast interconnect. sequence: splits the tokens of long rows.
 AXES = ("data", "fsdp", "tensor", "sequence")
-# The mesh axes that split each logical axis: none (""), one, or several ("fsdp,sequence"). Weights are sharded over the
-# sequence axis too; otherwise each piece of a row would need a whole copy of the model.
+# The mesh axes that split each logical axis: none (""), one, or several ("fsdp,sequence"). Weights
+# are sharded over the sequence axis too; otherwise each piece of a row would need a whole copy of
+# the model.
 RULES = {
     "vocab": "tensor",
     "embed": "fsdp,sequence",
@@ -39,7 +41,8 @@ class MeshError(ValueError):
 
 
 def make_mesh(shape: Mapping[str, int]) -> Mesh:
-    """Return a mesh with the axes of `AXES`. Omitted axes have size 1; one axis of size -1 takes the remaining devices.
+    """Return a mesh with the axes of `AXES`. Omitted axes have size 1; one axis of size -1 takes
+    the remaining devices.
 
     If the mesh needs fewer devices than there are, it uses the first ones. Raises MeshError.
     """
@@ -49,7 +52,9 @@ def make_mesh(shape: Mapping[str, int]) -> Mesh:
     sizes = [shape.get(axis, 1) for axis in AXES]
     text = " x ".join(f"{axis}={size}" for axis, size in zip(AXES, sizes))
     if any(size < 1 and size != -1 for size in sizes) or sizes.count(-1) > 1:
-        raise MeshError(f"mesh {text}: sizes are positive, and at most one is -1 (the remaining devices)")
+        raise MeshError(
+            f"mesh {text}: sizes are positive, and at most one is -1 (the remaining devices)"
+        )
     devices = jax.devices()
     named = math.prod(size for size in sizes if size != -1)
     if -1 in sizes:
@@ -63,16 +68,20 @@ def make_mesh(shape: Mapping[str, int]) -> Mesh:
         raise MeshError(
             f"mesh {text} uses {needed} of {len(devices)} devices; a run on several hosts must use all devices"
         )
-    return jax.make_mesh(tuple(sizes), AXES, axis_types=(AxisType.Auto,) * len(AXES), devices=devices[:needed])
+    return jax.make_mesh(
+        tuple(sizes), AXES, axis_types=(AxisType.Auto,) * len(AXES), devices=devices[:needed]
+    )
 
 
 def shardings(config: qwen.Config, mesh: Mesh, rules: Mapping[str, str] = RULES) -> Any:
-    """Return a NamedSharding for each weight of a model. Raises MeshError naming every indivisible axis."""
+    """Return a NamedSharding for each weight of a model. Raises MeshError naming every indivisible
+    axis."""
     return places(qwen.weights(config), mesh, rules)
 
 
 def places(weights: Any, mesh: Mesh, rules: Mapping[str, str] = RULES) -> Any:
-    """Return a NamedSharding for each `Weight` of a tree. Raises MeshError naming every axis that cannot be split."""
+    """Return a NamedSharding for each `Weight` of a tree. Raises MeshError naming every axis that
+    cannot be split."""
     declared = jax.tree.leaves(weights, is_leaf=qwen.is_weight)
     split = {axis: _split(axis, mesh, rules) for weight in declared for axis in weight.axes if axis}
     problems = {}
@@ -90,7 +99,9 @@ def places(weights: Any, mesh: Mesh, rules: Mapping[str, str] = RULES) -> Any:
 
     def place(weight: qwen.Weight) -> NamedSharding:
         spec = [split.get(axis, ()) for axis in weight.axes]
-        return NamedSharding(mesh, PartitionSpec(*(over[0] if len(over) == 1 else over or None for over in spec)))
+        return NamedSharding(
+            mesh, PartitionSpec(*(over[0] if len(over) == 1 else over or None for over in spec))
+        )
 
     return jax.tree.map(place, weights, is_leaf=qwen.is_weight)
 
@@ -107,7 +118,8 @@ def _split(axis: str, mesh: Mesh, rules: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def put(tree: Any, where: Any) -> Any:
-    """Place arrays with the shardings in `where`. Every process passes the same arrays and uploads its own slices."""
+    """Place arrays with the shardings in `where`. Every process passes the same arrays and uploads
+    its own slices."""
 
     def put_one(x: Any, sharding: NamedSharding) -> jax.Array:
         if jax.process_count() == 1 or getattr(x, "sharding", None) == sharding:

@@ -1,10 +1,12 @@
-"""The model as a Flax NNX module, for code that is written against Flax: its optimizers, transforms and libraries.
+"""The model as a Flax NNX module, for code that is written against Flax: its optimizers, transforms
+and libraries.
 
     model = Qwen.load("checkpoint")             # a directory in Hugging Face's format
     logits_RTV = model(tokens_RT)
     hf.save("elsewhere", model.config, model.params)
 
-The training loop does not use it: it jits functions of plain arrays, so that no call has to flatten a module.
+The training loop does not use it: it jits functions of plain arrays, so that no call has to flatten
+a module.
 """
 
 from __future__ import annotations
@@ -47,9 +49,11 @@ class Qwen(nnx.Module):
         segments_RT: jax.Array | None = None,
         **options: Any,
     ) -> jax.Array:
-        """Return logits_RTV in float32. Without positions and segments, each row is one sequence without padding.
+        """Return logits_RTV in float32. Without positions and segments, each row is one sequence
+        without padding.
 
-        `options` are those of `qwen.hidden`. All logits exist at once; `qwen.token_logp` avoids that for long rows.
+        `options` are those of `qwen.hidden`. All logits exist at once; `qwen.token_logp` avoids
+        that for long rows.
         """
         if positions_RT is None:
             positions_RT = jnp.broadcast_to(jnp.arange(tokens_RT.shape[1]), tokens_RT.shape)

@@ -1,11 +1,11 @@
 """Qwen2.5 and, by two flags, dense Qwen3 and Llama, as functions of a plain dict of arrays.
 
-`weights` declares each weight once: its shape, logical axes and initialiser. Initialisation, sharding (models/mesh.py)
-and checkpoints (models/hf.py) are derived from it. Layers are stacked on a leading axis. models/module.py wraps these
-functions in a Flax NNX module.
+`weights` declares each weight once: its shape, logical axes and initialiser. Initialisation,
+sharding (models/mesh.py) and checkpoints (models/hf.py) are derived from it. Layers are stacked on
+a leading axis. models/module.py wraps these functions in a Flax NNX module.
 
-Shapes: R packed rows, B cache rows, T tokens, S cache positions, L layers, D width, H query heads, K key/value
-heads, F feed-forward width, V vocabulary, N tokens of any arrangement.
+Shapes: R packed rows, B cache rows, T tokens, S cache positions, L layers, D width, H query heads,
+K key/value heads, F feed-forward width, V vocabulary, N tokens of any arrangement.
 """
 
 from __future__ import annotations
@@ -26,7 +26,15 @@ from models.attention import attention as attend
 from models.rope import Llama3, Yarn, factors
 from models.rounding import stochastic
 
-INPUTS = {"q": 1, "k": 1, "v": 1, "o": 2, "gate": 1, "up": 1, "down": 1}  # a layer's matrices: number of input axes
+INPUTS = {
+    "q": 1,
+    "k": 1,
+    "v": 1,
+    "o": 2,
+    "gate": 1,
+    "up": 1,
+    "down": 1,
+}  # a layer's matrices: number of input axes
 Params = dict[str, Any]
 Cache = dict[str, tuple[jax.Array, ...]]
 
@@ -52,9 +60,20 @@ class Config:
 
 
 def _qwen3(d_model: int, layers: int, heads: int, d_ff: int, tied: bool = True) -> Config:
-    """Return a Qwen3 dense shape: heads of width 128, 8 key/value heads, norms of queries and keys, no biases."""
+    """Return a Qwen3 dense shape: heads of width 128, 8 key/value heads, norms of queries and keys,
+    no biases."""
     return Config(
-        151936, d_model, layers, heads, 8, 128, d_ff, tied=tied, qkv_bias=False, qk_norm=True, max_positions=40960
+        151936,
+        d_model,
+        layers,
+        heads,
+        8,
+        128,
+        d_ff,
+        tied=tied,
+        qkv_bias=False,
+        qk_norm=True,
+        max_positions=40960,
     )
 
 
@@ -80,13 +99,17 @@ PRESETS = {
 REMAT = {
     "none": None,  # everything
     "full": jax.checkpoint_policies.nothing_saveable,  # nothing: a third more compute
-    "attention": jax.checkpoint_policies.save_only_these_names("attention"),  # the output of attention
-    "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,  # the outputs of the matrix products
+    "attention": jax.checkpoint_policies.save_only_these_names(
+        "attention"
+    ),  # the output of attention
+    # the outputs of the matrix products
+    "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
 }
 
 
 class Weight(NamedTuple):
-    """One weight. `std` is that of its normal initialiser; None means ones for a norm and zeros for anything else."""
+    """One weight. `std` is that of its normal initialiser; None means ones for a norm and zeros for
+    anything else."""
 
     shape: tuple[int, ...]
     axes: tuple[str | None, ...]
@@ -94,11 +117,17 @@ class Weight(NamedTuple):
 
 
 def weights(config: Config) -> dict[str, Any]:
-    """Return the nested dict of `Weight`s that `params` mirrors. Matrices map their first axes to their last ones."""
+    """Return the nested dict of `Weight`s that `params` mirrors. Matrices map their first axes to
+    their last ones."""
     c = config
-    fan_in, out = c.d_model**-0.5, (2 * c.layers) ** -0.5  # smaller for the matrices that add to the residual stream
+    fan_in, out = (
+        c.d_model**-0.5,
+        (2 * c.layers) ** -0.5,
+    )  # smaller for the matrices that add to the residual stream
 
-    def stacked(shape: tuple[int, ...], axes: tuple[str | None, ...], std: float | None = None) -> Weight:
+    def stacked(
+        shape: tuple[int, ...], axes: tuple[str | None, ...], std: float | None = None
+    ) -> Weight:
         return Weight((c.layers, *shape), ("layers", *axes), std)
 
     layer = {
@@ -106,7 +135,11 @@ def weights(config: Config) -> dict[str, Any]:
         "q": stacked((c.d_model, c.heads, c.head_dim), ("embed", "heads", None), fan_in),
         "k": stacked((c.d_model, c.kv_heads, c.head_dim), ("embed", "kv_heads", None), fan_in),
         "v": stacked((c.d_model, c.kv_heads, c.head_dim), ("embed", "kv_heads", None), fan_in),
-        "o": stacked((c.heads, c.head_dim, c.d_model), ("heads", None, "embed"), (c.heads * c.head_dim) ** -0.5 * out),
+        "o": stacked(
+            (c.heads, c.head_dim, c.d_model),
+            ("heads", None, "embed"),
+            (c.heads * c.head_dim) ** -0.5 * out,
+        ),
         "mlp_norm": stacked((c.d_model,), ("embed",)),
         "gate": stacked((c.d_model, c.d_ff), ("embed", "mlp"), fan_in),
         "up": stacked((c.d_model, c.d_ff), ("embed", "mlp"), fan_in),
@@ -130,7 +163,8 @@ def weights(config: Config) -> dict[str, Any]:
 
 
 def is_weight(leaf: Any) -> bool:
-    """Return True for a `Weight`, which tree functions must treat as a leaf although it is a tuple."""
+    """Return True for a `Weight`, which tree functions must treat as a leaf although it is a
+    tuple."""
     return isinstance(leaf, Weight)
 
 
@@ -141,19 +175,22 @@ def parameter_count(config: Config) -> int:
 
 def shapes(config: Config, dtype: Any = jnp.float32) -> Any:
     """Return `params` as ShapeDtypeStructs, for planning and compiling without weights."""
-    return jax.tree.map(lambda w: jax.ShapeDtypeStruct(w.shape, dtype), weights(config), is_leaf=is_weight)
+    return jax.tree.map(
+        lambda w: jax.ShapeDtypeStruct(w.shape, dtype), weights(config), is_leaf=is_weight
+    )
 
 
 def init(config: Config, seed: int, dtype: Any = jnp.float32) -> Params:
-    """Return random weights as a nested dict of `dtype` arrays. The same seed gives the same weights."""
+    """Return random weights as a nested dict of `dtype` arrays. The same seed gives the same
+    weights."""
     return draw(weights(config), seed, dtype)
 
 
 def draw(declared: Any, seed: int, dtype: Any = jnp.float32) -> Any:
     """Return random arrays for a tree of `Weight`s.
 
-    They are drawn by NumPy, with one stream per weight and layer, because XLA would take seconds to compile a draw for
-    each shape.
+    They are drawn by NumPy, with one stream per weight and layer, because XLA would take seconds to
+    compile a draw for each shape.
     """
 
     def array(path: Any, weight: Weight, index: int) -> jax.Array:
@@ -162,11 +199,15 @@ def draw(declared: Any, seed: int, dtype: Any = jnp.float32) -> Any:
             return jnp.asarray(np.full(weight.shape, float(ones), np.float32), dtype)
         layers = weight.shape[0] if weight.axes[0] == "layers" else 1
         streams = (np.random.default_rng((seed, index, layer)) for layer in range(layers))
-        drawn = np.stack([s.standard_normal(math.prod(weight.shape) // layers, np.float32) for s in streams])
+        drawn = np.stack(
+            [s.standard_normal(math.prod(weight.shape) // layers, np.float32) for s in streams]
+        )
         return jnp.asarray(np.float32(weight.std) * drawn.reshape(weight.shape), dtype)
 
     index = itertools.count()
-    return jax.tree.map_with_path(lambda path, w: array(path, w, next(index)), declared, is_leaf=is_weight)
+    return jax.tree.map_with_path(
+        lambda path, w: array(path, w, next(index)), declared, is_leaf=is_weight
+    )
 
 
 def unembed(config: Config, params: Params) -> jax.Array:
@@ -174,11 +215,12 @@ def unembed(config: Config, params: Params) -> jax.Array:
     return params["embed" if config.tied else "unembed"].T
 
 
-# --- the layer ----------------------------------------------------------------------------------------------------
+# --- the layer ------------------------------------------------------------------------------------
 
 
 def rms_norm(x: jax.Array, weight: jax.Array, eps: float) -> jax.Array:
-    """Apply RMSNorm over the last axis: computed in float32, cast back, then scaled, in the same order as Qwen2."""
+    """Apply RMSNorm over the last axis: computed in float32, cast back, then scaled, in the same
+    order as Qwen2."""
     x32 = x.astype(jnp.float32)
     scale = jax.lax.rsqrt(jnp.mean(x32 * x32, axis=-1, keepdims=True) + eps)
     return (x32 * scale).astype(x.dtype) * weight.astype(x.dtype)
@@ -187,7 +229,8 @@ def rms_norm(x: jax.Array, weight: jax.Array, eps: float) -> jax.Array:
 def rope_angles(
     positions: jax.Array, head_dim: int, theta: float, scaling: Yarn | Llama3 | None = None
 ) -> tuple[jax.Array, jax.Array]:
-    """Return (cos, sin) of shape (*positions.shape, head_dim/2) in float32; bfloat16 angles are imprecise."""
+    """Return (cos, sin) of shape (*positions.shape, head_dim/2) in float32; bfloat16 angles are
+    imprecise."""
     frequencies = theta ** (-jnp.arange(0, head_dim, 2, dtype=jnp.float32) / head_dim)
     if scaling is not None:
         frequencies *= jnp.asarray(factors(head_dim, theta, scaling), jnp.float32)
@@ -198,8 +241,11 @@ def rope_angles(
 
 
 def rope_table(config: Config, length: int, positions: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Look up `rope_angles` of positions below `length`; XLA's CPU code would recompute them for each use and head."""
-    cos_Th, sin_Th = rope_angles(jnp.arange(length), config.head_dim, config.rope_theta, config.rope_scaling)
+    """Look up `rope_angles` of positions below `length`; XLA's CPU code would recompute them for
+    each use and head."""
+    cos_Th, sin_Th = rope_angles(
+        jnp.arange(length), config.head_dim, config.rope_theta, config.rope_scaling
+    )
     return cos_Th[positions], sin_Th[positions]
 
 
@@ -210,7 +256,9 @@ def rope(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
     return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1).astype(x.dtype)
 
 
-def _qkv(c: Config, w: Params, x: jax.Array, cos: jax.Array, sin: jax.Array) -> tuple[jax.Array, ...]:
+def _qkv(
+    c: Config, w: Params, x: jax.Array, cos: jax.Array, sin: jax.Array
+) -> tuple[jax.Array, ...]:
     """Map x_..TD to rotated q_..THh and k_..TKh, and v_..TKh."""
     x = rms_norm(x, w["attn_norm"], c.rms_eps)
     q, k, v = (_linear(w, name, x, "...d,dnh->...nh") for name in "qkv")
@@ -230,7 +278,8 @@ def _after_attention(c: Config, w: Params, x: jax.Array, out: jax.Array) -> jax.
 
 
 def _linear(w: Params, name: str, x: jax.Array, equation: str) -> jax.Array:
-    """Multiply x by the matrix `name`, and add the product with its adapter if there is one (models/lora.py)."""
+    """Multiply x by the matrix `name`, and add the product with its adapter if there is one
+    (models/lora.py)."""
     y = jnp.einsum(equation, x, w[name].astype(x.dtype))
     if name + "_lora_a" not in w:
         return y
@@ -242,7 +291,7 @@ def _linear(w: Params, name: str, x: jax.Array, equation: str) -> jax.Array:
     return y + jnp.einsum(f"...r,r{given}->{outputs}", low, w[name + "_lora_b"].astype(x.dtype))
 
 
-# --- packed rows: training and scoring ------------------------------------------------------------------------------
+# --- packed rows: training and scoring ------------------------------------------------------------
 
 
 def hidden(
@@ -259,13 +308,16 @@ def hidden(
 ) -> jax.Array:
     """Return the hidden states h_RTD after the final norm, in `dtype`.
 
-    positions_RT count from 0 within each sequence; segments_RT number the sequences of a row, 0 = padding.
-    Each token attends to itself and to earlier tokens of the row that belong to its segment.
-    remat: a name in `REMAT`. attention: one of `attention.IMPLEMENTATIONS`. mesh: of the arguments; None = one device.
+    positions_RT count from 0 within each sequence; segments_RT number the sequences of a row, 0 =
+    padding. Each token attends to itself and to earlier tokens of the row that belong to its
+    segment.
+    remat: a name in `REMAT`. attention: one of `attention.IMPLEMENTATIONS`. mesh: of the arguments;
+    None = one device.
     """
 
-    # On one device everything but attention works on a single axis of tokens: XLA's CPU code takes twice as long for
-    # the gradient of a matrix when it sums over two. On a mesh the two axes are sharded differently and stay separate.
+    # On one device everything but attention works on a single axis of tokens: XLA's CPU code takes
+    # twice as long for the gradient of a matrix when it sums over two. On a mesh the two axes are
+    # sharded differently and stay separate.
     single, shape = mesh is None or mesh.size == 1, tokens_RT.shape
 
     def one_axis(x: jax.Array) -> jax.Array:
@@ -288,15 +340,18 @@ def hidden(
         layer = jax.checkpoint(layer, prevent_cse=False, policy=REMAT[remat])
     x = _spread(_table(params["embed"], mesh)[one_axis(tokens_RT)].astype(dtype), mesh)
     # Few layers are unrolled, because XLA's CPU loops copy their stacked operands.
-    x, _ = jax.lax.scan(layer, x, params["layers"], unroll=config.layers if config.layers <= 4 else 1)
+    x, _ = jax.lax.scan(
+        layer, x, params["layers"], unroll=config.layers if config.layers <= 4 else 1
+    )
     return two_axes(rms_norm(x, params["norm"], config.rms_eps))
 
 
 def _gathered(config: Config, w: Params, dtype: Any, mesh: Mesh | None) -> Params:
     """Constrain a layer's weights for their use: in `dtype`, split over the tensor axis only.
 
-    Without the constraint the compiler would keep the weights sharded and sum partial activations over all devices,
-    which are far larger. With it, weights are gathered in `dtype` and their gradients reduce-scattered.
+    Without the constraint the compiler would keep the weights sharded and sum partial activations
+    over all devices, which are far larger. With it, weights are gathered in `dtype` and their
+    gradients reduce-scattered.
     """
     if mesh is None or mesh.size == 1:
         return w
@@ -305,24 +360,34 @@ def _gathered(config: Config, w: Params, dtype: Any, mesh: Mesh | None) -> Param
     def gather(name: str, array: jax.Array) -> jax.Array:
         if name not in declared:
             return array
-        spec = ("tensor" if axis in ("heads", "kv_heads", "mlp") else None for axis in declared[name].axes[1:])
-        return jax.lax.with_sharding_constraint(array.astype(dtype), NamedSharding(mesh, PartitionSpec(*spec)))
+        spec = (
+            "tensor" if axis in ("heads", "kv_heads", "mlp") else None
+            for axis in declared[name].axes[1:]
+        )
+        return jax.lax.with_sharding_constraint(
+            array.astype(dtype), NamedSharding(mesh, PartitionSpec(*spec))
+        )
 
     return {name: gather(name, array) for name, array in w.items()}
 
 
 def _table(embed_VD: jax.Array, mesh: Mesh | None) -> jax.Array:
-    """Constrain the embedding table to whole rows; otherwise the compiler would gather the results of look-ups.
+    """Constrain the embedding table to whole rows; otherwise the compiler would gather the results
+    of look-ups.
 
-    The table is not cast to the computation's dtype, in which the gradients of a frequent token would lose precision.
+    The table is not cast to the computation's dtype, in which the gradients of a frequent token
+    would lose precision.
     """
     if mesh is None or mesh.size == 1:
         return embed_VD
-    return jax.lax.with_sharding_constraint(embed_VD, NamedSharding(mesh, PartitionSpec("tensor", None)))
+    return jax.lax.with_sharding_constraint(
+        embed_VD, NamedSharding(mesh, PartitionSpec("tensor", None))
+    )
 
 
 def _spread(x_RTD: jax.Array, mesh: Mesh | None) -> jax.Array:
-    """Shard rows over data and fsdp, tokens over sequence; the compiler might otherwise shard them like the weights."""
+    """Shard rows over data and fsdp, tokens over sequence; the compiler might otherwise shard them
+    like the weights."""
     if mesh is None or mesh.size == 1:
         return x_RTD
     where = NamedSharding(mesh, PartitionSpec(("data", "fsdp"), "sequence", None))
@@ -337,10 +402,11 @@ def token_logp(
     temperature: float = 1.0,
     chunk: int = 1024,
 ) -> tuple[jax.Array, jax.Array]:
-    """Return the log-probability of each target and the entropy of each distribution: (logp_N, entropy_N), float32.
+    """Return the log-probability of each target and the entropy of each distribution: (logp_N,
+    entropy_N), float32.
 
-    Forward and backward process `chunk` tokens at a time, so that at most (chunk, V) logits exist. The entropy has no
-    gradient.
+    Forward and backward process `chunk` tokens at a time, so that at most (chunk, V) logits exist.
+    The entropy has no gradient.
     """
     n = targets_N.shape[0]
     chunks = max(1, -(-n // chunk))
@@ -357,11 +423,17 @@ def token_logp(
 
 @jax.custom_vjp
 def chunked_logp(
-    h_CSD: jax.Array, w_DV: jax.Array, targets_CS: jax.Array, temperature: float, count: jax.Array | int
+    h_CSD: jax.Array,
+    w_DV: jax.Array,
+    targets_CS: jax.Array,
+    temperature: float,
+    count: jax.Array | int,
 ) -> tuple[jax.Array, jax.Array]:
-    """Return `token_logp` of the first `count` of C chunks of S tokens: (logp_CS, entropy_CS), 0 in the other chunks.
+    """Return `token_logp` of the first `count` of C chunks of S tokens: (logp_CS, entropy_CS), 0 in
+    the other chunks.
 
-    Forward and backward hold the logits of one chunk at a time; only their log-sum-exp is saved for the backward pass.
+    Forward and backward hold the logits of one chunk at a time; only their log-sum-exp is saved for
+    the backward pass.
     """
     return _chunked_logp_forward(h_CSD, w_DV, targets_CS, temperature, count)[0]
 
@@ -405,18 +477,23 @@ def _chunked_logp_backward(residuals, gradients):
 chunked_logp.defvjp(_chunked_logp_forward, _chunked_logp_backward)
 
 
-# --- with a cache: rollouts -----------------------------------------------------------------------------------------
+# --- with a cache: rollouts -----------------------------------------------------------------------
 
 
 def for_decoding(
-    config: Config, params: Params, dtype: Any = jnp.float32, matrix_dtype: Any = None, key: jax.Array | None = None
+    config: Config,
+    params: Params,
+    dtype: Any = jnp.float32,
+    matrix_dtype: Any = None,
+    key: jax.Array | None = None,
 ) -> Params:
-    """Return the weights in the layout that `extend` reads: matrices in `matrix_dtype` (None = dtype), others in
-    `dtype`. With a key, float32 matrices become bfloat16 by stochastic rounding (models/rounding.py).
+    """Return the weights in the layout that `extend` reads: matrices in `matrix_dtype` (None =
+    dtype), others in `dtype`. With a key, float32 matrices become bfloat16 by stochastic rounding
+    (models/rounding.py).
 
-    {"embed", "norm", "unembed" (D, V), "layers": a tuple of dicts}. Layers are separate, and matrices that share an
-    input are concatenated. Without this, XLA's CPU code would copy every slice of a stacked weight at each decoding
-    step.
+    {"embed", "norm", "unembed" (D, V), "layers": a tuple of dicts}. Layers are separate, and
+    matrices that share an input are concatenated. Without this, XLA's CPU code would copy every
+    slice of a stacked weight at each decoding step.
     """
 
     numbers = itertools.count()
@@ -433,27 +510,43 @@ def for_decoding(
     params = jax.tree.map(cast, weights(config), params, is_leaf=is_weight)
 
     def layer(w: Params) -> Params:
-        joined = {"qkv": ("q", "k", "v"), "qkv_bias": ("q_bias", "k_bias", "v_bias"), "gate_up": ("gate", "up")}
-        result = {name: w[name] for name in w if not any(name in names for names in joined.values())}
+        joined = {
+            "qkv": ("q", "k", "v"),
+            "qkv_bias": ("q_bias", "k_bias", "v_bias"),
+            "gate_up": ("gate", "up"),
+        }
+        result = {
+            name: w[name] for name in w if not any(name in names for names in joined.values())
+        }
         for name, names in joined.items():
             if names[0] in w:
                 rows = () if name == "qkv_bias" else (config.d_model,)
                 result[name] = jnp.concatenate([w[n].reshape(*rows, -1) for n in names], axis=-1)
         return result | {"o": w["o"].reshape(-1, config.d_model)}
 
-    layers = tuple(layer(jax.tree.map(lambda a, i=i: a[i], params["layers"])) for i in range(config.layers))
-    return {"embed": params["embed"], "norm": params["norm"], "unembed": unembed(config, params), "layers": layers}
+    layers = tuple(
+        layer(jax.tree.map(lambda a, i=i: a[i], params["layers"])) for i in range(config.layers)
+    )
+    return {
+        "embed": params["embed"],
+        "norm": params["norm"],
+        "unembed": unembed(config, params),
+        "layers": layers,
+    }
 
 
 def init_cache(config: Config, slots: int, length: int, dtype: Any = jnp.float32) -> Cache:
     """Return an empty cache for `slots` sequences of up to `length` tokens.
 
-    {"k": per layer (slots, K, h, length), "v": per layer (slots, K, length, h)}. Keys are stored transposed, as the
-    product that computes the scores reads them.
+    {"k": per layer (slots, K, h, length), "v": per layer (slots, K, length, h)}. Keys are stored
+    transposed, as the product that computes the scores reads them.
     """
     k, v = (config.head_dim, length), (length, config.head_dim)
     shapes = {name: (slots, config.kv_heads, *shape) for name, shape in (("k", k), ("v", v))}
-    return {name: tuple(jnp.zeros(shape, dtype) for _ in range(config.layers)) for name, shape in shapes.items()}
+    return {
+        name: tuple(jnp.zeros(shape, dtype) for _ in range(config.layers))
+        for name, shape in shapes.items()
+    }
 
 
 def extend(
@@ -466,18 +559,23 @@ def extend(
     *,
     window: int | None = None,
 ) -> tuple[jax.Array, Cache]:
-    """Append tokens to the cached sequences, one per row; return (h_BD of each row's last new token, the new cache).
+    """Append tokens to the cached sequences, one per row; return (h_BD of each row's last new
+    token, the new cache).
 
-    Row b writes its first lengths_B[b] tokens at positions starts_B[b]...; earlier positions hold what previous calls
-    wrote. A row of length 0 writes nothing and returns arbitrary finite values. Tokens past the end of the cache are
-    dropped. weights: from `for_decoding`; the computation uses the dtype of their norms. window: attention
-    reads the first `window` positions, which must include all positions written; None = all.
+    Row b writes its first lengths_B[b] tokens at positions starts_B[b]...; earlier positions hold
+    what previous calls wrote. A row of length 0 writes nothing and returns arbitrary finite values.
+    Tokens past the end of the cache are
+    dropped. weights: from `for_decoding`; the computation uses the dtype of their norms. window:
+    attention reads the first `window` positions, which must include all positions written; None =
+    all.
     """
     rows, t = tokens_BT.shape
     length = cache["v"][0].shape[2]
     window = length if window is None else window
     positions_BT = starts_B[:, None] + jnp.arange(t)
-    write_at = jnp.where(jnp.arange(t) < lengths_B[:, None], positions_BT, length)  # out of bounds: dropped
+    write_at = jnp.where(
+        jnp.arange(t) < lengths_B[:, None], positions_BT, length
+    )  # out of bounds: dropped
     mask_BTS = jnp.arange(window) <= positions_BT[:, :, None]
     cos, sin = rope_table(config, window, positions_BT)
     row = jnp.arange(rows)[:, None]
@@ -490,7 +588,9 @@ def extend(
         v_BKSh = v_BKSh.at[row, :, write_at].set(v.astype(v_BKSh.dtype), mode="drop")
         seen = k_BKhS[..., :window].astype(x.dtype), v_BKSh[:, :, :window].astype(x.dtype)
         x = x + product(_cached_attention(q, *seen, mask_BTS), w["o"])
-        gate, up = jnp.split(product(rms_norm(x, w["mlp_norm"], config.rms_eps), w["gate_up"]), 2, axis=-1)
+        gate, up = jnp.split(
+            product(rms_norm(x, w["mlp_norm"], config.rms_eps), w["gate_up"]), 2, axis=-1
+        )
         x = x + product(jax.nn.silu(gate) * up, w["down"])
         keys.append(k_BKhS)
         values.append(v_BKSh)
@@ -500,10 +600,11 @@ def extend(
 
 
 def product(x: jax.Array, w: jax.Array) -> jax.Array:
-    """Return x_..D @ w_DF in the dtype of x. If w is of another dtype, x is rounded to it, and sums are in float32.
+    """Return x_..D @ w_DF in the dtype of x. If w is of another dtype, x is rounded to it, and sums
+    are in float32.
 
-    A bfloat16 result would take XLA's slow path on CPUs, and so would w converted to float32: several times as long
-    as this, where the processor multiplies bfloat16 matrices itself (AMX).
+    A bfloat16 result would take XLA's slow path on CPUs, and so would w converted to float32:
+    several times as long as this, where the processor multiplies bfloat16 matrices itself (AMX).
     """
     if x.dtype == w.dtype:
         return x @ w
@@ -512,7 +613,9 @@ def product(x: jax.Array, w: jax.Array) -> jax.Array:
     return y.astype(x.dtype).reshape(*x.shape[:-1], w.shape[-1])
 
 
-def _fused_qkv(c: Config, w: Params, x: jax.Array, cos: jax.Array, sin: jax.Array) -> tuple[jax.Array, ...]:
+def _fused_qkv(
+    c: Config, w: Params, x: jax.Array, cos: jax.Array, sin: jax.Array
+) -> tuple[jax.Array, ...]:
     """Compute `_qkv` with one matrix product."""
     y = product(rms_norm(x, w["attn_norm"], c.rms_eps), w["qkv"])
     if c.qkv_bias:
@@ -524,13 +627,21 @@ def _fused_qkv(c: Config, w: Params, x: jax.Array, cos: jax.Array, sin: jax.Arra
     return rope(q, cos, sin), rope(k, cos, sin), v
 
 
-def _cached_attention(q: jax.Array, k_BKhS: jax.Array, v_BKSh: jax.Array, mask_BTS: jax.Array) -> jax.Array:
+def _cached_attention(
+    q: jax.Array, k_BKhS: jax.Array, v_BKSh: jax.Array, mask_BTS: jax.Array
+) -> jax.Array:
     """Attend from q_BTHh to the cache; return out_BTD' with the heads concatenated (D' = H h)."""
     b, t, heads, head_dim = q.shape
     kv_heads, groups = v_BKSh.shape[1], heads // v_BKSh.shape[1]
     q = (q * head_dim**-0.5).reshape(b, t, kv_heads, groups, head_dim).swapaxes(1, 2)
-    scores = jnp.matmul(q.reshape(b, kv_heads, t * groups, head_dim), k_BKhS, preferred_element_type=jnp.float32)
+    scores = jnp.matmul(
+        q.reshape(b, kv_heads, t * groups, head_dim), k_BKhS, preferred_element_type=jnp.float32
+    )
     scores = scores.reshape(b, kv_heads, t, groups, -1)
-    probs = jax.nn.softmax(jnp.where(mask_BTS[:, None, :, None], scores, -1e30), axis=-1).astype(v_BKSh.dtype)
+    probs = jax.nn.softmax(jnp.where(mask_BTS[:, None, :, None], scores, -1e30), axis=-1).astype(
+        v_BKSh.dtype
+    )
     out = jnp.matmul(probs.reshape(b, kv_heads, t * groups, -1), v_BKSh)
-    return out.reshape(b, kv_heads, t, groups, head_dim).swapaxes(1, 2).reshape(b, t, heads * head_dim)
+    return (
+        out.reshape(b, kv_heads, t, groups, head_dim).swapaxes(1, 2).reshape(b, t, heads * head_dim)
+    )

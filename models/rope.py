@@ -1,4 +1,5 @@
-"""Scaling of the rotary position embedding for contexts beyond those trained on: YaRN, and that of Llama 3."""
+"""Scaling of the rotary position embedding for contexts beyond those trained on: YaRN, and that of
+Llama 3."""
 
 from __future__ import annotations
 
@@ -10,9 +11,9 @@ from typing import Any, NamedTuple
 class Yarn(NamedTuple):
     """YaRN (arXiv 2309.00071), as Qwen2.5's long-context recipe uses it.
 
-    Dimensions that turn more than `fast` times within `original` positions keep their frequency, those that turn less
-    than `slow` times get it divided by `factor`, and those between are interpolated. Cosines and sines are multiplied
-    by `attention`, so that scores are by its square.
+    Dimensions that turn more than `fast` times within `original` positions keep their frequency,
+    those that turn less than `slow` times get it divided by `factor`, and those between are
+    interpolated. Cosines and sines are multiplied by `attention`, so that scores are by its square.
     """
 
     factor: float
@@ -24,8 +25,8 @@ class Yarn(NamedTuple):
 
 
 class Llama3(NamedTuple):
-    """Llama 3's scaling: wavelengths beyond original / low are stretched by `factor`, those below original / high stay,
-    and those between are interpolated."""
+    """Llama 3's scaling: wavelengths beyond original / low are stretched by `factor`, those below
+    original / high stay, and those between are interpolated."""
 
     factor: float
     low: float  # low_freq_factor
@@ -36,21 +37,34 @@ class Llama3(NamedTuple):
 
 def factors(head_dim: int, theta: float, scaling: Yarn | Llama3) -> list[float]:
     """Return the factor on the frequency of each of the head_dim / 2 pairs of dimensions."""
-    return (_llama3_factors if isinstance(scaling, Llama3) else _yarn_factors)(head_dim, theta, scaling)
+    return (_llama3_factors if isinstance(scaling, Llama3) else _yarn_factors)(
+        head_dim, theta, scaling
+    )
 
 
 def _llama3_factors(head_dim: int, theta: float, scaling: Llama3) -> list[float]:
-    turns_h = [scaling.original * theta ** (-2 * pair / head_dim) / (2 * math.pi) for pair in range(head_dim // 2)]
-    kept_h = [min(max((turns - scaling.low) / (scaling.high - scaling.low), 0.0), 1.0) for turns in turns_h]
+    turns_h = [
+        scaling.original * theta ** (-2 * pair / head_dim) / (2 * math.pi)
+        for pair in range(head_dim // 2)
+    ]
+    kept_h = [
+        min(max((turns - scaling.low) / (scaling.high - scaling.low), 0.0), 1.0)
+        for turns in turns_h
+    ]
     return [kept + (1 - kept) / scaling.factor for kept in kept_h]
 
 
 def _yarn_factors(head_dim: int, theta: float, scaling: Yarn) -> list[float]:
-    low, high = (_dimension(turns, head_dim, theta, scaling.original) for turns in (scaling.fast, scaling.slow))
+    low, high = (
+        _dimension(turns, head_dim, theta, scaling.original)
+        for turns in (scaling.fast, scaling.slow)
+    )
     if scaling.whole:
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, head_dim - 1)
-    scaled_h = [min(max((pair - low) / max(high - low, 1e-3), 0.0), 1.0) for pair in range(head_dim // 2)]
+    scaled_h = [
+        min(max((pair - low) / max(high - low, 1e-3), 0.0), 1.0) for pair in range(head_dim // 2)
+    ]
     return [1 - scaled + scaled / scaling.factor for scaled in scaled_h]
 
 
@@ -60,17 +74,22 @@ def _dimension(turns: float, head_dim: int, theta: float, positions: int) -> flo
 
 
 def yarn_of(rope: Mapping[str, Any], positions: int) -> Yarn:
-    """Return the scaling that a config.json describes. positions: max_position_embeddings. Raises ValueError."""
+    """Return the scaling that a config.json describes. positions: max_position_embeddings. Raises
+    ValueError."""
     names = (
         "factor", "original_max_position_embeddings", "attention_factor", "beta_fast", "beta_slow", "mscale",
         "mscale_all_dim",
     )  # fmt: skip
     given = {name: rope[name] for name in names if rope.get(name) is not None}
     wrong = [
-        n for n, x in given.items() if isinstance(x, bool) or not isinstance(x, int | float) or not 0 < x < math.inf
+        n
+        for n, x in given.items()
+        if isinstance(x, bool) or not isinstance(x, int | float) or not 0 < x < math.inf
     ]
     if wrong or "factor" not in given or given["factor"] < 1:
-        raise ValueError(f"rope type 'yarn' needs a factor of at least 1 and positive numbers; got {dict(rope)}")
+        raise ValueError(
+            f"rope type 'yarn' needs a factor of at least 1 and positive numbers; got {dict(rope)}"
+        )
     factor = float(given["factor"])
 
     def scale(weight: float) -> float:
@@ -94,18 +113,23 @@ def llama3_of(rope: Mapping[str, Any]) -> Llama3:
     wrong = [
         f"{key}={rope.get(key)!r}"
         for key in keys
-        if isinstance(rope.get(key), bool) or not isinstance(rope.get(key), int | float) or not 0 < rope[key] < math.inf
+        if isinstance(rope.get(key), bool)
+        or not isinstance(rope.get(key), int | float)
+        or not 0 < rope[key] < math.inf
     ]
     if wrong:
         raise ValueError(f"rope type 'llama3' needs positive numbers, not {', '.join(wrong)}")
     scaling = Llama3(*(float(rope[key]) for key in keys[:3]), int(rope[keys[3]]))
     if scaling.low >= scaling.high:
-        raise ValueError(f"low_freq_factor={scaling.low} is not below high_freq_factor={scaling.high}")
+        raise ValueError(
+            f"low_freq_factor={scaling.low} is not below high_freq_factor={scaling.high}"
+        )
     return scaling
 
 
 def record_of(scaling: Yarn | Llama3) -> dict[str, Any]:
-    """Return the object of a config.json from which `yarn_of` or `llama3_of` reads the same scaling."""
+    """Return the object of a config.json from which `yarn_of` or `llama3_of` reads the same
+    scaling."""
     if isinstance(scaling, Llama3):
         return {
             "rope_type": "llama3",

@@ -47,13 +47,17 @@ JINJA = (
     "{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}\n"
 )
 
-# Qwen3's template. It has no default system message; it writes thoughts of turns since the last question, and forgets
-# older ones.
+# Qwen3's template. It has no default system message; it writes thoughts of turns since the last
+# question, and forgets older ones.
 SWITCH = "enable_thinking"  # the variable by which `transformers` switches thoughts off
 OPEN, CLOSE = "<think>", "</think>"
 NO_THOUGHT = f"{OPEN}\n\n{CLOSE}\n\n"  # begins a turn in which the model may not think
 
 
 def thoughtless(template: str) -> str:
-    """Return a template of Qwen3's in which the model does not think, unless the caller asks for it."""
-    return f"{{%- if {SWITCH} is not defined -%}}{{%- set {SWITCH} = false -%}}{{%- endif -%}}\n" + template
+    """Return a template of Qwen3's in which the model does not think, unless the caller asks for
+    it."""
+    return (
+        f"{{%- if {SWITCH} is not defined -%}}{{%- set {SWITCH} = false -%}}{{%- endif -%}}\n"
+        + template
+    )

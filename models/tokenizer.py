@@ -1,7 +1,8 @@
 """Byte-level BPE with the special tokens of ChatML.
 
-Only templates produce control tokens (`<|im_start|>` and every other `<|...|>`). `encode` treats their spelling as
-plain text, so nothing that a user or an environment writes can open or close a turn. The tags of a tool call are text,
+Only templates produce control tokens (`<|im_start|>` and every other `<|...|>`). `encode` treats
+their spelling as plain text, so nothing that a user or an environment writes can open or close a
+turn. The tags of a tool call are text,
 too: Qwen's tokenizers make one token of each, and others spell them with several.
 """
 
@@ -25,7 +26,8 @@ PRE_TOKENIZER = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-# Qwen2.5's added tokens in the order of their ids; the flag is True for those that Qwen marks as special.
+# Qwen2.5's added tokens in the order of their ids; the flag is True for those that Qwen marks as
+# special.
 QWEN_TOKENS = (
     ("<|endoftext|>", True),
     ("<|im_start|>", True),
@@ -60,9 +62,9 @@ class TokenizerError(ValueError):
 class Tokenizer:
     """A tokenizer, built from the JSON of a `tokenizers.Tokenizer`.
 
-    Attributes: the ids `endoftext`, `im_start` and `im_end`, and `vocab_size`: ids are below it, but a model's
-    embedding may have more rows. `thinking` is None for Qwen2.5's chat template, and a bool for Qwen3's: whether the
-    model may think before it answers.
+    Attributes: the ids `endoftext`, `im_start` and `im_end`, and `vocab_size`: ids are below it,
+    but a model's embedding may have more rows. `thinking` is None for Qwen2.5's chat template, and
+    a bool for Qwen3's: whether the model may think before it answers.
 
     template: the Jinja text of the checkpoint's own template, if it is Qwen3's; "" = Qwen2.5's.
     """
@@ -76,7 +78,9 @@ class Tokenizer:
             self._encoder = tokenizers.Tokenizer.from_str(json.dumps(spec))
         except Exception as error:  # the library raises bare Exception on malformed files
             raise TokenizerError(f"{source}: tokenizer.json cannot be read ({error})") from None
-        self._encoder.encode_special_tokens = True  # encodes the spelling of a special token as plain text
+        self._encoder.encode_special_tokens = (
+            True  # encodes the spelling of a special token as plain text
+        )
         added = {token["content"]: token["id"] for token in spec["added_tokens"]}
         missing = [name for name in REQUIRED if name not in added]
         if missing:
@@ -85,7 +89,9 @@ class Tokenizer:
                 " Rename reserved tokens of its tokenizer.json to these, or choose a checkpoint that has them"
             )
         actual = self._original.get_vocab(with_added_tokens=True)
-        if moved := [(name, id, actual.get(name)) for name, id in added.items() if actual.get(name) != id]:
+        if moved := [
+            (name, id, actual.get(name)) for name, id in added.items() if actual.get(name) != id
+        ]:
             name, stated, id = moved[0]
             raise TokenizerError(
                 f"{source}: tokenizer.json gives {name} the id {stated}, and it is read as {id}: it has a hole"
@@ -98,7 +104,8 @@ class Tokenizer:
 
     @classmethod
     def load(cls, path: str | Path) -> Tokenizer:
-        """Load `tokenizer.json`, given its path or that of a model directory, with the chat template beside it.
+        """Load `tokenizer.json`, given its path or that of a model directory, with the chat
+        template beside it.
 
         Raises TokenizerError.
         """
@@ -113,19 +120,24 @@ class Tokenizer:
             raise TokenizerError(f"{path}: tokenizer.json is not UTF-8 text ({error})") from None
 
     def with_thinking(self, thinking: bool) -> Tokenizer:
-        """Return this tokenizer with Qwen3's switch turned on or off. Raises TokenizerError if there is no switch."""
+        """Return this tokenizer with Qwen3's switch turned on or off. Raises TokenizerError if
+        there is no switch."""
         if self.thinking is None:
-            raise TokenizerError("the chat template of this tokenizer is Qwen2.5's, which has no thinking switch")
+            raise TokenizerError(
+                "the chat template of this tokenizer is Qwen2.5's, which has no thinking switch"
+            )
         other = copy.copy(self)
         other.thinking = thinking
         return other
 
     def encode(self, text: str) -> list[int]:
-        """Return the ids of text by a user, an environment or a model. No id is that of a control token."""
+        """Return the ids of text by a user, an environment or a model. No id is that of a control
+        token."""
         return self._encoder.encode(_well_formed(text), add_special_tokens=False).ids
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of ids, with control tokens spelled out. Bytes that are not UTF-8 become U+FFFD."""
+        """Return the text of ids, with control tokens spelled out. Bytes that are not UTF-8 become
+        U+FFFD."""
         return self._original.decode(list(ids), skip_special_tokens=False)
 
     def to_json(self) -> str:
@@ -138,11 +150,16 @@ class Tokenizer:
         text = self.to_json()
         config = dict(_TOKENIZER_CONFIG)
         if json.dumps(PRE_TOKENIZER, ensure_ascii=False) not in text:
-            config["tokenizer_class"] = "PreTrainedTokenizerFast"  # Qwen2Tokenizer would split text in Qwen's way
+            config["tokenizer_class"] = (
+                "PreTrainedTokenizerFast"  # Qwen2Tokenizer would split text in Qwen's way
+            )
         write_atomically(folder / "tokenizer.json", text)
         write_atomically(folder / "tokenizer_config.json", json.dumps(config, indent=2) + "\n")
         template = self._template.replace(thoughtless(""), "")
-        write_atomically(folder / "chat_template.jinja", thoughtless(template) if self.thinking is False else template)
+        write_atomically(
+            folder / "chat_template.jinja",
+            thoughtless(template) if self.thinking is False else template,
+        )
 
 
 _TOKENIZER_CONFIG = {
@@ -162,15 +179,18 @@ _TOKENIZER_CONFIG = {
 def train_bpe(texts: Iterable[str], vocab_size: int, extra_tokens: Sequence[str] = ()) -> Tokenizer:
     """Train a byte-level BPE with Qwen's pre-tokenizer and special tokens.
 
-    vocab_size: the largest size of the whole vocabulary, which holds the bytes, the merges, Qwen's added tokens and
-    `extra_tokens`; it is smaller if the texts have nothing left to merge. extra_tokens: strings that always become one
-    id, such as the punctuation of a tool call. The same texts in the same order give the same tokenizer.
+    vocab_size: the largest size of the whole vocabulary, which holds the bytes, the merges, Qwen's
+    added tokens and `extra_tokens`; it is smaller if the texts have nothing left to merge.
+    extra_tokens: strings that always become one id, such as the punctuation of a tool call. The
+    same texts in the same order give the same tokenizer.
     """
     added = [AddedToken(name, special=special, normalized=False) for name, special in QWEN_TOKENS]
     added += [AddedToken(text, special=False, normalized=False) for text in extra_tokens]
     budget = vocab_size - len(added)
     if budget < 256:
-        raise TokenizerError(f"vocab_size {vocab_size} is too small: bytes and added tokens need {256 + len(added)}")
+        raise TokenizerError(
+            f"vocab_size {vocab_size} is too small: bytes and added tokens need {256 + len(added)}"
+        )
     model = tokenizers.Tokenizer(bpe_models.BPE())
     model.normalizer = normalizers.NFC()
     split = pre_tokenizers.Split(Regex(PRE_TOKENIZER), behavior="isolated", invert=False)
@@ -182,20 +202,29 @@ def train_bpe(texts: Iterable[str], vocab_size: int, extra_tokens: Sequence[str]
     # Added tokens split the text before BPE sees it, so merges across them would never be used.
     longest_first = sorted((token.content for token in added), key=len, reverse=True)
     splitter = re.compile("|".join(map(re.escape, longest_first)))
-    model.train_from_iterator((piece for text in texts for piece in splitter.split(text) if piece), trainer)
+    model.train_from_iterator(
+        (piece for text in texts for piece in splitter.split(text) if piece), trainer
+    )
     model.add_tokens(added)
     return Tokenizer(model.to_str())
 
 
 def _template_of(folder: Path) -> str:
-    """Return the chat template in a model directory, "" if it has none: a file, or an entry of its tokenizer's."""
+    """Return the chat template in a model directory, "" if it has none: a file, or an entry of its
+    tokenizer's."""
     try:
         return (folder / "chat_template.jinja").read_text(encoding="utf-8")
     except OSError:
         pass
     try:
-        found = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8")).get("chat_template")
-    except (OSError, ValueError, AttributeError):  # an older or a partial checkpoint: `models.hf` reports what it needs
+        found = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8")).get(
+            "chat_template"
+        )
+    except (
+        OSError,
+        ValueError,
+        AttributeError,
+    ):  # an older or a partial checkpoint: `models.hf` reports what it needs
         return ""
     if isinstance(found, list):  # several templates by name
         found = next((one.get("template") for one in found if one.get("name") == "default"), "")

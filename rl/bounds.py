@@ -1,4 +1,5 @@
-"""Bounds of numeric arguments, written into signatures: `def ppo(tokens, *, clip_low: Fraction = 0.28)`."""
+"""Bounds of numeric arguments, written into signatures: `def ppo(tokens, *, clip_low: Fraction =
+0.28)`."""
 
 from __future__ import annotations
 

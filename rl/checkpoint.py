@@ -1,8 +1,10 @@
-"""Checkpoints: one directory per step with the training state and a manifest, written by orbax in the background.
+"""Checkpoints: one directory per step with the training state and a manifest, written by orbax in
+the background.
 
-A checkpoint exists once orbax has committed it, so a save that was killed or ran out of disk is never visible. State,
-manifest and metric have checksums. A checkpoint that is damaged later is detected by them (or because it fails to load)
-and moved aside with a warning, and the one before it is used. A damaged metric costs only the rank among the best.
+A checkpoint exists once orbax has committed it, so a save that was killed or ran out of disk is
+never visible. State, manifest and metric have checksums. A checkpoint that is damaged later is
+detected by them (or because it fails to load) and moved aside with a warning, and the one before it
+is used. A damaged metric costs only the rank among the best.
 """
 
 from __future__ import annotations
@@ -33,10 +35,11 @@ class CheckpointError(Exception):
 
 
 class Checkpoints:
-    """The checkpoints of one run: the last `keep`, the best by the metric given to `save`, and the milestones.
+    """The checkpoints of one run: the last `keep`, the best by the metric given to `save`, and the
+    milestones.
 
-    The processes of a run share the directory and call each method together. `seconds` is the time that the last
-    `save` blocked its caller, `failed` the number of failed saves.
+    The processes of a run share the directory and call each method together. `seconds` is the time
+    that the last `save` blocked its caller, `failed` the number of failed saves.
     """
 
     def __init__(self, directory: str | Path, *, keep: int, milestones: int = 0):
@@ -44,14 +47,19 @@ class Checkpoints:
         policies = [
             preservation_policy.LatestN(keep),
             preservation_policy.BestN(
-                get_metric_fn=lambda metrics: metrics["best"], n=1, keep_checkpoints_without_metrics=False
+                get_metric_fn=lambda metrics: metrics["best"],
+                n=1,
+                keep_checkpoints_without_metrics=False,
             ),
         ]
         if milestones:
             policies.append(preservation_policy.EveryNSteps(milestones))
         self.directory = Path(directory).absolute()
         self.seconds, self.failed = 0.0, 0
-        self._error, self._pending = "", -1  # the error of the last save; the step being written, -1 = none
+        self._error, self._pending = (
+            "",
+            -1,
+        )  # the error of the last save; the step being written, -1 = none
         _drop_damaged_metrics(self.directory)
         self._manager = ocp.CheckpointManager(
             self.directory,
@@ -69,13 +77,21 @@ class Checkpoints:
         return sorted(self._manager.all_steps())
 
     def save(
-        self, step: int, state: Any, manifest: dict[str, Any], *, metric: float | None = None, replace: bool = False
+        self,
+        step: int,
+        state: Any,
+        manifest: dict[str, Any],
+        *,
+        metric: float | None = None,
+        replace: bool = False,
     ) -> None:
-        """Write `state` (a pytree of arrays) and `manifest` (JSON) as one unit, unless the step exists already.
+        """Write `state` (a pytree of arrays) and `manifest` (JSON) as one unit, unless the step
+        exists already.
 
-        replace: write it again if it exists; the earlier one is deleted once the new one is on disk. Returns once the
-        arrays are copied, so the caller may donate them. A save that fails is logged and counted and does not affect
-        earlier checkpoints; `wait` raises if it was the last one.
+        replace: write it again if it exists; the earlier one is deleted once the new one is on
+        disk. Returns once the arrays are copied, so the caller may donate them. A save that fails
+        is logged and counted and does not affect earlier checkpoints; `wait` raises if it was the
+        last one.
         """
         began = time.monotonic()
         self._settle()
@@ -92,10 +108,14 @@ class Checkpoints:
                     state=ocp.args.StandardSave(state),
                     manifest=ocp.args.JsonSave({"text": text, "digest": _digest(text)}),
                 ),
-                metrics=None if metric is None else {"best": float(metric), "digest": _digest(repr(float(metric)))},
+                metrics=None
+                if metric is None
+                else {"best": float(metric), "digest": _digest(repr(float(metric)))},
             )
             self._pending = step
-        except Exception as error:  # orbax and tensorstore have exceptions of their own for a full disk
+        except (
+            Exception
+        ) as error:  # orbax and tensorstore have exceptions of their own for a full disk
             self._fail(step, error)
         self.seconds = time.monotonic() - began
 
@@ -103,13 +123,17 @@ class Checkpoints:
         """Wait until the last save is on disk. Raises CheckpointError if it failed."""
         self._settle()
         if self._error:
-            raise CheckpointError(f"{self._error}; the last checkpoint is of step {max(self.steps(), default='none')}")
+            raise CheckpointError(
+                f"{self._error}; the last checkpoint is of step {max(self.steps(), default='none')}"
+            )
 
     def restore(self, like: Any) -> tuple[int, Any, dict[str, Any]] | None:
-        """Return (step, state, manifest) of the newest readable checkpoint, None if there are no checkpoints.
+        """Return (step, state, manifest) of the newest readable checkpoint, None if there are no
+        checkpoints.
 
-        `like` gives shapes, dtypes and shardings; the mesh may differ from the one at the time of saving. Newer
-        checkpoints that are damaged are moved to `damaged/`. Raises CheckpointError if there are checkpoints and none
+        `like` gives shapes, dtypes and shardings; the mesh may differ from the one at the time of
+        saving. Newer checkpoints that are damaged are moved to `damaged/`. Raises CheckpointError
+        if there are checkpoints and none
         can be read: starting over would hide the problem.
         """
         self._settle()
@@ -118,17 +142,23 @@ class Checkpoints:
             reason, loaded = "", None
             try:
                 loaded = self._load(step, like)
-            except Exception as error:  # whatever the damage is, an older checkpoint may be readable
+            except (
+                Exception
+            ) as error:  # whatever the damage is, an older checkpoint may be readable
                 reason = _reason(error)
             if not _all_agree(loaded is not None):
                 damaged[step] = reason or "another process cannot read it"
                 continue
             for bad, reason in damaged.items():
-                log.warning("checkpoint %d is damaged (%s): moved to %s", bad, reason, self._set_aside(bad))
+                log.warning(
+                    "checkpoint %d is damaged (%s): moved to %s", bad, reason, self._set_aside(bad)
+                )
             return step, *loaded
         if damaged:
             reasons = "; ".join(f"step {step}: {reason}" for step, reason in damaged.items())
-            raise CheckpointError(f"no checkpoint in {self.directory} can be read ({reasons}); remove it to start over")
+            raise CheckpointError(
+                f"no checkpoint in {self.directory} can be read ({reasons}); remove it to start over"
+            )
         return None
 
     def close(self) -> None:
@@ -157,11 +187,17 @@ class Checkpoints:
         needed = sum(x.nbytes for x in jax.tree.leaves(state))
         free = shutil.disk_usage(self.directory).free
         if needed > free:
-            raise OSError(f"it needs {needed / 1e9:.3g} GB and {self.directory} has {free / 1e9:.3g} GB left")
+            raise OSError(
+                f"it needs {needed / 1e9:.3g} GB and {self.directory} has {free / 1e9:.3g} GB left"
+            )
 
     def _load(self, step: int, like: Any) -> tuple[Any, dict[str, Any]]:
-        target = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), like)
-        args = ocp.args.Composite(state=ocp.args.StandardRestore(target), manifest=ocp.args.JsonRestore())
+        target = jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), like
+        )
+        args = ocp.args.Composite(
+            state=ocp.args.StandardRestore(target), manifest=ocp.args.JsonRestore()
+        )
         loaded = self._manager.restore(step, args=args)
         text = loaded["manifest"].get("text", "")
         if _digest(text) != loaded["manifest"].get("digest"):
@@ -189,8 +225,11 @@ class Checkpoints:
         self._manager.reload()
 
     def _end_replacing(self) -> None:
-        """Delete checkpoints that were replaced, and put back those whose successor was not written."""
-        replaced = sorted((self.directory / "replaced").glob("*")) if not jax.process_index() else []
+        """Delete checkpoints that were replaced, and put back those whose successor was not
+        written."""
+        replaced = (
+            sorted((self.directory / "replaced").glob("*")) if not jax.process_index() else []
+        )
         for path in replaced:
             if (self.directory / path.name).exists():
                 shutil.rmtree(path)
@@ -201,8 +240,8 @@ class Checkpoints:
 
 
 def report_once() -> None:
-    """Leave it to `Checkpoints` to report a save that has failed: orbax and tensorstore would print a traceback for
-    each array."""
+    """Leave it to `Checkpoints` to report a save that has failed: orbax and tensorstore would print
+    a traceback for each array."""
     sys.unraisablehook = unraisablehook
     logging.getLogger("asyncio").addFilter(_not_by_orbax)
 
@@ -212,18 +251,26 @@ def _not_by_orbax(record: logging.LogRecord) -> bool:
 
 
 def unraisablehook(report: Any) -> None:
-    """A `sys.unraisablehook` that drops what tensorstore raises to nobody when a save has failed."""
-    late = isinstance(report.exc_value, RuntimeError) and str(report.exc_value) == "Event loop is closed"
-    if not (late and report.object is None):  # Python's own reports name the object that was at work
+    """A `sys.unraisablehook` that drops what tensorstore raises to nobody when a save has
+    failed."""
+    late = (
+        isinstance(report.exc_value, RuntimeError)
+        and str(report.exc_value) == "Event loop is closed"
+    )
+    if not (
+        late and report.object is None
+    ):  # Python's own reports name the object that was at work
         sys.__unraisablehook__(report)
 
 
 def checksums(state: Any) -> dict[str, int]:
-    """Return {path: 32-bit checksum} of the arrays of a pytree. It depends on the values alone, not on the mesh or the
-    number of processes.
+    """Return {path: 32-bit checksum} of the arrays of a pytree. It depends on the values alone, not
+    on the mesh or the number of processes.
 
-    A small state gets CRC-32, for which every process gathers one array at a time. Otherwise it is a position-weighted
-    integer sum, computed on the devices: hashing 100 GB on the host would take longer than writing them.
+    A small state gets CRC-32, for which every process gathers one array at a time. Otherwise it is
+    a position-weighted
+    integer sum, computed on the devices: hashing 100 GB on the host would take longer than writing
+    them.
     """
     leaves = jax.tree_util.tree_flatten_with_path(state)[0]
     checksum = _crc if sum(x.nbytes for _, x in leaves) <= CHECKSUM_LIMIT else _weighted_sum
@@ -235,7 +282,8 @@ def _digest(text: str) -> str:
 
 
 def _drop_damaged_metrics(directory: Path) -> None:
-    """Delete the metric files that cannot be trusted: orbax reads those of all checkpoints before it opens any."""
+    """Delete the metric files that cannot be trusted: orbax reads those of all checkpoints before
+    it opens any."""
     for path in [] if jax.process_index() else directory.glob("*/metrics/metrics"):
         try:
             record = json.loads(path.read_bytes())
@@ -243,7 +291,10 @@ def _drop_damaged_metrics(directory: Path) -> None:
                 continue
         except (ValueError, KeyError, TypeError, RecursionError):
             pass
-        log.warning("the metric of checkpoint %s is damaged: it no longer counts as the best", path.parts[-3])
+        log.warning(
+            "the metric of checkpoint %s is damaged: it no longer counts as the best",
+            path.parts[-3],
+        )
         path.unlink()
     _all_agree(True)
 
@@ -268,11 +319,16 @@ def _on_device(x: jax.Array) -> jax.Array:
 
 @jax.jit
 def _sum_on_device(x: jax.Array) -> jax.Array:
-    """Return the sum of (2 i + 1) times the bits of element i, modulo 2^32: exact in any order of summation."""
-    bits = jax.lax.bitcast_convert_type(x, {2: jnp.uint16, 4: jnp.uint32}[x.dtype.itemsize]).astype(jnp.uint32)
+    """Return the sum of (2 i + 1) times the bits of element i, modulo 2^32: exact in any order of
+    summation."""
+    bits = jax.lax.bitcast_convert_type(x, {2: jnp.uint16, 4: jnp.uint32}[x.dtype.itemsize]).astype(
+        jnp.uint32
+    )
     place, stride = jnp.zeros(x.shape, jnp.uint32), 1
     for axis in reversed(range(x.ndim)):
-        place += jax.lax.broadcasted_iota(jnp.uint32, x.shape, axis) * jnp.uint32(stride % (1 << 32))
+        place += jax.lax.broadcasted_iota(jnp.uint32, x.shape, axis) * jnp.uint32(
+            stride % (1 << 32)
+        )
         stride *= x.shape[axis]
     return jnp.sum(bits * (2 * place + 1), dtype=jnp.uint32)
 

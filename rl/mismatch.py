@@ -1,5 +1,5 @@
-"""Metrics of the gap between engine and learner log-probabilities, by environment and by age of the weights, and an
-alarm for an engine that does not sample with the weights it was given."""
+"""Metrics of the gap between engine and learner log-probabilities, by environment and by age of the
+weights, and an alarm for an engine that does not sample with the weights it was given."""
 
 from __future__ import annotations
 
@@ -16,13 +16,15 @@ BASELINE = 10  # number of first measurements that later ones are compared with
 
 
 def figures(batches: Sequence[Packed], version: int, *, recomputed: bool) -> dict[str, float]:
-    """Return metrics of the trained tokens of unguided rollouts, before the first update of the step.
+    """Return metrics of the trained tokens of unguided rollouts, before the first update of the
+    step.
 
-    `staleness/mean` and `/max`: versions between the weights that sampled a token and the current ones, `version`.
-    With `recomputed`, `old_logp_RT` is the learner's and d = log pi_learner - log pi_engine. Then `mismatch/fresh` is
-    the mean |d| over tokens that the current weights sampled, which rounding alone should cause. If there are several
-    environments, `mismatch/abs/<env>`, `mismatch/max/<env>` and `mismatch/kl/<env>` are the mean |d|, the largest |d|
-    and an estimate of KL(engine || learner).
+    `staleness/mean` and `/max`: versions between the weights that sampled a token and the current
+    ones, `version`. With `recomputed`, `old_logp_RT` is the learner's and d = log pi_learner - log
+    pi_engine. Then `mismatch/fresh` is the mean |d| over tokens that the current weights sampled,
+    which rounding alone should cause. If there are several environments, `mismatch/abs/<env>`,
+    `mismatch/max/<env>` and `mismatch/kl/<env>` are the mean |d|, the largest |d| and an estimate
+    of KL(engine || learner).
     """
     own = [batch.mask_RT & ~batch.guided_RT for batch in batches]
     if not any(own_RT.any() for own_RT in own):
@@ -38,7 +40,9 @@ def figures(batches: Sequence[Packed], version: int, *, recomputed: bool) -> dic
     gap_N = of_tokens(lambda batch: batch.old_logp_RT - batch.logp_RT).astype(np.float64)
     if (age_N == 0).any():
         metrics["mismatch/fresh"] = float(np.mean(np.abs(gap_N[age_N == 0])))
-    env_N = np.concatenate([np.array(batch.envs)[batch.sample_RT[own_RT]] for batch, own_RT in zip(batches, own)])
+    env_N = np.concatenate(
+        [np.array(batch.envs)[batch.sample_RT[own_RT]] for batch, own_RT in zip(batches, own)]
+    )
     envs = np.unique(env_N)
     for env in envs if len(envs) > 1 else ():
         d_N = gap_N[env_N == env]
@@ -50,7 +54,8 @@ def figures(batches: Sequence[Packed], version: int, *, recomputed: bool) -> dic
 
 @dataclass
 class Alarm:
-    """An alarm for gaps above `floor` and `factor` times the median of the first ten without alarm; factor 0 = none."""
+    """An alarm for gaps above `floor` and `factor` times the median of the first ten without alarm;
+    factor 0 = none."""
 
     factor: float
     floor: float
@@ -59,7 +64,8 @@ class Alarm:
     def check(self, metrics: dict[str, float]) -> str:
         """Return the warning for the user, "" if there is none.
 
-        Only tokens that the current weights sampled are compared: others differ because the weights changed.
+        Only tokens that the current weights sampled are compared: others differ because the weights
+        changed.
         """
         gap = metrics.get("mismatch/fresh")
         if gap is None and metrics.get("staleness/max") == 0:

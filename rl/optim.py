@@ -1,4 +1,5 @@
-"""AdamW, and Muon for imitation, with gradient clipping and a learning-rate schedule, from optax."""
+"""AdamW, and Muon for imitation, with gradient clipping and a learning-rate schedule, from
+optax."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ SCHEDULES = ("constant", "linear", "cosine")
 def schedule(
     *, lr: float, schedule: str = "constant", warmup: int = 0, steps: int = 0, final: float = 0.0
 ) -> optax.Schedule:
-    """Return a function update -> learning rate: a linear warm-up, then constant or a decay to `final * lr` at `steps`.
+    """Return a function update -> learning rate: a linear warm-up, then constant or a decay to
+    `final * lr` at `steps`.
 
     The warm-up is 1/w, 2/w, ..., 1, so that the first update has an effect.
     """
@@ -32,16 +34,23 @@ def schedule(
     }[schedule]()
     if not warmup:
         return after
-    rise = optax.linear_schedule(lr / warmup, lr, warmup - 1) if warmup > 1 else optax.constant_schedule(lr)
+    rise = (
+        optax.linear_schedule(lr / warmup, lr, warmup - 1)
+        if warmup > 1
+        else optax.constant_schedule(lr)
+    )
     return optax.join_schedules([rise, after], [warmup])
 
 
 def decayed(params: Any) -> Any:
-    """Return a tree of bool, True for parameters with weight decay: matrices and embeddings, not norms and biases.
+    """Return a tree of bool, True for parameters with weight decay: matrices and embeddings, not
+    norms and biases.
 
     The names decide, not the number of axes: stacked norms and biases have several axes too.
     """
-    return jax.tree.map_with_path(lambda path, _: not path[-1].key.endswith(("norm", "bias")), params)
+    return jax.tree.map_with_path(
+        lambda path, _: not path[-1].key.endswith(("norm", "bias")), params
+    )
 
 
 def optimizer(
@@ -53,11 +62,16 @@ def optimizer(
     weight_decay: float = 0.01,
     clip: float = 1.0,
 ) -> optax.GradientTransformation:
-    """Return AdamW after clipping by the global norm (0 = no clipping); `lr` is a number or a `schedule`."""
-    return _clipped(optax.adamw(lr, b1=b1, b2=b2, eps=eps, weight_decay=weight_decay, mask=decayed), clip)
+    """Return AdamW after clipping by the global norm (0 = no clipping); `lr` is a number or a
+    `schedule`."""
+    return _clipped(
+        optax.adamw(lr, b1=b1, b2=b2, eps=eps, weight_decay=weight_decay, mask=decayed), clip
+    )
 
 
-def _clipped(transformation: optax.GradientTransformation, clip: float) -> optax.GradientTransformation:
+def _clipped(
+    transformation: optax.GradientTransformation, clip: float
+) -> optax.GradientTransformation:
     return optax.chain(optax.clip_by_global_norm(clip), transformation) if clip else transformation
 
 
@@ -80,10 +94,12 @@ def muon(
     b2: float = 0.999,
     clip: float = 1.0,
 ) -> optax.GradientTransformation:
-    """Return Muon (Jordan et al. 2024) for the matrices of the layers, and Adam for embeddings, norms and biases.
+    """Return Muon (Jordan et al. 2024) for the matrices of the layers, and Adam for embeddings,
+    norms and biases.
 
-    Both follow clipping by the global norm (0 = no clipping). From random weights Muon learns to copy in about half of
-    AdamW's updates; fine-tuning starts after that phase and gains nothing from it.
+    Both follow clipping by the global norm (0 = no clipping). From random weights Muon learns to
+    copy in about half of AdamW's updates; fine-tuning starts after that phase and gains nothing
+    from it.
     """
 
     def dimensions(params: Any) -> Any:
@@ -93,16 +109,21 @@ def muon(
 
         return jax.tree.map_with_path(of_parameter, params)
 
-    muon = optax.contrib.muon(lr, adam_b2=b2, adam_learning_rate=adam_lr, muon_weight_dimension_numbers=dimensions)
+    muon = optax.contrib.muon(
+        lr, adam_b2=b2, adam_learning_rate=adam_lr, muon_weight_dimension_numbers=dimensions
+    )
     return _clipped(muon, clip)
 
 
 def rounded(params: Any, like: Any, key: jax.Array) -> Any:
-    """Return float32 `params` in the dtypes of `like`, with stochastic rounding to bfloat16 (models/rounding.py)."""
+    """Return float32 `params` in the dtypes of `like`, with stochastic rounding to bfloat16
+    (models/rounding.py)."""
     leaves, tree = jax.tree.flatten(params)
     keys = jax.random.split(key, len(leaves))
 
     def rounded_leaf(x: jax.Array, old: jax.Array, key: jax.Array) -> jax.Array:
         return rounding.stochastic(x, key) if old.dtype == jnp.bfloat16 else x.astype(old.dtype)
 
-    return jax.tree.unflatten(tree, [rounded_leaf(*args) for args in zip(leaves, jax.tree.leaves(like), keys)])
+    return jax.tree.unflatten(
+        tree, [rounded_leaf(*args) for args in zip(leaves, jax.tree.leaves(like), keys)]
+    )

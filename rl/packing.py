@@ -1,7 +1,9 @@
-"""Packing of samples into rows of one length: first-fit-decreasing and deterministic; no sample is cut or dropped.
+"""Packing of samples into rows of one length: first-fit-decreasing and deterministic; no sample is
+cut or dropped.
 
-The rollouts of a task begin with the same prompt. With `share`, a row holds it once, and the tokens that follow it in
-each sample attend to it too (models/attention.py). The result of a forward pass is the same, for fewer tokens.
+The rollouts of a task begin with the same prompt. With `share`, a row holds it once, and the tokens
+that follow it in each sample attend to it too (models/attention.py). The result of a forward pass
+is the same, for fewer tokens.
 """
 
 from __future__ import annotations
@@ -16,27 +18,37 @@ from rl.trajectory import Turn
 
 
 class SampleTooLong(ValueError):
-    """A sample that does not fit into a row. `rl.samples.fates` excludes such rollouts beforehand, as overlong."""
+    """A sample that does not fit into a row. `rl.samples.fates` excludes such rollouts beforehand,
+    as overlong."""
 
 
 @dataclass
 class Packed:
-    """Rows of tokens as (R, T) arrays. Padding is 0 in every array but `sample_RT` and `version_RT`, where it is -1."""
+    """Rows of tokens as (R, T) arrays. Padding is 0 in every array but `sample_RT` and
+    `version_RT`, where it is -1."""
 
     tokens_RT: np.ndarray  # int32
     positions_RT: np.ndarray  # int32, from 0 within each sample
-    segments_RT: np.ndarray  # int32: 1, 2, ... for the samples and the shared prompts of a row, 0 = padding
+    segments_RT: (
+        np.ndarray
+    )  # int32: 1, 2, ... for the samples and the shared prompts of a row, 0 = padding
     mask_RT: np.ndarray  # bool: tokens that train
     logp_RT: np.ndarray  # float32: log-probability of each token when it was sampled
     advantage_RT: np.ndarray  # float32
     guided_RT: np.ndarray  # bool
     sample_RT: np.ndarray  # int32: index into the packed samples
-    version_RT: np.ndarray | None = None  # int32: version of the weights that sampled each token, -1 outside the mask
+    version_RT: np.ndarray | None = (
+        None  # int32: version of the weights that sampled each token, -1 outside the mask
+    )
     envs: tuple[str, ...] = ()  # the environment of each packed sample
-    turns: tuple[Turn, ...] = ()  # those whose generations the samples hold, in order, if the caller knows them
+    turns: tuple[
+        Turn, ...
+    ] = ()  # those whose generations the samples hold, in order, if the caller knows them
     old_logp_RT: np.ndarray | None = None  # the denominator of the ratio; None = logp_RT
     ref_logp_RT: np.ndarray | None = None  # of the reference policy, if a KL penalty needs it
-    prompts_RT: np.ndarray | None = None  # int32: segment of each token's shared prompt, 0 = none; None = none at all
+    prompts_RT: np.ndarray | None = (
+        None  # int32: segment of each token's shared prompt, 0 = none; None = none at all
+    )
 
     @property
     def rows(self) -> int:
@@ -48,13 +60,17 @@ class Packed:
         return float(np.mean(self.segments_RT > 0)) if self.segments_RT.size else 0.0
 
     def trained(self, value_RT: np.ndarray) -> np.ndarray:
-        """Return the values at the tokens that train, (n,): sample by sample as they were packed, in token order."""
-        order = np.argsort(self.sample_RT[self.mask_RT], kind="stable")  # no sample is split between rows
+        """Return the values at the tokens that train, (n,): sample by sample as they were packed,
+        in token order."""
+        order = np.argsort(
+            self.sample_RT[self.mask_RT], kind="stable"
+        )  # no sample is split between rows
         return value_RT[self.mask_RT][order]
 
 
 def assign(lengths: Sequence[int], row: int) -> list[list[int]]:
-    """Return the indices of the items in each row of `row` tokens, by first-fit-decreasing. Ties keep their order.
+    """Return the indices of the items in each row of `row` tokens, by first-fit-decreasing. Ties
+    keep their order.
 
     Each item has at most `row` tokens.
     """
@@ -74,16 +90,19 @@ def assign(lengths: Sequence[int], row: int) -> list[list[int]]:
 
 
 def pack(samples: Sequence[Sample], row: int, *, share: bool = False) -> Packed:
-    """Pack samples, each whole, into rows of `row` tokens by first-fit-decreasing. Raises SampleTooLong.
+    """Pack samples, each whole, into rows of `row` tokens by first-fit-decreasing. Raises
+    SampleTooLong.
 
-    share: let samples of a row that begin with the same prompt share it. Its last token stays with each sample, because
-    a sample's first trained token is predicted from the position before it.
+    share: let samples of a row that begin with the same prompt share it. Its last token stays with
+    each sample, because a sample's first trained token is predicted from the position before it.
     """
     for i, sample in enumerate(samples):
         if len(sample) > row:
             raise SampleTooLong(f"sample {i} has {len(sample)} tokens, a row {row}")
     families = _families(samples, row) if share else [(0, [item]) for item in range(len(samples))]
-    rows = assign([shared + sum(len(samples[i]) - shared for i in items) for shared, items in families], row)
+    rows = assign(
+        [shared + sum(len(samples[i]) - shared for i in items) for shared, items in families], row
+    )
 
     def empty(dtype, fill=0):
         return np.full((len(rows), row), fill, dtype)
@@ -98,7 +117,9 @@ def pack(samples: Sequence[Sample], row: int, *, share: bool = False) -> Packed:
         start, segment = 0, 0
         for shared, items in (families[family] for family in chosen):
             prompt = segment + 1 if shared else 0
-            pieces = [(items[0], 0, shared)] * bool(shared) + [(i, shared, len(samples[i])) for i in items]
+            pieces = [(items[0], 0, shared)] * bool(shared) + [
+                (i, shared, len(samples[i])) for i in items
+            ]
             for item, begin, end in pieces:
                 sample, part, segment = samples[item], slice(begin, end), segment + 1
                 here = slice(start, start + end - begin)
@@ -118,7 +139,8 @@ def pack(samples: Sequence[Sample], row: int, *, share: bool = False) -> Packed:
 
 
 def _families(samples: Sequence[Sample], row: int) -> list[tuple[int, list[int]]]:
-    """Return (tokens of the shared prompt, indices of its samples), each of at most `row` tokens, in order."""
+    """Return (tokens of the shared prompt, indices of its samples), each of at most `row` tokens,
+    in order."""
     by_prompt: dict[bytes, list[int]] = {}
     for i, sample in enumerate(samples):
         length = max(int(np.argmax(sample.mask)) - 1, 0)

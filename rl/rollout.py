@@ -1,7 +1,9 @@
 """Rollouts: the policy and a world take turns until one of them, or a limit, ends the episode.
 
-Every end of an episode is a `StopReason` of its trajectory, including failures of the environment or of the context
-template. Only an engine fault is raised as an exception: without the engine there is nothing to train on.
+Every end of an episode is a `StopReason` of its trajectory, including failures of the environment
+or of the context
+template. Only an engine fault is raised as an exception: without the engine there is nothing to
+train on.
 """
 
 from __future__ import annotations
@@ -21,24 +23,11 @@ from typing import Any
 from envs import boundary
 from envs.world import StepResult, Task, World, WorldTimeout
 from models.tokenizer import Tokenizer
-from rl.contexts import Context, action_of, cut
+from rl.contexts import Context, Limits, Opening, action_of, cut
 from rl.contexts.causal import Causal
 from rl.engines import ContextFull, Engine, EngineFault
 from rl.seeds import seed_of
 from rl.trajectory import LIMITED, Completion, EndsRun, Sampling, StopReason, Trajectory, Turn
-
-
-@dataclass(frozen=True)
-class Limits:
-    """The limits of an episode. Tokens are counted with the policy's tokenizer."""
-
-    max_turns: int  # turns of the policy
-    max_tokens: int  # tokens of one generation
-    context: int  # tokens of prompt and generation together; at most the engine's context
-    max_observation: int  # tokens of the answer to one turn; a longer one is cut at a visible mark
-    timeout: float  # seconds for the episode, set-up included; evaluation has its own `env_timeout`
-    env_timeout: float  # seconds for one call into the world; inf if the world itself ends its calls in time
-    must_end: bool = False  # an episode that a limit of turns or tokens ended has failed, whatever it had reached
 
 
 @dataclass
@@ -54,7 +43,8 @@ class Job:
 
 
 class Worlds:
-    """A pool of world instances. Each is lent to one episode at a time, made when needed and reused."""
+    """A pool of world instances. Each is lent to one episode at a time, made when needed and
+    reused."""
 
     def __init__(self, make_world: Callable[[], World]):
         self._make, self._idle = make_world, []
@@ -79,7 +69,9 @@ class Worlds:
 
 
 def _close(world: World) -> None:
-    with contextlib.suppress(Exception):  # the world is discarded, and its earlier errors have been reported
+    with contextlib.suppress(
+        Exception
+    ):  # the world is discarded, and its earlier errors have been reported
         world.close()
 
 
@@ -91,12 +83,14 @@ async def rollouts(
     progress: Callable[[int, int, Trajectory], None] | None = None,
     **settings: Any,
 ) -> list[Trajectory]:
-    """Play every job, at most `concurrency` at a time, and return the trajectories in the order of the jobs.
+    """Play every job, at most `concurrency` at a time, and return the trajectories in the order of
+    the jobs.
 
     Args:
       concurrency: a number, or a semaphore that limits several calls together.
       progress: called with the number done, the total and the trajectory that just ended.
-      settings: the same for all jobs: engine, tokenizer, limits and the other arguments of `rollout`.
+      settings: the same for all jobs: engine, tokenizer, limits and the other arguments of
+      `rollout`.
 
     Raises EngineFault and EndsRun. After an exception or a cancellation nothing is left running.
     """
@@ -120,7 +114,9 @@ async def rollouts(
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(play(job)) for job in jobs]
     except BaseExceptionGroup as errors:
-        raise errors.exceptions[0] from None  # the others failed for the same reason, or were cancelled because of it
+        raise errors.exceptions[
+            0
+        ] from None  # the others failed for the same reason, or were cancelled because of it
     return [task.result() for task in tasks]
 
 
@@ -144,8 +140,12 @@ async def _play_job(job: Job, worlds: Worlds, settings: dict[str, Any]) -> Traje
 
 
 def _failed_to_start(trajectory: Trajectory) -> bool:
-    """Return True if a rollout failed before its first prompt: the only failure that is retried, in another world."""
-    return not trajectory.messages and trajectory.stop in (StopReason.ENV_ERROR, StopReason.ENV_TIMEOUT)
+    """Return True if a rollout failed before its first prompt: the only failure that is retried, in
+    another world."""
+    return not trajectory.messages and trajectory.stop in (
+        StopReason.ENV_ERROR,
+        StopReason.ENV_TIMEOUT,
+    )
 
 
 async def rollout(
@@ -159,39 +159,49 @@ async def rollout(
     limits: Limits,
     sampling: Sampling,
     experience: Sequence[tuple[str, str]] = (),
-    context: Callable[..., Context] = Causal,
+    context: Callable[[Opening], Context] = Causal,
     show_tools: bool = True,
+    chat: Any = None,
     parse_error: str = "continue",
     cut_turn: str = "end",
     threads: bool = False,
 ) -> Trajectory:
-    """Play one episode of `task` in `world` and evaluate it, unless the world or the template failed.
+    """Play one episode of `task` in `world` and evaluate it, unless the world or the template
+    failed.
 
     Failures are recorded in the trajectory.
 
     Args:
       rollout_index: index within the group.
-      sampling: max_tokens is capped by the limits, and each turn gets its own seed. If it has no stop tokens, the
-        tokenizer's `im_end` and `endoftext` are used.
+      sampling: max_tokens is capped by the limits, and each turn gets its own seed. If it has no
+        stop tokens, the tokenizer's `im_end` and `endoftext` are used.
       experience: (id, content) of each experience to inject into the prompt.
       context: the template, see `rl.contexts`.
       show_tools: list the tools in the system message.
+      chat: the client of language models, for templates that ask one.
       parse_error: "end" or "continue" the episode after a turn that the world could not read.
-      cut_turn: "end" the episode after a turn cut by its token limit, or "continue" with the text so far.
-      threads: call the world in a thread, so that other episodes go on and a call that hangs is abandoned at its
-        deadline. A world called directly cannot be interrupted: a late answer is noticed when it returns. Coroutine
-        methods are awaited.
+      cut_turn: "end" the episode after a turn cut by its token limit, or "continue" with the text
+      so far.
+      threads: call the world in a thread, so that other episodes go on and a call that hangs is
+        abandoned at its deadline. A world called directly cannot be interrupted: a late answer is
+        noticed when it returns. Coroutine methods are awaited.
 
     Raises EngineFault.
     """
     if cut_turn not in ("end", "continue") or parse_error not in ("end", "continue"):
-        raise ValueError(f'cut_turn and parse_error are "end" or "continue", not {cut_turn!r} and {parse_error!r}')
+        raise ValueError(
+            f'cut_turn and parse_error are "end" or "continue", not {cut_turn!r} and {parse_error!r}'
+        )
     trajectory = _blank(task, rollout_index, seed)
     if not sampling.stop_tokens:
-        sampling = dataclasses.replace(sampling, stop_tokens=(tokenizer.im_end, tokenizer.endoftext))
-    episode = _Episode(trajectory, world, engine, tokenizer, limits, sampling, cut_turn, parse_error, threads)
+        sampling = dataclasses.replace(
+            sampling, stop_tokens=(tokenizer.im_end, tokenizer.endoftext)
+        )
+    episode = _Episode(
+        trajectory, world, engine, tokenizer, limits, sampling, cut_turn, parse_error, threads
+    )
     try:
-        await episode.play(context, experience, show_tools)
+        await episode.play(context, experience, show_tools, chat)
         await episode.evaluate()
     except _Failure as failure:
         trajectory.stop, trajectory.error = failure.stop, failure.error
@@ -233,20 +243,32 @@ class _Episode:
         self.deadline = asyncio.get_running_loop().time() + self.limits.timeout
         self.max_tokens = min(self.sampling.max_tokens, self.limits.max_tokens)
         self.session = f"{self.trajectory.task.id}/{self.trajectory.rollout}/{self.trajectory.seed}"
-        self.hanging = False  # True once a call into the world was abandoned, so that the world cannot be asked again
+        # True once a call into the world was abandoned, so that the world cannot be asked again
+        self.hanging = False
 
     async def play(
-        self, template: Callable[..., Context], experience: Sequence[tuple[str, str]], show_tools: bool
+        self,
+        template: Callable[[Opening], Context],
+        experience: Sequence[tuple[str, str]],
+        show_tools: bool,
+        chat: Any,
     ) -> None:
-        """Take turns until the episode ends, and write them and the stop reason into the trajectory."""
+        """Take turns until the episode ends, and write them and the stop reason into the
+        trajectory."""
         trajectory, task = self.trajectory, self.trajectory.task
-        observation = await self.call("reset", boundary.observation, self.world.reset, task, task.seed)
+        observation = await self.call(
+            "reset", boundary.observation, self.world.reset, task, task.seed
+        )
         ids, texts = [id for id, _ in experience], [text for _, text in experience]
         with _failures_of("template"):
             context = template(
-                tokenizer=self.tokenizer, observation=observation, experience=texts, show_tools=show_tools
+                Opening(self.tokenizer, observation, texts, show_tools, self.limits, chat)
             )
-            trajectory.messages, trajectory.experience, trajectory.injected = list(context.messages), ids, texts
+            trajectory.messages, trajectory.experience, trajectory.injected = (
+                list(context.messages),
+                ids,
+                texts,
+            )
             trajectory.tools = list(observation.tools)
         for number in range(self.limits.max_turns):
             with _failures_of("template"):
@@ -262,17 +284,25 @@ class _Episode:
             trajectory.turns.append(turn)
             if getattr(context, "managing", False):
                 with _failures_of("template"):
-                    turn.info = {"managing": True, "calls": [], "errors": 0} | context.manage(completion)
+                    turn.info = {"managing": True, "calls": [], "errors": 0} | context.manage(
+                        completion
+                    )
                 continue
             if completion.stop == "length":
                 context_is_full = len(completion.tokens) < self.max_tokens
                 if context_is_full or self.cut_turn == "end":
-                    trajectory.stop = StopReason.CONTEXT_FULL if context_is_full else StopReason.LENGTH
+                    trajectory.stop = (
+                        StopReason.CONTEXT_FULL if context_is_full else StopReason.LENGTH
+                    )
                     return
-            result = await self.call(f"step {number}", boundary.result, self.world.step, turn.action)
+            result = await self.call(
+                f"step {number}", boundary.result, self.world.step, turn.action
+            )
             with _failures_of(f"step {number}"):
                 turn.info = result.info
-                trajectory.tools += [tool for tool in result.tools or () if tool not in trajectory.tools]
+                trajectory.tools += [
+                    tool for tool in result.tools or () if tool not in trajectory.tools
+                ]
                 turn.observation = cut(self.tokenizer, result.messages, self.limits.max_observation)
                 stop = self.stop_of(result)
             if stop is not None:
@@ -313,7 +343,8 @@ class _Episode:
 
     @contextlib.asynccontextmanager
     async def until_deadline(self):
-        """Cancel what is awaited in the block at the deadline of the episode, and end the episode."""
+        """Cancel what is awaited in the block at the deadline of the episode, and end the
+        episode."""
         try:
             async with asyncio.timeout_at(self.deadline) as scope:
                 yield
@@ -333,15 +364,20 @@ class _Episode:
         With `must_end`, an episode that a limit ended forfeits it.
         """
         self.deadline = math.inf
-        self.trajectory.evaluation = await self.call("evaluate", boundary.evaluation, self.world.evaluate)
+        self.trajectory.evaluation = await self.call(
+            "evaluate", boundary.evaluation, self.world.evaluate
+        )
         if self.limits.must_end and self.trajectory.stop in LIMITED:
             self.trajectory.forfeit()
 
-    async def call(self, what: str, check: Callable[[Any], Any], function: Callable[..., Any], *arguments: Any) -> Any:
-        """Call into the world under the limits of the call and the episode. Return what `check` makes of the answer.
+    async def call(
+        self, what: str, check: Callable[[Any], Any], function: Callable[..., Any], *arguments: Any
+    ) -> Any:
+        """Call into the world under the limits of the call and the episode. Return what `check`
+        makes of the answer.
 
-        Raises _Failure for any exception. A call that exceeds its own limit ends the episode as `env_timeout`; the
-        deadline of the episode cancels it, as it does everywhere else.
+        Raises _Failure for any exception. A call that exceeds its own limit ends the episode as
+        `env_timeout`; the deadline of the episode cancels it, as it does everywhere else.
         """
         time = asyncio.get_running_loop().time
         end = min(time() + self.limits.env_timeout, self.deadline)
@@ -366,11 +402,13 @@ class _Episode:
                 raise late()
             return check(answer)
 
-    async def answer_of(self, function: Callable[..., Any], *arguments: Any) -> tuple[Any, BaseException | None]:
+    async def answer_of(
+        self, function: Callable[..., Any], *arguments: Any
+    ) -> tuple[Any, BaseException | None]:
         """Return what the function returns or raises.
 
-        An exception travels as a value: raised here, a StopIteration or CancelledError of the world would be taken for
-        the event loop's own.
+        An exception travels as a value: raised here, a StopIteration or CancelledError of the world
+        would be taken for the event loop's own.
         """
         if self.threads and not inspect.iscoroutinefunction(function):
             return await _in_thread(function, *arguments)
@@ -387,7 +425,8 @@ class _Episode:
 
 
 def _prompts(context: Context, *, guided: bool) -> tuple[list[int], list[int]]:
-    """Return copies of the next prompt and, if it differs, of the prompt without the injected experience."""
+    """Return copies of the next prompt and, if it differs, of the prompt without the injected
+    experience."""
     prompt = list(context.prompt)
     stripped = list(context.stripped) if guided else []
     if guided and not stripped:
@@ -397,7 +436,8 @@ def _prompts(context: Context, *, guided: bool) -> tuple[list[int], list[int]]:
 
 @contextlib.contextmanager
 def _failures_of(what: str) -> Iterator[None]:
-    """Turn an exception of the block into a _Failure that names what failed, unless it is not only the episode's."""
+    """Turn an exception of the block into a _Failure that names what failed, unless it is not only
+    the episode's."""
     try:
         yield
     except (_Failure, EndsRun, EngineFault):
@@ -407,23 +447,28 @@ def _failures_of(what: str) -> Iterator[None]:
 
 
 def _failure(what: str, error: BaseException) -> _Failure:
-    late = isinstance(error, TimeoutError) and what != "template"  # a template's is no call into the world
+    late = (
+        isinstance(error, TimeoutError) and what != "template"
+    )  # a template's is no call into the world
     stop = StopReason.ENV_TIMEOUT if late else StopReason.ENV_ERROR
     return _Failure(stop, _describe(what, error))
 
 
 def _describe(what: str, error: BaseException) -> str:
-    """Return "what: type: text". A fault of a template, which may be user code, also names its file and line."""
+    """Return "what: type: text". A fault of a template, which may be user code, also names its file
+    and line."""
     frames = traceback.extract_tb(error.__traceback__) if what == "template" else ()
     place = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
     return f"{what}: {type(error).__name__}: {error}{place}"
 
 
-def _in_thread(function: Callable[..., Any], *arguments: Any) -> Awaitable[tuple[Any, BaseException | None]]:
+def _in_thread(
+    function: Callable[..., Any], *arguments: Any
+) -> Awaitable[tuple[Any, BaseException | None]]:
     """Return what a function returns or raises, run in a daemon thread of its own.
 
-    Such a thread blocks neither a thread pool nor the interpreter's exit. A result that arrives after its future was
-    cancelled is ignored.
+    Such a thread blocks neither a thread pool nor the interpreter's exit. A result that arrives
+    after its future was cancelled is ignored.
     """
     loop = asyncio.get_running_loop()
     future: asyncio.Future[tuple[Any, BaseException | None]] = loop.create_future()

@@ -12,10 +12,13 @@ from envs.world import Evaluation, Message, Task, Tool
 
 
 class StopReason(enum.StrEnum):
-    """The reason why an episode ended. The one-hot metrics `stop/<reason>` sum to the number of rollouts."""
+    """The reason why an episode ended. The one-hot metrics `stop/<reason>` sum to the number of
+    rollouts."""
 
     DONE = "done"  # the environment ended the episode
-    MAX_TURNS = "max_turns"  # the policy used all its turns, or the environment truncated the episode
+    MAX_TURNS = (
+        "max_turns"  # the policy used all its turns, or the environment truncated the episode
+    )
     CONTEXT_FULL = "context_full"  # the next turn does not fit into the context
     LENGTH = "length"  # a turn reached its token limit without an end token
     PARSE_ERROR = "parse_error"  # the environment could not read a turn, and parse_error="end"
@@ -24,12 +27,21 @@ class StopReason(enum.StrEnum):
     CANCELLED = "cancelled"  # its deadline passed, wherever it did, or no judge scored its outcome
 
 
-LIMITED = (StopReason.MAX_TURNS, StopReason.CONTEXT_FULL, StopReason.LENGTH)  # ends by a limit of turns or tokens
-BROKEN = (StopReason.ENV_ERROR, StopReason.ENV_TIMEOUT, StopReason.CANCELLED)  # ends that the policy did not cause
+LIMITED = (
+    StopReason.MAX_TURNS,
+    StopReason.CONTEXT_FULL,
+    StopReason.LENGTH,
+)  # ends by a limit of turns or tokens
+BROKEN = (
+    StopReason.ENV_ERROR,
+    StopReason.ENV_TIMEOUT,
+    StopReason.CANCELLED,
+)  # ends that the policy did not cause
 
 
 class EndsRun(Exception):
-    """Ends the whole run, not only the episode in which it is raised, such as by the language model of a template."""
+    """Ends the whole run, not only the episode in which it is raised, such as by the language model
+    of a template."""
 
 
 @dataclass
@@ -37,14 +49,17 @@ class Completion:
     """One generation of an engine. `tokens` ends with the stop token when `stop` is "stop"."""
 
     tokens: list[int]
-    logprobs: list[float]  # log p(token) at the sampling temperature (at 1 when it was 0), without top-p/top-k
+    logprobs: list[
+        float
+    ]  # log p(token) at the sampling temperature (at 1 when it was 0), without top-p/top-k
     stop: str  # "stop" | "length"
     version: int  # of the oldest weights that sampled a part of it
 
 
 @dataclass
 class Sampling:
-    """Parameters of one generation. The seed alone determines the sample, whatever else is in the batch."""
+    """Parameters of one generation. The seed alone determines the sample, whatever else is in the
+    batch."""
 
     max_tokens: int
     temperature: float = 1.0  # 0 = greedy
@@ -66,9 +81,13 @@ class Turn:
     label: int = 0  # +1 GOOD, -1 BAD, 0 abstain
     reason: str = ""  # the judge's, for the label
     advantage: float = 0.0
-    stripped: list[int] = field(default_factory=list)  # the prompt without the injected experience; [] = `prompt`
-    gap: Any = None  # (tokens,) float32: log p by the learner before the update minus by the engine; None = unknown
-    ratio: Any = None  # (tokens,) float32: p by the learner at the update over that before it; None = not trained
+    stripped: list[int] = field(
+        default_factory=list
+    )  # the prompt without the injected experience; [] = `prompt`
+    # (tokens,) float32: log p by the learner before the update minus by the engine; None = unknown
+    gap: Any = None
+    # (tokens,) float32: p by the learner at the update over that before it; None = not trained
+    ratio: Any = None
 
     @property
     def training_prompt(self) -> list[int]:
@@ -87,9 +106,13 @@ class Trajectory:
     turns: list[Turn] = field(default_factory=list)
     stop: StopReason = StopReason.CANCELLED
     evaluation: Evaluation = field(default_factory=lambda: Evaluation(0.0, False))
-    experience: list[str] = field(default_factory=list)  # ids of the injected experiences; [] = not guided
+    experience: list[str] = field(
+        default_factory=list
+    )  # ids of the injected experiences; [] = not guided
     injected: list[str] = field(default_factory=list)  # the text of each of them
-    tools: list[Tool] = field(default_factory=list)  # those that the episode opened with, and those added since
+    tools: list[Tool] = field(
+        default_factory=list
+    )  # those that the episode opened with, and those added since
     error: str = ""
     restarted: str = ""  # why the episode was started again, in another world; "" = it was not
     draw: int = 0  # tells groups of one task apart, see `group`
@@ -97,7 +120,8 @@ class Trajectory:
 
     @property
     def group(self) -> tuple[str, int]:
-        """The task and the draw of it: a task that is drawn again, for a later step, starts another group."""
+        """The task and the draw of it: a task that is drawn again, for a later step, starts another
+        group."""
         return self.task.id, self.draw
 
     @property
@@ -106,7 +130,8 @@ class Trajectory:
 
     @property
     def broken(self) -> bool:
-        """True if the environment or a deadline ended the episode, so that its outcome is not the policy's."""
+        """True if the environment or a deadline ended the episode, so that its outcome is not the
+        policy's."""
         return self.stop in BROKEN
 
     @property
@@ -119,9 +144,12 @@ class Trajectory:
         return self.lost or self.evaluation
 
     def forfeit(self) -> None:
-        """Count the episode as failed; what it reached stays in `lost`, and its score is the component "reached"."""
+        """Count the episode as failed; what it reached stays in `lost`, and its score is the
+        component "reached"."""
         self.lost = self.reached
-        self.evaluation = Evaluation(0.0, False, self.lost.components | {"reached": self.lost.score})
+        self.evaluation = Evaluation(
+            0.0, False, self.lost.components | {"reached": self.lost.score}
+        )
 
     def to_dict(self) -> dict[str, Any]:
         record = dataclasses.asdict(self)

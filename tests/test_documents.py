@@ -1,4 +1,5 @@
-"""The documents: their links lead somewhere, and the programs that they name accept the commands as written."""
+"""The documents: their links lead somewhere, and the programs that they name accept the commands as
+written."""
 
 import argparse
 import re
@@ -10,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from command import PROGRAMS
 from configs import base, imitation
-from evolver.cli import parse
-from evolver.config import contradictions, plug_problems, shape_problems, value_problems
-from experiments.command import PROGRAMS
+from evolver.config.checks import contradictions, plug_problems, shape_problems, value_problems
+from evolver.config.cli import parse
 from tests.test_contracts import ROOT, failures, files, name_of, python_files
 
 ELSEWHERE = ("my_", "<", "thermostat")  # files that the reader writes
@@ -24,19 +25,28 @@ def documents() -> list[Path]:
 
 
 def commands(path: Path) -> Iterator[tuple[str, ...]]:
-    """Yield the words of the commands of `python` and `evolver` in a document's blocks of code, without comments."""
+    """Yield the words of the commands of `python` and `evolver` in a document's blocks of code,
+    without comments."""
     text = path.read_text(encoding="utf-8").replace("\\\n", " ")
-    for line in re.findall(r"^(?: {4,})?((?:\w+=\S+ )*(?:python|evolver|pip|make) .*)$", text, flags=re.MULTILINE):
+    for line in re.findall(
+        r"^(?: {4,})?((?:\w+=\S+ )*(?:python|evolver|pip|make) .*)$", text, flags=re.MULTILINE
+    ):
         for part in shlex.join(shlex.split(line, comments=True)).replace("'&&'", "\n").split("\n"):
             words = [word for word in shlex.split(part) if word != "&"]
             while re.fullmatch(r"[A-Z_]+=\S*", words[0]):
                 words.pop(0)
-            if words[0] in ("python", "evolver") and not any(mark in word for word in words for mark in ELSEWHERE):
+            if words[0] in ("python", "evolver") and not any(
+                mark in word for word in words for mark in ELSEWHERE
+            ):
                 yield tuple(words)
 
 
 COMMANDS = list(dict.fromkeys(words for path in documents() for words in commands(path)))
-CONFIGS = {"run.py": base, "train": base, "-m experiments.imitation": imitation}  # programs that take a config alone
+CONFIGS = {
+    "run.py": base,
+    "train": base,
+    "-m experiments.imitation": imitation,
+}  # programs that take a config alone
 RUNS = [words for words in COMMANDS if {words[1], " ".join(words[1:3])} & CONFIGS.keys()]
 PARSED = [words for words in COMMANDS if words not in RUNS and words[2] != "pytest"]
 
@@ -44,7 +54,9 @@ PARSED = [words for words in COMMANDS if words not in RUNS and words[2] != "pyte
 def test_links_in_the_documents_resolve():
     wrong = []
     for path in documents():
-        text = re.sub(r"```.*?```|<!--.*?-->", "", path.read_text(encoding="utf-8"), flags=re.DOTALL)
+        text = re.sub(
+            r"```.*?```|<!--.*?-->", "", path.read_text(encoding="utf-8"), flags=re.DOTALL
+        )
         for target in re.findall(r"\]\(([^)\s]+)\)|<img[^>]*src=\"([^\"]+)\"", text):
             target = "".join(target)
             if re.match(r"[a-z]+:", target) or target.startswith("#"):
@@ -55,14 +67,23 @@ def test_links_in_the_documents_resolve():
 
 
 def test_commands_in_the_documents_exist():
-    targets = set(re.findall(r"^([a-z][a-z-]*):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
+    targets = set(
+        re.findall(r"^([a-z][a-z-]*):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE)
+    )
     wrong = []
     for path in [*documents(), *python_files("configs"), ROOT / ".ci" / "run"]:
         text = path.read_text(encoding="utf-8")
-        code = re.findall(r"`([^`\n]+)`|^(?: {4}|\t)?(?:\$ )?((?:make|python) .*)$", text, flags=re.MULTILINE)
+        code = re.findall(
+            r"`([^`\n]+)`|^(?: {4}|\t)?(?:\$ )?((?:make|python) .*)$", text, flags=re.MULTILINE
+        )
         for command in ("".join(pair) for pair in code):
             words = command.split()
-            unknown = words[:1] == ["make"] and len(words) > 1 and words[1] not in targets and "=" not in words[1]
+            unknown = (
+                words[:1] == ["make"]
+                and len(words) > 1
+                and words[1] not in targets
+                and "=" not in words[1]
+            )
             scripts = re.findall(r"(?:^python |--config=)([\w/]+\.py)", command)
             if unknown or not all((ROOT / script).exists() for script in scripts):
                 wrong.append(f"{name_of(path)}: {command}")
@@ -80,17 +101,22 @@ def test_a_run_in_the_documents_has_a_sound_config(words):
         value_problems(command.config, keys.rules)
     )
     if program != "-m experiments.imitation":
-        assert not list(plug_problems(command.config)) and not list(contradictions(command.config, command.mode))
+        assert not list(plug_problems(command.config)) and not list(
+            contradictions(command.config, command.mode)
+        )
 
 
 class Accepted(BaseException):
-    """Raised where a program has read its arguments and would begin, with those that it leaves to the config."""
+    """Raised where a program has read its arguments and would begin, with those that it leaves to
+    the config."""
 
 
 @pytest.mark.filterwarnings("ignore:.* found in sys.modules")
 @pytest.mark.parametrize("words", PARSED, ids=" ".join)
 def test_a_program_in_the_documents_accepts_its_arguments(words, monkeypatch):
-    module, rest = (PROGRAMS[words[1]][0], words[2:]) if words[0] == "evolver" else (words[2], words[3:])
+    module, rest = (
+        (PROGRAMS[words[1]][0], words[2:]) if words[0] == "evolver" else (words[2], words[3:])
+    )
     original = argparse.ArgumentParser.parse_known_args
 
     def parse_known_args(self, *args, **kwargs):
@@ -101,7 +127,10 @@ def test_a_program_in_the_documents_accepts_its_arguments(words, monkeypatch):
     with pytest.raises(Accepted) as accepted:
         runpy.run_module(module, run_name="__main__", alter_sys=True)
     (flags,) = accepted.value.args
-    if module in ("experiments.retrieval", "experiments.judging"):  # their other flags are those of the config
+    if module in (
+        "experiments.retrieval",
+        "experiments.judging",
+    ):  # their other flags are those of the config
         assert not parse([module, *(word for word in rest if word.startswith("--config"))]).problems
     else:
         assert not flags

@@ -29,14 +29,20 @@ def test_a_step_past_its_deadlines_is_told_from_one_that_waited_for_them():
     ):  # fmt: skip
         for past in (-1, 1):
             took = {"time/elapsed": 9.0 + 60.0 + allowed + past}
-            lines = [straight | {"step": 0, "time/elapsed": 9.0}, straight | found | took | {"step": 1}]
+            lines = [
+                straight | {"step": 0, "time/elapsed": 9.0},
+                straight | found | took | {"step": 1},
+            ]
             late = f"step 1 took {61 + allowed} s, and its deadlines allow {60 + allowed} s"
             assert overdue(lines, config, slack=60.0) == (late if past > 0 else "")
 
 
 def test_growth_is_told_from_noise(capsys):
     flat = {"rss_mb": 400.0, "fds": 30, "threads": 20, "children": 0, "disk_mb": 2.0}
-    noisy = [(step, flat | {"rss_mb": 400.0 + 5 * (step % 3), "fds": 30 + step % 2}) for step in range(1, 101)]
+    noisy = [
+        (step, flat | {"rss_mb": 400.0 + 5 * (step % 3), "fds": 30 + step % 2})
+        for step in range(1, 101)
+    ]
     assert verdict(noisy) == 0 and "nothing grows" in capsys.readouterr().out
     leaking = [(step, values | {"fds": 30 + step // 10}) for step, values in noisy]
     assert verdict(leaking) == 1 and "grows: fds" in capsys.readouterr().out
@@ -50,4 +56,6 @@ def test_no_fault_breaks_a_run(kind):
 
 @pytest.mark.slow
 def test_nothing_grows_in_a_long_run():
-    subprocess.run([sys.executable, "-m", "tests.faults", "--long", "--steps=200"], cwd=ROOT, check=True)
+    subprocess.run(
+        [sys.executable, "-m", "tests.faults", "--long", "--steps=200"], cwd=ROOT, check=True
+    )

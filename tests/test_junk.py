@@ -1,7 +1,9 @@
-"""Junk in every file and text that is read: each reader returns, or raises the one error that it promises.
+"""Junk in every file and text that is read: each reader returns, or raises the one error that it
+promises.
 
-A reader gets raw bytes, and sound samples of what it reads, spoilt: a part of a JSON value is replaced by an odd one,
-or bytes are lost, changed or put in. `make test-faults` reads 100,000 of them.
+A reader gets raw bytes, and sound samples of what it reads, spoilt: a part of a JSON value is
+replaced by an odd one, or bytes are lost, changed or put in. `make test-faults` reads 100,000 of
+them.
 """
 
 from __future__ import annotations
@@ -21,16 +23,17 @@ from hypothesis import strategies as st
 from envs import boundary, toolcalls, values
 from envs.bfcl import replies
 from envs.world import Evaluation, Observation, StepResult, Task
-from evolver import cli, traces
+from evolver import transcripts
+from evolver.config import cli
+from evolver.files.report import report
+from evolver.files.rollout_files import read_rollouts, record_of, rollout_files, write_rollouts
+from evolver.files.workdir import Workdir, read_tasks
 from evolver.llm import answers
 from evolver.llm.client import url_problem
 from evolver.llm.embedders import HashedNgrams
 from evolver.llm.store import Cache, Ledger
 from evolver.navigating import Pool, PoolError, new_experience
 from evolver.plan import targets
-from evolver.records import read_rollouts, record_of, rollout_files, write_rollouts
-from evolver.report import report
-from evolver.workdir import Workdir, read_tasks
 from models import from_gguf, hf, hf_config
 from models.files import BrokenFile
 from models.tokenizer import Tokenizer, TokenizerError, train_bpe
@@ -39,8 +42,28 @@ from rl.engines.serve.openai_api import Refused, read
 from tests.evolver.test_books import trajectory
 
 INPUTS = 100_000  # of all readers together, in the slow test
-SURROGATE, DEEP, LONG = "\ud800", "@deep@", "@long@"  # the last two stand for what json.dumps would not write
-ODD = [None, True, -1, 0, 0.5, 1e308, float("nan"), float("inf"), LONG, "", "x", SURROGATE, "../../x", "a\0b", DEEP]
+SURROGATE, DEEP, LONG = (
+    "\ud800",
+    "@deep@",
+    "@long@",
+)  # the last two stand for what json.dumps would not write
+ODD = [
+    None,
+    True,
+    -1,
+    0,
+    0.5,
+    1e308,
+    float("nan"),
+    float("inf"),
+    LONG,
+    "",
+    "x",
+    SURROGATE,
+    "../../x",
+    "a\0b",
+    DEEP,
+]
 ODD += [[], [1], [[]], ["x"], {}, {"a": 1}, 2**63, -(2**31), [None], [{}]]
 
 
@@ -52,13 +75,20 @@ def text_of(value: Any) -> str:
 def paths(value: Any, here: tuple = ()) -> Iterator[tuple]:
     """Yield the place of each part of a JSON value, itself included."""
     yield here
-    parts = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    parts = (
+        value.items()
+        if isinstance(value, dict)
+        else enumerate(value)
+        if isinstance(value, list)
+        else ()
+    )
     for key, part in parts:
         yield from paths(part, (*here, key))
 
 
 def replaced(value: Any, path: tuple, new: Any) -> Any:
-    """Return the value with another part at `path`. The part is removed, from an object, if the new one is `...`."""
+    """Return the value with another part at `path`. The part is removed, from an object, if the new
+    one is `...`."""
     if not path:
         return None if new is ... else new
     result = copy.copy(value)
@@ -71,7 +101,8 @@ def replaced(value: Any, path: tuple, new: Any) -> Any:
 
 @st.composite
 def spoilt(draw: Any, samples: list[Any], separator: str) -> bytes:
-    """Draw raw bytes, or JSON values like the samples in which something is odd, written one after the other."""
+    """Draw raw bytes, or JSON values like the samples in which something is odd, written one after
+    the other."""
     if draw(st.integers(0, 9)) == 0:
         return draw(st.binary(max_size=60))
     chosen = [copy.deepcopy(sample) for sample in samples]
@@ -90,14 +121,18 @@ def damaged(draw: Any, sample: bytes) -> bytes:
 
 def cut(draw: Any, data: bytes, least: int = 0) -> bytes:
     for _ in range(draw(st.integers(least, 2))):
-        at, count = draw(st.integers(0, len(data))), draw(st.sampled_from([0, 0, 1, 4, 50, len(data)]))
+        at, count = (
+            draw(st.integers(0, len(data))),
+            draw(st.sampled_from([0, 0, 1, 4, 50, len(data)])),
+        )
         data = data[:at] + draw(st.binary(max_size=4)) + data[at + count :]
     return data
 
 
 @dataclass
 class Reader:
-    """read: gets junk and a folder that it may write to. errors: what it may raise, and nothing else."""
+    """read: gets junk and a folder that it may write to. errors: what it may raise, and nothing
+    else."""
 
     junk: st.SearchStrategy[bytes]
     read: Callable[[bytes, Path], Any]
@@ -143,12 +178,29 @@ CALL = {"name": "flights", "arguments": {"to": "Rome", "days": [1, 2.5, None], "
 CALLS = st.lists(spoilt([CALL], ""), min_size=1, max_size=3).map(
     lambda bodies: b"".join(b"<tool_call>\n" + body + b"\n</tool_call>" for body in bodies)
 )
-STEPS = {"steps": [{"step": 1, "label": "GOOD", "analysis": "It looks."}, {"step": 2, "label": "BAD"}]}
+STEPS = {
+    "steps": [{"step": 1, "label": "GOOD", "analysis": "It looks."}, {"step": 2, "label": "BAD"}]
+}
 METRICS = {"step": 0, "eval/avg@2": 0.5, "time/elapsed": 3.25, "stop/done": 4}
 SCORES = {"tasks": ["a", "b"], "difficulty_N": [1, 2], "score_NR": [[0.5, 1.0]] * 2, "success_NR": [[0, 1]] * 2,
           "greedy_N": [1, 0], "temperature": 1.0, "sweep": {"0.5": [[0, 1]] * 2}}  # fmt: skip
-CALLED = {"step": 1, "role": "judge", "model": "m", "what": "call", "prompt_tokens": 5, "money": 0.1, "seconds": 1.0}
-TASK = {"id": "a", "env": "toy", "query": "Book it.", "seed": 3, "reference": ["x"], "verifier": {"state": [["a", 1]]}}
+CALLED = {
+    "step": 1,
+    "role": "judge",
+    "model": "m",
+    "what": "call",
+    "prompt_tokens": 5,
+    "money": 0.1,
+    "seconds": 1.0,
+}
+TASK = {
+    "id": "a",
+    "env": "toy",
+    "query": "Book it.",
+    "seed": 3,
+    "reference": ["x"],
+    "verifier": {"state": [["a", 1]]},
+}
 MODEL = {
     "model_type": "qwen2", "vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2,
     "num_key_value_heads": 1, "intermediate_size": 64, "head_dim": 16, "max_position_embeddings": 4096,
@@ -173,17 +225,26 @@ EMBEDDER = HashedNgrams()
 
 
 def pool_lines() -> list[Any]:
-    """Return what a pool with two experiences writes beside its index, which is left in the working directory."""
+    """Return what a pool with two experiences writes beside its index, which is left in the working
+    directory."""
     import tempfile
 
     pool = Pool(EMBEDDER)
-    pool.add([new_experience("When lending", "Look.", sources=["a"]), new_experience("Later", "Wait.", sources=["b"])])
+    pool.add(
+        [
+            new_experience("When lending", "Look.", sources=["a"]),
+            new_experience("Later", "Wait.", sources=["b"]),
+        ]
+    )
     pool.splits = {"train"}
     with tempfile.TemporaryDirectory() as folder:
         pool.save(folder)
         (index,) = Path(folder).glob("*.usearch")
         POOL_INDEX[index.name] = index.read_bytes()
-        return [json.loads(line) for line in (Path(folder) / "experiences.jsonl").read_text().splitlines()]
+        return [
+            json.loads(line)
+            for line in (Path(folder) / "experiences.jsonl").read_text().splitlines()
+        ]
 
 
 POOL_INDEX: dict[str, bytes] = {}
@@ -217,7 +278,12 @@ def read_all_rollouts(folder: Path) -> None:
 def safetensors() -> bytes:
     from safetensors.numpy import save
 
-    return save({"model.norm.weight": np.ones(32, np.float32), "lm_head.weight": np.ones((2, 3), np.float32)})
+    return save(
+        {
+            "model.norm.weight": np.ones(32, np.float32),
+            "lm_head.weight": np.ones((2, 3), np.float32),
+        }
+    )
 
 
 def read_model(folder: Path) -> None:
@@ -242,7 +308,10 @@ def as_world(data: bytes, folder: Path) -> None:
     """Everything that a world hands over, made of junk."""
     value = value_of(data)
     fields = {"messages": []} | (value if isinstance(value, dict) else {"messages": value})
-    given = [(boundary.evaluation, each) for each in (value, Evaluation(value, True), Evaluation(0.5, True, value))]
+    given = [
+        (boundary.evaluation, each)
+        for each in (value, Evaluation(value, True), Evaluation(0.5, True, value))
+    ]
     for make, check in ((StepResult, boundary.result), (Observation, boundary.observation)):
         known = {name: part for name, part in fields.items() if name in make.__dataclass_fields__}
         given += [(check, value), (check, make(**known))]
@@ -258,9 +327,15 @@ def overridden(data: bytes, folder: Path) -> None:
     """A value on the command line, of a key of each type."""
     config = Path(__file__).parents[1] / "configs/base.py"
     text = decoded(data)
-    key = ("steps", "rollout.temperature", "model.path", "learner.drop", "env.args.x", "rollout", "no.such")[
-        len(data) % 7
-    ]
+    key = (
+        "steps",
+        "rollout.temperature",
+        "model.path",
+        "learner.drop",
+        "env.args.x",
+        "rollout",
+        "no.such",
+    )[len(data) % 7]
     command = cli.parse(["run.py", f"--config={config}", f"--config.{key}={text}"])
     assert command.problems or command.config is not None
 
@@ -270,8 +345,8 @@ READERS = {
     "BFCL's replies": Reader(CALLS, lambda data, _: replies.official_calls(decoded(data)), weight=2),
     "answers": Reader(lines(STEPS), lambda data, _: answers.read_json(decoded(data), SCHEMA), (answers.Unreadable,), 2),
     "texts of models": Reader(lines("Look."), lambda data, _: answers.unfit(decoded(data), "q", ["o"]), weight=2),
-    "transcripts": Reader(lines("a", "b"), lambda data, _: traces.transcript([(decoded(data),) * 2] * 2, 60), weight=2),
-    "actions": Reader(CALLS, lambda data, _: traces.values_used(decoded(data)), weight=2),
+    "transcripts": Reader(lines("a", "b"), lambda data, _: transcripts.transcript([(decoded(data),) * 2] * 2, 60), weight=2),
+    "actions": Reader(CALLS, lambda data, _: transcripts.values_used(decoded(data)), weight=2),
     "worlds": Reader(lines(RESULT), as_world, weight=2),
     "metrics.jsonl": Reader(lines(*[METRICS | {"step": i} for i in range(3)]), placed(
         "metrics.jsonl", lambda folder: Workdir(folder).metrics()), (BrokenFile,), 2),

@@ -13,16 +13,19 @@ from pathlib import Path
 
 import pytest
 
+import command
 from envs import packages, process
-from evolver import cli
-from experiments import command
+from evolver.config import cli
 from tests.test_contracts import files, name_of
 from tests.tiny import config_file, tiny_policy
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
-# Not extras: what needs an environment of its own, what is installed with --no-deps, and what only a clone can use.
-NO_EXTRA = {"appworld", "textworld", "vllm"} | {"bfcl", "pretrained"} | {"dev", "parity", "templates"}
+# Not extras: what needs an environment of its own, what is installed with --no-deps, and what only
+# a clone can use.
+NO_EXTRA = (
+    {"appworld", "textworld", "vllm"} | {"bfcl", "pretrained"} | {"dev", "parity", "templates"}
+)
 
 
 def test_requirements_are_stated_once_and_every_extra_is_one_of_them():
@@ -31,7 +34,9 @@ def test_requirements_are_stated_once_and_every_extra_is_one_of_them():
     extras = {name: entry["file"] for name, entry in dynamic["optional-dependencies"].items()}
     assert extras == {name: [f"requirements/{name}.txt"] for name in extras}
     assert set(extras) | NO_EXTRA == {path.stem for path in (ROOT / "requirements").glob("*.txt")}
-    assert not [name for name in extras if "\n-" in (ROOT / extras[name][0]).read_text()]  # setuptools reads no options
+    assert not [
+        name for name in extras if "\n-" in (ROOT / extras[name][0]).read_text()
+    ]  # setuptools reads no options
 
 
 def test_the_command_has_a_word_for_each_program(capsys, monkeypatch):
@@ -45,7 +50,10 @@ def test_the_command_has_a_word_for_each_program(capsys, monkeypatch):
     for module, _ in command.PROGRAMS.values():
         assert callable(importlib.import_module(module).main)
     monkeypatch.setitem(command.PROGRAMS, "serve", ("no.such_module", ""))
-    assert command.main(["serve"]) == 1 and capsys.readouterr().err == "evolver serve: No module named 'no'\n"
+    assert (
+        command.main(["serve"]) == 1
+        and capsys.readouterr().err == "evolver serve: No module named 'no'\n"
+    )
     monkeypatch.setattr("experiments.view.__main__.main", lambda words: words)
     assert command.main(["view", "a", "--text"]) == ["a", "--text"]
 
@@ -57,7 +65,10 @@ def test_a_mode_is_a_word_and_configs_are_found_from_any_directory(tmp_path, mon
     assert "steps = 7" in capsys.readouterr().out
     found = cli.parse(["run.py", "--config=configs/quickstart.py:grpo", "--mode=plan"])
     assert not found.problems and found.workdir == os.path.join("runs", "quickstart-grpo")
-    assert cli.placed(["--config", "configs/quickstart.py:q"]) == ["--config", f"{ROOT}/configs/quickstart.py:q"]
+    assert cli.placed(["--config", "configs/quickstart.py:q"]) == [
+        "--config",
+        f"{ROOT}/configs/quickstart.py:q",
+    ]
     (tmp_path / "configs").mkdir()
     (tmp_path / "configs/quickstart.py").write_text("my own")
     assert cli.placed(["--config=configs/quickstart.py"]) == ["--config=configs/quickstart.py"]
@@ -65,7 +76,9 @@ def test_a_mode_is_a_word_and_configs_are_found_from_any_directory(tmp_path, mon
     assert "Did you mean configs/bfcl_tiny.py?" in problem
 
 
-def test_another_interpreter_sees_this_code_and_nothing_else_of_where_it_is_installed(tmp_path, monkeypatch):
+def test_another_interpreter_sees_this_code_and_nothing_else_of_where_it_is_installed(
+    tmp_path, monkeypatch
+):
     assert process.code_folder() == str(ROOT)
     site = tmp_path / "site-packages"
     (site / "foreign").mkdir(parents=True)
@@ -78,16 +91,27 @@ def test_another_interpreter_sees_this_code_and_nothing_else_of_where_it_is_inst
 def test_what_is_missing_is_named_as_it_can_be_installed(tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT / "docs")
     assert packages.how_to_install("llm") == "pip install -r ../requirements/llm.txt"
-    assert packages.how_to_install("bfcl", "--no-deps") == "pip install --no-deps -r ../requirements/bfcl.txt"
+    assert (
+        packages.how_to_install("bfcl", "--no-deps")
+        == "pip install --no-deps -r ../requirements/bfcl.txt"
+    )
     monkeypatch.chdir(tmp_path)
     assert packages.how_to_install("llm") == f"pip install -r {ROOT}/requirements/llm.txt"
     monkeypatch.setattr(packages, "ROOT", tmp_path)  # as in site-packages
-    named = {"Provides-Extra": [name for name in PROJECT["tool"]["setuptools"]["dynamic"]["optional-dependencies"]]}
-    monkeypatch.setattr(importlib.metadata, "metadata", lambda _: types.SimpleNamespace(get_all=named.get))
+    named = {
+        "Provides-Extra": [
+            name for name in PROJECT["tool"]["setuptools"]["dynamic"]["optional-dependencies"]
+        ]
+    }
+    monkeypatch.setattr(
+        importlib.metadata, "metadata", lambda _: types.SimpleNamespace(get_all=named.get)
+    )
     assert packages.how_to_install("llm") == "pip install 'evolver[llm]'"
     hint = "in a clone of Evolver, pip install --no-deps -r requirements/bfcl.txt"
     assert packages.how_to_install("bfcl", "--no-deps") == hint
-    with pytest.raises(ModuleNotFoundError, match=r"no_such_world is not installed: pip install 'evolver\[mcp\]'"):
+    with pytest.raises(
+        ModuleNotFoundError, match=r"no_such_world is not installed: pip install 'evolver\[mcp\]'"
+    ):
         packages.load("no_such_world", "mcp")
     assert packages.load("json.decoder", "mcp").JSONDecoder
 
@@ -95,28 +119,58 @@ def test_what_is_missing_is_named_as_it_can_be_installed(tmp_path, monkeypatch):
 @pytest.mark.parametrize("path", ["envs", "evolver", "rl"])
 def test_messages_name_no_file_that_the_package_lacks(path):
     for file in files():
-        if name_of(file).startswith(f"{path}/") and file.suffix == ".py" and file.name != "packages.py":
-            texts = [n.value for n in ast.walk(ast.parse(file.read_text())) if isinstance(n, ast.Constant)]
-            wrong = [t for t in texts if isinstance(t, str) and "pip install" in t and "requirements/" in t]
+        if (
+            name_of(file).startswith(f"{path}/")
+            and file.suffix == ".py"
+            and file.name != "packages.py"
+        ):
+            texts = [
+                n.value
+                for n in ast.walk(ast.parse(file.read_text()))
+                if isinstance(n, ast.Constant)
+            ]
+            wrong = [
+                t
+                for t in texts
+                if isinstance(t, str) and "pip install" in t and "requirements/" in t
+            ]
             assert not [t for t in wrong if "\n" not in t], name_of(file)  # docstrings may
 
 
 @pytest.mark.slow
 def test_a_wheel_holds_every_file_of_the_code_and_runs_elsewhere(tmp_path):
-    pytest.importorskip("setuptools", minversion="77", reason="`make test-slow` installs requirements/dev.txt")
-    floors = (*process.OURS, "requirements", "requirements.txt", "pyproject.toml", "README.md", "LICENSE")
+    pytest.importorskip(
+        "setuptools", minversion="77", reason="`make test-slow` installs requirements/dev.txt"
+    )
+    floors = (
+        *process.OURS,
+        "requirements",
+        "requirements.txt",
+        "pyproject.toml",
+        "README.md",
+        "LICENSE",
+    )
     wanted = {name_of(path) for path in files() if name_of(path).split("/")[0] in floors}
     for name in wanted:
         (tmp_path / "clone" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "clone" / name).write_bytes((ROOT / name).read_bytes())
-    pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--no-index"]
+    pip = [
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        "--quiet",
+        "--no-deps",
+        "--no-build-isolation",
+        "--no-index",
+    ]
     subprocess.run([*pip, "--wheel-dir", str(tmp_path), "./clone"], cwd=tmp_path, check=True)
     (wheel,) = tmp_path.glob("evolver-*.whl")
     with zipfile.ZipFile(wheel) as packed:
         held = {name for name in packed.namelist() if ".dist-info/" not in name}
         packed.extractall(tmp_path / "site-packages")
     assert held == {name for name in wanted if name.split("/")[0] in process.OURS}
-    main = "import sys; from experiments.command import main; sys.exit(main(sys.argv[1:]))"
+    main = "import sys; from command import main; sys.exit(main(sys.argv[1:]))"
     done = subprocess.run(
         [sys.executable, "-c", main, "plan", "--config=configs/quickstart.py"], cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(tmp_path / "site-packages")}, capture_output=True, text=True,

@@ -1,4 +1,5 @@
-"""What the command says to bad input: every problem, in one message, with exit code 2 and no traceback."""
+"""What the command says to bad input: every problem, in one message, with exit code 2 and no
+traceback."""
 
 import subprocess
 import sys
@@ -7,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import run
-from evolver.workdir import Workdir
+from evolver.files.workdir import Workdir
 from tests.tiny import config_file, tiny_policy
 
 ROOT = Path(__file__).parents[1]
@@ -73,7 +74,10 @@ def test_targets_that_cannot_be_planned_for(capsys, tiny, words, mode, said):
         ("--config.qqqq.wwww=1", "config has advantage, attributing, checkpoint"),
         ("--config.advantage.alpha=0.2", "has been renamed: use advantage.args.alpha"),
         ("--config.questioning.explorer=llm", "has been renamed: use questioning.explorer.name"),
-        ("--config.rollout.args.x=1", "config.rollout.args: there is no such key; these take arguments: advantage,"),
+        (
+            "--config.rollout.args.x=1",
+            "config.rollout.args: there is no such key; these take arguments: advantage,",
+        ),
         ("--config.steps=many", "must be of type int; 'many' is not"),
         ("--config.rollout=3", "config.rollout is a group of keys"),
         ("--config.rollout.group=1", "at least 2 rollouts"),
@@ -82,7 +86,10 @@ def test_targets_that_cannot_be_planned_for(capsys, tiny, words, mode, said):
         ("--config.optim.lr=nan", "must be finite"),
         ("--config.rollout.top_p=1.5", "above 0 and at most 1"),
         ("--config.loss.name=pp", "Did you mean ppo?"),
-        ("--config.advantage.name=adca", "or an estimator without labels, such as config.advantage.name=grpo"),
+        (
+            "--config.advantage.name=adca",
+            "or an estimator without labels, such as config.advantage.name=grpo",
+        ),
         ("--config.learner.updates=99", "99 mini-batches cannot be made of"),
         ("--config.rollout.max_tokens=999999", "leaves no room for a prompt"),
         ("--config.eval.experience=0.5", "needs config.navigating.enabled"),
@@ -113,12 +120,28 @@ def test_each_mistake_is_named(capsys, tiny, override, words):
 @pytest.mark.parametrize(
     "mode,overrides,words",
     [
-        ("train", ["questioning.enabled=True", "questioning.capacity=1"], "less than the 2 synthetic tasks of a step"),
-        ("train", ["navigating.enabled=True", "navigating.pool=/no/such"], "there is no such directory"),
+        (
+            "train",
+            ["questioning.enabled=True", "questioning.capacity=1"],
+            "less than the 2 synthetic tasks of a step",
+        ),
+        (
+            "train",
+            ["navigating.enabled=True", "navigating.pool=/no/such"],
+            "there is no such directory",
+        ),
         ("eval", ["navigating.enabled=True", "eval.experience=1"], "needs a pool in --mode=eval"),
-        ("train", ["rollout.refill=1", "rollout.async_depth=1"], "set config.rollout.async_depth=0"),
+        (
+            "train",
+            ["rollout.refill=1", "rollout.async_depth=1"],
+            "set config.rollout.async_depth=0",
+        ),
         ("train", ["lora.rank=2", "lora.targets=()"], "config.lora.targets is empty"),
-        ("train", ["mesh.sequence=2", "model.attention=blockwise"], "set config.model.attention=ring"),
+        (
+            "train",
+            ["mesh.sequence=2", "model.attention=blockwise"],
+            "set config.model.attention=ring",
+        ),
         (
             "train",
             [
@@ -132,7 +155,9 @@ def test_each_mistake_is_named(capsys, tiny, override, words):
     ],
 )
 def test_what_does_not_go_together_is_named(capsys, tiny, mode, overrides, words):
-    code, _, err = call(capsys, f"--config={tiny}", *(f"--config.{o}" for o in overrides), mode=mode)
+    code, _, err = call(
+        capsys, f"--config={tiny}", *(f"--config.{o}" for o in overrides), mode=mode
+    )
     assert code == 2 and words in err
 
 
@@ -156,7 +181,9 @@ def test_all_mistakes_are_said_at_once(capsys, tiny):
         "--config.rollout.group=0",
         "--config.model.path=no/such",
     ]
-    code, _, err = call(capsys, f"--config={tiny}", *wrong, "--config.env.tasks=no.jsonl", mode="train")
+    code, _, err = call(
+        capsys, f"--config={tiny}", *wrong, "--config.env.tasks=no.jsonl", mode="train"
+    )
     assert code == 2 and "5 problems" in err
     for words in ("temperature?", "must be of type int", "at least 1", "no/such", "no.jsonl"):
         assert words in err
@@ -208,7 +235,10 @@ def test_a_config_file_that_cannot_be_used(capsys, tmp_path, text, words):
 def test_flags_themselves(capsys, tiny):
     assert "--config is missing" in call(capsys)[2]
     assert "Did you mean configs/base.py?" in call(capsys, "--config=configs/bse.py")[2]
-    assert "--config=configs/bse.py: there is no such file" in call(capsys, "--config", "configs/bse.py")[2]
+    assert (
+        "--config=configs/bse.py: there is no such file"
+        in call(capsys, "--config", "configs/bse.py")[2]
+    )
     assert call(capsys, "--help")[0] == 0
     assert run.main(["run.py", f"--config={tiny}", "--mode=trian"]) == 2
     assert "trian" in capsys.readouterr().err
@@ -250,11 +280,20 @@ def test_workdirs_that_cannot_be_used(capsys, tmp_path, tiny):
     assert "is a file" in call(capsys, f"--config={tiny}", f"--workdir={tmp_path}/file/run")[2]
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "thesis.tex").write_text("")
-    assert "holds no run" in call(capsys, f"--config={tiny}", f"--workdir={tmp_path}/other", mode="train")[2]
+    assert (
+        "holds no run"
+        in call(capsys, f"--config={tiny}", f"--workdir={tmp_path}/other", mode="train")[2]
+    )
     assert (tmp_path / "other" / "thesis.tex").exists()
     (tmp_path / "other" / "config.json").write_text('{"model_type": "qwen2"}')
-    assert "holds no run" in call(capsys, f"--config={tiny}", f"--workdir={tmp_path}/other", mode="train")[2]
-    assert "cannot be written" in call(capsys, f"--config={tiny}", f"--workdir={tmp_path}/{'x' * 300}")[2]
+    assert (
+        "holds no run"
+        in call(capsys, f"--config={tiny}", f"--workdir={tmp_path}/other", mode="train")[2]
+    )
+    assert (
+        "cannot be written"
+        in call(capsys, f"--config={tiny}", f"--workdir={tmp_path}/{'x' * 300}")[2]
+    )
 
 
 def test_a_run_is_not_replaced_by_what_another_mode_finds(capsys, tmp_path, tiny):
@@ -266,27 +305,45 @@ def test_a_run_is_not_replaced_by_what_another_mode_finds(capsys, tmp_path, tiny
 
 def test_a_workdir_that_cannot_be_written(capsys, tmp_path, tiny):
     assert "cannot be written" in call(capsys, f"--config={tiny}", "--workdir=/proc/run")[2]
-    assert call(capsys, f"--config={tiny}", f"--workdir={tmp_path}/new/run")[0] == 0 and not list(tmp_path.glob("new"))
+    assert call(capsys, f"--config={tiny}", f"--workdir={tmp_path}/new/run")[0] == 0 and not list(
+        tmp_path.glob("new")
+    )
 
 
 def test_a_workdir_of_the_old_layout_is_one_message(capsys, tmp_path, tiny):
     Workdir(tmp_path / "run").claim({"loss": {"kl": 0.001, "clip_low": 0.28}, "seed": 0}, 0)
     code, _, err = call(capsys, f"--config={tiny}", f"--workdir={tmp_path}/run", mode="train")
-    assert code == 2 and "1 problem;" in err and "of an older layout of configs and files" in err and "run-2" in err
+    assert (
+        code == 2
+        and "1 problem;" in err
+        and "of an older layout of configs and files" in err
+        and "run-2" in err
+    )
 
 
 def test_a_workdir_of_another_config_lists_the_differences(capsys, tmp_path, tiny):
-    from evolver import cli
+    from evolver.config import cli
 
     config = cli.parse(["run.py", f"--config={tiny}"]).config
     Workdir(tmp_path / "run").claim(config.to_dict(), config.seed)
     words = [f"--config={tiny}", f"--workdir={tmp_path}/run"]
     code, _, err = call(capsys, *words, "--config.optim.lr=0.5", "--config.seed=9", mode="train")
-    assert code == 2 and "optim.lr: " in err and "0.5 now" in err and "seed: 0 then, 9 now" in err and "run-2" in err
+    assert (
+        code == 2
+        and "optim.lr: " in err
+        and "0.5 now" in err
+        and "seed: 0 then, 9 now" in err
+        and "run-2" in err
+    )
     assert "rollout.group" not in err
-    # what does not change what is learnt may change, and a run of constant learning rate may go on for longer
-    for harmless in ("--config.steps=99", "--config.log.trajectories=0", "--config.checkpoint.keep=9"):
-        from evolver.config import workdir_problems
+    # what does not change what is learnt may change, and a run of constant learning rate may go on
+    # for longer
+    for harmless in (
+        "--config.steps=99",
+        "--config.log.trajectories=0",
+        "--config.checkpoint.keep=9",
+    ):
+        from evolver.config.checks import workdir_problems
 
         config = cli.parse(["run.py", f"--config={tiny}", harmless]).config
         assert not list(workdir_problems(config, tmp_path / "run", "train"))
@@ -294,12 +351,14 @@ def test_a_workdir_of_another_config_lists_the_differences(capsys, tmp_path, tin
 
 @pytest.mark.parametrize("words,code", [([], 0), (["--config.rollout.must_end=True"], 2)])
 def test_a_key_that_is_newer_than_the_run_had_its_default(capsys, tmp_path, tiny, words, code):
-    from evolver import cli
+    from evolver.config import cli
 
     before = cli.parse(["run.py", f"--config={tiny}"]).config.to_dict()
     del before["rollout"]["must_end"]
     Workdir(tmp_path / "run").claim(before, 0)
-    done, _, err = call(capsys, f"--config={tiny}", f"--workdir={tmp_path}/run", *words, mode="train")
+    done, _, err = call(
+        capsys, f"--config={tiny}", f"--workdir={tmp_path}/run", *words, mode="train"
+    )
     assert done == code and ("rollout.must_end: False then, True now" in err) == bool(code), err
 
 
@@ -308,5 +367,7 @@ def test_validation_starts_no_device(tiny):
         f"import sys, run; run.main(['run.py', '--config={tiny}', '--config.steps=x']); "
         "from jax._src import xla_bridge; assert not xla_bridge.backends_are_initialized()"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
     assert done.returncode == 0, done.stderr

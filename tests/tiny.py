@@ -1,4 +1,5 @@
-"""A run small enough for tests: random weights, a tokenizer of the words of `travel`, episodes of two turns."""
+"""A run small enough for tests: random weights, a tokenizer of the words of `travel`, episodes of
+two turns."""
 
 import functools
 import shutil
@@ -41,14 +42,18 @@ def get_config():
 
 
 class Parity(World):
-    """Score the share of the two turns with an even number of characters. Random policies score one half."""
+    """Score the share of the two turns with an even number of characters. Random policies score one
+    half."""
 
     name = "parity"
 
     def tasks(self, split: str) -> list[Task]:
         if split not in ("train", "dev"):
             raise ValueError(f"parity has no split {split!r}; it has train, dev")
-        return [Task(f"{split}/{i}", self.name, f"Write {i}.", split, difficulty=1 + i % 2) for i in range(6)]
+        return [
+            Task(f"{split}/{i}", self.name, f"Write {i}.", split, difficulty=1 + i % 2)
+            for i in range(6)
+        ]
 
     def reset(self, task: Task, seed: int = 0) -> Observation:
         self._said: list[str] = []
@@ -57,7 +62,9 @@ class Parity(World):
     def step(self, action: str) -> StepResult:
         self._said.append(action)
         messages = [{"role": "tool", "content": f"{len(action)} characters"}]
-        return StepResult(messages, terminated=len(self._said) == 2, info={"calls": [], "errors": 0})
+        return StepResult(
+            messages, terminated=len(self._said) == 2, info={"calls": [], "errors": 0}
+        )
 
     def evaluate(self) -> Evaluation:
         score = sum(len(text) % 2 == 0 for text in self._said) / 2
@@ -71,7 +78,8 @@ class Parity(World):
 
 
 def tiny_policy(folder: Path) -> Path:
-    """Write a Hugging Face checkpoint of 20,000 random weights with its tokenizer, and return the folder."""
+    """Write a Hugging Face checkpoint of 20,000 random weights with its tokenizer, and return the
+    folder."""
     shutil.copytree(_made().name, folder, dirs_exist_ok=True)
     return folder
 
@@ -95,7 +103,9 @@ def _made() -> tempfile.TemporaryDirectory:
     shape = qwen.Config(tokenizer.vocab_size, 32, 2, 2, 1, 16, 64)
     rng = np.random.default_rng(0)
 
-    def draw(path, weight: qwen.Weight) -> np.ndarray:  # qwen.init would compile a program per weight
+    def draw(
+        path, weight: qwen.Weight
+    ) -> np.ndarray:  # qwen.init would compile a program per weight
         if weight.std is None:
             return np.full(weight.shape, float(path[-1].key.endswith("norm")), np.float32)
         return (weight.std * rng.standard_normal(weight.shape)).astype(np.float32)
@@ -107,7 +117,8 @@ def _made() -> tempfile.TemporaryDirectory:
 
 
 def config_file(folder: Path, policy: Path) -> Path:
-    """Write a config for that policy, with steps of less than a second each once compiled, and return its path."""
+    """Write a config for that policy, with steps of less than a second each once compiled, and
+    return its path."""
     path = folder / "tiny.py"
     path.write_text(CONFIG.format(policy=str(policy)))
     return path

@@ -1,4 +1,5 @@
-"""Cells of tables: a training run, an evaluation of its policy, and the published numbers of each."""
+"""Cells of tables: a training run, an evaluation of its policy, and the published numbers of
+each."""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -10,11 +11,14 @@ DEV = {"appworld": "dev", "bfcl": "val"}  # BFCL has no other held-out split
 
 
 class Cell(NamedTuple):
-    """One cell. `run` is an argument of configs/paper/runs.py, `world` and `split` are where its policy is evaluated.
+    """One cell. `run` is an argument of configs/paper/runs.py, `world` and `split` are where its
+    policy is evaluated.
 
-    published: {measure: percent, or steps}, named as in experiments/paper/measures.py. k: that of avg@k and best@k;
-    every evaluation plays 8 rollouts. experience: share of them that is guided. template: row of runs.py whose context
-    template the evaluation uses, "" = the causal one. model: another base model than that of the run's size.
+    published: {measure: percent, or steps}, named as in experiments/paper/measures.py. k: that of
+    avg@k and best@k;
+    every evaluation plays 8 rollouts. experience: share of them that is guided. template: row of
+    runs.py whose context template the evaluation uses, "" = the causal one. model: another base
+    model than that of the run's size.
     """
 
     run: str
@@ -34,7 +38,8 @@ def cell(run, published, *, splits=FINAL, world="", **fields):
 
 
 def both(numbers, rows, *, splits=FINAL, k=8):
-    """Return {"SIZE,WORLD,ROW": cell} of a table with the columns avg and best of AppWorld and BFCL.
+    """Return {"SIZE,WORLD,ROW": cell} of a table with the columns avg and best of AppWorld and
+    BFCL.
 
     numbers: {"SIZE,ROW": four numbers}; rows: {row of the table: row of runs.py, or {world: row}}.
     """

@@ -3,15 +3,18 @@
     python -m experiments.paper figure12b
     python run.py --config=configs/paper/figure12b.py:naive --mode=plan
 
-Printed in the figure: 22.5, 33.1, 44.3. Inferred: the setting, as in figure 12a. The reference has no code of the
-naive judge; its prompt here is our own. Expected: 2 runs of 100 steps beyond table 1, about 310 GPU-hours of A100
-(arithmetic, not measured).
+Printed in the figure: 22.5, 33.1, 44.3. Inferred: the setting, as in figure 12a. The reference has
+no code of the naive judge; its prompt here is our own. Expected: 2 runs of 100 steps beyond table
+1, about 310 GPU-hours of A100 (arithmetic, not measured).
 """
 
 from configs.paper import cells
 
 NUMBERS = {"naive": ("naive", 22.5), "principle": ("principle", 33.1), "reference": ("q", 44.3)}
-CELLS = {name: cells.cell(f"14b,appworld,{row}", {"avg@8": score}) for name, (row, score) in NUMBERS.items()}
+CELLS = {
+    name: cells.cell(f"14b,appworld,{row}", {"avg@8": score})
+    for name, (row, score) in NUMBERS.items()
+}
 ORDERS = ["principle > naive", "reference > principle"]
 
 

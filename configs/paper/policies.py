@@ -23,7 +23,9 @@ WORLDS = {"appworld": base_policy, "bfcl": bfcl_tiny_base}
 def get_config(arg=None):
     size, _, world = (arg or "7b,appworld").partition(",")
     if size not in PRESETS or world not in WORLDS:
-        raise ValueError(f"policies.py:{arg}: give SIZE,WORLD of {', '.join(PRESETS)} and {', '.join(WORLDS)}")
+        raise ValueError(
+            f"policies.py:{arg}: give SIZE,WORLD of {', '.join(PRESETS)} and {', '.join(WORLDS)}"
+        )
     config = WORLDS[world].get_config()
     config.model.preset = PRESETS[size]
     if world == "bfcl":

@@ -1,26 +1,33 @@
-"""The training runs behind the paper's tables, each once: `SIZE,WORLD,ROW`, or `SIZE,WORLD,ROW,tiny` on a CPU.
+"""The training runs behind the paper's tables, each once: `SIZE,WORLD,ROW`, or
+`SIZE,WORLD,ROW,tiny` on a CPU.
 
-    python run.py --config=configs/paper/runs.py:14b,appworld,qa --config.model.path=/dir/of/Qwen2.5-14B-Instruct
-    python run.py --config=configs/paper/runs.py:14b,appworld,qa,tiny
+    python run.py --config=configs/paper/runs.py:14b,appworld,qa
+    --config.model.path=/dir/of/Qwen2.5-14B-Instruct python run.py
+    --config=configs/paper/runs.py:14b,appworld,qa,tiny
 
-A row is a row of configs/appworld_14b.py and what it changes there. Cells of different tables that name one row are
-the same run. The row `base` trains nothing: it is the policy before training, for `--mode=eval`; `icl` shows that
-policy the experience of a pool.
+A row is a row of configs/appworld_14b.py and what it changes there. Cells of different tables that
+name one row are the same run. The row `base` trains nothing: it is the policy before training, for
+`--mode=eval`; `icl` shows that policy the experience of a pool.
 
-`tiny` plays a row with small policies (configs/paper/policies.py): `travel` stands for AppWorld, short conversations
-of BFCL with few tools for BFCL, three layers for 14B and two for 7B. Steps and numbers of tasks shrink, plugs that ask
-a language model are replaced by those that need none. It shows that a row works; its scores are no scores of the paper.
+`tiny` plays a row with small policies (configs/paper/policies.py): `travel` stands for AppWorld,
+short conversations of BFCL with few tools for BFCL, three layers for 14B and two for 7B. Steps and
+numbers of tasks shrink, plugs that ask a language model are replaced by those that need none. It
+shows that a row works; its scores are no scores of the paper.
 """
 
 from configs import appworld_7b, appworld_14b, bfcl_7b, bfcl_14b, bfcl_tiny, quickstart
 from configs.keys import use
 
-FULL = {"7b": {"appworld": appworld_7b, "bfcl": bfcl_7b}, "14b": {"appworld": appworld_14b, "bfcl": bfcl_14b}}
+FULL = {
+    "7b": {"appworld": appworld_7b, "bfcl": bfcl_7b},
+    "14b": {"appworld": appworld_14b, "bfcl": bfcl_14b},
+}
 FULL |= {"qwen3-14b": FULL["14b"]}
 WORLDS = ("appworld", "bfcl")
 TINY_STEPS = 0.2  # of the steps of a full run
 TINY_TASKS = 0.5  # of the synthetic tasks
-# With one distractor instead of ten, exploring finds nine tasks: few tools show what a call has changed.
+# With one distractor instead of ten, exploring finds nine tasks: few tools show what a call has
+# changed.
 BFCL = bfcl_tiny.WORLD | {"tools": "oracle+10"}
 
 # row -> (row of configs/appworld_14b.py, {key: value that it changes})
@@ -28,7 +35,8 @@ ROWS = {
     "base": ("original", {}),
     "thinking": ("original", {"template.name": "reasoning_augmented", "template.args.hint": False}),
     "icl": ("n", {"eval.experience": 1.0}),
-    # Tables 1 and 2. On original tasks the reference makes 40 passes: 80 steps in AppWorld, 120 in BFCL.
+    # Tables 1 and 2. On original tasks the reference makes 40 passes: 80 steps in AppWorld, 120 in
+    # BFCL.
     "original": ("original", {"steps": {"appworld": 80, "bfcl": 120}}),
     "q": ("q", {}),
     "hybrid": ("hybrid", {}),
@@ -74,7 +82,10 @@ ROWS = {
     # Beyond the paper.
     "hybrid_all": ("hybrid_all", {}),
     "loop": ("original", {"steps": 80, "advantage.name": "loop", "loss.kl_coef": 0.0}),
-    "learnable": ("q", {"questioning.learnable": True, "questioning.every": 20, "questioning.refresh": 100}),
+    "learnable": (
+        "q",
+        {"questioning.learnable": True, "questioning.every": 20, "questioning.refresh": 100},
+    ),
     "cispo": ("qn", {"loss.name": "cispo"}),
     "alpha_cosine": ("qa", {"advantage.args.alpha": 0.3, "advantage.args.alpha_steps": 100}),
     "length_normalised": ("qa", {"advantage.args.length_normalise": True}),
@@ -105,7 +116,8 @@ def thinking(row):
 
 
 def change(config, key, value):
-    """Set a key of a config, or an argument of a plug. Another plug gets no arguments of the one before."""
+    """Set a key of a config, or an argument of a plug. Another plug gets no arguments of the one
+    before."""
     *groups, last = key.split(".")
     owner = config
     for group in groups:
@@ -119,9 +131,12 @@ def change(config, key, value):
         owner[last] = value
 
 
-# --- on a CPU --------------------------------------------------------------------------------------------------------
+# --- on a CPU -------------------------------------------------------------------------------------
 
-JUDGES = {"naive": "experiments.paper.judges:Ended", "principle": "experiments.paper.judges:Orderly"}
+JUDGES = {
+    "naive": "experiments.paper.judges:Ended",
+    "principle": "experiments.paper.judges:Orderly",
+}
 
 
 def shrunk(key, value):

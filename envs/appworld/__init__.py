@@ -1,4 +1,5 @@
-"""AppWorld: nine simulated apps with 457 APIs, and an agent that writes Python. See `envs.appworld.world`."""
+"""AppWorld: nine simulated apps with 457 APIs, and an agent that writes Python. See
+`envs.appworld.world`."""
 
 from envs.appworld.world import AppWorld, goal_completion
 

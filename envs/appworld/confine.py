@@ -1,8 +1,10 @@
-"""Confinement of the process that runs a model's code: no files but the interpreter's own, no programs, no network.
+"""Confinement of the process that runs a model's code: no files but the interpreter's own, no
+programs, no network.
 
-`confine` cannot be undone by the process. The kernel enforces what it can (resource limits, Landlock); audit hooks
-(PEP 578) refuse the rest, and everything where the kernel has no Landlock. The hooks stop accidents and simple tricks:
-code that changes the interpreter's memory gets past them, and then still holds nothing but a socket (engine.py).
+`confine` cannot be undone by the process. The kernel enforces what it can (resource limits,
+Landlock); audit hooks (PEP 578) refuse the rest, and everything where the kernel has no Landlock.
+The hooks stop accidents and simple tricks: code that changes the interpreter's memory gets past
+them, and then still holds nothing but a socket (engine.py).
 """
 
 from __future__ import annotations
@@ -16,7 +18,11 @@ import sys
 import sysconfig
 from typing import Any
 
-READ = {"open", "os.listdir", "os.scandir"}  # allowed in the interpreter's own folders, because imports read them
+READ = {
+    "open",
+    "os.listdir",
+    "os.scandir",
+}  # allowed in the interpreter's own folders, because imports read them
 REFUSED = frozenset(
     (
         "subprocess.Popen",
@@ -67,7 +73,8 @@ def own_folders() -> tuple[str, ...]:
 
 
 def confine(memory_mb: int) -> None:
-    """Confine this process and everything that it may start, for good. `memory_mb` bounds its address space."""
+    """Confine this process and everything that it may start, for good. `memory_mb` bounds its
+    address space."""
     limit_resources(memory_mb)
     restrict_files(own_folders())
     sys.addaudithook(_hook(own_folders()))
@@ -84,14 +91,28 @@ def limit_resources(memory_mb: int) -> None:
 
 # ------------------------------------------------------------------------------------------------- Landlock
 
-_CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446  # system calls, the same on every architecture
+_CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = (
+    444,
+    445,
+    446,
+)  # system calls, the same on every architecture
 _READ_FILE, _READ_DIR = 1 << 2, 1 << 3
-_FILE_RIGHTS = {1: 13, 2: 14, 3: 15, 4: 15, 5: 16}  # number of rights of each version of the interface
+_FILE_RIGHTS = {
+    1: 13,
+    2: 14,
+    3: 15,
+    4: 15,
+    5: 16,
+}  # number of rights of each version of the interface
 _NO_NEW_PRIVILEGES = 38
 
 
 class _Ruleset(ctypes.Structure):
-    _fields_ = [("files", ctypes.c_uint64), ("network", ctypes.c_uint64), ("scopes", ctypes.c_uint64)]
+    _fields_ = [
+        ("files", ctypes.c_uint64),
+        ("network", ctypes.c_uint64),
+        ("scopes", ctypes.c_uint64),
+    ]
 
 
 class _Beneath(ctypes.Structure):
@@ -107,7 +128,8 @@ def landlock_version() -> int:
 
 
 def restrict_files(folders: tuple[str, ...]) -> bool:
-    """Let the kernel refuse all files but reading these folders, running programs, TCP, and signals to others.
+    """Let the kernel refuse all files but reading these folders, running programs, TCP, and signals
+    to others.
 
     Return False if the kernel has no Landlock. Raises OSError if it refuses the rules.
     """
@@ -152,13 +174,17 @@ def _hook(own: tuple[str, ...]) -> Any:
         if event in refused:
             raise error(f"not allowed here: {event}")
         if event == "sqlite3.connect":
-            if not isinstance(args[0], str | connection) or not ("memory" in str(args[0]) or args[0] == ""):
+            if not isinstance(args[0], str | connection) or not (
+                "memory" in str(args[0]) or args[0] == ""
+            ):
                 raise error("not allowed here: a database on disk")
         elif event in reading:
             path, flags = args[0], args[2] if len(args) > 2 else 0
             if isinstance(path, int):
                 return  # the file is already open
-            allowed = isinstance(path, str | bytes | pathlike) and not (isinstance(flags, int) and flags & writing)
+            allowed = isinstance(path, str | bytes | pathlike) and not (
+                isinstance(flags, int) and flags & writing
+            )
             if not allowed or not (realpath(fsdecode(path)) + separator).startswith(folders):
                 raise error(f"not allowed here: {event} {path!r}")
 

@@ -1,10 +1,12 @@
-"""AppWorld's engine behind a small interface. No other module uses the `appworld` package while tasks run.
+"""AppWorld's engine behind a small interface. No other module uses the `appworld` package while
+tasks run.
 
-The engine runs in a worker process under a separate Python: it needs pydantic 1, allows one open task per process, and
-freezes the clock of the whole process while a task is open.
+The engine runs in a worker process under a separate Python: it needs pydantic 1, allows one open
+task per process, and freezes the clock of the whole process while a task is open.
 
-This process holds the databases and the answers, serves the APIs and evaluates. It never runs a model's code, which a
-process of its own does (envs/appworld/session.py); what comes from there are requests to the APIs of the task's apps.
+This process holds the databases and the answers, serves the APIs and evaluates. It never runs a
+model's code, which a process of its own does (envs/appworld/session.py); what comes from there are
+requests to the APIs of the task's apps.
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ PRIVATE = "admin"  # the app through which the package manages its databases
 
 
 class Engine:
-    """A holder of at most one open task. Raises AppWorld's own errors for missing or damaged data."""
+    """A holder of at most one open task. Raises AppWorld's own errors for missing or damaged
+    data."""
 
     def __init__(self) -> None:
         self._world: Any = None
@@ -38,8 +41,9 @@ class Engine:
     def open(self, root: str, task_id: str, timeout_s: int, memory_mb: int) -> dict[str, Any]:
         """Close the open task and start one of the data in `root`.
 
-        Each piece of code has `timeout_s` seconds, and the process that runs it `memory_mb` of address space. Return
-        {"instruction", "supervisor": {first_name, last_name, email, phone_number}, "apps": {name: description}}.
+        Each piece of code has `timeout_s` seconds, and the process that runs it `memory_mb` of
+        address space. Return {"instruction", "supervisor": {first_name, last_name, email,
+        phone_number}, "apps": {name: description}}.
         """
         self.close()
         self._use(root)
@@ -66,9 +70,11 @@ class Engine:
         }
 
     def run(self, code: str) -> str:
-        """Run code in the session of the open task. Return its output or its error. Never raises for what code does.
+        """Run code in the session of the open task. Return its output or its error. Never raises
+        for what code does.
 
-        A session that ends itself, or is ended, loses its variables; what it did to the apps remains.
+        A session that ends itself, or is ended, loses its variables; what it did to the apps
+        remains.
         """
         try:
             if self._session is None:
@@ -76,7 +82,9 @@ class Engine:
             output = self._session.run(code, MAX_REQUESTS + 1)
         except SessionEnded as error:
             self._session = None
-            output = f"Execution failed. Traceback:\nThe session ended: {error}. Its variables are lost."
+            output = (
+                f"Execution failed. Traceback:\nThe session ended: {error}. Its variables are lost."
+            )
         self._world._save_state(self._world.output_db_home_path_on_disk)
         return output
 
@@ -86,8 +94,8 @@ class Engine:
         return self._sandbox.session(self._task, self._answer)
 
     def _answer(self, method: str, url: str, options: dict[str, Any]) -> tuple[int, str]:
-        """Answer a request of a session: with status 400 if it holds text or numbers that JSON lacks, which the package
-        would store and then fail to read, and 500 if it breaks an API.
+        """Answer a request of a session: with status 400 if it holds text or numbers that JSON
+        lacks, which the package would store and then fail to read, and 500 if it breaks an API.
 
         Raises ValueError for a request that the package's own client would not send.
         """
@@ -102,7 +110,9 @@ class Engine:
             return 400, json.dumps({"message": f"The request is no valid JSON: {error}"})
         try:
             response = self._world.requester.client.request(method.upper(), url, **options)
-        except Exception as error:  # an API may raise anything, such as OverflowError for a number no float holds
+        except (
+            Exception
+        ) as error:  # an API may raise anything, such as OverflowError for a number no float holds
             return 500, json.dumps({"message": f"{type(error).__name__}: {error}"[:500]})
         return response.status_code, response.text
 
@@ -112,18 +122,22 @@ class Engine:
 
     def answer(self) -> str:
         """Return the answer with which the open task was completed, "" if it was given none."""
-        given = self._world.requester.request("supervisor", "show_active_task", track=False)["answer"]
+        given = self._world.requester.request("supervisor", "show_active_task", track=False)[
+            "answer"
+        ]
         return "" if given is None else given if isinstance(given, str) else json.dumps(given)
 
     def tests(self) -> list[tuple[str, bool]]:
-        """Run the open task's tests. Return (label, passed) of each, with the label "no_op_fail" or "no_op_pass"."""
+        """Run the open task's tests. Return (label, passed) of each, with the label "no_op_fail" or
+        "no_op_pass"."""
         tracker = self._world.evaluate()
         tests = [(test["label"], True) for test in tracker.passes]
         tests += [(test["label"], False) for test in tracker.failures]
         return tests + [("no_op_fail", False)] * (tracker.num_tests - len(tests))
 
     def apis(self, root: str) -> dict[str, dict[str, dict[str, Any]]]:
-        """Return the public docs of the APIs of every app, as `apis.api_docs` shows them: {app: {api: doc}}."""
+        """Return the public docs of the APIs of every app, as `apis.api_docs` shows them: {app:
+        {api: doc}}."""
         self._use(root)
         from appworld.collections.api_docs import ApiDocCollection
 
@@ -148,16 +162,17 @@ class Engine:
 
 @functools.cache
 def _main_app(apps: tuple[str, ...]) -> Any:
-    """Return the application behind the APIs. Building it takes a third of the time to open a task."""
+    """Return the application behind the APIs. Building it takes a third of the time to open a
+    task."""
     from appworld.apps import build_main_app
 
     return build_main_app(apps)
 
 
 def _forget_logouts(apps: list[str]) -> None:
-    """Make the access tokens of logged-out users valid again. The databases belong to the task, but the package keeps
-    these tokens for the life of the process, and the next episode of the task, whose clock and random numbers are the
-    same, is given the same ones."""
+    """Make the access tokens of logged-out users valid again. The databases belong to the task, but
+    the package keeps these tokens for the life of the process, and the next episode of the task,
+    whose clock and random numbers are the same, is given the same ones."""
     for app in apps:
         manager = getattr(sys.modules[f"appworld.apps.{app}.apis"], "logging_manager", None)
         if manager is not None:
@@ -165,7 +180,8 @@ def _forget_logouts(apps: list[str]) -> None:
 
 
 def _outputs() -> str:
-    """Return the name of this process's folder, to which AppWorld writes the state after each step."""
+    """Return the name of this process's folder, to which AppWorld writes the state after each
+    step."""
     return f"evolver-{socket.gethostname()}-{os.getpid()}"
 
 

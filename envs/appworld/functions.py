@@ -1,4 +1,5 @@
-"""AppWorld's APIs as function schemas, from their public docs, and the code that calls one and prints the result."""
+"""AppWorld's APIs as function schemas, from their public docs, and the code that calls one and
+prints the result."""
 
 from __future__ import annotations
 
@@ -9,23 +10,33 @@ from typing import Any
 
 from envs.world import Tool
 
-# Not listed: the docs, which the schemas repeat, and the instruction of the task in whose world a synthetic task plays.
+# Not listed: the docs, which the schemas repeat, and the instruction of the task in whose world a
+# synthetic task plays.
 HIDDEN_APP, HIDDEN = "api_docs", "supervisor.show_active_task"
 
 
 def schemas(docs: dict[str, dict[str, dict[str, Any]]], apps: list[str]) -> dict[str, Tool]:
-    """Return the schemas of the APIs of `apps` by "app.api", from the docs {app: {api: doc}} of all."""
-    named = {f"{app}.{api}": doc for app in apps if app != HIDDEN_APP for api, doc in docs.get(app, {}).items()}
+    """Return the schemas of the APIs of `apps` by "app.api", from the docs {app: {api: doc}} of
+    all."""
+    named = {
+        f"{app}.{api}": doc
+        for app in apps
+        if app != HIDDEN_APP
+        for api, doc in docs.get(app, {}).items()
+    }
     return {name: _tool(name, doc) for name, doc in named.items() if name != HIDDEN}
 
 
 def code(known: dict[str, Tool], name: str, arguments: dict[str, Any]) -> str:
-    """Return the code of a call. Raises ValueError for an unknown function or parameter, or a value JSON lacks."""
+    """Return the code of a call. Raises ValueError for an unknown function or parameter, or a value
+    JSON lacks."""
     if name not in known:
         raise ValueError(f"this episode has no function {name!r}; functions() lists them")
     parameters = known[name]["function"]["parameters"]["properties"]
     if unknown := sorted(set(arguments) - set(parameters)):
-        raise ValueError(f"{name} has no parameter {', '.join(map(repr, unknown))}; it has {', '.join(parameters)}")
+        raise ValueError(
+            f"{name} has no parameter {', '.join(map(repr, unknown))}; it has {', '.join(parameters)}"
+        )
     try:
         encoded = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
         encoded.encode()  # a lone surrogate would break AppWorld's sockets
@@ -33,7 +44,8 @@ def code(known: dict[str, Tool], name: str, arguments: dict[str, Any]) -> str:
         raise ValueError(f"the arguments of {name} must be JSON values: {error}") from None
     values = json.loads(encoded)
     text = f"print(apis.{name}({', '.join(f'{key}={value!r}' for key, value in values.items())}))"
-    # A fence inside a string would end the block of code. Backticks occur in strings only, where they may be escaped.
+    # A fence inside a string would end the block of code. Backticks occur in strings only, where
+    # they may be escaped.
     return text.replace("```", r"\x60" * 3)
 
 
@@ -48,7 +60,8 @@ def _tool(name: str, doc: dict[str, Any]) -> Tool:
 
 
 def _schema(parameter: dict[str, Any]) -> dict[str, Any]:
-    """Return the JSON schema of one parameter. A constraint that is not understood stays in the description only."""
+    """Return the JSON schema of one parameter. A constraint that is not understood stays in the
+    description only."""
     schema = {"description": parameter["description"], **_type(parameter["type"])}
     if parameter["default"] is not None:
         schema["default"] = parameter["default"]
@@ -58,7 +71,8 @@ def _schema(parameter: dict[str, Any]) -> dict[str, Any]:
 
 
 def _type(name: str) -> dict[str, Any]:
-    """Return the schema of a type in the docs' notation: "string", "list[string]", "number | string"."""
+    """Return the schema of a type in the docs' notation: "string", "list[string]", "number |
+    string"."""
     if " | " in name:
         return {"anyOf": [_type(part) for part in name.split(" | ")]}
     if item := re.fullmatch(r"list\[(.*)\]", name):
@@ -67,7 +81,8 @@ def _type(name: str) -> dict[str, Any]:
 
 
 def _constraint(text: str, kind: str | None) -> dict[str, Any]:
-    """Return the keywords of a constraint: "value >= 1.0, <= 20.0", "length >= 1", "value in ['a', 'b']"."""
+    """Return the keywords of a constraint: "value >= 1.0, <= 20.0", "length >= 1", "value in ['a',
+    'b']"."""
     if text == "value is email address":
         return {"format": "email"}
     if text.startswith("value in "):

@@ -103,7 +103,8 @@ _BLOCK = re.compile(r"```python[ \t]*\r?\n(.*?)(?:```|\Z)", re.DOTALL)
 
 
 def system(opened: dict[str, Any], action: str, example: bool) -> str:
-    """Return the system message. `opened` is the result of Engine.open; `action` is "code" or "tool"."""
+    """Return the system message. `opened` is the result of Engine.open; `action` is "code" or
+    "tool"."""
     person = opened["supervisor"]
     text = _ROLE.format(
         name=f"{person['first_name']} {person['last_name']}",
@@ -114,16 +115,19 @@ def system(opened: dict[str, Any], action: str, example: bool) -> str:
     )
     parts = [text, _RULES]
     if example:
-        opening, close = ("```python\n", "\n```") if action == "code" else ("(code for appworld)\n", "")
+        opening, close = (
+            ("```python\n", "\n```") if action == "code" else ("(code for appworld)\n", "")
+        )
         parts.append(_EXAMPLE.format(open0=opening, close=close))
     return "\n".join(parts).strip()
 
 
 def code_of(text: str) -> tuple[str | None, str]:
-    """Return the code in an assistant turn, None if there is none, and the role of its answer. Never raises.
+    """Return the code in an assistant turn, None if there is none, and the role of its answer.
+    Never raises.
 
-    The code is the first ```python block, closed or not, or the argument of the first call of `appworld`, whichever
-    comes first.
+    The code is the first ```python block, closed or not, or the argument of the first call of
+    `appworld`, whichever comes first.
     """
     block = _BLOCK.search(text)
     call_at = text.find(toolcalls.OPEN)

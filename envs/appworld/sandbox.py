@@ -1,4 +1,5 @@
-"""The other side of envs/appworld/session.py: starts the processes that run a model's code and answers them."""
+"""The other side of envs/appworld/session.py: starts the processes that run a model's code and
+answers them."""
 
 from __future__ import annotations
 
@@ -31,7 +32,12 @@ class Sandbox:
         """Start the process, which imports the package. Raises RuntimeError if it ends."""
         self._folder = tempfile.TemporaryDirectory(prefix="evolver-appworld-")
         ours, theirs = socket.socketpair()
-        environment = {"PYTHONPATH": ROOT, "PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", "HOME": self._folder.name}
+        environment = {
+            "PYTHONPATH": ROOT,
+            "PATH": "/usr/bin:/bin",
+            "LANG": "C.UTF-8",
+            "HOME": self._folder.name,
+        }
         environment |= {"IPYTHONDIR": self._folder.name, "APPWORLD_ROOT": self._folder.name}
         with theirs:
             self._process = subprocess.Popen(
@@ -67,7 +73,8 @@ class Sandbox:
 
 
 class Session:
-    """The process of one episode. What it sends is data of whoever wrote the code, and is taken for no more."""
+    """The process of one episode. What it sends is data of whoever wrote the code, and is taken for
+    no more."""
 
     def __init__(self, connection: socket.socket, pid: int, handler: Handler, seconds: float):
         self._connection, self._pid, self._handler = connection, pid, handler
@@ -81,7 +88,8 @@ class Session:
         connection.settimeout(seconds)
 
     def run(self, code: str, limit: int) -> str:
-        """Return what the code prints, or its error. Raises SessionEnded; then the session is closed.
+        """Return what the code prints, or its error. Raises SessionEnded; then the session is
+        closed.
 
         limit: maximum number of requests, after which the session is ended.
         """
@@ -110,7 +118,9 @@ class Session:
                 method, url, options = message["request"]
                 answer = self._handler(method, url, options)
             except (KeyError, TypeError, ValueError) as error:
-                raise SessionEnded(f"it wrote something else than a message ({type(error).__name__})") from None
+                raise SessionEnded(
+                    f"it wrote something else than a message ({type(error).__name__})"
+                ) from None
             self._connection.sendall(json.dumps(answer).encode() + b"\n")
         raise SessionEnded(f"it made more than {limit} requests")
 

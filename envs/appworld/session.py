@@ -1,12 +1,14 @@
 """The process that runs a model's code in AppWorld, under the interpreter that has the package.
 
-It holds no tasks, no databases, no answers and no evaluator. Its `apis` send each request over a socket to the process
-that does (envs/appworld/engine.py), and get back what an HTTP client would get. A parent that has imported everything
-forks one such process per episode, so that nothing of one episode is left in the next.
+It holds no tasks, no databases, no answers and no evaluator. Its `apis` send each request over a
+socket to the process that does (envs/appworld/engine.py), and get back what an HTTP client would
+get. A parent that has imported everything forks one such process per episode, so that nothing of
+one episode is left in the next.
 
-    parent    {"task": {...}} with a socket   ->   {"pid": 123}
-    session   {"code": "..."}                 ->   {"request": [method, url, options]}  any number of times, each
-                                                   answered with [status, text]; then {"output": "..."}
+    parent    {"task": {...}} with a socket   ->   {"pid": 123} session   {"code": "..."}
+    ->   {"request": [method, url, options]}  any number of times, each
+                                                   answered with [status, text]; then {"output":
+                                                   "..."}
 """
 
 from __future__ import annotations
@@ -56,7 +58,8 @@ class Client:
 
 
 def _parameter(value: Any) -> Any:
-    """Return a value of a query as an HTTP client writes it: lists are repeated, the rest is text."""
+    """Return a value of a query as an HTTP client writes it: lists are repeated, the rest is
+    text."""
     if isinstance(value, list | tuple):
         return [_parameter(part) for part in value]
     if value is None or isinstance(value, bool):
@@ -65,7 +68,8 @@ def _parameter(value: Any) -> Any:
 
 
 def send(lines: Any, message: Any) -> None:
-    """Write one message. Raises TypeError for a value that JSON lacks, as an HTTP client does for a body."""
+    """Write one message. Raises TypeError for a value that JSON lacks, as an HTTP client does for a
+    body."""
     data = json.dumps(message).encode() + b"\n"
     lines.write(data)
     lines.flush()
@@ -76,7 +80,9 @@ def main() -> None:
     end_with_parent()
     control = socket.socket(fileno=int(sys.argv[1]))
     warm_up()
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # sessions end by themselves or are killed, and leave nothing
+    signal.signal(
+        signal.SIGCHLD, signal.SIG_IGN
+    )  # sessions end by themselves or are killed, and leave nothing
     control.sendall(b"ready\n")
     while True:
         data, descriptors, _, _ = socket.recv_fds(control, 1 << 20, 1)
@@ -97,12 +103,15 @@ def main() -> None:
 
 
 def warm_up() -> None:
-    """Make a session that nobody uses, and let it end. It takes 3 s to import, parse and look up what those forked
-    afterwards then have."""
+    """Make a session that nobody uses, and let it end. It takes 3 s to import, parse and look up
+    what those forked afterwards then have."""
     from appworld.apps import get_all_apps
     from appworld.apps.api_lib import unset_local_date_and_time
 
-    world = session(Client(None), {"apps": get_all_apps(), "max_requests": 1, "timeout_s": 1, "datetime": "2000-01-01"})
+    world = session(
+        Client(None),
+        {"apps": get_all_apps(), "max_requests": 1, "timeout_s": 1, "datetime": "2000-01-01"},
+    )
     unset_local_date_and_time(begin(world))
 
 
@@ -126,14 +135,17 @@ def run(world: Any, code: str) -> str:
     """Return the output of code, or its error. Never raises."""
     try:
         return world.execute(code)
-    except BaseException as error:  # code can raise KeyboardInterrupt, or errors whose text cannot be encoded
+    except (
+        BaseException
+    ) as error:  # code can raise KeyboardInterrupt, or errors whose text cannot be encoded
         with contextlib.suppress(Exception):
             world.safety_guard.disable()
         return f"Execution failed. Traceback:\n{type(error).__name__}: {str(error)[:500]}"
 
 
 def session(client: Client, task: dict[str, Any]) -> Any:
-    """Return the package's own environment without a task: its shell, its guard, and APIs that lead to `client`."""
+    """Return the package's own environment without a task: its shell, its guard, and APIs that lead
+    to `client`."""
     from appworld import environment
     from appworld.collections import apis
     from appworld.requester import Requester, RequestTracker
@@ -150,8 +162,12 @@ def session(client: Client, task: dict[str, Any]) -> Any:
     shell.ast_node_interactivity = "none"
     sys.excepthook = sys.__excepthook__
     nothing = dict.fromkeys(("remote_environment_url", "remote_apis_url", "models_to_db_home_path"))
-    nothing |= dict.fromkeys(("models_from_db_home_path", "random_seed", "show_api_response_schemas"))
-    nothing |= dict.fromkeys(("raise_on_extra_parameters", "parse_datetimes", "allow_datetime_change"), False)
+    nothing |= dict.fromkeys(
+        ("models_from_db_home_path", "random_seed", "show_api_response_schemas")
+    )
+    nothing |= dict.fromkeys(
+        ("raise_on_extra_parameters", "parse_datetimes", "allow_datetime_change"), False
+    )
     nothing |= dict.fromkeys(("add_login_shortcut", "munchify_response", "import_utils"), False)
     vars(world).update(
         nothing, safety_guard=environment.SafetyGuard(), environment_io=[], num_interactions=0,
@@ -169,7 +185,8 @@ def session(client: Client, task: dict[str, Any]) -> Any:
 
 
 def begin(world: Any) -> Any:
-    """Set the clock and the random numbers that the code of an episode sees. Return what sets the clock free again."""
+    """Set the clock and the random numbers that the code of an episode sees. Return what sets the
+    clock free again."""
     from appworld.apps.api_lib import set_local_date_and_time
 
     random.seed(SEED)

@@ -1,11 +1,14 @@
-"""AppWorld as a World: everyday tasks of a person with accounts in nine apps, solved by writing Python.
+"""AppWorld as a World: everyday tasks of a person with accounts in nine apps, solved by writing
+Python.
 
-The engine and the evaluation are those of the `appworld` package, which runs in a worker process under a separate
-Python (`make appworld`; envs/appworld/engine.py gives the reasons). Listing tasks does not need the package.
+The engine and the evaluation are those of the `appworld` package, which runs in a worker process
+under a separate Python (`make appworld`; envs/appworld/engine.py gives the reasons). Listing tasks
+does not need the package.
 
-The data is either "official", which users download, or "mini": 48 tasks of our own over six of the apps, built at first
-use. Success is AppWorld's: all tests of the task pass (task goal completion, TGC). A scenario consists of three tasks,
-and scenario goal completion (SGC) requires all three; see `goal_completion`.
+The data is either "official", which users download, or "mini": 48 tasks of our own over six of the
+apps, built at first use. Success is AppWorld's: all tests of the task pass (task goal completion,
+TGC). A scenario consists of three tasks, and scenario goal completion (SGC) requires all three; see
+`goal_completion`.
 """
 
 from __future__ import annotations
@@ -43,16 +46,17 @@ class EngineLike(Protocol):
 class AppWorld(ReplayWorld):
     """One AppWorld task at a time.
 
-    data: "mini" or "official". root: the folder of the official data ("" = $APPWORLD_ROOT), or the folder in which to
-    build the mini data ("" = a cache in the project folder). action: the format that the prompt requests, "code"
-    (```python blocks) or "tool" (a call of `appworld`); both are always accepted. reward: a "sparse" (TGC) or "dense"
-    (progress) score. example: show a worked example in the prompt. timeout_s: seconds for one piece of code; keep it
-    below the deadline of a step. memory_mb: address space of the process that runs the code. max_output: characters of
-    an output; a note replaces the rest.
+    data: "mini" or "official". root: the folder of the official data ("" = $APPWORLD_ROOT), or the
+    folder in which to build the mini data ("" = a cache in the project folder). action: the format
+    that the prompt requests, "code" (```python blocks) or "tool" (a call of `appworld`); both are
+    always accepted. reward: a "sparse" (TGC) or "dense" (progress) score. example: show a worked
+    example in the prompt. timeout_s: seconds for one piece of code; keep it
+    below the deadline of a step. memory_mb: address space of the process that runs the code.
+    max_output: characters of an output; a note replaces the rest.
 
-    Use one instance per worker (per_worker=1): several instances in one process work, but they share its only engine,
-    and each replays its task whenever it takes over. Snapshots are replayed too, because the engine's own saved state
-    lacks the variables of the session.
+    Use one instance per worker (per_worker=1): several instances in one process work, but they
+    share its only engine, and each replays its task whenever it takes over. Snapshots are replayed
+    too, because the engine's own saved state lacks the variables of the session.
     """
 
     name = "appworld"
@@ -71,24 +75,35 @@ class AppWorld(ReplayWorld):
         max_output: int = 20_000,
         engine: EngineLike | None = None,
     ):
-        options = {"data": ("mini", "official"), "action": ("code", "tool"), "reward": ("sparse", "dense")}
+        options = {
+            "data": ("mini", "official"),
+            "action": ("code", "tool"),
+            "reward": ("sparse", "dense"),
+        }
         for (name, allowed), value in zip(options.items(), (data, action, reward)):
             if value not in allowed:
                 raise ValueError(f"{name} must be {' or '.join(allowed)}, not {value!r}")
         self._data, self._root, self._action, self._reward = data, root, action, reward
-        self._example, self._timeout_s, self._memory_mb, self._max_output = example, timeout_s, memory_mb, max_output
+        self._example, self._timeout_s, self._memory_mb, self._max_output = (
+            example,
+            timeout_s,
+            memory_mb,
+            max_output,
+        )
         self._own_engine = engine
         if engine is None and importlib.util.find_spec("appworld") is not None:
             self._warm_up()
 
     def tasks(self, split: str) -> list[Task]:
-        """Return the tasks of "train", "dev" or "test_normal"; official data also has "test_challenge"."""
+        """Return the tasks of "train", "dev" or "test_normal"; official data also has
+        "test_challenge"."""
         if self._data == "mini":
             return _mini_tasks(split)
         return _official_tasks(self._official_root(), split)
 
     def reset(self, task: Task, seed: int = 0) -> Observation:
-        """Start a task. A synthetic task starts from the state of the task `meta["entry"]`, and its query replaces the
+        """Start a task. A synthetic task starts from the state of the task `meta["entry"]`, and its
+        query replaces the
         instruction. The seed has no effect: clock and random numbers belong to the task."""
         self._task, self._seed = task, seed
         self._codes: list[str] = []
@@ -103,8 +118,9 @@ class AppWorld(ReplayWorld):
         return Observation(messages, [prompt.TOOL] if self._action == "tool" else [])
 
     def step(self, action: str) -> StepResult:
-        """Run the turn's code. `info["calls"]` holds it; "errors" is 1 if there was no code or it failed. "answer" is
-        what the code completed the task with, which it may have computed; "" for nothing."""
+        """Run the turn's code. `info["calls"]` holds it; "errors" is 1 if there was no code or it
+        failed. "answer" is what the code completed the task with, which it may have computed; ""
+        for nothing."""
         self._require_episode()
         if self._over:
             return StepResult([], terminated=True, info={"calls": [], "errors": 0, "over": True})
@@ -131,8 +147,9 @@ class AppWorld(ReplayWorld):
         )
 
     def evaluate(self) -> Evaluation:
-        """Score the episode; `success` is AppWorld's. `progress` is the share of passed tests among those that doing
-        nothing fails, times the share among those that doing nothing passes; `tests` is the share among all."""
+        """Score the episode; `success` is AppWorld's. `progress` is the share of passed tests among
+        those that doing nothing fails, times the share among those that doing nothing passes;
+        `tests` is the share among all."""
         self._require_episode()
         if self._evaluation is None:
             self._evaluation = _score(self._activate().tests(), self._reward)
@@ -158,7 +175,10 @@ class AppWorld(ReplayWorld):
                 {
                     "name": app,
                     "attributes": [],
-                    "operations": [{"name": name, "description": doc["description"]} for name, doc in docs.items()],
+                    "operations": [
+                        {"name": name, "description": doc["description"]}
+                        for name, doc in docs.items()
+                    ],
                 }
                 for app, docs in apis.items()
                 if app not in ("api_docs", "supervisor")
@@ -196,7 +216,10 @@ class AppWorld(ReplayWorld):
         engine = self._process_engine()
         AppWorld._active = None
         opened = engine.open(
-            str(self._data_root()), self._task.meta.get("entry", self._task.id), self._timeout_s, self._memory_mb
+            str(self._data_root()),
+            self._task.meta.get("entry", self._task.id),
+            self._timeout_s,
+            self._memory_mb,
         )
         AppWorld._active = self
         return opened
@@ -213,7 +236,9 @@ class AppWorld(ReplayWorld):
         """Open and close a task, because the first one in a process takes seconds."""
         if AppWorld._engine is None:
             tasks = self.tasks("train")
-            self._process_engine().open(str(self._data_root()), tasks[0].id, self._timeout_s, self._memory_mb)
+            self._process_engine().open(
+                str(self._data_root()), tasks[0].id, self._timeout_s, self._memory_mb
+            )
             self._process_engine().close()
 
     def _data_root(self) -> Path:
@@ -245,8 +270,8 @@ class AppWorld(ReplayWorld):
 def goal_completion(success: Mapping[str, float]) -> dict[str, float]:
     """Return task and scenario goal completion, {"tgc", "sgc"}, of {task id: success in [0, 1]}.
 
-    A scenario's completion is that of its worst task, as in AppWorld's own evaluator. With success rates over several
-    rollouts it is the rate of the task that is solved least often.
+    A scenario's completion is that of its worst task, as in AppWorld's own evaluator. With success
+    rates over several rollouts it is the rate of the task that is solved least often.
     """
     if not success:
         raise ValueError("no tasks to average over")
@@ -281,7 +306,9 @@ def _score(tests: list[tuple[str, bool]], reward: str) -> Evaluation:
     progress = _share(goals, 0.0) * _share(invariants, 1.0)
     score = progress if reward == "dense" else float(success)
     passed = _share([passed for _, passed in tests], 0.0)
-    return Evaluation(score, success, {"progress": 1.0 if success else min(progress, 0.99), "tests": passed})
+    return Evaluation(
+        score, success, {"progress": 1.0 if success else min(progress, 0.99), "tests": passed}
+    )
 
 
 def _share(passed: list[bool], default: float) -> float:
@@ -292,7 +319,9 @@ def _mini_tasks(split: str) -> list[Task]:
     from envs.appworld.mini import scenarios
 
     if split not in scenarios.SPLITS:
-        raise ValueError(f"AppWorld's mini data has no split {split!r}; it has {', '.join(scenarios.SPLITS)}")
+        raise ValueError(
+            f"AppWorld's mini data has no split {split!r}; it has {', '.join(scenarios.SPLITS)}"
+        )
     return [
         Task(
             id=task.id,
@@ -317,5 +346,7 @@ def _official_tasks(root: Path, split: str) -> list[Task]:
         folder = root / "data" / "tasks" / id
         specs = json.loads((folder / "specs.json").read_text(encoding="utf-8"))
         meta = {"data": "official", "scenario": scenario_of(id)}
-        tasks.append(Task(id=id, env=AppWorld.name, query=specs["instruction"], split=split, meta=meta))
+        tasks.append(
+            Task(id=id, env=AppWorld.name, query=specs["instruction"], split=split, meta=meta)
+        )
     return tasks

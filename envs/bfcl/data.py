@@ -1,4 +1,5 @@
-"""BFCL's conversations, ground truths and function docs, read from its package, and the splits of the tasks.
+"""BFCL's conversations, ground truths and function docs, read from its package, and the splits of
+the tasks.
 
 Nothing is written, and a ground-truth call is parsed but never run.
 """
@@ -19,16 +20,31 @@ from envs.packages import how_to_install
 from envs.toolcalls import Call
 from envs.world import Message, Tool
 
-CATEGORIES = ("multi_turn_base", "multi_turn_miss_func", "multi_turn_miss_param", "multi_turn_long_context")
-DOMAINS = ("files", "vehicle", "trading", "travel")  # tasks 0-49, 50-99, 100-149, 150-199 of each category
+CATEGORIES = (
+    "multi_turn_base",
+    "multi_turn_miss_func",
+    "multi_turn_miss_param",
+    "multi_turn_long_context",
+)
+DOMAINS = (
+    "files",
+    "vehicle",
+    "trading",
+    "travel",
+)  # tasks 0-49, 50-99, 100-149, 150-199 of each category
 ENTRIES = 200
-SCHEMES = {"reference": 100, "100/100": 100, "50/150": 50}  # name -> number of training tasks per category
+SCHEMES = {
+    "reference": 100,
+    "100/100": 100,
+    "50/150": 50,
+}  # name -> number of training tasks per category
 SCHEMA_TYPES = {"dict": "object", "float": "number", "tuple": "array", "any": "string"}
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One conversation of the benchmark. `withheld` maps a turn to the tools that become available in it."""
+    """One conversation of the benchmark. `withheld` maps a turn to the tools that become available
+    in it."""
 
     id: str
     category: str
@@ -49,11 +65,13 @@ class Entry:
 
 
 def package_dir() -> pathlib.Path:
-    """Return the folder of the package. Raises ModuleNotFoundError with the command that installs it."""
+    """Return the folder of the package. Raises ModuleNotFoundError with the command that installs
+    it."""
     spec = importlib.util.find_spec("bfcl_eval")
     if spec is None or not spec.submodule_search_locations:
         raise ModuleNotFoundError(
-            f"BFCL needs the package bfcl-eval: {how_to_install('bfcl', '--no-deps')}", name="bfcl_eval"
+            f"BFCL needs the package bfcl-eval: {how_to_install('bfcl', '--no-deps')}",
+            name="bfcl_eval",
         )
     return pathlib.Path(spec.submodule_search_locations[0])
 
@@ -65,7 +83,8 @@ def _lines(path: pathlib.Path) -> list[dict[str, Any]]:
 
 @functools.cache
 def package() -> types.SimpleNamespace:
-    """Import the parts of the package that the adapter uses; none of them writes files or needs a vendor's SDK."""
+    """Import the parts of the package that the adapter uses; none of them writes files or needs a
+    vendor's SDK."""
     from bfcl_eval.constants import default_prompts as prompts
     from bfcl_eval.constants import executable_backend_config as backend
     from bfcl_eval.eval_checker.multi_turn_eval import multi_turn_checker as checker
@@ -110,18 +129,24 @@ def entries(category: str) -> dict[str, Entry]:
             withheld={int(turn): names for turn, names in row.get("missed_function", {}).items()},
         )
     if len(by_id) != ENTRIES:
-        raise ValueError(f"{name} has {len(by_id)} entries instead of {ENTRIES}; is bfcl-eval another version?")
+        raise ValueError(
+            f"{name} has {len(by_id)} entries instead of {ENTRIES}; is bfcl-eval another version?"
+        )
     return by_id
 
 
 def read_call(text: str, parameters: dict[str, list[str]]) -> Call:
     """Parse a ground-truth call such as `sort('a.txt')` without running it.
 
-    `parameters` maps each tool to its parameter names in order, for positional arguments. Raises ValueError
-    for anything but a plain call of a known tool with literal arguments.
+    `parameters` maps each tool to its parameter names in order, for positional arguments. Raises
+    ValueError for anything but a plain call of a known tool with literal arguments.
     """
     node = ast.parse(text.strip(), mode="eval").body
-    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name) or node.func.id not in parameters:
+    if (
+        not isinstance(node, ast.Call)
+        or not isinstance(node.func, ast.Name)
+        or node.func.id not in parameters
+    ):
         raise ValueError(f"not a call of a known tool: {text}")
     names = parameters[node.func.id]
     if len(node.args) > len(names) or any(keyword.arg is None for keyword in node.keywords):
@@ -132,10 +157,12 @@ def read_call(text: str, parameters: dict[str, list[str]]) -> Call:
 
 
 def split_indices(split: str, scheme: str = "reference", seed: int = 0) -> list[int]:
-    """Return those of the 200 indices that belong to `split`: "train", "val" (= "dev" = "test") or "all".
+    """Return those of the 200 indices that belong to `split`: "train", "val" (= "dev" = "test") or
+    "all".
 
-    The scheme "reference" is that of the reference implementation: 0-99 train and 100-199 val, so that no domain is in
-    both. The other schemes draw with `seed`, equally from each domain (give or take one). All categories share the
+    The scheme "reference" is that of the reference implementation: 0-99 train and 100-199 val, so
+    that no domain is in both. The other schemes draw with `seed`, equally from each domain (give or
+    take one). All categories share the
     indices: entry 7 of `miss_func` is entry 7 of `base` with a tool withheld.
     """
     if scheme not in SCHEMES:
@@ -147,7 +174,9 @@ def split_indices(split: str, scheme: str = "reference", seed: int = 0) -> list[
         rng = random.Random(f"bfcl {scheme} {seed}")
         width = ENTRIES // len(DOMAINS)
         sizes = [size // len(DOMAINS) + (d < size % len(DOMAINS)) for d in range(len(DOMAINS))]
-        train = {i for d, n in enumerate(sizes) for i in rng.sample(range(d * width, (d + 1) * width), n)}
+        train = {
+            i for d, n in enumerate(sizes) for i in rng.sample(range(d * width, (d + 1) * width), n)
+        }
     members = {
         "train": train,
         "val": set(range(ENTRIES)) - train,
@@ -160,15 +189,21 @@ def split_indices(split: str, scheme: str = "reference", seed: int = 0) -> list[
 
 
 def tool_schema(doc: dict[str, Any], brief: bool = False) -> Tool:
-    """Convert a function doc of the package into an OpenAI tool, without the description of the return value. `brief`
-    also omits all other descriptions and the defaults."""
+    """Convert a function doc of the package into an OpenAI tool, without the description of the
+    return value. `brief` also omits all other descriptions and the defaults."""
 
     def convert(node: dict[str, Any]) -> dict[str, Any]:
-        node = {key: node[key] for key in ("type", "properties", "items") if key in node} if brief else dict(node)
+        node = (
+            {key: node[key] for key in ("type", "properties", "items") if key in node}
+            if brief
+            else dict(node)
+        )
         if "type" in node:
             node["type"] = SCHEMA_TYPES.get(node["type"], node["type"])
         if "properties" in node:
-            node["properties"] = {name: convert(child) for name, child in node["properties"].items()}
+            node["properties"] = {
+                name: convert(child) for name, child in node["properties"].items()
+            }
         if "items" in node:
             node["items"] = convert(node["items"])
         return node

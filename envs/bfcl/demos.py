@@ -1,10 +1,12 @@
-"""Scripted demonstrations by a careless agent, which a tiny policy imitates before reinforcement learning.
+"""Scripted demonstrations by a careless agent, which a tiny policy imitates before reinforcement
+learning.
 
-The agent plays ground truths, one call per reply, and slips: it omits a call, ends the user's turn early, makes a call
-twice or uses a value from another conversation. A policy that imitates it knows the format of calls and these very
-conversations, and succeeds about as often as the agent. It does not understand English, so it cannot generalise to
-other conversations; both splits are therefore demonstrated. Reinforcement learning then changes how carefully the
-policy works, on the tasks it was rewarded for and on others.
+The agent plays ground truths, one call per reply, and slips: it omits a call, ends the user's turn
+early, makes a call twice or uses a value from another conversation. A policy that imitates it knows
+the format of calls and these very conversations, and succeeds about as often as the agent. It does
+not understand English, so it cannot generalise to other conversations; both splits are therefore
+demonstrated. Reinforcement learning then changes how carefully the policy works, on the tasks it
+was rewarded for and on others.
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ from envs.toolcalls import Call, tools_text
 
 CARE = 0.5
 DONE = "Done."
-# Strings that every prompt repeats get one token each: the text around the list of tools and the syntax of a tool.
+# Strings that every prompt repeats get one token each: the text around the list of tools and the
+# syntax of a tool.
 TOKENS = (
     DONE,
     *tools_text([]).split("\n\n</tools>"),
@@ -35,8 +38,11 @@ ORIGIN = (
 )
 
 
-def demonstrate(rng: random.Random, *, care: float = CARE, hint: float = 0.0, **world: Any) -> dict[str, Any]:
-    """Play one episode of the careless agent in `Bfcl(**world)`. Return {"messages", "tools", "success", "hinted"}.
+def demonstrate(
+    rng: random.Random, *, care: float = CARE, hint: float = 0.0, **world: Any
+) -> dict[str, Any]:
+    """Play one episode of the careless agent in `Bfcl(**world)`. Return {"messages", "tools",
+    "success", "hinted"}.
 
     `hint` must be 0, because there is no experience to show."""
     if hint:
@@ -49,15 +55,25 @@ def demonstrate(rng: random.Random, *, care: float = CARE, hint: float = 0.0, **
         messages.append({"role": "assistant", "content": action})
         result = bfcl.step(action)
         messages += result.messages
-    return {"messages": messages, "tools": opening.tools, "success": bfcl.evaluate().success, "hinted": False}
+    return {
+        "messages": messages,
+        "tools": opening.tools,
+        "success": bfcl.evaluate().success,
+        "hinted": False,
+    }
 
 
 @functools.lru_cache(maxsize=2)
 def _prepare(arguments: tuple) -> tuple[Bfcl, list, dict[str, list[Any]]]:
-    """Return the world, its tasks and, for each parameter, the values that it has in their solutions."""
+    """Return the world, its tasks and, for each parameter, the values that it has in their
+    solutions."""
     bfcl = Bfcl(**dict(arguments))
     tasks = bfcl.tasks("all")
-    return bfcl, tasks, values_of(call for task in tasks for turn in _truth(task.id) for call in turn)
+    return (
+        bfcl,
+        tasks,
+        values_of(call for task in tasks for turn in _truth(task.id) for call in turn),
+    )
 
 
 def _truth(id: str) -> list[list[Call]]:

@@ -1,8 +1,9 @@
 """The calls in a reply, by the rules of the benchmark's own Qwen handler.
 
-They differ from `envs.toolcalls.parse` for odd texts. The tags stand on lines of their own; a body that is not JSON is
-passed over; a call without name or arguments spoils the whole reply; arguments may be the text of an object. The
-package then evaluates the call as Python, so numbers that Python has no name for are errors of the call.
+They differ from `envs.toolcalls.parse` for odd texts. The tags stand on lines of their own; a body
+that is not JSON is passed over; a call without name or arguments spoils the whole reply; arguments
+may be the text of an object. The package then evaluates the call as Python, so numbers that Python
+has no name for are errors of the call.
 """
 
 from __future__ import annotations
@@ -50,7 +51,8 @@ def unusable(value: Any, depth: int = MAX_DEPTH) -> str:
 
 
 def recorded(call: Call) -> dict[str, Any]:
-    """Return a call for `info`, without arguments if they are no JSON values (NaN, a number of 400 digits)."""
+    """Return a call for `info`, without arguments if they are no JSON values (NaN, a number of 400
+    digits)."""
     try:
         return json_value(call.to_dict())
     except Unsafe:

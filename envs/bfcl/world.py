@@ -1,14 +1,17 @@
-"""BFCL v3 multi-turn: eight simulated APIs, conversations of 1 to 7 user turns, scored on state and results.
+"""BFCL v3 multi-turn: eight simulated APIs, conversations of 1 to 7 user turns, scored on state and
+results.
 
-Needs `pip install --no-deps -r requirements/bfcl.txt`. The data, the API classes and the two checks that decide the
-score come from the `bfcl-eval` package. The executor is our own: the package's executor keeps its instances in module
-globals, so that rollouts of one task disturb each other, and passes the model's text to `eval`. Here every episode
-owns its instances, and a call can only be a documented method with JSON arguments.
+Needs `pip install --no-deps -r requirements/bfcl.txt`. The data, the API classes and the two checks
+that decide the score come from the `bfcl-eval` package. The executor is our own: the package's
+executor keeps its instances in module globals, so that rollouts of one task disturb each other, and
+passes the model's text to `eval`. Here every episode owns its instances, and a call can only be a
+documented method with JSON arguments.
 
 The rules of turns and scoring are those of the package's `BaseHandler.inference_multi_turn_FC`,
-`_evaluate_single_multi_turn_entry` and `multi_turn_checker`. A reply without calls ends the user's turn, and more than
-20 replies with calls in one turn end the episode as failed. After each turn with a ground truth, the state must equal
-the ground truth's state, and the ground truth's results must be among the results so far.
+`_evaluate_single_multi_turn_entry` and `multi_turn_checker`. A reply without calls ends the user's
+turn, and more than 20 replies with calls in one turn end the episode as failed. After each turn
+with a ground truth, the state must equal the ground truth's state, and the ground truth's results
+must be among the results so far.
 """
 
 from __future__ import annotations
@@ -50,19 +53,25 @@ class Apis:
                 scenario = copy.deepcopy(entry.config.get(class_name, {}))
                 instance._load_scenario(scenario, long_context="long_context" in entry.category)
             self.instances[class_name] = instance
-            self._methods |= {doc["name"]: getattr(instance, doc["name"]) for doc in docs_of(class_name)}
+            self._methods |= {
+                doc["name"]: getattr(instance, doc["name"]) for doc in docs_of(class_name)
+            }
 
     def call(self, call: Call) -> tuple[str, bool]:
-        """Run one documented method. Return the result as the package words it, and True if it is an error."""
+        """Run one documented method. Return the result as the package words it, and True if it is
+        an error."""
         if not call.name and not call.arguments:
             return "()", False  # what Python, and so the package, makes of a call without a name
         if call.name not in self._methods:
             return f"Error during execution: name '{call.name}' is not defined", True
-        if problem := next(filter(None, map(unusable, call.arguments.values())), "") or _too_large(call):
+        if problem := next(filter(None, map(unusable, call.arguments.values())), "") or _too_large(
+            call
+        ):
             return f"Error during execution: {problem}", True
         try:
-            # Some methods store the list that they are given, or a default that all episodes of the process share and
-            # that other methods change (the mentions of a tweet), so they get copies of both.
+            # Some methods store the list that they are given, or a default that all episodes of the
+            # process share and that other methods change (the mentions of a tweet), so they get
+            # copies of both.
             method = self._methods[call.name]
             arguments = copy.deepcopy(_shared_defaults(method) | call.arguments)
             with _LOCK:
@@ -90,12 +99,18 @@ def _text(result: Any) -> str:
 
 
 def _too_large(call: Call) -> str:
-    """Return an error for arguments with which a calculator tool would compute for days; "" if there are none."""
+    """Return an error for arguments with which a calculator tool would compute for days; "" if
+    there are none."""
     precision = call.arguments.get("precision")
     if isinstance(precision, int | float) and precision > MAX_PRECISION:
         return f"a precision above {MAX_PRECISION} is not supported"
     base, exponent = call.arguments.get("base"), call.arguments.get("exponent")
-    if call.name == "power" and isinstance(base, int) and isinstance(exponent, int) and abs(base) > 1:
+    if (
+        call.name == "power"
+        and isinstance(base, int)
+        and isinstance(exponent, int)
+        and abs(base) > 1
+    ):
         if exponent * math.log10(abs(base)) > MAX_DIGITS:
             return f"the result has more than {MAX_DIGITS} digits"
     return ""
@@ -107,11 +122,12 @@ def _too_large(call: Call) -> str:
 class Bfcl(ReplayWorld):
     """One BFCL conversation at a time.
 
-    category: one or several of CATEGORIES. splits, split_seed: see `split_indices`. tools: "all", or "oracle+k" for
-    the ground truth's tools and k random others. malformed: "official" reads replies as the package does, so that a
-    call that cannot be read may end the turn; "error" answers it with an error and lets the model retry. docs: "full",
-    or "brief" for names and types without descriptions. max_calls: skip conversations whose solution has more calls;
-    0 = none. The official benchmark is tools="all", malformed="official" and docs="full"; `task.meta["official"]`
+    category: one or several of CATEGORIES. splits, split_seed: see `split_indices`. tools: "all",
+    or "oracle+k" for the ground truth's tools and k random others. malformed: "official" reads
+    replies as the package does, so that a call that cannot be read may end the turn; "error"
+    answers it with an error and lets the model retry. docs: "full", or "brief" for names and types
+    without descriptions. max_calls: skip conversations whose solution has more calls; 0 = none. The
+    official benchmark is tools="all", malformed="official" and docs="full"; `task.meta["official"]`
     records it. The other values are meant for small models.
     """
 
@@ -128,7 +144,9 @@ class Bfcl(ReplayWorld):
         max_calls: int = 0,
     ):
         self._categories = [category] if isinstance(category, str) else list(category)
-        self._entries = {k: entry for name in self._categories for k, entry in entries(name).items()}
+        self._entries = {
+            k: entry for name in self._categories for k, entry in entries(name).items()
+        }
         split_indices("train", splits, split_seed)  # raises ValueError for an unknown scheme
         self._splits, self._split_seed, self._max_calls = splits, split_seed, max_calls
         self._distractors = _distractors(tools)
@@ -141,8 +159,14 @@ class Bfcl(ReplayWorld):
 
     def tasks(self, split: str) -> list[Task]:
         indices = set(split_indices(split, self._splits, self._split_seed))
-        chosen = [self._as_task(entry, split) for entry in self._entries.values() if entry.index in indices]
-        return [task for task in chosen if not self._max_calls or task.difficulty <= self._max_calls]
+        chosen = [
+            self._as_task(entry, split)
+            for entry in self._entries.values()
+            if entry.index in indices
+        ]
+        return [
+            task for task in chosen if not self._max_calls or task.difficulty <= self._max_calls
+        ]
 
     def _as_task(self, entry: Entry, split: str) -> Task:
         return Task(
@@ -161,10 +185,10 @@ class Bfcl(ReplayWorld):
         )
 
     def reset(self, task: Task, seed: int = 0) -> Observation:
-        """Start the conversation. A task with `verifier={"calls": [{"name", "arguments"}]}` consists of one user turn,
-        its query, in the initial state of the entry `meta["entry"]`, with those calls as ground truth. With
-        `meta["open_query"]` the episode ends after the first turn. So does a synthetic task without a verifier, which
-        something else has to check."""
+        """Start the conversation. A task with `verifier={"calls": [{"name", "arguments"}]}`
+        consists of one user turn, its query, in the initial state of the entry `meta["entry"]`,
+        with those calls as ground truth. With `meta["open_query"]` the episode ends after the first
+        turn. So does a synthetic task without a verifier, which something else has to check."""
         entry = self._entries.get(task.meta.get("entry", task.id))
         if entry is None:
             raise ValueError(f"BFCL has no task '{task.id}' in {', '.join(self._categories)}")
@@ -173,7 +197,11 @@ class Bfcl(ReplayWorld):
         self._task, self._seed, self._entry = task, seed, entry
         self._actions: list[str] = []
         self._apis, self._truth = Apis(entry), Apis(entry)
-        self._turn, self._replies, self._turn_results = 0, 0, []  # replies with calls in this turn, their results
+        self._turn, self._replies, self._turn_results = (
+            0,
+            0,
+            [],
+        )  # replies with calls in this turn, their results
         self._results: list[str] = []  # of all earlier turns
         self._failure = ""  # the package's error type for the first turn that failed
         self._failed_turn = len(entry.question)
@@ -211,8 +239,8 @@ class Bfcl(ReplayWorld):
         return StepResult(messages, truncated=self._over, info=info)
 
     def evaluate(self) -> Evaluation:
-        """Score the episode. `score` is the official 0 or 1. `progress` is the share of the checked turns (those with a
-        ground truth, and the last one) that passed before the first failure."""
+        """Score the episode. `score` is the official 0 or 1. `progress` is the share of the checked
+        turns (those with a ground truth, and the last one) that passed before the first failure."""
         self._require_episode()
         truth = self._entry.truth
         checked = {turn for turn, calls in enumerate(truth) if calls} | {len(truth) - 1}
@@ -224,7 +252,9 @@ class Bfcl(ReplayWorld):
         classes = sorted({name for entry in self._entries.values() for name in entry.classes})
         return {
             "name": self.name,
-            "entities": [entity(name, [_described(doc) for doc in docs_of(name)]) for name in classes],
+            "entities": [
+                entity(name, [_described(doc) for doc in docs_of(name)]) for name in classes
+            ],
             "verifier": "calls",
             "task_preference": PREFERENCE,
         }
@@ -245,7 +275,8 @@ class Bfcl(ReplayWorld):
         return StepResult(self._user_messages(), tools=tools, info=info)
 
     def _check_turn(self) -> str:
-        """Apply `multi_turn_checker` to the turn that just ended. Return its error type, "" if the turn passed."""
+        """Apply `multi_turn_checker` to the turn that just ended. Return its error type, "" if the
+        turn passed."""
         calls = self._entry.truth[self._turn]
         expected = [self._truth.call(call)[0] for call in calls]
         if not calls:
@@ -257,7 +288,9 @@ class Bfcl(ReplayWorld):
         except RecursionError:  # the model moved a directory into itself
             return "multi_turn:instance_state_mismatch"
         if verdict["valid"]:
-            verdict = package().response_checker(self._results + self._turn_results, expected, self._turn)
+            verdict = package().response_checker(
+                self._results + self._turn_results, expected, self._turn
+            )
         return "" if verdict["valid"] else verdict["error_type"]
 
     def _user_messages(self) -> list[Message]:
@@ -276,17 +309,25 @@ class Bfcl(ReplayWorld):
         return needed | set(rng.sample(others, min(self._distractors, len(others))))
 
     def _tools(self) -> list[Tool]:
-        later = {name for turn, names in self._entry.withheld.items() if turn > self._turn for name in names}
+        later = {
+            name
+            for turn, names in self._entry.withheld.items()
+            if turn > self._turn
+            for name in names
+        }
         offered = self._offered - later
         return [tool_schema(doc, self._brief) for doc in self._entry.docs if doc["name"] in offered]
 
 
 def reference_turns(entry: Entry) -> list[str]:
-    """Return the ground truth as assistant turns: per user turn one with its calls, then one without."""
+    """Return the ground truth as assistant turns: per user turn one with its calls, then one
+    without."""
     turns = []
     for calls in entry.truth:
         if calls:
-            turns.append("\n".join(toolcalls.call_text(call.name, call.arguments) for call in calls))
+            turns.append(
+                "\n".join(toolcalls.call_text(call.name, call.arguments) for call in calls)
+            )
         turns.append("Done." if calls else "I cannot do that yet: a tool or a detail is missing.")
     return turns
 
@@ -307,8 +348,12 @@ def _described(doc: dict[str, Any]) -> dict[str, Any]:
 
 def _synthetic(entry: Entry, task: Task) -> Entry:
     calls = task.verifier.get("calls", [])
-    if not isinstance(calls, list) or not all(isinstance(c, dict) and {"name", "arguments"} <= set(c) for c in calls):
-        raise ValueError(f"task {task.id}: a BFCL verifier is {{'calls': [{{'name', 'arguments'}}, ...]}}")
+    if not isinstance(calls, list) or not all(
+        isinstance(c, dict) and {"name", "arguments"} <= set(c) for c in calls
+    ):
+        raise ValueError(
+            f"task {task.id}: a BFCL verifier is {{'calls': [{{'name', 'arguments'}}, ...]}}"
+        )
     return Entry(
         id=entry.id,
         category=entry.category,

@@ -40,7 +40,8 @@ class Device:
 
 @dataclass(frozen=True)
 class Data:
-    """A home at the start of an episode. rooms: {id: name}. people: {name: id of the room}, at most one in each room.
+    """A home at the start of an episode. rooms: {id: name}. people: {name: id of the room}, at most
+    one in each room.
     state: {device: value}."""
 
     rooms: dict[str, str]
@@ -69,11 +70,17 @@ def data(seed: int) -> Data:
     placed = [(kind, room) for room in rooms for kind in rng.sample(KINDS, rng.choice((3, 4)))]
     ids = _ids([LETTERS[kind] for kind, _ in placed], rng)
     devices = {id: Device(id, kind, room) for id, (kind, room) in zip(ids, placed, strict=True)}
-    return Data(rooms, people, devices, {device.id: rng.choice(VALUES[device.kind]) for device in devices.values()})
+    return Data(
+        rooms,
+        people,
+        devices,
+        {device.id: rng.choice(VALUES[device.kind]) for device in devices.values()},
+    )
 
 
 def _ids(letters: Sequence[str], rng: random.Random) -> list[str]:
     """Return ids with these letters and different numbers."""
     return [
-        f"{letter}{number}" for letter, number in zip(letters, rng.sample(range(10, 100), len(letters)), strict=True)
+        f"{letter}{number}"
+        for letter, number in zip(letters, rng.sample(range(10, 100), len(letters)), strict=True)
     ]

@@ -1,9 +1,11 @@
-"""Scripted demonstrations by a more or less careless agent, which a base policy imitates before reinforcement learning.
+"""Scripted demonstrations by a more or less careless agent, which a base policy imitates before
+reinforcement learning.
 
-The agent writes correct syntax and copies correctly, but slips. It knows its own house. A policy that imitates agents
-of many houses knows the desk calls and how common they are, but not which of them a house wants. With an experience in
-front of the query the agent slips less. Half of the tasks have the phrases of the home's own tasks, half the words of
-its tools' descriptions, so that the policy reads the tasks of an explorer as well.
+The agent writes correct syntax and copies correctly, but slips. It knows its own house. A policy
+that imitates agents of many houses knows the desk calls and how common they are, but not which of
+them a house wants. With an experience in front of the query the agent slips less. Half of the tasks
+have the phrases of the home's own tasks, half the words of its tools' descriptions, so that the
+policy reads the tasks of an explorer as well.
 """
 
 from __future__ import annotations
@@ -22,8 +24,9 @@ from envs.toolcalls import call_text
 CARE = 0.5
 MAX_CALLS = 12
 
-# Words that are copied from observations get one token each, so that copying takes one token for every kind of id. So
-# do the letters of ids: behind a space, "H" would be another token than behind a quotation mark.
+# Words that are copied from observations get one token each, so that copying takes one token for
+# every kind of id. So do the letters of ids: behind a space, "H" would be another token than behind
+# a quotation mark.
 TOKENS = (
     SYSTEM,
     *"RDLHSB",
@@ -52,14 +55,20 @@ HINTED = 0.25  # factor on each slip if an experience is shown
 
 
 def demonstrate(
-    rng: random.Random, *, care: float = CARE, hint: float = 0.0, plain: float = 0.5, houses: bool = False
+    rng: random.Random,
+    *,
+    care: float = CARE,
+    hint: float = 0.0,
+    plain: float = 0.5,
+    houses: bool = False,
 ) -> dict[str, Any]:
     """Play one episode of the careless agent on a new random task, in a house if `houses`.
 
-    care: in [0, 1]; an agent with care 1 never slips. hint, plain: probability of an experience in front of the query,
-    and of a task in the words of the tools' descriptions. An agent that never slips shows houses only below an
-    experience: without one, nothing tells which desk call comes next, and copying is learned soonest where every token
-    can be predicted.
+    care: in [0, 1]; an agent with care 1 never slips. hint, plain: probability of an experience in
+    front of the query, and of a task in the words of the tools' descriptions. An agent that never
+    slips shows houses only below an
+    experience: without one, nothing tells which desk call comes next, and copying is learned
+    soonest where every token can be predicted.
     """
     if not 0 <= plain <= 1:
         raise ValueError(f"plain must be in [0, 1], not {plain}")
@@ -90,12 +99,15 @@ def demonstrate(
 
 
 def _experience(plan: Plan, rng: random.Random, house: House | None, **words: bool) -> str:
-    """Return an experience from the same goals in another home, sometimes next to an unrelated one."""
+    """Return an experience from the same goals in another home, sometimes next to an unrelated
+    one."""
     plans = [any_plan("demonstrations", rng, plan.template, house, kinds=plan.kinds, **words)]
     if rng.random() < 0.2:
         other = rng.choice(templates(rng.choice(LEVELS), **words))
         plans.insert(rng.randrange(2), any_plan("demonstrations", rng, other, house, **words))
-    return experience_block([hint_text([tool for tool, _, _ in plan.calls], when_text(plan.query)) for plan in plans])
+    return experience_block(
+        [hint_text([tool for tool, _, _ in plan.calls], when_text(plan.query)) for plan in plans]
+    )
 
 
 class _Careless:
@@ -111,7 +123,11 @@ class _Careless:
 
     def act(self) -> str:
         insists = self.refused and self._slip("insist")
-        if self.calls == MAX_CALLS or not self.pending or (self.refused and not insists and self._slip("give up")):
+        if (
+            self.calls == MAX_CALLS
+            or not self.pending
+            or (self.refused and not insists and self._slip("give up"))
+        ):
             return self._closing()
         goal = self.pending[0][2]
         if goal != self.goal and self._slip("forget"):
@@ -125,7 +141,9 @@ class _Careless:
         tool, arguments, _ = self.planned
         if tool in DESK and self._slip("desk"):
             tool = self.rng.choices(list(DESK), list(DESK.values()))[0]
-        self.action = call_text(tool, {name: self._taken(value) for name, value in arguments.items()})
+        self.action = call_text(
+            tool, {name: self._taken(value) for name, value in arguments.items()}
+        )
         return self.action
 
     def observe(self, text: str, ok: bool) -> None:
@@ -136,9 +154,13 @@ class _Careless:
                 self.listed = [row.split()[-1] for row in text.split("\n")]
             if self.planned in self.pending:
                 self.pending.remove(self.planned)
-        elif text.endswith(NOT_READY):  # it made no desk call, another one, or one for another device
+        elif text.endswith(
+            NOT_READY
+        ):  # it made no desk call, another one, or one for another device
             place = self.plan.calls.index(self.planned)
-            self.pending[:0] = [call for call in self.plan.calls[max(place - 1, 0) : place] if call[0] in DESK]
+            self.pending[:0] = [
+                call for call in self.plan.calls[max(place - 1, 0) : place] if call[0] in DESK
+            ]
         else:
             self.chosen.clear()
 

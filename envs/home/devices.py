@@ -1,7 +1,8 @@
 """The tools of a home, and what they do to its devices.
 
-A device is changed only after the desk call that the house wants for devices of its kind was made for it in the same
-episode (envs/house_rules.py). No description says so, and an error does not name the call.
+A device is changed only after the desk call that the house wants for devices of its kind was made
+for it in the same episode (envs/house_rules.py). No description says so, and an error does not name
+the call.
 """
 
 from __future__ import annotations
@@ -11,14 +12,16 @@ from typing import Any
 from envs.home.data import LETTERS, VALUES, data
 from envs.house_rules import Family, House
 
-# Desk call -> the share of the kinds of devices of all houses that want it. The other kinds want none.
+# Desk call -> the share of the kinds of devices of all houses that want it. The other kinds want
+# none.
 DESK = {
     **dict.fromkeys(("wake", "pair"), 0.25),
     **dict.fromkeys(("ping", "link", "arm"), 0.1),
     **dict.fromkeys(("sync", "bind"), 0.03),
     **dict.fromkeys(("prime", "greet"), 0.01),
 }
-# Tool -> the kind of devices that it changes, its description, and its argument besides the device, or what it sets.
+# Tool -> the kind of devices that it changes, its description, and its argument besides the device,
+# or what it sets.
 CHANGES = {
     "light": ("lamp", "Set the colour of a lamp.", "colour"),
     "heat": ("heater", "Set the degrees of a heater.", "degrees"),
@@ -37,13 +40,20 @@ class ToolError(Exception):
 
 
 def _tool(name: str, description: str, /, **arguments: str | tuple[str, ...]) -> dict[str, Any]:
-    """Return a tool whose arguments are texts, each with a description or the values that it may have."""
+    """Return a tool whose arguments are texts, each with a description or the values that it may
+    have."""
     properties = {
-        key: {"type": "string", **({"description": about} if isinstance(about, str) else {"enum": list(about)})}
+        key: {
+            "type": "string",
+            **({"description": about} if isinstance(about, str) else {"enum": list(about)}),
+        }
         for key, about in arguments.items()
     }
     parameters = {"type": "object", "properties": properties, "required": list(arguments)}
-    return {"type": "function", "function": {"name": name, "description": description, "parameters": parameters}}
+    return {
+        "type": "function",
+        "function": {"name": name, "description": description, "parameters": parameters},
+    }
 
 
 LOOKS = [
@@ -66,7 +76,8 @@ DESK_TOOLS = [_tool(name, f"{name.capitalize()} a device.", id=_DEVICE) for name
 
 
 def tools_of(house: House | None) -> list[dict[str, Any]]:
-    """Return the tools of a home: the same in all houses, without desk calls where there are no house rules."""
+    """Return the tools of a home: the same in all houses, without desk calls where there are no
+    house rules."""
     return TOOLS + DESK_TOOLS if house else TOOLS
 
 
@@ -87,7 +98,9 @@ class Home:
         self.state = dict(self.data.state)
         self.cleared: set[str] = set()  # "desk call device"
         functions = [tool["function"] for tool in tools_of(house)]
-        self._arguments = {function["name"]: function["parameters"]["required"] for function in functions}
+        self._arguments = {
+            function["name"]: function["parameters"]["required"] for function in functions
+        }
 
     def call(self, name: str, arguments: dict[str, Any]) -> tuple[str, bool]:
         """Run a tool. Return the text for the model, and False if the call was refused."""
@@ -99,7 +112,9 @@ class Home:
     def changes(self) -> list[list[str]]:
         """Return the changes since the start as sorted rows [device, before, after]."""
         start = self.data.state
-        return sorted([id, start[id], value] for id, value in self.state.items() if value != start[id])
+        return sorted(
+            [id, start[id], value] for id, value in self.state.items() if value != start[id]
+        )
 
     def _run(self, name: str, arguments: dict[str, Any]) -> str:
         if name not in self._arguments:
@@ -119,11 +134,13 @@ class Home:
             return "ok"
         return getattr(self, f"_{name}")(*given)
 
-    # The tools. A row of an answer has the word by which it is chosen right before its id, because a small policy
-    # copies an id most reliably from there.
+    # The tools. A row of an answer has the word by which it is chosen right before its id, because
+    # a small policy copies an id most reliably from there.
 
     def _rooms(self) -> str:
-        return "\n".join(f"{self.data.person_in(id) or 'nobody'} {name}" for id, name in self.data.rooms.items())
+        return "\n".join(
+            f"{self.data.person_in(id) or 'nobody'} {name}" for id, name in self.data.rooms.items()
+        )
 
     def _room(self, name: str) -> str:
         room = self.data.room_named(name)

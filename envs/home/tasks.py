@@ -1,10 +1,13 @@
-"""Tasks of the smart home: one or two goals, graded by the number of calls in the shortest solution.
+"""Tasks of the smart home: one or two goals, graded by the number of calls in the shortest
+solution.
 
-Desk calls do not count for the level, so that all houses have the same tasks. A template such as "room.set+id.value"
-consists of goals: a subject and what is wanted of it. Subjects are `id` (a device named by its id), `room`, `person`
-(their room), `number` (the id of a room, which only an explorer writes) and `same` (the room of the first goal). Wanted
-is `set`, a change, or one of `QUESTIONS`. A task has the phrases written here, or the words of the tools' descriptions
-as an explorer words them (`envs.wording`).
+Desk calls do not count for the level, so that all houses have the same tasks. A template such as
+"room.set+id.value"
+consists of goals: a subject and what is wanted of it. Subjects are `id` (a device named by its id),
+`room`, `person` (their room), `number` (the id of a room, which only an explorer writes) and `same`
+(the room of the first goal). Wanted is `set`, a change, or one of `QUESTIONS`. A task has the
+phrases written here, or the words of the tools' descriptions as an explorer words them
+(`envs.wording`).
 """
 
 from __future__ import annotations
@@ -25,10 +28,15 @@ from envs.world import Task
 LEVELS = (1, 2, 3, 4, 5, 6)
 SPLITS = ("train", "dev", "test", "demonstrations")
 WORLDS = 1_000_000  # world seeds of a split
-HELD_OUT = (("lamp", "door"), ("heater", "speaker"), ("blind", "lamp"))  # changed together in dev and test only
+HELD_OUT = (
+    ("lamp", "door"),
+    ("heater", "speaker"),
+    ("blind", "lamp"),
+)  # changed together in dev and test only
 SUMMARIES = summaries({tool["function"]["name"]: tool["function"]["description"] for tool in TOOLS})
 
-# Goal -> its phrase, "" if only an explorer words it, and the part of the last answer that it wants.
+# Goal -> its phrase, "" if only an explorer words it, and the part of the last answer that it
+# wants.
 QUESTIONS = {
     "id.value": ("What is device {it} set to?", "the first word"),
     "id.where": ("Where is device {it}?", "the last word"),
@@ -62,7 +70,8 @@ PHRASES = {
 class Plan:
     """A task and the calls that solve it: (tool, arguments, index of the goal).
 
-    kinds: of the devices of the goals. wanted: the part of the last call's answer that is asked for (`reply`).
+    kinds: of the devices of the goals. wanted: the part of the last call's answer that is asked for
+    (`reply`).
     """
 
     template: str
@@ -79,12 +88,14 @@ class Plan:
 
 
 class Unfit(Exception):
-    """Error of an attempt that found nothing in the world that fits the template; another attempt may succeed."""
+    """Error of an attempt that found nothing in the world that fits the template; another attempt
+    may succeed."""
 
 
 @functools.cache
 def templates(level: int, *, plain: bool = False) -> tuple[str, ...]:
-    """Return the templates of a level, those with changes more often. plain: those that an explorer can word."""
+    """Return the templates of a level, those with changes more often. plain: those that an explorer
+    can word."""
     changes = ["id.set", "room.set", "person.set", *["number.set"] * plain]
     asks = [goal for goal, (phrase, wanted) in QUESTIONS.items() if (wanted if plain else phrase)]
     pairs = [f"{one}+{two}" for one in changes for two in (*changes * 3, *asks)]
@@ -94,13 +105,16 @@ def templates(level: int, *, plain: bool = False) -> tuple[str, ...]:
 
 def _calls(goal: str) -> int:
     subject, _, wanted = goal.partition(".")
-    looked_up = {"set": 2, "value": 1, "count": 1}.get(wanted, 0) if subject in ("room", "person") else 0
+    looked_up = (
+        {"set": 2, "value": 1, "count": 1}.get(wanted, 0) if subject in ("room", "person") else 0
+    )
     return 1 + looked_up + (goal == "number.set")
 
 
 @functools.lru_cache(maxsize=32)
 def split_tasks(split: str, n: int, seed: int, house: House | None = None) -> tuple[Task, ...]:
-    """Return n tasks that cycle through the levels. In dev and test, every other one of two changes is held out."""
+    """Return n tasks that cycle through the levels. In dev and test, every other one of two changes
+    is held out."""
     tasks = []
     for index in range(n):
         rng = random.Random(f"home {split} task {index} {seed}")
@@ -125,13 +139,15 @@ def any_plan(
 ) -> Plan:
     """Return a plan for a template in a world of a split, both drawn from `rng`.
 
-    plain: in the words of the tools' descriptions. held_out: for two changes of a pair of `HELD_OUT`. kinds: of the
-    devices of the goals, () = any.
+    plain: in the words of the tools' descriptions. held_out: for two changes of a pair of
+    `HELD_OUT`. kinds: of the devices of the goals, () = any.
     """
     while True:
         world = SPLITS.index(split) * WORLDS + rng.randrange(WORLDS)
         try:
-            return _Planner(world, rng, template, house, kinds or _kinds(template, held_out, rng), plain).plan
+            return _Planner(
+                world, rng, template, house, kinds or _kinds(template, held_out, rng), plain
+            ).plan
         except Unfit:
             continue
 
@@ -150,26 +166,53 @@ def task_of(plan: Plan, split: str = "train", house: House | None = None) -> Tas
     home = Home(plan.world, house)
     for tool, arguments, _ in plan.calls:
         home.call(tool, arguments)
-    reference = [*(call_text(tool, arguments) for tool, arguments, _ in plan.calls), plan.answer or "done"]
+    reference = [
+        *(call_text(tool, arguments) for tool, arguments, _ in plan.calls),
+        plan.answer or "done",
+    ]
     verifier = {"changes": home.changes(), "answer": plan.answer}
-    fields = {"split": split, "seed": plan.world, "difficulty": plan.level, "meta": {"template": plan.template}}
-    return Task(f"home/world/{plan.world}", "home", plan.query, reference=reference, verifier=verifier, **fields)
+    fields = {
+        "split": split,
+        "seed": plan.world,
+        "difficulty": plan.level,
+        "meta": {"template": plan.template},
+    }
+    return Task(
+        f"home/world/{plan.world}",
+        "home",
+        plan.query,
+        reference=reference,
+        verifier=verifier,
+        **fields,
+    )
 
 
 class _Planner:
     """Makes the calls of one task in its world, and words them."""
 
     def __init__(
-        self, world: int, rng: random.Random, template: str, house: House | None, kinds: Sequence[str], plain: bool
+        self,
+        world: int,
+        rng: random.Random,
+        template: str,
+        house: House | None,
+        kinds: Sequence[str],
+        plain: bool,
     ):
         self.rng, self.plain, self.home = rng, plain, Home(world, house)
-        self.plan, self.text, self.unused = Plan(template, world, kinds), "", list(self.home.data.rooms)
+        self.plan, self.text, self.unused = (
+            Plan(template, world, kinds),
+            "",
+            list(self.home.data.rooms),
+        )
         self.room = self.via = ""  # of the last goal: its id, and the name by which it was found
         goals = template.split("+")
         parts = [self._goal(n, *goal.split("."), kinds) for n, goal in enumerate(goals)]
         if len(set(parts)) < len(parts):
             raise Unfit
-        self.plan.query = joined(parts, self.plan.wanted or "", rng) if plain else self._sentences(parts)
+        self.plan.query = (
+            joined(parts, self.plan.wanted or "", rng) if plain else self._sentences(parts)
+        )
         if self.plan.answer and self.plan.answer in re.findall(r"\w+", self.plan.query):
             raise Unfit
 
@@ -215,7 +258,11 @@ class _Planner:
     def _pick(self, kinds: set[str], occupied: bool) -> str:
         """Return a room of which no other goal is."""
         data = self.home.data
-        fitting = [room for room in self.unused if kinds <= {device.kind for device in data.devices_in(room)}]
+        fitting = [
+            room
+            for room in self.unused
+            if kinds <= {device.kind for device in data.devices_in(room)}
+        ]
         fitting = [room for room in fitting if data.person_in(room) or not occupied]
         if not fitting:
             raise Unfit
@@ -229,11 +276,16 @@ class _Planner:
     def _sentences(self, parts: list[str]) -> str:
         changes = [part for part in parts if not part.endswith("?")]
         text = self.rng.choice((" and ", ", then ")).join(changes)
-        return " ".join(part for part in (text and f"{text[0].upper()}{text[1:]}.", *parts[len(changes) :]) if part)
+        return " ".join(
+            part
+            for part in (text and f"{text[0].upper()}{text[1:]}.", *parts[len(changes) :])
+            if part
+        )
 
 
 def reply(wanted: str, text: str) -> str:
-    """Return the part of a tool's answer that a question wants: a word, the number of lines, or the value of a kind."""
+    """Return the part of a tool's answer that a question wants: a word, the number of lines, or the
+    value of a kind."""
     if wanted == "the number of lines":
         return str(len(text.split("\n")))
     if wanted in KINDS:

@@ -17,9 +17,10 @@ MAX_CALLS = 8  # in one turn
 class SmartHome(World):
     """A home with rooms, people and devices, simulated in memory.
 
-    The agent writes one or several tool calls per turn (envs/toolcalls.py); a turn without a call ends the episode,
-    and its text is the answer. A call that cannot be parsed or is refused is answered with a line "error: ...". The
-    seed of `reset` has no effect: the task's own seed selects the home.
+    The agent writes one or several tool calls per turn (envs/toolcalls.py); a turn without a call
+    ends the episode, and its text is the answer. A call that cannot be parsed or is refused is
+    answered with a line "error: ...". The seed of `reset` has no effect: the task's own seed
+    selects the home.
     """
 
     name = "home"
@@ -33,8 +34,8 @@ class SmartHome(World):
         rules: int | None = None,
         rarity: float = 0.1,
     ):
-        """`seed` draws the tasks. rules, rarity: the house, as `envs.house_rules.Family.house` takes them; None = no
-        house rules."""
+        """`seed` draws the tasks. rules, rarity: the house, as `envs.house_rules.Family.house`
+        takes them; None = no house rules."""
         self._sizes, self._seed = {"train": n_train, "dev": n_dev, "test": n_test}, seed
         self.house = None if rules is None else HOMES.house(rules, rarity)
         self._home: Home | None = None
@@ -59,7 +60,8 @@ class SmartHome(World):
         return Observation(messages, tools_of(self.house))
 
     def step(self, action: str) -> StepResult:
-        """Run the turn's calls. `info["calls"]` lists them in order, each with "result" and "ok" (False = error)."""
+        """Run the turn's calls. `info["calls"]` lists them in order, each with "result" and "ok"
+        (False = error)."""
         home = self._open()
         if self._over:
             raise RuntimeError("the episode is over: reset the world first")
@@ -81,7 +83,11 @@ class SmartHome(World):
     def restore(self, snapshot: dict[str, Any]) -> None:
         self._home = Home(snapshot["seed"], self.house)
         self._home.state, self._home.cleared = dict(snapshot["state"]), set(snapshot["cleared"])
-        self._verifier, self._answer, self._over = snapshot["verifier"], snapshot["answer"], snapshot["over"]
+        self._verifier, self._answer, self._over = (
+            snapshot["verifier"],
+            snapshot["answer"],
+            snapshot["over"],
+        )
 
     def _open(self) -> Home:
         if self._home is None:

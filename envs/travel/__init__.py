@@ -1,4 +1,5 @@
-"""A small simulated travel agency: twelve tools with undocumented preconditions over a seeded SQLite database."""
+"""A small simulated travel agency: twelve tools with undocumented preconditions over a seeded
+SQLite database."""
 
 from envs.travel.verify import verify
 from envs.travel.world import SYSTEM, Travel

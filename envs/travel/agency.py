@@ -1,14 +1,13 @@
 """The tools of the travel agency: their specifications, preconditions and effects on the database.
 
-The specifications do not mention the preconditions; as in a real service, an error names the missing call:
+The specifications do not mention the preconditions; as in a real service, an error names the
+missing call:
 
-    quote         a search in this episode returned the flight
-    book, move    the flight was quoted
-    book, orders  the passenger was looked up
-    bag, seats, seat, cancel, refund, move    the order is open and was shown (by `order`, `orders` or its booking)
-    seat          the seats of the order were listed for its current flight
-    refund        the fare is flex
-    book, bag, seat, cancel, refund, move    the desk call that the house wants was made (envs/house_rules.py)
+    quote         a search in this episode returned the flight book, move    the flight was quoted
+    book, orders  the passenger was looked up bag, seats, seat, cancel, refund, move    the order is
+    open and was shown (by `order`, `orders` or its booking) seat          the seats of the order
+    were listed for its current flight refund        the fare is flex book, bag, seat, cancel,
+    refund, move    the desk call that the house wants was made (envs/house_rules.py)
 """
 
 from __future__ import annotations
@@ -37,7 +36,9 @@ def _tool(name: str, description: str, /, **arguments: str) -> dict[str, Any]:
             "description": description,
             "parameters": {
                 "type": "object",
-                "properties": {key: {"type": "string", "description": text} for key, text in arguments.items()},
+                "properties": {
+                    key: {"type": "string", "description": text} for key, text in arguments.items()
+                },
                 "required": list(arguments),
             },
         },
@@ -48,7 +49,12 @@ TOOLS = [
     _tool("flights", "Search the flights to a city, cheapest first.", to="city"),
     _tool("people", "Look a passenger up by first name.", name="first name"),
     _tool("quote", "Get a quote for a flight.", flight="flight id, like F12"),
-    _tool("book", "Book a passenger on a flight.", flight="flight id, like F12", passenger="passenger id, like P12"),
+    _tool(
+        "book",
+        "Book a passenger on a flight.",
+        flight="flight id, like F12",
+        passenger="passenger id, like P12",
+    ),
     _tool("orders", "List the open orders of a passenger.", passenger="passenger id, like P12"),
     _tool("order", "Show an order.", id="order id, like O12"),
     _tool("cancel", "Cancel an order without money back.", order="order id, like O12"),
@@ -56,13 +62,22 @@ TOOLS = [
     _tool("seats", "List the free seats for an order.", order="order id, like O12"),
     _tool("seat", "Take a seat for an order.", order="order id, like O12", seat="seat, like 4A"),
     _tool("bag", "Add a bag to an order.", order="order id, like O12"),
-    _tool("move", "Move an order to another flight; its seat is given up.", order="order id", flight="flight id"),
+    _tool(
+        "move",
+        "Move an order to another flight; its seat is given up.",
+        order="order id",
+        flight="flight id",
+    ),
 ]
-DESK_TOOLS = [_tool(name, f"{name.capitalize()} an order or a flight.", id="order or flight id") for name in DESK]
+DESK_TOOLS = [
+    _tool(name, f"{name.capitalize()} an order or a flight.", id="order or flight id")
+    for name in DESK
+]
 
 
 def tools_of(house: House | None) -> list[dict[str, Any]]:
-    """Return the tools of an agency: the same in all houses, without desk calls where there are no house rules."""
+    """Return the tools of an agency: the same in all houses, without desk calls where there are no
+    house rules."""
     return TOOLS + DESK_TOOLS if house else TOOLS
 
 
@@ -72,11 +87,14 @@ def arguments_of(tools: list[dict[str, Any]]) -> dict[str, list[str]]:
 
 
 class Agency:
-    """A database and a record of what the episode has seen of it. A call takes well under a millisecond."""
+    """A database and a record of what the episode has seen of it. A call takes well under a
+    millisecond."""
 
     def __init__(self, seed: int, house: House | None = None):
         self.house, self._arguments = house, arguments_of(tools_of(house))
-        self._connection = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
+        self._connection = sqlite3.connect(
+            ":memory:", isolation_level=None, check_same_thread=False
+        )
         self.reset(seed)
 
     def reset(self, seed: int) -> None:
@@ -124,18 +142,25 @@ class Agency:
     def difference(self) -> list[list[Any]]:
         """Return the changes since the start as sorted rows [table, key, column, before, after].
 
-        The key of an order made in this episode is "passenger flight" (with " #2" and so on for repetitions) instead
-        of its id, so that the sequence of bookings does not matter. It has a row for each column with a non-default
-        value.
+        The key of an order made in this episode is "passenger flight" (with " #2" and so on for
+        repetitions) instead of its id, so that the sequence of bookings does not matter. It has a
+        row for each column with a non-default value.
         """
         rows: list[list[Any]] = []
         new: list[tuple[str, int, str, str]] = []
-        for id, passenger, flight, bag, seat, status in self._connection.execute("SELECT * FROM orders"):
+        for id, passenger, flight, bag, seat, status in self._connection.execute(
+            "SELECT * FROM orders"
+        ):
             before = self.start.orders.get(id)
             if before is None:
                 new.append((f"{passenger} {flight}", bag, seat, status))
                 continue
-            for column, after in (("flight", flight), ("bag", bag), ("seat", seat), ("status", status)):
+            for column, after in (
+                ("flight", flight),
+                ("bag", bag),
+                ("seat", seat),
+                ("status", status),
+            ):
                 if getattr(before, column) != after:
                     rows.append(["orders", id, column, getattr(before, column), after])
         count: Counter[str] = Counter()
@@ -153,11 +178,14 @@ class Agency:
         """Return the current orders: id -> [passenger, flight]."""
         return {id: pair for id, *pair in self._rows("SELECT id, passenger, flight FROM orders")}
 
-    # The tools. Their arguments are arbitrary strings. A row of an answer ends with the word by which it is usually
-    # chosen and its id, because a small policy copies an id most reliably from right after the word it looks for.
+    # The tools. Their arguments are arbitrary strings. A row of an answer ends with the word by
+    # which it is usually chosen and its id, because a small policy copies an id most reliably from
+    # right after the word it looks for.
 
     def _flights(self, to: str) -> str:
-        rows = self._rows("SELECT city, price, fare, time, day, id FROM flights WHERE city = ? ORDER BY price", to)
+        rows = self._rows(
+            "SELECT city, price, fare, time, day, id FROM flights WHERE city = ? ORDER BY price", to
+        )
         self._memory["found"].update(row[-1] for row in rows)
         return "\n".join(" ".join(map(str, row)) for row in rows) or "no flights"
 
@@ -240,7 +268,9 @@ class Agency:
         return self._show("o.id = ?", order)
 
     def _desk(self, name: str, id: str) -> str:
-        if id not in self.start.flights and not self._rows("SELECT id FROM orders WHERE id = ?", id):
+        if id not in self.start.flights and not self._rows(
+            "SELECT id FROM orders WHERE id = ?", id
+        ):
             raise ToolError("no such order or flight")
         self._memory["desk"].add(f"{name} {id}")
         return "ok"
@@ -286,7 +316,8 @@ class Agency:
             raise ToolError(NOT_CLEARED)
 
     def _need_order(self, order: str) -> str:
-        """Return the flight of an order. Raises ToolError unless the order was shown before and is open."""
+        """Return the flight of an order. Raises ToolError unless the order was shown before and is
+        open."""
         if order not in self._memory["orders"]:
             raise ToolError("look at the order first")
         flight, status = self._rows("SELECT flight, status FROM orders WHERE id = ?", order)[0]

@@ -72,7 +72,8 @@ class Order:
 
 @dataclass(frozen=True)
 class Data:
-    """The agency at the start of an episode. `flights` are sorted by price; `spare` holds the ids of new orders."""
+    """The agency at the start of an episode. `flights` are sorted by price; `spare` holds the ids
+    of new orders."""
 
     passengers: dict[str, Passenger]
     flights: dict[str, Flight]
@@ -87,9 +88,12 @@ class Data:
         return [order for order in self.orders.values() if order.passenger == passenger]
 
     def free_seat(self, flight: str, kind: str) -> str:
-        """Return the free seat of a kind, "" if there is none. A flight starts with at most one free seat per kind."""
+        """Return the free seat of a kind, "" if there is none. A flight starts with at most one
+        free seat per kind."""
         taken = {order.seat for order in self.orders.values() if order.flight == flight}
-        return next((seat for seat, k in self.seats[flight].items() if k == kind and seat not in taken), "")
+        return next(
+            (seat for seat, k in self.seats[flight].items() if k == kind and seat not in taken), ""
+        )
 
 
 @functools.lru_cache(maxsize=1024)
@@ -98,22 +102,30 @@ def data(seed: int) -> Data:
     rng = random.Random(f"travel world {seed}")
     names = rng.sample(NAMES, N_PASSENGERS)
     passengers = {
-        id: Passenger(id, name, rng.choice(CARDS)) for id, name in zip(_ids("P", rng, N_PASSENGERS), names, strict=True)
+        id: Passenger(id, name, rng.choice(CARDS))
+        for id, name in zip(_ids("P", rng, N_PASSENGERS), names, strict=True)
     }
     flights = _flights(rng)
     seats = {id: _seats(rng) for id in flights}
     order_ids = _ids("O", rng, 60)
     orders: dict[str, Order] = {}
     for id in sorted(order_ids[:N_ORDERS]):
-        # A passenger has at most three orders, all to different cities, so that "Ann's trip to Rome" is unambiguous.
+        # A passenger has at most three orders, all to different cities, so that "Ann's trip to
+        # Rome" is unambiguous.
         while True:
             passenger, flight = rng.choice(list(passengers)), rng.choice(list(flights.values()))
-            booked = [flights[order.flight].city for order in orders.values() if order.passenger == passenger]
+            booked = [
+                flights[order.flight].city
+                for order in orders.values()
+                if order.passenger == passenger
+            ]
             if len(booked) < 3 and flight.city not in booked:
                 break
         seat = ""
         if rng.random() < 0.25:
-            seat = rng.choice([s for r in "123456789" for s in (f"{r}A", f"{r}C") if s not in seats[flight.id]])
+            seat = rng.choice(
+                [s for r in "123456789" for s in (f"{r}A", f"{r}C") if s not in seats[flight.id]]
+            )
             seats[flight.id][seat] = SEATS[seat[1]]
         orders[id] = Order(id, passenger, flight.id, int(rng.random() < 0.25), seat, "open")
     return Data(passengers, flights, seats, orders, tuple(order_ids[N_ORDERS:]))
@@ -126,7 +138,8 @@ def image(seed: int) -> bytes:
     connection = sqlite3.connect(":memory:")
     connection.executescript(SCHEMA)
     connection.executemany(
-        "INSERT INTO passengers VALUES (?,?,?)", [(p.id, p.name, p.card) for p in agency.passengers.values()]
+        "INSERT INTO passengers VALUES (?,?,?)",
+        [(p.id, p.name, p.card) for p in agency.passengers.values()],
     )
     connection.executemany(
         "INSERT INTO flights VALUES (?,?,?,?,?,?)",
@@ -134,7 +147,11 @@ def image(seed: int) -> bytes:
     )
     connection.executemany(
         "INSERT INTO seats VALUES (?,?,?)",
-        [(flight, seat, kind) for flight, seats in agency.seats.items() for seat, kind in seats.items()],
+        [
+            (flight, seat, kind)
+            for flight, seats in agency.seats.items()
+            for seat, kind in seats.items()
+        ],
     )
     connection.executemany(
         "INSERT INTO orders VALUES (?,?,?,?,?,?)",
@@ -151,18 +168,25 @@ def _ids(letter: str, rng: random.Random, n: int) -> list[str]:
 
 
 def _flights(rng: random.Random) -> dict[str, Flight]:
-    """Draw two or three flights per city, on different days at different prices, sorted by price."""
+    """Draw two or three flights per city, on different days at different prices, sorted by
+    price."""
     ids = iter(_ids("F", rng, 3 * N_CITIES))
     flights = []
     for city in rng.sample(CITIES, N_CITIES):
         n = rng.choice((2, 3))
         days, prices = rng.sample(DAYS, n), rng.sample(range(30, 100), n)
         for day, price in zip(days, prices, strict=True):
-            flights.append(Flight(next(ids), city, day, rng.choice(TIMES), price, rng.choice(FARES)))
-    return {flight.id: flight for flight in sorted(flights, key=lambda flight: (flight.price, flight.id))}
+            flights.append(
+                Flight(next(ids), city, day, rng.choice(TIMES), price, rng.choice(FARES))
+            )
+    return {
+        flight.id: flight
+        for flight in sorted(flights, key=lambda flight: (flight.price, flight.id))
+    }
 
 
 def _seats(rng: random.Random) -> dict[str, str]:
-    """Draw the free seats of a flight: one window seat, one aisle seat, and with probability 0.5 a middle seat."""
+    """Draw the free seats of a flight: one window seat, one aisle seat, and with probability 0.5 a
+    middle seat."""
     letters = "ABC" if rng.random() < 0.5 else "AC"
     return {f"{rng.randint(1, 9)}{letter}": SEATS[letter] for letter in letters}

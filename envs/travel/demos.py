@@ -1,16 +1,20 @@
-"""Scripted demonstrations by a more or less careless agent, which a base policy imitates before reinforcement learning.
+"""Scripted demonstrations by a more or less careless agent, which a base policy imitates before
+reinforcement learning.
 
-The agent always writes correct syntax and copies ids and names correctly, but it slips. It books without a quote, takes
-the first row of a list, cancels instead of refunding, forgets the second half of a task, gives up after an error or
-answers with another column. Every correct continuation stays likely enough to be sampled, so that the reward can
-reinforce it. With an experience in front of the query the agent uses the tools named there and slips less, so that a
-policy that imitates it learns to follow experience.
+The agent always writes correct syntax and copies ids and names correctly, but it slips. It books
+without a quote, takes the first row of a list, cancels instead of refunding, forgets the second
+half of a task, gives up after an error or answers with another column. Every correct continuation
+stays likely enough to be sampled, so that the reward can reinforce it. With an experience in front
+of the query the agent uses the tools named there and slips less, so that a policy that imitates it
+learns to follow experience.
 
-In an agency with house rules (envs/house_rules.py) the agent knows its own house. A policy that imitates agents of
-many houses knows the desk calls and how common they are, but not which of them the house before it wants.
+In an agency with house rules (envs/house_rules.py) the agent knows its own house. A policy that
+imitates agents of many houses knows the desk calls and how common they are, but not which of them
+the house before it wants.
 
-Half of the tasks have the phrases of the sandbox's own tasks (`PROFILE`), half the words of its tools' descriptions
-(envs/travel/plain.py), so that the policy reads the tasks of an explorer as well.
+Half of the tasks have the phrases of the sandbox's own tasks (`PROFILE`), half the words of its
+tools' descriptions (envs/travel/plain.py), so that the policy reads the tasks of an explorer as
+well.
 """
 
 from __future__ import annotations
@@ -44,9 +48,12 @@ CARE = 0.15
 LOOKUPS = {"flights", "people", "quote", "orders", "order", "seats", *DESK}
 MAX_CALLS = 12
 LEVELS = (1, 2, 3, 4, 5, 6)  # of the tasks shown, equally often
-COMPOSED = 0.6  # share of `compositions()` among those with written phrases; the others use the templates of the tasks
+# share of `compositions()` among those with written phrases; the others use the templates of the
+# tasks
+COMPOSED = 0.6
 
-# Words that are copied from observations get one token each, so that copying takes one token for every kind of id.
+# Words that are copied from observations get one token each, so that copying takes one token for
+# every kind of id.
 TOKENS = (
     SYSTEM,
     *(str(number) for number in range(10, 100)),
@@ -77,15 +84,23 @@ SLIPS = {
     "answer": 0.5,  # answer with another column, or not at all
 }
 
-# Factor on each slip if an experience is shown: it lists the tools in order, but not which row to choose.
+# Factor on each slip if an experience is shown: it lists the tools in order, but not which row to
+# choose.
 HINTED = dict.fromkeys(SLIPS, 0.25) | {"choose": 0.5, "drop": 0.5, "answer": 0.5}
 
 
 @functools.lru_cache(maxsize=8)
-def reserved(n_train: int = 64, n_dev: int = 48, n_test: int = 96, seed: int = 0) -> frozenset[tuple[int, str]]:
-    """Return the (world, query) pairs of the tasks of all splits, which no demonstration may show."""
+def reserved(
+    n_train: int = 64, n_dev: int = 48, n_test: int = 96, seed: int = 0
+) -> frozenset[tuple[int, str]]:
+    """Return the (world, query) pairs of the tasks of all splits, which no demonstration may
+    show."""
     sizes = {"train": n_train, "dev": n_dev, "test": n_test}
-    return frozenset((task.seed, task.query) for split, n in sizes.items() for task in split_tasks(split, n, seed))
+    return frozenset(
+        (task.seed, task.query)
+        for split, n in sizes.items()
+        for task in split_tasks(split, n, seed)
+    )
 
 
 def demonstration(
@@ -101,13 +116,16 @@ def demonstration(
 ) -> dict[str, Any]:
     """Play one episode of the careless agent on a new random task in a training world.
 
-    `care` is in [0, 1]; an agent with care 1 never slips. `hint` is the probability of an experience in front of the
-    query. `exclude` holds the (world, query) pairs that must not be shown; None = `reserved()`. Return {"messages":
-    [{"role", "content"}, ...], "success": bool, "difficulty": int, "template": str, "hinted": bool}.
+    `care` is in [0, 1]; an agent with care 1 never slips. `hint` is the probability of an
+    experience in front of the query. `exclude` holds the (world, query) pairs that must not be
+    shown; None = `reserved()`. Return {"messages": [{"role", "content"}, ...], "success": bool,
+    "difficulty": int, "template": str, "hinted": bool}.
     """
     exclude = reserved() if exclude is None else exclude
     if not is_training_world(world_seed):
-        raise ValueError(f"world {world_seed} is not a training world; their seeds are 0 to {WORLDS - 1}")
+        raise ValueError(
+            f"world {world_seed} is not a training world; their seeds are 0 to {WORLDS - 1}"
+        )
     while True:
         plan = _draft(world_seed, rng, house, level=level, template=template)
         if (world_seed, plan.query) not in exclude:
@@ -140,14 +158,21 @@ def demonstration(
 
 
 def demonstrate(
-    rng: random.Random, *, care: float = CARE, hint: float = 0.0, plain: float = 0.5, houses: bool = False
+    rng: random.Random,
+    *,
+    care: float = CARE,
+    hint: float = 0.0,
+    plain: float = 0.5,
+    houses: bool = False,
 ) -> dict[str, Any]:
     """Return a `demonstration` in a training world, both drawn from `rng`.
 
-    plain: probability of a task in the words of the tools' descriptions, as an explorer without phrases words them.
-    houses: draw a house for each demonstration, else there are no house rules. An agent that never slips (care 1) shows
-    houses only below an experience: without one, nothing tells which desk call comes next, and copying is learned
-    soonest where every token can be predicted.
+    plain: probability of a task in the words of the tools' descriptions, as an explorer without
+    phrases words them.
+    houses: draw a house for each demonstration, else there are no house rules. An agent that never
+    slips (care 1) shows
+    houses only below an experience: without one, nothing tells which desk call comes next, and
+    copying is learned soonest where every token can be predicted.
     """
     if not 0 <= plain <= 1:
         raise ValueError(f"plain must be in [0, 1], not {plain}")
@@ -164,29 +189,56 @@ def demonstrate(
             template = rng.choice(compositions())
         world = rng.randrange(WORLDS)
         try:
-            return demonstration(world, rng, care=care, hint=hinted, level=level, template=template, house=house)
+            return demonstration(
+                world, rng, care=care, hint=hinted, level=level, template=template, house=house
+            )
         except Unfit:
             continue
 
 
 @functools.cache
 def compositions() -> tuple[str, ...]:
-    """Return all templates of one or two segments except the held-out ones. They are more than the tasks use, so that
-    the policy learns to combine goals in general."""
-    asks = {"order": ("name", "to"), "trip": (), "book": (), "city": ("flights",), "passenger": ("card", "orders")}
-    operations = {"order": ("bag", "seat", "drop"), "trip": ("bag", "seat", "drop"), "book": ("bag", "seat")}
+    """Return all templates of one or two segments except the held-out ones. They are more than the
+    tasks use, so that the policy learns to combine goals in general."""
+    asks = {
+        "order": ("name", "to"),
+        "trip": (),
+        "book": (),
+        "city": ("flights",),
+        "passenger": ("card", "orders"),
+    }
+    operations = {
+        "order": ("bag", "seat", "drop"),
+        "trip": ("bag", "seat", "drop"),
+        "book": ("bag", "seat"),
+    }
     singles = ["book"]
     for subject, ask in asks.items():
         does = operations.get(subject, ())
         singles += [f"{subject}.{one}" for one in (*does, *ask)]
-        singles += [f"{subject}.{one}.{two}" for one in does for two in (*does, *ask) if one not in (two, "drop")]
+        singles += [
+            f"{subject}.{one}.{two}"
+            for one in does
+            for two in (*does, *ask)
+            if one not in (two, "drop")
+        ]
     held_out = {_parts(template) for templates in HELD_OUT.values() for template in templates}
-    pairs = [f"{one}+{two}" for i, one in enumerate(singles) for two in singles[i:] if _asks(one) + _asks(two) < 2]
+    pairs = [
+        f"{one}+{two}"
+        for i, one in enumerate(singles)
+        for two in singles[i:]
+        if _asks(one) + _asks(two) < 2
+    ]
     return tuple(template for template in singles + pairs if _parts(template) not in held_out)
 
 
 def _draft(
-    world: int, rng: random.Random, house: House | None, *, level: int | None = None, template: str | None = None
+    world: int,
+    rng: random.Random,
+    house: House | None,
+    *,
+    level: int | None = None,
+    template: str | None = None,
 ) -> Draft:
     if template is not None and template.startswith(plain_tasks.PREFIX):
         return plain_tasks.draft(world, rng, template, house)
@@ -207,7 +259,8 @@ def odds(care: float, hinted: bool) -> dict[str, float]:
 
 
 def _hint(plan: Draft, rng: random.Random, house: House | None) -> str:
-    """Return an experience from a similar task in another world, sometimes next to an unrelated experience.
+    """Return an experience from a similar task in another world, sometimes next to an unrelated
+    experience.
 
     If the similar task takes the same calls, the calls of `plan` are put into its order.
     """
@@ -215,7 +268,9 @@ def _hint(plan: Draft, rng: random.Random, house: House | None) -> str:
     contents = [hint_text([call.tool for call in similar.calls], when_text(similar.query))]
     if rng.random() < 0.2:
         other = draft(rng.randrange(WORLDS), rng, house=house)
-        contents.insert(rng.randrange(2), hint_text([call.tool for call in other.calls], when_text(other.query)))
+        contents.insert(
+            rng.randrange(2), hint_text([call.tool for call in other.calls], when_text(other.query))
+        )
     reordered, rest = [], list(plan.calls)
     for call in similar.calls:
         match = next((own for own in rest if _kind(own.tool) == _kind(call.tool)), None)
@@ -305,7 +360,8 @@ class _Careless:
         return self.rng.random() < self.odds[name]
 
     def _fill(self, planned: PlannedCall) -> tuple[str, dict[str, str]]:
-        """Return the actual call with the ids that the agent chooses; a word replaces an id that it has not seen."""
+        """Return the actual call with the ids that the agent chooses; a word replaces an id that it
+        has not seen."""
         tool = planned.tool
         if tool in DESK and self._slips("desk"):
             tool = self.rng.choices(list(DESK), list(DESK.values()))[0]
@@ -322,14 +378,19 @@ class _Careless:
             return value if value in self.seen else self.data.passengers[value].name
         if value not in self.seen:
             if name in ("order", "id"):
-                return self.data.flights[self.data.orders[value].flight].city if value in self.data.orders else "it"
+                return (
+                    self.data.flights[self.data.orders[value].flight].city
+                    if value in self.data.orders
+                    else "it"
+                )
             return self.data.flights[value].city
         if value not in self.choices:
             self.choices[value] = self._choose(value, self._rows(value))
         return self.choices[value]
 
     def _rows(self, id: str) -> list[str]:
-        """Return the ids that a flight or an order can be mistaken for: those in the list that shows it."""
+        """Return the ids that a flight or an order can be mistaken for: those in the list that
+        shows it."""
         if id in self.data.flights:
             return [flight.id for flight in self.data.flights_to(self.data.flights[id].city)]
         if id in self.data.orders and id not in self.plan.query:
@@ -359,7 +420,9 @@ class _Careless:
         calls += [("order", {"id": id}) for kind, id in ids if kind == "O"]
         calls += [("seats", {"order": id}) for kind, id in ids if kind == "O"]
         calls += [("quote", {"flight": id}) for kind, id in ids if kind == "F"]
-        calls += [("people", {"name": name}) for name in names] + [("flights", {"to": city}) for city in cities]
+        calls += [("people", {"name": name}) for name in names] + [
+            ("flights", {"to": city}) for city in cities
+        ]
         return self.rng.choice(calls)
 
     def _final(self) -> str:
@@ -368,19 +431,29 @@ class _Careless:
         entity, id, attribute = self.plan.ask
         if entity == "answer":
             return self._reply(attribute)
-        description = describe(self.data, entity, self.choices.get(id) or self._choose(id, self._rows(id)))
+        description = describe(
+            self.data, entity, self.choices.get(id) or self._choose(id, self._rows(id))
+        )
         value = description[attribute]
         if self._slips("answer"):
-            others = [other for key, other in description.items() if key not in (attribute, "phrases") and other]
+            others = [
+                other
+                for key, other in description.items()
+                if key not in (attribute, "phrases") and other
+            ]
             value = self.rng.choice(others + ["done"])
-        # The agent can count a list that it has seen; any other answer is copied from an observation.
+        # The agent can count a list that it has seen; any other answer is copied from an
+        # observation.
         return value if value in self.seen or attribute in self.succeeded else "done"
 
     def _reply(self, wanted: str) -> str:
-        """Return the wanted part of the last planned call's answer, or by a slip another word of it."""
+        """Return the wanted part of the last planned call's answer, or by a slip another word of
+        it."""
         if not self.answer:
             return "done"
         value = plain_tasks.reply(wanted, self.answer)
         if self._slips("answer"):
-            value = self.rng.choice([word for word in self.answer.split() if word != value] + ["done"])
+            value = self.rng.choice(
+                [word for word in self.answer.split() if word != value] + ["done"]
+            )
         return value

@@ -1,11 +1,14 @@
-"""Tasks of the travel agency in the words of its tools' descriptions (`envs.wording`), for demonstrations.
+"""Tasks of the travel agency in the words of its tools' descriptions (`envs.wording`), for
+demonstrations.
 
-An explorer that knows no phrases of a world words its tasks like this: "Add a bag to an order: order Ann Rome. Then get
+An explorer that knows no phrases of a world words its tasks like this: "Add a bag to an order:
+order Ann Rome. Then get
 a quote for a flight: flight Milan noon. Reply with the last word."
 
-A template such as "plain/trip.bag+city.quote" is a goal, or a change and a second goal. A goal is a subject and a tool.
-The subjects are `order` (named by its id), `trip` (an order named by its passenger), `same` (the order of the first
-goal), `city`, `passenger` and, without a tool, `book`. The last goal may be a question about the tool's answer.
+A template such as "plain/trip.bag+city.quote" is a goal, or a change and a second goal. A goal is a
+subject and a tool. The subjects are `order` (named by its id), `trip` (an order named by its
+passenger), `same` (the order of the first goal), `city`, `passenger` and, without a tool, `book`.
+The last goal may be a question about the tool's answer.
 """
 
 from __future__ import annotations
@@ -30,7 +33,12 @@ _CHANGES = ("bag", "seat", "cancel", "refund", "move")
 _ASKS = ("flights", "quote", "people", "orders", "order", "seats")
 _LENGTHS = {"seat": 2, "move": 2, "": 2}  # calls of a tool besides those of `_looks`
 _WEIGHTS = {"quote": 3, "flights": 2, "": 3}  # how often a goal is shown, compared to the others
-_WRITTEN = {"cancel": "drop", "refund": "drop", "people": "card", "order": "name"}  # names in the written templates
+_WRITTEN = {
+    "cancel": "drop",
+    "refund": "drop",
+    "people": "card",
+    "order": "name",
+}  # names in the written templates
 _ID = re.compile(r"[FPO]\d\d|\d[ABC]")
 
 
@@ -43,7 +51,8 @@ def reply(wanted: str, text: str) -> str:
 
 @functools.cache
 def templates(calls: int) -> tuple[str, ...]:
-    """Return the templates whose solutions take about that many calls, as often as they should be shown.
+    """Return the templates whose solutions take about that many calls, as often as they should be
+    shown.
 
     Pairs that the held-out templates of the tasks combine are left out.
     """
@@ -54,14 +63,20 @@ def templates(calls: int) -> tuple[str, ...]:
     pairs = [f"{one}+{two}" for one in changes for two in changes + asks + same]
     held_out = {frozenset(template.split("+")) for held in HELD_OUT.values() for template in held}
     fitting = [
-        name for name in (changes + asks) * 3 + pairs if _length(name) == calls and _written(name) not in held_out
+        name
+        for name in (changes + asks) * 3 + pairs
+        if _length(name) == calls and _written(name) not in held_out
     ]
-    weight = {name: math.prod(_WEIGHTS.get(goal.partition(".")[2], 1) for goal in name.split("+")) for name in fitting}
+    weight = {
+        name: math.prod(_WEIGHTS.get(goal.partition(".")[2], 1) for goal in name.split("+"))
+        for name in fitting
+    }
     return tuple(PREFIX + name for name in fitting for _ in range(weight[name]))
 
 
 def _length(template: str) -> int:
-    """Return the number of calls of a solution whose goals share no look-up, or `MOST_CALLS` if they have to."""
+    """Return the number of calls of a solution whose goals share no look-up, or `MOST_CALLS` if
+    they have to."""
     goals = [goal.partition(".") for goal in template.split("+")]
     looks = [_looks(subject, tool) for subject, _, tool in goals]
     most = sum(_LENGTHS.get(tool, 1) for _, _, tool in goals) + sum(map(len, looks))
@@ -124,14 +139,18 @@ class _Planner:
         wanted = self._question(" ".join(goals)) if self.calls[-1].tool in _ASKS else ""
         query = joined(goals, wanted, self.rng)
         result = Draft(template, self.agency.seed, calls=self.calls, query=query)
-        if len(set(goals)) < len(goals) or result.level > MOST_CALLS or not _words(query).isdisjoint(hidden):
+        if (
+            len(set(goals)) < len(goals)
+            or result.level > MOST_CALLS
+            or not _words(query).isdisjoint(hidden)
+        ):
             raise Unfit
         if wanted:
             result.ask = ("answer", self.calls[-1].tool, wanted)
             result.answer = reply(wanted, self.texts[-1])
         return result
 
-    # --- calls --------------------------------------------------------------------------------------------------------
+    # --- calls ------------------------------------------------------------------------------------
 
     def _reach(self, subject: str, tool: str) -> None:
         if subject == "city":
@@ -209,7 +228,9 @@ class _Planner:
     def _city(self) -> str:
         """Return a city, often the one of the last goal."""
         if not self.city or self.rng.random() < 0.5:
-            self.city = self.rng.choice(sorted({flight.city for flight in self.data.flights.values()}))
+            self.city = self.rng.choice(
+                sorted({flight.city for flight in self.data.flights.values()})
+            )
         return self.city
 
     def _desk(self, tool: str, id: str) -> None:
@@ -218,10 +239,13 @@ class _Planner:
             self._call(desk, id=id)
 
     def _call(self, tool: str, *, again: bool = False, **arguments: str) -> None:
-        """Make a call. A look-up that was made is not repeated, or only if its answer has changed (`again`)."""
+        """Make a call. A look-up that was made is not repeated, or only if its answer has changed
+        (`again`)."""
         call = PlannedCall(tool, arguments, self.goal)
         made = [
-            text for c, text in zip(self.calls, self.texts, strict=True) if (c.tool, c.arguments) == (tool, arguments)
+            text
+            for c, text in zip(self.calls, self.texts, strict=True)
+            if (c.tool, c.arguments) == (tool, arguments)
         ]
         if made and not again:
             return
@@ -231,10 +255,11 @@ class _Planner:
         self.calls.append(call)
         self.texts.append(text)
 
-    # --- words --------------------------------------------------------------------------------------------------------
+    # --- words ------------------------------------------------------------------------------------
 
     def _hidden(self) -> dict[str, int]:
-        """Return {id: the call that shows it} of the ids that are used after a call has shown them."""
+        """Return {id: the call that shows it} of the ids that are used after a call has shown
+        them."""
         shown: dict[str, int] = {}
         hidden: dict[str, int] = {}
         named: set[str] = set()
@@ -257,7 +282,8 @@ class _Planner:
         return goal_text(SUMMARIES[self.calls[n].tool], phrases)
 
     def _phrase(self, value: str, hidden: dict[str, int]) -> list[str]:
-        """Return the words for a value: itself, or those that lead to the call that shows it and to its row."""
+        """Return the words for a value: itself, or those that lead to the call that shows it and to
+        its row."""
         if value not in hidden:
             return [value]
         call, text = self.calls[hidden[value]], self.texts[hidden[value]]
@@ -271,7 +297,9 @@ class _Planner:
         """Return what to reply with from the last answer, whose value the query must not hold."""
         several = "\n" in self.texts[-1]
         options = ["the number of lines"] if several else ["the first word", "the last word"]
-        options = [option for option in options if reply(option, self.texts[-1]) not in _words(query)]
+        options = [
+            option for option in options if reply(option, self.texts[-1]) not in _words(query)
+        ]
         if not options:
             raise Unfit
         return self.rng.choice(options)

@@ -1,15 +1,20 @@
 """The words of the agency's hand-written tasks, and its profile for explorers.
 
-Synthetic tasks are not worded with these phrases: `PROFILE`, which language models may read, has none of them.
+Synthetic tasks are not worded with these phrases: `PROFILE`, which language models may read, has
+none of them.
 
-    OPERATIONS  changes: {"name", "tool", "arguments": {argument: entity}, "if": {"argument.attribute": value},
-                "phrases": [text with {argument} slots]}; "if" compares attributes of `describe`
-    QUESTIONS   {"name", "entity", "attribute", "tools": [...], "phrases": [...], "questions": [...]}; the slot is {it};
+    OPERATIONS  changes: {"name", "tool", "arguments": {argument: entity}, "if":
+                {"argument.attribute": value}, "phrases": [text with {argument} slots]}; "if"
+                compares attributes of `describe`
+    QUESTIONS   {"name", "entity", "attribute", "tools": [...], "phrases": [...], "questions":
+    [...]}; the slot is {it};
                 "phrases" are requests that can be joined to others, "questions" stand alone
-    PROFILE     a concept of the paper: entities, operations and the preferred tasks, without the preconditions
+    PROFILE     a concept of the paper: entities, operations and the preferred tasks, without the
+    preconditions
 
-`describe` lists phrases for an entity, {"text", "via"}: "via" are the tools that lead from the phrase to the entity. An
-order that was booked in the episode is "it", or named by passenger and city if there are several.
+`describe` lists phrases for an entity, {"text", "via"}: "via" are the tools that lead from the
+phrase to the entity. An order that was booked in the episode is "it", or named by passenger and
+city if there are several.
 """
 
 from __future__ import annotations
@@ -136,10 +141,16 @@ PROFILE: dict[str, Any] = {
             "attributes": ["name", "card", "orders"],
             "examples": [f"{name} (name)" for name in NAMES[:2]] + ["P11 (id)"],
         },
-        {"name": "order", "id": r"O\d\d", "attributes": ["name", "to", "day", "fare", "window", "aisle"]},
+        {
+            "name": "order",
+            "id": r"O\d\d",
+            "attributes": ["name", "to", "day", "fare", "window", "aisle"],
+        },
         {"name": "seat", "id": r"\d[ABC]", "attributes": ["kind"]},
     ],
-    "operations": [{key: operation[key] for key in ("name", "tool", "arguments")} for operation in OPERATIONS],
+    "operations": [
+        {key: operation[key] for key in ("name", "tool", "arguments")} for operation in OPERATIONS
+    ],
     "preference": {
         "calls": [1, 6],
         "operations": 2,
@@ -156,10 +167,12 @@ def describe(
     arguments: dict[str, str] | None = None,
     now: dict[str, Sequence[str]] | None = None,
 ) -> dict[str, Any]:
-    """Return an entity's attributes at the start of the episode, as text, and the phrases that name it; {} if unknown.
+    """Return an entity's attributes at the start of the episode, as text, and the phrases that name
+    it; {} if unknown.
 
-    `arguments` are those of the call that uses the entity; they identify the order of a seat. `now` holds the current
-    orders, id -> (passenger, flight), including those booked or moved in the episode.
+    `arguments` are those of the call that uses the entity; they identify the order of a seat. `now`
+    holds the current orders, id -> (passenger, flight), including those booked or moved in the
+    episode.
     """
     start = {order.id: [order.passenger, order.flight] for order in data.orders.values()}
     now = start if now is None else now
@@ -202,7 +215,8 @@ def _phrase(text: str, *via: str) -> dict[str, Any]:
 
 
 def _flight(data: Data, id: str) -> dict[str, Any]:
-    """Describe a flight. Days and prices are unique among a city's flights, times and fares are not."""
+    """Describe a flight. Days and prices are unique among a city's flights, times and fares are
+    not."""
     flight = data.flights[id]
     others = [other for other in data.flights_to(flight.city) if other.id != id]
     to = f"flight to {flight.city}"
@@ -233,7 +247,9 @@ def _order(data: Data, id: str, booked: dict[str, Sequence[str]]) -> dict[str, A
             f"{name}'s order to {flight.city}",
             f"the {flight.city} trip of {name}",
         ]
-        phrases = [_phrase(f"order {id}", "order")] + [_phrase(text, "people", "orders") for text in texts]
+        phrases = [_phrase(f"order {id}", "order")] + [
+            _phrase(text, "people", "orders") for text in texts
+        ]
     elif len(booked) == 1:
         phrases = [_phrase("it", "book")]
     elif sum(pair == booked[id] for pair in booked.values()) == 1:
@@ -260,5 +276,7 @@ def _seat(data: Data, id: str, flight: str) -> dict[str, Any]:
     return {
         "id": id,
         "kind": kind,
-        "phrases": [_phrase(f"{'an' if kind == 'aisle' else 'a'} {kind} seat", "seats")] if unique else [],
+        "phrases": [_phrase(f"{'an' if kind == 'aisle' else 'a'} {kind} seat", "seats")]
+        if unique
+        else [],
     }

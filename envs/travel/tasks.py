@@ -1,11 +1,13 @@
-"""Tasks of the travel agency, composed of sub-goals and graded by the number of calls in the shortest solution.
+"""Tasks of the travel agency, composed of sub-goals and graded by the number of calls in the
+shortest solution.
 
 The desk calls of a house do not count for the level, so that all houses have the same tasks.
 
-A template such as "trip.seat.bag+city.flights" consists of segments joined by "+". A segment is a subject followed by
-operations (bag, seat, drop) and questions (an attribute of the subject in the profile). Subjects are `order` (named by
-its id), `trip` (an order named by passenger and city), `book` (a new booking) and, for questions only, `city` and
-`passenger`. A task asks at most one question.
+A template such as "trip.seat.bag+city.flights" consists of segments joined by "+". A segment is a
+subject followed by operations (bag, seat, drop) and questions (an attribute of the subject in the
+profile). Subjects are `order` (named by its id), `trip` (an order named by passenger and city),
+`book` (a new booking) and, for questions only, `city` and `passenger`. A task asks at most one
+question.
 """
 
 from __future__ import annotations
@@ -73,26 +75,33 @@ class Draft:
 
     @property
     def level(self) -> int:
-        """The number of calls without desk calls, so that a task has the same level in every house."""
+        """The number of calls without desk calls, so that a task has the same level in every
+        house."""
         return sum(call.tool not in DESK for call in self.calls)
 
 
 class Unfit(Exception):
-    """Error of an attempt that found nothing in the world that fits the template; another attempt may succeed."""
+    """Error of an attempt that found nothing in the world that fits the template; another attempt
+    may succeed."""
 
 
 def world_of(split: str, index: int, seed: int) -> int:
     """Draw the world seed of a task from the range of its split."""
-    return SPLITS.index(split) * WORLDS + random.Random(f"{split} world {index} {seed}").randrange(WORLDS)
+    return SPLITS.index(split) * WORLDS + random.Random(f"{split} world {index} {seed}").randrange(
+        WORLDS
+    )
 
 
 def is_training_world(world: int) -> bool:
-    """Return True if a world seed belongs to the train split, and so may be explored and demonstrated."""
+    """Return True if a world seed belongs to the train split, and so may be explored and
+    demonstrated."""
     return 0 <= world < WORLDS
 
 
 @functools.lru_cache(maxsize=32)
-def split_tasks(split: str, n: int, seed: int, house: House | None = None, level: int = 0) -> tuple[Task, ...]:
+def split_tasks(
+    split: str, n: int, seed: int, house: House | None = None, level: int = 0
+) -> tuple[Task, ...]:
     """Return n tasks that cycle through the levels, or are of one `level`.
 
     In dev and test a third of those above level 1 are held out.
@@ -128,20 +137,29 @@ def generate(
     house: House | None = None,
 ) -> Task:
     """Return a task in the given world, from a random training template unless one is given."""
-    return task_of(draft(world, rng, level=level, template=template, house=house), split=split, house=house)
+    return task_of(
+        draft(world, rng, level=level, template=template, house=house), split=split, house=house
+    )
 
 
 def task_of(draft: Draft, split: str = "train", house: House | None = None) -> Task:
-    """Return the task of a draft; executing its calls gives the verifier. Raises Unfit if a call is refused."""
+    """Return the task of a draft; executing its calls gives the verifier. Raises Unfit if a call is
+    refused."""
     agency = Agency(draft.world, house)
     for call in draft.calls:
         text, ok = agency.call(call.tool, call.arguments)
         if not ok:
-            raise Unfit(f"{draft.template} in world {draft.world}: {call.tool} {call.arguments}: {text}")
+            raise Unfit(
+                f"{draft.template} in world {draft.world}: {call.tool} {call.arguments}: {text}"
+            )
     verifier = {"state": agency.difference(), "answer": draft.answer}
     agency.close()
-    assert not verify(verifier, [], "").success, f"{draft.template} in world {draft.world}: doing nothing succeeds"
-    turns = [call_text(call.tool, call.arguments) for call in draft.calls] + [draft.answer or "done"]
+    assert not verify(verifier, [], "").success, (
+        f"{draft.template} in world {draft.world}: doing nothing succeeds"
+    )
+    turns = [call_text(call.tool, call.arguments) for call in draft.calls] + [
+        draft.answer or "done"
+    ]
     return Task(
         id=f"travel/world/{draft.world}",
         env="travel",
@@ -187,7 +205,9 @@ class _Writer:
         self.called: set[tuple[str, str]] = set()
         self.goal = 0
         self.booked = 0
-        self.now = {order.id: (order.passenger, order.flight) for order in self.data.orders.values()}
+        self.now = {
+            order.id: (order.passenger, order.flight) for order in self.data.orders.values()
+        }
 
     def write(self, template: str) -> Draft:
         self.draft.template = template
@@ -219,7 +239,10 @@ class _Writer:
     def _book(self, rest: list[str]) -> None:
         passenger = self.data.passengers[self._pick(sorted(self.data.passengers))]
         flight, phrase = self._pick_flight()
-        looks = [("flights", {"to": self.data.flights[flight].city}), ("people", {"name": passenger.name})]
+        looks = [
+            ("flights", {"to": self.data.flights[flight].city}),
+            ("people", {"name": passenger.name}),
+        ]
         self.rng.shuffle(looks)
         for tool, arguments in looks:
             self._call(tool, **arguments)
@@ -229,7 +252,9 @@ class _Writer:
         id = self.data.spare[self.booked]
         self.booked += 1
         self.now[id] = (passenger.id, flight)
-        self._say(word(_OPERATIONS["book"][0], {"passenger": passenger.name, "flight": phrase}, self.rng))
+        self._say(
+            word(_OPERATIONS["book"][0], {"passenger": passenger.name, "flight": phrase}, self.rng)
+        )
         for name in rest:
             self._operate(name, id, "it")
 
@@ -269,7 +294,11 @@ class _Writer:
             self._desk("bag", id)
             self._call("bag", order=id)
         elif name == "drop":
-            operation = next(o for o in _OPERATIONS["drop"] if o["if"]["order.fare"] == self.data.flights[flight].fare)
+            operation = next(
+                o
+                for o in _OPERATIONS["drop"]
+                if o["if"]["order.fare"] == self.data.flights[flight].fare
+            )
             self._desk(operation["tool"], id)
             self._call(operation["tool"], order=id)
         elif name == "seat":
@@ -277,7 +306,9 @@ class _Writer:
                 raise Unfit
             kind = self.rng.choice(("window", "aisle"))
             seat = self.data.free_seat(flight, kind)
-            slots["seat"] = describe(self.data, "seat", seat, {"order": id}, self.now)["phrases"][0]["text"]
+            slots["seat"] = describe(self.data, "seat", seat, {"order": id}, self.now)["phrases"][
+                0
+            ]["text"]
             self._call("seats", order=id)
             self._desk("seat", id)
             self._call("seat", order=id, seat=seat)

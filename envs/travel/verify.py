@@ -10,15 +10,18 @@ from envs.world import Evaluation
 
 _NUMBER = re.compile(r"[0-9]+")
 _SEAT = re.compile(r"[0-9]+[a-c]")
-_VOCABULARIES = [{word.lower() for word in words} for words in (CITIES, NAMES, DAYS, TIMES, FARES, CARDS)]
+_VOCABULARIES = [
+    {word.lower() for word in words} for words in (CITIES, NAMES, DAYS, TIMES, FARES, CARDS)
+]
 
 
 def verify(verifier: dict[str, Any], difference: list[list[Any]], answer: str | None) -> Evaluation:
-    """Compare a difference (`Agency.difference`) and an answer (None = none yet) with the expectation of a task.
+    """Compare a difference (`Agency.difference`) and an answer (None = none yet) with the
+    expectation of a task.
 
-    `verifier` is {"state": rows, "answer": text or None}. progress = (expected rows and answer reached - unexpected
-    rows) / (expected rows and answer), clipped to [0, 1]. The score is 1 for success and otherwise half the progress,
-    so that the reward distinguishes partial failures.
+    `verifier` is {"state": rows, "answer": text or None}. progress = (expected rows and answer
+    reached - unexpected rows) / (expected rows and answer), clipped to [0, 1]. The score is 1 for
+    success and otherwise half the progress, so that the reward distinguishes partial failures.
     """
     expected = {repr(row) for row in verifier["state"]}
     reached = {repr(row) for row in difference}
@@ -32,12 +35,17 @@ def verify(verifier: dict[str, Any], difference: list[list[Any]], answer: str | 
     return Evaluation(
         score=1.0 if success else 0.5 * progress,
         success=success,
-        components={"state": float(state_right), "answer": float(answer_right), "progress": progress},
+        components={
+            "state": float(state_right),
+            "answer": float(answer_right),
+            "progress": progress,
+        },
     )
 
 
 def answers(text: str, expected: str) -> bool:
-    """Return True if `expected` is the only value of its type (number, seat, city, day, ...) that `text` mentions.
+    """Return True if `expected` is the only value of its type (number, seat, city, day, ...) that
+    `text` mentions.
 
     "85", "It costs 85." and "85 euros" all answer "85", but a list of guesses is never an answer.
     """

@@ -18,10 +18,11 @@ SYSTEM = "You are a travel agent."
 class Travel(World):
     """A small travel agency over SQLite.
 
-    The agent writes one or several tool calls per turn (envs/toolcalls.py); a turn without a call ends the episode,
-    and its text is the answer. A call that cannot be parsed or is refused is answered with a line "error: ...".
-    With `malformed="end"` a turn that cannot be parsed ends the episode instead. The seed of `reset` has no effect:
-    the task's own seed selects the agency's data.
+    The agent writes one or several tool calls per turn (envs/toolcalls.py); a turn without a call
+    ends the episode, and its text is the answer. A call that cannot be parsed or is refused is
+    answered with a line "error: ...". With `malformed="end"` a turn that cannot be parsed ends the
+    episode instead. The seed of `reset` has no effect: the task's own seed selects the agency's
+    data.
     """
 
     name = "travel"
@@ -38,15 +39,18 @@ class Travel(World):
         rarity: float = 0.1,
         level: int = 0,
     ):
-        """`seed` draws the tasks; `max_calls` is the number of calls allowed in one turn, and others are refused.
+        """`seed` draws the tasks; `max_calls` is the number of calls allowed in one turn, and
+        others are refused.
 
-        rules, rarity: the house, as `envs.travel.rules.house` takes them; None = an agency without house rules. level:
-        that of all tasks; 0 = all levels.
+        rules, rarity: the house, as `envs.travel.rules.house` takes them; None = an agency without
+        house rules. level: that of all tasks; 0 = all levels.
         """
         if malformed not in ("error", "end"):
             raise ValueError(f'malformed must be "error" or "end", not {malformed!r}')
         if level not in (0, *LEVELS):
-            raise ValueError(f"level must be one of {', '.join(map(str, LEVELS))}, or 0 for all, not {level!r}")
+            raise ValueError(
+                f"level must be one of {', '.join(map(str, LEVELS))}, or 0 for all, not {level!r}"
+            )
         self._level = level
         self._sizes = {"train": n_train, "dev": n_dev, "test": n_test}
         self._seed = seed
@@ -78,7 +82,8 @@ class Travel(World):
         return Observation(messages, tools_of(self.house))
 
     def step(self, action: str) -> StepResult:
-        """Run the turn's calls. `info["calls"]` lists them in order, each with "result" and "ok" (False = error)."""
+        """Run the turn's calls. `info["calls"]` lists them in order, each with "result" and "ok"
+        (False = error)."""
         agency = self._open_agency()
         if self._over:
             raise RuntimeError("the episode is over: reset the world first")
@@ -94,7 +99,8 @@ class Travel(World):
         return verify(self._verifier, self._open_agency().difference(), self._answer)
 
     def difference(self) -> list[list[Any]]:
-        """Return the changes since the start as rows [table, key, column, before, after]; see Agency.difference."""
+        """Return the changes since the start as rows [table, key, column, before, after]; see
+        Agency.difference."""
         return self._open_agency().difference()
 
     def profile(self) -> dict[str, Any]:
@@ -112,7 +118,11 @@ class Travel(World):
         if self._agency is None:
             self._agency = Agency(snapshot["agency"]["seed"], self.house)
         self._agency.restore(snapshot["agency"])
-        self._verifier, self._answer, self._over = snapshot["verifier"], snapshot["answer"], snapshot["over"]
+        self._verifier, self._answer, self._over = (
+            snapshot["verifier"],
+            snapshot["answer"],
+            snapshot["over"],
+        )
 
     def close(self) -> None:
         if self._agency is not None:

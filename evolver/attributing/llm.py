@@ -1,8 +1,8 @@
-"""Turn labels by a language model: one question per trajectory, whose answer labels each of its turns (ADCA, section
-5.1 of the AgentEvolver paper).
+"""Turn labels by a language model: one question per trajectory, whose answer labels each of its
+turns (ADCA, section 5.1 of the AgentEvolver paper).
 
-The judge abstains if a question stays unanswered or its answer numbers a step that does not exist, and on turns that
-the answer omits, labels in two different ways or is unsure of.
+The judge abstains if a question stays unanswered or its answer numbers a step that does not exist,
+and on turns that the answer omits, labels in two different ways or is unsure of.
 """
 
 from __future__ import annotations
@@ -13,15 +13,19 @@ from collections.abc import Sequence
 from typing import Any
 
 from evolver.attributing import ABSTAIN, BAD, GOOD, Label, TurnJudge, label_rates, reasons_to_skip
-from evolver.llm.client import Chat, ChatError, Question
+from evolver.llm.client import ChatError, Question
 from evolver.llm.prompts import prompt
 from evolver.llm.schemas import INTEGER, array, record, string
-from evolver.traces import exchanges_of, quoted, rules_of, tool_list, transcript
+from evolver.parts import Parts
+from evolver.transcripts import exchanges_of, quoted, rules_of, tool_list, transcript
 from rl.trajectory import Trajectory
 
 VALUES = {"GOOD": GOOD, "BAD": BAD, "UNSURE": ABSTAIN}
 _STEP = record(step=INTEGER, analysis=string(400), label={"enum": list(VALUES)})
-_MISNUMBERED, _CONTRADICTED = "the judge graded a step that does not exist", "the judge gave two different labels"
+_MISNUMBERED, _CONTRADICTED = (
+    "the judge graded a step that does not exist",
+    "the judge gave two different labels",
+)
 _OMITTED = "the judge omitted the turn"
 _PROBLEMS = {_MISNUMBERED: "misnumbered", _CONTRADICTED: "contradicted", _OMITTED: "omitted"}
 _REASON = 200  # characters of an analysis that are kept as the reason of a label
@@ -33,10 +37,9 @@ class LlmJudge(TurnJudge):
     roles, prompts = ("step_judge",), ("step_judge",)
     concurrency = 8
 
-    def __init__(self, chat: Chat, shown: int, *, skip_flat: bool = False):
-        """shown: characters of an action or observation that the judge sees. skip_flat: abstain, without asking, on
-        groups whose outcomes are all equal."""
-        self.chat, self.shown, self.skip_flat = chat, shown, skip_flat
+    def __init__(self, parts: Parts, *, skip_flat: bool = False):
+        """skip_flat: abstain, without asking, on groups whose outcomes are all equal."""
+        self.chat, self.max_chars, self.skip_flat = parts.chat, parts.max_chars, skip_flat
         self._counts: Counter[str] = Counter()
 
     def label(self, trajectories: Sequence[Trajectory]) -> list[list[Label]]:
@@ -50,7 +53,9 @@ class LlmJudge(TurnJudge):
                 labels[n] = [Label(ABSTAIN, "the judge gave no usable answer")] * len(labels[n])
             else:
                 labels[n] = read_labels(answer.parsed, len(labels[n]))
-                self._counts.update(_PROBLEMS[label.reason] for label in labels[n] if label.reason in _PROBLEMS)
+                self._counts.update(
+                    _PROBLEMS[label.reason] for label in labels[n] if label.reason in _PROBLEMS
+                )
         self._counts.update(trajectories=len(trajectories), skipped=len(trajectories) - len(asked))
         self._counts.update(label.value for row in labels for label in row)
         return labels
@@ -60,18 +65,22 @@ class LlmJudge(TurnJudge):
         text = prompt("step_judge")
         messages = text.messages(
             task=quoted(trajectory.task.query),
-            rules=quoted(rules_of(trajectory.messages, 2 * self.shown)),
-            tools=tool_list(trajectory.tools, 2 * self.shown),
-            steps=transcript(exchanges_of(trajectory), self.shown),
+            rules=quoted(rules_of(trajectory.messages, 2 * self.max_chars)),
+            tools=tool_list(trajectory.tools, 2 * self.max_chars),
+            steps=transcript(exchanges_of(trajectory), self.max_chars),
             count=str(len(trajectory.turns)),
             score=f"{trajectory.outcome:.2f} of 1",
-            sign="positive" if trajectory.evaluation.success or trajectory.outcome > 0.5 else "negative",
+            sign="positive"
+            if trajectory.evaluation.success or trajectory.outcome > 0.5
+            else "negative",
         )
-        return Question(self.roles[0], messages, record(steps=array(_STEP, len(trajectory.turns))), text.version)
+        return Question(
+            self.roles[0], messages, record(steps=array(_STEP, len(trajectory.turns))), text.version
+        )
 
     def metrics(self) -> dict[str, float]:
-        """Return metrics since the last call: shares of labels, trajectories not asked about or left unanswered, and
-        turns that the answer left without a label, by reason."""
+        """Return metrics since the last call: shares of labels, trajectories not asked about or
+        left unanswered, and turns that the answer left without a label, by reason."""
         counts, self._counts = self._counts, Counter()
         names = ("trajectories", "skipped", "unanswered", *_PROBLEMS.values())
         return label_rates(counts) | {f"attributing/{name}": float(counts[name]) for name in names}
@@ -86,7 +95,10 @@ def read_labels(answer: dict[str, Any], count: int) -> list[Label]:
         return [Label(ABSTAIN, _MISNUMBERED)] * count
     labels: dict[int, Label] = {}
     for entry in answer["steps"]:
-        label = Label(VALUES[entry["label"].upper()], textwrap.shorten(entry["analysis"], _REASON, placeholder=" ..."))
+        label = Label(
+            VALUES[entry["label"].upper()],
+            textwrap.shorten(entry["analysis"], _REASON, placeholder=" ..."),
+        )
         if labels.setdefault(entry["step"], label).value != label.value:
             labels[entry["step"]] = Label(ABSTAIN, _CONTRADICTED)
     return [labels.get(k, Label(ABSTAIN, _OMITTED)) for k in range(1, count + 1)]

@@ -1,17 +1,21 @@
-"""Turn labels by counterfactual replay: play the episode again without a turn and compare the results.
+"""Turn labels by counterfactual replay: play the episode again without a turn and compare the
+results.
 
-The episode is replayed from the same start in the judge's own world. The replay must first reproduce the
-evaluation of the rollout; otherwise the world is not deterministic and the judge abstains on every turn. The value of
-an episode is (success, progress, wanted minus unwanted changes). "Progress" is the component of that name in
-`Evaluation.components`, or the score if there is none. Changes are counted if the world has `difference()` and the
-task's verifier is {"state": rows}.
+The episode is replayed from the same start in the judge's own world. The replay must first
+reproduce the evaluation of the rollout; otherwise the world is not deterministic and the judge
+abstains on every turn. The value of an episode is (success, progress, wanted minus unwanted
+changes). "Progress" is the component of that name in `Evaluation.components`, or the score if there
+is none. Changes are counted if the world has `difference()` and the task's verifier is {"state":
+rows}.
 
-The other turns are replayed as they were, with two exceptions. A turn that uses a value (an id, a price) which the
-replay has not shown is skipped, because the agent could not have known it (`evolver/traces.py`). An id for which the
-world hands out another one, because an earlier call is missing, is renamed.
+The other turns are replayed as they were, with two exceptions. A turn that uses a value (an id, a
+price) which the replay has not shown is skipped, because the agent could not have known it
+(`evolver/transcripts.py`). An id for which the world hands out another one, because an earlier call
+is missing, is renamed.
 
-In a failed episode, turns without which the episode is worth more are harmful and are removed first. After that, the
-other turns are left out one at a time, from the last to the first, and labelled by the value of what remains:
+In a failed episode, turns without which the episode is worth more are harmful and are removed
+first. After that, the other turns are left out one at a time, from the last to the first, and
+labelled by the value of what remains:
 
 | value without the turn | label |
 |---|---|
@@ -23,10 +27,12 @@ other turns are left out one at a time, from the last to the first, and labelled
 | equal, and what remains succeeds | BAD: superfluous; of two equal look-ups, the second |
 | equal, and what remains fails | abstain: nothing shows if the turn would have helped |
 
-A turn that was cut by its token limit never reached the world and is BAD. In a failed trajectory only turns that
-advanced the goal are GOOD, as in section 5.1 of the AgentEvolver paper. There is one exception: if success depends on a
-closing text that quotes no observation (a count, a "yes"), the source of the answer is unknown. A look-up is then
-superfluous only if another one showed the same, and otherwise the judge abstains on it.
+A turn that was cut by its token limit never reached the world and is BAD. In a failed trajectory
+only turns that
+advanced the goal are GOOD, as in section 5.1 of the AgentEvolver paper. There is one exception: if
+success depends on a closing text that quotes no observation (a count, a "yes"), the source of the
+answer is unknown. A look-up is then superfluous only if another one showed the same, and otherwise
+the judge abstains on it.
 """
 
 from __future__ import annotations
@@ -34,14 +40,15 @@ from __future__ import annotations
 import logging
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from envs.toolcalls import parse
 from envs.world import Evaluation, Task, World
 from evolver.attributing import ABSTAIN, BAD, GOOD, Label, TurnJudge, label_rates, reasons_to_skip
-from evolver.traces import (
+from evolver.parts import Parts
+from evolver.transcripts import (
     executed,
     opening_words,
     play,
@@ -60,14 +67,15 @@ _WORD = re.compile(r"\w+")
 
 
 class ReplayJudge(TurnJudge):
-    """Labels trajectories in a world of its own; the worlds of running rollouts are never touched."""
+    """Labels trajectories in a world of its own; the worlds of running rollouts are never
+    touched."""
 
     reproduces_outcome = True
 
-    def __init__(self, make_world: Callable[[], World], *, skip_flat: bool = False, max_replayed: Count = 2000):
-        """skip_flat: abstain on groups whose outcomes are all equal. max_replayed: environment steps that may be spent
-        on one trajectory; the judge abstains on the turns that are left."""
-        self._make_world = make_world
+    def __init__(self, parts: Parts, *, skip_flat: bool = False, max_replayed: Count = 2000):
+        """skip_flat: abstain on groups whose outcomes are all equal. max_replayed: environment
+        steps that may be spent on one trajectory; the judge abstains on the turns that are left."""
+        self._make_world = parts.make_world
         self._world: World | None = None
         self.skip_flat = skip_flat
         self.max_replayed = max_replayed
@@ -76,9 +84,14 @@ class ReplayJudge(TurnJudge):
     def label(self, trajectories: Sequence[Trajectory]) -> list[list[Label]]:
         """Return one list per trajectory with one label per turn."""
         labels: dict[int, list[Label]] = {}
-        skipped = {id(t): why for t, why in zip(trajectories, reasons_to_skip(trajectories, self.skip_flat))}
+        skipped = {
+            id(t): why
+            for t, why in zip(trajectories, reasons_to_skip(trajectories, self.skip_flat))
+        }
         for group in groups_of(trajectories).values():
-            replay: _Replay | None = None  # shared by the group, so that equal beginnings are played once
+            replay: _Replay | None = (
+                None  # shared by the group, so that equal beginnings are played once
+            )
             for trajectory in group:
                 self._counts["trajectories"] += 1
                 if why := skipped[id(trajectory)]:
@@ -89,21 +102,27 @@ class ReplayJudge(TurnJudge):
                     if trajectory.turns and replay is None:
                         self._world = self._world or self._make_world()
                         replay = _Replay(self._world, trajectory.task)
-                    labels[id(trajectory)] = self._judge(trajectory, replay) if trajectory.turns else []
+                    labels[id(trajectory)] = (
+                        self._judge(trajectory, replay) if trajectory.turns else []
+                    )
                 except Exception as error:  # only this trajectory loses its labels, the run goes on
                     self._counts["errors"] += 1
                     name, kind = trajectory.task.id, type(error).__name__
-                    logging.warning("replay of task %s failed, no labels: %s: %s", name, kind, error)
+                    logging.warning(
+                        "replay of task %s failed, no labels: %s: %s", name, kind, error
+                    )
                     self.close()
                     replay = None
-                    labels[id(trajectory)] = [Label(ABSTAIN, f"the replay failed: {kind}")] * len(trajectory.turns)
+                    labels[id(trajectory)] = [Label(ABSTAIN, f"the replay failed: {kind}")] * len(
+                        trajectory.turns
+                    )
         rows = [labels[id(trajectory)] for trajectory in trajectories]
         self._counts.update(label.value for row in rows for label in row)
         return rows
 
     def metrics(self) -> dict[str, float]:
-        """Return metrics since the last call: shares of labels, trajectories without labels by reason, replayed
-        environment steps."""
+        """Return metrics since the last call: shares of labels, trajectories without labels by
+        reason, replayed environment steps."""
         counts, self._counts = self._counts, Counter()
         names = ("trajectories", "not_reproduced", "skipped", "errors", "over_budget", "env_steps")
         return label_rates(counts) | {f"attributing/{name}": float(counts[name]) for name in names}
@@ -115,18 +134,28 @@ class ReplayJudge(TurnJudge):
 
     def _judge(self, trajectory: Trajectory, replay: _Replay) -> list[Label]:
         turns, before = played(trajectory), replay.steps
-        actions, texts = [turn.action for turn in turns], [text_of(turn.observation) for turn in turns]
-        needed = values_needed([executed(turn) for turn in turns], [words(text) for text in texts], replay.opening)
+        actions, texts = (
+            [turn.action for turn in turns],
+            [text_of(turn.observation) for turn in turns],
+        )
+        needed = values_needed(
+            [executed(turn) for turn in turns], [words(text) for text in texts], replay.opening
+        )
         moves = [_Move(*parts) for parts in zip(actions, needed, texts, strict=True)]
         nodes = replay.walk(moves)
         if len(nodes) == len(moves) and replay.end(moves).evaluation == trajectory.reached:
             judgement = _Judgement(moves, nodes, replay, before + self.max_replayed)
             judged = iter(judgement.label(trajectory.reached.success))
             reached = {id(turn) for turn in turns}
-            labels = [next(judged) if id(turn) in reached else _unplayed(turn) for turn in trajectory.turns]
+            labels = [
+                next(judged) if id(turn) in reached else _unplayed(turn)
+                for turn in trajectory.turns
+            ]
             self._counts["over_budget"] += judgement.over_budget
         else:
-            labels = [Label(ABSTAIN, "the replay did not reproduce the outcome")] * len(trajectory.turns)
+            labels = [Label(ABSTAIN, "the replay did not reproduce the outcome")] * len(
+                trajectory.turns
+            )
             self._counts["not_reproduced"] += 1
         self._counts["env_steps"] += replay.steps - before
         return labels
@@ -147,7 +176,9 @@ class _Judgement:
         self.labels = [Label(ABSTAIN, "the turn depends on one that did harm")] * len(moves)
         self.kept = list(range(len(moves)))  # moves that were not removed
         self.value = replay.end(moves).value  # of the kept moves
-        self.unquoted = False  # True if the value depends on a closing text that quotes no observation
+        self.unquoted = (
+            False  # True if the value depends on a closing text that quotes no observation
+        )
         self.over_budget = False
 
     def label(self, success: bool) -> list[Label]:
@@ -170,7 +201,8 @@ class _Judgement:
         return self.labels
 
     def _remove_harm(self) -> bool:
-        """Label and remove the moves without which a failure is worth more. Return True if there were any."""
+        """Label and remove the moves without which a failure is worth more. Return True if there
+        were any."""
         removed = False
         k = len(self.kept) - 1
         while k >= 0 and not self.over_budget:
@@ -194,10 +226,17 @@ class _Judgement:
         if self.nodes[k].failed:
             return Label(BAD, "the turn produced only errors")
         if not self.value[0]:
-            return Label(ABSTAIN, "in a failed episode, nothing shows if the turn would have helped")
+            return Label(
+                ABSTAIN, "in a failed episode, nothing shows if the turn would have helped"
+            )
         repeated = any(j != k and self.moves[j].shown == self.moves[k].shown for j in self.kept)
         if repeated or not self.unquoted:
-            return Label(BAD, "another turn showed the same" if repeated else "the goal is reached without the turn")
+            return Label(
+                BAD,
+                "another turn showed the same"
+                if repeated
+                else "the goal is reached without the turn",
+            )
         return Label(ABSTAIN, "the answer may depend on what the turn showed")
 
     def _without(self, k: int) -> tuple[list[int], Value]:
@@ -212,7 +251,8 @@ class _Judgement:
 
 @dataclass(frozen=True)
 class _Move:
-    """A recorded turn: its action, the values that it took from earlier observations, and its observation."""
+    """A recorded turn: its action, the values that it took from earlier observations, and its
+    observation."""
 
     action: str
     needed: tuple[str, ...]
@@ -239,7 +279,8 @@ class _End:
 
 
 class _Replay:
-    """Plays sequences of moves of one task. Results, and a snapshot after each walked move, are kept."""
+    """Plays sequences of moves of one task. Results, and a snapshot after each walked move, are
+    kept."""
 
     def __init__(self, world: World, task: Task):
         self.world, self.task = world, task
@@ -249,7 +290,8 @@ class _Replay:
         self._ends: dict[tuple[_Move, ...], _End] = {}
 
     def walk(self, moves: Sequence[_Move]) -> list[_Node]:
-        """Return a node for each move, played in order; fewer nodes than moves if the episode ends before the last."""
+        """Return a node for each move, played in order; fewer nodes than moves if the episode ends
+        before the last."""
         path, nodes = tuple(moves), []
         for k in range(len(path)):
             if path[: k + 1] not in self._nodes:
@@ -262,7 +304,8 @@ class _Replay:
         return nodes
 
     def end(self, moves: Sequence[_Move]) -> _End:
-        """Return the result of playing `moves`, continued from the longest prefix that was walked."""
+        """Return the result of playing `moves`, continued from the longest prefix that was
+        walked."""
         path = tuple(moves)
         if path not in self._ends:
             known = max(k for k in range(len(path) + 1) if path[:k] in self._nodes)
@@ -271,8 +314,11 @@ class _Replay:
             self._ends[path] = _End(evaluation, self._value(evaluation), [True] * known + taken)
         return self._ends[path]
 
-    def _continue(self, known: tuple[_Move, ...], moves: tuple[_Move, ...]) -> tuple[_Node, list[bool]]:
-        """Play `moves` after a walked prefix. Return the node without snapshot, and which moves were taken."""
+    def _continue(
+        self, known: tuple[_Move, ...], moves: tuple[_Move, ...]
+    ) -> tuple[_Node, list[bool]]:
+        """Play `moves` after a walked prefix. Return the node without snapshot, and which moves
+        were taken."""
         start = self._nodes[known]
         node = _Node(None, start.shown, start.ended, start.failed)
         if start.snapshot is None:
@@ -283,7 +329,10 @@ class _Replay:
         renamed: dict[str, str] = {}
         taken = []
         for move in moves:
-            taken.append(not node.ended and all(_rename(value, renamed) in node.shown for value in move.needed))
+            taken.append(
+                not node.ended
+                and all(_rename(value, renamed) in node.shown for value in move.needed)
+            )
             if taken[-1]:
                 result = self.world.step(_rename(move.action, renamed))
                 self.steps += 1
@@ -299,7 +348,11 @@ class _Replay:
         wanted, changes = self.task.verifier.get("state"), 0
         if wanted is not None and hasattr(self.world, "difference"):
             changes = sum(1 if row in wanted else -1 for row in self.world.difference())
-        return evaluation.success, round(evaluation.components.get("progress", evaluation.score), 9), changes
+        return (
+            evaluation.success,
+            round(evaluation.components.get("progress", evaluation.score), 9),
+            changes,
+        )
 
 
 def _are_ids(old: str, new: str) -> bool:
@@ -307,7 +360,11 @@ def _are_ids(old: str, new: str) -> bool:
 
 
 def _rename(text: str, renamed: dict[str, str]) -> str:
-    return _WORD.sub(lambda match: renamed.get(match.group(), match.group()), text) if renamed else text
+    return (
+        _WORD.sub(lambda match: renamed.get(match.group(), match.group()), text)
+        if renamed
+        else text
+    )
 
 
 def _only_errors(info: dict[str, Any]) -> bool:

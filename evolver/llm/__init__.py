@@ -1,1 +1,2 @@
-"""Language models other than the policy: client, answers, cache, ledger and budget, roles, prompts, embedders."""
+"""Language models other than the policy: client, answers, cache, ledger and budget, roles, prompts,
+embedders."""

@@ -1,4 +1,5 @@
-"""Answers: find the JSON value in a model's text that fits a schema, and refuse texts that prompts must not hold."""
+"""Answers: find the JSON value in a model's text that fits a schema, and refuse texts that prompts
+must not hold."""
 
 from __future__ import annotations
 
@@ -9,14 +10,15 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from evolver.traces import COPIED, scripts, words
+from evolver.transcripts import COPIED, scripts, words
 
 _OPENING, _LOOSE = re.compile(r"[{\[]"), re.compile(r"[\s\\]+")
 UNFIT = ("empty", "long", "marked", "quoted", "foreign")  # reasons to refuse a text, see `unfit`
 _LONGEST = 1200  # characters; a task or an experience has a few hundred
 _FEW = 5  # words
 _TAGS = re.compile(  # text that would end or imitate a part of a prompt
-    r"</?(?:EXP|tools?|tool_call|tool_response|think)\b|<\||<<\s*[A-Z]|>>>|===|overall outcome:", re.IGNORECASE
+    r"</?(?:EXP|tools?|tool_call|tool_response|think)\b|<\||<<\s*[A-Z]|>>>|===|overall outcome:",
+    re.IGNORECASE,
 )
 _LARGEST = 10**300  # of a whole number: a float must be able to hold it
 _TRIES = 10_000  # most positions in an answer that are tried as the beginning of a value
@@ -31,12 +33,14 @@ class Unreadable(ValueError):
 
 
 def read_json(text: str, schema: dict[str, Any], *, shown: str = "") -> Any:
-    """Return the JSON value in a model's answer that fits the schema. Raises Unreadable if there is none.
+    """Return the JSON value in a model's answer that fits the schema. Raises Unreadable if there is
+    none.
 
-    Models wrap their answer in fences and prose, think before it, and quote what they were shown. So thoughts are
-    ignored, and so are values that also occur in `shown`, the text that others wrote. Of the remaining values, the last
-    one with any property of the schema is the answer: if it does not fit, no earlier one takes its place. A text that
-    ends inside a value was cut and has no answer.
+    Models wrap their answer in fences and prose, think before it, and quote what they were shown.
+    So thoughts are ignored, and so are values that also occur in `shown`, the text that others
+    wrote. Of the remaining values, the last
+    one with any property of the schema is the answer: if it does not fit, no earlier one takes its
+    place. A text that ends inside a value was cut and has no answer.
     """
     text = text.rpartition("</think>")[2]
     if "<think>" in text:
@@ -59,7 +63,8 @@ def read_json(text: str, schema: dict[str, Any], *, shown: str = "") -> Any:
 
 
 def _unwritable(value: Any) -> str:
-    """Return why a JSON value cannot be written to a file, "" if it can: JSON can express halves of characters."""
+    """Return why a JSON value cannot be written to a file, "" if it can: JSON can express halves of
+    characters."""
     try:
         json.dumps(value, ensure_ascii=False).encode()
     except (UnicodeEncodeError, RecursionError) as error:
@@ -68,7 +73,8 @@ def _unwritable(value: Any) -> str:
 
 
 def _values(text: str) -> Iterator[tuple[Any, str]]:
-    """Yield the JSON objects and arrays in a text that are not parts of one another, with their source text."""
+    """Yield the JSON objects and arrays in a text that are not parts of one another, with their
+    source text."""
     decoder, start = json.JSONDecoder(), 0
     for _ in range(_TRIES):
         match = _OPENING.search(text, start)
@@ -91,7 +97,8 @@ def _values(text: str) -> Iterator[tuple[Any, str]]:
 
 
 def _resembles(value: Any, schema: dict[str, Any]) -> bool:
-    """Return True if a value may be an answer: an object with a property of the schema; anything if it has none."""
+    """Return True if a value may be an answer: an object with a property of the schema; anything if
+    it has none."""
     properties = schema.get("properties")
     return not properties or (isinstance(value, dict) and not properties.keys().isdisjoint(value))
 
@@ -104,8 +111,9 @@ def _squeezed(text: str) -> str:
 def misfit(value: Any, schema: dict[str, Any]) -> str:
     """Return why a JSON value does not fit a JSON schema, "" if it does.
 
-    Not every server enforces schemas, so an `enum` ignores case, and additional properties, longer texts and longer
-    lists are allowed. Unlike the standard, numbers must be finite, and 1.0 is not an integer.
+    Not every server enforces schemas, so an `enum` ignores case, and additional properties, longer
+    texts and longer lists are allowed. Unlike the standard, numbers must be finite, and 1.0 is not
+    an integer.
     """
     from jsonschema.exceptions import best_match
 
@@ -113,16 +121,18 @@ def misfit(value: Any, schema: dict[str, Any]) -> str:
         error = best_match(_validator()(schema).iter_errors(value))
     except RecursionError:
         return "the answer is nested too deeply"
-    return f"{error.json_path.replace('$', 'the answer', 1)}: {error.message[:200]}" if error else ""
+    return (
+        f"{error.json_path.replace('$', 'the answer', 1)}: {error.message[:200]}" if error else ""
+    )
 
 
 def unfit(text: str, query: str = "", observations: Iterable[str] = ()) -> str:
-    """Return why a model's text cannot become a task or experience beside tasks like `query`, one of UNFIT; "" if it
-    can.
+    """Return why a model's text cannot become a task or experience beside tasks like `query`, one
+    of UNFIT; "" if it can.
 
-    Later prompts hold the text, so it must not contain their tags, nor marks that a model copied from an attempt, and
-    it must not be a sentence that the environment wrote, which may be an instruction. A few words may occur anywhere.
-    Its language is judged by its script only.
+    Later prompts hold the text, so it must not contain their tags, nor marks that a model copied
+    from an attempt, and it must not be a sentence that the environment wrote, which may be an
+    instruction. A few words may occur anywhere. Its language is judged by its script only.
     """
     if _TAGS.search(text) or COPIED in text:  # first, because a caller may care for tags only
         return "marked"
@@ -130,7 +140,9 @@ def unfit(text: str, query: str = "", observations: Iterable[str] = ()) -> str:
         return "empty"
     if len(text) > _LONGEST:
         return "long"
-    if len(text.split()) > _FEW and any(words(text) in words(observation) for observation in observations):
+    if len(text.split()) > _FEW and any(
+        words(text) in words(observation) for observation in observations
+    ):
         return "quoted"
     common, own = scripts(text), scripts(query)
     return "foreign" if common and own and common[0] not in own else ""
@@ -154,6 +166,10 @@ def _validator() -> Any:
     def is_number(checker: Any, value: Any) -> bool:
         return is_integer(checker, value) or (isinstance(value, float) and math.isfinite(value))
 
-    types = Draft202012Validator.TYPE_CHECKER.redefine_many({"integer": is_integer, "number": is_number})
-    rules = {"enum": enum} | dict.fromkeys(("additionalProperties", "maxItems", "maxLength"), lambda *_: ())
+    types = Draft202012Validator.TYPE_CHECKER.redefine_many(
+        {"integer": is_integer, "number": is_number}
+    )
+    rules = {"enum": enum} | dict.fromkeys(
+        ("additionalProperties", "maxItems", "maxLength"), lambda *_: ()
+    )
     return validators.extend(Draft202012Validator, rules, type_checker=types)

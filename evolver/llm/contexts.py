@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
-from envs.world import Observation
 from evolver.llm.answers import unfit
-from evolver.llm.client import Chat, ChatError
+from evolver.llm.client import ChatError
 from evolver.llm.prompts import prompt
-from evolver.traces import quoted
-from models.tokenizer import Tokenizer
+from evolver.transcripts import quoted
 from rl.bounds import Count, CountOrZero, Fraction
 from rl.contexts import CONTEXTS as OF_RL
-from rl.contexts import cut
+from rl.contexts import Opening, cut
 from rl.contexts.window import SlidingWindow
 
 CONTEXTS = OF_RL | {"summarised_window": "evolver.llm.contexts:SummarisedWindow"}
@@ -22,41 +17,49 @@ CONTEXTS = OF_RL | {"summarised_window": "evolver.llm.contexts:SummarisedWindow"
 class SummarisedWindow(SlidingWindow):
     """The sliding window, with a summary of the turns that left instead of a mark.
 
-    Where the summariser does not answer, the mark takes the place of a new summary, and the old one stays.
+    Where the summariser does not answer, the mark takes the place of a new summary, and the old one
+    stays.
     """
 
     roles, prompts = ("summariser",), ("memory",)
 
     def __init__(
         self,
-        tokenizer: Tokenizer,
-        observation: Observation,
-        chat: Chat,
-        experience: Sequence[str] = (),
-        show_tools: bool = True,
-        limits: Any = None,
+        opening: Opening,
         *,
         limit: CountOrZero = 0,
         keep: Fraction = 0.5,
         memory: Count = 512,
     ):
         """limit, keep: as in a sliding window. memory: most tokens of the summary."""
-        super().__init__(tokenizer, observation, experience, show_tools, limits, limit=limit, keep=keep)
-        self.chat, self.memory, self.summary = chat, memory, ""
-        self.query = next((m["content"] for m in reversed(observation.messages) if m["role"] == "user"), "")
+        super().__init__(opening, limit=limit, keep=keep)
+        self.chat, self.memory, self.summary = opening.chat, memory, ""
+        self.query = next(
+            (m["content"] for m in reversed(opening.observation.messages) if m["role"] == "user"),
+            "",
+        )
 
     async def forget(self, count: int) -> None:
-        """Let the oldest `count` turns leave, and put a summary of them and of the last summary into the opening."""
+        """Let the oldest `count` turns leave, and put a summary of them and of the last summary
+        into the opening."""
         old = "\n".join(self.tokenizer.decode(turn) for turn in self.turns[:count])
         self.drop(count)
-        slots = {"task": quoted(self.query), "memory": quoted(self.summary or "nothing yet"), "turns": quoted(old)}
+        slots = {
+            "task": quoted(self.query),
+            "memory": quoted(self.summary or "nothing yet"),
+            "turns": quoted(old),
+        }
         try:
             reply = await self.chat(prompt("memory").messages(**slots), role="summariser")
         except ChatError:
             reply = None  # booked by the client
         lines = reply.text.strip().splitlines() if reply is not None else []
-        if lines and not any(unfit(line) == "marked" for line in lines):  # a tag of a prompt would be obeyed
-            (message,) = cut(self.tokenizer, [{"role": "user", "content": "\n".join(lines)}], self.memory)
+        if lines and not any(
+            unfit(line) == "marked" for line in lines
+        ):  # a tag of a prompt would be obeyed
+            (message,) = cut(
+                self.tokenizer, [{"role": "user", "content": "\n".join(lines)}], self.memory
+            )
             self.summary = message["content"]
         self.remember(self.mark() + (f"\nTheir summary:\n{self.summary}" if self.summary else ""))
         self.show(self.turns)

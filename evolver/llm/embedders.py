@@ -13,7 +13,8 @@ from typing import Annotated, Protocol
 import numpy as np
 from annotated_types import Ge
 
-from evolver.llm.client import Chat, ChatError, ServerDown
+from evolver.llm.client import ChatError, ServerDown
+from evolver.parts import Parts
 from rl.bounds import Count, NotNegative
 
 EMBEDDERS = {
@@ -28,7 +29,8 @@ _SENTENCE_START = re.compile(r"(?:^|[.!?:]\s+)[\"'(]*$")
 class Embedder(Protocol):
     """Turns texts into vectors of `dims` numbers.
 
-    `name` identifies the embedder and its settings: an index on disk is only read with the embedder that wrote it.
+    `name` identifies the embedder and its settings: an index on disk is only read with the embedder
+    that wrote it.
     """
 
     name: str
@@ -44,14 +46,17 @@ class Embedder(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class HashedNgrams:
-    """Feature hashing of word unigrams and bigrams, character n-grams within words, and counts of named entities.
+    """Feature hashing of word unigrams and bigrams, character n-grams within words, and counts of
+    named entities.
 
-    Needs no model and gives the same vectors on any machine (features are hashed by crc32). Texts are close if they
-    share wording and name equally many entities. Entities are not wording: words with digits are all one token and
-    capitalised words inside a sentence another, so "Book a flight to Oslo" equals "Book a flight to Rome".
+    Needs no model and gives the same vectors on any machine (features are hashed by crc32). Texts
+    are close if they
+    share wording and name equally many entities. Entities are not wording: words with digits are
+    all one token and capitalised words inside a sentence another, so "Book a flight to Oslo" equals
+    "Book a flight to Rome".
 
-    dims: length of the vectors. characters: n of the character n-grams, which weigh `character_weight`; a count of
-    entities weighs `entity_weight`, a word or bigram 1.
+    dims: length of the vectors. characters: n of the character n-grams, which weigh
+    `character_weight`; a count of entities weighs `entity_weight`, a word or bigram 1.
     """
 
     dims: Annotated[int, Ge(8)] = 512
@@ -76,7 +81,9 @@ class HashedNgrams:
         for word in words:
             yield "w " + word, 1.0
             padded = f"<{word}>"
-            grams = max(len(padded) - self.characters + 1, 0) if word.isalpha() and len(word) > 2 else 0
+            grams = (
+                max(len(padded) - self.characters + 1, 0) if word.isalpha() and len(word) > 2 else 0
+            )
             for start in range(grams):
                 yield "c " + padded[start : start + self.characters], self.character_weight
         for first, second in itertools.pairwise(words):
@@ -88,14 +95,16 @@ class HashedNgrams:
 class EndpointEmbedder:
     """Embeddings from the `/embeddings` route of an OpenAI-compatible server, cached by text.
 
-    The constructor asks for one vector to learn its length. Experience cannot be searched without embeddings, so a
-    failure ends the run (ServerDown). role: of `config.llm`, which names server and model.
+    The constructor asks for one vector to learn its length. Experience cannot be searched without
+    embeddings, so a failure ends the run (ServerDown). role: of `config.llm`, which names server
+    and model.
     """
 
     roles = ("embedder",)
 
-    def __init__(self, chat: Chat, *, role: str = "embedder"):
-        self.chat, self.role, self.name = chat, role, f"endpoint-{chat.roles[role].model}"
+    def __init__(self, parts: Parts, *, role: str = "embedder"):
+        self.chat, self.role = parts.chat, role
+        self.name = f"endpoint-{self.chat.roles[role].model}"
         self.dims = self._vectors(["dimensions"]).shape[1]
 
     def __call__(self, texts: Sequence[str]) -> np.ndarray:
@@ -103,7 +112,9 @@ class EndpointEmbedder:
             return np.zeros((0, self.dims), np.float32)
         vectors_ND = self._vectors([text or " " for text in texts])  # servers refuse empty texts
         if vectors_ND.shape[1] != self.dims:
-            raise ServerDown(f"{self.name} gives vectors of {vectors_ND.shape[1]} numbers instead of {self.dims}")
+            raise ServerDown(
+                f"{self.name} gives vectors of {vectors_ND.shape[1]} numbers instead of {self.dims}"
+            )
         return vectors_ND / np.maximum(np.linalg.norm(vectors_ND, axis=1, keepdims=True), 1e-12)
 
     def _vectors(self, texts: Sequence[str]) -> np.ndarray:
@@ -116,33 +127,40 @@ class EndpointEmbedder:
 
 
 class PolicyEmbedder:
-    """The mean of the last hidden states of a Qwen checkpoint over the tokens of a text, computed in this process.
+    """The mean of the last hidden states of a Qwen checkpoint over the tokens of a text, computed
+    in this process.
 
-    By default the checkpoint is the one that the run starts from. Its weights stay as they are: vectors of a policy
-    that trains could not be compared with those of earlier steps.
+    By default the checkpoint is the one that the run starts from. Its weights stay as they are:
+    vectors of a policy that trains could not be compared with those of earlier steps.
     """
 
-    def __init__(self, policy: str, *, path: str = "", tokens: Count = 512):
-        """policy: the run's `model.path`. path: another checkpoint, a directory or a Hub id. tokens: most of a text."""
+    def __init__(self, parts: Parts, *, path: str = "", tokens: Count = 512):
+        """path: another checkpoint than the run's, a directory or a Hub id. tokens: most of a
+        text."""
         import jax
         import jax.numpy as jnp
 
+        from evolver.config.paths import model_folder
         from evolver.llm.policy import fingerprint
-        from evolver.paths import model_folder
         from models import hf, qwen
         from models.tokenizer import Tokenizer
 
-        if not (path or policy):
+        path = path or parts.policy
+        if not path:
             key = "config.navigating.embedder"
-            raise ValueError(f"{key}.name=policy needs a checkpoint: set config.model.path or {key}.args.path")
-        folder = model_folder(path or policy, weights=True)
+            raise ValueError(
+                f"{key}.name=policy needs a checkpoint: set config.model.path or {key}.args.path"
+            )
+        folder = model_folder(path, weights=True)
         shape, self._params = hf.load(folder)
         self._tokenizer, self._tokens, self.dims = Tokenizer.load(folder), tokens, shape.d_model
         self.name = f"policy-{fingerprint(self._params)}-{tokens}"
 
         @jax.jit
         def pooled(params, tokens_T, real_T):
-            states_1TD = qwen.hidden(shape, params, tokens_T[None], jnp.arange(len(tokens_T))[None], real_T[None])
+            states_1TD = qwen.hidden(
+                shape, params, tokens_T[None], jnp.arange(len(tokens_T))[None], real_T[None]
+            )
             mean_D = (states_1TD[0] * real_T[:, None]).sum(0) / real_T.sum()
             return mean_D / jnp.linalg.norm(mean_D)
 
@@ -155,19 +173,29 @@ class PolicyEmbedder:
     def _vector(self, tokens: list[int]) -> np.ndarray:
         if not tokens:
             return np.zeros(self.dims, np.float32)
-        padding = max(16, 1 << (len(tokens) - 1).bit_length()) - len(tokens)  # few lengths, because each is compiled
+        padding = max(16, 1 << (len(tokens) - 1).bit_length()) - len(
+            tokens
+        )  # few lengths, because each is compiled
         real_T = np.array([1] * len(tokens) + [0] * padding, np.int32)
-        return np.asarray(self._pooled(self._params, np.array([*tokens, *[0] * padding], np.int32), real_T), np.float32)
+        return np.asarray(
+            self._pooled(self._params, np.array([*tokens, *[0] * padding], np.int32), real_T),
+            np.float32,
+        )
 
 
 def normalise(text: str) -> list[str]:
-    """Return the lower-case words of a text. Names become "A", words with digits "0"; repeats of these are merged."""
+    """Return the lower-case words of a text. Names become "A", words with digits "0"; repeats of
+    these are merged."""
     words: list[str] = []
     for match in _WORD.finditer(text):
         word = match.group()
         if any(c.isdigit() for c in word):
             word = "0"
-        elif word[0].isupper() and word not in ("A", "I") and not _SENTENCE_START.search(text, 0, match.start()):
+        elif (
+            word[0].isupper()
+            and word not in ("A", "I")
+            and not _SENTENCE_START.search(text, 0, match.start())
+        ):
             word = "A"
         else:
             word = word.lower()

@@ -25,17 +25,30 @@ if TYPE_CHECKING:
 class Player:
     """Answers questions with an engine.
 
-    `weights`, a part of the cache's key, names the engine's weights by their content. The number of the last update
-    would not do, because runs that share a cache give one number to different weights.
+    `weights`, a part of the cache's key, names the engine's weights by their content. The number of
+    the last update would not do, because runs that share a cache give one number to different
+    weights.
 
-    context: most tokens of prompt and answer together. params: the weights that the engine has now. grammars: None =
-    the engine cannot hold an answer to a schema. All but `expect` runs on the engine's event loop.
+    context: most tokens of prompt and answer together. params: the weights that the engine has now.
+    grammars: None = the engine cannot hold an answer to a schema. All but `expect` runs on the
+    engine's event loop.
     """
 
     def __init__(
-        self, engine: Engine, tokenizer: Tokenizer, context: int, params: Any, *, grammars: Grammars | None = None
+        self,
+        engine: Engine,
+        tokenizer: Tokenizer,
+        context: int,
+        params: Any,
+        *,
+        grammars: Grammars | None = None,
     ):
-        self.engine, self.tokenizer, self.context, self._grammars = engine, tokenizer, context, grammars
+        self.engine, self.tokenizer, self.context, self._grammars = (
+            engine,
+            tokenizer,
+            context,
+            grammars,
+        )
         self._weights: dict[int, str] = {}  # by version
         self._sessions = itertools.count()
         self.expect(params, engine.version)
@@ -48,19 +61,31 @@ class Player:
     def weights(self) -> str:
         return self._weights[self.engine.version]
 
-    async def answer(self, body: dict[str, Any], schema: dict[str, Any] | None = None) -> dict[str, Any]:
-        """Return the record of the answer to the body of a chat completion. An answer is cut where the context ends.
+    async def answer(
+        self, body: dict[str, Any], schema: dict[str, Any] | None = None
+    ) -> dict[str, Any]:
+        """Return the record of the answer to the body of a chat completion. An answer is cut where
+        the context ends.
 
-        schema: of the JSON text that the answer is held to, if there are grammars.
-        The question seeds the sampling, so that the same weights answer it alike. Raises ChatError and EngineFault.
+        schema: of the JSON text that the answer is held to, if there are grammars. The question
+        seeds the sampling, so that the same weights answer it alike. Raises ChatError and
+        EngineFault.
         """
         session = f"chat/{next(self._sessions)}"
         try:
             ids = chat.opening(self.tokenizer, body["messages"])
-            held = {"guide": self._grammars.guide(schema)} if self._grammars and schema is not None else {}
-            completion = await self.engine.generate(ids, self._sampling(body, len(ids)), session=session, **held)
+            held = (
+                {"guide": self._grammars.guide(schema)}
+                if self._grammars and schema is not None
+                else {}
+            )
+            completion = await self.engine.generate(
+                ids, self._sampling(body, len(ids)), session=session, **held
+            )
         except (ContextFull, chat.ChatError, ValueError) as error:
-            raise ChatError("context" if isinstance(error, ContextFull) else "request", str(error)) from None
+            raise ChatError(
+                "context" if isinstance(error, ContextFull) else "request", str(error)
+            ) from None
         finally:
             await self.engine.release(session)
         tokens = completion.tokens[:-1] if completion.stop == "stop" else completion.tokens
@@ -70,7 +95,9 @@ class Player:
     def _sampling(self, body: dict[str, Any], prompt: int) -> Sampling:
         room, limit = self.context - prompt, f"config.rollout.context={self.context}"
         if room < 1:
-            raise ContextFull(f"the question has {prompt} tokens, and {limit} leaves no room for an answer")
+            raise ContextFull(
+                f"the question has {prompt} tokens, and {limit} leaves no room for an answer"
+            )
         return Sampling(
             max_tokens=min(body["max_tokens"], room),
             temperature=body["temperature"],
@@ -82,7 +109,8 @@ class Player:
 
 
 def fingerprint(params: Any) -> str:
-    """Return a text that differs if any weight does. It is computed where the weights are, in one pass."""
+    """Return a text that differs if any weight does. It is computed where the weights are, in one
+    pass."""
     sums = [int(x) for x in jax.device_get(_sums(jax.tree.leaves(params)))]
     return hashlib.sha256(repr(sums).encode()).hexdigest()[:16]
 
@@ -98,7 +126,9 @@ def _sums(leaves: list[jax.Array]) -> list[jax.Array]:
         bits = jax.lax.bitcast_convert_type(x, f"uint{8 * x.dtype.itemsize}").astype(jnp.uint32)
         place = jnp.zeros(x.shape, jnp.uint32)
         for axis in range(x.ndim):
-            place = place * np.uint32(x.shape[axis]) + jax.lax.broadcasted_iota(jnp.uint32, x.shape, axis)
+            place = place * np.uint32(x.shape[axis]) + jax.lax.broadcasted_iota(
+                jnp.uint32, x.shape, axis
+            )
         return jnp.sum(_mixed(bits ^ _mixed(place)), dtype=jnp.uint32)
 
     return [total(x) for x in leaves]

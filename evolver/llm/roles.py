@@ -1,6 +1,8 @@
-"""The language-model roles that a config needs, the checks of their settings, and the client that serves them.
+"""The language-model roles that a config needs, the checks of their settings, and the client that
+serves them.
 
-A plug that asks language models declares this in its attribute `roles`, a tuple of names from ROLES.
+A plug that asks language models declares this in its attribute `roles`, a tuple of names from
+ROLES.
 """
 
 from __future__ import annotations
@@ -17,15 +19,26 @@ from typing import Any
 
 from envs.packages import how_to_install
 from envs.values import json_value
-from evolver import plugs
+from evolver.config import plugs
 from evolver.llm.client import INITIAL, PLAYED, Chat, Limits, Role, url_problem
 from evolver.llm.store import Ledger
 from models.files import loads
 
 ROLES = ("explorer", "writer", "judge", "step_judge", "summariser", "reranker", "embedder")
-SAMPLING = frozenset({"temperature", "top_p", "max_tokens", "model"})  # fields of a request with keys of their own
-RESERVED = SAMPLING | {"messages", "input", "seed", "n", "stream", "stream_options", "response_format"}
-# Keys that may change when a run resumes: addresses, speed and limits, but nothing that changes an answer.
+SAMPLING = frozenset(
+    {"temperature", "top_p", "max_tokens", "model"}
+)  # fields of a request with keys of their own
+RESERVED = SAMPLING | {
+    "messages",
+    "input",
+    "seed",
+    "n",
+    "stream",
+    "stream_options",
+    "response_format",
+}
+# Keys that may change when a run resumes: addresses, speed and limits, but nothing that changes an
+# answer.
 RESUMABLE = tuple(
     f"llm.{key}"
     for key in ("url", "key", "cache", "concurrency", "requests", "tokens_per", "deadline", "attempts", "failures",
@@ -40,34 +53,38 @@ def roles_of(config: Any) -> tuple[str, ...]:
 
 
 def prompts_of(config: Any) -> tuple[str, ...]:
-    """Return the names of the prompts that the plugs in use declare in their attribute `prompts`."""
-    return tuple(dict.fromkeys(name for _, target in _in_use(config) for name in getattr(target, "prompts", ())))
+    """Return the names of the prompts that the plugs in use declare in their attribute
+    `prompts`."""
+    return tuple(
+        dict.fromkeys(
+            name for _, target in _in_use(config) for name in getattr(target, "prompts", ())
+        )
+    )
 
 
 def _in_use(config: Any) -> Iterator[tuple[str, Callable[..., Any]]]:
-    """Yield (key, target) of the plugs in use that may ask language models. Plugs that cannot be loaded are skipped:
-    the config check reports them."""
+    """Yield (key, target) of the plugs in use that may ask language models. Plugs that cannot be
+    loaded are skipped: the config check reports them."""
     q = config.questioning
     for key, name, _ in plugs.in_config(config):
         mechanism = key.partition(".")[0]
         used = mechanism == key or config[mechanism].enabled
         if key == "questioning.explorer":
             used = used and (not q.tasks or q.every)
-        if used and "chat" in plugs.KINDS[key].provides:
+        if used and plugs.KINDS[key].given in ("Opening", "Parts"):
             with contextlib.suppress(plugs.PlugError):
                 yield key, plugs.load(key, name)
 
 
 def problems(config: Any, mode: str, resolve: Callable[[str], Path]) -> Iterator[str]:
-    """Yield what is wrong with `config.llm`, without asking any server. A plan is not checked: it is made for another
-    machine."""
+    """Yield what is wrong with `config.llm`, without asking any server. A plan is not checked: it
+    is made for another machine."""
     config = for_evaluation(config) if mode == "eval" else config
     for key, target in _in_use(config):
-        declared, takes = getattr(target, "roles", ()), plugs.parameters(target)
-        silent = "chat" in takes and takes["chat"].default is takes["chat"].empty and not declared
-        if silent or set(declared) - set(ROLES):
+        declared = getattr(target, "roles", ())
+        if set(declared) - set(ROLES):
             yield (
-                f"config.{key}: a plug that asks for `chat` must declare its roles as an attribute, such as"
+                f"config.{key}: a plug that asks language models declares its roles as an attribute, such as"
                 f' roles = ("judge",), with names from {", ".join(ROLES)}; it declares {tuple(declared)}'
             )
     if not roles_of(config) or mode == "plan":
@@ -85,7 +102,9 @@ def problems(config: Any, mode: str, resolve: Callable[[str], Path]) -> Iterator
                 " or policy"
             )
         elif url in PLAYED:
-            yield from _problems_of_played(config, {name: role for name, role in roles.items() if role.url == url})
+            yield from _problems_of_played(
+                config, {name: role for name, role in roles.items() if role.url == url}
+            )
         elif problem := url_problem(url):
             shown = "the url" if "@" in url else repr(url)
             also = f", nor one of {', '.join(PLAYED)}" if problem.startswith("is not") else ""
@@ -117,7 +136,9 @@ def problems(config: Any, mode: str, resolve: Callable[[str], Path]) -> Iterator
     except (OSError, ValueError) as error:
         yield f"config.llm.prices={c.prices} must be a JSON file {{model: [prompt, completion]}}: {error}"
         return
-    unpriced = sorted({role.model for role in roles.values() if role.model and not role.played} - set(prices))
+    unpriced = sorted(
+        {role.model for role in roles.values() if role.model and not role.played} - set(prices)
+    )
     if c.budget_money and unpriced:
         yield f"config.llm.budget_money cannot be enforced: config.llm.prices has no price of {', '.join(unpriced)}"
 
@@ -138,8 +159,8 @@ def _problems_of_played(config: Any, roles: dict[str, Role]) -> Iterator[str]:
 
 
 def settings(config: Any) -> dict[str, Role]:
-    """Return the settings of each role that the config needs; url, model and key default to those of `config.llm`.
-    A role that the policy plays has the url as its model and no key."""
+    """Return the settings of each role that the config needs; url, model and key default to those
+    of `config.llm`. A role that the policy plays has the url as its model and no key."""
     c, roles = config.llm, {}
     for name in roles_of(config):
         shared = {key: c[name][key] or c[key] for key in ("url", "model", "key")}
@@ -155,14 +176,17 @@ def played(config: Any) -> set[str]:
 
 
 def read_prices(path: Path) -> dict[str, tuple[float, float]]:
-    """Return {model: money per million (prompt tokens, completion tokens)}. Raises OSError and ValueError."""
+    """Return {model: money per million (prompt tokens, completion tokens)}. Raises OSError and
+    ValueError."""
     table = loads(Path(path).read_bytes())
     if not isinstance(table, dict):
         raise ValueError("a price table is a JSON object {model: [prompt, completion]}")
     for model, pair in table.items():
         numbers = isinstance(pair, list) and len(pair) == 2 and all(_is_price(x) for x in pair)
         if not numbers:
-            raise ValueError(f"the price of {model} must be [per million prompt tokens, per million completion tokens]")
+            raise ValueError(
+                f"the price of {model} must be [per million prompt tokens, per million completion tokens]"
+            )
     return {model: (float(pair[0]), float(pair[1])) for model, pair in table.items()}
 
 
@@ -171,25 +195,35 @@ def _is_price(x: Any) -> bool:
 
 
 def make_chat(
-    config: Any, workdir: Path, resolve: Callable[[str], Path], *, check: Callable[[], None], loop: Any = None
+    config: Any,
+    workdir: Path,
+    resolve: Callable[[str], Path],
+    *,
+    check: Callable[[], None],
+    loop: Any = None,
 ) -> Chat | None:
-    """Return the client of all roles that the config needs, None if it needs none. No server is asked yet.
+    """Return the client of all roles that the config needs, None if it needs none. No server is
+    asked yet.
 
     loop: the event loop of the engines, which the client uses if the policy plays a role.
     """
     c, roles = config.llm, settings(config)
     if not roles:
         return None
-    limits = Limits(**{field.name: c[field.name] for field in dataclasses.fields(Limits) if field.name in c})
+    limits = Limits(
+        **{field.name: c[field.name] for field in dataclasses.fields(Limits) if field.name in c}
+    )
     cache = {"": workdir / "llm_cache", "off": None}.get(c.cache, os.path.expanduser(c.cache))
     prices = read_prices(resolve(c.prices)) if c.prices else {}
     ledger, loop = Ledger(workdir / "llm.jsonl"), loop if played(config) else None
-    return Chat(roles, limits=limits, prices=prices, cache=cache, ledger=ledger, check=check, loop=loop)
+    return Chat(
+        roles, limits=limits, prices=prices, cache=cache, ledger=ledger, check=check, loop=loop
+    )
 
 
 def for_evaluation(config: Any) -> Any:
-    """Return the config without the training tasks and the mechanisms that an evaluation does not use, so that it needs
-    none of their servers."""
+    """Return the config without the training tasks and the mechanisms that an evaluation does not
+    use, so that it needs none of their servers."""
     config = config.copy_and_resolve_references()
     config.env.split = config.env.tasks = ""
     config.questioning.enabled = config.attributing.enabled = False

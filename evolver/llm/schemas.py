@@ -1,8 +1,9 @@
 """JSON schemas of the answers that language models are asked for.
 
-Texts and lists are bounded, so that an answer ends: a small model held to an unbounded schema writes until its tokens
-are spent. The bounds are for servers that enforce schemas. An answer that exceeds them is read all the same (see
-`evolver.llm.answers.misfit`), and whoever asked decides what to do with the surplus.
+Texts and lists are bounded, so that an answer ends: a small model held to an unbounded schema
+writes until its tokens are spent. The bounds are for servers that enforce schemas. An answer that
+exceeds them is read all the same (see `evolver.llm.answers.misfit`), and whoever asked decides what
+to do with the surplus.
 """
 
 from __future__ import annotations
@@ -27,4 +28,9 @@ def array(items: Schema, most: int) -> Schema:
 def record(**properties: Schema) -> Schema:
     """Return the schema of an object with exactly these properties."""
     names = list(properties)
-    return {"type": "object", "properties": properties, "required": names, "additionalProperties": False}
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": names,
+        "additionalProperties": False,
+    }

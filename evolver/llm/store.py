@@ -1,4 +1,5 @@
-"""Storage and limits of the language-model client: cached answers, a ledger of their cost, rate limits and a budget."""
+"""Storage and limits of the language-model client: cached answers, a ledger of their cost, rate
+limits and a budget."""
 
 from __future__ import annotations
 
@@ -26,8 +27,8 @@ log = logging.getLogger(__name__)
 class ChatError(RuntimeError):
     """A question without an answer, counted under `kind`.
 
-    after: the seconds of a Retry-After header. served: the tokens that the server may have generated although
-    no answer arrived (inf = unknown); None if it generated none.
+    after: the seconds of a Retry-After header. served: the tokens that the server may have
+    generated although no answer arrived (inf = unknown); None if it generated none.
     """
 
     def __init__(
@@ -57,9 +58,11 @@ class Reply:
 
 
 class Cache:
-    """Answers on disk, one small file each, named by the hash of the whole question. Runs may share a folder.
+    """Answers on disk, one small file each, named by the hash of the whole question. Runs may share
+    a folder.
 
-    A damaged file counts as absent. A failed write (a full disk) is only counted: the cache must never end a run.
+    A damaged file counts as absent. A failed write (a full disk) is only counted: the cache must
+    never end a run.
     """
 
     def __init__(self, folder: str | os.PathLike | None):
@@ -85,7 +88,9 @@ class Cache:
         if self.folder is None:
             return True
         try:
-            write_atomically(self.path(question), json.dumps(record))  # ASCII, as answers may hold lone surrogates
+            write_atomically(
+                self.path(question), json.dumps(record)
+            )  # ASCII, as answers may hold lone surrogates
         except OSError:
             self.unwritten += 1
             return False
@@ -119,18 +124,25 @@ class Account:
     def metrics(self) -> dict[str, float]:
         asked = self.calls + self.hits
         names = ("calls", "hits", "unanswered", "money", "prompt_tokens", "completion_tokens")
-        metrics = {name: getattr(self, name) for name in names} | ({"hit_rate": self.hits / asked} if asked else {})
-        return metrics | {f"failures/{kind}": count for kind, count in sorted(self.failures.items())}
+        metrics = {name: getattr(self, name) for name in names} | (
+            {"hit_rate": self.hits / asked} if asked else {}
+        )
+        return metrics | {
+            f"failures/{kind}": count for kind, count in sorted(self.failures.items())
+        }
 
 
 class Ledger:
     """Every call, cache hit and failure: one JSON line each in a file, and sums by role.
 
-    The file is read again when a run resumes and is never rewound: money spent on a step that is repeated stays
-    spent. If it cannot be written, the sums in memory remain correct and `unwritten` counts the missing lines.
+    The file is read again when a run resumes and is never rewound: money spent on a step that is
+    repeated stays spent. If it cannot be written, the sums in memory remain correct and `unwritten`
+    counts the missing lines.
     """
 
-    def __init__(self, path: str | os.PathLike | None = None, *, step: Callable[[], int] = lambda: 0):
+    def __init__(
+        self, path: str | os.PathLike | None = None, *, step: Callable[[], int] = lambda: 0
+    ):
         self.path, self.step, self.unwritten = Path(path) if path else None, step, 0
         self._lock = threading.Lock()  # written by the client's thread, read by others
         self.total = accounts(ledger_lines(self.path))
@@ -154,20 +166,31 @@ class Ledger:
 
     @property
     def tokens(self) -> int:
-        return sum(account.prompt_tokens + account.completion_tokens for account in self.total.values())
+        return sum(
+            account.prompt_tokens + account.completion_tokens for account in self.total.values()
+        )
 
     def metrics(self) -> dict[str, float]:
-        """Return `llm/<role>/<name>` and mean seconds per call since the last call of this method, and the money and
-        tokens of the whole run so far."""
+        """Return `llm/<role>/<name>` and mean seconds per call since the last call of this method,
+        and the money and tokens of the whole run so far."""
         with self._lock:
             recent, self._recent = self._recent, accounts([])
-        metrics = {f"llm/{role}/{name}": value for role, a in recent.items() for name, value in a.metrics().items()}
-        metrics |= {f"time/llm/{role}": a.seconds / a.calls for role, a in recent.items() if a.calls}
-        return metrics | ({"llm/money": self.money, "llm/tokens": self.tokens} if self.total else {})
+        metrics = {
+            f"llm/{role}/{name}": value
+            for role, a in recent.items()
+            for name, value in a.metrics().items()
+        }
+        metrics |= {
+            f"time/llm/{role}": a.seconds / a.calls for role, a in recent.items() if a.calls
+        }
+        return metrics | (
+            {"llm/money": self.money, "llm/tokens": self.tokens} if self.total else {}
+        )
 
 
 def ledger_lines(path: Path | None) -> list[dict[str, Any]]:
-    """Return the lines of a ledger file. Those that are damaged, as by a crash, are skipped with a warning."""
+    """Return the lines of a ledger file. Those that are damaged, as by a crash, are skipped with a
+    warning."""
     if path is None or not path.is_file():
         return []
     lines = list(read_jsonl(path, make=_ledger_line, forgive="all"))
@@ -182,8 +205,14 @@ def _ledger_line(line: dict[str, Any]) -> dict[str, Any]:
     texts = ("role", "what", "model") + (("kind",) if line.get("what") == "failure" else ())
     sums = ("step", "prompt_tokens", "completion_tokens", "money", "seconds")
     numbers = [line.get(name, 0) for name in sums]
-    sound = all(isinstance(n, int | float) and math.isfinite(n) and not isinstance(n, bool) for n in numbers)
-    if "step" not in line or not sound or not all(isinstance(line.get(name), str) for name in texts):
+    sound = all(
+        isinstance(n, int | float) and math.isfinite(n) and not isinstance(n, bool) for n in numbers
+    )
+    if (
+        "step" not in line
+        or not sound
+        or not all(isinstance(line.get(name), str) for name in texts)
+    ):
         raise ValueError("this is not a line of a ledger")
     return line
 
@@ -197,7 +226,8 @@ def accounts(lines: Iterable[dict[str, Any]]) -> defaultdict[str, Account]:
 
 
 class Rate:
-    """A token bucket that refills over one minute: `take(n)` waits for n units. 0 per minute = no limit."""
+    """A token bucket that refills over one minute: `take(n)` waits for n units. 0 per minute = no
+    limit."""
 
     def __init__(self, per_minute: int):
         self.per_minute, self.level, self.at = per_minute, float(per_minute), time.monotonic()
@@ -210,7 +240,9 @@ class Rate:
             n = min(n, self.per_minute)
             while True:
                 now = time.monotonic()
-                self.level = min(self.per_minute, self.level + (now - self.at) * self.per_minute / 60)
+                self.level = min(
+                    self.per_minute, self.level + (now - self.at) * self.per_minute / 60
+                )
                 self.at = now
                 if self.level >= n:
                     self.level -= n
@@ -226,8 +258,9 @@ class Rate:
 class Budget:
     """Money and tokens that may be spent; 0 = no limit.
 
-    Calls in flight reserve their estimated cost. A question that would exceed the budget waits for them, because they
-    usually cost less than was reserved; the budget counts as spent only if nothing is in flight.
+    Calls in flight reserve their estimated cost. A question that would exceed the budget waits for
+    them, because they usually cost less than was reserved; the budget counts as spent only if
+    nothing is in flight.
     """
 
     def __init__(self, money: float, tokens: int, ledger: Ledger):
@@ -249,7 +282,9 @@ class Budget:
         async with self._settled:
             while short := self._short(money, tokens):
                 if not self._in_flight:
-                    raise spent(f"{short}, and the next question would need about {money:.4f} and {tokens:,.0f} tokens")
+                    raise spent(
+                        f"{short}, and the next question would need about {money:.4f} and {tokens:,.0f} tokens"
+                    )
                 await self._settled.wait()
             self._reserved_money += money
             self._reserved_tokens += tokens

@@ -1,4 +1,5 @@
-"""Self-navigating: experience from earlier attempts guides some rollouts (section 4 of the AgentEvolver paper)."""
+"""Self-navigating: experience from earlier attempts guides some rollouts (section 4 of the
+AgentEvolver paper)."""
 
 from __future__ import annotations
 
@@ -29,17 +30,21 @@ REFINERS = {
 class Extractor(Protocol):
     """Makes experience from attempts: the plug `navigating.extractor`.
 
-    A class that subclasses this protocol inherits the defaults below and only has to define `extract`.
+    A class that subclasses this protocol inherits the defaults below and only has to define
+    `extract`.
     """
 
     roles: tuple[str, ...] = ()  # chat roles that the extractor asks
-    reads_labels: bool = True  # False if it ignores the labels of turns, so that the first attempts get none
+    reads_labels: bool = (
+        True  # False if it ignores the labels of turns, so that the first attempts get none
+    )
 
     def extract(self, trajectories: Sequence[Trajectory], *, step: int) -> list[Experience]:
         """Return new experiences, preferably made by `new_experience`; the pool merges duplicates.
 
-        trajectories: attempts at any number of tasks, several per task. step: the training step, kept with each
-        experience. Raises ValueError for a trajectory of a held-out task (`extract.learnable_groups` checks that).
+        trajectories: attempts at any number of tasks, several per task. step: the training step,
+        kept with each experience. Raises ValueError for a trajectory of a held-out task
+        (`extract.learnable_groups` checks that).
         """
         ...
 
@@ -49,9 +54,11 @@ class Extractor(Protocol):
 
 
 class Refiner(Protocol):
-    """Chooses from the experiences that were retrieved, or rewrites them: the plug `navigating.refine`.
+    """Chooses from the experiences that were retrieved, or rewrites them: the plug
+    `navigating.refine`.
 
-    A class that subclasses this protocol inherits the defaults below and only has to define `refine`.
+    A class that subclasses this protocol inherits the defaults below and only has to define
+    `refine`.
     """
 
     roles: tuple[str, ...] = ()  # chat roles that the refiner asks
@@ -62,8 +69,8 @@ class Refiner(Protocol):
     ) -> list[list[Experience]]:
         """Return at most `top_k` experiences for each query, [] for no guidance.
 
-        candidates: for each query up to `top_k * self.candidates` experiences, best first. They belong to the pool: to
-        change one, return a copy with the same id.
+        candidates: for each query up to `top_k * self.candidates` experiences, best first. They
+        belong to the pool: to change one, return a copy with the same id.
         """
         ...
 

@@ -13,9 +13,10 @@ from typing import Any
 class Experience:
     """Two sentences: `when` to use it, and its `content`, which is put into the prompt.
 
-    `key` is the text that is embedded and searched: a query of the tasks it is for, or `when` itself. `uses` counts the
-    guided rollouts that carried it, `wins` those that succeeded. `expected` sums, over the same rollouts, the success
-    rate of the unguided rollouts of their groups, which estimates the wins without it.
+    `key` is the text that is embedded and searched: a query of the tasks it is for, or `when`
+    itself. `uses` counts the guided rollouts that carried it, `wins` those that succeeded.
+    `expected` sums, over the same rollouts, the success rate of the unguided rollouts of their
+    groups, which estimates the wins without it.
     """
 
     id: str
@@ -33,7 +34,8 @@ class Experience:
 
     @classmethod
     def from_dict(cls, record: dict[str, Any]) -> Experience:
-        """Return the experience of a record. Raises ValueError if `to_dict` cannot have written it."""
+        """Return the experience of a record. Raises ValueError if `to_dict` cannot have written
+        it."""
         types = dict.fromkeys(("id", "when", "content", "key"), str) | {"sources": list}
         types |= dict.fromkeys(("step", "uses", "wins"), int) | {"expected": (int, float)}
         if not isinstance(record, dict) or set(record) != set(types):
@@ -44,7 +46,17 @@ class Experience:
         return cls(**{**record, "expected": float(record["expected"])})
 
 
-def new_experience(when: str, content: str, *, sources: list[str], key: str = "", step: int = 0) -> Experience:
-    """Return an experience whose id is the hash of its text, so that the same text always has the same id."""
+def new_experience(
+    when: str, content: str, *, sources: list[str], key: str = "", step: int = 0
+) -> Experience:
+    """Return an experience whose id is the hash of its text, so that the same text always has the
+    same id."""
     digest = hashlib.blake2b(json.dumps([when, content]).encode(), digest_size=8).hexdigest()
-    return Experience(id=f"exp/{digest}", when=when, content=content, key=key or when, sources=list(sources), step=step)
+    return Experience(
+        id=f"exp/{digest}",
+        when=when,
+        content=content,
+        key=key or when,
+        sources=list(sources),
+        step=step,
+    )

@@ -1,4 +1,5 @@
-"""Experience from contrast: what the successful attempts at a task did that the failed ones did not."""
+"""Experience from contrast: what the successful attempts at a task did that the failed ones did
+not."""
 
 from __future__ import annotations
 
@@ -8,12 +9,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from envs.toolcalls import parse
-from envs.world import World
+from evolver.config.plugs import attribute
 from evolver.llm.answers import unfit
 from evolver.navigating import Extractor
 from evolver.navigating.experience import Experience, new_experience
-from evolver.plugs import attribute
-from evolver.traces import exchanges_of, play, played, unguided
+from evolver.parts import Parts
+from evolver.transcripts import exchanges_of, play, played, unguided
 from rl.trajectory import Trajectory, Turn
 
 
@@ -22,9 +23,15 @@ class Lesson:
     """The result of comparing the attempts of one group. A `render` function words it."""
 
     query: str
-    path: list[str]  # tool names of the shortest success, without refused calls and turns labelled BAD
-    divergence: tuple[int, str] | None = None  # index in `path` where most failures left it, and the tool they called
-    errors: list[tuple[str, str]] = field(default_factory=list)  # (tool, error) that only failures ran into
+    path: list[
+        str
+    ]  # tool names of the shortest success, without refused calls and turns labelled BAD
+    divergence: tuple[int, str] | None = (
+        None  # index in `path` where most failures left it, and the tool they called
+    )
+    errors: list[tuple[str, str]] = field(
+        default_factory=list
+    )  # (tool, error) that only failures ran into
 
 
 def render(lesson: Lesson) -> str:
@@ -46,22 +53,21 @@ def when(query: str) -> str:
 class Contrast(Extractor):
     """Makes at most one experience per task, from every task with a success.
 
-    The search key is the task's query. The lesson comes from executed calls and their errors only: opening
-    messages, which contain injected experience, are not read, and errors that repeat it are left out. The success is
-    replayed, and dropped if it fails the second time.
+    The search key is the task's query. The lesson comes from executed calls and their errors only:
+    opening messages, which contain injected experience, are not read, and errors that repeat it are
+    left out. The success is replayed, and dropped if it fails the second time.
     """
 
     def __init__(
         self,
-        make_world: Callable[[], World],
-        splits: Sequence[str],
+        parts: Parts,
         *,
         render: str = "evolver.navigating.extract:render",
         when: str = "evolver.navigating.extract:when",
     ):
-        """splits: of the tasks that may be learnt from. render, when: "module:attribute" of the functions that turn
-        a Lesson into the content and a query into `when`."""
-        self._make_world, self.splits = make_world, splits
+        """render, when: "module:attribute" of the functions that turn a Lesson into the content and
+        a query into `when`."""
+        self._make_world, self.splits = parts.make_world, parts.splits
         self._render: Callable[[Lesson], str] = _function("render", render)
         self._when: Callable[[str], str] = _function("when", when)
 
@@ -69,12 +75,19 @@ class Contrast(Extractor):
         """Return the new experiences. Raises ValueError for a task of another split."""
         experiences = []
         for id, group in learnable_groups(trajectories, self.splits).items():
-            solved = sorted((t for t in group if t.evaluation.success), key=lambda t: (len(_useful(t)), t.rollout))
+            solved = sorted(
+                (t for t in group if t.evaluation.success),
+                key=lambda t: (len(_useful(t)), t.rollout),
+            )
             failed = [t for t in group if not t.evaluation.success]
             if solved and _useful(solved[0]) and self._succeeds_again(solved[0]):
                 query, content = solved[0].task.query, self._render(_compare(solved, failed))
                 if content:
-                    experiences.append(new_experience(self._when(query), content, key=query, sources=[id], step=step))
+                    experiences.append(
+                        new_experience(
+                            self._when(query), content, key=query, sources=[id], step=step
+                        )
+                    )
         return experiences
 
     def _succeeds_again(self, trajectory: Trajectory) -> bool:
@@ -90,13 +103,18 @@ def _function(argument: str, name: str) -> Callable[..., str]:
     try:
         return attribute(name)
     except Exception as error:  # importing user code may raise anything
-        raise ValueError(f"{argument}={name!r} cannot be loaded: {type(error).__name__}: {error}") from error
+        raise ValueError(
+            f"{argument}={name!r} cannot be loaded: {type(error).__name__}: {error}"
+        ) from error
 
 
-def learnable_groups(trajectories: Sequence[Trajectory], splits: Sequence[str]) -> dict[str, list[Trajectory]]:
+def learnable_groups(
+    trajectories: Sequence[Trajectory], splits: Sequence[str]
+) -> dict[str, list[Trajectory]]:
     """Return {task id: trajectories} without empty and broken ones.
 
-    Raises ValueError for a task of another split: experience from held-out tasks must not reach training prompts.
+    Raises ValueError for a task of another split: experience from held-out tasks must not reach
+    training prompts.
     """
     for trajectory in trajectories:
         if trajectory.task.split not in splits:
@@ -129,7 +147,11 @@ def _compare(solved: Sequence[Trajectory], failed: Sequence[Trajectory]) -> Less
 
 
 def _useful(trajectory: Trajectory) -> list[Turn]:
-    return [turn for turn in played(trajectory) if turn.label >= 0 and not turn.info.get("errors") and _tools(turn)]
+    return [
+        turn
+        for turn in played(trajectory)
+        if turn.label >= 0 and not turn.info.get("errors") and _tools(turn)
+    ]
 
 
 def _tools(turn: Turn) -> list[str]:

@@ -1,4 +1,5 @@
-"""Self-navigating: retrieving experience that guides rollouts, and learning new experience from them."""
+"""Self-navigating: retrieving experience that guides rollouts, and learning new experience from
+them."""
 
 from __future__ import annotations
 
@@ -17,17 +18,25 @@ from rl.trajectory import Trajectory, groups_of
 if TYPE_CHECKING:
     from evolver.navigating import Extractor, Refiner
 
-_NEAR = 4  # candidates per experience retrieved: the ranking depends on success too, not only on similarity
+# candidates per experience retrieved: the ranking depends on success too, not only on similarity
+_NEAR = 4
 
 
 class Navigating:
     """Retrieves experience for rollouts and learns from them."""
 
     def __init__(
-        self, pool: Pool, extractor: Extractor, refiner: Refiner, *, share: float, top_k: int, min_similarity: float
+        self,
+        pool: Pool,
+        extractor: Extractor,
+        refiner: Refiner,
+        *,
+        share: float,
+        top_k: int,
+        min_similarity: float,
     ):
-        """share: fraction of a group's rollouts that are guided. top_k: most experiences per rollout. min_similarity:
-        least cosine of a retrieved experience."""
+        """share: fraction of a group's rollouts that are guided. top_k: most experiences per
+        rollout. min_similarity: least cosine of a retrieved experience."""
         self.pool, self.extractor, self.refiner = pool, extractor, refiner
         self.share, self.top_k, self.min_similarity = share, top_k, min_similarity
         self._counts: Counter[str] = Counter()
@@ -37,12 +46,15 @@ class Navigating:
         """Return the experiences for each query: at most `top_k`, [] if none is near enough."""
         most = self.top_k * self.refiner.candidates
         near = self.pool.search_all(queries, _NEAR * most, min_similarity=self.min_similarity)
-        return self.refiner.refine(queries, [self._candidates(found, most) for found in near], self.top_k)
+        return self.refiner.refine(
+            queries, [self._candidates(found, most) for found in near], self.top_k
+        )
 
     def _candidates(self, near: Sequence[tuple[Experience, float]], most: int) -> list[Experience]:
         """Return at most `most` of the experiences near a query, no two with the same content.
 
-        They are ranked by the cosine plus a tenth of the smoothed gain (wins - expected) / (uses + 2).
+        They are ranked by the cosine plus a tenth of the smoothed gain (wins - expected) / (uses +
+        2).
         """
         ranked = sorted(near, key=lambda pair: (-(pair[1] + 0.1 * _gain(pair[0])), pair[0].id))
         chosen: dict[str, tuple[Experience, float]] = {}
@@ -71,9 +83,11 @@ class Navigating:
         return guidance
 
     def record(self, trajectories: Sequence[Trajectory]) -> None:
-        """Count the uses and wins of the experience that guided a step's rollouts; retrieval ranks by them.
+        """Count the uses and wins of the experience that guided a step's rollouts; retrieval ranks
+        by them.
 
-        Broken rollouts are left out, because they say nothing about the experience that they carried.
+        Broken rollouts are left out, because they say nothing about the experience that they
+        carried.
         """
         for group in groups_of(t for t in trajectories if not t.broken).values():
             expected = success_without(group)
@@ -96,12 +110,16 @@ class Navigating:
         return [id for id in added if id in self.pool]
 
     def metrics(self) -> dict[str, float]:
-        """Return metrics since the last call, and the size of the pool. Without guided rollouts there are no rates of
-        their success."""
+        """Return metrics since the last call, and the size of the pool. Without guided rollouts
+        there are no rates of their success."""
         counts, self._counts = self._counts, Counter()
         similarity, expected = self._similarity, self._expected
         self._similarity = self._expected = 0.0
-        rates = {"win": counts["won"] / counts["used"], "expected": expected / counts["used"]} if counts["used"] else {}
+        rates = (
+            {"win": counts["won"] / counts["used"], "expected": expected / counts["used"]}
+            if counts["used"]
+            else {}
+        )
         return self.extractor.metrics() | {
             "navigating/pool": float(len(self.pool)),
             "navigating/guided_rate": counts["guided"] / max(counts["rollouts"], 1),
@@ -121,10 +139,11 @@ class Navigating:
 
 
 def plan(task_ids: Sequence[str], G: int, share: float, seed: int) -> np.ndarray:
-    """Return bool [tasks, G]: exactly round(share * G) guided rollouts per task, drawn from `seed` and the task's id.
+    """Return bool [tasks, G]: exactly round(share * G) guided rollouts per task, drawn from `seed`
+    and the task's id.
 
-    The draw for one task does not depend on the other tasks of the batch. Raises ValueError for a `share` outside
-    [0, 1] (N_e / G in eq. 15 of the AgentEvolver paper).
+    The draw for one task does not depend on the other tasks of the batch. Raises ValueError for a
+    `share` outside [0, 1] (N_e / G in eq. 15 of the AgentEvolver paper).
     """
     if not 0.0 <= share <= 1.0:
         raise ValueError(f"share is the fraction of guided rollouts, between 0 and 1; got {share}")
@@ -136,7 +155,8 @@ def plan(task_ids: Sequence[str], G: int, share: float, seed: int) -> np.ndarray
 
 
 def success_without(group: Sequence[Trajectory]) -> float:
-    """Return the success rate of the unguided rollouts of a group, or of all of them if all are guided."""
+    """Return the success rate of the unguided rollouts of a group, or of all of them if all are
+    guided."""
     unguided = [t for t in group if not t.guided] or group
     return sum(t.evaluation.success for t in unguided) / len(unguided)
 

@@ -1,4 +1,5 @@
-"""The planner: the work and needs of a run (`--mode=plan`), on this machine or another (`--target=h100:8`)."""
+"""The planner: the work and needs of a run (`--mode=plan`), on this machine or another
+(`--target=h100:8`)."""
 
 from __future__ import annotations
 
@@ -6,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from envs import make
-from evolver import plugs
-from evolver.config import flat
+from evolver.config import plugs
+from evolver.config.checks import flat
+from evolver.config.paths import model_folder, resolve
 from evolver.engine import weight_dtype
+from evolver.files.workdir import read_tasks
 from evolver.llm.prompts import prompt
 from evolver.llm.roles import prompts_of
-from evolver.paths import model_folder, resolve
-from evolver.workdir import read_tasks
 
 
 class PlanError(ValueError):
@@ -20,8 +21,8 @@ class PlanError(ValueError):
 
 
 def plan(config: Any, workdir: str | Path, target: str = "") -> str:
-    """Return the plan as text: the resolved config and plugs, prompts of language models, the amount of work, sizes,
-    and calls of language models.
+    """Return the plan as text: the resolved config and plugs, prompts of language models, the
+    amount of work, sizes, and calls of language models.
 
     With a target, it also says what memory and time the programs need there. Raises PlanError.
     """
@@ -42,7 +43,10 @@ def plan(config: Any, workdir: str | Path, target: str = "") -> str:
     sections = [
         section("config", *(f"{name} = {value!r}" for name, value in sorted(flat(config).items()))),
         section("plugs", *called),
-        *(section(f"prompt {text.version}, {text.path}", *text.lines()) for text in map(prompt, prompts_of(config))),
+        *(
+            section(f"prompt {text.version}, {text.path}", *text.lines())
+            for text in map(prompt, prompts_of(config))
+        ),
         section(f"plan for {workdir}", *(f"{name.ljust(width)}  {value}" for name, value in facts)),
         section(*bill),
     ]
@@ -57,9 +61,12 @@ def in_use(config: Any, key: str) -> bool:
     return config[owner].get("enabled", True)
 
 
-def on_target(config: Any, target: str, *, compiling: bool = True, held_out: int = 0) -> tuple[dict[str, Any], str]:
-    """Return (record, text) of the config on a target: see `estimate.estimate`, `report.render`. held_out: number of
-    tasks of an evaluation, 0 = unknown. Raises PlanError, also for engines that the target cannot run."""
+def on_target(
+    config: Any, target: str, *, compiling: bool = True, held_out: int = 0
+) -> tuple[dict[str, Any], str]:
+    """Return (record, text) of the config on a target: see `estimate.estimate`, `report.render`.
+    held_out: number of tasks of an evaluation, 0 = unknown. Raises PlanError, also for engines that
+    the target cannot run."""
     from evolver.plan import advice, estimate, host, placement, report, targets
     from models.mesh import MeshError
 
@@ -72,8 +79,12 @@ def on_target(config: Any, target: str, *, compiling: bool = True, held_out: int
         estimate.check_mesh(case)
     except MeshError as error:
         raise PlanError(f"--target={target}: {error}") from error
-    record = estimate.estimate(case, estimate.compile_case(case) if compiling else {}, held_out=held_out)
-    return record, report.render(record, wanted, notes, advice.advise(case, record), host.lines(case))
+    record = estimate.estimate(
+        case, estimate.compile_case(case) if compiling else {}, held_out=held_out
+    )
+    return record, report.render(
+        record, wanted, notes, advice.advise(case, record), host.lines(case)
+    )
 
 
 def work(config: Any, originals: int, held_out: int, unknown: str = "") -> list[tuple[str, str]]:
@@ -90,45 +101,69 @@ def work(config: Any, originals: int, held_out: int, unknown: str = "") -> list[
     mechanisms = [name for name in ("questioning", "navigating", "attributing") if c[name].enabled]
     facts = [
         ("mechanisms", ", ".join(mechanisms) or "none"),
-        ("training tasks", unknown or f"{originals} original, {c.env.tasks or f'split {c.env.split}'}"),
-        ("steps", f"{c.steps:,} of {c.rollout.tasks} tasks x {c.rollout.group} = {rollouts:,} rollouts"),
-        ("rollouts", f"{c.steps * rollouts:,} of at most {c.rollout.max_turns} turns and {c.rollout.context:,} tokens"),
+        (
+            "training tasks",
+            unknown or f"{originals} original, {c.env.tasks or f'split {c.env.split}'}",
+        ),
+        (
+            "steps",
+            f"{c.steps:,} of {c.rollout.tasks} tasks x {c.rollout.group} = {rollouts:,} rollouts",
+        ),
+        (
+            "rollouts",
+            f"{c.steps * rollouts:,} of at most {c.rollout.max_turns} turns and {c.rollout.context:,} tokens",
+        ),
         ("tokens generated", f"at most {c.steps * rollouts * tokens:,}"),
         ("updates", f"{c.steps * c.learner.updates * c.learner.epochs:,}"),
         ("evaluation", evaluation(c, held_out)),
         ("checkpoints", f"{checkpoints(c)}, {c.checkpoint.keep} kept and the best"),
     ]
     if c.rollout.refill:
-        facts.append(("refills", f"at most {c.rollout.refill} rounds a step, for groups without signal"))
+        facts.append(
+            ("refills", f"at most {c.rollout.refill} rounds a step, for groups without signal")
+        )
     if c.navigating.enabled and not c.navigating.pool and c.navigating.rollouts:
         tasks = first_tasks(c, originals)
-        facts.append(("first pool", f"{'all' if tasks is None else tasks} tasks x {c.navigating.rollouts} rollouts"))
+        facts.append(
+            (
+                "first pool",
+                f"{'all' if tasks is None else tasks} tasks x {c.navigating.rollouts} rollouts",
+            )
+        )
     if c.questioning.enabled and not c.questioning.tasks:
         facts.append(("exploration", f"until {c.questioning.budget:,} tasks are found"))
     return facts
 
 
 def evaluation(config: Any, held_out: int) -> str:
-    """Return the number of evaluations and of their episodes, in words. held_out: tasks of the split, 0 = unknown."""
+    """Return the number of evaluations and of their episodes, in words. held_out: tasks of the
+    split, 0 = unknown."""
     from evolver.plan.analytic import evaluations, held_out_episodes
 
     c, rounds = config.eval, evaluations(config)
     if not rounds:
         return "none"
     tasks = min(c.tasks or held_out, held_out)
-    amount = f"{held_out_episodes(config, tasks):,} episodes" if tasks else f"{c.rollouts + c.greedy} episodes each"
+    amount = (
+        f"{held_out_episodes(config, tasks):,} episodes"
+        if tasks
+        else f"{c.rollouts + c.greedy} episodes each"
+    )
     return f"{rounds} times {tasks or 'all'} tasks of {c.split}, {amount}"
 
 
 def task_counts(config: Any) -> tuple[int, int, str]:
-    """Return (original tasks, held-out tasks, ""); (0, 0, why) if the world can only be made elsewhere.
+    """Return (original tasks, held-out tasks, ""); (0, 0, why) if the world can only be made
+    elsewhere.
 
     Held-out tasks that are never evaluated count as 0.
     """
     c = config
     try:
         world = make(c.env.name, **c.env.args.to_dict())
-        original = len(read_tasks(resolve(c.env.tasks)) if c.env.tasks else world.tasks(c.env.split))
+        original = len(
+            read_tasks(resolve(c.env.tasks)) if c.env.tasks else world.tasks(c.env.split)
+        )
         held_out = len(world.tasks(c.eval.split)) if c.eval.every else 0
         world.close()
     except Exception as error:  # an adapter may raise anything; the user reads the message
@@ -139,15 +174,24 @@ def task_counts(config: Any) -> tuple[int, int, str]:
 
 
 def sizes(config: Any) -> list[tuple[str, str]]:
-    """Return (name, value) lines on parameters, training state, checkpoint and KV cache. Raises PlanError."""
+    """Return (name, value) lines on parameters, training state, checkpoint and KV cache. Raises
+    PlanError."""
     from evolver.plan import estimate
     from evolver.plan.analytic import BYTES, kv_bytes
 
     shape = model_shape(config)
     counts = estimate.sizes(estimate.Case(config, shape))
-    adapters = f", and {counts['trained']:,} of adapters, which alone are trained" if config.lora.rank else ""
-    # The jax engine holds as many sequences as it has slots; what a vLLM server holds depends on its device.
-    slots, context = config.engine.slots if config.engine.name == "jax" else 1, config.rollout.context
+    adapters = (
+        f", and {counts['trained']:,} of adapters, which alone are trained"
+        if config.lora.rank
+        else ""
+    )
+    # The jax engine holds as many sequences as it has slots; what a vLLM server holds depends on
+    # its device.
+    slots, context = (
+        config.engine.slots if config.engine.name == "jax" else 1,
+        config.rollout.context,
+    )
     cache = kv_bytes(shape, config.engine.cache_dtype) * slots * context
     return [
         ("parameters", f"{counts['parameters']:,}{adapters}"),
@@ -159,7 +203,8 @@ def sizes(config: Any) -> list[tuple[str, str]]:
 
 
 def training_state(config: Any, parameters: int, trained: int) -> str:
-    """Return what the learner keeps between updates, and where: "8.32 MB (float32 weights, two float32 moments)".
+    """Return what the learner keeps between updates, and where: "8.32 MB (float32 weights, two
+    float32 moments)".
 
     trained: number of entries of the adapters, or of the weights if there are none.
     """

@@ -6,16 +6,22 @@ import functools
 import math
 from typing import Any
 
-from evolver import plugs
+from evolver.config import plugs
+from evolver.config.paths import resolve
 from evolver.llm.client import PLAYED
 from evolver.llm.roles import read_prices, settings
 from evolver.navigating.llm import MOST, Reranker
-from evolver.paths import resolve
 from evolver.plan.analytic import EPISODE, evaluations
 
 ANSWER = 500  # assumed mean tokens of an answer
 EXPERIENCE = 100  # assumed tokens of one experience or one query
-EPISODES_READ = {"explorer": 0.5, "writer": 1, "judge": 1, "step_judge": 1, "summariser": 2}  # assumed, per call
+EPISODES_READ = {
+    "explorer": 0.5,
+    "writer": 1,
+    "judge": 1,
+    "step_judge": 1,
+    "summariser": 2,
+}  # assumed, per call
 # The plugs whose calls are counted; the calls of other plugs are unknown.
 COUNTED = {
     "explorer": ("questioning.explorer", ("llm",)),
@@ -29,13 +35,14 @@ COUNTED = {
 
 
 def bill(config: Any, originals: int = 0, held_out: int = 0) -> dict[str, dict[str, Any]]:
-    """Return {role: {"model", "least", "most", "read", "written", "cost"}} for the roles that the config uses.
+    """Return {role: {"model", "least", "most", "read", "written", "cost"}} for the roles that the
+    config uses.
 
-    least, most: calls of a run, None = unknown. Answers from the cache count as calls. read, written: tokens of all
-    calls, `most` of them if that is known, else `least`. cost: money, None without a price of the model; the policy
-    takes time of the engine, but no money.
-    originals, held_out: number of original tasks and of evaluated ones, 0 = unknown. Raises OSError and ValueError if
-    config.llm.prices cannot be read.
+    least, most: calls of a run, None = unknown. Answers from the cache count as calls. read,
+    written: tokens of all calls, `most` of them if that is known, else `least`. cost: money, None
+    without a price of the model; the policy takes time of the engine, but no money.
+    originals, held_out: number of original tasks and of evaluated ones, 0 = unknown. Raises OSError
+    and ValueError if config.llm.prices cannot be read.
     """
     prices = read_prices(resolve(config.llm.prices)) if config.llm.prices else {}
     result = {}
@@ -60,7 +67,8 @@ def bill(config: Any, originals: int = 0, held_out: int = 0) -> dict[str, dict[s
 
 
 def lines(config: Any, originals: int = 0, held_out: int = 0) -> list[str]:
-    """Return the bill as a section of the plan: a heading, a table, and the assumptions; [] if no role is used."""
+    """Return the bill as a section of the plan: a heading, a table, and the assumptions; [] if no
+    role is used."""
     from evolver.plan.report import table
 
     roles = bill(config, originals, held_out)
@@ -70,7 +78,9 @@ def lines(config: Any, originals: int = 0, held_out: int = 0) -> list[str]:
     for role, r in roles.items():
         cost = "?" if r["cost"] is None else f"{r['cost']:,.2f}"
         tokens = map(_millions, (r["read"], r["written"]))
-        rows.append([f"{role} ({r['model'] or 'no model'})", _range(r["least"], r["most"]), *tokens, cost])
+        rows.append(
+            [f"{role} ({r['model'] or 'no model'})", _range(r["least"], r["most"]), *tokens, cost]
+        )
     total = [sum(r[name] for r in roles.values()) for name in ("read", "written")]
     costs = [r["cost"] for r in roles.values()]
     cost = "?" if None in costs else f"{sum(costs):,.2f}"
@@ -84,7 +94,9 @@ def lines(config: Any, originals: int = 0, held_out: int = 0) -> list[str]:
         "language models, calls and millions of tokens of a run",
         *table(["", "calls", "read", "written", "cost"], rows),
         assumed,
-        "costs are in the unit of config.llm.prices" if config.llm.prices else "config.llm.prices gives no prices",
+        "costs are in the unit of config.llm.prices"
+        if config.llm.prices
+        else "config.llm.prices gives no prices",
     ]
 
 
@@ -101,12 +113,20 @@ def _arguments(config: Any, key: str) -> dict[str, Any]:
 def _counts(config: Any, role: str, originals: int, held_out: int) -> tuple[int, int | None]:
     """Return the least and the most calls of a role in one training run."""
     c, q, n = config, config.questioning, config.navigating
-    draws = c.steps * (1 + c.rollout.refill)  # each draws tasks for a step, or replacements for groups without signal
+    draws = c.steps * (
+        1 + c.rollout.refill
+    )  # each draws tasks for a step, or replacements for groups without signal
     groups = draws * c.rollout.tasks
     if role in ("explorer", "writer"):
         return _exploration(config, role, originals)
-    ignored = not getattr(plugs.load("navigating.extractor", n.extractor.name), "reads_labels", True)
-    first = 0 if role == "reranker" or (role == "step_judge" and ignored) else first_tasks(config, originals)
+    ignored = not getattr(
+        plugs.load("navigating.extractor", n.extractor.name), "reads_labels", True
+    )
+    first = (
+        0
+        if role == "reranker" or (role == "step_judge" and ignored)
+        else first_tasks(config, originals)
+    )
     if first is None:
         return 0, None
     if role == "judge":
@@ -128,7 +148,8 @@ def _counts(config: Any, role: str, originals: int, held_out: int) -> tuple[int,
 
 
 def first_tasks(config: Any, originals: int) -> int | None:
-    """Return the most tasks that are attempted for the first pool, None = unknown. originals: as for `bill`."""
+    """Return the most tasks that are attempted for the first pool, None = unknown. originals: as
+    for `bill`."""
     q, n = config.questioning, config.navigating
     if not n.enabled or not n.rollouts or n.pool:
         return 0
@@ -140,11 +161,14 @@ def first_tasks(config: Any, originals: int) -> int | None:
 
 
 def _exploration(config: Any, role: str, originals: int) -> tuple[int, int | None]:
-    """Return (least, most) calls: every walk makes as many tasks as it may, or none makes any. None = unknown."""
+    """Return (least, most) calls: every walk makes as many tasks as it may, or none makes any. None
+    = unknown."""
     q, arguments = config.questioning, _arguments(config, "questioning.explorer")
     later = (config.steps - 1) // q.every if q.every else 0
     budgets = [budget for budget in [q.budget] * (not q.tasks) + [q.refresh] * later if budget]
-    worded = sum(budgets) if role == "writer" and q.words.name == "model" else 0  # one call per task
+    worded = (
+        sum(budgets) if role == "writer" and q.words.name == "model" else 0
+    )  # one call per task
     if q.explorer.name != "llm":
         return 0, worded
     calls = arguments["breadth"] + arguments["depth"] if role == "explorer" else 1  # of one walk

@@ -12,21 +12,28 @@ from pathlib import Path
 from typing import Any
 
 from envs.process import code_folder
+from evolver.files.workdir import plain
 from evolver.plan.targets import Target
-from evolver.workdir import plain
 
 ROOT = Path(__file__).parents[2]
 ENVIRONMENTS = {"cuda": "plan-gpu", "tpu": "plan-tpu"}
-TIMEOUT = 3600.0  # seconds for all programs of a plan, which take a minute or two on an idle machine
+TIMEOUT = (
+    3600.0  # seconds for all programs of a plan, which take a minute or two on an idle machine
+)
 
 
 def interpreter(target: Target) -> Path | None:
     """Return the Python that compiles for the target, None if it is not installed.
 
-    It is EVOLVER_PLAN_PYTHON, or that of the environment which `make plan-gpu` or `make plan-tpu` makes.
+    It is EVOLVER_PLAN_PYTHON, or that of the environment which `make plan-gpu` or `make plan-tpu`
+    makes.
     """
     given = os.environ.get("EVOLVER_PLAN_PYTHON")
-    path = Path(given) if given else ROOT / f".venv-{ENVIRONMENTS[target.chip.platform]}" / "bin" / "python"
+    path = (
+        Path(given)
+        if given
+        else ROOT / f".venv-{ENVIRONMENTS[target.chip.platform]}" / "bin" / "python"
+    )
     return path if path.exists() else None
 
 
@@ -37,10 +44,13 @@ def how_to_install(target: Target) -> str:
 
 
 def environment(target: Target) -> dict[str, str]:
-    """Return environment variables that let jax compile for absent devices without searching for any."""
+    """Return environment variables that let jax compile for absent devices without searching for
+    any."""
     own = {"JAX_PLATFORMS": "cpu", "TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONPATH": code_folder()}
     if target.chip.platform == "cuda":
-        own["XLA_FLAGS"] = "--xla_gpu_autotune_level=0"  # autotuning runs kernels, which needs a device
+        own["XLA_FLAGS"] = (
+            "--xla_gpu_autotune_level=0"  # autotuning runs kernels, which needs a device
+        )
     else:
         own |= {
             "TPU_SKIP_MDS_QUERY": "1",
@@ -60,7 +70,8 @@ def compile_programs(
     micro_batches: float,
     show: Callable[[str], None] = lambda line: None,
 ) -> dict[str, Any]:
-    """Return the result of `programs.run` in the plan environment; {"error": why} if there is none or it failed.
+    """Return the result of `programs.run` in the plan environment; {"error": why} if there is none
+    or it failed.
 
     show: called with a line of progress after each program.
     """
@@ -90,5 +101,7 @@ def compile_programs(
         if process.returncode:
             stderr.seek(0)
             last = " | ".join(line.strip() for line in stderr.readlines()[-3:])
-            return {"error": f"the compiler for {target.chip.name} failed (exit code {process.returncode}): {last}"}
+            return {
+                "error": f"the compiler for {target.chip.name} failed (exit code {process.returncode}): {last}"
+            }
         return json.loads(result)

@@ -1,6 +1,8 @@
-"""Estimate the memory, time and sizes of a config on a target, with figures of compiled programs where there are any.
+"""Estimate the memory, time and sizes of a config on a target, with figures of compiled programs
+where there are any.
 
-Figures are per device unless stated otherwise. The fullest device is the one that learner and engine share, if any.
+Figures are per device unless stated otherwise. The fullest device is the one that learner and
+engine share, if any.
 """
 
 from __future__ import annotations
@@ -23,15 +25,25 @@ from models import mesh as meshes
 from rl.engines.jax.engine import FEW
 
 # Assumptions about a run; the plan prints them.
-GENERATED = 0.25  # share of an episode's tokens that the policy writes; the rest is prompts and observations
+# share of an episode's tokens that the policy writes; the rest is prompts and observations
+GENERATED = 0.25
 FILL = 0.95  # share of packed rows that holds tokens
 DISK = 1e9  # bytes/s at which one host writes checkpoints
-# Measured bytes/s of a weight update to vLLM, with the copies at both ends. Files in shared memory: the middle of 0.7
-# to 2.6 GB/s on two CPU cores. NCCL: 61 GB in 4.4 s from 16 to 16 GPUs (verl, docs/advance/fully_async.md).
+# Measured bytes/s of a weight update to vLLM, with the copies at both ends. Files in shared memory:
+# the middle of 0.7 to 2.6 GB/s on two CPU cores. NCCL: 61 GB in 4.4 s from 16 to 16 GPUs (verl,
+# docs/advance/fully_async.md).
 SYNC = {"shm": 1.3e9, "nccl": 14e9, "lora": 1.3e9, "none": math.inf}
 LEARNER = ("update", "logp")
 PHASES = (*LEARNER, "prefill", "decode")
-KINDS = ("parameters", "optimizer", "reference", "gradients", "temporaries", "engine weights", "KV cache")
+KINDS = (
+    "parameters",
+    "optimizer",
+    "reference",
+    "gradients",
+    "temporaries",
+    "engine weights",
+    "KV cache",
+)
 
 
 @dataclass(frozen=True)
@@ -59,7 +71,13 @@ class Case:
     @property
     def micro_batches(self) -> int:
         """Micro-batches of one update."""
-        rows = self.trajectories * self.episode / FILL / self.config.learner.row / self.config.learner.updates
+        rows = (
+            self.trajectories
+            * self.episode
+            / FILL
+            / self.config.learner.row
+            / self.config.learner.updates
+        )
         return max(1, math.ceil(rows / self.config.learner.micro))
 
     @property
@@ -73,7 +91,8 @@ class Case:
 
 
 def adapted(config: Any, target: Target) -> tuple[Any, list[str]]:
-    """Return (config, notes): the config with a mesh for the target's devices if its own is for another number."""
+    """Return (config, notes): the config with a mesh for the target's devices if its own is for
+    another number."""
     sizes = {axis: config.mesh[axis] for axis in meshes.AXES}
     if math.prod(sizes.values()) == target.count:
         return config, []
@@ -86,14 +105,17 @@ def adapted(config: Any, target: Target) -> tuple[Any, list[str]]:
     rows = config.mesh.data * config.mesh.fsdp
     old = config.learner.micro
     config.learner.micro = rows * max(1, old // (sizes["data"] * sizes["fsdp"]))
-    text = " * ".join(f"{axis}={config.mesh[axis]}" for axis in sizes if config.mesh[axis] > 1) or "one device"
+    text = (
+        " * ".join(f"{axis}={config.mesh[axis]}" for axis in sizes if config.mesh[axis] > 1)
+        or "one device"
+    )
     notes = [f"the config's mesh is for {math.prod(sizes.values())} devices; planned with {text}"]
     if config.learner.micro != old:
         notes[0] += f", learner.micro={config.learner.micro}"
     return config, notes
 
 
-# --- memory ----------------------------------------------------------------------------------------------------------
+# --- memory ---------------------------------------------------------------------------------------
 
 
 def check_mesh(case: Case) -> None:
@@ -121,7 +143,8 @@ def weight_bytes(case: Case, weights: Any, size: int) -> float:
 
 
 def state_bytes(case: Case) -> dict[str, float]:
-    """Return the bytes of {"parameters", "optimizer", "reference", "gradients", "host"}; "host" is in host memory."""
+    """Return the bytes of {"parameters", "optimizer", "reference", "gradients", "host"}; "host" is
+    in host memory."""
     c, base = case.config, qwen.weights(case.shape)
     master = BYTES[c.optim.master]
     trained = trained_weights(case)
@@ -143,10 +166,16 @@ def state_bytes(case: Case) -> dict[str, float]:
 def temporaries(case: Case, compiled: dict[str, Any]) -> dict[str, tuple[float, str]]:
     """Return {phase: (bytes, "compiled" or "estimated")} without the accumulated gradients."""
     c, state = case.config, state_bytes(case)
-    rows = {"rows": c.learner.micro, "row": c.learner.row, "split": case.split, "dtype": c.model.dtype}
+    rows = {
+        "rows": c.learner.micro,
+        "row": c.learner.row,
+        "split": case.split,
+        "dtype": c.model.dtype,
+    }
     rows["chunk"] = c.learner.chunk
     estimated = {
-        "update": state["gradients"] + analytic.update_temporaries(case.shape, remat=c.model.remat, **rows),
+        "update": state["gradients"]
+        + analytic.update_temporaries(case.shape, remat=c.model.remat, **rows),
         "logp": analytic.logp_temporaries(case.shape, **rows),
         "prefill": 4.0 * case.shape.vocab * min(4, c.engine.slots),
         "decode": 4.0 * 4 * case.shape.vocab * c.engine.slots,
@@ -163,8 +192,14 @@ def temporaries(case: Case, compiled: dict[str, Any]) -> dict[str, tuple[float, 
 
 
 def memory(case: Case, compiled: dict[str, Any]) -> dict[str, dict[str, float]]:
-    """Return {phase: {kind: bytes}} on the fullest device, with the cache that the config asks for."""
-    c, state, scratch, engine = case.config, state_bytes(case), temporaries(case, compiled), case.engine
+    """Return {phase: {kind: bytes}} on the fullest device, with the cache that the config asks
+    for."""
+    c, state, scratch, engine = (
+        case.config,
+        state_bytes(case),
+        temporaries(case, compiled),
+        case.engine,
+    )
     held = {"engine weights": engine.weights + engine.initial, "KV cache": engine.cache}
     table = {}
     for phase in PHASES:
@@ -190,31 +225,48 @@ def learner_bytes(row: dict[str, float]) -> float:
 def capacity(case: Case, table: dict[str, dict[str, float]]) -> int:
     """Return how many whole contexts of keys and values one engine can hold.
 
-    The jax engine needs room for them next to everything else in every phase; a server, in its share of the device.
+    The jax engine needs room for them next to everything else in every phase; a server, in its
+    share of the device.
     """
     if case.config.engine.name != "jax":
         return case.engine.sequences
     fullest = max(sum(row.values()) - row["KV cache"] for row in table.values())
     room = case.target.chip.usable - fullest
-    return analytic.sequences_that_fit(room, case.shape, case.config.rollout.context, case.config.engine.cache_dtype)
+    return analytic.sequences_that_fit(
+        room, case.shape, case.config.rollout.context, case.config.engine.cache_dtype
+    )
 
 
-# --- time ------------------------------------------------------------------------------------------------------------
+# --- time -----------------------------------------------------------------------------------------
 
 
 def phase(
-    target: Target, *, flops: float, moved: float, wire: float, tokens: float, reach: float, repeat: float = 1.0
+    target: Target,
+    *,
+    flops: float,
+    moved: float,
+    wire: float,
+    tokens: float,
+    reach: float,
+    repeat: float = 1.0,
 ) -> dict[str, Any]:
-    """Return the figures of one phase: `repeat` executions of a program with these figures per device.
+    """Return the figures of one phase: `repeat` executions of a program with these figures per
+    device.
 
-    reach: the share of the peak that the slowest resource is assumed to reach. Transfers over links and from memory are
-    assumed to overlap with compute.
+    reach: the share of the peak that the slowest resource is assumed to reach. Transfers over links
+    and from memory are assumed to overlap with compute.
     """
     chip = target.chip
-    seconds = {"compute": flops / chip.flops, "memory": moved / chip.bandwidth, "links": wire / target.link}
+    seconds = {
+        "compute": flops / chip.flops,
+        "memory": moved / chip.bandwidth,
+        "links": wire / target.link,
+    }
     bound = max(seconds, key=lambda name: seconds[name])
     roofline = repeat * seconds[bound]
-    expected = repeat * max(seconds["compute"] / chip.mfu, seconds[bound] / reach, seconds["links"] / 0.8)
+    expected = repeat * max(
+        seconds["compute"] / chip.mfu, seconds[bound] / reach, seconds["links"] / 0.8
+    )
     return {
         "flops": repeat * flops, "bytes": repeat * moved, "wire": repeat * wire, "bound": bound,
         "roofline_s": roofline, "expected_s": expected, "tokens": repeat * tokens,
@@ -232,7 +284,11 @@ def times(case: Case, compiled: dict[str, Any], sequences: int) -> dict[str, dic
     per_update = tokens / c.learner.updates
     forward = analytic.forward_flops(shape, tokens, segment, predicted)
     update = analytic.update_flops(
-        shape, per_update, segment, predicted / c.learner.updates, remat=c.model.remat in ("full", "attention")
+        shape,
+        per_update,
+        segment,
+        predicted / c.learner.updates,
+        remat=c.model.remat in ("full", "attention"),
     )
     local = per_update / devices * split.tensor
     size = c.model.dtype
@@ -249,7 +305,9 @@ def times(case: Case, compiled: dict[str, Any], sequences: int) -> dict[str, dic
     }  # fmt: skip
     result |= rollout_times(case, max(1, sequences))
     for record in result.values():
-        record["tokens_per_s"] = record["tokens"] / record["expected_s"] if record["expected_s"] else 0.0
+        record["tokens_per_s"] = (
+            record["tokens"] / record["expected_s"] if record["expected_s"] else 0.0
+        )
     return result
 
 
@@ -275,9 +333,11 @@ def rollout_times(case: Case, sequences: int) -> dict[str, dict[str, Any]]:
 
 
 def overheads(case: Case, phases: dict[str, dict[str, Any]], held_out: int) -> dict[str, float]:
-    """Return the seconds of a whole run besides its phases: {"offload", "weight sync", "checkpoints", "evaluation"}.
+    """Return the seconds of a whole run besides its phases: {"offload", "weight sync",
+    "checkpoints", "evaluation"}.
 
-    Checkpoints are written while the run goes on: they count as far as one takes longer than the steps until the next.
+    Checkpoints are written while the run goes on: they count as far as one takes longer than the
+    steps until the next.
     held_out: number of tasks of an evaluation.
     """
     c, chip, size = case.config, case.target.chip, sizes(case)
@@ -288,7 +348,9 @@ def overheads(case: Case, phases: dict[str, dict[str, Any]], held_out: int) -> d
     step = sum(record["expected_s"] for record in phases.values())
     late = max(0.0, size["checkpoint"] / DISK - c.checkpoint.every * step)
     episodes = held_out_episodes(c, min(c.eval.tasks or held_out, held_out))
-    rollouts = (phases["prefill"]["expected_s"] + phases["decode"]["expected_s"]) / case.trajectories
+    rollouts = (
+        phases["prefill"]["expected_s"] + phases["decode"]["expected_s"]
+    ) / case.trajectories
     return {
         "offload": c.steps * moved / chip.bus,
         "weight sync": c.steps * sent / rate,
@@ -300,7 +362,8 @@ def overheads(case: Case, phases: dict[str, dict[str, Any]], held_out: int) -> d
 def weight_sync(case: Case) -> tuple[float, float]:
     """Return (bytes, bytes/s) of a weight update.
 
-    That of vLLM servers is measured. The jax engine copies on its device, which gets what the others hold over its
+    That of vLLM servers is measured. The jax engine copies on its device, which gets what the
+    others hold over its
     link: these two rates are those of the hardware.
     """
     size, vllm = sizes(case), case.config.engine.vllm
@@ -321,16 +384,20 @@ def _wire(compiled: dict[str, Any], name: str) -> float:
     return sum(sent for _, sent in compiled.get(name, {}).get("collectives", {}).values())
 
 
-# --- everything -------------------------------------------------------------------------------------------------------
+# --- everything -----------------------------------------------------------------------------------
 
 
 def sizes(case: Case) -> dict[str, float]:
-    """Return the numbers of parameters and of trained ones, and the bytes of a checkpoint (trained parameters and their
-    moments), of the trained parameters alone (`adapters`), of a weight sync and of the exported policy."""
+    """Return the numbers of parameters and of trained ones, and the bytes of a checkpoint (trained
+    parameters and their moments), of the trained parameters alone (`adapters`), of a weight sync
+    and of the exported policy."""
     count, c = qwen.parameter_count(case.shape), case.config
     trained = count
     if case.rank:
-        trained = sum(math.prod(w.shape) for w in jax.tree.leaves(trained_weights(case), is_leaf=qwen.is_weight))
+        trained = sum(
+            math.prod(w.shape)
+            for w in jax.tree.leaves(trained_weights(case), is_leaf=qwen.is_weight)
+        )
     master = BYTES[c.optim.master]
     return {
         "parameters": count,
@@ -343,7 +410,8 @@ def sizes(case: Case) -> dict[str, float]:
 
 
 def compile_case(case: Case) -> dict[str, Any]:
-    """Compile the programs of a case for its target, with progress on stderr; see `compilers.compile_programs`."""
+    """Compile the programs of a case for its target, with progress on stderr; see
+    `compilers.compile_programs`."""
     c = case.config
     slots = max(1, min(c.engine.slots, estimate(case, {})["sequences"]))
     return compilers.compile_programs(
@@ -354,7 +422,8 @@ def compile_case(case: Case) -> dict[str, Any]:
 
 
 def estimate(case: Case, compiled: dict[str, Any], *, held_out: int = 0) -> dict[str, Any]:
-    """Return the plan as one JSON-able record, for `report` and `advice`. compiled: see `programs.run`; {} = none.
+    """Return the plan as one JSON-able record, for `report` and `advice`. compiled: see
+    `programs.run`; {} = none.
     held_out: number of tasks of an evaluation, 0 = unknown."""
     records = compiled.get("phases", {})
     table = memory(case, records)
@@ -366,7 +435,9 @@ def estimate(case: Case, compiled: dict[str, Any], *, held_out: int = 0) -> dict
     return {
         "target": case.target.name,
         "mesh": {axis: case.config.mesh[axis] for axis in meshes.AXES},
-        "compiler": compiled.get("error") or f"XLA of jax {compiled['jax']}" if compiled else "not asked",
+        "compiler": compiled.get("error") or f"XLA of jax {compiled['jax']}"
+        if compiled
+        else "not asked",
         "compiled": {name: records[name] for name in PHASES if "memory" in records.get(name, {})},
         "refused": refused,
         "memory": table,

@@ -1,4 +1,5 @@
-"""Count the collectives of a compiled program in its HLO text, with the trip counts of the loops around them."""
+"""Count the collectives of a compiled program in its HLO text, with the trip counts of the loops
+around them."""
 
 from __future__ import annotations
 
@@ -7,16 +8,23 @@ import re
 from collections import defaultdict
 
 KINDS = ("all-gather", "reduce-scatter", "all-reduce", "all-to-all", "collective-permute")
-BITS = {"pred": 8, "bf16": 16, "token": 0}  # the width of others is in their name: f32, s8, f8e4m3fn
+BITS = {
+    "pred": 8,
+    "bf16": 16,
+    "token": 0,
+}  # the width of others is in their name: f32, s8, f8e4m3fn
 
 _HEADER = re.compile(r"^(?:ENTRY )?%?([\w.\-]+) \(.*\{$")
 _ARRAY = re.compile(r"\b([a-z][a-z0-9]*)\[([\d,]*)\]")
 _COLLECTIVE = re.compile(rf"^\s+(?:ROOT )?%?[\w.\-]+ = (.*?) ({'|'.join(KINDS)})(-start)?\(")
-_CALLED = re.compile(r"\b(body|condition|calls|to_apply|true_computation|false_computation)=%?([\w.\-]+)")
+_CALLED = re.compile(
+    r"\b(body|condition|calls|to_apply|true_computation|false_computation)=%?([\w.\-]+)"
+)
 
 
 def collectives(text: str, *, trips: float = 1.0) -> dict[str, tuple[float, float]]:
-    """Return {kind: (executions, bytes that each device sends)} of a program's collectives over several devices.
+    """Return {kind: (executions, bytes that each device sends)} of a program's collectives over
+    several devices.
 
     Bytes are those of ring algorithms. trips: assumed trip count of loops whose count is data.
     """
@@ -28,7 +36,9 @@ def collectives(text: str, *, trips: float = 1.0) -> dict[str, tuple[float, floa
             match = _COLLECTIVE.match(line)
             if match and times[name] and (devices := _group_size(line)) > 1:
                 sums[match[2]][0] += times[name]
-                sums[match[2]][1] += times[name] * _wire(match[1], match[2], bool(match[3]), devices)
+                sums[match[2]][1] += times[name] * _wire(
+                    match[1], match[2], bool(match[3]), devices
+                )
     return {kind: (sums[kind][0], sums[kind][1]) for kind in KINDS if kind in sums}
 
 
@@ -50,7 +60,10 @@ def _computations(text: str) -> dict[str, list[str]]:
 def _multiplicities(computations: dict[str, list[str]], trips: float) -> dict[str, float]:
     """Return how often each computation runs. Every branch of a conditional counts as taken."""
     times: dict[str, float] = defaultdict(float)
-    entry = next((name for name, lines in computations.items() if name and lines is computations.get("")), None)
+    entry = next(
+        (name for name, lines in computations.items() if name and lines is computations.get("")),
+        None,
+    )
 
     def run(name: str, count: float) -> None:
         times[name] += count
@@ -69,7 +82,8 @@ def _multiplicities(computations: dict[str, list[str]], trips: float) -> dict[st
 
 
 def _trip_count(line: str, computations: dict[str, list[str]]) -> int | None:
-    """Return the trip count of a `while` from its metadata or its condition; None if the count is data."""
+    """Return the trip count of a `while` from its metadata or its condition; None if the count is
+    data."""
     known = re.search(r'"known_trip_count":\{"n":"(\d+)"', line)
     if known:
         return int(known[1])
@@ -88,7 +102,9 @@ def _group_size(line: str) -> int:
     axes = re.search(r"replica_groups=mesh\[([^\]]*)\]\s*\{([^}]*)\}", line)
     if axes:
         sizes = dict(re.findall(r"'([^']+)'=(\d+)", axes[1]))
-        return math.prod(int(sizes.get(name.partition(":")[0], 1)) for name in re.findall(r"'([^']+)'", axes[2]))
+        return math.prod(
+            int(sizes.get(name.partition(":")[0], 1)) for name in re.findall(r"'([^']+)'", axes[2])
+        )
     iota = re.search(r"replica_groups=\[\d+,(\d+)\]<=", line)
     if iota:
         return int(iota[1])
@@ -109,7 +125,8 @@ def _bytes(text: str) -> float:
 
 
 def _wire(result: str, kind: str, start: bool, devices: int) -> float:
-    """Return the bytes that one device sends. `-start` instructions name both operands and results."""
+    """Return the bytes that one device sends. `-start` instructions name both operands and
+    results."""
     text = re.sub(r"\{[^{}]*\}", "", result)  # layouts
     whole = _bytes(text)
     if kind == "all-reduce":

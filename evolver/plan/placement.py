@@ -20,7 +20,8 @@ UTILISATION = 0.9  # share of a device that a vLLM server takes unless its flags
 
 @dataclass(frozen=True)
 class Engine:
-    """`replicas` engines of `devices` devices each. shared: the learner uses them too. Bytes are per device."""
+    """`replicas` engines of `devices` devices each. shared: the learner uses them too. Bytes are
+    per device."""
 
     replicas: int
     devices: int
@@ -29,7 +30,8 @@ class Engine:
     cache: float  # as configured; the jax engine's cache holds engine.slots sequences
     sequences: int  # sequences of rollout.context tokens that the cache of one replica holds
     place: str
-    initial: float = 0.0  # weights and cache of a second engine, where the initial policy plays a role of config.llm
+    # weights and cache of a second engine, where the initial policy plays a role of config.llm
+    initial: float = 0.0
 
 
 def utilisation(flags: str) -> float:
@@ -51,7 +53,9 @@ def impossible(config: Any, target: Target) -> list[str]:
     chip, found = target.chip, []
     kernels = {"cudnn": "cuda", "pallas": "cuda", "splash": "tpu"}
     if kernels.get(config.model.attention, chip.platform) != chip.platform:
-        found.append(f"config.model.attention={config.model.attention} does not run on {chip.name}: set it to auto")
+        found.append(
+            f"config.model.attention={config.model.attention} does not run on {chip.name}: set it to auto"
+        )
     if config.engine.name != "vllm":
         return found
     if target.count > chip.host:
@@ -81,8 +85,14 @@ def engine_of(config: Any, shape: qwen.Config, target: Target) -> Engine:
     context = config.rollout.context * analytic.kv_bytes(shape, config.engine.cache_dtype)
     if config.engine.name == "jax":
         slots = config.engine.slots
-        second = weights + min(slots, config.llm.concurrency) * context if INITIAL in played(config) else 0.0
-        return Engine(1, 1, True, weights, slots * context, slots, "on the learner's first device", second)
+        second = (
+            weights + min(slots, config.llm.concurrency) * context
+            if INITIAL in played(config)
+            else 0.0
+        )
+        return Engine(
+            1, 1, True, weights, slots * context, slots, "on the learner's first device", second
+        )
     vllm = config.engine.vllm
     replicas, devices = servers_of(config)
     memory = target.chip.memory * utilisation(vllm.flags)

@@ -2,9 +2,11 @@
 
     python -m evolver.plan.programs < job.json        # started by `evolver.plan.compilers`, in a plan environment
 
-The job is {"config": ..., "target": "h100:8", "phases": [...], "slots": n, "micro_batches": m}; the last line of the
-output is the result as JSON. The programs are those that a run executes: the update and the log-probabilities of
-`evolver.run`, and the prefill and decode steps of the JAX engine. They are compiled for the target's devices.
+The job is {"config": ..., "target": "h100:8", "phases": [...], "slots": n, "micro_batches": m}; the
+last line of the
+output is the result as JSON. The programs are those that a run executes: the update and the
+log-probabilities of `evolver.run`, and the prefill and decode steps of the JAX engine. They are
+compiled for the target's devices.
 """
 
 from __future__ import annotations
@@ -23,8 +25,8 @@ from jax.experimental import topologies
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 from ml_collections import ConfigDict
 
+from evolver import build as parts
 from evolver import plan
-from evolver import run as parts
 from evolver.engine import weight_dtype
 from evolver.plan import hlo, targets
 from models import mesh as meshes
@@ -35,19 +37,26 @@ from rl.packing import Packed
 
 
 def devices_of(target: targets.Target) -> list[Any]:
-    """Return descriptions of the target's devices, for which jax can compile but not run programs."""
+    """Return descriptions of the target's devices, for which jax can compile but not run
+    programs."""
     if target.chip.platform == "tpu":
         name = targets.TPU_TOPOLOGIES[target.chip.name][target.count]
         return list(topologies.get_topology_desc(platform="tpu", topology_name=name).devices)
     topology = targets.gpu_topology(target.count)
     described = targets.gpu_description(target.chip)
-    return list(topologies.get_topology_desc(platform="cuda", target_config=described, topology=topology).devices)
+    return list(
+        topologies.get_topology_desc(
+            platform="cuda", target_config=described, topology=topology
+        ).devices
+    )
 
 
 def mesh_of(config: Any, devices: list[Any]) -> Mesh:
     """Return the config's mesh over these devices."""
     sizes = [config.mesh.get(axis, 1) for axis in meshes.AXES]
-    return Mesh(np.array(devices).reshape(sizes), meshes.AXES, axis_types=(AxisType.Auto,) * len(sizes))
+    return Mesh(
+        np.array(devices).reshape(sizes), meshes.AXES, axis_types=(AxisType.Auto,) * len(sizes)
+    )
 
 
 def placed(tree: Any, where: Any) -> Any:
@@ -92,15 +101,20 @@ def batch_shapes(config: Any, mesh: Mesh) -> dict[str, jax.ShapeDtypeStruct]:
 
 
 def engine_programs(config: Any, shape: qwen.Config, device: Any, slots: int) -> dict[str, Any]:
-    """Return {"prefill", "decode"} of the JAX engine on one device, as functions that trace the program.
+    """Return {"prefill", "decode"} of the JAX engine on one device, as functions that trace the
+    program.
 
     slots: rows of rollout.context tokens in the cache.
     """
     sharding = SingleDeviceSharding(device)
     dtype, cache_dtype = jnp.dtype(config.model.dtype), jnp.dtype(config.engine.cache_dtype)
-    layout = partial(qwen.for_decoding, shape, dtype=dtype, matrix_dtype=jnp.dtype(weight_dtype(config)))
+    layout = partial(
+        qwen.for_decoding, shape, dtype=dtype, matrix_dtype=jnp.dtype(weight_dtype(config))
+    )
     weights = placed(jax.eval_shape(layout, qwen.shapes(shape)), sharding)
-    cache = jax.eval_shape(partial(qwen.init_cache, shape, slots, config.rollout.context, cache_dtype))
+    cache = jax.eval_shape(
+        partial(qwen.init_cache, shape, slots, config.rollout.context, cache_dtype)
+    )
     cache = placed(cache, sharding)
 
     def array(*dims: int, dtype: Any = jnp.int32) -> jax.ShapeDtypeStruct:
@@ -108,7 +122,9 @@ def engine_programs(config: Any, shape: qwen.Config, device: Any, slots: int) ->
 
     def draw(rows: int) -> decoding.Draw:
         number = array(rows, dtype=jnp.float32)
-        return decoding.Draw(number, number, array(rows), array(rows, 2, dtype=jnp.uint32), array(rows))
+        return decoding.Draw(
+            number, number, array(rows), array(rows, 2, dtype=jnp.uint32), array(rows)
+        )
 
     static = {
         "config": shape,
@@ -118,7 +134,9 @@ def engine_programs(config: Any, shape: qwen.Config, device: Any, slots: int) ->
     rows = decoding.Rows(*[array(slots)] * 4, array(slots, 8), draw(slots))
     few, piece = min(4, slots), min(config.engine.prefill, config.rollout.context)
     pieces = [array(few), array(few, piece), array(few), array(few), draw(few)]
-    decode = partial(decoding.decode.trace, weights, cache, rows, array(), block=config.engine.decode_block)
+    decode = partial(
+        decoding.decode.trace, weights, cache, rows, array(), block=config.engine.decode_block
+    )
     return {
         "decode": partial(decode, in_place=True, **static),
         "prefill": partial(decoding.prefill.trace, weights, cache, *pieces, **static),
@@ -126,7 +144,8 @@ def engine_programs(config: Any, shape: qwen.Config, device: Any, slots: int) ->
 
 
 def compiled(trace: Any, platform: str, trips: float) -> dict[str, Any]:
-    """Compile a program. Return {"memory", "collectives", "seconds"}, or {"error", "seconds"} if it is refused."""
+    """Compile a program. Return {"memory", "collectives", "seconds"}, or {"error", "seconds"} if it
+    is refused."""
     began = time.monotonic()
     try:
         program = trace().lower(lowering_platforms=(platform,)).compile()
@@ -134,13 +153,24 @@ def compiled(trace: Any, platform: str, trips: float) -> dict[str, Any]:
         return {"error": str(error)[:2000], "seconds": time.monotonic() - began}
     memory = program.memory_analysis()
     collectives = hlo.collectives(program.as_text(), trips=trips)
-    sizes = {name: getattr(memory, f"{name}_size_in_bytes") for name in ("argument", "output", "alias", "temp")}
-    sizes |= {f"host_{name}": getattr(memory, f"host_{name}_size_in_bytes", 0) for name in ("argument", "temp")}
-    return {"memory": sizes, "collectives": collectives, "seconds": round(time.monotonic() - began, 1)}
+    sizes = {
+        name: getattr(memory, f"{name}_size_in_bytes")
+        for name in ("argument", "output", "alias", "temp")
+    }
+    sizes |= {
+        f"host_{name}": getattr(memory, f"host_{name}_size_in_bytes", 0)
+        for name in ("argument", "temp")
+    }
+    return {
+        "memory": sizes,
+        "collectives": collectives,
+        "seconds": round(time.monotonic() - began, 1),
+    }
 
 
 def run(job: dict[str, Any]) -> dict[str, Any]:
-    """Return {"jax": version, "phases": {phase: see `compiled`}, "gigabytes": peak memory of this process}."""
+    """Return {"jax": version, "phases": {phase: see `compiled`}, "gigabytes": peak memory of this
+    process}."""
     config, target = ConfigDict(job["config"]), targets.parse(job["target"])
     shape, devices = plan.model_shape(config), devices_of(target)
     programs: dict[str, Any] = {}

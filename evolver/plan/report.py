@@ -10,9 +10,14 @@ from evolver.plan.targets import GIB, Target
 
 
 def render(
-    plan: dict[str, Any], target: Target, notes: Sequence[str], advice: Sequence[str], needs: Sequence[str] = ()
+    plan: dict[str, Any],
+    target: Target,
+    notes: Sequence[str],
+    advice: Sequence[str],
+    needs: Sequence[str] = (),
 ) -> str:
-    """Return a record of `estimate.estimate` as text, one section after the other. needs: see `host.lines`."""
+    """Return a record of `estimate.estimate` as text, one section after the other. needs: see
+    `host.lines`."""
     chip = target.chip
     sections = [
         [
@@ -23,7 +28,11 @@ def render(
             *notes,
         ],
         ["memory of the fullest device, GiB", *memory_table(plan)],
-        *([["collectives of one update and one pass of log-probabilities", *links(plan)]] if links(plan) else []),
+        *(
+            [["collectives of one update and one pass of log-probabilities", *links(plan)]]
+            if links(plan)
+            else []
+        ),
         [
             f"one step: {plan['assumed']}",
             *time_table(plan),
@@ -56,10 +65,14 @@ def source_text(plan: dict[str, Any]) -> str:
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return a header and rows as lines; the first column is left-aligned, the others are right-aligned."""
+    """Return a header and rows as lines; the first column is left-aligned, the others are
+    right-aligned."""
     widths = [max(len(row[i]) for row in [head, *rows]) for i in range(len(head))]
     return [
-        "  ".join(cell.ljust(w) if i == 0 else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths))).rstrip()
+        "  ".join(
+            cell.ljust(w) if i == 0 else cell.rjust(w)
+            for i, (cell, w) in enumerate(zip(row, widths))
+        ).rstrip()
         for row in [head, *rows]
     ]
 
@@ -86,12 +99,15 @@ def links(plan: dict[str, Any]) -> list[str]:
     for phase, record in plan["compiled"].items():
         for kind, (count, sent) in record["collectives"].items():
             if sent >= 1e6:
-                lines.append([phase, kind, f"{count:,.0f} times", f"{sent / 1e9:,.1f} GB sent by a device"])
+                lines.append(
+                    [phase, kind, f"{count:,.0f} times", f"{sent / 1e9:,.1f} GB sent by a device"]
+                )
     return table(lines[0], lines[1:]) if lines else []
 
 
 def time_table(plan: dict[str, Any]) -> list[str]:
-    """Return a table of each phase: the work of a device, its bottleneck, and the best and the expected time."""
+    """Return a table of each phase: the work of a device, its bottleneck, and the best and the
+    expected time."""
     rows = [
         [
             name, f"{p['tokens']:,.0f}", f"{p['flops'] / 1e15:,.2f}", f"{p['bytes'] / 1e12:,.2f}",
@@ -100,15 +116,34 @@ def time_table(plan: dict[str, Any]) -> list[str]:
         ]
         for name, p in plan["phases"].items()
     ]  # fmt: skip
-    head = ["", "tokens", "PFLOP", "TB moved", "GB sent", "bound by", "roofline s", "expected s", "tokens/s"]
-    return [*table(head, rows), "tokens and tokens/s are those of all devices together, the other columns those of one"]
+    head = [
+        "",
+        "tokens",
+        "PFLOP",
+        "TB moved",
+        "GB sent",
+        "bound by",
+        "roofline s",
+        "expected s",
+        "tokens/s",
+    ]
+    return [
+        *table(head, rows),
+        "tokens and tokens/s are those of all devices together, the other columns those of one",
+    ]
 
 
 def run_time(plan: dict[str, Any]) -> list[str]:
     """Return the time of the whole run: its steps, and what comes on top of them."""
     parts = {f"{plan['steps']:,} steps": plan["step_s"] * plan["steps"], **plan["overheads_s"]}
-    counted = ", ".join(f"{name} {duration(seconds)}" for name, seconds in parts.items() if seconds >= 1)
-    unknown = "" if plan["evaluated"] else "; evaluation is not counted, because the number of tasks is not known here"
+    counted = ", ".join(
+        f"{name} {duration(seconds)}" for name, seconds in parts.items() if seconds >= 1
+    )
+    unknown = (
+        ""
+        if plan["evaluated"]
+        else "; evaluation is not counted, because the number of tasks is not known here"
+    )
     return [f"the run: {duration(sum(parts.values()))} ({counted}{unknown})"]
 
 
@@ -118,7 +153,11 @@ def sizes(plan: dict[str, Any]) -> list[str]:
     return table(
         ["parameters", f"{s['parameters']:,}", f"{s['trained']:,} trained"],
         [
-            ["checkpoint", f"{s['checkpoint'] / 1e9:.1f} GB", f"{s['checkpoint'] / estimate.DISK:.0f} s at 1 GB/s"],
+            [
+                "checkpoint",
+                f"{s['checkpoint'] / 1e9:.1f} GB",
+                f"{s['checkpoint'] / estimate.DISK:.0f} s at 1 GB/s",
+            ],
             ["weight sync", f"{plan['sync'][0] / 1e9:.1f} GB", sync_text(*plan["sync"])],
             ["exported policy", f"{s['policy'] / 1e9:.1f} GB", ""],
             ["KV cache", f"{plan['kv_token']:,} B a token", kv_text(plan)],
@@ -140,7 +179,10 @@ def kv_text(plan: dict[str, Any]) -> str:
 
 def verdict(plan: dict[str, Any], advice: Sequence[str]) -> list[str]:
     """Return the verdict: it fits, or what would make it fit."""
-    refused = [f"the compiler refuses {name}: {text.splitlines()[0][:200]}" for name, text in plan["refused"].items()]
+    refused = [
+        f"the compiler refuses {name}: {text.splitlines()[0][:200]}"
+        for name, text in plan["refused"].items()
+    ]
     if plan["fits"]:
         return ["fits", *advice]
     words = "does not fit"

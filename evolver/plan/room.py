@@ -15,8 +15,8 @@ from evolver.plan import advice, estimate, host, targets
 def shortage(config: Any) -> str:
     """Return why the run cannot fit in memory, "" if it can. Activations are not counted.
 
-    The limit of an accelerator is what its allocator may use. The limit of a CPU is the memory that is free now, which
-    all of its simulated devices share.
+    The limit of an accelerator is what its allocator may use. The limit of a CPU is the memory that
+    is free now, which all of its simulated devices share.
     """
     limit, on_cpu = limit_of(jax.devices()[0]), jax.default_backend() == "cpu"
     if not limit:
@@ -32,7 +32,8 @@ def shortage(config: Any) -> str:
     if config.engine.name == "jax":  # a server allocates its own memory
         counted |= {"engine weights", "KV cache"}
     table = [
-        {kind: size for kind, size in sizes.items() if kind in counted and size} for sizes in record["memory"].values()
+        {kind: size for kind, size in sizes.items() if kind in counted and size}
+        for sizes in record["memory"].values()
     ]
     worst = max(table, key=lambda sizes: sum(sizes.values()))
     needed = sum(worst.values())
@@ -40,8 +41,12 @@ def shortage(config: Any) -> str:
         return ""
     parts = ", ".join(f"{kind} {plan.size(size)}" for kind, size in worst.items())
     whole = limit / host.FRACTION[1] * (1 - host.SPARE)
-    narrow = jax.default_backend() == "gpu" and not os.environ.get(host.FRACTION[0]) and needed <= whole
-    more = [f"XLA takes {host.FRACTION[1]:.0%} of a GPU by default: export {host.FRACTION[0]}={1 - host.SPARE - 0.01}"]
+    narrow = (
+        jax.default_backend() == "gpu" and not os.environ.get(host.FRACTION[0]) and needed <= whole
+    )
+    more = [
+        f"XLA takes {host.FRACTION[1]:.0%} of a GPU by default: export {host.FRACTION[0]}={1 - host.SPARE - 0.01}"
+    ]
     return "\n".join([
         f"too little memory: {name} has {plan.size(limit)}, and the run holds {plan.size(needed)} at once, activations"
         f" not counted ({parts})",
@@ -51,7 +56,8 @@ def shortage(config: Any) -> str:
 
 
 def shortages(config: Any, workdir: Path) -> list[str]:
-    """Return everything that this machine lacks for the run: memory of devices and host, shared memory, disk."""
+    """Return everything that this machine lacks for the run: memory of devices and host, shared
+    memory, disk."""
     return [*filter(None, [shortage(config)]), *host.shortages(config, workdir)]
 
 
@@ -63,7 +69,8 @@ def limit_of(device: Any) -> float:
 
 
 def on_one_device(config: Any) -> Any:
-    """Return the config for one device, which holds all that the mesh holds, except for the copies over `mesh.data`."""
+    """Return the config for one device, which holds all that the mesh holds, except for the copies
+    over `mesh.data`."""
     config = config.copy_and_resolve_references()
     for axis in config.mesh:
         config.mesh[axis] = 1

@@ -1,7 +1,8 @@
-"""Accelerators that a plan can be made for: their limits, and their descriptions for XLA's compilers.
+"""Accelerators that a plan can be made for: their limits, and their descriptions for XLA's
+compilers.
 
-This module imports no jax. Peaks are from the vendors' data sheets, for dense bfloat16. `link` is the one-way bandwidth
-of one device into its fastest interconnect (NVLink, ICI).
+This module imports no jax. Peaks are from the vendors' data sheets, for dense bfloat16. `link` is
+the one-way bandwidth of one device into its fastest interconnect (NVLink, ICI).
 """
 
 from __future__ import annotations
@@ -21,11 +22,13 @@ class TargetError(ValueError):
 
 @dataclass(frozen=True)
 class Chip:
-    """One device. memory: bytes. flops: bfloat16 FLOP/s. bandwidth: bytes/s of its memory. link: bytes/s.
+    """One device. memory: bytes. flops: bfloat16 FLOP/s. bandwidth: bytes/s of its memory. link:
+    bytes/s.
 
-    mfu: the share of `flops` that dense training is assumed to reach; decode: the share of `bandwidth` that decoding is
-    assumed to reach. Both follow published runs: MaxText and torchtitan reach 40% to 50% on H100, MaxText and levanter
-    50% to 70% on TPU, and engines 30% to 60% of the memory bound.
+    mfu: the share of `flops` that dense training is assumed to reach; decode: the share of
+    `bandwidth` that decoding is
+    assumed to reach. Both follow published runs: MaxText and torchtitan reach 40% to 50% on H100,
+    MaxText and levanter 50% to 70% on TPU, and engines 30% to 60% of the memory bound.
     """
 
     name: str
@@ -39,7 +42,8 @@ class Chip:
     bus: float = 25e9  # bytes/s between one device and its host's memory
     mfu: float = 0.4
     decode: float = 0.4
-    share: float = 0.93  # of the memory that a program can use; the rest is contexts, libraries and fragmentation
+    # of the memory that a program can use; the rest is contexts, libraries and fragmentation
+    share: float = 0.93
 
     @property
     def usable(self) -> float:
@@ -61,9 +65,32 @@ CHIPS = {
 }
 # Topologies by the number of chips, with the names of the TPU runtime.
 TPU_TOPOLOGIES = {
-    "v5e": {1: "v5e:1x1", 4: "v5e:2x2", 8: "v5e:2x4", 16: "v5e:4x4", 32: "v5e:4x8", 64: "v5e:8x8", 256: "v5e:16x16"},
-    "v5p": {4: "v5p:2x2x1", 8: "v5p:2x2x2", 16: "v5p:2x2x4", 32: "v5p:2x4x4", 64: "v5p:4x4x4", 128: "v5p:4x4x8"},
-    "v6e": {1: "v6e:1x1", 4: "v6e:2x2", 8: "v6e:2x4", 16: "v6e:4x4", 32: "v6e:4x8", 64: "v6e:8x8", 256: "v6e:16x16"},
+    "v5e": {
+        1: "v5e:1x1",
+        4: "v5e:2x2",
+        8: "v5e:2x4",
+        16: "v5e:4x4",
+        32: "v5e:4x8",
+        64: "v5e:8x8",
+        256: "v5e:16x16",
+    },
+    "v5p": {
+        4: "v5p:2x2x1",
+        8: "v5p:2x2x2",
+        16: "v5p:2x2x4",
+        32: "v5p:2x4x4",
+        64: "v5p:4x4x4",
+        128: "v5p:4x4x8",
+    },
+    "v6e": {
+        1: "v6e:1x1",
+        4: "v6e:2x2",
+        8: "v6e:2x4",
+        16: "v6e:4x4",
+        32: "v6e:4x8",
+        64: "v6e:8x8",
+        256: "v6e:16x16",
+    },
 }
 
 
@@ -80,7 +107,8 @@ class Target:
 
     @property
     def link(self) -> float:
-        """Bytes/s between devices. Across nodes it is that of the network: one 400 Gb/s adapter per GPU."""
+        """Bytes/s between devices. Across nodes it is that of the network: one 400 Gb/s adapter per
+        GPU."""
         return self.chip.link if self.count <= self.chip.node else min(self.chip.link, 50e9)
 
 
@@ -93,16 +121,21 @@ def parse(text: str) -> Target:
     name, count = match[1].lower(), int(match[2])
     if name not in CHIPS:
         near = difflib.get_close_matches(name, CHIPS, n=1, cutoff=0.4)
-        raise TargetError(f"--target={text}: unknown chip{f' (did you mean {near[0]}?)' if near else ''}; {known}")
+        raise TargetError(
+            f"--target={text}: unknown chip{f' (did you mean {near[0]}?)' if near else ''}; {known}"
+        )
     counts = TPU_TOPOLOGIES.get(name)
     if counts and count not in counts:
-        raise TargetError(f"--target={text}: slices of {name} have {', '.join(map(str, counts))} chips")
+        raise TargetError(
+            f"--target={text}: slices of {name} have {', '.join(map(str, counts))} chips"
+        )
     if count < 1 or (count > 8 and count % 8):
         raise TargetError(f"--target={text}: up to 8 devices, or whole nodes of 8")
     return Target(CHIPS[name], count)
 
 
-# XLA's description of a GPU (GpuTargetConfig of stream_executor), as its cost models and code generators read it.
+# XLA's description of a GPU (GpuTargetConfig of stream_executor), as its cost models and code
+# generators read it.
 _GPUS = {
     "a100": ((8, 0), 108, 64, 1.41, 167936, 166912, 41943040, 2039000000000),
     "h100": ((9, 0), 132, 128, 1.98, 233472, 232448, 52428800, 3352320000000),
@@ -112,7 +145,9 @@ _GPUS = {
 
 def gpu_description(chip: Chip) -> str:
     """Return the text proto that `jax.experimental.topologies` takes as `target_config`."""
-    (major, minor), cores, fpus, clock, shared, optin, l2, bandwidth = _GPUS[chip.name.partition("-")[0]]
+    (major, minor), cores, fpus, clock, shared, optin, l2, bandwidth = _GPUS[
+        chip.name.partition("-")[0]
+    ]
     device = {
         "threads_per_block_limit": 1024, "threads_per_warp": 32, "shared_memory_per_block": 49152,
         "shared_memory_per_core": shared, "threads_per_core_limit": 2048, "core_count": cores, "fpus_per_core": fpus,

@@ -1,4 +1,5 @@
-"""Self-questioning: synthetic tasks from exploring the environment (section 3 of the AgentEvolver paper)."""
+"""Self-questioning: synthetic tasks from exploring the environment (section 3 of the AgentEvolver
+paper)."""
 
 from __future__ import annotations
 
@@ -36,19 +37,23 @@ JUDGES = {
 class Explorer(Protocol):
     """Proposes synthetic tasks: the plug `questioning.explorer`.
 
-    The pool pulls one task at a time. It rejects a task that repeats another one or whose reference does not solve it
-    when executed, keeps it otherwise, and stops when it has kept `budget` tasks.
+    The pool pulls one task at a time. It rejects a task that repeats another one or whose reference
+    does not solve it when executed, keeps it otherwise, and stops when it has kept `budget` tasks.
 
     An explorer may also have:
     - roles: the chat roles that it asks, a tuple of names;
-    - state() and load_state(state): what it learnt, as JSON values. The pool saves it with its own state.
+    - state() and load_state(state): what it learnt, as JSON values. The pool saves it with its own
+      state.
     """
 
-    def explore(self, world: World, seeds: Sequence[Task], budget: int, rng: random.Random) -> Iterable[Task]:
+    def explore(
+        self, world: World, seeds: Sequence[Task], budget: int, rng: random.Random
+    ) -> Iterable[Task]:
         """Yield new tasks, preferably made by `synthetic_task`, and stop after a bounded effort.
 
-        world: used by this explorer only. seeds: training tasks; only the worlds they start in may be used, so mask
-        their queries by `probe_of`. budget: number of tasks wanted. rng: the only source of randomness.
+        world: used by this explorer only. seeds: training tasks; only the worlds they start in may
+        be used, so mask their queries by `probe_of`. budget: number of tasks wanted. rng: the only
+        source of randomness.
         """
         ...
 
@@ -56,23 +61,27 @@ class Explorer(Protocol):
 class OutcomeJudge(Protocol):
     """Scores attempts at synthetic tasks: the plug `questioning.judge`.
 
-    A class that subclasses this protocol inherits the defaults below and only has to define `score`.
+    A class that subclasses this protocol inherits the defaults below and only has to define
+    `score`.
     """
 
     roles: tuple[str, ...] = ()  # chat roles that the judge asks
-    replaces_outcome: bool = True  # False if the world's own evaluation counts, so that `score` is never called
+    replaces_outcome: bool = (
+        True  # False if the world's own evaluation counts, so that `score` is never called
+    )
 
     def score(self, trajectories: Sequence[Trajectory]) -> list[Evaluation | str]:
         """Return one evaluation per trajectory, or a string that says why it could not be judged.
 
-        All trajectories are of synthetic tasks and none is broken. They are not changed: the caller writes the
-        evaluations and excludes rollouts without one from training. Raises RunEnds (evolver/stop.py) if the run cannot
-        continue.
+        All trajectories are of synthetic tasks and none is broken. They are not changed: the caller
+        writes the evaluations and excludes rollouts without one from training. Raises RunEnds
+        (evolver/processes/interrupt.py) if the run cannot continue.
         """
         ...
 
     def metrics(self) -> dict[str, float]:
-        """Return metrics since the last call. Names ending in `_rate` are averaged over hosts, others are summed."""
+        """Return metrics since the last call. Names ending in `_rate` are averaged over hosts,
+        others are summed."""
         return {}
 
 

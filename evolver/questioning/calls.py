@@ -1,8 +1,9 @@
-"""The calls that a world accepts, as operations with arguments, and episodes that record their results.
+"""The calls that a world accepts, as operations with arguments, and episodes that record their
+results.
 
-An operation is a tool. A tool whose action is a text with slots (JSON Schema `examples` such as "put OBJ in OBJ", see
-envs/act.py) gives one operation per example, a tool with a single choice (`enum`) one per choice, and a world whose
-actions are code one per function (`World.functions`).
+An operation is a tool. A tool whose action is a text with slots (JSON Schema `examples` such as
+"put OBJ in OBJ", see envs/act.py) gives one operation per example, a tool with a single choice
+(`enum`) one per choice, and a world whose actions are code one per function (`World.functions`).
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any
 from envs import toolcalls
 from envs.probed import Cell, cells, phrases
 from envs.world import Observation, StepResult, Task, World
-from evolver.traces import leaves, text_of
+from evolver.transcripts import leaves, text_of
 
 _SLOT = re.compile(r"\b[A-Z]{2,}\b")
 _BLOCK = re.compile(r"```.*?(?:```|\Z)", re.DOTALL)
@@ -24,7 +25,8 @@ _MOST_CHOICES = 24
 
 @dataclass
 class Operation:
-    """A call that a world accepts. properties: {argument: JSON schema}. render: arguments -> the assistant's turn."""
+    """A call that a world accepts. properties: {argument: JSON schema}. render: arguments -> the
+    assistant's turn."""
 
     name: str
     description: str
@@ -38,7 +40,8 @@ class Operation:
 
 @dataclass
 class Event:
-    """One call and its answer. changes: True if the operation is known to change the world and was not refused."""
+    """One call and its answer. changes: True if the operation is known to change the world and was
+    not refused."""
 
     name: str
     arguments: dict[str, Any]
@@ -109,11 +112,15 @@ def operations_of(world: World, opening: Observation) -> dict[str, Operation]:
     """Return {name: operation} of everything that can be called at the start of an episode."""
     functions = world.functions() if hasattr(world, "functions") else []
     write = world.call_text if functions else toolcalls.call_text
-    operations = (op for tool in functions or opening.tools for op in _operations(tool["function"], write))
+    operations = (
+        op for tool in functions or opening.tools for op in _operations(tool["function"], write)
+    )
     return {operation.name: operation for operation in operations}
 
 
-def _operations(function: dict[str, Any], write: Callable[[str, dict[str, Any]], str]) -> list[Operation]:
+def _operations(
+    function: dict[str, Any], write: Callable[[str, dict[str, Any]], str]
+) -> list[Operation]:
     name, description = function["name"], str(function.get("description") or "")
     schema = function.get("parameters") or {}
     properties = schema.get("properties") or {}
@@ -125,21 +132,36 @@ def _operations(function: dict[str, Any], write: Callable[[str, dict[str, Any]],
             return [_template(name, only, str(example), write) for example in examples]
         if 0 < len(choices) <= _MOST_CHOICES:
             return [
-                Operation(f"{name} {choice}", f"{name} {choice}", {}, [], _fixed(name, {only: choice}, write))
+                Operation(
+                    f"{name} {choice}",
+                    f"{name} {choice}",
+                    {},
+                    [],
+                    _fixed(name, {only: choice}, write),
+                )
                 for choice in choices
             ]
-    return [Operation(name, description, properties, required, lambda arguments: write(name, arguments))]
+    return [
+        Operation(name, description, properties, required, lambda arguments: write(name, arguments))
+    ]
 
 
-def _fixed(name: str, arguments: dict[str, Any], write: Callable[[str, dict[str, Any]], str]) -> Callable:
+def _fixed(
+    name: str, arguments: dict[str, Any], write: Callable[[str, dict[str, Any]], str]
+) -> Callable:
     return lambda _: write(name, arguments)
 
 
-def _template(name: str, parameter: str, example: str, write: Callable[[str, dict[str, Any]], str]) -> Operation:
-    """Return the operation of a text with slots. Its arguments are the slots, numbered if one occurs twice."""
+def _template(
+    name: str, parameter: str, example: str, write: Callable[[str, dict[str, Any]], str]
+) -> Operation:
+    """Return the operation of a text with slots. Its arguments are the slots, numbered if one
+    occurs twice."""
     slots: list[str] = []
     for slot in _SLOT.findall(example):
-        slots.append(slot.lower() if slot.lower() not in slots else f"{slot.lower()} {len(slots) + 1}")
+        slots.append(
+            slot.lower() if slot.lower() not in slots else f"{slot.lower()} {len(slots) + 1}"
+        )
 
     def render(arguments: dict[str, Any]) -> str:
         values = iter(str(arguments[slot]) for slot in slots)
@@ -151,10 +173,11 @@ def _template(name: str, parameter: str, example: str, write: Callable[[str, dic
 
 
 def calls_of(action: str, operations: dict[str, Operation]) -> list[tuple[str, dict[str, Any]]]:
-    """Return (operation, arguments) of what an assistant turn does, [] for a turn that does nothing.
+    """Return (operation, arguments) of what an assistant turn does, [] for a turn that does
+    nothing.
 
-    What is no known operation is added to them: a call of another tool with its arguments, and a turn in no known form,
-    such as code, as a whole.
+    What is no known operation is added to them: a call of another tool with its arguments, and a
+    turn in no known form, such as code, as a whole.
     """
     turn = toolcalls.parse(action)
     if turn.errors or not (turn.calls or turn.content.strip()):
@@ -171,33 +194,46 @@ def calls_of(action: str, operations: dict[str, Operation]) -> list[tuple[str, d
         text = toolcalls.call_text(call.name, call.arguments)
         found = None if call.name in operations else _in_words(text, operations)
         if not found and call.name not in operations:
-            function = {"name": call.name, "parameters": {"properties": {key: {} for key in call.arguments}}}
+            function = {
+                "name": call.name,
+                "parameters": {"properties": {key: {} for key in call.arguments}},
+            }
             operations[call.name] = _operations(function, toolcalls.call_text)[0]
         made.append(found or (call.name, call.arguments))
     return made
 
 
 def _in_words(action: str, operations: dict[str, Operation]) -> tuple[str, dict[str, Any]] | None:
-    """Return the operation and the arguments of an action in words, None if it has the form of no operation."""
+    """Return the operation and the arguments of an action in words, None if it has the form of no
+    operation."""
     said = _said(action)
     for name, operation in operations.items():
-        if not operation.properties and not operation.form and said and said == _said(operation.render({})):
+        if (
+            not operation.properties
+            and not operation.form
+            and said
+            and said == _said(operation.render({}))
+        ):
             return name, {}
     forms = [operation for operation in operations.values() if operation.form]
-    for operation in sorted(forms, key=lambda op: -len(_SLOT.sub("", op.name))):  # "put X on Y" before "put X"
+    for operation in sorted(
+        forms, key=lambda op: -len(_SLOT.sub("", op.name))
+    ):  # "put X on Y" before "put X"
         if found := operation.form.fullmatch(said):
             return operation.name, dict(zip(operation.properties, found.groups(), strict=True))
     return None
 
 
 def _said(action: str) -> str:
-    """Return the text of an action in words: the argument of its call or, without a call, the action itself."""
+    """Return the text of an action in words: the argument of its call or, without a call, the
+    action itself."""
     calls = toolcalls.parse(action).calls
     return " ".join(str([*leaves(calls[0].arguments), ""][0] if calls else action).split())
 
 
 def succeeded(result: StepResult) -> bool:
-    """Return False for a refused call: by the world's `info`, or by an answer that begins like an error."""
+    """Return False for a refused call: by the world's `info`, or by an answer that begins like an
+    error."""
     calls = result.info.get("calls") or [{}]
     if "ok" in calls[0] or result.info.get("errors") or result.info.get("parse_error"):
         return bool(calls[0].get("ok", False)) and not result.info.get("parse_error")

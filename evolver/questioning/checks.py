@@ -1,7 +1,8 @@
 """Checks of a task that a language model proposed, against what execution showed.
 
 - The answer is a value that a step of the reference showed.
-- The query names every value that the verifier demands, directly or through a record that it singles out.
+- The query names every value that the verifier demands, directly or through a record that it
+  singles out.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from envs.toolcalls import parse
-from evolver.traces import values_used, words
+from evolver.transcripts import values_used, words
 
 _COUNTS = re.compile(r"\b(how many|number of|count)\b", re.IGNORECASE)
 _SELECTS = re.compile(  # words that choose a record by comparing all of them
@@ -27,7 +28,8 @@ _DIGITS = dict(zip("one two three four five six seven eight nine a an".split(), 
 
 @dataclass
 class Played:
-    """Actions that were executed. opening: its `opening_words`. shown: the environment's answer to each action."""
+    """Actions that were executed. opening: its `opening_words`. shown: the environment's answer to
+    each action."""
 
     actions: list[str]
     opening: str
@@ -37,9 +39,9 @@ class Played:
 def shown_answer(query: str, answer: str, played: Played) -> str:
     """Return the answer in the spelling in which a step showed it, "" if no step did.
 
-    An answer is one value: a word or number, or several words that stand alone in a line, a cell or a JSON string, not
-    words from the middle of a sentence. A question that counts may also be answered by the number of records that the
-    last step showed.
+    An answer is one value: a word or number, or several words that stand alone in a line, a cell or
+    a JSON string, not words from the middle of a sentence. A question that counts may also be
+    answered by the number of records that the last step showed.
     """
     core = answer.strip(" \n\"'`.,;:!?")
     parts = [re.escape(part) for part in core.split()]
@@ -52,16 +54,20 @@ def shown_answer(query: str, answer: str, played: Played) -> str:
     for text in played.shown:
         if match := re.search(pattern, text, re.IGNORECASE | re.MULTILINE):
             return match[match.lastindex or 0]
-    counted = _COUNTS.search(query) and played.shown and core == str(len(_records(played.shown[-1])))
+    counted = (
+        _COUNTS.search(query) and played.shown and core == str(len(_records(played.shown[-1])))
+    )
     return core if counted else ""
 
 
 def unnamed_value(query: str, played: Played, demanded: Any = None) -> str:
-    """Return an argument of the reference that an agent cannot know from the query, "" if there is none.
+    """Return an argument of the reference that an agent cannot know from the query, "" if there is
+    none.
 
-    A value is known if the query or the opening contains it, or if an earlier step showed it in a record that the words
-    of the query single out. If the arguments of that step are known too, the record may also be the only one, or
-    one of a list from which the query selects by comparison ("cheapest"). If they are not, one of the words must come
+    A value is known if the query or the opening contains it, or if an earlier step showed it in a
+    record that the words of the query single out. If the arguments of that step are known too, the
+    record may also be the only one, or one of a list from which the query selects by comparison
+    ("cheapest"). If they are not, one of the words must come
     from the query alone: the opening, which includes the tool descriptions, must not contain it.
 
     demanded: a JSON value; only arguments that occur in it are checked. None: all of them.
@@ -84,8 +90,12 @@ def unnamed_value(query: str, played: Played, demanded: Any = None) -> str:
             return True
         for own in (set(record.split()) for record in records if value in record):
             matching = {word for word in asked.split() if _like_one_of(word, own)}
-            names = {word for word in matching if f" {word} " not in played.opening and len(word) > 2}
-            unique = matching and not any(all(_like_one_of(word, other) for word in matching) for other in others)
+            names = {
+                word for word in matching if f" {word} " not in played.opening and len(word) > 2
+            }
+            unique = matching and not any(
+                all(_like_one_of(word, other) for word in matching) for other in others
+            )
             if unique and (reached or names):
                 return True
         return False
@@ -98,13 +108,16 @@ def unnamed_value(query: str, played: Played, demanded: Any = None) -> str:
 
 
 def _records(text: str) -> list[str]:
-    """Return the elements of the first list in a JSON answer, or the answer itself if it has none; else its lines."""
+    """Return the elements of the first list in a JSON answer, or the answer itself if it has none;
+    else its lines."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
         return [line for line in text.splitlines() if line.strip()]
     elements = _first_list(value)
-    return [text] if elements is None else [json.dumps(item, ensure_ascii=False) for item in elements]
+    return (
+        [text] if elements is None else [json.dumps(item, ensure_ascii=False) for item in elements]
+    )
 
 
 def _first_list(value: Any) -> list[Any] | None:
@@ -115,7 +128,9 @@ def _first_list(value: Any) -> list[Any] | None:
 
 
 def _like_one_of(word: str, others: set[str]) -> bool:
-    """Return True if `word` equals one of `others`, or if one is a prefix of the other, like "Mon" and "Monday"."""
+    """Return True if `word` equals one of `others`, or if one is a prefix of the other, like "Mon"
+    and "Monday"."""
     return word in others or any(
-        min(len(word), len(other)) >= 3 and (word.startswith(other) or other.startswith(word)) for other in others
+        min(len(word), len(other)) >= 3 and (word.startswith(other) or other.startswith(word))
+        for other in others
     )

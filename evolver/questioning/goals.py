@@ -1,10 +1,13 @@
-"""Tasks from what a walk changed and saw: a goal, the fewest calls that reach it, its verifier and its words.
+"""Tasks from what a walk changed and saw: a goal, the fewest calls that reach it, its verifier and
+its words.
 
-A proposal is one or two changes of a walk, a question about one answer, or both. It becomes a task if
+A proposal is one or two changes of a walk, a question about one answer, or both. It becomes a task
+if
 
-- the fewest of the walk's calls that still make the changes are a solution that an agent could find: it never uses a
-  value that nothing has shown or named;
-- without any one of these calls the solution fails, and so does the same solution for another value of the same type;
+- the fewest of the walk's calls that still make the changes are a solution that an agent could
+  find: it never uses a value that nothing has shown or named;
+- without any one of these calls the solution fails, and so does the same solution for another value
+  of the same type;
 - the query names what the verifier demands, by values that the agent can know (`envs.wording`).
 """
 
@@ -22,10 +25,10 @@ from envs.wording import distinguishing, goal_text, joined, spaced, summaries
 from envs.world import Observation, Task
 from evolver.questioning.calls import Event
 from evolver.questioning.checks import Played, shown_answer, unnamed_value
-from evolver.questioning.site import Site, is_token, with_needs
+from evolver.questioning.start_state import Site, is_token, with_needs
 from evolver.questioning.tasks import CLOSING, Unfit, synthetic_task
 from evolver.questioning.walks import NEW_TEXTS, typed
-from evolver.traces import leaves, opening_words, words
+from evolver.transcripts import leaves, opening_words, words
 
 FRAME = 20  # probes of a task that must not change
 FEW_FRAMED = 5  # in worlds whose actions are code
@@ -37,7 +40,8 @@ _OTHERS = 40  # values that an answer could be mistaken for
 
 @dataclass
 class Proposal:
-    """Some calls of a walk whose effect may become a task. targets: changes. ask: the call that a question is about."""
+    """Some calls of a walk whose effect may become a task. targets: changes. ask: the call that a
+    question is about."""
 
     events: list[Event]
     targets: list[int]
@@ -57,7 +61,9 @@ class Proposal:
 def proposals(events: Sequence[Event], site: Site, *, goals: int) -> list[Proposal]:
     """Return all proposals of a walk. goals: most changes of a task."""
     events, known = _useful(events), site.known.all()
-    unseen = [name for name, found in site.knowledge.witnesses.items() if not found]  # nothing shows their changes
+    unseen = [
+        name for name, found in site.knowledge.witnesses.items() if not found
+    ]  # nothing shows their changes
     changing = [n for n, event in enumerate(events) if event.changes and event.name not in unseen]
     asks = [
         n
@@ -69,7 +75,10 @@ def proposals(events: Sequence[Event], site: Site, *, goals: int) -> list[Propos
     ]
     made = []
     for size in range(1, goals + 1):
-        made += [Proposal(events, list(targets), None) for targets in itertools.combinations(changing, size)]
+        made += [
+            Proposal(events, list(targets), None)
+            for targets in itertools.combinations(changing, size)
+        ]
     made += [Proposal(events, [], n) for n in asks]
     for target, ask in itertools.product(changing, asks):
         order = list(range(len(events)))
@@ -79,16 +88,21 @@ def proposals(events: Sequence[Event], site: Site, *, goals: int) -> list[Propos
     return made
 
 
-def claimed(events: Sequence[Event], chosen: Sequence[Event], query: str, answer: str) -> tuple[Proposal, str]:
-    """Return the proposal of some calls of a walk that a language model chose, and the answer as one of them showed it,
-    "" if nothing is asked. events: all calls of the walk. Raises Unfit, with the reason.
+def claimed(
+    events: Sequence[Event], chosen: Sequence[Event], query: str, answer: str
+) -> tuple[Proposal, str]:
+    """Return the proposal of some calls of a walk that a language model chose, and the answer as
+    one of them showed it, "" if nothing is asked. events: all calls of the walk. Raises Unfit, with
+    the reason.
     """
     if not all(event.ok for event in chosen):
         raise Unfit("reference fails")
     useful = _useful(events)
     last = {event.key: n for n, event in enumerate(useful) if not event.changes}
     places = {id(event): n for n, event in enumerate(useful)}
-    chosen = [event for event in chosen if id(event) in places or event.key in last]  # not those that end the episode
+    chosen = [
+        event for event in chosen if id(event) in places or event.key in last
+    ]  # not those that end the episode
     targets = sorted({places[id(event)] for event in chosen if event.changes})
     shown, ask = "", None
     for event in reversed(chosen):
@@ -109,7 +123,9 @@ class Writer:
         self.site, self.least, self.most = site, least, most
         self.operations = site.operations
         self.code = site.code
-        self.summaries = summaries({name: operation.description for name, operation in self.operations.items()})
+        self.summaries = summaries(
+            {name: operation.description for name, operation in self.operations.items()}
+        )
         self.ids = site.knowledge.ids()
 
     def write(
@@ -123,8 +139,10 @@ class Writer:
     ) -> Task:
         """Return the task of a proposal. Raises Unfit, with the reason, if there is none.
 
-        common: {operation: times used so far}. Among several ways to a goal, the one with the rarer ones is kept.
-        query, answer: those of a language model, "" = worded here. The query has to name what the verifier demands.
+        common: {operation: times used so far}. Among several ways to a goal, the one with the rarer
+        ones is kept.
+        query, answer: those of a language model, "" = worded here. The query has to name what the
+        verifier demands.
         """
         kept = self._minimise(proposal, rng, common)
         if not self.least <= len(kept) <= self.most:
@@ -138,11 +156,15 @@ class Writer:
         if not written:
             query, wanted, closing = self._words(events, targets, asked, rng)
         elif asked is not None:
-            wanted = self._answer(answer, [cell for cell in events[asked].cells if words(cell.value) == words(answer)])
+            wanted = self._answer(
+                answer, [cell for cell in events[asked].cells if words(cell.value) == words(answer)]
+            )
         readings = self.site.read(episode)
         verifier = self._verifier(events, readings, wanted)
         if targets and not any("after" in probe for probe in verifier["probes"]):
-            raise Unfit("nothing to check")  # an answer alone would not show that the change was made
+            raise Unfit(
+                "nothing to check"
+            )  # an answer alone would not show that the change was made
         if written and unnamed_value(query, _played(events, episode.opening), _demanded(verifier)):
             raise Unfit("not named in the query")
         sibling = self._check(events, targets, asked, verifier, closing, rng)
@@ -164,11 +186,17 @@ class Writer:
         """Return the turn that ends the episode."""
         if self.site.answering:
             return [self.site.answering.render({"answer": closing} if asked is not None else {})]
-        return [] if self.code or not self.site.ends_by_text else [closing if asked is not None else CLOSING]
+        return (
+            []
+            if self.code or not self.site.ends_by_text
+            else [closing if asked is not None else CLOSING]
+        )
 
-    # --- the solution -------------------------------------------------------------------------------------------------
+    # --- the solution -----------------------------------------------------------------------------
 
-    def _minimise(self, proposal: Proposal, rng: random.Random, common: Mapping[str, int]) -> list[int]:
+    def _minimise(
+        self, proposal: Proposal, rng: random.Random, common: Mapping[str, int]
+    ) -> list[int]:
         """Return the fewest calls that still make the proposal's changes and show its answer."""
         needed = set(proposal.needed)
         kept = [n for n in range(max(needed) + 1) if n in needed or not proposal.events[n].changes]
@@ -178,10 +206,14 @@ class Writer:
             if not _informed([proposal.events[n] for n in trial], proposal.events, self.ids):
                 return False
             _, events = self.site.play([proposal.events[n] for n in trial])
-            return events is not None and (asked is None or events[trial.index(proposal.ask)].result == asked)
+            return events is not None and (
+                asked is None or events[trial.index(proposal.ask)].result == asked
+            )
 
         sliced = _slice(proposal.events, kept, needed)
-        if self.code and len(sliced) < len(kept) and holds(sliced):  # the first of two long episodes
+        if (
+            self.code and len(sliced) < len(kept) and holds(sliced)
+        ):  # the first of two long episodes
             kept = sliced
         elif not holds(kept):
             raise Unfit("not separable")
@@ -190,7 +222,7 @@ class Writer:
         rank = {n: (common.get(proposal.events[n].name, 0), rng.random()) for n in kept}
         return minimise(kept, needed, holds, key=lambda n: rank[n])
 
-    # --- the words ----------------------------------------------------------------------------------------------------
+    # --- the words --------------------------------------------------------------------------------
 
     def _words(
         self, events: Sequence[Event], targets: Sequence[int], asked: int | None, rng: random.Random
@@ -215,16 +247,24 @@ class Writer:
         for name, value in events[n].arguments.items():
             if _is_own_token(value, events):
                 continue
-            parts = [part for leaf in leaves(value) for part in self._phrase(events, str(leaf), hidden)]
-            phrases[name] = " ".join(part for part in dict.fromkeys(parts) if part not in stated) or " ".join(parts)
+            parts = [
+                part for leaf in leaves(value) for part in self._phrase(events, str(leaf), hidden)
+            ]
+            phrases[name] = " ".join(
+                part for part in dict.fromkeys(parts) if part not in stated
+            ) or " ".join(parts)
             stated += parts
         return goal_text(self.summaries[operation.name], phrases)
 
     def _named(self, events: Sequence[Event], wanted: Sequence[int]) -> list[str]:
         """Return the values that the query names, those of the calls `wanted`."""
         hidden = _hidden(events, self.ids)
-        values = [value for n in wanted for value in events[n].values if not _is_own_token(value, events)]
-        return list(dict.fromkeys(part for value in values for part in self._phrase(events, value, hidden)))
+        values = [
+            value for n in wanted for value in events[n].values if not _is_own_token(value, events)
+        ]
+        return list(
+            dict.fromkeys(part for value in values for part in self._phrase(events, value, hidden))
+        )
 
     def _phrase(self, events: Sequence[Event], value: str, hidden: Mapping[str, int]) -> list[str]:
         """Return the words for a value: itself, or the values that lead to a hidden one."""
@@ -233,16 +273,21 @@ class Writer:
         event = events[hidden[value]]
         parts = [part for inner in event.values for part in self._phrase(events, inner, hidden)]
         found = distinguishing(event.cells, value, list(hidden))
-        if found is not None and not (parts or found):  # the only row of an answer to a call without arguments
+        if found is not None and not (
+            parts or found
+        ):  # the only row of an answer to a call without arguments
             found = [
-                spaced(cell.label.rpartition(".")[2]) for cell in event.cells if cell.label and cell.value == value
+                spaced(cell.label.rpartition(".")[2])
+                for cell in event.cells
+                if cell.label and cell.value == value
             ]
         if not (parts or found) or found is None:
             raise Unfit("nothing names it")
         return list(dict.fromkeys([*parts, *found]))
 
     def _question(self, event: Event, query: str, rng: random.Random) -> tuple[str, dict[str, Any]]:
-        """Return what to reply with, in words, and the answer with the values that it could be mistaken for.
+        """Return what to reply with, in words, and the answer with the values that it could be
+        mistaken for.
 
         query: the `words` of the question so far, which must not hold the answer.
         """
@@ -254,7 +299,10 @@ class Writer:
             if cell.label and labels[cell.label] == 1 and "[*]" not in cell.label:
                 options.append((f"the {spaced(cell.label.removeprefix('$.'))}", cell.value, cell))
         if shown and not shown[0].label and len(rows) == 1 and len(shown) > 1:
-            options += [("the first word", shown[0].value, shown[0]), ("the last word", shown[-1].value, shown[-1])]
+            options += [
+                ("the first word", shown[0].value, shown[0]),
+                ("the last word", shown[-1].value, shown[-1]),
+            ]
         lists = {cell.label.partition("[*]")[0] for cell in shown if "[*]" in cell.label}
         if len(lists) == 1:
             (name,) = lists
@@ -272,21 +320,28 @@ class Writer:
         return wanted, self._answer(value, [cell] if cell else [])
 
     def _answer(self, value: str, shown: Sequence[Cell]) -> dict[str, Any]:
-        """Return the `answer` of a verifier with the values that it could be mistaken for: of the kinds of `shown`."""
+        """Return the `answer` of a verifier with the values that it could be mistaken for: of the
+        kinds of `shown`."""
         others: dict[str, None] = {}
         for kind in (kind for cell in shown for kind in cell.kinds):
             others |= dict.fromkeys(self.site.known.values.get(kind, ()))
             others |= dict.fromkeys(self.site.knowledge.words.get(kind, ()))
         return {"value": value, "others": [v for v in others if v != value][:_OTHERS]}
 
-    # --- the verifier -------------------------------------------------------------------------------------------------
+    # --- the verifier -----------------------------------------------------------------------------
 
     def _verifier(
-        self, events: Sequence[Event], readings: Sequence[Sequence[Cell]], answer: dict[str, Any] | None
+        self,
+        events: Sequence[Event],
+        readings: Sequence[Sequence[Cell]],
+        answer: dict[str, Any] | None,
     ) -> dict[str, Any]:
-        """Return the verifier of the state after `events`, which `readings` show, and of the answer."""
+        """Return the verifier of the state after `events`, which `readings` show, and of the
+        answer."""
         site, ids, mask = self.site, self.site.knowledge.ids(), self.site.knowledge.mask()
-        known = site.known_ids() | {value for event in events for value in event.values if not _is_new(value, events)}
+        known = site.known_ids() | {
+            value for event in events for value in event.values if not _is_new(value, events)
+        }
         goal = site.effect(readings, known)
         for n in goal:
             name = site.battery[n].event.name
@@ -295,9 +350,14 @@ class Writer:
         names = new_ids([readings[n] for n in chosen], ids, known)
         expected: dict[tuple[str, str], dict[str, Any]] = {}
         for n in chosen:
-            now, before = features(readings[n], ids, names, mask), features(site.initial[n], ids, {}, mask)
+            now, before = (
+                features(readings[n], ids, names, mask),
+                features(site.initial[n], ids, {}, mask),
+            )
             same = {"digest": digest(now)}
-            expected[site.battery[n].event.key] = same if now == before else {"before": before, "after": now}
+            expected[site.battery[n].event.key] = (
+                same if now == before else {"before": before, "after": now}
+            )
         calls = with_needs([site.battery[n] for n in chosen])
         probes = [{"tool": e.name, "action": e.action} | expected.get(e.key, {}) for e in calls]
         if not goal and answer is None:
@@ -313,10 +373,14 @@ class Writer:
         }
 
     def _chosen(self, goal: Sequence[int]) -> list[int]:
-        """Return the probes to use: those of the goal, and others, most of them of operations that show changes."""
+        """Return the probes to use: those of the goal, and others, most of them of operations that
+        show changes."""
         battery, shows = self.site.battery, self.site.knowledge.shows
         names, blind = [probe.event.name for probe in battery], self.site.knowledge.is_blind
-        frame = sorted(set(range(len(battery))) - set(goal), key=lambda n: (not shows(names[n]), blind(names[n]), n))
+        frame = sorted(
+            set(range(len(battery))) - set(goal),
+            key=lambda n: (not shows(names[n]), blind(names[n]), n),
+        )
         return sorted([*goal, *frame[: FEW_FRAMED if self.code else FRAME]])
 
     def _check(
@@ -328,10 +392,11 @@ class Writer:
         closing: str,
         rng: random.Random,
     ) -> str:
-        """Raise Unfit unless the solution passes, and fails without any of its calls or with a sibling of a value.
+        """Raise Unfit unless the solution passes, and fails without any of its calls or with a
+        sibling of a value.
 
-        The call that is asked about is needed for the answer, which the verifier cannot see. Return the query of the
-        sibling, "" if there is none.
+        The call that is asked about is needed for the answer, which the verifier cannot see. Return
+        the query of the sibling, "" if there is none.
         """
 
         def passes(calls: Sequence[Event]) -> tuple[bool, list[Event] | None]:
@@ -339,7 +404,9 @@ class Writer:
             if not played or played[-1].over:
                 return False, None
             readings = self._readings(verifier, episode)
-            return judge(verifier, readings, closing if verifier["answer"] else None).success, played
+            return judge(
+                verifier, readings, closing if verifier["answer"] else None
+            ).success, played
 
         if not passes(events)[0]:
             raise Unfit("reference fails")
@@ -360,45 +427,63 @@ class Writer:
 
     def _readings(self, verifier: dict[str, Any], episode: Any) -> list[Sequence[Cell]]:
         by_action = {event.action: event for event in with_needs(self.site.battery)}
-        return self.site.read_calls(episode, [by_action[probe["action"]] for probe in verifier["probes"]])
+        return self.site.read_calls(
+            episode, [by_action[probe["action"]] for probe in verifier["probes"]]
+        )
 
-    def _siblings(self, events: Sequence[Event], targets: Sequence[int], rng: random.Random) -> list[list[Event]]:
-        """Return solutions with another value in one argument of a change: one of the same type if any is known, else a
-        made-up one. Slow worlds get one of them only."""
+    def _siblings(
+        self, events: Sequence[Event], targets: Sequence[int], rng: random.Random
+    ) -> list[list[Event]]:
+        """Return solutions with another value in one argument of a change: one of the same type if
+        any is known, else a made-up one. Slow worlds get one of them only."""
         places = [(n, name, value) for n in targets for name, value in events[n].arguments.items()]
         rng.shuffle(places)
         siblings = []
         for n, name, value in places[: 1 if self.site.slow else _SIBLINGS]:
             kinds = self.site.knowledge.kinds.get(f"{events[n].name}.{name}", {})
             fitting = [kind for kind, (worked, tried) in kinds.items() if worked > 0.3 * tried]
-            others = [v for kind in fitting for v in self.site.known.values.get(kind, ()) if v != str(value)]
+            others = [
+                v
+                for kind in fitting
+                for v in self.site.known.values.get(kind, ())
+                if v != str(value)
+            ]
             others = others or [text for text in NEW_TEXTS if text != value]
             other = typed(rng.choice(others), {"type": _TYPES.get(type(value), "")})
             if type(value) in (int, float) and (other is None or other == value):
                 other = value + 1
             if type(other) is type(value):
-                siblings.append([_replaced(e, value, other, self.operations[e.name].render) for e in events])
+                siblings.append(
+                    [_replaced(e, value, other, self.operations[e.name].render) for e in events]
+                )
         return siblings
 
 
 def _is_own_token(value: Any, events: Sequence[Event]) -> bool:
-    """Return True for an access token, if each of the operations that show tokens was called once: no user would
-    mention it, as long as the account is clear."""
+    """Return True for an access token, if each of the operations that show tokens was called once:
+    no user would mention it, as long as the account is clear."""
     showing = [event.name for event in events if any(is_token(cell.value) for cell in event.cells)]
     return isinstance(value, str) and is_token(value) and len(showing) == len(set(showing))
 
 
-Option = tuple[str, str, Cell | None]  # what to reply with, in words; the answer; where it was shown
+Option = tuple[
+    str, str, Cell | None
+]  # what to reply with, in words; the answer; where it was shown
 
 
 def _askable(options: Sequence[Option], query: str) -> list[Option]:
     """Return the options whose answer is short and not in the query."""
-    return [option for option in options if words(option[1]) not in query and 0 < len(option[1]) <= 40]
+    return [
+        option for option in options if words(option[1]) not in query and 0 < len(option[1]) <= 40
+    ]
 
 
 def _of_rows(shown: Sequence[Cell], rng: random.Random) -> list[Option]:
-    """Return questions about a few values of the rows of a JSON list, by words that tell each row from the others."""
-    inner = [cell for cell in shown if cell.label.count("[*]") == 1 and not cell.label.endswith("[*]")]
+    """Return questions about a few values of the rows of a JSON list, by words that tell each row
+    from the others."""
+    inner = [
+        cell for cell in shown if cell.label.count("[*]") == 1 and not cell.label.endswith("[*]")
+    ]
     options: list[Option] = []
     for cell in rng.sample(inner, min(_ROWS_ASKED, len(inner))):
         found = distinguishing(shown, cell.value, ())
@@ -408,16 +493,24 @@ def _of_rows(shown: Sequence[Cell], rng: random.Random) -> list[Option]:
     return options
 
 
-def _replaced(event: Event, value: Any, other: Any, render: Callable[[dict[str, Any]], str]) -> Event:
-    arguments = {name: other if given == value else given for name, given in event.arguments.items()}
+def _replaced(
+    event: Event, value: Any, other: Any, render: Callable[[dict[str, Any]], str]
+) -> Event:
+    arguments = {
+        name: other if given == value else given for name, given in event.arguments.items()
+    }
     return Event(event.name, arguments, render(arguments), event.result, changes=event.changes)
 
 
 def minimise(
-    kept: list[int], needed: set[int], holds: Callable[[list[int]], bool], *, key: Callable[[int], Any]
+    kept: list[int],
+    needed: set[int],
+    holds: Callable[[list[int]], bool],
+    *,
+    key: Callable[[int], Any],
 ) -> list[int]:
-    """Return `kept` without what `holds` does not need. Drops chunks of decreasing size, highest `key` first, but no
-    `needed` item, until no single other item can be dropped.
+    """Return `kept` without what `holds` does not need. Drops chunks of decreasing size, highest
+    `key` first, but no `needed` item, until no single other item can be dropped.
     """
     size = max(len(kept) // 2, 1)
     while True:
@@ -434,7 +527,8 @@ def minimise(
 
 
 def _slice(events: Sequence[Event], kept: Sequence[int], needed: set[int]) -> list[int]:
-    """Return the calls that show a value which a needed call, or one of these, uses; and those with such a value."""
+    """Return the calls that show a value which a needed call, or one of these, uses; and those with
+    such a value."""
     chosen, values = set(needed), {value for n in needed for value in events[n].values}
     for n in reversed(kept):
         shown = {cell.value for cell in events[n].cells}
@@ -445,7 +539,8 @@ def _slice(events: Sequence[Event], kept: Sequence[int], needed: set[int]) -> li
 
 
 def _useful(events: Sequence[Event]) -> list[Event]:
-    """Return the calls that succeeded; of look-ups repeated with no change in between, only the first."""
+    """Return the calls that succeeded; of look-ups repeated with no change in between, only the
+    first."""
     kept, seen = [], set()
     for event in events:
         if event.changes:
@@ -459,8 +554,8 @@ def _useful(events: Sequence[Event]) -> list[Event]:
 def _hidden(events: Sequence[Event], ids: Collection[str]) -> dict[str, int]:
     """Return {id: the call that shows it} of the ids that are used after a call has shown them.
 
-    An id that a call takes before any has shown it has to be named in the query, and is not hidden. So is any other
-    value, because a user would name it.
+    An id that a call takes before any has shown it has to be named in the query, and is not hidden.
+    So is any other value, because a user would name it.
     """
     shown: dict[str, int] = {}
     hidden: dict[str, int] = {}
@@ -484,8 +579,11 @@ def _informed(events: Sequence[Event], whole: Sequence[Event], ids: Collection[s
 
 
 def _is_new(value: str, events: Sequence[Event]) -> bool:
-    """Return True if a change of `events` showed the value first: an id that the solution creates."""
-    first = next((event for event in events if any(cell.value == value for cell in event.cells)), None)
+    """Return True if a change of `events` showed the value first: an id that the solution
+    creates."""
+    first = next(
+        (event for event in events if any(cell.value == value for cell in event.cells)), None
+    )
     used = next((event for event in events if value in event.values), None)
     return first is not None and first.changes and used is not first
 
@@ -499,7 +597,9 @@ def _played(events: Sequence[Event], opening: Observation | None = None) -> Play
 def _demanded(verifier: dict[str, Any]) -> list[Any]:
     """Return the features that the wanted change adds or removes."""
     changed = [(p["before"], p["after"]) for p in verifier["probes"] if "after" in p]
-    return [f for before, after in changed for f in (*before, *after) if (f in before) != (f in after)]
+    return [
+        f for before, after in changed for f in (*before, *after) if (f in before) != (f in after)
+    ]
 
 
 def _start_meta(task: Task) -> dict[str, Any]:

@@ -1,4 +1,5 @@
-"""Judges that score synthetic tasks by asking a language model (section 3.4 of the AgentEvolver paper).
+"""Judges that score synthetic tasks by asking a language model (section 3.4 of the AgentEvolver
+paper).
 
 There are three, as in the paper's ablation: Naive sees the task and the trajectory, Principle also
 sees how to score, and Reference also sees the actions that solved the task when it was made.
@@ -10,17 +11,22 @@ from collections import Counter
 from collections.abc import Sequence
 
 from envs.world import Evaluation
-from evolver.llm.client import Chat, ChatError, Question
+from evolver.llm.client import ChatError, Question
 from evolver.llm.prompts import prompt
 from evolver.llm.schemas import Schema, record, string
+from evolver.parts import Parts
 from evolver.questioning import OutcomeJudge, is_verified
-from evolver.traces import exchanges_of, quoted, rules_of, shortened, tool_list, transcript
+from evolver.transcripts import exchanges_of, quoted, rules_of, shortened, tool_list, transcript
 from rl.trajectory import Trajectory
 
 
 def _whole(*scores: int) -> Schema:
-    """Return the schema of a judgement. A score of 1 is refused: the model may mean it on a scale from 0 to 1."""
-    return record(analysis=string(2000), score={"type": "integer", "enum": [score for score in scores if score != 1]})
+    """Return the schema of a judgement. A score of 1 is refused: the model may mean it on a scale
+    from 0 to 1."""
+    return record(
+        analysis=string(2000),
+        score={"type": "integer", "enum": [score for score in scores if score != 1]},
+    )
 
 
 class Naive(OutcomeJudge):
@@ -29,15 +35,16 @@ class Naive(OutcomeJudge):
     roles, prompts = ("judge",), ("outcome_naive",)
     schema = _whole(*range(101))
 
-    def __init__(self, chat: Chat, shown: int):
-        """shown: characters of an action or observation that the judge sees."""
-        self.chat, self.shown = chat, shown
+    def __init__(self, parts: Parts):
+        self.chat, self.max_chars = parts.chat, parts.max_chars
         self._counts: Counter[str] = Counter()
 
     def score(self, trajectories: Sequence[Trajectory]) -> list[Evaluation | str]:
         """Return one evaluation per trajectory, or why there is none. Raises RunEnds."""
         results: list[Evaluation | str] = []
-        for trajectory, answer in zip(trajectories, self.chat.ask([self.question(t) for t in trajectories])):
+        for trajectory, answer in zip(
+            trajectories, self.chat.ask([self.question(t) for t in trajectories])
+        ):
             self._counts["judged"] += 1
             if isinstance(answer, ChatError):
                 self._counts["unanswered"] += 1
@@ -57,16 +64,22 @@ class Naive(OutcomeJudge):
         return self._question(self.prompts[0], trajectory)
 
     def _question(self, name: str, trajectory: Trajectory, **slots: str) -> Question:
-        text, steps = prompt(name), transcript(exchanges_of(trajectory), self.shown)
-        slots |= {"task": quoted(trajectory.task.query), "steps": steps, "count": str(len(trajectory.turns))}
-        slots["tools"] = tool_list(trajectory.tools, 2 * self.shown)
+        text, steps = prompt(name), transcript(exchanges_of(trajectory), self.max_chars)
+        slots |= {
+            "task": quoted(trajectory.task.query),
+            "steps": steps,
+            "count": str(len(trajectory.turns)),
+        }
+        slots["tools"] = tool_list(trajectory.tools, 2 * self.max_chars)
         return Question(self.roles[0], text.messages(**slots), self.schema, text.version)
 
     def metrics(self) -> dict[str, float]:
-        """Return metrics since the last call. `agreed_rate` compares with the world's own evaluation, for tasks that
-        the world can check."""
+        """Return metrics since the last call. `agreed_rate` compares with the world's own
+        evaluation, for tasks that the world can check."""
         counts, self._counts = self._counts, Counter()
-        figures = {f"questioning/judge/{name}": float(counts[name]) for name in ("judged", "unanswered")}
+        figures = {
+            f"questioning/judge/{name}": float(counts[name]) for name in ("judged", "unanswered")
+        }
         if counts["verified"]:
             figures["questioning/judge/agreed_rate"] = counts["agreed"] / counts["verified"]
         return figures
@@ -82,11 +95,12 @@ class Principle(Naive):
         return self._question(self.prompts[0], trajectory, rules=self._rules(trajectory))
 
     def _rules(self, trajectory: Trajectory) -> str:
-        return quoted(rules_of(trajectory.messages, 2 * self.shown))
+        return quoted(rules_of(trajectory.messages, 2 * self.max_chars))
 
 
 class Reference(Principle):
-    """Also shows the model the task's reference solution, if there is one, with the expected answer."""
+    """Also shows the model the task's reference solution, if there is one, with the expected
+    answer."""
 
     prompts = ("outcome_principle", "outcome_reference")  # the first for a task without a reference
 
@@ -94,8 +108,12 @@ class Reference(Principle):
         task = trajectory.task
         if not task.reference:
             return super().question(trajectory)
-        known = [shortened(action, self.shown) for action in task.reference]
+        known = [shortened(action, self.max_chars) for action in task.reference]
         if task.meta.get("answer"):
-            known.append(f"The answer to the question is: {shortened(str(task.meta['answer']), self.shown)}")
+            known.append(
+                f"The answer to the question is: {shortened(str(task.meta['answer']), self.max_chars)}"
+            )
         solution = quoted("\n".join(known))
-        return self._question("outcome_reference", trajectory, rules=self._rules(trajectory), reference=solution)
+        return self._question(
+            "outcome_reference", trajectory, rules=self._rules(trajectory), reference=solution
+        )

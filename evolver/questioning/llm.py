@@ -1,13 +1,15 @@
-"""Self-questioning by language models: one explores, one writes tasks, and execution decides which are kept.
+"""Self-questioning by language models: one explores, one writes tasks, and execution decides which
+are kept.
 
-As in section 3 of the AgentEvolver paper, a walk has a breadth-first phase of N_b steps and a depth-first phase in
-which only the last N_d observations are shown. The writer turns the record of a walk into tasks of a preferred
-difficulty.
+As in section 3 of the AgentEvolver paper, a walk has a breadth-first phase of N_b steps and a
+depth-first phase in which only the last N_d observations are shown. The writer turns the record of
+a walk into tasks of a preferred difficulty.
 
-A task consists of a query and steps of the walk, given by their numbers: only actions of the walk are executed, never
-text that the writer made up. The walk is repeated call by call to find out what its calls change. The task gets the
-fewest calls that make the chosen changes, and a verifier of what other calls show afterwards, as the tasks of the
-embedded explorer do (evolver/questioning/{site,goals}.py). The writer's query and answer are checked against what the
+A task consists of a query and steps of the walk, given by their numbers: only actions of the walk
+are executed, never text that the writer made up. The walk is repeated call by call to find out what
+its calls change. The task gets the fewest calls that make the chosen changes, and a verifier of
+what other calls show afterwards, as the tasks of the embedded explorer do
+(evolver/questioning/{site,goals}.py). The writer's query and answer are checked against what the
 calls showed (evolver/questioning/checks.py).
 """
 
@@ -17,7 +19,7 @@ import contextlib
 import json
 import random
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,22 +27,24 @@ from typing import Any
 from envs.profile import draft, tools_of
 from envs.world import Message, Observation, Task, Tool, World, WorldError
 from evolver.llm.answers import unfit
-from evolver.llm.client import Chat, ChatError, Question
+from evolver.llm.client import ChatError, Question
 from evolver.llm.embedders import HashedNgrams
 from evolver.llm.prompts import prompt
 from evolver.llm.schemas import INTEGER, NUMBER, array, record, string
+from evolver.parts import Parts
 from evolver.questioning.calls import Event, calls_of
 from evolver.questioning.goals import Writer, claimed
-from evolver.questioning.pool import TaskPool
-from evolver.questioning.site import Site
+from evolver.questioning.start_state import Site
 from evolver.questioning.tasks import Unfit, check_probe, probe_of
 from evolver.questioning.walks import Walker
-from evolver.traces import quoted, rules_of, shortened, text_of, transcript, words
+from evolver.transcripts import quoted, rules_of, shortened, text_of, transcript, words
 from rl.bounds import Count, CountOrZero
 from rl.seeds import seed_of
 
 _LEVELS = ("easy: one thing to look up or change", "medium: a few steps that depend on each other")
-_LEVELS += ("hard: several steps that depend on each other, and something that has to be found out first",)
+_LEVELS += (
+    "hard: several steps that depend on each other, and something that has to be found out first",
+)
 _CALL = '<tool_call>\n{"name": <name>, "arguments": <object>}\n</tool_call>'
 
 
@@ -54,17 +58,14 @@ class LlmWalk:
 
 
 class LlmExplorer:
-    """Explores the worlds of the seed tasks, whose queries are masked, with the roles `explorer` and `writer`."""
+    """Explores the worlds of the seed tasks, whose queries are masked, with the roles `explorer`
+    and `writer`."""
 
     roles, prompts = ("explorer", "writer"), ("explore", "write_tasks")
 
     def __init__(
         self,
-        make_world: Callable[[], World],
-        chat: Chat,
-        shown: int,
-        pool: TaskPool,
-        progress: Callable[[int, int], None] = lambda done, total: None,
+        parts: Parts,
         *,
         breadth: CountOrZero = 3,
         depth: CountOrZero = 17,
@@ -73,17 +74,19 @@ class LlmExplorer:
         patience: Count = 32,
         parallel: Count = 8,
     ):
-        """shown: characters of an observation that a model sees. progress: called with (tasks kept, budget). breadth,
-        depth: steps of the two phases. per_walk: most tasks of one walk. rounds: most walks from one seed task per call
-        of `explore`. patience: walks without a new task after which `explore` ends. parallel: concurrent walks.
+        """breadth, depth: steps of the two phases. per_walk: most tasks of one walk. rounds: most
+        walks from one seed task per call of `explore`. patience: walks without a new task after
+        which `explore` ends. parallel: concurrent walks.
 
         Raises ValueError if the world can only present its own tasks."""
-        self._make_world, self.chat, self.shown, self.pool, self.progress = make_world, chat, shown, pool, progress
+        pool = parts.task_pool
+        self._make_world, self.chat, self.max_chars = parts.make_world, parts.chat, parts.max_chars
+        self.pool, self.progress = pool, parts.progress
         self.breadth, self.depth, self.per_walk = breadth, depth, per_walk
         self.rounds, self.patience, self.parallel = rounds, patience, parallel
         self._walker = Walker(breadth=0, depth=0, branches=1)  # repeats walks and learns from them
         self._embedder = HashedNgrams()  # finds the tasks that the writer is asked not to repeat
-        world = make_world()
+        world = parts.make_world()
         try:
             # If the world does not describe itself, draft a profile from the tools of a few tasks.
             self.profile = world.profile() or draft(world.name, tools_of(world, pool.seeds[:8]))
@@ -92,7 +95,9 @@ class LlmExplorer:
             world.close()
         self.preference = preference_text(self.profile)
 
-    def explore(self, world: World, seeds: Sequence[Task], budget: int, rng: random.Random) -> Iterator[Task]:
+    def explore(
+        self, world: World, seeds: Sequence[Task], budget: int, rng: random.Random
+    ) -> Iterator[Task]:
         """Yield new tasks from `parallel` concurrent walks at a time. Raises RunEnds."""
         size, best, fruitless = len(self.pool.tasks), len(self.pool.tasks), 0
         for _ in range(self.rounds):
@@ -100,22 +105,35 @@ class LlmExplorer:
             starts = rng.sample(seeds, len(seeds))
             for first in range(0, len(starts), self.parallel):
                 for walk, proposals in self._proposals(starts[first : first + self.parallel], seed):
-                    yield from self._tasks(world, walk, proposals, random.Random(seed_of(seed, walk.start.id, "tasks")))
+                    yield from self._tasks(
+                        world, walk, proposals, random.Random(seed_of(seed, walk.start.id, "tasks"))
+                    )
                 self.progress(len(self.pool.tasks) - size, budget)
-                fruitless = 0 if len(self.pool.tasks) > best else fruitless + len(starts[first : first + self.parallel])
+                fruitless = (
+                    0
+                    if len(self.pool.tasks) > best
+                    else fruitless + len(starts[first : first + self.parallel])
+                )
                 best = len(self.pool.tasks)
                 if fruitless >= self.patience:
                     return
 
-    def _proposals(self, starts: Sequence[Task], seed: int) -> list[tuple[LlmWalk, list[dict[str, Any]]]]:
-        """Walk from each start and return the walks with the writer's proposals, the most confident first."""
+    def _proposals(
+        self, starts: Sequence[Task], seed: int
+    ) -> list[tuple[LlmWalk, list[dict[str, Any]]]]:
+        """Walk from each start and return the walks with the writer's proposals, the most confident
+        first."""
         with ThreadPoolExecutor(len(starts)) as threads:
-            walks = list(threads.map(lambda start: self._walk(start, seed_of(seed, start.id)), starts))
+            walks = list(
+                threads.map(lambda start: self._walk(start, seed_of(seed, start.id)), starts)
+            )
         self.pool.count(walks=len(walks), env_steps=sum(len(walk.steps) for walk in walks))
         for _ in range(sum(not walk.steps for walk in walks)):
             self.pool.reject("no step taken", tried=0)
         walks = [walk for walk in walks if walk.steps]
-        answers = self.chat.ask([self._writing(walk, seed_of(seed, walk.start.id)) for walk in walks])
+        answers = self.chat.ask(
+            [self._writing(walk, seed_of(seed, walk.start.id)) for walk in walks]
+        )
         proposals = []
         for walk, answer in zip(walks, answers):
             if isinstance(answer, ChatError):
@@ -123,13 +141,15 @@ class LlmExplorer:
             elif not answer.parsed["tasks"]:
                 self.pool.reject("nothing proposed", tried=0)
             else:
-                ranked = sorted(answer.parsed["tasks"], key=lambda proposal: -proposal["confidence"])
+                ranked = sorted(
+                    answer.parsed["tasks"], key=lambda proposal: -proposal["confidence"]
+                )
                 proposals.append((walk, ranked[: self.per_walk]))
                 for _ in ranked[self.per_walk :]:
                     self.pool.reject("surplus", tried=0)
         return proposals
 
-    # --- exploring ----------------------------------------------------------------------------------------------------
+    # --- exploring --------------------------------------------------------------------------------
 
     def _walk(self, start: Task, seed: int) -> LlmWalk:
         """Make one walk. It ends early if the chat model does not answer or the world breaks."""
@@ -154,25 +174,30 @@ class LlmExplorer:
         """Return the question for step k of a walk."""
         text = prompt("explore")
         tools = json.dumps(walk.opening.tools, ensure_ascii=False)
-        steps, phase = self.breadth + self.depth, f"Phase 1, step {k + 1} of {self.breadth}: look at what there is."
+        steps, phase = (
+            self.breadth + self.depth,
+            f"Phase 1, step {k + 1} of {self.breadth}: look at what there is.",
+        )
         if k >= self.breadth:
             phase = f"Phase 2, step {k + 1} of {steps}: go deeper into one thing; build upon what you saw last."
         window = walk.steps if k < self.breadth else walk.steps[-self.depth :]
         messages: list[Message] = text.messages(
             profile=profile_text(self.profile, walk.opening.tools),
-            rules=rules_of(walk.opening.messages, 4 * self.shown),
-            tools=f"Its tools: {tools}\nA call is written as\n{_CALL}\n" if walk.opening.tools else "",
+            rules=rules_of(walk.opening.messages, 4 * self.max_chars),
+            tools=f"Its tools: {tools}\nA call is written as\n{_CALL}\n"
+            if walk.opening.tools
+            else "",
             opening=text_of([m for m in walk.opening.messages if m.get("role") != "system"]),
             phase="" if window else phase,
         )
         for action, observation in window:
             messages.append({"role": "assistant", "content": action})
-            messages.append({"role": "user", "content": shortened(observation, self.shown)})
+            messages.append({"role": "user", "content": shortened(observation, self.max_chars)})
         if window:
             messages[-1]["content"] += f"\n\n{phase}"
         return Question("explorer", messages, None, text.version, seed)
 
-    # --- writing ------------------------------------------------------------------------------------------------------
+    # --- writing ----------------------------------------------------------------------------------
 
     def _writing(self, walk: LlmWalk, seed: int) -> Question:
         text = prompt("write_tasks")
@@ -180,15 +205,22 @@ class LlmExplorer:
         messages = text.messages(
             profile=quoted(profile_text(self.profile, walk.opening.tools)), preference=self.preference,
             most=str(self.per_walk), known=quoted(known), count=str(len(walk.steps)),
-            steps=transcript(walk.steps, self.shown),
+            steps=transcript(walk.steps, self.max_chars),
         )  # fmt: skip
         steps = array(INTEGER, len(walk.steps))
         task = record(query=string(600), confidence=NUMBER, steps=steps, answer=string(400))
-        return Question("writer", messages, record(tasks=array(task, self.per_walk)), text.version, seed)
+        return Question(
+            "writer", messages, record(tasks=array(task, self.per_walk)), text.version, seed
+        )
 
     def _nearest(self, walk: LlmWalk, count: int = 12) -> list[str]:
-        """Return queries that the writer may repeat: of the same start, then those most similar to the actions."""
-        nearest = [task.query for task in self.pool.tasks.values() if task.meta.get("source") == walk.start.id]
+        """Return queries that the writer may repeat: of the same start, then those most similar to
+        the actions."""
+        nearest = [
+            task.query
+            for task in self.pool.tasks.values()
+            if task.meta.get("source") == walk.start.id
+        ]
         others = [task.query for task in self.pool.tasks.values() if task.query not in nearest]
         if others and len(nearest) < count:
             vectors_ND = self._embedder([" ".join(action for action, _ in walk.steps), *others])
@@ -196,7 +228,7 @@ class LlmExplorer:
             nearest += [others[i] for i in ranked[: count - len(nearest)]]
         return nearest[-count:]
 
-    # --- making tasks -------------------------------------------------------------------------------------------------
+    # --- making tasks -----------------------------------------------------------------------------
 
     def _tasks(
         self, world: World, walk: LlmWalk, proposals: Sequence[dict[str, Any]], rng: random.Random
@@ -221,10 +253,13 @@ class LlmExplorer:
         self.pool.count(env_steps=site.steps if site else 0)
 
     def _repeated(self, site: Site, walk: LlmWalk, rng: random.Random) -> list[list[Event]]:
-        """Return the calls of each step of a walk after repeating it and finding out what they change."""
+        """Return the calls of each step of a walk after repeating it and finding out what they
+        change."""
         made = [calls_of(action, site.operations) for action, _ in walk.steps]
         calls = [Event(name, arguments, "") for step in made for name, arguments in step]
-        (repeated,) = self._walker.walks(site.world, site.task, rng, site.known, calls, site.operations)
+        (repeated,) = self._walker.walks(
+            site.world, site.task, rng, site.known, calls, site.operations
+        )
         site.steps += len(repeated.events)
         site.learn_roles(repeated.events)
         site.extend(repeated.events)
@@ -232,12 +267,19 @@ class LlmExplorer:
         return [[event for _, event in zip(step, rest)] for step in made]
 
     def _task(
-        self, site: Site, walk: LlmWalk, steps: list[list[Event]], proposal: dict[str, Any], rng: random.Random
+        self,
+        site: Site,
+        walk: LlmWalk,
+        steps: list[list[Event]],
+        proposal: dict[str, Any],
+        rng: random.Random,
     ) -> Task:
         """Return the task of a proposal. Raises Unfit, with the reason, if there is none."""
         query, answer = proposal["query"].strip(), proposal["answer"].strip()
         numbers = list(dict.fromkeys(proposal["steps"]))
-        if problem := unfit(query, text_of(walk.opening.messages), [shown for _, shown in walk.steps]):
+        if problem := unfit(
+            query, text_of(walk.opening.messages), [shown for _, shown in walk.steps]
+        ):
             raise Unfit(f"query {problem}")
         if not 0 <= proposal["confidence"] <= 1:
             raise Unfit("no such confidence")
@@ -249,7 +291,9 @@ class LlmExplorer:
             raise Unfit("no way to answer")
         chosen = [event for n in sorted(numbers) for event in steps[n - 1]]
         goal, answer = claimed([event for step in steps for event in step], chosen, query, answer)
-        return Writer(site, least=1, most=len(goal.events)).write(goal, rng, common={}, query=query, answer=answer)
+        return Writer(site, least=1, most=len(goal.events)).write(
+            goal, rng, common={}, query=query, answer=answer
+        )
 
     def state(self) -> dict[str, Any]:
         """Return what was learnt from the walks, as JSON values."""
@@ -260,17 +304,24 @@ class LlmExplorer:
 
 
 def profile_text(profile: dict[str, Any], tools: Sequence[Tool] = (), limit: int = 8000) -> str:
-    """Return a world's profile as lines of text: entities with their attributes, examples and operations.
+    """Return a world's profile as lines of text: entities with their attributes, examples and
+    operations.
 
-    tools: those of the current world. If some of them are operations of the profile, the other operations are left
-    out, and so are entities with no operation left.
+    tools: those of the current world. If some of them are operations of the profile, the other
+    operations are left out, and so are entities with no operation left.
     """
     operations = [*profile.get("operations", ())]
-    operations += [operation for entity in profile.get("entities", ()) for operation in entity.get("operations", ())]
+    operations += [
+        operation
+        for entity in profile.get("entities", ())
+        for operation in entity.get("operations", ())
+    ]
     offered = {tool["function"]["name"] for tool in tools}.intersection(map(_tool_of, operations))
 
     def lines_of(operations: Sequence[dict[str, Any]], indent: str) -> list[str]:
-        listed = [operation for operation in operations if not offered or _tool_of(operation) in offered]
+        listed = [
+            operation for operation in operations if not offered or _tool_of(operation) in offered
+        ]
         return [f"{indent}{_operation(operation)}" for operation in listed]
 
     lines = [str(profile["description"])] if profile.get("description") else []
@@ -293,7 +344,9 @@ def _operation(operation: dict[str, Any]) -> str:
     """Return an operation in one line: name, arguments, start of the description."""
     description = str(operation.get("description", "")).split("\n")[0]
     about = f" ({', '.join(operation['arguments'])})" if operation.get("arguments") else ""
-    return f"{operation['name']}{about}" + (f": {shortened(description, 160)}" if description else "")
+    return f"{operation['name']}{about}" + (
+        f": {shortened(description, 160)}" if description else ""
+    )
 
 
 def _examples(entity: dict[str, Any], most: int = 6) -> list[str]:
@@ -309,10 +362,15 @@ def _examples(entity: dict[str, Any], most: int = 6) -> list[str]:
 
 
 def preference_text(profile: dict[str, Any]) -> str:
-    """Describe the preferred tasks, from `task_preference` or `preference` of the profile. The default is the paper's:
-    2 entities, 3 attributes, 3 operations, hard."""
+    """Describe the preferred tasks, from `task_preference` or `preference` of the profile. The
+    default is the paper's: 2 entities, 3 attributes, 3 operations, hard."""
     wanted = profile.get("task_preference") or profile.get("preference") or {}
-    if wanted.keys() & {"calls", "operations", "answers", "style"}:  # the form of envs/travel/profile.py
+    if wanted.keys() & {
+        "calls",
+        "operations",
+        "answers",
+        "style",
+    }:  # the form of envs/travel/profile.py
         fewest, most = wanted.get("calls", [1, 10])
         text = f"It takes {fewest} to {most} calls, changes up to {wanted.get('operations', 2)} things, and asks"
         text += f" {'at most one question' if wanted.get('answers', 1) else 'no question'}."

@@ -11,30 +11,42 @@ from typing import Any
 
 from envs.probed import is_probed
 from envs.world import Task, World
-from evolver.traces import play, text_of
+from evolver.transcripts import play, text_of
 
 CLOSING = "done"  # ends an episode that needs no answer
 _Start = tuple[int, str]
 
 
 class Unfit(Exception):
-    """Raised for a proposal that gives no task. The message is the reason, by which it is counted in the metrics."""
+    """Raised for a proposal that gives no task. The message is the reason, by which it is counted
+    in the metrics."""
 
 
-MASK = "Look around and find out what can be done here."  # replaces the query of a task whose world is explored
+# replaces the query of a task whose world is explored
+MASK = "Look around and find out what can be done here."
 
 
 def probe_of(task: Task) -> Task:
     """Return a task that starts in the world of `task` and asks for nothing: its query is masked.
 
-    It keeps the verifier, which the world may need to start, and the id of `task` as `meta["entry"]`.
+    It keeps the verifier, which the world may need to start, and the id of `task` as
+    `meta["entry"]`.
     """
     meta = task.meta | {"entry": task.meta.get("entry", task.id)}
-    return replace(task, id=f"probe/{task.id}", query=MASK, origin="synthetic", reference=[], difficulty=0, meta=meta)
+    return replace(
+        task,
+        id=f"probe/{task.id}",
+        query=MASK,
+        origin="synthetic",
+        reference=[],
+        difficulty=0,
+        meta=meta,
+    )
 
 
 def check_probe(world: World, start: Task, probe: Task) -> None:
-    """Raise ValueError unless the world shows the query of a probe and not the query of `start`, which it replaces."""
+    """Raise ValueError unless the world shows the query of a probe and not the query of `start`,
+    which it replaces."""
     problem = ""
     try:
         opening = text_of(world.reset(probe, start.seed).messages)
@@ -57,10 +69,11 @@ def check_probe(world: World, start: Task, probe: Task) -> None:
 def synthetic_task(
     start: Task, query: str, *, identity: Any, meta: dict[str, Any] | None = None, **fields: Any
 ) -> Task:
-    """Return a synthetic task in the world of `start`, an original task or its probe, whose id becomes meta["source"].
+    """Return a synthetic task in the world of `start`, an original task or its probe, whose id
+    becomes meta["source"].
 
-    Its id is a digest of the start and `identity`, a JSON value. fields: reference (assistant turns that solve it),
-    verifier, difficulty (calls of the reference).
+    Its id is a digest of the start and `identity`, a JSON value. fields: reference (assistant turns
+    that solve it), verifier, difficulty (calls of the reference).
     """
     source = start.id.removeprefix("probe/")
     whole = json.dumps([source, start.seed, identity], sort_keys=True)
@@ -70,13 +83,15 @@ def synthetic_task(
 
 
 def is_verified(task: Task) -> bool:
-    """Return True if the world can check the task. A task that only carries its seed's verifier, which its world needs
-    to start, is marked as `unverified` in its meta: an outcome judge has to score it."""
+    """Return True if the world can check the task. A task that only carries its seed's verifier,
+    which its world needs to start, is marked as `unverified` in its meta: an outcome judge has to
+    score it."""
     return bool(task.verifier) and not task.meta.get("unverified")
 
 
 def unfeasible(world: World, task: Task) -> str:
-    """Return why a task is unusable, or "": its reference must solve it, and an idle agent must not."""
+    """Return why a task is unusable, or "": its reference must solve it, and an idle agent must
+    not."""
     if not task.reference:
         return "no reference"
     play(world, task, task.reference)
@@ -94,10 +109,12 @@ def jaccard(a: frozenset[str], b: frozenset[str]) -> float:
 
 
 class Duplicates:
-    """Detects tasks that repeat a known one: same start, and the same goal or nearly the same words.
+    """Detects tasks that repeat a known one: same start, and the same goal or nearly the same
+    words.
 
-    The same words, or the same goal, from two starts are two tasks: the entities differ in ids and preconditions. A
-    start is a seed and the original task whose world it is, because a world may give all its tasks one seed.
+    The same words, or the same goal, from two starts are two tasks: the entities differ in ids and
+    preconditions. A start is a seed and the original task whose world it is, because a world may
+    give all its tasks one seed.
     """
 
     def __init__(self, overlap: float, tasks: Iterable[Task] = ()):
@@ -120,13 +137,16 @@ class Duplicates:
         if task.id in self._ids or (is_verified(task) and _goal(task) in self._goals):
             return "same goal"
         words = _words(task)
-        if any(jaccard(words, other) >= self.overlap for other in self._words.get(_start(task), ())):
+        if any(
+            jaccard(words, other) >= self.overlap for other in self._words.get(_start(task), ())
+        ):
             return "same words"
         return ""
 
 
 def _start(task: Task) -> _Start:
-    """Return the seed of a task, and the original task in whose world it starts, which may be itself."""
+    """Return the seed of a task, and the original task in whose world it starts, which may be
+    itself."""
     source = task.meta.get("source", "") if task.origin == "synthetic" else task.id
     return task.seed, str(task.meta.get("entry", source))
 

@@ -1,8 +1,10 @@
-"""The words of synthetic tasks: as the explorer wrote them, or put into other words by a language model.
+"""The words of synthetic tasks: as the explorer wrote them, or put into other words by a language
+model.
 
-The model may be a server's or the policy itself (`llm.url`). Its wording is used only if it passes the gate: it names
-every value that the verifier demands, no value that the agent has to find out, and nothing that the request did not
-name. Otherwise the task keeps its words. `questioning.attempts` adds a round trip: attempts from the query alone.
+The model may be a server's or the policy itself (`llm.url`). Its wording is used only if it passes
+the gate: it names every value that the verifier demands, no value that the agent has to find out,
+and nothing that the request did not name. Otherwise the task keeps its words.
+`questioning.attempts` adds a round trip: attempts from the query alone.
 """
 
 from __future__ import annotations
@@ -15,10 +17,11 @@ from typing import Any, Protocol
 from envs.probed import is_probed
 from envs.world import Task
 from evolver.llm.answers import unfit
-from evolver.llm.client import Chat, ChatError, Question
+from evolver.llm.client import ChatError, Question
 from evolver.llm.prompts import prompt
 from evolver.llm.schemas import array, record, string
-from evolver.traces import quoted, scripts, words
+from evolver.parts import Parts
+from evolver.transcripts import quoted, scripts, words
 from rl.bounds import Count
 
 _LONGEST = 600  # characters of a query
@@ -27,15 +30,17 @@ _LONGEST = 600  # characters of a query
 class Words(Protocol):
     """Words synthetic tasks: the plug `questioning.words`.
 
-    A class that subclasses this protocol inherits the defaults below and only has to define `reword`.
+    A class that subclasses this protocol inherits the defaults below and only has to define
+    `reword`.
     """
 
     roles: tuple[str, ...] = ()  # chat roles that it asks
 
     def reword(self, tasks: Sequence[Task], tools: str) -> list[Task]:
-        """Return the tasks in their order, with the queries that they are to have. tools: a list of the world's tools.
+        """Return the tasks in their order, with the queries that they are to have. tools: a list of
+        the world's tools.
 
-        Raises RunEnds (evolver/stop.py) if the run cannot continue.
+        Raises RunEnds (evolver/processes/interrupt.py) if the run cannot continue.
         """
         ...
 
@@ -52,19 +57,22 @@ class Plain(Words):
 
 
 class ByModel(Words):
-    """Asks the role `writer` for several wordings of each task and takes the first that passes the gate."""
+    """Asks the role `writer` for several wordings of each task and takes the first that passes the
+    gate."""
 
     roles, prompts = ("writer",), ("reword",)
 
-    def __init__(self, chat: Chat, shown: int, *, wordings: Count = 3):
-        """shown: characters of the list of tools that the model sees. wordings: how many to ask for per task."""
-        self.chat, self.shown, self.wordings = chat, shown, wordings
+    def __init__(self, parts: Parts, *, wordings: Count = 3):
+        """wordings: how many to ask for per task."""
+        self.chat, self.max_chars, self.wordings = parts.chat, parts.max_chars, wordings
         self._counts: Counter[str] = Counter()
 
     def reword(self, tasks: Sequence[Task], tools: str) -> list[Task]:
         asked = [task for task in tasks if "named" in task.meta]
         answers = self.chat.ask([self._question(task, tools) for task in asked])
-        queries = {task.id: self._chosen(task, answer) for task, answer in zip(asked, answers, strict=True)}
+        queries = {
+            task.id: self._chosen(task, answer) for task, answer in zip(asked, answers, strict=True)
+        }
         return [replace(task, query=queries.get(task.id, task.query)) for task in tasks]
 
     def metrics(self) -> dict[str, float]:
@@ -74,7 +82,10 @@ class ByModel(Words):
     def _question(self, task: Task, tools: str) -> Question:
         text, named = prompt("reword"), "\n".join(f"- {value}" for value in task.meta["named"])
         messages = text.messages(
-            tools=quoted(tools[: self.shown]), query=task.query, named=named or "(none)", count=str(self.wordings)
+            tools=quoted(tools[: self.max_chars]),
+            query=task.query,
+            named=named or "(none)",
+            count=str(self.wordings),
         )
         schema = record(queries=array(string(_LONGEST), self.wordings))
         return Question("writer", messages, schema, text.version)
@@ -95,7 +106,8 @@ class ByModel(Words):
 
 
 def unfaithful(task: Task, query: str) -> str:
-    """Return why a query does not ask for what the task's own query asks for, "" if nothing speaks against it."""
+    """Return why a query does not ask for what the task's own query asks for, "" if nothing speaks
+    against it."""
     said, own = words(query), words(task.query)
     if not query or len(query) > _LONGEST:
         return "empty" if not query else "too long"

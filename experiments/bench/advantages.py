@@ -1,8 +1,10 @@
-"""Host time of advantages, from outcomes and labels to one number per token, for a full-size training step.
+"""Host time of advantages, from outcomes and labels to one number per token, for a full-size
+training step.
 
     python -m experiments.bench.advantages [--trajectories=256] [--turns=30] [--tokens=25000]
 
-Prints the times of `adca` and `spread`, and of a Python loop over turns and a look-up per token on the same arrays.
+Prints the times of `adca` and `spread`, and of a Python loop over turns and a look-up per token on
+the same arrays.
 """
 
 from __future__ import annotations
@@ -18,7 +20,8 @@ from rl import advantages
 
 
 def batch(n: int, k: int, t: int, seed: int = 0):
-    """Return random outcomes, groups of 8, ragged labels, turns, and the turn of each of `t` tokens per trajectory."""
+    """Return random outcomes, groups of 8, ragged labels, turns, and the turn of each of `t` tokens
+    per trajectory."""
     rng = np.random.default_rng(seed)
     turns_N = rng.integers(k // 2, k + 1, n)
     label_NK = rng.choice(np.array([-1, 1], np.int8), (n, k)) * (np.arange(k) < turns_N[:, None])
@@ -38,11 +41,17 @@ def naive(outcome_N, group_N, label_NK, turns_N, alpha: float):
         members = [i for i in range(len(outcome_N)) if group_N[i] == g]
         value = {i: [0.2 * label_NK[i, j] for j in range(turns_N[i])] for i in members}
         mean = math.fsum(math.fsum(v) / len(v) for v in value.values()) / len(members)
-        var = math.fsum(math.fsum((x - mean) ** 2 for x in v) / len(v) for v in value.values()) / len(members)
+        var = math.fsum(
+            math.fsum((x - mean) ** 2 for x in v) / len(v) for v in value.values()
+        ) / len(members)
         outcome_mean = math.fsum(outcome_N[i] for i in members) / len(members)
-        outcome_std = math.sqrt(math.fsum((outcome_N[i] - outcome_mean) ** 2 for i in members) / len(members))
+        outcome_std = math.sqrt(
+            math.fsum((outcome_N[i] - outcome_mean) ** 2 for i in members) / len(members)
+        )
         for i in members:
-            total = (outcome_N[i] - outcome_mean) / (outcome_std + 1e-12) if outcome_std > 1e-8 else 0.0
+            total = (
+                (outcome_N[i] - outcome_mean) / (outcome_std + 1e-12) if outcome_std > 1e-8 else 0.0
+            )
             for j in reversed(range(turns_N[i])):
                 total += alpha * (value[i][j] - mean) / math.sqrt(var + 1e-8)
                 result[i, j] = total
@@ -80,7 +89,9 @@ def main() -> None:
     look_up_ms, expected_NT = clock(look_up, advantage_NK, turn_ids_NT)
     np.testing.assert_array_equal(token_NT, expected_NT)
 
-    print(f"{flags.trajectories} trajectories x {flags.turns} turns x {flags.tokens} tokens, median of 9, milliseconds")
+    print(
+        f"{flags.trajectories} trajectories x {flags.turns} turns x {flags.tokens} tokens, median of 9, milliseconds"
+    )
     print(f"{'':24}{'here':>10}{'loop or look-up':>18}")
     print(f"{'advantages of turns':24}{adca_ms:10.2f}{naive_ms:18.2f}")
     print(f"{'spread over tokens':24}{spread_ms:10.2f}{look_up_ms:18.2f}")

@@ -1,6 +1,7 @@
 """A headless Chromium, driven by the DevTools protocol over two pipes: no package, no port.
 
-Names resolve nowhere but on 127.0.0.1, so that a page cannot reach anything else, and what it asks for is written down.
+Names resolve nowhere but on 127.0.0.1, so that a page cannot reach anything else, and what it asks
+for is written down.
 """
 
 from __future__ import annotations
@@ -59,13 +60,19 @@ class Browser:
         self._write, self._read, self._unread, self._count = ours_to_write, ours_to_read, b"", 0
         self.session = ""
         self.requests: list[str] = []  # the addresses that the page asked for
-        self.complaints: list[str] = []  # errors and warnings of the console, exceptions, refused requests
-        target = next(t for t in self.call("Target.getTargets")["targetInfos"] if t["type"] == "page")
+        self.complaints: list[
+            str
+        ] = []  # errors and warnings of the console, exceptions, refused requests
+        target = next(
+            t for t in self.call("Target.getTargets")["targetInfos"] if t["type"] == "page"
+        )
         attached = self.call("Target.attachToTarget", targetId=target["targetId"], flatten=True)
         self.session = attached["sessionId"]
         for domain in ("Page", "Runtime", "Network", "Log", "Performance"):
             self.call(f"{domain}.enable")
-        self.call("Emulation.setFocusEmulationEnabled", enabled=True)  # as in the window that the user works in
+        self.call(
+            "Emulation.setFocusEmulationEnabled", enabled=True
+        )  # as in the window that the user works in
 
     def __enter__(self) -> Browser:
         return self
@@ -83,7 +90,8 @@ class Browser:
         shutil.rmtree(self.profile, ignore_errors=True)
 
     def call(self, method: str, **params: Any) -> dict[str, Any]:
-        """Send a command and return its result. Raises RuntimeError with the browser's own words."""
+        """Send a command and return its result. Raises RuntimeError with the browser's own
+        words."""
         self._count += 1
         message = {"id": self._count, "method": method, "params": params}
         message |= {"sessionId": self.session} if self.session else {}
@@ -115,7 +123,11 @@ class Browser:
             self.requests.append(params["request"]["url"])
         elif event == "Runtime.exceptionThrown":
             self.complaints.append(json.dumps(params["exceptionDetails"])[:500])
-        elif event == "Runtime.consoleAPICalled" and params["type"] in ("error", "warning", "assert"):
+        elif event == "Runtime.consoleAPICalled" and params["type"] in (
+            "error",
+            "warning",
+            "assert",
+        ):
             self.complaints.append(json.dumps(params["args"])[:500])
         elif event == "Log.entryAdded" and params["entry"]["level"] in ("error", "warning"):
             self.complaints.append(f"{params['entry']['text']} {params['entry'].get('url', '')}")
@@ -123,7 +135,8 @@ class Browser:
             self.complaints.append(f"a dialog: {params['message']}")
 
     def run(self, script: str) -> Any:
-        """Return the value of an expression in the page, awaited if it is a promise. Raises RuntimeError."""
+        """Return the value of an expression in the page, awaited if it is a promise. Raises
+        RuntimeError."""
         options = {"returnByValue": True, "awaitPromise": True, "userGesture": True}
         found = self.call("Runtime.evaluate", expression=script, **options)
         if "exceptionDetails" in found:
@@ -135,7 +148,9 @@ class Browser:
         deadline = time.monotonic() + seconds
         while not self.run(f"Boolean({script})"):
             if time.monotonic() > deadline:
-                raise TimeoutError(f"{script}: not true within {seconds:g} s; the page: {self.text()[:400]}")
+                raise TimeoutError(
+                    f"{script}: not true within {seconds:g} s; the page: {self.text()[:400]}"
+                )
             time.sleep(0.02)
 
     def text(self) -> str:
@@ -151,7 +166,13 @@ class Browser:
 
     def look(self, width: int, height: int = 900, *, dark: bool = False) -> None:
         """Give the page a size and a colour scheme."""
-        self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
+        self.call(
+            "Emulation.setDeviceMetricsOverride",
+            width=width,
+            height=height,
+            deviceScaleFactor=1,
+            mobile=False,
+        )
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.call("Emulation.setEmulatedMedia", features=[scheme])
 
@@ -159,7 +180,9 @@ class Browser:
         """Press and release a key."""
         text = {"Enter": "\r"}.get(key, key if len(key) == 1 else "")
         code = {"key": key, "windowsVirtualKeyCode": KEYS[key], "modifiers": 8 * shift}
-        self.call("Input.dispatchKeyEvent", type="keyDown" if text else "rawKeyDown", text=text, **code)
+        self.call(
+            "Input.dispatchKeyEvent", type="keyDown" if text else "rawKeyDown", text=text, **code
+        )
         self.call("Input.dispatchKeyEvent", type="keyUp", **code)
 
     def type(self, text: str) -> None:
@@ -168,12 +191,15 @@ class Browser:
 
     def photograph(self, path: Path, *, whole: bool = False) -> None:
         """Write what the page shows, or all of it, to a .png file."""
-        data = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=whole)["data"]
+        data = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=whole)[
+            "data"
+        ]
         path.write_bytes(base64.b64decode(data))
 
 
 def _high(descriptor: int) -> int:
-    """Return a copy of a descriptor above those that Chromium's own take the place of, and close the original."""
+    """Return a copy of a descriptor above those that Chromium's own take the place of, and close
+    the original."""
     copy = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 10)
     os.close(descriptor)
     return copy

@@ -1,4 +1,5 @@
-"""Comparisons of several programs: one process per measurement, one after the other, and a table at the end."""
+"""Comparisons of several programs: one process per measurement, one after the other, and a table at
+the end."""
 
 from __future__ import annotations
 
@@ -11,7 +12,8 @@ from typing import Any
 
 ROOT = Path(__file__).parents[2]
 
-# {name: (interpreter, as a path from the repository's root; program; settings to try, of which the fastest counts)}
+# {name: (interpreter, as a path from the repository's root; program; settings to try, of which the
+# fastest counts)}
 Contenders = dict[str, tuple[str, list[str], list[list[str]]]]
 Result = dict[str, Any]  # name, tokens_per_second, seconds, first_seconds ...
 
@@ -19,7 +21,8 @@ Result = dict[str, Any]  # name, tokens_per_second, seconds, first_seconds ...
 def contend(
     contenders: Contenders, who: str, arguments: Sequence[str], say: Callable[[str], None] = print
 ) -> Result | None:
-    """Return the result of the fastest setting; None if the contender is not installed or every setting failed.
+    """Return the result of the fastest setting; None if the contender is not installed or every
+    setting failed.
 
     The last line that a measurement prints must be a JSON object.
     """
@@ -28,7 +31,9 @@ def contend(
         return None
     best = None
     for setting in settings:
-        process = subprocess.run([python, *program, *arguments, *setting], cwd=ROOT, capture_output=True, text=True)
+        process = subprocess.run(
+            [python, *program, *arguments, *setting], cwd=ROOT, capture_output=True, text=True
+        )
         if process.returncode:
             say(f"{who} {' '.join(setting)} failed:\n{process.stderr[-800:]}")
             continue
@@ -43,14 +48,17 @@ def contend(
 
 
 def table(contenders: Contenders, what: str, results: dict[str, dict[str, Result | None]]) -> str:
-    """Return a table of tokens/s by workload, with the speed of the first contender (ours) relative to each peer."""
+    """Return a table of tokens/s by workload, with the speed of the first contender (ours) relative
+    to each peer."""
     lines = [f"{what:<18}" + "".join(f"{who:>18}" for who in contenders)]
     first = next(iter(contenders))
     for name, row in results.items():
         ours, cells = row[first], []
         for who in contenders:
             if (result := row[who]) is None:
-                cells.append("not installed" if not (ROOT / contenders[who][0]).exists() else "failed")
+                cells.append(
+                    "not installed" if not (ROOT / contenders[who][0]).exists() else "failed"
+                )
                 continue
             speed = result["tokens_per_second"]
             ratio = f" ({ours['tokens_per_second'] / speed:.2f}x)" if ours and who != first else ""

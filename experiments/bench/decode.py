@@ -1,11 +1,13 @@
-"""Speed of the JAX engine's decode step relative to the memory roofline, measured on an accelerator or planned.
+"""Speed of the JAX engine's decode step relative to the memory roofline, measured on an accelerator
+or planned.
 
     python -m experiments.bench.decode                                 # measure on this machine's GPU or TPU
     python -m experiments.bench.decode --planned h100:1                # no such device: plan with its compiler
 
-Weights are random; weights and cache are bfloat16. Every row decodes at the given context. In the roofline, a step
-reads each weight except the embedding table once, and the keys and values of every row; the table shows the measured
-speed as a fraction of it. A batch of 0 means the largest power of two that fits, at most 256. Planned figures are not
+Weights are random; weights and cache are bfloat16. Every row decodes at the given context. In the
+roofline, a step reads each weight except the embedding table once, and the keys and values of every
+row; the table shows the measured speed as a fraction of it. A batch of 0 means the largest power of
+two that fits, at most 256. Planned figures are not
 measured: memory is that of the compiled program, speed is the roofline.
 """
 
@@ -29,14 +31,19 @@ MEMORY_SHARE = 0.9  # share of the memory for weights and cache; the rest is for
 def config_of(size: str, context: int, slots: int) -> Any:
     """Return a config with the engine's settings."""
     config = base.get_config()
-    config.model.preset, config.model.dtype, config.engine.cache_dtype = size, "bfloat16", "bfloat16"
+    config.model.preset, config.model.dtype, config.engine.cache_dtype = (
+        size,
+        "bfloat16",
+        "bfloat16",
+    )
     config.rollout.context, config.rollout.max_tokens = context, context // 8
     config.engine.slots, config.engine.decode_block = slots, BLOCK
     return config
 
 
 def batch_of(size: str, context: int, usable: float, wanted: int) -> int:
-    """Return `wanted` if it is not 0, else the largest power of two of rows that fits beside the weights."""
+    """Return `wanted` if it is not 0, else the largest power of two of rows that fits beside the
+    weights."""
     from evolver.plan import analytic
     from models import qwen
 
@@ -51,12 +58,15 @@ def roofline(size: str, context: int, batch: int, chip: Any) -> float:
     from evolver.plan import analytic
     from models import qwen
 
-    moved = analytic.decode_bytes(qwen.PRESETS[size], batch, context, dtype="bfloat16", cache_dtype="bfloat16")
+    moved = analytic.decode_bytes(
+        qwen.PRESETS[size], batch, context, dtype="bfloat16", cache_dtype="bfloat16"
+    )
     return batch * chip.bandwidth / moved
 
 
 def measure(size: str, context: int, batch: int, repeats: int) -> float:
-    """Return the tokens/s of the fastest block of `BLOCK` steps that ends at `context`, after two warm-up blocks."""
+    """Return the tokens/s of the fastest block of `BLOCK` steps that ends at `context`, after two
+    warm-up blocks."""
     import jax
     import jax.numpy as jnp
     import numpy as np
@@ -65,11 +75,17 @@ def measure(size: str, context: int, batch: int, repeats: int) -> float:
     from rl.engines.jax import decoding
 
     shape = qwen.PRESETS[size]
-    weights = jax.jit(lambda params: qwen.for_decoding(shape, params, jnp.bfloat16))(qwen.init(shape, 0, jnp.bfloat16))
+    weights = jax.jit(lambda params: qwen.for_decoding(shape, params, jnp.bfloat16))(
+        qwen.init(shape, 0, jnp.bfloat16)
+    )
     cache = qwen.init_cache(shape, batch, context, jnp.bfloat16)
     ones = np.ones(batch, np.int32)
     draw = decoding.Draw(
-        ones.astype(np.float32), ones.astype(np.float32), 0 * ones, np.ones((batch, 2), np.uint32), ones
+        ones.astype(np.float32),
+        ones.astype(np.float32),
+        0 * ones,
+        np.ones((batch, 2), np.uint32),
+        ones,
     )
     rows = decoding.Rows(
         np.arange(batch, dtype=np.int32), ones, ones * (context - BLOCK), ones * BLOCK,
@@ -99,12 +115,20 @@ def planned(size: str, context: int, batch: int, target: Any) -> dict[str, Any]:
     from evolver.plan import compilers
 
     config = config_of(size, context, batch)
-    compiled = compilers.compile_programs(config.to_dict(), target, phases=["decode"], slots=batch, micro_batches=1)
+    compiled = compilers.compile_programs(
+        config.to_dict(), target, phases=["decode"], slots=batch, micro_batches=1
+    )
     record = compiled.get("phases", {}).get("decode", {})
     if "memory" not in record:
-        return {"note": (compiled.get("error") or record.get("error", "no program")).splitlines()[0][:100]}
+        return {
+            "note": (compiled.get("error") or record.get("error", "no program")).splitlines()[0][
+                :100
+            ]
+        }
     memory = record["memory"]
-    return {"peak_gb": (memory["argument"] + memory["output"] - memory["alias"] + memory["temp"]) / 1e9}
+    return {
+        "peak_gb": (memory["argument"] + memory["output"] - memory["alias"] + memory["temp"]) / 1e9
+    }
 
 
 def main() -> None:
@@ -113,7 +137,9 @@ def main() -> None:
     parser.add_argument("--contexts", nargs="+", type=int, default=CONTEXTS)
     parser.add_argument("--batch", type=int, default=0, help="number of rows; 0 = as many as fit")
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--planned", default="", metavar="CHIP:COUNT", help="plan for this target, do not measure")
+    parser.add_argument(
+        "--planned", default="", metavar="CHIP:COUNT", help="plan for this target, do not measure"
+    )
     parser.add_argument("--json", default="", help="file to which the records are written too")
     args = parser.parse_args()
     from evolver.plan import targets
@@ -126,7 +152,9 @@ def main() -> None:
 
         chip = chip_of(jax.devices()[0].device_kind)
         if chip is None:
-            sys.exit("this machine has no accelerator of a known type; plan for one with --planned h100:1")
+            sys.exit(
+                "this machine has no accelerator of a known type; plan for one with --planned h100:1"
+            )
     records = []
     for size in args.sizes:
         for context in args.contexts:
@@ -141,7 +169,9 @@ def main() -> None:
                     record["tokens_per_s"] = measure(size, context, batch, args.repeats)
             records.append(record)
             print(json.dumps(record), file=sys.stderr, flush=True)
-    print(table(records, f"planned for {args.planned}, not measured" if args.planned else "measured"))
+    print(
+        table(records, f"planned for {args.planned}, not measured" if args.planned else "measured")
+    )
     if args.json:
         Path(args.json).write_text(json.dumps(records, indent=1) + "\n")
 

@@ -1,9 +1,11 @@
-"""Serve the word vectors of the package `wordllama` as an OpenAI-compatible `/v1/embeddings`, to measure `endpoint`.
+"""Serve the word vectors of the package `wordllama` as an OpenAI-compatible `/v1/embeddings`, to
+measure `endpoint`.
 
     pip install --no-deps 'wordllama>=0.4,<0.5'    # 19 MB with its 256-dimensional vectors of 32,000 tokens
     python -m experiments.bench.embeddings --port 8012
 
-A text's vector is the mean of its tokens' vectors. No other server of embeddings comes from the package index alone.
+A text's vector is the mean of its tokens' vectors. No other server of embeddings comes from the
+package index alone.
 """
 
 from __future__ import annotations
@@ -25,13 +27,21 @@ class Vectors:
     """The vectors and the tokenizer in a folder of the package."""
 
     def __init__(self, folder: Path):
-        self.tokenizer = Tokenizer.from_file(str(folder / "tokenizers" / "l2_supercat_tokenizer_config.json"))
-        self.table_VD = load_file(folder / "weights" / "l2_supercat_256.safetensors")["embedding.weight"]
+        self.tokenizer = Tokenizer.from_file(
+            str(folder / "tokenizers" / "l2_supercat_tokenizer_config.json")
+        )
+        self.table_VD = load_file(folder / "weights" / "l2_supercat_256.safetensors")[
+            "embedding.weight"
+        ]
 
     def __call__(self, text: str) -> np.ndarray:
         """Return the mean vector of a text, float32 (D,); zeros for a text without tokens."""
         ids = self.tokenizer.encode(text, add_special_tokens=False).ids
-        return self.table_VD[ids].astype(np.float32).mean(0) if ids else np.zeros(self.table_VD.shape[1], np.float32)
+        return (
+            self.table_VD[ids].astype(np.float32).mean(0)
+            if ids
+            else np.zeros(self.table_VD.shape[1], np.float32)
+        )
 
 
 def handler(vectors: Vectors) -> type[BaseHTTPRequestHandler]:
@@ -44,7 +54,10 @@ def handler(vectors: Vectors) -> type[BaseHTTPRequestHandler]:
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers.get("Content-Length", 0))))
             texts = [body["input"]] if isinstance(body["input"], str) else body["input"]
-            data = [{"object": "embedding", "index": n, "embedding": vectors(t).tolist()} for n, t in enumerate(texts)]
+            data = [
+                {"object": "embedding", "index": n, "embedding": vectors(t).tolist()}
+                for n, t in enumerate(texts)
+            ]
             usage = {"prompt_tokens": sum(len(vectors.tokenizer.encode(t).ids) for t in texts)}
             self.reply({"object": "list", "model": "wordllama", "data": data, "usage": usage})
 
@@ -68,9 +81,14 @@ def main() -> int:
     args = parser.parse_args()
     spec = importlib.util.find_spec("wordllama")
     if spec is None or spec.origin is None:
-        print("wordllama is not installed: pip install --no-deps 'wordllama>=0.4,<0.5'", file=sys.stderr)
+        print(
+            "wordllama is not installed: pip install --no-deps 'wordllama>=0.4,<0.5'",
+            file=sys.stderr,
+        )
         return 1
-    server = ThreadingHTTPServer(("127.0.0.1", args.port), handler(Vectors(Path(spec.origin).parent)))
+    server = ThreadingHTTPServer(
+        ("127.0.0.1", args.port), handler(Vectors(Path(spec.origin).parent))
+    )
     print(f"embeddings on http://127.0.0.1:{server.server_port}/v1", flush=True)
     try:
         server.serve_forever()

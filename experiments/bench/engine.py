@@ -1,12 +1,13 @@
-"""Generated tokens/s of the JAX engine, `transformers` generate and vLLM's CPU build on the same workloads.
+"""Generated tokens/s of the JAX engine, `transformers` generate and vLLM's CPU build on the same
+workloads.
 
     python -m experiments.bench.engine [--workloads flat multi_turn] [--repeats 5]
     python -m experiments.bench.engine --checkpoint .cache/smollm2-135m-instruct --repeats 2
 
-All load the same checkpoint, by default a random tiny one (width 128, 2 layers, float32), and the same prompts, lengths
-and observations. Each runs in its own process, and its fastest setting counts. `make bench-peers` installs the peers.
-With a checkpoint, ours and vLLM keep their matrices in bfloat16, vLLM its keys and values too. Peaks of memory include
-what compiling takes.
+All load the same checkpoint, by default a random tiny one (width 128, 2 layers, float32), and the
+same prompts, lengths and observations. Each runs in its own process, and its fastest setting
+counts. `make bench-peers` installs the peers. With a checkpoint, ours and vLLM keep their matrices
+in bfloat16, vLLM its keys and values too. Peaks of memory include what compiling takes.
 """
 
 from __future__ import annotations
@@ -32,14 +33,24 @@ CONTENDERS: Contenders = {
         ["-m", "experiments.bench.engine"],
         [["--leave", "0.25"], ["--leave", "0.5"], ["--leave", "1", "--block", "64"]],
     ),
-    "transformers": (".bench/trl/bin/python", [f"{HERE}/peer_transformers.py"], [[], ["--batch", "16"]]),
-    "vLLM CPU": (".bench/vllm/bin/python", [f"{HERE}/peer_vllm.py"], [["--mode", "async"], ["--mode", "offline"]]),
+    "transformers": (
+        ".bench/trl/bin/python",
+        [f"{HERE}/peer_transformers.py"],
+        [[], ["--batch", "16"]],
+    ),
+    "vLLM CPU": (
+        ".bench/vllm/bin/python",
+        [f"{HERE}/peer_vllm.py"],
+        [["--mode", "async"], ["--mode", "offline"]],
+    ),
 }
 
 
 # Settings for a checkpoint of a real size, where reading the matrices takes much of the time.
 LARGE = {
-    "here": [["--weight-dtype", "bfloat16", *more] for more in ([], ["--leave", "1", "--block", "64"])],
+    "here": [
+        ["--weight-dtype", "bfloat16", *more] for more in ([], ["--leave", "1", "--block", "64"])
+    ],
     "vLLM CPU": [["--dtype", "bfloat16", *mode] for mode in CONTENDERS["vLLM CPU"][2]],
 }
 
@@ -54,8 +65,8 @@ def measure(
     repeats: int,
     weight_dtype: str,
 ) -> dict[str, Any]:
-    """Return seconds, processor seconds and tokens/s. As in rollouts, every episode is a coroutine. The first round
-    compiles."""
+    """Return seconds, processor seconds and tokens/s. As in rollouts, every episode is a coroutine.
+    The first round compiles."""
     import jax
     import jax.numpy as jnp
 
@@ -64,7 +75,10 @@ def measure(
     from rl.trajectory import Sampling
 
     shape, params = hf.load(folder)
-    options = {"context": -(-workload.max_length // 32) * 32, "weight_dtype": jnp.dtype(weight_dtype)}
+    options = {
+        "context": -(-workload.max_length // 32) * 32,
+        "weight_dtype": jnp.dtype(weight_dtype),
+    }
     engine = JaxEngine(shape, params, slots=slots, decode_block=block, leave=leave, **options)
     del params
 
@@ -78,7 +92,9 @@ def measure(
         await engine.release(str(row))
 
     async def play() -> None:
-        await asyncio.gather(*(episode(row, script) for row, script in enumerate(workload.episodes)))
+        await asyncio.gather(
+            *(episode(row, script) for row, script in enumerate(workload.episodes))
+        )
 
     seconds, processor = [], []
     for _ in range(repeats + 1):
@@ -103,12 +119,23 @@ def measure(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--workloads", nargs="+", default=["flat", "multi_turn"], choices=["flat", "multi_turn"])
+    parser.add_argument(
+        "--workloads", nargs="+", default=["flat", "multi_turn"], choices=["flat", "multi_turn"]
+    )
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--flat-tokens", type=int, default=128, help="new tokens of each prompt of the flat workload")
-    parser.add_argument("--checkpoint", default="", help="a model directory, instead of the tiny random model")
+    parser.add_argument(
+        "--flat-tokens",
+        type=int,
+        default=128,
+        help="new tokens of each prompt of the flat workload",
+    )
+    parser.add_argument(
+        "--checkpoint", default="", help="a model directory, instead of the tiny random model"
+    )
     parser.add_argument("--json", default="", help="file to which all results are written too")
-    one = parser.add_argument_group("one measurement of the JAX engine, as started by the comparison")
+    one = parser.add_argument_group(
+        "one measurement of the JAX engine, as started by the comparison"
+    )
     one.add_argument("--model")
     one.add_argument("--workload")
     one.add_argument("--slots", type=int, default=64)
@@ -137,7 +164,11 @@ def main() -> None:
         for name in args.workloads:
             path = Path(folder) / f"{name}.json"
             made = workloads.multi_turn(vocab=shape.vocab)
-            made = workloads.flat(new_tokens=args.flat_tokens, vocab=shape.vocab) if name == "flat" else made
+            made = (
+                workloads.flat(new_tokens=args.flat_tokens, vocab=shape.vocab)
+                if name == "flat"
+                else made
+            )
             made.save(path)
             arguments = ["--model", model, "--workload", str(path), "--repeats", str(args.repeats)]
             results[name] = {who: contend(contenders, who, arguments) for who in contenders}

@@ -2,9 +2,9 @@
 
     python -m experiments.bench.learner [--batches flat multi_turn] [--repeats 5]
 
-All load the same random tiny checkpoint (width 128, 2 layers, float32) and the same batch. Each runs in its own
-process, and its fastest setting counts. A step is loss, gradient, clipping and AdamW; ours includes packing the rows.
-`make bench-peers` installs the peers.
+All load the same random tiny checkpoint (width 128, 2 layers, float32) and the same batch. Each
+runs in its own process, and its fastest setting counts. A step is loss, gradient, clipping and
+AdamW; ours includes packing the rows. `make bench-peers` installs the peers.
 """
 
 from __future__ import annotations
@@ -22,7 +22,15 @@ from experiments.bench import workload as workloads
 from experiments.bench.contest import Contenders, contend, table
 
 HERE = "experiments/bench"
-SHAPE = {"vocab": 704, "d_model": 128, "layers": 2, "heads": 4, "kv_heads": 2, "head_dim": 32, "d_ff": 384}
+SHAPE = {
+    "vocab": 704,
+    "d_model": 128,
+    "layers": 2,
+    "heads": 4,
+    "kv_heads": 2,
+    "head_dim": 32,
+    "d_ff": 384,
+}
 
 CONTENDERS: Contenders = {
     "here": (
@@ -51,9 +59,17 @@ CONTENDERS: Contenders = {
 
 
 def measure(
-    batch: workloads.Batch, folder: str, *, row: int, micro: int, chunk: int, widths: int, repeats: int
+    batch: workloads.Batch,
+    folder: str,
+    *,
+    row: int,
+    micro: int,
+    chunk: int,
+    widths: int,
+    repeats: int,
 ) -> dict[str, Any]:
-    """Return seconds and tokens/s of our step. row: tokens of a packed row; 0 = the longest sample."""
+    """Return seconds and tokens/s of our step. row: tokens of a packed row; 0 = the longest
+    sample."""
     import jax
     import numpy as np
 
@@ -98,7 +114,9 @@ def measure(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--batches", nargs="+", default=["flat", "multi_turn"], choices=["flat", "multi_turn"])
+    parser.add_argument(
+        "--batches", nargs="+", default=["flat", "multi_turn"], choices=["flat", "multi_turn"]
+    )
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--json", default="", help="file to which all results are written too")
     one = parser.add_argument_group("one measurement of our learner, as started by the comparison")
@@ -111,7 +129,9 @@ def main() -> None:
     args = parser.parse_args()
     if args.model:
         batch = workloads.load_batch(args.batch)
-        options = {name: getattr(args, name) for name in ("row", "micro", "chunk", "widths", "repeats")}
+        options = {
+            name: getattr(args, name) for name in ("row", "micro", "chunk", "widths", "repeats")
+        }
         print(json.dumps(measure(batch, args.model, **options)))
         return
 
@@ -122,7 +142,9 @@ def main() -> None:
         shape = qwen.Config(**SHAPE)
         hf.save(folder, shape, qwen.init(shape, 0))
         for name in args.batches:
-            script = {"flat": workloads.flat, "multi_turn": workloads.multi_turn}[name](vocab=shape.vocab)
+            script = {"flat": workloads.flat, "multi_turn": workloads.multi_turn}[name](
+                vocab=shape.vocab
+            )
             path = Path(folder) / f"{name}.json"
             workloads.batch_of(script).save(path)
             arguments = ["--model", folder, "--batch", str(path), "--repeats", str(args.repeats)]

@@ -1,11 +1,13 @@
 """Generated tokens/s of `transformers` generate on a workload. Runs under the peer's own Python:
 
-    .bench/trl/bin/python experiments/bench/peer_transformers.py --model DIR --workload FILE.json [--batch 16]
+    .bench/trl/bin/python experiments/bench/peer_transformers.py --model DIR --workload FILE.json
+    [--batch 16]
 
-Each turn is one static left-padded batch of all episodes, or batches of `--batch` episodes of similar length, as in
-trainers without a serving engine: a batch lasts as long as its longest row, and every turn prefills the whole history
-again. The last line of the output is one JSON object. No log-probabilities are computed, which favours this peer. Rows
-never stop early, and only tokens of the workload count.
+Each turn is one static left-padded batch of all episodes, or batches of `--batch` episodes of
+similar length, as in
+trainers without a serving engine: a batch lasts as long as its longest row, and every turn prefills
+the whole history again. The last line of the output is one JSON object. No log-probabilities are
+computed, which favours this peer. Rows never stop early, and only tokens of the workload count.
 """
 
 import argparse
@@ -47,7 +49,9 @@ def generate(model, workload, histories: list[list[int]], turn: int, rows: list[
     assert out.shape[1] == width + longest, "a row ended early"
     for index, row in enumerate(rows):
         wanted = workload.episodes[row].turns[turn]
-        histories[row] += out[index, width : width + wanted.new_tokens].tolist() + list(wanted.observation)
+        histories[row] += out[index, width : width + wanted.new_tokens].tolist() + list(
+            wanted.observation
+        )
 
 
 def main() -> None:
@@ -60,7 +64,9 @@ def main() -> None:
     torch.set_num_threads(len(os.sched_getaffinity(0)))
     transformers.logging.set_verbosity_error()
     workload = workloads.load(args.workload)
-    model = transformers.AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.float32).eval()
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        args.model, dtype=torch.float32
+    ).eval()
     model.generation_config.eos_token_id = None
     batch = args.batch or len(workload.episodes)
     seconds = []

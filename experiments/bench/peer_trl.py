@@ -2,9 +2,10 @@
 
     .bench/trl/bin/python experiments/bench/peer_trl.py --model DIR --batch FILE.json [--micro 16]
 
-Runs GRPOTrainer.train() with its generation replaced by the given batch; a step is loss, backward pass, clipping and
-AdamW. Configured for speed: no gradient checkpointing, no reference model, and old log-probabilities from the same
-forward pass. The last line of the output is one JSON object.
+Runs GRPOTrainer.train() with its generation replaced by the given batch; a step is loss, backward
+pass, clipping and
+AdamW. Configured for speed: no gradient checkpointing, no reference model, and old
+log-probabilities from the same forward pass. The last line of the output is one JSON object.
 """
 
 import argparse
@@ -44,7 +45,8 @@ class Clock(transformers.TrainerCallback):
 
 
 def tensors(batch: workloads.Batch) -> dict[str, torch.Tensor]:
-    """Return the result of _generate_and_score_completions: prompts padded on the left, completions on the right."""
+    """Return the result of _generate_and_score_completions: prompts padded on the left, completions
+    on the right."""
     rows, prompt, completion = len(batch.rows), batch.max_prompt, batch.max_completion
     out = {
         "prompt_ids": torch.zeros(rows, prompt, dtype=torch.long),

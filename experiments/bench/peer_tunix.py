@@ -1,10 +1,12 @@
 """Trained tokens/s of tunix's GRPO step on a batch. Runs under the peer's own Python:
 
-    .bench/tunix/bin/python experiments/bench/peer_tunix.py --model DIR --batch FILE.json [--packed TOKENS] [--micro 16]
+    .bench/tunix/bin/python experiments/bench/peer_tunix.py --model DIR --batch FILE.json [--packed
+    TOKENS] [--micro 16]
 
-Runs the jitted train step of its RL trainer with its GRPO loss: loss, gradient, clipping and AdamW. Configured for
-speed: no reference model, old log-probabilities from the same forward pass, and with --packed rows filled by first fit
-and separated by segment ids. The last line of the output is one JSON object.
+Runs the jitted train step of its RL trainer with its GRPO loss: loss, gradient, clipping and AdamW.
+Configured for
+speed: no reference model, old log-probabilities from the same forward pass, and with --packed rows
+filled by first fit and separated by segment ids. The last line of the output is one JSON object.
 """
 
 import argparse
@@ -31,7 +33,10 @@ PAD, END = 0, 1
 def padded(batch: workloads.Batch) -> common.TrainExample:
     """Return one row per sample: prompts padded on the left, completions on the right."""
     rows, prompt, completion = len(batch.rows), batch.max_prompt, batch.max_completion
-    prompts, completions = np.full((rows, prompt), PAD, np.int32), np.full((rows, completion), PAD, np.int32)
+    prompts, completions = (
+        np.full((rows, prompt), PAD, np.int32),
+        np.full((rows, completion), PAD, np.int32),
+    )
     mask = np.zeros((rows, completion), np.int32)
     for index, row in enumerate(batch.rows):
         prompts[index, prompt - len(row.prompt) :] = row.prompt
@@ -89,14 +94,18 @@ def load(folder: str):
         norm_eps=record["rms_norm_eps"], use_tied_embedding=record["tie_word_embeddings"],
     )  # fmt: skip
     mesh = jax.make_mesh((1, 1), ("fsdp", "tp"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
-    return qwen2_params.create_model_from_safe_tensors(folder, config, mesh=mesh, dtype=jnp.float32), mesh
+    return qwen2_params.create_model_from_safe_tensors(
+        folder, config, mesh=mesh, dtype=jnp.float32
+    ), mesh
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--model", required=True)
     parser.add_argument("--batch", required=True)
-    parser.add_argument("--packed", type=int, default=0, help="tokens of a packed row; 0 = one sample per row")
+    parser.add_argument(
+        "--packed", type=int, default=0, help="tokens of a packed row; 0 = one sample per row"
+    )
     parser.add_argument("--micro", type=int, default=0, help="rows per forward pass; 0 = all")
     parser.add_argument("--repeats", type=int, default=5)
     args = parser.parse_args()
@@ -114,7 +123,9 @@ def main() -> None:
     )
     peer = trainer.Trainer(model, optimizer, training, custom_checkpoint_metadata_fn=dict)
     peer.with_loss_fn(
-        lambda model, train_example, algo_config: algo_core.grpo_loss_fn(model, train_example, config, PAD, END),
+        lambda model, train_example, algo_config: algo_core.grpo_loss_fn(
+            model, train_example, config, PAD, END
+        ),
         has_aux=True,
     )
     peer.with_gen_model_input_fn(lambda x: {"train_example": x, "algo_config": config})

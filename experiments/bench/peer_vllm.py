@@ -1,11 +1,12 @@
 """Generated tokens/s of vLLM's CPU build on a workload. Runs under the peer's own Python:
 
-    .bench/vllm/bin/python experiments/bench/peer_vllm.py --model DIR --workload FILE.json [--mode async|offline]
+    .bench/vllm/bin/python experiments/bench/peer_vllm.py --model DIR --workload FILE.json [--mode
+    async|offline]
 
-`async` runs every episode as a coroutine over one AsyncLLM, without HTTP, without a barrier between turns, and with
-prefix caching. `offline` calls LLM.generate on all episodes, turn by turn, with the engine in this process. The
-comparison uses the faster one. The last line of the output is one JSON object. No log-probabilities are computed, which
-favours this peer, and end tokens are ignored.
+`async` runs every episode as a coroutine over one AsyncLLM, without HTTP, without a barrier between
+turns, and with prefix caching. `offline` calls LLM.generate on all episodes, turn by turn, with the
+engine in this process. The comparison uses the faster one. The last line of the output is one JSON
+object. No log-probabilities are computed, which favours this peer, and end tokens are ignored.
 """
 
 import argparse
@@ -66,20 +67,26 @@ def rounds_offline(args, workload) -> list[float]:
         start = time.perf_counter()
         histories = [list(episode.prompt) for episode in workload.episodes]
         for turn in range(max(len(episode.turns) for episode in workload.episodes)):
-            rows = [row for row, episode in enumerate(workload.episodes) if turn < len(episode.turns)]
+            rows = [
+                row for row, episode in enumerate(workload.episodes) if turn < len(episode.turns)
+            ]
             outputs = llm.generate(
                 [{"prompt_token_ids": histories[row]} for row in rows],
                 [sampling(workload.episodes[row].turns[turn].new_tokens) for row in rows],
                 use_tqdm=False,
             )
             for row, output in zip(rows, outputs):
-                extend(histories[row], output.outputs[0].token_ids, workload.episodes[row].turns[turn])
+                extend(
+                    histories[row], output.outputs[0].token_ids, workload.episodes[row].turns[turn]
+                )
         seconds.append(time.perf_counter() - start)
     return seconds
 
 
 def extend(history: list[int], generated, turn) -> None:
-    assert len(generated) == turn.new_tokens, f"{len(generated)} tokens instead of {turn.new_tokens}"
+    assert len(generated) == turn.new_tokens, (
+        f"{len(generated)} tokens instead of {turn.new_tokens}"
+    )
     history += [*generated, *turn.observation]
 
 
@@ -94,7 +101,9 @@ async def rounds_async(args, workload) -> list[float]:
         history = list(script.prompt)
         for number, turn in enumerate(script.turns):
             prompt = {"prompt_token_ids": history}
-            async for output in engine.generate(prompt, sampling(turn.new_tokens), f"{name}-{number}"):
+            async for output in engine.generate(
+                prompt, sampling(turn.new_tokens), f"{name}-{number}"
+            ):
                 last = output
             extend(history, last.outputs[0].token_ids, turn)
 
@@ -102,7 +111,9 @@ async def rounds_async(args, workload) -> list[float]:
     for repeat in range(args.repeats + 1):
         await engine.reset_prefix_cache()
         start = time.perf_counter()
-        await asyncio.gather(*(episode(f"{repeat}-{row}", script) for row, script in enumerate(workload.episodes)))
+        await asyncio.gather(
+            *(episode(f"{repeat}-{row}", script) for row, script in enumerate(workload.episodes))
+        )
         seconds.append(time.perf_counter() - start)
     engine.shutdown()
     return seconds
@@ -114,13 +125,21 @@ def main() -> None:
     parser.add_argument("--workload", required=True)
     parser.add_argument("--mode", choices=["async", "offline"], default="async")
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32", help="of everything")
-    parser.add_argument("--eager", action="store_true", help="no torch.compile: starts faster, runs slower")
+    parser.add_argument(
+        "--dtype", choices=["float32", "bfloat16"], default="float32", help="of everything"
+    )
+    parser.add_argument(
+        "--eager", action="store_true", help="no torch.compile: starts faster, runs slower"
+    )
     args = parser.parse_args()
     if args.mode == "offline":
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     workload = workloads.load(args.workload)
-    seconds = rounds_offline(args, workload) if args.mode == "offline" else asyncio.run(rounds_async(args, workload))
+    seconds = (
+        rounds_offline(args, workload)
+        if args.mode == "offline"
+        else asyncio.run(rounds_async(args, workload))
+    )
     import vllm
 
     result = {

@@ -1,12 +1,14 @@
-"""Benefit of asynchronous rollouts: wall time of a step with `async_depth` 0 and 1 on the same work.
+"""Benefit of asynchronous rollouts: wall time of a step with `async_depth` 0 and 1 on the same
+work.
 
     python -m experiments.bench.pipelining [--steps 24] [--turn 0.4] [--judge 1.0] [--tail 4]
 
-Runs the real program with the quickstart's policy and simulated latencies: a call into the world sleeps `turn` seconds
-on average, in one episode of sixteen `tail` times as long, and the judge of turns sleeps `judge` seconds per call. Both
-runs use the same tasks and numbers of rollouts, and the n-th episode of a task has the same latency in both. The first
-steps, which compile, are excluded; the last steps, in which no further rollouts can be started ahead, are included.
-Prints one JSON object.
+Runs the real program with the quickstart's policy and simulated latencies: a call into the world
+sleeps `turn` seconds on average, in one episode of sixteen `tail` times as long, and the judge of
+turns sleeps `judge` seconds per call. Both runs use the same tasks and numbers of rollouts, and the
+n-th episode of a task has the same latency in both. The first steps, which compile, are excluded;
+the last steps, in which no further rollouts can be started ahead, are included. Prints one JSON
+object.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from envs.travel.world import Travel
 from envs.world import Observation, StepResult, Task
 from evolver import loop
 from evolver.attributing import ABSTAIN, Label, TurnJudge
-from evolver.run import open_run
+from evolver.build import open_run
 from rl.bounds import NotNegative
 from rl.trajectory import Trajectory
 
@@ -70,7 +72,8 @@ class SlowJudge(TurnJudge):
 
 
 def config_of(args: argparse.Namespace, depth: int) -> Any:
-    """Return the quickstart's config with the slow world and the slow judge as its only mechanism."""
+    """Return the quickstart's config with the slow world and the slow judge as its only
+    mechanism."""
     config = quickstart.get_config("grpo")
     config.steps = args.steps + WARM_UP
     config.env.name = "experiments.bench.pipelining:SlowTravel"
@@ -90,7 +93,10 @@ def config_of(args: argparse.Namespace, depth: int) -> Any:
 
 def seconds_of(args: argparse.Namespace, depth: int) -> tuple[list[float], float]:
     """Return (seconds of each step after the warm-up, mean rollouts per step)."""
-    with tempfile.TemporaryDirectory() as folder, open_run(config_of(args, depth), Path(folder) / "run") as run:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        open_run(config_of(args, depth), Path(folder) / "run") as run,
+    ):
         SlowTravel.episodes.clear()
         loop.resume(run)
         seconds, rollouts = [], []
@@ -106,8 +112,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--steps", type=int, default=24)
     parser.add_argument("--tasks", type=int, default=6)
-    parser.add_argument("--turn", type=float, default=0.4, help="mean seconds of a call into the world")
-    parser.add_argument("--tail", type=float, default=4.0, help="factor on --turn in one episode of sixteen")
+    parser.add_argument(
+        "--turn", type=float, default=0.4, help="mean seconds of a call into the world"
+    )
+    parser.add_argument(
+        "--tail", type=float, default=4.0, help="factor on --turn in one episode of sixteen"
+    )
     parser.add_argument("--judge", type=float, default=1.0, help="seconds of a call of the judge")
     args = parser.parse_args()
     result: dict[str, Any] = {"benchmark": "pipelining", **vars(args)}

@@ -1,11 +1,13 @@
-"""Time of a warm worker to start an episode, to step and to score: `python -m experiments.bench.reset`.
+"""Time of a warm worker to start an episode, to step and to score: `python -m
+experiments.bench.reset`.
 
     python -m experiments.bench.reset --env appworld --python .venv-appworld/bin/python
     python -m experiments.bench.reset --env travel --tools --episodes 64        # each tool's step, in this process
 
-The worker is warm: its first episode, which loads data, is not counted. Both wall time and processor time are shown,
-because wall time depends on the machine's load. With `--tools` the actions are those of the tasks' references and, in a
-world with tools, those of the `curiosity` explorer's walks, which include calls that fail.
+The worker is warm: its first episode, which loads data, is not counted. Both wall time and
+processor time are shown, because wall time depends on the machine's load. With `--tools` the
+actions are those of the tasks' references and, in a world with tools, those of the `curiosity`
+explorer's walks, which include calls that fail.
 """
 
 from __future__ import annotations
@@ -60,7 +62,8 @@ def measure(worker: Worker, split: str, episodes: int) -> dict[str, list[tuple[f
 
 
 def by_tool(env: str, kwargs: dict[str, Any], split: str, episodes: int) -> dict[str, list[float]]:
-    """Return the seconds of each step, by the tools that it calls ("" = none), over `episodes` tasks."""
+    """Return the seconds of each step, by the tools that it calls ("" = none), over `episodes`
+    tasks."""
     seconds: dict[str, list[float]] = defaultdict(list)
     world = make(env, **kwargs)
     step = world.step
@@ -93,20 +96,32 @@ def print_tools(env: str, seconds_of: dict[str, list[float]]) -> None:
     for tools, seconds in [*sorted(seconds_of.items()), ("all", everything)]:
         cuts = statistics.quantiles(seconds, n=20) if len(seconds) > 1 else seconds * 19
         cells = [1e3 * value for value in (cuts[9], cuts[18], max(seconds))]
-        print(f"| {tools or 'no call'} | {len(seconds)} | " + " | ".join(f"{cell:.3f}" for cell in cells) + " |")
+        print(
+            f"| {tools or 'no call'} | {len(seconds)} | "
+            + " | ".join(f"{cell:.3f}" for cell in cells)
+            + " |"
+        )
     if env in TOOL_BOUND_MS:
         print(f"  bound: {TOOL_BOUND_MS[env]:g} ms for any step", file=sys.stderr)
 
 
 def main(argv: list[str] | None = None) -> int:
     """Measure and print a table. Return the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m experiments.bench.reset", description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m experiments.bench.reset", description=__doc__.split("\n")[0]
+    )
     parser.add_argument("--env", default="appworld")
-    parser.add_argument("--kwargs", type=json.loads, default={}, help="JSON arguments of the environment")
-    parser.add_argument("--python", default=".venv-appworld/bin/python", help="interpreter of the worker")
+    parser.add_argument(
+        "--kwargs", type=json.loads, default={}, help="JSON arguments of the environment"
+    )
+    parser.add_argument(
+        "--python", default=".venv-appworld/bin/python", help="interpreter of the worker"
+    )
     parser.add_argument("--split", default="train")
     parser.add_argument("--episodes", type=int, default=60)
-    parser.add_argument("--tools", action="store_true", help="time the steps of each tool, without a worker")
+    parser.add_argument(
+        "--tools", action="store_true", help="time the steps of each tool, without a worker"
+    )
     args = parser.parse_args(argv)
     os.chdir(ROOT)
     if args.tools:
@@ -114,8 +129,12 @@ def main(argv: list[str] | None = None) -> int:
         print_tools(args.env, by_tool(args.env, args.kwargs, args.split, args.episodes))
         return 0
     worker = Worker(args.env, args.kwargs, python=args.python, deadline=DEADLINE_S)
-    print(f"{args.env}, {args.episodes} episodes in one warm worker; load average {os.getloadavg()[0]:.1f} before")
-    print("| call | calls | wall p50, ms | wall p95 | processor p50, ms | processor p95 |\n|---|---|---|---|---|---|")
+    print(
+        f"{args.env}, {args.episodes} episodes in one warm worker; load average {os.getloadavg()[0]:.1f} before"
+    )
+    print(
+        "| call | calls | wall p50, ms | wall p95 | processor p50, ms | processor p95 |\n|---|---|---|---|---|---|"
+    )
     results = measure(worker, args.split, args.episodes)
     worker.close()
     for op, seconds in results.items():

@@ -1,12 +1,15 @@
 """The vLLM engine: seconds of a weight update by model size, and tokens/s over HTTP.
 
-    python -m experiments.bench.servers [--python .bench/vllm/bin/python] [--sizes 1,30,120] [--flags "--block-size 32"]
+    python -m experiments.bench.servers [--python .bench/vllm/bin/python] [--sizes 1,30,120]
+    [--flags "--block-size 32"]
 
-For each size in millions of parameters, start one server from a checkpoint of random weights and time `--repeats`
-weight updates: staging in shared memory, and the update from the pause to the verification. Then run `workload.flat`
-through the vLLM engine, through `vllm bench serve` on the same server and, after stopping the server, through the JAX
-engine in this process. Each runs one warm-up round and `--repeats` rounds, of which the best counts; no round repeats
-the prompts of an earlier one. Prints one JSON object per size.
+For each size in millions of parameters, start one server from a checkpoint of random weights and
+time `--repeats`
+weight updates: staging in shared memory, and the update from the pause to the verification. Then
+run `workload.flat` through the vLLM engine, through `vllm bench serve` on the same server and,
+after stopping the server, through the JAX engine in this process. Each runs one warm-up round and
+`--repeats` rounds, of which the best counts; no round repeats the prompts of an earlier one. Prints
+one JSON object per size.
 """
 
 from __future__ import annotations
@@ -67,25 +70,36 @@ def learner_score(shape: qwen.Config):
 
 
 async def tokens_per_second(engine: Engine, workload: workloads.Workload, repeats: int) -> float:
-    """Return the tokens/s of the best of `repeats` rounds, all episodes at once, after a warm-up round."""
+    """Return the tokens/s of the best of `repeats` rounds, all episodes at once, after a warm-up
+    round."""
 
     async def episode(round: int, number: int, script: workloads.Episode) -> int:
         (turn,) = script.turns
-        sampling, prompt = Sampling(max_tokens=turn.new_tokens, seed=number), [round, *script.prompt[1:]]
+        sampling, prompt = (
+            Sampling(max_tokens=turn.new_tokens, seed=number),
+            [round, *script.prompt[1:]],
+        )
         return len((await engine.generate(prompt, sampling, session=str(number))).tokens)
 
     rates = []
     for round in range(repeats + 1):
         began = time.monotonic()
-        tokens = sum(await asyncio.gather(*(episode(round, n, script) for n, script in enumerate(workload.episodes))))
+        tokens = sum(
+            await asyncio.gather(
+                *(episode(round, n, script) for n, script in enumerate(workload.episodes))
+            )
+        )
         rates.append(tokens / (time.monotonic() - began))
         for number in range(len(workload.episodes)):
             await engine.release(str(number))
     return max(rates[1:])
 
 
-def vllm_bench(python: str, url: str, folder: Path, workload: workloads.Workload, repeats: int) -> float:
-    """Return the output tokens/s that `vllm bench serve` measures, on prompts and answers of the same lengths.
+def vllm_bench(
+    python: str, url: str, folder: Path, workload: workloads.Workload, repeats: int
+) -> float:
+    """Return the output tokens/s that `vllm bench serve` measures, on prompts and answers of the
+    same lengths.
 
     The best of `repeats` rounds counts, after a warm-up round.
     """
@@ -97,7 +111,9 @@ def vllm_bench(python: str, url: str, folder: Path, workload: workloads.Workload
                "--save-result", "--result-dir", str(folder), "--result-filename", "bench.json"]  # fmt: skip
     rates = []
     for round in range(repeats + 1):
-        process = subprocess.run([*command, "--seed", str(round)], capture_output=True, text=True, timeout=1800)
+        process = subprocess.run(
+            [*command, "--seed", str(round)], capture_output=True, text=True, timeout=1800
+        )
         if process.returncode:
             raise SystemExit(f"vllm bench serve failed: {process.stderr[-2000:]}")
         rates.append(float(json.loads((folder / "bench.json").read_text())["output_throughput"]))
@@ -127,11 +143,14 @@ async def measure(args: argparse.Namespace, size: str, folder: Path) -> dict[str
             await engine.load(params_of(shape, version), version)
         after = engine.stats()
         spent = {
-            name: (after[name] - before[name]) / args.repeats for name in ("stage_seconds", "update_seconds", "bytes")
+            name: (after[name] - before[name]) / args.repeats
+            for name in ("stage_seconds", "update_seconds", "bytes")
         }
         rate = await tokens_per_second(engine, workload, args.repeats)
         url = engine.urls[0]
-        theirs = await asyncio.to_thread(vllm_bench, args.python, url, folder, workload, args.repeats)
+        theirs = await asyncio.to_thread(
+            vllm_bench, args.python, url, folder, workload, args.repeats
+        )
     finally:
         await engine.close()
     ours = JaxEngine(shape, first, slots=len(workload.episodes), context=context, dtype=args.dtype)
@@ -147,10 +166,16 @@ async def measure(args: argparse.Namespace, size: str, folder: Path) -> dict[str
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--python", default=".bench/vllm/bin/python", help="an interpreter with vLLM")
-    parser.add_argument("--sizes", default="1,30,120", help=f"millions of parameters: {', '.join(SHAPES)}")
+    parser.add_argument(
+        "--python", default=".bench/vllm/bin/python", help="an interpreter with vLLM"
+    )
+    parser.add_argument(
+        "--sizes", default="1,30,120", help=f"millions of parameters: {', '.join(SHAPES)}"
+    )
     parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])
-    parser.add_argument("--flags", default="--enforce-eager --block-size 32", help="more arguments of `vllm serve`")
+    parser.add_argument(
+        "--flags", default="--enforce-eager --block-size 32", help="more arguments of `vllm serve`"
+    )
     parser.add_argument("--shared", default="/dev/shm")
     parser.add_argument("--tolerance", type=float, default=1e-2)
     parser.add_argument("--repeats", type=int, default=3, help="updates, and rounds of each client")

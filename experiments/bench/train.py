@@ -5,11 +5,12 @@
     python -m experiments.bench.train --planned h100:1                 # no such device: plan with its compiler
     python -m experiments.bench.train --tiny                           # compare with TRL and tunix on a CPU
 
-Weights are random, computation is in bfloat16, and rows are filled completely with sequences of a quarter row. A step
-is loss, gradient, clipping and AdamW over `--micro-batches` rows. Each case runs in its own process, because JAX
-reports the peak memory per process. MFU is the FLOP/s of forward and backward pass (3 times the forward pass,
-recomputation not counted) divided by the peak in evolver/plan/targets.py. Planned figures are not measured: memory is
-that of the compiled program, speed is the chip's roofline.
+Weights are random, computation is in bfloat16, and rows are filled completely with sequences of a
+quarter row. A step is loss, gradient, clipping and AdamW over `--micro-batches` rows. Each case
+runs in its own process, because JAX reports the peak memory per process. MFU is the FLOP/s of
+forward and backward pass (3 times the forward pass, recomputation not counted) divided by the peak
+in evolver/plan/targets.py. Planned figures are not measured: memory is that of the compiled
+program, speed is the chip's roofline.
 """
 
 from __future__ import annotations
@@ -32,7 +33,11 @@ SEQUENCES = 4  # per row
 def config_of(size: str, row: int, micro_batches: int, changes: dict[str, Any]) -> Any:
     """Return a config of one update of `micro_batches` rows per device, one row at a time."""
     config = base.get_config()
-    config.model.preset, config.model.dtype, config.engine.cache_dtype = size, "bfloat16", "bfloat16"
+    config.model.preset, config.model.dtype, config.engine.cache_dtype = (
+        size,
+        "bfloat16",
+        "bfloat16",
+    )
     config.model.remat = "full"
     config.loss.kl_coef, config.loss.old_logp = 0.0, "sampled"
     config.learner.row = config.rollout.context = row
@@ -46,8 +51,9 @@ def config_of(size: str, row: int, micro_batches: int, changes: dict[str, Any]) 
 
 
 def parsed(settings: list[str], config: Any) -> dict[str, Any]:
-    """Parse ["lora.rank=32"] to {"lora.rank": 32} by the types of the config. Raises SystemExit for an unknown key."""
-    from evolver.config import flat
+    """Parse ["lora.rank=32"] to {"lora.rank": 32} by the types of the config. Raises SystemExit for
+    an unknown key."""
+    from evolver.config.checks import flat
 
     known, changes = flat(config), {}
     for setting in settings:
@@ -82,23 +88,26 @@ def model_flops(config: Any, shape: Any, tokens: float) -> float:
     """Return the FLOPs of forward and backward pass over `tokens` tokens, half of them trained."""
     from evolver.plan import analytic
 
-    return analytic.update_flops(shape, tokens, config.learner.row / SEQUENCES, tokens / 2, remat=False)
+    return analytic.update_flops(
+        shape, tokens, config.learner.row / SEQUENCES, tokens / 2, remat=False
+    )
 
 
 def measure(config: Any, repeats: int) -> dict[str, Any]:
-    """Return seconds, tokens, FLOPs and peak memory of the fastest update, after two warm-up updates."""
+    """Return seconds, tokens, FLOPs and peak memory of the fastest update, after two warm-up
+    updates."""
     import jax
     import numpy as np
 
-    from evolver import run
+    from evolver import build
     from models.mesh import make_mesh
     from rl import learner
 
     mesh = make_mesh(config.mesh.to_dict())
-    shape, params = run.initial_policy(config, mesh)
-    optimizer = run.make_optimizer(config)
-    update, _ = run.make_programs(config, shape, mesh, optimizer)
-    state = learner.init_state(shape, params, optimizer, mesh, run.make_layout(config))
+    shape, params = build.initial_policy(config, mesh)
+    optimizer = build.make_optimizer(config)
+    update, _ = build.make_programs(config, shape, mesh, optimizer)
+    state = learner.init_state(shape, params, optimizer, mesh, build.make_layout(config))
     del params
     batch, seconds = packed(config, shape.vocab), []
     for _ in range(repeats + 2):
@@ -119,7 +128,9 @@ def measured_case(args: argparse.Namespace, size: str, row: int) -> dict[str, An
     import jax
 
     if jax.default_backend() == "cpu":
-        sys.exit("this machine has no accelerator: compare on the CPU with --tiny, or plan with --planned h100:1")
+        sys.exit(
+            "this machine has no accelerator: compare on the CPU with --tiny, or plan with --planned h100:1"
+        )
     config = config_of(size, row, args.micro_batches, parsed(args.set, base.get_config()))
     devices = config.mesh.data * config.mesh.fsdp * config.mesh.tensor * config.mesh.sequence
     try:
@@ -129,22 +140,40 @@ def measured_case(args: argparse.Namespace, size: str, row: int) -> dict[str, An
     chip = chip_of(jax.devices()[0].device_kind)
     rate = result["tokens"] / result["seconds"] / devices
     mfu = result["flops"] / result["seconds"] / devices / chip.flops if chip else None
-    return {"size": size, "row": row, "tokens_per_s": rate, "mfu": mfu, "peak_gb": result["peak_gb"]}
+    return {
+        "size": size,
+        "row": row,
+        "tokens_per_s": rate,
+        "mfu": mfu,
+        "peak_gb": result["peak_gb"],
+    }
 
 
 def measured(args: argparse.Namespace) -> list[dict[str, Any]]:
-    """Return one record per size and row, each measured in its own process. This process does not use the device."""
+    """Return one record per size and row, each measured in its own process. This process does not
+    use the device."""
     records = []
     for size in args.sizes:
         for row in args.rows:
-            command = [sys.executable, "-m", "experiments.bench.train", "--case", "--sizes", size, "--rows", str(row)]
+            command = [
+                sys.executable,
+                "-m",
+                "experiments.bench.train",
+                "--case",
+                "--sizes",
+                size,
+                "--rows",
+                str(row),
+            ]
             command += ["--micro-batches", str(args.micro_batches), "--repeats", str(args.repeats)]
             command += ["--set", *args.set] if args.set else []
             process = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
             if process.returncode > 0:
                 sys.exit(process.returncode)  # the child has printed the reason
             killed = {"size": size, "row": row, "note": f"killed by signal {-process.returncode}"}
-            records.append(killed if process.returncode else json.loads(process.stdout.splitlines()[-1]))
+            records.append(
+                killed if process.returncode else json.loads(process.stdout.splitlines()[-1])
+            )
             print(json.dumps(records[-1]), file=sys.stderr, flush=True)
     return records
 
@@ -169,9 +198,15 @@ def planned(args: argparse.Namespace) -> list[dict[str, Any]]:
             config, _ = estimate.adapted(config, target)
             case = estimate.Case(config, plan.model_shape(config), target)
             compiled = compilers.compile_programs(
-                config.to_dict(), target, phases=["update"], slots=1, micro_batches=args.micro_batches
+                config.to_dict(),
+                target,
+                phases=["update"],
+                slots=1,
+                micro_batches=args.micro_batches,
             )
-            records.append({"size": size, "row": row} | roofline(case, compiled, args.micro_batches))
+            records.append(
+                {"size": size, "row": row} | roofline(case, compiled, args.micro_batches)
+            )
             print(json.dumps(records[-1]), file=sys.stderr, flush=True)
     return records
 
@@ -182,14 +217,19 @@ def roofline(case: Any, compiled: dict[str, Any], micro_batches: int) -> dict[st
 
     record = compiled.get("phases", {}).get("update", {})
     if "memory" not in record:
-        return {"note": (compiled.get("error") or record.get("error", "no program")).splitlines()[0][:100]}
+        return {
+            "note": (compiled.get("error") or record.get("error", "no program")).splitlines()[0][
+                :100
+            ]
+        }
     memory, devices = record["memory"], case.target.count
     peak = memory["argument"] + memory["output"] - memory["alias"] + memory["temp"]
     tokens = micro_batches * case.config.learner.micro * case.config.learner.row
     useful = model_flops(case.config, case.shape, tokens) / devices
     local = tokens / devices * case.split.tensor
     work = estimate.phase(
-        case.target, flops=useful * 4 / 3, tokens=tokens, reach=0.8,  # 4/3: the forward pass runs twice
+        # 4/3: the forward pass runs twice
+        case.target, flops=useful * 4 / 3, tokens=tokens, reach=0.8,
         moved=analytic.update_bytes(case.shape, local, micro_batches, case.split, dtype="bfloat16"),
         wire=sum(sent for _, sent in record["collectives"].values()),
     )  # fmt: skip
@@ -204,7 +244,10 @@ def roofline(case: Any, compiled: dict[str, Any], micro_batches: int) -> dict[st
 
 def table(records: list[dict[str, Any]], kind: str) -> str:
     """Return the records as a Markdown table. kind: the last column's heading."""
-    lines = [f"| model | row | tokens/s of a device | MFU | peak memory, GB | {kind} |", "|---|---|---|---|---|---|"]
+    lines = [
+        f"| model | row | tokens/s of a device | MFU | peak memory, GB | {kind} |",
+        "|---|---|---|---|---|---|",
+    ]
     for r in records:
         if "note" in r:
             lines.append(f"| {r['size']} | {r['row']:,} | | | | {r['note']} |")
@@ -224,23 +267,40 @@ def main() -> None:
     parser.add_argument("--rows", nargs="+", type=int, default=ROWS, help="tokens of a packed row")
     parser.add_argument("--micro-batches", type=int, default=4, help="rows of an update per device")
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="config values, such as lora.rank=32")
-    parser.add_argument("--planned", default="", metavar="CHIP:COUNT", help="plan for this target, do not measure")
-    parser.add_argument("--tiny", action="store_true", help="compare with TRL and tunix on this CPU")
+    parser.add_argument(
+        "--set",
+        nargs="+",
+        default=[],
+        metavar="KEY=VALUE",
+        help="config values, such as lora.rank=32",
+    )
+    parser.add_argument(
+        "--planned", default="", metavar="CHIP:COUNT", help="plan for this target, do not measure"
+    )
+    parser.add_argument(
+        "--tiny", action="store_true", help="compare with TRL and tunix on this CPU"
+    )
     parser.add_argument("--json", default="", help="file to which the records are written too")
     parser.add_argument("--case", action="store_true", help="measure one case in this process")
     args = parser.parse_args()
     if args.tiny:
         from experiments.bench import learner
 
-        sys.argv = [sys.argv[0], "--repeats", str(args.repeats), *(["--json", args.json] if args.json else [])]
+        sys.argv = [
+            sys.argv[0],
+            "--repeats",
+            str(args.repeats),
+            *(["--json", args.json] if args.json else []),
+        ]
         learner.main()
         return
     if args.case:
         print(json.dumps(measured_case(args, args.sizes[0], args.rows[0])))
         return
     records = planned(args) if args.planned else measured(args)
-    print(table(records, f"planned for {args.planned}, not measured" if args.planned else "measured"))
+    print(
+        table(records, f"planned for {args.planned}, not measured" if args.planned else "measured")
+    )
     if args.json:
         Path(args.json).write_text(json.dumps(records, indent=1) + "\n")
 

@@ -1,10 +1,12 @@
-"""Speed of the view and the cost of what it reads: `python -m experiments.bench.view runs/quickstart`.
+"""Speed of the view and the cost of what it reads: `python -m experiments.bench.view
+runs/quickstart`.
 
-Copies the rollouts of a run under other step numbers until there are 100,000, starts the server on them, and measures
-what a page waits for: the index of all rollouts, cold and again, one part with its tokens, and a search for words. With
-a Chromium on the PATH it opens the pages there and filters. Then it writes files of rollouts and their indexes anew and
-compares the time with that of a training step. Wall time and processor time are shown, because wall time depends on the
-machine's load.
+Copies the rollouts of a run under other step numbers until there are 100,000, starts the server on
+them, and measures
+what a page waits for: the index of all rollouts, cold and again, one part with its tokens, and a
+search for words. With a Chromium on the PATH it opens the pages there and filters. Then it writes
+files of rollouts and their indexes anew and compares the time with that of a training step. Wall
+time and processor time are shown, because wall time depends on the machine's load.
 """
 
 from __future__ import annotations
@@ -28,14 +30,22 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from evolver.records import LEVEL, index_of, index_path, read_rollouts, rollout_files, write_rollouts
-from evolver.workdir import Workdir
+from evolver.files.rollout_files import (
+    LEVEL,
+    index_of,
+    index_path,
+    read_rollouts,
+    rollout_files,
+    write_rollouts,
+)
+from evolver.files.workdir import Workdir
 from experiments.bench.browser import Browser, chromium
 from experiments.bench.reset import processor_s
 
 
 def enlarged(run: Path, folder: Path, count: int) -> int:
-    """Copy a run into a folder, with its files of training rollouts as often as gives `count`. Returns the rollouts."""
+    """Copy a run into a folder, with its files of training rollouts as often as gives `count`.
+    Returns the rollouts."""
     for path in run.iterdir():
         if path.is_file():
             shutil.copy(path, folder)
@@ -72,11 +82,15 @@ def index(url: str) -> int:
 
 
 def timed(what: str, call: Callable[[], Any], pid: int = 0) -> Any:
-    """Call, print wall seconds and those of the processor (of this process, or of `pid`), and return the result."""
+    """Call, print wall seconds and those of the processor (of this process, or of `pid`), and
+    return the result."""
     processor = functools.partial(processor_s, pid) if pid else time.process_time
     began, used = time.perf_counter(), processor()
     result = call()
-    print(f"{what:28} {time.perf_counter() - began:7.2f} s, {processor() - used:6.2f} s of the processor", flush=True)
+    print(
+        f"{what:28} {time.perf_counter() - began:7.2f} s, {processor() - used:6.2f} s of the processor",
+        flush=True,
+    )
     return result
 
 
@@ -102,7 +116,8 @@ def serve(folder: Path) -> None:
 
 
 def looked_at(url: str, server: int) -> None:
-    """Open pages in a browser and print what it takes until they show something, and until all rollouts are there."""
+    """Open pages in a browser and print what it takes until they show something, and until all
+    rollouts are there."""
     with Browser() as browser:
         pids = [server, browser.process.pid]
         for page in ("overview", "rollouts", "groups", "rollouts?fate=trained&success=0"):
@@ -111,25 +126,41 @@ def looked_at(url: str, server: int) -> None:
             browser.open(f"{url}#/{page}")
             browser.until("document.querySelector('#main table')")
             shown, paid = browser.run("performance.now()"), sum(map(family_s, pids)) - used
-            print(f"{f'{page} shown':34} {shown / 1e3:6.2f} s, {paid:5.2f} s of the processors", flush=True)
+            print(
+                f"{f'{page} shown':34} {shown / 1e3:6.2f} s, {paid:5.2f} s of the processors",
+                flush=True,
+            )
         browser.until("view.runs[0].pending === 0 && !view.runs[0].finishing")
         whole, paid = browser.run("performance.now()"), sum(map(family_s, pids)) - used
         print(f"{'all rollouts read':34} {whole / 1e3:6.2f} s, {paid:5.2f} s of the processors")
         walls, used = [], sum(map(family_s, pids))
-        for filters in 4 * ("stop=max_turns", "success=0&guided=1", "task=flight&kind=step", "text=error", ""):
+        for filters in 4 * (
+            "stop=max_turns",
+            "success=0&guided=1",
+            "task=flight&kind=step",
+            "text=error",
+            "",
+        ):
             script = f"history.replaceState(null, '', '#/rollouts?{filters}'); const began = performance.now();"
             script += " await show(); return performance.now() - began;"
             walls.append(browser.run(f"(async () => {{ {script} }})()"))
         paid = 1e3 * (sum(map(family_s, pids)) - used) / len(walls)
         median, most = statistics.median(walls), max(walls)
-        print(f"{'a filter':34} {median:6.0f} ms, at most {most:.0f} ms; {paid:.0f} ms of the processors")
+        print(
+            f"{'a filter':34} {median:6.0f} ms, at most {most:.0f} ms; {paid:.0f} ms of the processors"
+        )
 
 
 def family_s(pid: int) -> float:
-    """Return the processor seconds of a process and of those that it started, as far as they live (Linux)."""
+    """Return the processor seconds of a process and of those that it started, as far as they live
+    (Linux)."""
     total = 0.0
     with contextlib.suppress(OSError):  # one that has just ended
-        children = [int(n) for path in Path(f"/proc/{pid}/task").glob("*/children") for n in path.read_text().split()]
+        children = [
+            int(n)
+            for path in Path(f"/proc/{pid}/task").glob("*/children")
+            for n in path.read_text().split()
+        ]
         total = processor_s(pid) + sum(map(family_s, children))
     return total
 
@@ -167,12 +198,16 @@ def written(run: Path, folder: Path) -> None:
     step = statistics.median(b - a for a, b in itertools.pairwise(elapsed))
     for name, total in used.items():
         mean = total / len(files)
-        print(f"{name:28} {1e3 * mean:7.1f} ms of the processor per step of {step:.2f} s: {mean / step:.2%}")
+        print(
+            f"{name:28} {1e3 * mean:7.1f} ms of the processor per step of {step:.2f} s: {mean / step:.2%}"
+        )
 
 
 def main(argv: list[str] | None = None) -> int:
     """Measure and print. Returns 0."""
-    parser = argparse.ArgumentParser(prog="python -m experiments.bench.view", description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m experiments.bench.view", description=__doc__.split("\n")[0]
+    )
     parser.add_argument("run", type=Path, help="workdir of a run")
     parser.add_argument("--rollouts", type=int, default=100_000)
     parser.add_argument("--keep", type=Path, help="make the workdir here and leave it")

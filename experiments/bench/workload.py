@@ -1,7 +1,8 @@
 """Workloads of the benchmarks: the same token ids for every engine and every trainer.
 
-Standard library only, because the peers import this file under their own interpreters. Lengths are forced (an engine
-ignores the end token and generates exactly `new_tokens`), so that all contenders do the same work.
+Standard library only, because the peers import this file under their own interpreters. Lengths are
+forced (an engine ignores the end token and generates exactly `new_tokens`), so that all contenders
+do the same work.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Turn:
-    """Exactly `new_tokens` generated tokens, then `observation` (token ids; empty after the last turn)."""
+    """Exactly `new_tokens` generated tokens, then `observation` (token ids; empty after the last
+    turn)."""
 
     new_tokens: int
     observation: tuple[int, ...] = ()
@@ -24,7 +26,8 @@ class Turn:
 
 @dataclass(frozen=True)
 class Episode:
-    """One conversation: the prompt of turn k+1 is the prompt, generation and observation of turn k."""
+    """One conversation: the prompt of turn k+1 is the prompt, generation and observation of turn
+    k."""
 
     prompt: tuple[int, ...]
     turns: tuple[Turn, ...]
@@ -36,7 +39,9 @@ class Episode:
     @property
     def length(self) -> int:
         """The number of tokens of the whole episode, observations included."""
-        return len(self.prompt) + sum(turn.new_tokens + len(turn.observation) for turn in self.turns)
+        return len(self.prompt) + sum(
+            turn.new_tokens + len(turn.observation) for turn in self.turns
+        )
 
 
 @dataclass(frozen=True)
@@ -65,7 +70,10 @@ def load(path: str | Path) -> Workload:
     """Read what `Workload.save` wrote."""
     record = json.loads(Path(path).read_text())
     record["episodes"] = tuple(
-        Episode(tuple(e["prompt"]), tuple(Turn(t["new_tokens"], tuple(t["observation"])) for t in e["turns"]))
+        Episode(
+            tuple(e["prompt"]),
+            tuple(Turn(t["new_tokens"], tuple(t["observation"])) for t in e["turns"]),
+        )
         for e in record["episodes"]
     )
     return Workload(**record)
@@ -79,8 +87,11 @@ def _spread(rng: random.Random, middle: int, spread: float) -> int:
     return max(1, round(middle * rng.uniform(1.0 - spread, 1.0 + spread)))
 
 
-def flat(n: int = 64, prompt_len: int = 32, new_tokens: int = 128, vocab: int = 700, seed: int = 0) -> Workload:
-    """Return `n` single-turn prompts of equal length with `new_tokens` each: the best case for a static batch."""
+def flat(
+    n: int = 64, prompt_len: int = 32, new_tokens: int = 128, vocab: int = 700, seed: int = 0
+) -> Workload:
+    """Return `n` single-turn prompts of equal length with `new_tokens` each: the best case for a
+    static batch."""
     rng = random.Random(seed)
     episodes = tuple(Episode(_ids(rng, prompt_len, vocab), (Turn(new_tokens),)) for _ in range(n))
     return Workload("flat", vocab, episodes, seed)
@@ -101,10 +112,16 @@ def multi_turn(
 
     def episode() -> Episode:
         prompt = _ids(rng, _spread(rng, prompt_len, spread / 2), vocab)
-        lengths = [(_spread(rng, new_tokens, spread), _spread(rng, observation_len, spread)) for _ in range(turns)]
+        lengths = [
+            (_spread(rng, new_tokens, spread), _spread(rng, observation_len, spread))
+            for _ in range(turns)
+        ]
         return Episode(
             prompt,
-            tuple(Turn(new, _ids(rng, seen, vocab) if k < turns - 1 else ()) for k, (new, seen) in enumerate(lengths)),
+            tuple(
+                Turn(new, _ids(rng, seen, vocab) if k < turns - 1 else ())
+                for k, (new, seen) in enumerate(lengths)
+            ),
         )
 
     return Workload("multi_turn", vocab, tuple(episode() for _ in range(episodes)), seed)
@@ -148,13 +165,15 @@ def load_batch(path: str | Path) -> Batch:
     """Read what `Batch.save` wrote."""
     record = json.loads(Path(path).read_text())
     record["rows"] = tuple(
-        Row(tuple(r["prompt"]), tuple(r["completion"]), tuple(r["mask"]), r["advantage"]) for r in record["rows"]
+        Row(tuple(r["prompt"]), tuple(r["completion"]), tuple(r["mask"]), r["advantage"])
+        for r in record["rows"]
     )
     return Batch(**record)
 
 
 def batch_of(workload: Workload) -> Batch:
-    """Return the update that follows a workload: random tokens as generations, alternating advantages of +1 and -1."""
+    """Return the update that follows a workload: random tokens as generations, alternating
+    advantages of +1 and -1."""
     rng = random.Random(workload.seed + 1)
     rows = []
     for index, episode in enumerate(workload.episodes):
@@ -173,7 +192,9 @@ def main() -> None:
     parser.add_argument("path")
     parser.add_argument("--vocab", type=int, default=700)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--batch", action="store_true", help="write the training batch that follows the workload")
+    parser.add_argument(
+        "--batch", action="store_true", help="write the training batch that follows the workload"
+    )
     args = parser.parse_args()
     workload = {"flat": flat, "multi_turn": multi_turn}[args.name](vocab=args.vocab, seed=args.seed)
     (batch_of(workload) if args.batch else workload).save(args.path)

@@ -1,11 +1,12 @@
 """Make a base policy where no pretrained one exists: imitate scripted demonstrations.
 
-    python -m experiments.imitation --config=configs/base_policy.py
-    python -m experiments.imitation --config=configs/base_policy.py --config.seed=1 --workdir=runs/base_policy-1
+    python -m experiments.imitation --config=configs/base_policy.py python -m experiments.imitation
+    --config=configs/base_policy.py --config.seed=1 --workdir=runs/base_policy-1
 
-The policy is written to WORKDIR/policy in Hugging Face format; WORKDIR is runs/<name of the config> by default. A
-workdir that already holds the policy of this config is left as it is.
-configs/imitation.py documents every key. All mistakes in a config are reported together, before any computation.
+The policy is written to WORKDIR/policy in Hugging Face format; WORKDIR is runs/<name of the config>
+by default. A workdir that already holds the policy of this config is left as it is.
+configs/imitation.py documents every key. All mistakes in a config are reported together, before any
+computation.
 """
 
 from __future__ import annotations
@@ -22,17 +23,27 @@ from ml_collections import ConfigDict
 
 from configs import imitation
 from envs.world import Observation
-from evolver import cli, plugs
-from evolver.config import changed, fitted, model_problems, shape_problems, value_problems, workdir_problems
-from evolver.workdir import Workdir
+from evolver.config.checks import (
+    changed,
+    cli,
+    fitted,
+    model_problems,
+    plugs,
+    shape_problems,
+    value_problems,
+    workdir_problems,
+)
+from evolver.files.workdir import Workdir
 from experiments.imitation import demonstrations
 from models.tokenizer import train_bpe
+from rl.contexts import Opening
 
 CARD = "policy/README.md"  # the last file that is written
 
 
 def main(argv: list[str]) -> int:
-    """Train a policy and return the exit code: 0 done, 1 failed, 2 nothing was started, 130 interrupted."""
+    """Train a policy and return the exit code: 0 done, 1 failed, 2 nothing was started, 130
+    interrupted."""
     logging.set_verbosity(logging.ERROR)
     parsed = cli.parse(argv)
     config, workdir, mode, found = parsed.config, parsed.workdir, parsed.mode, parsed.problems
@@ -40,11 +51,21 @@ def main(argv: list[str]) -> int:
         print(__doc__)
         return 0
     if config is not None:
-        modes = [f"--mode={mode} is a flag of run.py; imitation has no modes"] if mode != "train" else []
+        modes = (
+            [f"--mode={mode} is a flag of run.py; imitation has no modes"]
+            if mode != "train"
+            else []
+        )
         found = [*found, *modes, *problems(config, workdir)]
     if found:
-        print(f"{len(found)} problem{'s' * (len(found) > 1)}; nothing was started.\n", file=sys.stderr)
-        print(*(f"  {number}. {problem}" for number, problem in enumerate(found, 1)), sep="\n", file=sys.stderr)
+        print(
+            f"{len(found)} problem{'s' * (len(found) > 1)}; nothing was started.\n", file=sys.stderr
+        )
+        print(
+            *(f"  {number}. {problem}" for number, problem in enumerate(found, 1)),
+            sep="\n",
+            file=sys.stderr,
+        )
         return 2
     if begun(config, workdir) and (Path(workdir) / CARD).is_file():
         print(f"{Path(workdir) / 'policy'} was already made with this config")
@@ -64,7 +85,8 @@ def main(argv: list[str]) -> int:
 
 
 def problems(config: Any, workdir: str) -> list[str]:
-    """Return everything that is wrong with a config of imitation and its workdir; [] if nothing is."""
+    """Return everything that is wrong with a config of imitation and its workdir; [] if nothing
+    is."""
     keys = imitation.keys()
     if "demonstrations" not in config:
         return [
@@ -73,13 +95,28 @@ def problems(config: Any, workdir: str) -> list[str]:
     found = [*shape_problems(config, keys.config), *value_problems(config, keys.rules)]
     config = fitted(config, keys)
     if config.warmup >= config.steps:
-        found.append(f"config.warmup={config.warmup} updates is not shorter than the run of {config.steps} updates")
+        found.append(
+            f"config.warmup={config.warmup} updates is not shorter than the run of {config.steps} updates"
+        )
     if config.model.path:
         model = {"path": config.model.path, "tokenizer": ""}
-        row = {"context": config.row, "max_tokens": 1}  # a row is to imitation what a context is to a rollout
-        whole = ConfigDict({"model": model, "rollout": row, "lora": {"rank": 0}, "template": {"thinking": "auto"}})
-        found += [text.replace("config.rollout.context", "config.row") for text in model_problems(whole, "train")]
-    return [*found, *template_problems(config.template), *demonstrations.problems(config), *occupied(config, workdir)]
+        row = {
+            "context": config.row,
+            "max_tokens": 1,
+        }  # a row is to imitation what a context is to a rollout
+        whole = ConfigDict(
+            {"model": model, "rollout": row, "lora": {"rank": 0}, "template": {"thinking": "auto"}}
+        )
+        found += [
+            text.replace("config.rollout.context", "config.row")
+            for text in model_problems(whole, "train")
+        ]
+    return [
+        *found,
+        *template_problems(config.template),
+        *demonstrations.problems(config),
+        *occupied(config, workdir),
+    ]
 
 
 def template_problems(template: Any) -> list[str]:
@@ -88,12 +125,13 @@ def template_problems(template: Any) -> list[str]:
     if found := plugs.problems("template", name, args):
         return found
     target = plugs.load("template", name)
-    if hasattr(target, "manage") or "chat" in plugs.positional(target):
-        return [f"config.template.name={name} asks a model during an episode, and no demonstration shows an answer"]
+    if hasattr(target, "manage") or getattr(target, "roles", ()):
+        return [
+            f"config.template.name={name} asks a model during an episode, and no demonstration shows an answer"
+        ]
     opening = Observation([{"role": "user", "content": "a"}])
     try:
-        made = plugs.plug("template", name, args)
-        plugs.call(made, tokenizer=train_bpe(["a"], 400), observation=opening, experience=(), show_tools=True)
+        plugs.plug("template", name, args)(Opening(train_bpe(["a"], 400), opening))
     except ValueError as error:
         return [f"config.template: {error}"]
     return []
@@ -106,7 +144,8 @@ def begun(config: Any, workdir: str) -> bool:
 
 
 def occupied(config: Any, workdir: str) -> Iterator[str]:
-    """Yield why a workdir cannot be used: it cannot be written, or it holds something else than this policy."""
+    """Yield why a workdir cannot be used: it cannot be written, or it holds something else than
+    this policy."""
     yield from workdir_problems(None, workdir, "plan")
     if Path(workdir).is_dir() and any(Path(workdir).iterdir()) and not begun(config, workdir):
         yield f"--workdir={workdir} is not empty; choose a new directory"

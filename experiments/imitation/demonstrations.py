@@ -1,4 +1,5 @@
-"""Scripted demonstrations, made by worker processes, and the checks of their config keys. Imports no jax."""
+"""Scripted demonstrations, made by worker processes, and the checks of their config keys. Imports
+no jax."""
 
 from __future__ import annotations
 
@@ -39,9 +40,9 @@ def known() -> list[str]:
 def module(env: str) -> Any:
     """Return the module `envs.<env>.demos`.
 
-    Its `demonstrate(rng, *, care, hint, **arguments of the world)` returns an episode: {"messages", "success",
-    "hinted"}, and "tools" if the prompt lists them. `TOKENS` are strings that episodes copy; `ORIGIN` is a sentence on
-    the demonstrated tasks, for the model card.
+    Its `demonstrate(rng, *, care, hint, **arguments of the world)` returns an episode: {"messages",
+    "success", "hinted"}, and "tools" if the prompt lists them. `TOKENS` are strings that episodes
+    copy; `ORIGIN` is a sentence on the demonstrated tasks, for the model card.
     """
     return importlib.import_module(f"envs.{env}.demos")
 
@@ -49,8 +50,8 @@ def module(env: str) -> Any:
 def make(env: str, n: int, seed: int, explored: str = "", **kwargs: Any) -> list[dict[str, Any]]:
     """Return `n` demonstrated episodes, made by two worker processes. They depend on `seed` only.
 
-    They are those of `module(env)`; with a file of `explored` tasks every other one shows a solution of these, and all
-    do if the environment has no demonstrations of its own.
+    They are those of `module(env)`; with a file of `explored` tasks every other one shows a
+    solution of these, and all do if the environment has no demonstrations of its own.
     """
     seeds = [seed_of(seed, "demonstration", i) for i in range(n)]
     shown = [bool(explored) and (i % 2 == 1 or env not in known()) for i in range(n)]
@@ -77,7 +78,8 @@ class _Demonstrate:
 
 
 def texts_of(episode: dict[str, Any]) -> list[str]:
-    """Return the texts for training the tokenizer: the messages, and the tools as the chat template writes them."""
+    """Return the texts for training the tokenizer: the messages, and the tools as the chat template
+    writes them."""
     tools = [json.dumps(tool, ensure_ascii=False) for tool in episode.get("tools", ())]
     return tools + [message["content"] for message in episode["messages"]]
 
@@ -90,7 +92,12 @@ def extra_tokens(env: str) -> tuple[str, ...]:
 def origin(env: str, explored: str) -> str:
     """Return sentences on the demonstrated tasks, for the model card."""
     own = [module(env).ORIGIN] if env in known() else []
-    return " ".join([*own, *["The explorer's solutions of its own tasks are demonstrated, too."] * bool(explored)])
+    return " ".join(
+        [
+            *own,
+            *["The explorer's solutions of its own tasks are demonstrated, too."] * bool(explored),
+        ]
+    )
 
 
 def problems(config: Any) -> Iterator[str]:
@@ -106,7 +113,9 @@ def problems(config: Any) -> Iterator[str]:
     for shown in [False] * (name in known()) + [True] * bool(explored):
         try:  # one episode in this process: what fails in it would fail in a worker
             show(0, shown)
-        except Exception as error:  # an environment may raise anything, and its message is for the user
+        except (
+            Exception
+        ) as error:  # an environment may raise anything, and its message is for the user
             yield (
                 f"config.env.name={name} cannot be demonstrated with config.env.args={args}, care={config.care},"
                 f" hint={config.hint}{f' and explored={explored}' * shown}: {error}"

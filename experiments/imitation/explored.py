@@ -16,39 +16,58 @@ from envs.probed import probed
 from envs.slips import careless, values_of
 from envs.toolcalls import Call, call_text, parse
 from envs.world import Task, World
-from evolver.workdir import read_tasks
+from evolver.files.workdir import read_tasks
 
 DONE = "done"
 
 
-def demonstrate(rng: random.Random, files: str, env: str, *, care: float, **world: Any) -> dict[str, Any]:
-    """Play the solution of one of the tasks in files that match a pattern, as `--mode=explore` writes them.
+def demonstrate(
+    rng: random.Random, files: str, env: str, *, care: float, **world: Any
+) -> dict[str, Any]:
+    """Play the solution of one of the tasks in files that match a pattern, as `--mode=explore`
+    writes them.
 
-    Returns {"messages", "tools", "success", "hinted"}. Raises ValueError without such tasks, and OSError.
+    Returns {"messages", "tools", "success", "hinted"}. Raises ValueError without such tasks, and
+    OSError.
     """
     there, tasks, values = _prepare(files, env, json.dumps(world, sort_keys=True))
     task = rng.choice(tasks)
     opening = there.reset(task, rng.randrange(2**31))
     messages = list(opening.messages)
     calls = calls_of(task)
-    replies, whole = careless(calls, values, rng, care), [call_text(call.name, call.arguments) for call in calls]
-    closing = closing_of(task) if replies == whole else [DONE]  # what it did not look up, it does not know
+    replies, whole = (
+        careless(calls, values, rng, care),
+        [call_text(call.name, call.arguments) for call in calls],
+    )
+    closing = (
+        closing_of(task) if replies == whole else [DONE]
+    )  # what it did not look up, it does not know
     for action in [*replies, *closing]:
         messages.append({"role": "assistant", "content": action})
         result = there.step(action)
         if result.terminated or result.truncated:
             break
         messages += result.messages
-    return {"messages": messages, "tools": opening.tools, "success": there.evaluate().success, "hinted": False}
+    return {
+        "messages": messages,
+        "tools": opening.tools,
+        "success": there.evaluate().success,
+        "hinted": False,
+    }
 
 
 @functools.lru_cache(maxsize=2)
-def _prepare(files: str, env: str, arguments: str) -> tuple[World, list[Task], dict[str, list[Any]]]:
-    """Return the world, the tasks whose solutions are tool calls, and the values of each parameter in them."""
+def _prepare(
+    files: str, env: str, arguments: str
+) -> tuple[World, list[Task], dict[str, list[Any]]]:
+    """Return the world, the tasks whose solutions are tool calls, and the values of each parameter
+    in them."""
     found = {task.id: task for path in sorted(glob.glob(files)) for task in read_tasks(path)}
     tasks = [task for task in found.values() if task.origin == "synthetic" and calls_of(task)]
     if not tasks:
-        raise ValueError(f"config.explored={files} has no task that tool calls solve; --mode=explore writes such files")
+        raise ValueError(
+            f"config.explored={files} has no task that tool calls solve; --mode=explore writes such files"
+        )
     values = values_of(call for task in tasks for call in calls_of(task))
     return probed(envs.make(env, **json.loads(arguments))), tasks, values
 

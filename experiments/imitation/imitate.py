@@ -1,18 +1,18 @@
 """Imitation: train a tokenizer and a small model, or a pretrained one, on scripted demonstrations.
 
-The demonstrations teach the syntax of tool calls and the copying of ids; doing tasks well is left to learning by
-reward. Each demonstration becomes samples as an episode does: its context template makes the prompts, and the agent's
-turns train.
+The demonstrations teach the syntax of tool calls and the copying of ids; doing tasks well is left
+to learning by
+reward. Each demonstration becomes samples as an episode does: its context template makes the
+prompts, and the agent's turns train.
 """
 
 from __future__ import annotations
 
 import asyncio
 import dataclasses
-import functools
 import itertools
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +21,14 @@ import numpy as np
 import optax
 
 from envs.world import Message, Observation, Tool
-from evolver import plugs
-from evolver.paths import model_folder
-from evolver.workdir import Workdir
+from evolver.config import plugs
+from evolver.config.paths import model_folder
+from evolver.files.workdir import Workdir
 from experiments.imitation import demonstrations
 from models import chat, hf, qwen
 from models.tokenizer import Tokenizer, train_bpe
 from rl import learner, optim, samples
+from rl.contexts import Context, Opening
 from rl.losses.nll import nll
 from rl.packing import Packed, pack
 from rl.samples import Sample
@@ -40,14 +41,21 @@ class NothingFits(Exception):
 
 
 def imitate(config: Any, workdir: str | Path, command: str) -> None:
-    """Train a policy on demonstrations and write it to WORKDIR/policy; its model card names `command`.
+    """Train a policy on demonstrations and write it to WORKDIR/policy; its model card names
+    `command`.
 
     config: as configs/imitation.py describes. Raises NothingFits.
     """
     c, started = config, time.monotonic()
     careful, careless = (
         demonstrations.make(
-            c.env.name, c.demonstrations, c.seed, c.explored, care=care, hint=c.hint, **c.env.args.to_dict()
+            c.env.name,
+            c.demonstrations,
+            c.seed,
+            c.explored,
+            care=care,
+            hint=c.hint,
+            **c.env.args.to_dict(),
         )
         for care in (1.0, c.care)
     )
@@ -55,7 +63,9 @@ def imitate(config: Any, workdir: str | Path, command: str) -> None:
     success = float(np.mean([episode["success"] for episode in unhinted or careless]))
     hints = "without a hint" if unhinted else "with a hint"
     seconds = time.monotonic() - started
-    print(f"2 x {c.demonstrations} demonstrations in {seconds:.0f} s; careless ones {hints} succeed in {success:.1%}")
+    print(
+        f"2 x {c.demonstrations} demonstrations in {seconds:.0f} s; careless ones {hints} succeed in {success:.1%}"
+    )
     if c.model.path:
         folder = model_folder(c.model.path, weights=True)
         tokenizer, (shape, params) = Tokenizer.load(folder), hf.load(folder)
@@ -65,21 +75,30 @@ def imitate(config: Any, workdir: str | Path, command: str) -> None:
         shape = dataclasses.replace(qwen.PRESETS[c.model.preset], vocab=tokenizer.vocab_size)
         params = qwen.init(shape, seed_of(c.seed, "init") % 2**31)
     template = plugs.plug("template", c.template.name, c.template.args.to_dict())
-    careful, careless = (samples_of(episodes, tokenizer, c.row, template) for episodes in (careful, careless))
+    careful, careless = (
+        samples_of(episodes, tokenizer, c.row, template) for episodes in (careful, careless)
+    )
     params = train(c, shape, params, careful, careless)
     Workdir(workdir).claim(c.to_dict(), c.seed, "imitation")
     policy = Path(workdir) / "policy"
-    text = card(c, shape, command, f"{len(careless):,} careless ones, which succeed in {success:.0%} {hints}")
+    text = card(
+        c,
+        shape,
+        command,
+        f"{len(careless):,} careless ones, which succeed in {success:.0%} {hints}",
+    )
     hf.save(policy, shape, params, tokenizer=tokenizer, card=text)
     print(f"{qwen.parameter_count(shape):,} parameters written to {policy}")
 
 
 def make_optimizer(config: Any) -> optax.GradientTransformation:
-    """Return Muon for the matrices of the layers and Adam for all other weights, with their schedules; Adam alone for a
-    checkpoint, which has the circuits that Muon finds sooner."""
+    """Return Muon for the matrices of the layers and Adam for all other weights, with their
+    schedules; Adam alone for a checkpoint, which has the circuits that Muon finds sooner."""
     c = config
     muon_lr, adam_lr = (
-        optim.schedule(lr=peak, schedule=c.schedule, warmup=c.warmup, steps=c.steps, final=c.final_lr)
+        optim.schedule(
+            lr=peak, schedule=c.schedule, warmup=c.warmup, steps=c.steps, final=c.final_lr
+        )
         for peak in (c.muon_lr, c.lr)
     )
     if c.model.path:
@@ -87,11 +106,20 @@ def make_optimizer(config: Any) -> optax.GradientTransformation:
     return optim.muon(lr=muon_lr, adam_lr=adam_lr, b2=c.b2, clip=c.clip)
 
 
-def train(config: Any, shape: qwen.Config, params: Any, careful: Sequence[Sample], careless: Sequence[Sample]) -> Any:
-    """Return the weights after `config.steps` updates on packed rows of demonstrations, in shuffled passes.
+def train(
+    config: Any,
+    shape: qwen.Config,
+    params: Any,
+    careful: Sequence[Sample],
+    careless: Sequence[Sample],
+) -> Any:
+    """Return the weights after `config.steps` updates on packed rows of demonstrations, in shuffled
+    passes.
 
-    The first updates show no slips, because copying is learned several times sooner from sources that are always right.
-    Careless samples are then added gradually: added all at once, after a loss near zero, they would undo part of that.
+    The first updates show no slips, because copying is learned several times sooner from sources
+    that are always right.
+    Careless samples are then added gradually: added all at once, after a loss near zero, they would
+    undo part of that.
     """
     c, optimizer = config, make_optimizer(config)
     update = learner.make_update(
@@ -121,8 +149,9 @@ def train(config: Any, shape: qwen.Config, params: Any, careful: Sequence[Sample
 
 
 def shares(careful: float, steps: int) -> Iterator[float]:
-    """Yield the share of careless samples in each update, without end. It is 0 for the first `careful` (a fraction) of
-    the `steps`, then grows to 1 halfway through the others; if `careful` is 1 there are no others."""
+    """Yield the share of careless samples in each update, without end. It is 0 for the first
+    `careful` (a fraction) of the `steps`, then grows to 1 halfway through the others; if `careful`
+    is 1 there are no others."""
     ramp = (1 - careful) / 2 or 1.0
     return (min(1.0, max(0.0, step / steps - careful) / ramp) for step in itertools.count(1))
 
@@ -136,9 +165,9 @@ def batches(
     seed: int,
     pairs: float = 0.0,
 ) -> Iterator[Packed]:
-    """Yield batches of at most `rows` packed rows of `row` tokens, in endless passes over both data sets, each pass
-    shuffled anew. `shares` are the shares of careless samples in the batches. pairs: share of the samples of a batch
-    without careless ones that are `random_pairs` instead."""
+    """Yield batches of at most `rows` packed rows of `row` tokens, in endless passes over both data
+    sets, each pass shuffled anew. `shares` are the shares of careless samples in the batches.
+    pairs: share of the samples of a batch without careless ones that are `random_pairs` instead."""
     draw = np.random.default_rng(seed_of(seed, "batches"))
     vocabulary = np.unique(np.concatenate([sample.tokens for sample in careful])) if pairs else ()
 
@@ -148,7 +177,9 @@ def batches(
 
     streams = passes(careful), passes(careless)
     mean = np.mean([len(sample) for data in (careful, careless) for sample in data])
-    n = max(1, int(0.95 * rows * row / mean))  # first-fit packing leaves gaps, and a batch must not need another row
+    n = max(
+        1, int(0.95 * rows * row / mean)
+    )  # first-fit packing leaves gaps, and a batch must not need another row
     for share in shares:
         k = round(share * n)
         m = 0 if k else round(pairs * n)
@@ -160,11 +191,12 @@ def batches(
 
 
 def random_pairs(draw: np.random.Generator, vocabulary: Sequence[int], longest: int) -> Sample:
-    """Return a list of random pairs of tokens and the same pairs in another order, whose second tokens train.
+    """Return a list of random pairs of tokens and the same pairs in another order, whose second
+    tokens train.
 
-    It asks for what selecting from a list takes, at every pair: to find a token, and to copy what follows it. Tiny
-    policies stay at chance here, but with such lists mixed in they select from the lists of demonstrations sooner
-    (docs/results.md, "Learning: in a second world").
+    It asks for what selecting from a list takes, at every pair: to find a token, and to copy what
+    follows it. Tiny policies stay at chance here, but with such lists mixed in they select from the
+    lists of demonstrations sooner (docs/results.md, "Learning: in a second world").
     """
     n = int(draw.integers(2, max(3, min(longest, len(vocabulary)) // 4 + 1)))
     pairs_N2 = draw.choice(vocabulary, (n, 2), replace=False)
@@ -173,15 +205,21 @@ def random_pairs(draw: np.random.Generator, vocabulary: Sequence[int], longest: 
 
 
 def samples_of(
-    episodes: Sequence[dict[str, Any]], tokenizer: Tokenizer, row: int, template: functools.partial
+    episodes: Sequence[dict[str, Any]],
+    tokenizer: Tokenizer,
+    row: int,
+    template: Callable[[Opening], Context],
 ) -> list[Sample]:
-    """Return the samples of the episodes that fit a row of `row` tokens. Raises NothingFits if none does.
+    """Return the samples of the episodes that fit a row of `row` tokens. Raises NothingFits if none
+    does.
 
     template: the context template, as a plug.
     """
 
     async def played() -> list[Sample]:
-        turns = [await turns_of(e["messages"], tokenizer, e.get("tools", ()), template) for e in episodes]
+        turns = [
+            await turns_of(e["messages"], tokenizer, e.get("tools", ()), template) for e in episodes
+        ]
         return [sample for one in turns for sample in samples.of_turns(one)]
 
     made = asyncio.run(played())
@@ -195,12 +233,16 @@ def samples_of(
 
 
 async def turns_of(
-    messages: Sequence[Message], tokenizer: Tokenizer, tools: Sequence[Tool], template: functools.partial
+    messages: Sequence[Message],
+    tokenizer: Tokenizer,
+    tools: Sequence[Tool],
+    template: Callable[[Opening], Context],
 ) -> list[Turn]:
-    """Return a demonstrated conversation as the turns of an episode, whose prompts are those of the template."""
+    """Return a demonstrated conversation as the turns of an episode, whose prompts are those of the
+    template."""
     places = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
     opening = Observation(list(messages[: places[0]]), list(tools))
-    context = plugs.call(template, tokenizer=tokenizer, observation=opening, experience=(), show_tools=True)
+    context = template(Opening(tokenizer, opening))
     turns = []
     for i, following in zip(places, [*places[1:], None]):
         tokens = chat.reply(tokenizer, messages[i])
@@ -215,7 +257,9 @@ def card(config: Any, shape: qwen.Config, command: str, careless: str) -> str:
     """Return the model card. `careless` describes the careless demonstrations."""
     c, origin = config, demonstrations.origin(config.env.name, config.explored)
     known = " It knows no language beyond the sandbox's."
-    lists = f" {c.pairs:.0%} of these samples are lists of random pairs of tokens." if c.pairs else ""
+    lists = (
+        f" {c.pairs:.0%} of these samples are lists of random pairs of tokens." if c.pairs else ""
+    )
     then = f" Then more and more of them show {careless}." if c.careful < 1 else ""
     paragraphs = (
         f"A transformer with {qwen.parameter_count(shape):,} parameters ({shape.layers} layers, width {shape.d_model}),"

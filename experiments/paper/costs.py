@@ -1,4 +1,5 @@
-"""Hours and money of the runs of a study, before they are run: from the planner, or from the quickstart's speed."""
+"""Hours and money of the runs of a study, before they are run: from the planner, or from the
+quickstart's speed."""
 
 from __future__ import annotations
 
@@ -13,13 +14,15 @@ from experiments.paper.study import RUNS, Study
 
 ORIGINALS = {"appworld": 90, "bfcl": 100}  # training tasks
 HELD_OUT = {"dev": 57, "test_normal": 168, "val": 100}
-# Minutes of one run on two CPU cores with nothing beside it, estimated from the quickstart's speed (docs/results.md).
+# Minutes of one run on two CPU cores with nothing beside it, estimated from the quickstart's speed
+# (docs/results.md).
 TINY_MINUTES = {"train": 2.5, "eval": 0.5, "pool": 0.5}
 
 
 @dataclass(frozen=True)
 class Cost:
-    """The expected cost of a run: hours of wall time; money of language models, None = unknown price."""
+    """The expected cost of a run: hours of wall time; money of language models, None = unknown
+    price."""
 
     hours: float
     money: float | None
@@ -47,12 +50,18 @@ def cost_of(study: Study, run: Run, target: str, prices: str = "") -> Cost:
         money = priced(config, world, ("summariser", "embedder")) if prices else None
         return Cost(episode * episodes / 3600, money, f"{episodes:,} episodes")
     episodes = config.steps * config.rollout.tasks * config.rollout.group
-    evaluated = calls.evaluations(config) * HELD_OUT[config.eval.split] * (config.eval.rollouts + config.eval.greedy)
+    evaluated = (
+        calls.evaluations(config)
+        * HELD_OUT[config.eval.split]
+        * (config.eval.rollouts + config.eval.greedy)
+    )
     hours = (seconds * config.steps + episode * evaluated) / 3600
     if config.navigating.enabled:
         tasks = config.questioning.budget if config.questioning.enabled else ORIGINALS[world]
         hours += episode * tasks * config.navigating.rollouts / 3600
-    money = priced(config, world) if prices else (None if calls.bill(config, ORIGINALS[world]) else 0.0)
+    money = (
+        priced(config, world) if prices else (None if calls.bill(config, ORIGINALS[world]) else 0.0)
+    )
     return Cost(hours, money, f"{config.steps} steps, {episodes + evaluated:,} episodes")
 
 
@@ -62,15 +71,16 @@ def config_of(run: Run) -> Any:
 
 
 def priced(config: Any, world: str, roles: tuple[str, ...] = ()) -> float | None:
-    """Return the cost of the calls to language models at config.llm.prices, None if a model has no price there."""
+    """Return the cost of the calls to language models at config.llm.prices, None if a model has no
+    price there."""
     bill = calls.bill(config, ORIGINALS[world])
     costs = [record["cost"] for role, record in bill.items() if not roles or role in roles]
     return None if None in costs else float(sum(costs))
 
 
 def pace(name: str, target: str) -> tuple[float, float]:
-    """Return the expected seconds of a training step with its share of offload, weight updates and checkpoints, and of
-    one more episode among many, on a target."""
+    """Return the expected seconds of a training step with its share of offload, weight updates and
+    checkpoints, and of one more episode among many, on a target."""
     size, world = name.removeprefix(f"{RUNS}:").split(",")[:2]
     return _pace(size, world, target)
 
@@ -80,12 +90,16 @@ def _pace(size: str, world: str, target: str) -> tuple[float, float]:
     config = paper_runs.get_config(f"{size},{world},q")
     record, _ = on_target(config, target, compiling=False)
     rollout = sum(record["phases"][phase]["expected_s"] for phase in ("prefill", "decode"))
-    around = sum(seconds for name, seconds in record["overheads_s"].items() if name != "evaluation") / config.steps
+    around = (
+        sum(seconds for name, seconds in record["overheads_s"].items() if name != "evaluation")
+        / config.steps
+    )
     return record["step_s"] + around, rollout / (config.rollout.tasks * config.rollout.group)
 
 
 def rows(study: Study, target: str, prices: str = "", gpu_hour: float = 0.0) -> list[list[str]]:
-    """Return the list of the runs as a table, with a last line of totals. Raises PlanError and OSError."""
+    """Return the list of the runs as a table, with a last line of totals. Raises PlanError and
+    OSError."""
     from evolver.plan import targets
 
     devices = 0 if study.tiny else targets.parse(target).count
@@ -93,7 +107,11 @@ def rows(study: Study, target: str, prices: str = "", gpu_hour: float = 0.0) -> 
     total, money, unknown = 0.0, 0.0, False
     for name, run in study.runs.items():
         cost = cost_of(study, run, target, prices)
-        total, money, unknown = total + cost.hours, money + (cost.money or 0.0), unknown or cost.money is None
+        total, money, unknown = (
+            total + cost.hours,
+            money + (cost.money or 0.0),
+            unknown or cost.money is None,
+        )
         used = list(dict.fromkeys(study.users.get(name, [])))
         cells = ", ".join(used[:2]) + (f" and {len(used) - 2} more" if len(used) > 2 else "")
         spent = "?" if cost.money is None else f"{cost.money:,.0f}" if cost.money else ""

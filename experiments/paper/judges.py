@@ -1,8 +1,8 @@
 """Judges of outcomes that ask no language model, for the tiny cells of figure 12b.
 
-They see what the paper's judges see: `Ended` the trajectory alone, as the naive judge; `Orderly` also principles of
-what a good attempt looks like. Neither knows the reference, so both can be fooled; the verifier stands for the judge
-that does.
+They see what the paper's judges see: `Ended` the trajectory alone, as the naive judge; `Orderly`
+also principles of what a good attempt looks like. Neither knows the reference, so both can be
+fooled; the verifier stands for the judge that does.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class Ended(OutcomeJudge):
 
 
 class Orderly(Ended):
-    """Scores an attempt that ended itself between 0.6 and 1, and another between 0 and 0.4, less for each refused turn
-    and each repeated one; one that called nothing gets 0."""
+    """Scores an attempt that ended itself between 0.6 and 1, and another between 0 and 0.4, less
+    for each refused turn and each repeated one; one that called nothing gets 0."""
 
     def score(self, trajectories: Sequence[Trajectory]) -> list[Evaluation | str]:
         return [self.evaluation(self.grade(t)) for t in trajectories]
@@ -37,7 +37,9 @@ class Orderly(Ended):
         turns = trajectory.turns
         if not any(turn.info.get("calls") for turn in turns):
             return 0.0
-        refused = sum(bool(turn.info.get("errors") or turn.info.get("parse_error")) for turn in turns)
+        refused = sum(
+            bool(turn.info.get("errors") or turn.info.get("parse_error")) for turn in turns
+        )
         repeated = len(turns) - len({turn.action for turn in turns})
         low, high = (0.6, 1.0) if trajectory.stop is StopReason.DONE else (0.0, 0.4)
         return max(low, high - 0.1 * (refused + repeated))

@@ -1,10 +1,14 @@
 """The measures of the paper's tables, from the scores of a cell.
 
-- avg@k, best@k (bootstrap), pass@k (unbiased): `rl.evaluation`; tgc@k is pass@k, sgc@k the same of scenarios;
-- early: avg@k after a fifth of the steps; auc: the mean height of the curve of avg@k over the steps;
-- steps@.9: the first evaluated step at which avg@k reaches 90% of the best avg@k of the baseline's curve.
+- avg@k, best@k (bootstrap), pass@k (unbiased): `rl.evaluation`; tgc@k is pass@k, sgc@k the same of
+  scenarios;
+- early: avg@k after a fifth of the steps; auc: the mean height of the curve of avg@k over the
+  steps;
+- steps@.9: the first evaluated step at which avg@k reaches 90% of the best avg@k of the baseline's
+  curve.
 
-All but steps@.9 are means of one value per task (or scenario), in percent, so that they have paired intervals.
+All but steps@.9 are means of one value per task (or scenario), in percent, so that they have paired
+intervals.
 """
 
 from __future__ import annotations
@@ -21,11 +25,13 @@ EARLY = 0.2  # of the steps: step 20 of 100
 
 
 def shown(published: Mapping[str, float], k: int) -> list[str]:
-    """Return the measures to print for a cell: the published ones, or avg@k and best@k; pass@k follows best@k, and
-    avg@k a lone "early"."""
+    """Return the measures to print for a cell: the published ones, or avg@k and best@k; pass@k
+    follows best@k, and avg@k a lone "early"."""
     names = list(published) or [f"avg@{k}", f"best@{k}"]
     names += [f"avg@{k}"] * (names == ["early"])
-    return [one for name in names for one in ((name, f"pass@{k}") if name == f"best@{k}" else (name,))]
+    return [
+        one for name in names for one in ((name, f"pass@{k}") if name == f"best@{k}" else (name,))
+    ]
 
 
 def needs_curve(name: str) -> bool:
@@ -34,7 +40,8 @@ def needs_curve(name: str) -> bool:
 
 
 def per_task(name: str, scores: Scores | None, curve: Mapping[int, Scores]) -> np.ndarray | None:
-    """Return one value per task (or scenario) of a measure, in [0, 1]; None if there is nothing to measure.
+    """Return one value per task (or scenario) of a measure, in [0, 1]; None if there is nothing to
+    measure.
 
     scores: the final evaluation; curve: {step: scores} of those during training.
     """
@@ -52,7 +59,8 @@ def per_task(name: str, scores: Scores | None, curve: Mapping[int, Scores]) -> n
 
 
 def early_step(curve: Mapping[int, Scores]) -> int | None:
-    """Return the evaluated step nearest to a fifth of the steps, None if nothing between the ends was evaluated."""
+    """Return the evaluated step nearest to a fifth of the steps, None if nothing between the ends
+    was evaluated."""
     if len(curve) < 3:
         return None
     return min(curve, key=lambda step: abs(step - EARLY * max(curve)))

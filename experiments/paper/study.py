@@ -1,5 +1,5 @@
-"""The runs behind the cells of tables: base policies, training, experience pools, evaluations; each once, whoever
-shares it."""
+"""The runs behind the cells of tables: base policies, training, experience pools, evaluations; each
+once, whoever shares it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,17 @@ from experiments.grid import Run
 RUNS = "configs/paper/runs.py"
 TABLES = (
     *(f"table{n}" for n in range(1, 8)),
-    *("figure1", "figure12a", "figure12b", "figure13a", "figure13b", "figure14", "figure15", "figure16", "controls"),
+    *(
+        "figure1",
+        "figure12a",
+        "figure12b",
+        "figure13a",
+        "figure13b",
+        "figure14",
+        "figure15",
+        "figure16",
+        "controls",
+    ),
 )
 UNTRAINED = ("base", "icl", "thinking")  # rows of runs.py that train nothing
 MODELS = {
@@ -37,8 +47,9 @@ class StudyError(ValueError):
 class Source:
     """The runs that hold the scores of one cell and seed.
 
-    scores: name of the run with the rollouts at temperature 0.9. greedy: that with 8 rollouts at temperature 0, ""
-    where the first run's greedy rollouts count. train: the training run, "" = none.
+    scores: name of the run with the rollouts at temperature 0.9. greedy: that with 8 rollouts at
+    temperature 0, "" where the first run's greedy rollouts count. train: the training run, "" =
+    none.
     """
 
     scores: str
@@ -55,7 +66,8 @@ class Source:
 class Study:
     """The runs of some cells at one scale.
 
-    models: {size: checkpoint, or "URL,NAME,TOKENIZER" of a server that already has the model}, for the full scale.
+    models: {size: checkpoint, or "URL,NAME,TOKENIZER" of a server that already has the model}, for
+    the full scale.
     starts: False if nothing will be run, so that servers need not be known.
     """
 
@@ -63,10 +75,18 @@ class Study:
     seeds: Sequence[int] = (0,)
     models: Mapping[str, str] = field(default_factory=dict)
     starts: bool = True
-    runs: dict[str, Run] = field(default_factory=dict)  # by name, in an order in which they can be run
-    users: dict[str, list[str]] = field(default_factory=dict)  # name of a run -> "TABLE:CELL" of the cells that need it
-    sources: dict[tuple[str, str, int], Source] = field(default_factory=dict)  # (table, cell, seed) -> its scores
-    left_out: dict[tuple[str, str], str] = field(default_factory=dict)  # (table, cell) -> why it has no run
+    runs: dict[str, Run] = field(
+        default_factory=dict
+    )  # by name, in an order in which they can be run
+    users: dict[str, list[str]] = field(
+        default_factory=dict
+    )  # name of a run -> "TABLE:CELL" of the cells that need it
+    sources: dict[tuple[str, str, int], Source] = field(
+        default_factory=dict
+    )  # (table, cell, seed) -> its scores
+    left_out: dict[tuple[str, str], str] = field(
+        default_factory=dict
+    )  # (table, cell) -> why it has no run
     tables: dict[str, list[str]] = field(default_factory=dict)  # table -> its cells
 
     @property
@@ -97,14 +117,23 @@ class Study:
         size, world, row = cell.run.split(",")
         policy, train = self._base(cell.model or size, world), ""
         if row not in UNTRAINED:
-            train = self._add(Run(cell.run.replace(",", "-"), seed, self._config(cell.run), self._start(policy)))
+            train = self._add(
+                Run(cell.run.replace(",", "-"), seed, self._config(cell.run), self._start(policy))
+            )
             policy = f"{{folder}}/{train}/policy"
-        at_end = world == cell.world and not cell.experience and not cell.template and cell.split in ("dev", "val")
+        at_end = (
+            world == cell.world
+            and not cell.experience
+            and not cell.template
+            and cell.split in ("dev", "val")
+        )
         scores = train if train and at_end else self._evaluation(cell, seed, policy, train, 0.9)
         greedy = "" if self.tiny else self._evaluation(cell, seed, policy, train, 0.0)
         return Source(scores, greedy, train)
 
-    def _evaluation(self, cell: Cell, seed: int, policy: str, train: str, temperature: float) -> str:
+    def _evaluation(
+        self, cell: Cell, seed: int, policy: str, train: str, temperature: float
+    ) -> str:
         """Add an evaluation and return its name."""
         size, world, row = cell.run.split(",")
         how = cell.template or ("icl" if cell.experience else row if row in UNTRAINED else "base")
@@ -119,13 +148,18 @@ class Study:
         after = [train] if train else []
         if cell.experience:
             pool = self._pool(size, cell.world, seed, policy, after)
-            overrides |= {"eval.experience": cell.experience, "navigating.pool": f"{{folder}}/{pool}/experience"}
+            overrides |= {
+                "eval.experience": cell.experience,
+                "navigating.pool": f"{{folder}}/{pool}/experience",
+            }
             after.append(pool)
         what = train.rpartition("-")[0] if train else f"{cell.model or size}-{world}"
         words = ["eval", what, "in", cell.world, cell.split, *([how] if how != "base" else [])]
         words += [f"e{cell.experience:g}"] * bool(cell.experience) + ["t0"] * (temperature == 0)
         config = self._config(f"{size},{cell.world},{how}")
-        return self._add(Run("-".join(words), seed, config, overrides, mode="eval", after=tuple(after)))
+        return self._add(
+            Run("-".join(words), seed, config, overrides, mode="eval", after=tuple(after))
+        )
 
     def _pool(self, size: str, world: str, seed: int, policy: str, after: Sequence[str]) -> str:
         """Add the experience pool of a base policy and return the name of its run."""
@@ -148,11 +182,11 @@ class Study:
         return tiny_policy(size, world)
 
     def _start(self, policy: str) -> dict[str, Any]:
-        """Return the overrides of every run: the policy that it starts from, a checkpoint or a server's
-        "URL,NAME,TOKENIZER", and the place of answers of language models.
+        """Return the overrides of every run: the policy that it starts from, a checkpoint or a
+        server's "URL,NAME,TOKENIZER", and the place of answers of language models.
 
-        Rows explore the same worlds with the same seeds. With one place for all answers they train on the same tasks,
-        and these are paid for once.
+        Rows explore the same worlds with the same seeds. With one place for all answers they train
+        on the same tasks, and these are paid for once.
         """
         shared = {} if self.tiny else {"llm.cache": "{folder}/llm_cache"}
         if not policy.startswith(("http://", "https://")):
@@ -161,7 +195,8 @@ class Study:
         if len(parts) != 3:
             raise StudyError(f"--models {policy}: give URL,NAME,TOKENIZER of the server")
         url, name, tokenizer = parts
-        # The learner is not used: its shape is the smallest one, and the server's weights are never replaced.
+        # The learner is not used: its shape is the smallest one, and the server's weights are never
+        # replaced.
         return {
             "model.preset": "tiny", "model.tokenizer": tokenizer, "engine.vllm.urls": (url,), "engine.vllm.model": name,
             "engine.vllm.transfer": "none",
@@ -182,15 +217,19 @@ def module_of(table: str) -> Any:
     if table not in TABLES:
         near = difflib.get_close_matches(table, TABLES, n=1, cutoff=0.6)
         hint = f" Did you mean {near[0]}?" if near else ""
-        raise StudyError(f"{table}: there is no such table.{hint} There are {', '.join(TABLES)}, and all")
+        raise StudyError(
+            f"{table}: there is no such table.{hint} There are {', '.join(TABLES)}, and all"
+        )
     return importlib.import_module(f"configs.paper.{table}")
 
 
 def chosen(tables: Sequence[str], patterns: Sequence[str] = ()) -> dict[str, dict[str, Cell]]:
-    """Return {table: {name: cell}} of the cells whose names match one of the patterns, of all cells if there are none.
+    """Return {table: {name: cell}} of the cells whose names match one of the patterns, of all cells
+    if there are none.
 
-    A pattern is a name, or has `*` in it: "14b,*,hybrid". Tables without a matching cell are left out. Raises
-    StudyError with all unknown tables and all patterns that no table matches; it lists what there is.
+    A pattern is a name, or has `*` in it: "14b,*,hybrid". Tables without a matching cell are left
+    out. Raises StudyError with all unknown tables and all patterns that no table matches; it lists
+    what there is.
     """
     found, cells = [], {}
     for table in dict.fromkeys(tables):
@@ -202,7 +241,9 @@ def chosen(tables: Sequence[str], patterns: Sequence[str] = ()) -> dict[str, dic
     for pattern in patterns if cells else ():
         if not any(fnmatch.fnmatchcase(name, pattern) for name in names):
             near = difflib.get_close_matches(pattern, names, n=1, cutoff=0.6)
-            whose = f"{next(iter(cells))} has no" if len(cells) == 1 else "none of these tables has a"
+            whose = (
+                f"{next(iter(cells))} has no" if len(cells) == 1 else "none of these tables has a"
+            )
             hint = f" Did you mean {near[0]}?" if near else ""
             found.append(f"{whose} cell {pattern}.{hint} The cells are {'; '.join(names)}")
     if found:

@@ -32,7 +32,8 @@ CURVES = ("figure13b", "figure14", "figure15", "figure16")  # those whose figure
 
 @dataclass
 class Result:
-    """The results of a cell's runs: {seed: scores}, at temperature 0 too, {seed: curve}, and what is missing."""
+    """The results of a cell's runs: {seed: scores}, at temperature 0 too, {seed: curve}, and what
+    is missing."""
 
     scores: dict[int, Scores]
     greedy: dict[int, Scores]
@@ -43,7 +44,9 @@ class Result:
     def values(self, measure: str) -> dict[int, np.ndarray]:
         """Return {seed: one value per task} of a measure."""
         seeds = self.curves if measures.needs_curve(measure) else self.scores
-        found = {s: measures.per_task(measure, self.scores.get(s), self.curves.get(s, {})) for s in seeds}
+        found = {
+            s: measures.per_task(measure, self.scores.get(s), self.curves.get(s, {})) for s in seeds
+        }
         return {seed: value for seed, value in found.items() if value is not None}
 
     def tasks(self, seed: int) -> list[str]:
@@ -63,7 +66,9 @@ def read(study: Study, table: str, cell: str, ledger: Ledger) -> Result:
         codes = {name: ledger.code(name) for name in source.names}
         if bad := [name for name, code in codes.items() if code != 0]:
             failed = [name for name in bad if codes[name] not in (None, INTERRUPTED)]
-            result.notes.append(f"{', '.join(failed)} failed" if failed else f"seed {seed} is missing")
+            result.notes.append(
+                f"{', '.join(failed)} failed" if failed else f"seed {seed} is missing"
+            )
         found = {name: ledger.curve(name) for name, code in codes.items() if code == 0}
         if source.train in found:
             result.curves[seed] = found[source.train]
@@ -84,14 +89,23 @@ def lines(study: Study, table: str, cells: Sequence[str], ledger: Ledger) -> lis
         revisions = sorted({short(attempt["git"] or "") for attempt in attempts} - {""})
         for number, measure in enumerate(measures.shown(cell.published, cell.k)):
             published = cell.published.get(measure)
-            ours, sd, seeds, minus = figures(definition, results, name, measure, published, study.tiny)
+            ours, sd, seeds, minus = figures(
+                definition, results, name, measure, published, study.tiny
+            )
             zero = at_zero(result) if measure.startswith("avg@") else ""
             text = "" if published is None else f"{published:g}"
             end = ["", "", "", ""]
             if number == 0:
                 spent = f"{money:.2f}" if money else ""
-                end = [f"{hours:.2f}", spent, ", ".join(revisions), "; ".join(dict.fromkeys(result.notes))]
-            rows.append([name if number == 0 else "", measure, text, ours, sd, minus, zero, seeds, *end])
+                end = [
+                    f"{hours:.2f}",
+                    spent,
+                    ", ".join(revisions),
+                    "; ".join(dict.fromkeys(result.notes)),
+                ]
+            rows.append(
+                [name if number == 0 else "", measure, text, ours, sd, minus, zero, seeds, *end]
+            )
     return rows
 
 
@@ -101,9 +115,15 @@ def short(revision: str) -> str:
 
 
 def figures(
-    definition: Any, results: Mapping[str, Result], name: str, measure: str, published: float | None, tiny: bool
+    definition: Any,
+    results: Mapping[str, Result],
+    name: str,
+    measure: str,
+    published: float | None,
+    tiny: bool,
 ) -> tuple[str, str, str, str]:
-    """Return four cells: ours with its interval, its deviation over seeds, the number of seeds, ours - published."""
+    """Return four cells: ours with its interval, its deviation over seeds, the number of seeds,
+    ours - published."""
     if measure == "steps@.9":
         return steps_figures(definition, results, name, published, tiny)
     value = compare.estimate(results[name].values(measure))
@@ -111,7 +131,13 @@ def figures(
         return "", "", "", ""
     minus = ""
     if published is not None and not tiny:
-        change = Estimate(value.mean - published, value.low - published, value.high - published, value.sd, value.runs)
+        change = Estimate(
+            value.mean - published,
+            value.low - published,
+            value.high - published,
+            value.sd,
+            value.runs,
+        )
         minus = change.signed()
     return str(value), f"{value.sd:.1f}" if value.runs > 1 else "", str(value.runs), minus
 
@@ -119,7 +145,8 @@ def figures(
 def steps_figures(
     definition: Any, results: Mapping[str, Result], name: str, published: float | None, tiny: bool
 ) -> tuple[str, str, str, str]:
-    """Return the four cells of steps@.9: steps by seed; "never" for a curve that does not reach the goal."""
+    """Return the four cells of steps@.9: steps by seed; "never" for a curve that does not reach the
+    goal."""
     prefix = name.rpartition(",")[0]
     baseline = results.get(f"{prefix},{definition.BASELINE}")
     goal = measures.goal_of(list(baseline.curves.values())) if baseline else math.nan
@@ -137,12 +164,16 @@ def at_zero(result: Result) -> str:
     """Return the success at temperature 0: of 8 rollouts per task, or of the one greedy rollout."""
     values = {seed: scores.per_task("avg@8") for seed, scores in result.greedy.items()}
     if not values:
-        values = {seed: scores.per_task("greedy") for seed, scores in result.scores.items() if scores.greedy_N}
+        values = {
+            seed: scores.per_task("greedy")
+            for seed, scores in result.scores.items()
+            if scores.greedy_N
+        }
     value = compare.estimate(values)
     return f"{value.mean:.1f}" if value else ""
 
 
-# --- the order of the rows -------------------------------------------------------------------------------------------
+# --- the order of the rows ------------------------------------------------------------------------
 
 
 def comparisons(table: str, cells: Sequence[str]) -> list[tuple[str, str]]:
@@ -154,7 +185,9 @@ def comparisons(table: str, cells: Sequence[str]) -> list[tuple[str, str]]:
             words, wanted = name.split(","), better.split(",")
             for place in range(len(words) - len(wanted) + 1):
                 if words[place : place + len(wanted)] == wanted:
-                    other = ",".join([*words[:place], *worse.split(","), *words[place + len(wanted) :]])
+                    other = ",".join(
+                        [*words[:place], *worse.split(","), *words[place + len(wanted) :]]
+                    )
                     if other in cells:
                         pairs.append((name, other))
                     break
@@ -162,8 +195,12 @@ def comparisons(table: str, cells: Sequence[str]) -> list[tuple[str, str]]:
 
 
 def orderings(study: Study, table: str, cells: Sequence[str], ledger: Ledger) -> list[list[str]]:
-    """Return the table of the paper's orderings: published and our paired difference, and if ours has its sign."""
-    definition, rows = module_of(table), [["better", "worse", "measure", "published", "ours, paired [95%]", "holds"]]
+    """Return the table of the paper's orderings: published and our paired difference, and if ours
+    has its sign."""
+    definition, rows = (
+        module_of(table),
+        [["better", "worse", "measure", "published", "ours, paired [95%]", "holds"]],
+    )
     results = {name: read(study, table, name, ledger) for name in cells}
     for better, worse in comparisons(table, cells):
         cell, other = definition.CELLS[better], definition.CELLS[worse]
@@ -174,14 +211,19 @@ def orderings(study: Study, table: str, cells: Sequence[str], ledger: Ledger) ->
         known = measure in cell.published and measure in other.published
         published = f"{cell.published[measure] - other.published[measure]:+.1f}" if known else ""
         change = paired(results[better], results[worse], measure)
-        rows.append([better, worse, measure, published, change.signed() if change else "", verdict(change)])
+        rows.append(
+            [better, worse, measure, published, change.signed() if change else "", verdict(change)]
+        )
     return rows
 
 
 def paired(better: Result, worse: Result, measure: str) -> Estimate | None:
-    """Return the difference over the seeds that both have, None without such seeds or with different tasks."""
+    """Return the difference over the seeds that both have, None without such seeds or with
+    different tasks."""
     first, second = worse.values(measure), better.values(measure)
-    return compare.paired({s: value for s, value in first.items() if better.tasks(s) == worse.tasks(s)}, second)
+    return compare.paired(
+        {s: value for s, value in first.items() if better.tasks(s) == worse.tasks(s)}, second
+    )
 
 
 def verdict(change: Estimate | None) -> str:
@@ -191,11 +233,12 @@ def verdict(change: Estimate | None) -> str:
     return "yes" if change.low > 0 else "no" if change.high < 0 else "unclear"
 
 
-# --- files -----------------------------------------------------------------------------------------------------------
+# --- files ----------------------------------------------------------------------------------------
 
 
 def write(study: Study, table: str, cells: Sequence[str], folder: Path) -> str:
-    """Write tables/TABLE.md, .csv, .tex and the figure TABLE.png, .svg below `folder`, and return the Markdown."""
+    """Write tables/TABLE.md, .csv, .tex and the figure TABLE.png, .svg below `folder`, and return
+    the Markdown."""
     place, ledger = folder / "tables", Ledger(folder)
     body, order = lines(study, table, cells, ledger), orderings(study, table, cells, ledger)
     title, caption = (module_of(table).__doc__ or "").splitlines()[0], CAPTIONS[study.scale]
@@ -231,20 +274,28 @@ def escaped(text: str) -> str:
 
 
 def draw(study: Study, table: str, cells: Sequence[str], ledger: Ledger, path: Path) -> bool:
-    """Write the figure of a table, a column for each world. Return False, and write none, if no cell has a score.
+    """Write the figure of a table, a column for each world. Return False, and write none, if no
+    cell has a score.
 
-    At full scale hollow marks are the published scores; a tiny figure has none, and says what it is.
+    At full scale hollow marks are the published scores; a tiny figure has none, and says what it
+    is.
     """
     results = {name: read(study, table, name, ledger) for name in cells}
     definition = module_of(table)
     if not any(result.scores for result in results.values()):
         return False
     worlds = list(dict.fromkeys(definition.CELLS[name].world for name in cells))
-    columns = {world: [name for name in cells if definition.CELLS[name].world == world] for world in worlds}
-    curved = table in CURVES and any(len(curve) > 1 for r in results.values() for curve in r.curves.values())
+    columns = {
+        world: [name for name in cells if definition.CELLS[name].world == world] for world in worlds
+    }
+    curved = table in CURVES and any(
+        len(curve) > 1 for r in results.values() for curve in r.curves.values()
+    )
     tall = 0.3 * max(map(len, columns.values())) + 1
     figure = compare.new_figure(6.5 * len(worlds) + 1, tall + 4 * curved + 0.7)
-    panels = figure.subplots(1 + curved, len(worlds), squeeze=False, height_ratios=[4] * curved + [tall])
+    panels = figure.subplots(
+        1 + curved, len(worlds), squeeze=False, height_ratios=[4] * curved + [tall]
+    )
     title = (definition.__doc__ or "").splitlines()[0]
     if study.tiny:
         title += "\nTINY SCALE, A CPU POLICY: NOT THE PAPER'S SCORES"
@@ -252,9 +303,18 @@ def draw(study: Study, table: str, cells: Sequence[str], ledger: Ledger, path: P
     for column, (world, names) in enumerate(columns.items()):
         if len(worlds) > 1:
             panels[0, column].set_title(world, fontsize=9)
-        draw_scores(panels[-1, column], {name: results[name] for name in names}, definition.CELLS, study.tiny)
+        draw_scores(
+            panels[-1, column],
+            {name: results[name] for name in names},
+            definition.CELLS,
+            study.tiny,
+        )
         if curved:
-            rows = [Row(label(name, world), results[name].curves) for name in names if results[name].curves]
+            rows = [
+                Row(label(name, world), results[name].curves)
+                for name in names
+                if results[name].curves
+            ]
             compare.draw_curves(panels[0, column], rows)
     compare.save(figure, path)
     return True
@@ -268,18 +328,24 @@ def label(name: str, world: str) -> str:
     return ", ".join(words)
 
 
-def draw_scores(axes: Any, results: Mapping[str, Result], cells: Mapping[str, Any], tiny: bool) -> None:
-    """Draw the first measure of each cell with its interval and a dot for each seed, and the published one unless
-    `tiny`."""
+def draw_scores(
+    axes: Any, results: Mapping[str, Result], cells: Mapping[str, Any], tiny: bool
+) -> None:
+    """Draw the first measure of each cell with its interval and a dot for each seed, and the
+    published one unless `tiny`."""
     first = {name: measures.shown(cells[name].published, cells[name].k)[0] for name in results}
     first = {name: "auc" if measure == "steps@.9" else measure for name, measure in first.items()}
     values = {name: result.values(first[name]) for name, result in results.items()}
     dots = [[100 * value_N.mean() for value_N in found.values()] for found in values.values()]
     names = [label(name, cells[name].world) for name in results]
-    compare.draw_intervals(axes, names, [compare.estimate(found) for found in values.values()], dots)
+    compare.draw_intervals(
+        axes, names, [compare.estimate(found) for found in values.values()], dots
+    )
     for place, name in enumerate(results):
         published = cells[name].published.get(first[name])
         if published is not None and not tiny:
-            axes.plot(published, place, "D", markerfacecolor="none", color=compare.GREY, markersize=6)
+            axes.plot(
+                published, place, "D", markerfacecolor="none", color=compare.GREY, markersize=6
+            )
     axes.set_xlim(0, 100)
     axes.set_xlabel(", ".join(dict.fromkeys(first.values())) + ", %")

@@ -1,1 +1,2 @@
-"""A view of runs: pages in a browser, static files, text in a terminal. `python -m experiments.view --help`."""
+"""A view of runs: pages in a browser, static files, text in a terminal. `python -m experiments.view
+--help`."""

@@ -1,4 +1,5 @@
-"""Look at runs: learning curves, rollouts turn by turn and token by token, tasks, experience and judges.
+"""Look at runs: learning curves, rollouts turn by turn and token by token, tasks, experience and
+judges.
 
     python -m experiments.view runs/quickstart                        # pages on http://127.0.0.1, until Ctrl-C
     python -m experiments.view runs/a runs/b                          # curves of several runs in one plot
@@ -26,19 +27,37 @@ from experiments.view.text import group, groups_table
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Show runs and return the exit code: 0 done, 1 the files or the port cannot be used, 2 wrong arguments."""
+    """Show runs and return the exit code: 0 done, 1 the files or the port cannot be used, 2 wrong
+    arguments."""
     parser = argparse.ArgumentParser(
-        prog="python -m experiments.view", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m experiments.view",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("workdir", nargs="+", help="workdir of a run")
-    parser.add_argument("--port", type=int, default=8321, help="of the pages; 0 = any free one; default: 8321")
-    parser.add_argument("--bundle", metavar="DIR", type=Path, help="write static files instead of serving")
-    parser.add_argument("--text", action="store_true", help="print a table of groups or, with --task, their rollouts")
+    parser.add_argument(
+        "--port", type=int, default=8321, help="of the pages; 0 = any free one; default: 8321"
+    )
+    parser.add_argument(
+        "--bundle", metavar="DIR", type=Path, help="write static files instead of serving"
+    )
+    parser.add_argument(
+        "--text",
+        action="store_true",
+        help="print a table of groups or, with --task, their rollouts",
+    )
     parser.add_argument("--task", default="", help="with --text: part of a task's id or words")
     parser.add_argument(
-        "--step", type=int, help="with --text: the training step; default: the last one, or all of --task"
+        "--step",
+        type=int,
+        help="with --text: the training step; default: the last one, or all of --task",
     )
-    parser.add_argument("--limit", type=int, default=600, help="with --text: characters of one action or observation")
+    parser.add_argument(
+        "--limit",
+        type=int,
+        default=600,
+        help="with --text: characters of one action or observation",
+    )
     parser.add_argument(
         "--replay",
         metavar="N",
@@ -59,7 +78,9 @@ def main(argv: list[str] | None = None) -> int:
             for run in runs:
                 options = {"step": flags.step}
                 shown = {"task": flags.task, "limit": max(flags.limit, 40), "width": width}
-                lines = group(run, **options, **shown) if flags.task else groups_table(run, **options)
+                lines = (
+                    group(run, **options, **shown) if flags.task else groups_table(run, **options)
+                )
                 for line in lines:
                     print(line)
             sys.stdout.flush()
@@ -69,12 +90,21 @@ def main(argv: list[str] | None = None) -> int:
                 print(*replay.lines(run, replay.compare(run, flags.replay)), sep="\n")
             return 0
         if flags.bundle:
-            if flags.bundle.exists() and any(flags.bundle.iterdir()) and not (flags.bundle / "index.html").is_file():
-                print(f"{flags.bundle}: is not empty and holds no bundle; name another directory", file=sys.stderr)
+            if (
+                flags.bundle.exists()
+                and any(flags.bundle.iterdir())
+                and not (flags.bundle / "index.html").is_file()
+            ):
+                print(
+                    f"{flags.bundle}: is not empty and holds no bundle; name another directory",
+                    file=sys.stderr,
+                )
                 return 2
             shows = sys.stderr.isatty()  # on a terminal, one line that is written over
             count = write_bundle(
-                runs, flags.bundle, lambda text: shows and print(f"{text}\x1b[K\r", end="", file=sys.stderr)
+                runs,
+                flags.bundle,
+                lambda text: shows and print(f"{text}\x1b[K\r", end="", file=sys.stderr),
             )
             size = sum(p.stat().st_size for p in flags.bundle.rglob("*") if p.is_file())
             print(f"{count} files, {size / 1e6:.1f} MB: open {flags.bundle / 'index.html'}")
@@ -87,7 +117,9 @@ def main(argv: list[str] | None = None) -> int:
         print(error, file=sys.stderr)
         return 1
     except OSError as error:
-        hint = "" if flags.bundle or flags.text or flags.replay else "; --port=0 takes any free port"
+        hint = (
+            "" if flags.bundle or flags.text or flags.replay else "; --port=0 takes any free port"
+        )
         print(f"{error}{hint}", file=sys.stderr)
         return 1
     print(f"{server.url}  (Ctrl-C ends it)", flush=True)

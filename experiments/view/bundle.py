@@ -1,7 +1,9 @@
-"""The pages and all of their data as static files, which open from `file://` without a server or a network.
+"""The pages and all of their data as static files, which open from `file://` without a server or a
+network.
 
-A page that was opened from a file may not read other files, but it may load scripts. So each resource becomes a script
-that hands over its JSON, compressed and in base64, under the resource's name.
+A page that was opened from a file may not read other files, but it may load scripts. So each
+resource becomes a script that hands over its JSON, compressed and in base64, under the resource's
+name.
 """
 
 from __future__ import annotations
@@ -19,7 +21,9 @@ from experiments.view.server import STATIC
 from models.files import write_atomically
 
 
-def write_bundle(runs: list[Run], folder: Path, show: Callable[[str], None] = lambda _: None) -> int:
+def write_bundle(
+    runs: list[Run], folder: Path, show: Callable[[str], None] = lambda _: None
+) -> int:
     """Write the pages of `runs` into a folder and return the number of files. Raises OSError."""
     count = 0
     for path in sorted(STATIC.iterdir()):
@@ -38,7 +42,9 @@ def write_bundle(runs: list[Run], folder: Path, show: Callable[[str], None] = la
     return count + 1
 
 
-def resources(runs: list[Run], show: Callable[[str], None] = lambda _: None) -> Iterator[tuple[str, Any]]:
+def resources(
+    runs: list[Run], show: Callable[[str], None] = lambda _: None
+) -> Iterator[tuple[str, Any]]:
     """Yield (name, value) of everything that the pages can ask for."""
     yield "runs", [{"name": run.name, "path": ""} for run in runs]
     for number, run in enumerate(runs):

@@ -1,6 +1,8 @@
-"""Comparison of the labels of a run's judge with those of replay: recorded episodes are played again in the world.
+"""Comparison of the labels of a run's judge with those of replay: recorded episodes are played
+again in the world.
 
-For runs whose turns a language model labels. Labels by replay agree with themselves, as far as worlds repeat.
+For runs whose turns a language model labels. Labels by replay agree with themselves, as far as
+worlds repeat.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from envs.probed import probed
 from envs.source import Source
 from envs.world import Evaluation, Task
 from evolver.attributing.replay import ReplayJudge
+from evolver.parts import Parts
 from experiments.view.runs import Run
 from models.files import write_atomically
 from rl.trajectory import Completion, StopReason, Trajectory, Turn
@@ -27,11 +30,12 @@ class NoReplay(ValueError):
 
 
 def compare(run: Run, count: int) -> dict[str, Any]:
-    """Replay the last `count` labelled rollouts of training and write the comparison into the workdir.
+    """Replay the last `count` labelled rollouts of training and write the comparison into the
+    workdir.
 
-    Returns {"rollouts", "both": turns that both labelled, "agreed": those with equal labels, "table": [{"judge",
-    "replay", "turns", "rollouts": [(file, row)]}], "skipped": rollouts whose task or end is not known any more}.
-    Raises NoReplay and OSError.
+    Returns {"rollouts", "both": turns that both labelled, "agreed": those with equal labels,
+    "table": [{"judge", "replay", "turns", "rollouts": [(file, row)]}], "skipped": rollouts whose
+    task or end is not known any more}. Raises NoReplay and OSError.
     """
     env = ((run.workdir.config() or {}).get("config") or {}).get("env") or {}
     if not env.get("name"):
@@ -46,10 +50,18 @@ def compare(run: Run, count: int) -> dict[str, Any]:
             chosen.append((place, trajectory))
         if len(chosen) >= count:
             break
-    pool = {"workers": 1, "python": env.get("python") or None} if env.get("mode") == "worker" else {}
-    source = Source(env["name"], env.get("args"), mode=env.get("mode", "inprocess"), url=env.get("url", ""), **pool)
+    pool = (
+        {"workers": 1, "python": env.get("python") or None} if env.get("mode") == "worker" else {}
+    )
+    source = Source(
+        env["name"],
+        env.get("args"),
+        mode=env.get("mode", "inprocess"),
+        url=env.get("url", ""),
+        **pool,
+    )
     with source:
-        judge = ReplayJudge(lambda: probed(source.world()))
+        judge = ReplayJudge(Parts(make_world=lambda: probed(source.world())))
         try:
             labels = judge.label([trajectory for _, trajectory in chosen])
         finally:
@@ -75,7 +87,10 @@ def compare(run: Run, count: int) -> dict[str, Any]:
 def labelled(run: Run) -> Iterator[tuple[tuple[str, int], dict[str, Any]]]:
     """Yield ((file, row), record) of the rollouts whose turns have labels, the last steps first."""
     files = run.index()["files"]
-    newest = sorted((n for n, file in enumerate(files) if file["kind"] == "step"), key=lambda n: -files[n]["step"])
+    newest = sorted(
+        (n for n, file in enumerate(files) if file["kind"] == "step"),
+        key=lambda n: -files[n]["step"],
+    )
     for number in newest:
         row = 0
         for member in range(len(files[number]["members"])):
@@ -86,13 +101,16 @@ def labelled(run: Run) -> Iterator[tuple[tuple[str, int], dict[str, Any]]]:
 
 
 def trajectory_of(record: dict[str, Any], tasks: dict[str, Task]) -> Trajectory | None:
-    """Return a recorded rollout with its labels, None if its task or the reason of its end is not known any more."""
+    """Return a recorded rollout with its labels, None if its task or the reason of its end is not
+    known any more."""
     if record["task"] not in tasks or record["stop"] not in [reason.value for reason in StopReason]:
         return None
     turns = []
     for turn in record["turns"]:
         sampled = Completion(turn["tokens"], turn["logprobs"], turn["stop"], turn["version"])
-        turns.append(Turn([], sampled, turn["action"], turn["observation"], turn["info"], turn["label"]))
+        turns.append(
+            Turn([], sampled, turn["action"], turn["observation"], turn["info"], turn["label"])
+        )
     evaluation = Evaluation(record["score"], record["success"], record["components"])
     return Trajectory(
         tasks[record["task"]], record["rollout"], record["seed"], record["messages"], turns,

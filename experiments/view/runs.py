@@ -1,7 +1,8 @@
-"""The files of a run as JSON values for the pages: one function per resource, and indexes of rollouts that grow.
+"""The files of a run as JSON values for the pages: one function per resource, and indexes of
+rollouts that grow.
 
-Nothing here writes to a workdir but indexes of old files, into `.view/`, which may be deleted. A damaged file is read
-as far as it goes; what is missing is counted.
+Nothing here writes to a workdir but indexes of old files, into `.view/`, which may be deleted. A
+damaged file is read as far as it goes; what is missing is counted.
 """
 
 from __future__ import annotations
@@ -18,14 +19,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from evolver.config.paths import resolve
+from evolver.files.rollout_files import COLUMNS, RolloutFile, index_of, rollout_files
+from evolver.files.workdir import Workdir, plain
 from evolver.llm.store import accounts, ledger_lines
-from evolver.paths import resolve
-from evolver.records import COLUMNS, RolloutFile, index_of, rollout_files
-from evolver.workdir import Workdir, plain
 from models.files import read_jsonl, write_atomically
 from models.tokenizer import Tokenizer, TokenizerError
 
-BUDGET = 0.5  # seconds that one request may spend on reading indexes; the page asks again for the rest
+BUDGET = (
+    0.5  # seconds that one request may spend on reading indexes; the page asks again for the rest
+)
 PART = 2 << 20  # bytes after which an answer to such a request ends: about 10,000 rollouts
 TASKS = 64  # tasks per resource of details: verifiers are long
 FACTS = ("env.name", "model.path", "model.preset", "advantage.name", "loss.name", "rollout.tasks", "rollout.group",
@@ -35,7 +38,8 @@ FACTS = ("env.name", "model.path", "model.preset", "advantage.name", "loss.name"
 
 @dataclass
 class Entry:
-    """One file of rollouts: its signature tells a changed file, and its description is empty until it is read."""
+    """One file of rollouts: its signature tells a changed file, and its description is empty until
+    it is read."""
 
     file: RolloutFile
     signature: tuple[int, int]  # bytes, time of the last change in ns
@@ -55,17 +59,20 @@ class Run:
         self.workdir = Workdir(path)
         self.name = name or self.workdir.path.resolve().name
         self.entries: list[Entry] = []
-        self.generation = 0  # grows when files that were indexed have changed or vanished, as when a run resumes
+        self.generation = (
+            0  # grows when files that were indexed have changed or vanished, as when a run resumes
+        )
         self._lock = threading.RLock()
         self._tokenizer: Tokenizer | None = None
         self._without_tokenizer = ""  # why there is none
         self._pieces: dict[int, str] = {}
         self._tasks: tuple[tuple[int, int], list[dict[str, Any]]] = (0, 0), []
 
-    # --- rollouts ----------------------------------------------------------------------------------------------------
+    # --- rollouts ---------------------------------------------------------------------------------
 
     def refresh(self) -> None:
-        """Find new files of rollouts, in the order of their arrival; start over if known ones have changed."""
+        """Find new files of rollouts, in the order of their arrival; start over if known ones have
+        changed."""
         with self._lock:
             found: dict[str, Entry] = {}
             for file in rollout_files(self.workdir.path):
@@ -80,12 +87,15 @@ class Run:
             self.entries += found.values()
 
     def load(
-        self, numbers: Iterable[int] | None = None, budget: float = float("inf"), most: float = float("inf")
+        self,
+        numbers: Iterable[int] | None = None,
+        budget: float = float("inf"),
+        most: float = float("inf"),
     ) -> int:
         """Read the indexes of files, of all unless `numbers` are given, one after the other.
 
-        It ends after about `budget` seconds or `most` bytes, but not before the first file, and at a file that has
-        vanished. Returns how many of `numbers`, from the first, have an index.
+        It ends after about `budget` seconds or `most` bytes, but not before the first file, and at
+        a file that has vanished. Returns how many of `numbers`, from the first, have an index.
         """
         with self._lock:
             began, done, size = time.monotonic(), 0, 0
@@ -111,11 +121,15 @@ class Run:
         return head[:-1] + b"," + text[1:]
 
     def _made_index(self, entry: Entry) -> dict[str, Any]:
-        """Return the index of a file that has none beside it, made from its rollouts once and kept in `.view/`."""
+        """Return the index of a file that has none beside it, made from its rollouts once and kept
+        in `.view/`."""
         path = self.workdir / ".view" / "index" / f"{entry.file.path.name}.json.gz"
         with contextlib.suppress(OSError, EOFError, ValueError, KeyError, TypeError, zlib.error):
             kept = json.loads(gzip.decompress(path.read_bytes()))
-            if kept["signature"] == list(entry.signature) and {"members", *COLUMNS} <= {*kept, *kept["columns"]}:
+            if kept["signature"] == list(entry.signature) and {"members", *COLUMNS} <= {
+                *kept,
+                *kept["columns"],
+            }:
                 return kept
         try:
             made = entry.file.make_index()
@@ -127,11 +141,13 @@ class Run:
         return made
 
     def index_text(self, first: int = 0, end: int = 0, generation: int = -1) -> bytes:
-        """Return a part of the index as JSON for a page that holds the files from `first` to `end`, without `end`.
+        """Return a part of the index as JSON for a page that holds the files from `first` to `end`,
+        without `end`.
 
-        New files come first, then those before `first`, the newest first, so that a page can show the latest rollouts
-        of a long run while it reads the others. {"generation", "first": number of the first file in "files", "pending":
-        number of files that are neither here nor with the page}. A page of another generation holds nothing.
+        New files come first, then those before `first`, the newest first, so that a page can show
+        the latest rollouts of a long run while it reads the others. {"generation", "first": number
+        of the first file in "files", "pending": number of files that are neither here nor with the
+        page}. A page of another generation holds nothing.
         """
         with self._lock:
             self.refresh()
@@ -146,20 +162,26 @@ class Run:
 
     def _answer(self, begin: int, stop: int, pending: int) -> bytes:
         head = encoded({"generation": self.generation, "first": begin, "pending": pending})
-        return head[:-1] + b',"files":[' + b",".join(entry.text for entry in self.entries[begin:stop]) + b"]}"
+        return (
+            head[:-1]
+            + b',"files":['
+            + b",".join(entry.text for entry in self.entries[begin:stop])
+            + b"]}"
+        )
 
     def index(self) -> dict[str, Any]:
         """Return the whole index, as JSON values.
 
-        "files" are those of the indexes on disk, each with its "name", "kind", "step" and "members": (offset, bytes,
-        rollouts) of its parts.
+        "files" are those of the indexes on disk, each with its "name", "kind", "step" and
+        "members": (offset, bytes, rollouts) of its parts.
         """
         with self._lock:
             self.refresh()
             return json.loads(self._answer(0, self.load(), 0))
 
     def records(self, file: int, member: int) -> list[dict[str, Any]]:
-        """Return the rollouts of one part of a file, see "members" of the index. Raises LookupError and OSError."""
+        """Return the rollouts of one part of a file, see "members" of the index. Raises LookupError
+        and OSError."""
         with self._lock:
             if not self.entries:  # a page that outlived its server
                 self.refresh()
@@ -170,11 +192,16 @@ class Run:
         return [r for r in entry.file.member(offset, length) if r is not None and "task" in r]
 
     def chunk(self, file: int, member: int) -> dict[str, Any]:
-        """Return the rollouts of one part of a file, and {token id: its text}, {} if no tokenizer is found."""
+        """Return the rollouts of one part of a file, and {token id: its text}, {} if no tokenizer
+        is found."""
         records = self.records(file, member)
         turns = [turn for record in records for turn in record.get("turns") or ()]
         ids = {id for turn in turns for name in ("prompt", "tokens") for id in turn.get(name) or ()}
-        return {"records": records, "pieces": self.pieces(ids), "without_pieces": self._without_tokenizer}
+        return {
+            "records": records,
+            "pieces": self.pieces(ids),
+            "without_pieces": self._without_tokenizer,
+        }
 
     def pieces(self, ids: set[int]) -> dict[int, str]:
         """Return the text of token ids; half a character of UTF-8 is U+FFFD."""
@@ -186,11 +213,14 @@ class Run:
         return {id: self._pieces[id] for id in sorted(ids)}
 
     def tokenizer(self) -> Tokenizer | None:
-        """Return the tokenizer of the run's policy, from the workdir or from where the config found it; nothing is
-        downloaded."""
+        """Return the tokenizer of the run's policy, from the workdir or from where the config found
+        it; nothing is downloaded."""
         if self._tokenizer is None and not self._without_tokenizer:
             model = ((self.workdir.config() or {}).get("config") or {}).get("model") or {}
-            places = [self.workdir / "policy", *(resolve(str(model[k])) for k in ("tokenizer", "path") if model.get(k))]
+            places = [
+                self.workdir / "policy",
+                *(resolve(str(model[k])) for k in ("tokenizer", "path") if model.get(k)),
+            ]
             for place in places:
                 if (place / "tokenizer.json").is_file():
                     with contextlib.suppress(TokenizerError):
@@ -202,7 +232,7 @@ class Run:
             )
         return self._tokenizer
 
-    # --- everything else ---------------------------------------------------------------------------------------------
+    # --- everything else --------------------------------------------------------------------------
 
     def state(self) -> list[Any]:
         """Return what changes when the run writes: sizes and times of its files."""
@@ -222,8 +252,8 @@ class Run:
         return sizes
 
     def overview(self) -> dict[str, Any]:
-        """Return facts of the config, {metric: value per line} of `metrics.jsonl`, evaluations of `--mode=eval`, and
-        the accounts of language models by role."""
+        """Return facts of the config, {metric: value per line} of `metrics.jsonl`, evaluations of
+        `--mode=eval`, and the accounts of language models by role."""
         record = self.workdir.config() or {}
         lines = self.workdir.metrics()
         names = sorted({name for line in lines for name in line})
@@ -231,7 +261,11 @@ class Run:
         evaluations = list(read_jsonl(path, forgive="all")) if path.is_file() else []
         path = self.workdir / ".view" / "replay.json"
         replayed = list(read_jsonl(path, forgive="all")) if path.is_file() else []
-        replayed = [found for found in replayed if all("rollouts" in cell for cell in found.get("table", [{}]))]
+        replayed = [
+            found
+            for found in replayed
+            if all("rollouts" in cell for cell in found.get("table", [{}]))
+        ]
         mechanisms = ("questioning", "navigating", "attributing")
         config = record.get("config") or {}
         return {
@@ -239,21 +273,28 @@ class Run:
             "path": str(self.workdir.path),
             "seed": record.get("seed"),
             "git": record.get("git"),
-            "facts": {key: value for key in FACTS if (value := found(config, key)) not in (None, "")},
+            "facts": {
+                key: value for key in FACTS if (value := found(config, key)) not in (None, "")
+            },
             "mechanisms": [name for name in mechanisms if found(config, f"{name}.enabled")],
             "metrics": plain({name: [line.get(name) for line in lines] for name in names}),
             "evaluations": plain(evaluations),
             "replayed": plain(replayed),
             "accounts": {
                 role: {**vars(account), "failures": dict(account.failures)}
-                for role, account in sorted(accounts(ledger_lines(self.workdir / "llm.jsonl")).items())
+                for role, account in sorted(
+                    accounts(ledger_lines(self.workdir / "llm.jsonl")).items()
+                )
             },
         }
 
     def tasks(self) -> list[dict[str, Any]]:
         """Return the tasks without their verifiers and references."""
         return plain(
-            [{k: v for k, v in task.items() if k not in ("verifier", "reference")} for task in self.all_tasks()]
+            [
+                {k: v for k, v in task.items() if k not in ("verifier", "reference")}
+                for task in self.all_tasks()
+            ]
         )
 
     def task_details(self, number: int) -> list[dict[str, Any]]:
@@ -268,7 +309,11 @@ class Run:
         stat = path.stat()
         with self._lock:
             if self._tasks[0] != (stat.st_size, stat.st_mtime_ns):
-                found = [task for task in read_jsonl(path, forgive="all") if isinstance(task.get("id"), str)]
+                found = [
+                    task
+                    for task in read_jsonl(path, forgive="all")
+                    if isinstance(task.get("id"), str)
+                ]
                 self._tasks = (stat.st_size, stat.st_mtime_ns), found
             return self._tasks[1]
 
@@ -303,16 +348,24 @@ def problems(folders: list[str]) -> list[str]:
         workdir = Workdir(folder)
         if not workdir.path.is_dir():
             wrong.append(f"{folder}: there is no such directory")
-        elif not any((workdir / n).exists() for n in ("metrics.jsonl", "trajectories", "eval.jsonl", "config.json")):
+        elif not any(
+            (workdir / n).exists()
+            for n in ("metrics.jsonl", "trajectories", "eval.jsonl", "config.json")
+        ):
             hint = [p.name for p in sorted(workdir.path.iterdir()) if (p / "config.json").is_file()]
             inside = f"; it holds the workdirs {', '.join(hint[:9])}" if hint else ""
-            wrong.append(f"{folder}: not the workdir of a run: it has neither metrics.jsonl nor trajectories/{inside}")
+            wrong.append(
+                f"{folder}: not the workdir of a run: it has neither metrics.jsonl nor trajectories/{inside}"
+            )
     return wrong
 
 
 def encoded(value: Any) -> bytes:
-    """Return a value as JSON in ASCII: lone surrogates, which a model's text may hold, have no UTF-8."""
+    """Return a value as JSON in ASCII: lone surrogates, which a model's text may hold, have no
+    UTF-8."""
     try:
         return json.dumps(value, separators=(",", ":"), allow_nan=False).encode("ascii")
-    except ValueError:  # a figure that is not finite; looking for it in every index would take longer than the rest
+    except (
+        ValueError
+    ):  # a figure that is not finite; looking for it in every index would take longer than the rest
         return json.dumps(plain(value), separators=(",", ":")).encode("ascii")

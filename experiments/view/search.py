@@ -1,7 +1,9 @@
-"""Full-text search in rollouts: an index of their words, kept beside the run in `.view/`, which may be deleted.
+"""Full-text search in rollouts: an index of their words, kept beside the run in `.view/`, which may
+be deleted.
 
-SQLite's FTS5 stores for each word the rollouts that contain it, not the text: about a tenth of the compressed files.
-The index grows in the background while a run goes on, and is made anew when files that it covers have changed.
+SQLite's FTS5 stores for each word the rollouts that contain it, not the text: about a tenth of the
+compressed files. The index grows in the background while a run goes on, and is made anew when files
+that it covers have changed.
 """
 
 from __future__ import annotations
@@ -24,14 +26,21 @@ _ROWS = 1 << 20  # a row's id is its file's number times this, plus its place in
 
 
 def text_of(record: dict[str, Any]) -> Iterator[str]:
-    """Yield the texts of a rollout that are searched: query, experience, actions, observations, reasons, error."""
+    """Yield the texts of a rollout that are searched: query, experience, actions, observations,
+    reasons, error."""
     yield str(record.get("query") or "")
     yield str(record.get("error") or "")
-    yield from (str(e.get("content") or "") for e in record.get("experience") or () if isinstance(e, dict))
+    yield from (
+        str(e.get("content") or "") for e in record.get("experience") or () if isinstance(e, dict)
+    )
     for turn in record.get("turns") or ():
         yield str(turn.get("action") or "")
         yield str(turn.get("reason") or "")
-        yield from (str(m.get("content") or "") for m in turn.get("observation") or () if isinstance(m, dict))
+        yield from (
+            str(m.get("content") or "")
+            for m in turn.get("observation") or ()
+            if isinstance(m, dict)
+        )
 
 
 def words_of(text: str) -> list[str]:
@@ -67,7 +76,9 @@ class Search:
         connection = sqlite3.connect(self.path, timeout=30)
         connection.execute("PRAGMA journal_mode=WAL")
         connection.execute("PRAGMA synchronous=OFF")  # it can be made again
-        connection.execute("CREATE TABLE IF NOT EXISTS file (id INTEGER PRIMARY KEY, name, bytes, changed)")
+        connection.execute(
+            "CREATE TABLE IF NOT EXISTS file (id INTEGER PRIMARY KEY, name, bytes, changed)"
+        )
         connection.execute(
             "CREATE VIRTUAL TABLE IF NOT EXISTS words USING fts5(text, content='', detail=none, "
             "tokenize='unicode61 remove_diacritics 0')"
@@ -104,21 +115,28 @@ class Search:
                         self._add(connection, number, entry.file.path.name, entry.signature)
                     self.done += 1
 
-    def _add(self, connection: sqlite3.Connection, number: int, name: str, signature: tuple[int, int]) -> None:
-        cursor = connection.execute("INSERT INTO file (name, bytes, changed) VALUES (?, ?, ?)", (name, *signature))
+    def _add(
+        self, connection: sqlite3.Connection, number: int, name: str, signature: tuple[int, int]
+    ) -> None:
+        cursor = connection.execute(
+            "INSERT INTO file (name, bytes, changed) VALUES (?, ?, ?)", (name, *signature)
+        )
         self.run.load([number])
         members = len(self.run.entries[number].described["members"])
         row = 0
         for member in range(members):
             found = []
             for record in self.run.records(number, member):
-                words = dict.fromkeys(words_of("\n".join(text[:LONGEST] for text in text_of(record))))
+                words = dict.fromkeys(
+                    words_of("\n".join(text[:LONGEST] for text in text_of(record)))
+                )
                 found.append((cursor.lastrowid * _ROWS + row, " ".join(words)))
                 row += 1
             connection.executemany("INSERT INTO words (rowid, text) VALUES (?, ?)", found)
 
     def find(self, text: str) -> dict[str, Any]:
-        """Return {"files": {number of the file: rows}, "done", "of"}: the rollouts that hold every word of `text`.
+        """Return {"files": {number of the file: rows}, "done", "of"}: the rollouts that hold every
+        word of `text`.
 
         A word also matches longer ones that begin with it. "done" of "of" files are indexed so far.
         """
@@ -128,9 +146,14 @@ class Search:
             return answer
         numbers = {entry.file.path.name: number for number, entry in enumerate(self.run.entries)}
         with contextlib.closing(self._open()) as connection:
-            ids = {id: numbers.get(name) for id, name in connection.execute("SELECT id, name FROM file")}
+            ids = {
+                id: numbers.get(name)
+                for id, name in connection.execute("SELECT id, name FROM file")
+            }
             query = " AND ".join(f'"{word}"*' for word in words)
-            for (row,) in connection.execute("SELECT rowid FROM words WHERE words MATCH ?", (query,)):
+            for (row,) in connection.execute(
+                "SELECT rowid FROM words WHERE words MATCH ?", (query,)
+            ):
                 number = ids.get(row // _ROWS)
                 if number is not None:
                     answer["files"].setdefault(number, []).append(row % _ROWS)

@@ -1,4 +1,5 @@
-"""The pages on 127.0.0.1: static files, resources of runs as JSON, and a thread that indexes words."""
+"""The pages on 127.0.0.1: static files, resources of runs as JSON, and a thread that indexes
+words."""
 
 from __future__ import annotations
 
@@ -19,17 +20,21 @@ STATIC = Path(__file__).with_name("static")
 TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
 POLICY = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:"
 EVERY = 3.0  # seconds between two looks for new rollouts to index
-QUIET = 0.5  # seconds after a request for which the indexing thread leaves the processor to the pages
+QUIET = (
+    0.5  # seconds after a request for which the indexing thread leaves the processor to the pages
+)
 
 
 def resource(run: Run, search: Search | None, words: list[str], query: dict[str, str]) -> Any:
-    """Return the resource of a run that a path names, as JSON values, or as bytes of JSON. Raises LookupError and
-    ValueError if there is none, and OSError."""
+    """Return the resource of a run that a path names, as JSON values, or as bytes of JSON. Raises
+    LookupError and ValueError if there is none, and OSError."""
     match words:
         case ["overview"]:
             return run.overview()
         case ["index"]:
-            return run.index_text(*(int(query.get(name, -1)) for name in ("first", "end", "generation")))
+            return run.index_text(
+                *(int(query.get(name, -1)) for name in ("first", "end", "generation"))
+            )
         case ["rollouts", file, member]:
             return run.chunk(int(file), int(member))
         case ["tasks"]:
@@ -70,7 +75,11 @@ class View(ThreadingHTTPServer):
             for search in self.searches:
                 try:
                     search.grow()
-                except (OSError, LookupError, sqlite3.Error):  # a run that resumes deletes files: look again later
+                except (
+                    OSError,
+                    LookupError,
+                    sqlite3.Error,
+                ):  # a run that resumes deletes files: look again later
                     continue
             self._closing.wait(EVERY)
 
@@ -100,7 +109,10 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         host = (self.headers.get("Host") or "").rpartition(":")[0]
-        if host not in ("127.0.0.1", "localhost"):  # a page elsewhere whose name was made to resolve to this machine
+        if host not in (
+            "127.0.0.1",
+            "localhost",
+        ):  # a page elsewhere whose name was made to resolve to this machine
             return self.reply(403, b"this server answers to 127.0.0.1 only", "text/plain")
         parts = urlsplit(self.path)
         try:
@@ -115,7 +127,9 @@ class Handler(BaseHTTPRequestHandler):
                 return self.reply(200, (STATIC / name).read_bytes(), TYPES[Path(name).suffix])
             self.reply(404, b"there is no such page", "text/plain")
         except (LookupError, ValueError) as error:
-            self.reply(404, f"there is no such thing: {error}".encode("utf-8", "replace"), "text/plain")
+            self.reply(
+                404, f"there is no such thing: {error}".encode("utf-8", "replace"), "text/plain"
+            )
         except (OSError, sqlite3.Error) as error:
             self.reply(500, f"it cannot be read: {error}".encode("utf-8", "replace"), "text/plain")
 

@@ -1,4 +1,5 @@
-"""Groups of rollouts as text for a terminal. Nothing that a model or a world wrote can move the cursor or hide."""
+"""Groups of rollouts as text for a terminal. Nothing that a model or a world wrote can move the
+cursor or hide."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ import unicodedata
 from collections.abc import Iterator
 from typing import Any
 
-from evolver.traces import shortened
+from evolver.transcripts import shortened
 from experiments.view.runs import Run
 
 LABELS = {1: "GOOD", -1: "BAD"}
@@ -15,21 +16,28 @@ BIDI = set("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u
 
 def visible(text: str) -> str:
     """Return text in which control characters, direction marks and lone surrogates are written out, as "\\x1b"."""
-    return "".join(c if c in "\n\t" or not _hidden(c) else c.encode("unicode_escape").decode() for c in text)
+    return "".join(
+        c if c in "\n\t" or not _hidden(c) else c.encode("unicode_escape").decode() for c in text
+    )
 
 
 def _hidden(c: str) -> bool:
     return c in BIDI or unicodedata.category(c) in ("Cc", "Cs", "Zl", "Zp")
 
 
-def rollouts(run: Run, *, step: int | None, task: str) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-    """Yield (description of the file, record) of each rollout of a step, whose task's id or words contain `task`."""
+def rollouts(
+    run: Run, *, step: int | None, task: str
+) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    """Yield (description of the file, record) of each rollout of a step, whose task's id or words
+    contain `task`."""
     index = run.index()
     for number, file in enumerate(index["files"]):
         if step is not None and file["step"] != step:
             continue
         columns, queries = file["columns"], file["queries"]
-        chosen = [task in id or task.lower() in queries.get(id, "").lower() for id in columns["task"]]
+        chosen = [
+            task in id or task.lower() in queries.get(id, "").lower() for id in columns["task"]
+        ]
         row = 0
         for member, (_, _, count) in enumerate(file["members"]):
             if any(chosen[row : row + count]):
@@ -40,7 +48,8 @@ def rollouts(run: Run, *, step: int | None, task: str) -> Iterator[tuple[dict[st
 
 
 def groups_table(run: Run, *, step: int | None) -> Iterator[str]:
-    """Yield the lines of a table of groups, of the last step with rollouts unless a step is given."""
+    """Yield the lines of a table of groups, of the last step with rollouts unless a step is
+    given."""
     files = run.index()["files"]
     steps = [file["step"] for file in files if file["kind"] == "step"]
     step = step if step is not None else max((s for s in steps if s is not None), default=None)
@@ -49,8 +58,18 @@ def groups_table(run: Run, *, step: int | None) -> Iterator[str]:
         if file["step"] == step or step is None:
             c = file["columns"]
             for row, task in enumerate(c["task"]):
-                key = (file["name"].partition(".jsonl")[0], task, c["draw"][row], c["difficulty"][row])
-                shown = (c["success"][row], c["fate"][row], bool(c["experience"][row]), file["queries"].get(task, ""))
+                key = (
+                    file["name"].partition(".jsonl")[0],
+                    task,
+                    c["draw"][row],
+                    c["difficulty"][row],
+                )
+                shown = (
+                    c["success"][row],
+                    c["fate"][row],
+                    bool(c["experience"][row]),
+                    file["queries"].get(task, ""),
+                )
                 groups.setdefault(key, []).append(shown)
     yield f"{run.name}: {len(groups)} groups" + (f" of step {step}" if step is not None else "")
     yield f"{'file':18}  {'task':24}  {'level':>5}  {'success':>7}  {'guided':>6}  {'trained':>7}  query"
@@ -85,8 +104,16 @@ def group(run: Run, *, step: int | None, task: str, limit: int, width: int) -> I
 def _rollout(record: dict[str, Any], limit: int) -> Iterator[str]:
     outcome = "success" if record.get("success") else "failure"
     score = record.get("score")
-    facts = [f"rollout {record.get('rollout')}", outcome, f"score {score:.2f}" if isinstance(score, float) else ""]
-    facts += [f"ended by {record.get('stop')}", str(record.get("fate")), "guided" if record.get("experience") else ""]
+    facts = [
+        f"rollout {record.get('rollout')}",
+        outcome,
+        f"score {score:.2f}" if isinstance(score, float) else "",
+    ]
+    facts += [
+        f"ended by {record.get('stop')}",
+        str(record.get("fate")),
+        "guided" if record.get("experience") else "",
+    ]
     yield " · ".join(fact for fact in facts if fact)
     for experience in record.get("experience") or ():
         yield from _block("shown", str(experience.get("content") or ""), limit)

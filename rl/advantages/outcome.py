@@ -1,4 +1,5 @@
-"""Group baselines: the outcome of a trajectory against the outcomes of its group. (N,) -> (N,) float64."""
+"""Group baselines: the outcome of a trajectory against the outcomes of its group. (N,) -> (N,)
+float64."""
 
 from __future__ import annotations
 
@@ -25,9 +26,11 @@ def grpo(
 ) -> np.ndarray:
     """Return A = (R - mean(R)) / (std(R) + eps) of the group (GRPO, arXiv 2402.03300).
 
-    `std="sample"` divides by n - 1, as verl and the reference implementation of AgentEvolver do. `std=None` is
-    `dr_grpo`. A trajectory that is alone in its group, because the others broke, has no baseline, so its advantage is
-    0. With `lone="score"` and `std="sample"` it keeps its raw score, R / (1 + eps), as in both implementations.
+    `std="sample"` divides by n - 1, as verl and the reference implementation of AgentEvolver do.
+    `std=None` is `dr_grpo`. A trajectory that is alone in its group, because the others broke, has
+    no baseline, so its advantage is
+    0. With `lone="score"` and `std="sample"` it keeps its raw score, R / (1 + eps), as in both
+       implementations.
     """
     if lone not in ("zero", "score"):
         raise ValueError(f"lone={lone!r}: choose zero or score")
@@ -47,16 +50,19 @@ def grpo(
 
 
 def rloo(outcome_N, group_N) -> np.ndarray:
-    """Return A = R - mean of the *other* outcomes of the group (RLOO, arXiv 2402.14740); 0 if there are none."""
+    """Return A = R - mean of the *other* outcomes of the group (RLOO, arXiv 2402.14740); 0 if there
+    are none."""
     outcome_N, groups = grouped(outcome_N, group_N)
     n_N = groups.count_G[groups.index_N]
     return centred(outcome_N, groups) * n_N / np.maximum(n_N - 1, 1)
 
 
 def loop(outcome_N, group_N, *, drop_below: NotNegative = 0.0) -> np.ndarray:
-    """Return A = n / (n - 1) * (R - mean(R)), with |A| < `drop_below` set to 0 (LOOP, arXiv 2502.01600; it uses 0.01).
+    """Return A = n / (n - 1) * (R - mean(R)), with |A| < `drop_below` set to 0 (LOOP, arXiv
+    2502.01600; it uses 0.01).
 
-    The formula equals RLOO's. LOOP differs by this threshold; like RLOO it has no division by the standard deviation.
+    The formula equals RLOO's. LOOP differs by this threshold; like RLOO it has no division by the
+    standard deviation.
     """
     advantage_N = rloo(outcome_N, group_N)
     return np.where(np.abs(advantage_N) < drop_below, 0.0, advantage_N)

@@ -6,7 +6,8 @@ import numpy as np
 
 
 def spread(advantage_NK, turn_ids_NT) -> np.ndarray:
-    """Return the advantage of each token's turn: (N, T) float32, 0 where a token belongs to no turn.
+    """Return the advantage of each token's turn: (N, T) float32, 0 where a token belongs to no
+    turn.
 
     Args:
       advantage_NK: (N, K).
@@ -14,7 +15,8 @@ def spread(advantage_NK, turn_ids_NT) -> np.ndarray:
 
     Raises: ValueError if a turn id has no column or the numbers of rows differ.
 
-    The tokens of a turn are contiguous, so this copies runs: several times faster than one look-up per token.
+    The tokens of a turn are contiguous, so this copies runs: several times faster than one look-up
+    per token.
     """
     advantage_NK, turn_ids_NT = np.asarray(advantage_NK), np.asarray(turn_ids_NT)
     n, k = advantage_NK.shape

@@ -1,21 +1,19 @@
-"""Context templates: how an episode becomes the policy's prompt; and two helpers for writing a template.
+"""Context templates: how an episode becomes the policy's prompt; and two helpers for writing one.
 
-A template is a class, constructed for each episode with four arguments that are passed by name:
+A template is a class that is constructed for each episode with an `Opening`. Its keyword-only
+parameters are the config's `template.args`.
 
-    template(tokenizer=..., observation=..., experience=..., show_tools=...)
-
-`observation` is the world's opening, `experience` the texts to inject into it ([] = none) and `show_tools` is False if
-the system message must not list the tools. A template that names `limits` gets the limits of the episode, the only
-owner of budgets (`rl.rollout.Limits`: tokens of the context, a turn, an observation; number of turns). Further
-keyword-only parameters are the template's own settings.
+    class LastTurns(Causal):
+        def __init__(self, opening: Opening, *, keep: Count = 4): ...
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Any, Protocol
 
-from envs.world import Message, Tool
+from envs.world import Message, Observation, Tool
 from models.template import CLOSE, OPEN
 from models.tokenizer import Tokenizer
 from rl.trajectory import Completion
@@ -26,26 +24,63 @@ CONTEXTS = {
     "sliding_window": "rl.contexts.window:SlidingWindow",
     "self_managing": "rl.contexts.managing:SelfManaging",
 }
-MAX_WIDTH = 16  # characters that a token of an observation may have on average; prose and code have three to five
+# characters that a token of an observation may have on average; prose and code have three to five
+MAX_WIDTH = 16
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The limits of an episode, the only owner of budgets. Tokens are counted with the policy's
+    tokenizer."""
+
+    max_turns: int  # turns of the policy
+    max_tokens: int  # tokens of one generation
+    context: int  # tokens of prompt and generation together; at most the engine's context
+    max_observation: int  # tokens of the answer to one turn; a longer one is cut at a visible mark
+    timeout: float  # seconds for the episode, set-up included; evaluation has its own `env_timeout`
+    env_timeout: (
+        float  # seconds for one call into the world; inf if the world itself ends its calls in time
+    )
+    # an episode that a limit of turns or tokens ended has failed, whatever it had reached
+    must_end: bool = False
+
+
+@dataclass(frozen=True)
+class Opening:
+    """The beginning of an episode: everything that a template may see when it is constructed."""
+
+    tokenizer: Tokenizer
+    observation: Observation  # the world's first observation
+    experience: Sequence[str] = ()  # texts to inject into the prompt
+    show_tools: bool = True  # False if the system message must not list the tools
+    limits: Limits | None = None
+    chat: Any = None  # the client of language models (`evolver.llm.client.Chat`), None without one
 
 
 class Context(Protocol):
     """The context of one episode.
 
-    A template may rewrite the context at any turn. While the next prompt begins with the last prompt and its
-    generation, turns share a training sample; otherwise a new sample starts.
+    A template may rewrite the context at any turn. While the next prompt begins with the last
+    prompt and its generation, turns share a training sample; otherwise a new sample starts.
     """
 
     prompt: list[int]  # ids of the next prompt, up to the header of the assistant's turn
-    stripped: list[int]  # the same prompt without the injected experience; ignored when nothing was injected
+    stripped: list[
+        int
+    ]  # the same prompt without the injected experience; ignored when nothing was injected
     messages: list[Message]  # the opening messages, experience included
 
     async def extend(
-        self, completion: Completion, messages: Sequence[Message], tools: Sequence[Tool] | None = None
+        self,
+        completion: Completion,
+        messages: Sequence[Message],
+        tools: Sequence[Tool] | None = None,
     ) -> None:
-        """Add a generation and the messages that answer it. `tools` is None if the tools on offer did not change.
+        """Add a generation and the messages that answer it. `tools` is None if the tools on offer
+        did not change.
 
-        The call may wait for a language model. Any exception ends the episode, and so does its deadline.
+        The call may wait for a language model. Any exception ends the episode, and so does its
+        deadline.
         """
         ...
 
@@ -62,7 +97,8 @@ def action_of(context: Context, text: str) -> str:
 
 
 def spoken(text: str) -> str:
-    """Return what a generation says after its thought: all of it if it has none, "" if its thought does not end."""
+    """Return what a generation says after its thought: all of it if it has none, "" if its thought
+    does not end."""
     _, closed, rest = text.rpartition(CLOSE)
     if closed:
         return rest.lstrip()
@@ -70,7 +106,8 @@ def spoken(text: str) -> str:
 
 
 def noted(messages: Sequence[Message], note: str) -> list[Message]:
-    """Return the messages with a note at the end of the last user message; they must have one unless it is ""."""
+    """Return the messages with a note at the end of the last user message; they must have one
+    unless it is ""."""
     messages = [dict(message) for message in messages]
     if not note:
         return messages
@@ -82,7 +119,8 @@ def noted(messages: Sequence[Message], note: str) -> list[Message]:
 
 
 def inject(messages: Sequence[Message], experience: Sequence[str]) -> list[Message]:
-    """Return the messages with the experience in front of the first user message, as `<EXP>...</EXP>`.
+    """Return the messages with the experience in front of the first user message, as
+    `<EXP>...</EXP>`.
 
     Raises ValueError if there is experience and no user message.
     """
@@ -97,11 +135,12 @@ def inject(messages: Sequence[Message], experience: Sequence[str]) -> list[Messa
 
 
 def cut(tokenizer: Tokenizer, messages: Sequence[Message], limit: int) -> list[Message]:
-    """Return the messages with their contents cut to `limit` tokens in total, each cut marked in the text.
+    """Return the messages with their contents cut to `limit` tokens in total, each cut marked in
+    the text.
 
-    Short messages stay whole; the long ones share the tokens that remain. Of a very long text only the first MAX_WIDTH
-    characters per token are tokenised. Of more messages than tokens, such as the answers to a call that is repeated
-    without end, only as many are kept.
+    Short messages stay whole; the long ones share the tokens that remain. Of a very long text only
+    the first MAX_WIDTH characters per token are tokenised. Of more messages than tokens, such as
+    the answers to a call that is repeated without end, only as many are kept.
     """
     if sum(len(message["content"].encode("utf-8", "replace")) for message in messages) <= limit:
         return list(messages)  # a token has at least one byte
@@ -118,7 +157,9 @@ def cut(tokenizer: Tokenizer, messages: Sequence[Message], limit: int) -> list[M
         left -= shown
         more = len(messages[index]["content"]) > width
         if shown < len(ids[index]) or more:
-            text = tokenizer.decode(ids[index][:shown]).rstrip("\ufffd")  # the cut may split a character
+            text = tokenizer.decode(ids[index][:shown]).rstrip(
+                "\ufffd"
+            )  # the cut may split a character
             mark = f"\n[cut: the first {shown} of {'more than ' if more else ''}{len(ids[index])} tokens]"
             result[index] = {**messages[index], "content": text + mark}
     return result

@@ -1,4 +1,5 @@
-"""The self-managing template: when the context is nearly full, the policy decides what stays in it."""
+"""The self-managing template: when the context is nearly full, the policy decides what stays in
+it."""
 
 from __future__ import annotations
 
@@ -8,11 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from envs.world import Message, Observation, Tool
+from envs.world import Message, Tool
 from models import chat
-from models.tokenizer import Tokenizer
 from rl.bounds import Count, CountOrZero, Fraction
-from rl.contexts import cut
+from rl.contexts import Opening, cut
 from rl.contexts.window import SlidingWindow
 from rl.trajectory import Completion
 
@@ -35,35 +35,36 @@ class _Entry:
 class SelfManaging(SlidingWindow):
     """The opening and the turns that the policy kept (section 6.2 of the AgentEvolver paper).
 
-    When a prompt has more than `limit` tokens, the policy is asked what to remove and what to compress, by the numbers
-    of the turns. Its answer is a turn of the trajectory, which trains. If it cannot be read, if the request itself does
-    not fit, or if the context stays too long, the oldest turns leave as in a sliding window.
+    When a prompt has more than `limit` tokens, the policy is asked what to remove and what to
+    compress, by the numbers of the turns. Its answer is a turn of the trajectory, which trains. If
+    it cannot be read, if the request itself does not fit, or if the context stays too long, the
+    oldest turns leave as in a sliding window.
     """
 
     def __init__(
         self,
-        tokenizer: Tokenizer,
-        observation: Observation,
-        experience: Sequence[str] = (),
-        show_tools: bool = True,
-        limits: Any = None,
+        opening: Opening,
         *,
         limit: CountOrZero = 0,
         keep: Fraction = 0.5,
         compressed: Count = 64,
     ):
-        """limit: tokens of a prompt at which the policy is asked; 0 = three quarters of those that leave room for a
-        whole turn, because the request needs room, too. keep: as in a sliding window. compressed: tokens that stay of
-        an answer."""
-        super().__init__(tokenizer, observation, experience, show_tools, limits, limit=limit, keep=keep)
+        """limit: tokens of a prompt at which the policy is asked; 0 = three quarters of those that
+        leave room for a
+        whole turn, because the request needs room, too. keep: as in a sliding window. compressed:
+        tokens that stay of an answer."""
+        super().__init__(opening, limit=limit, keep=keep)
         self.limit = limit or max(1, 3 * self.limit // 4)
         self.compressed, self.managing = compressed, False
-        self.context = limits.context if limits is not None else sys.maxsize
+        self.context = opening.limits.context if opening.limits is not None else sys.maxsize
         self._entries: list[_Entry] = []
         self._next = 1
 
     async def extend(
-        self, completion: Completion, messages: Sequence[Message], tools: Sequence[Tool] | None = None
+        self,
+        completion: Completion,
+        messages: Sequence[Message],
+        tools: Sequence[Tool] | None = None,
     ) -> None:
         self.add(completion, messages, tools)
         self._entries.append(_Entry(self._next, list(completion.tokens), messages))
@@ -77,16 +78,20 @@ class SelfManaging(SlidingWindow):
                 self._slide()
 
     def _ask(self) -> None:
-        """Set the prompt to the request, which follows the last answer of the world as a user message."""
+        """Set the prompt to the request, which follows the last answer of the world as a user
+        message."""
         self.managing = True
         listed = "\n".join(self._described(entry) for entry in self._entries)
-        text = REQUEST.format(used=len(self.prompt), limit=self.limit, turns=listed, compressed=self.compressed)
+        text = REQUEST.format(
+            used=len(self.prompt), limit=self.limit, turns=listed, compressed=self.compressed
+        )
         last = self._entries[-1]
         asked = self._ids(last.tokens, [*last.messages, {"role": "user", "content": text}])
         self.show([*self.turns[:-1], asked])
 
     def manage(self, completion: Completion) -> dict[str, Any]:
-        """Rewrite the context as the policy decided, and return what became of it, as the turn's `info`."""
+        """Rewrite the context as the policy decided, and return what became of it, as the turn's
+        `info`."""
         self.managing = False
         answer = self.action(self.tokenizer.decode(completion.tokens))
         remove, compress, readable = decision(answer, {entry.id for entry in self._entries})
@@ -99,7 +104,12 @@ class SelfManaging(SlidingWindow):
         self.turns = [self._ids(entry.tokens, entry.messages) for entry in kept]
         self.remember(self.mark())
         self.show(self.turns)
-        return {"readable": readable, "removed": removed, "compressed": sorted(compress), "slid": self._slide()}
+        return {
+            "readable": readable,
+            "removed": removed,
+            "compressed": sorted(compress),
+            "slid": self._slide(),
+        }
 
     def _slide(self) -> int:
         """Let the oldest turns leave if the prompt is too long, and return their number."""
@@ -122,8 +132,8 @@ class SelfManaging(SlidingWindow):
 
 
 def decision(text: str, ids: set[int]) -> tuple[set[int], set[int], bool]:
-    """Return (turns to remove, turns to compress, True if the answer could be read). Unknown ids are left out, and at
-    least the newest turn stays."""
+    """Return (turns to remove, turns to compress, True if the answer could be read). Unknown ids
+    are left out, and at least the newest turn stays."""
     try:
         answer = json.loads(text[text.index("{") : text.rindex("}") + 1])
         remove, compress = (set(map(int, answer.get(name, []))) for name in ("remove", "compress"))

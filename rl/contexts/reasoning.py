@@ -1,14 +1,14 @@
-"""The reasoning-augmented template: the policy thinks before it acts, and forgets what it thought."""
+"""The reasoning-augmented template: the policy thinks before it acts, and forgets what it
+thought."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
 
-from envs.world import Message, Observation, Tool
+from envs.world import Message, Tool
 from models.template import CLOSE, OPEN
-from models.tokenizer import Tokenizer
-from rl.contexts import spoken
+from rl.contexts import Opening, spoken
 from rl.contexts.causal import Causal
 from rl.trajectory import Completion
 
@@ -16,25 +16,25 @@ HINT = "Before each action, think between <think> and </think>, as briefly as yo
 
 
 class ReasoningAugmented(Causal):
-    """The opening and every turn since, without the thoughts of earlier turns (section 6.2 of the AgentEvolver paper).
+    """The opening and every turn since, without the thoughts of earlier turns (section 6.2 of the
+    AgentEvolver paper).
 
-    A thought is what a turn writes up to its last `</think>`. The world is given the rest. The next prompt leaves the
-    thought out, so every turn that thinks is a training sample of its own; one that does not, extends the last sample.
+    A thought is what a turn writes up to its last `</think>`. The world is given the rest. The next
+    prompt leaves the thought out, so every turn that thinks is a training sample of its own; one
+    that does not, extends the last sample.
     """
 
     def __init__(
         self,
-        tokenizer: Tokenizer,
-        observation: Observation,
-        experience: Sequence[str] = (),
-        show_tools: bool = True,
+        opening: Opening,
         *,
         hint: bool = True,
         force: bool = False,
     ):
-        """hint: ask for thoughts in the opening. force: open each turn with `<think>`, for a policy that would not."""
+        """hint: ask for thoughts in the opening. force: open each turn with `<think>`, for a policy
+        that would not."""
         self.force = force
-        super().__init__(tokenizer, observation, experience, show_tools)
+        super().__init__(opening)
         if hint:
             self.remember(HINT)
         self.show(())
@@ -44,7 +44,10 @@ class ReasoningAugmented(Causal):
         return spoken(OPEN + text if self.force else text)
 
     async def extend(
-        self, completion: Completion, messages: Sequence[Message], tools: Sequence[Tool] | None = None
+        self,
+        completion: Completion,
+        messages: Sequence[Message],
+        tools: Sequence[Tool] | None = None,
     ) -> None:
         self.add(replace(completion, tokens=self._thoughtless(completion.tokens)), messages, tools)
         self.show(self.turns)

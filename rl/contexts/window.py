@@ -3,43 +3,46 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
-from envs.world import Message, Observation, Tool
-from models.tokenizer import Tokenizer
+from envs.world import Message, Tool
 from rl.bounds import CountOrZero, Fraction
+from rl.contexts import Opening
 from rl.contexts.causal import Causal
 from rl.trajectory import Completion
 
 
 class SlidingWindow(Causal):
-    """The opening, a note about what left, and the last turns (section 6.2 of the AgentEvolver paper).
+    """The opening, a note about what left, and the last turns (section 6.2 of the AgentEvolver
+    paper).
 
-    Nothing leaves while the prompt has at most `limit` tokens. Then the oldest turns leave at once until a share `keep`
-    of the limit is used, so that the context is rewritten, and a new training sample starts, only once in a while.
+    Nothing leaves while the prompt has at most `limit` tokens. Then the oldest turns leave at once
+    until a share `keep` of the limit is used, so that the context is rewritten, and a new training
+    sample starts, only once in a while.
     """
 
     def __init__(
         self,
-        tokenizer: Tokenizer,
-        observation: Observation,
-        experience: Sequence[str] = (),
-        show_tools: bool = True,
-        limits: Any = None,
+        opening: Opening,
         *,
         limit: CountOrZero = 0,
         keep: Fraction = 0.5,
     ):
-        """limit: tokens of the longest prompt; 0 = those that leave room for a whole turn. keep: share of it that is
-        filled after older turns left."""
+        """limit: tokens of the longest prompt; 0 = those that leave room for a whole turn. keep:
+        share of it that is filled after older turns left."""
+        limits = opening.limits
         if not limit and limits is None:
-            raise ValueError("without the limits of the episode, `limit` must say how long a prompt may be")
+            raise ValueError(
+                "without the limits of the episode, `limit` must say how long a prompt may be"
+            )
         self.limit = limit or max(1, limits.context - limits.max_tokens)
         self.keep, self.left = keep, 0  # left: number of turns that left
-        super().__init__(tokenizer, observation, experience, show_tools)
+        super().__init__(opening)
 
     async def extend(
-        self, completion: Completion, messages: Sequence[Message], tools: Sequence[Tool] | None = None
+        self,
+        completion: Completion,
+        messages: Sequence[Message],
+        tools: Sequence[Tool] | None = None,
     ) -> None:
         self.add(completion, messages, tools)
         self.show(self.turns)

@@ -1,6 +1,8 @@
-"""Generation engines: token ids in, token ids out. Sampled tokens are trained on as they are, never re-encoded.
+"""Generation engines: token ids in, token ids out. Sampled tokens are trained on as they are, never
+re-encoded.
 
-`jax` runs in this process, `vllm` drives vLLM servers, `serve` offers the JAX engine to OpenAI clients.
+`jax` runs in this process, `vllm` drives vLLM servers, `serve` offers the JAX engine to OpenAI
+clients.
 """
 
 from __future__ import annotations
@@ -11,7 +13,10 @@ import numpy as np
 
 from rl.trajectory import Completion, Sampling
 
-COLDEST, HOTTEST = 1e-5, 1e5  # temperatures, besides 0, at which logits and their quotients stay finite
+COLDEST, HOTTEST = (
+    1e-5,
+    1e5,
+)  # temperatures, besides 0, at which logits and their quotients stay finite
 
 
 class ContextFull(ValueError):
@@ -33,7 +38,9 @@ def check_request(prompt_ids: list[int], sampling: Sampling, *, vocab: int, cont
     if any(not 0 <= token < vocab for token in sampling.stop_tokens):
         raise ValueError(f"a stop token is outside of the vocabulary 0..{vocab - 1}")
     if sampling.temperature and not COLDEST <= sampling.temperature <= HOTTEST:
-        raise ValueError(f"temperature is {sampling.temperature}; it must be 0, or {COLDEST:g} to {HOTTEST:g}")
+        raise ValueError(
+            f"temperature is {sampling.temperature}; it must be 0, or {COLDEST:g} to {HOTTEST:g}"
+        )
     if len(prompt_ids) + sampling.max_tokens > context:
         raise ContextFull(
             f"{len(prompt_ids)} prompt tokens and {sampling.max_tokens} to generate exceed the context of {context}"
@@ -44,7 +51,8 @@ class Guide(Protocol):
     """Restricts the tokens of one generation, for engines that can (`jax`)."""
 
     def allowed(self) -> np.ndarray:
-        """Return a boolean mask over the vocabulary: the tokens that may come next, at least one."""
+        """Return a boolean mask over the vocabulary: the tokens that may come next, at least
+        one."""
         ...
 
     def accept(self, token: int) -> None:
@@ -55,8 +63,11 @@ class Guide(Protocol):
 class Engine(Protocol):
     """The interface that rollouts use. All methods run on one event loop."""
 
-    async def generate(self, prompt_ids: list[int], sampling: Sampling, *, session: str) -> Completion:
-        """Sample after `prompt_ids`. If the prompt extends the session's earlier tokens, their KV cache is reused.
+    async def generate(
+        self, prompt_ids: list[int], sampling: Sampling, *, session: str
+    ) -> Completion:
+        """Sample after `prompt_ids`. If the prompt extends the session's earlier tokens, their KV
+        cache is reused.
 
         A session may have one request in flight. Cancelling the call frees its resources.
         Raises ContextFull, EngineFault, and ValueError for an invalid request.
@@ -68,11 +79,13 @@ class Engine(Protocol):
         ...
 
     async def load(self, params: Any, version: int) -> None:
-        """Sample with these weights from now on. A completion carries the oldest version that sampled a part of it."""
+        """Sample with these weights from now on. A completion carries the oldest version that
+        sampled a part of it."""
         ...
 
     def forget(self) -> None:
-        """Drop all session state while the engine is idle, so that later samples do not depend on it."""
+        """Drop all session state while the engine is idle, so that later samples do not depend on
+        it."""
         ...
 
     def stats(self) -> dict[str, float]:

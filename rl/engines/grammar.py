@@ -10,7 +10,8 @@ import numpy as np
 from envs.packages import how_to_install
 from models.tokenizer import Tokenizer
 
-WHITESPACE = r"[ \n]{0,8}"  # between the parts of a JSON text; without a limit, a policy may write spaces for ever
+# between the parts of a JSON text; without a limit, a policy may write spaces for ever
+WHITESPACE = r"[ \n]{0,8}"
 
 
 class GrammarError(ValueError):
@@ -31,19 +32,26 @@ class Grammars:
             raise GrammarError(f"JSON schemas need llguidance: {how_to_install('llm')}") from None
         if self._known is None:
             ends = [self._tokenizer.im_end, self._tokenizer.endoftext]
-            self._known = LLTokenizer(self._tokenizer.to_json(), n_vocab=self._vocab, eos_token=ends)
+            self._known = LLTokenizer(
+                self._tokenizer.to_json(), n_vocab=self._vocab, eos_token=ends
+            )
         try:
-            grammar = LLMatcher.grammar_from_json_schema(json.dumps(schema), {"whitespace_pattern": WHITESPACE})
+            grammar = LLMatcher.grammar_from_json_schema(
+                json.dumps(schema), {"whitespace_pattern": WHITESPACE}
+            )
         except ValueError as error:
             raise GrammarError(f"the JSON schema cannot be followed: {error}") from None
         matcher = LLMatcher(self._known, grammar, log_level=0)
         if matcher.is_error():
-            raise GrammarError(f"the JSON schema cannot be followed: {matcher.get_error().splitlines()[0][:300]}")
+            raise GrammarError(
+                f"the JSON schema cannot be followed: {matcher.get_error().splitlines()[0][:300]}"
+            )
         return Guide(matcher, self._vocab)
 
 
 class Guide:
-    """Says which tokens may follow those of an answer so far. It ends where the JSON text is complete."""
+    """Says which tokens may follow those of an answer so far. It ends where the JSON text is
+    complete."""
 
     def __init__(self, matcher: Any, vocab: int):
         self._matcher, self._vocab = matcher, vocab
@@ -56,4 +64,6 @@ class Guide:
     def accept(self, token: int) -> None:
         """Note the next token of the answer. Raises ValueError for one that was not allowed."""
         if not self._matcher.consume_token(token):
-            raise ValueError(f"token {token} does not fit the grammar: {self._matcher.get_error()[:200]}")
+            raise ValueError(
+                f"token {token} does not fit the grammar: {self._matcher.get_error()[:200]}"
+            )

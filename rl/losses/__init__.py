@@ -1,14 +1,15 @@
 """Policy losses: pure functions of arrays, (R, T) = rows of tokens, that run under jit.
 
-A loss takes `Tokens` and returns the loss of each token and its metrics; its keyword-only parameters are the config's
-`loss.args`. The sum over tokens, the KL penalty, the entropy bonus, importance weights and the other metrics stay
-outside, in `token_loss` and `rl.learner`. `rl.losses.terms` has the terms that losses share.
+A loss takes `Tokens` and returns the loss of each token and its metrics; its keyword-only
+parameters are the config's `loss.args`. The sum over tokens, the KL penalty, the entropy bonus,
+importance weights and the other metrics stay outside, in `token_loss` and `rl.learner`.
+`rl.losses.terms` has the terms that losses share.
 
     def reinforce(tokens, *, scale: Positive = 1.0):
         return -scale * tokens.advantage_RT * tokens.logp_RT, {}
 
-The inputs of masked tokens, even NaN and infinity, never reach a value or a gradient: a loss sees 0 there, and its
-results there are discarded.
+The inputs of masked tokens, even NaN and infinity, never reach a value or a gradient: a loss sees 0
+there, and its results there are discarded.
 """
 
 from __future__ import annotations
@@ -31,28 +32,35 @@ LOSSES = {name: f"rl.losses.{name}:{name}" for name in ("ppo", "gspo", "cispo", 
 
 
 class TokenLoss(Protocol):
-    """A loss with its arguments bound. It is traced by jit, so it must be a pure function of the arrays."""
+    """A loss with its arguments bound. It is traced by jit, so it must be a pure function of the
+    arrays."""
 
     def __call__(self, tokens: Tokens) -> tuple[jax.Array, Stats]:
-        """Return (loss_RT float32, {name: (value_RT, mask_RT)}); a metric is the mean of its values under its mask."""
+        """Return (loss_RT float32, {name: (value_RT, mask_RT)}); a metric is the mean of its values
+        under its mask."""
         ...
 
 
 def guarded(loss: TokenLoss, tokens: Tokens) -> tuple[jax.Array, Stats]:
-    """Return the loss of each token, 0 outside the mask, and its metrics with those that every loss has.
+    """Return the loss of each token, 0 outside the mask, and its metrics with those that every loss
+    has.
 
-    Masked tokens are 0 in the arguments too. With zeros in the result alone, a NaN among the arguments would still
-    reach the gradient.
+    Masked tokens are 0 in the arguments too. With zeros in the result alone, a NaN among the
+    arguments would still reach the gradient.
     """
     on_RT = tokens.mask_RT > 0
     logp_RT, old_logp_RT, advantage_RT = (jnp.where(on_RT, x, 0) for x in tokens[:3])
     guided_RT = on_RT & (tokens.guided_RT > 0)
     result = loss(Tokens(logp_RT, old_logp_RT, advantage_RT, guided_RT, tokens.segments_RT, on_RT))
     if not isinstance(result, tuple) or len(result) != 2:
-        raise TypeError(f"a loss returns (loss_RT, metrics), {{}} if it has none; this one returned {type(result)}")
+        raise TypeError(
+            f"a loss returns (loss_RT, metrics), {{}} if it has none; this one returned {type(result)}"
+        )
     loss_RT, stats = result
     if jnp.shape(loss_RT) != on_RT.shape:
-        raise ValueError(f"the loss returned shape {jnp.shape(loss_RT)}; expected one number per token, {on_RT.shape}")
+        raise ValueError(
+            f"the loss returned shape {jnp.shape(loss_RT)}; expected one number per token, {on_RT.shape}"
+        )
     loss_RT = jnp.where(on_RT, loss_RT, 0)
     ratio_RT = terms.log_ratio(logp_RT, old_logp_RT, on_RT)
     common = {
@@ -76,22 +84,27 @@ def policy_loss(
     loss: Any = ppo.ppo,
     **args: Any,
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
-    """Return the loss of a whole batch whose rows are sequences, and its metrics: (scalar, means over tokens).
+    """Return the loss of a whole batch whose rows are sequences, and its metrics: (scalar, means
+    over tokens).
 
     Args:
       logp_RT, old_logp_RT, advantage_RT: float.
       mask_RT: 1 on trained tokens. guided_RT: 1 where the rollout was guided.
       aggregate: see `aggregation_weights`.
-      loss, args: the loss and its arguments, for example `clip_low`, `clip_high`, `clip_high_guided`, `dual_clip`.
+      loss, args: the loss and its arguments, for example `clip_low`, `clip_high`,
+      `clip_high_guided`, `dual_clip`.
 
-    "loss/on" and "clip_fraction/on" are means over trained tokens of unguided rollouts, "loss/guided" and
-    "clip_fraction/guided" over those of guided ones; "clip_fraction/dual", "kl_old" (-log ratio) and "ratio" over all.
+    "loss/on" and "clip_fraction/on" are means over trained tokens of unguided rollouts,
+    "loss/guided" and "clip_fraction/guided" over those of guided ones; "clip_fraction/dual",
+    "kl_old" (-log ratio) and "ratio" over all.
     """
     segments_RT = jnp.ones(mask_RT.shape, jnp.int32)
     tokens = Tokens(logp_RT, old_logp_RT, advantage_RT, guided_RT, segments_RT, mask_RT)
     loss_RT, stats = guarded(lambda tokens: loss(tokens, **args), tokens)
     weight_RT = aggregation_weights(mask_RT, aggregate=aggregate)
-    return jnp.sum(weight_RT * loss_RT), {name: terms.masked_mean(*pair) for name, pair in stats.items()}
+    return jnp.sum(weight_RT * loss_RT), {
+        name: terms.masked_mean(*pair) for name, pair in stats.items()
+    }
 
 
 def token_loss(
@@ -113,17 +126,21 @@ def token_loss(
     Args:
       loss: the loss with its arguments bound.
       logp_RT, entropy_RT: of the policy being trained, at the tokens of the batch.
-      batch: (R, T) arrays "mask", "segments", "guided", "advantage", "logp" (at sampling), "old_logp" (the denominator
-        of the ratio) and, for a KL penalty, "ref_logp".
+      batch: (R, T) arrays "mask", "segments", "guided", "advantage", "logp" (at sampling),
+        "old_logp" (the denominator of the ratio) and, for a KL penalty, "ref_logp".
       kl_coef, kl_estimator: weight and kind of `kl_penalty`; 0 = none.
       entropy_coef: weight of an entropy bonus; 0 = none.
-      importance_*: see `importance_weight`; they apply to tokens of unguided rollouts. A cap of 0 = no weights.
+      importance_*: see `importance_weight`; they apply to tokens of unguided rollouts. A cap of 0 =
+      no weights.
     """
     mask_RT, old_RT, sampled_RT = batch["mask"], batch["old_logp"], batch["logp"]
     on_RT = mask_RT > 0
-    tokens = Tokens(logp_RT, old_RT, batch["advantage"], batch["guided"], batch["segments"], mask_RT)
+    tokens = Tokens(
+        logp_RT, old_RT, batch["advantage"], batch["guided"], batch["segments"], mask_RT
+    )
     loss_RT, stats = guarded(loss, tokens)
-    # Guided rollouts were sampled under another prompt, so their gap to the engine's log-probabilities is expected.
+    # Guided rollouts were sampled under another prompt, so their gap to the engine's
+    # log-probabilities is expected.
     own_RT = on_RT & ~(batch["guided"] > 0)
     stats = {"entropy": (entropy_RT, mask_RT)} | stats | terms.mismatch(logp_RT, sampled_RT, own_RT)
     if importance_cap:

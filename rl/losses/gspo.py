@@ -18,23 +18,29 @@ def gspo(
     clip_high_guided: NotNegative = 0.6,
     dual_clip: NotNegative | None = 3.0,
 ) -> tuple[jax.Array, Stats]:
-    """Return the clipped surrogate of `sequence_log_ratio`, with `clip_low`, `clip_high`, `clip_high_guided` and
-    `dual_clip` as in `ppo`.
+    """Return the clipped surrogate of `sequence_log_ratio`, with `clip_low`, `clip_high`,
+    `clip_high_guided` and `dual_clip` as in `ppo`.
 
-    The defaults are PPO's too: the paper clips much more tightly, at clip_low=3e-4 and clip_high=4e-4.
+    The defaults are PPO's too: the paper clips much more tightly, at clip_low=3e-4 and
+    clip_high=4e-4.
     """
     ratio_RT = log_ratio(tokens.logp_RT, tokens.old_logp_RT, tokens.mask_RT)
     ratio_RT = sequence_log_ratio(ratio_RT, tokens.mask_RT, tokens.segments_RT)
     return clipped_surrogate(
-        tokens, ratio_RT, clip_low=clip_low, clip_high=clip_high, clip_high_guided=clip_high_guided, dual_clip=dual_clip
+        tokens,
+        ratio_RT,
+        clip_low=clip_low,
+        clip_high=clip_high,
+        clip_high_guided=clip_high_guided,
+        dual_clip=dual_clip,
     )
 
 
 def sequence_log_ratio(log_ratio_RT, mask_RT, segments_RT):
     """Return, on every token, the mean of the log-ratios of its sequence (equations 7 and 14).
 
-    The gradient of a token flows through its own log-ratio (GSPO-token). The sum is the same if a sequence has a
-    single advantage, and each turn keeps its own credit if it has several.
+    The gradient of a token flows through its own log-ratio (GSPO-token). The sum is the same if a
+    sequence has a single advantage, and each turn keeps its own credit if it has several.
     """
     mask_RT = mask_RT.astype(jnp.float32)
     length_RT = segment_sum(mask_RT, segments_RT)

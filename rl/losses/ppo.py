@@ -1,4 +1,5 @@
-"""PPO's clipped surrogate (arXiv 1707.06347), with two bounds (DAPO, arXiv 2503.14476) and a dual clip."""
+"""PPO's clipped surrogate (arXiv 1707.06347), with two bounds (DAPO, arXiv 2503.14476) and a dual
+clip."""
 
 from __future__ import annotations
 
@@ -17,20 +18,32 @@ def ppo(
     clip_high_guided: NotNegative = 0.6,
     dual_clip: NotNegative | None = 3.0,
 ) -> tuple[jax.Array, Stats]:
-    """Return max(-A r, -A clip(r, 1 - clip_low, 1 + clip_high)) with r = pi / pi_old of the token (equation 7).
+    """Return max(-A r, -A clip(r, 1 - clip_low, 1 + clip_high)) with r = pi / pi_old of the token
+    (equation 7).
 
-    Guided tokens take `clip_high_guided` as their upper bound: selective boosting (AgentEvolver, arXiv 2511.10395,
-    equation 17). An upper bound acts where A > 0. Where A < 0, the loss is at most -A `dual_clip` (arXiv 1912.09729);
-    0 or None leaves that bound out.
+    Guided tokens take `clip_high_guided` as their upper bound: selective boosting (AgentEvolver,
+    arXiv 2511.10395, equation 17). An upper bound acts where A > 0. Where A < 0, the loss is at
+    most -A `dual_clip` (arXiv 1912.09729); 0 or None leaves that bound out.
     """
     ratio_RT = log_ratio(tokens.logp_RT, tokens.old_logp_RT, tokens.mask_RT)
     return clipped_surrogate(
-        tokens, ratio_RT, clip_low=clip_low, clip_high=clip_high, clip_high_guided=clip_high_guided, dual_clip=dual_clip
+        tokens,
+        ratio_RT,
+        clip_low=clip_low,
+        clip_high=clip_high,
+        clip_high_guided=clip_high_guided,
+        dual_clip=dual_clip,
     )
 
 
 def clipped_surrogate(
-    tokens: Tokens, log_ratio_RT, *, clip_low: float, clip_high: float, clip_high_guided: float, dual_clip: float | None
+    tokens: Tokens,
+    log_ratio_RT,
+    *,
+    clip_low: float,
+    clip_high: float,
+    clip_high_guided: float,
+    dual_clip: float | None,
 ) -> tuple[jax.Array, Stats]:
     """Return the clipped surrogate of any ratio, negated; for the arguments see `ppo`."""
     ratio_RT, advantage_RT = jnp.exp(log_ratio_RT), tokens.advantage_RT

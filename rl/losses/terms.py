@@ -1,6 +1,7 @@
 """Terms that losses share: ratios, weights of tokens, KL estimates, importance weights.
 
-Arrays are (R, T), rows of tokens. A row is one sequence, or several that `segments_RT` numbers (0 = padding).
+Arrays are (R, T), rows of tokens. A row is one sequence, or several that `segments_RT` numbers (0 =
+padding).
 """
 
 from __future__ import annotations
@@ -12,10 +13,13 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-LOG_RATIO_LIMIT = 20.0  # exp(20) = 5e8: beyond what any clip lets through, far below the overflow of float32
+LOG_RATIO_LIMIT = (
+    20.0  # exp(20) = 5e8: beyond what any clip lets through, far below the overflow of float32
+)
 AGGREGATES = ("token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm")
 
-# Metrics: the values of tokens and the mask of those that are averaged, so that micro-batches can be added up.
+# Metrics: the values of tokens and the mask of those that are averaged, so that micro-batches can
+# be added up.
 Stats = Mapping[str, tuple[jax.Array, jax.Array]]
 
 
@@ -54,10 +58,13 @@ def aggregation_weights(mask_RT, segments_RT=None, *, aggregate: str = "token-me
 
     - "token-mean": the mean over all trained tokens of the batch (DAPO, arXiv 2503.14476).
     - "seq-mean-token-sum": the mean over sequences of the sums over their tokens.
-    - "seq-mean-token-mean": the mean over sequences of the means over their tokens (GRPO, arXiv 2402.03300).
-    - "seq-mean-token-sum-norm": the sum over all tokens, divided by the length of a row (Dr. GRPO, arXiv 2503.20783).
+    - "seq-mean-token-mean": the mean over sequences of the means over their tokens (GRPO, arXiv
+      2402.03300).
+    - "seq-mean-token-sum-norm": the sum over all tokens, divided by the length of a row (Dr. GRPO,
+      arXiv 2503.20783).
 
-    Without `segments_RT` every row is a sequence, even an empty one; with it, every segment that has trained tokens.
+    Without `segments_RT` every row is a sequence, even an empty one; with it, every segment that
+    has trained tokens.
     """
     mask_RT = mask_RT.astype(jnp.float32)
     if aggregate == "token-mean":
@@ -78,13 +85,15 @@ def aggregation_weights(mask_RT, segments_RT=None, *, aggregate: str = "token-me
 
 
 def log_ratio(logp_RT, old_logp_RT, mask_RT):
-    """Return log pi / pi_old of trained tokens, 0 elsewhere, within +-20 so that its exponential is finite."""
+    """Return log pi / pi_old of trained tokens, 0 elsewhere, within +-20 so that its exponential is
+    finite."""
     delta_RT = jnp.where(mask_RT > 0, logp_RT, 0) - jnp.where(mask_RT > 0, old_logp_RT, 0)
     return jnp.clip(delta_RT, -LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
 
 
 def clip_metrics(tokens: Tokens, clipped_RT, dual_clipped_RT=None) -> Stats:
-    """Return the metrics `clip_fraction/*` from the tokens, boolean, at which a clip and a dual clip act."""
+    """Return the metrics `clip_fraction/*` from the tokens, boolean, at which a clip and a dual
+    clip act."""
     if dual_clipped_RT is None:
         dual_clipped_RT = jnp.zeros_like(clipped_RT)
     return {
@@ -95,13 +104,15 @@ def clip_metrics(tokens: Tokens, clipped_RT, dual_clipped_RT=None) -> Stats:
 
 
 def kl_penalty(logp_RT, ref_logp_RT, mask_RT, *, kl_estimator: str):
-    """Return an estimate of KL(pi || ref) from each sampled token (Schulman, "Approximating KL divergence", 2020).
+    """Return an estimate of KL(pi || ref) from each sampled token (Schulman, "Approximating KL
+    divergence", 2020).
 
     With d = log ref - log pi:
     - "k1" = -d. Unbiased value, but as a loss its gradient is 0 on average: it belongs in a reward.
-    - "k2" = d^2 / 2. Biased value; on policy its gradient is the unbiased gradient of KL(pi || ref).
-    - "k3" = exp(d) - d - 1, at most 10. Unbiased value with a low variance; on policy its gradient is that of
-      KL(ref || pi) instead. The reference implementation of AgentEvolver uses it.
+    - "k2" = d^2 / 2. Biased value; on policy its gradient is the unbiased gradient of KL(pi ||
+      ref).
+    - "k3" = exp(d) - d - 1, at most 10. Unbiased value with a low variance; on policy its gradient
+      is that of KL(ref || pi) instead. The reference implementation of AgentEvolver uses it.
     """
     d_RT = log_ratio(ref_logp_RT, logp_RT, mask_RT)
     if kl_estimator == "k1":
@@ -124,13 +135,15 @@ def importance_weight(
     importance_low: float = 0.0,
     importance_high: float = 0.0,
 ):
-    """Return truncated importance weights (weight_RT, kept_RT): min(r, cap) without gradient, 0 where not kept.
+    """Return truncated importance weights (weight_RT, kept_RT): min(r, cap) without gradient, 0
+    where not kept.
 
-    r = pi_old / pi_sampled of each token ("token"), or its product over the tokens of a sequence ("sequence").
-    Corrects for an engine whose probabilities differ from the learner's (Yao et al., "Your efficient RL framework
-    secretly brings you off-policy RL training", 2025). Exactly 1 where `old` is what the engine reported. Tokens, or
-    sequences, whose r is below `importance_low` or above `importance_high` (0 = no bound) are not kept: with a gap
-    that large, a weight would only add variance.
+    r = pi_old / pi_sampled of each token ("token"), or its product over the tokens of a sequence
+    ("sequence"). Corrects for an engine whose probabilities differ from the learner's (Yao et al.,
+    "Your efficient RL framework secretly brings you off-policy RL training", 2025). Exactly 1 where
+    `old` is what the engine reported. Tokens, or sequences, whose r is below `importance_low` or
+    above `importance_high` (0 = no bound) are not kept: with a gap that large, a weight would only
+    add variance.
     """
     ratio_RT = log_ratio(old_logp_RT, sampled_logp_RT, mask_RT)
     if importance_level == "sequence":
@@ -147,6 +160,10 @@ def importance_weight(
 
 
 def mismatch(learner_logp_RT, sampled_logp_RT, mask_RT) -> Stats:
-    """Return metrics of the gap d between learner and engine log-probabilities: KL(engine || learner) and |d|."""
+    """Return metrics of the gap d between learner and engine log-probabilities: KL(engine ||
+    learner) and |d|."""
     d_RT = jax.lax.stop_gradient(log_ratio(learner_logp_RT, sampled_logp_RT, mask_RT))
-    return {"mismatch/kl": (jnp.exp(d_RT) - d_RT - 1, mask_RT), "mismatch/abs": (jnp.abs(d_RT), mask_RT)}
+    return {
+        "mismatch/kl": (jnp.exp(d_RT) - d_RT - 1, mask_RT),
+        "mismatch/abs": (jnp.abs(d_RT), mask_RT),
+    }

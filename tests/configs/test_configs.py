@@ -11,20 +11,37 @@ import pytest
 from ml_collections import ConfigDict
 
 from configs import base, meshes
-from evolver import plugs
-from evolver.config import contradictions, flat, plug_problems, shape_problems, value_problems
+from evolver.config.checks import (
+    contradictions,
+    flat,
+    plug_problems,
+    plugs,
+    shape_problems,
+    value_problems,
+)
+from evolver.config.renamed import RENAMED
 from evolver.llm.client import Limits, Role
-from evolver.renamed import RENAMED
 
 ROOT = Path(__file__).parents[2]
 PARTS = ("__init__", "base", "keys", "meshes")
 # configs of imitation, which have keys of their own (tests/experiments/test_imitation.py)
-IMITATION = ("imitation", "base_policy", "bfcl_tiny_base", "home_base", "pretrained_base", "window_base")
+IMITATION = (
+    "imitation",
+    "base_policy",
+    "bfcl_tiny_base",
+    "home_base",
+    "pretrained_base",
+    "window_base",
+)
 FILES = [p for p in sorted((ROOT / "configs").glob("*.py")) if p.stem not in PARTS + IMITATION]
 RULES = base.keys().rules
 LIMITS, ROLE = ({field.name for field in dataclasses.fields(kind)} for kind in (Limits, Role))
 PAPER = ("appworld_14b", "appworld_7b", "bfcl_14b", "bfcl_7b")
-ARGUMENTS = {"quickstart": ("grpo", "q", "qn", "qa", "all"), "home": ("q",), "pretrained": ("words", "calls")}
+ARGUMENTS = {
+    "quickstart": ("grpo", "q", "qn", "qa", "all"),
+    "home": ("q",),
+    "pretrained": ("words", "calls"),
+}
 ARGUMENTS |= dict.fromkeys(PAPER, ("original", "q", "hybrid", "qn", "qa", "all"))
 VARIANTS = [(p.stem, argument) for p in FILES for argument in (None, *ARGUMENTS.get(p.stem, ()))]
 
@@ -58,12 +75,16 @@ def test_the_base_is_sound_apart_from_having_no_policy():
 def test_every_key_of_the_base_says_what_it_means():
     lines = (ROOT / "configs/base.py").read_text().splitlines()
     keys = [
-        line for line in lines if re.match(r"    (\w+\.\w+ = |\w+\.plug\(|role\(llm)", line) and "group(" not in line
+        line
+        for line in lines
+        if re.match(r"    (\w+\.\w+ = |\w+\.plug\(|role\(llm)", line) and "group(" not in line
     ]
     documented = {re.search(r'\w+\.(\w+) = |plug\("(\w+)"', line) for line in keys}
     documented = {match[1] or match[2] for match in documented if match}
     last = {
-        name.removesuffix(".name").rpartition(".")[2] for name in flat(base.get_config()) if not name.endswith(".args")
+        name.removesuffix(".name").rpartition(".")[2]
+        for name in flat(base.get_config())
+        if not name.endswith(".args")
     }
     assert last <= documented | {"env", "template", "advantage", "loss", "name", "engine"}
     assert not [line for line in keys if "#" not in line and "root.plug" not in line]
@@ -74,10 +95,17 @@ def test_lists_are_not_used_because_flags_cannot_override_them():
 
 
 def attributes(tree: ast.AST) -> set[str]:
-    """Every "a.b.c" of a module; names that a function gives to parts (`c = run.config.rollout`) are replaced by what
-    they stand for."""
+    """Every "a.b.c" of a module; names that a function gives to parts (`c = run.config.rollout`)
+    are replaced by what they stand for."""
     found = set()
-    for scope in (tree, *(node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))):
+    for scope in (
+        tree,
+        *(
+            node
+            for node in ast.walk(tree)
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        ),
+    ):
         names = {}
         for node in ast.walk(scope):
             for target in node.targets if isinstance(node, ast.Assign) else ():
@@ -94,14 +122,20 @@ def attributes(tree: ast.AST) -> set[str]:
 
 def test_every_key_is_read_by_the_code():
     sources = [*(ROOT / "evolver").rglob("*.py"), ROOT / "run.py"]
-    read = "\n".join(set().union(*(attributes(ast.parse(p.read_text())) for p in sources if p.name != "config.py")))
+    read = "\n".join(
+        set().union(
+            *(attributes(ast.parse(p.read_text())) for p in sources if p.name != "config.py")
+        )
+    )
     for name in flat(base.get_config()):
         section, _, key = name.rpartition(".")
         if section == "sharding":
             continue  # passed on as a whole
         if key == "args" or name.removesuffix("name") + "args" in flat(base.get_config()):
             section, _, key = section.rpartition(".")  # a plug is passed on as a whole
-        if (section == "llm" and key in LIMITS | ROLE) or (section.startswith("llm.") and key in ROLE):
+        if (section == "llm" and key in LIMITS | ROLE) or (
+            section.startswith("llm.") and key in ROLE
+        ):
             continue  # passed on by name
         owner = rf"\b{section.rpartition('.')[2]}" if section else r"\b(c|config)"
         assert re.search(rf"{owner}\.{key}\b", read), f"nothing reads config.{name}"
@@ -145,7 +179,9 @@ def test_the_papers_configs_have_its_values(name):
     config = load(name, None)
     value = flat(config)
     for key, plug, args in plugs.in_config(config):
-        value |= {f"{key}.args.{argument}": v for argument, v in plugs.values(key, plug, args).items()}
+        value |= {
+            f"{key}.args.{argument}": v for argument, v in plugs.values(key, plug, args).items()
+        }
     expected = {
         "model.preset": size,
         "env.name": benchmark,
@@ -185,7 +221,9 @@ def test_the_papers_configs_have_its_values(name):
         "eval.every": 10,
     }
     assert {key: value[key] for key in expected} == expected
-    assert all(value[f"{mechanism}.enabled"] for mechanism in ("questioning", "navigating", "attributing"))
+    assert all(
+        value[f"{mechanism}.enabled"] for mechanism in ("questioning", "navigating", "attributing")
+    )
 
 
 @pytest.mark.parametrize("name", PAPER)
@@ -195,7 +233,10 @@ def test_a_plan_of_the_papers_configs_needs_neither_weights_nor_devices(name, ca
     assert run.main(["run.py", f"--config=configs/{name}.py", "--mode=plan"]) == 0
     out = capsys.readouterr().out
     assert re.search(r"step_judge \(qwen-max\) +at most 25,", out)
-    assert "25,600" in out and {"14b": "14,770,033,664", "7b": "7,615,616,512"}[name.split("_")[1]] in out
+    assert (
+        "25,600" in out
+        and {"14b": "14,770,033,664", "7b": "7,615,616,512"}[name.split("_")[1]] in out
+    )
 
 
 @pytest.mark.parametrize("devices", sorted(meshes.MESHES))

@@ -1,5 +1,5 @@
-"""Every cell of the paper's tables: it resolves, it differs from its base only where the table says, and cells that are
-one run in the paper are one run here."""
+"""Every cell of the paper's tables: it resolves, it differs from its base only where the table
+says, and cells that are one run in the paper are one run here."""
 
 import ast
 import collections
@@ -12,13 +12,24 @@ import pytest
 
 from configs import appworld_14b, base
 from configs.paper import policies, runs
-from evolver.config import contradictions, expanded, flat, plug_problems, shape_problems, value_problems
-from evolver.workdir import plain
+from evolver.config.checks import (
+    contradictions,
+    expanded,
+    flat,
+    plug_problems,
+    shape_problems,
+    value_problems,
+)
+from evolver.files.workdir import plain
 from experiments.paper.study import TABLES, UNTRAINED, study_of
 
 ROOT = Path(__file__).parents[2]
 KEYS = base.keys()
-CELLS = [(table, cell) for table in TABLES for cell in importlib.import_module(f"configs.paper.{table}").CELLS]
+CELLS = [
+    (table, cell)
+    for table in TABLES
+    for cell in importlib.import_module(f"configs.paper.{table}").CELLS
+]
 SERVED = {
     "32b": "http://127.0.0.1:1,m,t", "qwen3-8b": "http://127.0.0.1:1,m,t", "qwen3-32b": "http://127.0.0.1:1,m,t",
     "qwen3-30b-a3b": "http://127.0.0.1:1,m,t", "qwen3-235b-a22b": "http://127.0.0.1:1,m,t",
@@ -45,7 +56,11 @@ def test_every_cell_resolves(table, scale):
     for name in module(table).CELLS:
         config = module(table).get_config(name + (",tiny" if scale == "tiny" else ""))
         mode = "eval" if module(table).CELLS[name].run.split(",")[2] in UNTRAINED else "train"
-        found = [*shape_problems(config, KEYS.config), *value_problems(config, KEYS.rules), *plug_problems(config)]
+        found = [
+            *shape_problems(config, KEYS.config),
+            *value_problems(config, KEYS.rules),
+            *plug_problems(config),
+        ]
         found += [p for p in contradictions(config, mode) if "needs a pool" not in p]
         assert not found, (name, found)
 
@@ -54,14 +69,20 @@ def test_every_cell_resolves(table, scale):
 def test_a_header_has_the_command_what_is_published_what_is_confirmed_and_the_cost(table):
     path = ROOT / f"configs/paper/{table}.py"
     text = ast.get_docstring(ast.parse(path.read_text()))
-    assert f"python -m experiments.paper {table}" in text and "Expected:" in text and "HOURS" not in text
+    assert (
+        f"python -m experiments.paper {table}" in text
+        and "Expected:" in text
+        and "HOURS" not in text
+    )
     (argument,) = re.findall(rf"configs/paper/{table}\.py:(\S+)", text)
     assert argument in module(table).CELLS
     assert re.search("Confirmed|Inferred|Not stated|Doubtful|read off|unconfirmed|repeat", text)
 
 
 def test_an_unknown_cell_lists_the_cells():
-    with pytest.raises(ValueError, match=r"table2\.py:14b,appworld: choose one of 7b,appworld,base; "):
+    with pytest.raises(
+        ValueError, match=r"table2\.py:14b,appworld: choose one of 7b,appworld,base; "
+    ):
         module("table2").get_config("14b,appworld")
     with pytest.raises(ValueError, match=r"a row of base, thinking, icl, original"):
         runs.get_config("14b,appworld,nothing")
@@ -69,7 +90,8 @@ def test_an_unknown_cell_lists_the_cells():
         policies.get_config("1b,bfcl")
 
 
-# What each row changes in a row of configs/appworld_14b.py, besides what ROWS says. "" = nothing else.
+# What each row changes in a row of configs/appworld_14b.py, besides what ROWS says. "" = nothing
+# else.
 @pytest.mark.parametrize("row", [row for row in runs.ROWS if row not in UNTRAINED])
 @pytest.mark.parametrize("world", runs.WORLDS)
 @pytest.mark.parametrize("size", ["7b", "14b"])
@@ -83,7 +105,9 @@ def test_a_row_differs_from_its_base_only_where_the_table_says(size, world, row)
         if key.endswith(".name"):
             allowed |= {k for k in different if k.startswith(key.removesuffix("name") + "args.")}
     assert different <= allowed
-    for key in says:  # and a change that changes nothing would be a mistake, unless it states a default
+    for (
+        key
+    ) in says:  # and a change that changes nothing would be a mistake, unless it states a default
         if key not in different:
             assert key in ("steps", "eval.experience") and world in ("appworld", "bfcl")
 
@@ -91,10 +115,17 @@ def test_a_row_differs_from_its_base_only_where_the_table_says(size, world, row)
 def test_sizes_differ_in_the_model_and_its_place_only():
     for row in ("q", "all", "original"):
         keys = changed(f"7b,appworld,{row}", f"14b,appworld,{row}")
-        assert set(keys) == {"model.preset", "engine.vllm.devices", "optim.offload", "loss.reference"}
+        assert set(keys) == {
+            "model.preset",
+            "engine.vllm.devices",
+            "optim.offload",
+            "loss.reference",
+        }
     qwen3 = {"model.preset": "qwen3-14b", "template.thinking": "off"}
     assert changed("qwen3-14b,appworld,causal", "14b,appworld,causal") == qwen3
-    assert changed("qwen3-14b,appworld,reasoning", "14b,appworld,reasoning") == qwen3 | {"template.thinking": "on"}
+    assert changed("qwen3-14b,appworld,reasoning", "14b,appworld,reasoning") == qwen3 | {
+        "template.thinking": "on"
+    }
 
 
 def test_tiny_cells_keep_what_their_row_is_about():
@@ -103,16 +134,33 @@ def test_tiny_cells_keep_what_their_row_is_about():
         for key, value in says.items():
             value = value["appworld"] if isinstance(value, dict) else value
             assert tiny[key] == runs.shrunk(key, value), (row, key)
-        assert tiny["env.name"] == "travel" and tiny["model.preset"] == "tiny" and not tiny["llm.url"]
+        assert (
+            tiny["env.name"] == "travel" and tiny["model.preset"] == "tiny" and not tiny["llm.url"]
+        )
         enabled = {m for m in ("questioning", "navigating", "attributing") if tiny[f"{m}.enabled"]}
         assert enabled == set(appworld_14b.ROWS[kind])
         assert values(f"14b,bfcl,{row},tiny")["env.name"] == "bfcl"
 
 
 SHARED = (
-    {"table1:14b,appworld,q", "table2:14b,appworld,synthetic", "table3:14b,appworld,bfcl", "figure12a:500"},
-    {"table1:14b,appworld,q", "table5:14b,appworld,no_labels", "table6:14b,appworld,baseline", "figure16:0"},
-    {"table1:14b,appworld,qa", "table5:14b,appworld,attributing", "figure16:0.1", "table6:14b,appworld,attributing"},
+    {
+        "table1:14b,appworld,q",
+        "table2:14b,appworld,synthetic",
+        "table3:14b,appworld,bfcl",
+        "figure12a:500",
+    },
+    {
+        "table1:14b,appworld,q",
+        "table5:14b,appworld,no_labels",
+        "table6:14b,appworld,baseline",
+        "figure16:0",
+    },
+    {
+        "table1:14b,appworld,qa",
+        "table5:14b,appworld,attributing",
+        "figure16:0.1",
+        "table6:14b,appworld,attributing",
+    },
     {"table1:14b,appworld,all", "figure1:agentevolver-14b,appworld", "controls:all"},
     {"table4:14b,appworld,grpo", "figure13b:trained,0", "table2:14b,appworld,original"},
     {"table4:14b,appworld,navigating", "figure13b:trained,0.5", "figure14:0.6"},
@@ -142,11 +190,15 @@ def test_no_two_runs_are_the_same_and_the_papers_are_counted():
         resolved[str(sorted(values(run.config.partition(":")[2]).items(), key=str))] += 1
     assert set(resolved.values()) == {1}
     own = set(module("controls").OWN)
-    synthetic = {"q80", "qn80", "qn_unselected80"}  # table 4 on the tasks that the paper may have used, too
+    synthetic = {
+        "q80",
+        "qn80",
+        "qn_unselected80",
+    }  # table 4 on the tasks that the paper may have used, too
     rows = [run.config.rpartition(",")[2] for run in trained]
     paper = [row for row in rows if row not in own | synthetic]
-    # 16 of table 1, 8 more of table 2, 4 of figure 12, 5 more of table 4, 3 of figure 13b, 3 of figure 14, 4 of
-    # table 5, 3 of figure 16, 4 of table 7.
+    # 16 of table 1, 8 more of table 2, 4 of figure 12, 5 more of table 4, 3 of figure 13b, 3 of
+    # figure 14, 4 of table 5, 3 of figure 16, 4 of table 7.
     assert len(paper) == 50
     evaluations = [run for run in study.runs.values() if run.mode == "eval"]
     assert {run.overrides["eval.temperature"] for run in evaluations} == {0.0, 0.9}
@@ -156,8 +208,12 @@ def test_an_evaluation_in_another_world_starts_from_the_policy_of_the_run():
     study = everything()
     source = study.sources["table3", "14b,appworld,bfcl", 0]
     run = study.runs[source.scores]
-    assert run.overrides["model.path"] == "{folder}/14b-appworld-q-0/policy" and run.after == ("14b-appworld-q-0",)
-    assert run.config == "configs/paper/runs.py:14b,bfcl,base" and run.overrides["eval.split"] == "val"
+    assert run.overrides["model.path"] == "{folder}/14b-appworld-q-0/policy" and run.after == (
+        "14b-appworld-q-0",
+    )
+    assert (
+        run.config == "configs/paper/runs.py:14b,bfcl,base" and run.overrides["eval.split"] == "val"
+    )
 
 
 def test_experience_at_inference_needs_a_pool_and_has_a_share():
@@ -168,7 +224,8 @@ def test_experience_at_inference_needs_a_pool_and_has_a_share():
 
 
 def test_published_numbers_agree_wherever_two_tables_print_one_score():
-    """The paper prints some scores twice; where it prints others for one row, the header says so."""
+    """The paper prints some scores twice; where it prints others for one row, the header says
+    so."""
     study, found = everything(), collections.defaultdict(set)
     for table, name in CELLS:
         if table in ("table1", "table2", "table3", "figure12a", "figure12b", "controls"):

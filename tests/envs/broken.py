@@ -14,7 +14,10 @@ from envs.world import Evaluation, Observation, StepResult, Task, World
 
 FIELDS = {"key": {"type": "string"}, "value": {"type": "number"}}
 SCHEMA = {"type": "object", "properties": FIELDS, "required": ["key", "value"]}
-PUT = {"type": "function", "function": {"name": "put", "description": "Put a value.", "parameters": SCHEMA}}
+PUT = {
+    "type": "function",
+    "function": {"name": "put", "description": "Put a value.", "parameters": SCHEMA},
+}
 
 
 class Store(World):
@@ -33,7 +36,14 @@ class Store(World):
         key = self.keys[n % 3]
         put = call_text("put", {"key": key, "value": n})
         goal = {"key": key, "value": n}
-        return Task(f"{split}-{n}", self.name, f"Put {n} under {key}.", split, reference=[put, "Done."], verifier=goal)
+        return Task(
+            f"{split}-{n}",
+            self.name,
+            f"Put {n} under {key}.",
+            split,
+            reference=[put, "Done."],
+            verifier=goal,
+        )
 
     def reset(self, task: Task, seed: int = 0) -> Observation:
         self.goal, self.state = task.verifier, {}
@@ -41,13 +51,22 @@ class Store(World):
 
     def step(self, action: str) -> StepResult:
         turn = parse(action)
-        texts = [self.put(call.arguments) if call.name == "put" else "no such tool" for call in turn.calls]
+        texts = [
+            self.put(call.arguments) if call.name == "put" else "no such tool"
+            for call in turn.calls
+        ]
         texts += turn.errors
-        return StepResult([{"role": "tool", "content": text} for text in texts], terminated=not texts)
+        return StepResult(
+            [{"role": "tool", "content": text} for text in texts], terminated=not texts
+        )
 
     def put(self, arguments: dict[str, Any]) -> str:
         key, value = arguments.get("key"), arguments.get("value")
-        if not isinstance(key, str) or key not in self.keys or isinstance(value, bool | list | dict | str | None):
+        if (
+            not isinstance(key, str)
+            or key not in self.keys
+            or isinstance(value, bool | list | dict | str | None)
+        ):
             return f"error: put a number under one of {', '.join(self.keys)}"
         self.state[key] = value
         return f"{key} = {value}"
@@ -152,7 +171,9 @@ class Overflow(Store):
 
 class TypeErrorOnNone(Store):
     def put(self, arguments):
-        return super().put({**arguments, "key": str(arguments.get("key", "")) + arguments.get("key", "")[:0]})
+        return super().put(
+            {**arguments, "key": str(arguments.get("key", "")) + arguments.get("key", "")[:0]}
+        )
 
 
 class UnexpectedArgument(Store):
@@ -240,7 +261,10 @@ class SameDev(Store):
     """Evaluates on the training tasks."""
 
     def tasks(self, split):
-        return [dataclasses.replace(task, split=split) for task in super().tasks(split) and super().tasks("train")]
+        return [
+            dataclasses.replace(task, split=split)
+            for task in super().tasks(split) and super().tasks("train")
+        ]
 
 
 class RenamedDev(Store):
@@ -248,7 +272,10 @@ class RenamedDev(Store):
 
     def tasks(self, split):
         found = super().tasks(split) and super().tasks("train")
-        return [dataclasses.replace(task, id=f"{split}-{i}", split=split) for i, task in enumerate(found)]
+        return [
+            dataclasses.replace(task, id=f"{split}-{i}", split=split)
+            for i, task in enumerate(found)
+        ]
 
 
 class Leaks(Store):

@@ -1,4 +1,5 @@
-"""Worlds for tests: one that counts, and one that fails on request in every way that a worker can."""
+"""Worlds for tests: one that counts, and one that fails on request in every way that a worker
+can."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ from envs.world import Evaluation, Observation, StepResult, Task, Tool, World
 
 
 class Counter(World):
-    """A world that counts the actions "+" up to a goal. A step's info holds the pid of its process."""
+    """A world that counts the actions "+" up to a goal. A step's info holds the pid of its
+    process."""
 
     name = "counter"
 
@@ -25,7 +27,8 @@ class Counter(World):
         if split != "train":
             raise ValueError(f"counter has no split '{split}'; it has train")
         return [
-            Task(f"count-{i}", self.name, f"Count to {self._goal}.", reference=["+"] * self._goal) for i in range(5)
+            Task(f"count-{i}", self.name, f"Count to {self._goal}.", reference=["+"] * self._goal)
+            for i in range(5)
         ]
 
     def reset(self, task: Task, seed: int = 0) -> Observation:
@@ -37,7 +40,11 @@ class Counter(World):
     def step(self, action: str) -> StepResult:
         self._count += action == "+"
         over = self._count == self._goal or action == "stop"
-        return StepResult([{"role": "tool", "content": str(self._count)}], terminated=over, info={"pid": os.getpid()})
+        return StepResult(
+            [{"role": "tool", "content": str(self._count)}],
+            terminated=over,
+            info={"pid": os.getpid()},
+        )
 
     def evaluate(self) -> Evaluation:
         done = self._count == self._goal
@@ -58,7 +65,12 @@ class Coder(Counter):
 
     def functions(self) -> list[Tool]:
         parameters = {"type": "object", "properties": {"n": {"type": "integer"}}}
-        return [{"type": "function", "function": {"name": "add", "description": "", "parameters": parameters}}]
+        return [
+            {
+                "type": "function",
+                "function": {"name": "add", "description": "", "parameters": parameters},
+            }
+        ]
 
     def call_text(self, name: str, arguments: dict[str, Any]) -> str:
         if name != "add":
@@ -67,7 +79,8 @@ class Coder(Counter):
 
 
 class Faulty(Counter):
-    """A counter with a `fault` in the call `at`: start, reset, evaluate, or step with the action "break"."""
+    """A counter with a `fault` in the call `at`: start, reset, evaluate, or step with the action
+    "break"."""
 
     def __init__(self, fault: str = "", at: str = "step", goal: int = 3):
         super().__init__(goal)
@@ -147,7 +160,9 @@ class Faulty(Counter):
 
     def _twice(self) -> None:
         early = StepResult([{"role": "tool", "content": "early"}], info={"pid": os.getpid()})
-        _write(json.dumps({"id": _local("request")["id"], "value": early.to_dict()}).encode() + b"\n")
+        _write(
+            json.dumps({"id": _local("request")["id"], "value": early.to_dict()}).encode() + b"\n"
+        )
 
     def _close_pipe(self) -> None:
         os.close(_local("replies"))
@@ -172,7 +187,8 @@ def _write(data: bytes) -> None:
 
 
 class Late(Counter):
-    """A counter whose reset waits for a file to appear. `hosted` counts the episodes that its process has open."""
+    """A counter whose reset waits for a file to appear. `hosted` counts the episodes that its
+    process has open."""
 
     hosted = 0
 

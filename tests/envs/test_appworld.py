@@ -1,4 +1,5 @@
-"""AppWorld: the adapter with a fake engine, and the real engine on the mini data set if it is installed."""
+"""AppWorld: the adapter with a fake engine, and the real engine on the mini data set if it is
+installed."""
 
 import ast
 import json
@@ -50,7 +51,10 @@ def test_code_is_the_first_block_or_the_first_call(text, expected):
 
 def doc(description, *parameters):
     keys = ("name", "type", "required", "description", "default", "constraints")
-    return {"description": description, "parameters": [dict(zip(keys, values)) for values in parameters]}
+    return {
+        "description": description,
+        "parameters": [dict(zip(keys, values)) for values in parameters],
+    }
 
 
 DOCS = {
@@ -73,15 +77,27 @@ DOCS = {
 
 
 class FakeEngine:
-    """An engine whose sessions understand the lines `say X`, `set X`, `damage` and `done`. One open task at a time."""
+    """An engine whose sessions understand the lines `say X`, `set X`, `damage` and `done`. One open
+    task at a time."""
 
     def __init__(self):
         self.opened: list[str] = []
 
     def open(self, root, task_id, timeout_s, memory_mb):
         self.opened.append(task_id)
-        self._task, self._state, self._lines, self._damage, self._done = task_id, set(), 0, False, False
-        person = {"first_name": "Ada", "last_name": "Lane", "email": "ada@example.com", "phone_number": "555"}
+        self._task, self._state, self._lines, self._damage, self._done = (
+            task_id,
+            set(),
+            0,
+            False,
+            False,
+        )
+        person = {
+            "first_name": "Ada",
+            "last_name": "Lane",
+            "email": "ada@example.com",
+            "phone_number": "555",
+        }
         return {
             "instruction": f"Do {task_id}.",
             "supervisor": person,
@@ -163,27 +179,45 @@ def test_an_episode(official):
     task = world.tasks("train")[0]
     assert (task.id, task.query, task.meta["scenario"]) == ("0a1_1", "Do 0a1_1.", "0a1")
     start = world.reset(task)
-    assert [message["role"] for message in start.messages] == ["system", "user"] and start.tools == []
+    assert [message["role"] for message in start.messages] == [
+        "system",
+        "user",
+    ] and start.tools == []
     for words in ("Ada Lane", "ada@example.com", "555", "- phone: Calls people.", "```python"):
         assert words in start.messages[0]["content"]
     result = world.step("First.\n" + block("say hello"))
     assert result.messages == [{"role": "user", "content": "Output:\n```\nhello 1\n```\n\n"}]
     result = world.step(call_text("appworld", {"code": "nonsense"}))
-    assert result.messages[0]["role"] == "tool" and result.info["errors"] == 1 and not result.info["parse_error"]
+    assert (
+        result.messages[0]["role"] == "tool"
+        and result.info["errors"] == 1
+        and not result.info["parse_error"]
+    )
     result = world.step("I am thinking.")
-    assert "nothing was run" in result.messages[0]["content"] and result.info["parse_error"] and not result.terminated
+    assert (
+        "nothing was run" in result.messages[0]["content"]
+        and result.info["parse_error"]
+        and not result.terminated
+    )
     for action in SOLUTION[1:]:
         result = world.step(action)
     assert result.terminated and result.reward == 1.0 and result.info["answer"].endswith(" lines")
-    assert world.evaluate().success and world.evaluate().components == {"progress": 1.0, "tests": 1.0}
+    assert world.evaluate().success and world.evaluate().components == {
+        "progress": 1.0,
+        "tests": 1.0,
+    }
     assert world.step(block("damage")).terminated and world.evaluate().success
 
 
 def test_the_prompt_requests_calls_if_the_action_is_a_tool(official):
-    start = AppWorld("official", official, action="tool", engine=FakeEngine()).reset(Task("0a1_1", "appworld", ""))
+    start = AppWorld("official", official, action="tool", engine=FakeEngine()).reset(
+        Task("0a1_1", "appworld", "")
+    )
     assert start.tools == [prompt.TOOL] and start.messages[1]["content"] == "Do 0a1_1."
     assert "```" not in start.messages[0]["content"]
-    short = AppWorld("official", official, example=False, engine=FakeEngine()).reset(Task("0a1_1", "appworld", ""))
+    short = AppWorld("official", official, example=False, engine=FakeEngine()).reset(
+        Task("0a1_1", "appworld", "")
+    )
     assert "--- you" not in short.messages[0]["content"]
 
 
@@ -195,7 +229,10 @@ def test_dense_reward_counts_the_tests_that_doing_nothing_fails(official):
         world.step(block(code))
         scores.append(world.evaluate().score)
     assert scores == [0.0, 0.5, 1.0, 0.5]
-    assert not world.evaluate().success and world.evaluate().components == {"progress": 0.5, "tests": 0.75}
+    assert not world.evaluate().success and world.evaluate().components == {
+        "progress": 0.5,
+        "tests": 0.75,
+    }
     sparse = AppWorld("official", official, engine=FakeEngine())
     sparse.reset(sparse.tasks("train")[0])
     sparse.step(block("set a"))
@@ -209,8 +246,13 @@ def test_instances_in_one_process_take_turns(official):
     first.step(block("set a"))
     second.reset(Task("0a1_2", "appworld", ""))
     second.step(block("damage"))
-    assert "hello 2" in first.step(block("say hello")).messages[0]["content"]  # the second line of its session
-    assert first.evaluate().components["progress"] == 0.5 and second.evaluate().components["progress"] == 0.0
+    assert (
+        "hello 2" in first.step(block("say hello")).messages[0]["content"]
+    )  # the second line of its session
+    assert (
+        first.evaluate().components["progress"] == 0.5
+        and second.evaluate().components["progress"] == 0.0
+    )
     assert engine.opened == ["0a1_1", "0a1_2", "0a1_1", "0a1_2"]
 
 
@@ -233,7 +275,9 @@ def test_errors_name_the_problem(official, tmp_path_factory, monkeypatch):
         AppWorld("official", official, engine=FakeEngine()).tasks("test_normal")
     monkeypatch.delenv("APPWORLD_ROOT", raising=False)
     with pytest.raises(ValueError, match="appworld download data"):
-        AppWorld("official", str(tmp_path_factory.mktemp("empty")), engine=FakeEngine()).tasks("train")
+        AppWorld("official", str(tmp_path_factory.mktemp("empty")), engine=FakeEngine()).tasks(
+            "train"
+        )
     for arguments in ({"data": "none"}, {"action": "mime"}, {"reward": "high"}):
         with pytest.raises(ValueError, match=f"{next(iter(arguments))} must be"):
             AppWorld(**arguments, engine=FakeEngine())
@@ -244,7 +288,9 @@ def test_errors_name_the_problem(official, tmp_path_factory, monkeypatch):
 def test_the_profile_lists_apps_and_their_apis(official):
     profile = AppWorld("official", official, engine=FakeEngine()).profile()
     assert [entity["name"] for entity in profile["entities"]] == ["phone", "venmo"]
-    assert profile["entities"][0]["operations"] == [{"name": "call", "description": "Call someone."}]
+    assert profile["entities"][0]["operations"] == [
+        {"name": "call", "description": "Call someone."}
+    ]
 
 
 ODD = [
@@ -268,7 +314,10 @@ def started(official, request):
 
 def test_functions_are_the_apis_of_the_tasks_apps(started):
     functions = {tool["function"]["name"]: tool["function"] for tool in started.functions()}
-    assert list(functions) == ["supervisor.complete_task", "phone.call"] and started.functions() == started.functions()
+    assert (
+        list(functions) == ["supervisor.complete_task", "phone.call"]
+        and started.functions() == started.functions()
+    )
     assert functions["phone.call"]["description"] == "Call someone."
     assert functions["phone.call"]["parameters"] == {
         "type": "object",
@@ -281,10 +330,25 @@ def test_functions_are_the_apis_of_the_tasks_apps(started):
                 "minimum": 1,
                 "exclusiveMaximum": 20,
             },
-            "share": {"description": "Share.", "type": "number", "exclusiveMinimum": 0.0, "maximum": 1.5},
+            "share": {
+                "description": "Share.",
+                "type": "number",
+                "exclusiveMinimum": 0.0,
+                "maximum": 1.5,
+            },
             "mail": {"description": "Mail.", "type": "string", "default": "", "format": "email"},
-            "mood": {"description": "Mood.", "type": "string", "default": "fine", "enum": ["fine", "it's bad"]},
-            "notes": {"description": "Notes.", "type": "array", "items": {"type": "string"}, "minItems": 1},
+            "mood": {
+                "description": "Mood.",
+                "type": "string",
+                "default": "fine",
+                "enum": ["fine", "it's bad"],
+            },
+            "notes": {
+                "description": "Notes.",
+                "type": "array",
+                "items": {"type": "string"},
+                "minItems": 1,
+            },
             "answer": {"description": "Answer.", "anyOf": [{"type": "number"}, {"type": "string"}]},
         },
         "required": ["number"],
@@ -294,16 +358,23 @@ def test_functions_are_the_apis_of_the_tasks_apps(started):
 def test_the_text_of_a_call_is_code_that_prints_its_result(started):
     call = started.call_text("phone.call", {"number": "555", "minutes": 3})
     expected = "print(apis.phone.call(number='555', minutes=3))"
-    assert call == (block(expected) if started._action == "code" else call_text("appworld", {"code": expected}))
+    assert call == (
+        block(expected) if started._action == "code" else call_text("appworld", {"code": expected})
+    )
 
 
 @pytest.mark.parametrize("value", ODD, ids=repr)
 def test_code_passes_on_the_values_of_a_call(started, value):
-    code, role = prompt.code_of(started.call_text("phone.call", {"number": value, "notes": [value, value]}))
+    code, role = prompt.code_of(
+        started.call_text("phone.call", {"number": value, "notes": [value, value]})
+    )
     assert role == {"code": "user", "tool": "tool"}[started._action]
     call = ast.parse(code).body[0].value.args[0]
     assert ast.unparse(call.func) == "apis.phone.call"
-    assert {k.arg: ast.literal_eval(k.value) for k in call.keywords} == {"number": value, "notes": [value, value]}
+    assert {k.arg: ast.literal_eval(k.value) for k in call.keywords} == {
+        "number": value,
+        "notes": [value, value],
+    }
 
 
 @pytest.mark.parametrize(
@@ -346,16 +417,21 @@ def test_mini_has_scenarios_of_three_over_five_apps_and_more():
     tasks = [task for split in SPLITS for task in world.tasks(split)]
     assert len(tasks) == len({task.id for task in tasks}) == 48
     assert len({app for task in tasks for app in task.meta["apps"]}) >= 5
-    assert all(re.fullmatch(r"[0-9a-f]+_[123]", task.id) for task in tasks)  # AppWorld's format of an id
+    assert all(
+        re.fullmatch(r"[0-9a-f]+_[123]", task.id) for task in tasks
+    )  # AppWorld's format of an id
     scenarios = {task.meta["scenario"]: task.split for task in tasks}
-    assert all([f"{scenario}_{n}" in {t.id for t in tasks} for n in (1, 2, 3)] for scenario in scenarios)
+    assert all(
+        [f"{scenario}_{n}" in {t.id for t in tasks} for n in (1, 2, 3)] for scenario in scenarios
+    )
     assert all(task.split == scenarios[task.meta["scenario"]] for task in tasks)
     with pytest.raises(ValueError, match="test_normal"):
         world.tasks("test")
 
 
 def test_doing_nothing_solves_no_mini_task():
-    """Each task has an answer or changes, so that doing nothing fails one of its tests, and all tasks differ."""
+    """Each task has an answer or changes, so that doing nothing fails one of its tests, and all
+    tasks differ."""
     for task in mini_tasks():
         private = {"changes": task.draft.changes, "touched": task.draft.touched}
         tests = evaluation.requirements(private, task.draft.answer)
@@ -370,7 +446,12 @@ def test_mini_rows_refer_to_existing_rows():
     tables = data.tables()
     for table, found in tables.items():
         app = table.split(".")[0]
-        targets = {"user_id": "User", "friend_id": "User", "sender_id": "User", "receiver_id": "User"} | {
+        targets = {
+            "user_id": "User",
+            "friend_id": "User",
+            "sender_id": "User",
+            "receiver_id": "User",
+        } | {
             "song_id": "Song",
             "playlist_id": "Playlist",
             "artist_id": "Artist",
@@ -419,7 +500,11 @@ def test_solutions_score_one_and_nothing_else_does(world, split):
         end = block("apis.supervisor.complete_task()")
         result, nothing = play(world, task, [end])
         assert result.terminated and nothing.score == 0.0 and not nothing.success, task.id
-        wrong = act.replace("answer=answer)", "answer='no such thing')") if "answer=answer" in act else end
+        wrong = (
+            act.replace("answer=answer)", "answer='no such thing')")
+            if "answer=answer" in act
+            else end
+        )
         assert not play(world, task, [setup, find, wrong])[1].success, task.id
         extra = block(
             'login = apis.simple_note.login(username=profile["email"], password=passwords["simple_note"])\n'
@@ -428,7 +513,10 @@ def test_solutions_score_one_and_nothing_else_does(world, split):
         damaged = play(world, task, [setup, extra, find, act])[1]
         assert not damaged.success and damaged.score < 1.0, task.id
         result, solved = play(world, task, task.reference)
-        assert result.terminated and result.info["errors"] == 0 and solved.score == 1.0, (task.id, solved)
+        assert result.terminated and result.info["errors"] == 0 and solved.score == 1.0, (
+            task.id,
+            solved,
+        )
         success[task.id] = solved.success
     assert goal_completion(success) == {"tgc": 1.0, "sgc": 1.0}
 
@@ -437,7 +525,9 @@ def test_solutions_score_one_and_nothing_else_does(world, split):
 @pytest.mark.parametrize("answer", ["10**400", "float('nan')", "'\\ud800'", "[[1]]"])
 def test_an_answer_that_cannot_be_compared_scores_nothing(world, answer):
     task = next(task for task in world.tasks("train") if "answer=answer" in task.reference[-1])
-    result, evaluation = play(world, task, [block(f"apis.supervisor.complete_task(answer={answer})")])
+    result, evaluation = play(
+        world, task, [block(f"apis.supervisor.complete_task(answer={answer})")]
+    )
     assert not evaluation.success and evaluation.score < 1.0, result.messages
 
 
@@ -459,34 +549,49 @@ def shown(world, name, **arguments):
 
 @real
 def test_calls_can_be_made_with_what_earlier_answers_showed(world):
-    """The account's password comes from one answer, its user name from another, the token from a third."""
+    """The account's password comes from one answer, its user name from another, the token from a
+    third."""
     world.reset(world.tasks("train")[0])
-    functions = {tool["function"]["name"]: tool["function"]["parameters"] for tool in world.functions()}
+    functions = {
+        tool["function"]["name"]: tool["function"]["parameters"] for tool in world.functions()
+    }
     assert len(functions) == 452 and "api_docs.show_api_doc" not in functions
     assert functions["simple_note.login"]["required"] == ["username", "password"]
     assert functions["phone.show_alarms"]["properties"]["page_limit"]["maximum"] == 20
     email = shown(world, "supervisor.show_profile")["email"]
     accounts = shown(world, "supervisor.show_account_passwords")
-    password = next(account["password"] for account in accounts if account["account_name"] == "simple_note")
+    password = next(
+        account["password"] for account in accounts if account["account_name"] == "simple_note"
+    )
     token = shown(world, "simple_note.login", username=email, password=password)["access_token"]
     for odd in filter(lambda value: isinstance(value, str), ODD):
-        made = shown(world, "simple_note.create_note", title=odd, content=odd, tags=[odd], access_token=token)
+        made = shown(
+            world, "simple_note.create_note", title=odd, content=odd, tags=[odd], access_token=token
+        )
         note = shown(world, "simple_note.show_note", note_id=made["note_id"], access_token=token)
         assert (note["title"], note["content"], note["tags"]) == (odd, odd, [odd])
 
 
 @real
 def test_a_logout_ends_with_its_episode(world):
-    """The tokens of two episodes of a task are equal, and the package remembers them in the process."""
+    """The tokens of two episodes of a task are equal, and the package remembers them in the
+    process."""
     for _ in range(2):
         world.reset(world.tasks("train")[0])
         email = shown(world, "supervisor.show_profile")["email"]
         accounts = shown(world, "supervisor.show_account_passwords")
-        password = next(account["password"] for account in accounts if account["account_name"] == "todoist")
+        password = next(
+            account["password"] for account in accounts if account["account_name"] == "todoist"
+        )
         token = shown(world, "todoist.login", username=email, password=password)["access_token"]
         assert shown(world, "todoist.show_projects", access_token=token)
         shown(world, "todoist.logout", access_token=token)
-        assert world.step(world.call_text("todoist.show_projects", {"access_token": token})).info["errors"] == 1
+        assert (
+            world.step(world.call_text("todoist.show_projects", {"access_token": token})).info[
+                "errors"
+            ]
+            == 1
+        )
 
 
 @real
@@ -521,7 +626,8 @@ def test_code_is_confined_and_cannot_end_the_worker(world):
 
 @real
 def test_the_score_is_out_of_reach_of_the_code(world):
-    """The process that runs code has no task, answer, engine or evaluator; and the next episode starts in another."""
+    """The process that runs code has no task, answer, engine or evaluator; and the next episode
+    starts in another."""
     task = world.tasks("train")[0]
     tricks = [
         "import os\nprint(os.sys.modules['envs.appworld.mini.scenarios'].mini_tasks()[0].turns)",

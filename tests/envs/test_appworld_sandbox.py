@@ -36,7 +36,9 @@ def confined(code: str, folder) -> subprocess.CompletedProcess:
     """Run code in a confined process."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OUT": str(folder)}
     command = [sys.executable, "-c", PREPARED + code]
-    return subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True, timeout=100)
+    return subprocess.run(
+        command, env=environment, cwd=folder, capture_output=True, text=True, timeout=100
+    )
 
 
 FORBIDDEN = {
@@ -60,7 +62,7 @@ BY_THE_KERNEL = {  # no audit event, or one that the code has got rid of
     "a node": "os.mknod('made')",
     "reading by the C library": "assert libc.open(b'secret', 0) >= 0",
     "writing by the C library": "assert libc.open(b'made', 65, 0o600) >= 0",
-    "attaching a database": "c = sqlite3.connect(''); c.execute(\"attach 'made' as m\"); c.execute('create table m.t (a)')",  # noqa: E501
+    "attaching a database": "c = sqlite3.connect(''); c.execute(\"attach 'made' as m\"); c.execute('create table m.t (a)')",
     "a changed helper": "os.path.realpath = lambda path: os.__file__; print(open('secret').read())",
 }
 
@@ -86,7 +88,8 @@ def test_a_confined_process_can_compute_import_and_talk(tmp_path):
 
 
 class Played:
-    """A session whose process is played by a function in a thread. The process that is killed in the end only waits."""
+    """A session whose process is played by a function in a thread. The process that is killed in
+    the end only waits."""
 
     def __init__(self, play, handler=lambda *request: [200, "{}"], seconds=20.0):
         self.process = subprocess.Popen(["sleep", "600"], start_new_session=True)
@@ -133,7 +136,10 @@ HOSTILE = {
     "a request without its parts": (lambda lines: [b'{"request": [1]}\n'], "something else"),
     "depth": (lambda lines: [b"[" * 100_000 + b"\n"], "something else"),
     "an unending line": (lambda lines: [b"x" * (1 << 20)] * 20, "16 MB"),
-    "endless requests": (forever(b'{"request": ["get", "phone/x", {}]}\n'), "more than 50 requests"),
+    "endless requests": (
+        forever(b'{"request": ["get", "phone/x", {}]}\n'),
+        "more than 50 requests",
+    ),
     "silence": (hold, "it timed out"),
     "an end": (lambda lines: [], "died"),
 }
@@ -179,7 +185,10 @@ def test_requests_are_answered_until_there_is_an_output():
     ],
 )
 def test_only_requests_to_the_apps_of_the_task_are_served(request_):
-    engine, client = Engine(), types.SimpleNamespace(request=lambda *a, **k: pytest.fail("it was served"))
+    engine, client = (
+        Engine(),
+        types.SimpleNamespace(request=lambda *a, **k: pytest.fail("it was served")),
+    )
     engine._apps = ["phone", "supervisor"]
     engine._world = types.SimpleNamespace(requester=types.SimpleNamespace(client=client))
     with pytest.raises(ValueError):

@@ -33,10 +33,17 @@ def every_entry() -> tuple[bfcl.Entry, ...]:
 
 
 def play(world: Bfcl, entry: bfcl.Entry, turns: list[list[Call]], one_by_one: bool = True) -> bool:
-    """Take the calls of each turn, one per reply or all in one, and score. Two turns have more than the 20 allowed."""
+    """Take the calls of each turn, one per reply or all in one, and score. Two turns have more than
+    the 20 allowed."""
     world.reset(Task(entry.id, "bfcl", ""))
     for calls in turns:
-        replies = [[call] for call in calls] if one_by_one and len(calls) <= 20 else [calls] if calls else []
+        replies = (
+            [[call] for call in calls]
+            if one_by_one and len(calls) <= 20
+            else [calls]
+            if calls
+            else []
+        )
         for reply in replies:
             world.step("\n".join(call_text(call.name, call.arguments) for call in reply))
         world.step("Done.")
@@ -66,7 +73,8 @@ def variants(entry: bfcl.Entry) -> dict[str, list[list[Call]]]:
     truth = entry.truth
     filled = [turn for turn, calls in enumerate(truth) if calls]
     found = {
-        kind: copy.deepcopy(truth) for kind in ("truncated", "reordered", "corrupted", "empty", "extra", "unknown")
+        kind: copy.deepcopy(truth)
+        for kind in ("truncated", "reordered", "corrupted", "empty", "extra", "unknown")
     }
     found["truncated"][rng.choice(filled)].pop()
     for calls in found["reordered"]:
@@ -80,7 +88,8 @@ def variants(entry: bfcl.Entry) -> dict[str, list[list[Call]]]:
 
 
 def official(entry: bfcl.Entry, turns: list[list[Call]], tag: str) -> bool:
-    """Apply the package's checker to the calls as its Qwen handler decodes them. `tag` separates its globals."""
+    """Apply the package's checker to the calls as its Qwen handler decodes them. `tag` separates
+    its globals."""
     from bfcl_eval.eval_checker.multi_turn_eval import multi_turn_utils
     from bfcl_eval.eval_checker.multi_turn_eval.multi_turn_checker import multi_turn_checker
 
@@ -118,7 +127,11 @@ def test_all_ground_truths_score_one_in_threads():
         for action in task.reference:
             result = local.world.step(action)
         evaluation = local.world.evaluate()
-        return result.terminated and evaluation.score == 1.0 and evaluation.components["progress"] == 1.0
+        return (
+            result.terminated
+            and evaluation.score == 1.0
+            and evaluation.components["progress"] == 1.0
+        )
 
     tasks = Bfcl(list(CATEGORIES)).tasks("all")
     solved = in_threads(solve, tasks)
@@ -126,7 +139,9 @@ def test_all_ground_truths_score_one_in_threads():
 
 
 def test_wrong_trajectories_score_as_the_package_scores_them():
-    cases = [(entry, kind, turns) for entry in every_entry() for kind, turns in variants(entry).items()]
+    cases = [
+        (entry, kind, turns) for entry in every_entry() for kind, turns in variants(entry).items()
+    ]
     local = threading.local()
 
     def ours(case):
@@ -157,7 +172,9 @@ def test_an_unfinished_conversation_scores_zero_and_its_progress_grows():
 
 def test_withheld_tools_appear_in_their_turn():
     world = Bfcl("multi_turn_miss_func")
-    task = next(t for t in world.tasks("all") if t.id == "multi_turn_miss_func_0")  # `sort` appears in turn 3
+    task = next(
+        t for t in world.tasks("all") if t.id == "multi_turn_miss_func_0"
+    )  # `sort` appears in turn 3
     first = world.reset(task)
     names = {tool["function"]["name"] for tool in first.tools}
     assert "sort" not in names and "grep" in names
@@ -192,9 +209,12 @@ def test_malformed_calls_end_the_turn_or_are_answered():
 
 
 def package_function(file: str, name: str, **names):
-    """Return a function of the package from its source: its module needs the clients of a dozen vendors."""
+    """Return a function of the package from its source: its module needs the clients of a dozen
+    vendors."""
     tree = ast.parse((package_dir() / "model_handler" / file).read_text())
-    found = next(node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name == name)
+    found = next(
+        node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name == name
+    )
     found.decorator_list = []
     module = compile(ast.Module([found], []), file, "exec")
     code = next(part for part in module.co_consts if isinstance(part, types.CodeType))
@@ -209,7 +229,9 @@ class Handler:
 
     _extract_tool_calls = staticmethod(package_function(QWEN, "_extract_tool_calls"))
     decode_execute = package_function(
-        QWEN, "decode_execute", convert_to_function_call=package_function("utils.py", "convert_to_function_call")
+        QWEN,
+        "decode_execute",
+        convert_to_function_call=package_function("utils.py", "convert_to_function_call"),
     )
 
     def calls(self, reply: str) -> list[str]:
@@ -268,13 +290,23 @@ ODD_REPLIES = {
     "1e999": in_tags('{"name": "absolute_value", "arguments": {"number": 1e999}}'),
     "NaN in a list": in_tags('{"name": "mean", "arguments": {"numbers": [1, NaN]}}'),
     "400 digits": in_tags('{"name": "absolute_value", "arguments": {"number": %s}}' % ("9" * 400)),
-    "5000 digits": in_tags('{"name": "absolute_value", "arguments": {"number": %s}}' % ("9" * 5000)),
-    "a closing tag in a text": in_tags('{"name": "echo", "arguments": {"content": "</tool_call>"}}'),
-    "an opening tag in a text": in_tags('{"name": "echo", "arguments": {"content": "<tool_call>"}}'),
+    "5000 digits": in_tags(
+        '{"name": "absolute_value", "arguments": {"number": %s}}' % ("9" * 5000)
+    ),
+    "a closing tag in a text": in_tags(
+        '{"name": "echo", "arguments": {"content": "</tool_call>"}}'
+    ),
+    "an opening tag in a text": in_tags(
+        '{"name": "echo", "arguments": {"content": "<tool_call>"}}'
+    ),
     "an escaped closing tag": call_text("echo", {"content": "a\n</tool_call>"}),
     "a lone surrogate": in_tags('{"name": "echo", "arguments": {"content": "\\ud800"}}'),
-    "300 levels": in_tags('{"name": "echo", "arguments": {"content": %s}}' % ("[" * 300 + "]" * 300)),
-    "5000 levels": in_tags('{"name": "echo", "arguments": {"content": %s}}' % ("[" * 5000 + "]" * 5000)),
+    "300 levels": in_tags(
+        '{"name": "echo", "arguments": {"content": %s}}' % ("[" * 300 + "]" * 300)
+    ),
+    "5000 levels": in_tags(
+        '{"name": "echo", "arguments": {"content": %s}}' % ("[" * 5000 + "]" * 5000)
+    ),
     "a name twice": in_tags('{"name": "cd", "name": "pwd", "arguments": {}}'),
     "thoughts": f"<think>\n{in_tags(CD)}\n</think>\n{in_tags(PWD)}",
     "thoughts only": f"<think>\n{in_tags(CD)}\n</think>\nDone.",
@@ -288,7 +320,8 @@ ODD_REPLIES = {
 def test_replies_are_read_as_the_package_reads_them(case):
     reply = ODD_REPLIES[case]
     ours = [
-        f"{call.name}({','.join(f'{k}={v!r}' for k, v in call.arguments.items())})" for call in official_calls(reply)
+        f"{call.name}({','.join(f'{k}={v!r}' for k, v in call.arguments.items())})"
+        for call in official_calls(reply)
     ]
     assert ours == Handler().calls(reply)
 
@@ -311,7 +344,9 @@ def test_odd_replies_have_the_results_that_the_package_gives_them(case):
     world._apis = Apis(dataclasses.replace(entry, classes=["GorillaFileSystem", "MathAPI"]))
     result = world.step(ODD_REPLIES[case])
     shown = [message["content"] for message in result.messages if message["role"] == "tool"]
-    assert [text.startswith("Error during") for text in shown] == [text.startswith("Error during") for text in expected]
+    assert [text.startswith("Error during") for text in shown] == [
+        text.startswith("Error during") for text in expected
+    ]
     assert [text for text in shown if not text.startswith("Error")] == [
         t for t in expected if not t.startswith("Error")
     ]
@@ -357,7 +392,8 @@ def test_malicious_calls_execute_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr("subprocess.Popen.__init__", refuse)
     world = Bfcl()
     files, maths = (
-        next(t for t in world.tasks("all") if t.id == i) for i in ("multi_turn_base_0", "multi_turn_base_50")
+        next(t for t in world.tasks("all") if t.id == i)
+        for i in ("multi_turn_base_0", "multi_turn_base_50")
     )
     for name, arguments in TRICKS:
         for task in (files, maths):
@@ -377,7 +413,8 @@ def test_malicious_calls_execute_nothing(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "text", ["__import__('os')", "cd(__import__('os'))", "cd(folder=open('x'))", "a.b()", "cd(*x)", "cd"]
+    "text",
+    ["__import__('os')", "cd(__import__('os'))", "cd(folder=open('x'))", "a.b()", "cd(*x)", "cd"],
 )
 def test_ground_truth_is_read_not_run(text):
     with pytest.raises((ValueError, SyntaxError)):
@@ -394,7 +431,11 @@ def test_splits():
     for scheme, size in (("100/100", 100), ("50/150", 50)):
         train, val = (bfcl.split_indices(split, scheme, seed=1) for split in ("train", "val"))
         assert len(train) == size and sorted(train + val) == list(range(200))
-        assert train == bfcl.split_indices("train", scheme, seed=1) != bfcl.split_indices("train", scheme, seed=2)
+        assert (
+            train
+            == bfcl.split_indices("train", scheme, seed=1)
+            != bfcl.split_indices("train", scheme, seed=2)
+        )
         counts = [sum(i // 50 == domain for i in train) for domain in range(4)]
         assert max(counts) - min(counts) <= 1
     # Fixed values, because results are not comparable if a split changes silently.
@@ -409,7 +450,11 @@ FIRST_OF_50 = [2, 9, 12, 13, 16, 31, 34, 35]
 def test_oracle_tools_are_few_seeded_sufficient_and_labelled():
     world = Bfcl("multi_turn_miss_func", tools="oracle+3")
     for task in world.tasks("val")[::10]:
-        needed = {call.name for turn in bfcl.entries("multi_turn_miss_func")[task.id].truth for call in turn}
+        needed = {
+            call.name
+            for turn in bfcl.entries("multi_turn_miss_func")[task.id].truth
+            for call in turn
+        }
         first = world.reset(task, seed=1)
         assert len(first.tools) <= len(needed) + 3
         for action in task.reference:
@@ -439,15 +484,24 @@ def test_schemas_are_json_schema():
 
 
 def test_what_an_episode_does_is_gone_in_the_next_one():
-    """The mentions of a tweet are the default of a parameter, which the package's methods share and change."""
+    """The mentions of a tweet are the default of a parameter, which the package's methods share and
+    change."""
     world, posted = Bfcl(), []
     task = Task("multi_turn_base_5", "bfcl", "Post something.", verifier={"calls": []})
     for _ in range(2):
         world.reset(task)
-        world.step(call_text("authenticate_twitter", {"username": "dr_smith", "password": "securePass123"}))
-        posted.append(json.loads(world.step(call_text("post_tweet", {"content": "hello"})).messages[0]["content"]))
+        world.step(
+            call_text("authenticate_twitter", {"username": "dr_smith", "password": "securePass123"})
+        )
+        posted.append(
+            json.loads(
+                world.step(call_text("post_tweet", {"content": "hello"})).messages[0]["content"]
+            )
+        )
         mention = {"tweet_id": posted[-1]["id"], "mentioned_usernames": ["@bob"]}
-        assert "error" not in world.step(call_text("mention", mention)).messages[0]["content"].lower()
+        assert (
+            "error" not in world.step(call_text("mention", mention)).messages[0]["content"].lower()
+        )
     assert posted[0] == posted[1] and posted[0]["mentions"] == []
 
 
@@ -455,7 +509,11 @@ def test_a_synthetic_task_has_one_turn_and_its_own_ground_truth():
     world = Bfcl()
     calls = [{"name": "mkdir", "arguments": {"dir_name": "new"}}]
     task = Task(
-        "made-1", "bfcl", "Make a directory called new.", verifier={"calls": calls}, meta={"entry": "multi_turn_base_0"}
+        "made-1",
+        "bfcl",
+        "Make a directory called new.",
+        verifier={"calls": calls},
+        meta={"entry": "multi_turn_base_0"},
     )
     assert world.reset(task).messages == [{"role": "user", "content": task.query}]
     world.step(call_text("mkdir", {"dir_name": "new"}))
@@ -486,8 +544,13 @@ def test_brief_docs_and_short_conversations_are_labelled_unofficial():
     assert 20 < len(few) < 40 and all(0 < task.difficulty <= 3 for task in few)
     assert not any(task.meta["official"] for task in few)
     long, short = full.reset(few[0]).tools, brief.reset(few[0]).tools
-    assert [tool["function"]["name"] for tool in long] == [tool["function"]["name"] for tool in short]
-    assert '"description": "' not in json.dumps(short) and len(json.dumps(short)) < len(json.dumps(long)) / 3
+    assert [tool["function"]["name"] for tool in long] == [
+        tool["function"]["name"] for tool in short
+    ]
+    assert (
+        '"description": "' not in json.dumps(short)
+        and len(json.dumps(short)) < len(json.dumps(long)) / 3
+    )
     properties = [set(tool["function"]["parameters"]["properties"]) for tool in long]
     assert properties == [set(tool["function"]["parameters"]["properties"]) for tool in short]
 
@@ -499,7 +562,9 @@ def test_demonstrations_succeed_more_often_the_more_careful_they_are():
     rates = []
     for care in (0.0, 0.5, 1.0):
         episodes = [demonstrate(random.Random(seed), care=care, **arguments) for seed in range(60)]
-        assert episodes == [demonstrate(random.Random(seed), care=care, **arguments) for seed in range(60)]
+        assert episodes == [
+            demonstrate(random.Random(seed), care=care, **arguments) for seed in range(60)
+        ]
         rates.append(sum(episode["success"] for episode in episodes) / len(episodes))
         for episode in episodes:
             roles = [message["role"] for message in episode["messages"]]
@@ -512,4 +577,6 @@ def test_demonstrations_succeed_more_often_the_more_careful_they_are():
 
 def test_the_package_folder_is_unchanged():
     folder = package_dir()
-    assert not [name for name in ("result", "score", ".file_locks") if (folder.parent / name).exists()]
+    assert not [
+        name for name in ("result", "score", ".file_locks") if (folder.parent / name).exists()
+    ]

@@ -1,4 +1,5 @@
-"""The boundary: whatever a world or a model hands over is made safe there, or blamed on the party that wrote it."""
+"""The boundary: whatever a world or a model hands over is made safe there, or blamed on the party
+that wrote it."""
 
 import copy
 import dataclasses
@@ -15,10 +16,18 @@ from envs.values import MAX_DEPTH, Unsafe, json_value
 from envs.world import Evaluation, Observation, StepResult, Task
 
 anything = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.binary() | st.complex_numbers(),
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text()
+    | st.binary()
+    | st.complex_numbers(),
     lambda inner: (
         st.lists(inner, max_size=3)
-        | st.dictionaries(st.text() | st.integers() | st.none() | st.tuples(st.text()), inner, max_size=3)
+        | st.dictionaries(
+            st.text() | st.integers() | st.none() | st.tuples(st.text()), inner, max_size=3
+        )
         | st.tuples(inner, inner)
         | st.builds(lambda value: {"object": object(), "set": set(), "value": value}, inner)
     ),
@@ -34,8 +43,12 @@ def nested(depth):
 
 
 def is_safe(value):
-    """Check everything that is later done with a value: it is copied, written as UTF-8 and computed with."""
-    assert json.loads(json.dumps(copy.deepcopy(value), allow_nan=False, ensure_ascii=False).encode()) == value
+    """Check everything that is later done with a value: it is copied, written as UTF-8 and computed
+    with."""
+    assert (
+        json.loads(json.dumps(copy.deepcopy(value), allow_nan=False, ensure_ascii=False).encode())
+        == value
+    )
 
 
 @given(anything)
@@ -141,8 +154,16 @@ def test_good_answers_pass_unchanged():
 def test_tasks_are_repaired_however_they_enter():
     odd = Task("a", "b", "say \ud800", reference=["\udc00"], meta={"m": ("\ud800",)})
     for task in (boundary.task(odd), Task.from_dict(odd.to_dict())):
-        assert (task.query, task.reference, task.meta) == ("say \ufffd", ["\ufffd"], {"m": ["\ufffd"]})
-    for bad in (Task("a", "b", "c", verifier={"x": object()}), Task("a", "b", "c", meta=nested(900)), "task"):
+        assert (task.query, task.reference, task.meta) == (
+            "say \ufffd",
+            ["\ufffd"],
+            {"m": ["\ufffd"]},
+        )
+    for bad in (
+        Task("a", "b", "c", verifier={"x": object()}),
+        Task("a", "b", "c", meta=nested(900)),
+        "task",
+    ):
         with pytest.raises(Unsafe):
             boundary.task(bad)
 
@@ -161,7 +182,9 @@ def test_a_call_that_is_nested_too_deep_is_an_error_of_the_model(depth):
         assert not turn.calls and "nested too deep" in turn.errors[0]
 
 
-@pytest.mark.parametrize("number", ["9" * 400, "-" + "9" * 400, "9" * 5000, "1e999", "NaN", "-Infinity"])
+@pytest.mark.parametrize(
+    "number", ["9" * 400, "-" + "9" * 400, "9" * 5000, "1e999", "NaN", "-Infinity"]
+)
 def test_a_number_out_of_range_is_an_error_of_the_model(number):
     turn = parse(arguments(number))
     assert not turn.calls and "number out of range" in turn.errors[0]

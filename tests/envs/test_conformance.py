@@ -21,8 +21,14 @@ COUNTER = "tests.envs.faulty:Counter"
 ENVIRONMENTS = {
     "counter": (COUNTER, {}),
     "travel": ("travel", {}),
-    "bfcl": ("bfcl", {"category": ["multi_turn_base", "multi_turn_miss_func", "multi_turn_long_context"]}),
-    "bfcl-oracle": ("bfcl", {"category": "multi_turn_miss_param", "tools": "oracle+2", "malformed": "error"}),
+    "bfcl": (
+        "bfcl",
+        {"category": ["multi_turn_base", "multi_turn_miss_func", "multi_turn_long_context"]},
+    ),
+    "bfcl-oracle": (
+        "bfcl",
+        {"category": "multi_turn_miss_param", "tools": "oracle+2", "malformed": "error"},
+    ),
 }
 
 
@@ -83,7 +89,9 @@ class SharedCount(Counter):
     """A world whose instances share one count."""
 
     _shared = 0
-    _count = property(lambda self: SharedCount._shared, lambda self, value: setattr(SharedCount, "_shared", value))
+    _count = property(
+        lambda self: SharedCount._shared, lambda self, value: setattr(SharedCount, "_shared", value)
+    )
 
     def step(self, action):
         SharedCount._shared += action.startswith("<")
@@ -196,10 +204,17 @@ FOUND = {  # a world: the checks of which one finds it, and a part of what it sa
     "Overflow": ("takes_odd_arguments", "put with value=1000"),
     "TypeErrorOnNone": ("takes_odd_arguments", "put with key=None raised TypeError"),
     "UnexpectedArgument": ("takes_odd_arguments", "put with an unknown argument raised TypeError"),
-    "AnswersNothing": ("takes_odd_arguments", "put with key=[]: a NoneType instead of a StepResult"),
+    "AnswersNothing": (
+        "takes_odd_arguments",
+        "put with key=[]: a NoneType instead of a StepResult",
+    ),
     "SysExit": ("takes_odd_arguments", "put with key='' raised Escape", "SystemExit(0)"),
     "OsExit": ("takes_odd_arguments", '"key": "", "value"', "ended the process (exit code 0)"),
-    "ExitsInReset": ("resets_to_valid_observations", "reset('train-", "ended the process (exit code 3)"),
+    "ExitsInReset": (
+        "resets_to_valid_observations",
+        "reset('train-",
+        "ended the process (exit code 3)",
+    ),
     "ExitsInTasks": ("tasks", "tasks('train') ended the process (exit code 4)"),
     "ExitsAtStart": ("tasks", "the constructor ended the process (exit code 5)"),
     "Hangs": ("takes_odd_arguments", '"key": {}', "did not return within 6 s"),
@@ -214,15 +229,27 @@ FOUND = {  # a world: the checks of which one finds it, and a part of what it sa
     "SurrogateQuery": ("resets_to_valid_observations", "lone surrogates"),
     "StringReward": ("answers_with_valid_results", "the reward is of type str"),
     "StringScore": ("evaluates_without_side_effects", "the score is of type str"),
-    "HugeScore": ("evaluates_without_side_effects", "the score is a number of more than 300 digits"),
+    "HugeScore": (
+        "evaluates_without_side_effects",
+        "the score is a number of more than 300 digits",
+    ),
     "DeepInfo": ("answers_with_valid_results", "deeper than 100 levels"),
     "ObjectInfo": ("answers_with_valid_results", "info.calls is of type set"),
-    "NoneText": ("takes_odd_arguments", "put with value=-1: messages[0].content is of type NoneType"),
+    "NoneText": (
+        "takes_odd_arguments",
+        "put with value=-1: messages[0].content is of type NoneType",
+    ),
 }
 
 
 def checked(name: str, mode: str = "inprocess") -> list[conformance.Problem]:
-    spec = {"env": f"tests.envs.broken:{name}", "kwargs": {}, "split": "train", "limit": 2, "mode": mode}
+    spec = {
+        "env": f"tests.envs.broken:{name}",
+        "kwargs": {},
+        "split": "train",
+        "limit": 2,
+        "mode": mode,
+    }
     return check.run(spec, 6.0 if "Hangs" in name else 60.0)[1]
 
 
@@ -234,7 +261,11 @@ def test_a_broken_world_is_found_in_a_process_of_its_own(name):
 
 
 def test_every_broken_world_has_its_check():
-    classes = {name for name, value in vars(broken).items() if isinstance(value, type) and issubclass(value, World)}
+    classes = {
+        name
+        for name, value in vars(broken).items()
+        if isinstance(value, type) and issubclass(value, World)
+    }
     assert classes - {"World", "Store"} == set(FOUND)
 
 
@@ -268,13 +299,20 @@ def test_the_page_walks_through_an_environment_that_conforms(tmp_path):
     assert len(code.splitlines()) < 60
     name = re.match(r"# (\w+)\.py", code).group(1)
     (tmp_path / f"{name}.py").write_text(code)
-    commands = [line for block in blocks("sh") for line in block.splitlines() if "envs.check" in line and name in line]
+    commands = [
+        line
+        for block in blocks("sh")
+        for line in block.splitlines()
+        if "envs.check" in line and name in line
+    ]
     assert commands
     for command in commands:
         words = shlex.split(command)
         assert words[:3] == ["python", "-m", "envs.check"]
         path = {"PYTHONPATH": f"{ROOT}:{tmp_path}"}
-        done = subprocess.run([sys.executable, *words[1:]], cwd=tmp_path, env=path, capture_output=True, text=True)
+        done = subprocess.run(
+            [sys.executable, *words[1:]], cwd=tmp_path, env=path, capture_output=True, text=True
+        )
         assert done.returncode == 0, done.stdout + done.stderr
         assert "18 of 18 checks passed" in done.stdout
 
@@ -288,5 +326,7 @@ def test_the_options_on_the_page_exist():
             if module in line
             for option in re.findall(r"--(\w+)", line)
         }
-        done = subprocess.run([sys.executable, "-m", module, "--help"], cwd=ROOT, capture_output=True, text=True)
+        done = subprocess.run(
+            [sys.executable, "-m", module, "--help"], cwd=ROOT, capture_output=True, text=True
+        )
         assert used and not {option for option in used if f"--{option}" not in done.stdout}

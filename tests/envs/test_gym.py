@@ -50,7 +50,13 @@ class Echo(gymnasium.Env):
         return self.word, {}
 
     def step(self, action):
-        return "right" if action == self.word else "wrong", float(action == self.word), action == self.word, False, {}
+        return (
+            "right" if action == self.word else "wrong",
+            float(action == self.word),
+            action == self.word,
+            False,
+            {},
+        )
 
 
 def test_a_text_environment_as_a_world():
@@ -83,7 +89,10 @@ def test_a_discrete_environment_as_a_world():
         options={"render_mode": "ansi", "is_slippery": False},
     )
     start = world.reset(world.tasks("test")[0])
-    assert "[S]FFF" in start.messages[0]["content"] and "left, down, right, up" in start.messages[0]["content"]
+    assert (
+        "[S]FFF" in start.messages[0]["content"]
+        and "left, down, right, up" in start.messages[0]["content"]
+    )
     assert "left" in world.step("jump").messages[0]["content"]
     for action in ["down", "down", "right", "right", "down", "right"]:
         result = world.step(action)

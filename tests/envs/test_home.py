@@ -45,7 +45,7 @@ def kinds_changed(task):
     return [CHANGES[call.name][0] for call in calls_of(task) if call.name in CHANGES]
 
 
-# --- tasks -----------------------------------------------------------------------------------------------------------
+# --- tasks ----------------------------------------------------------------------------------------
 
 
 def test_references_succeed_in_their_house_and_fail_without_a_call(world, dev):
@@ -64,29 +64,52 @@ def test_references_succeed_in_their_house_and_fail_without_a_call(world, dev):
         for n, call in enumerate(calls_of(task)):
             if call.name in (*CHANGES, *DESK):
                 assert not play(world, task, task.reference[:n] + task.reference[n + 1 :]).success
-        same = all(world.house.desk(call.name) == other.house.desk(call.name) for call in calls_of(task))
+        same = all(
+            world.house.desk(call.name) == other.house.desk(call.name) for call in calls_of(task)
+        )
         assert play(other, task, task.reference).success == same
     assert sum(bool(task.verifier["changes"]) for task in dev) > 28
 
 
 def test_splits_share_no_home_and_held_out_pairs_are_in_dev_only(dev):
-    train, demonstrated = SmartHome().tasks("train"), [any_plan("demonstrations", random.Random(0), "room.set")]
+    train, demonstrated = (
+        SmartHome().tasks("train"),
+        [any_plan("demonstrations", random.Random(0), "room.set")],
+    )
     homes = [{task.seed for task in tasks} for tasks in (train, dev, SmartHome().tasks("test"))]
     homes.append({plan.world for plan in demonstrated})
     assert sum(map(len, homes)) == len(set.union(*homes))
     held_out = [set(pair) for pair in HELD_OUT]
     assert 5 <= sum(set(kinds_changed(task)) in held_out for task in dev) <= 20
-    shown = [*train, *(task_of(any_plan("demonstrations", random.Random(n), "room.set+id.set")) for n in range(100))]
-    assert not [task for task in shown if len(kinds_changed(task)) == 2 and set(kinds_changed(task)) in held_out]
+    shown = [
+        *train,
+        *(
+            task_of(any_plan("demonstrations", random.Random(n), "room.set+id.set"))
+            for n in range(100)
+        ),
+    ]
+    assert not [
+        task
+        for task in shown
+        if len(kinds_changed(task)) == 2 and set(kinds_changed(task)) in held_out
+    ]
 
 
 def test_an_answer_names_one_value_of_its_type():
-    assert answers("It is Red.", "Red") and answers("21 degrees", "21") and answers("Anna is in the Hall", "Hall")
-    assert not answers("Red or Blue", "Red") and not answers("21 or 22", "21") and not answers("Hall, Bath", "Hall")
+    assert (
+        answers("It is Red.", "Red")
+        and answers("21 degrees", "21")
+        and answers("Anna is in the Hall", "Hall")
+    )
+    assert (
+        not answers("Red or Blue", "Red")
+        and not answers("21 or 22", "21")
+        and not answers("Hall, Bath", "Hall")
+    )
     assert answers("R12", "R12") and not answers("R12 R13", "R12") and not answers("", "Red")
 
 
-# --- tools and house rules -------------------------------------------------------------------------------------------
+# --- tools and house rules ------------------------------------------------------------------------
 
 
 def test_a_change_wants_the_desk_call_of_its_kind_and_no_text_names_it():
@@ -98,7 +121,10 @@ def test_a_change_wants_the_desk_call_of_its_kind_and_no_text_names_it():
             plan = next(
                 plan
                 for n in range(1000)
-                if (plan := any_plan("train", random.Random(n), "id.set", house, kinds=[kind])).calls[-1][0] == tool
+                if (
+                    plan := any_plan("train", random.Random(n), "id.set", house, kinds=[kind])
+                ).calls[-1][0]
+                == tool
             )
             (desk, about, _), (_, arguments, _) = plan.calls
             assert desk == house.desk(tool) != ""
@@ -111,7 +137,9 @@ def test_a_change_wants_the_desk_call_of_its_kind_and_no_text_names_it():
 
 def test_refusals_say_what_is_wrong():
     home = Home(7)
-    lamp, door = (next(d.id for d in data(7).devices.values() if d.kind == kind) for kind in ("lamp", "door"))
+    lamp, door = (
+        next(d.id for d in data(7).devices.values() if d.kind == kind) for kind in ("lamp", "door")
+    )
     said = {
         ("light", "Mauve", lamp): "colour is one of Red, Green, Blue, White, Amber",
         ("light", "Red", door): "that is no lamp",
@@ -123,7 +151,9 @@ def test_refusals_say_what_is_wrong():
     assert home.call("rooms", {"room": "Bath"}) == ("error: rooms takes nothing", False)
     assert home.call("room", {}) == ("error: room takes name", False)
     assert home.call("room", {"name": 3}) == ("error: name must be a string", False)
-    assert home.call("wake", {"id": lamp})[0].startswith("error: no such tool, there are rooms, room")
+    assert home.call("wake", {"id": lamp})[0].startswith(
+        "error: no such tool, there are rooms, room"
+    )
 
 
 @pytest.mark.parametrize(
@@ -144,7 +174,11 @@ def test_it_is_a_sound_world_that_tells_an_explorer_nothing(world):
     passed, problems = conformance.run(lambda: SmartHome(n_train=6, n_dev=6, rules=0), limit=2)
     assert len(passed) == len(conformance.CHECKS) and not problems
     check_env(GymEnv(envs.make("home", rules=0)), skip_render_check=True)
-    assert world.profile() == {} and not hasattr(world, "difference") and not hasattr(world, "describe")
+    assert (
+        world.profile() == {}
+        and not hasattr(world, "difference")
+        and not hasattr(world, "describe")
+    )
     with pytest.raises(ValueError, match="home has no split 'val'; it has train, dev, test"):
         world.tasks("val")
 
@@ -160,7 +194,7 @@ def test_an_episode_continues_from_its_snapshot(dev):
             assert second.evaluate().success
 
 
-# --- exploring -------------------------------------------------------------------------------------------------------
+# --- exploring ------------------------------------------------------------------------------------
 
 
 def test_a_plain_query_is_worded_as_the_explorer_words_it(world):
@@ -174,12 +208,19 @@ def test_a_plain_query_is_worded_as_the_explorer_words_it(world):
     writer._question = lambda event, query, rng: (plan.wanted, {"value": plan.answer})
     for n in range(120):
         rng = random.Random(n)
-        plan = any_plan("train", rng, rng.choice(templates(rng.choice(LEVELS), plain=True)), plain=True)
+        plan = any_plan(
+            "train", rng, rng.choice(templates(rng.choice(LEVELS), plain=True)), plain=True
+        )
         home = Home(plan.world)
-        events = [Event(tool, given, "", home.call(tool, given)[0], ok=True) for tool, given, _ in plan.calls]
+        events = [
+            Event(tool, given, "", home.call(tool, given)[0], ok=True)
+            for tool, given, _ in plan.calls
+        ]
         targets = [n for n, (tool, _, _) in enumerate(plan.calls) if tool in CHANGES]
         asked = len(events) - 1 if plan.answer else None
-        assert plan.query in {writer._words(events, targets, asked, random.Random(seed))[0] for seed in range(8)}
+        assert plan.query in {
+            writer._words(events, targets, asked, random.Random(seed))[0] for seed in range(8)
+        }
 
 
 def test_a_retried_call_keeps_the_values_that_its_schema_lists(world):
@@ -191,10 +232,16 @@ def test_a_retried_call_keeps_the_values_that_its_schema_lists(world):
     for n, task in enumerate(world.tasks("train")[:16]):
         for walk in walker.walks(world, probe_of(task), random.Random(n), Known()):
             made += [event for event in walk.events if event.name == "light"]
-    assert len(made) > 20 and {e.arguments["colour"] for e in made} <= {"Red", "Green", "Blue", "White", "Amber"}
+    assert len(made) > 20 and {e.arguments["colour"] for e in made} <= {
+        "Red",
+        "Green",
+        "Blue",
+        "White",
+        "Amber",
+    }
 
 
-# --- demonstrations --------------------------------------------------------------------------------------------------
+# --- demonstrations -------------------------------------------------------------------------------
 
 
 def shown(n, **arguments):
@@ -203,22 +250,33 @@ def shown(n, **arguments):
 
 def test_demonstrations_are_well_formed_and_as_careful_as_asked():
     careful, careless, heeding = (
-        shown(150, care=care, hint=hint, houses=True) for care, hint in ((1.0, 0.5), (0.3, 0.0), (0.3, 1.0))
+        shown(150, care=care, hint=hint, houses=True)
+        for care, hint in ((1.0, 0.5), (0.3, 0.0), (0.3, 1.0))
     )
-    assert all(demo["success"] for demo in careful) and {demo["difficulty"] for demo in careful} == set(LEVELS)
+    assert all(demo["success"] for demo in careful) and {
+        demo["difficulty"] for demo in careful
+    } == set(LEVELS)
     rates = [sum(demo["success"] for demo in found) / 150 for found in (careless, heeding)]
     assert 0.35 < rates[0] < 0.75 and rates[0] + 0.1 < rates[1]
     assert 0.35 < sum(demo["plain"] for demo in careful) / 150 < 0.65
-    properties = {t["function"]["name"]: t["function"]["parameters"]["required"] for t in tools_of(HOMES.house(0, 0.1))}
+    properties = {
+        t["function"]["name"]: t["function"]["parameters"]["required"]
+        for t in tools_of(HOMES.house(0, 0.1))
+    }
     for demo in careless + heeding:
         roles = [message["role"] for message in demo["messages"]]
         assert roles[:2] == ["system", "user"] and roles[2::2] == ["assistant"] * len(roles[2::2])
         assert set(roles[3::2]) <= {"tool"} and roles[-1] == "assistant"
         assert demo["hinted"] == demo["messages"][1]["content"].startswith("<EXP>When asked ")
-        *acts, final = [message["content"] for message in demo["messages"] if message["role"] == "assistant"]
+        *acts, final = [
+            message["content"] for message in demo["messages"] if message["role"] == "assistant"
+        ]
         for act in acts:
             (call,) = parse(act).calls
-            assert act == call_text(call.name, call.arguments) and list(call.arguments) == properties[call.name]
+            assert (
+                act == call_text(call.name, call.arguments)
+                and list(call.arguments) == properties[call.name]
+            )
         assert not parse(final).calls and not parse(final).errors
     assert shown(1, care=0.3, hint=0.5, houses=True) == shown(1, care=0.3, hint=0.5, houses=True)
 
@@ -226,10 +284,16 @@ def test_demonstrations_are_well_formed_and_as_careful_as_asked():
 def test_demonstrations_show_other_houses_and_careful_ones_only_below_an_experience():
     rng = random.Random(0)
     houses = {HOMES.any_house(rng) for _ in range(2000)}
-    assert not houses & {HOMES.house(rules, rarity) for rules in range(HOUSES) for rarity in HOMES.rarities}
+    assert not houses & {
+        HOMES.house(rules, rarity) for rules in range(HOUSES) for rarity in HOMES.rarities
+    }
 
     def said(**arguments):
-        turns = [m["content"] for demo in shown(60, houses=True, **arguments) for m in demo["messages"][2:]]
+        turns = [
+            m["content"]
+            for demo in shown(60, houses=True, **arguments)
+            for m in demo["messages"][2:]
+        ]
         return {call.name for turn in turns for call in parse(turn).calls}
 
     assert not said(care=1.0) & set(DESK)
@@ -254,6 +318,8 @@ def test_an_experience_names_the_calls_of_the_same_goals_and_no_values():
         block = demo["messages"][1]["content"].partition("</EXP>\n")[0]
         made = [call.name for m in demo["messages"][2:] for call in parse(m["content"]).calls]
         paths = [line.rpartition(": ")[2].rstrip(".").split(", ") for line in block.split("\n")]
-        named += [name.replace("un", "") for name in made] in [[name.replace("un", "") for name in p] for p in paths]
+        named += [name.replace("un", "") for name in made] in [
+            [name.replace("un", "") for name in p] for p in paths
+        ]
         assert not re.search(r"\b([A-Z]\d\d|Red|Jazz|Kitchen|Anna)\b", block)
     assert named == 60

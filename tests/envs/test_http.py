@@ -30,10 +30,15 @@ def test_a_token_is_sent_and_checked():
     assert http.bearer("") == {} and http.authorized("", "")
     header = http.bearer("secret")["Authorization"]
     assert http.authorized(header, "secret")
-    assert not any(http.authorized(wrong, "secret") for wrong in ("", "secret", "Bearer secre", "Bearer sécret"))
+    assert not any(
+        http.authorized(wrong, "secret")
+        for wrong in ("", "secret", "Bearer secre", "Bearer sécret")
+    )
 
 
-@pytest.mark.parametrize("header, seconds", [("3", 3.0), ("0.5", 0.5), ("-2", 0.0), (None, None), ("soon", None)])
+@pytest.mark.parametrize(
+    "header, seconds", [("3", 3.0), ("0.5", 0.5), ("-2", 0.0), (None, None), ("soon", None)]
+)
 def test_retry_after_in_seconds(header, seconds):
     assert http.retry_after(header) == seconds
 

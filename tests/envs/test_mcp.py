@@ -15,9 +15,15 @@ from envs.world import Task
 
 SERVER = [sys.executable, str(Path(__file__).with_name("mcp_server.py"))]
 needs_mcp = pytest.mark.skipif(
-    importlib.util.find_spec("mcp") is None, reason="needs the MCP client: pip install -r requirements/mcp.txt"
+    importlib.util.find_spec("mcp") is None,
+    reason="needs the MCP client: pip install -r requirements/mcp.txt",
 )
-TASK = Task("t", "mcp", "Write down 'milk'.", verifier={"calls": [{"name": "add_note", "arguments": {"text": "milk"}}]})
+TASK = Task(
+    "t",
+    "mcp",
+    "Write down 'milk'.",
+    verifier={"calls": [{"name": "add_note", "arguments": {"text": "milk"}}]},
+)
 
 
 def test_it_needs_either_a_command_or_a_url():
@@ -37,7 +43,10 @@ def test_it_needs_either_a_command_or_a_url():
 
 
 def test_an_error_is_extracted_from_its_groups():
-    assert _innermost(ExceptionGroup("a", [ExceptionGroup("b", [ValueError("what happened")])])) == "what happened"
+    assert (
+        _innermost(ExceptionGroup("a", [ExceptionGroup("b", [ValueError("what happened")])]))
+        == "what happened"
+    )
     assert _innermost(KeyError()) == "KeyError"
 
 
@@ -56,7 +65,8 @@ def test_an_episode_over_the_tools_of_a_server(world):
     assert set(tools) == {"add_note", "list_notes", "fail", "wait", "die"}
     assert tools["add_note"]["description"] == "Keep a note."
     assert (
-        tools["add_note"]["parameters"]["type"] == "object" and "text" in tools["add_note"]["parameters"]["properties"]
+        tools["add_note"]["parameters"]["type"] == "object"
+        and "text" in tools["add_note"]["parameters"]["properties"]
     )
     result = world.step(call_text("list_notes", {}) + call_text("add_note", {"text": "bread"}))
     assert [message["content"] for message in result.messages] == ["(no output)", "note 1"]
@@ -82,7 +92,11 @@ def test_the_model_sees_errors(world):
         (call_text("list_notes", {}) * 9, "error: 8 calls a turn at most"),
     ):
         result = world.step(text)
-        assert expected in result.messages[-1]["content"] and result.info["errors"] == 1 and not result.terminated
+        assert (
+            expected in result.messages[-1]["content"]
+            and result.info["errors"] == 1
+            and not result.terminated
+        )
     assert world.step("I give up.").terminated and world.evaluate().score == 0.0
     world.reset(Task("t", "mcp", "Try."))
     assert "error" in world.step(call_text("die", {})).messages[0]["content"]
@@ -106,8 +120,12 @@ def test_it_runs_in_a_worker_and_profiles_itself():
     with Source("mcp", {"command": SERVER, "timeout_s": 60.0}, mode="worker", workers=1) as source:
         world = source.world()
         world.reset(TASK)
-        assert world.step(call_text("add_note", {"text": "milk"})).messages[0]["content"] == "note 1"
+        assert (
+            world.step(call_text("add_note", {"text": "milk"})).messages[0]["content"] == "note 1"
+        )
         assert world.evaluate().success
         entity = world.profile()["entities"][0]
-        assert entity["name"] == "notes" and {"text", "tags", "seconds"} <= set(entity["attributes"])
+        assert entity["name"] == "notes" and {"text", "tags", "seconds"} <= set(
+            entity["attributes"]
+        )
         assert {"name": "add_note", "description": "Keep a note."} in entity["operations"]

@@ -1,4 +1,5 @@
-"""ScienceWorld, TextWorld and reasoning-gym: the adapters with fake packages, and with the real ones if installed."""
+"""ScienceWorld, TextWorld and reasoning-gym: the adapters with fake packages, and with the real
+ones if installed."""
 
 import dataclasses
 import importlib.util
@@ -15,6 +16,7 @@ from envs.reasoning import answer_of
 from envs.scienceworld import VARIATIONS, ScienceWorld, split_variations
 from envs.toolcalls import call_text
 from envs.world import Task
+from evolver.parts import Parts
 from evolver.questioning import TaskPool
 from evolver.questioning.llm import LlmExplorer
 from tests.envs.test_process import alone
@@ -104,7 +106,9 @@ class FakeScience:
 
 @pytest.fixture
 def science(monkeypatch):
-    monkeypatch.setitem(sys.modules, "scienceworld", types.SimpleNamespace(ScienceWorldEnv=FakeScience))
+    monkeypatch.setitem(
+        sys.modules, "scienceworld", types.SimpleNamespace(ScienceWorldEnv=FakeScience)
+    )
     monkeypatch.setattr(ScienceWorld, "_idle", [])
 
 
@@ -112,7 +116,9 @@ def test_scienceworld_conforms(science):
     def with_references(**kwargs):
         world = make("scienceworld", kinds=["boil", "melt"], **kwargs)
         listed = world.tasks
-        world.tasks = lambda split: [_solved(task, ["open door", "go out", "focus on X"]) for task in listed(split)]
+        world.tasks = lambda split: [
+            _solved(task, ["open door", "go out", "focus on X"]) for task in listed(split)
+        ]
         return world
 
     conforms(with_references)
@@ -125,13 +131,18 @@ def _solved(task: Task, reference: list[str]) -> Task:
 
 def test_a_scienceworld_episode(science):
     world = make("scienceworld", max_steps=4)
-    task = next(task for task in world.tasks("dev") if task.meta == {"kind": "boil", "variation": 14})
+    task = next(
+        task for task in world.tasks("dev") if task.meta == {"kind": "boil", "variation": 14}
+    )
     start = world.reset(task)
     assert (
-        start.messages[-1]["content"].startswith("Do boil 14 easy.\n\n") and start.tools[0]["function"]["name"] == "act"
+        start.messages[-1]["content"].startswith("Do boil 14 easy.\n\n")
+        and start.tools[0]["function"]["name"] == "act"
     )
     result = world.step("Let me see.\nopen door")
-    assert result.reward == pytest.approx(1 / 3) and world.evaluate().components["progress"] == pytest.approx(1 / 3)
+    assert result.reward == pytest.approx(1 / 3) and world.evaluate().components[
+        "progress"
+    ] == pytest.approx(1 / 3)
     assert world.step("").info["parse_error"]
     assert world.step(call_text("act", {"action": "go out"})).messages[0]["role"] == "tool"
     result = world.step("spoil")
@@ -159,11 +170,19 @@ def steady_forms_of(world) -> list[str]:
 
 
 def test_scienceworld_lists_the_forms_of_its_actions(science):
-    assert steady_forms_of(make("scienceworld")) == ["focus on OBJ", "look around", "use OBJ on OBJ"]
+    assert steady_forms_of(make("scienceworld")) == [
+        "focus on OBJ",
+        "look around",
+        "use OBJ on OBJ",
+    ]
 
 
 def test_textworld_lists_the_forms_of_its_commands(games, tmp_path):
-    assert steady_forms_of(make("textworld", cache=str(tmp_path))) == ["go north", "lock OBJ with OBJ", "open OBJ"]
+    assert steady_forms_of(make("textworld", cache=str(tmp_path))) == [
+        "go north",
+        "lock OBJ with OBJ",
+        "open OBJ",
+    ]
 
 
 def invented(task: Task, query="Find a spoon.") -> Task:
@@ -172,7 +191,14 @@ def invented(task: Task, query="Find a spoon.") -> Task:
 
 
 def explorer_of(world) -> LlmExplorer:
-    return LlmExplorer(lambda: world, None, 2000, TaskPool(world.tasks("train")[:1], overlap=0.8, capacity=8))
+    return LlmExplorer(
+        Parts(
+            make_world=lambda: world,
+            client=None,
+            max_chars=2000,
+            task_pool=TaskPool(world.tasks("train")[:1], overlap=0.8, capacity=8),
+        )
+    )
 
 
 def test_a_synthetic_task_of_scienceworld_shows_its_query_and_has_no_score(science):
@@ -180,7 +206,11 @@ def test_a_synthetic_task_of_scienceworld_shows_its_query_and_has_no_score(scien
     start = world.reset(invented(world.tasks("train")[0])).messages[-1]["content"]
     assert start.startswith("Find a spoon.\n\n") and "Do boil" not in start
     assert world.step("Task").messages[0]["content"] == "Find a spoon."
-    assert [world.step(action).reward for action in ("open door", "go out", "focus on X")] == [0.0, 0.0, 0.0]
+    assert [world.step(action).reward for action in ("open door", "go out", "focus on X")] == [
+        0.0,
+        0.0,
+        0.0,
+    ]
     assert world.evaluate().score == 0.0 and not world.evaluate().success
     explorer_of(world)  # it can be explored
 
@@ -195,19 +225,27 @@ def test_the_goal_of_the_variation_does_not_end_a_synthetic_task_of_scienceworld
 def test_scienceworld_loads_a_variation_once_however_often_it_is_reset(science, monkeypatch):
     loaded = []
     whole = FakeScience.load
-    monkeypatch.setattr(FakeScience, "load", lambda self, *args: (loaded.append(args), whole(self, *args)))
+    monkeypatch.setattr(
+        FakeScience, "load", lambda self, *args: (loaded.append(args), whole(self, *args))
+    )
     world = make("scienceworld", kinds=["boil"])
     one, other = world.tasks("train")[:2]
     for task in (one, one, one, other, one):
         world.reset(task)
     assert [variation for _, variation, _, _ in loaded] == [0, 1, 0]
-    assert world.walkthrough(one.to_dict()) == ["open door", "go out", "focus on X"]  # loaded with its solution
+    assert world.walkthrough(one.to_dict()) == [
+        "open door",
+        "go out",
+        "focus on X",
+    ]  # loaded with its solution
 
 
 def test_the_simulator_of_a_closed_scienceworld_serves_the_next(science, monkeypatch):
     made = []
     start = FakeScience.__init__
-    monkeypatch.setattr(FakeScience, "__init__", lambda self, task: (made.append(self), start(self, task))[1])
+    monkeypatch.setattr(
+        FakeScience, "__init__", lambda self, task: (made.append(self), start(self, task))[1]
+    )
     first, second, third = (make("scienceworld", kinds=["boil"]) for _ in range(3))
     one, other = first.tasks("train")[:2]
     first.reset(one)
@@ -222,7 +260,8 @@ def test_the_simulator_of_a_closed_scienceworld_serves_the_next(science, monkeyp
 
 
 @pytest.mark.parametrize(
-    "answer", ["Ambiguous request: which?", "No known action matches that input.", "Unknown action."]
+    "answer",
+    ["Ambiguous request: which?", "No known action matches that input.", "Unknown action."],
 )
 def test_what_scienceworld_did_not_take_is_an_error(science, monkeypatch, answer):
     world = make("scienceworld", kinds=["boil"])
@@ -234,7 +273,9 @@ def test_what_scienceworld_did_not_take_is_an_error(science, monkeypatch, answer
 def test_scienceworld_lists_the_tasks_of_the_benchmark():
     world = make("scienceworld")
     tasks = {split: world.tasks(split) for split in ("train", "dev", "test")}
-    assert sum(map(len, tasks.values())) == sum(VARIATIONS.values()) == 7207 and len(VARIATIONS) == 30
+    assert (
+        sum(map(len, tasks.values())) == sum(VARIATIONS.values()) == 7207 and len(VARIATIONS) == 30
+    )
     assert len({task.id for found in tasks.values() for task in found}) == 7207
     assert [len(split_variations("boil", split)) for split in tasks] == [14, 7, 9]
     few = make("scienceworld", per_kind=2, kinds=["boil", "grow-fruit"])
@@ -274,7 +315,13 @@ class FakeGame:
             won=self._open,
             description="-= Attic =-",
             admissible_commands=["take key", "look"],
-            command_templates=["open {c}", "open {d}", "go north", "lock {c} with {k}", "lock {d} with {k}"],
+            command_templates=[
+                "open {c}",
+                "open {d}",
+                "go north",
+                "lock {c} with {k}",
+                "lock {d} with {k}",
+            ],
             policy_commands=["take key", "open box"][int(self._taken) :],
         )
 
@@ -306,7 +353,9 @@ def test_textworld_conforms_and_compiles_a_game_once(games, tmp_path):
     def with_references():
         world = make("textworld", n_train=3, cache=str(tmp_path))
         listed = world.tasks
-        world.tasks = lambda split: [_solved(task, ["take key", "open box"]) for task in listed(split)]
+        world.tasks = lambda split: [
+            _solved(task, ["take key", "open box"]) for task in listed(split)
+        ]
         return world
 
     conforms(with_references)
@@ -355,12 +404,16 @@ class FakeDataset(list):
         super().__init__({"question": q, "answer": a, "metadata": {}} for q, a in entries)
 
     def score_answer(self, answer, entry):
-        return 1.0 if int(answer) == int(entry["answer"]) else 0.1  # raises if the answer is not a number
+        return (
+            1.0 if int(answer) == int(entry["answer"]) else 0.1
+        )  # raises if the answer is not a number
 
 
 @pytest.fixture
 def gym_of_reasons(monkeypatch):
-    monkeypatch.setitem(sys.modules, "reasoning_gym", types.SimpleNamespace(create_dataset=FakeDataset))
+    monkeypatch.setitem(
+        sys.modules, "reasoning_gym", types.SimpleNamespace(create_dataset=FakeDataset)
+    )
 
 
 def test_reasoning_conforms(gym_of_reasons):
@@ -368,14 +421,18 @@ def test_reasoning_conforms(gym_of_reasons):
 
 
 def test_a_reasoning_episode_is_one_turn(gym_of_reasons):
-    world = make("reasoning", datasets=["sums", "more"], options={"more": {"bias": 1}}, n_train=3, n_dev=1)
+    world = make(
+        "reasoning", datasets=["sums", "more"], options={"more": {"bias": 1}}, n_train=3, n_dev=1
+    )
     tasks = world.tasks("train")
     assert [task.meta["dataset"] for task in tasks] == ["sums", "sums", "more"]
     start = world.reset(tasks[0])
     assert start.messages[-1]["content"] == tasks[0].query == "sums: 0 + 1?" and start.tools == []
     result = world.step("I add.\n<answer>7</answer> or\n<answer> 1 </answer>.")
     assert result.terminated and result.reward == 1.0 and world.evaluate().success
-    assert world.step("<answer>2</answer>").terminated and world.evaluate().success  # only the first turn counts
+    assert (
+        world.step("<answer>2</answer>").terminated and world.evaluate().success
+    )  # only the first turn counts
     world.reset(tasks[0])
     world.step("3")
     assert world.evaluate().score == 0.0 and world.evaluate().components["progress"] == 0.1
@@ -399,7 +456,9 @@ def test_solved_questions_precede_a_question_of_reasoning(gym_of_reasons):
     task = world.tasks("train")[-1]
     roles, texts = zip(*((m["role"], m["content"]) for m in world.reset(task).messages))
     assert roles == ("system", "user", "assistant", "user", "assistant", "user")
-    assert texts[2] == f"<answer>{int(texts[1].split()[1]) + 1}</answer>" and texts[1].startswith("more: ")
+    assert texts[2] == f"<answer>{int(texts[1].split()[1]) + 1}</answer>" and texts[1].startswith(
+        "more: "
+    )
     everything = {t.query for split in ("train", "dev", "test") for t in world.tasks(split)}
     assert task.query == texts[5] and not {texts[1], texts[3]} & everything and texts[1] != texts[3]
     world.step(texts[2])
@@ -446,7 +505,10 @@ def test_real_scienceworld():
                 assert world.evaluate().score == 1.0 and seen[-1][-1]["terminated"]
             assert seen[0] == seen[1]
             world.reset(task)
-            assert "matches" in world.step("sing a song").messages[0]["content"] and not world.evaluate().success
+            assert (
+                "matches" in world.step("sing a song").messages[0]["content"]
+                and not world.evaluate().success
+            )
     env = importlib.import_module("scienceworld").ScienceWorldEnv("")
     try:
         assert {kind: env.get_max_variations(kind) for kind in env.get_task_names()} == VARIATIONS
@@ -460,8 +522,12 @@ def test_real_scienceworld():
 
 
 @pytest.mark.services
-@pytest.mark.skipif(not installed("textworld"), reason="needs TextWorld: pip install -r requirements/textworld.txt")
-@pytest.mark.parametrize("kind", ["custom", "tw-cooking", "tw-coin_collector", "tw-treasure_hunter", "tw-simple"])
+@pytest.mark.skipif(
+    not installed("textworld"), reason="needs TextWorld: pip install -r requirements/textworld.txt"
+)
+@pytest.mark.parametrize(
+    "kind", ["custom", "tw-cooking", "tw-coin_collector", "tw-treasure_hunter", "tw-simple"]
+)
 def test_real_textworld(kind, tmp_path):
     """The generator's solutions win, and compiling a game again gives the same game."""
     seen = []
@@ -469,7 +535,9 @@ def test_real_textworld(kind, tmp_path):
         kwargs = {"kind": kind, "cache": str(tmp_path / name), "n_train": 2}
         with alone("textworld", kwargs, deadlines=PATIENT) as world:
             first = world.reset(world.tasks("train")[1])
-            assert {"look", "go north", "take OBJ"} < set(forms_of(first)) and "{" not in str(forms_of(first))
+            assert {"look", "go north", "take OBJ"} < set(forms_of(first)) and "{" not in str(
+                forms_of(first)
+            )
             assert world.evaluate().score == 0.0
             commands = world.walkthrough()
             steps = [world.step(command).to_dict() for command in commands]
@@ -480,7 +548,8 @@ def test_real_textworld(kind, tmp_path):
 
 @pytest.mark.services
 @pytest.mark.skipif(
-    not installed("reasoning_gym"), reason="needs reasoning-gym: pip install -r requirements/reasoning.txt"
+    not installed("reasoning_gym"),
+    reason="needs reasoning-gym: pip install -r requirements/reasoning.txt",
 )
 def test_real_reasoning_gym():
     names = ["basic_arithmetic", "spell_backward", "prime_factorization", "countdown"]

@@ -1,4 +1,5 @@
-"""Probes check what changed, nothing else, and leave the episode as it was, whatever the world is."""
+"""Probes check what changed, nothing else, and leave the episode as it was, whatever the world
+is."""
 
 from __future__ import annotations
 
@@ -67,14 +68,21 @@ class TestChecking:
         plain, checked = world(), Probed(world())
         plain.reset(task("Lend Dune."))
         checked.reset(lend_b11())
-        actions = [call("lend", "B11"), *SEEN, call("mark", "B13"), call("shelf", "blue"), call("mark", "B13")]
+        actions = [
+            call("lend", "B11"),
+            *SEEN,
+            call("mark", "B13"),
+            call("shelf", "blue"),
+            call("mark", "B13"),
+        ]
         for action in actions:
             before = checked.evaluate()
             assert checked.evaluate() == before
             assert checked.step(action).messages == plain.step(action).messages
 
     def test_a_probe_of_an_unseen_book_does_not_help_the_agent(self):
-        """The probes look at shelves; in the episode itself a book must still be seen before it is lent."""
+        """The probes look at shelves; in the episode itself a book must still be seen before it is
+        lent."""
         world = Probed(Library())
         world.reset(lend_b11())
         world.evaluate()
@@ -93,14 +101,19 @@ class TestChecking:
     def test_tasks_without_probes_are_the_worlds_own(self):
         world, own = Probed(Travel(n_train=6)), Travel(n_train=6)
         for one in own.tasks("train"):
-            assert attempt(world, one, one.reference).evaluation == attempt(own, one, one.reference).evaluation
+            assert (
+                attempt(world, one, one.reference).evaluation
+                == attempt(own, one, one.reference).evaluation
+            )
         assert world.difference() == own.difference() and probed(world) is world
 
     def test_an_answer_that_the_world_reports_counts_instead_of_the_text(self):
         class Computes(Library):
             def step(self, action):
                 result = super().step(action)
-                return dataclasses.replace(result, info=result.info | ({"answer": "Kim"} if result.terminated else {}))
+                return dataclasses.replace(
+                    result, info=result.info | ({"answer": "Kim"} if result.terminated else {})
+                )
 
         task = lend_b11()
         task.verifier["answer"] = {"value": "Kim", "others": []}
@@ -150,7 +163,10 @@ class TestChecking:
         assert not attempt(world, asked, [*SEEN, "Dune or Emma"]).evaluation.success
         assert attempt(world, asked, [*SEEN, "done"]).evaluation.score < 0.5
         damaged = [*SEEN, call("shelf", "blue"), call("mark", "B13"), "Dune"]
-        assert attempt(world, asked, damaged).evaluation.score <= attempt(world, asked, [*SEEN, "no"]).evaluation.score
+        assert (
+            attempt(world, asked, damaged).evaluation.score
+            <= attempt(world, asked, [*SEEN, "no"]).evaluation.score
+        )
 
     def test_a_verifier_is_json(self):
         assert json.loads(json.dumps(lend_b11().to_dict())) == lend_b11().to_dict()
@@ -161,7 +177,10 @@ class TestIds:
         def reading(*rows):
             return [cells("orders", row) for row in rows]
 
-        first, second = reading("Ann Rome O77", "Ben Oslo O12"), reading("Ann Rome O12", "Ben Oslo O77")
+        first, second = (
+            reading("Ann Rome O77", "Ben Oslo O12"),
+            reading("Ann Rome O12", "Ben Oslo O77"),
+        )
         ids, views = ["O99"], []
         for readings in (first, second):
             names = new_ids(readings, ids, {"O11"})
@@ -172,10 +191,15 @@ class TestIds:
 
     def test_the_row_of_a_value_matters(self):
         a, b = "O11 bag\nO12", "O11\nO12 bag"
-        assert features(cells("orders", a), ["O99"], {}, []) != features(cells("orders", b), ["O99"], {}, [])
+        assert features(cells("orders", a), ["O99"], {}, []) != features(
+            cells("orders", b), ["O99"], {}, []
+        )
 
     def test_what_varies_by_itself_is_masked(self):
-        a, b = cells("now", '{"time": "10:31", "state": 1}'), cells("now", '{"time": "10:32", "state": 1}')
+        a, b = (
+            cells("now", '{"time": "10:31", "state": 1}'),
+            cells("now", '{"time": "10:32", "state": 1}'),
+        )
         assert features(a, [], {}, ["now $.time"]) == features(b, [], {}, ["now $.time"])
         assert features(a, [], {}, []) != features(b, [], {}, [])
 
@@ -183,7 +207,8 @@ class TestIds:
 class TestCells:
     @given(
         st.recursive(
-            st.none() | st.booleans() | st.integers() | st.text(), lambda x: st.lists(x) | st.dictionaries(st.text(), x)
+            st.none() | st.booleans() | st.integers() | st.text(),
+            lambda x: st.lists(x) | st.dictionaries(st.text(), x),
         )
     )
     def test_any_json_answer_has_cells(self, value):
@@ -224,7 +249,13 @@ def test_answers(text, right):
 def test_a_number_is_the_only_number():
     assert answered("There are 3.", {"value": "3", "others": []})
     assert not answered("3 or 4", {"value": "3", "others": []})
-    for text, value in (("6.0", "6"), ("It is 0.", "0.0"), ("-5", "-5"), ("2,5", "5"), ("$140", "140")):
+    for text, value in (
+        ("6.0", "6"),
+        ("It is 0.", "0.0"),
+        ("-5", "-5"),
+        ("2,5", "5"),
+        ("$140", "140"),
+    ):
         assert answered(text, {"value": value, "others": []}) is (text != "2,5")
     for text, value in (("5", "-5"), ("6.5", "6"), ("O6", "6"), ("9" * 400, "9" * 401), ("", "6")):
         assert not answered(text, {"value": value, "others": []})

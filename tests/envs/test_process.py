@@ -74,14 +74,28 @@ def test_a_world_in_a_process_is_a_world():
         world.restore(1)
         assert world.snapshot() == 1 and world.profile() == {}
         assert world.spell("ab", upper=True) == ["A", "B"]
-        assert hasattr(world, "spell") and not hasattr(world, "no_such_method") and not hasattr(world, "_count")
+        assert (
+            hasattr(world, "spell")
+            and not hasattr(world, "no_such_method")
+            and not hasattr(world, "_count")
+        )
 
 
-ODD = {"n": ['it\'s "odd"', "two\nlines", "Zürich \U0001f600", None, [[1.5], {"a": True}], "</tool_call>"]}
+ODD = {
+    "n": [
+        'it\'s "odd"',
+        "two\nlines",
+        "Zürich \U0001f600",
+        None,
+        [[1.5], {"a": True}],
+        "</tool_call>",
+    ]
+}
 
 
 def check_functions(coder: World, counter: World):
-    """Check that functions and the texts of calls are those of the hosted world, with an episode and without."""
+    """Check that functions and the texts of calls are those of the hosted world, with an episode
+    and without."""
     with pytest.raises(WorldError, match="reset"):
         coder.functions()
     for world, hosted in ((coder, Coder()), (counter, Counter())):
@@ -100,10 +114,17 @@ def test_functions_of_a_world_in_a_process():
 
 
 def another_python() -> str:
-    """Return another interpreter than this one, if there is one. None of our packages are installed there."""
+    """Return another interpreter than this one, if there is one. None of our packages are installed
+    there."""
     for name in ("python3.13", "python3.12", "python3.11", "python3.10", "python3"):
         found = shutil.which(name, path=os.defpath) or shutil.which(name)
-        if found and subprocess.run([found, "-c", "import sys; sys.exit(sys.version_info < (3, 10))"]).returncode == 0:
+        if (
+            found
+            and subprocess.run(
+                [found, "-c", "import sys; sys.exit(sys.version_info < (3, 10))"]
+            ).returncode
+            == 0
+        ):
             if not os.path.samefile(found, sys.executable):
                 return found
     return sys.executable
@@ -140,7 +161,9 @@ def test_a_fault_ends_the_call_and_the_next_episode_works(fault, at):
     assert wait_until(lambda: not is_running(pid))
 
 
-@pytest.mark.parametrize("fault", ["hang_in_c", "stop", "flood", "unending_line", "huge", "close_pipe"])
+@pytest.mark.parametrize(
+    "fault", ["hang_in_c", "stop", "flood", "unending_line", "huge", "close_pipe"]
+)
 def test_worse_faults_end_the_worker(fault):
     with faulty(fault) as world:
         world.reset(world.tasks("train")[0])
@@ -256,7 +279,11 @@ def test_only_the_instance_that_kills_a_worker_fails(pool):
         assert world.step("+").messages[0]["content"] == str(number % 3 + 1)
     worlds[0].reset(task)
     assert worlds[0].step("+").messages[0]["content"] == "1"
-    assert pool.counts["failures"] == 1 and pool.counts["replayed"] == 5 and pool.counts["workers started"] == 2
+    assert (
+        pool.counts["failures"] == 1
+        and pool.counts["replayed"] == 5
+        and pool.counts["workers started"] == 2
+    )
     for world in worlds:
         world.close()
     assert pool.alive() == 0
@@ -298,7 +325,9 @@ def test_a_step_is_executed_once(pool):
     id, _ = pool.create(pool.tasks("train").result()[0].copy()).result()
     first = pool.step(id, "+", 0).result()
     assert pool.step(id, "+", 0).result() == first and first["messages"][0]["content"] == "1"
-    assert [f.result()["messages"][0]["content"] for f in [pool.step(id, "+", 1) for _ in range(8)]] == ["2"] * 8
+    assert [
+        f.result()["messages"][0]["content"] for f in [pool.step(id, "+", 1) for _ in range(8)]
+    ] == ["2"] * 8
     with pytest.raises(ValueError, match="another action"):
         pool.step(id, "x", 0).result()
     with pytest.raises(ValueError, match="next step"):

@@ -1,4 +1,5 @@
-"""Profiles drafted from tool schemas: every tool and parameter appears, whatever the names look like."""
+"""Profiles drafted from tool schemas: every tool and parameter appears, whatever the names look
+like."""
 
 import json
 import subprocess
@@ -10,15 +11,21 @@ from hypothesis import strategies as st
 
 from envs import make, profile
 from envs.process import ROOT
+from evolver.parts import Parts
 
 
 def tool(name, *parameters, **more):
     properties = {parameter: {"type": "string"} for parameter in parameters}
-    return {"type": "function", "function": {"name": name, "parameters": {"properties": properties}, **more}}
+    return {
+        "type": "function",
+        "function": {"name": name, "parameters": {"properties": properties}, **more},
+    }
 
 
 def grouped(drafted):
-    return {entity["name"]: {o["name"] for o in entity["operations"]} for entity in drafted["entities"]}
+    return {
+        entity["name"]: {o["name"] for o in entity["operations"]} for entity in drafted["entities"]
+    }
 
 
 def test_tools_are_grouped_by_a_shared_noun():
@@ -42,7 +49,12 @@ def test_tools_are_grouped_by_a_shared_noun():
     assert drafted["task_preference"] == profile.PREFERENCE
 
 
-@given(st.lists(st.tuples(st.text(max_size=12), st.lists(st.text(min_size=1, max_size=5), max_size=3)), max_size=8))
+@given(
+    st.lists(
+        st.tuples(st.text(max_size=12), st.lists(st.text(min_size=1, max_size=5), max_size=3)),
+        max_size=8,
+    )
+)
 def test_every_tool_is_an_operation_once_and_the_draft_is_json(named):
     drafted = profile.draft("world", [tool(name, *parameters) for name, parameters in named])
     operations = [o["name"] for entity in drafted["entities"] for o in entity["operations"]]
@@ -54,7 +66,10 @@ def test_every_tool_is_an_operation_once_and_the_draft_is_json(named):
 
 def test_schemas_without_parameters_or_descriptions_are_drafted_too():
     bare = {"type": "function", "function": {"name": "go"}}
-    none = {"type": "function", "function": {"name": "stop", "description": None, "parameters": None}}
+    none = {
+        "type": "function",
+        "function": {"name": "stop", "description": None, "parameters": None},
+    }
     assert grouped(profile.draft("w", [bare, none])) == {"w": {"go", "stop"}}
     assert profile.draft("w", [])["entities"] == []
 
@@ -66,8 +81,12 @@ def test_the_command_prints_the_worlds_own_profile_or_a_draft(capsys):
     drafted = json.loads(capsys.readouterr().out)
     world = make("travel")
     offered = {t["function"]["name"] for t in world.reset(world.tasks("train")[0]).tools}
-    assert set().union(*grouped(drafted).values()) == offered and {"order", "seat"} <= set(grouped(drafted))
-    done = subprocess.run([sys.executable, "-m", "envs.profile", "--help"], cwd=ROOT, capture_output=True, text=True)
+    assert set().union(*grouped(drafted).values()) == offered and {"order", "seat"} <= set(
+        grouped(drafted)
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "envs.profile", "--help"], cwd=ROOT, capture_output=True, text=True
+    )
     assert done.returncode == 0 and "--draft" in done.stdout
 
 
@@ -81,7 +100,16 @@ def test_an_explorer_drafts_a_missing_profile():
             return {}
 
     tasks = Silent().tasks("train")[:3]
-    explorer = LlmExplorer(Silent, None, 2000, TaskPool(tasks, overlap=0.8, capacity=8))
-    assert "- order (" in profile_text(explorer.profile) and "    refund" in profile_text(explorer.profile)
+    explorer = LlmExplorer(
+        Parts(
+            make_world=Silent,
+            client=None,
+            max_chars=2000,
+            task_pool=TaskPool(tasks, overlap=0.8, capacity=8),
+        )
+    )
+    assert "- order (" in profile_text(explorer.profile) and "    refund" in profile_text(
+        explorer.profile
+    )
     with pytest.raises(KeyError):
         profile.draft("w", [{"type": "function"}])

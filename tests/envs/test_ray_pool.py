@@ -32,7 +32,9 @@ def test_actors_conform():
     pool.close()
 
 
-@pytest.mark.parametrize("fault, error", [("exit", WorldError), ("raise", WorldError), ("hang", WorldTimeout)])
+@pytest.mark.parametrize(
+    "fault, error", [("exit", WorldError), ("raise", WorldError), ("hang", WorldTimeout)]
+)
 def test_a_fault_does_not_affect_other_instances(fault, error):
     pool = RayPool(FAULTY, {"fault": fault}, deadlines=Deadlines(step=5.0), limit=3)
     worlds = [pool.world() for _ in range(3)]

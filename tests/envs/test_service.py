@@ -1,4 +1,5 @@
-"""The HTTP service: the reference's message formats, errors without tracebacks, and faults of server and client."""
+"""The HTTP service: the reference's message formats, errors without tracebacks, and faults of
+server and client."""
 
 import concurrent.futures
 import contextlib
@@ -31,7 +32,16 @@ from envs.remote import Connections, RemoteWorld
 from envs.service import Service, action_of, main, server_config
 from envs.toolcalls import call_text, parse
 from envs.world import Task, WorldError, WorldTimeout
-from tests.envs.test_process import CODER, COUNTER, FAULTY, SHORT, check_functions, is_running, solve, wait_until
+from tests.envs.test_process import (
+    CODER,
+    COUNTER,
+    FAULTY,
+    SHORT,
+    check_functions,
+    is_running,
+    solve,
+    wait_until,
+)
 
 
 @contextlib.contextmanager
@@ -39,7 +49,9 @@ def service(env=COUNTER, kwargs=None, token="", max_body=1 << 20, **pool):
     """Run a service in a thread of this process. Yield (url, pool)."""
     pool = Pool(env, kwargs, **{"workers": 1, **pool})
     listener = listen("127.0.0.1", 0)
-    server = uvicorn.Server(server_config(Service(pool, token=token, max_body=max_body), log_level="critical"))
+    server = uvicorn.Server(
+        server_config(Service(pool, token=token, max_body=max_body), log_level="critical")
+    )
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()
     try:
@@ -61,7 +73,9 @@ def counter():
 def post(url, route, data=None, headers=None, **body):
     """Send one POST with urllib. Return (status, answer)."""
     data = json.dumps(body).encode() if data is None else data
-    request = urllib.request.Request(f"{url}/{route}", data, {"Content-Type": "application/json", **(headers or {})})
+    request = urllib.request.Request(
+        f"{url}/{route}", data, {"Content-Type": "application/json", **(headers or {})}
+    )
     try:
         with urllib.request.urlopen(request, timeout=30) as response:
             return response.status, json.loads(response.read())
@@ -77,32 +91,54 @@ def say(content):
 
 
 def test_an_episode_of_the_references_client():
-    """The reference's trainer expects two opening messages, one message per step and a number as the score."""
+    """The reference's trainer expects two opening messages, one message per step and a number as
+    the score."""
     with service("travel") as (url, _):
         with urllib.request.urlopen(f"{url}/healthz") as response:
             assert response.read() == b"OK"
         nothing = {"task_id": None, "instance_id": None, "messages": {}, "params": {}}
-        status, answer = post(url, "get_env_profile", **{**nothing, "env_type": "travel", "params": {"split": "train"}})
-        assert status == 200 and answer["success"] is True and all(isinstance(id, str) for id in answer["data"])
+        status, answer = post(
+            url,
+            "get_env_profile",
+            **{**nothing, "env_type": "travel", "params": {"split": "train"}},
+        )
+        assert (
+            status == 200
+            and answer["success"] is True
+            and all(isinstance(id, str) for id in answer["data"])
+        )
         task_id = answer["data"][0]
-        body = {"env_type": "travel", "task_id": task_id, "instance_id": "x1", "params": {"is_open_query": False}}
+        body = {
+            "env_type": "travel",
+            "task_id": task_id,
+            "instance_id": "x1",
+            "params": {"is_open_query": False},
+        }
         status, answer = post(url, "create", **body, messages={})
         state, info = answer["data"]["state"], answer["data"]["info"]
         assert [message["role"] for message in state] == ["system", "user"]
         assert "<tools>" in state[0]["content"] and '"name": "book"' in state[0]["content"]
         assert info["instance_id"] == "x1" and info["task_id"] == task_id
-        status, answer = post(url, "step", instance_id="x1", messages=say(call_text("flights", {"city": "Rome"})))
+        status, answer = post(
+            url, "step", instance_id="x1", messages=say(call_text("flights", {"city": "Rome"}))
+        )
         data = answer["data"]
         assert len(data["state"]) == 1 and data["state"][0]["role"] == "user"
         assert data["state"][0]["content"].startswith("<tool_response>\n")
         assert data["is_terminated"] is False and isinstance(data["reward"], float)
         two = call_text("flights", {"city": "Rome"}) + call_text("flights", {"city": "Oslo"})
         _, answer = post(url, "step", instance_id="x1", messages=say(two))
-        assert len(answer["data"]["state"]) == 1 and answer["data"]["state"][0]["content"].count("<tool_response>") == 2
+        assert (
+            len(answer["data"]["state"]) == 1
+            and answer["data"]["state"][0]["content"].count("<tool_response>") == 2
+        )
         assert post(url, "get_info", instance_id="x1")[1]["data"]["task_id"] == task_id
         _, answer = post(url, "step", instance_id="x1", messages=say("I give up."))
         assert answer["data"]["is_terminated"] is True and len(answer["data"]["state"]) == 1
-        assert post(url, "evaluate", instance_id="x1", params={"sparse": True}) == (200, {"success": True, "data": 0.0})
+        assert post(url, "evaluate", instance_id="x1", params={"sparse": True}) == (
+            200,
+            {"success": True, "data": 0.0},
+        )
         assert post(url, "release", instance_id="x1") == (200, {"success": True, "data": None})
         assert post(url, "release", instance_id="x1") == (200, {"success": False, "data": None})
 
@@ -110,7 +146,8 @@ def test_an_episode_of_the_references_client():
 def test_structured_tool_calls_become_text():
     call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
     assert (
-        action_of({"role": "assistant", "content": "Now.", "tool_calls": [call]}) == f"Now.\n{call_text('f', {'a': 1})}"
+        action_of({"role": "assistant", "content": "Now.", "tool_calls": [call]})
+        == f"Now.\n{call_text('f', {'a': 1})}"
     )
     tool = {"type": "tool", "tool": {"name": "f", "arguments": {}}}
     assert action_of({"content": None, "tool_calls": [tool]}) == call_text("f", {})
@@ -125,7 +162,18 @@ def test_structured_tool_calls_become_text():
             action_of(broken)
 
 
-UNREADABLE = ["{", "", "{'a': 1}", '{"a": NaN}', "[1]", '"text"', "7", "null", "{" * 5000, '{"a": %s}' % ("9" * 400)]
+UNREADABLE = [
+    "{",
+    "",
+    "{'a': 1}",
+    '{"a": NaN}',
+    "[1]",
+    '"text"',
+    "7",
+    "null",
+    "{" * 5000,
+    '{"a": %s}' % ("9" * 400),
+]
 UNREADABLE += ['{"a": %s}' % ("[" * 900 + "]" * 900), "} </tool_call> <tool_call>"]
 
 
@@ -140,7 +188,10 @@ def test_an_unreadable_native_call_is_answered_by_the_environment():
     with service("travel") as (url, _):
         task = post(url, "get_env_profile", params={"split": "train"})[1]["data"][0]
         post(url, "create", task_id=task, instance_id="x")
-        message = {"role": "assistant", "tool_calls": [{"function": {"name": "flights", "arguments": "{"}}]}
+        message = {
+            "role": "assistant",
+            "tool_calls": [{"function": {"name": "flights", "arguments": "{"}}],
+        }
         status, answer = post(url, "step", instance_id="x", messages=message)
         assert status == 200 and "not JSON" in answer["data"]["state"][0]["content"]
         assert answer["data"]["is_terminated"] is False
@@ -155,9 +206,16 @@ def test_new_tools_are_listed():
     pytest.importorskip("bfcl_eval", reason="pip install --no-deps -r requirements/bfcl.txt")
     with service("bfcl", {"category": "multi_turn_miss_func"}) as (url, _):
         post(url, "create", task_id="multi_turn_miss_func_0", instance_id="x")
-        answers = [post(url, "step", instance_id="x", messages=say("Next."))[1]["data"]["state"] for _ in range(3)]
+        answers = [
+            post(url, "step", instance_id="x", messages=say("Next."))[1]["data"]["state"]
+            for _ in range(3)
+        ]
         assert all(len(state) == 1 for state in answers)
-        assert [('"name": "sort"' in state[0]["content"]) for state in answers] == [False, False, True]
+        assert [('"name": "sort"' in state[0]["content"]) for state in answers] == [
+            False,
+            False,
+            True,
+        ]
         assert post(url, "create", task_id="multi_turn_base_0", instance_id="y")[0] == 400
 
 
@@ -181,20 +239,80 @@ WRONG = [
     ("get_info", {"instance_id": "x", "params": {"query": "_count"}}, 400, "no method"),
     ("get_info", {"instance_id": "x", "params": {"query": "evaluate"}}, 400, "no method"),
     ("restore", {"params": {"snapshot": 1}, "instance_id": ["x"]}, 400, "must be a string"),
-    ("step", {"instance_id": "x", "messages": {"tool_calls": 5}}, 400, "'messages.tool_calls' must be a list, not int"),
-    ("step", {"instance_id": "x", "messages": {"tool_calls": [5]}}, 400, "'messages.tool_calls[0]' must be an object"),
-    ("step", {"instance_id": "x", "messages": {"tool_calls": [{"type": [1]}]}}, 400, "tool_calls[0].type' must be"),
-    ("step", {"instance_id": "x", "messages": {"tool_calls": [{}]}}, 400, "tool_calls[0].function.name' is missing"),
+    (
+        "step",
+        {"instance_id": "x", "messages": {"tool_calls": 5}},
+        400,
+        "'messages.tool_calls' must be a list, not int",
+    ),
+    (
+        "step",
+        {"instance_id": "x", "messages": {"tool_calls": [5]}},
+        400,
+        "'messages.tool_calls[0]' must be an object",
+    ),
+    (
+        "step",
+        {"instance_id": "x", "messages": {"tool_calls": [{"type": [1]}]}},
+        400,
+        "tool_calls[0].type' must be",
+    ),
+    (
+        "step",
+        {"instance_id": "x", "messages": {"tool_calls": [{}]}},
+        400,
+        "tool_calls[0].function.name' is missing",
+    ),
     ("step", {"instance_id": "x", "messages": say("+"), "params": {"step": -1}}, 400, "0 or more"),
-    ("step", {"instance_id": "x", "messages": say("+"), "params": {"step": True}}, 400, "must be an integer"),
-    ("get_env_profile", {"params": {"split": ["a"]}}, 400, "'params.split' must be a string, not list"),
-    ("create", {"task_id": "count-9", "params": {"split": 7}}, 400, "'params.split' must be a string, not int"),
+    (
+        "step",
+        {"instance_id": "x", "messages": say("+"), "params": {"step": True}},
+        400,
+        "must be an integer",
+    ),
+    (
+        "get_env_profile",
+        {"params": {"split": ["a"]}},
+        400,
+        "'params.split' must be a string, not list",
+    ),
+    (
+        "create",
+        {"task_id": "count-9", "params": {"split": 7}},
+        400,
+        "'params.split' must be a string, not int",
+    ),
     ("create", {"task_id": "count-1", "params": {"seed": 10**400}}, 400, "params"),
-    ("get_info", {"instance_id": "x", "params": {"query": ["a"]}}, 400, "'params.query' must be a string"),
-    ("get_info", {"instance_id": "x", "params": {"query": "spell", "args": "a"}}, 400, "'params.args' must be a list"),
-    ("get_info", {"instance_id": "x", "params": {"query": "spell", "kwargs": [1]}}, 400, "'params.kwargs' must be an"),
-    ("evaluate", {"instance_id": "x", "params": json.loads("[" * 500 + "]" * 500)}, 400, "'params' must be an object"),
-    ("evaluate", {"instance_id": "x", "params": {"a": json.loads("[" * 500 + "]" * 500)}}, 400, "nested deeper"),
+    (
+        "get_info",
+        {"instance_id": "x", "params": {"query": ["a"]}},
+        400,
+        "'params.query' must be a string",
+    ),
+    (
+        "get_info",
+        {"instance_id": "x", "params": {"query": "spell", "args": "a"}},
+        400,
+        "'params.args' must be a list",
+    ),
+    (
+        "get_info",
+        {"instance_id": "x", "params": {"query": "spell", "kwargs": [1]}},
+        400,
+        "'params.kwargs' must be an",
+    ),
+    (
+        "evaluate",
+        {"instance_id": "x", "params": json.loads("[" * 500 + "]" * 500)},
+        400,
+        "'params' must be an object",
+    ),
+    (
+        "evaluate",
+        {"instance_id": "x", "params": {"a": json.loads("[" * 500 + "]" * 500)}},
+        400,
+        "nested deeper",
+    ),
 ]
 
 
@@ -222,16 +340,22 @@ HEAD = b"POST /step HTTP/1.1\r\nHost: x\r\n"
 WHOLE = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
 
 
-@pytest.mark.parametrize("start", [b"", b"PO", HEAD, HEAD + b"Content-Length: 10\r\n\r\n{", WHOLE + b"POST /st"])
+@pytest.mark.parametrize(
+    "start", [b"", b"PO", HEAD, HEAD + b"Content-Length: 10\r\n\r\n{", WHOLE + b"POST /st"]
+)
 def test_half_a_request_ends(counter, start, monkeypatch):
     monkeypatch.setattr(service_module, "HEAD_S", 0.3)
     monkeypatch.setattr(http_module, "BODY_S", 0.3)
-    with socket.create_connection(("127.0.0.1", int(counter[0].rsplit(":", 1)[1])), timeout=30) as client:
+    with socket.create_connection(
+        ("127.0.0.1", int(counter[0].rsplit(":", 1)[1])), timeout=30
+    ) as client:
         if start.startswith(WHOLE):
             client.sendall(WHOLE)
             assert client.recv(1 << 16).startswith(b"HTTP/1.1 200")
         client.sendall(start.removeprefix(WHOLE))
-        answer = b"".join(iter(lambda: client.recv(1 << 16), b""))  # until the server closes the connection
+        answer = b"".join(
+            iter(lambda: client.recv(1 << 16), b"")
+        )  # until the server closes the connection
     assert (b" 408 " in answer) == (b"Content-Length" in start)
     assert post(counter[0], "create", task_id="count-0")[0] == 200
 
@@ -245,8 +369,14 @@ def test_a_service_says_which_environment_it_runs():
 def test_a_token_is_required(monkeypatch):
     with service(token="secret") as (url, _):
         assert post(url, "create", task_id="count-0")[0] == 401
-        assert post(url, "create", headers={"Authorization": "Bearer wrong"}, task_id="count-0")[0] == 401
-        assert post(url, "create", headers={"Authorization": "Bearer secret"}, task_id="count-0")[0] == 200
+        assert (
+            post(url, "create", headers={"Authorization": "Bearer wrong"}, task_id="count-0")[0]
+            == 401
+        )
+        assert (
+            post(url, "create", headers={"Authorization": "Bearer secret"}, task_id="count-0")[0]
+            == 200
+        )
         with pytest.raises(urllib.error.HTTPError):
             urllib.request.urlopen(f"{url}/metrics")
         with pytest.raises(WorldError, match="token"):
@@ -278,7 +408,8 @@ def test_a_duplicate_step_is_executed_once(counter):
 
 
 class Lossy:
-    """A proxy that drops the first answers to `/step`, so that the client cannot know if the steps ran."""
+    """A proxy that drops the first answers to `/step`, so that the client cannot know if the steps
+    ran."""
 
     def __init__(self, url: str, losses: int):
         self._target, self._losses = int(url.rsplit(":", 1)[1]), losses
@@ -296,10 +427,14 @@ class Lossy:
         with connection, connection.makefile("rb") as lines:
             while line := lines.readline():
                 head = [line, *iter(lines.readline, b"\r\n")]
-                length = next(int(h.split(b":")[1]) for h in head if h.lower().startswith(b"content-length"))
+                length = next(
+                    int(h.split(b":")[1]) for h in head if h.lower().startswith(b"content-length")
+                )
                 route = line.split()[1].decode()
                 upstream = http.client.HTTPConnection("127.0.0.1", self._target)
-                upstream.request("POST", route, lines.read(length), {"Content-Type": "application/json"})
+                upstream.request(
+                    "POST", route, lines.read(length), {"Content-Type": "application/json"}
+                )
                 response = upstream.getresponse()
                 data = response.read()
                 upstream.close()
@@ -307,7 +442,8 @@ class Lossy:
                     self._losses -= 1
                     return
                 connection.sendall(
-                    b"HTTP/1.1 %d X\r\nContent-Length: %d\r\n\r\n%b" % (response.status, len(data), data)
+                    b"HTTP/1.1 %d X\r\nContent-Length: %d\r\n\r\n%b"
+                    % (response.status, len(data), data)
                 )
 
     def close(self):
@@ -356,7 +492,8 @@ def test_leases_end_and_metrics_count_them():
         assert 'env_requests_total{route="create",status="200"} 3' in text
         assert 'env_request_seconds_bucket{route="create",le="+Inf"} 3' in text
         assert all(
-            re.fullmatch(r'# TYPE \w+ \w+|\w+(\{(\w+="[^"]*",?)+\})? [\d.]+', line) for line in text.splitlines()
+            re.fullmatch(r'# TYPE \w+ \w+|\w+(\{(\w+="[^"]*",?)+\})? [\d.]+', line)
+            for line in text.splitlines()
         )
 
 
@@ -405,7 +542,17 @@ def test_many_clients_at_once(counter):
 
 
 def test_a_service_is_killed_during_a_rollout():
-    command = [sys.executable, "-m", "envs.service", "--env", COUNTER, "--port", "0", "--workers", "2"]
+    command = [
+        sys.executable,
+        "-m",
+        "envs.service",
+        "--env",
+        COUNTER,
+        "--port",
+        "0",
+        "--workers",
+        "2",
+    ]
     server = subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT)
     url = server.stdout.readline().decode().split()[-1]
     world = RemoteWorld(url, deadlines=Deadlines(step=5.0))
@@ -433,7 +580,17 @@ def test_a_restarted_service_has_no_old_instances():
 
 
 def test_an_interrupted_service_ends_its_workers():
-    command = [sys.executable, "-m", "envs.service", "--env", COUNTER, "--port", "0", "--workers", "1"]
+    command = [
+        sys.executable,
+        "-m",
+        "envs.service",
+        "--env",
+        COUNTER,
+        "--port",
+        "0",
+        "--workers",
+        "1",
+    ]
     server = subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT)
     world = RemoteWorld(server.stdout.readline().decode().split()[-1])
     world.reset(world.tasks("train")[0])

@@ -11,7 +11,11 @@ from envs.toolcalls import CLOSE, OPEN, Call, call_text, parse, run_calls
 
 texts = st.text(alphabet=st.characters(exclude_categories=["Cs"]))
 values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | texts,
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | texts,
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts, inner, max_size=3),
     max_leaves=6,
 )
@@ -34,7 +38,10 @@ def test_tags_inside_a_call_do_not_end_it():
     assert turn.calls == [Call("note", arguments), Call("end", {})] and not turn.errors
 
 
-@given(st.lists(st.tuples(texts.filter(bool), st.dictionaries(texts, values, max_size=3)), max_size=3), texts)
+@given(
+    st.lists(st.tuples(texts.filter(bool), st.dictionaries(texts, values, max_size=3)), max_size=3),
+    texts,
+)
 def test_round_trip(calls, content):
     rendered = [call_text(name, arguments) for name, arguments in calls]
     if not tagless(content):
@@ -55,7 +62,9 @@ def test_never_raises(text):
     turn = parse(text)
     for error in turn.errors:
         assert error and "\n" not in error
-    json.dumps([call.to_dict() for call in turn.calls], ensure_ascii=False, allow_nan=False).encode()
+    json.dumps(
+        [call.to_dict() for call in turn.calls], ensure_ascii=False, allow_nan=False
+    ).encode()
 
 
 def test_errors_say_what_is_wrong():
@@ -74,12 +83,16 @@ def test_errors_say_what_is_wrong():
     assert "arguments" in error('<tool_call>{"name": "a", "arguments": "{}"}</tool_call>')
     assert "text" in error('<tool_call>{"name": "a", "arguments": {"x": "\\ud800"}}</tool_call>')
     assert "deep" in error(f"<tool_call>{'[' * 100_000}</tool_call>")
-    assert "number" in error(f'<tool_call>{{"name": "a", "arguments": {{"x": {"9" * 5000}}}}}</tool_call>')
+    assert "number" in error(
+        f'<tool_call>{{"name": "a", "arguments": {{"x": {"9" * 5000}}}}}</tool_call>'
+    )
     assert "number" in error('<tool_call>{"name": "a", "arguments": {"x": 1e999}}</tool_call>')
 
 
 def test_a_broken_call_does_not_affect_the_others():
-    turn = parse(f"first {call_text('a', {})} then {OPEN}broken{CLOSE} and {call_text('b', {'x': 1})} last")
+    turn = parse(
+        f"first {call_text('a', {})} then {OPEN}broken{CLOSE} and {call_text('b', {'x': 1})} last"
+    )
     assert [call.name for call in turn.calls] == ["a", "b"]
     assert len(turn.errors) == 1
     assert turn.content == "first\nthen\nand\nlast"
@@ -96,7 +109,9 @@ def test_calls_run_in_order_up_to_a_number_and_what_is_refused_is_said():
         called.append((name, arguments))
         return f"{name} done" if name != "b" else "error: no b", name != "b"
 
-    turn = parse(OPEN + "broken" + CLOSE + "".join(call_text(name, {"n": n}) for n, name in enumerate("abc")))
+    turn = parse(
+        OPEN + "broken" + CLOSE + "".join(call_text(name, {"n": n}) for n, name in enumerate("abc"))
+    )
     messages, info = run_calls(turn, call, 2)
     assert called == [("a", {"n": 0}), ("b", {"n": 1})]
     assert [message["content"] for message in messages] == [
@@ -107,14 +122,24 @@ def test_calls_run_in_order_up_to_a_number_and_what_is_refused_is_said():
         ("a", "a done", True), ("b", "error: no b", False)
     ]  # fmt: skip
     assert (info["errors"], info["parse_error"]) == (3, True)
-    assert run_calls(parse("text alone"), call, 2) == ([], {"calls": [], "errors": 0, "parse_error": False})
+    assert run_calls(parse("text alone"), call, 2) == (
+        [],
+        {"calls": [], "errors": 0, "parse_error": False},
+    )
 
 
 def test_many_empty_calls_are_read_in_one_pass():
     """A quadratic parser needs minutes of CPU here; the guard only ends those."""
-    for text in ((OPEN + CLOSE) * 100_000, OPEN * 100_000, CLOSE * 100_000, (CLOSE + OPEN) * 100_000):
+    for text in (
+        (OPEN + CLOSE) * 100_000,
+        OPEN * 100_000,
+        CLOSE * 100_000,
+        (CLOSE + OPEN) * 100_000,
+    ):
         signal.setitimer(signal.ITIMER_PROF, 60)
-        signal.signal(signal.SIGPROF, lambda *_: pytest.fail("one minute of CPU time was not enough"))
+        signal.signal(
+            signal.SIGPROF, lambda *_: pytest.fail("one minute of CPU time was not enough")
+        )
         try:
             turn = parse(text)
         finally:

@@ -1,4 +1,5 @@
-"""The travel agency: success depends on the final state and the answer only, and inaction never succeeds."""
+"""The travel agency: success depends on the final state and the answer only, and inaction never
+succeeds."""
 
 import collections
 import itertools
@@ -20,7 +21,16 @@ from envs.travel.agency import TOOLS, arguments_of
 from envs.travel.data import data, image
 from envs.travel.demos import SLIPS, compositions, demonstrate, demonstration, odds, reserved
 from envs.travel.profile import OPERATIONS, PROFILE, QUESTIONS, describe
-from envs.travel.tasks import HELD_OUT, LEVELS, TEMPLATES, WORLDS, Unfit, generate, is_training_world, task_of
+from envs.travel.tasks import (
+    HELD_OUT,
+    LEVELS,
+    TEMPLATES,
+    WORLDS,
+    Unfit,
+    generate,
+    is_training_world,
+    task_of,
+)
 from envs.travel.verify import answers
 from envs.world import Task
 
@@ -81,9 +91,17 @@ def test_every_reference_succeeds_and_nothing_less_does(world, tasks):
         assert play(world, task, []).score == 0.0
         assert play(world, task, ["done"]).score == 0.0
         evaluation = play(world, task, task.reference)
-        assert evaluation.success and evaluation.score == 1.0 and evaluation.components["progress"] == 1.0, task
+        assert (
+            evaluation.success
+            and evaluation.score == 1.0
+            and evaluation.components["progress"] == 1.0
+        ), task
         assert evaluation == world.evaluate()
-        assert task.difficulty == len(task.reference) - 1 == sum(len(parse(t).calls) for t in task.reference)
+        assert (
+            task.difficulty
+            == len(task.reference) - 1
+            == sum(len(parse(t).calls) for t in task.reference)
+        )
 
 
 def test_no_call_of_a_reference_can_be_left_out(world, tasks):
@@ -91,7 +109,10 @@ def test_no_call_of_a_reference_can_be_left_out(world, tasks):
         if not task.verifier["state"] or task.verifier["answer"]:
             continue
         for i in range(task.difficulty):
-            assert not play(world, task, task.reference[:i] + task.reference[i + 1 :]).success, (task, i)
+            assert not play(world, task, task.reference[:i] + task.reference[i + 1 :]).success, (
+                task,
+                i,
+            )
 
 
 def test_corrupted_references_fail(world, tasks):
@@ -101,12 +122,18 @@ def test_corrupted_references_fail(world, tasks):
             if call.name not in CHANGING:
                 continue
             assert not play(world, task, task.reference[:i] + task.reference[i + 1 :]).success
-            others = data(task.seed).orders if "order" in call.arguments else data(task.seed).flights
+            others = (
+                data(task.seed).orders if "order" in call.arguments else data(task.seed).flights
+            )
             key = "order" if "order" in call.arguments else "flight"
-            # Look up every order and flight, so that the wrong id is not refused because of a missing look-up.
+            # Look up every order and flight, so that the wrong id is not refused because of a
+            # missing look-up.
             looks = [call_text("order", {"id": id}) for id in data(task.seed).orders]
             for flight in data(task.seed).flights.values():
-                looks += [call_text("flights", {"to": flight.city}), call_text("quote", {"flight": flight.id})]
+                looks += [
+                    call_text("flights", {"to": flight.city}),
+                    call_text("quote", {"flight": flight.id}),
+                ]
             for other in list(others)[:2]:
                 if other != call.arguments[key]:
                     wrong = call_text(call.name, call.arguments | {key: other})
@@ -122,7 +149,11 @@ def test_corrupted_references_fail(world, tasks):
 
 
 def test_progress_grows_with_the_goal_and_shrinks_with_damage(world, tasks):
-    task = next(task for task in every(tasks) if len(task.verifier["state"]) == 2 and task.verifier["answer"] is None)
+    task = next(
+        task
+        for task in every(tasks)
+        if len(task.verifier["state"]) == 2 and task.verifier["answer"] is None
+    )
     world.reset(task)
     seen = [world.evaluate().components["progress"]]
     for turn in task.reference:
@@ -132,7 +163,9 @@ def test_progress_grows_with_the_goal_and_shrinks_with_damage(world, tasks):
     wrong = [["orders", "O00", "bag", 0, 1]]
     assert verify(task.verifier, task.verifier["state"] + wrong, None).components["progress"] == 0.5
     assert verify(task.verifier, wrong, None).components["progress"] == 0.0
-    assert not verify({"state": [], "answer": None}, [], "done").success  # a task without a goal never succeeds
+    assert not verify(
+        {"state": [], "answer": None}, [], "done"
+    ).success  # a task without a goal never succeeds
 
 
 def test_the_path_does_not_matter(world, tasks):
@@ -143,10 +176,16 @@ def test_the_path_does_not_matter(world, tasks):
         assert play(world, task, looks + task.reference).success
         one_turn = "\n".join(turns)
         assert play(world, task, [f"I will do this.\n{one_turn}", task.reference[-1]]).success
-        if re.fullmatch(r"order[^+]*\+order[^+]*", task.meta["template"]) and "flights" not in "".join(turns):
+        if re.fullmatch(
+            r"order[^+]*\+order[^+]*", task.meta["template"]
+        ) and "flights" not in "".join(turns):
             first = set(parse(turns[0]).calls[0].arguments.values())
-            of_first = [turn for turn in turns if first & set(parse(turn).calls[0].arguments.values())]
-            assert play(world, task, [turn for turn in turns if turn not in of_first] + of_first).success
+            of_first = [
+                turn for turn in turns if first & set(parse(turn).calls[0].arguments.values())
+            ]
+            assert play(
+                world, task, [turn for turn in turns if turn not in of_first] + of_first
+            ).success
 
 
 def test_two_bookings_in_either_order_make_the_same_difference():
@@ -166,7 +205,11 @@ def test_two_bookings_in_either_order_make_the_same_difference():
 
 
 def test_splits_are_stable_graded_and_disjoint(tasks):
-    assert {split: len(found) for split, found in tasks.items()} == {"train": 64, "dev": 48, "test": 96}
+    assert {split: len(found) for split, found in tasks.items()} == {
+        "train": 64,
+        "dev": 48,
+        "test": 96,
+    }
     assert [task.id for task in tasks["train"]][3] == "travel/train/0003"
     assert len({task.id for task in every(tasks)}) == len(every(tasks))
     worlds = {split: {task.seed for task in found} for split, found in tasks.items()}
@@ -214,7 +257,10 @@ def test_tasks_from_the_generator_are_deterministic_and_solvable(world):
 def test_an_episode_opens_with_a_short_system_message(world, tasks):
     task = tasks["dev"][0]
     observation = world.reset(task)
-    assert observation.messages == [{"role": "system", "content": SYSTEM}, {"role": "user", "content": task.query}]
+    assert observation.messages == [
+        {"role": "system", "content": SYSTEM},
+        {"role": "user", "content": task.query},
+    ]
     assert [tool["function"]["name"] for tool in observation.tools] == list(ARGUMENTS)
     json.dumps(observation.to_dict())
 
@@ -223,7 +269,9 @@ def test_the_same_task_gives_the_same_episode(tasks):
     for task in tasks["train"][:12]:
         one, other = Travel(), Travel()
         assert one.reset(task, 0) == other.reset(task, 0)
-        assert [one.step(turn) for turn in task.reference] == [other.step(turn) for turn in task.reference]
+        assert [one.step(turn) for turn in task.reference] == [
+            other.step(turn) for turn in task.reference
+        ]
         assert one.snapshot() == other.snapshot()
 
 
@@ -287,14 +335,20 @@ def test_wrong_calls_get_a_readable_error():
     assert "nobody" in session("people", name="Nobody")
 
 
-words = st.sampled_from(["O12", "P12", "F12", "Rome", "4A", "", "'; DROP TABLE orders; --", "\x00", "é", "rome"])
+words = st.sampled_from(
+    ["O12", "P12", "F12", "Rome", "4A", "", "'; DROP TABLE orders; --", "\x00", "é", "rome"]
+)
 arguments = st.dictionaries(
     st.sampled_from(["to", "name", "flight", "passenger", "order", "id", "seat", "self"]),
     words | st.text(max_size=5) | st.none() | st.integers() | st.lists(words),
     max_size=3,
 )
-calls = st.builds(call_text, st.sampled_from([*ARGUMENTS, "call", "__init__", "rows", ""]), arguments)
-turns = st.lists(calls | st.text(max_size=10) | st.sampled_from(["<tool_call>", "</tool_call>"]), max_size=4)
+calls = st.builds(
+    call_text, st.sampled_from([*ARGUMENTS, "call", "__init__", "rows", ""]), arguments
+)
+turns = st.lists(
+    calls | st.text(max_size=10) | st.sampled_from(["<tool_call>", "</tool_call>"]), max_size=4
+)
 
 
 @given(st.lists(turns.map("\n".join), max_size=6))
@@ -322,7 +376,10 @@ def test_random_calls_keep_the_database_consistent(draw):
     for _ in range(30):
         tool = draw.draw(st.sampled_from(sorted(ARGUMENTS)))
         pools = {"to": cities, "name": names}
-        session(tool, **{name: draw.draw(st.sampled_from(pools.get(name, ids))) for name in ARGUMENTS[tool]})
+        session(
+            tool,
+            **{name: draw.draw(st.sampled_from(pools.get(name, ids))) for name in ARGUMENTS[tool]},
+        )
     rows = session.world.difference()
     assert len({(row[1], row[2]) for row in rows}) == len(rows)
     assert all(row[3] != row[4] for row in rows)
@@ -333,14 +390,18 @@ def test_random_calls_keep_the_database_consistent(draw):
 
 def test_a_booking_needs_search_quote_and_passenger():
     session = Session()
-    flight, passenger = next(iter(session.data.flights.values())), next(iter(session.data.passengers.values()))
+    flight, passenger = (
+        next(iter(session.data.flights.values())),
+        next(iter(session.data.passengers.values())),
+    )
     book = {"flight": flight.id, "passenger": passenger.id}
     assert session("quote", flight=flight.id) == "error: search the flights first"
     assert session("book", **book) == "error: search the flights first"
     rows = session("flights", to=flight.city.upper()).split("\n")
     assert len(rows) <= 3
     assert any(
-        row == f"{flight.city} {flight.price} {flight.fare} {flight.time} {flight.day} {flight.id}" for row in rows
+        row == f"{flight.city} {flight.price} {flight.fare} {flight.time} {flight.day} {flight.id}"
+        for row in rows
     )
     prices = [int(row.split()[1]) for row in rows]
     assert prices == sorted(set(prices))
@@ -348,12 +409,21 @@ def test_a_booking_needs_search_quote_and_passenger():
     assert session("quote", flight=flight.id) == f"{flight.id} {flight.price}"
     assert session("book", **book) == "error: look the passenger up first"
     assert session("orders", passenger=passenger.id) == "error: look the passenger up first"
-    assert session("people", name=passenger.name.lower()) == f"{passenger.id} {passenger.name} {passenger.card}"
+    assert (
+        session("people", name=passenger.name.lower())
+        == f"{passenger.id} {passenger.name} {passenger.card}"
+    )
     order = session.data.spare[0]
-    assert session("book", **book) == f"{passenger.name} {flight.day} {flight.fare} {flight.city} {order}"
+    assert (
+        session("book", **book)
+        == f"{passenger.name} {flight.day} {flight.fare} {flight.city} {order}"
+    )
     assert session("bag", order=order) == f"{order} bag"  # a new booking counts as shown
     key = f"{passenger.id} {flight.id}"
-    assert session.world.difference() == [["orders", key, "bag", None, 1], ["orders", key, "status", None, "open"]]
+    assert session.world.difference() == [
+        ["orders", key, "bag", None, 1],
+        ["orders", key, "status", None, "open"],
+    ]
 
 
 def test_an_order_must_be_shown_before_it_is_changed():
@@ -365,7 +435,9 @@ def test_an_order_must_be_shown_before_it_is_changed():
     assert session("move", order=id, flight="F12") == "error: look at the order first"
     assert session("order", id="O00") == "error: no such order"
     name = session.data.passengers[order.passenger].name
-    assert session("order", id=id).startswith(f"{name} ") and session("order", id=id).endswith(f" {id}")
+    assert session("order", id=id).startswith(f"{name} ") and session("order", id=id).endswith(
+        f" {id}"
+    )
     assert session("bag", order=id) == f"{id} bag"
     assert session("bag", order=id) == "error: it has a bag"
     assert " bag" in session("order", id=id)
@@ -381,7 +453,9 @@ def test_orders_lists_the_open_orders_of_a_passenger():
         assert sorted(re.findall(r"O\d\d$", listed, re.M)) == sorted(order.id for order in held)
         assert held or listed == "no orders"
         if held:
-            assert session("cancel", order=held[0].id) == f"{held[0].id} cancelled"  # the list showed it
+            assert (
+                session("cancel", order=held[0].id) == f"{held[0].id} cancelled"
+            )  # the list showed it
             assert held[0].id not in session("orders", passenger=passenger.id)
             assert session("order", id=held[0].id).split()[-3] == "cancelled"
             assert session("bag", order=held[0].id) == "error: the order is closed"
@@ -435,8 +509,13 @@ def test_worlds_are_seeded_and_unambiguous():
         names = [passenger.name for passenger in agency.passengers.values()]
         assert len(set(names)) == len(names) == 12 and len(agency.orders) == 8
         assert 24 <= len(agency.flights) <= 36
-        trips = [(order.passenger, agency.flights[order.flight].city) for order in agency.orders.values()]
-        assert len(set(trips)) == len(trips) and max(collections.Counter(p for p, _ in trips).values()) <= 3
+        trips = [
+            (order.passenger, agency.flights[order.flight].city) for order in agency.orders.values()
+        ]
+        assert (
+            len(set(trips)) == len(trips)
+            and max(collections.Counter(p for p, _ in trips).values()) <= 3
+        )
         assert not set(agency.spare) & set(agency.orders)
         for flight in agency.flights:
             for kind in ("window", "aisle"):
@@ -480,8 +559,12 @@ def test_an_answer_names_one_value_of_its_type(text, expected, right):
 def test_the_profile_covers_the_tools_and_its_slots_fit():
     json.dumps(PROFILE)
     kinds = {entity["name"]: entity for entity in PROFILE["entities"]}
-    assert {operation["tool"] for operation in PROFILE["operations"]} == CHANGING - {"move"}  # which no task needs
-    assert "phrases" not in json.dumps(PROFILE)  # explorers do not know the words of the hand-written tasks
+    assert {operation["tool"] for operation in PROFILE["operations"]} == CHANGING - {
+        "move"
+    }  # which no task needs
+    assert "phrases" not in json.dumps(
+        PROFILE
+    )  # explorers do not know the words of the hand-written tasks
     for operation in OPERATIONS:
         assert list(operation["arguments"]) == ARGUMENTS[operation["tool"]]
         assert set(operation["arguments"].values()) <= set(kinds)
@@ -499,14 +582,23 @@ def test_descriptions_name_one_entity_each():
         agency = data(seed)
         kinds = {"flight": agency.flights, "passenger": agency.passengers, "order": agency.orders}
         for kind, ids in kinds.items():
-            texts = [phrase["text"] for id in ids for phrase in describe(agency, kind, id)["phrases"]]
+            texts = [
+                phrase["text"] for id in ids for phrase in describe(agency, kind, id)["phrases"]
+            ]
             assert len(set(texts)) == len(texts)
-            attributes = next(entity for entity in PROFILE["entities"] if entity["name"] == kind)["attributes"]
+            attributes = next(entity for entity in PROFILE["entities"] if entity["name"] == kind)[
+                "attributes"
+            ]
             for id in ids:
                 described = describe(agency, kind, id)
                 assert set(attributes) <= set(described)
-                assert kind == "order" or not any(id in phrase["text"] for phrase in described["phrases"])
-    assert describe(agency, "order", "O00") == {} and describe(agency, "seat", "9Z", {"order": "O00"}) == {}
+                assert kind == "order" or not any(
+                    id in phrase["text"] for phrase in described["phrases"]
+                )
+    assert (
+        describe(agency, "order", "O00") == {}
+        and describe(agency, "seat", "9Z", {"order": "O00"}) == {}
+    )
 
 
 def test_orders_made_in_the_episode_are_named_relative_to_it():
@@ -518,9 +610,9 @@ def test_orders_made_in_the_episode_are_named_relative_to_it():
         session("flights", to=chosen.city)
         session("quote", flight=chosen.id)
         session("book", flight=chosen.id, passenger=passenger.id)
-        phrases = describe(session.data, "order", session.data.spare[0], None, session.world._agency.orders())[
-            "phrases"
-        ]
+        phrases = describe(
+            session.data, "order", session.data.spare[0], None, session.world._agency.orders()
+        )["phrases"]
         expected = "it" if n == 0 else f"{passenger.name}'s new trip to {flight.city}"
         assert phrases == [{"text": expected, "via": ["book"]}]
 
@@ -547,11 +639,18 @@ def test_careful_demonstrations_succeed_and_careless_ones_mostly_do_not():
 
 
 def test_all_pairs_of_goals_except_held_out_ones_are_demonstrated():
-    held_out = {frozenset(template.split("+")) for templates in HELD_OUT.values() for template in templates}
+    held_out = {
+        frozenset(template.split("+")) for templates in HELD_OUT.values() for template in templates
+    }
     shown = {frozenset(template.split("+")) for template in compositions()}
-    assert not shown & held_out and {frozenset(t.split("+")) for level in LEVELS for t in TEMPLATES[level]} <= shown
+    assert (
+        not shown & held_out
+        and {frozenset(t.split("+")) for level in LEVELS for t in TEMPLATES[level]} <= shown
+    )
     found = [demonstrate(random.Random(i), care=1.0, plain=0.0) for i in range(300)]
-    assert all(demo["success"] for demo in found) and {demo["difficulty"] for demo in found} == set(LEVELS)
+    assert all(demo["success"] for demo in found) and {demo["difficulty"] for demo in found} == set(
+        LEVELS
+    )
     assert len({demo["template"] for demo in found}) > 80
 
 
@@ -562,10 +661,15 @@ def test_demonstrations_are_well_formed_and_limited_to_training_worlds():
         assert roles[:2] == ["system", "user"] and roles[2::2] == ["assistant"] * len(roles[2::2])
         assert set(roles[3::2]) <= {"tool"} and roles[-1] == "assistant"
         assert demo["hinted"] == demo["messages"][1]["content"].startswith("<EXP>When asked ")
-        *acts, final = [message["content"] for message in demo["messages"] if message["role"] == "assistant"]
+        *acts, final = [
+            message["content"] for message in demo["messages"] if message["role"] == "assistant"
+        ]
         for act in acts:
             (call,) = parse(act).calls
-            assert act == call_text(call.name, call.arguments) and list(call.arguments) == tools[call.name]
+            assert (
+                act == call_text(call.name, call.arguments)
+                and list(call.arguments) == tools[call.name]
+            )
         assert not parse(final).calls and not parse(final).errors
     with pytest.raises(ValueError, match="not a training world"):
         demonstration(WORLDS, random.Random(0))
@@ -575,19 +679,27 @@ def test_no_task_of_the_splits_is_demonstrated(tasks):
     assert reserved() == {(task.seed, task.query) for task in every(tasks)}
     drawn = demonstration(7, random.Random(1))["messages"][1]["content"]
     assert demonstration(7, random.Random(1))["messages"][1]["content"] == drawn
-    assert demonstration(7, random.Random(1), exclude=frozenset({(7, drawn)}))["messages"][1]["content"] != drawn
+    assert (
+        demonstration(7, random.Random(1), exclude=frozenset({(7, drawn)}))["messages"][1][
+            "content"
+        ]
+        != drawn
+    )
 
 
 def test_experience_text():
     assert when_text("Add a bag to order O12.") == "When asked to add a bag to order X"
-    assert when_text("Who travels on Ann's trip to Rome?") == "When asked who travels on X's trip to X"
-    described = (
-        "Take a seat for an order: order Ann Rome. Then get a quote for a flight: flight Oslo noon. Reply with it."
+    assert (
+        when_text("Who travels on Ann's trip to Rome?") == "When asked who travels on X's trip to X"
     )
+    described = "Take a seat for an order: order Ann Rome. Then get a quote for a flight: flight Oslo noon. Reply with it."
     assert when_text(described) == (
         "When asked to take a seat for an order order X X then get a quote for a flight flight X noon reply with it"
     )
-    assert hint_text(["order", "bag"], "When asked to add a bag") == "When asked to add a bag: order, bag."
+    assert (
+        hint_text(["order", "bag"], "When asked to add a bag")
+        == "When asked to add a bag: order, bag."
+    )
 
 
 # Demonstrations in the words of the tools' descriptions.
@@ -597,7 +709,9 @@ def plain_drafts(n, seed=0):
     rng = random.Random(seed)
     while n:
         try:
-            yield plain.draft(rng.randrange(WORLDS), rng, rng.choice(plain.templates(rng.choice(LEVELS))))
+            yield plain.draft(
+                rng.randrange(WORLDS), rng, rng.choice(plain.templates(rng.choice(LEVELS)))
+            )
             n -= 1
         except Unfit:
             continue
@@ -610,7 +724,9 @@ def test_a_plain_reference_solves_its_task_and_every_change_is_needed(world):
         assert not play(world, task, [*task.reference[:-1], "nothing"]).success or plan.ask is None
         for i, call in enumerate(plan.calls):
             if call.tool in CHANGING:
-                assert not play(world, task, task.reference[:i] + task.reference[i + 1 :]).success, (plan, i)
+                assert not play(
+                    world, task, task.reference[:i] + task.reference[i + 1 :]
+                ).success, (plan, i)
     assert {call.tool for plan in plain_drafts(200) for call in plan.calls} == set(ARGUMENTS)
 
 
@@ -620,7 +736,9 @@ def test_a_plain_query_names_what_its_calls_need_and_nothing_that_they_have_to_f
         known = set(ids.findall(plan.query))
         session = Session(plan.world)
         for call in plan.calls:
-            assert known.issuperset(value for value in call.arguments.values() if ids.match(value)), plan
+            assert known.issuperset(
+                value for value in call.arguments.values() if ids.match(value)
+            ), plan
             known |= set(ids.findall(session(call.tool, **call.arguments)))
         assert all(f" {value}" in plan.query for call in plan.calls for key, value in call.arguments.items()
                    if key in ("to", "name")), plan  # fmt: skip
@@ -639,39 +757,67 @@ def test_a_plain_query_is_worded_as_the_explorer_words_it(world):
     writer._question = lambda event, query, rng: (wanted, {"value": plan.answer})
     for plan in plain_drafts(100, seed=2):
         session = Session(plan.world)
-        events = [Event(c.tool, c.arguments, "", session(c.tool, **c.arguments), ok=True) for c in plan.calls]
+        events = [
+            Event(c.tool, c.arguments, "", session(c.tool, **c.arguments), ok=True)
+            for c in plan.calls
+        ]
         assert events[0].cells == cells(events[0].name, events[0].result)
         targets = [n for n, call in enumerate(plan.calls) if call.tool in CHANGING]
         asked, wanted = (len(events) - 1, plan.ask[2]) if plan.ask else (None, "")
-        queries = {writer._words(events, targets, asked, random.Random(seed))[0] for seed in range(8)}
+        queries = {
+            writer._words(events, targets, asked, random.Random(seed))[0] for seed in range(8)
+        }
         assert plan.query in queries, plan
 
 
 def test_plain_demonstrations_combine_no_held_out_goals():
-    held_out = {frozenset(template.split("+")) for templates in HELD_OUT.values() for template in templates}
-    written = {"order.bag+same.order": "order.bag.name", "trip.refund+passenger.people": "trip.drop+passenger.card"}
+    held_out = {
+        frozenset(template.split("+")) for templates in HELD_OUT.values() for template in templates
+    }
+    written = {
+        "order.bag+same.order": "order.bag.name",
+        "trip.refund+passenger.people": "trip.drop+passenger.card",
+    }
     shown = {name for level in LEVELS for name in plain.templates(level)}
     for name, segments in written.items():
         assert frozenset(segments.split("+")) in held_out and plain.PREFIX + name not in shown
     assert not {f"{plain.PREFIX}order.{drop}+city.flights" for drop in ("cancel", "refund")} & shown
-    assert not {f"{plain.PREFIX}{pair}" for pair in ("order.seat+order.bag", "order.bag+order.seat")} & shown
-    assert {f"{plain.PREFIX}{pair}" for pair in ("order.bag+trip.seat", "trip.seat+order.bag", "book+book")} <= shown
+    assert (
+        not {f"{plain.PREFIX}{pair}" for pair in ("order.seat+order.bag", "order.bag+order.seat")}
+        & shown
+    )
+    assert {
+        f"{plain.PREFIX}{pair}"
+        for pair in ("order.bag+trip.seat", "trip.seat+order.bag", "book+book")
+    } <= shown
 
 
 def test_half_of_the_demonstrations_are_plain_and_their_agents_slip_alike():
     found = [demonstrate(random.Random(i), care=0.33) for i in range(150)]
     assert 0.4 < sum(demo["template"].startswith(plain.PREFIX) for demo in found) / 150 < 0.6
-    assert not any(demonstrate(random.Random(i), plain=0.0)["template"].startswith(plain.PREFIX) for i in range(30))
+    assert not any(
+        demonstrate(random.Random(i), plain=0.0)["template"].startswith(plain.PREFIX)
+        for i in range(30)
+    )
     careful = [demonstrate(random.Random(i), care=1.0, plain=1.0, hint=0.3) for i in range(80)]
-    assert all(demo["success"] for demo in careful) and {demo["difficulty"] for demo in careful} == set(LEVELS)
+    assert all(demo["success"] for demo in careful) and {
+        demo["difficulty"] for demo in careful
+    } == set(LEVELS)
     careless, heeding = (
-        [demonstrate(random.Random(i), care=0.15, plain=1.0, hint=hint) for i in range(150)] for hint in (0.0, 1.0)
+        [demonstrate(random.Random(i), care=0.15, plain=1.0, hint=hint) for i in range(150)]
+        for hint in (0.0, 1.0)
     )
     assert 0.2 <= sum(demo["success"] for demo in careless) / 150 <= 0.45
     assert 0.55 <= sum(demo["success"] for demo in heeding) / 150 <= 0.8
-    ends = [demo["messages"][-1]["content"] for demo in careless if demo["template"] == "plain/passenger.people"]
+    ends = [
+        demo["messages"][-1]["content"]
+        for demo in careless
+        if demo["template"] == "plain/passenger.people"
+    ]
     assert {"done"} < set(ends) and any(end in ("gold", "silver", "blue") for end in ends)
-    assert demonstrate(random.Random(3), plain=1.0, hint=0.5) == demonstrate(random.Random(3), plain=1.0, hint=0.5)
+    assert demonstrate(random.Random(3), plain=1.0, hint=0.5) == demonstrate(
+        random.Random(3), plain=1.0, hint=0.5
+    )
     for demo in heeding[:50]:
         hint, _, query = demo["messages"][1]["content"].partition("</EXP>\n")
         assert hint.startswith("<EXP>When asked ") and query[0].isupper()

@@ -27,11 +27,17 @@ def test_references_succeed_in_their_house_and_fail_without_its_desk_calls(rarit
             without.difficulty,
         )
         assert _success(world, task, task.reference)
-        desks = [action for action in task.reference if re.search(rf'"name": "({"|".join(DESK)})"', action)]
+        desks = [
+            action
+            for action in task.reference
+            if re.search(rf'"name": "({"|".join(DESK)})"', action)
+        ]
         assert bool(desks) == bool(task.verifier["state"])
         if desks:
             changed += 1
-            assert not _success(world, task, [action for action in task.reference if action not in desks])
+            assert not _success(
+                world, task, [action for action in task.reference if action not in desks]
+            )
             assert _success(world, task, task.reference)
     assert changed > 30
     for task in world.tasks("dev"):
@@ -109,7 +115,9 @@ def test_an_unknown_house_is_refused(arguments, message):
 
 def test_all_tasks_may_be_of_one_level():
     for split in ("train", "dev"):
-        assert {task.difficulty for task in Travel(n_train=8, n_dev=8, rules=0, level=4).tasks(split)} == {4}
+        assert {
+            task.difficulty for task in Travel(n_train=8, n_dev=8, rules=0, level=4).tasks(split)
+        } == {4}
 
 
 def test_demonstrations_show_other_houses_with_common_desk_calls_most_often():
@@ -126,12 +134,16 @@ def test_demonstrations_show_other_houses_with_common_desk_calls_most_often():
     assert sum(episode["success"] for episode in careless) > 70
 
     def desk_calls(episodes):
-        said = "".join(m["content"] for e in episodes for m in e["messages"] if m["role"] == "assistant")
+        said = "".join(
+            m["content"] for e in episodes for m in e["messages"] if m["role"] == "assistant"
+        )
         return {desk for desk in DESK if f'"name": "{desk}"' in said}
 
     assert desk_calls(careless) >= {"check", "stamp", "scan"}
     assert desk_calls(e for e in careful if e["hinted"]) >= {"check", "stamp", "scan"}
-    assert not desk_calls(e for e in careful if not e["hinted"])  # nothing would tell which one comes next
+    assert not desk_calls(
+        e for e in careful if not e["hinted"]
+    )  # nothing would tell which one comes next
     assert demonstrate(random.Random(4), houses=True) == demonstrate(random.Random(4), houses=True)
     assert any(episode["template"].startswith(plain.PREFIX) for episode in careful)
     with pytest.raises(ValueError, match="houses"):

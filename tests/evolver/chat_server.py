@@ -11,18 +11,36 @@ from typing import Any
 
 
 class Answer:
-    """An answer. `cut` bytes at the end of the body are not sent; `stall` seconds pass before the first byte."""
+    """An answer. `cut` bytes at the end of the body are not sent; `stall` seconds pass before the
+    first byte."""
 
-    def __init__(self, body: Any, status: int = 200, *, headers: dict[str, str] | None = None, cut: int = 0, stall=0.0):
+    def __init__(
+        self,
+        body: Any,
+        status: int = 200,
+        *,
+        headers: dict[str, str] | None = None,
+        cut: int = 0,
+        stall=0.0,
+    ):
         self.body = body if isinstance(body, bytes) else json.dumps(body).encode()
         self.status, self.headers, self.cut, self.stall = status, headers or {}, cut, stall
 
 
-def said(text: str, *, finish: str = "stop", prompt: int = 10, completion: int = 5, usage: bool = True) -> Answer:
+def said(
+    text: str, *, finish: str = "stop", prompt: int = 10, completion: int = 5, usage: bool = True
+) -> Answer:
     """A chat completion."""
-    choice = {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": finish}
+    choice = {
+        "index": 0,
+        "message": {"role": "assistant", "content": text},
+        "finish_reason": finish,
+    }
     record = {"id": "x", "object": "chat.completion", "choices": [choice]}
-    return Answer(record | ({"usage": {"prompt_tokens": prompt, "completion_tokens": completion}} if usage else {}))
+    return Answer(
+        record
+        | ({"usage": {"prompt_tokens": prompt, "completion_tokens": completion}} if usage else {})
+    )
 
 
 def refused(status: int, message: str, **headers: str) -> Answer:
@@ -31,12 +49,20 @@ def refused(status: int, message: str, **headers: str) -> Answer:
 
 
 class ChatServer:
-    """Answers the n-th POST with `script(body, n)`; `requests` holds (path, headers, body) of all POSTs.
+    """Answers the n-th POST with `script(body, n)`; `requests` holds (path, headers, body) of all
+    POSTs.
 
     models: those that GET /v1/models lists; () = the server has no such route.
     """
 
-    def __init__(self, script: Callable[[dict[str, Any], int], Answer], *, models=("tiny",), key="", context=4096):
+    def __init__(
+        self,
+        script: Callable[[dict[str, Any], int], Answer],
+        *,
+        models=("tiny",),
+        key="",
+        context=4096,
+    ):
         self.script, self.key, self.requests = script, key, []
         self.models = [{"id": name, "object": "model", "max_model_len": context} for name in models]
         self._lock, self.busy, self.busiest = threading.Lock(), 0, 0
@@ -47,7 +73,9 @@ class ChatServer:
 
             def do_GET(self):
                 known = self.path == "/v1/models" and outer.models
-                self.send(outer.authorised(self) or Answer({"data": outer.models}, 200 if known else 404))
+                self.send(
+                    outer.authorised(self) or Answer({"data": outer.models}, 200 if known else 404)
+                )
 
             def do_POST(self):
                 body = json.loads(self.rfile.read(int(self.headers["content-length"])))
@@ -58,7 +86,10 @@ class ChatServer:
                     outer.busiest = max(outer.busiest, outer.busy)
                 try:
                     known = self.path.startswith("/v1/")
-                    self.send(outer.authorised(self) or (outer.script(body, number) if known else Answer({}, 404)))
+                    self.send(
+                        outer.authorised(self)
+                        or (outer.script(body, number) if known else Answer({}, 404))
+                    )
                 finally:
                     with outer._lock:
                         outer.busy -= 1
@@ -103,7 +134,9 @@ class ChatServer:
 
 def asked(chat) -> list[str]:
     """All that was said in each request."""
-    return ["\n".join(m["content"] for m in body["messages"]) for _, _, body in chat.server.requests]
+    return [
+        "\n".join(m["content"] for m in body["messages"]) for _, _, body in chat.server.requests
+    ]
 
 
 def answer(value) -> Answer:

@@ -15,7 +15,12 @@ def chat_of():
 
     def make(script, **limits) -> Chat:
         server = ChatServer(script).__enter__()
-        options = {"first_wait": 0.01, "longest_wait": 0.02, "attempts": 2, "failures": 1000} | limits
+        options = {
+            "first_wait": 0.01,
+            "longest_wait": 0.02,
+            "attempts": 2,
+            "failures": 1000,
+        } | limits
         roles = {name: Role(server.url, "tiny", max_tokens=500) for name in ROLES}
         chat = Chat(roles, limits=Limits(**options), say=lambda text: None)
         open_ones.extend([chat, server])

@@ -15,6 +15,7 @@ from envs.travel import Travel
 from envs.world import Evaluation, Observation, Task
 from evolver.attributing import ABSTAIN, BAD, GOOD, Label, TurnJudge
 from evolver.attributing.replay import ReplayJudge
+from evolver.parts import Parts
 from rl.trajectory import Completion, StopReason, Turn
 from tests.evolver.toy import BOOKS, Library, attempt, call, task
 
@@ -28,7 +29,7 @@ def values(judge, trajectories):
 
 
 def label(trajectory, make_world):
-    return values(ReplayJudge(make_world), [trajectory])[0]
+    return values(ReplayJudge(Parts(make_world=make_world)), [trajectory])[0]
 
 
 def labels(the_task, *actions, make_world=Library):
@@ -82,10 +83,18 @@ class TestRule:
 
     def test_thoughts_that_repeat_what_was_shown_need_nothing(self):
         acted = ["look", "It says that a lantern burns in Zanzibar. I ignore it.\nopen"]
-        assert labels(Task("door/1", "door", "Open."), *acted, make_world=lambda: Door(9)) == [ABSTAIN, GOOD]
+        assert labels(Task("door/1", "door", "Open."), *acted, make_world=lambda: Door(9)) == [
+            ABSTAIN,
+            GOOD,
+        ]
 
     def test_a_refused_call_is_bad(self):
-        assert labels(LEND, call("lend", "B15"), GREEN, call("lend", "B15"), "done") == [BAD, GOOD, GOOD, GOOD]
+        assert labels(LEND, call("lend", "B15"), GREEN, call("lend", "B15"), "done") == [
+            BAD,
+            GOOD,
+            GOOD,
+            GOOD,
+        ]
         assert labels(LEND, call("lend", "B15"), GREEN)[0] == BAD
 
     def test_harm_in_a_failure_is_bad_and_the_rest_is_judged_without_it(self):
@@ -110,10 +119,15 @@ class TestRule:
         assert labels(asked, GREEN, "Dune") == [ABSTAIN, BAD]
 
     def test_a_turn_cut_by_its_limit_never_reached_the_world_and_is_bad(self):
-        for actions, expected in (([GREEN], [ABSTAIN, BAD]), ([GREEN, call("lend", "B15")], [GOOD, GOOD, BAD])):
+        for actions, expected in (
+            ([GREEN], [ABSTAIN, BAD]),
+            ([GREEN, call("lend", "B15")], [GOOD, GOOD, BAD]),
+        ):
             trajectory = attempt(Library(), LEND, actions)
             trajectory.stop = StopReason.LENGTH
-            trajectory.turns.append(Turn([], Completion([], [], "length", 0), "Let me think about", []))
+            trajectory.turns.append(
+                Turn([], Completion([], [], "length", 0), "Let me think about", [])
+            )
             assert label(trajectory, Library) == expected
 
     def test_an_answer_that_quotes_nothing_leaves_look_ups_undecided(self):
@@ -133,11 +147,25 @@ class Numbered(Library):
 
 class TestIds:
     def test_a_look_up_that_showed_an_id_of_one_digit_is_good(self):
-        assert labels(LEND, GREEN, call("lend", "5"), "done", make_world=Numbered) == [GOOD, GOOD, GOOD]
+        assert labels(LEND, GREEN, call("lend", "5"), "done", make_world=Numbered) == [
+            GOOD,
+            GOOD,
+            GOOD,
+        ]
 
     def test_a_look_up_that_showed_the_digit_inside_a_number_is_not(self):
-        assert labels(LEND, GREEN, RED, call("lend", "5"), "done", make_world=Numbered) == [GOOD, BAD, GOOD, GOOD]
-        assert labels(LEND, RED, GREEN, call("lend", "5"), "done", make_world=Numbered) == [BAD, GOOD, GOOD, GOOD]
+        assert labels(LEND, GREEN, RED, call("lend", "5"), "done", make_world=Numbered) == [
+            GOOD,
+            BAD,
+            GOOD,
+            GOOD,
+        ]
+        assert labels(LEND, RED, GREEN, call("lend", "5"), "done", make_world=Numbered) == [
+            BAD,
+            GOOD,
+            GOOD,
+            GOOD,
+        ]
 
 
 class TestWorlds:
@@ -145,7 +173,9 @@ class TestWorlds:
 
     @given(
         st.lists(
-            st.sampled_from([GREEN, RED, call("lend", "B15"), call("lend", "B11"), call("mark", "B11"), "x"]),
+            st.sampled_from(
+                [GREEN, RED, call("lend", "B15"), call("lend", "B11"), call("mark", "B11"), "x"]
+            ),
             max_size=6,
         )
     )
@@ -153,19 +183,25 @@ class TestWorlds:
     def test_replay_from_the_start_labels_like_replay_from_snapshots(self, actions):
         assert labels(BOTH, *actions) == labels(BOTH, *actions, make_world=NoSnapshots)
 
-    @given(st.lists(st.sampled_from([GREEN, RED, call("lend", "B15"), call("mark", "B11"), "x"]), max_size=6))
+    @given(
+        st.lists(
+            st.sampled_from([GREEN, RED, call("lend", "B15"), call("mark", "B11"), "x"]), max_size=6
+        )
+    )
     @settings(max_examples=60, deadline=None)
     def test_without_its_bad_steps_an_episode_is_worth_no_less(self, actions):
         trajectory = attempt(Library(), BOTH, actions)
         found = label(trajectory, Library)
-        rest = [step.action for step, got in zip(trajectory.turns, found, strict=True) if got != BAD]
+        rest = [
+            step.action for step, got in zip(trajectory.turns, found, strict=True) if got != BAD
+        ]
         assert (
             attempt(Library(), BOTH, rest).evaluation.components["progress"]
             >= trajectory.evaluation.components["progress"]
         )
 
     def test_a_world_that_comes_out_otherwise_is_abstained_on_and_counted(self):
-        judge = ReplayJudge(Fickle)
+        judge = ReplayJudge(Parts(make_world=Fickle))
         trajectory = attempt(Fickle(), BOTH, [GREEN, call("lend", "B15")])
         Fickle.luck = 1
         assert values(judge, [trajectory]) == [[ABSTAIN, ABSTAIN]]
@@ -180,7 +216,7 @@ class TestWorlds:
         assert label(forfeited, Library) == label(whole, Library) == [GOOD, GOOD, BAD]
 
     def test_a_world_that_breaks_costs_only_its_labels(self):
-        judge = ReplayJudge(Broken)
+        judge = ReplayJudge(Parts(make_world=Broken))
         assert values(judge, [attempt(Library(), LEND, [GREEN])]) == [[ABSTAIN]]
         assert judge.metrics()["attributing/errors"] == 1
 
@@ -191,11 +227,13 @@ class TestWorlds:
         label(trajectory, Library)
         assert world.snapshot() == before
 
-    @pytest.mark.parametrize("stop", [StopReason.ENV_ERROR, StopReason.ENV_TIMEOUT, StopReason.CANCELLED])
+    @pytest.mark.parametrize(
+        "stop", [StopReason.ENV_ERROR, StopReason.ENV_TIMEOUT, StopReason.CANCELLED]
+    )
     def test_broken_episodes_are_abstained_on(self, stop):
         trajectory = attempt(Library(), LEND, [GREEN, call("lend", "B15"), "done"])
         trajectory.stop = stop
-        judge = ReplayJudge(Library)
+        judge = ReplayJudge(Parts(make_world=Library))
         assert values(judge, [trajectory]) == [[ABSTAIN] * 3]
         assert judge.metrics()["attributing/skipped"] == 1
 
@@ -203,7 +241,7 @@ class TestWorlds:
 class TestReasons:
     def test_each_label_has_a_reason(self):
         actions = [RED, GREEN, call("lend", "B99"), GREEN, call("lend", "B15"), "done"]
-        judge = ReplayJudge(Library)
+        judge = ReplayJudge(Parts(make_world=Library))
         (row,) = judge.label([attempt(Library(), LEND, actions)])
         assert [label.reason for label in row] == [
             "the goal is reached without the turn",
@@ -219,42 +257,65 @@ class TestReasons:
             return {label.reason for row in judge.label(tries) for label in row}
 
         flat = [attempt(Library(), LEND, [GREEN], rollout=n) for n in range(2)]
-        assert reasons(ReplayJudge(Library, skip_flat=True), *flat) == {"the group's outcomes are equal"}
+        assert reasons(ReplayJudge(Parts(make_world=Library), skip_flat=True), *flat) == {
+            "the group's outcomes are equal"
+        }
         broken = attempt(Library(), LEND, [GREEN])
         broken.stop = StopReason.ENV_ERROR
-        assert reasons(ReplayJudge(Library), broken) == {"the environment ended the episode"}
+        assert reasons(ReplayJudge(Parts(make_world=Library)), broken) == {
+            "the environment ended the episode"
+        }
         changed = attempt(Library(), LEND, [GREEN])
         changed.evaluation.score = 0.5
-        assert reasons(ReplayJudge(Library), changed) == {"the replay did not reproduce the outcome"}
+        assert reasons(ReplayJudge(Parts(make_world=Library)), changed) == {
+            "the replay did not reproduce the outcome"
+        }
         long = attempt(Library(), LEND, [RED] * 30 + [GREEN, call("lend", "B15"), "done"])
-        assert "the limit of replayed steps was reached" in reasons(ReplayJudge(Library, max_replayed=40), long)
-        assert reasons(ReplayJudge(Broken), attempt(Library(), LEND, [GREEN])) == {"the replay failed: RuntimeError"}
+        assert "the limit of replayed steps was reached" in reasons(
+            ReplayJudge(Parts(make_world=Library), max_replayed=40), long
+        )
+        assert reasons(
+            ReplayJudge(Parts(make_world=Broken)), attempt(Library(), LEND, [GREEN])
+        ) == {"the replay failed: RuntimeError"}
 
     def test_a_judge_of_a_few_lines_has_the_optional_members(self):
         class LastIsGood(TurnJudge):
             def label(self, trajectories):
-                return [[Label(ABSTAIN)] * (len(t.turns) - 1) + [Label(GOOD, "last")] for t in trajectories]
+                return [
+                    [Label(ABSTAIN)] * (len(t.turns) - 1) + [Label(GOOD, "last")]
+                    for t in trajectories
+                ]
 
         judge = LastIsGood()
-        assert judge.label([attempt(Library(), LEND, [GREEN, "done"])]) == [[(ABSTAIN, ""), (GOOD, "last")]]
-        assert (judge.roles, judge.concurrency, judge.reproduces_outcome, judge.metrics()) == ((), 1, False, {})
+        assert judge.label([attempt(Library(), LEND, [GREEN, "done"])]) == [
+            [(ABSTAIN, ""), (GOOD, "last")]
+        ]
+        assert (judge.roles, judge.concurrency, judge.reproduces_outcome, judge.metrics()) == (
+            (),
+            1,
+            False,
+            {},
+        )
         judge.close()
 
 
 class TestCost:
     def test_groups_without_spread_can_be_skipped(self):
-        same = [attempt(Library(), LEND, [GREEN, call("lend", "B15"), "done"], rollout=g) for g in range(2)]
+        same = [
+            attempt(Library(), LEND, [GREEN, call("lend", "B15"), "done"], rollout=g)
+            for g in range(2)
+        ]
         mixed = [
             attempt(Library(), BOTH, actions)
             for actions in ([GREEN], [GREEN, call("lend", "B15"), RED, call("mark", "B11")])
         ]
-        judge = ReplayJudge(Library, skip_flat=True)
+        judge = ReplayJudge(Parts(make_world=Library), skip_flat=True)
         found = values(judge, same + mixed)
         assert found[:2] == [[ABSTAIN] * 3] * 2
         assert found[3] == [GOOD] * 4
 
     def test_rollouts_alike_are_replayed_once(self):
-        judge = ReplayJudge(Library)
+        judge = ReplayJudge(Parts(make_world=Library))
         one = attempt(Library(), LEND, [RED, GREEN, call("lend", "B15"), "done"])
         judge.label([one])
         steps = judge.metrics()["attributing/env_steps"]
@@ -263,17 +324,19 @@ class TestCost:
 
     def test_the_bound_leaves_the_first_steps_undecided(self):
         actions = [RED] * 30 + [GREEN, call("lend", "B15"), "done"]
-        judge = ReplayJudge(Library, max_replayed=40)
+        judge = ReplayJudge(Parts(make_world=Library), max_replayed=40)
         found = values(judge, [attempt(Library(), LEND, actions)])[0]
         figures = judge.metrics()
         assert found[-3:] == [GOOD] * 3 and found[0] == ABSTAIN
         assert figures["attributing/over_budget"] == 1 and figures["attributing/env_steps"] < 100
 
     def test_rates_add_up(self):
-        judge = ReplayJudge(Library)
+        judge = ReplayJudge(Parts(make_world=Library))
         judge.label([attempt(Library(), LEND, [RED, GREEN, "done"])])
         figures = judge.metrics()
-        assert sum(figures[f"attributing/{name}_rate"] for name in ("good", "bad", "abstain")) == pytest.approx(1.0)
+        assert sum(
+            figures[f"attributing/{name}_rate"] for name in ("good", "bad", "abstain")
+        ) == pytest.approx(1.0)
         assert judge.metrics()["attributing/trajectories"] == 0
 
 
@@ -281,7 +344,9 @@ class TestTravel:
     def test_every_step_of_a_reference_is_good_or_undecided(self):
         world = Travel(n_train=48)
         tasks = world.tasks("train")
-        found_of = values(ReplayJudge(Travel), [attempt(world, t, t.reference) for t in tasks])
+        found_of = values(
+            ReplayJudge(Parts(make_world=Travel)), [attempt(world, t, t.reference) for t in tasks]
+        )
         for the_task, found in zip(tasks, found_of, strict=True):
             assert BAD not in found and found[-1] == GOOD, the_task.query
             assert the_task.verifier["answer"] is not None or ABSTAIN not in found, the_task.query
@@ -301,10 +366,20 @@ class TestTravel:
             if the_task.meta["template"] == "book":
                 *before, book, _ = the_task.reference
                 where = next(action for action in before if '"flights"' in action)
-                rows = attempt(world, the_task, [where]).turns[0].observation[0]["content"].splitlines()
+                rows = (
+                    attempt(world, the_task, [where])
+                    .turns[0]
+                    .observation[0]["content"]
+                    .splitlines()
+                )
                 wrong = next(row.split()[-1] for row in rows if row.split()[-1] not in book)
                 right = next(row.split()[-1] for row in rows if row.split()[-1] in book)
-                actions = [*before, call_text("quote", {"flight": wrong}), book.replace(right, wrong), "done"]
+                actions = [
+                    *before,
+                    call_text("quote", {"flight": wrong}),
+                    book.replace(right, wrong),
+                    "done",
+                ]
                 found = label(attempt(world, the_task, actions), Travel)
                 assert found[-2] == BAD and GOOD not in found
                 break
@@ -318,12 +393,25 @@ class TestTravel:
             if the_task.meta["template"] == "book.bag":
                 *before, book, _, _ = the_task.reference
                 where = next(action for action in before if '"flights"' in action)
-                rows = attempt(world, the_task, [where]).turns[0].observation[0]["content"].splitlines()
+                rows = (
+                    attempt(world, the_task, [where])
+                    .turns[0]
+                    .observation[0]["content"]
+                    .splitlines()
+                )
                 right = next(row.split()[-1] for row in rows if row.split()[-1] in book)
                 wrong = next(row.split()[-1] for row in rows if row.split()[-1] != right)
-                start = [*before, call_text("quote", {"flight": wrong}), book.replace(right, wrong), book]
+                start = [
+                    *before,
+                    call_text("quote", {"flight": wrong}),
+                    book.replace(right, wrong),
+                    book,
+                ]
                 id = attempt(world, the_task, start).turns[-1].observation[0]["content"].split()[-1]
-                found = label(attempt(world, the_task, [*start, call_text("bag", {"order": id}), "done"]), Travel)
+                found = label(
+                    attempt(world, the_task, [*start, call_text("bag", {"order": id}), "done"]),
+                    Travel,
+                )
                 assert found == [GOOD] * len(before) + [BAD, BAD, GOOD, GOOD, ABSTAIN]
                 break
         else:
@@ -332,8 +420,14 @@ class TestTravel:
     def test_labels_do_not_depend_on_company(self):
         world = Travel(n_train=12)
         tries = [
-            attempt(world, t, [*t.reference[:n], "done"]) for t in world.tasks("train") for n in range(len(t.reference))
+            attempt(world, t, [*t.reference[:n], "done"])
+            for t in world.tasks("train")
+            for n in range(len(t.reference))
         ]
-        together = ReplayJudge(Travel).label(tries)
-        alone = list(itertools.chain.from_iterable(ReplayJudge(Travel).label([trajectory]) for trajectory in tries))
+        together = ReplayJudge(Parts(make_world=Travel)).label(tries)
+        alone = list(
+            itertools.chain.from_iterable(
+                ReplayJudge(Parts(make_world=Travel)).label([trajectory]) for trajectory in tries
+            )
+        )
         assert together == alone

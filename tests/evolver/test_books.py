@@ -10,29 +10,47 @@ import pytest
 from PIL import Image
 
 from envs.world import Evaluation, Task
+from evolver.files.progress import Progress
+from evolver.files.report import main, report
+from evolver.files.rollout_files import record_of
+from evolver.files.sinks import Sinks
+from evolver.files.workdir import Workdir, read_tasks
 from evolver.llm.store import Ledger
 from evolver.metrics import faults_of, rollout_metrics
-from evolver.progress import Progress
-from evolver.records import record_of
-from evolver.report import main, report
-from evolver.sinks import Sinks
-from evolver.workdir import Workdir, read_tasks
 from models.files import BrokenFile
 from rl.evaluation import Scores
 from rl.trajectory import Completion, StopReason, Trajectory, Turn
 
 
-def trajectory(rollout: int = 0, *, success: bool = True, stop=StopReason.DONE, experience=(), origin="original"):
+def trajectory(
+    rollout: int = 0,
+    *,
+    success: bool = True,
+    stop=StopReason.DONE,
+    experience=(),
+    origin="original",
+):
     first = Turn(
-        [1, 2], Completion([3, 4], [-0.5, -0.123456789], "stop", 7), "look", [{"role": "tool", "content": "é"}]
+        [1, 2],
+        Completion([3, 4], [-0.5, -0.123456789], "stop", 7),
+        "look",
+        [{"role": "tool", "content": "é"}],
     )
     second = Turn(
-        [1, 2, 3, 4, 5], Completion([6], [-1.0], "stop", 7), "book", [], {"parse_error": True}, label=1, advantage=0.25
+        [1, 2, 3, 4, 5],
+        Completion([6], [-1.0], "stop", 7),
+        "book",
+        [],
+        {"parse_error": True},
+        label=1,
+        advantage=0.25,
     )
     task = Task("t1", "toy", "Book it.", origin=origin, difficulty=2)
     messages = [{"role": "user", "content": "Book it."}]
     evaluation = Evaluation(float(success), success, {"progress": float(success)})
-    return Trajectory(task, rollout, 11, messages, [first, second], stop, evaluation, list(experience))
+    return Trajectory(
+        task, rollout, 11, messages, [first, second], stop, evaluation, list(experience)
+    )
 
 
 def test_metrics_lines_are_sorted_exact_and_finite(tmp_path):
@@ -40,7 +58,10 @@ def test_metrics_lines_are_sorted_exact_and_finite(tmp_path):
     metrics = {"b": np.float32(0.1), "a": 1 / 3, "c": float("nan"), "d": np.int64(3)}
     workdir.log_metrics(4, metrics)
     line = (tmp_path / "metrics.jsonl").read_text()
-    assert line == '{"step": 4, "a": 0.3333333333333333, "b": 0.10000000149011612, "c": null, "d": 3}\n'
+    assert (
+        line
+        == '{"step": 4, "a": 0.3333333333333333, "b": 0.10000000149011612, "c": null, "d": 3}\n'
+    )
     assert workdir.metrics()[0]["a"] == 1 / 3
 
 
@@ -83,7 +104,10 @@ def test_rewinding_forgets_what_comes_after_a_step(tmp_path):
     workdir.rewind(2)
     assert (tmp_path / "metrics.jsonl").read_text().splitlines() == before
     kept = sorted(p.name for p in (tmp_path / "trajectories").glob("*.jsonl.gz"))
-    assert kept == ["held_out_000002.jsonl.gz", *(f"step_00000{step}.jsonl.gz" for step in range(3))]
+    assert kept == [
+        "held_out_000002.jsonl.gz",
+        *(f"step_00000{step}.jsonl.gz" for step in range(3)),
+    ]
     assert list(workdir.scores()) == [0, 1, 2]
 
 
@@ -131,8 +155,14 @@ def test_what_a_process_left_half_written_does_not_stop_the_next_one(tmp_path):
     [
         (b'{"id": 3, "env": "toy", "query": "q"}', "a task's id must be of type str, not 3"),
         (b'{"id": "a", "env": "toy", "query": ["q"]}', "a task's query must be of type str"),
-        (b'{"id": "a", "env": "toy", "query": "q", "seed": "1"}', "a task's seed must be of type int"),
-        (b'{"id": "a", "env": "toy", "query": "q", "verifier": 4}', "a task's verifier must be of type dict"),
+        (
+            b'{"id": "a", "env": "toy", "query": "q", "seed": "1"}',
+            "a task's seed must be of type int",
+        ),
+        (
+            b'{"id": "a", "env": "toy", "query": "q", "verifier": 4}',
+            "a task's verifier must be of type dict",
+        ),
         (b'{"id": "a", "env": "toy", "query": "\xff"}', "codec can't decode"),
         (b'{"id": "a", "env": "toy"}', "query"),
     ],
@@ -160,7 +190,11 @@ def test_a_rollout_is_one_readable_line_with_each_token_once(tmp_path):
 
 
 def test_stop_reasons_are_one_hot():
-    members = [trajectory(0), trajectory(1, stop=StopReason.LENGTH, success=False), trajectory(2, experience=["e"])]
+    members = [
+        trajectory(0),
+        trajectory(1, stop=StopReason.LENGTH, success=False),
+        trajectory(2, experience=["e"]),
+    ]
     metrics = rollout_metrics(members)
     assert sum(v for k, v in metrics.items() if k.startswith("stop/")) == 3
     assert metrics["stop/length"] == 1 and metrics["rollout/success"] == pytest.approx(2 / 3)
@@ -226,7 +260,7 @@ def test_progress_is_lines_in_a_log_and_one_line_on_a_terminal():
 
 
 def test_progress_counts_steps_only_while_there_are_some(monkeypatch):
-    monkeypatch.setattr("evolver.progress.LOG_EVERY", 0.0)
+    monkeypatch.setattr("evolver.files.progress.LOG_EVERY", 0.0)
     log, terminal = io.StringIO(), Terminal()
     for stream in (log, terminal):
         progress = Progress(3, stream=stream)
@@ -236,7 +270,11 @@ def test_progress_counts_steps_only_while_there_are_some(monkeypatch):
         progress.begin(2)
         progress.phase("rollouts", 0, 2)
         progress.close()
-    assert log.getvalue().splitlines() == ["evaluation 0/6", "step 0/3 · exploring 0/9", "step 3/3 · rollouts 0/2"]
+    assert log.getvalue().splitlines() == [
+        "evaluation 0/6",
+        "step 0/3 · exploring 0/9",
+        "step 3/3 · rollouts 0/2",
+    ]
     before, _, after = terminal.getvalue().partition("step 0/3")
     assert "evaluation 0/6" in before and "step" not in before and "step 3/3" in after
 
@@ -246,7 +284,9 @@ def test_faults_are_counted_in_the_line_of_their_step_and_summed_on_a_terminal()
     for stream in (log, terminal):
         progress = Progress(9, stream=stream)
         progress.step(
-            1, faults_of({"ledger/env_error": 2, "llm/judge/failures/timeout": 3, "skipped": 0.0}), success="5%"
+            1,
+            faults_of({"ledger/env_error": 2, "llm/judge/failures/timeout": 3, "skipped": 0.0}),
+            success="5%",
         )
         progress.step(2, faults_of({"ledger/env_error": 1, "ledger/cancelled": 0}), success="6%")
         progress.step(3, faults_of({}), success="7%")
@@ -256,7 +296,9 @@ def test_faults_are_counted_in_the_line_of_their_step_and_summed_on_a_terminal()
     assert first == "step 1/9 · success 5% · faults: model calls 3, world 2"
     assert "faults: world 1" in second and "faults" not in third
     live = terminal.getvalue().split("step 3/9")[1]
-    assert "faults: model calls 3, world 3" in live and "rollouts 3/16" in live and "step 4/9" in live
+    assert (
+        "faults: model calls 3, world 3" in live and "rollouts 3/16" in live and "step 4/9" in live
+    )
     assert "success 7%" in live and "left" in live
 
 
@@ -269,7 +311,9 @@ def test_wandb_and_tensorboard_are_not_imported_unless_asked_for(tmp_path):
 
 
 def rollout(id: str, action: str) -> Trajectory:
-    turn = Turn([1], Completion([2], [-1.0], "stop", 0), action, [{"role": "tool", "content": "ok"}])
+    turn = Turn(
+        [1], Completion([2], [-1.0], "stop", 0), action, [{"role": "tool", "content": "ok"}]
+    )
     return Trajectory(Task(id, "toy", "Do."), 0, 0, [], turns=[turn], stop=StopReason.DONE)
 
 
@@ -280,7 +324,9 @@ def test_wandb_writes_offline_and_goes_on_in_the_same_run(tmp_path):
     first.log(1, {"x": 1.0, "none": None})
     picture = tmp_path / "curve.png"
     Image.new("RGB", (2, 2)).save(picture)
-    first.rollouts(1, [rollout("a", "<EXP>"), rollout("b", "two")] * 20, ["trained", "no_signal"] * 20)
+    first.rollouts(
+        1, [rollout("a", "<EXP>"), rollout("b", "two")] * 20, ["trained", "no_signal"] * 20
+    )
     first.picture("curve", picture)
     first.picture("missing", tmp_path / "missing.png")
     assert (first.run.group, first.run.tags) == ("study", ("qa", "seed0"))
@@ -288,9 +334,15 @@ def test_wandb_writes_offline_and_goes_on_in_the_same_run(tmp_path):
     (table,) = tmp_path.glob("wandb/offline-run-*/files/media/table/*.json")
     table = json.loads(table.read_text())
     assert len(table["data"]) == 8 and table["columns"][:4] == ["step", "task", "origin", "query"]
-    assert table["data"][0][1] == "a" and "> <EXP>" in table["data"][0][4] and table["data"][0][8] == "trained"
+    assert (
+        table["data"][0][1] == "a"
+        and "> <EXP>" in table["data"][0][4]
+        and table["data"][0][8] == "trained"
+    )
     assert list(tmp_path.glob("wandb/offline-run-*/files/media/images/curve*.png"))
-    second = Sinks(tmp_path, {"seed": 1}, wandb="offline", project="p", tensorboard=False, id=first.id)
+    second = Sinks(
+        tmp_path, {"seed": 1}, wandb="offline", project="p", tensorboard=False, id=first.id
+    )
     assert second.id == first.id
     second.close()
     assert list(tmp_path.glob("wandb/offline-run-*"))
@@ -299,7 +351,12 @@ def test_wandb_writes_offline_and_goes_on_in_the_same_run(tmp_path):
 def fill(workdir: Workdir, evaluations: int) -> None:
     workdir.claim({"env": {"name": "toy"}, "eval": {"split": "dev"}}, 0)
     for step in range(4):
-        ledger = {"ledger/rollouts": 8, "ledger/trained": 6, "ledger/no_signal": 2, "rollout/success/original": 0.5}
+        ledger = {
+            "ledger/rollouts": 8,
+            "ledger/trained": 6,
+            "ledger/no_signal": 2,
+            "rollout/success/original": 0.5,
+        }
         workdir.log_metrics(step, {"time/elapsed": 65.0} | (ledger if step else {}))
     for step in range(evaluations):
         success_NR = [[1] * step + [0] * (4 - step), [1, 1, 0, 0]]
@@ -327,7 +384,9 @@ def test_the_report_says_how_much_of_a_gain_is_sharpening(tmp_path):
 def test_a_report_on_no_run_is_one_line(tmp_path, capsys):
     assert main([str(tmp_path / "nowhere")]) == main([str(tmp_path)]) == 1
     first, second = capsys.readouterr().err.splitlines()
-    assert first.startswith(f"{tmp_path}/nowhere: nothing to report on") and second.startswith(f"{tmp_path}: nothing")
+    assert first.startswith(f"{tmp_path}/nowhere: nothing to report on") and second.startswith(
+        f"{tmp_path}: nothing"
+    )
     assert not list(tmp_path.iterdir())
 
 
@@ -341,4 +400,9 @@ def test_the_report_needs_nothing_but_the_workdir(tmp_path, evaluations):
     if evaluations == 3:
         row = next(line for line in text.splitlines() if line.startswith("avg@4"))
         assert "25.0 [" in row and "50.0 [" in row and "+25.0 [+0.0, +50.0]" in row
-        assert "difficulty 3 (1)" in text and "pass@4" in text and "best@4" in text and "greedy" in text
+        assert (
+            "difficulty 3 (1)" in text
+            and "pass@4" in text
+            and "best@4" in text
+            and "greedy" in text
+        )

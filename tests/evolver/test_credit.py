@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from envs.world import Evaluation
-from evolver import credit
+from evolver import grading
 from evolver.questioning import OutcomeJudge
 from rl.trajectory import StopReason
 from tests.evolver.toy import Library, attempt, call, task
@@ -31,7 +31,7 @@ def test_an_episode_that_forfeits_does_so_whoever_scores_it(forfeits, counts):
     trajectory.stop = StopReason.MAX_TURNS
     if forfeits:
         trajectory.forfeit()
-    credit.grade(credit.Grader(outcomes=Generous(Evaluation(0.8, True))), [trajectory])
+    grading.grade(grading.Grader(outcomes=Generous(Evaluation(0.8, True))), [trajectory])
     assert (trajectory.outcome, trajectory.evaluation.success) == counts
     assert (trajectory.reached.score, trajectory.reached.success) == (0.8, True)
     assert trajectory.evaluation.components.get("reached") == (0.8 if forfeits else None)
@@ -39,5 +39,5 @@ def test_an_episode_that_forfeits_does_so_whoever_scores_it(forfeits, counts):
 
 def test_an_episode_without_a_verdict_is_broken():
     trajectory = attempt(Library(), LEND, [call("shelf", "green")])
-    credit.grade(credit.Grader(outcomes=Generous("no answer")), [trajectory])
-    assert trajectory.broken and trajectory.error == f"{credit.UNJUDGED}: no answer"
+    grading.grade(grading.Grader(outcomes=Generous("no answer")), [trajectory])
+    assert trajectory.broken and trajectory.error == f"{grading.UNJUDGED}: no answer"

@@ -5,9 +5,9 @@ import sys
 import pytest
 
 from configs import base, quickstart
-from evolver import cli
-from evolver.config import problems
-from evolver.run import RunError, open_run
+from evolver.build import RunError, open_run
+from evolver.config import cli
+from evolver.config.checks import problems
 from tests.tiny import config_file, tiny_policy
 
 VLLM = {"engine.name": "vllm", "engine.vllm.python": sys.executable}
@@ -17,18 +17,30 @@ BAD = [
         {"engine.name": "vllm"},
         "needs exactly one of config.engine.vllm.urls (servers that are running) and config.engine.vllm.python",
     ),
-    (VLLM | {"engine.vllm.urls": ("http://127.0.0.1:1",)}, "needs exactly one of config.engine.vllm.urls"),
+    (
+        VLLM | {"engine.vllm.urls": ("http://127.0.0.1:1",)},
+        "needs exactly one of config.engine.vllm.urls",
+    ),
     (VLLM | {"engine.vllm.python": "/nowhere/python"}, "/nowhere/python is not an executable"),
     (VLLM | {"engine.vllm.transfer": "lora"}, "config.lora.rank=0 trains none: set lora.rank"),
     (VLLM | {"engine.vllm.transfer": "none"}, "training needs shm, nccl or lora"),
     (VLLM | {"engine.vllm.key": "EVOLVER_NO_SUCH_KEY"}, "this environment variable is not set"),
-    (VLLM | {"engine.vllm.shared": "/nowhere"}, "config.engine.vllm.shared=/nowhere is not a directory"),
+    (
+        VLLM | {"engine.vllm.shared": "/nowhere"},
+        "config.engine.vllm.shared=/nowhere is not a directory",
+    ),
     (VLLM | {"rollout.top_p": 0.9}, "set config.rollout.top_p=1.0 and top_k=0"),
-    ({"engine.name": "vllm", "engine.vllm.urls": ("localhost:8000",)}, "is not a URL such as http://127.0.0.1:8000"),
+    (
+        {"engine.name": "vllm", "engine.vllm.urls": ("localhost:8000",)},
+        "is not a URL such as http://127.0.0.1:8000",
+    ),
     ({"engine.vllm.python": sys.executable}, "set config.engine.name=vllm"),
     ({"rollout.async_depth": 2}, "older than config.learner.max_staleness=1 allows"),
     ({"loss.importance_high": 0.5}, "exclude a weight of 1"),
-    ({"loss.importance_high": 2.0, "loss.importance_cap": 0.0}, "need config.loss.importance_cap above 0"),
+    (
+        {"loss.importance_high": 2.0, "loss.importance_cap": 0.0},
+        "need config.loss.importance_cap above 0",
+    ),
 ]
 
 
@@ -45,7 +57,9 @@ def test_what_cannot_work_is_named(values, words, tmp_path):
 
 
 def test_what_can_work_is_not_complained_about(tmp_path):
-    assert problems_of(VLLM | {"rollout.async_depth": 1, "loss.importance_high": 4.0}, tmp_path) == []
+    assert (
+        problems_of(VLLM | {"rollout.async_depth": 1, "loss.importance_high": 4.0}, tmp_path) == []
+    )
 
 
 def test_an_engine_is_closed_if_a_later_part_cannot_be_built(tmp_path, monkeypatch):
@@ -58,7 +72,7 @@ def test_an_engine_is_closed_if_a_later_part_cannot_be_built(tmp_path, monkeypat
         raise ValueError("no tasks can be made")
 
     monkeypatch.setattr("rl.engines.jax.engine.JaxEngine.close", close)
-    monkeypatch.setattr("evolver.run.make_tasks", no_tasks)
+    monkeypatch.setattr("evolver.build.make_tasks", no_tasks)
     path = config_file(tmp_path, tiny_policy(tmp_path / "policy"))
     config = cli.parse(["run.py", f"--config={path}", f"--workdir={tmp_path / 'run'}"]).config
     with pytest.raises(RunError, match="no tasks can be made"), open_run(config, tmp_path / "run"):

@@ -1,4 +1,5 @@
-"""The embedded explorer in worlds of other people: text adventures, MCP servers, and the real packages."""
+"""The embedded explorer in worlds of other people: text adventures, MCP servers, and the real
+packages."""
 
 import functools
 import importlib.util
@@ -17,23 +18,25 @@ from envs.source import Source
 from envs.toolcalls import call_text
 from envs.wording import goal_text
 from envs.world import Evaluation, Observation, StepResult, Task, World
+from evolver.parts import Parts
 from evolver.questioning import TaskPool
 from evolver.questioning.calls import Event
 from evolver.questioning.curiosity import Curiosity
 from evolver.questioning.goals import _of_rows, proposals
 from evolver.questioning.knowledge import Knowledge
 from evolver.questioning.llm import LlmExplorer
-from evolver.questioning.site import Site
-from evolver.traces import play
+from evolver.questioning.start_state import Site
+from evolver.transcripts import play
 from tests.evolver.chat_server import answer, said
 
 ROOT = Path(__file__).parents[2]
 
 
 def explored(make_world, starts, budget, **options):
-    """Return the tasks that are kept, after checking again that their references pass and that idling fails."""
+    """Return the tasks that are kept, after checking again that their references pass and that
+    idling fails."""
     pool = TaskPool(starts, overlap=0.9, capacity=1000)
-    explorer = Curiosity(pool, **options)
+    explorer = Curiosity(Parts(task_pool=pool), **options)
     tasks = pool.grow(explorer, make_world, budget, 0)
     world = probed(make_world())
     for task in tasks[:5]:
@@ -45,13 +48,14 @@ def explored(make_world, starts, budget, **options):
     return tasks, explorer.walker.knowledge
 
 
-# --- a text adventure that marks no refusals -------------------------------------------------------------------------
+# --- a text adventure that marks no refusals ------------------------------------------------------
 
 REFUSAL = "You can't see any such thing."
 
 
 class House(ActionWorld):
-    """Two rooms and three things, after the manner of TextWorld: every answer is a text, refusals too."""
+    """Two rooms and three things, after the manner of TextWorld: every answer is a text, refusals
+    too."""
 
     name = "house"
 
@@ -64,8 +68,20 @@ class House(ActionWorld):
     def reset(self, task, seed=0):
         self._begin(task)
         self._places, self._room = {"red ball": "hall", "old lamp": "hall", "key": "cellar"}, "hall"
-        forms = ["look", "inventory", "take OBJ", "drop OBJ", "examine OBJ", "go up", "go down", "go north", "go east"]
-        return Observation([{"role": "user", "content": f"{task.query}\n\n{self._look()}"}], [tool("Act.", forms)])
+        forms = [
+            "look",
+            "inventory",
+            "take OBJ",
+            "drop OBJ",
+            "examine OBJ",
+            "go up",
+            "go down",
+            "go north",
+            "go east",
+        ]
+        return Observation(
+            [{"role": "user", "content": f"{task.query}\n\n{self._look()}"}], [tool("Act.", forms)]
+        )
 
     def evaluate(self):
         return Evaluation(0.0, False)
@@ -74,7 +90,11 @@ class House(ActionWorld):
         return text, self._answer(text), 0.0, False
 
     def _look(self):
-        things = [f"There is a {thing} here." for thing, place in self._places.items() if place == self._room]
+        things = [
+            f"There is a {thing} here."
+            for thing, place in self._places.items()
+            if place == self._room
+        ]
         return "\n".join([f"You are in the {self._room}.", *things])
 
     def _answer(self, text):
@@ -109,7 +129,9 @@ def house():
 def test_a_text_world_without_marks_for_refusals_is_explored(house):
     tasks, knowledge = house
     assert len(tasks) >= 3
-    assert {"take OBJ", "go down"} <= {name for name in knowledge.repeats if knowledge.changes(name)}
+    assert {"take OBJ", "go down"} <= {
+        name for name in knowledge.repeats if knowledge.changes(name)
+    }
     assert {"look", "inventory"} <= {name for name in knowledge.repeats if knowledge.reads(name)}
     assert any("take" in task.query.lower() for task in tasks)
     assert not any("OBJ" in task.query or ": obj" in task.query for task in tasks)
@@ -118,7 +140,9 @@ def test_a_text_world_without_marks_for_refusals_is_explored(house):
 def test_refusals_are_learnt_and_other_answers_are_not(house):
     _, knowledge = house
     assert knowledge.refuses(REFUSAL) and knowledge.refuses("You can't go that way.")
-    assert not knowledge.refuses("You take the key.") and not knowledge.refuses("You carry nothing.")
+    assert not knowledge.refuses("You take the key.") and not knowledge.refuses(
+        "You carry nothing."
+    )
     assert not knowledge.refuses("You are in the cellar.\nThere is a key here.")
 
 
@@ -131,7 +155,9 @@ def test_an_answer_that_goes_with_a_change_is_no_refusal(house):
 
 
 def test_a_world_that_limits_its_steps_is_read_in_several_episodes():
-    make_world = functools.partial(House, max_steps=26)  # a walk takes 24, and there are more probes than 2
+    make_world = functools.partial(
+        House, max_steps=26
+    )  # a walk takes 24, and there are more probes than 2
     tasks, _ = explored(make_world, House().tasks("train"), 3, rounds=12)
     assert len(tasks) == 3
     most = max(len(task.verifier["probes"]) + len(task.reference) for task in tasks)
@@ -142,26 +168,37 @@ def test_a_world_that_limits_its_steps_is_read_in_several_episodes():
 
 
 def test_phrases_are_known_by_the_words_around_them():
-    found = {cell.value: cell.kinds for cell in phrases("You see a red box. The key is on the box.")}
+    found = {
+        cell.value: cell.kinds for cell in phrases("You see a red box. The key is on the box.")
+    }
     assert found["red box"] == ("a _ .", "a _") and found["key"] == ("the _ is", "the _")
     assert "the" not in found and "a red" not in found and "red box. The" not in found
     assert phrases("") == ()
 
 
 def test_the_slots_of_a_form_are_filled_in():
-    assert goal_text("put OBJ on OBJ", {"obj": "red box", "obj 2": "table"}) == "put red box on table"
+    assert (
+        goal_text("put OBJ on OBJ", {"obj": "red box", "obj 2": "table"}) == "put red box on table"
+    )
     assert goal_text("Cancel an order", {"order": "Ann"}) == "Cancel an order: order Ann"
 
 
 def test_the_inside_of_one_fenced_block_counts():
-    inside = [(cell.label, cell.value) for cell in cells("f", 'Output:\n```\n{\n  "a": [1, "x"]\n}\n```\n\n')]
+    inside = [
+        (cell.label, cell.value)
+        for cell in cells("f", 'Output:\n```\n{\n  "a": [1, "x"]\n}\n```\n\n')
+    ]
     assert inside == [("$.a[*]", "1"), ("$.a[*]", "x")]
-    assert [cell.value for cell in cells("f", "Output:\n```\nno such note\n```\n")] == ["no", "such", "note"]
+    assert [cell.value for cell in cells("f", "Output:\n```\nno such note\n```\n")] == [
+        "no",
+        "such",
+        "note",
+    ]
     two = "```\n1\n```\nand\n```\n2\n```"
     assert [cell.value for cell in cells("f", two)] == ["1", "and", "2"]
 
 
-# --- calls of which nothing shows that they were made -----------------------------------------------------------------
+# --- calls of which nothing shows that they were made ---------------------------------------------
 
 
 def test_nothing_is_asked_about_calls_that_answer_by_their_arguments_alone():
@@ -173,22 +210,27 @@ def test_nothing_is_asked_about_calls_that_answer_by_their_arguments_alone():
             knowledge.compare(f"task {start}", Event(name, {"degrees": 21}, "", shown, ok=True))
         return knowledge.is_blind(name)
 
-    assert not compared("heat", "21 degrees", "21 degrees", "21 degrees") and compared("heat", *4 * ["21 degrees"])
+    assert not compared("heat", "21 degrees", "21 degrees", "21 degrees") and compared(
+        "heat", *4 * ["21 degrees"]
+    )
     assert not compared("temperature", "18", "20", "20", "20", "20")
     for _ in range(9):
         knowledge.compare("task 0", Event("far", {}, "", "1", ok=True))
-    assert not knowledge.is_blind("far") and not knowledge.is_blind("unknown")  # one start says nothing
+    assert not knowledge.is_blind("far") and not knowledge.is_blind(
+        "unknown"
+    )  # one start says nothing
     knowledge.shown_changes["heat"] = 1
     assert not knowledge.is_blind("heat")
 
 
-# --- a world whose actions are code -----------------------------------------------------------------------------------
+# --- a world whose actions are code ---------------------------------------------------------------
 
 APPS = ("diary", "music", "parcels", "recipes", "rooms", "tickets")
 
 
 class Desk(World):
-    """Six apps of 20 functions each, after the manner of AppWorld: a token per login, and `desk.finish` to end."""
+    """Six apps of 20 functions each, after the manner of AppWorld: a token per login, and
+    `desk.finish` to end."""
 
     name = "desk"
 
@@ -210,16 +252,30 @@ class Desk(World):
         ]
         made.append(self._function("desk.finish", "End the task.", optional=("answer",)))
         for app in APPS:
-            made.append(self._function(f"{app}.login", f"Login to {app}.", ("username", "password")))
-            made.append(self._function(f"{app}.list", f"List the entries of {app}.", ("access_token",)))
-            made.append(self._function(f"{app}.add", f"Add an entry to {app}.", ("title", "access_token")))
+            made.append(
+                self._function(f"{app}.login", f"Login to {app}.", ("username", "password"))
+            )
+            made.append(
+                self._function(f"{app}.list", f"List the entries of {app}.", ("access_token",))
+            )
+            made.append(
+                self._function(f"{app}.add", f"Add an entry to {app}.", ("title", "access_token"))
+            )
             made.append(self._function(f"{app}.logout", f"Log out of {app}.", ("access_token",)))
-            made += [self._function(f"{app}.grep{n}", f"Search {app}, {n}.", ("rule",)) for n in range(16)]
+            made += [
+                self._function(f"{app}.grep{n}", f"Search {app}, {n}.", ("rule",))
+                for n in range(16)
+            ]
         return made
 
     def _function(self, name, description, required=(), optional=()):
-        about = {"username": "Your email.", "access_token": f"Token obtained from {name.partition('.')[0]} app login."}
-        properties = {p: {"type": "string", "description": about.get(p, p)} for p in (*required, *optional)}
+        about = {
+            "username": "Your email.",
+            "access_token": f"Token obtained from {name.partition('.')[0]} app login.",
+        }
+        properties = {
+            p: {"type": "string", "description": about.get(p, p)} for p in (*required, *optional)
+        }
         parameters = {"type": "object", "properties": properties, "required": list(required)}
         function = {"name": name, "description": description, "parameters": parameters}
         return {"type": "function", "function": function}
@@ -228,7 +284,9 @@ class Desk(World):
         return f"{name} {json.dumps(arguments)}"
 
     def step(self, action):
-        code = action.partition("```\n")[2].partition("\n```")[0] or action  # a block between words, or code alone
+        code = (
+            action.partition("```\n")[2].partition("\n```")[0] or action
+        )  # a block between words, or code alone
         name, _, given = code.partition(" ")
         try:
             result, failed = self._run(*name.split("."), **json.loads(given or "{}")), False
@@ -241,14 +299,25 @@ class Desk(World):
         if app == "desk":
             self._over = function == "finish"
             passwords = [{"account": a, "password": f"{a[:4]}-77"} for a in APPS[:2]]
-            shown = {"who": {"email": "ann@example.com", "town": "Oslo"}, "passwords": passwords, "finish": {"ok": 1}}
+            shown = {
+                "who": {"email": "ann@example.com", "town": "Oslo"},
+                "passwords": passwords,
+                "finish": {"ok": 1},
+            }
             return json.dumps(shown[function])
         if function == "login":
-            if rest != {"username": "ann@example.com", "password": f"{app[:4]}-77"} or app not in APPS[:2]:
+            if (
+                rest != {"username": "ann@example.com", "password": f"{app[:4]}-77"}
+                or app not in APPS[:2]
+            ):
                 raise ValueError("invalid credentials")
             self._out.discard(app)
             return json.dumps({"access_token": f"{app}-" + "x7" * 40})
-        if function not in ("list", "add", "logout") or app in self._out or access_token != f"{app}-" + "x7" * 40:
+        if (
+            function not in ("list", "add", "logout")
+            or app in self._out
+            or access_token != f"{app}-" + "x7" * 40
+        ):
             raise ValueError("not authorized")
         if function == "logout":
             self._out.add(app)
@@ -256,17 +325,23 @@ class Desk(World):
         if function == "add":
             self._notes[app].append(title)
             return json.dumps({"entries": len(self._notes[app])})
-        return json.dumps([{"entry": n, "title": text} for n, text in enumerate(self._notes[app], 1)])
+        return json.dumps(
+            [{"entry": n, "title": text} for n, text in enumerate(self._notes[app], 1)]
+        )
 
 
 def test_a_world_of_code_is_explored_past_its_logins():
     tasks, knowledge = explored(Desk, Desk().tasks("train"), 12, breadth=12, depth=24, rehearsals=0)
     assert len(tasks) >= 6
-    assert all(task.reference[-1].startswith("desk.finish") for task in tasks)  # it ends the episode with the answer
+    assert all(
+        task.reference[-1].startswith("desk.finish") for task in tasks
+    )  # it ends the episode with the answer
     assert any(".login " in action for task in tasks for action in task.reference)
     assert any("after" in probe for task in tasks for probe in task.verifier["probes"])  # a change
     assert not any("access token" in task.query for task in tasks)  # the account is clear
-    assert "desk.finish" not in knowledge.outcomes  # it is known to end the episode before the first walk
+    assert (
+        "desk.finish" not in knowledge.outcomes
+    )  # it is known to end the episode before the first walk
 
 
 def test_what_shows_a_change_is_found_although_no_walk_looked_at_it():
@@ -282,25 +357,42 @@ def test_what_shows_a_change_is_found_although_no_walk_looked_at_it():
     site.learn_roles(walk.events)
     site.extend(walk.events)
     assert knowledge.witnesses == {"diary.add": ["diary.list"], "diary.logout": []}
-    made = {proposal.events[n].name for proposal in proposals(walk.events, site, goals=2) for n in proposal.targets}
+    made = {
+        proposal.events[n].name
+        for proposal in proposals(walk.events, site, goals=2)
+        for n in proposal.targets
+    }
     assert made == {"diary.add"}  # nothing shows a logout
     assert "diary.list" in [probe.event.name for probe in site.battery]
 
 
-# --- language models as explorers of these worlds ---------------------------------------------------------------------
+# --- language models as explorers of these worlds -------------------------------------------------
 
 
 def written(chat_of, make_world, actions, *ideas):
-    """Return the tasks of a language model that takes these actions and has these ideas, and the pool's metrics."""
+    """Return the tasks of a language model that takes these actions and has these ideas, and the
+    pool's metrics."""
 
     def script(body, n):
         if "THE RECORD" in body["messages"][-1]["content"]:
-            return answer({"tasks": [dict(zip(("query", "steps", "answer"), idea), confidence=0.9) for idea in ideas]})
+            return answer(
+                {
+                    "tasks": [
+                        dict(zip(("query", "steps", "answer"), idea), confidence=0.9)
+                        for idea in ideas
+                    ]
+                }
+            )
         turn = sum(m["role"] == "assistant" for m in body["messages"])
         return said(f"Let me see.\n{actions[turn]}" if turn < len(actions) else "that is all")
 
     pool = TaskPool(make_world().tasks("train"), overlap=0.9, capacity=100)
-    explorer = LlmExplorer(make_world, chat_of(script), 2000, pool, breadth=1, depth=len(actions) - 1, rounds=1)
+    explorer = LlmExplorer(
+        Parts(make_world=make_world, client=chat_of(script), max_chars=2000, task_pool=pool),
+        breadth=1,
+        depth=len(actions) - 1,
+        rounds=1,
+    )
     return pool.grow(explorer, make_world, 5, 0), pool.metrics()
 
 
@@ -313,7 +405,9 @@ def test_a_language_model_explores_a_text_world_in_its_own_words(chat_of):
     actions = ["look", "take red ball", "inventory", "go down", "drop red ball", "look", "fly away"]
     ideas = [("Bring the red ball to the cellar.", [2, 4, 5], ""), ("Fly away.", [7], "")]
     (task,), figures = written(chat_of, House, actions, *ideas)
-    assert task.reference == [call_text("act", {"action": a}) for a in ("take red ball", "go down", "drop red ball")]
+    assert task.reference == [
+        call_text("act", {"action": a}) for a in ("take red ball", "go down", "drop red ball")
+    ]
     world = probed(House())
     assert solves(world, task, ["take red ball", "go down", "drop red ball"])
     assert not solves(world, task, ["take old lamp", "go down", "drop old lamp"])
@@ -325,7 +419,11 @@ def test_a_language_model_explores_a_world_of_code(chat_of):
     token = "music-" + "x7" * 40
     add = f"music.add {json.dumps({'title': 'buy milk', 'access_token': token})}"
     shown = f"music.list {json.dumps({'access_token': token})}"
-    ideas = [("Add the entry buy milk to my music.", [4], ""), ("Where do I live?", [1], "Oslo"), ("See.", [3], "")]
+    ideas = [
+        ("Add the entry buy milk to my music.", [4], ""),
+        ("Where do I live?", [1], "Oslo"),
+        ("See.", [3], ""),
+    ]
     tasks, figures = written(
         chat_of, Desk, [f"```\n{a}\n```" for a in ("desk.who {}", login, shown, add, shown)], *ideas
     )
@@ -343,16 +441,24 @@ def test_a_language_model_explores_a_world_of_code(chat_of):
 
 
 def test_questions_about_rows_name_the_row():
-    rows = cells("f", '[{"id": 1, "title": "Reed", "genre": "pop"}, {"id": 2, "title": "Salt", "genre": "rock"}]')
-    wanted = {question: value for n in range(20) for question, value, _ in _of_rows(rows, random.Random(n))}
+    rows = cells(
+        "f",
+        '[{"id": 1, "title": "Reed", "genre": "pop"}, {"id": 2, "title": "Salt", "genre": "rock"}]',
+    )
+    wanted = {
+        question: value
+        for n in range(20)
+        for question, value, _ in _of_rows(rows, random.Random(n))
+    }
     assert wanted["the genre of Salt"] == "rock" and wanted["the title of rock"] == "Salt"
 
 
-# --- an MCP server ---------------------------------------------------------------------------------------------------
+# --- an MCP server --------------------------------------------------------------------------------
 
 
 @pytest.mark.skipif(
-    importlib.util.find_spec("mcp") is None, reason="needs the MCP client: pip install -r requirements/mcp.txt"
+    importlib.util.find_spec("mcp") is None,
+    reason="needs the MCP client: pip install -r requirements/mcp.txt",
 )
 def test_an_mcp_server_is_explored():
     import mcp
@@ -374,17 +480,21 @@ def test_an_mcp_server_is_explored():
 
         return server
 
-    class InMemory(McpWorld):  # a server in this process, because starting one for each episode takes a second
+    class InMemory(
+        McpWorld
+    ):  # a server in this process, because starting one for each episode takes a second
         def _connect(self):
             self.close()
             self._session = _Session(mcp.Client, server(), 30.0)
 
-    tasks, knowledge = explored(lambda: InMemory(["-"]), [Task("mcp/0", "mcp", "Use the tools.")], 4)
+    tasks, knowledge = explored(
+        lambda: InMemory(["-"]), [Task("mcp/0", "mcp", "Use the tools.")], 4
+    )
     assert len(tasks) == 4 and knowledge.changes("add_note") and knowledge.reads("list_notes")
     assert all(task.query.startswith("Keep a note: text ") for task in tasks)
 
 
-# --- the real packages -----------------------------------------------------------------------------------------------
+# --- the real packages ----------------------------------------------------------------------------
 
 
 @pytest.mark.services
@@ -400,11 +510,15 @@ def test_real_textworld_is_explored(tmp_path):
 
 @pytest.mark.services
 def test_real_appworld_is_explored():
-    python = os.environ.get("EVOLVER_APPWORLD_PYTHON", str(ROOT / ".venv-appworld" / "bin" / "python"))
+    python = os.environ.get(
+        "EVOLVER_APPWORLD_PYTHON", str(ROOT / ".venv-appworld" / "bin" / "python")
+    )
     if not os.path.exists(python):
         pytest.skip("AppWorld is not installed: make appworld")
     patient = Deadlines(start=300.0, reset=300.0, step=300.0)
-    with Source("appworld", {}, deadlines=patient, mode="worker", workers=2, per_worker=1, python=python) as source:
+    with Source(
+        "appworld", {}, deadlines=patient, mode="worker", workers=2, per_worker=1, python=python
+    ) as source:
         world = source.world()
         starts = world.tasks("train")[:1]
         world.close()

@@ -14,7 +14,11 @@ NAVIGATING = (
     "--config.navigating.enabled=True", "--config.navigating.rollouts=1", "--config.navigating.tasks=2",
     "--config.attributing.enabled=False",
 )  # fmt: skip
-QUESTIONING = ("--config.questioning.enabled=True", "--config.env.name=travel", "--config.rollout.context=256")
+QUESTIONING = (
+    "--config.questioning.enabled=True",
+    "--config.env.name=travel",
+    "--config.rollout.context=256",
+)
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +52,9 @@ def pool_folder(path, splits, source):
 @pytest.mark.parametrize("mode", ["train", "explore", "pool", "plan"])
 def test_the_evaluated_split_is_no_split_to_train_on(tiny, tmp_path, capsys, mode):
     code, err = call(tiny, tmp_path / "run", capsys, "--config.env.split=dev", f"--mode={mode}")
-    assert code == 2 and f"config.env.split=dev trains on tasks such as dev/0 that {HELD_OUT}" in err
+    assert (
+        code == 2 and f"config.env.split=dev trains on tasks such as dev/0 that {HELD_OUT}" in err
+    )
 
 
 @pytest.mark.parametrize("task", [{"id": "dev/4"}, {"split": "dev"}])
@@ -60,23 +66,39 @@ def test_a_file_of_held_out_tasks_is_refused(tiny, tmp_path, capsys, key, task):
     path = task_file(tmp_path / "tasks.jsonl", origin="synthetic", **task)
     code, err = call(tiny, tmp_path / "run", capsys, *words, f"--config.{key}={path}")
     assert (
-        code == 2 and f"config.{key}={path} trains on tasks such as {task.get('id', 'mine/1')} that {HELD_OUT}" in err
+        code == 2
+        and f"config.{key}={path} trains on tasks such as {task.get('id', 'mine/1')} that {HELD_OUT}"
+        in err
     )
 
 
-def test_a_run_whose_tasks_are_known_late_is_refused_before_it_loads_a_policy(tiny, tmp_path, capsys):
+def test_a_run_whose_tasks_are_known_late_is_refused_before_it_loads_a_policy(
+    tiny, tmp_path, capsys
+):
     path = task_file(tmp_path / "tasks.jsonl", id="dev/4")
-    code, err = call(tiny, tmp_path / "run", capsys, "--config.env.mode=worker", f"--config.env.tasks={path}")
+    code, err = call(
+        tiny, tmp_path / "run", capsys, "--config.env.mode=worker", f"--config.env.tasks={path}"
+    )
     assert code == 1 and f"trains on tasks such as dev/4 that {HELD_OUT}" in err
 
 
 @pytest.mark.parametrize("splits, source", [(["dev", "train"], "mine/1"), (["train"], "dev/1")])
 @pytest.mark.parametrize("mode", ["train", "eval"])
-def test_a_pool_from_held_out_tasks_is_refused_and_named(tiny, tmp_path, capsys, splits, source, mode):
+def test_a_pool_from_held_out_tasks_is_refused_and_named(
+    tiny, tmp_path, capsys, splits, source, mode
+):
     pool = pool_folder(tmp_path / "pool", splits, source)
-    words = [*NAVIGATING, f"--config.navigating.pool={pool}", f"--mode={mode}", "--config.eval.experience=1"]
+    words = [
+        *NAVIGATING,
+        f"--config.navigating.pool={pool}",
+        f"--mode={mode}",
+        "--config.eval.experience=1",
+    ]
     code, err = call(tiny, tmp_path / "run", capsys, *words)
-    assert code == 2 and f"config.navigating.pool={pool} holds experience from tasks that {HELD_OUT}" in err
+    assert (
+        code == 2
+        and f"config.navigating.pool={pool} holds experience from tasks that {HELD_OUT}" in err
+    )
 
 
 def test_a_pool_that_does_not_name_its_splits_is_refused(tiny, tmp_path, capsys):
@@ -85,7 +107,9 @@ def test_a_pool_that_does_not_name_its_splits_is_refused(tiny, tmp_path, capsys)
     path = pool / "experiences.jsonl"
     header, rest = path.read_text().split("\n", 1)
     assert json.loads(header)["splits"] == ["train"]
-    path.write_text(json.dumps({k: v for k, v in json.loads(header).items() if k != "splits"}) + "\n" + rest)
+    path.write_text(
+        json.dumps({k: v for k, v in json.loads(header).items() if k != "splits"}) + "\n" + rest
+    )
     code, err = call(tiny, tmp_path / "run", capsys, *words)
     assert code == 2 and '"splits": ["train"] to its first line' in err
     path.write_text(header + "\n" + rest)
@@ -97,7 +121,9 @@ def test_a_pool_is_known_by_the_split_that_it_was_made_from(tiny, tmp_path, caps
     assert call(tiny, tmp_path / "pooled", capsys, *words)[0] == 0
     pool = tmp_path / "pooled/experience"
     assert json.loads((pool / "experiences.jsonl").read_text().splitlines()[0])["splits"] == ["dev"]
-    code, err = call(tiny, tmp_path / "run", capsys, *NAVIGATING, f"--config.navigating.pool={pool}")
+    code, err = call(
+        tiny, tmp_path / "run", capsys, *NAVIGATING, f"--config.navigating.pool={pool}"
+    )
     assert code == 2 and HELD_OUT in err
 
 

@@ -6,7 +6,7 @@ import pytest
 
 import run
 from configs import base
-from evolver import help, plugs
+from evolver.config import help, plugs
 
 KEYS = base.keys()
 
@@ -15,7 +15,9 @@ def test_every_key_has_its_comment_as_meaning():
     meanings = help.comments(help.BASE.read_text(), list(KEYS.rules))
     silent = [key for key, rule in KEYS.rules.items() if not meanings[key] and not rule.free]
     assert not silent
-    assert meanings["seed"].startswith("seeds everything random") and meanings["eval.rollouts"].endswith("pass@k")
+    assert meanings["seed"].startswith("seeds everything random") and meanings[
+        "eval.rollouts"
+    ].endswith("pass@k")
     assert meanings["llm.judge.temperature"] == "0 = greedy"
     assert meanings["engine.in_flight"].endswith("or keep them going")  # a comment of two lines
 
@@ -38,11 +40,16 @@ def test_every_argument_of_a_plug_means_something_and_a_word_shows_those_that_it
         for number, line in enumerate(lines):
             if line.startswith(f"{key}.args."):
                 argument = line.partition(" (")[0].rpartition(".")[2]
-                about = next(text for text in reversed(lines[:number]) if text.startswith(f"{key}.name="))
+                about = next(
+                    text for text in reversed(lines[:number]) if text.startswith(f"{key}.name=")
+                )
                 assert "\n    " in line or re.search(rf"\b{argument}\b", about), line
     assert run.main(["run.py", "--help=alpha"]) == 0
     shown = capsys.readouterr().out
-    assert "config.advantage.args.alpha (float; >= 0 and <= 1000) = 0.1, of adca\n    weight of the labels" in shown
+    assert (
+        "config.advantage.args.alpha (float; >= 0 and <= 1000) = 0.1, of adca\n    weight of the labels"
+        in shown
+    )
     assert "alpha_steps" in shown and "label_value (" not in shown
 
 

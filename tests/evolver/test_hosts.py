@@ -1,4 +1,5 @@
-"""Several processes as one run: the same result, one writer, and no process waits for a dead one."""
+"""Several processes as one run: the same result, one writer, and no process waits for a dead
+one."""
 
 import json
 import os
@@ -12,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from evolver import coordinator
+from evolver.processes import coordinator
 from tests.tiny import config_file, tiny_policy
 
 ROOT = Path(__file__).parents[2]
@@ -25,20 +26,37 @@ def free_port() -> int:
         return s.getsockname()[1]
 
 
-def start(folder: Path, config: Path, count: int, workdir: str, *flags: str, deadline=DEADLINE) -> list:
-    """`count` processes of one run, or one process with `count` simulated devices when `count` is negative."""
-    command = [sys.executable, "run.py", f"--config={config}", f"--workdir={folder / workdir}", *flags]
+def start(
+    folder: Path, config: Path, count: int, workdir: str, *flags: str, deadline=DEADLINE
+) -> list:
+    """`count` processes of one run, or one process with `count` simulated devices when `count` is
+    negative."""
+    command = [
+        sys.executable,
+        "run.py",
+        f"--config={config}",
+        f"--workdir={folder / workdir}",
+        *flags,
+    ]
     environment = os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}
     if count < 0:
         environment["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={-count}"
         many = [[]]
     else:
-        meet = [f"--config.hosts.count={count}", f"--config.hosts.coordinator=127.0.0.1:{free_port()}"]
+        meet = [
+            f"--config.hosts.count={count}",
+            f"--config.hosts.coordinator=127.0.0.1:{free_port()}",
+        ]
         meet += [f"--config.hosts.deadline={deadline}"]
         many = [[*meet, f"--config.hosts.index={i}"] for i in range(count)]
     return [
         subprocess.Popen(
-            [*command, *more], cwd=ROOT, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+            [*command, *more],
+            cwd=ROOT,
+            env=environment,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
         )
         for more in many
     ]
@@ -59,7 +77,9 @@ def assert_same(got: list[dict], want: list[dict]) -> None:
     for a, b in zip(got, want):
         assert a.keys() == b.keys()
         for name, value in b.items():
-            np.testing.assert_allclose(a[name], value, rtol=1e-3, atol=1e-4, err_msg=f"step {a['step']}: {name}")
+            np.testing.assert_allclose(
+                a[name], value, rtol=1e-3, atol=1e-4, err_msg=f"step {a['step']}: {name}"
+            )
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +92,8 @@ def config(tmp_path_factory):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "count, mesh", [(2, ["--config.mesh.fsdp=2"]), (4, ["--config.mesh.data=2", "--config.mesh.fsdp=2"])]
+    "count, mesh",
+    [(2, ["--config.mesh.fsdp=2"]), (4, ["--config.mesh.data=2", "--config.mesh.fsdp=2"])],
 )
 def test_several_processes_give_the_result_of_one(tmp_path, config, count, mesh):
     alone = finish(start(tmp_path, config, -count, "alone", *mesh))
@@ -80,9 +101,14 @@ def test_several_processes_give_the_result_of_one(tmp_path, config, count, mesh)
     for code, _, err in (*alone, *together):
         assert code == 0, err[-3000:]
     assert_same(metrics(tmp_path / "together"), metrics(tmp_path / "alone"))
-    said = ["".join(line for line in out.splitlines() if "[Gloo]" not in line) for _, out, _ in together]
+    said = [
+        "".join(line for line in out.splitlines() if "[Gloo]" not in line) for _, out, _ in together
+    ]
     assert [bool(out) for out in said] == [True] + [False] * (count - 1), "one writer"
-    names = [sorted(p.name for p in (tmp_path / run / "policy").iterdir()) for run in ("alone", "together")]
+    names = [
+        sorted(p.name for p in (tmp_path / run / "policy").iterdir())
+        for run in ("alone", "together")
+    ]
     assert names[0] == names[1]
 
 
@@ -92,7 +118,10 @@ def test_a_process_that_dies_ends_the_others_and_the_run_can_resume(tmp_path, co
     flags = ["--config.mesh.fsdp=2", "--config.steps=6"]
     processes = start(tmp_path, config, 2, "run", *flags, deadline=20.0)
     until = time.monotonic() + 900
-    while len(list((tmp_path / "run" / "checkpoints").glob("[0-9]*"))) < 2 and time.monotonic() < until:
+    while (
+        len(list((tmp_path / "run" / "checkpoints").glob("[0-9]*"))) < 2
+        and time.monotonic() < until
+    ):
         time.sleep(0.2)
     processes[victim].send_signal(signal.SIGKILL)
     ends = finish(processes)
@@ -106,7 +135,9 @@ def test_a_process_that_dies_ends_the_others_and_the_run_can_resume(tmp_path, co
 
 
 def test_a_process_that_cannot_connect_reports_it(tmp_path, config):
-    flags = [f"--config.hosts.{k}={v}" for k, v in {"count": 2, "index": 1, "deadline": 3.0}.items()]
+    flags = [
+        f"--config.hosts.{k}={v}" for k, v in {"count": 2, "index": 1, "deadline": 3.0}.items()
+    ]
     flags += [f"--config.hosts.coordinator=127.0.0.1:{free_port()}", "--config.mesh.fsdp=2"]
     ((code, _, err),) = finish(start(tmp_path, config, -1, "run", *flags))
     assert code != 0 and "process 1 of 2 did not connect to the others at 127.0.0.1" in err
@@ -114,7 +145,7 @@ def test_a_process_that_cannot_connect_reports_it(tmp_path, config):
 
 def test_settings_of_processes_are_checked(config):
     from configs import base
-    from evolver.config import hosts_contradictions
+    from evolver.config.checks import hosts_contradictions
 
     hosts = base.get_config().hosts
     assert not list(hosts_contradictions(hosts))
@@ -125,7 +156,7 @@ def test_settings_of_processes_are_checked(config):
 
 
 def test_parts_are_interleaved_in_order():
-    from evolver.hosts import interleaved
+    from evolver.processes.hosts import interleaved
 
     items = list(range(11))
     for count in (1, 2, 3, 4):
@@ -151,6 +182,8 @@ def test_a_service_whose_port_is_taken_reports_it():
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         address = f"127.0.0.1:{taken.getsockname()[1]}"
-        with pytest.raises(OSError, match=f"no service at {address}: another process listens there"):
+        with pytest.raises(
+            OSError, match=f"no service at {address}: another process listens there"
+        ):
             with coordinator.serving(address, 2, 1.0):
                 pass

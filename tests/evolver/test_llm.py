@@ -1,4 +1,5 @@
-"""The language-model client against a scripted HTTP server: cache, limits, retries, ledger, budget, and giving up."""
+"""The language-model client against a scripted HTTP server: cache, limits, retries, ledger, budget,
+and giving up."""
 
 import asyncio
 import contextlib
@@ -15,7 +16,16 @@ from hypothesis import strategies as st
 
 from configs import base
 from evolver.llm.answers import Unreadable, misfit, read_json
-from evolver.llm.client import BudgetSpent, Chat, ChatError, Limits, Question, Role, ServerDown, url_problem
+from evolver.llm.client import (
+    BudgetSpent,
+    Chat,
+    ChatError,
+    Limits,
+    Question,
+    Role,
+    ServerDown,
+    url_problem,
+)
 from evolver.llm.roles import ROLES, for_evaluation, make_chat, problems, roles_of
 from evolver.llm.schemas import array, string
 from evolver.llm.store import Cache, Ledger, Reply, ledger_lines
@@ -27,12 +37,20 @@ SCHEMA = {"type": "object", "properties": {"score": {"type": "integer"}}, "requi
 
 
 @contextlib.contextmanager
-def client(script, *, key: str = "", models=("tiny",), limits=None, prices=None, role=None, **settings):
+def client(
+    script, *, key: str = "", models=("tiny",), limits=None, prices=None, role=None, **settings
+):
     with ChatServer(script, models=models, key="sk-right" if key else "") as server:
-        spec = Role(**{"url": server.url, "model": "tiny", "key": key, "max_tokens": 64, **(role or {})})
+        spec = Role(
+            **{"url": server.url, "model": "tiny", "key": key, "max_tokens": 64, **(role or {})}
+        )
         shown: list[str] = []
         chat = Chat(
-            {"judge": spec}, limits=Limits(**{**FAST, **(limits or {})}), prices=prices, say=shown.append, **settings
+            {"judge": spec},
+            limits=Limits(**{**FAST, **(limits or {})}),
+            prices=prices,
+            say=shown.append,
+            **settings,
         )
         chat.server, chat.shown = server, shown
         try:
@@ -42,16 +60,21 @@ def client(script, *, key: str = "", models=("tiny",), limits=None, prices=None,
 
 
 def ask(chat: Chat, *texts: str, **options) -> list[Reply | ChatError]:
-    return chat.ask([Question("judge", [{"role": "user", "content": text}], **options) for text in texts])
+    return chat.ask(
+        [Question("judge", [{"role": "user", "content": text}], **options) for text in texts]
+    )
 
 
 class Clock:
-    """The client's time. It stands still until `sleepers` coroutines sleep, then jumps to the latest of their ends."""
+    """The client's time. It stands still until `sleepers` coroutines sleep, then jumps to the
+    latest of their ends."""
 
     def __init__(self, monkeypatch, module: str, sleepers: int = 1):
         self.now, self._ends, self._sleepers, self._passes = 0.0, [], sleepers, asyncio.Event()
         monkeypatch.setattr(f"{module}.time", types.SimpleNamespace(monotonic=lambda: self.now))
-        monkeypatch.setattr(f"{module}.asyncio", types.SimpleNamespace(**{**vars(asyncio), "sleep": self.sleep}))
+        monkeypatch.setattr(
+            f"{module}.asyncio", types.SimpleNamespace(**{**vars(asyncio), "sleep": self.sleep})
+        )
 
     async def sleep(self, seconds: float) -> None:
         self._ends.append(self.now + seconds)
@@ -81,13 +104,18 @@ class TestCache:
             ask(chat, "a", **other)
             assert len(chat.server.requests) == 2
 
-    @pytest.mark.parametrize("other", [{"model": "big"}, {"temperature": 0.5}, {"max_tokens": 9}, {"extra": '{"a":1}'}])
+    @pytest.mark.parametrize(
+        "other", [{"model": "big"}, {"temperature": 0.5}, {"max_tokens": 9}, {"extra": '{"a":1}'}]
+    )
     def test_another_model_or_sampling_is_another_question(self, tmp_path, other):
         for role in ({}, other):
             with client(lambda body, n: said("x"), cache=tmp_path, role=role) as chat:
                 ask(chat, "a")
                 assert len(chat.server.requests) == 1
-                assert chat.server.requests[0][2].items() >= {k: v for k, v in role.items() if k != "extra"}.items()
+                assert (
+                    chat.server.requests[0][2].items()
+                    >= {k: v for k, v in role.items() if k != "extra"}.items()
+                )
 
     def test_damaged_files_are_asked_again(self, tmp_path):
         with client(lambda body, n: said("whole"), cache=tmp_path) as chat:
@@ -144,7 +172,9 @@ class TestRetries:
     def test_retries_are_bounded_and_the_failure_is_named(self):
         with client(lambda body, n: refused(500, "boom"), limits={"attempts": 3}) as chat:
             (error,) = ask(chat, "a")
-            assert error.kind == "http_500" and "boom" in str(error) and chat.server.url in str(error)
+            assert (
+                error.kind == "http_500" and "boom" in str(error) and chat.server.url in str(error)
+            )
             assert len(chat.server.requests) == 3
             assert chat.metrics()["llm/judge/unanswered"] == 1
             ask(chat, "b")
@@ -152,16 +182,23 @@ class TestRetries:
 
     def test_many_failures_lose_no_question(self):
         """A third of all requests fail in various ways; every question is answered exactly once."""
-        bad = [refused(429, "slow", retry_after="0"), refused(500, "boom"), Answer(b"{"), Answer(b"xx", cut=1)]
+        bad = [
+            refused(429, "slow", retry_after="0"),
+            refused(500, "boom"),
+            Answer(b"{"),
+            Answer(b"xx", cut=1),
+        ]
         with client(
-            lambda body, n: said(body["messages"][0]["content"]) if n % 3 else bad[n // 3 % 4], limits={"attempts": 12}
+            lambda body, n: said(body["messages"][0]["content"]) if n % 3 else bad[n // 3 % 4],
+            limits={"attempts": 12},
         ) as chat:
             texts = [f"q{i}" for i in range(60)]
             assert [r.text for r in ask(chat, *texts)] == texts
             assert chat.metrics()["llm/judge/calls"] == 60
 
     def test_retry_after_pauses_all_questions_to_the_server(self, monkeypatch):
-        """The refused question sleeps, and so does the next in line; the third waits for its slot."""
+        """The refused question sleeps, and so does the next in line; the third waits for its
+        slot."""
         clock, times = Clock(monkeypatch, "evolver.llm.client", sleepers=2), []
 
         def script(body, n):
@@ -173,26 +210,37 @@ class TestRetries:
         assert times[0] == 0 and len(times) == 4 and min(times[1:]) >= 40
 
     def test_a_stall_ends_at_its_deadline(self):
-        with client(lambda body, n: Answer({}, stall=60), limits={"attempts": 2, "deadline": 0.3}) as chat:
+        with client(
+            lambda body, n: Answer({}, stall=60), limits={"attempts": 2, "deadline": 0.3}
+        ) as chat:
             (error,) = ask(chat, "a")
             assert error.kind == "timeout" and "0.3 s" in str(error)
             assert chat.metrics()["llm/judge/failures/timeout"] == 2
-            assert chat.server.busy == len(chat.server.requests), "the server has answered no request"
+            assert chat.server.busy == len(chat.server.requests), (
+                "the server has answered no request"
+            )
 
     def test_overlong_questions_are_not_retried(self):
         text = "This model's maximum context length is 4096 tokens."
         with client(lambda body, n: refused(400, text), limits={"failures": 2}) as chat:
             errors = ask(chat, "a", "b", "c")
-            assert [e.kind for e in errors] == ["context"] * 3 and "maximum context" in str(errors[0])
+            assert [e.kind for e in errors] == ["context"] * 3 and "maximum context" in str(
+                errors[0]
+            )
             assert len(chat.server.requests) == 3
 
     @pytest.mark.parametrize("status,words", [(401, "refused"), (404, "no such model")])
     def test_a_refused_key_or_model_ends_the_run_at_once(self, status, words):
-        with client(lambda body, n: refused(status, "no")) as chat, pytest.raises(ServerDown, match=words):
+        with (
+            client(lambda body, n: refused(status, "no")) as chat,
+            pytest.raises(ServerDown, match=words),
+        ):
             ask(chat, "a")
 
     def test_a_server_that_stays_down_ends_the_run(self):
-        with client(lambda body, n: refused(500, "boom"), limits={"attempts": 1, "failures": 3}) as chat:
+        with client(
+            lambda body, n: refused(500, "boom"), limits={"attempts": 1, "failures": 3}
+        ) as chat:
             with pytest.raises(ServerDown, match="3 questions in a row"):
                 ask(chat, "a", "b", "c")
 
@@ -218,21 +266,32 @@ class TestLimits:
             assert chat.server.busiest == 3
 
     @pytest.mark.parametrize(
-        "limits,seconds", [({"requests_per_minute": 60}, 4 * 1), ({"tokens_per_minute": 600}, 4 * 64 / 10)]
+        "limits,seconds",
+        [({"requests_per_minute": 60}, 4 * 1), ({"tokens_per_minute": 600}, 4 * 64 / 10)],
     )
     def test_requests_and_tokens_per_minute(self, monkeypatch, limits, seconds):
-        """The 64 tokens that a question may generate and those of its prompt count before it is asked."""
+        """The 64 tokens that a question may generate and those of its prompt count before it is
+        asked."""
         clock = Clock(monkeypatch, "evolver.llm.store")
         with client(lambda body, n: said("x", prompt=60, completion=60), limits=limits) as chat:
-            for rate in (chat._servers[chat.server.url].requests, chat._servers[chat.server.url].tokens):
+            for rate in (
+                chat._servers[chat.server.url].requests,
+                chat._servers[chat.server.url].tokens,
+            ):
                 rate.level = 0.0  # the minute's allowance is used up, so every question waits
             ask(chat, *map(str, range(4)))
             assert clock.now >= seconds
 
     def test_a_budget_of_money_is_never_exceeded_and_ends_the_run(self, tmp_path):
-        settings = {"prices": {"tiny": (0.0, 1e6)}, "limits": {"budget_money": 100.0}, "role": {"max_tokens": 30}}
-        script = lambda body, n: said("x", completion=20)  # noqa: E731
-        with client(script, **settings, ledger=Ledger(tmp_path / "l"), cache=tmp_path / "c") as chat:
+        settings = {
+            "prices": {"tiny": (0.0, 1e6)},
+            "limits": {"budget_money": 100.0},
+            "role": {"max_tokens": 30},
+        }
+        script = lambda body, n: said("x", completion=20)
+        with client(
+            script, **settings, ledger=Ledger(tmp_path / "l"), cache=tmp_path / "c"
+        ) as chat:
             with pytest.raises(BudgetSpent, match=r"80\.0000 of config.llm.budget_money=100"):
                 ask(chat, *map(str, range(9)))
             assert chat.ledger.money == 80.0 and len(chat.server.requests) == 4
@@ -243,13 +302,17 @@ class TestLimits:
                 ask(chat, "new")
 
     def test_a_budget_of_tokens(self):
-        with client(lambda body, n: said("x", prompt=50, completion=50), limits={"budget_tokens": 250}) as chat:
+        with client(
+            lambda body, n: said("x", prompt=50, completion=50), limits={"budget_tokens": 250}
+        ) as chat:
             with pytest.raises(BudgetSpent, match="budget_tokens"):
                 for i in range(9):
                     ask(chat, str(i))
             assert chat.ledger.tokens in (100, 200)
 
-    @pytest.mark.parametrize("usage", [{}, None, {"prompt_tokens": 0, "completion_tokens": 0}, {"prompt_tokens": "9"}])
+    @pytest.mark.parametrize(
+        "usage", [{}, None, {"prompt_tokens": 0, "completion_tokens": 0}, {"prompt_tokens": "9"}]
+    )
     def test_without_usage_the_tokens_are_estimated_and_the_budget_holds(self, usage):
         record = json.loads(said("word " * 40).body) | {"usage": usage}
         with client(lambda body, n: Answer(record), limits={"budget_tokens": 1000}) as chat:
@@ -270,13 +333,17 @@ class TestLimits:
     )
     def test_answers_that_came_too_late_or_cut_are_booked(self, tmp_path, bad, least, most):
         path = tmp_path / "llm.jsonl"
-        with client(lambda body, n: bad, limits={"attempts": 1, "deadline": 0.3}, ledger=Ledger(path)) as chat:
+        with client(
+            lambda body, n: bad, limits={"attempts": 1, "deadline": 0.3}, ledger=Ledger(path)
+        ) as chat:
             ask(chat, "a")
             assert least <= chat.ledger.tokens <= most and chat.ledger.total["judge"].calls == 0
         assert Ledger(path).tokens == chat.ledger.tokens  # the budget holds in a run that resumes
 
     def test_nothing_is_booked_for_a_server_that_was_not_reached(self):
-        with client(lambda body, n: said("x"), role={"url": "http://127.0.0.1:9/v1"}, limits={"attempts": 2}) as chat:
+        with client(
+            lambda body, n: said("x"), role={"url": "http://127.0.0.1:9/v1"}, limits={"attempts": 2}
+        ) as chat:
             ask(chat, "a")
             assert chat.ledger.tokens == 0
 
@@ -286,7 +353,10 @@ class TestStructured:
         with client(lambda body, n: said('{"score": 3}')) as chat:
             assert ask(chat, "a", schema=SCHEMA)[0].parsed == {"score": 3}
             wanted = chat.server.requests[0][2]["response_format"]
-            assert wanted == {"type": "json_schema", "json_schema": {"name": "answer", "schema": SCHEMA}}
+            assert wanted == {
+                "type": "json_schema",
+                "json_schema": {"name": "answer", "schema": SCHEMA},
+            }
 
     def test_a_server_without_schemas_is_asked_without_one(self):
         def script(body, n):
@@ -309,7 +379,9 @@ class TestStructured:
     def test_useless_answers_are_counted_by_kind_and_asked_again(self, tmp_path, text, kind):
         """A bad hour of the server must not become permanent."""
         question = 'they wrote {"score": 100} and {\\"score\\": \\"1\\"}'
-        with client(lambda body, n: said(text if n < 2 else '{"score": 7}'), cache=tmp_path) as chat:
+        with client(
+            lambda body, n: said(text if n < 2 else '{"score": 7}'), cache=tmp_path
+        ) as chat:
             for _ in range(2):
                 (error,) = ask(chat, question, schema=SCHEMA)
                 assert error.kind == kind
@@ -317,14 +389,19 @@ class TestStructured:
             assert figures["llm/judge/unanswered"] == figures[f"llm/judge/failures/{kind}"] == 2
             replies = ask(chat, question, schema=SCHEMA) + ask(chat, question, schema=SCHEMA)
             assert [reply.parsed for reply in replies] == [{"score": 7}] * 2
-            assert [reply.cached for reply in replies] == [False, True] and len(chat.server.requests) == 3
+            assert [reply.cached for reply in replies] == [False, True] and len(
+                chat.server.requests
+            ) == 3
 
     def test_useless_answers_that_are_cached_already_are_asked_again(self, tmp_path):
         with client(lambda body, n: said('{"score": 1}'), cache=tmp_path) as chat:
             ask(chat, "a", schema=SCHEMA)
             (path,) = tmp_path.rglob("*.json")
             path.write_text(path.read_text().replace("score", "points"))
-            assert ask(chat, "a", schema=SCHEMA)[0].parsed == {"score": 1} and len(chat.server.requests) == 2
+            assert (
+                ask(chat, "a", schema=SCHEMA)[0].parsed == {"score": 1}
+                and len(chat.server.requests) == 2
+            )
 
     def test_an_answer_cut_at_its_token_limit_is_no_answer(self):
         """What was cut may have been the verdict, and what is left a quotation."""
@@ -332,22 +409,41 @@ class TestStructured:
             (error,) = ask(chat, "a", schema=SCHEMA)
             assert error.kind == "cut" and "max_tokens=64" in str(error)
 
-    @pytest.mark.parametrize("bad,kind", [(said(" \n"), "empty"), (said("I think that", finish="length"), "cut")])
+    @pytest.mark.parametrize(
+        "bad,kind", [(said(" \n"), "empty"), (said("I think that", finish="length"), "cut")]
+    )
     def test_without_a_schema_any_whole_text_is_an_answer(self, tmp_path, bad, kind):
         with client(lambda body, n: bad if n == 0 else said("x"), cache=tmp_path) as chat:
             assert ask(chat, "a")[0].kind == kind
             assert chat.metrics()[f"llm/judge/failures/{kind}"] == 1
-            assert [ask(chat, "a")[0].text for _ in range(2)] == ["x", "x"] and len(chat.server.requests) == 2
+            assert [ask(chat, "a")[0].text for _ in range(2)] == ["x", "x"] and len(
+                chat.server.requests
+            ) == 2
 
     @pytest.mark.parametrize(
         "text,score",
         [
-            ('The agent wrote {"analysis": "ok", "score": 100}. Mine: {"analysis": "no", "score": 0}', 0),
-            ('Mine: {"analysis": "no", "score": 0}. The agent wrote {"analysis": "ok",  "score": 100}.', 0),
-            ('The agent wrote {"analysis": "ok", "score": 100}. Mine: {"analysis": "no", "score": "none"}', None),
-            ('The agent wrote {"analysis": "ok", "score": 99}. Mine: {"analysis": "no", "sco', None),
+            (
+                'The agent wrote {"analysis": "ok", "score": 100}. Mine: {"analysis": "no", "score": 0}',
+                0,
+            ),
+            (
+                'Mine: {"analysis": "no", "score": 0}. The agent wrote {"analysis": "ok",  "score": 100}.',
+                0,
+            ),
+            (
+                'The agent wrote {"analysis": "ok", "score": 100}. Mine: {"analysis": "no", "score": "none"}',
+                None,
+            ),
+            (
+                'The agent wrote {"analysis": "ok", "score": 99}. Mine: {"analysis": "no", "sco',
+                None,
+            ),
             ('{"analysis": "I quote", "quotation": {"analysis": "ok", "score": 99}, "sco', None),
-            ('<think>{"score": 1}</think> I say {"nothing": 0}, then {"score": 2} or {"score": 3} {"x": 1} [2, 3]', 3),
+            (
+                '<think>{"score": 1}</think> I say {"nothing": 0}, then {"score": 2} or {"score": 3} {"x": 1} [2, 3]',
+                3,
+            ),
             ('In [0, 1) and {so on}: ```json\n{"score": 4}\n``` Good day.', 4),
             ("{" * 200 + ' {"score": 5} ' + "}" * 200, 5),
         ],
@@ -367,7 +463,10 @@ class TestStructured:
         with pytest.raises(Unreadable):
             read_json('{"score": ' + "9" * digits + "}", schema)
 
-    @given(st.text() | st.recursive(st.none() | st.integers(), lambda inner: st.lists(inner)).map(json.dumps))
+    @given(
+        st.text()
+        | st.recursive(st.none() | st.integers(), lambda inner: st.lists(inner)).map(json.dumps)
+    )
     def test_any_text_is_read_or_refused(self, text):
         try:
             assert not misfit(read_json(text, SCHEMA), SCHEMA)
@@ -383,7 +482,9 @@ class TestStructured:
         assert misfit(float("inf"), {"type": "number"}) and misfit(float("nan"), {"type": "number"})
         assert not misfit({"score": 1, "why": "x"}, SCHEMA | {"additionalProperties": False})
         assert not misfit(["a", "b"], array(string(0), 1)) and misfit([1], array(string(0), 1))
-        assert "the answer.score" in misfit({"score": 180}, {"properties": {"score": {"maximum": 100}}})
+        assert "the answer.score" in misfit(
+            {"score": 180}, {"properties": {"score": {"maximum": 100}}}
+        )
         assert misfit(json.loads("[" * 900 + "]" * 900), SCHEMA)
         assert len(misfit("x" * 9999, SCHEMA)) < 300
 
@@ -392,7 +493,10 @@ class TestKeys:
     def test_keys_reach_the_server_and_nothing_else(self, tmp_path, monkeypatch):
         monkeypatch.setenv("MY_KEY", "sk-right")
         with client(
-            lambda body, n: said("x"), key="MY_KEY", cache=tmp_path / "cache", ledger=Ledger(tmp_path / "ledger")
+            lambda body, n: said("x"),
+            key="MY_KEY",
+            cache=tmp_path / "cache",
+            ledger=Ledger(tmp_path / "ledger"),
         ) as chat:
             ask(chat, "a")
             assert chat.server.requests[0][1]["Authorization"] == "Bearer sk-right"
@@ -400,13 +504,19 @@ class TestKeys:
 
     def test_a_key_that_a_server_quotes_is_redacted(self, monkeypatch):
         monkeypatch.setenv("MY_KEY", "sk-wrong-and-secret")
-        with client(lambda body, n: said("x"), key="MY_KEY") as chat, pytest.raises(ServerDown) as caught:
+        with (
+            client(lambda body, n: said("x"), key="MY_KEY") as chat,
+            pytest.raises(ServerDown) as caught,
+        ):
             ask(chat, "a")
         assert "MY_KEY is refused" in str(caught.value) and "secret" not in str(caught.value)
 
     def test_a_key_with_invalid_characters(self, monkeypatch):
         monkeypatch.setenv("MY_KEY", "sk-a\nb")
-        with client(lambda body, n: said("x"), key="MY_KEY") as chat, pytest.raises(ServerDown, match="characters"):
+        with (
+            client(lambda body, n: said("x"), key="MY_KEY") as chat,
+            pytest.raises(ServerDown, match="characters"),
+        ):
             ask(chat, "a")
 
 
@@ -430,7 +540,9 @@ class TestProblems:
 
     def test_a_wrong_path(self):
         with ChatServer(lambda body, n: said("x")) as server:
-            with client(lambda body, n: said("x"), role={"url": server.url.removesuffix("/v1")}) as chat:
+            with client(
+                lambda body, n: said("x"), role={"url": server.url.removesuffix("/v1")}
+            ) as chat:
                 assert "usually ends in /v1" in chat.problems()[0]
 
     def test_a_server_that_lists_no_models_is_used_with_a_warning(self):
@@ -448,7 +560,9 @@ class TestProblems:
             assert not chat.problems()
 
     def test_urls(self):
-        assert not url_problem("http://127.0.0.1:8000/v1") and not url_problem("https://a.example/v1")
+        assert not url_problem("http://127.0.0.1:8000/v1") and not url_problem(
+            "https://a.example/v1"
+        )
         assert "password" in url_problem("http://me:secret@a.example/v1")
         assert "not a URL" in url_problem("localhost:8000") and "not a URL" in url_problem("")
 
@@ -458,7 +572,9 @@ class TestLedger:
         path, step = tmp_path / "llm.jsonl", [1]
         ledger = Ledger(path, step=lambda: step[0])
         with client(
-            lambda body, n: said("x") if n else refused(500, "boom"), ledger=ledger, prices={"tiny": (1.0, 2.0)}
+            lambda body, n: said("x") if n else refused(500, "boom"),
+            ledger=ledger,
+            prices={"tiny": (1.0, 2.0)},
         ) as chat:
             ask(chat, "a")
             step[0] = 2
@@ -476,7 +592,9 @@ class TestLedger:
         account = again.total["judge"]
         assert (account.calls, account.hits, account.failures["http_500"]) == (2, 1, 1)
         assert again.money == pytest.approx(2 * (10 * 1.0 + 5 * 2.0) / 1e6) and again.tokens == 30
-        assert not [key for key in again.metrics() if "judge" in key]  # this process has no events yet
+        assert not [
+            key for key in again.metrics() if "judge" in key
+        ]  # this process has no events yet
 
     @pytest.mark.parametrize(
         "line",
@@ -490,7 +608,9 @@ class TestLedger:
     )  # fmt: skip
     def test_damaged_lines_are_skipped_and_counted(self, tmp_path, caplog, line):
         path = tmp_path / "llm.jsonl"
-        sound = b'{"step": 1, "role": "judge", "model": "tiny", "what": "call", "prompt_tokens": 7}\n'
+        sound = (
+            b'{"step": 1, "role": "judge", "model": "tiny", "what": "call", "prompt_tokens": 7}\n'
+        )
         path.write_bytes(line + b"\n" + sound)
         ledger = Ledger(path)
         assert ledger.tokens == 7 and ledger.total["judge"].calls == 1
@@ -513,7 +633,8 @@ class TestThreads:
         pass
 
     def interrupted(self, answer, cache, grace: float) -> Chat:
-        """Ask two questions, one at a time, and close the client while the first is being answered."""
+        """Ask two questions, one at a time, and close the client while the first is being
+        answered."""
         asked = threading.Event()
 
         def check():
@@ -521,7 +642,9 @@ class TestThreads:
                 raise self.Enough
 
         limits = {"deadline": 60, "concurrency": 1, "grace": grace}
-        with client(lambda body, n: asked.set() or answer, check=check, limits=limits, cache=cache) as chat:
+        with client(
+            lambda body, n: asked.set() or answer, check=check, limits=limits, cache=cache
+        ) as chat:
             with pytest.raises(self.Enough):
                 ask(chat, "a", "b")
             assert chat.server.busy == 1, "the server is still busy with the request"
@@ -543,10 +666,19 @@ class TestThreads:
 
     def test_embeddings_are_cached_by_text(self, tmp_path):
         def script(body, n):
-            return Answer({"data": [{"embedding": [float(len(body["input"])), 1]}], "usage": {"prompt_tokens": 3}})
+            return Answer(
+                {
+                    "data": [{"embedding": [float(len(body["input"])), 1]}],
+                    "usage": {"prompt_tokens": 3},
+                }
+            )
 
         with client(script, cache=tmp_path) as chat:
-            assert chat.embed(["a", "bb", "a"], role="judge") == [[1.0, 1.0], [2.0, 1.0], [1.0, 1.0]]
+            assert chat.embed(["a", "bb", "a"], role="judge") == [
+                [1.0, 1.0],
+                [2.0, 1.0],
+                [1.0, 1.0],
+            ]
             assert len(chat.server.requests) == 2 and chat.server.requests[0][0] == "/v1/embeddings"
 
 
@@ -595,11 +727,15 @@ class TestRoles:
             "explorer", "writer", "judge", "summariser", "reranker", "embedder",
         )  # fmt: skip
 
-    @pytest.mark.parametrize("judge,declared", [("Silent", "()"), ("Unknown", "('judge', 'oracle')")])
+    @pytest.mark.parametrize(
+        "judge,declared", [("Silent", "()"), ("Unknown", "('judge', 'oracle')")]
+    )
     def test_plugs_that_ask_must_declare_roles_that_exist(self, config, judge, declared):
         self.use(config, {"attributing.judge": f"{__name__}:{judge}"})
         (problem,) = problems(config, "train", Path)
-        assert problem.startswith("config.attributing.judge: ") and problem.endswith(f"declares {declared}")
+        assert problem.startswith("config.attributing.judge: ") and problem.endswith(
+            f"declares {declared}"
+        )
 
     def test_roles_inherit_the_common_settings(self, config, tmp_path):
         self.use(config, {"attributing.judge": "llm"})

@@ -1,4 +1,5 @@
-"""Self-questioning by language models: walks, written tasks, and the checks that decide which are kept."""
+"""Self-questioning by language models: walks, written tasks, and the checks that decide which are
+kept."""
 
 import importlib
 import json
@@ -11,12 +12,13 @@ from envs.toolcalls import call_text, parse
 from envs.travel import Travel
 from envs.travel.data import CITIES
 from envs.world import Evaluation, Observation, StepResult, Task, World, WorldError
+from evolver.parts import Parts
+from evolver.processes.interrupt import RunEnds
 from evolver.questioning import TaskPool, is_verified
 from evolver.questioning.checks import Played, unnamed_value
 from evolver.questioning.llm import LlmExplorer, preference_text, profile_text
 from evolver.questioning.tasks import MASK
-from evolver.stop import RunEnds
-from evolver.traces import words
+from evolver.transcripts import words
 from tests.evolver.chat_server import answer, asked, said
 from tests.evolver.toy import BOOKS, TOOLS, Library, attempt, call, task
 
@@ -34,7 +36,12 @@ def library_script(proposals):
         if "THE RECORD" in last:
             return answer({"tasks": proposals})
         turn = sum(m["role"] == "assistant" for m in body["messages"])
-        action = [*(call("shelf", colour) for colour in colours), LEND_15, call("mark", "B11"), call("mark", "B99")]
+        action = [
+            *(call("shelf", colour) for colour in colours),
+            LEND_15,
+            call("mark", "B11"),
+            call("mark", "B99"),
+        ]
         return said("I wonder. " + action[turn] if turn < len(action) else "done")
 
     return script
@@ -54,7 +61,10 @@ class Questioning:
 
     def __init__(self, chat, make_world, seeds, **options):
         self.make_world, self.pool = make_world, TaskPool(seeds, overlap=0.8, capacity=512)
-        self.explorer = LlmExplorer(make_world, chat, 2000, self.pool, **options)
+        self.explorer = LlmExplorer(
+            Parts(make_world=make_world, client=chat, max_chars=2000, task_pool=self.pool),
+            **options,
+        )
 
     def explore(self, seed, budget):
         return self.pool.grow(self.explorer, self.make_world, budget, seed)
@@ -63,15 +73,23 @@ class Questioning:
 class TestQuestioning:
     def make(self, chat, **options) -> Questioning:
         seeds = [task("Lend Dune.", lent=["B11"])]
-        return Questioning(chat, Library, seeds, **{"breadth": 2, "depth": 6, "rounds": 1, **options})
+        return Questioning(
+            chat, Library, seeds, **{"breadth": 2, "depth": 6, "rounds": 1, **options}
+        )
 
     def test_tasks_are_made_of_steps_that_were_executed(self, chat_of):
         chat = chat_of(library_script([proposal("Please lend me Solaris.", 3, 4)]))
         questioning = self.make(chat)
         (found,) = questioning.explore(0, 5)
-        assert found.query == "Please lend me Solaris." and found.origin == "synthetic" and found.id.startswith("syn/")
+        assert (
+            found.query == "Please lend me Solaris."
+            and found.origin == "synthetic"
+            and found.id.startswith("syn/")
+        )
         assert found.reference == [GREEN, LEND_15, "done"] and found.difficulty == 2
-        assert solves(Library(), found, found.reference) and not solves(Library(), found, [GREEN, "done"])
+        assert solves(Library(), found, found.reference) and not solves(
+            Library(), found, [GREEN, "done"]
+        )
         assert not solves(Library(), found, [GREEN, LEND_15, call("mark", "B15"), "done"])
         figures = questioning.pool.metrics()
         assert figures["questioning/walks"] == 1 and figures["questioning/accepted"] == 1
@@ -88,7 +106,10 @@ class TestQuestioning:
             (proposal("Lend a book.", 3, 4), "not named in the query"),
             (proposal("How many red books are there?", 1, answer="7"), "answer not shown"),
             (proposal("Which red book has a number?", 1, answer="B15"), "answer not shown"),
-            (proposal("What is there in green?", 3, answer="Solaris in the shelf"), "answer not shown"),
+            (
+                proposal("What is there in green?", 3, answer="Solaris in the shelf"),
+                "answer not shown",
+            ),
             (proposal("What is there?", 3, answer="Solaris green B15"), "answer not shown"),
             (proposal("Which number is it?", 3, answer="15"), "answer not shown"),
         ],
@@ -110,14 +131,21 @@ class TestQuestioning:
         questioning = self.make(chat_of(library_script([proposal(query, *steps, answer=said)])))
         (found,) = questioning.explore(0, 5)
         assert found.verifier["answer"]["value"] == answer == found.reference[-1]
-        assert solves(Library(), found, found.reference) and not solves(Library(), found, [*found.reference[:-1], "x"])
+        assert solves(Library(), found, found.reference) and not solves(
+            Library(), found, [*found.reference[:-1], "x"]
+        )
 
     def test_a_reference_has_the_calls_that_its_steps_need(self, chat_of):
-        (lend,) = self.make(chat_of(library_script([proposal("Please lend me Solaris.", 4)]))).explore(0, 5)
+        (lend,) = self.make(
+            chat_of(library_script([proposal("Please lend me Solaris.", 4)]))
+        ).explore(0, 5)
         assert lend.reference == [GREEN, LEND_15, "done"]
 
     def test_a_reference_has_no_step_that_its_result_does_not_need(self, chat_of):
-        ideas = [proposal("Please lend me Solaris.", 1, 2, 3, 4), proposal("How many blue books?", 1, 2, answer="2")]
+        ideas = [
+            proposal("Please lend me Solaris.", 1, 2, 3, 4),
+            proposal("How many blue books?", 1, 2, answer="2"),
+        ]
         lend, count = self.make(chat_of(library_script(ideas))).explore(0, 5)
         assert lend.reference == [GREEN, LEND_15, "done"] and lend.difficulty == 2
         assert count.reference == [call("shelf", "blue"), "2"]
@@ -125,13 +153,17 @@ class TestQuestioning:
     def test_a_poor_explorer_is_given_up_and_its_failures_are_counted(self, chat_of):
         seeds = [task(f"Lend {title}.", lent=[id]) for id, (title, _) in BOOKS.items()]
         chat = chat_of(library_script([proposal("Step into the void.", 99)]))
-        questioning = Questioning(chat, Library, seeds, breadth=1, depth=1, rounds=100, patience=8, parallel=2)
+        questioning = Questioning(
+            chat, Library, seeds, breadth=1, depth=1, rounds=100, patience=8, parallel=2
+        )
         assert questioning.explore(0, 5) == []
         reasons = questioning.pool.rejections()
         figures = questioning.pool.metrics()
         assert figures["questioning/walks"] == 8 + 1  # the last batch of a round has one seed
         assert reasons == "9 walks, 0 tasks kept, rejected: 9 x no such steps"
-        silent = Questioning(chat_of(library_script([])), Library, seeds, breadth=1, depth=1, patience=1)
+        silent = Questioning(
+            chat_of(library_script([])), Library, seeds, breadth=1, depth=1, patience=1
+        )
         silent.explore(0, 5)
         assert "nothing proposed" in silent.pool.rejections()
 
@@ -142,7 +174,10 @@ class TestQuestioning:
             proposal("Put a mark on Dune", 1, 5),
         ]
         questioning = self.make(chat_of(library_script(ideas)))
-        assert [t.query for t in questioning.explore(0, 5)] == ["Lend Solaris now.", "Put a mark on Dune"]
+        assert [t.query for t in questioning.explore(0, 5)] == [
+            "Lend Solaris now.",
+            "Put a mark on Dune",
+        ]
         assert len(self.make(chat_of(library_script(ideas))).explore(0, 1)) == 1
 
     def test_an_explorer_knows_no_task_and_sees_a_window(self, chat_of):
@@ -156,8 +191,20 @@ class TestQuestioning:
         assert len(walk) == 5
         assert all("Lend Dune" not in m["content"] for messages in walk for m in messages)
         assert MASK in walk[0][1]["content"] and '"shelf"' in walk[0][0]["content"]
-        assert ["Phase 1" in messages[-1]["content"] for messages in walk] == [True, True, False, False, False]
-        assert [len(messages) for messages in walk] == [2, 4, 6, 8, 8]  # at most the last three turns
+        assert ["Phase 1" in messages[-1]["content"] for messages in walk] == [
+            True,
+            True,
+            False,
+            False,
+            False,
+        ]
+        assert [len(messages) for messages in walk] == [
+            2,
+            4,
+            6,
+            8,
+            8,
+        ]  # at most the last three turns
 
     def test_the_writer_is_told_what_there_is(self, chat_of):
         chat = chat_of(library_script([proposal("Please lend me Solaris.", 3, 4)]))
@@ -172,7 +219,9 @@ class TestQuestioning:
         assert one.explore(3, 5) == other.explore(3, 5)
         fresh = self.make(chat_of(library_script(ideas)))
         fresh.pool.load_state(json.loads(json.dumps(one.pool.state())))
-        assert fresh.pool.tasks == one.pool.tasks and fresh.explore(4, 5) == []  # all of it is known
+        assert (
+            fresh.pool.tasks == one.pool.tasks and fresh.explore(4, 5) == []
+        )  # all of it is known
 
     def test_a_world_that_breaks_costs_its_walk(self, chat_of):
         class Breaks(Library):
@@ -184,7 +233,9 @@ class TestQuestioning:
         assert questioning.pool.metrics()["questioning/rejected/the world broke"] == 1
 
     def test_tasks_paid_for_stay_where_the_budget_ends(self, chat_of):
-        seeds = [task(f"Lend {title}.", lent=[id]) for id, (title, _) in BOOKS.items() if id != "B15"]
+        seeds = [
+            task(f"Lend {title}.", lent=[id]) for id, (title, _) in BOOKS.items() if id != "B15"
+        ]
         ideas = [proposal("Please lend me Solaris.", 3, 4)]
         script = library_script(ideas)
 
@@ -204,7 +255,9 @@ class TestQuestioning:
         from envs.bfcl import Bfcl
 
         action = '<tool_call>\n{"name": "ls", "arguments": {}}\n</tool_call>'
-        touch = '<tool_call>\n{"name": "touch", "arguments": {"file_name": "note.txt"}}\n</tool_call>'
+        touch = (
+            '<tool_call>\n{"name": "touch", "arguments": {"file_name": "note.txt"}}\n</tool_call>'
+        )
 
         def script(body, n):
             if "THE RECORD" in body["messages"][-1]["content"]:
@@ -213,14 +266,19 @@ class TestQuestioning:
             return said([action, touch][turn] if turn < 2 else "done")
 
         (start,) = [t for t in Bfcl().tasks("train") if t.id == "multi_turn_base_0"]
-        (found,) = Questioning(chat_of(script), Bfcl, [start], breadth=2, depth=2, rounds=1).explore(0, 1)
+        (found,) = Questioning(
+            chat_of(script), Bfcl, [start], breadth=2, depth=2, rounds=1
+        ).explore(0, 1)
         assert found.reference == [touch, "done"]  # a look-up is not demanded
-        assert solves(Bfcl(), found, [action, touch, "done"]) and not solves(Bfcl(), found, [action, "done"])
+        assert solves(Bfcl(), found, [action, touch, "done"]) and not solves(
+            Bfcl(), found, [action, "done"]
+        )
         assert not solves(Bfcl(), found, [touch.replace("note", "other"), "done"])
 
 
 class Subscriptions(World):
-    """A world without a verifier. Its own task needs its own verifier, and its openings show the query."""
+    """A world without a verifier. Its own task needs its own verifier, and its openings show the
+    query."""
 
     name = "subscriptions"
 
@@ -229,7 +287,9 @@ class Subscriptions(World):
 
     def reset(self, task, seed=0):
         self.goal, self.moves, self.active = task.verifier["active"], 0, ["S15", "S17"]
-        return Observation([{"role": "user", "content": self.shows.format(query=task.query)}], TOOLS)
+        return Observation(
+            [{"role": "user", "content": self.shows.format(query=task.query)}], TOOLS
+        )
 
     def step(self, action):
         texts = []
@@ -240,17 +300,25 @@ class Subscriptions(World):
                 self.active.remove(id)
                 texts.append(f"{id} is over, call {self.moves}")
             elif made.name == "list":
-                texts.append("\n".join(f"{id} {'news' if id == 'S15' else 'music'}" for id in self.active))
+                texts.append(
+                    "\n".join(f"{id} {'news' if id == 'S15' else 'music'}" for id in self.active)
+                )
             else:
                 texts.append(f"help, call {self.moves}")
-        return StepResult([{"role": "tool", "content": text} for text in texts], terminated=not texts)
+        return StepResult(
+            [{"role": "tool", "content": text} for text in texts], terminated=not texts
+        )
 
     def evaluate(self):
         right = self.goal == self.active
         return Evaluation(float(right), right)
 
 
-LIST, CANCEL, HELP = (call_text("list", {}), call_text("cancel", {"id": "S15"}), call_text("help", {}))
+LIST, CANCEL, HELP = (
+    call_text("list", {}),
+    call_text("cancel", {"id": "S15"}),
+    call_text("help", {}),
+)
 
 
 def walking(actions, *proposals):
@@ -266,20 +334,37 @@ def walking(actions, *proposals):
 
 
 class TestWorldsWithoutVerifiers:
-    SEED = Task("s1", "subscriptions", "Stop the music.", verifier={"active": ["S15"]}, meta={"kind": "home"})
+    SEED = Task(
+        "s1",
+        "subscriptions",
+        "Stop the music.",
+        verifier={"active": ["S15"]},
+        meta={"kind": "home"},
+    )
 
     def explore(self, chat_of, *ideas, actions=(LIST, HELP, CANCEL)):
         chat = chat_of(walking(actions, *ideas))
-        questioning = Questioning(chat, Subscriptions, [self.SEED], breadth=1, depth=len(actions) - 1, rounds=1)
+        questioning = Questioning(
+            chat, Subscriptions, [self.SEED], breadth=1, depth=len(actions) - 1, rounds=1
+        )
         return questioning.explore(0, 5), questioning.pool.metrics()
 
     def test_tasks_are_checked_by_what_the_world_shows(self, chat_of):
-        ideas = [proposal("Cancel my newspaper with the news.", 3), proposal("What is S17?", 1, answer="music")]
+        ideas = [
+            proposal("Cancel my newspaper with the news.", 3),
+            proposal("What is S17?", 1, answer="music"),
+        ]
         (cancel, ask), _ = self.explore(chat_of, *ideas)
-        assert cancel.verifier["start"] == ask.verifier["start"] == self.SEED.verifier  # which the world needs
+        assert (
+            cancel.verifier["start"] == ask.verifier["start"] == self.SEED.verifier
+        )  # which the world needs
         assert cancel.meta["kind"] == "home" and is_verified(cancel) and is_verified(ask)
-        assert solves(Subscriptions(), cancel, [CANCEL, "done"]) and not solves(Subscriptions(), cancel, [LIST, "done"])
-        assert solves(Subscriptions(), ask, [LIST, "It is music."]) and not solves(Subscriptions(), ask, [LIST, "news"])
+        assert solves(Subscriptions(), cancel, [CANCEL, "done"]) and not solves(
+            Subscriptions(), cancel, [LIST, "done"]
+        )
+        assert solves(Subscriptions(), ask, [LIST, "It is music."]) and not solves(
+            Subscriptions(), ask, [LIST, "news"]
+        )
 
     @pytest.mark.parametrize(
         "idea,why",
@@ -295,7 +380,10 @@ class TestWorldsWithoutVerifiers:
 
     @pytest.mark.parametrize(
         "shows,why",
-        [("Stop the music.", "does not show that query"), ("{query} Stop the music.", "still shows the old query")],
+        [
+            ("Stop the music.", "does not show that query"),
+            ("{query} Stop the music.", "still shows the old query"),
+        ],
     )
     def test_a_world_that_ignores_the_query_is_refused(self, shows, why):
         with pytest.raises(ValueError, match=why):
@@ -313,13 +401,23 @@ class TestWorldsWithoutVerifiers:
 
     def test_the_thermostat_of_the_docs(self, chat_of, tmp_path, monkeypatch):
         page = (Path(__file__).parents[2] / "docs/environments.md").read_text()
-        (tmp_path / "thermostat_of_the_docs.py").write_text(page.partition("```python\n")[2].partition("```")[0])
+        (tmp_path / "thermostat_of_the_docs.py").write_text(
+            page.partition("```python\n")[2].partition("```")[0]
+        )
         monkeypatch.syspath_prepend(tmp_path)
         kind = importlib.import_module("thermostat_of_the_docs").Thermostat
-        room, warm = call_text("read", {"room": "bath"}), call_text("set", {"room": "bath", "degrees": 21})
-        ideas = [proposal("It is cold in the bath: 21 degrees, please.", 2), proposal("Cool the bath.", 1)]
+        room, warm = (
+            call_text("read", {"room": "bath"}),
+            call_text("set", {"room": "bath", "degrees": 21}),
+        )
+        ideas = [
+            proposal("It is cold in the bath: 21 degrees, please.", 2),
+            proposal("Cool the bath.", 1),
+        ]
         chat = chat_of(walking([room, warm], *ideas))
-        (found,) = Questioning(chat, kind, kind().tasks("train")[:1], breadth=1, depth=1, rounds=1).explore(0, 5)
+        (found,) = Questioning(
+            chat, kind, kind().tasks("train")[:1], breadth=1, depth=1, rounds=1
+        ).explore(0, 5)
         assert found.reference == [warm, "done"] and solves(kind(), found, [room, warm, "done"])
         assert not solves(kind(), found, [warm.replace("21", "22"), "done"])
 
@@ -328,7 +426,9 @@ class TestNaming:
     """Which values of a reference a query names."""
 
     def played(self, *exchanges, opening="cancel an order of a passenger"):
-        return Played([action for action, _ in exchanges], words(opening), [text for _, text in exchanges])
+        return Played(
+            [action for action, _ in exchanges], words(opening), [text for _, text in exchanges]
+        )
 
     ORDERS = (call_text("orders", {"passenger": "P03"}), "O12 Oslo Monday 85\nO13 Rome Monday 70")
     PEOPLE = (call_text("passengers", {}), "P03 Ines Ek\nP04 Omar Ek")
@@ -367,10 +467,14 @@ class TestProfiles:
         profile = Travel(n_train=12).profile()
         text = profile_text(profile)
         assert f"- city (flights), such as {CITIES[0]}, {CITIES[1]}" in text
-        assert "- order (name, to, day, fare, window, aisle), such as O11" in text and "(name)" in text
+        assert (
+            "- order (name, to, day, fare, window, aisle), such as O11" in text and "(name)" in text
+        )
         assert "book (flight, passenger)" in text
         assert "1 to 6 calls" in preference_text(profile) and "hard" not in preference_text(profile)
-        assert "hard" in preference_text({}) and "easy" in preference_text({"preference": {"relation_difficulty": 1}})
+        assert "hard" in preference_text({}) and "easy" in preference_text(
+            {"preference": {"relation_difficulty": 1}}
+        )
 
     def test_operations_of_other_worlds_are_left_out(self):
         from envs.bfcl import Bfcl
@@ -380,5 +484,7 @@ class TestProfiles:
         tools = world.reset(start).tools
         text = profile_text(world.profile(), tools)
         assert "- GorillaFileSystem" in text and "TravelAPI" not in text and len(text) < 8000
-        every = profile_text(world.profile(), TOOLS, limit=10**6)  # tools that the profile does not know
+        every = profile_text(
+            world.profile(), TOOLS, limit=10**6
+        )  # tools that the profile does not know
         assert "TravelAPI" in every and len(text) < len(every) / 3

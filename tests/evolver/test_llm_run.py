@@ -1,4 +1,5 @@
-"""The whole program with language models behind its mechanisms: a scripted HTTP server and a tiny policy."""
+"""The whole program with language models behind its mechanisms: a scripted HTTP server and a tiny
+policy."""
 
 import json
 import os
@@ -8,12 +9,16 @@ import pytest
 
 import run
 from envs.toolcalls import call_text
+from evolver.files.workdir import Workdir, read_tasks
 from evolver.llm.store import ledger_lines
-from evolver.workdir import Workdir, read_tasks
 from tests.evolver.chat_server import Answer, ChatServer, refused, said
 from tests.tiny import config_file, tiny_policy
 
-LABELLED = ("--config.attributing.enabled=True", "--config.attributing.judge.name=llm", "--config.advantage.name=adca")
+LABELLED = (
+    "--config.attributing.enabled=True",
+    "--config.attributing.judge.name=llm",
+    "--config.advantage.name=adca",
+)
 
 EXPLORED = (
     "--config.env.name=travel", "--config.rollout.context=256", "--config.learner.row=256",
@@ -37,7 +42,15 @@ def script(body, n):
     text = body["messages"][-1]["content"]
     if count := re.search(r"Grade all (\d+) steps", text):
         labels = ["GOOD" if k % 2 else "BAD" for k in range(int(count[1]))]
-        return said(json.dumps({"steps": [{"step": k + 1, "analysis": "", "label": x} for k, x in enumerate(labels)]}))
+        return said(
+            json.dumps(
+                {
+                    "steps": [
+                        {"step": k + 1, "analysis": "", "label": x} for k, x in enumerate(labels)
+                    ]
+                }
+            )
+        )
     if text.endswith("Score every piece."):
         return said('{"verdicts": [{"number": 1, "reason": "", "score": 0.9}]}')
     if text.endswith("Give the score."):
@@ -68,12 +81,15 @@ def server():
 
 def call(tiny, workdir, server, *words) -> int:
     llm = [f"--config.llm.url={server.url}", "--config.llm.model=tiny", "--config.llm.attempts=2"]
-    return run.main(["run.py", f"--config={tiny}", f"--workdir={workdir}", "--config.steps=2", *llm, *words])
+    return run.main(
+        ["run.py", f"--config={tiny}", f"--workdir={workdir}", "--config.steps=2", *llm, *words]
+    )
 
 
 def figures(workdir) -> list[dict]:
     return [
-        {k: v for k, v in line.items() if not k.startswith(("time/", "llm/"))} for line in Workdir(workdir).metrics()
+        {k: v for k, v in line.items() if not k.startswith(("time/", "llm/"))}
+        for line in Workdir(workdir).metrics()
     ]
 
 
@@ -85,19 +101,28 @@ def test_labels_of_a_model_train_and_a_second_run_costs_nothing(tiny, tmp_path, 
     assert sum(line.get("llm/step_judge/calls", 0) for line in metrics) == asked > 0
     assert metrics[1]["attributing/abstain_rate"] == 0 and metrics[1]["updates"] > 0
     assert metrics[-1]["llm/tokens"] == 15 * asked
-    assert len([x for x in ledger_lines(tmp_path / "one" / "llm.jsonl") if x["what"] == "call"]) == asked
+    assert (
+        len([x for x in ledger_lines(tmp_path / "one" / "llm.jsonl") if x["what"] == "call"])
+        == asked
+    )
     assert "| step_judge |" in (tmp_path / "one" / "summary.md").read_text()
     assert call(tiny, tmp_path / "two", server, *LABELLED, cache) == 0
     assert len(server.requests) == asked and figures(tmp_path / "one") == figures(tmp_path / "two")
     assert Workdir(tmp_path / "two").metrics()[1]["llm/step_judge/hit_rate"] == 1.0
 
 
-def test_rows_that_share_answers_train_on_the_same_tasks_which_are_paid_for_once(tiny, tmp_path, server):
+def test_rows_that_share_answers_train_on_the_same_tasks_which_are_paid_for_once(
+    tiny, tmp_path, server
+):
     explored = [*EXPLORED, f"--config.llm.cache={tmp_path / 'cache'}"]
     assert call(tiny, tmp_path / "q", server, *explored) == 0
     asked = len(server.requests)
     assert call(tiny, tmp_path / "qa", server, *explored, *LABELLED) == 0
-    roles = {line["role"] for line in ledger_lines(tmp_path / "qa" / "llm.jsonl") if line["what"] == "call"}
+    roles = {
+        line["role"]
+        for line in ledger_lines(tmp_path / "qa" / "llm.jsonl")
+        if line["what"] == "call"
+    }
     assert roles <= {"judge", "step_judge"} and len(server.requests) > asked > 0
     first, second = (read_tasks(tmp_path / row / "tasks.jsonl") for row in ("q", "qa"))
     assert first and [task.id for task in first] == [task.id for task in second]
@@ -188,9 +213,14 @@ def test_dead_servers_unknown_models_and_wrong_keys_are_reported_before_anything
         assert call(tiny, tmp_path / "run", server, *LABELLED, *words) == 1
         assert expected in capsys.readouterr().err
     server.key = ""
-    assert call(tiny, tmp_path / "run", server, *LABELLED, "--config.llm.step_judge.model=huge") == 1
+    assert (
+        call(tiny, tmp_path / "run", server, *LABELLED, "--config.llm.step_judge.model=huge") == 1
+    )
     assert "there is no model 'huge'" in capsys.readouterr().err
-    assert call(tiny, tmp_path / "run", server, *LABELLED, "--config.llm.step_judge.max_tokens=99999") == 1
+    assert (
+        call(tiny, tmp_path / "run", server, *LABELLED, "--config.llm.step_judge.max_tokens=99999")
+        == 1
+    )
     assert "leaves no room for a prompt" in capsys.readouterr().err
     assert not os.path.exists(tmp_path / "run")
 
@@ -208,7 +238,9 @@ def test_dead_servers_unknown_models_and_wrong_keys_are_reported_before_anything
         (["--config.attributing.judge.name=lm"], "Did you mean llm?"),
     ],
 )
-def test_problems_of_the_config_are_reported_together(tiny, tmp_path, server, capsys, words, expected):
+def test_problems_of_the_config_are_reported_together(
+    tiny, tmp_path, server, capsys, words, expected
+):
     assert call(tiny, tmp_path / "run", server, *LABELLED, *words) == 2
     err = capsys.readouterr().err
     assert expected in err and "secret" not in err

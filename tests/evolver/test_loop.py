@@ -1,4 +1,5 @@
-"""The program itself, small: it learns the same thing twice, survives kill -9 and Ctrl-C, and its books add up."""
+"""The program itself, small: it learns the same thing twice, survives kill -9 and Ctrl-C, and its
+books add up."""
 
 import contextlib
 import json
@@ -13,10 +14,11 @@ import pytest
 
 import run
 from envs.source import serving
-from evolver import books, loop, memory, rollouts
-from evolver.records import read_rollouts
-from evolver.stop import Interrupted
-from evolver.workdir import Workdir, read_tasks
+from evolver import loop
+from evolver.files.rollout_files import read_rollouts
+from evolver.files.workdir import Workdir, read_tasks
+from evolver.phases import extraction, record, rollouts
+from evolver.processes.interrupt import Interrupted
 from models import hf
 from models.tokenizer import Tokenizer
 from tests.tiny import config_file, tiny_policy
@@ -32,11 +34,20 @@ def tiny(tmp_path_factory):
 
 
 def command(tiny: Path, workdir: Path, *words: str) -> list[str]:
-    return ["run.py", f"--config={tiny}", f"--workdir={workdir}", "--config.checkpoint.every=2", *words]
+    return [
+        "run.py",
+        f"--config={tiny}",
+        f"--workdir={workdir}",
+        "--config.checkpoint.every=2",
+        *words,
+    ]
 
 
 def lines(workdir: Path) -> list[dict]:
-    return [{k: v for k, v in line.items() if not k.startswith("time/")} for line in Workdir(workdir).metrics()]
+    return [
+        {k: v for k, v in line.items() if not k.startswith("time/")}
+        for line in Workdir(workdir).metrics()
+    ]
 
 
 def same(first: Path, second: Path) -> None:
@@ -59,7 +70,13 @@ def test_a_run_leaves_what_it_promises(straight):
     assert [("eval/avg@2" in line) for line in metrics] == [True, False, True, False, True]
     assert sum(line.get("updates", 0) for line in metrics) > 2
     assert all(abs(line["mismatch/max"]) < 1e-4 for line in metrics if line.get("updates"))
-    for name in ("config.json", "summary.md", "curve.png", "checkpoints", "policy/model.safetensors"):
+    for name in (
+        "config.json",
+        "summary.md",
+        "curve.png",
+        "checkpoints",
+        "policy/model.safetensors",
+    ):
         assert (straight / name).exists(), name
     shape, _ = hf.load(straight / "policy")
     assert shape.vocab >= Tokenizer.load(straight / "policy").vocab_size
@@ -71,8 +88,12 @@ def test_the_ledger_adds_up_and_names_the_fate_of_every_rollout(straight):
         assert line["ledger/rollouts"] == line["rollout/count"] == 12
         assert sum(line[f"ledger/{fate}"] for fate in FATES) == 12
         assert sum(value for key, value in line.items() if key.startswith("stop/")) == 12
-        fates = [r["fate"] for r in read_rollouts(straight / f"trajectories/step_{line['step']:06d}")]
-        assert {fate: fates.count(fate) for fate in FATES} == {fate: line[f"ledger/{fate}"] for fate in FATES}
+        fates = [
+            r["fate"] for r in read_rollouts(straight / f"trajectories/step_{line['step']:06d}")
+        ]
+        assert {fate: fates.count(fate) for fate in FATES} == {
+            fate: line[f"ledger/{fate}"] for fate in FATES
+        }
 
 
 def test_two_runs_of_one_seed_write_the_same(straight, tiny, tmp_path):
@@ -89,7 +110,8 @@ def test_a_run_is_the_same_wherever_its_worlds_live(mode, straight, tiny, tmp_pa
             words.append(f"--config.env.url={stack.enter_context(serving('tests.tiny:Parity'))}")
         assert run.main(command(tiny, tmp_path / "run", *words)) == 0
     for ours, theirs in zip(lines(straight), lines(tmp_path / "run"), strict=True):
-        # Turns meet others in the engine's batch when their worlds answer: that is in the last digits of logprobs.
+        # Turns meet others in the engine's batch when their worlds answer: that is in the last
+        # digits of logprobs.
         assert ours == pytest.approx(theirs, rel=1e-3, abs=1e-4)
     for path in sorted((straight / "trajectories").glob("*.jsonl.gz")):
         assert said(path) == said(tmp_path / "run" / "trajectories" / path.name)
@@ -98,13 +120,20 @@ def test_a_run_is_the_same_wherever_its_worlds_live(mode, straight, tiny, tmp_pa
 def said(path: Path) -> list:
     """What happened in each rollout, without what is computed of it."""
     rollouts = read_rollouts(path)
-    turns = [[(turn["tokens"], turn["observation"]) for turn in rollout["turns"]] for rollout in rollouts]
-    return [(r["task"], r["rollout"], r["stop"], r["score"], turns_K) for r, turns_K in zip(rollouts, turns)]
+    turns = [
+        [(turn["tokens"], turn["observation"]) for turn in rollout["turns"]] for rollout in rollouts
+    ]
+    return [
+        (r["task"], r["rollout"], r["stop"], r["score"], turns_K)
+        for r, turns_K in zip(rollouts, turns)
+    ]
 
 
 def started(tiny: Path, workdir: Path) -> subprocess.Popen:
     words = [sys.executable, *command(tiny, workdir)]
-    return subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    return subprocess.Popen(
+        words, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
 
 
 def wait_for(process: subprocess.Popen, words: str) -> None:
@@ -139,8 +168,12 @@ def test_ctrl_c_saves_the_last_step_and_says_how_to_go_on(straight, tiny, tmp_pa
     same(straight, workdir)
 
 
-@pytest.mark.parametrize("phase,step", [("evaluation", 2), ("rollouts", 3), ("memory", 3), ("evaluation", 0)])
-def test_interrupted_anywhere_goes_on_as_if_never_stopped(straight, tiny, tmp_path, monkeypatch, phase, step):
+@pytest.mark.parametrize(
+    "phase,step", [("evaluation", 2), ("rollouts", 3), ("memory", 3), ("evaluation", 0)]
+)
+def test_interrupted_anywhere_goes_on_as_if_never_stopped(
+    straight, tiny, tmp_path, monkeypatch, phase, step
+):
     play = rollouts.play
 
     def interrupt(run, jobs, name):
@@ -154,9 +187,9 @@ def test_interrupted_anywhere_goes_on_as_if_never_stopped(straight, tiny, tmp_pa
             raise Interrupted  # as a language model does when the user asks the run to end
         return remember(run, trajectories, number)
 
-    remember = memory.remember
-    monkeypatch.setattr(memory, "remember", interrupt_memory)
-    for phase_module in (rollouts, books, memory):
+    remember = extraction.remember
+    monkeypatch.setattr(extraction, "remember", interrupt_memory)
+    for phase_module in (rollouts, record, extraction):
         monkeypatch.setattr(phase_module, "play", interrupt)
     assert run.main(command(tiny, tmp_path / "run")) == 130
     monkeypatch.undo()
@@ -185,7 +218,9 @@ def test_the_exported_policy_can_be_evaluated(straight, tiny, tmp_path, capsys):
     (record,) = [json.loads(line) for line in (tmp_path / "eval.jsonl").read_text().splitlines()]
     kept = read_rollouts(tmp_path / "trajectories" / "eval")
     sampled = [rollout["success"] for rollout in kept if rollout["fate"] == "sampled"]
-    (average,) = (value for name, value in record.items() if name.startswith("avg@") and name.count("/") == 0)
+    (average,) = (
+        value for name, value in record.items() if name.startswith("avg@") and name.count("/") == 0
+    )
     assert np.mean(sampled) == average
     last = lines(straight)[-1]
     assert record["avg@2"] == last["eval/avg@2"] and record["score"] == last["eval/score"]
@@ -194,7 +229,10 @@ def test_the_exported_policy_can_be_evaluated(straight, tiny, tmp_path, capsys):
     record = json.loads((tmp_path / "eval.jsonl").read_text().splitlines()[1])
     names = ("eval", "eval_1", "eval_2")
     repeated = [read_rollouts(tmp_path / f"trajectories/{name}") for name in names]
-    assert repeated[0] == kept and len({tuple(rollout["seed"] for rollout in found) for found in repeated}) == 3
+    assert (
+        repeated[0] == kept
+        and len({tuple(rollout["seed"] for rollout in found) for found in repeated}) == 3
+    )
     assert {rollout["fate"] for found in repeated[1:] for rollout in found} == {"sampled"}
     means = [np.mean([r["success"] for r in found if r["fate"] == "sampled"]) for found in repeated]
     assert record["avg@2"] == pytest.approx(np.mean(means)) and record["seeds"] == 3
@@ -216,7 +254,10 @@ def test_all_mechanisms_run_together(tiny, tmp_path):
     metrics = lines(workdir)
     assert metrics[0]["questioning/pool"] >= 2
     assert metrics[1]["rollout/count/synthetic"] > 0 and metrics[1]["rollout/count/original"] > 0
-    assert any(key.startswith("attributing/") for key in metrics[1]) and "navigating/pool" in metrics[1]
+    assert (
+        any(key.startswith("attributing/") for key in metrics[1])
+        and "navigating/pool" in metrics[1]
+    )
     assert any(task.origin == "synthetic" for task in read_tasks(workdir / "tasks.jsonl"))
     assert (workdir / "experience/experiences.jsonl").exists()
 
@@ -238,7 +279,12 @@ def test_what_explore_and_pool_leave_can_be_trained_on(tiny, tmp_path, capsys):
 
 
 def test_adapters_train_against_the_weights_that_they_are_added_to(tiny, tmp_path):
-    words = ["--config.lora.rank=2", "--config.loss.kl_coef=0.1", "--config.steps=2", "--config.eval.every=0"]
+    words = [
+        "--config.lora.rank=2",
+        "--config.loss.kl_coef=0.1",
+        "--config.steps=2",
+        "--config.eval.every=0",
+    ]
     assert run.main(command(tiny, tmp_path / "run", *words)) == 0
     metrics = lines(tmp_path / "run")
     assert metrics[1]["updates"] and metrics[2]["updates"] and metrics[2]["kl_ref"] > 0
@@ -246,7 +292,10 @@ def test_adapters_train_against_the_weights_that_they_are_added_to(tiny, tmp_pat
 
 
 def tasks_of(path: Path, split: str, count: int) -> str:
-    tasks = [{"id": f"mine/{i}", "env": "parity", "query": f"Write {i}.", "split": split} for i in range(count)]
+    tasks = [
+        {"id": f"mine/{i}", "env": "parity", "query": f"Write {i}.", "split": split}
+        for i in range(count)
+    ]
     path.write_text("".join(json.dumps(task) + "\n" for task in tasks))
     return f"--config.env.tasks={path}"
 
@@ -257,15 +306,23 @@ def test_groups_without_signal_are_replaced_by_other_tasks(tiny, tmp_path):
     assert run.main(command(tiny, tmp_path / "refilled", *words, "--config.rollout.refill=9")) == 0
     before, after = lines(tmp_path / "plain")[1:], lines(tmp_path / "refilled")[1:]
     trained = [sum(line["ledger/trained"] for line in run_lines) for run_lines in (before, after)]
-    assert trained[0] < 6 * len(before) and trained[0] < trained[1]  # without refills some tasks had no signal
+    assert (
+        trained[0] < 6 * len(before) and trained[0] < trained[1]
+    )  # without refills some tasks had no signal
     for line in after:
         groups = {}
         for rollout in read_rollouts(tmp_path / f"refilled/trajectories/step_{line['step']:06d}"):
             groups.setdefault(rollout["task"], []).append(rollout["fate"])
         assert all(len(fates) == 2 for fates in groups.values())  # no task twice
-        assert sum(line[f"ledger/{fate}"] for fate in FATES) == line["ledger/rollouts"] == 2 * len(groups)
+        assert (
+            sum(line[f"ledger/{fate}"] for fate in FATES)
+            == line["ledger/rollouts"]
+            == 2 * len(groups)
+        )
         signal = sum(fates == ["trained"] * 2 for fates in groups.values())
-        assert signal == 3 or (signal < 3 and len(groups) == 6)  # a full step, or the world has no other task
+        assert signal == 3 or (
+            signal < 3 and len(groups) == 6
+        )  # a full step, or the world has no other task
         assert (len(groups) > 3) == (line["rollout/refills"] > 0)
 
 
@@ -278,7 +335,9 @@ def test_experience_is_made_of_the_tasks_that_train_whatever_their_split_is_call
     assert {task.split for task in read_tasks(tmp_path / "run" / "tasks.jsonl")} == {"mine"}
 
 
-def test_a_world_that_fails_in_every_rollout_ends_the_run_and_in_some_is_shown(tiny, tmp_path, monkeypatch, capsys):
+def test_a_world_that_fails_in_every_rollout_ends_the_run_and_in_some_is_shown(
+    tiny, tmp_path, monkeypatch, capsys
+):
     from tests import tiny as world
 
     def reset(self, task, seed=0):
@@ -288,25 +347,40 @@ def test_a_world_that_fails_in_every_rollout_ends_the_run_and_in_some_is_shown(t
 
     plain = world.Parity.reset
     monkeypatch.setattr(world.Parity, "reset", reset)
-    broken = lambda task: task.id.endswith("/3")  # noqa: E731
+    broken = lambda task: task.id.endswith("/3")
     words = ["--config.steps=2", "--config.rollout.tasks=6", "--config.eval.every=0"]
     assert run.main(command(tiny, tmp_path / "some", *words)) == 0
     out = capsys.readouterr().out
-    assert out.count("the environment failed in 4 of 24 rollouts") == 1 and "the database is gone" in out
+    assert (
+        out.count("the environment failed in 4 of 24 rollouts") == 1
+        and "the database is gone" in out
+    )
     assert [line["ledger/env_error"] for line in lines(tmp_path / "some")[1:]] == [4, 4]
     assert [line["rollout/restarts"] for line in lines(tmp_path / "some")[1:]] == [4, 4]
     assert out.count("4 of 24 rollouts were started again in another world") == 1
-    broken = lambda task: True  # noqa: E731
+    broken = lambda task: True
     assert run.main(command(tiny, tmp_path / "all", *words)) == 3
     err = capsys.readouterr().err
-    assert "step 1: the environment failed in every rollout" in err and "the database is gone" in err
+    assert (
+        "step 1: the environment failed in every rollout" in err and "the database is gone" in err
+    )
     assert "Step 0 of 2 is saved" in err
 
 
 def test_a_deadline_that_passes_in_every_rollout_ends_the_run(tiny, tmp_path, capsys):
-    assert run.main(command(tiny, tmp_path / "run", "--config.eval.every=0", "--config.rollout.timeout=0.001")) == 3
+    assert (
+        run.main(
+            command(
+                tiny, tmp_path / "run", "--config.eval.every=0", "--config.rollout.timeout=0.001"
+            )
+        )
+        == 3
+    )
     err = capsys.readouterr().err
-    assert "step 1: rollout.timeout was exceeded in every rollout: the episode took longer than 0.001 s" in err
+    assert (
+        "step 1: rollout.timeout was exceeded in every rollout: the episode took longer than 0.001 s"
+        in err
+    )
 
 
 def test_workers_with_fewer_tasks_than_a_step_takes(tiny, tmp_path, capsys):
@@ -320,13 +394,19 @@ def test_the_policy_before_training_is_evaluated_at_every_temperature(tiny, tmp_
     words = ["--config.steps=2", "--config.eval.temperatures=(0.01,1.0,2.0)"]
     assert run.main(command(tiny, tmp_path / "run", *words)) == 0
     before, after = Workdir(tmp_path / "run").scores().values()
-    assert list(before.sweep) == ["0.01", "2"] and after.sweep == {}  # 1.0 is that of the evaluation itself
+    assert (
+        list(before.sweep) == ["0.01", "2"] and after.sweep == {}
+    )  # 1.0 is that of the evaluation itself
     assert np.shape(before.sweep["2"]) == np.shape(before.success_NR)
     first = Workdir(tmp_path / "run").metrics()[0]
     assert first["eval/temperature/2"] == np.mean(before.sweep["2"])
     shown = capsys.readouterr().out
     assert "before, at T=" in shown and "are sharpening" in shown
-    words = [f"--config.model.path={tmp_path}/run/policy", "--mode=eval", "--config.eval.temperatures=(0.5,)"]
+    words = [
+        f"--config.model.path={tmp_path}/run/policy",
+        "--mode=eval",
+        "--config.eval.temperatures=(0.5,)",
+    ]
     assert run.main(command(tiny, tmp_path / "eval", *words)) == 0
     assert "success by temperature: " in capsys.readouterr().out
     (record,) = Workdir(tmp_path / "eval").evaluations()
@@ -344,7 +424,7 @@ def test_a_file_in_the_way_is_one_message(tiny, tmp_path, capsys, mode):
 
 
 def setup_of(tiny: Path) -> dict:
-    from evolver import cli
+    from evolver.config import cli
 
     return cli.parse(command(tiny, Path("x"), "--config.steps=1")).config.to_dict()
 
@@ -376,7 +456,7 @@ def test_the_loop_fits_on_one_screen():
 
 
 def test_a_second_ctrl_c_ends_at_once():
-    from evolver.stop import Stop
+    from evolver.processes.interrupt import Stop
 
     async def forever():
         import asyncio

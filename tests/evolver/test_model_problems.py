@@ -1,4 +1,5 @@
-"""A checkpoint's config.json that cannot be run is refused in the list of all problems, in every mode."""
+"""A checkpoint's config.json that cannot be run is refused in the list of all problems, in every
+mode."""
 
 import json
 import shutil
@@ -8,8 +9,8 @@ import pytest
 import run
 from configs import base, pretrained
 from evolver import plan
-from evolver.config import model_problems
-from evolver.run import load_tokenizer
+from evolver.build import load_tokenizer
+from evolver.config.checks import model_problems
 from tests.tiny import config_file, tiny_policy
 
 
@@ -28,12 +29,17 @@ def changed(policy):
 
 
 @pytest.mark.parametrize("mode", ["train", "eval", "explore", "pool", "plan"])
-def test_an_unsupported_model_is_named_with_the_other_problems(capsys, tmp_path, policy, changed, mode):
+def test_an_unsupported_model_is_named_with_the_other_problems(
+    capsys, tmp_path, policy, changed, mode
+):
     changed(model_type="mixtral")
     words = [f"--config={config_file(tmp_path, policy)}", f"--mode={mode}", "--config.optim.lr=0"]
     assert run.main(["run.py", *words, f"--workdir={tmp_path}/run"]) == 2
     err = capsys.readouterr().err
-    assert "2 problems" in err and "model_type is 'mixtral'; supported are qwen2, qwen3 and llama" in err
+    assert (
+        "2 problems" in err
+        and "model_type is 'mixtral'; supported are qwen2, qwen3 and llama" in err
+    )
     assert "Traceback" not in err
 
 
@@ -45,7 +51,10 @@ def test_an_unsupported_model_is_named_with_the_other_problems(capsys, tmp_path,
         ({"hidden_size": "32"}, "hidden_size='32' is not a positive integer"),
         ({"num_key_value_heads": 3}, "3 key/value heads do not divide"),
         ({"num_key_value_heads": "two"}, "num_key_value_heads='two' is not a positive integer"),
-        ({"num_attention_heads": 0, "num_key_value_heads": 0}, "num_attention_heads=0 is not a positive integer"),
+        (
+            {"num_attention_heads": 0, "num_key_value_heads": 0},
+            "num_attention_heads=0 is not a positive integer",
+        ),
         ({"hidden_act": "gelu"}, "hidden_act"),
         ({"rope_scaling": {"type": "yarn"}, "rope_parameters": None}, "rope type 'yarn'"),
         ({"rope_parameters": {"rope_type": "llama3"}}, "rope type 'llama3'"),
@@ -87,19 +96,26 @@ def test_a_thinking_switch_needs_a_template_that_has_one(policy, tmp_path, value
     "path,command",
     [
         (pretrained.SMOL, "; `make pretrained` writes it"),
-        ("runs/home_base/policy", "; `python -m experiments.imitation --config=configs/home_base.py` writes it"),
+        (
+            "runs/home_base/policy",
+            "; `python -m experiments.imitation --config=configs/home_base.py` writes it",
+        ),
         ("runs/quickstart/policy", ""),
         ("runs/nothing_base/policy", ""),
     ],
 )
-def test_a_policy_that_was_not_made_yet_is_named_with_its_command(path, command, tmp_path, monkeypatch):
+def test_a_policy_that_was_not_made_yet_is_named_with_its_command(
+    path, command, tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("evolver.paths.ROOT", tmp_path)
+    monkeypatch.setattr("evolver.config.paths.ROOT", tmp_path)
     (tmp_path / "configs").mkdir()
     (tmp_path / "configs/home_base.py").touch()
     config = base.get_config()
     config.model.path = path
-    assert list(model_problems(config, "eval")) == [f"config.model.path={path}: there is no such directory{command}"]
+    assert list(model_problems(config, "eval")) == [
+        f"config.model.path={path}: there is no such directory{command}"
+    ]
 
 
 def test_a_plan_by_itself_says_what_it_cannot_plan_for(policy, changed):

@@ -1,4 +1,5 @@
-"""A config that cannot mean anything is one message that names the key or the file, before anything is computed."""
+"""A config that cannot mean anything is one message that names the key or the file, before anything
+is computed."""
 
 import json
 import shutil
@@ -8,8 +9,8 @@ import pytest
 
 import run
 from configs import base
-from evolver import cli
-from evolver.config import problems
+from evolver.config import cli
+from evolver.config.checks import problems
 from evolver.llm.client import url_problem
 from models import hf, qwen
 from models.tokenizer import Tokenizer, TokenizerError
@@ -37,7 +38,9 @@ def tiny(policy, tmp_path_factory):
 
 def found(tiny, *overrides: str, mode: str = "train") -> list[str]:
     """Return all problems of the tiny config with these overrides."""
-    command = cli.parse(["run.py", f"--config={tiny}", *(f"--config.{o}" for o in overrides), f"--mode={mode}"])
+    command = cli.parse(
+        ["run.py", f"--config={tiny}", *(f"--config.{o}" for o in overrides), f"--mode={mode}"]
+    )
     return [*command.problems, *problems(command.config, base.keys(), tiny.parent / "run", mode)]
 
 
@@ -62,51 +65,115 @@ def test_the_tiny_config_is_sound(tiny):
 )  # fmt: skip
 def test_a_value_out_of_bounds_is_one_message_with_its_key_and_bounds(tiny, override):
     (problem,) = found(tiny, override)
-    assert problem.startswith(f"config.{override.partition('=')[0]} must be ") and "; it is " in problem
+    assert (
+        problem.startswith(f"config.{override.partition('=')[0]} must be ")
+        and "; it is " in problem
+    )
 
 
 @pytest.mark.parametrize(
     "overrides,words",
     [
-        (["rollout.max_tokens=80", "rollout.context=81"], "config.rollout.max_tokens=80 leaves 1 tokens of"),
         (
-            ["questioning.explorer.args.least=7", "questioning.explorer.args.most=2", "questioning.enabled=True"],
+            ["rollout.max_tokens=80", "rollout.context=81"],
+            "config.rollout.max_tokens=80 leaves 1 tokens of",
+        ),
+        (
+            [
+                "questioning.explorer.args.least=7",
+                "questioning.explorer.args.most=2",
+                "questioning.enabled=True",
+            ],
             "explorer.args.least=7 calls of a task are above most=2",
         ),
         (["loss.args.dual_clip=1e999"], "dual_clip"),
-        (["learner.row=6"], "config.learner.row=6 tokens cannot hold a turn of config.rollout.max_tokens=6"),
-        (["rollout.context=40000"], "config.rollout.context=40000 is more than the max_position_embeddings=32768"),
+        (
+            ["learner.row=6"],
+            "config.learner.row=6 tokens cannot hold a turn of config.rollout.max_tokens=6",
+        ),
+        (
+            ["rollout.context=40000"],
+            "config.rollout.context=40000 is more than the max_position_embeddings=32768",
+        ),
         (["lora.rank=1000"], "config.lora.rank=1000 is more than the hidden_size=32"),
         ([*LLM, "advantage.args.alpha=1e30"], "alpha=1e+30 must be <= 1000"),
         ([*LLM, "advantage.args.alpha_min=0.5"], "alpha_min=0.5 is above alpha=0.1"),
         ([*LLM[:2], "attributing.judge.args.max_replayed=0"], "max_replayed=0 must be >= 1"),
-        ([*LLM, "llm.budget_tokens=5"], "config.llm.budget_tokens=5 is less than one answer may take"),
-        ([*LLM, 'llm.step_judge.extra={"messages":[]}'], "config.llm.step_judge.extra may not replace messages"),
-        ([*LLM, 'llm.step_judge.extra={"max_tokens":"many"}'], "use config.llm.step_judge.max_tokens"),
-        ([*LLM, "llm.step_judge.extra=" + "[" * 100_000], "config.llm.step_judge.extra must be a JSON object"),
-        ([*LLM, "llm.url=http://[::1/v1"], "is not a URL such as http://127.0.0.1:8000/v1 (Invalid IPv6 URL)"),
+        (
+            [*LLM, "llm.budget_tokens=5"],
+            "config.llm.budget_tokens=5 is less than one answer may take",
+        ),
+        (
+            [*LLM, 'llm.step_judge.extra={"messages":[]}'],
+            "config.llm.step_judge.extra may not replace messages",
+        ),
+        (
+            [*LLM, 'llm.step_judge.extra={"max_tokens":"many"}'],
+            "use config.llm.step_judge.max_tokens",
+        ),
+        (
+            [*LLM, "llm.step_judge.extra=" + "[" * 100_000],
+            "config.llm.step_judge.extra must be a JSON object",
+        ),
+        (
+            [*LLM, "llm.url=http://[::1/v1"],
+            "is not a URL such as http://127.0.0.1:8000/v1 (Invalid IPv6 URL)",
+        ),
         ([*LLM, "llm.url=http://127.0.0.1:port/v1"], "8000/v1 (Port could not"),
-        ([*LLM, 'llm.step_judge.extra={"a": NaN}'], "config.llm.step_judge.extra must be a JSON object"),
+        (
+            [*LLM, 'llm.step_judge.extra={"a": NaN}'],
+            "config.llm.step_judge.extra must be a JSON object",
+        ),
         ([*LLM, 'llm.step_judge.extra={"a": 1e999}'], "a value.a is inf"),
         ([*LLM, "llm.cache=README.md"], "config.llm.cache=README.md is a file"),
         ([*LLM, "llm.prices=README.md"], "config.llm.prices=README.md must be a JSON file"),
-        (["env.mode=http", "env.url=http://[::1/x"], "config.env.url=http://[::1/x is not the url of a service"),
-        (["env.mode=http", "env.url=http://a:b/"], "config.env.url=http://a:b/ is not the url of a service"),
-        ([*VLLM[:1], "engine.vllm.urls=('http://[::1/v1',)"], "config.engine.vllm.urls: 'http://[::1/v1' is not a URL"),
-        ([*VLLM, "engine.vllm.devices=(1,)"], "config.engine.vllm.devices must be made of texts; it is (1,)"),
+        (
+            ["env.mode=http", "env.url=http://[::1/x"],
+            "config.env.url=http://[::1/x is not the url of a service",
+        ),
+        (
+            ["env.mode=http", "env.url=http://a:b/"],
+            "config.env.url=http://a:b/ is not the url of a service",
+        ),
+        (
+            [*VLLM[:1], "engine.vllm.urls=('http://[::1/v1',)"],
+            "config.engine.vllm.urls: 'http://[::1/v1' is not a URL",
+        ),
+        (
+            [*VLLM, "engine.vllm.devices=(1,)"],
+            "config.engine.vllm.devices must be made of texts; it is (1,)",
+        ),
         ([*VLLM, 'engine.vllm.flags="'], "cannot be split into words: No closing quotation"),
-        ([*VLLM, "engine.vllm.flags=--gpu-memory-utilization ."], "must be a number above 0 and at most 1; it is '.'"),
-        ([*VLLM, "engine.vllm.flags=--gpu-memory-utilization=9"], "must be a number above 0 and at most 1; it is '9'"),
-        ([*VLLM, "engine.vllm.flags=--tensor-parallel-size 0"], "must be a whole number from 1; it is '0'"),
-        (["sharding.vocab=nope"], "config.sharding.vocab=nope: nope is not a mesh axis; the axes are data, fsdp"),
+        (
+            [*VLLM, "engine.vllm.flags=--gpu-memory-utilization ."],
+            "must be a number above 0 and at most 1; it is '.'",
+        ),
+        (
+            [*VLLM, "engine.vllm.flags=--gpu-memory-utilization=9"],
+            "must be a number above 0 and at most 1; it is '9'",
+        ),
+        (
+            [*VLLM, "engine.vllm.flags=--tensor-parallel-size 0"],
+            "must be a whole number from 1; it is '0'",
+        ),
+        (
+            ["sharding.vocab=nope"],
+            "config.sharding.vocab=nope: nope is not a mesh axis; the axes are data, fsdp",
+        ),
         (
             ["model.path=~nobody-has-this-name/a"],
             "config.model.path=~nobody-has-this-name/a: there is no such directory",
         ),
         (["log.tags=(1,)"], "config.log.tags must be made of texts"),
-        (["hosts.count=2", "hosts.coordinator=a:999999"], "needs config.hosts.coordinator=host:port"),
+        (
+            ["hosts.count=2", "hosts.coordinator=a:999999"],
+            "needs config.hosts.coordinator=host:port",
+        ),
         (["env.name=envs.world:World"], "its class does not define a method that a world needs"),
-        (["env.name=travel", "env.args.n_dev=abc"], "config.env.args.n_dev='abc' must be of type int"),
+        (
+            ["env.name=travel", "env.args.n_dev=abc"],
+            "config.env.args.n_dev='abc' must be of type int",
+        ),
         (["navigating.enabled=True", "navigating.pool=README.md"], "there is no such directory"),
     ],
 )
@@ -146,12 +213,20 @@ def checkpoint(policy, tmp_path):
         ({"rms_norm_eps": -1}, "rms_norm_eps=-1 is not a positive number"),
         ({"rope_theta": "x", "rope_parameters": None}, "rope_theta='x' is not a positive number"),
         ({"rope_theta": -1, "rope_parameters": None}, "rope_theta=-1 is not a positive number"),
-        ({"rope_parameters": {"rope_theta": float("nan")}}, "rope_theta=nan is not a positive number"),
+        (
+            {"rope_parameters": {"rope_theta": float("nan")}},
+            "rope_theta=nan is not a positive number",
+        ),
         ({"max_position_embeddings": 1}, "max_position_embeddings=1 of"),
-        ({"rope_scaling": {"rope_type": "yarn", "factor": int("9" * 400)}}, "is not JSON: a number of 400 digits"),
+        (
+            {"rope_scaling": {"rope_type": "yarn", "factor": int("9" * 400)}},
+            "is not JSON: a number of 400 digits",
+        ),
     ],
 )
-def test_a_model_config_that_cannot_be_is_one_message_with_file_and_key(tiny, checkpoint, values, words):
+def test_a_model_config_that_cannot_be_is_one_message_with_file_and_key(
+    tiny, checkpoint, values, words
+):
     path = checkpoint / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | values))
     (problem,) = found(tiny, f"model.path={checkpoint}")
@@ -170,7 +245,9 @@ def test_a_tokenizer_with_a_hole_is_one_message(tiny, checkpoint):
     spec = json.loads(path.read_text())
     vocab = spec["model"]["vocab"]
     gone = next(text for text in reversed(list(vocab)) if len(text) > 1)
-    spec["model"]["merges"] = [m for m in spec["model"]["merges"] if "".join(m).replace(" ", "") != gone]
+    spec["model"]["merges"] = [
+        m for m in spec["model"]["merges"] if "".join(m).replace(" ", "") != gone
+    ]
     del vocab[gone]
     path.write_text(json.dumps(spec))
     with pytest.raises(TokenizerError, match="it has a hole"):
@@ -196,7 +273,9 @@ def params_of(shape: qwen.Config, value: float):
 def test_an_index_that_names_no_files_is_one_message(checkpoint):
     for content in ({"weight_map": {"a": 3}}, {"weight_map": {"a": "../other.safetensors"}}):
         (checkpoint / "model.safetensors.index.json").write_text(json.dumps(content))
-        with pytest.raises(hf.ModelError, match="is not an index of safetensors files: weight_map holds"):
+        with pytest.raises(
+            hf.ModelError, match="is not an index of safetensors files: weight_map holds"
+        ):
             hf.load(checkpoint)
 
 
@@ -218,7 +297,9 @@ class Nested(list):
 
 
 def test_urls_that_cannot_be_parsed():
-    assert "Invalid IPv6" in url_problem("http://[::1/v1") and "Port" in url_problem("http://a:x/v1")
+    assert "Invalid IPv6" in url_problem("http://[::1/v1") and "Port" in url_problem(
+        "http://a:x/v1"
+    )
 
 
 HEAD = "from configs import base\ndef get_config():\n    c = base.get_config()\n"
@@ -230,12 +311,21 @@ HEAD = "from configs import base\ndef get_config():\n    c = base.get_config()\n
         ("def get_config():\n    pass\n", "get_config() returned None; it must return the config"),
         ("def get_config():\n    return 7\n", "get_config() returned 7; it must return the config"),
         ("x = 1\n", "the file defines no get_config()"),
-        (HEAD + "    c.rolout.tasks = 3\n    return c\n", "line 4: there is no key rolout. Did you mean rollout?"),
+        (
+            HEAD + "    c.rolout.tasks = 3\n    return c\n",
+            "line 4: there is no key rolout. Did you mean rollout?",
+        ),
         ("import sys\nsys.exit(3)\n", "line 2: the file calls sys.exit(3)"),
         (HEAD + "    raise KeyError('it said \"no\"')\n", 'line 4: it said "no"'),
         (HEAD + "    c.env.args.x = c.env\n    return c\n", "the config contains itself"),
-        (HEAD + "    a = []\n    a.append(a)\n    c.env.args.x = a\n    return c\n", "the config contains itself"),
-        (HEAD + "    c.env.args = [1]\n    return c\n", "line 4: args must keep its type; it is set to [1]"),
+        (
+            HEAD + "    a = []\n    a.append(a)\n    c.env.args.x = a\n    return c\n",
+            "the config contains itself",
+        ),
+        (
+            HEAD + "    c.env.args = [1]\n    return c\n",
+            "line 4: args must keep its type; it is set to [1]",
+        ),
     ],
 )
 @pytest.mark.parametrize("folder", ["plain", "with a space"])

@@ -1,4 +1,5 @@
-"""Rollouts started ahead: which groups a step trains on, how old they may be, and the whole program with them."""
+"""Rollouts started ahead: which groups a step trains on, how old they may be, and the whole program
+with them."""
 
 import asyncio
 from functools import partial
@@ -9,13 +10,14 @@ import pytest
 import run
 from configs import base
 from envs.world import Evaluation, Task
-from evolver import credit, learning, tasks
+from evolver import grading
 from evolver.attributing import reasons_to_skip
+from evolver.files.rollout_files import read_rollouts
+from evolver.files.workdir import Workdir
+from evolver.phases import learning, tasks
+from evolver.phases.rollouts import jobs_of
 from evolver.pipeline import Pipeline
 from evolver.questioning.pool import TaskPool
-from evolver.records import read_rollouts
-from evolver.rollouts import jobs_of
-from evolver.workdir import Workdir
 from rl.advantages import adca, dr_grpo, grpo, loop, rloo
 from rl.engines.jax.engine import JaxEngine
 from rl.evaluation import scores_of
@@ -24,7 +26,8 @@ from tests.tiny import config_file, tiny_policy
 
 
 def simulate(depth: int, bound: int, steps: int, seconds, groups: int = 2):
-    """(step, groups trained in it as (step started for, number)) of a pipeline whose groups take `seconds` beats."""
+    """(step, groups trained in it as (step started for, number)) of a pipeline whose groups take
+    `seconds` beats."""
     trained, graded = [], []
 
     async def play(jobs):
@@ -51,7 +54,9 @@ def simulate(depth: int, bound: int, steps: int, seconds, groups: int = 2):
 @pytest.mark.parametrize("depth,bound", [(1, 1), (1, 2), (2, 2), (1, 3), (2, 4)])
 def test_every_group_trains_once_and_none_is_older_than_allowed(depth, bound):
     trained = simulate(depth, bound, 6, lambda step, n: (step * 7 + n * 5) % 9)
-    assert sorted(group for found in trained for group in found) == [(s, n) for s in range(1, 7) for n in range(2)]
+    assert sorted(group for found in trained for group in found) == [
+        (s, n) for s in range(1, 7) for n in range(2)
+    ]
     for step, found in enumerate(trained, 1):
         assert len(found) == 2
         for started, _ in found:
@@ -83,12 +88,16 @@ def test_what_a_group_raises_ends_the_step():
 
 
 def test_a_late_group_shares_no_baseline_with_the_next_steps_group_of_its_task():
-    """A step trains on two groups of one task: one that an older policy played, with successes and failures, and one of
-    the present policy, all of whose rollouts failed. A common baseline would punish the latter."""
+    """A step trains on two groups of one task: one that an older policy played, with successes and
+    failures, and one of the present policy, all of whose rollouts failed. A common baseline would
+    punish the latter."""
     config = base.get_config()
     config.rollout.group, config.learner.updates, config.learner.max_staleness = 2, 2, 2
     run = SimpleNamespace(config=config, navigating=None)
-    tasks, scores = [Task("a", "toy", "q"), Task("b", "toy", "q")], {1: [1.0, 0.5], 2: [0.0, 0.0], 3: [0.0, 0.0]}
+    tasks, scores = (
+        [Task("a", "toy", "q"), Task("b", "toy", "q")],
+        {1: [1.0, 0.5], 2: [0.0, 0.0], 3: [0.0, 0.0]},
+    )
 
     async def scenario():
         late = asyncio.Event()
@@ -121,10 +130,13 @@ def test_a_late_group_shares_no_baseline_with_the_next_steps_group_of_its_task()
     assert {t.task.id for t in trajectories} == {"a"}
     assert [(t.draw, t.outcome) for t in trajectories] == [(1, 1.0), (1, 0.5), (2, 0.0), (2, 0.0)]
     for estimator in (grpo, dr_grpo, rloo, loop, partial(adca, alpha=0.0)):
-        credit.assign(config, estimator, trajectories, 2)
+        grading.assign(config, estimator, trajectories, 2)
         first, second, *others = (t.turns[0].advantage for t in trajectories)
         assert first == pytest.approx(-second) and first > 0 and others == [0, 0]
-    assert reasons_to_skip(trajectories, skip_flat=True)[1:3] == ["", "the group's outcomes are equal"]
+    assert reasons_to_skip(trajectories, skip_flat=True)[1:3] == [
+        "",
+        "the group's outcomes are equal",
+    ]
     batches, fates, _ = learning.select(config, trajectories, 1)
     assert fates == ["trained", "trained", "no_signal", "no_signal"] and len(batches) == 1
     scores_NR = scores_of(trajectories).score_NR
@@ -142,7 +154,9 @@ def test_a_refresh_that_was_done_ahead_of_a_checkpoint_is_not_repeated(monkeypat
         config = base.get_config()
         config.questioning.every, config.steps = 2, 6
         return SimpleNamespace(
-            config=config, actor=SimpleNamespace(pipeline=pipeline), tasks=SimpleNamespace(pool=pool)
+            config=config,
+            actor=SimpleNamespace(pipeline=pipeline),
+            tasks=SimpleNamespace(pool=pool),
         )
 
     def advance(run, steps) -> None:
@@ -159,7 +173,7 @@ def test_a_refresh_that_was_done_ahead_of_a_checkpoint_is_not_repeated(monkeypat
     assert refreshed == [3, 5]
 
 
-# --- the whole program -----------------------------------------------------------------------------------------------
+# --- the whole program ----------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -172,7 +186,9 @@ def command(tiny, workdir, *words):
     return ["run.py", f"--config={tiny}", f"--workdir={workdir}", "--config.eval.every=0", *words]
 
 
-def test_a_run_with_rollouts_ahead_trains_on_every_step_and_knows_how_old_they_are(tiny, tmp_path, capsys):
+def test_a_run_with_rollouts_ahead_trains_on_every_step_and_knows_how_old_they_are(
+    tiny, tmp_path, capsys
+):
     workdir = tmp_path / "run"
     words = ("--config.rollout.async_depth=1", "--config.steps=3")
     assert run.main(command(tiny, workdir, *words)) == 0
@@ -187,7 +203,9 @@ def test_a_run_with_rollouts_ahead_trains_on_every_step_and_knows_how_old_they_a
         assert len({(record["task"], record["rollout"]) for record in records}) == 12
         assert {record["draw"] for record in records} == {step}
     # It goes on after its last step as any run does.
-    assert run.main(command(tiny, workdir, "--config.rollout.async_depth=1", "--config.steps=4")) == 0
+    assert (
+        run.main(command(tiny, workdir, "--config.rollout.async_depth=1", "--config.steps=4")) == 0
+    )
     assert [line["step"] for line in Workdir(workdir).metrics()] == [0, 1, 2, 3, 4]
 
 
@@ -196,7 +214,9 @@ def test_rollouts_that_would_be_too_old_are_refused(tiny, tmp_path, capsys):
     assert "config.learner.max_staleness=1 allows" in capsys.readouterr().err
 
 
-def test_weights_that_were_not_loaded_raise_the_alarm_within_a_step(tiny, tmp_path, monkeypatch, capsys):
+def test_weights_that_were_not_loaded_raise_the_alarm_within_a_step(
+    tiny, tmp_path, monkeypatch, capsys
+):
     load = JaxEngine.load
 
     async def forgetful(engine, params, version):

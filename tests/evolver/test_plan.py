@@ -1,4 +1,5 @@
-"""Tests of the planner: targets, arithmetic against XLA, collectives, calls, verdicts, and the real compilers."""
+"""Tests of the planner: targets, arithmetic against XLA, collectives, calls, verdicts, and the real
+compilers."""
 
 import functools
 import importlib
@@ -14,11 +15,23 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from evolver import plan, plugs
-from evolver import run as parts
+from evolver import build as parts
+from evolver import plan
+from evolver.build import RunError
+from evolver.config import plugs
 from evolver.llm.roles import prompts_of
-from evolver.plan import advice, analytic, calls, compilers, estimate, hlo, programs, report, room, targets
-from evolver.run import RunError
+from evolver.plan import (
+    advice,
+    analytic,
+    calls,
+    compilers,
+    estimate,
+    hlo,
+    programs,
+    report,
+    room,
+    targets,
+)
 from models import qwen
 from rl import learner
 
@@ -27,7 +40,9 @@ ROOT = Path(__file__).parents[2]
 
 def config_of(name: str, **values):
     config = importlib.import_module(f"configs.{name}").get_config()
-    config.update_from_flattened_dict({key.replace("__", "."): value for key, value in values.items()})
+    config.update_from_flattened_dict(
+        {key.replace("__", "."): value for key, value in values.items()}
+    )
     return config
 
 
@@ -37,7 +52,7 @@ def case_of(name: str, target: str, **values) -> estimate.Case:
     return estimate.Case(config, plan.model_shape(config), wanted)
 
 
-# --- targets ---------------------------------------------------------------------------------------------------------
+# --- targets --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("text", ["a100-80g:8", "h100:8", "h200:1", "v5p:8", "v6e:16", "H100:16"])
@@ -46,7 +61,10 @@ def test_targets_are_known(text):
     assert target.name == text.lower() and 0 < target.chip.usable < target.chip.memory
     if target.chip.platform == "tpu":
         assert (
-            math.prod(map(int, targets.TPU_TOPOLOGIES[target.chip.name][target.count][4:].split("x"))) == target.count
+            math.prod(
+                map(int, targets.TPU_TOPOLOGIES[target.chip.name][target.count][4:].split("x"))
+            )
+            == target.count
         )
     else:
         assert math.prod(map(int, targets.gpu_topology(target.count).split("x"))) == target.count
@@ -70,25 +88,33 @@ def test_an_unknown_target_lists_the_known_ones(text, words):
 
 
 def test_links_between_nodes_are_slower():
-    assert targets.parse("h100:16").link < targets.parse("h100:8").link == targets.CHIPS["h100"].link
+    assert (
+        targets.parse("h100:16").link < targets.parse("h100:8").link == targets.CHIPS["h100"].link
+    )
 
 
-# --- arithmetic ------------------------------------------------------------------------------------------------------
+# --- arithmetic -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("tied", [True, False])
 def test_flops_of_a_forward_pass_are_those_that_xla_counts(tied):
-    shape = qwen.Config(512, 64, 2, 4, 2, 16, 192, tied=tied)  # two layers are unrolled; XLA would count a loop once
+    shape = qwen.Config(
+        512, 64, 2, 4, 2, 16, 192, tied=tied
+    )  # two layers are unrolled; XLA would count a loop once
     rows, length = 2, 64  # a single block of queries, so all scores are computed
 
     def logits(params, tokens):
-        h = qwen.hidden(shape, params, tokens, jnp.broadcast_to(jnp.arange(length), tokens.shape), tokens)
+        h = qwen.hidden(
+            shape, params, tokens, jnp.broadcast_to(jnp.arange(length), tokens.shape), tokens
+        )
         return h @ qwen.unembed(shape, params)
 
     tokens = jax.ShapeDtypeStruct((rows, length), jnp.int32)
     counted = jax.jit(logits).lower(qwen.shapes(shape), tokens).compile().cost_analysis()["flops"]
     ours = analytic.forward_flops(shape, rows * length, 2 * length, rows * length)
-    assert ours == pytest.approx(counted, rel=0.08) and ours < counted  # XLA also counts other operations than products
+    assert (
+        ours == pytest.approx(counted, rel=0.08) and ours < counted
+    )  # XLA also counts other operations than products
 
 
 def test_decoding_counts_the_weights_and_the_cache_once():
@@ -106,7 +132,8 @@ def test_recomputing_trades_compute_for_memory():
     shape, split = qwen.PRESETS["7b"], analytic.Split(8, 8)
     options = {"rows": 8, "row": 25_600, "split": split, "dtype": "bfloat16", "chunk": 1024}
     sizes = [
-        analytic.update_temporaries(shape, remat=remat, **options) for remat in ("full", "attention", "dots", "none")
+        analytic.update_temporaries(shape, remat=remat, **options)
+        for remat in ("full", "attention", "dots", "none")
     ]
     assert sizes == sorted(sizes) and sizes[-1] > 5 * sizes[0]
     flops = [analytic.update_flops(shape, 1e6, 8192, 1e5, remat=remat) for remat in (False, True)]
@@ -118,7 +145,10 @@ def test_the_state_is_spread_over_the_mesh():
     state, count = estimate.state_bytes(case), qwen.parameter_count(case.shape)
     assert state["parameters"] == pytest.approx(4 * count / 8, rel=1e-3)  # biases are not spread
     assert state["optimizer"] == pytest.approx(2 * state["parameters"])
-    assert estimate.state_bytes(case_of("appworld_14b", "h100:16"))["parameters"] < 0.51 * state["parameters"]
+    assert (
+        estimate.state_bytes(case_of("appworld_14b", "h100:16"))["parameters"]
+        < 0.51 * state["parameters"]
+    )
 
 
 def test_a_mesh_for_other_devices_is_adapted_with_a_note():
@@ -126,11 +156,13 @@ def test_a_mesh_for_other_devices_is_adapted_with_a_note():
     assert config.mesh.fsdp == 1 and config.learner.micro == 1 and "8 devices" in notes[0]
     config, notes = estimate.adapted(config_of("appworld_7b"), targets.parse("h100:8"))
     assert config.mesh.fsdp == 8 and config.learner.micro == 8 and not notes
-    config, _ = estimate.adapted(config_of("appworld_7b", mesh__fsdp=4, mesh__tensor=2), targets.parse("h100:16"))
+    config, _ = estimate.adapted(
+        config_of("appworld_7b", mesh__fsdp=4, mesh__tensor=2), targets.parse("h100:16")
+    )
     assert (config.mesh.fsdp, config.mesh.tensor) == (8, 2)
 
 
-# --- collectives -----------------------------------------------------------------------------------------------------
+# --- collectives ----------------------------------------------------------------------------------
 
 HLO = """HloModule jit_step
 %add (a: f32[], b: f32[]) -> f32[] {
@@ -167,11 +199,13 @@ def test_collectives_are_counted_with_the_trips_of_their_loops():
     gather, scatter = 16 * 16 * 2 * 7 / 8, 16 * 16 * 4 * 7 / 8  # a ring sends all parts but one
     assert found["all-gather"] == pytest.approx((12, 12 * gather))
     assert found["reduce-scatter"] == pytest.approx((12, 12 * scatter))
-    assert found["all-reduce"] == pytest.approx((1, 2 * 200 * 7 / 8))  # a group of one device sends nothing
+    assert found["all-reduce"] == pytest.approx(
+        (1, 2 * 200 * 7 / 8)
+    )  # a group of one device sends nothing
     assert found["collective-permute"] == pytest.approx((20, 20 * 40))
 
 
-# --- work and sizes --------------------------------------------------------------------------------------------------
+# --- work and sizes -------------------------------------------------------------------------------
 
 
 def facts_of(name: str, **values) -> dict[str, str]:
@@ -187,7 +221,9 @@ def test_the_text_has_the_config_every_plug_and_the_work(tmp_path):
     resolved = dict(line.strip().split(" = ", 1) for line in sections["plugs"])
     assert list(resolved) == list(plugs.KINDS)
     assert resolved["advantage"].startswith("adca(") and "alpha=0.5" in resolved["advantage"]
-    assert "clip_high_guided=0.6" in resolved["loss"] and resolved["questioning.judge"] == "verifier()"
+    assert (
+        "clip_high_guided=0.6" in resolved["loss"] and resolved["questioning.judge"] == "verifier()"
+    )
     work = sections[f"plan for {tmp_path}/run"]
     assert any("80 of 16 tasks x 8 = 128 rollouts" in line for line in work)
     assert "language models" not in text, "the quickstart asks none"
@@ -207,7 +243,11 @@ def test_evaluations_that_never_happen_are_not_planned():
     "values,state,checkpoint",
     [
         ({"loss__kl_coef": 0.0}, "12 (float32 weights, two float32 moments)", 12),
-        ({"loss__kl_coef": 0.1}, "16 (float32 weights, two float32 moments, float32 reference policy)", 12),
+        (
+            {"loss__kl_coef": 0.1},
+            "16 (float32 weights, two float32 moments, float32 reference policy)",
+            12,
+        ),
         (
             {"loss__kl_coef": 0.1, "optim__master": "bfloat16"},
             "12 (bfloat16 weights, two float32 moments, bfloat16 reference policy)",
@@ -226,7 +266,10 @@ def test_evaluations_that_never_happen_are_not_planned():
     ],
 )
 def test_sizes_follow_what_is_kept_and_where(values, state, checkpoint):
-    facts, count = facts_of("quickstart", **values), qwen.parameter_count(plan.model_shape(config_of("quickstart")))
+    facts, count = (
+        facts_of("quickstart", **values),
+        qwen.parameter_count(plan.model_shape(config_of("quickstart"))),
+    )
     first, _, rest = state.partition(" ")
     head, _, tail = rest.partition(", and ")
     expected = f"{plan.size(int(first) * count)} {head}"
@@ -238,11 +281,18 @@ def test_sizes_follow_what_is_kept_and_where(values, state, checkpoint):
 
 @pytest.mark.parametrize("offload", [False, True])
 def test_sizes_of_adapters_are_those_of_the_state(offload):
-    values = {"lora__rank": 4, "model__dtype": "bfloat16", "optim__offload": offload, "loss__kl_coef": 0.1}
+    values = {
+        "lora__rank": 4,
+        "model__dtype": "bfloat16",
+        "optim__offload": offload,
+        "loss__kl_coef": 0.1,
+    }
     config = config_of("quickstart", **values)
     facts = dict(plan.sizes(config))
     shape, layout = plan.model_shape(config), parts.make_layout(config)
-    state = learner.state_shapes(shape, parts.make_optimizer(config), None, layout, frozen_dtype=jnp.bfloat16)
+    state = learner.state_shapes(
+        shape, parts.make_optimizer(config), None, layout, frozen_dtype=jnp.bfloat16
+    )
     held = [x for x in jax.tree.leaves(state) if x.ndim]  # counters left out
     adapters = sum(math.prod(x.shape) for x in jax.tree.leaves(state["params"]))
     assert f"and {adapters:,} of adapters" in facts["parameters"]
@@ -251,27 +301,44 @@ def test_sizes_of_adapters_are_those_of_the_state(offload):
     if offload:
         assert f"{plan.size(8 * adapters)} in host memory (two float32 moments)" in text
         total -= 8 * adapters
-    assert text.startswith(f"{plan.size(total)} (bfloat16 weights, float32 adapters") and "reference" not in text
-    kept = sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(learner.trained(state)) if x.ndim)
+    assert (
+        text.startswith(f"{plan.size(total)} (bfloat16 weights, float32 adapters")
+        and "reference" not in text
+    )
+    kept = sum(
+        math.prod(x.shape) * x.dtype.itemsize
+        for x in jax.tree.leaves(learner.trained(state))
+        if x.ndim
+    )
     assert facts["checkpoint"] == plan.size(kept)
 
 
-# --- calls of language models ----------------------------------------------------------------------------------------
+# --- calls of language models ---------------------------------------------------------------------
 
 
 @pytest.fixture
 def paid():
-    """The paper's AppWorld config, small: 10 steps of 4 tasks x 8 rollouts, 6 tasks for the first pool."""
-    sizes = {"steps": 10, "rollout__tasks": 4, "rollout__group": 8, "navigating__tasks": 6, "navigating__rollouts": 4}
+    """The paper's AppWorld config, small: 10 steps of 4 tasks x 8 rollouts, 6 tasks for the first
+    pool."""
+    sizes = {
+        "steps": 10,
+        "rollout__tasks": 4,
+        "rollout__group": 8,
+        "navigating__tasks": 6,
+        "navigating__rollouts": 4,
+    }
     return config_of("appworld_14b", **sizes, questioning__budget=20, llm__model="one")
 
 
 def counts(config, *known) -> dict[str, tuple]:
-    return {role: (line["least"], line["most"]) for role, line in calls.bill(config, *known).items()}
+    return {
+        role: (line["least"], line["most"]) for role, line in calls.bill(config, *known).items()
+    }
 
 
 def test_the_bill_counts_the_calls_of_each_role(paid):
-    """AppWorld's 90 training tasks: by default 20 turns a walk, 3 tasks a walk, 8 walks per training task."""
+    """AppWorld's 90 training tasks: by default 20 turns a walk, 3 tasks a walk, 8 walks per
+    training task."""
     first, rollouts = 6 * 4, 10 * 4 * 8
     assert counts(paid, 90) == {
         "explorer": (7 * 20, 8 * 90 * 20),
@@ -282,7 +349,9 @@ def test_the_bill_counts_the_calls_of_each_role(paid):
         "reranker": (0, 10 * 4),
         "embedder": (0, 1 + 40 + 2 * 6),
     }
-    assert counts(paid)["explorer"] == (7 * 20, None), "the world is elsewhere: its tasks are not known"
+    assert counts(paid)["explorer"] == (7 * 20, None), (
+        "the world is elsewhere: its tasks are not known"
+    )
 
 
 @pytest.mark.parametrize(
@@ -293,20 +362,40 @@ def test_the_bill_counts_the_calls_of_each_role(paid):
         ({"questioning__judge__name": "verifier"}, "judge", None),
         ({"questioning__tasks": "tasks.jsonl"}, "explorer", None),
         ({"questioning__every": 3, "questioning__refresh": 9}, "writer", (7 + 3 * 3, 4 * 720)),
-        ({"questioning__tasks": "a", "questioning__every": 3, "questioning__refresh": 9}, "writer", (9, 3 * 720)),
+        (
+            {"questioning__tasks": "a", "questioning__every": 3, "questioning__refresh": 9},
+            "writer",
+            (9, 3 * 720),
+        ),
         ({"questioning__explorer__args__depth": 7}, "explorer", (7 * 10, 720 * 10)),
         ({"attributing__judge__name": "replay"}, "step_judge", None),
         ({"rollout__refill": 2}, "step_judge", (0, 3 * 10 * 4 * 8)),
         ({"navigating__extractor__name": "contrast"}, "step_judge", (0, 10 * 4 * 8 + 24)),
-        ({"navigating__tasks": 0}, "judge", (0, 10 * 4 * 8 + 4 * 20)),  # with share 1 only the synthetic ones
-        ({"navigating__tasks": 0, "questioning__share": 0.5}, "judge", (0, 10 * 2 * 8 + 4 * (20 + 90))),
+        (
+            {"navigating__tasks": 0},
+            "judge",
+            (0, 10 * 4 * 8 + 4 * 20),
+        ),  # with share 1 only the synthetic ones
+        (
+            {"navigating__tasks": 0, "questioning__share": 0.5},
+            "judge",
+            (0, 10 * 2 * 8 + 4 * (20 + 90)),
+        ),
         ({"navigating__tasks": 0, "questioning__tasks": "tasks.jsonl"}, "judge", (0, None)),
-        ({"navigating__tasks": 0, "questioning__tasks": "tasks.jsonl"}, "step_judge", (0, 10 * 4 * 8)),
+        (
+            {"navigating__tasks": 0, "questioning__tasks": "tasks.jsonl"},
+            "step_judge",
+            (0, 10 * 4 * 8),
+        ),
         ({"navigating__every": 5}, "summariser", (0, 2 * (6 + 2 * 4))),
         ({"navigating__extractor__args__valid": 0.0}, "summariser", (0, 6)),
         ({"navigating__share": 0.0}, "reranker", (0, 0)),
         ({"navigating__embedder__name": "ngrams"}, "embedder", None),
-        ({"eval__experience": True, "eval__every": 5, "eval__tasks": 7}, "reranker", (0, 40 + 3 * 7)),
+        (
+            {"eval__experience": True, "eval__every": 5, "eval__tasks": 7},
+            "reranker",
+            (0, 40 + 3 * 7),
+        ),
         ({"eval__experience": True, "eval__every": 5}, "reranker", (0, 40 + 3 * 12)),
     ],
 )
@@ -320,7 +409,10 @@ def test_the_bill_follows_the_config(paid, values, role, expected):
 def test_calls_of_another_plug_are_unknown(paid):
     paid.attributing.judge.name = f"{__name__}:own_judge"
     assert counts(paid, 90)["step_judge"] == (0, None)
-    assert any(line.split()[:3] == ["step_judge", "(qwen-max)", "unknown"] for line in calls.lines(paid, 90))
+    assert any(
+        line.split()[:3] == ["step_judge", "(qwen-max)", "unknown"]
+        for line in calls.lines(paid, 90)
+    )
 
 
 def own_judge(chat):
@@ -333,7 +425,11 @@ own_judge.roles = ("step_judge",)
 def test_the_bill_has_tokens_and_costs(paid, tmp_path):
     assert all(line["cost"] is None for line in calls.bill(paid).values())
     assert calls.lines(paid)[-3].split() == ["total", "6.6", "0.4", "?"]
-    prices = {"qwen-plus": [1, 2], "qwen3-235b-a22b-instruct-2507": [10, 20], "qwen-max": [100, 200]}
+    prices = {
+        "qwen-plus": [1, 2],
+        "qwen3-235b-a22b-instruct-2507": [10, 20],
+        "qwen-max": [100, 200],
+    }
     prices["text-embedding-v4"] = [1, 0]
     (tmp_path / "prices.json").write_text(json.dumps(prices))
     paid.llm.prices = str(tmp_path / "prices.json")
@@ -354,7 +450,10 @@ def test_the_bill_has_tokens_and_costs(paid, tmp_path):
 
 def test_a_plan_shows_the_prompts_of_the_plugs_in_use(paid):
     text = plan.plan(paid, "runs/x")
-    assert "prompt step_judge-3, evolver/llm/prompts/step_judge.txt\n  # system\n  You grade the steps" in text
+    assert (
+        "prompt step_judge-3, evolver/llm/prompts/step_judge.txt\n  # system\n  You grade the steps"
+        in text
+    )
     shown = re.findall(r"^prompt (\w+)-\d+,", text, re.MULTILINE)
     assert set(shown) == set(prompts_of(paid)) and len(shown) == len(set(shown))
     assert "\nprompt " not in plan.plan(config_of("quickstart"), "runs/x")
@@ -368,7 +467,7 @@ def test_a_plan_has_one_bill_with_and_without_a_target(paid, monkeypatch):
         assert bill in text and text.count("\n  explorer ") == 1
 
 
-# --- verdicts --------------------------------------------------------------------------------------------------------
+# --- verdicts -------------------------------------------------------------------------------------
 
 
 def test_7b_fits_eight_devices_of_80_gb_beside_the_engine():
@@ -386,13 +485,19 @@ def test_14b_fits_eight_devices_of_80_gb_beside_vllm_with_its_moments_on_the_hos
     assert not estimate.estimate(case_of("appworld_14b", "a100-80g:8", **kept), {})["fits"]
 
 
-@pytest.mark.parametrize("values", [{"engine__slots": 400}, {"engine__slots": 400, "engine__cache_dtype": "float32"}])
+@pytest.mark.parametrize(
+    "values", [{"engine__slots": 400}, {"engine__slots": 400, "engine__cache_dtype": "float32"}]
+)
 def test_what_does_not_fit_comes_with_a_value_that_does(values):
     case = case_of("appworld_7b", "a100-80g:8", engine__name="jax", **values)
     record = estimate.estimate(case, {})
     (line,) = advice.advise(case, record)
     assert "would fit" in line and "--config.engine" in line
-    changes = dict(word.removeprefix("--config.").split("=") for word in line.split() if word.startswith("--config."))
+    changes = dict(
+        word.removeprefix("--config.").split("=")
+        for word in line.split()
+        if word.startswith("--config.")
+    )
     changes = {key: int(value) if value.isdigit() else value for key, value in changes.items()}
     assert estimate.estimate(advice.changed(case, changes), {})["fits"]
 
@@ -403,7 +508,10 @@ def test_a_compiled_program_replaces_the_estimate_and_a_refused_one_does_not_fit
     memory = {"temp": gradients + 5e9}
     update = {"memory": memory, "collectives": {"all-gather": (10, 45e9)}, "seconds": 1.0}
     record = estimate.estimate(case, {"jax": "0", "phases": {"update": update}})
-    assert record["memory"]["update"]["temporaries"] == pytest.approx(5e9) and record["sources"]["update"] == "compiled"
+    assert (
+        record["memory"]["update"]["temporaries"] == pytest.approx(5e9)
+        and record["sources"]["update"] == "compiled"
+    )
     assert record["phases"]["update"]["wire"] == 45e9 * case.config.learner.updates
     refused = {"update": {"error": "RESOURCE_EXHAUSTED: Used 28.76G of 15.75G hbm", "seconds": 1.0}}
     record = estimate.estimate(case, {"jax": "0", "phases": refused})
@@ -412,7 +520,9 @@ def test_a_compiled_program_replaces_the_estimate_and_a_refused_one_does_not_fit
 
 def test_without_a_compiler_the_plan_is_arithmetic_and_says_so(monkeypatch):
     monkeypatch.setenv("EVOLVER_PLAN_PYTHON", str(ROOT / "no" / "python"))
-    record, text = plan.on_target(config_of("appworld_7b", engine__name="jax", engine__slots=4), "v5p:8")
+    record, text = plan.on_target(
+        config_of("appworld_7b", engine__name="jax", engine__slots=4), "v5p:8"
+    )
     assert "arithmetic only" in text and "make plan-tpu" in text and not record["compiled"]
     for phase in estimate.PHASES:
         assert record["phases"][phase]["roofline_s"] <= record["phases"][phase]["expected_s"]
@@ -421,7 +531,9 @@ def test_without_a_compiler_the_plan_is_arithmetic_and_says_so(monkeypatch):
 
 def test_a_mesh_that_does_not_divide_the_model_is_named(monkeypatch):
     with pytest.raises(plan.PlanError, match="does not divide"):
-        plan.on_target(config_of("appworld_7b", mesh__fsdp=1, mesh__tensor=8), "h100:8", compiling=False)
+        plan.on_target(
+            config_of("appworld_7b", mesh__fsdp=1, mesh__tensor=8), "h100:8", compiling=False
+        )
 
 
 def test_a_failing_compiler_is_reported(monkeypatch, tmp_path):
@@ -429,7 +541,9 @@ def test_a_failing_compiler_is_reported(monkeypatch, tmp_path):
     broken.write_text("#!/bin/sh\necho 'no such plugin' >&2\nexit 3\n")
     broken.chmod(0o755)
     monkeypatch.setenv("EVOLVER_PLAN_PYTHON", str(broken))
-    found = compilers.compile_programs({}, targets.parse("h100:1"), phases=[], slots=1, micro_batches=1)
+    found = compilers.compile_programs(
+        {}, targets.parse("h100:1"), phases=[], slots=1, micro_batches=1
+    )
     assert "exit code 3" in found["error"] and "no such plugin" in found["error"]
 
 
@@ -447,16 +561,25 @@ def test_too_little_memory_is_reported_before_anything_is_loaded(monkeypatch):
 
 def test_the_training_path_imports_no_planner():
     code = "import sys; from evolver import loop; assert not [name for name in sys.modules if 'evolver.plan' in name]"
-    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, env=os.environ | {"JAX_PLATFORMS": "cpu"})
+    subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        check=True,
+        env=os.environ | {"JAX_PLATFORMS": "cpu"},
+    )
 
 
 def test_the_programs_of_a_run_are_traced_without_weights():
     config = config_of("quickstart", loss__kl_coef=0.1)
     shape, devices = plan.model_shape(config), jax.devices()[:1]
-    traces = programs.learner_programs(config, shape, devices) | programs.engine_programs(config, shape, devices[0], 4)
+    traces = programs.learner_programs(config, shape, devices) | programs.engine_programs(
+        config, shape, devices[0], 4
+    )
     assert set(traces) == set(estimate.PHASES)
     outputs = {phase: jax.tree.leaves(trace().out_info) for phase, trace in traces.items()}
-    assert any(x.shape == (shape.vocab, shape.d_model) for x in outputs["update"]), "the new weights"
+    assert any(x.shape == (shape.vocab, shape.d_model) for x in outputs["update"]), (
+        "the new weights"
+    )
     rows, micro = parts.capacity_rows(config), config.learner.micro
     assert [x.shape for x in outputs["logp"]] == [(rows // micro, micro, config.learner.row)]
 
@@ -466,7 +589,12 @@ def test_the_programs_of_a_run_are_traced_without_weights():
 def test_the_real_compilers_agree_with_the_arithmetic(target):
     if compilers.interpreter(targets.parse(target)) is None:
         pytest.skip(compilers.how_to_install(targets.parse(target)))
-    values = {"model__preset": "0.5b", "learner__row": 2048, "rollout__context": 2048, "rollout__max_tokens": 512}
+    values = {
+        "model__preset": "0.5b",
+        "learner__row": 2048,
+        "rollout__context": 2048,
+        "rollout__max_tokens": 512,
+    }
     config = config_of("appworld_7b", engine__name="jax", engine__slots=4, **values)
     record, _ = plan.on_target(config, target)
     assert set(record["compiled"]) == set(estimate.PHASES) and not record["refused"]

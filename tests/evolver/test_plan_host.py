@@ -1,4 +1,5 @@
-"""What would stop a large run on its first day is said in its plan, and at start-up before anything is loaded."""
+"""What would stop a large run on its first day is said in its plan, and at start-up before anything
+is loaded."""
 
 import re
 from types import SimpleNamespace
@@ -6,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 
 import run
+from evolver import build as parts
 from evolver import plan
-from evolver import run as parts
 from evolver.plan import estimate, host, placement, room, targets
 from evolver.plan.targets import GIB
 from tests.evolver.test_plan import case_of, config_of
@@ -21,7 +22,7 @@ def lacks(case, tmp_path, *, platform="gpu", devices=8) -> list[str]:
 def roomy(monkeypatch):
     """A machine with plenty of everything; returns what a test may change."""
     have = SimpleNamespace(disk=1e15, shared=1e15, memory=1e15)
-    usage = lambda path: SimpleNamespace(free=have.shared if str(path) == "/dev/shm" else have.disk)  # noqa: E731
+    usage = lambda path: SimpleNamespace(free=have.shared if str(path) == "/dev/shm" else have.disk)
     monkeypatch.setattr("shutil.disk_usage", usage)
     monkeypatch.setattr(host, "free_memory", lambda: have.memory)
     monkeypatch.setenv(host.POOL[0], "200")
@@ -49,8 +50,13 @@ class TestStart:
         case = case_of("appworld_14b", "a100-80g:8")
         monkeypatch.setenv(host.FRACTION[0], "0.9")
         (problem,) = lacks(case, tmp_path)
-        assert "XLA takes 90% of each GPU (XLA_PYTHON_CLIENT_MEM_FRACTION) and vLLM 25% of the same ones" in problem
-        monkeypatch.setenv(host.FRACTION[0], re.search(rf"export {host.FRACTION[0]}=([\d.]+)", problem)[1])
+        assert (
+            "XLA takes 90% of each GPU (XLA_PYTHON_CLIENT_MEM_FRACTION) and vLLM 25% of the same ones"
+            in problem
+        )
+        monkeypatch.setenv(
+            host.FRACTION[0], re.search(rf"export {host.FRACTION[0]}=([\d.]+)", problem)[1]
+        )
         assert lacks(case, tmp_path) == []
 
     def test_servers_on_other_gpus_may_take_all_of_them(self, roomy, monkeypatch, tmp_path):
@@ -63,7 +69,10 @@ class TestStart:
     def test_shared_memory(self, roomy, tmp_path):
         roomy.shared = 64e6
         (problem,) = lacks(case_of("appworld_14b", "a100-80g:8"), tmp_path)
-        assert "config.engine.vllm.shared=/dev/shm has 0.06 GiB left, and the weights take 27.51 GiB" in problem
+        assert (
+            "config.engine.vllm.shared=/dev/shm has 0.06 GiB left, and the weights take 27.51 GiB"
+            in problem
+        )
         assert "--shm-size=29g" in problem
         case = case_of("appworld_14b", "a100-80g:8", engine__vllm__transfer="nccl")
         assert lacks(case, tmp_path) == []
@@ -88,7 +97,9 @@ class TestStart:
         monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=1000))
         with pytest.raises(parts.RunError) as error:
             parts.check_memory(config_of("quickstart"), tmp_path)
-        assert "too little memory" in str(error.value) and "checkpoints take up to" in str(error.value)
+        assert "too little memory" in str(error.value) and "checkpoints take up to" in str(
+            error.value
+        )
 
     def test_free_memory_is_known_on_linux(self):
         assert host.free_memory() > 1e8
@@ -96,32 +107,47 @@ class TestStart:
 
 class TestPlan:
     def test_it_says_what_a_host_needs(self):
-        _, text = plan.on_target(config_of("appworld_14b"), "a100-80g:8", compiling=False, held_out=57)
+        _, text = plan.on_target(
+            config_of("appworld_14b"), "a100-80g:8", compiling=False, held_out=57
+        )
         for words in (
             "export XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB=182", "export XLA_PYTHON_CLIENT_MEM_FRACTION=0.72",
             "27.5 GiB in /dev/shm (Docker: --shm-size=29g)", "739 GB in the workdir, for 4 checkpoints",
             "tokens and tokens/s are those of all devices together", "165 GiB of all hosts together",
         ):  # fmt: skip
             assert words in text, words
-        assert re.search(r"the run: .* h \(100 steps .* h, offload .* min, weight sync .* min, evaluation .*\)", text)
+        assert re.search(
+            r"the run: .* h \(100 steps .* h, offload .* min, weight sync .* min, evaluation .*\)",
+            text,
+        )
 
     def test_the_time_of_a_run_counts_what_is_around_its_steps(self):
         case = case_of("appworld_14b", "a100-80g:8")
         spent = estimate.estimate(case, {}, held_out=57)["overheads_s"]
         host_bytes = estimate.state_bytes(case)["host"]
         assert spent["offload"] > 100 * host_bytes / case.target.chip.bus
-        assert spent["weight sync"] == pytest.approx(100 * estimate.sizes(case)["sync"] / estimate.SYNC["shm"])
+        assert spent["weight sync"] == pytest.approx(
+            100 * estimate.sizes(case)["sync"] / estimate.SYNC["shm"]
+        )
         assert spent["evaluation"] == pytest.approx(
             estimate.estimate(case, {}, held_out=114)["overheads_s"]["evaluation"] / 2
         )
         (sent, rate), jax = estimate.weight_sync(case), {"engine__name": "jax"}
         assert sent == pytest.approx(29.5e9, rel=0.01) and 0.7e9 <= rate <= 2.6e9, "as measured"
-        alone, among = (estimate.weight_sync(case_of("appworld_14b", f"h100:{n}", **jax))[1] for n in (1, 8))
-        assert alone == 3.35e12 / 2 and among == 450e9, "a copy, and what the other devices hold over a link"
+        alone, among = (
+            estimate.weight_sync(case_of("appworld_14b", f"h100:{n}", **jax))[1] for n in (1, 8)
+        )
+        assert alone == 3.35e12 / 2 and among == 450e9, (
+            "a copy, and what the other devices hold over a link"
+        )
         kept = {"optim__offload": False, "loss__reference": "device", "eval__every": 0}
-        spent = estimate.estimate(case_of("appworld_14b", "a100-80g:8", **kept), {}, held_out=57)["overheads_s"]
+        spent = estimate.estimate(case_of("appworld_14b", "a100-80g:8", **kept), {}, held_out=57)[
+            "overheads_s"
+        ]
         assert spent["offload"] == spent["evaluation"] == 0
-        often = case_of("appworld_14b", "a100-80g:8", checkpoint__every=1, rollout__tasks=1, learner__updates=1)
+        often = case_of(
+            "appworld_14b", "a100-80g:8", checkpoint__every=1, rollout__tasks=1, learner__updates=1
+        )
         spent = estimate.estimate(often, {})["overheads_s"]
         assert spent["checkpoints"] > 100, "each takes longer than a step"
 
@@ -131,8 +157,18 @@ class TestPlan:
             ("bfcl_7b", "h200:1", {}, "2 vLLM servers of 4 devices need 8, and h200:1 has 1"),
             ("bfcl_7b", "v5p:8", {}, "starts servers on CUDA devices, which v5p:8 has not"),
             ("appworld_14b", "h100:64", {}, "vllm supports one process, and h100:64 needs 8"),
-            ("appworld_7b", "v5p:4", {"engine__name": "jax", "model__attention": "cudnn"}, "cudnn does not run on v5p"),
-            ("appworld_7b", "h100:8", {"engine__name": "jax", "model__attention": "splash"}, "splash does not run on"),
+            (
+                "appworld_7b",
+                "v5p:4",
+                {"engine__name": "jax", "model__attention": "cudnn"},
+                "cudnn does not run on v5p",
+            ),
+            (
+                "appworld_7b",
+                "h100:8",
+                {"engine__name": "jax", "model__attention": "splash"},
+                "splash does not run on",
+            ),
         ],
     )
     def test_engines_that_cannot_be_are_refused(self, name, target, values, words):
@@ -144,6 +180,9 @@ class TestPlan:
         assert not placement.impossible(config, targets.parse("h200:1"))
 
     def test_a_plan_that_is_refused_is_one_message(self, capsys):
-        assert run.main(["run.py", "--config=configs/bfcl_7b.py", "--mode=plan", "--target=h200:1"]) == 2
+        assert (
+            run.main(["run.py", "--config=configs/bfcl_7b.py", "--mode=plan", "--target=h200:1"])
+            == 2
+        )
         out, err = capsys.readouterr()
         assert err.startswith("--target=h200:1: 2 vLLM servers of 4 devices need 8") and not out

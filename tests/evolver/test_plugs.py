@@ -2,18 +2,19 @@
 
 import os
 import sys
+from types import SimpleNamespace
 from typing import Literal
 
 import pytest
 
-from evolver import plugs
 from evolver.attributing import TurnJudge
+from evolver.config import plugs
 from rl.bounds import Count, Fraction
 from rl.contexts.causal import Causal
 
 
-def estimator(outcome_N, group_N, *, scale: Fraction = 0.5, kind: Literal["a", "b"] = "a", required: int):
-    return outcome_N
+def estimator(batch, *, scale: Fraction = 0.5, kind: Literal["a", "b"] = "a", required: int):
+    return batch.outcome_N
 
 
 class Judge:
@@ -32,16 +33,26 @@ class Blocking(Causal):
     def extend(self, completion, messages, tools=None): ...
 
 
-def starless(outcome_N, floor=0.1):
-    return outcome_N
+def starless(batch, floor=0.1):
+    return batch.outcome_N
 
 
-def unannotated(outcome_N, *, floor=0.1):
-    return outcome_N
+def unannotated(batch, *, floor=0.1):
+    return batch.outcome_N
 
 
 class Wanting:
-    def __init__(self, make_world, spaceship, *, depth: Count = 1): ...
+    def __init__(self, parts, spaceship, *, depth: Count = 1): ...
+
+
+class Simple:
+    """Needs nothing of the run."""
+
+    def __init__(self, *, size: Count = 2):
+        self.size = size
+
+    def explore(self, world, seeds, budget, rng):
+        return ()
 
 
 HERE = "tests.evolver.test_plugs"
@@ -67,7 +78,9 @@ def problem(name: str, args: dict, key: str = "advantage") -> str:
 def test_wrong_arguments_are_one_message_with_the_signature(args, words):
     message = problem("estimator", args)
     assert words in message and message.startswith("config.advantage.args: ")
-    assert "The call is tests.evolver.test_plugs:estimator(scale=0.5, kind='a', required)" in message
+    assert (
+        "The call is tests.evolver.test_plugs:estimator(scale=0.5, kind='a', required)" in message
+    )
     with pytest.raises(plugs.PlugError, match="The call is"):
         plugs.plug("advantage", f"{HERE}:estimator", args)
 
@@ -77,13 +90,13 @@ def test_all_wrong_arguments_are_reported_together():
     assert all(words in message for words in ("scale", "kind", "colour", "required is missing"))
 
 
-def test_a_plug_gets_its_arguments_and_the_parts_that_it_names():
-    bound = plugs.plug("advantage", f"{HERE}:estimator", {"required": 1}, group_N=[0], chat="not asked for")
-    assert bound.keywords == {"required": 1, "group_N": [0]}
-    assert plugs.call(bound, outcome_N=[3.0], label_NK="not asked for") == [3.0]
+def test_a_plug_gets_its_arguments_and_one_positional_argument_unless_it_takes_none():
+    bound = plugs.plug("advantage", f"{HERE}:estimator", {"required": 1})
+    assert bound(SimpleNamespace(outcome_N=[3.0])) == [3.0]
+    assert plugs.plug("questioning.explorer", f"{HERE}:Simple", {"size": 3})("parts").size == 3
 
 
-def test_parts_that_no_run_has_and_methods_that_are_missing_are_named():
+def test_arguments_that_no_run_gives_and_methods_that_are_missing_are_named():
     message = problem("Wanting", {}, key="questioning.explorer")
     assert "lacks explore(): subclass evolver.questioning.Explorer" in message
     assert "lacks metrics(), close(): subclass evolver.attributing.TurnJudge" in problem(
@@ -93,7 +106,7 @@ def test_parts_that_no_run_has_and_methods_that_are_missing_are_named():
     assert "lacks `async` before `def extend`" in problem("Blocking", {}, "template")
     Wanting.explore = lambda self: ()
     try:
-        assert "spaceship cannot be provided; the run provides make_world" in problem(
+        assert "spaceship cannot be provided: a plug has one positional argument, Parts" in problem(
             "Wanting", {}, "questioning.explorer"
         )
     finally:
@@ -101,7 +114,12 @@ def test_parts_that_no_run_has_and_methods_that_are_missing_are_named():
 
 
 @pytest.mark.parametrize(
-    "name, words", [("os:getcwd", "it takes nothing of what the run provides"), ("math:sqrt", "x cannot be provided")]
+    "name, words",
+    [
+        ("os:getcwd", "it takes no positional argument; the run gives it Batch"),
+        ("time:time", "it takes no positional argument"),
+        ("math:pow", "y cannot be provided"),
+    ],
 )
 def test_a_function_that_is_no_estimator_is_refused(name, words):
     assert words in plugs.problems("advantage", name, {})[0]
@@ -137,7 +155,7 @@ def test_every_known_name_can_be_used_with_its_defaults(key):
 def test_a_default_stands_in_the_signature_only():
     """No known plug has a key of the config beside `args` that could disagree with it."""
     from configs import base
-    from evolver.config import flat
+    from evolver.config.checks import flat
 
     keys = flat(base.get_config())
     for key in plugs.KINDS:
@@ -149,7 +167,7 @@ def test_a_default_stands_in_the_signature_only():
 def test_modules_are_found_in_the_folders_of_the_user(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setenv("PYTHONPATH", "/somewhere")
-    (tmp_path / "my_estimator.py").write_text("def mine(outcome_N):\n    return outcome_N\n")
+    (tmp_path / "my_estimator.py").write_text("def mine(batch):\n    return batch.outcome_N\n")
     assert "No module named" in plugs.problems("advantage", "my_estimator:mine", {})[0]
     plugs.look_in(tmp_path)
     assert os.environ["PYTHONPATH"] == f"/somewhere{os.pathsep}{tmp_path}"  # for worker processes

@@ -1,4 +1,5 @@
-"""Synthetic tasks can be solved but not by doing nothing, their queries give enough information, and all differ."""
+"""Synthetic tasks can be solved but not by doing nothing, their queries give enough information,
+and all differ."""
 
 from __future__ import annotations
 
@@ -28,8 +29,11 @@ from envs.travel.data import data
 from envs.travel.profile import OPERATIONS
 from envs.travel.rules import DESK, house
 from envs.world import Evaluation, Task, World
-from evolver import plugs
-from evolver.memory import remember
+from evolver.build import RunError, make_tasks
+from evolver.config import plugs
+from evolver.parts import Parts
+from evolver.phases.extraction import remember
+from evolver.phases.tasks import explore
 from evolver.questioning import TaskPool, mixture, probe_of, synthetic_task
 from evolver.questioning.calls import Event
 from evolver.questioning.curiosity import Curiosity
@@ -38,9 +42,7 @@ from evolver.questioning.knowledge import Knowledge
 from evolver.questioning.mixture import _in_epochs
 from evolver.questioning.tasks import Duplicates, jaccard, unfeasible
 from evolver.questioning.walks import Known, Walker
-from evolver.run import RunError, make_tasks
-from evolver.tasks import explore
-from evolver.traces import opening_words, text_of, values_used, words
+from evolver.transcripts import opening_words, text_of, values_used, words
 from tests.evolver.toy import BOOKS, Library, attempt, call, task
 
 
@@ -79,7 +81,7 @@ class Questioning:
 
     def __init__(self, make_world, seeds, *, capacity=512, **options):
         self.make_world, self.pool = make_world, TaskPool(seeds, overlap=0.8, capacity=capacity)
-        self.explorer = Curiosity(self.pool, **options)
+        self.explorer = Curiosity(Parts(task_pool=self.pool), **options)
 
     def explore(self, seed, budget):
         found = self.pool.grow(self.explorer, self.make_world, budget, seed)
@@ -118,24 +120,33 @@ class TestTasks:
     def test_the_reference_solves_each_and_doing_nothing_none(self, tasks):
         world = Probed(Bare())
         for the_task in tasks:
-            assert attempt(world, the_task, the_task.reference).evaluation.score == 1.0, the_task.query
+            assert attempt(world, the_task, the_task.reference).evaluation.score == 1.0, (
+                the_task.query
+            )
             assert attempt(world, the_task, ["done"]).evaluation.score == 0.0, the_task.query
             assert attempt(world, the_task, []).evaluation.score == 0.0, the_task.query
 
     def test_no_call_of_a_reference_can_be_left_out(self, tasks):
-        """Without any one call another is refused, the end is not reached, or the answer is not known."""
+        """Without any one call another is refused, the end is not reached, or the answer is not
+        known."""
         world = Probed(Travel())
         for the_task in tasks:
             for n in range(len(calls_of(the_task))):
-                trajectory = attempt(world, the_task, the_task.reference[:n] + the_task.reference[n + 1 :])
+                trajectory = attempt(
+                    world, the_task, the_task.reference[:n] + the_task.reference[n + 1 :]
+                )
                 refused = any(step.info["errors"] for step in trajectory.turns)
-                assert refused or not trajectory.evaluation.success or the_task.verifier["answer"], the_task.query
+                assert (
+                    refused or not trajectory.evaluation.success or the_task.verifier["answer"]
+                ), the_task.query
 
     def test_their_verifiers_agree_with_the_worlds_own_comparison(self, tasks):
-        """Whatever is played, a task without a question is solved exactly if its solution changes the same. What the
-        explorer never saw is not watched, so that a change of it passes now and then.
+        """Whatever is played, a task without a question is solved exactly if its solution changes
+        the same. What the explorer never saw is not watched, so that a change of it passes now and
+        then.
 
-        Played are solutions of other tasks in the same world, and solutions with another change before them.
+        Played are solutions of other tasks in the same world, and solutions with another change
+        before them.
         """
         world, agreed = Probed(Travel()), Counter()
         for one in tasks:
@@ -143,11 +154,19 @@ class TestTasks:
                 continue
             others = [calls_of(other) for other in tasks if other.seed == one.seed]
             for id in data(one.seed).orders:
-                others.append([call_text("order", {"id": id}), call_text("bag", {"order": id}), *calls_of(one)])
+                others.append(
+                    [
+                        call_text("order", {"id": id}),
+                        call_text("bag", {"order": id}),
+                        *calls_of(one),
+                    ]
+                )
                 others.append([call_text("order", {"id": id}), call_text("cancel", {"order": id})])
             differences = []
             for actions in [calls_of(one), *others]:
-                attempt(world.world, dataclasses.replace(one, verifier=one.verifier["start"]), actions)
+                attempt(
+                    world.world, dataclasses.replace(one, verifier=one.verifier["start"]), actions
+                )
                 differences.append(world.world.difference())
             for actions, difference in zip(others, differences[1:], strict=True):
                 success = attempt(world, one, [*actions, "done"]).evaluation.success
@@ -158,12 +177,17 @@ class TestTasks:
         ids = [the_task.id for the_task in tasks]
         assert len(set(ids)) == len(ids)
         assert not set(ids) & {the_task.id for the_task in seeds}
-        assert all(the_task.origin == "synthetic" and the_task.split == "train" for the_task in tasks)
+        assert all(
+            the_task.origin == "synthetic" and the_task.split == "train" for the_task in tasks
+        )
 
     def test_goals_differ_from_each_other(self, tasks):
         for one, other in itertools.combinations(tasks, 2):
             if one.seed == other.seed:
-                assert jaccard(*(frozenset(re.findall(r"\w+", t.query.lower())) for t in (one, other))) < 0.8
+                assert (
+                    jaccard(*(frozenset(re.findall(r"\w+", t.query.lower())) for t in (one, other)))
+                    < 0.8
+                )
                 assert calls_of(one) != calls_of(other)
 
     def test_everything_used_is_in_the_query_or_was_shown(self, tasks):
@@ -171,7 +195,10 @@ class TestTasks:
         for the_task in tasks:
             known = opening_words(world.reset(the_task))
             for action in calls_of(the_task):
-                assert all(value in known for value in values_used(action)), (the_task.query, action)
+                assert all(value in known for value in values_used(action)), (
+                    the_task.query,
+                    action,
+                )
                 known += words(text_of(world.step(action).messages))
 
     def test_queries_name_no_id_that_has_to_be_found_out(self, tasks):
@@ -186,7 +213,9 @@ class TestTasks:
     def test_queries_do_not_give_the_answer_away(self, tasks):
         for the_task in tasks:
             answer = the_task.verifier["answer"]
-            assert answer is None or words(answer["value"]) not in words(the_task.query), the_task.query
+            assert answer is None or words(answer["value"]) not in words(the_task.query), (
+                the_task.query
+            )
 
     def test_no_phrase_of_the_hand_written_tasks_is_known(self, tasks):
         phrases = {phrase for operation in OPERATIONS for phrase in operation["phrases"]}
@@ -213,20 +242,26 @@ class TestTasks:
         assert len(found) == 8
         assert all(unfeasible(Probed(make_world()), t) == "" for t in found)
         assert {t.meta["template"] for t in found} >= {"lend", "mark", "?shelf"}
-        assert not any(re.search(r"B\d\d", t.query) for t in found if "shelf" in "".join(t.reference))
+        assert not any(
+            re.search(r"B\d\d", t.query) for t in found if "shelf" in "".join(t.reference)
+        )
 
     def test_a_world_that_shows_its_own_tasks_only_is_refused(self):
         class Deaf(Library):
             def reset(self, task, seed=0):
                 return super().reset(dataclasses.replace(task, query="Lend Solaris."), seed)
 
-        with pytest.raises(ValueError, match=r"'library' cannot be explored.*does not show that query"):
+        with pytest.raises(
+            ValueError, match=r"'library' cannot be explored.*does not show that query"
+        ):
             Questioning(Deaf, [task("Lend Solaris.", lent=["B15"])]).explore(seed=0, budget=1)
         with pytest.raises(ValueError, match="there are none"):
             Questioning(Library, [])
 
     def test_a_few_worlds_where_every_tool_wants_an_id_give_tasks(self):
-        made = Questioning(lambda: Bare(rules=2, seed=2), Travel(n_train=4, rules=2, seed=2).tasks("train"))
+        made = Questioning(
+            lambda: Bare(rules=2, seed=2), Travel(n_train=4, rules=2, seed=2).tasks("train")
+        )
         assert len(made.explore(seed=3, budget=4)) == 4
 
     def test_a_world_without_tools_gives_nothing_and_ends(self):
@@ -234,7 +269,9 @@ class TestTasks:
             def reset(self, task, seed=0):
                 return dataclasses.replace(super().reset(task, seed), tools=[])
 
-        assert Questioning(Mute, [task("Lend Solaris.", lent=["B15"])]).explore(seed=0, budget=3) == []
+        assert (
+            Questioning(Mute, [task("Lend Solaris.", lent=["B15"])]).explore(seed=0, budget=3) == []
+        )
 
 
 class TestRoles:
@@ -254,8 +291,13 @@ class TestRoles:
         assert len(found) == 12 and {t.meta["template"] for t in found} >= {"set", "set+set"}
         world = Probed(thermostat())
         one, other = [t for t in found if t.meta["template"] == "set"][:2]
-        same_room = calls_of(one)[0].partition("room")[2][:12] == calls_of(other)[0].partition("room")[2][:12]
-        assert attempt(world, one, [*calls_of(other), *one.reference]).evaluation.success == same_room
+        same_room = (
+            calls_of(one)[0].partition("room")[2][:12]
+            == calls_of(other)[0].partition("room")[2][:12]
+        )
+        assert (
+            attempt(world, one, [*calls_of(other), *one.reference]).evaluation.success == same_room
+        )
 
     def test_the_time_is_no_state(self):
         class Clock(Library):
@@ -280,7 +322,11 @@ class TestWalks:
     def test_a_walk_is_what_the_world_did(self, seeds):
         walker = Walker(breadth=6, depth=20, branches=2)
         world, again = Travel(), Travel()
-        walks = [w for t in seeds[:6] for w in walker.walks(world, probe_of(t), random.Random(3), Known())]
+        walks = [
+            w
+            for t in seeds[:6]
+            for w in walker.walks(world, probe_of(t), random.Random(3), Known())
+        ]
         assert len(walks) == 12
         for walk in walks:
             again.reset(walk.task)
@@ -289,21 +335,33 @@ class TestWalks:
 
     def test_branches_share_their_breadth_phase(self):
         walker = Walker(breadth=3, depth=5, branches=3)
-        walks = list(walker.walks(Library(), probe_of(task("", lent=["B15"])), random.Random(0), Known()))
+        walks = list(
+            walker.walks(Library(), probe_of(task("", lent=["B15"])), random.Random(0), Known())
+        )
         assert [w.events[:3] for w in walks] == [walks[0].events[:3]] * 3
         assert all(len(w.events) == 8 for w in walks)
 
     def test_it_learns_what_makes_a_call_work(self, questioning):
         enables = questioning.explorer.walker.knowledge.enables
-        failure = next(name for name in enables if name.startswith("seat: ") and "list the seats first" in name)
+        failure = next(
+            name for name in enables if name.startswith("seat: ") and "list the seats first" in name
+        )
         assert max(enables[failure], key=lambda remedy: enables[failure][remedy][0]) == "seats"
 
     def test_it_gets_better_at_it(self, seeds):
-        walker, known, rates = Walker(breadth=6, depth=20, branches=2), {t.id: Known() for t in seeds}, []
+        walker, known, rates = (
+            Walker(breadth=6, depth=20, branches=2),
+            {t.id: Known() for t in seeds},
+            [],
+        )
         for n in range(4):
             rng = random.Random(n)
-            walks = [w for t in seeds for w in walker.walks(Travel(), probe_of(t), rng, known[t.id])]
-            rates.append(sum(e.ok for w in walks for e in w.events) / sum(len(w.events) for w in walks))
+            walks = [
+                w for t in seeds for w in walker.walks(Travel(), probe_of(t), rng, known[t.id])
+            ]
+            rates.append(
+                sum(e.ok for w in walks for e in w.events) / sum(len(w.events) for w in walks)
+            )
         assert rates[-1] > 1.2 * rates[0], rates
 
     def test_lists_and_objects_are_filled(self):
@@ -311,13 +369,22 @@ class TestWalks:
             "type": "object",
             "properties": {
                 "ids": {"type": "array", "items": {"type": "integer"}, "minItems": 2},
-                "who": {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]},
+                "who": {
+                    "type": "object",
+                    "properties": {"name": {"type": "string"}},
+                    "required": ["name"],
+                },
                 "kind": {"enum": ["a", "b"]},
                 "sure": {"type": ["boolean", "null"]},
-                "size": {"anyOf": [{"type": "null"}, {"type": "number", "minimum": 3, "maximum": 4}]},
+                "size": {
+                    "anyOf": [{"type": "null"}, {"type": "number", "minimum": 3, "maximum": 4}]
+                },
             },
         }
-        tool = {"type": "function", "function": {"name": "send", "description": "", "parameters": schema}}
+        tool = {
+            "type": "function",
+            "function": {"name": "send", "description": "", "parameters": schema},
+        }
 
         class Sends(Library):
             def reset(self, task, seed=0):
@@ -351,7 +418,11 @@ class TestHouseRules:
         assert {"bag", "cancel", "refund", "seat", "book"} <= set(found), found
 
     def test_no_task_asks_for_a_desk_call(self, made):
-        words = {word for one in made.pool.tasks.values() for word in re.findall(r"\w+", one.query.lower())}
+        words = {
+            word
+            for one in made.pool.tasks.values()
+            for word in re.findall(r"\w+", one.query.lower())
+        }
         assert not words & set(DESK)
 
     def test_it_goes_on_from_a_saved_state_as_if_it_had_not_stopped(self, made):
@@ -369,21 +440,36 @@ class TestKnowledge:
             for event in (confirmed, refused):
                 knowledge.learn(event, "", lambda value: [value[0] + "99"])
             knowledge.repeats["stamp"] = [1, 1]  # a repetition gave the same answer: it reads
-        assert knowledge.kinds["stamp.id"]["O99"][0] >= 5 and knowledge.kinds["stamp.id"]["P99"][0] == 0
+        assert (
+            knowledge.kinds["stamp.id"]["O99"][0] >= 5
+            and knowledge.kinds["stamp.id"]["P99"][0] == 0
+        )
 
     def test_an_operation_that_always_finds_nothing_teaches_nothing(self):
         knowledge = Knowledge()
         knowledge.repeats["flights"] = [1, 1]
         for n in range(8):
-            knowledge.learn(Event("flights", {"to": f"X{n}"}, "", "no flights", ok=True), "", lambda value: ["X9"])
+            knowledge.learn(
+                Event("flights", {"to": f"X{n}"}, "", "no flights", ok=True),
+                "",
+                lambda value: ["X9"],
+            )
         assert knowledge.kinds["flights.to"]["X9"][0] <= 3
 
     def test_a_schema_is_believed_as_long_as_its_operation_has_not_worked(self):
         knowledge = Knowledge()
         for n in range(200):
-            event = Event("book", {"flight": f"F{n % 90 + 10}"}, "", "error: search the flights first", ok=False)
+            event = Event(
+                "book",
+                {"flight": f"F{n % 90 + 10}"},
+                "",
+                "error: search the flights first",
+                ok=False,
+            )
             knowledge.learn(event, "", lambda value: ["F99"])
-        assert knowledge.weights("book.flight", ["F99"])("F99") > 5 * knowledge.weights("book.flight", ["F99"])("word")
+        assert knowledge.weights("book.flight", ["F99"])("F99") > 5 * knowledge.weights(
+            "book.flight", ["F99"]
+        )("word")
 
     def test_what_helps_against_an_error_elsewhere_is_known(self):
         knowledge = Knowledge()
@@ -403,7 +489,9 @@ class TestClosedLoop:
         made.pool.record([(failed.id, False)] * 3 + [(failed.id, True)])
         first = made.explorer._order(seeds[:6], random.Random(0))[0]
         assert first.id == failed.meta["source"]
-        site = types.SimpleNamespace(operations={name: None for name in ("people", "orders", "order", "bag", "cancel")})
+        site = types.SimpleNamespace(
+            operations={name: None for name in ("people", "orders", "order", "bag", "cancel")}
+        )
         beginnings = [made.explorer._beginning(site, first, random.Random(n)) for n in range(8)]
         names = [parse(action).calls[0].name for action in calls_of(failed)]
         known = [name for name in names if name in site.operations]
@@ -415,25 +503,34 @@ class TestClosedLoop:
         first = made.explore(seed=1, budget=40)
         made.pool.record([(t.id, t.difficulty <= 2) for t in first for _ in range(8)])
         later = made.explore(seed=2, budget=40)
-        assert sum(t.difficulty for t in later) / len(later) > sum(t.difficulty for t in first) / len(first)
+        assert sum(t.difficulty for t in later) / len(later) > sum(
+            t.difficulty for t in first
+        ) / len(first)
 
 
 class TestResume:
     def test_the_seed_decides(self, seeds, tasks):
         again = Questioning(Travel, seeds)
         assert again.explore(seed=7, budget=64) == tasks
-        assert [t.id for t in Questioning(Travel, seeds).explore(seed=8, budget=64)] != [t.id for t in tasks]
+        assert [t.id for t in Questioning(Travel, seeds).explore(seed=8, budget=64)] != [
+            t.id for t in tasks
+        ]
 
     def test_a_reloaded_state_goes_on_as_the_one_that_was_saved(self, seeds):
         first = Questioning(Travel, seeds, capacity=20)
         found = first.explore(seed=1, budget=24)
         assert len(found) == 24 and len(first.pool.tasks) == 20
-        first.pool.record([(id, win) for id in list(first.pool.tasks)[:3] for win in (True, False, True)])
+        first.pool.record(
+            [(id, win) for id in list(first.pool.tasks)[:3] for win in (True, False, True)]
+        )
         second = Questioning(Travel, seeds, capacity=20)
         second.pool.load_state(json.loads(json.dumps(first.pool.state())))
         assert second.pool.state() == first.pool.state()
         assert second.explore(seed=2, budget=16) == first.explore(seed=2, budget=16)
-        draws = [q.pool.mixture(seeds, step=3, n=8, share=0.5, seed=0, learnable=True) for q in (first, second)]
+        draws = [
+            q.pool.mixture(seeds, step=3, n=8, share=0.5, seed=0, learnable=True)
+            for q in (first, second)
+        ]
         assert draws[0] == draws[1]
 
     def test_rare_templates_are_drawn_as_often_as_common_ones(self, seeds):
@@ -454,10 +551,14 @@ class TestResume:
         made = Questioning(Travel, seeds)
         found = made.explore(seed=1, budget=16)
         figures = made.pool.metrics()
-        rejected = sum(value for name, value in figures.items() if name.startswith("questioning/rejected/"))
+        rejected = sum(
+            value for name, value in figures.items() if name.startswith("questioning/rejected/")
+        )
         assert figures["questioning/accepted"] == len(found) == figures["questioning/pool"]
         assert figures["questioning/tried"] == figures["questioning/accepted"] + rejected
-        assert sum(v for name, v in figures.items() if name.startswith("questioning/difficulty/")) == len(found)
+        assert sum(
+            v for name, v in figures.items() if name.startswith("questioning/difficulty/")
+        ) == len(found)
         assert made.pool.metrics()["questioning/tried"] == 0
 
     def test_a_full_pool_lets_go_of_what_teaches_least(self, seeds):
@@ -482,13 +583,17 @@ class RandomWalk:
             world.reset(probe, probe.seed)
             for _ in range(self.steps):
                 tool = rng.choice(["shelf", "lend", "mark"])
-                action = call(tool, rng.choice(["red", "blue", "green"] if tool == "shelf" else sorted(BOOKS)))
+                action = call(
+                    tool, rng.choice(["red", "blue", "green"] if tool == "shelf" else sorted(BOOKS))
+                )
                 if not world.step(action).info["errors"]:
                     actions.append(action)
             if rows := world.difference():
                 yield synthetic_task(
                     start,
-                    "Please " + ", ".join(f"set {key} of {BOOKS[id][0]}" for _, id, key, _, _ in rows) + ".",
+                    "Please "
+                    + ", ".join(f"set {key} of {BOOKS[id][0]}" for _, id, key, _, _ in rows)
+                    + ".",
                     identity=rows,
                     reference=[*actions, "done"],
                     verifier={"state": rows, "answer": None},
@@ -503,7 +608,9 @@ class TestPool:
         pool = TaskPool(self.SEEDS, overlap=0.99, capacity=100)
         found = pool.grow(RandomWalk(), Library, 5, seed=0)
         assert len(found) == 5 and list(pool.tasks.values()) == found
-        assert found == TaskPool(self.SEEDS, overlap=0.99, capacity=100).grow(RandomWalk(), Library, 5, seed=0)
+        assert found == TaskPool(self.SEEDS, overlap=0.99, capacity=100).grow(
+            RandomWalk(), Library, 5, seed=0
+        )
         assert all(unfeasible(Library(), t) == "" for t in found)
         figures = pool.metrics()
         rejected = sum(n for name, n in figures.items() if name.startswith("questioning/rejected/"))
@@ -517,7 +624,9 @@ class TestPool:
             def explore(self, world, seeds, budget, rng):
                 world.reset(seeds[0], 0)
                 world.step(call("shelf", "red"))
-                yield synthetic_task(seeds[0], "x", identity=[], reference=["done"], verifier=verifier)
+                yield synthetic_task(
+                    seeds[0], "x", identity=[], reference=["done"], verifier=verifier
+                )
                 assert not world.step(call("lend", "B11")).info["errors"]
 
         pool = TaskPool(self.SEEDS, overlap=0.8, capacity=8)
@@ -533,30 +642,45 @@ class TestPool:
             TaskPool(self.SEEDS, overlap=0.8, capacity=8).grow(Copies(), Library, 1, seed=0)
 
     def test_given_tasks_are_the_initial_state(self):
-        found = TaskPool(self.SEEDS, overlap=0.99, capacity=100).grow(RandomWalk(), Library, 3, seed=0)
+        found = TaskPool(self.SEEDS, overlap=0.99, capacity=100).grow(
+            RandomWalk(), Library, 3, seed=0
+        )
         pool = TaskPool(self.SEEDS, overlap=0.99, capacity=100, tasks=found)
-        assert list(pool.tasks.values()) == found and pool.duplicates.repeats(found[0]) == "same goal"
+        assert (
+            list(pool.tasks.values()) == found and pool.duplicates.repeats(found[0]) == "same goal"
+        )
 
     @pytest.mark.parametrize("change", [{"verifier": {}}, {"meta": {"unverified": True}}])
     def test_given_tasks_that_the_world_cannot_check_need_a_judge(self, change):
-        found = TaskPool(self.SEEDS, overlap=0.99, capacity=100).grow(RandomWalk(), Library, 3, seed=0)
+        found = TaskPool(self.SEEDS, overlap=0.99, capacity=100).grow(
+            RandomWalk(), Library, 3, seed=0
+        )
         found[1] = dataclasses.replace(found[1], **change)
         config = base.get_config()
         config.questioning.enabled, config.questioning.tasks = True, "tasks.jsonl"
-        with pytest.raises(RunError, match=rf"1 of 3 tasks have no verifier \({found[1].id}.*judge.name=reference"):
+        with pytest.raises(
+            RunError, match=rf"1 of 3 tasks have no verifier \({found[1].id}.*judge.name=reference"
+        ):
             make_tasks(config, self.SEEDS, [], found, {}, None)
         config.questioning.judge.name = "reference"
-        assert list(make_tasks(config, self.SEEDS, [], found, {}, None).pool.tasks.values()) == found
+        assert (
+            list(make_tasks(config, self.SEEDS, [], found, {}, None).pool.tasks.values()) == found
+        )
 
     def test_a_pool_that_stays_too_small_says_why(self):
         class Fails:
             def explore(self, world, seeds, budget, rng):
-                yield synthetic_task(seeds[0], "x", identity=[], reference=["done"], verifier=seeds[0].verifier)
+                yield synthetic_task(
+                    seeds[0], "x", identity=[], reference=["done"], verifier=seeds[0].verifier
+                )
 
         pool, config = TaskPool(self.SEEDS, overlap=0.8, capacity=8), base.get_config()
         tasks = types.SimpleNamespace(pool=pool, explorer=Fails(), words=None)
         run = types.SimpleNamespace(
-            config=config, tasks=tasks, make_world=Library, progress=types.SimpleNamespace(phase=print)
+            config=config,
+            tasks=tasks,
+            make_world=Library,
+            progress=types.SimpleNamespace(phase=print),
         )
         with pytest.raises(RunError, match=r"0 tasks kept, rejected: 1 x same goal\)") as caught:
             explore(run)
@@ -587,7 +711,9 @@ class TestPool:
 
 
 class TestPlugs:
-    @pytest.mark.parametrize("key", ["questioning.explorer", "questioning.words", "questioning.judge"])
+    @pytest.mark.parametrize(
+        "key", ["questioning.explorer", "questioning.words", "questioning.judge"]
+    )
     def test_every_known_name_is_a_plug(self, key):
         for name in plugs.known(key):
             assert plugs.problems(key, name, {}) == []
@@ -595,11 +721,17 @@ class TestPlugs:
     def test_the_rooms_need_no_http_client(self):
         rooms = "evolver.questioning, evolver.navigating, evolver.attributing"
         code = f"import sys, {rooms}; sys.exit('httpx' in sys.modules)"
-        assert subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[2]).returncode == 0
+        assert (
+            subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[2]).returncode
+            == 0
+        )
 
     def test_the_verifier_keeps_the_worlds_own_evaluation(self):
-        tries = [attempt(Library(), TestPool.SEEDS[0], [action]) for action in (call("shelf", "green"), "done")]
-        judge = plugs.plug("questioning.judge", "verifier", {})()
+        tries = [
+            attempt(Library(), TestPool.SEEDS[0], [action])
+            for action in (call("shelf", "green"), "done")
+        ]
+        judge = plugs.plug("questioning.judge", "verifier", {})(Parts())
         assert judge.score(tries) == [t.evaluation for t in tries] and not judge.replaces_outcome
 
 
@@ -616,7 +748,8 @@ class TestMixture:
         original = [task(f"o{k}") for k in range(size)]
         steps = [mixture(original, [], step=s, n=n, share=0.0, seed=seed) for s in range(3 * size)]
         assert all(len({t.id for t in drawn}) == n for drawn in steps)
-        # Within a step the order is shuffled, so epochs are compared where a step and an epoch end together.
+        # Within a step the order is shuffled, so epochs are compared where a step and an epoch end
+        # together.
         counts = Counter()
         for s, drawn in enumerate(steps, start=1):
             counts.update(t.id for t in drawn)
@@ -630,7 +763,9 @@ class TestMixture:
         if round(share * n) > len(self.SYNTHETIC):
             return
         drawn = mixture(self.ORIGINAL, self.SYNTHETIC, step=step, n=n, share=share, seed=seed)
-        assert drawn == mixture(self.ORIGINAL, self.SYNTHETIC, step=step, n=n, share=share, seed=seed)
+        assert drawn == mixture(
+            self.ORIGINAL, self.SYNTHETIC, step=step, n=n, share=share, seed=seed
+        )
         assert len({t.id for t in drawn}) == n
         assert sum(t in self.SYNTHETIC for t in drawn) == round(share * n)
 
@@ -658,23 +793,37 @@ class TestMixture:
         kinds: dict[str, list[str]] = {}
         for one in tasks:
             kinds.setdefault(one.meta["template"], []).append(one.id)
-        (always, *_), (never, sibling, *_), (sometimes, *_), (untried, *_) = sorted(kinds.values(), key=len)[-4:]
+        (always, *_), (never, sibling, *_), (sometimes, *_), (untried, *_) = sorted(
+            kinds.values(), key=len
+        )[-4:]
         pool, value = questioning.pool, questioning.pool.learnability
         assert value(sibling) == value(untried) == 1.0
-        pool.record([(always, True)] * 8 + [(never, False)] * 8 + [(sometimes, k % 2 == 0) for k in range(8)])
+        pool.record(
+            [(always, True)] * 8
+            + [(never, False)] * 8
+            + [(sometimes, k % 2 == 0) for k in range(8)]
+        )
         pool.record([("no such task", True)])
         assert value(sometimes) == value(untried) == 1.0
         assert value(always) == pytest.approx(value(never)) and 0.0 < value(always) < 0.5
-        assert value(never) < value(sibling) < 1.0, "what is never solved speaks for the others of its kind"
+        assert value(never) < value(sibling) < 1.0, (
+            "what is never solved speaks for the others of its kind"
+        )
 
     def test_guided_rollouts_do_not_count(self):
-        lend = dataclasses.replace(task("Lend Solaris.", lent=["B15"]), id="syn/1", origin="synthetic")
+        lend = dataclasses.replace(
+            task("Lend Solaris.", lent=["B15"]), id="syn/1", origin="synthetic"
+        )
         pool = TaskPool([task("Lend Dune.", lent=["B11"])], overlap=0.8, capacity=9, tasks=[lend])
-        run = types.SimpleNamespace(config=base.get_config(), tasks=types.SimpleNamespace(pool=pool), navigating=None)
+        run = types.SimpleNamespace(
+            config=base.get_config(), tasks=types.SimpleNamespace(pool=pool), navigating=None
+        )
         actions = [call("shelf", "green"), call("lend", "B15"), "done"]
         guided = attempt(Library(), lend, actions, experience=["e1"])
         assert guided.evaluation.success
-        metrics = remember(run, [guided, *(attempt(Library(), lend, actions[:n]) for n in (0, 1))], step=1)
+        metrics = remember(
+            run, [guided, *(attempt(Library(), lend, actions[:n]) for n in (0, 1))], step=1
+        )
         assert pool.results == {"syn/1": [0, 2]} and metrics["questioning/learnable_rate"] == 0.0
 
 
@@ -697,7 +846,9 @@ class TestFilters:
 
         def repeats(query, *, start=original, meta=None, **goal):
             verifier = task(query, **goal).verifier
-            return known.repeats(synthetic_task(start, query, identity=verifier, verifier=verifier, meta=meta))
+            return known.repeats(
+                synthetic_task(start, query, identity=verifier, verifier=verifier, meta=meta)
+            )
 
         known = Duplicates(0.8, [original])
         assert known.repeats(original) == "same goal"
@@ -709,8 +860,15 @@ class TestFilters:
         other = task("lend Ulysses", lent=["B13"])
         for start in (other, dataclasses.replace(original, seed=1)):
             assert repeats("lend the green book Solaris to me now", start=start, lent=["B15"]) == ""
-        assert repeats("hand Solaris out", start=other, meta={"entry": original.id}, lent=["B15"]) == "same goal"
-        known.add(synthetic_task(probe_of(other), "hand Solaris out", identity=[], verifier=original.verifier))
+        assert (
+            repeats("hand Solaris out", start=other, meta={"entry": original.id}, lent=["B15"])
+            == "same goal"
+        )
+        known.add(
+            synthetic_task(
+                probe_of(other), "hand Solaris out", identity=[], verifier=original.verifier
+            )
+        )
         assert repeats("give Solaris away", start=other, lent=["B15"]) == "same goal"
 
     @given(st.frozensets(st.text(max_size=2)), st.frozensets(st.text(max_size=2)))
@@ -721,5 +879,7 @@ class TestFilters:
 
     @given(st.sets(st.integers(0, 12)), st.integers(0, 2**32))
     def test_minimise_keeps_exactly_what_holds_needs(self, needed, seed):
-        kept = minimise(list(range(13)), set(), lambda trial: needed <= set(trial), key=lambda n: (n * seed) % 7)
+        kept = minimise(
+            list(range(13)), set(), lambda trial: needed <= set(trial), key=lambda n: (n * seed) % 7
+        )
         assert kept == sorted(needed)

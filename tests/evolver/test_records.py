@@ -1,4 +1,5 @@
-"""Rollouts on disk: what is written comes back, small, by parts, and from files that others wrote or a crash cut."""
+"""Rollouts on disk: what is written comes back, small, by parts, and from files that others wrote
+or a crash cut."""
 
 import gzip
 import json
@@ -9,9 +10,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from envs.world import Evaluation, Task
-from evolver import records
-from evolver.learning import note_tokens
-from evolver.records import RolloutFile, index_path, read_rollouts, record_of, rollout_files, step_of, write_rollouts
+from evolver.files import rollout_files as files
+from evolver.files.rollout_files import (
+    RolloutFile,
+    index_path,
+    read_rollouts,
+    record_of,
+    rollout_files,
+    step_of,
+    write_rollouts,
+)
+from evolver.phases.learning import note_tokens
 from models.files import BrokenFile
 from rl.packing import pack
 from rl.samples import samples
@@ -25,7 +34,14 @@ def rollout(number: int = 0, *, turns: int = 2, text: str = "look", label: int =
     for k in range(turns):
         completion = Completion([3 + k, 4 + k], [-0.25, -0.00001], "stop", 7)
         found.append(
-            Turn(list(prompt), completion, text, [{"role": "tool", "content": text}], label=label, advantage=0.5)
+            Turn(
+                list(prompt),
+                completion,
+                text,
+                [{"role": "tool", "content": text}],
+                label=label,
+                advantage=0.5,
+            )
         )
         prompt += [*completion.tokens, 9]
     task = Task(f"t{number % 3}", "toy", "Book it.", difficulty=2)
@@ -39,16 +55,18 @@ def test_records_come_back_whole_and_by_member(tmp_path_factory, texts, member):
     folder = tmp_path_factory.mktemp("run")
     path = folder / "trajectories" / "step_000001.jsonl.gz"
     written = [{"task": f"t{i}", "query": text, "turns": []} for i, text in enumerate(texts)]
-    before, records.MEMBER = records.MEMBER, member
+    before, files.MEMBER = files.MEMBER, member
     try:
         write_rollouts(path, written)
     finally:
-        records.MEMBER = before
+        files.MEMBER = before
     assert read_rollouts(path) == read_rollouts(folder / "trajectories/step_000001") == written
     (file,) = rollout_files(folder)
     index = file.read_index()
     assert (file.kind, file.step, index["count"]) == ("step", 1, len(written))
-    assert [r for offset, length, _ in index["members"] for r in file.member(offset, length)] == written
+    assert [
+        r for offset, length, _ in index["members"] for r in file.member(offset, length)
+    ] == written
     assert [lines for _, _, lines in index["members"]] == [
         len(file.member(offset, length)) for offset, length, _ in index["members"]
     ]
@@ -60,7 +78,10 @@ def test_hostile_text_comes_back_as_it_was(tmp_path):
     path = tmp_path / "trajectories" / "step_000001.jsonl.gz"
     write_rollouts(path, [record_of(rollout(text=HOSTILE), fate="trained")])
     (record,) = read_rollouts(path)
-    assert record["turns"][0]["action"] == HOSTILE and record["turns"][1]["observation"][0]["content"] == HOSTILE
+    assert (
+        record["turns"][0]["action"] == HOSTILE
+        and record["turns"][1]["observation"][0]["content"] == HOSTILE
+    )
 
 
 def test_an_index_says_what_the_rollouts_say_and_a_stale_one_is_not_believed(tmp_path):
@@ -75,7 +96,9 @@ def test_an_index_says_what_the_rollouts_say_and_a_stale_one_is_not_believed(tmp
     assert index["columns"]["abstained"] == [[], ["nothing shows it"], []]
     assert index["queries"] == {"t0": "Book it.", "t1": "Book it.", "t2": "Book it."}
     body = path.read_bytes()
-    path.write_bytes(body[: len(body) // 2])  # a copy that was cut short: the index is of another file
+    path.write_bytes(
+        body[: len(body) // 2]
+    )  # a copy that was cut short: the index is of another file
     assert RolloutFile(path).read_index() is None
     path.write_bytes(body)
     index_path(path).write_bytes(b"\x1f\x8bnonsense")
@@ -88,7 +111,9 @@ def test_plain_files_and_damaged_lines_are_read_around(tmp_path):
     good = json.dumps({"task": "a", "score": 1.0, "turns": [{"tokens": [1], "label": 1}]})
     (folder / "step_000002.jsonl").write_text(f'{good}\n{{"task": "b", "tur\n[1]\n{good}\n')
     (folder / "eval.jsonl").write_text(good + "\n")
-    (folder / "held_out_000000.jsonl.gz").write_bytes(gzip.compress(f"{good}\n{good}\n".encode())[:-6])
+    (folder / "held_out_000000.jsonl.gz").write_bytes(
+        gzip.compress(f"{good}\n{good}\n".encode())[:-6]
+    )
     names = [(file.kind, file.step) for file in rollout_files(tmp_path)]
     assert names == [("held_out", 0), ("step", 2), ("eval", None)]
     held_out, step, _ = rollout_files(tmp_path)
@@ -99,7 +124,10 @@ def test_plain_files_and_damaged_lines_are_read_around(tmp_path):
     with pytest.raises(BrokenFile, match=r"step_000002\.jsonl, line 2"):
         read_rollouts(folder / "step_000002")
     assert step_of("step_000002.index.json.gz") == ("step", 2)
-    assert step_of("held_out_000020.jsonl.gz.ab12.tmp") == ("held_out", 20) and step_of("eval.jsonl.gz") is None
+    assert (
+        step_of("held_out_000020.jsonl.gz.ab12.tmp") == ("held_out", 20)
+        and step_of("eval.jsonl.gz") is None
+    )
 
 
 def test_a_rollout_takes_less_room_than_its_plain_line(tmp_path):
@@ -119,7 +147,9 @@ def test_each_turn_gets_the_gap_and_the_ratio_of_its_own_tokens():
     batch = pack([sample for t in trajectories for sample in samples(t)], 24)
     batch.turns = tuple(turn for t in trajectories for turn in t.turns)
     positions = np.where(batch.mask_RT, batch.tokens_RT, 0).astype(np.float32)
-    batch.old_logp_RT = batch.logp_RT + positions / 1000  # so that each token's values say which token it is
+    batch.old_logp_RT = (
+        batch.logp_RT + positions / 1000
+    )  # so that each token's values say which token it is
     note_tokens(batch, batch.old_logp_RT + np.log1p(positions / 100))
     for trajectory in trajectories:
         for turn in trajectory.turns:

@@ -1,11 +1,12 @@
-"""The whole program with rollouts on real vLLM servers. `make test-services` installs vLLM and runs this."""
+"""The whole program with rollouts on real vLLM servers. `make test-services` installs vLLM and runs
+this."""
 
 import asyncio
 
 import pytest
 
 import run
-from evolver.workdir import Workdir
+from evolver.files.workdir import Workdir
 from rl.engines.vllm.servers import OwnServers
 from tests.rl.vllm_setup import FLAGS, PYTHON, ROOT
 
@@ -26,11 +27,16 @@ def test_the_quickstart_trains_on_what_vllm_samples(tmp_path, depth, capsys):
     assert run.main(["run.py", *words]) == 0, capsys.readouterr().err
     lines = Workdir(tmp_path / "run").metrics()
     assert [line["step"] for line in lines] == [0, 1, 2, 3]
-    # A step whose rollouts were all begun and ended before the last update has no tokens of the present weights.
+    # A step whose rollouts were all begun and ended before the last update has no tokens of the
+    # present weights.
     fresh = [line["mismatch/fresh"] for line in lines[1:] if not depth or "mismatch/fresh" in line]
     assert fresh and max(fresh) < 1e-4
     for line in lines[1:]:
-        assert line["rollout/count"] == 128 and line["stop/cancelled"] == 0 and line["alarm/weights"] == 0
+        assert (
+            line["rollout/count"] == 128
+            and line["stop/cancelled"] == 0
+            and line["alarm/weights"] == 0
+        )
         assert line["engine/gap"] < 1e-4 < line["engine/shift"]
         assert line["engine/version"] == line["step"] and line["staleness/max"] <= depth
         assert line["engine/cached_tokens"] > 0.5 * line["engine/prompt_tokens"]
@@ -39,8 +45,10 @@ def test_the_quickstart_trains_on_what_vllm_samples(tmp_path, depth, capsys):
 
 
 def test_a_quickstart_learns_on_vllm_with_a_judge_on_vllm(tmp_path, capsys):
-    """All mechanisms, as many rollouts a step as the quickstart, a quarter of its steps, in which it makes most of its
-    gain. The judge is the base policy, which cannot judge: the server holds it to the form of an answer."""
+    """All mechanisms, as many rollouts a step as the quickstart, a quarter of its steps, in which
+    it makes most of its
+    gain. The judge is the base policy, which cannot judge: the server holds it to the form of an
+    answer."""
     flags = f"{FLAGS} --gpu-memory-utilization 0.3"
     judge = OwnServers(
         python=str(PYTHON), checkpoint=ROOT / "configs/assets/travel_base", logs=tmp_path / "judge", backend="",

@@ -1,4 +1,5 @@
-"""A task keeps its meaning in other words, and a task that nobody can solve from its words is given up."""
+"""A task keeps its meaning in other words, and a task that nobody can solve from its words is given
+up."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ import pytest
 from configs import base
 from envs.probed import cells
 from envs.wording import distinguishing, goal_text, joined, summaries
-from evolver import tasks as phase
+from evolver.parts import Parts
+from evolver.phases import tasks as phase
 from evolver.questioning import TaskPool, synthetic_task
 from evolver.questioning.words import ByModel, Plain, unfaithful
 from tests.evolver.chat_server import answer
@@ -47,19 +49,29 @@ def test_the_gate(query, reason):
 
 
 def test_the_first_faithful_wording_is_taken(chat_of):
-    wordings = ["Ann wants to fly.", "Please book Ann to Rome on Monday.", "Rome on Monday for Ann, please."]
-    words = ByModel(chat_of(lambda body, n: answer({"queries": wordings})), 1000)
+    wordings = [
+        "Ann wants to fly.",
+        "Please book Ann to Rome on Monday.",
+        "Rome on Monday for Ann, please.",
+    ]
+    words = ByModel(
+        Parts(client=chat_of(lambda body, n: answer({"queries": wordings})), max_chars=1000)
+    )
     plain = dataclasses.replace(TASK, id="syn/2", meta={})
     one, other = words.reword([TASK, plain], "- book(flight, passenger)")
     assert (one.query, one.id, one.verifier) == (wordings[1], TASK.id, TASK.verifier)
     assert other == plain  # a task that does not say what it names is left alone
     figures = words.metrics()
-    assert figures["questioning/words/a value is missing"] == figures["questioning/words/reworded"] == 1
+    assert (
+        figures["questioning/words/a value is missing"]
+        == figures["questioning/words/reworded"]
+        == 1
+    )
 
 
 @pytest.mark.parametrize("reply", ["no JSON", '{"queries": []}', '{"queries": ["F12", "Ann"]}'])
 def test_without_a_faithful_wording_a_task_keeps_its_words(chat_of, reply):
-    words = ByModel(chat_of(lambda body, n: answer(reply)), 1000)
+    words = ByModel(Parts(client=chat_of(lambda body, n: answer(reply)), max_chars=1000))
     assert words.reword([TASK], "") == [TASK]
     assert sum(words.metrics().values()) >= 1
 
@@ -70,13 +82,19 @@ def test_plain_words_stay():
 
 class TestAttempts:
     def run_with(self, monkeypatch, solved, broken=lambda query, n: False):
-        """Return the pool after two attempts each; `solved` decides by query, `broken` by query and attempt."""
+        """Return the pool after two attempts each; `solved` decides by query, `broken` by query and
+        attempt."""
         config = base.get_config()
         config.questioning.attempts = 2
         start = task("Lend Solaris.", lent=["B15"])
         new = [
             synthetic_task(
-                start, query, identity=[query], reference=["done"], verifier=start.verifier, meta={"sibling": sibling}
+                start,
+                query,
+                identity=[query],
+                reference=["done"],
+                verifier=start.verifier,
+                meta={"sibling": sibling},
             )
             for query, sibling in (("a", "b"), ("c", ""), ("d", "e"))
         ]
@@ -103,11 +121,15 @@ class TestAttempts:
         pool, played = self.run_with(monkeypatch, lambda query: query in "ad")
         assert [t.query for t in pool.tasks.values()] == ["a", "d"]
         assert Counter(job.task.query for job in played) == dict.fromkeys("abcde", 2)
-        assert len({job.seed for job in played}) == len(played) and not any(job.experience for job in played)
+        assert len({job.seed for job in played}) == len(played) and not any(
+            job.experience for job in played
+        )
         assert pool.metrics()["questioning/rejected/no attempt solves it"] == 1
 
     def test_what_a_fault_of_the_environment_broke_was_not_tried(self, monkeypatch):
-        pool, _ = self.run_with(monkeypatch, lambda query: False, lambda query, n: query == "a" or n == 1)
+        pool, _ = self.run_with(
+            monkeypatch, lambda query: False, lambda query, n: query == "a" or n == 1
+        )
         assert [t.query for t in pool.tasks.values()] == ["a"]
         assert pool.metrics()["questioning/rejected/no attempt solves it"] == 2
 
@@ -120,10 +142,14 @@ class TestAttempts:
         config = base.get_config()
         config.questioning.attempts = 2
         start = task("Lend Solaris.", lent=["B15"])
-        one = synthetic_task(start, "a", identity=["a"], verifier=start.verifier, meta={"unverified": True})
+        one = synthetic_task(
+            start, "a", identity=["a"], verifier=start.verifier, meta={"unverified": True}
+        )
         pool = TaskPool([start], overlap=0.9, capacity=9, tasks=[one])
         monkeypatch.setattr(phase, "play", lambda *_: pytest.fail("it was attempted"))
-        phase.try_out(types.SimpleNamespace(config=config, tasks=types.SimpleNamespace(pool=pool)), [one], 0)
+        phase.try_out(
+            types.SimpleNamespace(config=config, tasks=types.SimpleNamespace(pool=pool)), [one], 0
+        )
         assert list(pool.tasks.values()) == [one]
 
 
@@ -152,7 +178,9 @@ def test_wordings_are_booked_in_the_metrics_of_a_run():
         def explore(self, world, seeds, budget, rng):
             verifier = {"state": [["books", "B11", "lent", False, True]], "answer": None}
             reference = [call("shelf", "red"), call("lend", "B11"), "done"]
-            yield synthetic_task(seeds[0], "Lend Dune.", identity=[], reference=reference, verifier=verifier)
+            yield synthetic_task(
+                seeds[0], "Lend Dune.", identity=[], reference=reference, verifier=verifier
+            )
 
     config = base.get_config()
     config.questioning.budget, config.questioning.share = 1, 0.01
@@ -170,7 +198,11 @@ class TestWording:
     def test_shared_introductions_are_left_out(self):
         shared = "This tool belongs to the shop. It sells things. Tool description: "
         found = summaries(
-            {"buy": shared + "Buy a thing. It is paid later.", "list_all": shared, "sell": "Sell a thing."}
+            {
+                "buy": shared + "Buy a thing. It is paid later.",
+                "list_all": shared,
+                "sell": "Sell a thing.",
+            }
         )
         assert found == {"buy": "Buy a thing", "list_all": "list all", "sell": "Sell a thing"}
 
@@ -182,11 +214,18 @@ class TestWording:
         )
 
     def test_the_fewest_words_that_tell_a_row_from_others(self):
-        rows = cells("orders", "Ann Monday flex Rome O11\nAnn Monday flex Oslo O12\nAnn Friday basic Oslo O13")
+        rows = cells(
+            "orders",
+            "Ann Monday flex Rome O11\nAnn Monday flex Oslo O12\nAnn Friday basic Oslo O13",
+        )
         assert distinguishing(rows, "O11", []) == ["Rome"]
         assert distinguishing(rows, "O13", []) in (["Friday"], ["basic"])
-        assert sorted(distinguishing(rows, "O12", [])) == ["Monday", "Oslo"] or distinguishing(rows, "O12", [])
+        assert sorted(distinguishing(rows, "O12", [])) == ["Monday", "Oslo"] or distinguishing(
+            rows, "O12", []
+        )
         assert distinguishing(cells("seats", "window 4A\nwindow 5A"), "4A", []) is None
         assert distinguishing(cells("people", "P11 Ann gold"), "P11", []) == []
-        listed = cells("l", '[{"id": "x1", "paid": true, "n": 1}, {"id": "x2", "paid": false, "n": 1}]')
+        listed = cells(
+            "l", '[{"id": "x1", "paid": true, "n": 1}, {"id": "x2", "paid": false, "n": 1}]'
+        )
         assert distinguishing(listed, "x1", []) == ["paid true"]

@@ -1,4 +1,5 @@
-"""A workdir survives faults: two runs at once, damaged and missing files, power failures, a terminal that closes."""
+"""A workdir survives faults: two runs at once, damaged and missing files, power failures, a
+terminal that closes."""
 
 import errno
 import io
@@ -18,11 +19,11 @@ import numpy as np
 import pytest
 
 import run
-from evolver import cli
-from evolver.progress import Progress
-from evolver.report import main as report
-from evolver.stop import Stop, tell
-from evolver.workdir import Workdir, WorkdirInUse
+from evolver.config import cli
+from evolver.files.progress import Progress
+from evolver.files.report import main as report
+from evolver.files.workdir import Workdir, WorkdirInUse
+from evolver.processes.interrupt import Stop, tell
 from models.files import BrokenFile, write_atomically
 from rl.evaluation import Scores
 from tests.tiny import config_file, tiny_policy
@@ -31,7 +32,7 @@ ROOT = Path(__file__).parents[2]
 CPU = os.environ | {"JAX_PLATFORMS": "cpu"}
 HOLD = """
 import sys, time
-from evolver.workdir import Workdir
+from evolver.files.workdir import Workdir
 with Workdir(sys.argv[1]).locked():
     print("held", flush=True)
     time.sleep(600)
@@ -68,7 +69,9 @@ def command(tiny: Path, workdir: Path, *words: str) -> list[str]:
 
 
 def holding(path: Path) -> subprocess.Popen:
-    process = subprocess.Popen([sys.executable, "-c", HOLD, path], cwd=ROOT, stdout=subprocess.PIPE, text=True, env=CPU)
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLD, path], cwd=ROOT, stdout=subprocess.PIPE, text=True, env=CPU
+    )
     assert process.stdout.readline() == "held\n"
     return process
 
@@ -82,7 +85,9 @@ class TestLock:
             process.kill()
             process.wait()
         err = capsys.readouterr().err.strip()
-        assert re.fullmatch(rf"--workdir={tmp_path} is in use by process {process.pid} on .*: wait .*", err)
+        assert re.fullmatch(
+            rf"--workdir={tmp_path} is in use by process {process.pid} on .*: wait .*", err
+        )
         assert [path.name for path in tmp_path.iterdir()] == ["lock"]
 
     def test_the_lock_of_a_dead_process_is_taken_over(self, tmp_path):
@@ -114,7 +119,9 @@ class TestLock:
             assert not workdir.path.exists()
         assert (tmp_path / "moved" / "metrics.jsonl").exists()
 
-    def test_a_workdir_that_is_deleted_during_a_write_is_one_message(self, tiny, tmp_path, capsys, monkeypatch):
+    def test_a_workdir_that_is_deleted_during_a_write_is_one_message(
+        self, tiny, tmp_path, capsys, monkeypatch
+    ):
         def deleted(self, tasks):
             shutil.rmtree(self.path)
             raise FileNotFoundError(2, "No such file or directory", "tasks.jsonl.1a2b3c4d.tmp")
@@ -122,7 +129,10 @@ class TestLock:
         monkeypatch.setattr(Workdir, "log_tasks", deleted)
         assert run.main(command(tiny, tmp_path / "run", "--config.eval.every=0")) == 1
         err = capsys.readouterr().err
-        assert err.endswith("run was deleted or moved away while this run wrote to it\n") and "1a2b3c4d" not in err
+        assert (
+            err.endswith("run was deleted or moved away while this run wrote to it\n")
+            and "1a2b3c4d" not in err
+        )
 
     def test_a_run_leaves_no_lock(self, finished):
         assert not (finished / "lock").exists()
@@ -130,7 +140,9 @@ class TestLock:
 
 def test_files_and_their_folder_are_flushed_before_a_write_returns(tmp_path, monkeypatch):
     kinds, fsync = [], os.fsync
-    monkeypatch.setattr(os, "fsync", lambda fd: (kinds.append(stat.S_IFMT(os.fstat(fd).st_mode)), fsync(fd)))
+    monkeypatch.setattr(
+        os, "fsync", lambda fd: (kinds.append(stat.S_IFMT(os.fstat(fd).st_mode)), fsync(fd))
+    )
     write_atomically(tmp_path / "a.json", "{}")
     assert kinds == [stat.S_IFREG, stat.S_IFDIR]
 
@@ -182,7 +194,16 @@ class TestFiles:
         assert report([str(workdir)]) == 1 and "line 2" in capsys.readouterr().err
 
     @pytest.mark.parametrize(
-        "text", ["", "{", "[]", "{}", '{"tasks": 3}', "[" * 9999, '{"tasks": ["a"], "difficulty_N": [1, 2]}']
+        "text",
+        [
+            "",
+            "{",
+            "[]",
+            "{}",
+            '{"tasks": 3}',
+            "[" * 9999,
+            '{"tasks": ["a"], "difficulty_N": [1, 2]}',
+        ],
     )
     def test_a_damaged_evaluation_is_left_out_of_the_report(self, workdir, caplog, text):
         (workdir / "eval/step_000002.json").write_text(text)
@@ -200,7 +221,12 @@ class TestFiles:
         workdir.log_scores(1, Scores(["a", "b"], [1, 1], [[1.0], [0.0]], [[1], [0]], [1, 0]))
         record = json.loads((tmp_path / "eval/step_000001.json").read_text())
         assert list(workdir.scores()) == [1]
-        for change in ({"difficulty_N": [1]}, {"greedy_N": [1]}, {"score_NR": [[1.0]]}, {"success_NR": [["x"], [1]]}):
+        for change in (
+            {"difficulty_N": [1]},
+            {"greedy_N": [1]},
+            {"score_NR": [[1.0]]},
+            {"success_NR": [["x"], [1]]},
+        ):
             write_atomically(tmp_path / "eval/step_000001.json", json.dumps(record | change))
             assert not workdir.scores(), change
 
@@ -210,17 +236,25 @@ class TestSteps:
         words = command(tiny, tmp_path / "run", "--config.optim.schedule=cosine")
         assert run.main(words) == 0
         assert run.main([*words, "--config.steps=3"]) == 0
-        assert "config.steps was 2 so far: from here on the learning rate follows its cosine" in capsys.readouterr().out
+        assert (
+            "config.steps was 2 so far: from here on the learning rate follows its cosine"
+            in capsys.readouterr().out
+        )
         assert [line["step"] for line in Workdir(tmp_path / "run").metrics()] == [0, 1, 2, 3]
 
     def test_fewer_steps_than_are_done_are_refused(self, tiny, workdir, capsys):
-        assert "config.steps=1 is less than the 2 steps" in refused(capsys, *command(tiny, workdir, "--config.steps=1"))
+        assert "config.steps=1 is less than the 2 steps" in refused(
+            capsys, *command(tiny, workdir, "--config.steps=1")
+        )
 
 
 class TestPaths:
     def test_a_home_directory_is_expanded(self, tiny, monkeypatch):
         monkeypatch.setenv("HOME", "/some/home")
-        assert cli.parse(["run.py", f"--config={tiny}", "--workdir=~/runs/a"]).workdir == "/some/home/runs/a"
+        assert (
+            cli.parse(["run.py", f"--config={tiny}", "--workdir=~/runs/a"]).workdir
+            == "/some/home/runs/a"
+        )
 
     @pytest.mark.parametrize("url", ["gs://bucket/run", "s3://bucket/run"])
     def test_remote_storage_is_refused(self, tiny, capsys, url, tmp_path, monkeypatch):
@@ -281,7 +315,10 @@ class TestHangUp:
             def write(self, text):
                 raise OSError(errno.EIO, "Input/output error")
 
-        with Failing(open(tmp_path / "log", "wb")) as stream, pytest.raises(OSError, match="Input/output"):
+        with (
+            Failing(open(tmp_path / "log", "wb")) as stream,
+            pytest.raises(OSError, match="Input/output"),
+        ):
             Progress(1, stream=stream).step(1)
 
     def test_a_run_whose_terminal_closes_saves_and_can_go_on(self, tiny, tmp_path):

@@ -7,7 +7,7 @@ from typing import Any
 
 from envs.toolcalls import call_text, parse
 from envs.world import Evaluation, Observation, StepResult, Task, World
-from evolver.traces import attempt as attempt  # the tests of the mechanisms use both together
+from evolver.transcripts import attempt as attempt  # the tests of the mechanisms use both together
 
 BOOKS = {
     "B11": ("Dune", "red"),
@@ -21,7 +21,10 @@ BOOKS = {
 def _tool(name: str, argument: str, description: str) -> dict[str, Any]:
     properties = {argument: {"type": "string", "description": description}}
     parameters = {"type": "object", "properties": properties, "required": [argument]}
-    return {"type": "function", "function": {"name": name, "description": name, "parameters": parameters}}
+    return {
+        "type": "function",
+        "function": {"name": name, "description": name, "parameters": parameters},
+    }
 
 
 TOOLS = [
@@ -32,7 +35,8 @@ TOOLS = [
 
 
 class Library(World):
-    """A book must be seen on its shelf before it is lent or marked. Subclasses change `snapshots` and `luck`."""
+    """A book must be seen on its shelf before it is lent or marked. Subclasses change `snapshots`
+    and `luck`."""
 
     name = "library"
     snapshots = True
@@ -49,7 +53,9 @@ class Library(World):
         turn, texts, calls = parse(action), [], []
         for call in turn.calls:
             text = self._call(call.name, str(next(iter(call.arguments.values()), "")))
-            calls.append({"name": call.name, "arguments": call.arguments, "ok": not text.startswith("error")})
+            calls.append(
+                {"name": call.name, "arguments": call.arguments, "ok": not text.startswith("error")}
+            )
             texts.append(text)
         if not texts:
             self._answer = turn.content
@@ -74,19 +80,29 @@ class Library(World):
         return f"{tool} {value}"
 
     def _marks(self, id: str) -> list[str]:
-        return [word for key, word in (("lent", "lent"), ("mark", "marked")) if id in self._state[key]]
+        return [
+            word for key, word in (("lent", "lent"), ("mark", "marked")) if id in self._state[key]
+        ]
 
     def evaluate(self) -> Evaluation:
         wanted, verifier = self._task.verifier["state"], self._task.verifier
-        right = self.difference() == wanted and (verifier["answer"] is None or self._answer == verifier["answer"])
+        right = self.difference() == wanted and (
+            verifier["answer"] is None or self._answer == verifier["answer"]
+        )
         reached = sum(1 if row in wanted else -1 for row in self.difference())
         progress = 1.0 if right else 0.9 * max(reached, 0) / max(len(wanted), 1)
         return Evaluation(
-            float(right and (bool(wanted) or verifier["answer"] is not None)), right, {"progress": progress}
+            float(right and (bool(wanted) or verifier["answer"] is not None)),
+            right,
+            {"progress": progress},
         )
 
     def difference(self) -> list[list[Any]]:
-        return [["books", id, key, False, True] for key in ("lent", "mark") for id in sorted(self._state[key])]
+        return [
+            ["books", id, key, False, True]
+            for key in ("lent", "mark")
+            for id in sorted(self._state[key])
+        ]
 
     def snapshot(self) -> Any:
         if not self.snapshots:
@@ -98,9 +114,18 @@ class Library(World):
 
 
 def task(query: str, *, lent=(), mark=(), answer=None, split: str = "train", seed: int = 0) -> Task:
-    rows = [["books", id, key, False, True] for key, ids in (("lent", lent), ("mark", mark)) for id in ids]
+    rows = [
+        ["books", id, key, False, True]
+        for key, ids in (("lent", lent), ("mark", mark))
+        for id in ids
+    ]
     return Task(
-        f"library/{query}", "library", query, split=split, seed=seed, verifier={"state": rows, "answer": answer}
+        f"library/{query}",
+        "library",
+        query,
+        split=split,
+        seed=seed,
+        verifier={"state": rows, "answer": answer},
     )
 
 

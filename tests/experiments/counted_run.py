@@ -1,6 +1,8 @@
-"""A process for tests of grids: it counts its starts and steps, resumes, and waits, fails or ends as it is told.
+"""A process for tests of grids: it counts its starts and steps, resumes, and waits, fails or ends
+as it is told.
 
-It takes --workdir and --config.KEY=VALUE: `steps` to do, `wait` for a file before the last step, `code` to exit with.
+It takes --workdir and --config.KEY=VALUE: `steps` to do, `wait` for a file before the last step,
+`code` to exit with.
 """
 
 import signal

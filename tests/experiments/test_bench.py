@@ -1,4 +1,5 @@
-"""The benchmarks of training and decoding: they run, count correctly, and mark figures that are not measured."""
+"""The benchmarks of training and decoding: they run, count correctly, and mark figures that are not
+measured."""
 
 import argparse
 import subprocess
@@ -14,6 +15,7 @@ from envs.travel import agency as travel
 from evolver import plan
 from evolver.llm.client import Chat, Role
 from evolver.llm.embedders import EndpointEmbedder
+from evolver.parts import Parts
 from evolver.plan import estimate, targets
 from experiments.bench import decode, embeddings, reset, train
 from models import qwen
@@ -26,11 +28,14 @@ def test_an_update_is_measured_on_full_rows():
     assert not batch.mask_RT[:, 0].any()  # the first token of a row never trains
     found = train.measure(config, repeats=1)
     assert found["tokens"] == 128 and found["seconds"] > 0 and found["first"] > 0
-    assert found["flops"] == pytest.approx(3 * train.model_flops(config, qwen.PRESETS["tiny"], 128) / 3)
+    assert found["flops"] == pytest.approx(
+        3 * train.model_flops(config, qwen.PRESETS["tiny"], 128) / 3
+    )
 
 
 def test_each_case_is_measured_in_its_own_process(monkeypatch):
-    """JAX reports peak memory per process. A killed process becomes a note in the table; a failed one ends all."""
+    """JAX reports peak memory per process. A killed process becomes a note in the table; a failed
+    one ends all."""
     ends, started = [0, -9, 1], []
 
     def run(words, **_):
@@ -38,10 +43,17 @@ def test_each_case_is_measured_in_its_own_process(monkeypatch):
         return subprocess.CompletedProcess(words, ends[len(started) - 1], 'noise\n{"row": 64}\n')
 
     monkeypatch.setattr(train.subprocess, "run", run)
-    args = argparse.Namespace(sizes=["0.5b"], rows=[64, 128], micro_batches=2, repeats=3, set=["lora.rank=4"])
-    assert train.measured(args) == [{"row": 64}, {"size": "0.5b", "row": 128, "note": "killed by signal 9"}]
+    args = argparse.Namespace(
+        sizes=["0.5b"], rows=[64, 128], micro_batches=2, repeats=3, set=["lora.rank=4"]
+    )
+    assert train.measured(args) == [
+        {"row": 64},
+        {"size": "0.5b", "row": 128, "note": "killed by signal 9"},
+    ]
     options = ["--micro-batches", "2", "--repeats", "3", "--set", "lora.rank=4"]
-    assert started == [["--case", "--sizes", "0.5b", "--rows", row, *options] for row in ("64", "128")]
+    assert started == [
+        ["--case", "--sizes", "0.5b", "--rows", row, *options] for row in ("64", "128")
+    ]
     with pytest.raises(SystemExit):
         train.measured(args)
 
@@ -63,13 +75,16 @@ def test_planned_figures_are_bounded_by_the_chip_and_marked():
     memory = {"argument": 6e9, "output": 6e9, "alias": 6e9, "temp": 10e9}
     found = {"phases": {"update": {"memory": memory, "collectives": {}}}}
     record = {"size": "0.5b", "row": 4096} | train.roofline(case, found, 4)
-    assert record["peak_gb"] == 16.0 and record["fits"] and 0 < record["mfu"] <= 0.76  # three of four passes count
+    assert (
+        record["peak_gb"] == 16.0 and record["fits"] and 0 < record["mfu"] <= 0.76
+    )  # three of four passes count
     assert "not measured" in train.table([record], "planned for h100:1, not measured")
     assert "no compiler" in train.roofline(case, {"error": "no compiler"}, 4)["note"]
 
 
 def test_rooflines_are_those_of_the_literature():
-    """7B, 2k of context, a batch of 256 on an H100: 19.4 thousand tokens/s, weights and cache read once."""
+    """7B, 2k of context, a batch of 256 on an H100: 19.4 thousand tokens/s, weights and cache read
+    once."""
     chip = targets.CHIPS["h100"]
     assert decode.roofline("7b", 2048, 256, chip) == pytest.approx(19_400, rel=0.02)
     assert decode.batch_of("7b", 2048, chip.usable, 0) == 256
@@ -81,7 +96,10 @@ def test_rooflines_are_those_of_the_literature():
 def test_unknown_keys_are_refused():
     from configs import base
 
-    assert train.parsed(["learner.micro=3", "optim.lr=0.5"], base.get_config()) == {"learner.micro": 3, "optim.lr": 0.5}
+    assert train.parsed(["learner.micro=3", "optim.lr=0.5"], base.get_config()) == {
+        "learner.micro": 3,
+        "optim.lr": 0.5,
+    }
     with pytest.raises(SystemExit, match=r"no config\.x"):
         train.parsed(["x=1"], base.get_config())
 
@@ -94,10 +112,12 @@ def test_the_embeddings_of_a_package_are_served_to_the_embedder(tmp_path):
     tokenizer.save(str(tmp_path / "tokenizers/l2_supercat_tokenizer_config.json"))
     table_VD = np.array([[0, 0], [3, 0], [0, 3]], np.float16)
     save_file({"embedding.weight": table_VD}, tmp_path / "weights/l2_supercat_256.safetensors")
-    with ThreadingHTTPServer(("127.0.0.1", 0), embeddings.handler(embeddings.Vectors(tmp_path))) as server:
+    with ThreadingHTTPServer(
+        ("127.0.0.1", 0), embeddings.handler(embeddings.Vectors(tmp_path))
+    ) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         chat = Chat({"embedder": Role(f"http://127.0.0.1:{server.server_port}/v1", "wordllama")})
-        vectors_ND = EndpointEmbedder(chat)(["bag", "a seat", "bag seat"])
+        vectors_ND = EndpointEmbedder(Parts(client=chat))(["bag", "a seat", "bag seat"])
         chat.close()
         server.shutdown()
     assert vectors_ND == pytest.approx(np.array([[1, 0], [0, 1], [0.5**0.5, 0.5**0.5]]))

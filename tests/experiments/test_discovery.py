@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from evolver.workdir import Workdir
+from evolver.files.workdir import Workdir
 from experiments import discovery
 from rl.evaluation import Scores
 
@@ -26,13 +26,19 @@ def trained(greedy: list[int]) -> Scores:
 
 
 def test_out_of_reach_means_fewer_than_one_percent_of_all_attempts():
-    np.testing.assert_array_equal(discovery.out_of_reach(base([0, 2, 3, 200])), [True, True, False, False])
+    np.testing.assert_array_equal(
+        discovery.out_of_reach(base([0, 2, 3, 200])), [True, True, False, False]
+    )
 
 
 def test_the_table_splits_the_tasks_and_averages_the_runs():
-    text = discovery.table(base([0, 2, 3, 200]), {"x": trained([1, 0, 1, 1]), "y": trained([1, 1, 0, 1])})
+    text = discovery.table(
+        base([0, 2, 3, 200]), {"x": trained([1, 0, 1, 1]), "y": trained([1, 1, 0, 1])}
+    )
     assert text.startswith("2 of 4 tasks are solved in fewer than 1% of 256 attempts")
-    cells = {line.split()[0]: line for line in text.splitlines() if line.startswith(("x", "y", "mean"))}
+    cells = {
+        line.split()[0]: line for line in text.splitlines() if line.startswith(("x", "y", "mean"))
+    }
     assert "50.0 [" in cells["x"] and "100.0 [" in cells["x"]
     assert "100.0 [" in cells["y"] and "50.0 [" in cells["y"]
     assert cells["mean"].count("75.0 [") == 2
@@ -40,10 +46,20 @@ def test_the_table_splits_the_tasks_and_averages_the_runs():
 
 
 def test_a_base_that_is_there_is_not_evaluated_again(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(discovery.subprocess, "run", lambda *args, **kwargs: pytest.fail("evaluated again"))
-    Workdir(tmp_path / "base").log_evaluation({"scores": [dataclasses.asdict(base([0, 0, 3, 200]))]})
+    monkeypatch.setattr(
+        discovery.subprocess, "run", lambda *args, **kwargs: pytest.fail("evaluated again")
+    )
+    Workdir(tmp_path / "base").log_evaluation(
+        {"scores": [dataclasses.asdict(base([0, 0, 3, 200]))]}
+    )
     Workdir(tmp_path / "run").log_scores(7, trained([1, 0, 1, 1]))
-    arguments = ["--config=configs/quickstart.py", "--base", str(tmp_path / "base"), "--out", str(tmp_path / "out.md")]
+    arguments = [
+        "--config=configs/quickstart.py",
+        "--base",
+        str(tmp_path / "base"),
+        "--out",
+        str(tmp_path / "out.md"),
+    ]
     assert discovery.main([str(tmp_path / "run"), *arguments]) == 0
     assert "50.0 [" in capsys.readouterr().out
     assert (tmp_path / "out.md").read_text().startswith("2 of 4")

@@ -1,4 +1,5 @@
-"""Tests of the explorer's table: what is measured, the trials of a verifier, and going on after an interruption."""
+"""Tests of the explorer's table: what is measured, the trials of a verifier, and going on after an
+interruption."""
 
 import json
 import re
@@ -15,15 +16,23 @@ from tests.evolver.chat_server import ChatServer, answer, said
 @pytest.fixture(scope="module")
 def out(tmp_path_factory):
     out = tmp_path_factory.mktemp("exploring")
-    exploring.main(["--worlds", "travel", "--budget", "4", "--seeds", "0", "--tasks", "16", "--out", str(out)])
+    exploring.main(
+        ["--worlds", "travel", "--budget", "4", "--seeds", "0", "--tasks", "16", "--out", str(out)]
+    )
     return out
 
 
 def test_the_table_has_what_was_measured(out):
     figures = json.loads((out / "travel-0.json").read_text())
-    assert len(figures["tasks"]) == len(figures["agree"]) == sum(figures["difficulty"].values()) == 4
+    assert (
+        len(figures["tasks"]) == len(figures["agree"]) == sum(figures["difficulty"].values()) == 4
+    )
     assert all(figures["agree"]) and not figures["disagreements"] and figures["trials"] >= 5 * 4
-    assert figures["step"] > figures["reset"] > 0 and figures["walks"] > 0 and figures["ended"] == "budget"
+    assert (
+        figures["step"] > figures["reset"] > 0
+        and figures["walks"] > 0
+        and figures["ended"] == "budget"
+    )
     head, _, row, *_ = (out / "exploring.md").read_text().splitlines()
     cells = dict(zip(head.strip("| ").split(" | "), row.strip("| ").split(" | "), strict=True))
     assert cells["world"] == "travel" and cells["tasks"] == "4" and cells["agree"] == "100.0%"
@@ -31,33 +40,64 @@ def test_the_table_has_what_was_measured(out):
 
 
 def test_explorers_and_writers_are_compared_by_what_they_cost(tmp_path, capsys):
-    """A scripted server explores, writes and rewords; some of what it says is used, and all of it is counted."""
+    """A scripted server explores, writes and rewords; some of what it says is used, and all of it
+    is counted."""
 
     def script(body, n):
         last = body["messages"][-1]["content"]
         if "THE RECORD" in last:
             flight = re.search(r"\bF\d\d\b", last.partition("THE RECORD")[2])
-            idea = {"query": f"Which flights are there, the {n}th time?", "confidence": 1.0, "steps": [1]}
+            idea = {
+                "query": f"Which flights are there, the {n}th time?",
+                "confidence": 1.0,
+                "steps": [1],
+            }
             return answer({"tasks": [idea | {"answer": flight[0] if flight else "none"}]})
         if "schema" in str(body.get("response_format")):  # other words
             return answer({"queries": ["Something else.", "Nothing."]})
-        return said(call_text("flights", {"to": "Rome"}) if len(body["messages"]) < 4 else "done", prompt=100)
+        return said(
+            call_text("flights", {"to": "Rome"}) if len(body["messages"]) < 4 else "done",
+            prompt=100,
+        )
 
-    command = ["--worlds", "travel", "--seeds", "0", "--tasks", "16", "--budget", "2", "--out", str(tmp_path)]
+    command = [
+        "--worlds",
+        "travel",
+        "--seeds",
+        "0",
+        "--tasks",
+        "16",
+        "--budget",
+        "2",
+        "--out",
+        str(tmp_path),
+    ]
     by = ["curiosity/plain", "curiosity/model", "llm/plain"]
     options = ['llm={"breadth": 1, "depth": 1, "rounds": 1}']
     with ChatServer(script) as server:
-        exploring.main([*command, "--by", *by, "--options", *options, "--url", server.url, "--model", "tiny"])
+        exploring.main(
+            [*command, "--by", *by, "--options", *options, "--url", server.url, "--model", "tiny"]
+        )
         asked = len(server.requests)
     lines = capsys.readouterr().out.splitlines()
     head = next(n for n, line in enumerate(lines) if "calls per task" in line)
-    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[head : head + 5]]
+    rows = [
+        [cell.strip() for cell in line.strip("|").split("|")] for line in lines[head : head + 5]
+    ]
     plain, model, llm = (dict(zip(rows[0], row, strict=True)) for row in rows[2:])
-    assert [row["world"] for row in (plain, model, llm)] == ["travel", "travel, curiosity/model", "travel, llm/plain"]
+    assert [row["world"] for row in (plain, model, llm)] == [
+        "travel",
+        "travel, curiosity/model",
+        "travel, llm/plain",
+    ]
     assert plain["calls"] == "0" and plain["reworded"] == "-" and plain["tokens per task"] == "0.0"
-    assert model["calls"] == "2" and model["reworded"] == "0" and model["tasks"] == "2"  # no wording was faithful
+    assert (
+        model["calls"] == "2" and model["reworded"] == "0" and model["tasks"] == "2"
+    )  # no wording was faithful
     assert llm["tasks"] == "2" and int(llm["calls"]) == asked - 2 and llm["unanswered"] == "0"
-    assert float(llm["calls per task"]) == int(llm["calls"]) / 2 and float(llm["steps per task"]) > 1
+    assert (
+        float(llm["calls per task"]) == int(llm["calls"]) / 2 and float(llm["steps per task"]) > 1
+    )
 
 
 def test_a_server_is_needed_for_what_asks_one(capsys):
@@ -67,7 +107,20 @@ def test_a_server_is_needed_for_what_asks_one(capsys):
 
 
 def test_a_measurement_ends_after_its_steps(tmp_path):
-    exploring.main(["--worlds", "travel", "--budget", "50", "--seeds", "0", "--steps", "300", "--out", str(tmp_path)])
+    exploring.main(
+        [
+            "--worlds",
+            "travel",
+            "--budget",
+            "50",
+            "--seeds",
+            "0",
+            "--steps",
+            "300",
+            "--out",
+            str(tmp_path),
+        ]
+    )
     figures = json.loads((tmp_path / "travel-0.json").read_text())
     assert figures["ended"] == "out of steps" and figures["step"] == 300
 
@@ -77,29 +130,69 @@ def test_what_was_measured_is_not_measured_again(out, monkeypatch, capsys):
     command = ["--worlds", "travel", "--seeds", "0", "--tasks", "16", "--out", str(out)]
     exploring.main([*command, "--budget", "4"])
     assert "| travel | 1 | 4 |" in capsys.readouterr().out
-    with pytest.raises(pytest.fail.Exception, match="measured again"):  # another budget is another measurement
+    with pytest.raises(
+        pytest.fail.Exception, match="measured again"
+    ):  # another budget is another measurement
         exploring.main([*command, "--budget", "5"])
 
 
 def test_the_explorer_of_travel_gets_no_help():
     world = exploring.Unaided()
-    assert not hasattr(world, "difference") and not hasattr(world, "describe") and world.profile() == {}
+    assert (
+        not hasattr(world, "difference")
+        and not hasattr(world, "describe")
+        and world.profile() == {}
+    )
 
 
 def test_a_measurement_that_takes_too_long_ends_with_what_it_has(tmp_path):
-    exploring.main(["--worlds", "travel", "--budget", "50", "--seeds", "0", "--minutes", "0", "--out", str(tmp_path)])
+    exploring.main(
+        [
+            "--worlds",
+            "travel",
+            "--budget",
+            "50",
+            "--seeds",
+            "0",
+            "--minutes",
+            "0",
+            "--out",
+            str(tmp_path),
+        ]
+    )
     figures = json.loads((tmp_path / "travel-0.json").read_text())
-    assert figures["ended"] == "out of time" and figures["tasks"] == [] and figures["similarity"] == 0.0
+    assert (
+        figures["ended"] == "out of time"
+        and figures["tasks"] == []
+        and figures["similarity"] == 0.0
+    )
     assert "out of time" in (tmp_path / "exploring.md").read_text()
 
 
 def test_a_verifier_that_checks_too_little_disagrees_with_the_world():
     world = exploring.Unaided()
     start = next(task for task in world.tasks("train") if task.verifier["state"])
-    verifier = {"start": start.verifier, "probes": [], "ids": [], "known": [], "mask": [], "code": False}
+    verifier = {
+        "start": start.verifier,
+        "probes": [],
+        "ids": [],
+        "known": [],
+        "mask": [],
+        "code": False,
+    }
     verifier["answer"] = {"value": "x", "others": []}
     reference = [*start.reference[:-1], "x"]
-    task = Task("syn/1", "travel", "?", "train", "synthetic", start.seed, reference, verifier, meta={"source": "a"})
+    task = Task(
+        "syn/1",
+        "travel",
+        "?",
+        "train",
+        "synthetic",
+        start.seed,
+        reference,
+        verifier,
+        meta={"source": "a"},
+    )
     made = exploring.trials(task, [task], exploring.random.Random(0))
     assert all(parse(actions[-1]).calls == [] for actions in made) and [exploring.CLOSING] in made
     figures = exploring.agreement(world, [task], exploring.random.Random(0))
@@ -111,7 +204,11 @@ def test_a_verifier_that_demands_too_much_is_sound_and_disagrees(monkeypatch):
     monkeypatch.setitem(exploring.STATES, "travel", (lambda world: None, lambda world, state: True))
     world = exploring.Unaided()
     start = next(task for task in world.tasks("train") if task.verifier["state"])
-    verifier = {"start": start.verifier, "probes": [{"tool": "flights", "action": "x", "digest": "y"}], "code": False}
+    verifier = {
+        "start": start.verifier,
+        "probes": [{"tool": "flights", "action": "x", "digest": "y"}],
+        "code": False,
+    }
     verifier |= {"ids": [], "known": [], "mask": [], "answer": None}
     task = Task("syn/1", "travel", "?", "train", "synthetic", start.seed, start.reference, verifier)
     task.meta["source"] = "a"
@@ -120,7 +217,9 @@ def test_a_verifier_that_demands_too_much_is_sound_and_disagrees(monkeypatch):
 
 
 def test_what_the_world_itself_cannot_compare_does_not_count(monkeypatch):
-    monkeypatch.setitem(exploring.STATES, "travel", (lambda world: None, lambda world, state: False))
+    monkeypatch.setitem(
+        exploring.STATES, "travel", (lambda world: None, lambda world, state: False)
+    )
     world = exploring.Unaided()
     task = world.tasks("train")[0]
     figures = exploring.agreement(world, [task], exploring.random.Random(0))
@@ -148,7 +247,13 @@ def test_wrong_arguments_are_listed_together_before_anything_starts(tmp_path, ca
         exploring.main([*command, "--options", 'curiosity={"dept": 3}', "llm=[]"])
     said = capsys.readouterr().err
     assert ended.value.code == 2 and not (tmp_path / "o").exists()
-    for part in ("rules='x'", "there is no world 'mars'", "--kwargs bfcl", "'dept' (did you mean depth?)", "llm=[]"):
+    for part in (
+        "rules='x'",
+        "there is no world 'mars'",
+        "--kwargs bfcl",
+        "'dept' (did you mean depth?)",
+        "llm=[]",
+    ):
         assert part in said, part
 
 
@@ -161,7 +266,21 @@ class Broken(Travel):
 
 def test_a_world_that_fails_stops_no_other(tmp_path):
     broken = f"{__name__}:Broken"
-    command = ["--worlds", broken, "travel", "--budget", "2", "--tasks", "16", "--seeds", "0", "--out", str(tmp_path)]
+    command = [
+        "--worlds",
+        broken,
+        "travel",
+        "--budget",
+        "2",
+        "--tasks",
+        "16",
+        "--seeds",
+        "0",
+        "--out",
+        str(tmp_path),
+    ]
     assert exploring.main(command) == 1
     table = (tmp_path / "exploring.md").read_text()
-    assert f"{broken}, seed 0: failed: the server is down" in table and "| travel | 1 | 2 |" in table
+    assert (
+        f"{broken}, seed 0: failed: the server is down" in table and "| travel | 1 | 2 |" in table
+    )

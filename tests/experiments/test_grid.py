@@ -1,4 +1,5 @@
-"""A grid: every run once, whatever interrupts it; failures stop no other run; one table and one figure of all."""
+"""A grid: every run once, whatever interrupts it; failures stop no other run; one table and one
+figure of all."""
 
 import csv
 import json
@@ -45,12 +46,19 @@ def until(condition, seconds: float = 60.0) -> None:
 
 
 def test_every_combination_is_a_run_of_its_own_and_seeds_vary_slowest():
-    runs = product("c.py", rows=["q", "all"], sets={"optim.lr": [1, 2], "loss.args.clip": [3]}, seeds=[0, 1])
+    runs = product(
+        "c.py", rows=["q", "all"], sets={"optim.lr": [1, 2], "loss.args.clip": [3]}, seeds=[0, 1]
+    )
     assert len({run.name for run in runs}) == len(runs) == 8
     assert [run.seed for run in runs] == [0] * 4 + [1] * 4
     assert runs[1].row == "q,lr=2,clip=3" and runs[1].config == "c.py:q"
     words = runs[1].command(Path("grid"))
-    assert {"--config=c.py:q", "--workdir=grid/q,lr=2,clip=3-0", "--config.optim.lr=2", "--config.seed=0"} <= set(words)
+    assert {
+        "--config=c.py:q",
+        "--workdir=grid/q,lr=2,clip=3-0",
+        "--config.optim.lr=2",
+        "--config.seed=0",
+    } <= set(words)
     clashing = product("c.py", sets={"optim.eps": [1], "advantage.args.eps": [2]})
     assert clashing[0].row == "optim.eps=1,advantage.args.eps=2"
 
@@ -71,9 +79,16 @@ def test_what_failed_is_marked_and_stops_no_other(tmp_path):
         counted("ok", after=("good-0",)),
     ]
     states = execute(runs, tmp_path, jobs=2, say=lambda _: None)
-    assert states == {"bad-0": "exit code 3", "good-0": "done", "child-0": "waits for bad-0", "ok-0": "done"}
+    assert states == {
+        "bad-0": "exit code 3",
+        "good-0": "done",
+        "child-0": "waits for bad-0",
+        "ok-0": "done",
+    }
     rows = {row.name: row for row in grid.gather(runs, tmp_path)}
-    assert rows["bad"].notes == ["seed 0 failed (exit code 3)"] and rows["child"].notes == ["seed 0 was not run"]
+    assert rows["bad"].notes == ["seed 0 failed (exit code 3)"] and rows["child"].notes == [
+        "seed 0 was not run"
+    ]
     assert not rows["good"].notes
 
 
@@ -83,7 +98,11 @@ def test_finished_runs_are_kept_and_changed_ones_run_again(tmp_path):
         assert set(execute(runs, tmp_path, say=lambda _: None).values()) == {"done"}
     assert starts(tmp_path, "a-0") == starts(tmp_path, "b-0") == 1
     execute([counted("a"), counted("b", steps=5)], tmp_path, say=lambda _: None)
-    assert starts(tmp_path, "a-0") == 1 and starts(tmp_path, "b-0") == 2 and steps(tmp_path, "b-0") == 5
+    assert (
+        starts(tmp_path, "a-0") == 1
+        and starts(tmp_path, "b-0") == 2
+        and steps(tmp_path, "b-0") == 5
+    )
 
 
 def test_the_record_alone_goes_on_elsewhere_and_repeats_only_what_an_unfinished_run_needs(tmp_path):
@@ -94,7 +113,11 @@ def test_the_record_alone_goes_on_elsewhere_and_repeats_only_what_an_unfinished_
     shutil.copy(here / "grid.jsonl", there)
     assert str(tmp_path) not in (there / "grid.jsonl").read_text()
     assert set(execute(runs, there, say=lambda _: None).values()) == {"done"}
-    assert not (there / "a-0").exists() and [row.notes for row in grid.gather(runs, there)] == [[], [], []]
+    assert not (there / "a-0").exists() and [row.notes for row in grid.gather(runs, there)] == [
+        [],
+        [],
+        [],
+    ]
     more = [*runs, counted("late", after=("b-0",))]
     assert set(execute(more, there, say=lambda _: None).values()) == {"done"}
     assert [starts(there, name) for name in ("a-0", "b-0", "c-0", "late-0")] == [1, 1, 0, 1]
@@ -116,24 +139,34 @@ def test_a_repetition_that_is_killed_does_not_look_finished(tmp_path):
     grid.Execution(runs, tmp_path, say=lambda _: None)._find_finished()  # and the process ends here
     (tmp_path / "a-0").mkdir()
     assert grid.gather(runs[:1], tmp_path)[0].notes == ["seed 0 is unfinished"]
-    assert set(execute(runs, tmp_path, say=lambda _: None).values()) == {"done"} and starts(tmp_path, "a-0") == 1
+    assert (
+        set(execute(runs, tmp_path, say=lambda _: None).values()) == {"done"}
+        and starts(tmp_path, "a-0") == 1
+    )
 
 
 def test_runs_share_what_they_compile_unless_another_directory_is_given(tmp_path, monkeypatch):
     monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
     monkeypatch.setenv("JAX_COMPILATION_CACHE_MAX_SIZE", "-1")  # would leave out the times of use
     environ = grid.Execution([], tmp_path).environ
-    assert environ["JAX_COMPILATION_CACHE_DIR"].startswith(f"{tmp_path}/") and environ.items() >= grid.COMPILED.items()
+    assert (
+        environ["JAX_COMPILATION_CACHE_DIR"].startswith(f"{tmp_path}/")
+        and environ.items() >= grid.COMPILED.items()
+    )
     monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", "/elsewhere")
     assert grid.Execution([], tmp_path).environ == dict(os.environ)
 
 
-def test_a_run_killed_while_it_wrote_a_program_does_not_stop_the_others_from_sharing(tmp_path, monkeypatch):
+def test_a_run_killed_while_it_wrote_a_program_does_not_stop_the_others_from_sharing(
+    tmp_path, monkeypatch
+):
     monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
     compiled = Path(grid.Execution([], tmp_path).environ["JAX_COMPILATION_CACHE_DIR"])
     cache = LRUCache(str(compiled), max_size=1 << 20)
     cache.put("whole", b"program")
-    (compiled / "cut-cache").write_bytes(b"prog")  # and the process is killed before it writes cut-atime
+    (compiled / "cut-cache").write_bytes(
+        b"prog"
+    )  # and the process is killed before it writes cut-atime
     with pytest.raises(FileNotFoundError):
         cache.put("next", b"program")
     execute([counted("a")], tmp_path, say=lambda _: None)
@@ -157,7 +190,9 @@ def start_grid(folder: Path, go: Path) -> subprocess.Popen:
         f"runs = [counted(row, wait={str(go)!r}) for row in 'abc']\n"
         f"states = execute(runs, {str(folder)!r}, jobs=2)\nprint(states)\nsys.exit(set(states.values()) != {{'done'}})"
     )
-    return subprocess.Popen([sys.executable, "-c", script], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    return subprocess.Popen(
+        [sys.executable, "-c", script], cwd=ROOT, stdout=subprocess.PIPE, text=True
+    )
 
 
 def test_a_killed_grid_waits_for_the_runs_it_left_behind_and_repeats_none(tmp_path):
@@ -208,7 +243,13 @@ def test_problems_are_found_before_anything_starts_each_once(tmp_path, capsys):
 def finished(tmp_path_factory):
     folder = tmp_path_factory.mktemp("grid")
     config = config_file(folder, tiny_policy(folder / "policy"))
-    words = [f"--config={config}", f"--workdir={folder / 'runs'}", "--set", "optim.lr=1e-2,1e-4", "--jobs=2"]
+    words = [
+        f"--config={config}",
+        f"--workdir={folder / 'runs'}",
+        "--set",
+        "optim.lr=1e-2,1e-4",
+        "--jobs=2",
+    ]
     flags = ["--config.steps=1", "--config.eval.every=1", "--config.eval.greedy=False"]
     assert grid.main([*words, "--", *flags]) == 0
     return folder
@@ -221,10 +262,18 @@ def test_a_grid_of_real_runs_ends_in_a_table_and_a_figure(finished):
     rows = list(csv.reader((folder / "grid.csv").open()))
     assert [row[0] for row in rows] == ["", "lr=1e-2", "lr=1e-4"]
     for line in rows[1:]:
-        metrics = [json.loads(text) for text in (folder / f"{line[0]}-0/metrics.jsonl").read_text().splitlines()]
+        metrics = [
+            json.loads(text)
+            for text in (folder / f"{line[0]}-0/metrics.jsonl").read_text().splitlines()
+        ]
         assert line[1] == f"{100 * metrics[-1]['eval/avg@2']:.1f}"
-    assert (folder / "grid.png").read_bytes().startswith(b"\x89PNG") and b"<svg" in (folder / "grid.svg").read_bytes()
-    assert json.loads((folder / "lr=1e-2-0/config.json").read_text())["config"]["log"]["group"] == "runs"
+    assert (folder / "grid.png").read_bytes().startswith(b"\x89PNG") and b"<svg" in (
+        folder / "grid.svg"
+    ).read_bytes()
+    assert (
+        json.loads((folder / "lr=1e-2-0/config.json").read_text())["config"]["log"]["group"]
+        == "runs"
+    )
 
 
 def test_an_evaluation_may_follow_a_run_and_is_gathered_with_its_tasks(finished):
@@ -234,14 +283,18 @@ def test_an_evaluation_may_follow_a_run_and_is_gathered_with_its_tasks(finished)
     assert execute(runs, folder, say=lambda _: None) == {"again-0": "done"}
     (row,) = grid.gather(runs, folder)
     scores = row.curves[0][0]
-    assert np.shape(scores.success_NR) == (3, 4) and scores.tasks == collect_tasks(folder / "lr=1e-2-0")
+    assert np.shape(scores.success_NR) == (3, 4) and scores.tasks == collect_tasks(
+        folder / "lr=1e-2-0"
+    )
 
 
 def collect_tasks(folder: Path) -> list[str]:
     return compare.collect(folder)[1].tasks
 
 
-def row(name: str, *runs: list[list[int]], tasks: tuple[str, ...] = ("a", "b"), notes=()) -> compare.Row:
+def row(
+    name: str, *runs: list[list[int]], tasks: tuple[str, ...] = ("a", "b"), notes=()
+) -> compare.Row:
     curves = {seed: {0: Scores(list(tasks), [1, 2], run, run)} for seed, run in enumerate(runs)}
     return compare.Row(name, curves, list(notes))
 
@@ -259,20 +312,36 @@ def test_differences_are_paired_by_seed_and_task_and_missing_runs_leave_gaps():
     others = row("other", [[1, 1], [1, 1]], tasks=("a", "c"))
     assert compare.difference(rows[0], others) is None
     text = compare.markdown([["", "x"], ["a|b", "1"], ["c", ""]])
-    assert text.splitlines() == ["|      |   x |", "|------|----:|", "| a\\|b |   1 |", "| c    |     |"]
+    assert text.splitlines() == [
+        "|      |   x |",
+        "|------|----:|",
+        "| a\\|b |   1 |",
+        "| c    |     |",
+    ]
 
 
 def test_no_interval_reaches_what_cannot_be():
     high = compare.estimate({0: np.array([1.0, 1.0, 0.8]), 1: np.array([1.0, 1.0, 1.0])})
     assert high.mean < high.high == 100.0
-    fall = compare.paired({0: np.ones(3), 1: np.ones(3)}, {0: np.zeros(3), 1: np.array([0.0, 0.1, 0.0])})
-    assert fall.low == -100.0 < fall.mean and fall.runs == 2 and compare.paired({0: np.ones(3)}, {}) is None
+    fall = compare.paired(
+        {0: np.ones(3), 1: np.ones(3)}, {0: np.zeros(3), 1: np.array([0.0, 0.1, 0.0])}
+    )
+    assert (
+        fall.low == -100.0 < fall.mean
+        and fall.runs == 2
+        and compare.paired({0: np.ones(3)}, {}) is None
+    )
 
 
 def test_the_interval_over_seeds_covers_new_tasks_and_new_seeds():
     rng, inside = np.random.default_rng(0), 0
     for trial in range(200):
-        value_SN = 0.5 + 0.1 * rng.normal(size=(6, 1)) + 0.3 * rng.normal(size=(1, 40)) + 0.2 * rng.normal(size=(6, 40))
+        value_SN = (
+            0.5
+            + 0.1 * rng.normal(size=(6, 1))
+            + 0.3 * rng.normal(size=(1, 40))
+            + 0.2 * rng.normal(size=(6, 40))
+        )
         low, high = interval_over_seeds(value_SN, draws=400, seed=trial)
         inside += low <= 0.5 <= high
     assert 0.86 <= inside / 200 <= 0.99  # nominally 0.95; tasks alone would give 0.74
@@ -283,7 +352,9 @@ def test_the_interval_over_seeds_covers_new_tasks_and_new_seeds():
 
 def test_the_figure_of_a_row_alone_shows_its_curve(tmp_path, monkeypatch):
     drawn = []
-    monkeypatch.setattr(compare, "save", lambda figure, path: drawn.append([a.get_xlabel() for a in figure.axes]))
+    monkeypatch.setattr(
+        compare, "save", lambda figure, path: drawn.append([a.get_xlabel() for a in figure.axes])
+    )
     rows = [row("a", [[0, 1], [1, 1]]), row("b", [[1, 1], [1, 0]])]
     compare.draw(rows[:1], tmp_path / "one")
     compare.draw(rows, tmp_path / "two")

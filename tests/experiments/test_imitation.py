@@ -1,4 +1,5 @@
-"""Imitation: mistakes in its configs, the demonstrations of a batch, the weights that Muon updates, and a small run."""
+"""Imitation: mistakes in its configs, the demonstrations of a batch, the weights that Muon updates,
+and a small run."""
 
 import ast
 import importlib
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 
 from configs import imitation
-from evolver import plugs
+from evolver.config import plugs
 from experiments.imitation import demonstrations
 from experiments.imitation.__main__ import main, problems
 from experiments.imitation.imitate import batches, make_optimizer, random_pairs, samples_of, shares
@@ -54,21 +55,30 @@ def tiny(tmp_path, monkeypatch):
 def config_of(**values):
     config = imitation.get_config()
     config.steps, config.demonstrations = 40, 8
-    config.update_from_flattened_dict({key.replace("__", "."): value for key, value in values.items()})
+    config.update_from_flattened_dict(
+        {key.replace("__", "."): value for key, value in values.items()}
+    )
     return config
 
 
-# --- from a checkpoint ------------------------------------------------------------------------------------------------
+# --- from a checkpoint ----------------------------------------------------------------------------
 
 
 def test_a_checkpoint_imitates_with_its_own_tokenizer(tiny, tmp_path):
     policy = tiny_policy(tmp_path / "start")
-    assert main([*tiny, f"--config.model.path={policy}", "--config.lr=1e-3", "--config.vocab=10"]) == 0
+    assert (
+        main([*tiny, f"--config.model.path={policy}", "--config.lr=1e-3", "--config.vocab=10"]) == 0
+    )
     shape, params = hf.load(tmp_path / "run" / "policy")
     before, started = hf.load(policy)
     assert shape == before
-    assert (tmp_path / "run/policy/tokenizer.json").read_text() == (policy / "tokenizer.json").read_text()
-    moved = max(float(np.abs(a - b).max()) for a, b in zip(jax.tree.leaves(params), jax.tree.leaves(started)))
+    assert (tmp_path / "run/policy/tokenizer.json").read_text() == (
+        policy / "tokenizer.json"
+    ).read_text()
+    moved = max(
+        float(np.abs(a - b).max())
+        for a, b in zip(jax.tree.leaves(params), jax.tree.leaves(started))
+    )
     assert 1e-4 < moved < 4e-3, "three updates of Adam, not random weights"
     assert f"trained from {policy} by" in (tmp_path / "run/policy/README.md").read_text()
 
@@ -79,11 +89,19 @@ def test_a_policy_is_made_once(capsys, tiny, tmp_path):
     weights, card = tmp_path / "run/policy/model.safetensors", tmp_path / "run/policy/README.md"
     first = weights.read_bytes()
     weights.write_bytes(b"")
-    assert main(tiny) == 0 and weights.read_bytes() == b"" and "already made" in capsys.readouterr().out
+    assert (
+        main(tiny) == 0
+        and weights.read_bytes() == b""
+        and "already made" in capsys.readouterr().out
+    )
     record = json.loads((tmp_path / "run/config.imitation.json").read_text())
     del record["config"]["pairs"]  # a key that is newer than the policy
     (tmp_path / "run/config.imitation.json").write_text(json.dumps(record))
-    assert main(tiny) == 0 and weights.read_bytes() == b"" and "already made" in capsys.readouterr().out
+    assert (
+        main(tiny) == 0
+        and weights.read_bytes() == b""
+        and "already made" in capsys.readouterr().out
+    )
     card.unlink()
     assert main(tiny) == 0 and weights.read_bytes() == first
     assert main([*tiny, "--config.seed=1"]) == 2 and "is not empty" in capsys.readouterr().err
@@ -94,7 +112,7 @@ def test_a_checkpoint_that_cannot_be_read_is_a_problem(capsys, tiny):
     assert "config.model.path=nowhere: there is no such directory" in capsys.readouterr().err
 
 
-# --- mistakes in a config --------------------------------------------------------------------------------------------
+# --- mistakes in a config -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -110,12 +128,18 @@ def test_a_checkpoint_that_cannot_be_read_is_a_problem(capsys, tiny):
         ({"schedule": "cosin"}, "config.schedule must be one of constant, cosine, linear"),
         ({"vocab": 10}, "config.vocab=10 is too small"),
         ({"steps": 6, "warmup": 20}, "config.warmup=20 updates is not shorter than the run"),
-        ({"env__name": "appworld"}, "appworld has no demonstrations to imitate; bfcl, home, travel have"),
+        (
+            {"env__name": "appworld"},
+            "appworld has no demonstrations to imitate; bfcl, home, travel have",
+        ),
         ({"env__name": "tests.tiny:Parity"}, "has no demonstrations"),
         ({"env__args": {"n_trian": 3}}, "n_trian"),
         ({"template__name": "slding_window"}, "Did you mean sliding_window?"),
         ({"template__name": "sliding_window"}, "`limit` must say how long a prompt may be"),
-        ({"template__name": "self_managing", "template__args": {"limit": 9}}, "asks a model during an episode"),
+        (
+            {"template__name": "self_managing", "template__args": {"limit": 9}},
+            "asks a model during an episode",
+        ),
         ({"template__name": "summarised_window"}, "asks a model during an episode"),
     ],
 )
@@ -125,13 +149,26 @@ def test_each_mistake_is_named_once(tmp_path, values, words):
 
 
 def test_all_mistakes_are_reported_together(capsys, tiny, tmp_path):
-    wrong = {"care": 5, "rows": 0, "vocab": 10, "warmup": 20, "lora.rank": 4, "stepz": 1, "steps": "many"}
+    wrong = {
+        "care": 5,
+        "rows": 0,
+        "vocab": 10,
+        "warmup": 20,
+        "lora.rank": 4,
+        "stepz": 1,
+        "steps": "many",
+    }
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "policy").touch()
-    assert main([*tiny, *(f"--config.{key}={value}" for key, value in wrong.items()), "--mode=eval"]) == 2
+    assert (
+        main([*tiny, *(f"--config.{key}={value}" for key, value in wrong.items()), "--mode=eval"])
+        == 2
+    )
     err = capsys.readouterr().err
     assert "9 problems; nothing was started" in err and all(key in err for key in wrong)
-    assert "Did you mean steps?" in err and "is not empty" in err and "imitation has no modes" in err
+    assert (
+        "Did you mean steps?" in err and "is not empty" in err and "imitation has no modes" in err
+    )
 
 
 def test_a_config_of_run_py_is_recognised(capsys):
@@ -140,7 +177,9 @@ def test_a_config_of_run_py_is_recognised(capsys):
     assert "1 problem; nothing was started" in err and "not a config of imitation" in err
 
 
-@pytest.mark.parametrize("name", ["base_policy", "bfcl_tiny_base", "home_base", "pretrained_base", "window_base"])
+@pytest.mark.parametrize(
+    "name", ["base_policy", "bfcl_tiny_base", "home_base", "pretrained_base", "window_base"]
+)
 def test_the_configs_that_imitate_are_sound(tmp_path, name):
     if name == "bfcl_tiny_base":
         pytest.importorskip("bfcl_eval")
@@ -171,7 +210,10 @@ def test_every_key_is_documented_and_read():
     folder = Path(demonstrations.__file__).parent
     sources = [path.read_text() for path in folder.glob("*.py")]
     read = {
-        ast.unparse(node) for text in sources for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Attribute)
+        ast.unparse(node)
+        for text in sources
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.Attribute)
     }
     lines = Path(imitation.__file__).read_text().splitlines()
     for name in imitation.keys().rules:
@@ -189,7 +231,9 @@ def test_the_least_vocabulary_is_the_tokenizers(tmp_path):
         train_bpe(["a"], least - 1, extra)
 
 
-def test_half_of_the_demonstrations_are_worded_by_the_tools_unless_the_config_says_otherwise(tmp_path):
+def test_half_of_the_demonstrations_are_worded_by_the_tools_unless_the_config_says_otherwise(
+    tmp_path,
+):
     config = config_of()
     config.env.args.plain = 2
     (problem,) = problems(config, f"{tmp_path}/run")
@@ -202,18 +246,24 @@ def test_half_of_the_demonstrations_are_worded_by_the_tools_unless_the_config_sa
     assert 0.3 < shares[0] < 0.7 and shares[1:] == [1.0, 0.0]
 
 
-# --- solutions of explored tasks -------------------------------------------------------------------------------------
+# --- solutions of explored tasks ------------------------------------------------------------------
 
 
 @pytest.fixture
 def explored(tmp_path):
-    """Return a pattern of files with two solved tasks of the toy library, one of them asking for an answer."""
+    """Return a pattern of files with two solved tasks of the toy library, one of them asking for an
+    answer."""
     solved = [
-        (task("Lend Solaris.", lent=["B15"]), [toy.call("shelf", "green"), toy.call("lend", "B15"), "done"]),
+        (
+            task("Lend Solaris.", lent=["B15"]),
+            [toy.call("shelf", "green"), toy.call("lend", "B15"), "done"],
+        ),
         (task("Which book is blue?", answer="Kim"), [toy.call("shelf", "blue"), "Kim"]),
     ]
     for n, (one, actions) in enumerate(solved):
-        line = replace(one, origin="synthetic", reference=actions, env="tests.evolver.toy:Library").to_dict()
+        line = replace(
+            one, origin="synthetic", reference=actions, env="tests.evolver.toy:Library"
+        ).to_dict()
         (tmp_path / f"tasks-{n}.jsonl").write_text(json.dumps(line) + "\n")
     return str(tmp_path / "tasks-*.jsonl")
 
@@ -227,14 +277,18 @@ def test_solutions_of_explored_tasks_are_demonstrated_in_any_world(explored, tmp
     slips = demonstrations.make("tests.evolver.toy:Library", 60, 0, explored, care=0.0, hint=0.0)
     assert 0.1 < np.mean([episode["success"] for episode in slips]) < 0.9
     for episode in slips:  # an answer that was not looked up is not given
-        looked = any("blue" in m["content"] for m in episode["messages"] if m["role"] == "assistant")
+        looked = any(
+            "blue" in m["content"] for m in episode["messages"] if m["role"] == "assistant"
+        )
         assert looked or episode["messages"][-1]["content"] != "Kim"
 
 
 def test_half_of_the_demonstrations_are_a_worlds_own(explored):
     own = demonstrations.make("travel", 4, 0, care=1.0, hint=0.0)
     assert (
-        demonstrations._Demonstrate("travel", explored, {"care": 1.0, "hint": 0.0})(seed_of(0, "demonstration", 2))
+        demonstrations._Demonstrate("travel", explored, {"care": 1.0, "hint": 0.0})(
+            seed_of(0, "demonstration", 2)
+        )
         == own[2]
     )
 
@@ -245,7 +299,7 @@ def test_files_without_solved_tasks_are_a_problem(tmp_path):
     assert "has no task that tool calls solve" in problem and "--mode=explore" in problem
 
 
-# --- a small run -----------------------------------------------------------------------------------------------------
+# --- a small run ----------------------------------------------------------------------------------
 
 
 def test_a_few_updates_without_clipping_write_a_policy(capsys, tiny, tmp_path):
@@ -254,21 +308,29 @@ def test_a_few_updates_without_clipping_write_a_policy(capsys, tiny, tmp_path):
     assert "2 x 6 demonstrations" in out and "imitate 3/3" in out
     shape, params = hf.load(tmp_path / "run" / "policy")
     before = qwen.init(shape, seed_of(0, "init") % 2**31)
-    moved = jax.tree.map(lambda a, b: float(np.abs(np.asarray(a) - np.asarray(b)).max()), params, before)
+    moved = jax.tree.map(
+        lambda a, b: float(np.abs(np.asarray(a) - np.asarray(b)).max()), params, before
+    )
     assert shape.layers == 1 and all(0 < size < math.inf for size in jax.tree.leaves(moved))
     card = (tmp_path / "run" / "policy" / "README.md").read_text()
     assert "6 careless ones" in card
-    assert f"    python -m experiments.imitation --config={tmp_path}/tiny.py --config.clip=0\n" in card
+    assert (
+        f"    python -m experiments.imitation --config={tmp_path}/tiny.py --config.clip=0\n" in card
+    )
 
 
 def test_demonstrations_longer_than_a_row_end_the_run_with_a_message(capsys, tiny):
     assert main([*tiny, "--config.row=16"]) == 1
     err = capsys.readouterr().err
-    assert "none of 6 demonstrations fits config.row=16: the shortest sample has" in err and "Traceback" not in err
+    assert (
+        "none of 6 demonstrations fits config.row=16: the shortest sample has" in err
+        and "Traceback" not in err
+    )
 
 
 def test_a_clip_of_0_is_none():
-    """Only Adam's moments show what was clipped: its updates do not depend on the size of a gradient."""
+    """Only Adam's moments show what was clipped: its updates do not depend on the size of a
+    gradient."""
     grads = {"norm": np.full(4, 1e3, np.float32)}
 
     def moments(clip: float) -> list[np.ndarray]:
@@ -281,19 +343,27 @@ def test_a_clip_of_0_is_none():
     assert not all(np.array_equal(a, b) for a, b in zip(unclipped, near, strict=True))
 
 
-@pytest.mark.parametrize("careful,expected", [(1.0, [0, 0, 0, 0]), (0.5, [0, 0, 1, 1]), (0.0, [0.5, 1, 1, 1])])
+@pytest.mark.parametrize(
+    "careful,expected", [(1.0, [0, 0, 0, 0]), (0.5, [0, 0, 1, 1]), (0.0, [0.5, 1, 1, 1])]
+)
 def test_the_share_of_careless_demonstrations_grows_after_the_careful_ones(careful, expected):
     assert list(itertools.islice(shares(careful, 4), 4)) == expected
 
 
-# --- batches and updates ---------------------------------------------------------------------------------------------
+# --- batches and updates --------------------------------------------------------------------------
 
 
 def samples(token: int, n: int) -> list[Sample]:
     return [Sample(np.full(8, token), np.arange(8) > 0) for _ in range(n)]
 
 
-SAID = [("user", "Go on."), ("assistant", "One."), ("tool", "more"), ("assistant", "Two."), ("tool", "end")]
+SAID = [
+    ("user", "Go on."),
+    ("assistant", "One."),
+    ("tool", "more"),
+    ("assistant", "Two."),
+    ("tool", "end"),
+]
 
 
 def imitated(contents, name: str = "causal", row: int = 512, **args):
@@ -321,7 +391,11 @@ def test_a_template_makes_the_prompts_of_demonstrations_as_those_of_an_episode()
     texts = [tokenizer.decode(sample.tokens.tolist()) for sample in made]
     trained = [tokenizer.decode(sample.tokens[sample.mask].tolist()) for sample in made]
     assert len(made) > 1 and "".join(trained) == tokenizer.decode(whole.tokens[whole.mask].tolist())
-    assert "earlier turns are not shown" in texts[-1] and "aaa" not in texts[-1] and max(map(len, made)) < len(whole)
+    assert (
+        "earlier turns are not shown" in texts[-1]
+        and "aaa" not in texts[-1]
+        and max(map(len, made)) < len(whole)
+    )
 
 
 def test_a_batch_holds_the_given_share_of_careless_samples():
@@ -344,13 +418,18 @@ def test_what_follows_a_token_can_be_found_in_a_list_of_random_pairs_and_alone_t
         assert len(follows) == half // 2  # no token is ambiguous
         places = np.flatnonzero(sample.mask)
         assert list(places) == list(range(half + 1, 2 * half, 2))
-        assert all(follows[int(sample.tokens[place - 1])] == sample.tokens[place] for place in places)
+        assert all(
+            follows[int(sample.tokens[place - 1])] == sample.tokens[place] for place in places
+        )
 
 
 def test_pairs_are_mixed_in_as_long_as_there_are_no_slips():
     careful = [Sample(np.arange(n, n + 8), np.arange(8) > 0) for n in range(5)]
     without, mixed = (
-        [int(packed.mask_RT.sum()) for packed in batches(careful, samples(2, 7), (0.0, 0.5), 4, 32, 0, pairs=share)]
+        [
+            int(packed.mask_RT.sum())
+            for packed in batches(careful, samples(2, 7), (0.0, 0.5), 4, 32, 0, pairs=share)
+        ]
         for share in (0.0, 0.5)
     )
     assert mixed[0] < without[0] and mixed[1] == without[1]  # fewer tokens train in a list of pairs
@@ -360,15 +439,24 @@ def test_muon_moves_every_direction_of_a_matrix_alike_and_adam_the_rest():
     config = qwen.Config(32, 16, 2, 4, 2, 4, 24)
     rng = np.random.default_rng(0)
     params, grads = (
-        jax.tree.map(lambda w: rng.normal(size=w.shape).astype(np.float32), qwen.shapes(config)) for _ in range(2)
+        jax.tree.map(lambda w: rng.normal(size=w.shape).astype(np.float32), qwen.shapes(config))
+        for _ in range(2)
     )
     tx = optim.muon(lr=1.0, adam_lr=0.1, clip=0)
-    updates, _ = jax.jit(lambda grads, params: tx.update(grads, tx.init(params), params))(grads, params)
+    updates, _ = jax.jit(lambda grads, params: tx.update(grads, tx.init(params), params))(
+        grads, params
+    )
     for name, (inputs, outputs) in optim.MATRICES.items():
         step = np.asarray(updates["layers"][name])
         rows = np.prod([step.shape[axis] for axis in inputs])
         for matrix in step.reshape(step.shape[0], rows, -1):
             sizes = np.linalg.svd(matrix, compute_uv=False)
-            assert len(inputs) + len(outputs) == step.ndim - 1 and 0.6 < np.median(sizes) <= sizes.max() < 1.4, name
-    for step in (updates["embed"], updates["layers"]["q_bias"]):  # Adam's first one: by sign, whatever the size
+            assert (
+                len(inputs) + len(outputs) == step.ndim - 1
+                and 0.6 < np.median(sizes) <= sizes.max() < 1.4
+            ), name
+    for step in (
+        updates["embed"],
+        updates["layers"]["q_bias"],
+    ):  # Adam's first one: by sign, whatever the size
         np.testing.assert_allclose(np.abs(step), np.abs(step).max(), rtol=1e-3)

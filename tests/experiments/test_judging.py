@@ -18,7 +18,9 @@ class Lenient(TurnJudge):
     """Calls every turn GOOD, but abstains on the first one of each episode."""
 
     def label(self, trajectories):
-        return [[Label(ABSTAIN if n == 0 else GOOD) for n in range(len(t.turns))] for t in trajectories]
+        return [
+            [Label(ABSTAIN if n == 0 else GOOD) for n in range(len(t.turns))] for t in trajectories
+        ]
 
 
 class ByOutcome(TurnJudge):
@@ -29,7 +31,8 @@ class ByOutcome(TurnJudge):
 
 
 class Short(OutcomeJudge):
-    """Calls episodes of one turn a success and others a failure, but cannot judge the second rollout of a task."""
+    """Calls episodes of one turn a success and others a failure, but cannot judge the second
+    rollout of a task."""
 
     def score(self, trajectories):
         return ["no answer" if t.rollout == 1 else Evaluation(1.0 * (len(t.turns) == 1), len(t.turns) == 1)
@@ -60,13 +63,30 @@ def measure(tiny, workdir, *words, judges=(f"{HERE}:Lenient", f"{HERE}:ByOutcome
 def test_judges_and_controls_beside_replay(tiny, tmp_path):
     assert measure(tiny, tmp_path) == 0
     lines = (tmp_path / "judging.md").read_text().splitlines()
-    rows = {line.split(" | ")[0][2:]: line.strip("| ").split(" | ")[1:] for line in lines if line.startswith("| ")}
-    assert list(rows) == ["judge of turns", "---", f"{HERE}:Lenient", f"{HERE}:ByOutcome", "outcome", "shuffled"]
+    rows = {
+        line.split(" | ")[0][2:]: line.strip("| ").split(" | ")[1:]
+        for line in lines
+        if line.startswith("| ")
+    }
+    assert list(rows) == [
+        "judge of turns",
+        "---",
+        f"{HERE}:Lenient",
+        f"{HERE}:ByOutcome",
+        "outcome",
+        "shuffled",
+    ]
     assert rows[f"{HERE}:ByOutcome"] == rows["outcome"] and rows["outcome"][0] == "100.0"
     turns = [json.loads(line) for line in (tmp_path / "labels.jsonl").read_text().splitlines()]
-    assert {turn["task"] for turn in turns} and len({(t["task"], t["rollout"], t["turn"]) for t in turns}) == len(turns)
-    assert sorted(t["labels"]["shuffled"] for t in turns) == sorted(t["labels"]["replay"] for t in turns)
-    assert all(t["labels"][f"{HERE}:Lenient"] == (ABSTAIN if t["turn"] == 0 else GOOD) for t in turns)
+    assert {turn["task"] for turn in turns} and len(
+        {(t["task"], t["rollout"], t["turn"]) for t in turns}
+    ) == len(turns)
+    assert sorted(t["labels"]["shuffled"] for t in turns) == sorted(
+        t["labels"]["replay"] for t in turns
+    )
+    assert all(
+        t["labels"][f"{HERE}:Lenient"] == (ABSTAIN if t["turn"] == 0 else GOOD) for t in turns
+    )
 
 
 def test_judges_of_outcomes_beside_the_world(tiny, tmp_path):
@@ -74,9 +94,18 @@ def test_judges_of_outcomes_beside_the_world(tiny, tmp_path):
     assert measure(tiny, tmp_path, *outcomes, judges=()) == 0
     text = (tmp_path / "judging.md").read_text()
     rows = {
-        line.split(" | ")[0][2:]: line.strip("| ").split(" | ")[1:] for line in text.splitlines() if line[:1] == "|"
+        line.split(" | ")[0][2:]: line.strip("| ").split(" | ")[1:]
+        for line in text.splitlines()
+        if line[:1] == "|"
     }
-    assert list(rows) == ["judge of outcomes", "---", f"{HERE}:Short", "verifier", "failed", "shuffled"]
+    assert list(rows) == [
+        "judge of outcomes",
+        "---",
+        f"{HERE}:Short",
+        "verifier",
+        "failed",
+        "shuffled",
+    ]
     assert rows["verifier"][1].startswith("100.0") and rows["verifier"][4] == "100.0"
     assert rows["failed"][2:4] == ["0.0", "100.0"] and rows[f"{HERE}:Short"][0] == "75.0"
     episodes = [json.loads(line) for line in (tmp_path / "outcomes.jsonl").read_text().splitlines()]
@@ -98,6 +127,10 @@ def test_cells():
 def test_what_is_refused(tiny, tmp_path, capsys):
     assert measure(tiny, tmp_path, "--tasks=-1", judges=("nobody",)) == 2
     told = capsys.readouterr().err
-    assert "--tasks must be at least 0" in told and "nobody" in told and not (tmp_path / "labels.jsonl").exists()
+    assert (
+        "--tasks must be at least 0" in told
+        and "nobody" in told
+        and not (tmp_path / "labels.jsonl").exists()
+    )
     assert measure(tiny, tmp_path, judges=("llm",)) == 2
     assert "config.llm" in capsys.readouterr().err

@@ -16,4 +16,6 @@ def test_it_runs_and_prints_what_each_step_did(capsys):
 def test_it_is_short_and_uses_none_of_the_machinery():
     source = inspect.getsource(minimal)
     assert source.count("\n") < 200
-    assert not any(f"evolver.{module}" in source for module in ("run ", "loop", "config", "books", "plugs"))
+    assert not any(
+        f"evolver.{module}" in source for module in ("run ", "loop", "config", "books", "plugs")
+    )

@@ -29,9 +29,13 @@ def test_the_norms_are_compared_on_recorded_rollouts(tmp_path, monkeypatch, caps
         assert value.shape == (5,) and outcome.round(6).tolist() == [1, 1, -1, -1, -1]
         assert not np.array_equal(value, outcome)
     (tmp_path / "trajectories").mkdir()
-    (tmp_path / "trajectories/step_000001.jsonl").write_text("".join(json.dumps(r) + "\n" for r in step))
+    (tmp_path / "trajectories/step_000001.jsonl").write_text(
+        "".join(json.dumps(r) + "\n" for r in step)
+    )
     monkeypatch.setattr("sys.argv", ["norms", str(tmp_path)])
     norms.main()
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines[1:4]] == list(found) and lines[4].startswith("5 turns")
+    assert [line.split()[0] for line in lines[1:4]] == list(found) and lines[4].startswith(
+        "5 turns"
+    )
     assert lines[1].endswith("4.2, -1.1") and lines[3].endswith("74.6, -66.8")

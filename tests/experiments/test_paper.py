@@ -6,8 +6,8 @@ import json
 import numpy as np
 import pytest
 
+from evolver.files.workdir import Workdir
 from evolver.plan import on_target
-from evolver.workdir import Workdir
 from experiments.grid import Ledger, outcome
 from experiments.paper import __main__ as paper
 from experiments.paper import costs, measures, tables
@@ -19,7 +19,14 @@ TASKS = ["a_1", "a_2", "b_1", "c"]
 
 def scores(rate: float, seed: int = 0, k: int = 8) -> Scores:
     success_NR = (np.random.default_rng(seed).random((len(TASKS), k)) < rate).astype(int).tolist()
-    return Scores(TASKS, [1] * len(TASKS), success_NR, success_NR, [int(rate > 0.5)] * len(TASKS), temperature=0.9)
+    return Scores(
+        TASKS,
+        [1] * len(TASKS),
+        success_NR,
+        success_NR,
+        [int(rate > 0.5)] * len(TASKS),
+        temperature=0.9,
+    )
 
 
 def finish(folder, name: str, *, curve=None, final=None, code=0):
@@ -36,9 +43,14 @@ def finish(folder, name: str, *, curve=None, final=None, code=0):
 
 @pytest.fixture
 def finished(tmp_path):
-    """Figure 16 at tiny scale, seeds 0 and 1: alpha 0.1 learns sooner and ends higher than 0; one run failed."""
+    """Figure 16 at tiny scale, seeds 0 and 1: alpha 0.1 learns sooner and ends higher than 0; one
+    run failed."""
     for seed in (0, 1):
-        rises = {"q": (0.1, 0.2, 0.3, 0.4), "qa": (0.1, 0.7, 0.8, 0.9), "alpha020": (0.1, 0.5, 0.7, 0.8)}
+        rises = {
+            "q": (0.1, 0.2, 0.3, 0.4),
+            "qa": (0.1, 0.7, 0.8, 0.9),
+            "alpha020": (0.1, 0.5, 0.7, 0.8),
+        }
         for row, rates in rises.items():
             curve = {step: scores(rate, seed) for step, rate in zip((0, 4, 12, 20), rates)}
             finish(tmp_path, f"14b-appworld-{row}-{seed}", curve=curve)
@@ -55,11 +67,20 @@ def report(folder, table, *words):
 def test_a_table_has_ours_beside_the_published_numbers_and_the_paired_orderings(finished, capsys):
     code, text = report(finished, "figure16", "--seeds=0,1")
     assert code == 0 and "none of its scores compares with the paper's" in text
-    rows = {(row["cell"], row["measure"]): row for row in csv.DictReader((finished / "tables/figure16.csv").open())}
+    rows = {
+        (row["cell"], row["measure"]): row
+        for row in csv.DictReader((finished / "tables/figure16.csv").open())
+    }
     ours = rows["0.1", "avg@8"]
     expected = 100 * np.mean([scores(0.9, seed).per_task("avg@8").mean() for seed in (0, 1)])
-    assert ours["ours [95%]"].startswith(f"{expected:.1f} [") and ours["published"] == "59" and ours["seeds"] == "2"
-    assert ours["hours"] == "0.02" and ours["revision"] == "0123456789ab" and ours["at T=0"] == "100.0"
+    assert (
+        ours["ours [95%]"].startswith(f"{expected:.1f} [")
+        and ours["published"] == "59"
+        and ours["seeds"] == "2"
+    )
+    assert (
+        ours["hours"] == "0.02" and ours["revision"] == "0123456789ab" and ours["at T=0"] == "100.0"
+    )
     assert ours["ours - published"] == ""  # nothing at tiny scale compares with the paper
     early = 100 * np.mean([scores(0.7, seed).per_task("avg@8").mean() for seed in (0, 1)])
     assert chosen(["figure16"])["figure16"]["0.3"].published["early"] == 45
@@ -67,7 +88,11 @@ def test_a_table_has_ours_beside_the_published_numbers_and_the_paired_orderings(
     (difference,) = [line for line in below if line.startswith("| 0.1 ")]
     assert "+4.0" in difference and difference.rstrip("| ").endswith("yes")  # 59 - 55
     assert "14b-appworld-alpha030-0 failed" in text and "seed 1 is missing" in text
-    assert early > 50 and (finished / "tables/figure16.png").exists() and (finished / "tables/figure16.svg").exists()
+    assert (
+        early > 50
+        and (finished / "tables/figure16.png").exists()
+        and (finished / "tables/figure16.svg").exists()
+    )
     assert "NOT THE PAPER" in (finished / "tables/figure16.svg").read_text()
     capsys.readouterr()
 
@@ -76,7 +101,9 @@ def test_a_server_is_asked_for_only_where_something_is_run(tmp_path, capsys):
     cell = ["figure1", "--cells=32b,appworld", f"--workdir={tmp_path}"]
     assert paper.main([*cell, "--only-report"]) == 0 and (tmp_path / "tables/figure1.md").exists()
     assert paper.main([*cell, "--dry-run"]) == 0 and "eval-32b-appworld" in capsys.readouterr().out
-    assert paper.main(cell) == 2 and "give --models 32b=URL,NAME,TOKENIZER" in capsys.readouterr().err
+    assert (
+        paper.main(cell) == 2 and "give --models 32b=URL,NAME,TOKENIZER" in capsys.readouterr().err
+    )
 
 
 def test_full_scale_has_the_difference_to_the_published_number(finished):
@@ -92,9 +119,13 @@ def test_full_scale_has_the_difference_to_the_published_number(finished):
 def test_sample_efficiency_is_measured_against_the_baselines_best(finished):
     study = study_of(["table6"], scale="tiny", seeds=[0, 1], cells=["14b,appworld,*"])
     cells = study.tables["table6"]
-    rows = {(row[0] or "", row[1]): row for row in tables.lines(study, "table6", cells, Ledger(finished))[1:]}
+    rows = {
+        (row[0] or "", row[1]): row
+        for row in tables.lines(study, "table6", cells, Ledger(finished))[1:]
+    }
     best = {
-        step: np.mean([scores(r, s).per_task("avg@8").mean() for s in (0, 1)]) for step, r in ((12, 0.3), (20, 0.4))
+        step: np.mean([scores(r, s).per_task("avg@8").mean() for s in (0, 1)])
+        for step, r in ((12, 0.3), (20, 0.4))
     }
     assert measures.goal_of([{}]) != measures.goal_of([{}])  # nan
     attributing = rows["14b,appworld,attributing", "steps@.9"]
@@ -105,14 +136,25 @@ def test_sample_efficiency_is_measured_against_the_baselines_best(finished):
 def test_best_at_k_comes_with_pass_at_k_and_scenarios_need_all_their_tasks():
     assert measures.shown({"avg@8": 1, "best@8": 2}, 8) == ["avg@8", "best@8", "pass@8"]
     one = scores(0.5)
-    assert len(measures.per_task("sgc@8", one, {})) == 3 and len(measures.per_task("tgc@4", one, {})) == 4
-    assert measures.per_task("best@16", one, {}) is None and measures.per_task("avg@4", None, {}) is None
+    assert (
+        len(measures.per_task("sgc@8", one, {})) == 3
+        and len(measures.per_task("tgc@4", one, {})) == 4
+    )
+    assert (
+        measures.per_task("best@16", one, {}) is None
+        and measures.per_task("avg@4", None, {}) is None
+    )
     assert measures.per_task("early", one, {0: one, 20: one}) is None
 
 
 def test_latex_escapes_what_it_would_read_as_commands():
     text = tables.latex([list(tables.HEAD), ["a_b", "best@8", "50%", *[""] * 9]], "R&D 5%")
-    assert r"a\_b" in text and r"50\%" in text and r"\caption{R\&D 5\%}" in text and text.count(r"\\") == 2
+    assert (
+        r"a\_b" in text
+        and r"50\%" in text
+        and r"\caption{R\&D 5\%}" in text
+        and text.count(r"\\") == 2
+    )
     assert r"\begin{tabular}{llr}" in text
 
 
@@ -122,13 +164,19 @@ def test_latex_escapes_what_it_would_read_as_commands():
         (["table9"], "There are table1, table2"),
         (["tabel2"], "Did you mean table2?"),
         (["table2", "--cells", "14b,hybrid"], "The cells are 7b,appworld,base; 7b,bfcl,base"),
-        (["all", "--cells", "14b,*", "14b,appwrld,*"], "none of these tables has a cell 14b,appwrld,*."),
+        (
+            ["all", "--cells", "14b,*", "14b,appwrld,*"],
+            "none of these tables has a cell 14b,appwrld,*.",
+        ),
         (["all", "--cells", "14b,appworld,hybird"], "Did you mean 14b,appworld,hybrid?"),
         (["table2", "--scale=tiny", "--", "--config.stpes=1"], "Did you mean steps?"),
         (["table2", "--seeds=a"], "--seeds=a: give whole numbers"),
         (["table2", "--models", "x"], "give SIZE=WHERE"),
         (["figure1", "--cells", "32b,*", "--scale=full"], "give --models 32b=URL,NAME,TOKENIZER"),
-        (["figure1", "--cells", "32b,*", "--scale=full", "--models", "32b=http://h"], "give URL,NAME,TOKENIZER"),
+        (
+            ["figure1", "--cells", "32b,*", "--scale=full", "--models", "32b=http://h"],
+            "give URL,NAME,TOKENIZER",
+        ),
     ],
 )
 def test_bad_requests_list_what_there_is_and_start_nothing(words, said, tmp_path, capsys):
@@ -139,13 +187,17 @@ def test_bad_requests_list_what_there_is_and_start_nothing(words, said, tmp_path
 def test_several_patterns_choose_the_tables_that_have_any_of_them():
     both = study_of(TABLES, scale="tiny", cells=["7b,*", "14b,*"]).tables
     assert both.keys() > study_of(TABLES, scale="tiny", cells=["7b,*"]).tables.keys()
-    assert both["table4"] == [name for name in chosen(["table4"])["table4"] if name.startswith("14b,")]
+    assert both["table4"] == [
+        name for name in chosen(["table4"])["table4"] if name.startswith("14b,")
+    ]
     assert study_of(TABLES, scale="tiny", cells=["naive"]).tables == {"figure12b": ["naive"]}
 
 
 def test_flags_reach_every_run(tmp_path, monkeypatch):
     given = {}
-    monkeypatch.setattr(paper.grid, "execute", lambda runs, folder, *, jobs, flags: given.update(flags=flags) or {})
+    monkeypatch.setattr(
+        paper.grid, "execute", lambda runs, folder, *, jobs, flags: given.update(flags=flags) or {}
+    )
     flags = ["--config.engine.slots=8", "--config.log.wandb=offline"]
     assert paper.main(["figure12b", "--scale=tiny", f"--workdir={tmp_path}", "--", *flags]) == 0
     assert given == {"flags": flags}
@@ -154,9 +206,14 @@ def test_flags_reach_every_run(tmp_path, monkeypatch):
 def test_figure_14_is_ordered_by_the_scores_after_its_80_steps(finished):
     study = study_of(["figure14"], scale="tiny", seeds=[0])
     for row, rate in (("nav80", 0.9), ("unselected80", 0.1)):
-        finish(finished, f"14b-appworld-{row}-0", curve={0: scores(0.1), 4: scores(1 - rate), 20: scores(rate)})
+        finish(
+            finished,
+            f"14b-appworld-{row}-0",
+            curve={0: scores(0.1), 4: scores(1 - rate), 20: scores(rate)},
+        )
     lines = {
-        (row[0], row[1]): row for row in tables.lines(study, "figure14", study.tables["figure14"], Ledger(finished))
+        (row[0], row[1]): row
+        for row in tables.lines(study, "figure14", study.tables["figure14"], Ledger(finished))
     }
     assert lines["0.6", "early"][2] == "41" and lines["", "avg@8"][2] == ""
     order = tables.orderings(study, "figure14", study.tables["figure14"], Ledger(finished))
@@ -167,34 +224,49 @@ def test_steps_that_a_seed_never_reaches_have_no_mean(finished):
     study = study_of(["table6"], scale="full", seeds=[0, 1], cells=["14b,appworld,*"])
     finish(finished, "14b-appworld-qa-1", curve={step: scores(0.0, 1) for step in (0, 4, 12, 20)})
     rows = {
-        row[0] or row[1]: row for row in tables.lines(study, "table6", study.tables["table6"], Ledger(finished))[1:]
+        row[0] or row[1]: row
+        for row in tables.lines(study, "table6", study.tables["table6"], Ledger(finished))[1:]
     }
     assert rows["14b,appworld,attributing"][3:6] == ["4, never", "", ""]
 
 
 def test_a_dry_run_lists_every_run_once_with_its_users(capsys):
-    assert paper.main(["table3", "--scale=tiny", "--cells", "14b,*", "--dry-run", "--seeds=0,1"]) == 0
+    assert (
+        paper.main(["table3", "--scale=tiny", "--cells", "14b,*", "--dry-run", "--seeds=0,1"]) == 0
+    )
     out = capsys.readouterr().out
     assert out.count("| 14b-appworld-q-0 ") == 1 and "| 14b-bfcl-q-0 " in out and "runs" in out
 
 
 def test_hours_follow_the_steps_and_money_the_prices(tmp_path):
-    study = study_of(["table2"], scale="full", cells=["14b,appworld,original", "14b,appworld,synthetic"])
+    study = study_of(
+        ["table2"], scale="full", cells=["14b,appworld,original", "14b,appworld,synthetic"]
+    )
     runs = {name: costs.cost_of(study, run, "a100-80g:8") for name, run in study.runs.items()}
     original, synthetic = runs["14b-appworld-original-0"], runs["14b-appworld-q-0"]
-    assert 0.75 < original.hours / synthetic.hours < 0.85 and original.money == 0 and synthetic.money is None
-    record, _ = on_target(costs.paper_runs.get_config("14b,appworld,q"), "a100-80g:8", compiling=False)
+    assert (
+        0.75 < original.hours / synthetic.hours < 0.85
+        and original.money == 0
+        and synthetic.money is None
+    )
+    record, _ = on_target(
+        costs.paper_runs.get_config("14b,appworld,q"), "a100-80g:8", compiling=False
+    )
     step, _ = costs.pace("14b,appworld,q", "a100-80g:8")
     moved = record["overheads_s"]["offload"] + record["overheads_s"]["weight sync"]
     assert step >= record["step_s"] + moved / record["steps"] > record["step_s"]
     prices = tmp_path / "prices.json"
-    prices.write_text(json.dumps({model: [1, 2] for model in ("qwen-plus", "qwen3-235b-a22b-instruct-2507")}))
+    prices.write_text(
+        json.dumps({model: [1, 2] for model in ("qwen-plus", "qwen3-235b-a22b-instruct-2507")})
+    )
     priced = costs.cost_of(study, study.runs["14b-appworld-q-0"], "a100-80g:8", str(prices))
     assert priced.money > 1
 
 
 def test_runs_of_a_study_share_the_answers_of_language_models():
-    shared = [run.overrides.get("llm.cache") for run in study_of(["table1"], scale="full").runs.values()]
+    shared = [
+        run.overrides.get("llm.cache") for run in study_of(["table1"], scale="full").runs.values()
+    ]
     assert shared and set(shared) == {"{folder}/llm_cache"}
 
 
@@ -204,7 +276,10 @@ def test_a_served_model_needs_no_weights_here():
     models = {"qwen3-235b-a22b": where}
     study = study_of(["figure1"], scale="full", cells=cells, models=models)
     (run, greedy) = study.runs.values()
-    assert run.overrides["engine.vllm.transfer"] == "none" and run.overrides["engine.vllm.model"] == "qwen3-235b"
+    assert (
+        run.overrides["engine.vllm.transfer"] == "none"
+        and run.overrides["engine.vllm.model"] == "qwen3-235b"
+    )
     assert "model.path" not in run.overrides and greedy.overrides["eval.temperature"] == 0.0
     assert run.overrides["template.thinking"] == "off"
     cells = ["qwen3-235b-a22b-thinking,appworld"]

@@ -1,4 +1,5 @@
-"""Tests of the plans in docs/plans: they are up to date, and the paper's lengths fit on the paper's devices."""
+"""Tests of the plans in docs/plans: they are up to date, and the paper's lengths fit on the paper's
+devices."""
 
 import json
 
@@ -10,7 +11,9 @@ from experiments import plans
 @pytest.mark.parametrize("name", plans.KEPT)
 def test_a_plan_is_up_to_date(name):
     reasons = plans.problems(name)
-    assert not reasons, f"{reasons}; `python -m experiments.plans {name}` compiles it again, `--render` only the text"
+    assert not reasons, (
+        f"{reasons}; `python -m experiments.plans {name}` compiles it again, `--render` only the text"
+    )
 
 
 @pytest.mark.parametrize("name", plans.KEPT)
@@ -27,7 +30,9 @@ def test_the_papers_lengths_are_planned_with_compiled_programs(name):
 def test_a_plan_of_another_config_is_out_of_date(monkeypatch):
     monkeypatch.setitem(plans.KEPT, "bfcl_7b", ("bfcl_7b", "a100-80g:8", {"learner.row": 32_768}))
     assert any("learner.row" in line for line in plans.problems("bfcl_7b"))
-    monkeypatch.setitem(plans.KEPT, "bfcl_7b", ("bfcl_7b", "a100-80g:8", {"optim.master": "bfloat16"}))
+    monkeypatch.setitem(
+        plans.KEPT, "bfcl_7b", ("bfcl_7b", "a100-80g:8", {"optim.master": "bfloat16"})
+    )
     assert any("optim.master" in line for line in plans.problems("bfcl_7b"))
     monkeypatch.setitem(plans.KEPT, "bfcl_7b", ("bfcl_7b", "a100-80g:8", {"loss.name": "gspo"}))
     assert any(line.startswith("loss: 'ppo(") for line in plans.problems("bfcl_7b"))
@@ -35,7 +40,9 @@ def test_a_plan_of_another_config_is_out_of_date(monkeypatch):
 
 def test_a_text_is_rendered_from_the_kept_figures(monkeypatch, tmp_path):
     for suffix in (".json", ".txt"):
-        (tmp_path / f"bfcl_7b{suffix}").write_bytes((plans.FOLDER / f"bfcl_7b{suffix}").read_bytes())
+        (tmp_path / f"bfcl_7b{suffix}").write_bytes(
+            (plans.FOLDER / f"bfcl_7b{suffix}").read_bytes()
+        )
     kept = (tmp_path / "bfcl_7b.txt").read_text()
     monkeypatch.setattr(plans, "FOLDER", tmp_path)
     (tmp_path / "bfcl_7b.txt").write_text("old")

@@ -1,4 +1,5 @@
-"""The worth of retrieved experience: controls, paired figures, and going on where it was cut off."""
+"""The worth of retrieved experience: controls, paired figures, and going on where it was cut
+off."""
 
 import dataclasses
 from types import SimpleNamespace
@@ -7,7 +8,7 @@ import pytest
 
 from envs.world import Task
 from evolver.navigating import Extractor, Refiner, new_experience
-from evolver.stop import Interrupted
+from evolver.processes.interrupt import Interrupted
 from experiments import retrieval
 from experiments.retrieval import Retrieved
 from tests.tiny import Parity, config_file, tiny_policy
@@ -28,11 +29,15 @@ class Notes(Extractor):
 
     def extract(self, trajectories, *, step):
         tasks = {t.task.id: t.task for t in trajectories}
-        return [new_experience(t.query, f"Note {id}.", sources=[id], key=t.query) for id, t in tasks.items()]
+        return [
+            new_experience(t.query, f"Note {id}.", sources=[id], key=t.query)
+            for id, t in tasks.items()
+        ]
 
 
 class Farthest(Refiner):
-    """Chooses the last of two candidates for the first task and rewrites it for the second; the others get none."""
+    """Chooses the last of two candidates for the first task and rewrites it for the second; the
+    others get none."""
 
     candidates = 2
 
@@ -61,7 +66,11 @@ def measure(tiny, workdir, *words, embedders=("ngrams",)) -> int:
 
 
 def rows(text: str) -> dict[str, list[str]]:
-    lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith("|")]
+    lines = [
+        [cell.strip() for cell in line.split("|")[1:-1]]
+        for line in text.splitlines()
+        if line.startswith("|")
+    ]
     return {line[0]: line[1:] for line in lines[2:]}
 
 
@@ -85,10 +94,17 @@ def test_it_measures_and_goes_on_where_it_was_cut_off(tiny, tmp_path, monkeypatc
     assert table["same kind"][1] == "100.0" and all(row[0] == "100.0" for row in table.values())
     played = [(id, shown, seed) for jobs in batches for id, shown, seed in jobs]
     assert len(played) == len(set(played))  # nothing twice
-    for id in {id for id, _, _ in played}:  # as often with the same seeds, whatever experience was shown
-        seeds = [{seed for other, text, seed in played if (other, text) == (id, shown)} for _, shown, _ in played]
+    for id in {
+        id for id, _, _ in played
+    }:  # as often with the same seeds, whatever experience was shown
+        seeds = [
+            {seed for other, text, seed in played if (other, text) == (id, shown)}
+            for _, shown, _ in played
+        ]
         assert len({tuple(sorted(found)) for found in seeds if found}) == 1
-    assert all(len({id for id, _, _ in jobs}) == len(jobs) / 2 for jobs in batches)  # each task once in a batch
+    assert all(
+        len({id for id, _, _ in jobs}) == len(jobs) / 2 for jobs in batches
+    )  # each task once in a batch
     assert measure(tiny, tmp_path, f"--config.navigating.refine.name={__name__}:Farthest") == 0
     refined = rows((tmp_path / "retrieval.md").read_text())[f"ngrams, {__name__}:Farthest"]
     assert refined[0] == "33.3"  # two of six tasks
@@ -112,8 +128,14 @@ def test_mistakes_are_named_before_anything_is_computed(tiny, tmp_path, capsys):
 
 
 def test_the_table_pairs_each_task_with_itself():
-    tasks = [Task(id, "x", id, meta={"template": kind}) for id, kind in (("a", "k"), ("b", "k"), ("c", "l"))]
-    good, bad = (new_experience(word, word, sources=[source]) for word, source in (("good", "a"), ("bad", "c")))
+    tasks = [
+        Task(id, "x", id, meta={"template": kind})
+        for id, kind in (("a", "k"), ("b", "k"), ("c", "l"))
+    ]
+    good, bad = (
+        new_experience(word, word, sources=[source])
+        for word, source in (("good", "a"), ("bad", "c"))
+    )
     pairs = {
         ("a", ""): [False, True], ("a", good.id): [True, True],
         ("b", ""): [True, False], ("b", good.id): [True, None], ("b", bad.id): [False, False],
@@ -125,8 +147,25 @@ def test_the_table_pairs_each_task_with_itself():
         "nothing": {},
     }
     lines = rows(retrieval.table(tasks, [good, bad], found, pairs))
-    assert lines["near"] == ["66.7", "100.0", "0.80", "100.0", "0.0", "50.0", "100.0", "+50.0 [+50.0, +50.0]"]
-    assert lines["mixed"][:7] == ["100.0", "66.7", "", "50.0", "50.0", "50.0", "50.0"]  # c has no sound rollouts
+    assert lines["near"] == [
+        "66.7",
+        "100.0",
+        "0.80",
+        "100.0",
+        "0.0",
+        "50.0",
+        "100.0",
+        "+50.0 [+50.0, +50.0]",
+    ]
+    assert lines["mixed"][:7] == [
+        "100.0",
+        "66.7",
+        "",
+        "50.0",
+        "50.0",
+        "50.0",
+        "50.0",
+    ]  # c has no sound rollouts
     assert lines["nothing"] == ["0.0", *[""] * 7]
 
 
@@ -150,5 +189,7 @@ def test_other_words_are_another_experience():
 
 
 def test_no_experience_of_a_fold_comes_from_its_own_tasks():
-    own, other, both, nowhere = (new_experience(str(n), "x", sources=s) for n, s in enumerate(("a", "b", "ab", "")))
+    own, other, both, nowhere = (
+        new_experience(str(n), "x", sources=s) for n, s in enumerate(("a", "b", "ab", ""))
+    )
     assert retrieval.outside([own, other, both, nowhere], 0, {"a": 0, "b": 1}) == [other]

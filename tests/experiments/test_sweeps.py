@@ -1,4 +1,5 @@
-"""Sweeps: every file names real keys with values that they may have, and drives a grid and W&B's agent alike."""
+"""Sweeps: every file names real keys with values that they may have, and drives a grid and W&B's
+agent alike."""
 
 from pathlib import Path
 
@@ -7,8 +8,8 @@ import yaml
 
 import run
 from configs import base
-from evolver import cli
-from evolver.config import contradictions, plug_problems, shape_problems, value_problems
+from evolver.config import cli
+from evolver.config.checks import contradictions, plug_problems, shape_problems, value_problems
 from experiments import grid
 from tests.tiny import config_file, tiny_policy
 
@@ -20,7 +21,9 @@ def words_of(sweep: dict, values: dict) -> list[str]:
     """The command of a trial, as the agent fills in its macros."""
     words = []
     for word in sweep["command"]:
-        words += [f"--{key}={value}" for key, value in values.items()] if word == "${args}" else [word]
+        words += (
+            [f"--{key}={value}" for key, value in values.items()] if word == "${args}" else [word]
+        )
     return [word for word in words if word != "${env}"]
 
 
@@ -28,7 +31,10 @@ def words_of(sweep: dict, values: dict) -> list[str]:
 def test_a_sweep_names_real_keys_with_values_that_they_may_have(path):
     sweep, keys = yaml.safe_load(path.read_text()), base.keys()
     assert sweep["method"] == "grid" and sweep["metric"]["name"].startswith("eval/")
-    assert path.read_text().startswith("# ") and f"--sweep experiments/sweeps/{path.name}" in path.read_text()
+    assert (
+        path.read_text().startswith("# ")
+        and f"--sweep experiments/sweeps/{path.name}" in path.read_text()
+    )
     defaults = {key: rule["values"][0] for key, rule in sweep["parameters"].items()}
     assert "config.seed" in defaults
     for key, rule in sweep["parameters"].items():
@@ -45,17 +51,30 @@ def test_a_sweep_names_real_keys_with_values_that_they_may_have(path):
 def test_trials_have_workdirs_of_their_own_and_may_be_offline():
     environ = {"WANDB_SWEEP_ID": "s1", "WANDB_RUN_ID": "r1"}
     words = grid.trial(["--config=c.py", "--config.seed=1"], environ)
-    assert f"--workdir={Path('runs/sweeps/s1/r1')}" in words and "--config.log.wandb=online" in words
+    assert (
+        f"--workdir={Path('runs/sweeps/s1/r1')}" in words and "--config.log.wandb=online" in words
+    )
     assert "--config.log.group=s1" in words and words[1].endswith("run.py")
     assert "--config.log.wandb=offline" in grid.trial([], environ | {"WANDB_MODE": "offline"})
-    assert grid.trial(["--workdir=x", "--config.log.wandb=off"], {})[2:4] == ["--workdir=x", "--config.log.wandb=off"]
+    assert grid.trial(["--workdir=x", "--config.log.wandb=off"], {})[2:4] == [
+        "--workdir=x",
+        "--config.log.wandb=off",
+    ]
     assert grid.trial([], {})[-1] != grid.trial([], {})[-1]
 
 
 def test_a_grid_takes_the_values_of_a_sweep(tmp_path):
     sets, config = grid.read_sweep(ROOT / "experiments/sweeps/alpha.yaml")
-    assert sets == {"advantage.args.alpha": [0.05, 0.1, 0.2, 0.3]} and config == "configs/quickstart.py:qa"
-    for text in ("parameters: {config.a: {min: 0, max: 1}}\ncommand: [--config=c]", "method: grid", "[", "1"):
+    assert (
+        sets == {"advantage.args.alpha": [0.05, 0.1, 0.2, 0.3]}
+        and config == "configs/quickstart.py:qa"
+    )
+    for text in (
+        "parameters: {config.a: {min: 0, max: 1}}\ncommand: [--config=c]",
+        "method: grid",
+        "[",
+        "1",
+    ):
         path = tmp_path / "bad.yaml"
         path.write_text(text)
         with pytest.raises(ValueError, match=r"bad\.yaml"):
@@ -64,11 +83,23 @@ def test_a_grid_takes_the_values_of_a_sweep(tmp_path):
 
 def test_whole_floats_are_integers_where_integers_are_wanted(tmp_path, capsys):
     config = config_file(tmp_path, tiny_policy(tmp_path / "policy"))
-    words = ["run.py", f"--config={config}", "--config.rollout.tasks=2.0", "--config.advantage.name=adca"]
-    words += ["--config.attributing.enabled=True", "--config.advantage.args.alpha_steps=5.0", "--config.optim.lr=1.0"]
+    words = [
+        "run.py",
+        f"--config={config}",
+        "--config.rollout.tasks=2.0",
+        "--config.advantage.name=adca",
+    ]
+    words += [
+        "--config.attributing.enabled=True",
+        "--config.advantage.args.alpha_steps=5.0",
+        "--config.optim.lr=1.0",
+    ]
     command = cli.parse([*words, "--config.advantage.args.alpha=1.0"])
     assert not command.problems
     assert command.config.rollout.tasks == 2 and type(command.config.rollout.tasks) is int
-    assert type(command.config.advantage.args.alpha_steps) is int and type(command.config.advantage.args.alpha) is float
+    assert (
+        type(command.config.advantage.args.alpha_steps) is int
+        and type(command.config.advantage.args.alpha) is float
+    )
     assert run.main([*words, "--config.rollout.group=2.5", "--mode=plan"]) == 2
     assert "config.rollout.group must be of type int" in capsys.readouterr().err

@@ -1,4 +1,5 @@
-"""The view shows what runs wrote, as it is: by a server, as static files and as text; hostile text stays text."""
+"""The view shows what runs wrote, as it is: by a server, as static files and as text; hostile text
+stays text."""
 
 import base64
 import gzip
@@ -19,8 +20,9 @@ import envs
 from envs.probed import probed
 from envs.world import Task
 from evolver.attributing.replay import ReplayJudge
-from evolver.records import RolloutFile, record_of, write_rollouts
-from evolver.workdir import Workdir
+from evolver.files.rollout_files import RolloutFile, record_of, write_rollouts
+from evolver.files.workdir import Workdir
+from evolver.parts import Parts
 from experiments.view.__main__ import main
 from experiments.view.bundle import resources, write_bundle
 from experiments.view.replay import compare
@@ -31,10 +33,15 @@ from experiments.view.text import visible
 from rl.trajectory import Completion, StopReason, Trajectory, Turn
 from tests.tiny import tiny_policy
 
-HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\x00\x1b[2J\u202egnp.exe\ud800" + "y" * 2**20
+HOSTILE = (
+    "</script><script>alert(1)</script><img src=x onerror=alert(2)>\x00\x1b[2J\u202egnp.exe\ud800"
+    + "y" * 2**20
+)
 
 
-def record(number: int, task: str = "t1", *, action: str = "look around", fate: str = "trained", **more) -> dict:
+def record(
+    number: int, task: str = "t1", *, action: str = "look around", fate: str = "trained", **more
+) -> dict:
     turns = [
         {"action": action, "label": 1, "reason": "it found the seat", "advantage": 0.5, "tokens": [5, 6], "prompt": [1],
          "observation": [{"role": "tool", "content": "a window"}], "logprobs": [-0.5, 0.0], "gap": [0.0, 0.001],
@@ -54,25 +61,43 @@ def made(folder: Path, steps: int = 3) -> Path:
     workdir = Workdir(folder)
     workdir.claim({"env": {"name": "toy"}, "steps": 9, "attributing": {"enabled": True}}, 4)
     for step in range(1, steps + 1):
-        workdir.log_metrics(step, {"rollout/success": 0.5, "ledger/rollouts": 4, "ledger/trained": 4})
+        workdir.log_metrics(
+            step, {"rollout/success": 0.5, "ledger/rollouts": 4, "ledger/trained": 4}
+        )
         workdir.log_trajectories(step, [record(i, task) for task in ("t1", "t2") for i in range(2)])
-    workdir.log_trajectories("held_out_000002", [record(0, "h1", fate="sampled"), record(1, "h1", fate="greedy")])
+    workdir.log_trajectories(
+        "held_out_000002", [record(0, "h1", fate="sampled"), record(1, "h1", fate="greedy")]
+    )
     workdir.log_tasks(
-        [Task("t1", "toy", "Find t1.", reference=["look"], verifier={"probes": [1]}), Task("t2", "toy", "Find t2.")]
+        [
+            Task("t1", "toy", "Find t1.", reference=["look"], verifier={"probes": [1]}),
+            Task("t2", "toy", "Find t2."),
+        ]
     )
     (folder / "experience").mkdir(exist_ok=True)
     lines = [
         {"format": "x"},
-        {"id": "exp/1", "when": "w", "content": "Look first.", "sources": ["t1"], "uses": 3, "wins": 1},
+        {
+            "id": "exp/1",
+            "when": "w",
+            "content": "Look first.",
+            "sources": ["t1"],
+            "uses": 3,
+            "wins": 1,
+        },
     ]
-    (folder / "experience/experiences.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (folder / "experience/experiences.jsonl").write_text(
+        "".join(json.dumps(line) + "\n" for line in lines)
+    )
     return folder
 
 
 @contextmanager
 def served(*folders: Path):
     server = View(named([str(folder) for folder in folders]))
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
+    thread = threading.Thread(
+        target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True
+    )
     thread.start()
     try:
         yield server
@@ -85,10 +110,14 @@ def served(*folders: Path):
 def ask(server: View, path: str, *, host: str = "", method: str = "GET"):
     connection = http.client.HTTPConnection("127.0.0.1", server.server_address[1], timeout=30)
     try:
-        connection.request(method, path, headers={"Host": host or f"127.0.0.1:{server.server_address[1]}"})
+        connection.request(
+            method, path, headers={"Host": host or f"127.0.0.1:{server.server_address[1]}"}
+        )
         answer = connection.getresponse()
         body = answer.read()
-        return answer, json.loads(body) if "json" in (answer.headers["Content-Type"] or "") else body
+        return answer, json.loads(body) if "json" in (
+            answer.headers["Content-Type"] or ""
+        ) else body
     finally:
         connection.close()
 
@@ -103,7 +132,10 @@ def test_a_server_gives_pages_and_every_resource_and_nothing_else(tmp_path):
             assert answer.status == 200 and body
             assert "default-src 'none'" in answer.headers["Content-Security-Policy"]
         for name, value in resources(server.runs):
-            if name not in ("runs", "run/0/overview"):  # a bundle leaves the path of the workdir out
+            if name not in (
+                "runs",
+                "run/0/overview",
+            ):  # a bundle leaves the path of the workdir out
                 assert ask(server, f"/api/{name}")[1] == json.loads(json.dumps(value)), name
         overview = ask(server, "/api/run/0/overview")[1]
         assert overview["metrics"]["rollout/success"] == [0.5] * 3 and overview["seed"] == 4
@@ -122,7 +154,9 @@ def test_a_page_that_is_closed_early_leaves_no_trace_in_the_terminal(tmp_path, c
         for sent in (b"", b"GET /api/run/0/index HTTP/1.1\r\nHost: 127.0.0.1:1\r\n\r\n"):
             connection = socket.create_connection(server.server_address)
             connection.sendall(sent)
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # closed by a reset
+            connection.setsockopt(
+                socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)
+            )  # closed by a reset
             connection.close()
         assert ask(server, "/api/runs")[0].status == 200
     assert capfd.readouterr().err == ""
@@ -163,18 +197,22 @@ def test_a_page_gets_the_latest_files_of_a_long_run_first(tmp_path, monkeypatch)
     new = part(run, 2, 4, generation)
     assert (new["first"], new["pending"], new["files"][0]["step"]) == (4, 2, 4)
     rest = [part(run, first, 5, generation) for first in (2, 1, 0)]
-    assert [(r["first"], r["pending"], len(r["files"])) for r in rest] == [(1, 1, 1), (0, 0, 1), (0, 0, 0)]
+    assert [(r["first"], r["pending"], len(r["files"])) for r in rest] == [
+        (1, 1, 1),
+        (0, 0, 1),
+        (0, 0, 0),
+    ]
 
 
 def test_rows_of_the_index_are_the_rollouts_of_the_parts(tmp_path, monkeypatch):
-    monkeypatch.setattr("evolver.records.MEMBER", 1500)  # several parts per file
+    monkeypatch.setattr("evolver.files.rollout_files.MEMBER", 1500)  # several parts per file
     run = Run(made(tmp_path))
     for number, file in enumerate(run.index()["files"]):
         found = [r for member in range(len(file["members"])) for r in run.records(number, member)]
         assert [r["rollout"] for r in found] == file["columns"]["rollout"]
-        assert file["columns"]["good"] == [1] * file["count"] and file["columns"]["abstained"][0] == [
-            "nothing shows it"
-        ]
+        assert file["columns"]["good"] == [1] * file["count"] and file["columns"]["abstained"][
+            0
+        ] == ["nothing shows it"]
     assert len(file["members"]) > 1
 
 
@@ -216,27 +254,37 @@ def test_token_ids_get_the_text_of_the_policys_tokenizer(tmp_path):
     made(tmp_path / "run")
     tiny_policy(tmp_path / "run" / "policy")
     chunk = Run(tmp_path / "run").chunk(0, 0)
-    assert set(chunk["pieces"]) == {1, 5, 6} and all(isinstance(piece, str) for piece in chunk["pieces"].values())
+    assert set(chunk["pieces"]) == {1, 5, 6} and all(
+        isinstance(piece, str) for piece in chunk["pieces"].values()
+    )
     assert any(chunk["pieces"].values()) and chunk["without_pieces"] == ""
 
 
 def test_words_are_found_by_their_beginnings_in_new_files_too_and_after_a_resume(tmp_path):
     run = Run(made(tmp_path))
-    Workdir(tmp_path).log_trajectories(4, [record(0, action="Buy_a TICKET, now"), record(1, action=HOSTILE)])
+    Workdir(tmp_path).log_trajectories(
+        4, [record(0, action="Buy_a TICKET, now"), record(1, action=HOSTILE)]
+    )
     search = Search(run)
     assert search.find("ticket")["files"] == {}
     search.grow()
     assert search.find("tick buy")["files"] == {4: [0]} and (search.done, search.of) == (5, 5)
-    assert search.find('alert" OR (x NEAR *')["files"] == {}  # no query language: all of these words
+    assert (
+        search.find('alert" OR (x NEAR *')["files"] == {}
+    )  # no query language: all of these words
     assert search.find("script ALERT onerror")["files"] == {4: [1]}
-    assert search.find("window found")["files"] == {n: list(range(c)) for n, c in enumerate([4, 2, 4, 4, 2])}
+    assert search.find("window found")["files"] == {
+        n: list(range(c)) for n, c in enumerate([4, 2, 4, 4, 2])
+    }
     assert search.find(" -!")["files"] == {} and (tmp_path / ".view" / "words.sqlite").is_file()
     Workdir(tmp_path).rewind(2)
     Workdir(tmp_path).log_trajectories(3, [record(0, action="something new")])
     again = Search(Run(tmp_path))
     again.grow()
     assert again.find("ticket")["files"] == {} and again.find("something")["files"] == {3: [0]}
-    (tmp_path / ".view" / "words.sqlite").write_bytes(b"this is no database, whatever its name says" * 99)
+    (tmp_path / ".view" / "words.sqlite").write_bytes(
+        b"this is no database, whatever its name says" * 99
+    )
     again.grow()
     assert again.find("something")["files"] == {3: [0]}
 
@@ -263,27 +311,41 @@ def test_a_bundle_holds_every_resource_and_no_address(tmp_path):
     Workdir(made(tmp_path / "run")).log_trajectories(4, [record(0, action=HOSTILE)])
     runs = named([str(tmp_path / "run")])
     write_bundle(runs, tmp_path / "bundle")
-    found = dict(unpacked(path) for path in (tmp_path / "bundle/data").iterdir() if path.name != "bundle.js")
+    found = dict(
+        unpacked(path) for path in (tmp_path / "bundle/data").iterdir() if path.name != "bundle.js"
+    )
     assert found == json.loads(json.dumps(dict(resources(runs))))
     assert found["run/0/rollouts/4/0"]["records"][0]["turns"][0]["action"] == HOSTILE
     page = (tmp_path / "bundle/index.html").read_text()
     assert page.index("data/bundle.js") < page.index("base.js") and "<!-- bundle -->" not in page
     scripts = re.findall(r'(?:src|href)="([^"]+)"', page)
-    assert all((tmp_path / "bundle" / name).is_file() for name in scripts if not name.startswith(("#", "data:")))
+    assert all(
+        (tmp_path / "bundle" / name).is_file()
+        for name in scripts
+        if not name.startswith(("#", "data:"))
+    )
     assert str(tmp_path) not in json.dumps(found)  # it is made to be given to others
 
 
 def test_pages_never_turn_data_into_markup_or_code_and_load_nothing_from_elsewhere():
     for path in STATIC.iterdir():
         text = path.read_text()
-        wrong = re.findall(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function|srcdoc", text)
+        wrong = re.findall(
+            r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function|srcdoc",
+            text,
+        )
         assert not wrong, (path.name, wrong)
-        addresses = set(re.findall(r"(?:https?:)?//[\w.]+\.\w+[^\s\"'`]*", text)) - {"http://www.w3.org/2000/svg"}
+        addresses = set(re.findall(r"(?:https?:)?//[\w.]+\.\w+[^\s\"'`]*", text)) - {
+            "http://www.w3.org/2000/svg"
+        }
         assert not addresses, (path.name, addresses)
         assert "style=" not in text or path.suffix == ".js"  # the policy of the server refuses it
 
 
-@pytest.mark.skipif(shutil.which("node") is None, reason="the filters run in a browser; install node to test them here")
+@pytest.mark.skipif(
+    shutil.which("node") is None,
+    reason="the filters run in a browser; install node to test them here",
+)
 def test_filters_pick_the_rows_that_they_name(tmp_path):
     files = Run(made(tmp_path)).index()["files"]
     cases = {
@@ -294,11 +356,18 @@ def test_filters_pick_the_rows_that_they_name(tmp_path):
         "{replayed: '1,-1'}": 1, "{replayed: 'any'}": 2,
     }  # fmt: skip
     script = (STATIC / "base.js").read_text() + (STATIC / "rollouts.js").read_text()
-    script += f"\nconst run = new Run(0, 'r'); {json.dumps(files)}.forEach((f, i) => run.add(f, i));"
-    cells = [{"judge": 1, "replay": replay, "rollouts": [["step_000001.jsonl.gz", 1 + replay]]} for replay in (1, -1)]
+    script += (
+        f"\nconst run = new Run(0, 'r'); {json.dumps(files)}.forEach((f, i) => run.add(f, i));"
+    )
+    cells = [
+        {"judge": 1, "replay": replay, "rollouts": [["step_000001.jsonl.gz", 1 + replay]]}
+        for replay in (1, -1)
+    ]
     script += f"run.overview = {json.dumps({'replayed': [{'table': cells}]})};"
     script += f"console.log(JSON.stringify([{', '.join(f'select(run, {case}).length' for case in cases)}]));"
-    done = subprocess.run(["node", "-"], input=script, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        ["node", "-"], input=script, capture_output=True, text=True, timeout=60, check=False
+    )
     assert done.returncode == 0, done.stderr
     assert dict(zip(cases, json.loads(done.stdout))) == cases
 
@@ -317,7 +386,12 @@ def test_text_shows_a_group_and_what_is_hidden_in_it(tmp_path, capsys):
         and "no label: nothing shows it" in out
         and "< a window" in out
     )
-    assert "\\x1b[2Jpwned\\u202e" in out and "\x1b" not in out and "\u202e" not in out and "Find t2." not in out
+    assert (
+        "\\x1b[2Jpwned\\u202e" in out
+        and "\x1b" not in out
+        and "\u202e" not in out
+        and "Find t2." not in out
+    )
     assert main([str(tmp_path / "run"), "--text", "--task", "zebra"]) == 0
     assert "no rollout belongs to a task" in capsys.readouterr().out
     assert visible("a\tb\nc\rd\u2066\ud800é") == "a\tb\nc\\rd\\u2066\\ud800é"
@@ -343,7 +417,11 @@ def test_arguments_that_cannot_be_used_are_explained(tmp_path, capsys):
 def test_figures_that_are_not_finite_are_left_out(tmp_path):
     Workdir(tmp_path).log_trajectories(1, [record(0)])
     (tmp_path / "metrics.jsonl").write_text('{"step": 1, "loss": NaN, "x": Infinity}\n')
-    assert json.loads(encoded(Run(tmp_path).overview()))["metrics"] == {"step": [1], "loss": [None], "x": [None]}
+    assert json.loads(encoded(Run(tmp_path).overview()))["metrics"] == {
+        "step": [1],
+        "loss": [None],
+        "x": [None],
+    }
     assert encoded([{1: float("nan")}, "\ud800"]) == b'[{"1":null},"\\ud800"]'
 
 
@@ -364,14 +442,21 @@ def test_rollouts_that_vanish_while_they_are_read_are_found_again(tmp_path):
 
 
 def test_labels_are_compared_with_those_of_replay(tmp_path, capsys):
-    world, judge = probed(envs.make("travel")), ReplayJudge(lambda: probed(envs.make("travel")))
+    world, judge = (
+        probed(envs.make("travel")),
+        ReplayJudge(Parts(make_world=lambda: probed(envs.make("travel")))),
+    )
     tasks, trajectories = world.tasks("train")[:6], []
     for task in tasks:
         messages, turns = world.reset(task, task.seed).messages, []
         for action in task.reference:
             result = world.step(action)
-            turns.append(Turn([], Completion([1], [0.0], "stop", 0), action, result.messages, result.info))
-        trajectories.append(Trajectory(task, 0, 1, messages, turns, StopReason.DONE, world.evaluate()))
+            turns.append(
+                Turn([], Completion([1], [0.0], "stop", 0), action, result.messages, result.info)
+            )
+        trajectories.append(
+            Trajectory(task, 0, 1, messages, turns, StopReason.DONE, world.evaluate())
+        )
     for trajectory, labels in zip(trajectories, judge.label(trajectories)):
         for turn, label in zip(trajectory.turns, labels):
             turn.label = label.value
@@ -392,7 +477,11 @@ def test_labels_are_compared_with_those_of_replay(tmp_path, capsys):
     (wrong,) = [cell for cell in found["table"] if (cell["judge"], cell["replay"]) == (-1, 1)]
     assert found["both"] - found["agreed"] == wrong["turns"] > 0
     assert wrong["rollouts"] == [("step_000001.jsonl.gz", 0)]
-    (tmp_path / ".view/replay.json").write_text('{"rollouts": 1, "table": [{"judge": 1}]}\n')  # of another version
+    (tmp_path / ".view/replay.json").write_text(
+        '{"rollouts": 1, "table": [{"judge": 1}]}\n'
+    )  # of another version
     assert Run(tmp_path).overview()["replayed"] == []
     (tmp_path / "config.json").unlink()
-    assert main([str(tmp_path), "--replay", "1"]) == 1 and "names the world" in capsys.readouterr().err
+    assert (
+        main([str(tmp_path), "--replay", "1"]) == 1 and "names the world" in capsys.readouterr().err
+    )

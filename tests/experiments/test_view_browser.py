@@ -1,4 +1,5 @@
-"""The pages in a real browser: what they show and ask for, hostile text, the keyboard, two widths, dark and light."""
+"""The pages in a real browser: what they show and ask for, hostile text, the keyboard, two widths,
+dark and light."""
 
 import json
 import re
@@ -7,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from evolver.workdir import Workdir
+from evolver.files.workdir import Workdir
 from experiments.bench.browser import Browser, chromium
 from experiments.view.bundle import write_bundle
 from experiments.view.runs import named
@@ -22,7 +23,8 @@ pytestmark = [
 BAD = "</script><script>pwned=1</script><img src=x onerror=pwned=2><b onclick=x>\x00\x1b[2J\u202egnp.exe\ud800"
 PAGES = ("overview", "rollouts", "groups", "tasks", "experience", "judge")
 SHOWN = "document.querySelector('#main h1') && !document.querySelector('#main').textContent.startsWith('Reading')"
-# Of every element with text of its own: its colour against what lies behind it, as WCAG counts; those below 4.5.
+# Of every element with text of its own: its colour against what lies behind it, as WCAG counts;
+# those below 4.5.
 FAINT = """(() => {
   const parts = (text) => { const n = text.match(/[\\d.]+/g).map(Number), one = text.startsWith('color(') ? 1 : 255;
     return [n[0] / one, n[1] / one, n[2] / one, n[3] ?? 1]; };
@@ -58,22 +60,45 @@ def page(browser):
     browser.look(1280)
     yield browser
     assert browser.complaints == []
-    away = [url for url in browser.requests if not re.match(r"http://127\.0\.0\.1:|file://|data:|about:", url)]
+    away = [
+        url
+        for url in browser.requests
+        if not re.match(r"http://127\.0\.0\.1:|file://|data:|about:", url)
+    ]
     assert away == []
 
 
 def a_run(folder: Path) -> Path:
-    """A run with evaluations, experience, a policy whose tokenizer is known, and a group of hostile rollouts."""
+    """A run with evaluations, experience, a policy whose tokenizer is known, and a group of hostile
+    rollouts."""
     made(folder)
     tiny_policy(folder / "policy")
     values = {"eval/avg@2": 0.25, "eval/avg@2/low": 0.1, "eval/avg@2/high": 0.4, "eval/greedy": 0.5}
-    values |= {"eval/greedy/low": 0.4, "eval/greedy/high": 0.6, "eval/best_temperature/avg": 0.3, "entropy": 0.7}
-    values |= {"ledger/rollouts": 2, "ledger/trained": 2, "attributing/good_rate": 0.5, "alarm/weights": 1.0}
+    values |= {
+        "eval/greedy/low": 0.4,
+        "eval/greedy/high": 0.6,
+        "eval/best_temperature/avg": 0.3,
+        "entropy": 0.7,
+    }
+    values |= {
+        "ledger/rollouts": 2,
+        "ledger/trained": 2,
+        "attributing/good_rate": 0.5,
+        "alarm/weights": 1.0,
+    }
     Workdir(folder).log_metrics(4, values | {BAD: 1.0})
-    bad = {"error": BAD, "components": {BAD: 1.0}, "experience": [{"id": BAD[:-1], "content": BAD}], "query": BAD}
+    bad = {
+        "error": BAD,
+        "components": {BAD: 1.0},
+        "experience": [{"id": BAD[:-1], "content": BAD}],
+        "query": BAD,
+    }
     worst = [record(n, BAD[:-1], action=BAD + "y" * 2**20, **bad) for n in range(2)]
     for rollout in worst:
-        rollout["turns"][0] |= {"reason": BAD, "observation": [{"role": BAD, "content": BAD + "z" * 2**20}]}
+        rollout["turns"][0] |= {
+            "reason": BAD,
+            "observation": [{"role": BAD, "content": BAD + "z" * 2**20}],
+        }
     Workdir(folder).log_trajectories(4, worst)
     return folder
 
@@ -106,13 +131,19 @@ def numbers(page: Browser, base: str) -> dict[str, str]:
     text = visit(page, f"{base}#/rollouts")
     said["rollouts"] = re.search(r"16 of 16, 50\.0% successes", text)[0]
     assert (
-        "failure 8" in text and "trained 14" in text and page.run("document.querySelectorAll('tbody tr').length") == 16
+        "failure 8" in text
+        and "trained 14" in text
+        and page.run("document.querySelectorAll('tbody tr').length") == 16
     )
     text = visit(page, f"{base}#/rollouts?text=window&kind=step&success=1")
     page.until("!document.querySelector('#main').textContent.includes('indexed so far')")
-    said["filtered"] = re.search(r"(\d+) of 16", visit(page, f"{base}#/rollouts?kind=step&success=1&task=t1"))[0]
+    said["filtered"] = re.search(
+        r"(\d+) of 16", visit(page, f"{base}#/rollouts?kind=step&success=1&task=t1")
+    )[0]
     said["groups"] = re.search(r"8 groups with 16 rollouts", visit(page, f"{base}#/groups"))[0]
-    said["tasks"] = re.search(r"Find t1\.\s+original\s+[–\d]*\s*50\.0% of 6", visit(page, f"{base}#/tasks"))[0]
+    said["tasks"] = re.search(
+        r"Find t1\.\s+original\s+[–\d]*\s*50\.0% of 6", visit(page, f"{base}#/tasks")
+    )[0]
     said["experience"] = re.search(
         r"Look first\.\s+Find t1\.\s+\S+\s+6\s+0\.0\s+100\.0", visit(page, f"{base}#/experience")
     )[0]
@@ -120,14 +151,21 @@ def numbers(page: Browser, base: str) -> dict[str, str]:
     group, rollout, _ = deep(page, base)
     text = visit(page, base + group)
     said["group"] = re.search(r"1 of 2 succeeded", text)[0]
-    assert text.count("advantage +0.500") == text.count("advantage −0.250") == text.count("it found the seat") == 2
+    assert (
+        text.count("advantage +0.500")
+        == text.count("advantage −0.250")
+        == text.count("it found the seat")
+        == 2
+    )
     visit(page, base + rollout)
     titles = page.run("[...document.querySelectorAll('.tokens .k')].map((node) => node.title)")
     assert titles == [
         "id 5 · token 0 of turn 1 · trains · advantage 0.5 · log p -0.5 · gap 0 · ratio 1",
         "id 6 · token 1 of turn 1 · trains · advantage 0.5 · log p 0 · gap 0.001 · ratio 1.2",
     ]
-    assert page.run("document.querySelector('.tokens .k').textContent") != "⟨5⟩"  # the tokenizer's own text
+    assert (
+        page.run("document.querySelector('.tokens .k').textContent") != "⟨5⟩"
+    )  # the tokenizer's own text
     return said
 
 
@@ -136,13 +174,22 @@ def harmless(page: Browser, base: str) -> None:
     scripts = page.run("document.scripts.length")
     task = "#/task?run=0&id=" + urllib.parse.quote(BAD[:-1])
     group = "#/group?run=0&file=4&draw=1&task=" + task.partition("id=")[2]
-    pages = ("#/overview", "#/rollouts?step=4", "#/groups?step=4", "#/tasks", "#/experience", "#/judge")
+    pages = (
+        "#/overview",
+        "#/rollouts?step=4",
+        "#/groups?step=4",
+        "#/tasks",
+        "#/experience",
+        "#/judge",
+    )
     for address in (*pages, task, "#/rollout?run=0&file=4&row=1", group):
         text = visit(page, base + address)
         assert "<script>pwned=1</script>" in text or address in ("#/judge",), address
         assert not {"\u202e", "\x1b", "\x00"} & set(text), address
         assert page.run("typeof pwned") == "undefined", address
-        assert page.run("document.querySelectorAll('img, b[onclick], #main script').length") == 0, address
+        assert page.run("document.querySelectorAll('img, b[onclick], #main script').length") == 0, (
+            address
+        )
         assert page.run("document.scripts.length") <= scripts + 1, address
     assert "\\u202egnp.exe" in text and "\\ud800" in text and len(text) < 50_000
     page.run("document.querySelector('.text button').click()")  # show more of the long line
@@ -160,18 +207,46 @@ def test_pages_show_what_the_records_say_and_hostile_text_as_text(page, tmp_path
 
 def test_every_number_of_a_table_leads_to_what_is_behind_it(page, tmp_path):
     folder = a_run(tmp_path / "run")
-    call = {"step": 1, "role": "step_judge", "what": "call", "model": "m", "prompt_tokens": 5, "seconds": 0.5}
+    call = {
+        "step": 1,
+        "role": "step_judge",
+        "what": "call",
+        "model": "m",
+        "prompt_tokens": 5,
+        "seconds": 0.5,
+    }
     (folder / "llm.jsonl").write_text(json.dumps(call) + "\n")
-    score = {"policy": "p", "split": "dev", "tasks": 2, "avg@2": 0.5, "avg@2/low": 0.4, "avg@2/high": 0.6}
+    score = {
+        "policy": "p",
+        "split": "dev",
+        "tasks": 2,
+        "avg@2": 0.5,
+        "avg@2/low": 0.4,
+        "avg@2/high": 0.6,
+    }
     (folder / "eval.jsonl").write_text(json.dumps(score) + "\n")
     plain = """[...document.querySelectorAll('#main td.n')]
         .filter((cell) => /[1-9]/.test(cell.textContent) && !cell.querySelector('a'))
         .map((cell) => cell.closest('table').querySelectorAll('th')[cell.cellIndex].innerText)"""
     with served(folder) as server:
-        for address in ("#/overview", "#/rollouts", "#/groups", "#/tasks", "#/experience", "#/judge"):
+        for address in (
+            "#/overview",
+            "#/rollouts",
+            "#/groups",
+            "#/tasks",
+            "#/experience",
+            "#/judge",
+        ):
             text = visit(page, server.url + address)
-            assert {name.split()[0].lower() for name in page.run(plain)} <= {"difficulty", "level"}, address
-            for link in set(page.run("[...document.querySelectorAll('td.n a')].map((a) => a.getAttribute('href'))")):
+            assert {name.split()[0].lower() for name in page.run(plain)} <= {
+                "difficulty",
+                "level",
+            }, address
+            for link in set(
+                page.run(
+                    "[...document.querySelectorAll('td.n a')].map((a) => a.getAttribute('href'))"
+                )
+            ):
                 visit(page, server.url + link)
                 assert page.run("document.querySelector('h1') !== null"), link
             assert "step_judge" in text or address not in ("#/overview", "#/judge")
@@ -180,8 +255,12 @@ def test_every_number_of_a_table_leads_to_what_is_behind_it(page, tmp_path):
         assert "14 of 16" in visit(page, f"{server.url}#/rollouts?kind=step&labelled=1")
         group, rollout, _ = deep(page, server.url)
         visit(page, server.url + group)
-        marks = page.run("[...document.querySelectorAll('.cell a')].map((a) => a.getAttribute('href'))")
-        assert len(marks) == 4 and set(marks) >= {rollout}  # two rollouts of two turns: the tokens of an advantage
+        marks = page.run(
+            "[...document.querySelectorAll('.cell a')].map((a) => a.getAttribute('href'))"
+        )
+        assert len(marks) == 4 and set(marks) >= {
+            rollout
+        }  # two rollouts of two turns: the tokens of an advantage
         assert "undefined" not in visit(page, server.url + rollout)
 
 
@@ -210,22 +289,30 @@ def test_a_bundle_shows_the_same_from_the_disk_and_asks_no_server(page, tmp_path
 def test_a_page_follows_its_run(page, tmp_path):
     with served(made(tmp_path)) as server:
         assert "14 of 14" in visit(page, f"{server.url}#/rollouts")
-        page.until("performance.getEntriesByType('resource').some((e) => e.name.endsWith('api/states'))")
+        page.until(
+            "performance.getEntriesByType('resource').some((e) => e.name.endsWith('api/states'))"
+        )
         Workdir(tmp_path).log_trajectories(4, [record(0)])
         page.until("document.body.innerText.includes('15 of 15')")
         Workdir(tmp_path).rewind(2)
         page.until("document.body.innerText.includes('10 of 10')")
 
 
-def test_a_long_run_shows_its_latest_rollouts_while_the_others_are_read(page, tmp_path, monkeypatch):
+def test_a_long_run_shows_its_latest_rollouts_while_the_others_are_read(
+    page, tmp_path, monkeypatch
+):
     monkeypatch.setattr("experiments.view.runs.PART", 1)
     with served(made(tmp_path, steps=40)) as server:
         visit(page, f"{server.url}#/rollouts")
         assert page.run("document.querySelector('tbody td').textContent") == "40"
         page.until("document.body.innerText.includes('162 of 162')")
         assert "still being read" not in page.text()
-        steps = page.run("JSON.stringify([...new Set(view.runs[0].rows.step)].sort((a, b) => a - b))")
-        assert json.loads(steps) == list(range(1, 41)) and page.run("view.runs[0].files.length") == 41
+        steps = page.run(
+            "JSON.stringify([...new Set(view.runs[0].rows.step)].sort((a, b) => a - b))"
+        )
+        assert (
+            json.loads(steps) == list(range(1, 41)) and page.run("view.runs[0].files.length") == 41
+        )
 
 
 def focus(page: Browser) -> str:
@@ -260,9 +347,13 @@ def test_everything_can_be_reached_and_seen_with_the_keyboard(page, tmp_path):
         assert page.run(row) == "0"
         for key, wanted, words in (("j", "1", "(2 of 2)"), ("k", "0", "(1 of 2)")):
             page.press(key)  # the address changes before the page does
-            page.until(f"{row} === '{wanted}' && document.getElementById('main').textContent.includes('{words}')")
+            page.until(
+                f"{row} === '{wanted}' && document.getElementById('main').textContent.includes('{words}')"
+            )
         page.run("document.querySelector('.tokens .k').focus()")
-        assert page.run("document.getElementById('token').textContent").startswith("id 5 · token 0 of turn 1")
+        assert page.run("document.getElementById('token').textContent").startswith(
+            "id 5 · token 0 of turn 1"
+        )
         page.press("Tab")
         assert page.run("document.getElementById('token').textContent").startswith("id 6 ")
         visit(page, f"{server.url}#/rollouts")
@@ -277,7 +368,11 @@ def test_everything_can_be_reached_and_seen_with_the_keyboard(page, tmp_path):
 def test_pages_fit_the_screen_and_can_be_read(page, tmp_path, width, dark):
     page.look(width, dark=dark)
     with served(a_run(tmp_path)) as server:
-        for address in (*(f"#/{name}" for name in PAGES), *deep(page, server.url), "#/group?run=0&file=4&draw=1"):
+        for address in (
+            *(f"#/{name}" for name in PAGES),
+            *deep(page, server.url),
+            "#/group?run=0&file=4&draw=1",
+        ):
             visit(page, server.url + address)
             assert page.run("document.documentElement.scrollWidth") <= width, address
             assert page.run(FAINT) == [], address

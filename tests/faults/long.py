@@ -12,13 +12,15 @@ import numpy as np
 
 from tests.faults.stage import Run
 
-# Growth in 100 steps above which something leaks. Trajectories and metrics grow by design and are no part of the disk.
+# Growth in 100 steps above which something leaks. Trajectories and metrics grow by design and are
+# no part of the disk.
 ALLOWED = {"rss_mb": 8.0, "fds": 1.0, "threads": 1.0, "children": 0.5, "disk_mb": 0.5}
 GROWING = ("trajectories", "metrics.jsonl")
 
 
 def long_run(folder: Path, steps: int) -> int:
-    """Play a run of so many tiny steps, print the growth of each resource in 100 steps, and return the exit code."""
+    """Play a run of so many tiny steps, print the growth of each resource in 100 steps, and return
+    the exit code."""
     from tests.tiny import config_file, tiny_policy
 
     pid = os.fork()
@@ -73,7 +75,8 @@ def measured(pid: int, workdir: Path) -> dict[str, float]:
 
 
 def disk_of(folder: Path) -> int:
-    """Return the bytes of the files in a folder, without those that grow. Others may vanish meanwhile."""
+    """Return the bytes of the files in a folder, without those that grow. Others may vanish
+    meanwhile."""
     found = 0
     for path, folders, files in os.walk(folder):
         folders[:] = [name for name in folders if name not in GROWING]
@@ -90,7 +93,8 @@ def figures(values: dict[str, float]) -> str:
 def verdict(seen: list[tuple[int, dict[str, float]]]) -> int:
     """Print the growth of each resource in 100 steps, and return 1 if one is above what is allowed.
 
-    The slope is the median of those between any two steps (Theil and Sen), which some odd measurements do not change.
+    The slope is the median of those between any two steps (Theil and Sen), which some odd
+    measurements do not change.
     The first fifth is left out: programs are compiled there and caches are filled.
     """
     settled = [(step, values) for step, values in seen if values and step > 0.2 * seen[-1][0]]
@@ -99,8 +103,14 @@ def verdict(seen: list[tuple[int, dict[str, float]]]) -> int:
     leaks = []
     for name, allowed in ALLOWED.items():
         values = np.array([values[name] for _, values in settled])
-        slope = 100 * float(np.median((values[second] - values[first]) / (steps[second] - steps[first])))
+        slope = 100 * float(
+            np.median((values[second] - values[first]) / (steps[second] - steps[first]))
+        )
         leaks += [name] if slope > allowed else []
-        print(f"{name:9} {values[0]:9.4g} -> {values[-1]:9.4g}   {slope:+8.3f} in 100 steps (allowed {allowed:g})")
-    print(f"steps {steps[0]:.0f} to {steps[-1]:.0f}: {'grows: ' + ', '.join(leaks) if leaks else 'nothing grows'}")
+        print(
+            f"{name:9} {values[0]:9.4g} -> {values[-1]:9.4g}   {slope:+8.3f} in 100 steps (allowed {allowed:g})"
+        )
+    print(
+        f"steps {steps[0]:.0f} to {steps[-1]:.0f}: {'grows: ' + ', '.join(leaks) if leaks else 'nothing grows'}"
+    )
     return bool(leaks)

@@ -1,8 +1,9 @@
-"""The stage of a fault: a folder, namespace and process of its own, real runs there, and what holds after each run.
+"""The stage of a fault: a folder, namespace and process of its own, real runs there, and what holds
+after each run.
 
-Whatever the fault: the run ends in time, with the expected code and message and without a traceback; each rollout that
-its steps asked for is accounted for; no step takes longer than the deadlines of what hung in it; and the run leaves no
-process, shared memory, lock or temporary file.
+Whatever the fault: the run ends in time, with the expected code and message and without a
+traceback; each rollout that its steps asked for is accounted for; no step takes longer than the
+deadlines of what hung in it; and the run leaves no process, shared memory, lock or temporary file.
 """
 
 from __future__ import annotations
@@ -26,17 +27,33 @@ from pathlib import Path
 from typing import Any
 
 import run
-from evolver.records import read_rollouts
-from evolver.workdir import Workdir
+from evolver.files.rollout_files import read_rollouts
+from evolver.files.workdir import Workdir
 
 FATES = ("trained", "no_signal", "overlong", "stale", "parse_error", "env_error", "cancelled")
 STEPS, ROLLOUTS = 3, 12  # of a run; rollouts of each step
-SHORT = (f"--config.steps={STEPS}", "--config.eval.tasks=2", "--config.eval.rollouts=1", "--config.eval.greedy=False")
+SHORT = (
+    f"--config.steps={STEPS}",
+    "--config.eval.tasks=2",
+    "--config.eval.rollouts=1",
+    "--config.eval.greedy=False",
+)
 MODES = {"sync": (), "async": ("--config.rollout.async_depth=1",)}
 RESULTS = ("trajectories/*", "eval/*", "experience/*", "tasks.jsonl", "policy/*.safetensors")
-NEW_NAMESPACE, PRIVATE, READ_ONLY, REMOUNT, SUBREAPER = 0x20000, 0x44000, 1, 32, 36  # as Linux numbers them
+NEW_NAMESPACE, PRIVATE, READ_ONLY, REMOUNT, SUBREAPER = (
+    0x20000,
+    0x44000,
+    1,
+    32,
+    36,
+)  # as Linux numbers them
 
-LATE = ("evolver.loop", "evolver.plan.room", "rl.engines.jax.engine", "matplotlib.backends.backend_agg")
+LATE = (
+    "evolver.loop",
+    "evolver.plan.room",
+    "rl.engines.jax.engine",
+    "matplotlib.backends.backend_agg",
+)
 for late in LATE:  # or each fork would import them again
     importlib.import_module(late)
 # What Python says of objects that could not be cleared away, and goes on.
@@ -48,7 +65,8 @@ class Broken(AssertionError):
 
 
 class Run:
-    """A run in a process of its own, forked from this one, which has imported everything and started no device."""
+    """A run in a process of its own, forked from this one, which has imported everything and
+    started no device."""
 
     def __init__(self, words: list[str], log: Path, inside: Callable[[], Any] | None):
         self.log, self.code = log, None
@@ -105,7 +123,8 @@ class Run:
         return self.code is not None
 
     def until(self, condition: str | Callable[[], bool], limit: float = 300.0) -> None:
-        """Wait until it has said a text, or a condition holds. Raises Broken if it ends before, or takes too long."""
+        """Wait until it has said a text, or a condition holds. Raises Broken if it ends before, or
+        takes too long."""
         holds = (lambda: condition in self.said) if isinstance(condition, str) else condition
         began = time.monotonic()
         while not holds():
@@ -120,7 +139,8 @@ class Run:
             os.kill(self.pid, number)
 
     def wait(self, limit: float) -> int:
-        """Return the exit code. Raises Broken, and kills the run, if it does not end within `limit` seconds."""
+        """Return the exit code. Raises Broken, and kills the run, if it does not end within `limit`
+        seconds."""
         began = time.monotonic()
         while not self.ended():
             if time.monotonic() - began > limit:
@@ -135,11 +155,14 @@ class Run:
 class Stage:
     """Plays the runs of one fault.
 
-    config: file of the tiny config. mode: "sync" or "async". straight: workdir of an undisturbed synchronous run.
-    limit: seconds within which any run has to end. pace: seconds of the slowest step of the undisturbed run, which
-    compiles in it; None for that run itself. A step may take ten seconds and five times as long, besides its deadlines.
-    kills, pause: how often a run is killed, and for how many seconds it is stopped. `note` is shown beside the result.
-    `own` are processes that the fault started itself, `paused` the seconds for which it stopped a run.
+    config: file of the tiny config. mode: "sync" or "async". straight: workdir of an undisturbed
+    synchronous run.
+    limit: seconds within which any run has to end. pace: seconds of the slowest step of the
+    undisturbed run, which compiles in it; None for that run itself. A step may take ten seconds and
+    five times as long, besides its deadlines.
+    kills, pause: how often a run is killed, and for how many seconds it is stopped. `note` is shown
+    beside the result. `own` are processes that the fault started itself, `paused` the seconds for
+    which it stopped a run.
     """
 
     def __init__(
@@ -166,10 +189,17 @@ class Stage:
         os.environ["TMPDIR"] = str(self._temporary)
 
     def words(self, *words: str) -> list[str]:
-        return [f"--config={self.config}", f"--workdir={self.workdir}", *SHORT, *MODES[self.mode], *words]
+        return [
+            f"--config={self.config}",
+            f"--workdir={self.workdir}",
+            *SHORT,
+            *MODES[self.mode],
+            *words,
+        ]
 
     def start(self, *words: str, inside: Callable[[], Any] | None = None) -> Run:
-        """Start a run. inside: called in its process before it begins; it may return further words."""
+        """Start a run. inside: called in its process before it begins; it may return further
+        words."""
         return Run(self.words(*words), self.log, inside)
 
     def run(
@@ -181,9 +211,12 @@ class Stage:
         steps: int | None = STEPS,
         once: bool = True,
     ) -> Stage:
-        """Play a run to its end and check what holds after it. code, said: its exit code and a part of its message,
-        which it may say `once` only. steps: those of a run that completes, None = any number."""
-        return self.end(self.start(*words, inside=inside), code=code, said=said, steps=steps, once=once)
+        """Play a run to its end and check what holds after it. code, said: its exit code and a part
+        of its message, which it may say `once` only. steps: those of a run that completes, None =
+        any number."""
+        return self.end(
+            self.start(*words, inside=inside), code=code, said=said, steps=steps, once=once
+        )
 
     def end(
         self,
@@ -195,8 +228,8 @@ class Stage:
         once: bool = True,
         killed: bool = False,
     ) -> Stage:
-        """Wait for a run and check what holds after it. killed: it may leave its lock and temporary files in the
-        workdir, which the next run has to cope with."""
+        """Wait for a run and check what holds after it. killed: it may leave its lock and temporary
+        files in the workdir, which the next run has to cope with."""
         run.wait(self.limit)
         self.left_nothing(killed=killed)
         if run.code != code:
@@ -216,8 +249,8 @@ class Stage:
         self.note = f"skipped: {why}"
 
     def adds_up(self, steps: int | None) -> None:
-        """Check the books: one line per step, and one fate and one end of every rollout in all of them. Check that no
-        step took longer than its deadlines allow."""
+        """Check the books: one line per step, and one fate and one end of every rollout in all of
+        them. Check that no step took longer than its deadlines allow."""
         lines = self.metrics()
         done = [line["step"] for line in lines]
         if done != list(range(len(done))) or (steps is not None and len(done) != steps + 1):
@@ -225,17 +258,25 @@ class Stage:
         for line in lines[1:]:
             fates, stops = sum(line[f"ledger/{fate}"] for fate in FATES), total(line, "stop/")
             if not line["ledger/rollouts"] == line["rollout/count"] == fates == stops == ROLLOUTS:
-                raise Broken(f"step {line['step']}: {line['ledger/rollouts']} rollouts, {fates} fates, {stops} ends")
+                raise Broken(
+                    f"step {line['step']}: {line['ledger/rollouts']} rollouts, {fates} fates, {stops} ends"
+                )
             path = self.workdir / f"trajectories/step_{line['step']:06d}"
             written = [record["fate"] for record in read_rollouts(path)]
-            if {fate: written.count(fate) for fate in FATES} != {fate: line[f"ledger/{fate}"] for fate in FATES}:
-                raise Broken(f"step {line['step']}: the trajectories have other fates than the ledger")
-        if late := overdue(lines, Workdir(self.workdir).config()["config"], self.paused + self.slack):
+            if {fate: written.count(fate) for fate in FATES} != {
+                fate: line[f"ledger/{fate}"] for fate in FATES
+            }:
+                raise Broken(
+                    f"step {line['step']}: the trajectories have other fates than the ledger"
+                )
+        if late := overdue(
+            lines, Workdir(self.workdir).config()["config"], self.paused + self.slack
+        ):
             raise Broken(late)
 
     def left_nothing(self, *, killed: bool = False) -> None:
-        """Check that no process, shared memory, lock or temporary file is left, a moment after the end of a run. Ends
-        what is."""
+        """Check that no process, shared memory, lock or temporary file is left, a moment after the
+        end of a run. Ends what is."""
         left, until = self._left(killed), time.monotonic() + 15
         while left and time.monotonic() < until:
             time.sleep(0.1)
@@ -250,10 +291,16 @@ class Stage:
 
     def _left(self, killed: bool) -> set[str]:
         left = {f"process {pid} ({command})" for pid, command in self._orphans().items()}
-        left |= {f"/dev/shm/{name}" for name in set(os.listdir("/dev/shm")) - self._shared if self.isolated}
+        left |= {
+            f"/dev/shm/{name}"
+            for name in set(os.listdir("/dev/shm")) - self._shared
+            if self.isolated
+        }
         if not killed:
             left |= {f"TMPDIR/{path.name}" for path in self._temporary.iterdir()}
-            left |= {path.name for path in [*self.workdir.glob("lock"), *self.workdir.glob("**/*.tmp")]}
+            left |= {
+                path.name for path in [*self.workdir.glob("lock"), *self.workdir.glob("**/*.tmp")]
+            }
         return left
 
     def metrics(self) -> list[dict[str, Any]]:
@@ -268,14 +315,14 @@ class Stage:
         return self
 
     def resumes(self, *words: str, same: bool = False, steps: int | None = STEPS) -> Stage:
-        """Check that the same command, with the cause of the fault removed, completes the run; `same`: as if nothing
-        had happened."""
+        """Check that the same command, with the cause of the fault removed, completes the run;
+        `same`: as if nothing had happened."""
         self.run(*words, steps=steps)
         return self.same_as_straight() if same else self
 
     def same_as_straight(self) -> Stage:
-        """Check that a synchronous run has the figures and rollouts of one that was never disturbed, bit for bit. Those
-        of an asynchronous one depend on when its rollouts end."""
+        """Check that a synchronous run has the figures and rollouts of one that was never
+        disturbed, bit for bit. Those of an asynchronous one depend on when its rollouts end."""
         differs = list(differences(self.straight, self.workdir)) if self.mode == "sync" else []
         if differs:
             raise Broken(f"other than an undisturbed run: {', '.join(differs[:9])}")
@@ -289,9 +336,12 @@ class Stage:
         )
 
     def remount(self, *, size: str = "", read_only: bool = False) -> bool:
-        """Change the size of the file system of the workdir, or forbid to write to it. Returns False while a file there
-        is open for writing."""
-        flags, data = REMOUNT | (READ_ONLY if read_only else 0), f"size={size}".encode() if size else None
+        """Change the size of the file system of the workdir, or forbid to write to it. Returns
+        False while a file there is open for writing."""
+        flags, data = (
+            REMOUNT | (READ_ONLY if read_only else 0),
+            f"size={size}".encode() if size else None,
+        )
         return not _libc().mount(b"tmpfs", _bytes(self.workdir), b"tmpfs", flags, data)
 
 
@@ -301,20 +351,27 @@ def total(line: dict[str, Any], prefix: str) -> float:
 
 def durations(lines: list[dict[str, Any]]) -> list[float]:
     """Return the seconds of each step."""
-    return [line["time/elapsed"] - before["time/elapsed"] for before, line in itertools.pairwise(lines)]
+    return [
+        line["time/elapsed"] - before["time/elapsed"] for before, line in itertools.pairwise(lines)
+    ]
 
 
 def overdue(lines: list[dict[str, Any]], config: dict[str, Any], slack: float) -> str:
     """Return which step took longer than its deadlines allow, "" if none did.
 
-    Each call into the world that hung may take `env.timeout`, twice if it was that of a reset, which is tried again.
-    If any rollout was cancelled, all of them may have taken `rollout.timeout`. A question that timed out may take
-    `llm.deadline`. slack: seconds of a step besides its deadlines.
+    Each call into the world that hung may take `env.timeout`, twice if it was that of a reset,
+    which is tried again. If any rollout was cancelled, all of them may have taken
+    `rollout.timeout`. A question that timed out may take `llm.deadline`. slack: seconds of a step
+    besides its deadlines.
     """
     for took, line in zip(durations(lines), lines[1:]):
         hung = total(line, "stop/env_timeout") + line.get("eval/broken", 0)
-        unanswered = sum(n for name, n in line.items() if name.startswith("llm/") and name.endswith("/timeout"))
-        allowed = slack + 2 * hung * config["env"]["timeout"] + unanswered * config["llm"]["deadline"]
+        unanswered = sum(
+            n for name, n in line.items() if name.startswith("llm/") and name.endswith("/timeout")
+        )
+        allowed = (
+            slack + 2 * hung * config["env"]["timeout"] + unanswered * config["llm"]["deadline"]
+        )
         if line["stop/cancelled"] or line.get("eval/broken"):
             allowed += 2 * config["rollout"]["timeout"]
         if took > allowed:
@@ -325,15 +382,24 @@ def overdue(lines: list[dict[str, Any]], config: dict[str, Any], slack: float) -
 def differences(first: Path, second: Path) -> Iterable[str]:
     """Yield what differs between two runs, apart from what a clock had a part in."""
     ours, theirs = (
-        [{k: v for k, v in line.items() if not k.startswith("time/")} for line in Workdir(path).metrics()]
+        [
+            {k: v for k, v in line.items() if not k.startswith("time/")}
+            for line in Workdir(path).metrics()
+        ]
         for path in (first, second)
     )
     for one, other in zip(ours, theirs):
-        yield from (f"{name} of step {one['step']}" for name in one | other if one.get(name) != other.get(name))
+        yield from (
+            f"{name} of step {one['step']}"
+            for name in one | other
+            if one.get(name) != other.get(name)
+        )
     if len(ours) != len(theirs):
         yield f"{len(theirs)} lines instead of {len(ours)}"
     for pattern in RESULTS:
-        names = {path.relative_to(folder) for folder in (first, second) for path in folder.glob(pattern)}
+        names = {
+            path.relative_to(folder) for folder in (first, second) for path in folder.glob(pattern)
+        }
         for name in sorted(names):
             if not all((folder / name).is_file() for folder in (first, second)):
                 yield f"{name}, which only one has"
@@ -341,11 +407,12 @@ def differences(first: Path, second: Path) -> Iterable[str]:
                 yield str(name)
 
 
-# --- processes and namespaces ----------------------------------------------------------------------------------------
+# --- processes and namespaces ---------------------------------------------------------------------
 
 
 def isolate() -> bool:
-    """Adopt the orphans of this process. Give it a /dev/shm of its own, and return whether that was permitted."""
+    """Adopt the orphans of this process. Give it a /dev/shm of its own, and return whether that was
+    permitted."""
     libc = _libc()
     libc.prctl(SUBREAPER, 1, 0, 0, 0)
     if libc.unshare(NEW_NAMESPACE) or libc.mount(None, b"/", None, PRIVATE, None):
@@ -358,7 +425,12 @@ def orphans() -> list[tuple[int, str]]:
     found = []
     for path in Path("/proc/self/task").glob("*/children"):
         for pid in map(int, path.read_text().split()):
-            command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            command = (
+                Path(f"/proc/{pid}/cmdline")
+                .read_bytes()
+                .replace(b"\0", b" ")
+                .decode(errors="replace")
+            )
             if os.waitpid(pid, os.WNOHANG)[0]:  # it has ended, too
                 continue
             found.append((pid, command.strip()[:100]))
@@ -366,7 +438,8 @@ def orphans() -> list[tuple[int, str]]:
 
 
 def play(fault: Callable[[Stage], Any], folder: Path, **stage: Any) -> tuple[int, Path]:
-    """Play a fault in a process of its own. Return its pid and the file that will hold [what does not hold, a note]."""
+    """Play a fault in a process of its own. Return its pid and the file that will hold [what does
+    not hold, a note]."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     result = folder / "result.json"

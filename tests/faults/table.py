@@ -1,7 +1,8 @@
-"""The faults: of the environment, the judge, the engine, the disk, the process, texts and the clock.
+"""The faults: of the environment, the judge, the engine, the disk, the process, texts and the
+clock.
 
-Each is a function that gets a `Stage` and plays runs on it. It says how the run has to end; what holds after every run
-is checked by the stage.
+Each is a function that gets a `Stage` and plays runs on it. It says how the run has to end; what
+holds after every run is checked by the stage.
 """
 
 from __future__ import annotations
@@ -59,7 +60,9 @@ def breaking(fault: str, at: str = "step", **args: Any) -> tuple[str, ...]:
     return ("--config.env.name=tests.faults.worlds:Breaking", *words)
 
 
-def failing(step: int, function: Callable[..., Any], error: Callable[[], BaseException]) -> Callable[..., Any]:
+def failing(
+    step: int, function: Callable[..., Any], error: Callable[[], BaseException]
+) -> Callable[..., Any]:
     """Return the function, which raises from its `step`-th call on."""
     calls = [0]
 
@@ -72,10 +75,16 @@ def failing(step: int, function: Callable[..., Any], error: Callable[[], BaseExc
     return call
 
 
-# --- environment -----------------------------------------------------------------------------------------------------
+# --- environment ----------------------------------------------------------------------------------
 
 
-def _world(name: str, words: tuple[str, ...], count: str, modes: tuple[str, ...] = BOTH, kind: str = "environment"):
+def _world(
+    name: str,
+    words: tuple[str, ...],
+    count: str,
+    modes: tuple[str, ...] = BOTH,
+    kind: str = "environment",
+):
     """Enter a fault of some episodes, which the run completes and counts."""
 
     def play(stage: Stage) -> None:
@@ -106,17 +115,38 @@ _world("an object in info of a worker", (*WORKERS, *breaking("not_json")), ENV_E
 _world("a worker that exits", (*WORKERS, *breaking("exit")), ENV_ERROR)
 _world("a worker that crashes", (*WORKERS, *breaking("segfault")), ENV_ERROR, ("async",))
 _world("a worker that hangs", (*WORKERS, *breaking("hang"), "--config.env.timeout=4"), ENV_TIMEOUT)
-_world("a worker that stops", (*WORKERS, *breaking("stop"), "--config.env.timeout=4"), ENV_TIMEOUT, ("sync",))
 _world(
-    "a worker that floods its pipe", (*WORKERS, *breaking("flood"), "--config.env.timeout=20"), ENV_ERROR, ("async",)
+    "a worker that stops",
+    (*WORKERS, *breaking("stop"), "--config.env.timeout=4"),
+    ENV_TIMEOUT,
+    ("sync",),
 )
-_world("a worker with a child", (*WORKERS, *breaking("child"), "--config.env.timeout=4"), ENV_TIMEOUT, ("sync",))
-_world("a worker that eats memory", (*WORKERS, *breaking("grow"), "--config.env.memory_mb=700"), ENV_ERROR, ("sync",))
+_world(
+    "a worker that floods its pipe",
+    (*WORKERS, *breaking("flood"), "--config.env.timeout=20"),
+    ENV_ERROR,
+    ("async",),
+)
+_world(
+    "a worker with a child",
+    (*WORKERS, *breaking("child"), "--config.env.timeout=4"),
+    ENV_TIMEOUT,
+    ("sync",),
+)
+_world(
+    "a worker that eats memory",
+    (*WORKERS, *breaking("grow"), "--config.env.memory_mb=700"),
+    ENV_ERROR,
+    ("sync",),
+)
 
 
 @fault("environment")
 def episodes_without_an_end(stage: Stage) -> None:
-    room = ("--config.rollout.context=320", "--config.learner.row=320")  # or it would be full before the last turn
+    room = (
+        "--config.rollout.context=320",
+        "--config.learner.row=320",
+    )  # or it would be full before the last turn
     stage.run("--config.env.name=tests.faults.worlds:Endless", *room).counted("stop/max_turns")
 
 
@@ -134,7 +164,9 @@ def a_world_that_does_not_start(stage: Stage) -> None:
 def a_service_that_dies(stage: Stage) -> None:
     with serving("tests.tiny:Parity") as url:
         stage.own = {pid for pid, _ in orphans()}
-        run = stage.start("--config.env.mode=http", f"--config.env.url={url}", "--config.env.timeout=5")
+        run = stage.start(
+            "--config.env.mode=http", f"--config.env.url={url}", "--config.env.timeout=5"
+        )
         run.until("step 1/")
         for pid in stage.own:
             os.kill(pid, signal.SIGKILL)
@@ -142,10 +174,12 @@ def a_service_that_dies(stage: Stage) -> None:
     stage.own = set()
 
 
-# --- judge -----------------------------------------------------------------------------------------------------------
+# --- judge ----------------------------------------------------------------------------------------
 
 
-def _judged(stage: Stage, answers: Callable[[dict, int], Answer], *words: str, **ends: Any) -> Stage:
+def _judged(
+    stage: Stage, answers: Callable[[dict, int], Answer], *words: str, **ends: Any
+) -> Stage:
     """Play a run whose turns are labelled by a server that answers so."""
 
     def serve() -> list[str]:
@@ -156,7 +190,9 @@ def _judged(stage: Stage, answers: Callable[[dict, int], Answer], *words: str, *
     return stage.run(*LABELLED, *asked, *words, inside=serve, **ends)
 
 
-def _useless(name: str, answer: Callable[[], Answer], kind: str, *words: str, modes: tuple[str, ...] = BOTH) -> None:
+def _useless(
+    name: str, answer: Callable[[], Answer], kind: str, *words: str, modes: tuple[str, ...] = BOTH
+) -> None:
     """Enter a judge whose every answer is useless: the run completes, and each one is counted."""
 
     def play(stage: Stage) -> None:
@@ -170,18 +206,36 @@ _useless("empty answers", lambda: said(""), "empty", modes=("sync",))
 _useless("prose", lambda: said("All of them were good."), "unreadable")
 _useless("JSON that is cut", lambda: said('{"steps": [{"step": 1, "lab'), "cut", modes=("async",))
 _useless(
-    "a number of 400 digits", lambda: said('{"steps": [{"step": 1' + "0" * 400 + "}]}"), "unreadable", modes=("sync",)
+    "a number of 400 digits",
+    lambda: said('{"steps": [{"step": 1' + "0" * 400 + "}]}"),
+    "unreadable",
+    modes=("sync",),
 )
-_useless("500 deep lists", lambda: said('{"steps": ' + "[" * 500 + "]" * 500 + "}"), "unreadable", modes=("async",))
+_useless(
+    "500 deep lists",
+    lambda: said('{"steps": ' + "[" * 500 + "]" * 500 + "}"),
+    "unreadable",
+    modes=("async",),
+)
 _useless("HTTP 500", lambda: refused(500, "boom"), "http_500")
-_useless("a body that is cut", lambda: Answer({"choices": []}, cut=5), "connection", modes=("sync",))
+_useless(
+    "a body that is cut", lambda: Answer({"choices": []}, cut=5), "connection", modes=("sync",)
+)
 _useless("a body of junk", lambda: Answer(b"\x00\xff{{"), "bad_json", modes=("async",))
-_useless("a stall", lambda: Answer({}, stall=900.0), "timeout", "--config.llm.deadline=0.2", modes=("sync",))
+_useless(
+    "a stall",
+    lambda: Answer({}, stall=900.0),
+    "timeout",
+    "--config.llm.deadline=0.2",
+    modes=("sync",),
+)
 
 
 @fault("judge", ("sync",))
 def a_wrong_key(stage: Stage) -> None:
-    _judged(stage, lambda body, n: refused(401, "Incorrect API key"), code=3, said="Incorrect API key")
+    _judged(
+        stage, lambda body, n: refused(401, "Incorrect API key"), code=3, said="Incorrect API key"
+    )
 
 
 @fault("judge")
@@ -199,7 +253,9 @@ def a_budget_without_usage(stage: Stage) -> None:
         record = json.loads(script(body, n).body)
         return Answer({name: value for name, value in record.items() if name != "usage"})
 
-    _judged(stage, silent, "--config.llm.budget_tokens=20000", code=3, said="config.llm.budget_tokens")
+    _judged(
+        stage, silent, "--config.llm.budget_tokens=20000", code=3, said="config.llm.budget_tokens"
+    )
 
 
 @fault("judge", ("async",))
@@ -210,7 +266,7 @@ def too_many_requests(stage: Stage) -> None:
     _judged(stage, busy, "--config.llm.attempts=9").counted("llm/step_judge/failures/http_429")
 
 
-# --- engine ----------------------------------------------------------------------------------------------------------
+# --- engine ---------------------------------------------------------------------------------------
 
 
 @fault("engine")
@@ -219,7 +275,9 @@ def an_engine_that_breaks(stage: Stage) -> None:
         from rl.engines import EngineFault
         from rl.engines.jax.engine import JaxEngine
 
-        JaxEngine.generate = failing(40, JaxEngine.generate, lambda: EngineFault("the device is lost"))
+        JaxEngine.generate = failing(
+            40, JaxEngine.generate, lambda: EngineFault("the device is lost")
+        )
 
     stage.run(inside=inside, code=1, said="the device is lost").resumes(same=True)
 
@@ -277,9 +335,9 @@ def weights_that_do_not_arrive(stage: Stage) -> None:
 @fault("engine", ("sync",))
 def a_gradient_that_is_not_finite(stage: Stage) -> None:
     def inside() -> None:
-        from evolver import credit
+        from evolver import grading
 
-        assign = credit.assign
+        assign = grading.assign
 
         def infinite(config: Any, estimator: Any, trajectories: Any, step: int) -> None:
             assign(config, estimator, trajectories, step)
@@ -287,12 +345,12 @@ def a_gradient_that_is_not_finite(stage: Stage) -> None:
                 for turn in trajectory.turns:
                     turn.advantage = float("inf")
 
-        credit.assign = infinite
+        grading.assign = infinite
 
     stage.run(inside=inside).counted("skipped")
 
 
-# --- disk ------------------------------------------------------------------------------------------------------------
+# --- disk -----------------------------------------------------------------------------------------
 
 
 def full(*_: Any) -> OSError:
@@ -301,7 +359,8 @@ def full(*_: Any) -> OSError:
 
 @fault("disk")
 def a_full_disk(stage: Stage) -> None:
-    """Someone else fills the file system of the run, and makes room again. A save that fails says so, too."""
+    """Someone else fills the file system of the run, and makes room again. A save that fails says
+    so, too."""
     if not stage.mount("50m"):
         return stage.skip("mounting is not permitted")
     run, ballast = stage.start(), stage.workdir / "ballast"
@@ -324,9 +383,9 @@ def a_disk_that_is_too_small(stage: Stage) -> None:
 @fault("disk")
 def no_room_for_trajectories(stage: Stage) -> None:
     def inside() -> None:
-        from evolver import records
+        from evolver.files import rollout_files
 
-        records.write_atomically = failing(3, records.write_atomically, full)
+        rollout_files.write_atomically = failing(3, rollout_files.write_atomically, full)
 
     stage.run(inside=inside, code=1, said="No space left").resumes(same=True)
 
@@ -334,7 +393,7 @@ def no_room_for_trajectories(stage: Stage) -> None:
 @fault("disk")
 def no_room_for_metrics(stage: Stage) -> None:
     def inside() -> None:
-        from evolver.workdir import Workdir
+        from evolver.files.workdir import Workdir
 
         Workdir.log_metrics = failing(3, Workdir.log_metrics, full)
 
@@ -363,7 +422,8 @@ def a_flush_that_fails(stage: Stage) -> None:
 
 @fault("disk", ("async",))
 def a_disk_that_becomes_read_only(stage: Stage) -> None:
-    """As the kernel makes it after an error; nobody else can, because the run holds its lock open."""
+    """As the kernel makes it after an error; nobody else can, because the run holds its lock
+    open."""
 
     def inside() -> None:
         os.replace = failing(9, os.replace, lambda: OSError(errno.EROFS, os.strerror(errno.EROFS)))
@@ -391,7 +451,9 @@ def a_workdir_that_is_deleted(stage: Stage) -> None:
 def a_flipped_bit_in_the_newest_checkpoint(stage: Stage) -> None:
     stage.run("--config.steps=2", steps=2)
     newest = max((stage.workdir / "checkpoints").glob("[0-9]*"), key=lambda path: int(path.name))
-    path = max((path for path in newest.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)
+    path = max(
+        (path for path in newest.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size
+    )
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
     path.write_bytes(data)
@@ -424,7 +486,7 @@ def too_many_open_files(stage: Stage) -> None:
     stage.resumes(*WORKERS)
 
 
-# --- process ---------------------------------------------------------------------------------------------------------
+# --- process --------------------------------------------------------------------------------------
 
 
 def _signalled(name: str, number: int, after: str, modes: tuple[str, ...] = BOTH) -> None:
@@ -544,7 +606,8 @@ def an_output_that_is_closed(stage: Stage) -> None:
 
 @fault("process", ("sync",))
 def an_interrupt_that_ends_the_reader_too(stage: Stage) -> None:
-    """As Ctrl-C does to `python run.py 2>&1 | tee log`. The last step is saved, whenever the next save was due."""
+    """As Ctrl-C does to `python run.py 2>&1 | tee log`. The last step is saved, whenever the next
+    save was due."""
     reader, writer = os.pipe()
 
     def inside() -> None:
@@ -568,7 +631,7 @@ def an_interrupt_that_ends_the_reader_too(stage: Stage) -> None:
     stage.resumes(f"--config.steps={done + 1}", steps=None)
 
 
-# --- text ------------------------------------------------------------------------------------------------------------
+# --- text -----------------------------------------------------------------------------------------
 
 
 _world("a lone surrogate", breaking("surrogate"), "ledger/rollouts", kind="text")
@@ -594,7 +657,11 @@ def _spoken(name: str, text: str, modes: tuple[str, ...] = BOTH) -> None:
 
             rollout.action_of = lambda *args, **kwargs: text
 
-        words = ("--config.env.name=travel", "--config.rollout.context=256", "--config.learner.row=256")
+        words = (
+            "--config.env.name=travel",
+            "--config.rollout.context=256",
+            "--config.learner.row=256",
+        )
         stage.run(*words, inside=inside)
 
     TABLE.append(Fault("text", name, play, modes))
@@ -602,17 +669,23 @@ def _spoken(name: str, text: str, modes: tuple[str, ...] = BOTH) -> None:
 
 _spoken(
     "990 deep arguments",
-    '<tool_call>\n{"name": "flights", "arguments": {"to": ' + "[" * 990 + "]" * 990 + "}}\n</tool_call>",
+    '<tool_call>\n{"name": "flights", "arguments": {"to": '
+    + "[" * 990
+    + "]" * 990
+    + "}}\n</tool_call>",
 )
 _spoken("20000 empty calls", "<tool_call></tool_call>" * 20_000, ("sync",))
 _spoken("half a surrogate pair in a turn", "\ud800<tool_call>{\udfff", ("async",))
 
 
-# --- clock -----------------------------------------------------------------------------------------------------------
+# --- clock ----------------------------------------------------------------------------------------
 
 
 def _clock(
-    name: str, module_function: str, change: Callable[[float, int], float], modes: tuple[str, ...] = BOTH
+    name: str,
+    module_function: str,
+    change: Callable[[float, int], float],
+    modes: tuple[str, ...] = BOTH,
 ) -> None:
     """Enter a clock that shows `change` of the true time and of the number of readings."""
 
@@ -635,4 +708,9 @@ _clock("a day forward", "time", lambda t, n: t + 86_400 * (n > 20))
 _clock("a day back", "time", lambda t, n: t - 86_400 * (n > 20))
 _clock("standing still", "time", lambda t, n: 1.7e9, ("sync",))
 _clock("before 1970", "time", lambda t, n: -5.0, ("async",))
-_clock("an hour forward while nothing is waited for", "monotonic", lambda t, n: t + 3600 * (n > 3), ("sync",))
+_clock(
+    "an hour forward while nothing is waited for",
+    "monotonic",
+    lambda t, n: t + 3600 * (n > 3),
+    ("sync",),
+)

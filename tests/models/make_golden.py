@@ -1,10 +1,12 @@
-"""Make tests/models/golden/*.npz: small random checkpoints and the logits that `transformers` computes from them.
+"""Make tests/models/golden/*.npz: small random checkpoints and the logits that `transformers`
+computes from them.
 
     python -m tests.models.make_golden        # needs torch and transformers; writes the files that the tests read
 
-Each file holds the weights under Hugging Face's names (exact in float16, to be read as float32), config.json, the
-token ids, and logits of four runs: each sequence alone, all in one right-padded batch, all in one left-padded batch,
-and the first sequence token by token with a KV cache.
+Each file holds the weights under Hugging Face's names (exact in float16, to be read as float32),
+config.json, the
+token ids, and logits of four runs: each sequence alone, all in one right-padded batch, all in one
+left-padded batch, and the first sequence token by token with a KV cache.
 """
 
 import json
@@ -23,8 +25,8 @@ SHAPE = {
     "intermediate_size": 48,
     "max_position_embeddings": 64,
 }
-# The small embedding of "tied" makes rms_norm_eps visible: 1e-6 instead of 1e-5 would move its logits by far more than
-# the tolerance of the tests.
+# The small embedding of "tied" makes rms_norm_eps visible: 1e-6 instead of 1e-5 would move its
+# logits by far more than the tolerance of the tests.
 VARIANTS = {
     "tied": {"model_type": "qwen2", "tie_word_embeddings": True, "rms_norm_eps": 1e-5, "rope_theta": 1e6},
     "untied": {"model_type": "qwen2", "tie_word_embeddings": False, "rms_norm_eps": 1e-6, "rope_theta": 1e4},
@@ -45,9 +47,17 @@ def make(name: str) -> dict[str, np.ndarray]:
     record = SHAPE | VARIANTS[name]
     kwargs = {k: v for k, v in record.items() if k != "model_type" and not k.startswith("rope")}
     scaling = record.get("rope_scaling", {})
-    rope = {"rope_theta": record["rope_theta"], "rope_type": scaling.get("type", "default"), **scaling}
+    rope = {
+        "rope_theta": record["rope_theta"],
+        "rope_type": scaling.get("type", "default"),
+        **scaling,
+    }
     config = transformers.AutoConfig.for_model(record["model_type"], **kwargs, rope_parameters=rope)
-    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
+    model = (
+        transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+        .float()
+        .eval()
+    )
     arrays = {"config": np.array(json.dumps(record))}
     with torch.no_grad():
         for key, p in model.named_parameters():
@@ -71,7 +81,10 @@ def padded(model, ids, side: str):
     import torch
 
     width = max(LENGTHS)
-    tokens, mask = torch.zeros(len(ids), width, dtype=torch.long), torch.zeros(len(ids), width, dtype=torch.long)
+    tokens, mask = (
+        torch.zeros(len(ids), width, dtype=torch.long),
+        torch.zeros(len(ids), width, dtype=torch.long),
+    )
     for row, i in enumerate(ids):
         where = slice(width - len(i), width) if side == "left" else slice(0, len(i))
         tokens[row, where], mask[row, where] = i, 1

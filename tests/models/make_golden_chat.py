@@ -1,8 +1,10 @@
-"""Make tests/models/golden/qwen3_chat.jsonl: conversations as `transformers` renders them in Qwen3's own chat template.
+"""Make tests/models/golden/qwen3_chat.jsonl: conversations as `transformers` renders them in
+Qwen3's own chat template.
 
     python -m tests.models.make_golden_chat /dir/of/Qwen3-8B        # or of any Qwen3 tokenizer, or a .jinja file
 
-Each line holds a conversation and its text, with thinking switched on or off. A test compares our ids with it.
+Each line holds a conversation and its text, with thinking switched on or off. A test compares our
+ids with it.
 """
 
 import json
@@ -12,7 +14,11 @@ from pathlib import Path
 FILE = Path(__file__).parent / "golden/qwen3_chat.jsonl"
 TOOL = {
     "type": "function",
-    "function": {"name": "search", "description": "find “flights”", "parameters": {"type": "object"}},
+    "function": {
+        "name": "search",
+        "description": "find “flights”",
+        "parameters": {"type": "object"},
+    },
 }
 
 
@@ -28,7 +34,9 @@ def said(text, *calls, thought=None):
     message = {"role": "assistant", "content": text}
     if calls:
         functions = [{"name": "search", "arguments": arguments} for arguments in calls]
-        message["tool_calls"] = [{"type": "function", "function": function} for function in functions]
+        message["tool_calls"] = [
+            {"type": "function", "function": function} for function in functions
+        ]
     return message if thought is None else message | {"reasoning_content": thought}
 
 
@@ -64,7 +72,11 @@ def rendered(template: str, messages, tools, thinking: bool) -> str:
     from transformers.utils.chat_template_utils import render_jinja_template
 
     texts, _ = render_jinja_template(
-        [messages], tools=tools or None, chat_template=template, add_generation_prompt=True, enable_thinking=thinking
+        [messages],
+        tools=tools or None,
+        chat_template=template,
+        add_generation_prompt=True,
+        enable_thinking=thinking,
     )
     return texts[0]
 

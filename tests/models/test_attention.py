@@ -1,4 +1,5 @@
-"""Tests of attention: every implementation against the naive one, forward and backward, and the choice among them."""
+"""Tests of attention: every implementation against the naive one, forward and backward, and the
+choice among them."""
 
 import os
 import subprocess
@@ -22,14 +23,18 @@ def naive(q, k, v, segments):
     own, prompts = segments % 65536, segments // 65536
     of_prompt = (prompts[:, :, None] == own[:, None]) & (prompts[:, :, None] > 0)
     mask = ((own[:, :, None] == own[:, None]) | of_prompt) & (order[:, None] >= order)
-    return jnp.einsum("rhts,rshd->rthd", jax.nn.softmax(jnp.where(mask[:, None], scores, -jnp.inf)), v)
+    return jnp.einsum(
+        "rhts,rshd->rthd", jax.nn.softmax(jnp.where(mask[:, None], scores, -jnp.inf)), v
+    )
 
 
 def inputs(t, rows=2, head_dim=16, heads=4, kv_heads=2, share=False):
-    """Return (q, k, v, segments) and weights of the outputs. share: segments 2 and 3 attend to segment 1 too."""
+    """Return (q, k, v, segments) and weights of the outputs. share: segments 2 and 3 attend to
+    segment 1 too."""
     rng = np.random.default_rng(t)
     q, k, v, weight = (
-        rng.normal(size=(rows, t, n, head_dim)).astype(np.float32) for n in (heads, kv_heads) + (kv_heads, heads)
+        rng.normal(size=(rows, t, n, head_dim)).astype(np.float32)
+        for n in (heads, kv_heads) + (kv_heads, heads)
     )
     segments = np.sort(rng.integers(0, 4, (rows, t)), axis=1).astype(np.int32)
     if share:
@@ -56,7 +61,9 @@ def assert_close(a, b, atol=1e-4):
 @pytest.mark.parametrize("share", [False, True])
 @pytest.mark.parametrize("t", [1, 64, 150])
 def test_blockwise(t, share):
-    assert_close(both(attention.blockwise, *inputs(t, share=share)), both(naive, *inputs(t, share=share)))
+    assert_close(
+        both(attention.blockwise, *inputs(t, share=share)), both(naive, *inputs(t, share=share))
+    )
 
 
 def test_blockwise_of_long_rows_takes_a_few_queries_at_a_time(monkeypatch):
@@ -68,11 +75,21 @@ def test_blockwise_of_long_rows_takes_a_few_queries_at_a_time(monkeypatch):
 def test_blockwise_memory_is_linear_in_the_length():
     def scratch(t):
         shapes = [(1, t, heads, 16) for heads in (8, 4, 4)]
-        args = [jax.ShapeDtypeStruct(s, jnp.bfloat16) for s in shapes] + [jax.ShapeDtypeStruct((1, t), jnp.int32)]
-        loss = lambda q, k, v, s: jnp.sum(attention.blockwise(q, k, v, s).astype(jnp.float32))  # noqa: E731
-        return jax.jit(jax.grad(loss, (0, 1, 2))).lower(*args).compile().memory_analysis().temp_size_in_bytes
+        args = [jax.ShapeDtypeStruct(s, jnp.bfloat16) for s in shapes] + [
+            jax.ShapeDtypeStruct((1, t), jnp.int32)
+        ]
+        loss = lambda q, k, v, s: jnp.sum(attention.blockwise(q, k, v, s).astype(jnp.float32))
+        return (
+            jax.jit(jax.grad(loss, (0, 1, 2)))
+            .lower(*args)
+            .compile()
+            .memory_analysis()
+            .temp_size_in_bytes
+        )
 
-    assert scratch(32768) < 12 * attention.SCORES + 40 * 32768 * 8 * 16 * 4, "all scores would be 34 GB"
+    assert scratch(32768) < 12 * attention.SCORES + 40 * 32768 * 8 * 16 * 4, (
+        "all scores would be 34 GB"
+    )
 
 
 @pytest.mark.parametrize("name, t", [("pallas", 64), ("pallas", 90), ("splash", 200)])
@@ -95,7 +112,9 @@ def test_cudnn_pads_rows_to_an_even_length(monkeypatch, t):
 
 
 def mesh_of(platform, sequence=1):
-    return SimpleNamespace(shape={"sequence": sequence}, devices=np.array([SimpleNamespace(platform=platform)]))
+    return SimpleNamespace(
+        shape={"sequence": sequence}, devices=np.array([SimpleNamespace(platform=platform)])
+    )
 
 
 @pytest.mark.parametrize(
@@ -111,7 +130,9 @@ def mesh_of(platform, sequence=1):
     ],
 )
 def test_auto(platform, sequence, dtype, head_dim, chosen):
-    assert attention.choose("auto", mesh_of(platform, sequence), jnp.dtype(dtype), head_dim) == chosen
+    assert (
+        attention.choose("auto", mesh_of(platform, sequence), jnp.dtype(dtype), head_dim) == chosen
+    )
 
 
 def test_unknown_and_unsuitable_implementations_are_refused():
@@ -127,7 +148,11 @@ def ring_on_meshes():
 
     arrays, weight = inputs(160, rows=4, share=True)
     want = both(naive, arrays, weight)
-    for shape in ({"sequence": 8}, {"data": 2, "tensor": 2, "sequence": 2}, {"fsdp": 4, "tensor": 2}):
+    for shape in (
+        {"sequence": 8},
+        {"data": 2, "tensor": 2, "sequence": 2},
+        {"fsdp": 4, "tensor": 2},
+    ):
         mesh = meshes.make_mesh(shape)
         assert_close(both(partial(attention.attention, mesh=mesh), arrays, weight), want)
         attention.SCORES = 16 * 1024
@@ -135,8 +160,16 @@ def ring_on_meshes():
 
 
 def test_ring_and_shards_equal_one_device():
-    env = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=8", "JAX_PLATFORMS": "cpu"}
-    command = [sys.executable, "-c", "from tests.models import test_attention as t; t.ring_on_meshes()"]
+    env = {
+        **os.environ,
+        "XLA_FLAGS": "--xla_force_host_platform_device_count=8",
+        "JAX_PLATFORMS": "cpu",
+    }
+    command = [
+        sys.executable,
+        "-c",
+        "from tests.models import test_attention as t; t.ring_on_meshes()",
+    ]
     root = Path(__file__).resolve().parents[2]
     done = subprocess.run(command, env=env, cwd=root, capture_output=True, text=True, timeout=600)
     assert done.stdout.endswith("equal\n"), done.stderr

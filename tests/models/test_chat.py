@@ -1,4 +1,5 @@
-"""Tests of the chat template: ids are only appended, and equal Qwen's where the turns are in canonical form."""
+"""Tests of the chat template: ids are only appended, and equal Qwen's where the turns are in
+canonical form."""
 
 import asyncio
 import itertools
@@ -12,13 +13,18 @@ from hypothesis import strategies as st
 from envs.world import Observation
 from models import chat, template
 from models.tokenizer import Tokenizer, train_bpe
+from rl.contexts import Opening
 from rl.contexts.causal import Causal
 from rl.trajectory import Completion
 from tests.models.test_tokenizer import TEXTS, template_ids, wild_text
 
 TOOL = {
     "type": "function",
-    "function": {"name": "search", "description": "find “flights”", "parameters": {"type": "object"}},
+    "function": {
+        "name": "search",
+        "description": "find “flights”",
+        "parameters": {"type": "object"},
+    },
 }
 OTHER_TOOL = {"type": "function", "function": {"name": "bell", "description": "", "parameters": {}}}
 NAMES = ("system", "user", "tool")
@@ -34,7 +40,9 @@ def of_roles(*roles: str):
 
 
 openings = st.lists(of_roles(*NAMES, "assistant"), max_size=3)
-turns = st.lists(st.tuples(wild_text, st.booleans(), st.lists(of_roles(*NAMES), max_size=3)), max_size=4)
+turns = st.lists(
+    st.tuples(wild_text, st.booleans(), st.lists(of_roles(*NAMES), max_size=3)), max_size=4
+)
 
 
 def extended(small, context: Causal, text: str, closed: bool, answers, tools=None) -> list[int]:
@@ -47,29 +55,34 @@ def extended(small, context: Causal, text: str, closed: bool, answers, tools=Non
 
 @given(openings, turns, st.sampled_from([None, [], [TOOL]]))
 def test_every_turn_extends_the_one_before(small, opening, turns, again):
-    """In random conversations, a prompt and its generation are a prefix of the next prompt, and every turn is framed.
+    """In random conversations, a prompt and its generation are a prefix of the next prompt, and
+    every turn is framed.
 
     Passing the same tools `again` changes nothing.
     """
-    context = Causal(small, Observation(opening, again or []))
+    context = Causal(Opening(small, Observation(opening, again or [])))
     blocks = context.prompt.count(small.im_start)
     for text, closed, answers in turns:
         held, before = context.prompt, list(context.prompt)
         generated = extended(small, context, text, closed, answers, again)
         assert context.prompt[: len(before) + len(generated)] == before + generated
         assert held == before  # a turn of the trajectory keeps this list
-        tools_in_a_row = sum(a["role"] == b["role"] == "tool" for a, b in itertools.pairwise(answers))
+        tools_in_a_row = sum(
+            a["role"] == b["role"] == "tool" for a, b in itertools.pairwise(answers)
+        )
         blocks += len(answers) - tools_in_a_row + 1
-        assert context.prompt.count(small.im_start) == blocks == context.prompt.count(small.im_end) + 1
+        assert (
+            context.prompt.count(small.im_start) == blocks == context.prompt.count(small.im_end) + 1
+        )
         assert small.decode(context.prompt).endswith("<|im_start|>assistant\n")
 
 
 @given(openings, turns, st.data())
 def test_other_tools_rewrite_the_opening_and_nothing_after_it(small, opening, turns, data):
-    """The tools are part of the system message, so after a change no earlier prompt is a prefix; the ids after the
-    opening stay the same."""
+    """The tools are part of the system message, so after a change no earlier prompt is a prefix;
+    the ids after the opening stay the same."""
     tools: list[chat.Tool] = []
-    context = Causal(small, Observation(opening, tools))
+    context = Causal(Opening(small, Observation(opening, tools)))
     for text, closed, answers in turns:
         since = context.prompt[len(chat.opening(small, opening, tools)) :]
         tools = data.draw(st.sampled_from([[], [TOOL], [TOOL, OTHER_TOOL]]))
@@ -80,7 +93,10 @@ def test_other_tools_rewrite_the_opening_and_nothing_after_it(small, opening, tu
 
 @given(openings, turns)
 def test_hidden_tools_change_no_prompt(small, opening, turns):
-    plain, hidden = Causal(small, Observation(opening)), Causal(small, Observation(opening, [TOOL]), show_tools=False)
+    plain, hidden = (
+        Causal(Opening(small, Observation(opening))),
+        Causal(Opening(small, Observation(opening, [TOOL]), show_tools=False)),
+    )
     for turn in turns:
         extended(small, plain, *turn)
         extended(small, hidden, *turn, [OTHER_TOOL])
@@ -88,14 +104,22 @@ def test_hidden_tools_change_no_prompt(small, opening, turns):
 
 
 # No leading newline: the tokenizer of a whole conversation would merge it with the header.
-canonical = wild_text.map(lambda text: text.replace("<|", "").replace("\ud83d", "").strip() or "ok").filter(
-    lambda text: "<|" not in text
-)
+canonical = wild_text.map(
+    lambda text: text.replace("<|", "").replace("\ud83d", "").strip() or "ok"
+).filter(lambda text: "<|" not in text)
 calls = st.lists(st.fixed_dictionaries({"to": canonical, "n": st.integers()}), max_size=2).map(
-    lambda many: [{"type": "function", "function": {"name": "search", "arguments": a}} for a in many]
+    lambda many: [
+        {"type": "function", "function": {"name": "search", "arguments": a}} for a in many
+    ]
 )
-assistant = st.builds(lambda text, calls: {"role": "assistant", "content": text, "tool_calls": calls}, canonical, calls)
-message = st.builds(lambda role, text: {"role": role, "content": text}, st.sampled_from(NAMES), canonical)
+assistant = st.builds(
+    lambda text, calls: {"role": "assistant", "content": text, "tool_calls": calls},
+    canonical,
+    calls,
+)
+message = st.builds(
+    lambda role, text: {"role": role, "content": text}, st.sampled_from(NAMES), canonical
+)
 conversation = st.lists(st.one_of(assistant, message), min_size=1, max_size=6)
 
 
@@ -107,13 +131,17 @@ def rendered(template: str, messages, tools) -> str:
     assert jinja2
     environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
     environment.filters["tojson"] = chat._json
-    return environment.from_string(template).render(messages=messages, tools=tools, add_generation_prompt=True)
+    return environment.from_string(template).render(
+        messages=messages, tools=tools, add_generation_prompt=True
+    )
 
 
 @given(conversation, st.booleans())
 def test_equals_the_template_we_ship(small, messages, with_tools):
     tools = [TOOL] if with_tools else []
-    assert template_ids(small, rendered(template.JINJA, messages, tools)) == chat.opening(small, messages, tools)
+    assert template_ids(small, rendered(template.JINJA, messages, tools)) == chat.opening(
+        small, messages, tools
+    )
 
 
 @pytest.fixture(scope="module")
@@ -135,7 +163,8 @@ def test_equals_qwens_own_template(qwens_own, messages, with_tools):
 
 @given(st.lists(st.tuples(assistant, st.lists(message, max_size=2)), min_size=1, max_size=3))
 def test_replies_and_observations_equal_one_opening(small, turns):
-    """A conversation has the same ids built turn by turn, as a rollout, and at once, as a demonstration."""
+    """A conversation has the same ids built turn by turn, as a rollout, and at once, as a
+    demonstration."""
     messages = [{"role": "user", "content": "Go."}]
     ids = chat.opening(small, messages)
     for reply, answers in turns:
@@ -158,7 +187,10 @@ def test_a_truncated_turn_is_closed_once(small):
         ({"role": "function", "content": "x"}, "unknown role 'function'"),
         ({"role": "user", "content": ["x"]}, "content of a user message must be text, not list"),
         ({"role": "tool"}, "content of a tool message must be text, not NoneType"),
-        ({"role": "assistant", "tool_calls": [{"name": "f", "arguments": "{}"}]}, "JSON object, not str"),
+        (
+            {"role": "assistant", "tool_calls": [{"name": "f", "arguments": "{}"}]},
+            "JSON object, not str",
+        ),
     ],
 )
 def test_bad_messages(small, message, complaint):

@@ -1,4 +1,5 @@
-"""Tests of Qwen3's chat template: our ids equal what `transformers` renders, and its thinking switch."""
+"""Tests of Qwen3's chat template: our ids equal what `transformers` renders, and its thinking
+switch."""
 
 import asyncio
 import importlib.util
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from envs.world import Observation
 from models import chat, hf, qwen, template
 from models.tokenizer import Tokenizer, TokenizerError, train_bpe
+from rl.contexts import Opening
 from rl.contexts.causal import Causal
 from rl.contexts.reasoning import ReasoningAugmented
 from rl.engines.serve.openai_api import Refused, chat_prompt
@@ -21,7 +23,8 @@ from tests.models.make_golden_chat import FILE, TOOL, rendered, template_of
 from tests.models.test_chat import assistant, canonical, message
 from tests.models.test_tokenizer import TEXTS, template_ids
 
-SWITCHED = "{% if enable_thinking is defined and enable_thinking is false %}...{% endif %}"  # stands for Qwen3's own
+# stands for Qwen3's own
+SWITCHED = "{% if enable_thinking is defined and enable_thinking is false %}...{% endif %}"
 
 
 @pytest.fixture(scope="module")
@@ -34,11 +37,17 @@ def small() -> Tokenizer:
 CASES = [json.loads(line) for line in FILE.read_text().splitlines()]
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda c: f"{c['name']}-{len(c['tools'])}-{c['thinking']}")
+@pytest.mark.parametrize(
+    "case", CASES, ids=lambda c: f"{c['name']}-{len(c['tools'])}-{c['thinking']}"
+)
 def test_equals_what_transformers_rendered(small, case):
     tokenizer = small.with_thinking(case["thinking"])
-    assert tokenizer.decode(chat.opening(tokenizer, case["messages"], case["tools"])) == case["text"]
-    assert chat.opening(tokenizer, case["messages"], case["tools"]) == template_ids(tokenizer, case["text"])
+    assert (
+        tokenizer.decode(chat.opening(tokenizer, case["messages"], case["tools"])) == case["text"]
+    )
+    assert chat.opening(tokenizer, case["messages"], case["tools"]) == template_ids(
+        tokenizer, case["text"]
+    )
 
 
 @pytest.fixture(scope="module")
@@ -47,13 +56,19 @@ def qwens_own() -> str:
     if place := os.environ.get("QWEN3_TOKENIZER_DIR"):
         return template_of(Path(place))
     found = importlib.util.find_spec("trl")
-    path = Path(found.submodule_search_locations[0]) / "chat_templates/qwen3.jinja" if found else None
+    path = (
+        Path(found.submodule_search_locations[0]) / "chat_templates/qwen3.jinja" if found else None
+    )
     if path is None or not path.is_file():
-        pytest.skip("neither QWEN3_TOKENIZER_DIR is set to the directory of a Qwen3 tokenizer nor is TRL installed")
+        pytest.skip(
+            "neither QWEN3_TOKENIZER_DIR is set to the directory of a Qwen3 tokenizer nor is TRL installed"
+        )
     return path.read_text()
 
 
-thoughts = st.builds(lambda thought, text: f"<think>\n{thought}\n</think>\n\n{text}", canonical, canonical)
+thoughts = st.builds(
+    lambda thought, text: f"<think>\n{thought}\n</think>\n\n{text}", canonical, canonical
+)
 turn = st.builds(lambda text: {"role": "assistant", "content": text}, thoughts)
 thoughtful = st.lists(st.one_of(turn, assistant, message), min_size=1, max_size=6)
 
@@ -74,9 +89,10 @@ def extended(context, text: str, answers) -> None:
 @settings(max_examples=20)
 @given(st.lists(st.tuples(thoughts, canonical), min_size=1, max_size=3))
 def test_an_episode_with_a_tool_is_the_conversation_that_qwen_renders(small, turns):
-    """Thoughts since the question stay, so every prompt extends the last one, in Qwen3's template as here."""
+    """Thoughts since the question stay, so every prompt extends the last one, in Qwen3's template
+    as here."""
     messages = [{"role": "user", "content": "Go."}]
-    context = Causal(small, Observation(messages))
+    context = Causal(Opening(small, Observation(messages)))
     for text, answer in turns:
         answers = [{"role": "tool", "content": answer}]
         extended(context, text, answers)
@@ -88,7 +104,7 @@ def test_an_episode_with_a_tool_is_the_conversation_that_qwen_renders(small, tur
 @given(st.lists(st.tuples(thoughts, canonical), min_size=1, max_size=3))
 def test_an_episode_that_forgets_thoughts_is_qwens_where_answers_are_questions(small, turns):
     messages = [{"role": "user", "content": "Go."}]
-    context = ReasoningAugmented(small, Observation(messages), hint=False)
+    context = ReasoningAugmented(Opening(small, Observation(messages)), hint=False)
     for text, answer in turns:
         answers = [{"role": "user", "content": answer}]
         extended(context, text, answers)
@@ -98,7 +114,7 @@ def test_an_episode_that_forgets_thoughts_is_qwens_where_answers_are_questions(s
 
 def test_without_thinking_every_turn_begins_with_an_empty_thought(small):
     off = small.with_thinking(False)
-    context = Causal(off, Observation([{"role": "user", "content": "Go."}]))
+    context = Causal(Opening(off, Observation([{"role": "user", "content": "Go."}])))
     before = list(context.prompt)
     extended(context, "ok", [{"role": "tool", "content": "3"}])
     assert context.prompt[: len(before)] == before
@@ -106,24 +122,34 @@ def test_without_thinking_every_turn_begins_with_an_empty_thought(small):
 
 
 def test_the_world_is_not_given_thoughts(small):
-    context = Causal(small, Observation([{"role": "user", "content": "Go."}]))
-    assert context.action("<think>\nHm\n</think>\n\nsearch") == "search" and context.action("search") == "search"
+    context = Causal(Opening(small, Observation([{"role": "user", "content": "Go."}])))
+    assert (
+        context.action("<think>\nHm\n</think>\n\nsearch") == "search"
+        and context.action("search") == "search"
+    )
     assert context.action("<think>\nHm") == ""
-    plain = Causal(Tokenizer(small._original.to_str()), Observation([]))
+    plain = Causal(Opening(Tokenizer(small._original.to_str()), Observation([])))
     assert plain.action("<think>\nHm\n</think>\n\nsearch").startswith("<think>")
 
 
 def test_a_demonstrated_turn_has_a_thought_or_an_empty_one(small):
-    messages = [{"role": "user", "content": "Go."}, {"role": "assistant", "content": "ok", "reasoning_content": "Hm"}]
+    messages = [
+        {"role": "user", "content": "Go."},
+        {"role": "assistant", "content": "ok", "reasoning_content": "Hm"},
+    ]
     assert small.decode(chat.reply(small, messages[1])) == "<think>\nHm\n</think>\n\nok<|im_end|>"
-    assert small.decode(chat.reply(small, {"content": "ok"})) == "<think>\n\n</think>\n\nok<|im_end|>"
+    assert (
+        small.decode(chat.reply(small, {"content": "ok"})) == "<think>\n\n</think>\n\nok<|im_end|>"
+    )
     off = small.with_thinking(False)
     assert off.decode(chat.reply(off, {"content": "ok"})) == "ok<|im_end|>"
 
 
 @pytest.mark.parametrize("thinking", [True, False])
 @pytest.mark.parametrize("where", ["file", "tokenizer_config"])
-def test_a_checkpoint_keeps_its_template_and_the_switch_it_was_trained_with(small, tmp_path, thinking, where):
+def test_a_checkpoint_keeps_its_template_and_the_switch_it_was_trained_with(
+    small, tmp_path, thinking, where
+):
     """Also for `transformers`, whose default is what the policy was trained with."""
     source, again = tmp_path / "source", tmp_path / "again"
     shape = qwen.Config(small.vocab_size, 16, 1, 2, 1, 8, 16, qkv_bias=False, qk_norm=True)

@@ -16,7 +16,9 @@ from models.tokenizer import PRE_TOKENIZER, Tokenizer
 
 gguf = pytest.importorskip("gguf")
 # Multiples of 32, the block size of the quantisations; an odd number of heads.
-SHAPE = qwen.Config(288, 288, 2, 9, 3, 32, 64, rope_theta=1e5, rms_eps=1e-5, qkv_bias=False, max_positions=64)
+SHAPE = qwen.Config(
+    288, 288, 2, 9, 3, 32, 64, rope_theta=1e5, rms_eps=1e-5, qkv_bias=False, max_positions=64
+)
 TEXT = "Don't pay 1,240 euros\n\n  for  naïve 東京 <tool_call>"
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<repo_name>")
 
@@ -27,10 +29,16 @@ def vocabulary(size: int) -> tuple[list[str], list[int], list[str]]:
     merges = [("Ġ", "p"), ("Ġp", "a"), ("1", "2"), ("o", "n")]
     tokens = [*SPECIAL, *sorted(ByteLevel.alphabet()), *map("".join, merges)]
     tokens += [f"unused{i}" for i in range(size - len(tokens))]
-    return tokens, [3] * len(SPECIAL) + [1] * (size - len(SPECIAL)), [" ".join(pair) for pair in merges]
+    return (
+        tokens,
+        [3] * len(SPECIAL) + [1] * (size - len(SPECIAL)),
+        [" ".join(pair) for pair in merges],
+    )
 
 
-def write(path, config=SHAPE, kind="Q4_1", *, architecture="llama", pre="smollm", values=None, without=()):
+def write(
+    path, config=SHAPE, kind="Q4_1", *, architecture="llama", pre="smollm", values=None, without=()
+):
     """Write random weights as llama.cpp would: q and k with the halves of each head interleaved."""
     writer, rng = gguf.GGUFWriter(path, architecture), np.random.default_rng(0)
     writer.add_embedding_length(config.d_model)
@@ -58,14 +66,18 @@ def write(path, config=SHAPE, kind="Q4_1", *, architecture="llama", pre="smollm"
     for name, (hf_name, shape) in zip(_names(config), hf.shapes(config)):
         array = rng.normal(size=shape).astype(np.float32) * (0.1 if len(shape) > 1 else 1.0)
         if hf_name.endswith(("q_proj.weight", "k_proj.weight")):
-            array = array.reshape(-1, 2, config.head_dim // 2, shape[1]).swapaxes(1, 2).reshape(shape)
+            array = (
+                array.reshape(-1, 2, config.head_dim // 2, shape[1]).swapaxes(1, 2).reshape(shape)
+            )
         if name in without:
             continue
         stored = gguf.GGMLQuantizationType[kind if len(shape) > 1 else "F32"]
         if len(shape) > 1 and kind not in ("F32", "I8"):
             writer.add_tensor(name, gguf.quants.quantize(array, stored), raw_dtype=stored)
         else:
-            writer.add_tensor(name, array.astype(np.int8) if kind == "I8" and len(shape) > 1 else array)
+            writer.add_tensor(
+                name, array.astype(np.int8) if kind == "I8" and len(shape) > 1 else array
+            )
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -99,15 +111,22 @@ def test_the_checkpoint_holds_the_weights_and_the_tokenizer(tmp_path, kind):
 def test_the_split_of_qwen(tmp_path):
     convert(write(tmp_path / "a.gguf", pre="qwen2"), tmp_path / "model")
     tokenizer = Tokenizer.load(tmp_path / "model")
-    assert tokenizer.decode(tokenizer.encode(TEXT)) == TEXT and tokenizer.encode("e\u0301") == tokenizer.encode("é")
-    assert PRE_TOKENIZER.replace("\\", "\\\\") in (tmp_path / "model" / "tokenizer.json").read_text()
+    assert tokenizer.decode(tokenizer.encode(TEXT)) == TEXT and tokenizer.encode(
+        "e\u0301"
+    ) == tokenizer.encode("é")
+    assert (
+        PRE_TOKENIZER.replace("\\", "\\\\") in (tmp_path / "model" / "tokenizer.json").read_text()
+    )
 
 
 def parity(source, folder, ids):
-    """Assert that the logits of our checkpoint equal those of `transformers`, which reads the GGUF file itself."""
+    """Assert that the logits of our checkpoint equal those of `transformers`, which reads the GGUF
+    file itself."""
     torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
     pytest.importorskip("accelerate")
-    model = transformers.AutoModelForCausalLM.from_pretrained(source.parent, gguf_file=source.name, dtype=torch.float32)
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        source.parent, gguf_file=source.name, dtype=torch.float32
+    )
     with torch.no_grad():
         expected = model(torch.tensor(ids)).logits.numpy()
     got = np.asarray(logits(*hf.load(folder), ids))
@@ -135,20 +154,29 @@ def test_logits_of_the_real_model_equal_transformers(tmp_path):
     parity(source, tmp_path / "model", np.array([chat.opening(tokenizer, messages)]))
 
 
-# --- problems ---------------------------------------------------------------------------------------------------------
+# --- problems -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     "options, text",
     [
-        ({"architecture": "gemma3"}, "general.architecture is 'gemma3'; supported are dense Llama models"),
+        (
+            {"architecture": "gemma3"},
+            "general.architecture is 'gemma3'; supported are dense Llama models",
+        ),
         ({"values": {"llama.expert_count": 8}}, r"8 experts \(MoE\) are not supported"),
-        ({"values": {"llama.attention.sliding_window": 512}}, "sliding window attention is not supported"),
+        (
+            {"values": {"llama.attention.sliding_window": 512}},
+            "sliding window attention is not supported",
+        ),
         (
             {"values": {"llama.rope.scaling.type": "yarn"}},
             "rope scaling 'yarn' is not read from GGUF; take the model's",
         ),
-        ({"values": {"llama.attention.head_count": "nine"}}, "llama.attention.head_count is 'nine', no number"),
+        (
+            {"values": {"llama.attention.head_count": "nine"}},
+            "llama.attention.head_count is 'nine', no number",
+        ),
         ({"values": {"tokenizer.ggml.tokens": "abc"}}, "tokenizer.ggml.tokens missing, or no list"),
         ({"pre": "llama-bpe"}, "pre-tokenizer 'llama-bpe' is not supported, only byte-level BPE"),
         ({"without": ("blk.1.ffn_up.weight",)}, "tensors missing: blk.1.ffn_up.weight"),

@@ -16,7 +16,9 @@ from models import hf, hf_config, qwen
 from models.rope import Llama3, Yarn
 from models.tokenizer import Tokenizer, train_bpe
 
-CONFIG = qwen.Config(vocab=40, d_model=16, layers=2, heads=4, kv_heads=2, head_dim=4, d_ff=24, rope_theta=1e4)
+CONFIG = qwen.Config(
+    vocab=40, d_model=16, layers=2, heads=4, kv_heads=2, head_dim=4, d_ff=24, rope_theta=1e4
+)
 QWEN3 = dataclasses.replace(CONFIG, head_dim=8, tied=False, qkv_bias=False, qk_norm=True)
 LLAMA = qwen.Config(40, 36, 2, 9, 3, 4, 24, rope_theta=1e5, rms_eps=1e-5, qkv_bias=False, tied=True)
 LLAMA3 = dataclasses.replace(LLAMA, tied=False, rope_scaling=Llama3(8.0, 1.0, 4.0, 64))
@@ -61,7 +63,9 @@ def test_layout_is_hugging_faces(tmp_path):
     np.testing.assert_array_equal(q[5], params["layers"]["q"][1, :, 1, 1])
     np.testing.assert_array_equal(o[:, 5], params["layers"]["o"][1, 1, 1])
     assert tensors["model.layers.0.mlp.down_proj.weight"].shape == (16, 24)
-    assert "lm_head.weight" not in tensors and "lm_head.weight" in dict(hf.to_hf(QWEN3, noisy(QWEN3)))
+    assert "lm_head.weight" not in tensors and "lm_head.weight" in dict(
+        hf.to_hf(QWEN3, noisy(QWEN3))
+    )
 
 
 def test_tokenizer_card_and_generation_config(tmp_path):
@@ -77,7 +81,7 @@ def test_tokenizer_card_and_generation_config(tmp_path):
     assert (tmp_path / "a" / "README.md").read_text() == "# A model\n"
 
 
-# --- problems ---------------------------------------------------------------------------------------------------------
+# --- problems -------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -102,7 +106,9 @@ def test_every_bad_tensor_is_named_at_once(folder):
     tensors["model.layers.2.mlp.up_proj.weight"] = np.zeros((2, 2), np.float32)
     tensors["model.layers.0.self_attn.q_proj.bias"] = np.zeros(3, np.float32)
     tensors["model.embed_tokens.weight"] = tensors["model.embed_tokens.weight"].astype(np.float16)
-    tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = np.zeros(2, np.float32)  # old exports: harmless
+    tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = np.zeros(
+        2, np.float32
+    )  # old exports: harmless
     save_file(tensors, file)
     text = complaint(folder)
     assert "missing: model.layers.1.mlp.up_proj.weight, model.norm.weight" in text
@@ -119,7 +125,9 @@ def test_directories_without_a_sound_checkpoint(folder):
     assert "model.safetensors is corrupt or truncated" in complaint(folder)
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
     assert "no *.safetensors file; the directory holds pytorch_model.bin" in complaint(folder)
-    (folder / "model.safetensors.index.json").write_text('{"weight_map": {"a": "model-1.safetensors"}}')
+    (folder / "model.safetensors.index.json").write_text(
+        '{"weight_map": {"a": "model-1.safetensors"}}'
+    )
     assert "files that do not exist: model-1.safetensors" in complaint(folder)
     (folder / "model.safetensors.index.json").write_text("[]")
     assert "not an index" in complaint(folder)
@@ -132,16 +140,34 @@ def test_directories_without_a_sound_checkpoint(folder):
 @pytest.mark.parametrize(
     "change, text",
     [
-        ({"model_type": "mixtral"}, "model_type is 'mixtral'; supported are qwen2, qwen3 and llama: dense"),
-        ({"model_type": "llama", "mlp_bias": True, "attention_bias": True}, "attention_bias is not.*mlp_bias is not"),
-        ({"model_type": "llama", "hidden_size": 18, "head_dim": None}, "head_dim is missing, and 4 heads"),
-        ({"model_type": "llama", "partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5 is not supported"),
-        ({"rope_parameters": {"rope_type": "llama3", "factor": 8}}, "'llama3' needs positive .*low_freq_factor=None"),
+        (
+            {"model_type": "mixtral"},
+            "model_type is 'mixtral'; supported are qwen2, qwen3 and llama: dense",
+        ),
+        (
+            {"model_type": "llama", "mlp_bias": True, "attention_bias": True},
+            "attention_bias is not.*mlp_bias is not",
+        ),
+        (
+            {"model_type": "llama", "hidden_size": 18, "head_dim": None},
+            "head_dim is missing, and 4 heads",
+        ),
+        (
+            {"model_type": "llama", "partial_rotary_factor": 0.5},
+            "partial_rotary_factor=0.5 is not supported",
+        ),
+        (
+            {"rope_parameters": {"rope_type": "llama3", "factor": 8}},
+            "'llama3' needs positive .*low_freq_factor=None",
+        ),
         (
             {"rope_parameters": LLAMA3_ROPE | {"low_freq_factor": 4}},
             "low_freq_factor=4.0 is not below high_freq_factor=4.0",
         ),
-        ({"hidden_size": None, "vocab_size": None}, "vocab_size is missing; hidden_size is missing"),
+        (
+            {"hidden_size": None, "vocab_size": None},
+            "vocab_size is missing; hidden_size is missing",
+        ),
         (
             {"hidden_size": "32", "num_attention_heads": 0},
             "hidden_size='32' is not a positive integer; num_attention_heads=0",
@@ -150,11 +176,23 @@ def test_directories_without_a_sound_checkpoint(folder):
         ({"layer_types": ["full_attention", "sliding_attention"]}, "sliding window"),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu'"),
         ({"rope_parameters": [1]}, r"rope parameters \[1\] are not an object"),
-        ({"rope_parameters": None, "rope_scaling": {"type": "yarn"}}, "rope type 'yarn' needs a factor"),
-        ({"rope_scaling": {"type": "yarn", "factor": float("nan")}}, "rope type 'yarn' needs a factor"),
-        ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope type 'linear' is not supported"),
         (
-            {"rope_parameters": {"rope_type": "yarn", "factor": 2.0}, "rope_scaling": {"type": "yarn", "factor": 4.0}},
+            {"rope_parameters": None, "rope_scaling": {"type": "yarn"}},
+            "rope type 'yarn' needs a factor",
+        ),
+        (
+            {"rope_scaling": {"type": "yarn", "factor": float("nan")}},
+            "rope type 'yarn' needs a factor",
+        ),
+        (
+            {"rope_scaling": {"type": "linear", "factor": 2.0}},
+            "rope type 'linear' is not supported",
+        ),
+        (
+            {
+                "rope_parameters": {"rope_type": "yarn", "factor": 2.0},
+                "rope_scaling": {"type": "yarn", "factor": 4.0},
+            },
             "rope_parameters and rope_scaling contradict each other",
         ),
         ({"rms_norm_eps": "small"}, "rms_norm_eps='small' is not a positive number"),
@@ -182,18 +220,28 @@ def test_both_spellings_of_rope_and_the_defaults():
     record = hf_config.record_of(CONFIG, "float32")
     assert qwen.Config(**hf_config.fields(record)) == CONFIG
     legacy = {k: v for k, v in record.items() if k not in ("rope_parameters", "head_dim")}
-    assert qwen.Config(**hf_config.fields(legacy | {"rope_scaling": None, "sliding_window": 32768})) == CONFIG
+    assert (
+        qwen.Config(**hf_config.fields(legacy | {"rope_scaling": None, "sliding_window": 32768}))
+        == CONFIG
+    )
     del record["rope_theta"], record["rope_parameters"]
     assert hf_config.fields(record)["rope_theta"] == 1e4
 
 
 @pytest.mark.parametrize("parameters", [None, {"rope_type": "default", "rope_theta": 1e4}])
 def test_yarn_is_never_ignored(parameters):
-    """Qwen2.5's recipe for long contexts adds it to a config.json that may have rope_parameters of type default."""
+    """Qwen2.5's recipe for long contexts adds it to a config.json that may have rope_parameters of
+    type default."""
     recipe = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
-    record = hf_config.record_of(CONFIG, "float32") | {"rope_parameters": parameters, "rope_scaling": recipe}
+    record = hf_config.record_of(CONFIG, "float32") | {
+        "rope_parameters": parameters,
+        "rope_scaling": recipe,
+    }
     config = qwen.Config(**hf_config.fields(record))
-    assert config.rope_scaling == Yarn(4.0, 32768, pytest.approx(1.1386, abs=1e-4)) and config.rope_theta == 1e4
+    assert (
+        config.rope_scaling == Yarn(4.0, 32768, pytest.approx(1.1386, abs=1e-4))
+        and config.rope_theta == 1e4
+    )
     assert qwen.Config(**hf_config.fields(hf_config.record_of(config, "float32"))) == config
 
 

@@ -20,4 +20,6 @@ def test_fold_visits_the_first_pieces_in_order(count):
         expected = body(i, {name: x[i] for name, x in pieces.items()}, expected)
     run = jax.jit(lambda count: loops.fold(pieces, count, body, jnp.float32(1)))
     assert run(count) == expected
-    assert run._cache_size() == 1 and run(2) is not None and run._cache_size() == 1, "the count is data"
+    assert run._cache_size() == 1 and run(2) is not None and run._cache_size() == 1, (
+        "the count is data"
+    )

@@ -33,8 +33,12 @@ def test_indivisible_axes_are_named():
 
 
 def test_one_axis_of_the_mesh_cannot_split_two_axes_of_a_weight():
-    with pytest.raises(meshes.MeshError, match="tensor would split two axes of one weight, vocab and embed"):
-        meshes.shardings(qwen.PRESETS["tiny"], abstract(tensor=2), {**meshes.RULES, "embed": "tensor"})
+    with pytest.raises(
+        meshes.MeshError, match="tensor would split two axes of one weight, vocab and embed"
+    ):
+        meshes.shardings(
+            qwen.PRESETS["tiny"], abstract(tensor=2), {**meshes.RULES, "embed": "tensor"}
+        )
 
 
 @pytest.mark.parametrize(
@@ -88,7 +92,11 @@ def test_eight_devices_read_write_and_compute_the_same(tmp_path):
     config = qwen.Config(vocab=64, d_model=16, layers=2, heads=4, kv_heads=2, head_dim=4, d_ff=24)
     hf.save(tmp_path / "in", config, qwen.init(config, 0))
     command = [sys.executable, "-c", EIGHT_DEVICES, str(tmp_path / "in"), str(tmp_path / "out")]
-    env = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=8", "JAX_PLATFORMS": "cpu"}
+    env = {
+        **os.environ,
+        "XLA_FLAGS": "--xla_force_host_platform_device_count=8",
+        "JAX_PLATFORMS": "cpu",
+    }
     root = Path(__file__).resolve().parents[2]
     done = subprocess.run(command, env=env, cwd=root, capture_output=True, text=True, timeout=600)
     assert done.stdout.endswith("equal\n"), done.stderr

@@ -1,4 +1,5 @@
-"""Tests of the Flax NNX module: the same weights and numbers as the functions, and training with Flax's own tools."""
+"""Tests of the Flax NNX module: the same weights and numbers as the functions, and training with
+Flax's own tools."""
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +19,9 @@ def test_the_module_holds_the_parameters_and_computes_their_logits():
     model = Qwen(CONFIG, params)
     assert jax.tree.structure(model.params) == jax.tree.structure(params)
     jax.tree.map(np.testing.assert_array_equal, model.params, params)
-    h_RTD = qwen.hidden(CONFIG, params, TOKENS_RT, jnp.tile(jnp.arange(6), (2, 1)), jnp.ones_like(TOKENS_RT))
+    h_RTD = qwen.hidden(
+        CONFIG, params, TOKENS_RT, jnp.tile(jnp.arange(6), (2, 1)), jnp.ones_like(TOKENS_RT)
+    )
     inside = jax.jit(lambda p: Qwen(CONFIG, p)(TOKENS_RT))(params)
     assert inside.shape == (2, 6, CONFIG.vocab) and inside.dtype == jnp.float32
     np.testing.assert_allclose(inside, h_RTD @ qwen.unembed(CONFIG, params), atol=1e-5)

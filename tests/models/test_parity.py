@@ -1,4 +1,5 @@
-"""Parity with `transformers`: with logits it computed once (make_golden.py) and, if torch is installed, live."""
+"""Parity with `transformers`: with logits it computed once (make_golden.py) and, if torch is
+installed, live."""
 
 import dataclasses
 import functools
@@ -25,8 +26,12 @@ def golden(request, tmp_path_factory):
     arrays = dict(np.load(request.param))
     folder = tmp_path_factory.mktemp(request.param.stem)
     (folder / "config.json").write_text(str(arrays["config"]))
-    weights = {key.removeprefix("weights/"): a for key, a in arrays.items() if key.startswith("weights/")}
-    save_file({key: a.astype(np.float32) for key, a in weights.items()}, folder / "model.safetensors")
+    weights = {
+        key.removeprefix("weights/"): a for key, a in arrays.items() if key.startswith("weights/")
+    }
+    save_file(
+        {key: a.astype(np.float32) for key, a in weights.items()}, folder / "model.safetensors"
+    )
     return arrays, *hf.load(folder)
 
 
@@ -59,8 +64,10 @@ def test_packed_row(golden):
     ids = sequences(arrays)
     positions = np.concatenate([np.arange(len(i)) for i in ids])
     segments = np.repeat(np.arange(len(ids)) + 1, [len(i) for i in ids])
-    pad = lambda a: np.pad(a, (0, 5))[None]  # noqa: E731
-    got = logits(config, params, pad(arrays["tokens"]), pad(positions), pad(segments))[0, : len(segments)]
+    pad = lambda a: np.pad(a, (0, 5))[None]
+    got = logits(config, params, pad(arrays["tokens"]), pad(positions), pad(segments))[
+        0, : len(segments)
+    ]
     np.testing.assert_allclose(got, arrays["alone"], atol=ATOL, rtol=0)
 
 
@@ -77,7 +84,9 @@ def test_cached_decoding(golden):
         h_BD, cache = extend(weights, cache, tokens, jnp.array([start]), jnp.array([piece]))
         start += piece
         got[start - 1] = np.asarray(h_BD @ weights["unembed"])[0]
-    np.testing.assert_allclose(np.stack(list(got.values())), arrays["cached"][list(got)], atol=ATOL, rtol=0)
+    np.testing.assert_allclose(
+        np.stack(list(got.values())), arrays["cached"][list(got)], atol=ATOL, rtol=0
+    )
 
 
 def test_golden_arrays_depend_on_the_epsilon_of_norms(golden):
@@ -94,10 +103,14 @@ def test_golden_arrays_depend_on_the_epsilon_of_norms(golden):
 LLAMA = qwen.Config(96, 72, 2, 9, 3, 8, 48, rope_theta=1e5, rms_eps=1e-5, qkv_bias=False)
 LIVE = {
     "qwen2": qwen.Config(96, 32, 2, 4, 2, 8, 48, rms_eps=1e-5),
-    "qwen3": qwen.Config(96, 32, 2, 4, 2, 8, 48, tied=False, qkv_bias=False, qk_norm=True, rms_eps=1e-5),
+    "qwen3": qwen.Config(
+        96, 32, 2, 4, 2, 8, 48, tied=False, qkv_bias=False, qk_norm=True, rms_eps=1e-5
+    ),
     "llama": LLAMA,
     "llama with a head size of its own": dataclasses.replace(LLAMA, head_dim=16, tied=False),
-    "llama with scaled rope": dataclasses.replace(LLAMA, rope_scaling=Llama3(4.0, 1.0, 4.0, 16), rope_theta=100.0),
+    "llama with scaled rope": dataclasses.replace(
+        LLAMA, rope_scaling=Llama3(4.0, 1.0, 4.0, 16), rope_theta=100.0
+    ),
 }
 
 
@@ -108,17 +121,24 @@ def test_live_round_trip_through_transformers(tmp_path, kind):
     transformers = pytest.importorskip("transformers")
     config = LIVE[kind]
     rng = np.random.default_rng(0)
-    params = jax.tree.map(lambda s: jnp.asarray(0.3 * rng.normal(size=s.shape), s.dtype), qwen.shapes(config))
+    params = jax.tree.map(
+        lambda s: jnp.asarray(0.3 * rng.normal(size=s.shape), s.dtype), qwen.shapes(config)
+    )
     hf.save(tmp_path / "ours", config, params, shard_bytes=20_000)
     model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "ours")
     ids = np.random.default_rng(0).integers(0, config.vocab, (2, 33))
     with torch.no_grad():
         expected = model(torch.tensor(ids)).logits.numpy()
     positions = np.tile(np.arange(33), (2, 1))
-    np.testing.assert_allclose(logits(config, params, ids, positions, np.ones_like(ids)), expected, atol=ATOL, rtol=0)
+    np.testing.assert_allclose(
+        logits(config, params, ids, positions, np.ones_like(ids)), expected, atol=ATOL, rtol=0
+    )
 
     model.save_pretrained(tmp_path / "theirs")
-    assert json.loads((tmp_path / "theirs" / "config.json").read_text())["model_type"] == kind.split()[0]
+    assert (
+        json.loads((tmp_path / "theirs" / "config.json").read_text())["model_type"]
+        == kind.split()[0]
+    )
     loaded_config, loaded = hf.load(tmp_path / "theirs")
     assert loaded_config == config
     jax.tree.map(np.testing.assert_array_equal, loaded, params)
@@ -126,22 +146,31 @@ def test_live_round_trip_through_transformers(tmp_path, kind):
 
 @pytest.mark.parametrize("parameters", [None, {"rope_type": "default", "rope_theta": 100.0}])
 def test_live_long_context_recipe(tmp_path, parameters):
-    """Qwen's recipe for long contexts, `rope_scaling` of type yarn in config.json, with and without rope_parameters."""
+    """Qwen's recipe for long contexts, `rope_scaling` of type yarn in config.json, with and without
+    rope_parameters."""
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
     config = qwen.Config(96, 32, 2, 2, 1, 16, 48, tied=False, rope_theta=100.0, max_positions=64)
     rng = np.random.default_rng(0)
-    params = jax.tree.map(lambda s: jnp.asarray(0.3 * rng.normal(size=s.shape), s.dtype), qwen.shapes(config))
+    params = jax.tree.map(
+        lambda s: jnp.asarray(0.3 * rng.normal(size=s.shape), s.dtype), qwen.shapes(config)
+    )
     hf.save(tmp_path, config, params)
     path = tmp_path / "config.json"
-    recipe = {"rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}}
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"rope_parameters": parameters} | recipe))
+    recipe = {
+        "rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+    }
+    path.write_text(
+        json.dumps(json.loads(path.read_text()) | {"rope_parameters": parameters} | recipe)
+    )
     model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
     ids = np.random.default_rng(0).integers(0, config.vocab, (1, 150))
     with torch.no_grad():
         expected = model(torch.tensor(ids)).logits.numpy()
     scaled, loaded = hf.load(tmp_path)
     positions = np.arange(150)[None]
-    np.testing.assert_allclose(logits(scaled, loaded, ids, positions, np.ones_like(ids)), expected, atol=ATOL, rtol=0)
+    np.testing.assert_allclose(
+        logits(scaled, loaded, ids, positions, np.ones_like(ids)), expected, atol=ATOL, rtol=0
+    )
     plain = np.asarray(logits(config, loaded, ids, positions, np.ones_like(ids)))
     assert np.abs(plain - expected).max() > 100 * ATOL

@@ -60,7 +60,7 @@ def test_init_follows_the_declaration_and_the_seed(config):
     assert qwen.init(config, 3, jnp.bfloat16)["layers"]["q"].dtype == jnp.bfloat16
 
 
-# --- attention and packing -------------------------------------------------------------------------------------------
+# --- attention and packing ------------------------------------------------------------------------
 
 
 @settings(max_examples=10)
@@ -79,7 +79,9 @@ def test_a_packed_sequence_has_the_states_it_has_alone(params, lengths, seed):
     alone[0, 0, :n], alone[1, 0, :n] = np.arange(n), 1
     row = tokens[1:].copy()  # other padding, too
     row[0, :n] = tokens[0, last]
-    np.testing.assert_allclose(everything[last], HIDDEN(params, row, alone[0], alone[1])[0, :n], atol=2e-5)
+    np.testing.assert_allclose(
+        everything[last], HIDDEN(params, row, alone[0], alone[1])[0, :n], atol=2e-5
+    )
 
 
 def test_remat_and_bfloat16(params):
@@ -93,20 +95,29 @@ def test_remat_and_bfloat16(params):
     def gradient(**options):
         return jax.jit(jax.grad(functools.partial(loss, **options), has_aux=True))(params)
 
-    (plain, h_RTD), (remat, _), (half, half_RTD) = gradient(), gradient(remat="full"), gradient(dtype=jnp.bfloat16)
+    (plain, h_RTD), (remat, _), (half, half_RTD) = (
+        gradient(),
+        gradient(remat="full"),
+        gradient(dtype=jnp.bfloat16),
+    )
     tree_close(plain, remat, atol=1e-4)
     assert half_RTD.dtype == jnp.bfloat16
     np.testing.assert_allclose(half_RTD.astype(np.float32), h_RTD, atol=0.1)
-    assert {g.dtype for g in jax.tree.leaves(half)} == {jnp.dtype("float32")}, "gradients of float32 weights"
+    assert {g.dtype for g in jax.tree.leaves(half)} == {jnp.dtype("float32")}, (
+        "gradients of float32 weights"
+    )
 
 
-# --- log-probabilities -----------------------------------------------------------------------------------------------
+# --- log-probabilities ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("n, chunk", [(50, 16), (48, 16), (7, 100), (5, 1)])
 def test_token_logp_equals_the_full_softmax(n, chunk):
     rng = np.random.default_rng(0)
-    h_ND, w_DV = rng.normal(size=(n, 8)).astype(np.float32), rng.normal(size=(8, 33)).astype(np.float32)
+    h_ND, w_DV = (
+        rng.normal(size=(n, 8)).astype(np.float32),
+        rng.normal(size=(8, 33)).astype(np.float32),
+    )
     targets_N, weight_N = rng.integers(0, 33, n), rng.normal(size=n).astype(np.float32)
 
     def naive(h, w):
@@ -118,13 +129,22 @@ def test_token_logp_equals_the_full_softmax(n, chunk):
 
     @jax.jit
     def everything(h, w):
-        gradients = [jax.grad(lambda h, w, f=f: jnp.sum(f(h, w)[0] * weight_N), (0, 1))(h, w) for f in (ours, naive)]
-        return (ours(h, w), naive(h, w)), gradients, jax.grad(lambda h, w: jnp.sum(ours(h, w)[1]), (0, 1))(h, w)
+        gradients = [
+            jax.grad(lambda h, w, f=f: jnp.sum(f(h, w)[0] * weight_N), (0, 1))(h, w)
+            for f in (ours, naive)
+        ]
+        return (
+            (ours(h, w), naive(h, w)),
+            gradients,
+            jax.grad(lambda h, w: jnp.sum(ours(h, w)[1]), (0, 1))(h, w),
+        )
 
     values, gradients, of_entropy = everything(h_ND, w_DV)
     tree_close(*values, atol=1e-5)
     tree_close(*gradients, atol=1e-5)
-    assert not any(np.any(gradient) for gradient in of_entropy), "the entropy is a metric, not a loss"
+    assert not any(np.any(gradient) for gradient in of_entropy), (
+        "the entropy is a metric, not a loss"
+    )
 
 
 def test_token_logp_never_holds_the_logits_of_all_tokens():
@@ -133,16 +153,18 @@ def test_token_logp_never_holds_the_logits_of_all_tokens():
 
     def scratch(n: int) -> int:
         shapes = [((n, d), jnp.float32), ((d, vocab), jnp.float32), ((n,), jnp.int32)]
-        loss = lambda h, w, t: jnp.sum(qwen.token_logp(h, w, t, chunk=chunk)[0])  # noqa: E731
+        loss = lambda h, w, t: jnp.sum(qwen.token_logp(h, w, t, chunk=chunk)[0])
         lowered = jax.jit(jax.grad(loss, (0, 1))).lower(*(jax.ShapeDtypeStruct(*s) for s in shapes))
         return lowered.compile().memory_analysis().temp_size_in_bytes
 
     small, large = scratch(1024), scratch(8192)
-    assert large - small < 8 * (8192 - 1024) * d * 4  # a few copies of h, where logits would be 512 times h
+    assert (
+        large - small < 8 * (8192 - 1024) * d * 4
+    )  # a few copies of h, where logits would be 512 times h
     assert small < 8 * chunk * vocab * 4
 
 
-# --- the cache -------------------------------------------------------------------------------------------------------
+# --- the cache ------------------------------------------------------------------------------------
 
 
 @settings(max_examples=8)
@@ -152,7 +174,9 @@ def test_extend_in_any_pieces_equals_the_whole(params, pieces, seed):
     rows, width = 3, 32
     rng = np.random.default_rng(seed)
     tokens = rng.integers(0, CONFIG.vocab, (rows, width))
-    lengths = np.stack([pieces, rng.permutation(pieces), np.zeros_like(pieces)])  # row b appends [b, i] in call i
+    lengths = np.stack(
+        [pieces, rng.permutation(pieces), np.zeros_like(pieces)]
+    )  # row b appends [b, i] in call i
     weights = DECODING(params)
     cache, starts = qwen.init_cache(CONFIG, rows, width), np.zeros(rows, int)
     for n in lengths.T:
@@ -162,10 +186,14 @@ def test_extend_in_any_pieces_equals_the_whole(params, pieces, seed):
     positions = np.tile(np.arange(width), (rows, 1))
     h_RTD = HIDDEN(params, tokens, positions, np.ones_like(tokens))
     np.testing.assert_allclose(h_BD[:2], h_RTD[np.arange(2), starts[:2] - 1], atol=2e-5)
-    h_BD, cache = EXTEND(weights, cache, tokens[np.arange(rows), starts][:, None], starts, np.array([1, 1, 0]))
+    h_BD, cache = EXTEND(
+        weights, cache, tokens[np.arange(rows), starts][:, None], starts, np.array([1, 1, 0])
+    )
     np.testing.assert_allclose(h_BD[:2], h_RTD[np.arange(2), starts[:2]], atol=2e-5)
     assert np.all(np.isfinite(h_BD)), "an idle row is finite"
-    assert not any(np.any(array[2]) for arrays in cache.values() for array in arrays), "and writes nothing"
+    assert not any(np.any(array[2]) for arrays in cache.values() for array in arrays), (
+        "and writes nothing"
+    )
 
 
 def test_extend_writes_nothing_beyond_the_cache_or_the_length(params):
@@ -173,7 +201,10 @@ def test_extend_writes_nothing_beyond_the_cache_or_the_length(params):
     tokens = jnp.ones((1, 4), jnp.int32)
     _, cache = EXTEND(DECODING(params), cache, tokens, jnp.array([6]), jnp.array([2]))
     for name, other in (("k", (0, 1)), ("v", (0, 2))):
-        assert list(np.flatnonzero(np.any(np.asarray(cache[name][0][0]) != 0, axis=other))) == [6, 7]
+        assert list(np.flatnonzero(np.any(np.asarray(cache[name][0][0]) != 0, axis=other))) == [
+            6,
+            7,
+        ]
 
 
 def test_extend_with_qk_norm_equals_hidden():
@@ -182,12 +213,15 @@ def test_extend_with_qk_norm_equals_hidden():
     h_RTD = qwen.hidden(QWEN3, params, tokens, np.arange(6)[None], np.ones((1, 6), int))
     cache = qwen.init_cache(QWEN3, 1, 8)
     weights = qwen.for_decoding(QWEN3, params)
-    h_BD, _ = jax.jit(qwen.extend, static_argnums=0)(QWEN3, weights, cache, tokens, jnp.array([0]), jnp.array([6]))
+    h_BD, _ = jax.jit(qwen.extend, static_argnums=0)(
+        QWEN3, weights, cache, tokens, jnp.array([0]), jnp.array([6])
+    )
     np.testing.assert_allclose(h_BD, h_RTD[:, -1], atol=2e-5)
 
 
 def test_decoding_weights_follow_small_updates_and_exact_weights_stay():
-    """A quantised checkpoint has weights halfway between two bfloat16 values, and others have none but such values."""
+    """A quantised checkpoint has weights halfway between two bfloat16 values, and others have none
+    but such values."""
     params = jax.tree.map(lambda x: jnp.full_like(x, 1 + 2**-8), qwen.init(QWEN3, 0))
     moved = jax.tree.map(lambda x: x + 2**-12, params)
 

@@ -1,4 +1,5 @@
-"""Tests with checkpoints of real sizes, read and written in little memory. The files are sparse and use no disk."""
+"""Tests with checkpoints of real sizes, read and written in little memory. The files are sparse and
+use no disk."""
 
 import json
 import math
@@ -18,14 +19,17 @@ ROOT = Path(__file__).parents[2]
 
 
 def sparse_checkpoint(folder: Path, config: qwen.Config, files: int = 6) -> int:
-    """Write a checkpoint in bfloat16 whose values are holes of sparse files, so all zeros; return its size in bytes."""
+    """Write a checkpoint in bfloat16 whose values are holes of sparse files, so all zeros; return
+    its size in bytes."""
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(hf_config.record_of(config, "bfloat16")))
     flat, weight_map, total = hf._flat(config), {}, 0
     names = list(hf._names(config))
     for number in range(files):
         header, end = {}, 0
-        for hf_name, name, _ in names[number * len(names) // files : (number + 1) * len(names) // files]:
+        for hf_name, name, _ in names[
+            number * len(names) // files : (number + 1) * len(names) // files
+        ]:
             shape = hf._hf_shape(name, flat[name])
             start, end = end, end + 2 * math.prod(shape)
             header[hf_name] = {"dtype": "BF16", "shape": shape, "data_offsets": [start, end]}
@@ -41,7 +45,8 @@ def sparse_checkpoint(folder: Path, config: qwen.Config, files: int = 6) -> int:
 
 @pytest.mark.parametrize("name", ["14b", "qwen3-14b"])
 def test_fourteen_billion_parameters_are_checked_and_sharded_before_any_is_read(tmp_path, name):
-    """All names and shapes match, and each of eight devices reads an eighth, in pieces smaller than a shard."""
+    """All names and shapes match, and each of eight devices reads an eighth, in pieces smaller than
+    a shard."""
     config = qwen.PRESETS[name]
     assert sparse_checkpoint(tmp_path / "m", config) == 2 * qwen.parameter_count(config)
     assert sum(f.stat().st_blocks for f in (tmp_path / "m").iterdir()) * 512 < 10_000_000
@@ -98,14 +103,23 @@ def loads_and_saves(folder: str) -> None:
         jax.block_until_ready(params)
     arrays = sum(x.nbytes for x in jax.tree.leaves(params))
     largest = max(x.addressable_shards[0].data.nbytes for x in jax.tree.leaves(params))
-    print(json.dumps({"arrays": arrays, "largest": largest, "reading": reading.peak - before}), flush=True)
+    print(
+        json.dumps({"arrays": arrays, "largest": largest, "reading": reading.peak - before}),
+        flush=True,
+    )
     with PeakMemory() as writing:
         hf.save(f"{folder}/out", config, params)
-    print(json.dumps({"writing": writing.peak - before - arrays, "parameters": qwen.parameter_count(config)}))
+    print(
+        json.dumps(
+            {"writing": writing.peak - before - arrays, "parameters": qwen.parameter_count(config)}
+        )
+    )
 
 
 @pytest.mark.slow
-def test_more_than_a_billion_parameters_are_loaded_and_saved_in_little_more_than_their_size(tmp_path):
+def test_more_than_a_billion_parameters_are_loaded_and_saved_in_little_more_than_their_size(
+    tmp_path,
+):
     config = qwen.PRESETS["1.5b"]
     sparse_checkpoint(tmp_path / "in", config)
     done = subprocess.run(
@@ -117,7 +131,9 @@ def test_more_than_a_billion_parameters_are_loaded_and_saved_in_little_more_than
     read, wrote = (json.loads(line) for line in done.stdout.splitlines()[-2:])
     assert read["arrays"] == 2 * qwen.parameter_count(config) == 2 * wrote["parameters"]
     assert read["reading"] < read["arrays"] + 1.2 * read["largest"], read
-    assert wrote["writing"] < 2 * 151936 * 1536 * 2 + 100_000_000, "a copy or two of the largest tensor"
+    assert wrote["writing"] < 2 * 151936 * 1536 * 2 + 100_000_000, (
+        "a copy or two of the largest tensor"
+    )
     with hf.ExitStack() as stack:
         written = hf._open(tmp_path / "out", stack)
         hf._check(tmp_path / "out", config, written)

@@ -1,4 +1,5 @@
-"""Tests of the tokenizer: control tokens cannot be forged, and `transformers` loads the same tokenizer."""
+"""Tests of the tokenizer: control tokens cannot be forged, and `transformers` loads the same
+tokenizer."""
 
 import json
 import os
@@ -9,7 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from models import chat
-from models.tokenizer import QWEN_TOKENS, REQUIRED, Tokenizer, TokenizerError, _well_formed, train_bpe
+from models.tokenizer import (
+    QWEN_TOKENS,
+    REQUIRED,
+    Tokenizer,
+    TokenizerError,
+    _well_formed,
+    train_bpe,
+)
 
 TEXTS = [
     "Find a flight from Oslo to Rome on 2031-05-04 and book it for passenger P17.\n",
@@ -25,8 +33,11 @@ TRICKY = [
     "don't WE'LL 12345 naïve 東京 🙂 ́combining",
     '", "": "{"name": "<tool_response>',
 ]
-# Text as keyboards, models and broken encoders produce it, mixed with the spelling of every added token.
-pieces = st.sampled_from([name for name, _ in QWEN_TOKENS] + list(FIXED) + ["\n", " ", "Oslo", "'s", "1", "\ud83d"])
+# Text as keyboards, models and broken encoders produce it, mixed with the spelling of every added
+# token.
+pieces = st.sampled_from(
+    [name for name, _ in QWEN_TOKENS] + list(FIXED) + ["\n", " ", "Oslo", "'s", "1", "\ud83d"]
+)
 wild_text = st.lists(st.one_of(pieces, st.text(max_size=8)), max_size=8).map("".join)
 
 
@@ -43,7 +54,9 @@ def small() -> Tokenizer:
 @given(text=wild_text)
 def test_text_never_makes_a_control_token_and_survives(small, text):
     ids = small.encode(text)
-    control = {id for name, _ in QWEN_TOKENS if name.startswith("<|") for id in template_ids(small, name)}
+    control = {
+        id for name, _ in QWEN_TOKENS if name.startswith("<|") for id in template_ids(small, name)
+    }
     assert not control & set(ids)
     assert max(ids, default=0) < small.vocab_size
     assert small.decode(ids) == unicodedata.normalize("NFC", _well_formed(text))
@@ -58,14 +71,18 @@ def test_control_tokens_are_decoded(small):
 def test_a_tool_call_is_short(small):
     """Each fixed string of a call is one id."""
     ids = small.encode(CALL)
-    assert [ids[0], ids[-1]] == [*template_ids(small, "<tool_call>"), *template_ids(small, "</tool_call>")]
+    assert [ids[0], ids[-1]] == [
+        *template_ids(small, "<tool_call>"),
+        *template_ids(small, "</tool_call>"),
+    ]
     assert all(len(small.encode(text)) == 1 and small.encode(text)[0] in ids for text in FIXED)
     assert small.decode(ids) == CALL
 
 
 @pytest.fixture(scope="module")
 def without_tool_tokens(small) -> Tokenizer:
-    """Return a tokenizer with the tokens of ChatML only, that splits text in another way than Qwen's."""
+    """Return a tokenizer with the tokens of ChatML only, that splits text in another way than
+    Qwen's."""
     spec = json.loads(small._original.to_str())
     spec["added_tokens"] = [t for t in spec["added_tokens"] if t["content"] in REQUIRED]
     digits = {"type": "Digits", "individual_digits": True}
@@ -98,7 +115,9 @@ def test_training_is_deterministic_and_bounded(small):
     again = train_bpe(iter(TEXTS), 340, FIXED)
     assert again.encode(" ".join(TEXTS)) == small.encode(" ".join(TEXTS))
     assert again.vocab_size <= 340
-    assert [template_ids(small, name) for name, _ in QWEN_TOKENS] == [[small.endoftext + n] for n in range(22)]
+    assert [template_ids(small, name) for name, _ in QWEN_TOKENS] == [
+        [small.endoftext + n] for n in range(22)
+    ]
     with pytest.raises(TokenizerError, match="too small"):
         train_bpe(TEXTS, 200)
 
@@ -122,9 +141,13 @@ def test_problems_are_named(small, tmp_path):
         Tokenizer.load(tmp_path)
     small.save(tmp_path)
     spec = json.loads((tmp_path / "tokenizer.json").read_text())
-    spec["added_tokens"] = [t for t in spec["added_tokens"] if t["content"] not in ("<|im_end|>", "<|endoftext|>")]
+    spec["added_tokens"] = [
+        t for t in spec["added_tokens"] if t["content"] not in ("<|im_end|>", "<|endoftext|>")
+    ]
     (tmp_path / "tokenizer.json").write_text(json.dumps(spec))
-    with pytest.raises(TokenizerError, match=r"lacks the special tokens <\|endoftext\|>, <\|im_end\|> of ChatML"):
+    with pytest.raises(
+        TokenizerError, match=r"lacks the special tokens <\|endoftext\|>, <\|im_end\|> of ChatML"
+    ):
         Tokenizer.load(tmp_path)
 
 
@@ -137,4 +160,6 @@ def test_the_real_tokenizer():
     assert (real.endoftext, real.im_start, real.im_end) == (151643, 151644, 151645)
     assert real.vocab_size == 151665
     assert real.encode("Hello, world!") == [9707, 11, 1879, 0]
-    assert [template_ids(real, name) for name, _ in QWEN_TOKENS] == [[151643 + n] for n in range(22)]
+    assert [template_ids(real, name) for name, _ in QWEN_TOKENS] == [
+        [151643 + n] for n in range(22)
+    ]

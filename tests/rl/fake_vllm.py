@@ -1,4 +1,5 @@
-"""A server with vLLM's endpoints and no model: answers depend on the prompt, the seed and one weight."""
+"""A server with vLLM's endpoints and no model: answers depend on the prompt, the seed and one
+weight."""
 
 from __future__ import annotations
 
@@ -53,7 +54,11 @@ class Fake:
         self._staged, self._paused, self._cut = 0.0, False, asyncio.Event()
         routes = [Route("/{path:path}", self._answer, methods=["GET", "POST"])]
         config = uvicorn.Config(
-            Starlette(routes=routes), port=0, log_level="critical", lifespan="off", timeout_graceful_shutdown=1
+            Starlette(routes=routes),
+            port=0,
+            log_level="critical",
+            lifespan="off",
+            timeout_graceful_shutdown=1,
         )
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(target=self._server.run, daemon=True)
@@ -76,7 +81,11 @@ class Fake:
         if self.secret and request.headers.get("authorization") != f"Bearer {self.secret}":
             return JSONResponse({"error": "Unauthorized"}, 401)
         if path in (GENERATE, COMPLETIONS) and self.refuse:
-            return JSONResponse({"error": {"message": "not now"}}, self.refuse.pop(0), headers={"retry-after": "0.01"})
+            return JSONResponse(
+                {"error": {"message": "not now"}},
+                self.refuse.pop(0),
+                headers={"retry-after": "0.01"},
+            )
         body = await request.json() if request.method == "POST" and await request.body() else {}
         if path == "/openapi.json":
             return JSONResponse({"paths": {path: {} for path in self.paths}})
@@ -107,11 +116,19 @@ class Fake:
                 self.weight = self._staged
 
     async def _sample(self, path: str, body: dict) -> JSONResponse:
-        prompt, wanted = (body["token_ids"], body["sampling_params"]) if path == GENERATE else (body["prompt"], body)
+        prompt, wanted = (
+            (body["token_ids"], body["sampling_params"])
+            if path == GENERATE
+            else (body["prompt"], body)
+        )
         if body["model"] != self.model:
-            return JSONResponse({"error": {"message": f"The model `{body['model']}` does not exist."}}, 404)
+            return JSONResponse(
+                {"error": {"message": f"The model `{body['model']}` does not exist."}}, 404
+            )
         if max(prompt) >= self.vocab:
-            return JSONResponse({"error": {"message": f"Token id {max(prompt)} is out of vocabulary"}}, 400)
+            return JSONResponse(
+                {"error": {"message": f"Token id {max(prompt)} is out of vocabulary"}}, 400
+            )
         self.prompts.append(prompt)
         while self._paused:
             await asyncio.sleep(0.01)
@@ -129,15 +146,21 @@ class Fake:
                 tokens, reason = tokens[: i + 1], "stop"
                 break
         warm = 0.0 if self.raw or wanted["temperature"] in (0, 1) else 0.5
-        logprobs = [logp_of(token, len(prompt) + i, start[1]) - warm for i, token in enumerate(tokens)]
+        logprobs = [
+            logp_of(token, len(prompt) + i, start[1]) - warm for i, token in enumerate(tokens)
+        ]
         choice = {"finish_reason": reason, "token_ids": tokens}
         if path == GENERATE:
-            rows = [{"token_id": token, "logprob": logprob} for token, logprob in zip(tokens, logprobs)]
+            rows = [
+                {"token_id": token, "logprob": logprob} for token, logprob in zip(tokens, logprobs)
+            ]
             spans = [{"version": start[0], "start": 0, "end": len(tokens)}]
             choice |= {"logprobs": {"content": rows}, "weight_versions": spans}
         else:
             choice["logprobs"] = {"token_logprobs": logprobs}
-        scores = [None] + [{str(t): {"logprob": logp_of(t, i, self.weight)}} for i, t in enumerate(prompt) if i]
+        scores = [None] + [
+            {str(t): {"logprob": logp_of(t, i, self.weight)}} for i, t in enumerate(prompt) if i
+        ]
         choice["prompt_logprobs"] = scores
         choice = {name: value for name, value in choice.items() if name not in self.strip}
         return JSONResponse({"choices": [choice], "prompt_logprobs": scores, "usage": {}})

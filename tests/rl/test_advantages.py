@@ -1,4 +1,5 @@
-"""Estimators against worked numbers and a slow reference, the formulas with loops and `math.fsum`; and the plugs."""
+"""Estimators against worked numbers and a slow reference, the formulas with loops and `math.fsum`;
+and the plugs."""
 
 import functools
 import math
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 
 from envs.world import Evaluation, Task
 from rl import advantages
+from rl.advantages import estimators
 from rl.trajectory import Completion, Trajectory, Turn
 
 G, B, A = 1, -1, 0  # good, bad, abstain
@@ -23,7 +25,7 @@ def rows(*labels):
     return label_NK, np.array([len(label) for label in labels])
 
 
-# --- the slow reference ---------------------------------------------------------------------------------------------
+# --- the slow reference ---------------------------------------------------------------------------
 
 
 def slow_std(values, ddof=0):
@@ -41,7 +43,8 @@ def slow_grpo(outcome, group, eps=1e-6):
 
 
 def slow_zscore(raw, group, equal):
-    """Standardise as in section 2.5 of the reference. `raw` is one list per trajectory; None is an abstention."""
+    """Standardise as in section 2.5 of the reference. `raw` is one list per trajectory; None is an
+    abstention."""
     result = [[0.0] * len(row) for row in raw]
     for g in set(group):
         members = [i for i, h in enumerate(group) if h == g]
@@ -51,7 +54,9 @@ def slow_zscore(raw, group, equal):
             continue
         if equal:
             mean = math.fsum(math.fsum(row) / len(row) for row in kept) / len(kept)
-            var = math.fsum(math.fsum((v - mean) ** 2 for v in row) / len(row) for row in kept) / len(kept)
+            var = math.fsum(
+                math.fsum((v - mean) ** 2 for v in row) / len(row) for row in kept
+            ) / len(kept)
             std = math.sqrt(var + 1e-8)
         else:
             mean, std = slow_std([v for row in kept for v in row])
@@ -69,13 +74,17 @@ def slow_allocate(label, outcome):
     return [None if w is None else sign * w / total for w in worth]
 
 
-def slow_adca(outcome, group, labels, *, alpha, scheme, outcome_at, length_normalise, equal, standardise):
+def slow_adca(
+    outcome, group, labels, *, alpha, scheme, outcome_at, length_normalise, equal, standardise
+):
     """Compute ADCA as in sections 2.5 to 2.7 of the reference."""
     if scheme == "decouple":
         raw = [[None if f == A else 0.2 * f for f in row] for row in labels]
     else:
         raw = [slow_allocate(row, o) for row, o in zip(labels, outcome)]
-    step = slow_zscore(raw, group, equal) if standardise else [[v or 0.0 for v in row] for row in raw]
+    step = (
+        slow_zscore(raw, group, equal) if standardise else [[v or 0.0 for v in row] for row in raw]
+    )
     result = []
     for i, row in enumerate(step):
         members = [o for o, h in zip(outcome, group) if h == group[i]]
@@ -85,7 +94,10 @@ def slow_adca(outcome, group, labels, *, alpha, scheme, outcome_at, length_norma
         if outcome_at == "none":
             reward = list(row)
         else:
-            reward = [alpha * v + (o if outcome_at == "all_steps" or j == last else 0) for j, v in enumerate(row)]
+            reward = [
+                alpha * v + (o if outcome_at == "all_steps" or j == last else 0)
+                for j, v in enumerate(row)
+            ]
         if length_normalise and scheme == "decouple":
             reward = [v / math.sqrt(len(row)) for v in reward]
         result.append([math.fsum(reward[j:]) for j in range(len(row))])
@@ -94,7 +106,11 @@ def slow_adca(outcome, group, labels, *, alpha, scheme, outcome_at, length_norma
 
 outcomes = st.sampled_from([0.0, 0.1, 0.3, 0.5, 0.51, 1.0]) | st.floats(0, 1)
 trajectories = st.lists(
-    st.tuples(outcomes, st.sampled_from([7, -3, 10**12, 0]), st.lists(st.sampled_from([G, B, A]), max_size=7)),
+    st.tuples(
+        outcomes,
+        st.sampled_from([7, -3, 10**12, 0]),
+        st.lists(st.sampled_from([G, B, A]), max_size=7),
+    ),
     min_size=1,
     max_size=12,
 )
@@ -140,7 +156,8 @@ def test_grpo_reference(batch):
     st.randoms(use_true_random=False),
 )
 def test_adca_order_and_names_of_groups_do_not_matter(batch, scheme, norm, random):
-    """The rows stay the same, and finite, for any order of the trajectories and any integers for the groups."""
+    """The rows stay the same, and finite, for any order of the trajectories and any integers for
+    the groups."""
     outcome, group, labels = zip(*batch)
     label_NK, steps_N = rows(*labels)
     first = advantages.adca(outcome, group, label_NK, steps_N, alpha=0.3, scheme=scheme, norm=norm)
@@ -148,13 +165,19 @@ def test_adca_order_and_names_of_groups_do_not_matter(batch, scheme, norm, rando
     random.shuffle(order)
     renamed = [{7: 1, -3: 2, 10**12: -(2**40), 0: 5}[group[i]] for i in order]
     second = advantages.adca(
-        [outcome[i] for i in order], renamed, label_NK[order], steps_N[order], alpha=0.3, scheme=scheme, norm=norm
+        [outcome[i] for i in order],
+        renamed,
+        label_NK[order],
+        steps_N[order],
+        alpha=0.3,
+        scheme=scheme,
+        norm=norm,
     )
     assert np.isfinite(first).all()
     np.testing.assert_allclose(second, first[order], atol=1e-7, rtol=1e-7)
 
 
-# --- worked numbers --------------------------------------------------------------------------------------------------
+# --- worked numbers -------------------------------------------------------------------------------
 
 
 def test_grpo_worked_example():
@@ -171,7 +194,9 @@ def test_grpo_worked_example():
 
 
 def test_a_lone_trajectory_has_no_advantage_unless_the_references_rule_is_named():
-    np.testing.assert_allclose(advantages.grpo([0.7], [1], std="sample", eps=1e-6, lone="score"), [0.7 / (1 + 1e-6)])
+    np.testing.assert_allclose(
+        advantages.grpo([0.7], [1], std="sample", eps=1e-6, lone="score"), [0.7 / (1 + 1e-6)]
+    )
     for std in ("sample", "population", None):
         np.testing.assert_array_equal(advantages.grpo([0.7, 1, 0], [1, 2, 2], std=std)[:1], [0])
     with pytest.raises(ValueError, match="zero or score"):
@@ -181,7 +206,9 @@ def test_a_lone_trajectory_has_no_advantage_unless_the_references_rule_is_named(
     assert advantages.rloo([0.7], [1]) == [0]
 
 
-@pytest.mark.parametrize("estimator", [advantages.grpo, advantages.dr_grpo, advantages.rloo, advantages.loop])
+@pytest.mark.parametrize(
+    "estimator", [advantages.grpo, advantages.dr_grpo, advantages.rloo, advantages.loop]
+)
 def test_a_constant_group_gives_exactly_zero(estimator):
     assert not estimator([0.1] * 7, [3] * 7).any()
 
@@ -227,7 +254,8 @@ def test_alpha_zero_is_grpo_with_the_population_deviation():
 
 
 def test_the_norm_of_the_paper_standardises_by_averages_of_trajectories():
-    """Equations 18 to 21 by hand: the averages are 1 and -1/3, so mean 1/3 and deviation 2/3, in units of a label."""
+    """Equations 18 to 21 by hand: the averages are 1 and -1/3, so mean 1/3 and deviation 2/3, in
+    units of a label."""
     label_NK, steps_N = rows([G, G], [B, G, B])
     got = advantages.adca([1, 0], [0, 0], label_NK, steps_N, alpha=0.5, norm="trajectory")
     good, bad = 0.5 * (1 - 1 / 3) / (2 / 3), 0.5 * (-1 - 1 / 3) / (2 / 3)
@@ -245,19 +273,33 @@ def label_scores(outcome_N, group_N, label_NK, steps_N, **args):
 
 
 def test_label_credit_is_bounded_by_default_and_grows_under_equation_18():
-    """With 30 turns and nearly equal averages, equation 18 lets labels drown the outcome, which is in [0, 1]."""
+    """With 30 turns and nearly equal averages, equation 18 lets labels drown the outcome, which is
+    in [0, 1]."""
     group = dict(outcome_N=[0.0] * 8, group_N=[0] * 8, **STEADY)
-    assert np.abs(label_scores(**group)).max() < 1.1 and np.abs(advantages.adca(**group, alpha=0.1)).max() < 1.7
+    assert (
+        np.abs(label_scores(**group)).max() < 1.1
+        and np.abs(advantages.adca(**group, alpha=0.1)).max() < 1.7
+    )
     literal = dict(group, norm="trajectory")
-    assert np.abs(label_scores(**literal)).max() > 40 and np.abs(advantages.adca(**literal, alpha=0.1)).max() > 40
+    assert (
+        np.abs(label_scores(**literal)).max() > 40
+        and np.abs(advantages.adca(**literal, alpha=0.1)).max() > 40
+    )
 
 
 @settings(max_examples=300)
-@given(trajectories, st.sampled_from(["decouple", "allocation"]), st.booleans(), st.sampled_from(["reference", "step"]))
+@given(
+    trajectories,
+    st.sampled_from(["decouple", "allocation"]),
+    st.booleans(),
+    st.sampled_from(["reference", "step"]),
+)
 def test_the_root_mean_square_of_standardised_labels_is_at_most_1(batch, scheme, equal, norm):
     outcome, group, labels = zip(*batch)
     batch = (outcome, group, *rows(*labels))
-    scores_NK = label_scores(*batch, scheme=scheme, norm=norm, trajectory_weight="equal" if equal else "by_steps")
+    scores_NK = label_scores(
+        *batch, scheme=scheme, norm=norm, trajectory_weight="equal" if equal else "by_steps"
+    )
     n_N = (batch[2] != 0).sum(1)
     weight_N = np.where(equal and norm != "step", n_N > 0, n_N)
     for g in set(group):
@@ -268,7 +310,8 @@ def test_the_root_mean_square_of_standardised_labels_is_at_most_1(batch, scheme,
 
 
 def test_a_channel_without_variance_is_neutral():
-    """With equal averages under the paper's norm, labels that differ inside a trajectory give no credit."""
+    """With equal averages under the paper's norm, labels that differ inside a trajectory give no
+    credit."""
     label_NK, steps_N = rows([G, B], [B, G])
     got = advantages.adca([1, 0], [0, 0], label_NK, steps_N, alpha=0.5, norm="trajectory")
     np.testing.assert_allclose(got, [[1, 1], [-1, -1]], atol=1e-6)
@@ -318,7 +361,10 @@ def test_outcome_at_all_steps_counts_the_turns_to_come():
 
 
 def test_alpha_schedule():
-    at = [advantages.alpha_at(s, alpha=0.1, alpha_min=0.02, alpha_steps=100) for s in (0, 25, 50, 75, 100, 900)]
+    at = [
+        advantages.alpha_at(s, alpha=0.1, alpha_min=0.02, alpha_steps=100)
+        for s in (0, 25, 50, 75, 100, 900)
+    ]
     np.testing.assert_allclose(at, [0.1, 0.0882843, 0.06, 0.0317157, 0.02, 0.02], atol=1e-7)
     assert advantages.alpha_at(50, alpha=0.1) == 0.1
     label_NK, steps_N = rows([G, B], [B])
@@ -343,19 +389,27 @@ def test_alpha_schedule():
     ],
 )
 def test_impossible_arguments_raise(change, says):
-    good = dict(outcome_N=[1, 0, 0], group_N=[0, 0, 0], label_NK=np.zeros((3, 1), int), steps_N=[1, 1, 1], alpha=0.1)
+    good = dict(
+        outcome_N=[1, 0, 0],
+        group_N=[0, 0, 0],
+        label_NK=np.zeros((3, 1), int),
+        steps_N=[1, 1, 1],
+        alpha=0.1,
+    )
     with pytest.raises(ValueError, match=says):
         advantages.adca(**{**good, **change})
 
 
-# --- plugs -----------------------------------------------------------------------------------------------------------
+# --- plugs ----------------------------------------------------------------------------------------
 
 
 def batch_of(*members):
     """Return the batch of training step 3, from (task id, outcome, labels) of each trajectory."""
     trajectories = []
     for number, (task, outcome, labels) in enumerate(members):
-        turns = [Turn([1], Completion([2], [-1.0], "stop", 0), "", [], label=label) for label in labels]
+        turns = [
+            Turn([1], Completion([2], [-1.0], "stop", 0), "", [], label=label) for label in labels
+        ]
         evaluation = Evaluation(outcome, outcome > 0.5)
         task = Task(task, "travel", "query", "train")
         trajectories.append(Trajectory(task, number, 0, [], turns, evaluation=evaluation))
@@ -369,7 +423,10 @@ def test_a_batch_holds_the_trajectories_as_arrays():
     batch = batch_of(*MEMBERS)
     assert batch.outcome_N.tolist() == [1.0, 0.0, 0.0, 0.5] and batch.outcome_N.dtype == np.float64
     assert batch.group_N.tolist() == [0, 1, 0, 1]
-    assert batch.label_NK.tolist() == [[1, -1, 0], [1, 0, 0], [-1, 0, 1], [0, 0, 0]] and batch.label_NK.dtype == np.int8
+    assert (
+        batch.label_NK.tolist() == [[1, -1, 0], [1, 0, 0], [-1, 0, 1], [0, 0, 0]]
+        and batch.label_NK.dtype == np.int8
+    )
     assert batch.turns_N.tolist() == [2, 1, 3, 0] and batch.step == 3
     empty = batch_of(("a", 0.0, []))
     assert empty.label_NK.shape == (1, 1)
@@ -378,47 +435,52 @@ def test_a_batch_holds_the_trajectories_as_arrays():
 @pytest.mark.parametrize("name", ["grpo", "rloo", "dr_grpo", "loop"])
 def test_one_number_per_trajectory_goes_to_each_of_its_turns(name):
     batch = batch_of(*MEMBERS)
-    estimator = getattr(advantages, name)
-    assert advantages.ESTIMATORS[name] == f"rl.advantages:{name}"
-    value_N = estimator(batch.outcome_N, batch.group_N)
+    estimator = getattr(estimators, name)
+    assert advantages.ESTIMATORS[name] == f"rl.advantages.estimators:{name}"
+    assert estimator.needs_labels is False
+    value_N = getattr(advantages, name)(batch.outcome_N, batch.group_N)
     want_NK = np.arange(3) < batch.turns_N[:, None]
-    np.testing.assert_array_equal(advantages.estimate(estimator, batch), np.where(want_NK, value_N[:, None], 0))
+    np.testing.assert_array_equal(
+        advantages.estimate(estimator, batch), np.where(want_NK, value_N[:, None], 0)
+    )
 
 
-def test_an_estimator_is_called_with_the_fields_that_it_names():
+def test_an_estimator_is_called_with_the_batch():
     batch = batch_of(*MEMBERS)
-    bound = functools.partial(advantages.adca, alpha=0.4, alpha_steps=6, norm="step")
+    bound = functools.partial(estimators.adca, alpha=0.4, alpha_steps=6, norm="step")
     want = advantages.adca(
-        batch.outcome_N, batch.group_N, batch.label_NK, batch.turns_N, 3, alpha=0.4, alpha_steps=6, norm="step"
+        batch.outcome_N,
+        batch.group_N,
+        batch.label_NK,
+        batch.turns_N,
+        3,
+        alpha=0.4,
+        alpha_steps=6,
+        norm="step",
     )
     np.testing.assert_array_equal(advantages.estimate(bound, batch), want)
 
     def whole(batch, *, scale):
         return scale * batch.label_NK
 
-    def parts(trajectories, turns_N, step, other=5):
-        assert len(trajectories) == 4 and other == 5
-        return turns_N + step
-
     class Constant:
-        def __call__(self, outcome_N):
-            return 0 * outcome_N + 2
+        def __call__(self, batch):
+            return 0 * batch.outcome_N + 2
 
     got = advantages.estimate(functools.partial(whole, scale=0.5), batch)
     np.testing.assert_array_equal(got, 0.5 * batch.label_NK)
     assert got.dtype == np.float64
-    np.testing.assert_array_equal(advantages.estimate(parts, batch), [[5, 5, 0], [4, 0, 0], [6, 6, 6], [0, 0, 0]])
     assert advantages.estimate(Constant(), batch).sum() == 2 * 6
 
 
 def test_a_wrong_result_names_the_estimator():
     batch = batch_of(*MEMBERS)
 
-    def transposed(label_NK, *, factor=1):
-        return factor * label_NK.T
+    def transposed(batch, *, factor=1):
+        return factor * batch.label_NK.T
 
-    def broken(label_NK):
-        return np.where(label_NK < 0, np.nan, 1.0)
+    def broken(batch):
+        return np.where(batch.label_NK < 0, np.nan, 1.0)
 
     with pytest.raises(ValueError, match=r"test_advantages:.*transposed returned shape \(3, 4\)"):
         advantages.estimate(functools.partial(transposed, factor=2), batch)
@@ -428,12 +490,14 @@ def test_a_wrong_result_names_the_estimator():
     assert advantages.estimate(lambda batch: beyond, batch).sum() == 6
 
 
-# --- from turns to tokens --------------------------------------------------------------------------------------------
+# --- from turns to tokens -------------------------------------------------------------------------
 
 
 @given(st.integers(1, 4), st.integers(0, 30), st.integers(1, 5), st.data())
 def test_spread_equals_one_look_up_per_token(n, t, k, data):
-    ids = data.draw(st.lists(st.lists(st.integers(-2, k - 1), min_size=t, max_size=t), min_size=n, max_size=n))
+    ids = data.draw(
+        st.lists(st.lists(st.integers(-2, k - 1), min_size=t, max_size=t), min_size=n, max_size=n)
+    )
     ids_NT = np.array(ids, np.int32).reshape(n, t)
     advantage_NK = np.random.default_rng(0).normal(size=(n, k))
     want = [[advantage_NK[i, s] if s >= 0 else 0 for s in row] for i, row in enumerate(ids_NT)]

@@ -1,4 +1,5 @@
-"""A checkpoint is complete or does not exist; a damaged one is moved aside and the one before it is used."""
+"""A checkpoint is complete or does not exist; a damaged one is moved aside and the one before it is
+used."""
 
 import logging
 import os
@@ -31,7 +32,12 @@ def make_state(value: float) -> dict:
 
 def test_state_and_manifest_come_back_bit_for_bit(tmp_path):
     state = make_state(1 / 3)
-    manifest = {"pool": [{"content": "Search before booking. é"}], "count": 3, "ratio": 0.1 + 0.2, "10": None}
+    manifest = {
+        "pool": [{"content": "Search before booking. é"}],
+        "count": 3,
+        "ratio": 0.1 + 0.2,
+        "10": None,
+    }
     checkpoints = Checkpoints(tmp_path, keep=2)
     checkpoints.save(4, state, manifest)
     checkpoints.close()
@@ -76,7 +82,9 @@ def test_a_checkpoint_whose_successor_is_not_written_comes_back(tmp_path):
     assert checkpoints.steps() == [10] and checkpoints.restore(make_state(0.0))[2] == {"n": 1}
     checkpoints.close()
     (tmp_path / "replaced").mkdir(exist_ok=True)
-    (tmp_path / "10").rename(tmp_path / "replaced" / "10")  # as a process leaves it that dies in between
+    (tmp_path / "10").rename(
+        tmp_path / "replaced" / "10"
+    )  # as a process leaves it that dies in between
     assert Checkpoints(tmp_path, keep=1).restore(make_state(0.0))[0] == 10
 
 
@@ -141,7 +149,10 @@ def test_too_little_disk_space_is_reported_before_anything_is_written(tmp_path, 
     checkpoints = Checkpoints(tmp_path, keep=2)
     monkeypatch.setattr("shutil.disk_usage", lambda _: type("Usage", (), {"free": 1000}))
     checkpoints.save(1, make_state(1.0), {})
-    with pytest.raises(CheckpointError, match=r"it needs .* GB and .* has 1e-06 GB left; the last checkpoint .* none"):
+    with pytest.raises(
+        CheckpointError,
+        match=r"it needs .* GB and .* has 1e-06 GB left; the last checkpoint .* none",
+    ):
         checkpoints.wait()
     assert not list(tmp_path.iterdir())
 
@@ -188,7 +199,8 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(tmp_path, caplog, dam
 
 @pytest.mark.parametrize("file", ["manifest/metadata", "metrics/metrics"])
 def test_any_flipped_bit_is_noticed_or_changes_nothing(tmp_path, caplog, file):
-    """Each bit alone: the newest checkpoint comes back as it was written, or the sound one before it does."""
+    """Each bit alone: the newest checkpoint comes back as it was written, or the sound one before
+    it does."""
     manifest = {"step": 2, "alarm": [0.25, 1.0], "questioning": {"texts": ["bé"]}}
     checkpoints = Checkpoints(tmp_path / "sound", keep=3)
     checkpoints.save(1, {"w": jnp.ones(4)}, manifest | {"step": 1}, metric=0.1)
@@ -205,13 +217,17 @@ def test_any_flipped_bit_is_noticed_or_changes_nothing(tmp_path, caplog, file):
         reopened = Checkpoints(folder, keep=3)
         step, _, found = reopened.restore({"w": jnp.zeros(4)})
         assert found == manifest | {"step": step}
-        assert (step == 2 and file.startswith("metrics")) or "checkpoint 2 is damaged" in caplog.text
+        assert (
+            step == 2 and file.startswith("metrics")
+        ) or "checkpoint 2 is damaged" in caplog.text
         reopened.save(3, {"w": jnp.ones(4)}, {}, metric=0.0)
         reopened.close()
         assert reopened.steps() == [1, *([2] if step == 2 else []), 3]
 
 
-@pytest.mark.parametrize("damage", [truncate, flip_bytes, lambda path: path.write_text('{"best": 9.0}')])
+@pytest.mark.parametrize(
+    "damage", [truncate, flip_bytes, lambda path: path.write_text('{"best": 9.0}')]
+)
 def test_a_damaged_metric_does_not_block_a_resume(tmp_path, caplog, damage):
     checkpoints = Checkpoints(tmp_path, keep=1)
     for step in (1, 2):
@@ -258,7 +274,9 @@ def test_a_save_that_was_killed_is_never_seen(tmp_path):
         writer.send_signal(signal.SIGKILL)
         saved = max([saved, *[int(line) for line in writer.stdout.read().split()]])
         writer.wait()
-        step, state, manifest = Checkpoints(directory, keep=2).restore({"w": jnp.zeros((256, 4096))})
+        step, state, manifest = Checkpoints(directory, keep=2).restore(
+            {"w": jnp.zeros((256, 4096))}
+        )
         assert manifest == {"step": step} and step in (saved - 1, saved, saved + 1)
         assert np.array_equal(state["w"], np.full((256, 4096), step, np.float32))
 
@@ -266,14 +284,19 @@ def test_a_save_that_was_killed_is_never_seen(tmp_path):
 def test_weighted_sums_detect_every_change():
     x = jnp.asarray(np.random.default_rng(0).normal(size=(6, 10, 8)), jnp.float32)
     weights = 2 * np.arange(480, dtype=np.uint32) + 1
-    assert _weighted_sum(x) == int(np.sum(np.asarray(x).view(np.uint32).ravel() * weights, dtype=np.uint32))
+    assert _weighted_sum(x) == int(
+        np.sum(np.asarray(x).view(np.uint32).ravel() * weights, dtype=np.uint32)
+    )
     assert _weighted_sum(x) != _weighted_sum(x.at[3, 1, 1].mul(-1))
-    assert _weighted_sum(x) != _weighted_sum(x.at[0, 0, jnp.array([0, 1])].set(x[0, 0, jnp.array([1, 0])]))
+    assert _weighted_sum(x) != _weighted_sum(
+        x.at[0, 0, jnp.array([0, 1])].set(x[0, 0, jnp.array([1, 0])])
+    )
     assert _weighted_sum(x.astype(jnp.bfloat16)) != _weighted_sum((x * 1.01).astype(jnp.bfloat16))
 
 
 def moves_between_meshes(folder):
-    """Run with 8 simulated devices: save on one mesh, with moments on the host, and restore on others."""
+    """Run with 8 simulated devices: save on one mesh, with moments on the host, and restore on
+    others."""
     from jax.sharding import NamedSharding, PartitionSpec
 
     from models import mesh as meshes
@@ -284,13 +307,20 @@ def moves_between_meshes(folder):
     def state(shape, memory="device"):
         mesh = meshes.make_mesh(shape)
         where = NamedSharding(mesh, PartitionSpec("fsdp", "tensor"))
-        return {"w": jax.device_put(values, where), "m": jax.device_put(values + 1, where.with_memory_kind(memory))}
+        return {
+            "w": jax.device_put(values, where),
+            "m": jax.device_put(values + 1, where.with_memory_kind(memory)),
+        }
 
     for limit in (1 << 30, 0):  # checksums on the host, then on the devices
         checkpoint.CHECKSUM_LIMIT = limit
         checkpoints = Checkpoints(f"{folder}/{limit}", keep=2)
         checkpoints.save(1, state({"fsdp": 8}, "pinned_host"), {})
-        for target in (state({"fsdp": 2, "tensor": 4}, "pinned_host"), state({"data": 2, "fsdp": 4}), state({})):
+        for target in (
+            state({"fsdp": 2, "tensor": 4}, "pinned_host"),
+            state({"data": 2, "fsdp": 4}),
+            state({}),
+        ):
             _, found, _ = checkpoints.restore(target)
             for name, array in found.items():
                 np.testing.assert_array_equal(array, target[name])
@@ -337,7 +367,9 @@ def test_checksums_do_not_depend_on_the_number_of_processes():
     processes = [start(), start(address, "0"), start(address, "1")]
     said = [process.communicate(timeout=120) for process in processes]
     alone, *two = (out.splitlines()[-1] for out, _ in said)
-    assert alone.startswith("1 {") and two == [alone.replace("1", "2", 1)] * 2, [error[-2000:] for _, error in said]
+    assert alone.startswith("1 {") and two == [alone.replace("1", "2", 1)] * 2, [
+        error[-2000:] for _, error in said
+    ]
 
 
 def test_what_tensorstore_reports_to_a_failed_save_is_dropped_and_nothing_else(monkeypatch):
@@ -345,7 +377,11 @@ def test_what_tensorstore_reports_to_a_failed_save_is_dropped_and_nothing_else(m
     shown = []
     monkeypatch.setattr(sys, "__unraisablehook__", shown.append)
     late, lost = RuntimeError("Event loop is closed"), RuntimeError("lost")
-    reports = [types.SimpleNamespace(exc_value=error, object=at) for error in (late, lost) for at in (None, print)]
+    reports = [
+        types.SimpleNamespace(exc_value=error, object=at)
+        for error in (late, lost)
+        for at in (None, print)
+    ]
     for report in reports:
         checkpoint.unraisablehook(report)
     assert shown == reports[1:]
@@ -355,6 +391,9 @@ def test_what_a_task_of_a_failed_save_raises_is_dropped_and_nothing_else(monkeyp
     monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)
     checkpoint.report_once()
     said = "Task exception was never retrieved\nfuture: <Task coro=<write() done, defined at {}>>"
-    for path in ("/site-packages/orbax/checkpoint/serialization.py:126", "/rl/engines/jax/engine.py:9"):
+    for path in (
+        "/site-packages/orbax/checkpoint/serialization.py:126",
+        "/rl/engines/jax/engine.py:9",
+    ):
         logging.getLogger("asyncio").error(said.format(path))
     assert "engine.py" in caplog.text and "orbax" not in caplog.text

@@ -1,4 +1,5 @@
-"""The JAX engine: samples and log-probabilities match the model, independent of the rest of the batch."""
+"""The JAX engine: samples and log-probabilities match the model, independent of the rest of the
+batch."""
 
 import asyncio
 import functools
@@ -39,7 +40,8 @@ def params(seed=0):
 
 
 def make(slots=4, params=params, **options):
-    # Prompt pieces of 16 give one shape each for prefill and decode; compilation dominates the time of these tests.
+    # Prompt pieces of 16 give one shape each for prefill and decode; compilation dominates the time
+    # of these tests.
     options = {"context": CONTEXT, "decode_block": 8, "prefill": 16} | options
     return JaxEngine(CONFIG, params(), slots=slots, **options)
 
@@ -47,17 +49,22 @@ def make(slots=4, params=params, **options):
 @jax.jit
 def all_logp(weights, tokens, temperature):
     n = tokens.shape[0]
-    h = qwen.hidden(CONFIG, weights, tokens[None], jnp.arange(n)[None], jnp.ones((1, n), jnp.int32))[0]
+    h = qwen.hidden(
+        CONFIG, weights, tokens[None], jnp.arange(n)[None], jnp.ones((1, n), jnp.int32)
+    )[0]
     return jax.nn.log_softmax(h @ qwen.unembed(CONFIG, weights) / temperature)
 
 
 def teacher_forced(prompt, completion, temperature, weights=None):
-    """Return (log-probabilities of the completion's tokens, the most probable token at each position)."""
+    """Return (log-probabilities of the completion's tokens, the most probable token at each
+    position)."""
     ids = [*prompt, *completion]
     padded = np.pad(
         np.array(ids, np.int32), (0, CONTEXT - len(ids))
     )  # the model is causal, so padding behind has no effect
-    logp = np.asarray(all_logp(weights or params(), padded, temperature or 1.0))[len(prompt) - 1 : len(ids) - 1]
+    logp = np.asarray(all_logp(weights or params(), padded, temperature or 1.0))[
+        len(prompt) - 1 : len(ids) - 1
+    ]
     return logp[np.arange(len(completion)), completion], logp.argmax(-1)
 
 
@@ -66,7 +73,16 @@ def prompt_of(*key, n=20):
 
 
 async def episode(
-    engine, name, *, turns=3, temperature=1.0, observation=5, max_tokens=11, key=None, seed=None, **sampling
+    engine,
+    name,
+    *,
+    turns=3,
+    temperature=1.0,
+    observation=5,
+    max_tokens=11,
+    key=None,
+    seed=None,
+    **sampling,
 ):
     """Play a session of several turns; return [(prompt, completion)]."""
     key = name if key is None else key
@@ -92,7 +108,9 @@ def play(engine, *episodes):
 
 
 def ask(engine, prompt, session="s", **sampling):
-    return asyncio.run(engine.generate(prompt, Sampling(**{"max_tokens": 8} | sampling), session=session))
+    return asyncio.run(
+        engine.generate(prompt, Sampling(**{"max_tokens": 8} | sampling), session=session)
+    )
 
 
 def same(a, b, atol=1e-5):
@@ -101,13 +119,15 @@ def same(a, b, atol=1e-5):
         np.testing.assert_allclose(x.logprobs, y.logprobs, atol=atol)
 
 
-# --- samples --------------------------------------------------------------------------------------------------------
+# --- samples --------------------------------------------------------------------------------------
 
 
 def test_logprobs_equal_teacher_forcing_over_turns_and_greedy_is_argmax():
     engine = make()
     kinds = [1.0, 0.0, 0.7, 1.3]
-    for history, t in zip(play(engine, *({"name": i, "temperature": t} for i, t in enumerate(kinds))), kinds):
+    for history, t in zip(
+        play(engine, *({"name": i, "temperature": t} for i, t in enumerate(kinds))), kinds
+    ):
         for prompt, completion in history:
             logp, best = teacher_forced(prompt, completion.tokens, t)
             np.testing.assert_allclose(completion.logprobs, logp, atol=1e-5)
@@ -139,7 +159,9 @@ def test_a_large_model_decodes_all_rows_in_one_call(monkeypatch):
 
 
 def test_matrices_may_be_coarser_than_the_computation():
-    rounded = jax.tree.map(lambda a: a.astype(jnp.bfloat16).astype(jnp.float32) if a.ndim > 2 else a, params())
+    rounded = jax.tree.map(
+        lambda a: a.astype(jnp.bfloat16).astype(jnp.float32) if a.ndim > 2 else a, params()
+    )
     rounded["embed"] = rounded["embed"].astype(jnp.bfloat16).astype(jnp.float32)
     engine = make(params=lambda: rounded, weight_dtype=jnp.bfloat16)
     assert {str(a.dtype) for a in jax.tree.leaves(engine._weights) if a.ndim > 1} == {"bfloat16"}
@@ -147,7 +169,9 @@ def test_matrices_may_be_coarser_than_the_computation():
     for prompt, completion in play(engine, {"name": 3, "temperature": 1.0})[0]:
         logp, _ = teacher_forced(prompt, completion.tokens, 1.0, rounded)
         np.testing.assert_allclose(completion.logprobs, logp, atol=0.02)
-        assert np.abs(completion.logprobs - logp).max() > 1e-6, "the products' other factors are rounded too"
+        assert np.abs(completion.logprobs - logp).max() > 1e-6, (
+            "the products' other factors are rounded too"
+        )
 
 
 def test_an_untied_model_with_normalised_queries():
@@ -157,7 +181,9 @@ def test_an_untied_model_with_normalised_queries():
     prompt = prompt_of(3)
     completion = ask(engine, prompt, temperature=0.0)
     ids = np.array([prompt + completion.tokens])
-    h = jax.jit(qwen.hidden, static_argnums=0)(config, weights, ids, np.arange(28)[None], np.ones_like(ids))[0]
+    h = jax.jit(qwen.hidden, static_argnums=0)(
+        config, weights, ids, np.arange(28)[None], np.ones_like(ids)
+    )[0]
     logp = jax.nn.log_softmax(h @ qwen.unembed(config, weights))[19:27]
     assert completion.tokens == logp.argmax(-1).tolist()
     np.testing.assert_allclose(completion.logprobs, logp.max(-1), atol=1e-5)
@@ -166,14 +192,18 @@ def test_an_untied_model_with_normalised_queries():
 def test_a_turn_on_cached_tokens_equals_a_fresh_prefill():
     kept = play(make(), {"name": 1})[0]
     fresh = make()
-    again = [(p, ask(fresh, p, f"new {i}", max_tokens=10, seed=100 + i)) for i, (p, _) in enumerate(kept)]
+    again = [
+        (p, ask(fresh, p, f"new {i}", max_tokens=10, seed=100 + i)) for i, (p, _) in enumerate(kept)
+    ]
     same(kept, again)
 
 
 def test_a_sample_does_not_depend_on_the_rest_of_the_batch():
     alone = play(make(), {"name": 5})[0]
     for engine in (make(), make(threaded=True), make(slots=2), make(leave=1.0), make(slots=40)):
-        crowd = play(engine, *({"name": i, "turns": 1 + i % 3} for i in (3, 4)), {"name": 5}, {"name": 6})
+        crowd = play(
+            engine, *({"name": i, "turns": 1 + i % 3} for i in (3, 4)), {"name": 5}, {"name": 6}
+        )
         same(alone, crowd[2])
 
 
@@ -185,7 +215,9 @@ def test_a_diverging_prompt_reuses_the_common_prefix():
     other = prompt[:21] + [(prompt[21] + 1) % CONFIG.vocab] + prompt[22:]
     completion = ask(engine, other)
     assert engine.stats()["reused_tokens"] - before["reused_tokens"] == 21
-    np.testing.assert_allclose(completion.logprobs, teacher_forced(other, completion.tokens, 1.0)[0], atol=1e-5)
+    np.testing.assert_allclose(
+        completion.logprobs, teacher_forced(other, completion.tokens, 1.0)[0], atol=1e-5
+    )
     assert ask(engine, prompt).tokens == ask(make(), prompt).tokens
 
 
@@ -193,7 +225,9 @@ def test_prompts_longer_than_a_prefill_piece():
     prompt = prompt_of(1, n=100)
     for size in (16, 64):
         completion = ask(make(prefill=size), prompt)
-        np.testing.assert_allclose(completion.logprobs, teacher_forced(prompt, completion.tokens, 1.0)[0], atol=1e-5)
+        np.testing.assert_allclose(
+            completion.logprobs, teacher_forced(prompt, completion.tokens, 1.0)[0], atol=1e-5
+        )
 
 
 def test_stop_tokens_end_a_generation_and_are_part_of_it():
@@ -210,18 +244,24 @@ def test_stop_tokens_end_a_generation_and_are_part_of_it():
 
 
 def test_a_seed_determines_the_sample():
-    a, b, c = (ask(make(), prompt_of(4), seed=s, max_tokens=20).tokens for s in (2**62 + 1, 2**62 + 1, 1))
+    a, b, c = (
+        ask(make(), prompt_of(4), seed=s, max_tokens=20).tokens for s in (2**62 + 1, 2**62 + 1, 1)
+    )
     assert a == b != c, "all 63 bits of the seed count"
 
 
-# --- sampling -------------------------------------------------------------------------------------------------------
+# --- sampling -------------------------------------------------------------------------------------
 
 
 def draw(n, seed=0, temperature=1.0, top_p=1.0, top_k=0):
     seeds = np.stack([np.arange(n), np.full(n, seed)], 1).astype(np.uint32)
-    full = lambda x, dtype: np.full(n, x, dtype)  # noqa: E731
+    full = lambda x, dtype: np.full(n, x, dtype)
     return decoding.Draw(
-        full(temperature, np.float32), full(top_p, np.float32), full(top_k, np.int32), seeds, full(0, np.int32)
+        full(temperature, np.float32),
+        full(top_p, np.float32),
+        full(top_k, np.int32),
+        seeds,
+        full(0, np.int32),
     )
 
 
@@ -250,18 +290,29 @@ def supported(logits, top_p, top_k):
     return set(order[np.concatenate([[0.0], np.cumsum(p)[:-1]]) < top_p].tolist())
 
 
-@pytest.mark.parametrize("top_p,top_k", [(0.5, 0), (0.9, 0), (1.0, 3), (0.8, 6), (1e-6, 0), (1.0, 1), (1.0, 999)])
+@pytest.mark.parametrize(
+    "top_p,top_k", [(0.5, 0), (0.9, 0), (1.0, 3), (0.8, 6), (1e-6, 0), (1.0, 1), (1.0, 999)]
+)
 def test_top_p_and_top_k_keep_exactly_their_support(top_p, top_k):
     n, logits = 4000, np.random.default_rng(1).normal(size=23).astype(np.float32)
     token, logp = sample(np.tile(logits, (n, 1)), draw(n, top_p=top_p, top_k=top_k), truncate=True)
     assert set(np.asarray(token).tolist()) == supported(logits, top_p, top_k)
-    np.testing.assert_allclose(logp, jax.nn.log_softmax(logits)[token], atol=1e-5, err_msg="not renormalised")
+    np.testing.assert_allclose(
+        logp, jax.nn.log_softmax(logits)[token], atol=1e-5, err_msg="not renormalised"
+    )
 
 
-@given(st.integers(1, 70), st.integers(0, 2**31), st.sampled_from([0.01, 0.3, 1.0]), st.integers(0, 5), st.booleans())
+@given(
+    st.integers(1, 70),
+    st.integers(0, 2**31),
+    st.sampled_from([0.01, 0.3, 1.0]),
+    st.integers(0, 5),
+    st.booleans(),
+)
 @settings(max_examples=25, deadline=None)
 def test_tokens_of_probability_zero_are_never_sampled(possible, seed, top_p, top_k, truncate):
-    """Most logits are -inf, where the cumulative sums are flat; rounding must never select such a token."""
+    """Most logits are -inf, where the cumulative sums are flat; rounding must never select such a
+    token."""
     rng = np.random.default_rng(seed)
     logits = np.full((8, 70), -np.inf, np.float32)
     for row in logits:
@@ -273,13 +324,20 @@ def test_tokens_of_probability_zero_are_never_sampled(possible, seed, top_p, top
 def test_top_k_of_one_is_greedy_in_a_batch_with_other_settings():
     engine = make()
     greedy, narrow, free = play(
-        engine, {"name": 1, "key": 1, "temperature": 0.0}, {"name": 2, "key": 1, "top_k": 1}, {"name": 3, "key": 1}
+        engine,
+        {"name": 1, "key": 1, "temperature": 0.0},
+        {"name": 2, "key": 1, "top_k": 1},
+        {"name": 3, "key": 1},
     )
-    assert [c.tokens for _, c in greedy] == [c.tokens for _, c in narrow] != [c.tokens for _, c in free]
+    assert (
+        [c.tokens for _, c in greedy]
+        == [c.tokens for _, c in narrow]
+        != [c.tokens for _, c in free]
+    )
     same(free, play(make(), {"name": 3, "key": 1})[0])
 
 
-# --- sessions and slots ---------------------------------------------------------------------------------------------
+# --- sessions and slots ---------------------------------------------------------------------------
 
 
 def test_more_sessions_than_slots():
@@ -288,7 +346,9 @@ def test_more_sessions_than_slots():
         same(history, play(make(), {"name": alone})[0])
     stats = engine.stats()
     assert stats["evictions"] >= 3 and stats["sessions"] == 2
-    assert stats["reused_tokens"] > 100, "sessions in mid-episode are not thrown out for waiting ones"
+    assert stats["reused_tokens"] > 100, (
+        "sessions in mid-episode are not thrown out for waiting ones"
+    )
 
 
 def test_a_released_or_evicted_session_is_recomputed():
@@ -307,21 +367,28 @@ def test_a_group_prefills_its_common_prompt_once():
 
     async def main():
         prompts = [common + prompt_of(i, n=3) for i in range(4)]
-        requests = [engine.generate(p, Sampling(6, seed=i), session=str(i)) for i, p in enumerate(prompts)]
+        requests = [
+            engine.generate(p, Sampling(6, seed=i), session=str(i)) for i, p in enumerate(prompts)
+        ]
         return list(zip(prompts, await asyncio.gather(*requests)))
 
     for prompt, completion in asyncio.run(main()):
-        np.testing.assert_allclose(completion.logprobs, teacher_forced(prompt, completion.tokens, 1.0)[0], atol=1e-5)
+        np.testing.assert_allclose(
+            completion.logprobs, teacher_forced(prompt, completion.tokens, 1.0)[0], atol=1e-5
+        )
     stats = engine.stats()
     assert stats["shared_tokens"] == 3 * 60 and stats["prefill_tokens"] == 63 + 3 * 3
     ask(engine, common + [1, 2], "later")
-    assert engine.stats()["prefill_tokens"] == stats["prefill_tokens"] + 2, "idle sessions lend their prefix too"
+    assert engine.stats()["prefill_tokens"] == stats["prefill_tokens"] + 2, (
+        "idle sessions lend their prefix too"
+    )
 
 
 @pytest.mark.parametrize("slots", [3, 8, 40])
 def test_groups_with_prefixes_copied_from_another_slot(slots):
-    """The engine must record copied prefixes as content of the slot. Otherwise it would prefill every turn again or,
-    if the prompt equals earlier content of the slot, continue from the KV of other tokens."""
+    """The engine must record copied prefixes as content of the slot. Otherwise it would prefill
+    every turn again or, if the prompt equals earlier content of the slot, continue from the KV of
+    other tokens."""
     engine = make(slots=slots)
     waves = [[{"name": 10 * key + i, "key": key, "seed": 10 * key + i} for key in keys for i in range(4)]
              for keys in ((1, 2), (3, 4), (2, 1))]  # fmt: skip
@@ -332,7 +399,11 @@ def test_groups_with_prefixes_copied_from_another_slot(slots):
             logp, _ = teacher_forced(prompt, completion.tokens, 1.0)
             np.testing.assert_allclose(completion.logprobs, logp, atol=1e-5)
         # A later turn only prefills its observation and the last token sampled before it.
-        later = sum(len(p) - len(q) - len(c.tokens) + 1 for h in histories for (q, c), (p, _) in itertools.pairwise(h))
+        later = sum(
+            len(p) - len(q) - len(c.tokens) + 1
+            for h in histories
+            for (q, c), (p, _) in itertools.pairwise(h)
+        )
         first = sum(len(h[0][0]) for h in histories)
         assert slots < len(wave) or engine.stats()["prefill_tokens"] - before <= later + first
 
@@ -359,7 +430,12 @@ def test_invalid_requests_are_rejected_and_do_not_affect_others():
         ([-1], {}, ValueError, "vocabulary"),
         ([1], {"stop_tokens": tuple(range(9))}, ValueError, "stop tokens"),
         ([1], {"stop_tokens": (10**12,)}, ValueError, "a stop token is outside of the vocabulary"),
-        ([1], {"temperature": 1e-30}, ValueError, "temperature is 1e-30; it must be 0, or 1e-05 to 100000"),
+        (
+            [1],
+            {"temperature": 1e-30},
+            ValueError,
+            "temperature is 1e-30; it must be 0, or 1e-05 to 100000",
+        ),
         ([1], {"temperature": float("nan")}, ValueError, "temperature is nan"),
         ([1] * 125, {}, ContextFull, "125 prompt tokens and 8 to generate"),
     ]:
@@ -375,10 +451,12 @@ def test_invalid_requests_are_rejected_and_do_not_affect_others():
 
     assert len(asyncio.run(twice()).tokens) == 8
     assert len(ask(engine, [1] * 120).tokens) == 8, "exactly full"
-    assert ask(engine, [1], top_k=10**12).tokens == ask(engine, [1]).tokens, "more than there are is all"
+    assert ask(engine, [1], top_k=10**12).tokens == ask(engine, [1]).tokens, (
+        "more than there are is all"
+    )
 
 
-# --- weights --------------------------------------------------------------------------------------------------------
+# --- weights --------------------------------------------------------------------------------------
 
 
 def test_new_weights_are_used_without_compilation():
@@ -391,7 +469,9 @@ def test_new_weights_are_used_without_compilation():
     prompt = prompt_of(1) + old.tokens + [5]
     logp, best = teacher_forced(prompt, new.tokens, 0.0, params(1))
     assert new.tokens == best.tolist()
-    np.testing.assert_allclose(new.logprobs, logp, atol=1e-5, err_msg="KV of the old weights was used")
+    np.testing.assert_allclose(
+        new.logprobs, logp, atol=1e-5, err_msg="KV of the old weights was used"
+    )
     assert (decoding.prefill._cache_size(), decoding.decode._cache_size()) == compiled
     assert engine.stats()["loads"] == 1 and engine.stats()["version"] == 7
 
@@ -412,7 +492,9 @@ def test_running_requests_finish_on_old_weights_and_waiting_ones_get_the_new():
     engine = make()
 
     async def main():
-        running = asyncio.create_task(engine.generate(prompt_of(1), Sampling(40, seed=1), session="a"))
+        running = asyncio.create_task(
+            engine.generate(prompt_of(1), Sampling(40, seed=1), session="a")
+        )
         await asyncio.sleep(0)
         for _ in range(6):
             await asyncio.sleep(0)
@@ -423,8 +505,12 @@ def test_running_requests_finish_on_old_weights_and_waiting_ones_get_the_new():
 
     running, _, late = asyncio.run(main())
     assert (running.version, late.version) == (0, 1)
-    np.testing.assert_allclose(running.logprobs, teacher_forced(prompt_of(1), running.tokens, 1.0)[0], atol=1e-5)
-    np.testing.assert_allclose(late.logprobs, teacher_forced(prompt_of(2), late.tokens, 1.0, params(1))[0], atol=1e-5)
+    np.testing.assert_allclose(
+        running.logprobs, teacher_forced(prompt_of(1), running.tokens, 1.0)[0], atol=1e-5
+    )
+    np.testing.assert_allclose(
+        late.logprobs, teacher_forced(prompt_of(2), late.tokens, 1.0, params(1))[0], atol=1e-5
+    )
 
 
 def test_weights_of_another_model_are_rejected():
@@ -435,7 +521,7 @@ def test_weights_of_another_model_are_rejected():
     assert ask(engine, prompt_of(1)).version == 0
 
 
-# --- faults ---------------------------------------------------------------------------------------------------------
+# --- faults ---------------------------------------------------------------------------------------
 
 
 def test_a_cancelled_request_frees_its_slot_and_does_not_affect_others():
@@ -513,7 +599,7 @@ def test_closing_fails_pending_requests():
     asyncio.run(main())
 
 
-# --- with rollouts --------------------------------------------------------------------------------------------------
+# --- with rollouts --------------------------------------------------------------------------------
 
 
 class Echo(World):
@@ -523,7 +609,9 @@ class Echo(World):
 
     def reset(self, task, seed=0):
         self.turns = 0
-        return Observation([{"role": "system", "content": "s"}, {"role": "user", "content": task.query}])
+        return Observation(
+            [{"role": "system", "content": "s"}, {"role": "user", "content": task.query}]
+        )
 
     def step(self, action):
         self.turns += 1
@@ -540,14 +628,20 @@ def test_rollouts_are_bit_identical_and_reuse_their_sessions():
 
     def run():
         engine = JaxEngine(config, weights, slots=4, context=256, decode_block=8, prefill=16)
-        jobs = [Job(Task(str(g), "echo", "ab" * g), i, 10 * g + i, Sampling(6)) for g in range(3) for i in range(2)]
+        jobs = [
+            Job(Task(str(g), "echo", "ab" * g), i, 10 * g + i, Sampling(6))
+            for g in range(3)
+            for i in range(2)
+        ]
         done = rollouts(
             jobs,
             worlds=Worlds(Echo),
             concurrency=4,
             engine=engine,
             tokenizer=tokenizer,
-            limits=Limits(4, 512, context=256, max_observation=1024, timeout=600.0, env_timeout=60.0),
+            limits=Limits(
+                4, 512, context=256, max_observation=1024, timeout=600.0, env_timeout=60.0
+            ),
             cut_turn="continue",
         )
         return [t.to_dict() for t in asyncio.run(done)], engine.stats()

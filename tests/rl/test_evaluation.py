@@ -1,4 +1,5 @@
-"""The estimators, against brute force, closed forms and the sequential procedure that they vectorise."""
+"""The estimators, against brute force, closed forms and the sequential procedure that they
+vectorise."""
 
 import dataclasses
 import itertools
@@ -14,11 +15,18 @@ from rl import evaluation
 def sequential_best(scores: np.ndarray, k: int) -> float:
     """The published procedure, one resample at a time."""
     np.random.seed(42)
-    return float(np.mean([scores[np.random.choice(len(scores), size=k, replace=True)].max() for _ in range(1000)]))
+    return float(
+        np.mean(
+            [scores[np.random.choice(len(scores), size=k, replace=True)].max() for _ in range(1000)]
+        )
+    )
 
 
 @settings(max_examples=20, deadline=None)
-@given(st.lists(st.lists(st.floats(0, 1), min_size=8, max_size=8), min_size=1, max_size=3), st.sampled_from([2, 4, 8]))
+@given(
+    st.lists(st.lists(st.floats(0, 1), min_size=8, max_size=8), min_size=1, max_size=3),
+    st.sampled_from([2, 4, 8]),
+)
 def test_best_at_k_draws_exactly_what_the_published_procedure_draws(score_NR, k):
     expected = [sequential_best(np.array(row), k) for row in score_NR]
     np.testing.assert_allclose(evaluation.best_at_k(score_NR, k), expected, rtol=1e-12)
@@ -61,7 +69,11 @@ def test_a_paired_difference_is_not_widened_by_the_spread_of_the_tasks():
     rng = np.random.default_rng(0)
     before_N = rng.random(50)
     difference, low, high = evaluation.paired_difference(before_N, before_N + 0.2)
-    assert difference == pytest.approx(0.2) and low == pytest.approx(0.2) and high == pytest.approx(0.2)
+    assert (
+        difference == pytest.approx(0.2)
+        and low == pytest.approx(0.2)
+        and high == pytest.approx(0.2)
+    )
     with pytest.raises(ValueError, match="same tasks"):
         evaluation.paired_difference(before_N, before_N[:10])
 
@@ -75,11 +87,14 @@ def width(value, **args):
 
 
 def test_resampled_rollouts_estimate_what_another_seed_would_give():
-    """The same 60 tasks, evaluated 400 times; the estimate of one evaluation is short by sqrt(1 - 1/R)."""
+    """The same 60 tasks, evaluated 400 times; the estimate of one evaluation is short by sqrt(1 -
+    1/R)."""
     rng = np.random.default_rng(1)
     p_N = rng.random(60)
     spread = np.std([played(p_N, 8, rng).mean() for _ in range(400)])
-    estimates = [width(played(p_N, 8, rng), resample="rollouts", draws=500) / (2 * 1.96) for _ in range(20)]
+    estimates = [
+        width(played(p_N, 8, rng), resample="rollouts", draws=500) / (2 * 1.96) for _ in range(20)
+    ]
     assert np.mean(estimates) / np.sqrt(1 - 1 / 8) == pytest.approx(spread, rel=0.1)
 
 
@@ -87,14 +102,18 @@ def test_resampled_tasks_contain_the_chance_of_their_rollouts():
     rng = np.random.default_rng(2)
     spread = np.std([played(rng.random(60), 8, rng).mean() for _ in range(1000)])
     value_NR = [played(rng.random(60), 8, rng) for _ in range(20)]
-    tasks, both = (np.mean([width(v, resample=r, draws=500) for v in value_NR]) for r in ("tasks", "both"))
+    tasks, both = (
+        np.mean([width(v, resample=r, draws=500) for v in value_NR]) for r in ("tasks", "both")
+    )
     assert tasks / (2 * 1.96) == pytest.approx(spread, rel=0.1) and both > 1.03 * tasks
 
 
 def test_what_is_resampled_needs_values_of_rollouts():
     value_NR = played(np.linspace(0.1, 0.9, 12), 4, np.random.default_rng(0))
     assert evaluation.interval(value_NR) == evaluation.interval(value_NR.mean(axis=1))
-    same, different = (evaluation.paired_difference(value_NR, value_NR, resample=r) for r in ("tasks", "rollouts"))
+    same, different = (
+        evaluation.paired_difference(value_NR, value_NR, resample=r) for r in ("tasks", "rollouts")
+    )
     assert same == (0, 0, 0) and different[0] == 0 and different[1] < 0 < different[2]
     for resample, says in (
         ("rollouts", r"\(N, R\)"),
@@ -124,14 +143,18 @@ def test_measures_name_every_estimate_with_its_interval():
     assert measures["best@2"] < measures["pass@2"]
     assert measures["score"] == pytest.approx(3.5 / 6)
     assert measures["greedy"] == pytest.approx(2 / 3)
-    assert measures["avg@2/difficulty_1"] == pytest.approx(0.5) and measures["avg@2/difficulty_2"] == pytest.approx(0.5)
+    assert measures["avg@2/difficulty_1"] == pytest.approx(0.5) and measures[
+        "avg@2/difficulty_2"
+    ] == pytest.approx(0.5)
     assert measures["broken"] == 1 and measures["tasks"] == 3
     for name in ("avg@2", "best@2", "pass@2", "score", "greedy"):
         assert measures[f"{name}/low"] <= measures[name] <= measures[f"{name}/high"]
 
 
 def test_measures_of_several_seeds_are_means_with_their_deviation():
-    again = dataclasses.replace(scores(), success_NR=[[1, 1], [1, 0], [1, 1]], greedy_N=[], broken=2)
+    again = dataclasses.replace(
+        scores(), success_NR=[[1, 1], [1, 0], [1, 1]], greedy_N=[], broken=2
+    )
     one, measures = dict(evaluation.measures(scores())), dict(evaluation.measures(scores(), again))
     assert measures["avg@2"] == pytest.approx((3 / 6 + 5 / 6) / 2)
     assert measures["avg@2/sd"] == pytest.approx(np.std([3 / 6, 5 / 6], ddof=1))
@@ -140,7 +163,10 @@ def test_measures_of_several_seeds_are_means_with_their_deviation():
     assert measures["avg@2/low"] == evaluation.interval([0.75, 0.25, 1.0])[0]
     assert not [key for key in one if key.endswith("/sd") or key == "seeds"]
     by_rollout = dict(evaluation.measures(scores(), again, resample="both"))
-    assert by_rollout["avg@2/low"] == evaluation.interval([[1, 0, 1, 1], [0, 0, 1, 0], [1] * 4], resample="both")[0]
+    assert (
+        by_rollout["avg@2/low"]
+        == evaluation.interval([[1, 0, 1, 1], [0, 0, 1, 0], [1] * 4], resample="both")[0]
+    )
     assert by_rollout["pass@2/low"] == measures["pass@2/low"]
 
 
@@ -162,7 +188,9 @@ def test_the_best_temperature_is_the_one_with_the_highest_success_and_greedy_cou
     assert found.best_temperature()[0] == found.temperature
     measures = dict(evaluation.measures(found))
     assert measures["temperature/0.2"] == 0
-    assert measures["best_temperature"] == 1.0 and measures["best_temperature/avg"] == pytest.approx(0.5)
+    assert measures["best_temperature"] == 1.0 and measures[
+        "best_temperature/avg"
+    ] == pytest.approx(0.5)
 
 
 def test_a_scenario_is_solved_where_every_one_of_its_tasks_is():
@@ -179,8 +207,16 @@ def test_the_estimate_for_scenarios_is_the_mean_over_all_choices_of_rollouts():
     rng = np.random.default_rng(1)
     success_NR = rng.integers(0, 2, size=(2, 4))
     choices = list(itertools.combinations(range(4), 2))
-    exact = np.mean([success_NR[0, list(a)].any() * success_NR[1, list(b)].any() for a in choices for b in choices])
-    np.testing.assert_allclose(evaluation.scenario_pass_at_k(["s_1", "s_2"], success_NR, 2), [exact])
+    exact = np.mean(
+        [
+            success_NR[0, list(a)].any() * success_NR[1, list(b)].any()
+            for a in choices
+            for b in choices
+        ]
+    )
+    np.testing.assert_allclose(
+        evaluation.scenario_pass_at_k(["s_1", "s_2"], success_NR, 2), [exact]
+    )
 
 
 def test_sample_efficiency_of_a_curve():

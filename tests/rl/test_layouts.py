@@ -33,20 +33,34 @@ def params():
 
 
 def optimizer():
-    return optim.optimizer(lr=1e-2, eps=1e-2)  # a large eps, so that Adam does not magnify rounding errors
+    return optim.optimizer(
+        lr=1e-2, eps=1e-2
+    )  # a large eps, so that Adam does not magnify rounding errors
 
 
 def outcome(mesh=None, layout=None, **options):
-    """Return [metrics, log-probabilities, gradient, updated weights] of one update, on the host, and the state."""
+    """Return [metrics, log-probabilities, gradient, updated weights] of one update, on the host,
+    and the state."""
     tx, packed = optimizer(), batch(rows=11)
     state = learner.init_state(CONFIG, jax.tree.map(jnp.copy, params()), tx, mesh, layout)
     before = jax.tree.map(lambda x: (x.sharding, x.sharding.memory_kind), state)
     logp = learner.make_logp(CONFIG, mesh, micro=8, chunk=5)(learner.whole(state, layout), packed)
     update = learner.make_update(
-        CONFIG, mesh, optimizer=tx, loss=ppo, micro=8, chunk=5, kl_coef=0.1, layout=layout, **options
+        CONFIG,
+        mesh,
+        optimizer=tx,
+        loss=ppo,
+        micro=8,
+        chunk=5,
+        kl_coef=0.1,
+        layout=layout,
+        **options,
     )
     state, metrics = update(state, packed)
-    assert mesh is None or jax.tree.map(lambda x: (x.sharding, x.sharding.memory_kind), state) == before
+    assert (
+        mesh is None
+        or jax.tree.map(lambda x: (x.sharding, x.sharding.memory_kind), state) == before
+    )
     moments = optax.tree_utils.tree_get(state["opt"], "mu")
     flat = [
         np.concatenate([np.asarray(x, np.float32).ravel() for x in jax.tree.leaves(tree)])
@@ -57,14 +71,21 @@ def outcome(mesh=None, layout=None, **options):
 
 def assert_same(got, want, rounded=0.0):
     for name, value in want[0].items():
-        np.testing.assert_allclose(got[0][name], value, rtol=1e-5 + rounded / 8, atol=1e-5, err_msg=name)
+        np.testing.assert_allclose(
+            got[0][name], value, rtol=1e-5 + rounded / 8, atol=1e-5, err_msg=name
+        )
     np.testing.assert_allclose(got[1], want[1], atol=1e-5, rtol=1e-5)
     for a, b in zip(got[2:], want[2:]):
-        np.testing.assert_allclose(a, b, atol=1e-5 + rounded * np.abs(b).max() / 4, rtol=1e-5 + rounded)
+        np.testing.assert_allclose(
+            a, b, atol=1e-5 + rounded * np.abs(b).max() / 4, rtol=1e-5 + rounded
+        )
 
 
 def run(call: str):
-    environment = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=8", "JAX_PLATFORMS": "cpu"}
+    environment = os.environ | {
+        "XLA_FLAGS": "--xla_force_host_platform_device_count=8",
+        "JAX_PLATFORMS": "cpu",
+    }
     done = subprocess.run(
         [sys.executable, "-c", f"from tests.rl import test_layouts as t; t.{call}"],
         cwd=ROOT, env=environment, capture_output=True, text=True, check=False,
@@ -81,9 +102,15 @@ def on_meshes(shapes):
     for shape in shapes:
         got, state = outcome(meshes.make_mesh(dict(zip(AXES, shape))))
         assert_same(got, want)
-        gate, embed = state["params"]["layers"]["gate"], optax.tree_utils.tree_get(state["opt"], "nu")["embed"]
+        gate, embed = (
+            state["params"]["layers"]["gate"],
+            optax.tree_utils.tree_get(state["opt"], "nu")["embed"],
+        )
         split = shape[1] * shape[2] * shape[3]
-        assert [x.addressable_shards[0].data.size * split for x in (gate, embed)] == [gate.size, embed.size]
+        assert [x.addressable_shards[0].data.size * split for x in (gate, embed)] == [
+            gate.size,
+            embed.size,
+        ]
         print(shape, "equal", flush=True)
 
 
@@ -115,14 +142,17 @@ def layout_on_a_mesh(layout, shape, rounded):
     got, state = outcome(meshes.make_mesh(dict(zip(AXES, shape))), layout, remat="full")
     assert_same(got, outcome(None, layout)[0], rounded)
     if layout.offload:
-        moment = jax.tree.leaves(optax.tree_utils.tree_get(state["opt"], "mu")["layers"])[0].sharding
+        moment = jax.tree.leaves(optax.tree_utils.tree_get(state["opt"], "mu")["layers"])[
+            0
+        ].sharding
         assert moment.memory_kind == "pinned_host"
         assert {x.sharding.memory_kind for x in jax.tree.leaves(state["params"])} == {"device"}
     print("equal")
 
 
 @pytest.mark.parametrize(
-    "layout,shape,rounded", [LAYOUTS[0], *(pytest.param(*case, marks=pytest.mark.slow) for case in LAYOUTS[1:])]
+    "layout,shape,rounded",
+    [LAYOUTS[0], *(pytest.param(*case, marks=pytest.mark.slow) for case in LAYOUTS[1:])],
 )
 def test_layouts_give_the_same_update_on_a_mesh(layout, shape, rounded):
     call = f"layout_on_a_mesh(t.{layout.replace('ADAPTERS', 't.ADAPTERS')}, {shape}, {rounded})"
@@ -132,11 +162,13 @@ def test_layouts_give_the_same_update_on_a_mesh(layout, shape, rounded):
 def test_rematerialisation_keeps_less_and_less_and_changes_nothing():
     config = qwen.Config(vocab=64, d_model=64, layers=6, heads=4, kv_heads=2, head_dim=16, d_ff=256)
     rng = np.random.default_rng(0)
-    weights = jax.tree.map(lambda s: (0.1 * rng.normal(size=s.shape)).astype(s.dtype), qwen.shapes(config))
+    weights = jax.tree.map(
+        lambda s: (0.1 * rng.normal(size=s.shape)).astype(s.dtype), qwen.shapes(config)
+    )
     tokens, places = rng.integers(0, 64, (1, 512)), np.arange(512)[None]
 
     def gradient(remat):
-        loss = lambda p, *a: jnp.mean(qwen.hidden(config, p, *a, remat=remat) ** 2)  # noqa: E731
+        loss = lambda p, *a: jnp.mean(qwen.hidden(config, p, *a, remat=remat) ** 2)
         args = weights, tokens, places, np.ones_like(tokens)
         compiled = jax.jit(jax.grad(loss)).lower(*args).compile()
         return compiled(*args), compiled.memory_analysis().temp_size_in_bytes
@@ -145,18 +177,30 @@ def test_rematerialisation_keeps_less_and_less_and_changes_nothing():
     found, sizes = zip(*map(gradient, ("none", "dots", "attention", "full")))
     assert list(sizes) == sorted(sizes, reverse=True) and sizes[-1] < sizes[0] / 2
     for other in found[1:]:
-        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-4 * np.abs(b).max()), other, found[0])
+        jax.tree.map(
+            lambda a, b: np.testing.assert_allclose(a, b, atol=1e-4 * np.abs(b).max()),
+            other,
+            found[0],
+        )
 
 
 @pytest.mark.slow
 def test_update_memory_does_not_grow_with_vocabulary_times_length():
-    """Compare the scratch memory of the compiled update with that of a longer row and of a larger head alone."""
+    """Compare the scratch memory of the compiled update with that of a longer row and of a larger
+    head alone."""
 
     def scratch(vocab, row):
-        config = qwen.Config(vocab=vocab, d_model=16, layers=2, heads=2, kv_heads=1, head_dim=8, d_ff=32)
+        config = qwen.Config(
+            vocab=vocab, d_model=16, layers=2, heads=2, kv_heads=1, head_dim=8, d_ff=32
+        )
         tx = optax.sgd(1.0)
-        update = learner.make_update(config, None, optimizer=tx, loss=ppo, micro=1, chunk=64, remat="full")
-        rows = {name: np.int32 for name in ("tokens", "positions", "segments")} | {"mask": bool, "guided": bool}
+        update = learner.make_update(
+            config, None, optimizer=tx, loss=ppo, micro=1, chunk=64, remat="full"
+        )
+        rows = {name: np.int32 for name in ("tokens", "positions", "segments")} | {
+            "mask": bool,
+            "guided": bool,
+        }
         rows |= dict.fromkeys(("advantage", "logp", "old_logp"), np.float32)
         args = {name: jax.ShapeDtypeStruct((1, 1, row), dtype) for name, dtype in rows.items()}
         lowered = update.jitted.lower(learner.state_shapes(config, tx, None), args)
@@ -168,11 +212,15 @@ def test_update_memory_does_not_grow_with_vocabulary_times_length():
     assert both - small - longer < 16384 * 4096 * 4 / 4, "one copy of the logits is 268 MB"
 
 
-# --- rounding ---------------------------------------------------------------------------------------------------------
+# --- rounding -------------------------------------------------------------------------------------
 
 
 def test_stochastic_rounding_is_unbiased_and_keeps_exact_values():
-    x = {"a": jnp.full((4000,), 1.0 + 0.3 * 2**-7), "b": jnp.full((8,), 1.5), "c": jnp.array([jnp.inf, -2.0])}
+    x = {
+        "a": jnp.full((4000,), 1.0 + 0.3 * 2**-7),
+        "b": jnp.full((8,), 1.5),
+        "c": jnp.array([jnp.inf, -2.0]),
+    }
     like = jax.tree.map(lambda v: v.astype(jnp.bfloat16), x)
     got = optim.rounded(x, like, jax.random.key(0))
     values, counts = np.unique(np.asarray(got["a"], np.float32), return_counts=True)
@@ -189,17 +237,20 @@ def test_small_updates_of_bfloat16_weights_add_up():
     assert abs(float(jnp.mean(weights.astype(jnp.float32))) - 1.1) < 0.01
 
 
-# --- adapters ---------------------------------------------------------------------------------------------------------
+# --- adapters -------------------------------------------------------------------------------------
 
 
 def noisy_adapters():
     rng = np.random.default_rng(1)
-    return jax.tree.map(lambda s: jnp.asarray(0.3 * rng.normal(size=s.shape), s.dtype), lora.shapes(CONFIG, ADAPTERS))
+    return jax.tree.map(
+        lambda s: jnp.asarray(0.3 * rng.normal(size=s.shape), s.dtype),
+        lora.shapes(CONFIG, ADAPTERS),
+    )
 
 
 def test_adapters_start_at_zero_and_merge_into_the_weights(tmp_path):
     tokens = np.arange(12)[None] % CONFIG.vocab
-    h = lambda p: qwen.hidden(CONFIG, p, tokens, tokens, np.ones_like(tokens))  # noqa: E731
+    h = lambda p: qwen.hidden(CONFIG, p, tokens, tokens, np.ones_like(tokens))
     fresh, adapters = lora.init(CONFIG, ADAPTERS, 0), noisy_adapters()
     np.testing.assert_array_equal(h(lora.join(params(), fresh, ADAPTERS)), h(params()))
     joined = h(lora.join(params(), adapters, ADAPTERS))
@@ -208,7 +259,9 @@ def test_adapters_start_at_zero_and_merge_into_the_weights(tmp_path):
     lora.save(tmp_path, adapters, ADAPTERS, base="Qwen/Qwen2.5-7B")
     record, tensors = json.loads((tmp_path / "adapter_config.json").read_text()), None
     tensors = load_file(tmp_path / "adapter_model.safetensors")
-    a, b = (tensors[f"base_model.model.model.layers.1.self_attn.o_proj.lora_{x}.weight"] for x in "AB")
+    a, b = (
+        tensors[f"base_model.model.model.layers.1.self_attn.o_proj.lora_{x}.weight"] for x in "AB"
+    )
     merged = lora.merge(params(), adapters, ADAPTERS)["layers"]["o"][1] - params()["layers"]["o"][1]
     added = record["lora_alpha"] / record["r"] * (b @ a)  # (out, in), as torch has it
     np.testing.assert_allclose(added.T.reshape(merged.shape), merged, atol=1e-5)
@@ -218,7 +271,9 @@ def test_adapters_start_at_zero_and_merge_into_the_weights(tmp_path):
 def test_only_adapters_are_trained():
     got, state = outcome(layout=Layout(lora=ADAPTERS))
     jax.tree.map(np.testing.assert_array_equal, state["base"], params())
-    assert all(np.any(state["params"]["layers"][f"{name}_lora_b"]) for name in ADAPTERS.targets), "they start at zero"
+    assert all(np.any(state["params"]["layers"][f"{name}_lora_b"]) for name in ADAPTERS.targets), (
+        "they start at zero"
+    )
     assert len(got[3]) < qwen.parameter_count(CONFIG) / 5
 
 

@@ -1,4 +1,5 @@
-"""The update against a slow oracle on whole logits; micro-batches and row widths must not change it."""
+"""The update against a slow oracle on whole logits; micro-batches and row widths must not change
+it."""
 
 import functools
 
@@ -22,7 +23,8 @@ DESCENT = optax.sgd(1.0)
 
 @pytest.fixture(scope="module", autouse=True)
 def compile_quickly():
-    """Skip optimizations: half the time of these tests is spent compiling programs that run for a millisecond."""
+    """Skip optimizations: half the time of these tests is spent compiling programs that run for a
+    millisecond."""
     jax.config.update("jax_disable_most_optimizations", True)
     yield
     jax.config.update("jax_disable_most_optimizations", False)
@@ -34,7 +36,8 @@ def params():
 
 
 def batch(rows=5, seed=0):
-    """Return packed samples, several to a row; half of the tokens train, and every other sample is guided."""
+    """Return packed samples, several to a row; half of the tokens train, and every other sample is
+    guided."""
     rng = np.random.default_rng(seed)
     samples = []
     for i, n in enumerate(rng.integers(4, ROW // 2, 4 * rows)):
@@ -42,11 +45,20 @@ def batch(rows=5, seed=0):
         mask[0] = False
         logp, advantage = -3.6 + 0.4 * rng.normal(size=n), rng.normal(size=n)
         samples.append(
-            Sample(rng.integers(1, CONFIG.vocab, n), mask, mask - 1, logp * mask, advantage * mask, bool(i % 2))
+            Sample(
+                rng.integers(1, CONFIG.vocab, n),
+                mask,
+                mask - 1,
+                logp * mask,
+                advantage * mask,
+                bool(i % 2),
+            )
         )
     packed = packing.pack(samples, ROW)
     keep = slice(0, rows)
-    packed = packing.Packed(**{name: array[keep] for name, array in vars(packed).items() if array is not None})
+    packed = packing.Packed(
+        **{name: array[keep] for name, array in vars(packed).items() if array is not None}
+    )
     assert packed.rows == rows
     noise = 0.3 * rng.normal(size=packed.logp_RT.shape).astype(np.float32)
     packed.old_logp_RT, packed.ref_logp_RT = packed.logp_RT + noise, packed.logp_RT - noise
@@ -54,7 +66,8 @@ def batch(rows=5, seed=0):
 
 
 def slow_logp(params, packed, temperature=1.0):
-    """Return (logp_RT, entropy_RT) from the logits of every token, 0 where a token does not train."""
+    """Return (logp_RT, entropy_RT) from the logits of every token, 0 where a token does not
+    train."""
     h = qwen.hidden(CONFIG, params, packed.tokens_RT, packed.positions_RT, packed.segments_RT)
     every = jax.nn.log_softmax(h @ qwen.unembed(CONFIG, params) / temperature)
     before = jnp.pad(every, ((0, 0), (1, 0), (0, 0)))[:, :-1]
@@ -67,13 +80,16 @@ def slow_loss(params, packed, *, loss=ppo, aggregate="token-mean", temperature=1
     logp, entropy = slow_logp(params, packed, temperature)
     arrays = {name.removesuffix("_RT"): array for name, array in vars(packed).items()}
     loss_RT, _ = losses.token_loss(loss, logp, entropy, arrays, **terms)
-    weights = losses.aggregation_weights(jnp.asarray(packed.mask_RT), packed.segments_RT, aggregate=aggregate)
+    weights = losses.aggregation_weights(
+        jnp.asarray(packed.mask_RT), packed.segments_RT, aggregate=aggregate
+    )
     return jnp.sum(weights * loss_RT)
 
 
 @functools.cache
 def make_update(**options):
-    """Return plain descent at rate 1 for up to 8 rows; cached, so that tests share compiled programs."""
+    """Return plain descent at rate 1 for up to 8 rows; cached, so that tests share compiled
+    programs."""
     defaults = {"optimizer": DESCENT, "loss": ppo, "micro": 2, "capacity_rows": 8}
     return learner.make_update(CONFIG, None, **defaults | options)
 
@@ -83,19 +99,24 @@ def fresh_state(optimizer=DESCENT):
 
 
 def gradient(packed, **options):
-    """Return (gradient, metrics) of one update: descent at rate 1 moves the parameters by the gradient."""
+    """Return (gradient, metrics) of one update: descent at rate 1 moves the parameters by the
+    gradient."""
     state, metrics = make_update(**options)(fresh_state(), packed)
     return jax.tree.map(jnp.subtract, params(), state["params"]), metrics
 
 
 def assert_trees_close(a, b, atol):
-    jax.tree.map_with_path(lambda path, x, y: np.testing.assert_allclose(x, y, atol=atol, err_msg=str(path)), a, b)
+    jax.tree.map_with_path(
+        lambda path, x, y: np.testing.assert_allclose(x, y, atol=atol, err_msg=str(path)), a, b
+    )
 
 
 def test_logp_is_that_of_the_whole_softmax():
     packed = batch(rows=5)
     logp = learner.make_logp(CONFIG, None, micro=2, temperature=0.7, chunk=8)
-    np.testing.assert_allclose(logp(params(), packed), slow_logp(params(), packed, 0.7)[0], atol=1e-5)
+    np.testing.assert_allclose(
+        logp(params(), packed), slow_logp(params(), packed, 0.7)[0], atol=1e-5
+    )
     fewer = batch(rows=3, seed=1)
     np.testing.assert_allclose(logp(params(), fewer), slow_logp(params(), fewer, 0.7)[0], atol=1e-5)
 
@@ -120,7 +141,9 @@ def test_gradient_is_that_of_the_whole_loss(options):
     packed = batch()
     got, metrics = gradient(packed, **options)
     options.pop("chunk", None)
-    want_loss, want = jax.jit(jax.value_and_grad(functools.partial(slow_loss, packed=packed, **options)))(params())
+    want_loss, want = jax.jit(
+        jax.value_and_grad(functools.partial(slow_loss, packed=packed, **options))
+    )(params())
     np.testing.assert_allclose(metrics["loss"], want_loss, atol=1e-6)
     np.testing.assert_allclose(metrics["grad_norm"], optax.global_norm(want), rtol=1e-5)
     assert metrics["tokens"] == packed.mask_RT.sum()
@@ -147,14 +170,18 @@ def test_rows_cut_to_their_tokens_do_not_change_the_result():
     for name, value in metrics.items():
         np.testing.assert_allclose(value, want_metrics[name], atol=1e-5, rtol=1e-5, err_msg=name)
     logp = learner.make_logp(CONFIG, None, micro=1, widths=2)
-    np.testing.assert_allclose(logp(params(), packed), slow_logp(params(), packed, 1.0)[0], atol=1e-5)
+    np.testing.assert_allclose(
+        logp(params(), packed), slow_logp(params(), packed, 1.0)[0], atol=1e-5
+    )
 
 
 @pytest.mark.parametrize("used, width", [(1, 15), (15, 15), (16, 18), (21, 21), (22, 24), (24, 24)])
 def test_a_micro_batch_is_cut_to_the_narrowest_width_that_holds_it(used, width):
     segments = np.zeros((2, 24), np.int32)
     segments[0, :1], segments[1, :used] = 1, 1
-    got = learner._cut_to_width(lambda micro: jnp.int32(micro["segments"].shape[1]), {"segments": segments}, 4)
+    got = learner._cut_to_width(
+        lambda micro: jnp.int32(micro["segments"].shape[1]), {"segments": segments}, 4
+    )
     assert got == width
 
 
@@ -167,18 +194,25 @@ def test_another_number_of_rows_needs_no_new_program():
 
 
 def test_metrics_measure_the_gap_to_the_engine():
-    """The sampled log-probabilities equal the learner's own, except for a gap of 0.1 at one unguided token."""
+    """The sampled log-probabilities equal the learner's own, except for a gap of 0.1 at one
+    unguided token."""
     packed = batch()
     packed.logp_RT = np.array(slow_logp(params(), packed)[0])
     own = np.argwhere(packed.mask_RT & ~packed.guided_RT)
     packed.logp_RT[tuple(own[0])] -= 0.1
-    packed.logp_RT[packed.guided_RT & packed.mask_RT] -= 5.0  # sampled under another prompt: not the engine's error
+    packed.logp_RT[packed.guided_RT & packed.mask_RT] -= (
+        5.0  # sampled under another prompt: not the engine's error
+    )
     packed.old_logp_RT = None
     _, metrics = gradient(packed)
     np.testing.assert_allclose(metrics["mismatch/max"], 0.1, atol=1e-5)
     np.testing.assert_allclose(metrics["mismatch/abs"], 0.1 / len(own), atol=1e-5)
     assert 0 < metrics["mismatch/kl"] < 0.01
-    assert metrics["ratio/max"] > 100 and metrics["clip_fraction/guided"] > 0 and metrics["entropy"] > 0
+    assert (
+        metrics["ratio/max"] > 100
+        and metrics["clip_fraction/guided"] > 0
+        and metrics["entropy"] > 0
+    )
 
 
 @functools.cache
@@ -208,7 +242,9 @@ def test_a_gradient_that_is_not_finite_is_skipped_and_counted():
     before = jax.tree.map(np.array, {"params": state["params"], "opt": state["opt"]})
     state, metrics = update(state, pattern())
     assert metrics["skipped"] == 1
-    jax.tree.map(np.testing.assert_array_equal, before, {"params": state["params"], "opt": state["opt"]})
+    jax.tree.map(
+        np.testing.assert_array_equal, before, {"params": state["params"], "opt": state["opt"]}
+    )
     assert (int(state["step"]), int(state["skipped"])) == (1, 1)
     state["params"]["norm"] = jnp.array(params()["norm"])
     state, metrics = update(state, pattern())
@@ -230,7 +266,7 @@ def test_impossible_updates_raise():
         make_update(widths=0)
 
 
-# --- the optimizer ---------------------------------------------------------------------------------------------------
+# --- the optimizer --------------------------------------------------------------------------------
 
 
 def test_weight_decay_spares_norms_and_biases():

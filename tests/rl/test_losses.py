@@ -1,4 +1,5 @@
-"""Losses and gradients against a slow reference written from the formulas; both must always be finite."""
+"""Losses and gradients against a slow reference written from the formulas; both must always be
+finite."""
 
 import math
 from functools import partial
@@ -18,7 +19,9 @@ from rl.losses.nll import nll
 from rl.losses.ppo import ppo
 
 
-def slow_policy_loss(logp, old, advantage, mask, guided, *, low, high, high_guided, dual, aggregate):
+def slow_policy_loss(
+    logp, old, advantage, mask, guided, *, low, high, high_guided, dual, aggregate
+):
     """Compute the reference's token loss and aggregation, one token at a time in Python floats."""
 
     def clipped(a, ratio, upper):
@@ -30,7 +33,10 @@ def slow_policy_loss(logp, old, advantage, mask, guided, *, low, high, high_guid
         row = []
         for t in range(len(logp[r])):
             ratio = math.exp(logp[r][t] - old[r][t])
-            on, off = clipped(advantage[r][t], ratio, high), clipped(advantage[r][t], ratio, high_guided)
+            on, off = (
+                clipped(advantage[r][t], ratio, high),
+                clipped(advantage[r][t], ratio, high_guided),
+            )
             row.append(off if guided[r][t] else on)
         rows.append(row)
     sums = [math.fsum(v for v, m in zip(row, ms) if m) for row, ms in zip(rows, mask)]
@@ -46,7 +52,9 @@ def slow_policy_loss(logp, old, advantage, mask, guided, *, low, high, high_guid
 
 def token_loss(delta, advantage, mask, guided, **args):
     """Return the PPO loss of each token for log-ratios `delta`."""
-    tokens = losses.Tokens(delta, 0 * delta, advantage, guided, jnp.ones(delta.shape, jnp.int32), mask)
+    tokens = losses.Tokens(
+        delta, 0 * delta, advantage, guided, jnp.ones(delta.shape, jnp.int32), mask
+    )
     return losses.guarded(lambda tokens: ppo(tokens, **args), tokens)[0]
 
 
@@ -69,17 +77,28 @@ def test_policy_loss_reference(seed, aggregate, bounds):
     batch = random_batch(seed)
     low, high, high_guided, dual = bounds
     got, metrics = losses.policy_loss(
-        *batch, clip_low=low, clip_high=high, clip_high_guided=high_guided, dual_clip=dual, aggregate=aggregate
+        *batch,
+        clip_low=low,
+        clip_high=high,
+        clip_high_guided=high_guided,
+        dual_clip=dual,
+        aggregate=aggregate,
     )
     want = slow_policy_loss(
-        *[x.tolist() for x in batch], low=low, high=high, high_guided=high_guided, dual=dual, aggregate=aggregate
+        *[x.tolist() for x in batch],
+        low=low,
+        high=high,
+        high_guided=high_guided,
+        dual=dual,
+        aggregate=aggregate,
     )
     np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
     assert all(np.isfinite(v) for v in metrics.values())
 
 
 def test_policy_loss_worked_example():
-    """The guided row of the reference's example, as far as its figures determine it (A = 0.5, three tokens train)."""
+    """The guided row of the reference's example, as far as its figures determine it (A = 0.5, three
+    tokens train)."""
     delta = np.array([[0.9, 0.0, -2.0, 0.4]], np.float32)
     ones = np.ones((1, 4), np.float32)
     loss_RT = token_loss(delta, 0.5 * ones, ones, ones)
@@ -117,19 +136,34 @@ def test_dual_clip_bounds_the_loss_and_stops_its_gradient():
 
 
 def test_the_first_step_is_the_policy_gradient():
-    """On policy the ratio is exactly 1, where all branches tie; the gradient is still -A / tokens."""
+    """On policy the ratio is exactly 1, where all branches tie; the gradient is still -A /
+    tokens."""
     _, old, advantage, mask, guided = random_batch(3)
-    got = jax.grad(lambda x: losses.policy_loss(x, old, advantage, mask, guided)[0])(jnp.asarray(old))
+    got = jax.grad(lambda x: losses.policy_loss(x, old, advantage, mask, guided)[0])(
+        jnp.asarray(old)
+    )
     np.testing.assert_allclose(got, -advantage * mask / mask.sum(), atol=1e-6)
 
 
-# --- finite, always --------------------------------------------------------------------------------------------------
+# --- finite, always -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("loss", [ppo, gspo, partial(ppo, dual_clip=0), partial(gspo, dual_clip=0), cispo])
+@pytest.mark.parametrize(
+    "loss", [ppo, gspo, partial(ppo, dual_clip=0), partial(gspo, dual_clip=0), cispo]
+)
 @pytest.mark.parametrize("sign", [-1.0, 1.0])
 def test_any_gap_between_policies_gives_finite_value_and_gradient(loss, sign):
-    gap = jnp.array([[-1e30, 0.0], [-500.0, 1.0], [-88.0, 0.0], [88.0, -1.0], [500.0, 0.0], [1e30, 0.0], [1e30, -1e30]])
+    gap = jnp.array(
+        [
+            [-1e30, 0.0],
+            [-500.0, 1.0],
+            [-88.0, 0.0],
+            [88.0, -1.0],
+            [500.0, 0.0],
+            [1e30, 0.0],
+            [1e30, -1e30],
+        ]
+    )
     old, ones = jnp.full(gap.shape, -1.0), jnp.ones(gap.shape)
 
     @jax.jit
@@ -171,25 +205,35 @@ def test_masked_tokens_reach_neither_value_nor_gradient(loss, aggregate, poison)
 def test_an_empty_mask_gives_zero():
     logp, old, advantage, mask, guided = random_batch(0)
     for aggregate in losses.AGGREGATES:
-        loss, metrics = losses.policy_loss(logp, old, advantage, 0 * mask, guided, aggregate=aggregate)
+        loss, metrics = losses.policy_loss(
+            logp, old, advantage, 0 * mask, guided, aggregate=aggregate
+        )
         assert loss == 0 and not any(metrics.values())
 
 
-# --- aggregation -----------------------------------------------------------------------------------------------------
+# --- aggregation ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("aggregate", losses.AGGREGATES)
 def test_packing_does_not_change_an_aggregate(aggregate):
-    """Compare four sequences in rows of their own with the same four packed two to a row with padding."""
+    """Compare four sequences in rows of their own with the same four packed two to a row with
+    padding."""
     rng = np.random.default_rng(0)
     lengths, width = [3, 5, 4, 2], 9
     value, mask = rng.normal(size=(4, width)).astype(np.float32), np.zeros((4, width), np.float32)
-    packed_value, packed_mask, segments = np.zeros((2, width)), np.zeros((2, width)), np.zeros((2, width), np.int32)
+    packed_value, packed_mask, segments = (
+        np.zeros((2, width)),
+        np.zeros((2, width)),
+        np.zeros((2, width), np.int32),
+    )
     used = [0, 0]
     for i, n in enumerate(lengths):
         mask[i, 1:n] = 1
         row, start = i // 2, used[i // 2]
-        packed_value[row, start : start + n], packed_mask[row, start : start + n] = value[i, :n], mask[i, :n]
+        packed_value[row, start : start + n], packed_mask[row, start : start + n] = (
+            value[i, :n],
+            mask[i, :n],
+        )
         segments[row, start : start + n] = i % 2 + 1
         used[row] += n
     alone = (losses.aggregation_weights(mask, aggregate=aggregate) * value).sum()
@@ -207,8 +251,12 @@ def test_unknown_names_raise():
 
 def test_a_loss_of_the_wrong_shape_raises():
     ones = np.ones((2, 4))
-    with pytest.raises(ValueError, match=r"returned shape \(\); expected one number per token, \(2, 4\)"):
-        losses.policy_loss(ones, ones, ones, ones, ones, loss=lambda tokens: (jnp.sum(tokens.logp_RT), {}))
+    with pytest.raises(
+        ValueError, match=r"returned shape \(\); expected one number per token, \(2, 4\)"
+    ):
+        losses.policy_loss(
+            ones, ones, ones, ones, ones, loss=lambda tokens: (jnp.sum(tokens.logp_RT), {})
+        )
 
 
 def test_the_registry_names_the_losses():
@@ -216,7 +264,7 @@ def test_the_registry_names_the_losses():
         assert losses.LOSSES[name] == f"{loss.__module__}:{loss.__name__}"
 
 
-# --- variants --------------------------------------------------------------------------------------------------------
+# --- variants -------------------------------------------------------------------------------------
 
 
 def test_gspo_ratio_is_that_of_the_sequence():
@@ -244,7 +292,9 @@ def test_gspo_ratio_is_that_of_the_sequence():
 def test_gspo_keeps_the_credit_of_a_turn_with_its_tokens():
     old, ones = jnp.zeros((1, 2)), jnp.ones((1, 2))
     advantage = jnp.array([[1.0, 0.0]])
-    gradient = jax.grad(lambda x: losses.policy_loss(x, old, advantage, ones, 0 * ones, loss=gspo)[0])(old)
+    gradient = jax.grad(
+        lambda x: losses.policy_loss(x, old, advantage, ones, 0 * ones, loss=gspo)[0]
+    )(old)
     np.testing.assert_allclose(gradient, [[-0.5, 0.0]], atol=1e-6)
 
 
@@ -256,8 +306,12 @@ def test_cispo_weights_every_gradient_and_drops_none():
     def loss(x, guided):
         return losses.policy_loss(x, old, advantage, ones, guided * ones, loss=cispo)[0]
 
-    np.testing.assert_allclose(jax.grad(loss)(logp, 0), -advantage * jnp.array([[0.5, 1.1, 1.28]]) / 3, rtol=1e-5)
-    np.testing.assert_allclose(jax.grad(loss)(logp, 1), -advantage * jnp.array([[0.5, 1.1, 1.6]]) / 3, rtol=1e-5)
+    np.testing.assert_allclose(
+        jax.grad(loss)(logp, 0), -advantage * jnp.array([[0.5, 1.1, 1.28]]) / 3, rtol=1e-5
+    )
+    np.testing.assert_allclose(
+        jax.grad(loss)(logp, 1), -advantage * jnp.array([[0.5, 1.1, 1.6]]) / 3, rtol=1e-5
+    )
 
 
 def test_cispo_boosts_guided_tokens_with_positive_advantages_only():
@@ -268,7 +322,9 @@ def test_cispo_boosts_guided_tokens_with_positive_advantages_only():
     def loss(x):
         return losses.policy_loss(x, old, advantage, ones, guided, loss=cispo)[0]
 
-    np.testing.assert_allclose(jax.grad(loss)(logp), -advantage * jnp.array([[1.5, 1.28, 1.28, 1.28]]) / 4, rtol=1e-5)
+    np.testing.assert_allclose(
+        jax.grad(loss)(logp), -advantage * jnp.array([[1.5, 1.28, 1.28, 1.28]]) / 4, rtol=1e-5
+    )
     metrics = losses.policy_loss(logp, old, advantage, ones, guided, loss=cispo)[1]
     assert float(metrics["clip_fraction/guided"]) == 0.5 and float(metrics["clip_fraction/on"]) == 1
 
@@ -277,7 +333,8 @@ def test_cispo_boosts_guided_tokens_with_positive_advantages_only():
     "kind, value, gradient", [("k1", True, None), ("k2", False, "reverse"), ("k3", True, "forward")]
 )
 def test_kl_estimators_are_unbiased_where_they_say_so(kind, value, gradient):
-    """Compare exact expectations over a small vocabulary: the value, and the gradient at the sampling policy."""
+    """Compare exact expectations over a small vocabulary: the value, and the gradient at the
+    sampling policy."""
     logits, ref = jnp.array([0.3, -0.5, 0.9]), jax.nn.log_softmax(jnp.array([0.1, 0.4, -0.2]))
     ones = jnp.ones(3)
 
@@ -289,25 +346,42 @@ def test_kl_estimators_are_unbiased_where_they_say_so(kind, value, gradient):
         return jnp.sum(jnp.exp(ref) * (ref - jax.nn.log_softmax(x)))
 
     def expected(x):
-        """Return the mean estimate over tokens from the policy; the draw itself is not differentiated."""
+        """Return the mean estimate over tokens from the policy; the draw itself is not
+        differentiated."""
         logp = jax.nn.log_softmax(x)
-        return jnp.sum(jax.lax.stop_gradient(jnp.exp(logp)) * terms.kl_penalty(logp, ref, ones, kl_estimator=kind))
+        return jnp.sum(
+            jax.lax.stop_gradient(jnp.exp(logp))
+            * terms.kl_penalty(logp, ref, ones, kl_estimator=kind)
+        )
 
     assert np.isclose(expected(logits), reverse(logits), atol=1e-6) == value
-    want = {"reverse": jax.grad(reverse), "forward": jax.grad(forward), None: jnp.zeros_like}[gradient](logits)
+    want = {"reverse": jax.grad(reverse), "forward": jax.grad(forward), None: jnp.zeros_like}[
+        gradient
+    ](logits)
     np.testing.assert_allclose(jax.grad(expected)(logits), want, atol=1e-6)
 
 
 def test_kl_is_bounded_and_blind_to_masked_tokens():
-    logp, ref, mask = jnp.array([[-200.0, jnp.nan, -1.0]]), jnp.array([[-1.0, 0.0, -1.0]]), jnp.array([[1, 0, 1]])
+    logp, ref, mask = (
+        jnp.array([[-200.0, jnp.nan, -1.0]]),
+        jnp.array([[-1.0, 0.0, -1.0]]),
+        jnp.array([[1, 0, 1]]),
+    )
     for kind in ("k1", "k2", "k3"):
-        gradient = jax.grad(lambda x, kind=kind: terms.kl_penalty(x, ref, mask, kl_estimator=kind).sum())(logp)
+        gradient = jax.grad(
+            lambda x, kind=kind: terms.kl_penalty(x, ref, mask, kl_estimator=kind).sum()
+        )(logp)
         assert np.isfinite(gradient).all()
-    np.testing.assert_allclose(terms.kl_penalty(logp, ref, mask, kl_estimator="k3"), [[10.0, 0.0, 0.0]])
+    np.testing.assert_allclose(
+        terms.kl_penalty(logp, ref, mask, kl_estimator="k3"), [[10.0, 0.0, 0.0]]
+    )
 
 
 def test_importance_weight_is_truncated_and_has_no_gradient():
-    old, sampled = jnp.log(jnp.array([[0.5, 0.4, 0.01]])), jnp.log(jnp.array([[0.1, 0.5, 0.0 + 0.01]]))
+    old, sampled = (
+        jnp.log(jnp.array([[0.5, 0.4, 0.01]])),
+        jnp.log(jnp.array([[0.1, 0.5, 0.0 + 0.01]])),
+    )
     mask = jnp.array([[1, 1, 1]])
     weight, kept = terms.importance_weight(old, sampled, mask, mask, importance_cap=2.0)
     np.testing.assert_allclose(weight, [[2.0, 0.8, 1.0]], rtol=1e-5)
@@ -323,13 +397,18 @@ def test_importance_weights_of_sequences_multiply_and_bounds_mask():
     ratio = np.array([[1.2, 1.5, 0.5, 0.5, 3.0, 7.0]])
     segments, mask = jnp.array([[1, 1, 2, 2, 3, 0]]), jnp.array([[1, 1, 1, 1, 1, 0]])
     old, sampled = jnp.log(ratio) - 3, jnp.full((1, 6), -3.0)
-    batch, bounds = (old, sampled, mask, segments), dict(importance_cap=2.0, importance_low=0.3, importance_high=2.5)
+    batch, bounds = (
+        (old, sampled, mask, segments),
+        dict(importance_cap=2.0, importance_low=0.3, importance_high=2.5),
+    )
     weight, kept = terms.importance_weight(*batch, importance_level="sequence", **bounds)
     np.testing.assert_allclose(weight, [[1.8, 1.8, 0, 0, 0, 1]], rtol=1e-5)
     assert kept.tolist() == [[True, True, False, False, False, True]]
     weight, kept = terms.importance_weight(*batch, **bounds)
     np.testing.assert_allclose(weight, [[1.2, 1.5, 0.5, 0.5, 0, 1]], rtol=1e-5)
-    weight, kept = terms.importance_weight(*batch, **bounds | dict(importance_high=0))  # no upper bound
+    weight, kept = terms.importance_weight(
+        *batch, **bounds | dict(importance_high=0)
+    )  # no upper bound
     np.testing.assert_allclose(weight, [[1.2, 1.5, 0.5, 0.5, 2.0, 1]], rtol=1e-5)
     with pytest.raises(ValueError, match="choose token or sequence"):
         terms.importance_weight(*batch, importance_cap=2.0, importance_level="word")
@@ -354,7 +433,9 @@ def test_tokens_outside_the_bounds_have_no_gradient_and_metrics_of_their_own():
     d = np.array([0.1, 2.0, -2.0])
     k3 = np.exp(d) - d - 1
     np.testing.assert_allclose(
-        [means["mismatch/kl_kept"], means["mismatch/kl_masked"]], [k3[0] / 2, k3[1:].mean()], rtol=1e-4
+        [means["mismatch/kl_kept"], means["mismatch/kl_masked"]],
+        [k3[0] / 2, k3[1:].mean()],
+        rtol=1e-4,
     )
 
 

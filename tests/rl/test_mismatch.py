@@ -12,7 +12,9 @@ def sample(env, versions, gap, *, guided=False):
     n = len(versions)
     logp = np.full(n, -1.0, np.float32)
     mask = np.arange(n) > 0
-    return Sample(np.ones(n), mask, None, logp, None, guided, np.where(mask, versions, -1), env), gap
+    return Sample(
+        np.ones(n), mask, None, logp, None, guided, np.where(mask, versions, -1), env
+    ), gap
 
 
 def batch_of(*members):
@@ -39,8 +41,15 @@ def test_gaps_are_reported_by_environment_and_age_without_guided_tokens():
 
 def test_metrics_of_one_environment_and_without_recomputed_log_probabilities():
     batches = [batch_of(sample("a", [3, 3, 3], 0.0))]
-    assert set(mismatch.figures(batches, 3, recomputed=True)) == {"staleness/mean", "staleness/max", "mismatch/fresh"}
-    assert set(mismatch.figures(batches, 3, recomputed=False)) == {"staleness/mean", "staleness/max"}
+    assert set(mismatch.figures(batches, 3, recomputed=True)) == {
+        "staleness/mean",
+        "staleness/max",
+        "mismatch/fresh",
+    }
+    assert set(mismatch.figures(batches, 3, recomputed=False)) == {
+        "staleness/mean",
+        "staleness/max",
+    }
     assert mismatch.figures([], 3, recomputed=True) == {}
 
 
@@ -53,6 +62,8 @@ def test_the_alarm_compares_with_the_baseline_and_tolerates_rounding():
     alarm = mismatch.Alarm(3.0, 1e-3, baseline=[0.01] * 10)
     assert alarm.check({"mismatch/fresh": 0.029}) == "" and len(alarm.baseline) == 10
     assert alarm.check({"mismatch/fresh": 0.031}) and alarm.check({"mismatch/fresh": float("nan")})
-    assert alarm.check({"mismatch/abs": 0.5, "staleness/max": 1.0}) == ""  # tokens of older weights may differ
+    assert (
+        alarm.check({"mismatch/abs": 0.5, "staleness/max": 1.0}) == ""
+    )  # tokens of older weights may differ
     assert alarm.check({"mismatch/abs": 0.5, "staleness/max": 0.0})
     assert mismatch.Alarm(0.0, 1e-3).check({"mismatch/fresh": 5.0}) == ""

@@ -23,7 +23,9 @@ def test_every_sample_is_whole_in_one_row(lengths, seed):
     rng = np.random.default_rng(seed)
     batch = [sample(rng, n, guided=bool(rng.integers(2))) for n in lengths]
     packed = packing.pack(batch, 20)
-    assert packed.tokens_RT.dtype == packed.segments_RT.dtype == packed.positions_RT.dtype == np.int32
+    assert (
+        packed.tokens_RT.dtype == packed.segments_RT.dtype == packed.positions_RT.dtype == np.int32
+    )
     assert packed.mask_RT.dtype == packed.guided_RT.dtype == bool
     for i, s in enumerate(batch):
         r, t = np.nonzero(packed.sample_RT == i)
@@ -38,9 +40,17 @@ def test_every_sample_is_whole_in_one_row(lengths, seed):
         assert len(set(packed.segments_RT[here])) == 1
     padding = packed.sample_RT < 0
     assert (~padding).sum() == sum(lengths)
-    for array in (packed.tokens_RT, packed.positions_RT, packed.segments_RT, packed.mask_RT, packed.logp_RT):
+    for array in (
+        packed.tokens_RT,
+        packed.positions_RT,
+        packed.segments_RT,
+        packed.mask_RT,
+        packed.logp_RT,
+    ):
         assert not array[padding].any()
-    for segments, samples in zip(packed.segments_RT, packed.sample_RT):  # 1, 2, ... in the order of the row
+    for segments, samples in zip(
+        packed.segments_RT, packed.sample_RT
+    ):  # 1, 2, ... in the order of the row
         used = segments[segments > 0]
         assert list(dict.fromkeys(used)) == list(range(1, len(set(samples[samples >= 0])) + 1))
 
@@ -48,7 +58,11 @@ def test_every_sample_is_whole_in_one_row(lengths, seed):
 @pytest.mark.parametrize("seed", range(5))
 def test_rows_are_full_if_lengths_permit(seed):
     rng = np.random.default_rng(seed)
-    for lengths in (rng.integers(20, 450, 300), rng.integers(20, 300, 200), rng.lognormal(5, 0.6, 300).clip(1, 512)):
+    for lengths in (
+        rng.integers(20, 450, 300),
+        rng.integers(20, 300, 200),
+        rng.lognormal(5, 0.6, 300).clip(1, 512),
+    ):
         rows = packing.assign(lengths.astype(int), 512)
         assert lengths.astype(int).sum() / (len(rows) * 512) >= 0.95
 

@@ -1,4 +1,5 @@
-"""Rollouts: every end is a stop reason, prompts only grow, nothing hangs and nothing is left running."""
+"""Rollouts: every end is a stop reason, prompts only grow, nothing hangs and nothing is left
+running."""
 
 import asyncio
 import collections
@@ -26,7 +27,9 @@ from rl.trajectory import Completion, EndsRun, Sampling, StopReason
 TASK = Task(id="t", env="fake", query="count", seed=3)
 SAMPLING = Sampling(max_tokens=10_000)
 LONG = 100.0  # seconds, beyond every deadline here
-ROOMY = Limits(max_turns=4, max_tokens=50, context=5000, max_observation=500, timeout=600.0, env_timeout=60.0)
+ROOMY = Limits(
+    max_turns=4, max_tokens=50, context=5000, max_observation=500, timeout=600.0, env_timeout=60.0
+)
 
 
 @functools.cache
@@ -35,14 +38,26 @@ def tokenizer():
 
 
 class Script(World):
-    """Answer every turn, and end the episode at a turn that says done. `at` names the call that misbehaves: it
-    raises, exits, or waits for `seconds` unless `late` is set in the meantime; `inside` counts the waiting calls."""
+    """Answer every turn, and end the episode at a turn that says done. `at` names the call that
+    misbehaves: it raises, exits, or waits for `seconds` unless `late` is set in the meantime;
+    `inside` counts the waiting calls."""
 
     name = "fake"
 
     def __init__(self, at="", how="raise", seconds=0.05, answer="ok", tools=None, late=None):
-        self.at, self.how, self.seconds, self.answer, self.new_tools = at, how, seconds, answer, tools
-        self.late, self.calls, self.closed, self.actions = late or threading.Event(), collections.Counter(), 0, []
+        self.at, self.how, self.seconds, self.answer, self.new_tools = (
+            at,
+            how,
+            seconds,
+            answer,
+            tools,
+        )
+        self.late, self.calls, self.closed, self.actions = (
+            late or threading.Event(),
+            collections.Counter(),
+            0,
+            [],
+        )
         self.inside = 0
 
     def misbehave(self, what):
@@ -62,7 +77,9 @@ class Script(World):
     def reset(self, task, seed=0):
         self.misbehave("reset")
         assert seed == task.seed
-        return Observation([{"role": "system", "content": "You count."}, {"role": "user", "content": task.query}])
+        return Observation(
+            [{"role": "system", "content": "You count."}, {"role": "user", "content": task.query}]
+        )
 
     def step(self, action):
         self.misbehave("step")
@@ -70,7 +87,11 @@ class Script(World):
         info = {"parse_error": "not a number"} if action == "garbage" else {}
         messages = [{"role": "tool", "content": self.answer}]
         return StepResult(
-            messages, terminated=action == "done", truncated=action == "stop", tools=self.new_tools, info=info
+            messages,
+            terminated=action == "done",
+            truncated=action == "stop",
+            tools=self.new_tools,
+            info=info,
         )
 
     def evaluate(self):
@@ -82,7 +103,8 @@ class Script(World):
 
 
 class Scripted:
-    """An engine that generates the given texts in turn; None stands for a turn cut by its token limit."""
+    """An engine that generates the given texts in turn; None stands for a turn cut by its token
+    limit."""
 
     def __init__(self, *turns, context=10_000, wait=0.0, error=None):
         self.turns, self.context, self.wait, self.error = turns or ("one",), context, wait, error
@@ -166,13 +188,17 @@ def test_every_end_has_its_reason(case):
     failed = reason in (StopReason.ENV_ERROR, StopReason.ENV_TIMEOUT)
     assert bool(trajectory.error) == (failed or reason is StopReason.CANCELLED)
     unknown = failed or world.how == "hang"
-    assert trajectory.evaluation.score == (0.0 if unknown else 0.5), "unfinished episodes are evaluated too"
+    assert trajectory.evaluation.score == (0.0 if unknown else 0.5), (
+        "unfinished episodes are evaluated too"
+    )
     if world.how == "hang" and world.at != "evaluate":
         assert not world.calls["evaluate"], "a world that hangs is not called again"
     assert not engine.open, "the session is released"
 
 
-@pytest.mark.parametrize("turns,score", [(("one", "done"), 0.5), (("stop",), 0.0), (("one",), 0.0), ((None,), 0.0)])
+@pytest.mark.parametrize(
+    "turns,score", [(("one", "done"), 0.5), (("stop",), 0.0), (("one",), 0.0), ((None,), 0.0)]
+)
 def test_an_episode_that_must_end_fails_at_a_limit(turns, score):
     trajectory = play(Script(), Scripted(*turns), dataclasses.replace(ROOMY, must_end=True))
     assert trajectory.evaluation == Evaluation(score, False, {} if score else {"reached": 0.5})
@@ -204,7 +230,13 @@ def test_a_world_in_which_the_deadline_passed_is_not_lent_again():
     assert [t.stop for t in result] == [StopReason.CANCELLED] * 2 and len(made) == 2
 
 
-@given(st.lists(st.sampled_from(["one", "two three", "garbage", None, "<|im_end|>", "é ☃"]), min_size=1, max_size=4))
+@given(
+    st.lists(
+        st.sampled_from(["one", "two three", "garbage", None, "<|im_end|>", "é ☃"]),
+        min_size=1,
+        max_size=4,
+    )
+)
 @settings(max_examples=15, deadline=None)
 def test_tokens_only_grow(turns):
     engine = Scripted(*turns)
@@ -215,9 +247,13 @@ def test_tokens_only_grow(turns):
         assert after.prompt[: len(grown)] == grown
         between = after.prompt[len(grown) :]
         invented = 0 if before.completion.stop == "stop" else 1
-        assert between.count(tokenizer().im_end) == invented + 1, "one for the answer, one for a turn without its own"
+        assert between.count(tokenizer().im_end) == invented + 1, (
+            "one for the answer, one for a turn without its own"
+        )
         assert between.count(tokenizer().im_start) == 2, "the answer cannot open a turn"
-    assert [prompt for prompt, _, _ in engine.requests] == [step.prompt for step in trajectory.turns]
+    assert [prompt for prompt, _, _ in engine.requests] == [
+        step.prompt for step in trajectory.turns
+    ]
 
 
 def test_no_end_token_is_added_to_a_cut_turn():
@@ -236,14 +272,19 @@ def test_actions_leave_out_the_stop_token():
 def test_each_turn_has_its_own_seed():
     engine = Scripted("one")
     play(Script(), engine)
-    assert [sampling.seed for _, sampling, _ in engine.requests] == [seed_of(5, "turn", k) for k in range(4)]
+    assert [sampling.seed for _, sampling, _ in engine.requests] == [
+        seed_of(5, "turn", k) for k in range(4)
+    ]
 
 
 def test_experience_goes_in_front_of_the_query_and_can_be_stripped():
     guided = play(Script(), Scripted("done"), experience=TIPS)
     plain = play(Script(), Scripted("done"))
     assert guided.guided and guided.experience == ["e1", "e2"] and not plain.guided
-    assert guided.messages[1]["content"] == "<EXP>When counting, start at one.\nStop at ten.</EXP>\ncount"
+    assert (
+        guided.messages[1]["content"]
+        == "<EXP>When counting, start at one.\nStop at ten.</EXP>\ncount"
+    )
     assert guided.injected == ["When counting, start at one.", "Stop at ten."]
     assert guided.turns[0].stripped == plain.turns[0].prompt and plain.turns[0].stripped == []
     assert guided.turns[0].prompt != guided.turns[0].stripped
@@ -253,9 +294,13 @@ def test_experience_goes_in_front_of_the_query_and_can_be_stripped():
 def test_new_tools_rewrite_the_opening_and_nothing_else():
     first, second, third, *_ = play(Script(tools=[TOOL]), Scripted("one")).turns
     tail = second.prompt[second.prompt.index(tokenizer().im_end, len(second.prompt) // 2) :]
-    assert second.prompt[: len(first.prompt)] != first.prompt and "bell" in tokenizer().decode(second.prompt)
+    assert second.prompt[: len(first.prompt)] != first.prompt and "bell" in tokenizer().decode(
+        second.prompt
+    )
     assert second.prompt[-len(tail) :] == tail and first.completion.tokens[0] in second.prompt
-    assert third.prompt[: len(second.prompt)] == second.prompt, "the same tools again change nothing"
+    assert third.prompt[: len(second.prompt)] == second.prompt, (
+        "the same tools again change nothing"
+    )
     assert play(Script(tools=[TOOL]), Scripted("one")).tools == [TOOL]
     hidden = play(Script(tools=[TOOL]), Scripted("one"), show_tools=False)
     assert "bell" not in tokenizer().decode(hidden.turns[1].prompt)
@@ -284,9 +329,14 @@ def test_observations_are_cut_at_a_visible_mark(texts, limit):
 def test_an_observation_of_very_many_messages_is_cut():
     messages = [{"role": "tool", "content": f"not JSON: {i}"} for i in range(5000)]
     result = cut(tokenizer(), messages, 20)
-    assert len(result) == 20 and result[-1] == {"role": "tool", "content": "[cut: 4981 more messages]"}
+    assert len(result) == 20 and result[-1] == {
+        "role": "tool",
+        "content": "[cut: 4981 more messages]",
+    }
     assert sum(len(tokenizer().encode(m["content"])) for m in result) < 20 * 40
-    assert cut(tokenizer(), messages[:3], 1) == [{"role": "tool", "content": "[cut: 3 more messages]"}]
+    assert cut(tokenizer(), messages[:3], 1) == [
+        {"role": "tool", "content": "[cut: 3 more messages]"}
+    ]
 
 
 def test_a_huge_observation_is_cut_before_it_is_tokenised():
@@ -305,12 +355,16 @@ def test_a_huge_observation_is_cut_before_it_is_tokenised():
     [message] = cut(counting, [{"role": "tool", "content": huge}], 50)
     assert counting.longest < 10_000 and len(message["content"]) < 10_000
     body, mark = message["content"].rsplit("\n[cut: the first 50 of more than ", 1)
-    assert huge.startswith(body) and mark.endswith(" tokens]") and len(tokenizer().encode(body)) == 50
-    [short, long] = cut(counting, [{"role": "tool", "content": "ok"}, {"role": "tool", "content": huge}], 50)
+    assert (
+        huge.startswith(body) and mark.endswith(" tokens]") and len(tokenizer().encode(body)) == 50
+    )
+    [short, long] = cut(
+        counting, [{"role": "tool", "content": "ok"}, {"role": "tool", "content": huge}], 50
+    )
     assert short["content"] == "ok" and "more than" in long["content"]
 
 
-# --- templates -------------------------------------------------------------------------------------------------------
+# --- templates ------------------------------------------------------------------------------------
 
 TIPS = [("e1", "When counting, start at one."), ("e2", "Stop at ten.")]
 TOOL = {"type": "function", "function": {"name": "bell", "description": "", "parameters": {}}}
@@ -319,8 +373,8 @@ TOOL = {"type": "function", "function": {"name": "bell", "description": "", "par
 class LastTurns(Causal):
     """Show the opening and the last `keep` turns."""
 
-    def __init__(self, tokenizer, observation, experience, show_tools, *, keep=2):
-        super().__init__(tokenizer, observation, experience, show_tools)
+    def __init__(self, opening, *, keep=2):
+        super().__init__(opening)
         self.keep = keep
 
     async def extend(self, completion, messages, tools=None):
@@ -342,13 +396,18 @@ class Summary(Causal):
 @pytest.mark.parametrize("tools", [None, [TOOL]])
 @pytest.mark.parametrize("template", [Causal, functools.partial(LastTurns, keep=2), Summary])
 def test_guided_rollouts_train_exactly_what_was_generated_and_no_experience(template, tools):
-    """A template may rewrite the context, and the tools may change: each generation still trains once, under the
-    prompt that the engine saw, less the experience."""
+    """A template may rewrite the context, and the tools may change: each generation still trains
+    once, under the prompt that the engine saw, less the experience."""
     engine = Scripted("one", "two three", "one two", "three", "two")
     limits = dataclasses.replace(ROOMY, max_turns=6)
     guided = play(Script(tools=tools), engine, limits, context=template, experience=TIPS)
     assert [prompt for prompt, _, _ in engine.requests] == [turn.prompt for turn in guided.turns]
-    plain = play(Script(tools=tools), Scripted("one", "two three", "one two", "three", "two"), limits, context=template)
+    plain = play(
+        Script(tools=tools),
+        Scripted("one", "two three", "one two", "three", "two"),
+        limits,
+        context=template,
+    )
     for with_tips, without in zip(guided.turns, plain.turns, strict=True):
         assert "Stop at ten" in tokenizer().decode(with_tips.prompt)
         assert (with_tips.stripped, without.stripped) == (without.prompt, [])
@@ -358,12 +417,18 @@ def test_guided_rollouts_train_exactly_what_was_generated_and_no_experience(temp
         assert "<EXP>" not in tokenizer().decode(sample.tokens.tolist())
         for name in ("tokens", "mask", "turn_ids", "logp", "version"):
             np.testing.assert_array_equal(getattr(sample, name), getattr(same, name))
-        trained += [(int(k), int(token)) for k, token in zip(sample.turn_ids, sample.tokens) if k >= 0]
-    assert trained == [(k, token) for k, turn in enumerate(guided.turns) for token in turn.completion.tokens]
+        trained += [
+            (int(k), int(token)) for k, token in zip(sample.turn_ids, sample.tokens) if k >= 0
+        ]
+    assert trained == [
+        (k, token) for k, turn in enumerate(guided.turns) for token in turn.completion.tokens
+    ]
 
 
 def test_a_window_shows_the_last_turns_and_every_later_turn_starts_a_sample():
-    trajectory = play(Script(), Scripted("one"), dataclasses.replace(ROOMY, max_turns=5), context=LastTurns)
+    trajectory = play(
+        Script(), Scripted("one"), dataclasses.replace(ROOMY, max_turns=5), context=LastTurns
+    )
     sizes = [len(turn.prompt) for turn in trajectory.turns]
     assert sizes[0] < sizes[1] < sizes[2] == sizes[3] == sizes[4]
     turns = [sorted(set(s.turn_ids.tolist()) - {-1}) for s in samples.samples(trajectory)]
@@ -371,13 +436,13 @@ def test_a_window_shows_the_last_turns_and_every_later_turn_starts_a_sample():
 
 
 class BadTemplate(Causal):
-    """Fail in the constructor (`at="start"`) or in extend: raise, time out, return after the deadline or hide the
-    stripped prompt."""
+    """Fail in the constructor (`at="start"`) or in extend: raise, time out, return after the
+    deadline or hide the stripped prompt."""
 
-    def __init__(self, tokenizer, observation, experience, show_tools, *, at="extend", how="raise"):
+    def __init__(self, opening, *, at="extend", how="raise"):
         if at == "start":
             raise RuntimeError("no summariser")
-        super().__init__(tokenizer, observation, experience, show_tools)
+        super().__init__(opening)
         self.how = how
 
     async def extend(self, completion, messages, tools=None):
@@ -397,9 +462,19 @@ class BadTemplate(Causal):
     [
         ({"at": "start"}, StopReason.ENV_ERROR, 0, "template: RuntimeError: no summariser"),
         ({"how": "raise"}, StopReason.ENV_ERROR, 1, "template: RuntimeError: no summariser"),
-        ({"how": "timeout"}, StopReason.ENV_ERROR, 1, "template: TimeoutError: the summariser is slow"),
+        (
+            {"how": "timeout"},
+            StopReason.ENV_ERROR,
+            1,
+            "template: TimeoutError: the summariser is slow",
+        ),
         ({"how": "wait"}, StopReason.CANCELLED, 1, "the episode took longer than 0.3 s"),
-        ({"how": "unstripped"}, StopReason.ENV_ERROR, 1, "template: ValueError: `stripped` is empty"),
+        (
+            {"how": "unstripped"},
+            StopReason.ENV_ERROR,
+            1,
+            "template: ValueError: `stripped` is empty",
+        ),
     ],
 )
 def test_a_failing_template_ends_the_episode_with_a_reason(settings, reason, turns, error):
@@ -411,7 +486,9 @@ def test_a_failing_template_ends_the_episode_with_a_reason(settings, reason, tur
     assert trajectory.error.startswith(error) and not engine.open
 
 
-@pytest.mark.parametrize("error", [EndsRun("the budget is spent"), EngineFault("no server is left")])
+@pytest.mark.parametrize(
+    "error", [EndsRun("the budget is spent"), EngineFault("no server is left")]
+)
 def test_what_ends_the_run_is_not_only_the_end_of_an_episode(error):
     class Ends(Causal):
         async def extend(self, *_):
@@ -421,11 +498,14 @@ def test_what_ends_the_run_is_not_only_the_end_of_an_episode(error):
         run_many(Script, Scripted("one"), context=Ends)
 
 
-# --- many ------------------------------------------------------------------------------------------------------------
+# --- many -----------------------------------------------------------------------------------------
 
 
 def jobs(n):
-    return [Job(Task(f"t{i}", "fake", "count"), 0, seed=i, sampling=SAMPLING, draw=i % 3) for i in range(n)]
+    return [
+        Job(Task(f"t{i}", "fake", "count"), 0, seed=i, sampling=SAMPLING, draw=i % 3)
+        for i in range(n)
+    ]
 
 
 def run_many(make_world, engine, n=12, **options):
@@ -441,16 +521,25 @@ def test_results_come_in_the_order_of_jobs_with_bounded_concurrency():
         return made[-1]
 
     engine = Scripted("one", "done", wait=0.001)
-    result = run_many(make_world, engine, concurrency=3, progress=lambda done, total, t: seen.append((done, total, t)))
+    result = run_many(
+        make_world,
+        engine,
+        concurrency=3,
+        progress=lambda done, total, t: seen.append((done, total, t)),
+    )
     assert [t.group for t in result] == [(f"t{i}", i % 3) for i in range(12)]
     assert engine.most_busy <= 3 and len(made) <= 3, "one world per concurrent episode, used again"
-    assert [done for done, _, _ in seen] == list(range(1, 13)) and {total for _, total, _ in seen} == {12}
+    assert [done for done, _, _ in seen] == list(range(1, 13)) and {
+        total for _, total, _ in seen
+    } == {12}
 
 
 def test_a_bad_world_takes_only_its_own_episode_down():
     class ByTask(Script):
         def reset(self, task, seed=0):
-            self.at, self.how = [("", ""), ("step", "raise"), ("reset", "raise"), ("step", "hang")][seed % 4]
+            self.at, self.how = [("", ""), ("step", "raise"), ("reset", "raise"), ("step", "hang")][
+                seed % 4
+            ]
             return super().reset(task, task.seed)
 
     limits = dataclasses.replace(ROOMY, env_timeout=1.0)
@@ -504,7 +593,10 @@ def test_a_world_that_cannot_be_made_is_an_environment_error():
 
     result = run_many(make_world, Scripted(), n=2)
     assert [t.stop for t in result] == [StopReason.ENV_ERROR] * 2
-    assert result[0].error == "make_world: OSError: no such interpreter" and result[0].restarted == result[0].error
+    assert (
+        result[0].error == "make_world: OSError: no such interpreter"
+        and result[0].restarted == result[0].error
+    )
 
 
 def test_an_engine_fault_stops_everything():
@@ -513,7 +605,9 @@ def test_an_engine_fault_stops_everything():
 
 
 def test_an_engine_without_room_is_a_stop_reason():
-    assert {t.stop for t in run_many(Script, Scripted("one", context=40))} == {StopReason.CONTEXT_FULL}
+    assert {t.stop for t in run_many(Script, Scripted("one", context=40))} == {
+        StopReason.CONTEXT_FULL
+    }
 
 
 def test_cancelling_leaves_nothing_running():
@@ -521,7 +615,9 @@ def test_cancelling_leaves_nothing_running():
 
     async def main():
         task = asyncio.create_task(
-            rollouts(jobs(5), worlds=Worlds(Script), engine=engine, tokenizer=tokenizer(), limits=ROOMY)
+            rollouts(
+                jobs(5), worlds=Worlds(Script), engine=engine, tokenizer=tokenizer(), limits=ROOMY
+            )
         )
         while engine.busy < 5 and not task.done():
             await asyncio.sleep(0)
@@ -547,18 +643,29 @@ def test_worlds_may_be_asynchronous():
 
 @pytest.mark.parametrize("threads", [True, False])
 @pytest.mark.parametrize("at", ["reset", "step", "evaluate"])
-@pytest.mark.parametrize("odd", [StopIteration, StopAsyncIteration, asyncio.CancelledError, GeneratorExit, SystemExit])
-def test_an_exception_that_means_something_to_the_event_loop_ends_one_episode_at_once(odd, at, threads):
+@pytest.mark.parametrize(
+    "odd", [StopIteration, StopAsyncIteration, asyncio.CancelledError, GeneratorExit, SystemExit]
+)
+def test_an_exception_that_means_something_to_the_event_loop_ends_one_episode_at_once(
+    odd, at, threads
+):
     made = []
 
     def make_world():
         made.append(Script(at if not made else "", odd))
         return made[-1]
 
-    limits = dataclasses.replace(ROOMY, timeout=1e6, env_timeout=1e6)  # nothing here waits for a deadline
+    limits = dataclasses.replace(
+        ROOMY, timeout=1e6, env_timeout=1e6
+    )  # nothing here waits for a deadline
 
     async def main():
-        settings = {"limits": limits, "tokenizer": tokenizer(), "engine": Scripted("one", "done"), "threads": threads}
+        settings = {
+            "limits": limits,
+            "tokenizer": tokenizer(),
+            "engine": Scripted("one", "done"),
+            "threads": threads,
+        }
         return await asyncio.wait_for(rollouts(jobs(3), worlds=Worlds(make_world), **settings), 60)
 
     first, *others = asyncio.run(main())
@@ -628,7 +735,9 @@ def test_info_that_is_not_json_is_an_error_of_the_world(case):
             return dataclasses.replace(result, info=UNSAFE[case])
 
     trajectory = play(Odd(), Scripted("one"))
-    assert trajectory.stop is StopReason.ENV_ERROR and re.match("step 0: (Unsafe|TooDeep): info", trajectory.error)
+    assert trajectory.stop is StopReason.ENV_ERROR and re.match(
+        "step 0: (Unsafe|TooDeep): info", trajectory.error
+    )
     json.dumps(trajectory.to_dict(), ensure_ascii=False, allow_nan=False).encode()
 
 

@@ -1,4 +1,5 @@
-"""Rollouts over worker processes and services that break: one episode ends with its reason, the others go on."""
+"""Rollouts over worker processes and services that break: one episode ends with its reason, the
+others go on."""
 
 import asyncio
 import collections
@@ -17,7 +18,7 @@ from envs.pool import Pool
 from envs.process import ROOT, Deadlines
 from envs.remote import RemoteWorld
 from envs.world import Task, WorldTimeout
-from evolver.run import make_actor, make_source
+from evolver.build import make_actor, make_source
 from rl.rollout import Job, Worlds, rollouts
 from rl.trajectory import StopReason
 from tests.envs.test_process import COUNTER, FAULTY, is_running, wait_until
@@ -27,7 +28,8 @@ GROUP = 6
 
 
 class OneBreaks(Scripted):
-    """Says "+", or "break" where the query asks for it, and calls `at_turn` with the number of turns so far."""
+    """Says "+", or "break" where the query asks for it, and calls `at_turn` with the number of
+    turns so far."""
 
     def __init__(self, at_turn=lambda n: None):
         super().__init__(wait=0.01)
@@ -44,29 +46,48 @@ def play_group(make_world, engine, limits=ROOMY):
     tasks = [Task("count-0", "counter", "break" if i == 0 else "count") for i in range(GROUP)]
     jobs = [Job(task, i, seed=0, sampling=SAMPLING) for i, task in enumerate(tasks)]
     worlds = Worlds(make_world)
-    settings = {"worlds": worlds, "limits": limits, "tokenizer": tokenizer(), "engine": engine, "threads": True}
+    settings = {
+        "worlds": worlds,
+        "limits": limits,
+        "tokenizer": tokenizer(),
+        "engine": engine,
+        "threads": True,
+    }
     trajectories = asyncio.run(asyncio.wait_for(rollouts(jobs, **settings), 300))
     worlds.close()
     return trajectories
 
 
-@pytest.mark.parametrize("fault", ["raise", "exit", "segfault", "hang", "huge", "unspeakable", "flood"])
+@pytest.mark.parametrize(
+    "fault", ["raise", "exit", "segfault", "hang", "huge", "unspeakable", "flood"]
+)
 def test_a_worker_that_breaks_takes_one_episode_down(fault):
     """All six share one worker process; the other five continue in its successor."""
     step = 1.0 if fault == "hang" else 20.0
-    pool = Pool(FAULTY, {"fault": fault}, workers=1, deadlines=Deadlines(start=20.0, reset=20.0, step=step))
+    pool = Pool(
+        FAULTY, {"fault": fault}, workers=1, deadlines=Deadlines(start=20.0, reset=20.0, step=step)
+    )
     first, *others = play_group(pool.world, OneBreaks())
-    assert first.stop is (StopReason.ENV_TIMEOUT if fault == "hang" else StopReason.ENV_ERROR) and first.error
+    assert (
+        first.stop is (StopReason.ENV_TIMEOUT if fault == "hang" else StopReason.ENV_ERROR)
+        and first.error
+    )
     assert [(t.stop, t.outcome) for t in others] == [(StopReason.DONE, 1.0)] * (GROUP - 1)
     assert pool.alive() == 0
     pool.close()
 
 
 def test_a_hang_ends_its_own_episode_only_under_the_deadlines_of_a_run():
-    """One key sets the deadline of a call. Waiting for another episode of its worker, which hangs, is no part of it."""
+    """One key sets the deadline of a call. Waiting for another episode of its worker, which hangs,
+    is no part of it."""
     config = quickstart.get_config()
     del config.env.args["rules"]  # an argument of the quickstart's world
-    config.env.name, config.env.mode, config.env.workers, config.env.timeout = FAULTY, "worker", 1, 3.0
+    config.env.name, config.env.mode, config.env.workers, config.env.timeout = (
+        FAULTY,
+        "worker",
+        1,
+        3.0,
+    )
     config.env.args.fault = "hang"
     with make_source(config) as source:
         limits = make_actor(config, None, None, source.world, None, None).limits
@@ -79,7 +100,9 @@ def test_a_hang_ends_its_own_episode_only_under_the_deadlines_of_a_run():
 
 def test_several_hangs_on_one_worker_end_their_own_episodes_only():
     """The last call waits longer than any deadline for the calls before it."""
-    pool = Pool(FAULTY, {"fault": "hang"}, workers=1, deadlines=Deadlines(start=20.0, reset=20.0, step=3.0))
+    pool = Pool(
+        FAULTY, {"fault": "hang"}, workers=1, deadlines=Deadlines(start=20.0, reset=20.0, step=3.0)
+    )
     worlds = [pool.world() for _ in range(5)]
     for world in worlds:
         world.reset(world.tasks("train")[0])
@@ -88,7 +111,9 @@ def test_several_hangs_on_one_worker_end_their_own_episodes_only():
 
     def act(index):
         try:
-            outcomes[index] = worlds[index].step("break" if index < 4 else "+").messages[0]["content"]
+            outcomes[index] = (
+                worlds[index].step("break" if index < 4 else "+").messages[0]["content"]
+            )
         except WorldTimeout:
             outcomes[index] = "timeout"
 
@@ -131,7 +156,17 @@ def test_a_service_restarted_in_mid_rollout_ends_its_episodes_and_serves_the_nex
     port, servers, one_at_a_time = 0, [], threading.Lock()
 
     def start() -> str:
-        command = [sys.executable, "-m", "envs.service", "--env", COUNTER, "--port", str(port), "--workers", "1"]
+        command = [
+            sys.executable,
+            "-m",
+            "envs.service",
+            "--env",
+            COUNTER,
+            "--port",
+            str(port),
+            "--workers",
+            "1",
+        ]
         servers.append(subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT))
         return servers[-1].stdout.readline().decode().split()[-1]
 
@@ -154,7 +189,11 @@ def test_a_service_restarted_in_mid_rollout_ends_its_episodes_and_serves_the_nex
             server.stdout.close()
     assert len(servers) == 2
     stops = {t.stop for t in before}
-    assert StopReason.ENV_ERROR in stops and stops <= {StopReason.ENV_ERROR, StopReason.DONE, StopReason.MAX_TURNS}
+    assert StopReason.ENV_ERROR in stops and stops <= {
+        StopReason.ENV_ERROR,
+        StopReason.DONE,
+        StopReason.MAX_TURNS,
+    }
     errors = ("no instance", "did not answer")  # the restart came between two steps, or during one
     found = [t.error for t in before if t.stop is StopReason.ENV_ERROR]
     assert not [error for error in found if not any(words in error for words in errors)]

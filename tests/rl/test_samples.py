@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from envs.world import Evaluation, Observation, Task
 from models.tokenizer import train_bpe
 from rl import samples
+from rl.contexts import Opening
 from rl.contexts.causal import Causal
 from rl.trajectory import Completion, StopReason, Trajectory, Turn
 
@@ -44,7 +45,9 @@ def test_growing_contexts_share_a_sample():
 
 def test_a_rewritten_context_starts_another_sample():
     """Earlier generations are part of the later prompt, where they do not train again."""
-    t = trajectory(turn([1, 2], [3, 4]), turn([1, 9, 3, 4, 5], [6, 7]), turn([1, 9, 3, 4, 5, 6, 7, 8], [2]))
+    t = trajectory(
+        turn([1, 2], [3, 4]), turn([1, 9, 3, 4, 5], [6, 7]), turn([1, 9, 3, 4, 5, 6, 7, 8], [2])
+    )
     first, second = samples.samples(t)
     np.testing.assert_array_equal(first.tokens, [1, 2, 3, 4])
     np.testing.assert_array_equal(second.tokens, [1, 9, 3, 4, 5, 6, 7, 8, 2])
@@ -52,7 +55,8 @@ def test_a_rewritten_context_starts_another_sample():
 
 
 def test_a_retokenised_generation_is_a_rewritten_context():
-    """The next prompt encodes the same text as other tokens: training on it would not train what was sampled."""
+    """The next prompt encodes the same text as other tokens: training on it would not train what
+    was sampled."""
     t = trajectory(turn([1, 2], [3, 4]), turn([1, 2, 34, 5], [6]))
     assert [len(s) for s in samples.samples(t)] == [4, 5]
 
@@ -92,7 +96,11 @@ def test_stripping_may_change_the_tokens_around_the_experience():
 
 
 TURNS = st.lists(
-    st.tuples(st.lists(st.integers(1, 3), max_size=3), st.lists(st.integers(1, 3), max_size=3), st.booleans())
+    st.tuples(
+        st.lists(st.integers(1, 3), max_size=3),
+        st.lists(st.integers(1, 3), max_size=3),
+        st.booleans(),
+    )
 )
 
 
@@ -100,7 +108,8 @@ TURNS = st.lists(
     st.lists(st.integers(1, 3), min_size=1, max_size=6), st.lists(st.integers(1, 3), min_size=1, max_size=6), TURNS
 )  # fmt: skip
 def test_every_generated_token_trains_exactly_once(prompt, stripped, parts):
-    """Few distinct tokens, so that all kinds of prefixes and repetitions occur; a turn may rewrite the context."""
+    """Few distinct tokens, so that all kinds of prefixes and repetitions occur; a turn may rewrite
+    the context."""
     turns, since = [], []
     for generated, observation, rewrite in parts:
         turns.append(turn(prompt + since, generated, len(turns) + 1.0, stripped=stripped + since))
@@ -109,22 +118,29 @@ def test_every_generated_token_trains_exactly_once(prompt, stripped, parts):
             since = [2] + since[-2:]
     t = trajectory(*turns, experience=["e"])
     result = samples.samples(t)
-    trained = [(int(k), int(token)) for s in result for k, token in zip(s.turn_ids, s.tokens) if k >= 0]
-    assert trained == [(k, token) for k, taken in enumerate(turns) for token in taken.completion.tokens]
+    trained = [
+        (int(k), int(token)) for s in result for k, token in zip(s.turn_ids, s.tokens) if k >= 0
+    ]
+    assert trained == [
+        (k, token) for k, taken in enumerate(turns) for token in taken.completion.tokens
+    ]
     for sample in result:
         np.testing.assert_array_equal(sample.mask, sample.turn_ids >= 0)
         np.testing.assert_allclose(sample.advantage, np.where(sample.mask, sample.turn_ids + 1, 0))
-        np.testing.assert_allclose(sample.logp, np.where(sample.mask, -0.01 * sample.tokens, 0), atol=1e-6)
+        np.testing.assert_allclose(
+            sample.logp, np.where(sample.mask, -0.01 * sample.tokens, 0), atol=1e-6
+        )
         last = turns[sample.turn_ids.max()]
         assert sample.tokens.tolist() == last.stripped + last.completion.tokens
     assert samples.longest(t) == max([len(s) for s in result], default=0)
 
 
-# --- stripping by position, against stripping by pattern -------------------------------------------------------------
+# --- stripping by position, against stripping by pattern ------------------------------------------
 
 
 def samples_by_pattern(t: Trajectory) -> list[dict[str, np.ndarray]]:
-    """The arrays of a guided trajectory's samples, found by cutting out what the first stripped prompt lacks.
+    """The arrays of a guided trajectory's samples, found by cutting out what the first stripped
+    prompt lacks.
 
     This works while every context begins with the whole first prompt.
     """
@@ -149,7 +165,10 @@ def samples_by_pattern(t: Trajectory) -> list[dict[str, np.ndarray]]:
         last = t.turns[run[-1]]
         tokens = np.array(last.prompt + last.completion.tokens, np.int32)
         arrays = {"tokens": tokens, "turn_ids": np.full(len(tokens), -1, np.int32)}
-        arrays |= {"logp": np.zeros(len(tokens), np.float32), "advantage": np.zeros(len(tokens), np.float32)}
+        arrays |= {
+            "logp": np.zeros(len(tokens), np.float32),
+            "advantage": np.zeros(len(tokens), np.float32),
+        }
         for k in run:
             taken = t.turns[k]
             here = slice(len(taken.prompt), len(taken.prompt) + len(taken.completion.tokens))
@@ -171,13 +190,19 @@ def tokenizer():
 
 def episode(query, experience, turns, window, tools_at=None) -> Trajectory:
     """Write an episode down with the causal template, or with a window of the last turns."""
-    opening = Observation([{"role": "system", "content": "You count."}, {"role": "user", "content": query}])
-    context, taken = Causal(tokenizer(), opening, experience), []
+    opening = Observation(
+        [{"role": "system", "content": "You count."}, {"role": "user", "content": query}]
+    )
+    context, taken = Causal(Opening(tokenizer(), opening, experience)), []
     for k, (said, answer, closed) in enumerate(turns):
         tokens = tokenizer().encode(said) + [tokenizer().im_end] * closed
-        taken.append(turn(context.prompt, tokens, advantage=0.1 * k - 0.3, stripped=context.stripped))
+        taken.append(
+            turn(context.prompt, tokens, advantage=0.1 * k - 0.3, stripped=context.stripped)
+        )
         tools = [{"type": "function", "function": {"name": f"tool_{k}"}}] if k == tools_at else None
-        asyncio.run(context.extend(taken[-1].completion, [{"role": "tool", "content": answer}], tools))
+        asyncio.run(
+            context.extend(taken[-1].completion, [{"role": "tool", "content": answer}], tools)
+        )
         context.show(context.turns[-window:])
     return trajectory(*taken, experience=["e"] * len(experience))
 
@@ -214,30 +239,43 @@ def test_a_sample_refuses_arrays_that_cannot_train():
         samples.Sample([1, 2], [False, True, True])
 
 
-# --- gates -----------------------------------------------------------------------------------------------------------
+# --- gates ----------------------------------------------------------------------------------------
 
 
 def test_every_rollout_has_the_first_reason_that_holds():
-    good = [trajectory(turn([1], [2], 0.5)), trajectory(turn([1], [2], -0.5)), trajectory(turn([1], [2], 0.0))]
+    good = [
+        trajectory(turn([1], [2], 0.5)),
+        trajectory(turn([1], [2], -0.5)),
+        trajectory(turn([1], [2], 0.0)),
+    ]
     others = {
         "no_signal": [trajectory(turn([1], [2]), task="b"), trajectory(turn([1], [2]), task="b")],
-        "cancelled": [trajectory(turn([1], [2], 1.0), stop=StopReason.CANCELLED), trajectory(turn([1], []))],
+        "cancelled": [
+            trajectory(turn([1], [2], 1.0), stop=StopReason.CANCELLED),
+            trajectory(turn([1], [])),
+        ],
         "env_error": [
             trajectory(turn([1], [2], 1.0), stop=StopReason.ENV_TIMEOUT),
-            trajectory(stop=StopReason.ENV_ERROR),  # of a reset: it generated nothing, and was not cancelled
+            trajectory(
+                stop=StopReason.ENV_ERROR
+            ),  # of a reset: it generated nothing, and was not cancelled
         ],
         "parse_error": [trajectory(turn([1], [2], 1.0), stop=StopReason.PARSE_ERROR)],
         "stale": [trajectory(turn([1], [2], 1.0, version=5), turn([1, 2], [3], 1.0, version=2))],
         "overlong": [trajectory(turn([1] * 9, [2] * 2, 1.0))],
     }
     expected = [(reason, t) for reason, members in others.items() for t in members]
-    expected += [("trained", t) for t in good]  # the third has no advantage of its own, but its group has
+    expected += [
+        ("trained", t) for t in good
+    ]  # the third has no advantage of its own, but its group has
     everyone = [t for _, t in expected]
     fates = samples.fates(everyone, row=10, version=5, max_staleness=2, drop=samples.REASONS)
     assert fates == [reason for reason, _ in expected]
     assert collections.Counter(fates)["trained"] == 3
     for t, fate in zip(everyone, fates):
-        assert samples.is_void(t, samples.REASONS) == (fate in ("env_error", "cancelled", "parse_error"))
+        assert samples.is_void(t, samples.REASONS) == (
+            fate in ("env_error", "cancelled", "parse_error")
+        )
         assert not samples.is_void(t, ("stale", "overlong", "no_signal"))
 
 
@@ -249,15 +287,22 @@ def test_gates_are_a_choice():
     assert samples.fates(batch, row=10) == ["trained", "trained", "no_signal"]
     assert samples.fates(batch, row=10, drop_truncated=True) == ["trained", "overlong", "no_signal"]
     assert samples.fates(batch, row=10, drop=(), drop_truncated=True) == ["trained"] * 3
-    assert samples.fates(batch, row=1, drop=()) == ["overlong"] * 3  # a sample that fits no row cannot train
-    assert not samples.is_void(parse_error, samples.DROPPED) and samples.is_void(parse_error, ("parse_error",))
+    assert (
+        samples.fates(batch, row=1, drop=()) == ["overlong"] * 3
+    )  # a sample that fits no row cannot train
+    assert not samples.is_void(parse_error, samples.DROPPED) and samples.is_void(
+        parse_error, ("parse_error",)
+    )
     with pytest.raises(ValueError, match="no gate boring"):
         samples.fates(batch, row=10, drop=("boring",))
 
 
 def test_only_the_rollouts_that_pass_give_their_group_a_signal():
     passing, stale = trajectory(turn([1], [2])), trajectory(turn([1], [2], 1.0, version=1))
-    assert samples.fates([passing, stale], row=10, version=5, max_staleness=2) == ["no_signal", "stale"]
+    assert samples.fates([passing, stale], row=10, version=5, max_staleness=2) == [
+        "no_signal",
+        "stale",
+    ]
     assert samples.fates([passing, stale], row=10, version=5) == ["trained", "trained"]
 
 

@@ -19,7 +19,9 @@ def test_equal_seeds_mean_equal_parts(a, b):
 
 def test_a_seed_is_the_same_in_every_process():
     code = "from rl.seeds import seed_of; print(seed_of(7, 'rollout', 'task-1', 3))"
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    out = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout
     assert int(out) == seed_of(7, "rollout", "task-1", 3)
 
 

@@ -1,4 +1,5 @@
-"""The server over real HTTP: clients get the engine's samples in OpenAI's format with vLLM's fields."""
+"""The server over real HTTP: clients get the engine's samples in OpenAI's format with vLLM's
+fields."""
 
 import asyncio
 import concurrent.futures
@@ -20,7 +21,10 @@ from rl.trajectory import Completion, Sampling
 from tests.tiny import tiny_policy
 
 HELLO = [{"role": "user", "content": "Book a flight."}]
-TOOL = {"type": "function", "function": {"name": "flights", "description": "", "parameters": {"type": "object"}}}
+TOOL = {
+    "type": "function",
+    "function": {"name": "flights", "description": "", "parameters": {"type": "object"}},
+}
 GRADES = {
     "type": "object", "additionalProperties": False, "required": ["step", "label"],
     "properties": {"step": {"type": "integer", "minimum": 0, "maximum": 99}, "label": {"enum": ["GOOD", "BAD"]}},
@@ -74,7 +78,9 @@ class TestCompletions:
         expected = direct(prompt, sampling)
         (choice,) = answer["choices"]
         assert choice["token_ids"] == expected.tokens and choice["prompt_token_ids"] == prompt
-        np.testing.assert_allclose(choice["logprobs"]["token_logprobs"], expected.logprobs, atol=1e-5)
+        np.testing.assert_allclose(
+            choice["logprobs"]["token_logprobs"], expected.logprobs, atol=1e-5
+        )
         assert choice["finish_reason"] == expected.stop and choice["weights_version"] == 0
         assert answer["usage"] == {"prompt_tokens": 4, "completion_tokens": len(expected.tokens),
                                    "total_tokens": 4 + len(expected.tokens)}  # fmt: skip
@@ -83,12 +89,24 @@ class TestCompletions:
 
     def test_greedy_text(self, client, direct, parts):
         tokenizer = parts[2]
-        answer = client.completions.create(model="policy", prompt="Book a", max_tokens=8, temperature=0)
-        expected = direct(tokenizer.encode("Book a"), Sampling(8, temperature=0.0, stop_tokens=ends(tokenizer)))
-        assert answer.choices[0].text == tokenizer.decode([t for t in expected.tokens if t not in ends(tokenizer)])
+        answer = client.completions.create(
+            model="policy", prompt="Book a", max_tokens=8, temperature=0
+        )
+        expected = direct(
+            tokenizer.encode("Book a"), Sampling(8, temperature=0.0, stop_tokens=ends(tokenizer))
+        )
+        assert answer.choices[0].text == tokenizer.decode(
+            [t for t in expected.tokens if t not in ends(tokenizer)]
+        )
 
     def test_several_prompts_and_samples(self, post):
-        body = {"prompt": [[5, 6], [7, 8]], "n": 3, "max_tokens": 5, "seed": 1, "return_token_ids": True}
+        body = {
+            "prompt": [[5, 6], [7, 8]],
+            "n": 3,
+            "max_tokens": 5,
+            "seed": 1,
+            "return_token_ids": True,
+        }
         choices = post("/v1/completions", body).json()["choices"]
         assert [c["index"] for c in choices] == list(range(6))
         assert [c["prompt_token_ids"] for c in choices] == [[5, 6]] * 3 + [[7, 8]] * 3
@@ -99,58 +117,114 @@ class TestCompletions:
         assert alone[0]["token_ids"] == choices[0]["token_ids"]
 
     def test_equal_prompts_get_samples_of_their_own(self, post):
-        body = {"prompt": [[5, 9]] * 3, "max_tokens": 12, "seed": 1, "ignore_eos": True, "return_token_ids": True}
+        body = {
+            "prompt": [[5, 9]] * 3,
+            "max_tokens": 12,
+            "seed": 1,
+            "ignore_eos": True,
+            "return_token_ids": True,
+        }
         choices = post("/v1/completions", body).json()["choices"]
         assert len({tuple(choice["token_ids"]) for choice in choices}) == 3
 
     def test_without_a_seed_samples_differ(self, post):
         body = {"prompt": [5, 6], "max_tokens": 12, "return_token_ids": True, "ignore_eos": True}
-        assert len({tuple(post("/v1/completions", body).json()["choices"][0]["token_ids"]) for _ in range(3)}) > 1
+        assert (
+            len(
+                {
+                    tuple(post("/v1/completions", body).json()["choices"][0]["token_ids"])
+                    for _ in range(3)
+                }
+            )
+            > 1
+        )
 
     def test_a_prompt_is_scored_as_its_tokens_were_sampled(self, post):
-        asked = {"prompt": [5, 9, 300], "max_tokens": 10, "seed": 4, "logprobs": 0, "return_token_ids": True}
+        asked = {
+            "prompt": [5, 9, 300],
+            "max_tokens": 10,
+            "seed": 4,
+            "logprobs": 0,
+            "return_token_ids": True,
+        }
         (choice,) = post("/v1/completions", {**asked, "ignore_eos": True}).json()["choices"]
         whole = [5, 9, 300, *choice["token_ids"]]
         body = {"prompt": whole, "max_tokens": 1, "temperature": 0, "prompt_logprobs": 0}
         rows = post("/v1/completions", body).json()["choices"][0]["prompt_logprobs"]
         scores = [row[str(token)]["logprob"] for token, row in zip(whole[1:], rows[1:])]
         np.testing.assert_allclose(scores[2:], choice["logprobs"]["token_logprobs"], atol=1e-4)
-        echo = post("/v1/completions", {"prompt": whole, "max_tokens": 0, "echo": True, "logprobs": 0}).json()
-        np.testing.assert_allclose(echo["choices"][0]["logprobs"]["token_logprobs"][1:], scores, atol=1e-6)
+        echo = post(
+            "/v1/completions", {"prompt": whole, "max_tokens": 0, "echo": True, "logprobs": 0}
+        ).json()
+        np.testing.assert_allclose(
+            echo["choices"][0]["logprobs"]["token_logprobs"][1:], scores, atol=1e-6
+        )
 
     def test_the_most_probable_tokens_of_each_place(self, post):
-        asked = {"prompt": [5, 9, 300], "max_tokens": 6, "seed": 4, "temperature": 0.7, "ignore_eos": True}
-        (choice,) = post("/v1/completions", {**asked, "logprobs": 3, "return_tokens_as_token_ids": True}).json()[
-            "choices"
-        ]
+        asked = {
+            "prompt": [5, 9, 300],
+            "max_tokens": 6,
+            "seed": 4,
+            "temperature": 0.7,
+            "ignore_eos": True,
+        }
+        (choice,) = post(
+            "/v1/completions", {**asked, "logprobs": 3, "return_tokens_as_token_ids": True}
+        ).json()["choices"]
         found = choice["logprobs"]
         assert len(found["top_logprobs"]) == 6
-        for name, logprob, top in zip(found["tokens"], found["token_logprobs"], found["top_logprobs"]):
+        for name, logprob, top in zip(
+            found["tokens"], found["token_logprobs"], found["top_logprobs"]
+        ):
             assert len(top) == 3 + (list(top).index(name) > 2) and top[name] == logprob
             best = list(top.values())[:3]
             assert best == sorted(best, reverse=True) and logprob <= best[0] + 1e-4
-        (greedy,) = post("/v1/completions", {**asked, "temperature": 0, "logprobs": 20}).json()["choices"]
-        for logprob, top in zip(greedy["logprobs"]["token_logprobs"], greedy["logprobs"]["top_logprobs"]):
+        (greedy,) = post("/v1/completions", {**asked, "temperature": 0, "logprobs": 20}).json()[
+            "choices"
+        ]
+        for logprob, top in zip(
+            greedy["logprobs"]["token_logprobs"], greedy["logprobs"]["top_logprobs"]
+        ):
             assert max(top.values()) == pytest.approx(logprob, abs=1e-4)
 
     def test_a_stop_text_ends_a_generation_and_is_cut_off(self, post, parts):
-        body = {"prompt": [5, 9], "max_tokens": 40, "seed": 3, "ignore_eos": True, "return_token_ids": True}
+        body = {
+            "prompt": [5, 9],
+            "max_tokens": 40,
+            "seed": 3,
+            "ignore_eos": True,
+            "return_token_ids": True,
+        }
         (whole,) = post("/v1/completions", body).json()["choices"]
-        for mark in (whole["text"][6:9], whole["text"][6:24]):  # the longer one is of several tokens
+        for mark in (
+            whole["text"][6:9],
+            whole["text"][6:24],
+        ):  # the longer one is of several tokens
             (cut,) = post("/v1/completions", {**body, "stop": [mark]}).json()["choices"]
-            assert cut["text"] == whole["text"][: whole["text"].index(mark)] and cut["finish_reason"] == "stop"
+            assert (
+                cut["text"] == whole["text"][: whole["text"].index(mark)]
+                and cut["finish_reason"] == "stop"
+            )
             assert whole["token_ids"][: len(cut["token_ids"])] == cut["token_ids"]
-            assert mark in parts[2].decode(cut["token_ids"]) and mark not in parts[2].decode(cut["token_ids"][:-1])
+            assert mark in parts[2].decode(cut["token_ids"]) and mark not in parts[2].decode(
+                cut["token_ids"][:-1]
+            )
 
     def test_streamed_pieces_concatenate_to_the_whole(self, client):
         asked = {"model": "policy", "prompt": "Book", "max_tokens": 70, "seed": 8, "logprobs": 0}
         extra = {"extra_body": {"return_token_ids": True, "ignore_eos": True}}
         whole = client.completions.create(**asked, **extra)
-        events = list(client.completions.create(**asked, **extra, stream=True, stream_options={"include_usage": True}))
+        events = list(
+            client.completions.create(
+                **asked, **extra, stream=True, stream_options={"include_usage": True}
+            )
+        )
         pieces = [e.choices[0] for e in events if e.choices]
         assert len(pieces) > 2
         assert "".join(p.text for p in pieces) == whole.choices[0].text
-        assert [t for p in pieces for t in getattr(p, "token_ids", [])] == whole.choices[0].token_ids
+        assert [t for p in pieces for t in getattr(p, "token_ids", [])] == whole.choices[
+            0
+        ].token_ids
         assert pieces[-1].finish_reason == "length" and events[-1].usage == whole.usage
 
 
@@ -159,7 +233,12 @@ class TestChat:
         tokenizer = parts[2]
         prompt = chat.opening(tokenizer, HELLO)
         answer = client.chat.completions.create(
-            model="policy", messages=HELLO, max_tokens=9, seed=5, logprobs=True, extra_body={"return_token_ids": True}
+            model="policy",
+            messages=HELLO,
+            max_tokens=9,
+            seed=5,
+            logprobs=True,
+            extra_body={"return_token_ids": True},
         )
         expected = direct(prompt, Sampling(9, seed=5, stop_tokens=ends(tokenizer)))
         assert answer.prompt_token_ids == prompt and answer.choices[0].token_ids == expected.tokens
@@ -168,7 +247,14 @@ class TestChat:
         np.testing.assert_allclose(logprobs, expected.logprobs, atol=1e-5)
 
     def test_the_most_probable_tokens(self, client):
-        asked = {"model": "policy", "messages": HELLO, "max_tokens": 4, "seed": 5, "logprobs": True, "top_logprobs": 2}
+        asked = {
+            "model": "policy",
+            "messages": HELLO,
+            "max_tokens": 4,
+            "seed": 5,
+            "logprobs": True,
+            "top_logprobs": 2,
+        }
         rows = client.chat.completions.create(**asked).choices[0].logprobs.content
         assert rows and all(len(row.top_logprobs) == 2 for row in rows)
         assert all(row.logprob <= row.top_logprobs[0].logprob + 1e-4 for row in rows)
@@ -182,15 +268,26 @@ class TestChat:
             {"role": "tool", "tool_call_id": "1", "content": "none"},
         ]  # fmt: skip
         ids = post("/tokenize", {"messages": messages, "tools": [TOOL]}).json()["tokens"]
-        turn = {"role": "assistant", "content": "", "tool_calls": [{"name": "flights", "arguments": {"to": "Rome"}}]}
-        ours = [{"role": "system", "content": "Be brief."}, *HELLO, turn, {"role": "tool", "content": "none"}]
+        turn = {
+            "role": "assistant",
+            "content": "",
+            "tool_calls": [{"name": "flights", "arguments": {"to": "Rome"}}],
+        }
+        ours = [
+            {"role": "system", "content": "Be brief."},
+            *HELLO,
+            turn,
+            {"role": "tool", "content": "none"},
+        ]
         assert ids == chat.opening(tokenizer, ours, [TOOL])
         assert CALL in post("/detokenize", {"tokens": ids}).json()["prompt"]
 
     def test_streamed(self, client):
         asked = {"model": "policy", "messages": HELLO, "max_tokens": 70, "seed": 8}
         whole = client.chat.completions.create(**asked, extra_body={"ignore_eos": True})
-        pieces = list(client.chat.completions.create(**asked, extra_body={"ignore_eos": True}, stream=True))
+        pieces = list(
+            client.chat.completions.create(**asked, extra_body={"ignore_eos": True}, stream=True)
+        )
         assert pieces[0].choices[0].delta.role == "assistant" and len(pieces) > 2
         text = "".join(piece.choices[0].delta.content or "" for piece in pieces)
         assert text == whole.choices[0].message.content
@@ -230,9 +327,14 @@ class TestChat:
         """Beside others that may say anything, and that say what they say alone."""
         pytest.importorskip("llguidance", reason="pip install -r requirements/service.txt")
         asked = {"model": "policy", "messages": HELLO, "max_tokens": 60, "temperature": temperature}
-        form = {"type": "json_schema", "json_schema": {"name": "grades", "schema": GRADES, "strict": True}}
-        ask = lambda seed: client.chat.completions.create(**asked, seed=seed, response_format=form)  # noqa: E731
-        free = lambda seed: client.chat.completions.create(**asked, seed=seed).choices[0].message.content  # noqa: E731
+        form = {
+            "type": "json_schema",
+            "json_schema": {"name": "grades", "schema": GRADES, "strict": True},
+        }
+        ask = lambda seed: client.chat.completions.create(**asked, seed=seed, response_format=form)
+        free = lambda seed: (
+            client.chat.completions.create(**asked, seed=seed).choices[0].message.content
+        )
         with concurrent.futures.ThreadPoolExecutor(6) as threads:
             formed, others = threads.map(ask, range(4)), threads.map(free, range(2))
             formed, others = list(formed), list(others)
@@ -240,7 +342,11 @@ class TestChat:
         for answer in formed:
             assert answer.choices[0].finish_reason == "stop"
             record = json.loads(answer.choices[0].message.content)
-            assert record["label"] in ("GOOD", "BAD") and type(record["step"]) is int and 0 <= record["step"] <= 99
+            assert (
+                record["label"] in ("GOOD", "BAD")
+                and type(record["step"]) is int
+                and 0 <= record["step"] <= 99
+            )
         pieces = client.chat.completions.create(**asked, seed=0, response_format=form, stream=True)
         text = "".join(piece.choices[0].delta.content or "" for piece in pieces)
         assert text == formed[0].choices[0].message.content
@@ -255,7 +361,9 @@ class TestChat:
             )
             assert answer.choices[0].finish_reason == "stop"
             entries = json.loads(answer.choices[0].message.content)["chosen"]
-            assert len(entries) <= 2 and all(len(e["why"]) <= 12 and e["content"] == "" for e in entries)
+            assert len(entries) <= 2 and all(
+                len(e["why"]) <= 12 and e["content"] == "" for e in entries
+            )
 
     @pytest.mark.parametrize(
         "schema,words",
@@ -264,12 +372,18 @@ class TestChat:
     def test_a_schema_that_cannot_be_followed_is_refused(self, post, schema, words):
         pytest.importorskip("llguidance", reason="pip install -r requirements/service.txt")
         form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
-        answer = post("/v1/chat/completions", {"messages": HELLO, "max_tokens": 2, "response_format": form})
+        answer = post(
+            "/v1/chat/completions", {"messages": HELLO, "max_tokens": 2, "response_format": form}
+        )
         assert answer.status_code == 400 and words in answer.json()["error"]["message"]
 
     def test_many_at_once(self, client):
-        ask = lambda seed: client.chat.completions.create(  # noqa: E731
-            model="policy", messages=HELLO, max_tokens=6, seed=seed, extra_body={"return_token_ids": True}
+        ask = lambda seed: client.chat.completions.create(
+            model="policy",
+            messages=HELLO,
+            max_tokens=6,
+            seed=seed,
+            extra_body={"return_token_ids": True},
         )
         with concurrent.futures.ThreadPoolExecutor(12) as threads:
             together = [answer.choices[0].token_ids for answer in threads.map(ask, range(12))]
@@ -287,7 +401,11 @@ class TestServer:
 
     @pytest.mark.parametrize("key", ["", "Bearer sk-wrong", "sk-right"])
     def test_a_wrong_key(self, url, key):
-        answer = httpx.post(f"{url}/completions", json={"prompt": [5]}, headers={"Authorization": key} if key else {})
+        answer = httpx.post(
+            f"{url}/completions",
+            json={"prompt": [5]},
+            headers={"Authorization": key} if key else {},
+        )
         assert answer.status_code == 401 and "key" in answer.json()["error"]["message"]
 
     @pytest.mark.parametrize(
@@ -307,21 +425,45 @@ class TestServer:
             ({"prompt": [5], "stop": [""]}, "stop must be"),
             ({"prompt": [5], "logprobs": 21}, "logprobs must be a number between 0 and 20"),
             ({"prompt": [5], "logprobs": {"k": 1}}, "logprobs must be a number between 0 and 20"),
-            ({"prompt": [5], "logprobs": 5, "stream": True}, "logprobs is not supported while streaming"),
-            ({"prompt": [5], "max_tokenz": 5}, "max_tokenz is unknown to this server (did you mean max_tokens?)"),
+            (
+                {"prompt": [5], "logprobs": 5, "stream": True},
+                "logprobs is not supported while streaming",
+            ),
+            (
+                {"prompt": [5], "max_tokenz": 5},
+                "max_tokenz is unknown to this server (did you mean max_tokens?)",
+            ),
             ({"prompt": [5], "messages": HELLO}, "messages is unknown"),
-            ({"prompt": [5], "truncate_prompt_tokens": 3}, "truncate_prompt_tokens is not supported"),
-            ({"prompt": [5], "include_stop_str_in_output": True}, "include_stop_str_in_output is not supported"),
+            (
+                {"prompt": [5], "truncate_prompt_tokens": 3},
+                "truncate_prompt_tokens is not supported",
+            ),
+            (
+                {"prompt": [5], "include_stop_str_in_output": True},
+                "include_stop_str_in_output is not supported",
+            ),
             ({"prompt": [5], "logits_processors": ["a"]}, "logits_processors is not supported"),
-            ({"prompt": [5], "stream": True, "stream_options": {"usage": True}}, "stream_options.usage is unknown"),
+            (
+                {"prompt": [5], "stream": True, "stream_options": {"usage": True}},
+                "stream_options.usage is unknown",
+            ),
             ({"prompt": [5], "stop_token_ids": ["a"]}, "stop_token_ids"),
             ({"prompt": [5], "stop_token_ids": list(range(50))}, "stop tokens"),
-            ({"prompt": [5], "stop_token_ids": [10**12]}, "a stop token is outside of the vocabulary"),
+            (
+                {"prompt": [5], "stop_token_ids": [10**12]},
+                "a stop token is outside of the vocabulary",
+            ),
             ({"prompt": [5], "temperature": 1e-30}, "temperature is 1e-30"),
-            ({"prompt": [5], "stop_token_ids": [10**12], "stream": True}, "a stop token is outside of the vocabulary"),
+            (
+                {"prompt": [5], "stop_token_ids": [10**12], "stream": True},
+                "a stop token is outside of the vocabulary",
+            ),
             ({"prompt": [5], "temperature": 1e-30, "stream": True}, "temperature is 1e-30"),
             ({"prompt": [5], "stream": "yes"}, "stream must be"),
-            ({"prompt": [5], "response_format": {"type": "xml"}}, "response_format.type must be text"),
+            (
+                {"prompt": [5], "response_format": {"type": "xml"}},
+                "response_format.type must be text",
+            ),
             ({"prompt": [5], "logit_bias": {"5": 1}}, "logit_bias.5 is not supported"),
             ([], "not a JSON object"),
         ],
@@ -336,22 +478,40 @@ class TestServer:
             ({"messages": []}, "at least one message"),
             ({"messages": ["hi"]}, "must be an object with a role"),
             ({"messages": [{"role": "robot", "content": "x"}]}, "unknown role"),
-            ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "parts of type text"),
+            (
+                {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+                "parts of type text",
+            ),
             ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "a tool call must be"),
             ({"tools": [{}]}, "tools must be a list"),
             ({"parallel_tool_calls": False}, "parallel_tool_calls is not supported"),
             ({"tool_choice": "required"}, "cannot force a tool call"),
             ({"top_logprobs": 3}, "top_logprobs needs logprobs=true"),
-            ({"logprobs": True, "top_logprobs": 21}, "top_logprobs must be a number between 0 and 20"),
+            (
+                {"logprobs": True, "top_logprobs": 21},
+                "top_logprobs must be a number between 0 and 20",
+            ),
             ({"logprobs": 3}, "logprobs must be of type bool"),
             ({"chat_template_kwargs": {"enable_thinking": False}}, "has no thinking switch"),
             ({"chat_template": "{{ x }}"}, "chat_template is not supported"),
             ({"continue_final_message": True}, "continue_final_message is not supported"),
             ({"add_generation_prompt": False}, "add_generation_prompt is not supported"),
-            ({"response_format": {"type": "xml"}}, "response_format.type must be text, json_object or json_schema"),
-            ({"response_format": {"type": "json_schema", "json_schema": {}}}, "json_schema.schema must be"),
-            ({"response_format": {"type": "json_object", "schema": {}}}, "response_format.schema is unknown"),
-            ({"response_format": {"type": "json_object"}, "ignore_eos": True}, "not supported together with"),
+            (
+                {"response_format": {"type": "xml"}},
+                "response_format.type must be text, json_object or json_schema",
+            ),
+            (
+                {"response_format": {"type": "json_schema", "json_schema": {}}},
+                "json_schema.schema must be",
+            ),
+            (
+                {"response_format": {"type": "json_object", "schema": {}}},
+                "response_format.schema is unknown",
+            ),
+            (
+                {"response_format": {"type": "json_object"}, "ignore_eos": True},
+                "not supported together with",
+            ),
             ({"prompt": "x"}, "prompt is unknown"),
         ],
     )
@@ -362,12 +522,20 @@ class TestServer:
     def test_neutral_values_of_unsupported_options_are_accepted(self, post):
         neutral = {name: values[-1] for name, values in NEUTRAL.items()}
         neutral |= {"user": "me", "metadata": {"a": "b"}, "unheard_of": None}
-        assert post("/v1/completions", {"prompt": [5], "max_tokens": 2, **neutral}).status_code == 200
+        assert (
+            post("/v1/completions", {"prompt": [5], "max_tokens": 2, **neutral}).status_code == 200
+        )
 
     def test_the_other_routes_refuse_unknown_fields_too(self, post):
-        for path, body in (("/tokenize", {"prompt": "a", "add": 1}), ("/detokenize", {"tokens": [5], "skip": 1})):
+        for path, body in (
+            ("/tokenize", {"prompt": "a", "add": 1}),
+            ("/detokenize", {"tokens": [5], "skip": 1}),
+        ):
             answer = post(path, body)
-            assert answer.status_code == 400 and "is unknown to this server" in answer.json()["error"]["message"]
+            assert (
+                answer.status_code == 400
+                and "is unknown to this server" in answer.json()["error"]["message"]
+            )
 
     def test_metrics(self, post, url):
         post("/v1/completions", {"prompt": [5], "max_tokens": 3, "ignore_eos": True})
@@ -387,7 +555,9 @@ class TestServer:
             client.completions.create(model="gpt", prompt="x")
 
     def test_a_body_that_is_not_json(self, url):
-        answer = httpx.post(f"{url}/completions", content=b"{", headers={"Authorization": "Bearer sk-right"})
+        answer = httpx.post(
+            f"{url}/completions", content=b"{", headers={"Authorization": "Bearer sk-right"}
+        )
         assert answer.status_code == 400 and "not JSON" in answer.json()["error"]["message"]
 
     def test_a_disconnected_client_frees_its_slot(self, url, parts, post):
@@ -395,7 +565,9 @@ class TestServer:
         headers = {"Authorization": "Bearer sk-right"}
         with httpx.Client() as http:
             for _ in range(10):
-                with http.stream("POST", f"{url}/completions", json=body, headers=headers, timeout=60) as answer:
+                with http.stream(
+                    "POST", f"{url}/completions", json=body, headers=headers, timeout=60
+                ) as answer:
                     next(answer.iter_lines())
         assert post("/v1/completions", {"prompt": [5], "max_tokens": 2}).status_code == 200
         assert parts[0].stats()["sessions"] <= 1
@@ -414,7 +586,10 @@ def test_after_a_warm_up_requests_compile_little(parts):
 def test_start_up_errors_are_reported(tmp_path, capsys, monkeypatch):
     for words, said in [
         ([f"--model={tmp_path}/none"], "/none is not a directory"),
-        ([f"--model={tmp_path}", "--key=NO_SUCH_KEY"], "NO_SUCH_KEY: this environment variable is not set"),
+        (
+            [f"--model={tmp_path}", "--key=NO_SUCH_KEY"],
+            "NO_SUCH_KEY: this environment variable is not set",
+        ),
         ([f"--model={tmp_path}"], "tokenizer.json"),
     ]:
         assert main([*words, "--port=0"]) == 1
@@ -440,7 +615,9 @@ class Says:
 
 
 @pytest.mark.parametrize("tools", [False, True])
-@pytest.mark.parametrize("text, left", [("I look STOP more", "I look "), ("I look ST", "I look ST")])
+@pytest.mark.parametrize(
+    "text, left", [("I look STOP more", "I look "), ("I look ST", "I look ST")]
+)
 def test_no_part_of_a_stop_text_is_streamed(parts, tools, text, left):
     service = Service(Says(parts, text), parts[1], parts[2], name="policy")
     request = Request([[5]], Sampling(40), stops=["STOP"], stream=True, tools=tools)
@@ -449,13 +626,21 @@ def test_no_part_of_a_stop_text_is_streamed(parts, tools, text, left):
     async def streamed():
         return [event async for event in service._events(request, answers)]
 
-    events = [json.loads(event.removeprefix("data: ")) for event in asyncio.run(streamed()) if "[DONE]" not in event]
-    pieces = [choice["delta"].get("content") or "" for event in events for choice in event["choices"]]
+    events = [
+        json.loads(event.removeprefix("data: "))
+        for event in asyncio.run(streamed())
+        if "[DONE]" not in event
+    ]
+    pieces = [
+        choice["delta"].get("content") or "" for event in events for choice in event["choices"]
+    ]
     assert "".join(pieces) == left
 
 
 def test_metrics_count_every_token():
-    assert "generated_tokens 12345678.0\n" in metrics_text({"generated_tokens": 12345678.0}, Counter())
+    assert "generated_tokens 12345678.0\n" in metrics_text(
+        {"generated_tokens": 12345678.0}, Counter()
+    )
 
 
 class TestVllmEngine:

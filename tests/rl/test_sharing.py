@@ -1,4 +1,5 @@
-"""Samples that share their prompt's tokens in a row train exactly like samples that each hold them."""
+"""Samples that share their prompt's tokens in a row train exactly like samples that each hold
+them."""
 
 import numpy as np
 import pytest
@@ -14,7 +15,8 @@ from tests.rl.test_learner import CONFIG, ROW, assert_trees_close, gradient, par
 
 
 def rollouts(rng, prompts, group, most=6):
-    """Return samples of `group` rollouts of each prompt; generations differ in length, and observations follow some."""
+    """Return samples of `group` rollouts of each prompt; generations differ in length, and
+    observations follow some."""
     batch = []
     for n in prompts:
         prompt = rng.integers(1, CONFIG.vocab, n)
@@ -22,7 +24,10 @@ def rollouts(rng, prompts, group, most=6):
             own = rng.integers(1, most + 1)
             mask = np.r_[np.zeros(n, bool), True, rng.random(own - 1) < 0.7]
             tokens = np.r_[prompt, rng.integers(1, CONFIG.vocab, own)]
-            logp, advantage = mask * (-3.6 + 0.4 * rng.normal(size=n + own)), mask * rng.normal(size=n + own)
+            logp, advantage = (
+                mask * (-3.6 + 0.4 * rng.normal(size=n + own)),
+                mask * rng.normal(size=n + own),
+            )
             batch.append(Sample(tokens, mask, None, logp, advantage, bool(rng.integers(2))))
     return batch
 
@@ -45,7 +50,9 @@ def test_every_sample_is_a_prompt_of_its_row_and_what_follows_it(prompts, group,
             np.testing.assert_array_equal(packed.positions_RT[r, whole], np.arange(len(sample)))
             np.testing.assert_array_equal(packed.mask_RT[r, whole], sample.mask)
             np.testing.assert_array_equal(packed.advantage_RT[r, whole], sample.advantage)
-            assert not packed.mask_RT[r, own[0]], "the first token of a segment has nothing before it that predicts it"
+            assert not packed.mask_RT[r, own[0]], (
+                "the first token of a segment has nothing before it that predicts it"
+            )
     np.testing.assert_array_equal(packed.trained(packed.logp_RT), apart.trained(apart.logp_RT))
 
 
@@ -66,10 +73,14 @@ def test_logp_is_that_of_whole_samples():
 AGGREGATES = [name for name in losses.AGGREGATES if name != "seq-mean-token-sum-norm"]
 
 
-@pytest.mark.parametrize("loss,aggregate", [*((ppo, name) for name in AGGREGATES), (gspo, "token-mean")])
+@pytest.mark.parametrize(
+    "loss,aggregate", [*((ppo, name) for name in AGGREGATES), (gspo, "token-mean")]
+)
 def test_gradient_is_that_of_whole_samples(loss, aggregate):
     packed, apart = both(1)
-    (got, metrics), (want, expected) = (gradient(p, loss=loss, aggregate=aggregate, widths=2) for p in (packed, apart))
+    (got, metrics), (want, expected) = (
+        gradient(p, loss=loss, aggregate=aggregate, widths=2) for p in (packed, apart)
+    )
     assert_trees_close(got, want, atol=1e-5)
     for name, value in expected.items():
         np.testing.assert_allclose(metrics[name], value, rtol=1e-4, atol=1e-5, err_msg=name)

@@ -1,4 +1,5 @@
-"""Weight transfers: broadcasts match their announcements, and adapters are written as PEFT writes them."""
+"""Weight transfers: broadcasts match their announcements, and adapters are written as PEFT writes
+them."""
 
 import asyncio
 import base64
@@ -21,7 +22,8 @@ KINDS = {"float32": np.dtype(np.float32), "bfloat16": np.dtype(ml_dtypes.bfloat1
 
 
 class Library:
-    """A simulated NCCL: a barrier that opens when all ranks have joined, and a record of the broadcasts."""
+    """A simulated NCCL: a barrier that opens when all ranks have joined, and a record of the
+    broadcasts."""
 
     def __init__(self):
         self.ranks, self.world, self.sent, self.left = set(), 0, [], 0
@@ -76,15 +78,20 @@ class Worker:
             await self.receive(body["update_info"])
 
     async def receive(self, info):
-        """Read a packed broadcast like vLLM: tensors without gaps, in one buffer of limited size."""
+        """Read a packed broadcast like vLLM: tensors without gaps, in one buffer of limited
+        size."""
         number = len([path for path in self.asked if path == "/update_weights"])
         while len(self.library.sent) < number:
             await asyncio.sleep(0.01)
         raw, at = self.library.sent[number - 1], 0
-        for name, kind, shape in zip(info["names"], info["dtype_names"], info["shapes"], strict=True):
+        for name, kind, shape in zip(
+            info["names"], info["dtype_names"], info["shapes"], strict=True
+        ):
             assert at <= self.limit
             size = int(np.prod(shape)) * KINDS[kind].itemsize
-            self.weights[name] = np.frombuffer(raw[at : at + size].tobytes(), KINDS[kind]).reshape(shape)
+            self.weights[name] = np.frombuffer(raw[at : at + size].tobytes(), KINDS[kind]).reshape(
+                shape
+            )
             at += size
         assert at == len(raw)
 
@@ -99,7 +106,9 @@ def test_every_worker_receives_the_checkpoint(dtype, bucket):
     async def play():
         await transfer.connect(workers)
         assert library.world == 4 and library.ranks == {0, 1, 2, 3}
-        assert transfer.stage(params) == sum(np.prod(s) * KINDS[dtype].itemsize for _, s in hf.shapes(SHAPE))
+        assert transfer.stage(params) == sum(
+            np.prod(s) * KINDS[dtype].itemsize for _, s in hf.shapes(SHAPE)
+        )
         return await transfer.send(workers)
 
     assert asyncio.run(play()) == [None, None]
@@ -107,7 +116,9 @@ def test_every_worker_receives_the_checkpoint(dtype, bucket):
         expected = dict(hf.to_hf(SHAPE, params))
         assert list(worker.weights) == list(expected)
         for name, array in expected.items():
-            np.testing.assert_array_equal(worker.weights[name], np.asarray(array).astype(KINDS[dtype]), name)
+            np.testing.assert_array_equal(
+                worker.weights[name], np.asarray(array).astype(KINDS[dtype]), name
+            )
     transfer.close()
     assert library.left == 1
 
@@ -124,7 +135,10 @@ def test_changed_servers_join_a_new_communicator():
 
     asyncio.run(play())
     assert library.left == 1 and library.world == 2
-    assert second.asked.count("/init_weight_transfer_engine") == 2 and "/update_weights" not in first.asked
+    assert (
+        second.asked.count("/init_weight_transfer_engine") == 2
+        and "/update_weights" not in first.asked
+    )
 
 
 def test_directories_of_killed_runs_are_deleted_and_those_of_running_ones_are_kept(tmp_path):
@@ -159,7 +173,9 @@ def test_every_version_of_an_adapter_has_its_own_path(tmp_path):
 
         async def post(self, path, body):
             assert path == "/v1/load_lora_adapter" and body["load_inplace"]
-            loaded.append((body["lora_path"], load_file(body["lora_path"] + "/adapter_model.safetensors")))
+            loaded.append(
+                (body["lora_path"], load_file(body["lora_path"] + "/adapter_model.safetensors"))
+            )
 
     transfer, server = AdapterFiles(config, folder=tmp_path), Server()
     assert transfer.stage(None) == 0 and asyncio.run(transfer.send([server])) == [None]

@@ -1,4 +1,5 @@
-"""The vLLM engine over real HTTP, against servers without a model: routing, faults, weights, start-up."""
+"""The vLLM engine over real HTTP, against servers without a model: routing, faults, weights,
+start-up."""
 
 import asyncio
 import dataclasses
@@ -20,7 +21,9 @@ from tests.rl.fake_vllm import CONTEXT, VOCAB, Fake, logp_of, token_of
 from tests.rl.vllm_setup import random_params
 
 SHAPE = qwen.Config(VOCAB, 8, 1, 1, 1, 8, 16)
-QUICK = Patience(refusals=4, delay=0.01, max_delay=0.05, check_every=0.1, failed_checks=3, no_replica=60.0)
+QUICK = Patience(
+    refusals=4, delay=0.01, max_delay=0.05, check_every=0.1, failed_checks=3, no_replica=60.0
+)
 
 
 def weights(value: float) -> qwen.Params:
@@ -29,7 +32,9 @@ def weights(value: float) -> qwen.Params:
 
 
 def score(params, ids):
-    return np.array([logp_of(token, i, float(params["norm"][0])) for i, token in enumerate(ids) if i])
+    return np.array(
+        [logp_of(token, i, float(params["norm"][0])) for i, token in enumerate(ids) if i]
+    )
 
 
 class Cluster:
@@ -49,7 +54,11 @@ class Cluster:
     ):
         self.fakes = [Fake(**knobs) for _ in range(servers)]
         self.lines: list[str] = []
-        folder = SharedMemory(SHAPE, dtype="float32", folder=tmp_path, bucket=2048 / MIB) if transfer else None
+        folder = (
+            SharedMemory(SHAPE, dtype="float32", folder=tmp_path, bucket=2048 / MIB)
+            if transfer
+            else None
+        )
         self.engine = VllmEngine(
             Servers([fake.url for fake in self.fakes], model="policy", key=key), vocab=VOCAB, context=CONTEXT,
             transfer=folder, score=score, patience=patience, say=self.lines.append, temperature=temperature,
@@ -77,7 +86,9 @@ class Cluster:
 
 def ask(engine, number, *, tokens=6, session=None, **sampling):
     return engine.generate(
-        [number % VOCAB, 3], Sampling(tokens, seed=number, **sampling), session=session or str(number)
+        [number % VOCAB, 3],
+        Sampling(tokens, seed=number, **sampling),
+        session=session or str(number),
     )
 
 
@@ -93,8 +104,14 @@ def test_completions_carry_tokens_log_probabilities_and_version(tmp_path, paths)
 
     completions = Cluster(tmp_path, paths=paths).run(scenario)
     for i, completion in enumerate(completions):
-        assert completion.tokens == expected(i) and completion.stop == "length" and completion.version == 7
-        assert completion.logprobs == [logp_of(t, 2 + k, 0.5) for k, t in enumerate(completion.tokens)]
+        assert (
+            completion.tokens == expected(i)
+            and completion.stop == "length"
+            and completion.version == 7
+        )
+        assert completion.logprobs == [
+            logp_of(t, 2 + k, 0.5) for k, t in enumerate(completion.tokens)
+        ]
 
 
 def test_sessions_stay_with_their_replica_and_new_ones_are_balanced(tmp_path):
@@ -159,15 +176,19 @@ def test_a_replica_that_cannot_score_is_removed_alone_and_health_checks_do_not_m
         await engine.load(weights(0.25), 1)
         assert engine.stats()["replicas"] == 1
         completions = await asyncio.gather(*(ask(engine, i) for i in range(8)))
-        checks = [task for task in asyncio.all_tasks() if task.get_coro().__qualname__.endswith("_check_health")]
+        checks = [
+            task
+            for task in asyncio.all_tasks()
+            if task.get_coro().__qualname__.endswith("_check_health")
+        ]
         assert len(checks) == 2
         return completions
 
     cluster = Cluster(tmp_path)
     completions = cluster.run(scenario)
-    assert [c.tokens for c in completions] == [expected(i) for i in range(8)] and {c.version for c in completions} == {
-        1
-    }
+    assert [c.tokens for c in completions] == [expected(i) for i in range(8)] and {
+        c.version for c in completions
+    } == {1}
     asked = len(cluster.fakes[1].asked)
     threading.Event().wait(0.3)
     assert len(cluster.fakes[1].asked) == asked  # nothing goes on after `close`
@@ -268,12 +289,18 @@ def test_invalid_requests_are_rejected_before_they_are_sent(tmp_path):
     Cluster(tmp_path, 1).run(scenario)
 
 
-# --- start-up --------------------------------------------------------------------------------------------------------
+# --- start-up -------------------------------------------------------------------------------------
 
 BAD = {
     "a wrong model name": ({"model": "other"}, "serves 'other', not 'policy'"),
-    "a small context": ({"context": 64}, "has a context of 64 tokens; config.rollout.context needs 128"),
-    "no weight transfer": ({"paths": (GENERATE, "/pause")}, "accepts no weights, it lacks /finish_weight_update"),
+    "a small context": (
+        {"context": 64},
+        "has a context of 64 tokens; config.rollout.context needs 128",
+    ),
+    "no weight transfer": (
+        {"paths": (GENERATE, "/pause")},
+        "accepts no weights, it lacks /finish_weight_update",
+    ),
     "no token ids": ({"strip": ("token_ids",)}, "without token ids or log-probabilities"),
     "no log-probabilities": (
         {"strip": ("logprobs",), "paths": (COMPLETIONS, *UPDATE)},
@@ -304,7 +331,11 @@ def test_all_unsuitable_servers_are_in_one_message(tmp_path):
 
 def test_a_url_without_a_server_is_reported():
     engine = VllmEngine(
-        Servers(["http://127.0.0.1:9/v1"], model="policy"), vocab=VOCAB, context=CONTEXT, transfer=None, score=score
+        Servers(["http://127.0.0.1:9/v1"], model="policy"),
+        vocab=VOCAB,
+        context=CONTEXT,
+        transfer=None,
+        score=score,
     )
 
     async def start():
@@ -332,14 +363,22 @@ def test_a_server_that_dies_while_starting_is_reported_with_its_first_error(tmp_
     python.write_text(f'#!/bin/sh\nexec {sys.executable} -c "{crash}"\n')
     python.chmod(0o755)
     servers = OwnServers(
-        python=str(python), checkpoint=tmp_path, logs=tmp_path / "logs", context=64, dtype="float32", slots=4
+        python=str(python),
+        checkpoint=tmp_path,
+        logs=tmp_path / "logs",
+        context=64,
+        dtype="float32",
+        slots=4,
     )
     with pytest.raises(
-        ServerStartError, match=r"ended while starting: ValueError: no such device 7\n  log: .*vllm-0.log"
+        ServerStartError,
+        match=r"ended while starting: ValueError: no such device 7\n  log: .*vllm-0.log",
     ):
         asyncio.run(servers.start())
     python.write_text(python.read_text().replace("device 7", "device 8"))
-    with pytest.raises(ServerStartError, match="no such device 8"):  # not the older error in the same log
+    with pytest.raises(
+        ServerStartError, match="no such device 8"
+    ):  # not the older error in the same log
         asyncio.run(servers.start())
 
 
@@ -354,7 +393,7 @@ def test_the_first_error_of_a_log_is_the_last_line_of_its_first_traceback():
     assert first_error("just this\n") == "just this" and first_error("") == "its log is empty"
 
 
-# --- weights ---------------------------------------------------------------------------------------------------------
+# --- weights --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -370,17 +409,24 @@ def test_staged_buckets_hold_the_checkpoint(tmp_path, dtype, tied):
             info = body["update_info"]
             raw = np.fromfile(info["path"], np.uint8)
             assert len(raw) == info["size"]
-            for name, kind, size, offset in zip(info["names"], info["dtypes"], info["shapes"], info["offsets"]):
+            for name, kind, size, offset in zip(
+                info["names"], info["dtypes"], info["shapes"], info["offsets"]
+            ):
                 bits = np.uint16 if kind == "bfloat16" else np.uint32
                 found[name] = (
-                    raw[offset:].view(np.uint8)[: int(np.prod(size)) * bits().itemsize].view(bits).reshape(size)
+                    raw[offset:]
+                    .view(np.uint8)[: int(np.prod(size)) * bits().itemsize]
+                    .view(bits)
+                    .reshape(size)
                 )
         assert held >= sum(array.nbytes for array in found.values())
         expected_ = dict(hf.to_hf(shape, params))
         assert list(found) == list(expected_)
         for name, array in expected_.items():
             bits = np.asarray(array, dtype=hf.DTYPES["BF16" if dtype == "bfloat16" else "F32"])
-            np.testing.assert_array_equal(found[name], np.ascontiguousarray(bits).view(found[name].dtype), name)
+            np.testing.assert_array_equal(
+                found[name], np.ascontiguousarray(bits).view(found[name].dtype), name
+            )
         params = {name: value for name, value in random_params(shape, seed=1).items()}
     assert list(tmp_path.iterdir())
     transfer.close()
@@ -412,6 +458,7 @@ def test_the_comparison_distinguishes_old_weights_from_new_ones():
     near = new + 1e-4
     assert "before the update" in compare(near, new, new, **keep)[2]
     assert compare(near, new, near, **keep)[2] == ""
-    # If the update is smaller than rounding, the two cannot be distinguished, so there is no problem.
+    # If the update is smaller than rounding, the two cannot be distinguished, so there is no
+    # problem.
     assert compare(near, new, new, tolerance=1e-3, noise=1e-4)[2] == ""
     assert compare(new, old, np.full(3, np.nan), **keep)[2] != ""

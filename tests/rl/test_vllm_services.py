@@ -1,4 +1,5 @@
-"""The engine against real vLLM servers on the CPU. `make test-services` installs vLLM and runs these."""
+"""The engine against real vLLM servers on the CPU. `make test-services` installs vLLM and runs
+these."""
 
 import asyncio
 import contextlib
@@ -16,7 +17,9 @@ from tests.rl import vllm_setup as setup
 
 pytestmark = [
     pytest.mark.services,
-    pytest.mark.skipif(not setup.PYTHON.exists(), reason="no vLLM: `make test-services` installs it"),
+    pytest.mark.skipif(
+        not setup.PYTHON.exists(), reason="no vLLM: `make test-services` installs it"
+    ),
 ]
 
 
@@ -42,11 +45,15 @@ PROMPTS = [list(range(10 * i, 10 * i + 30 + i)) for i in range(6)]
 
 
 async def all_of(engine, sampling, prompts=PROMPTS, name=""):
-    return await asyncio.gather(*(engine.generate(p, sampling, session=f"{name}{i}") for i, p in enumerate(prompts)))
+    return await asyncio.gather(
+        *(engine.generate(p, sampling, session=f"{name}{i}") for i, p in enumerate(prompts))
+    )
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0, 0.7])
-def test_greedy_tokens_and_log_probabilities_are_those_of_the_jax_engine(served, runner, temperature):
+def test_greedy_tokens_and_log_probabilities_are_those_of_the_jax_engine(
+    served, runner, temperature
+):
     shape, params, engine = served
     runner.run(engine.load(params, 10))
     sampling = Sampling(max_tokens=40, temperature=temperature, seed=5)
@@ -55,11 +62,17 @@ def test_greedy_tokens_and_log_probabilities_are_those_of_the_jax_engine(served,
         ours = JaxEngine(shape, params, slots=8, context=setup.CONTEXT)
         expected = runner.run(all_of(ours, sampling))
         assert [c.tokens for c in found] == [c.tokens for c in expected]
-        np.testing.assert_allclose([c.logprobs for c in found], [c.logprobs for c in expected], atol=1e-4)
+        np.testing.assert_allclose(
+            [c.logprobs for c in found], [c.logprobs for c in expected], atol=1e-4
+        )
     for prompt, completion in zip(PROMPTS, found):
         scores = setup.learner_score(shape, params, prompt + completion.tokens, temperature or 1.0)
         np.testing.assert_allclose(completion.logprobs, scores[len(prompt) - 1 :], atol=1e-4)
-        assert completion.version == 10 and len(completion.tokens) == 40 and completion.stop == "length"
+        assert (
+            completion.version == 10
+            and len(completion.tokens) == 40
+            and completion.stop == "length"
+        )
 
 
 def test_one_seed_gives_one_sample_on_every_replica_and_stop_tokens_end_it(served, runner):
@@ -69,7 +82,9 @@ def test_one_seed_gives_one_sample_on_every_replica_and_stop_tokens_end_it(serve
     first, second = runner.run(all_of(engine, sampling, [PROMPTS[0], PROMPTS[0]]))
     assert first.tokens == second.tokens
     stop = first.tokens[7]
-    (cut,) = runner.run(all_of(engine, Sampling(30, seed=2**62 + 1, stop_tokens=(stop,)), [PROMPTS[0]]))
+    (cut,) = runner.run(
+        all_of(engine, Sampling(30, seed=2**62 + 1, stop_tokens=(stop,)), [PROMPTS[0]])
+    )
     assert cut.stop == "stop" and cut.tokens == first.tokens[: first.tokens.index(stop) + 1]
 
 
@@ -116,7 +131,8 @@ def test_requests_in_flight_finish_or_are_continued(served, runner, in_flight):
     loaded = asyncio.Event()
 
     async def keep_asking(prompt, session):
-        """Send requests one after the other until the update is over, so that some are in flight when it begins."""
+        """Send requests one after the other until the update is over, so that some are in flight
+        when it begins."""
         found = []
         while not loaded.is_set():
             sampling = Sampling(max_tokens=200, seed=len(found))
@@ -124,7 +140,9 @@ def test_requests_in_flight_finish_or_are_continued(served, runner, in_flight):
         return found
 
     async def scenario():
-        asking = [asyncio.create_task(keep_asking(prompt, f"{i}")) for i, prompt in enumerate(PROMPTS * 2)]
+        asking = [
+            asyncio.create_task(keep_asking(prompt, f"{i}")) for i, prompt in enumerate(PROMPTS * 2)
+        ]
         while not any(replica.running for replica in engine._replicas):
             await asyncio.sleep(0.01)
         await asyncio.sleep(0.3)
@@ -141,13 +159,21 @@ def test_requests_in_flight_finish_or_are_continued(served, runner, in_flight):
     assert (engine.stats()["cut"] > cuts) == (in_flight == "cut")
     for prompt, completion in answers:
         gap_of = {
-            version: np.abs(completion.logprobs - setup.learner_score(shape, p, prompt + completion.tokens)[-200:])
+            version: np.abs(
+                completion.logprobs
+                - setup.learner_score(shape, p, prompt + completion.tokens)[-200:]
+            )
             for version, p in ((50, params), (51, other))
         }
         if in_flight == "finish":  # all tokens are from the version that the completion names
             assert gap_of[completion.version].max() < 1e-4
-        elif in_flight == "cut":  # every token is from one of the two versions, the first from the older
-            assert np.minimum(gap_of[50], gap_of[51]).max() < 1e-4 and gap_of[completion.version][0] < 1e-4
+        elif (
+            in_flight == "cut"
+        ):  # every token is from one of the two versions, the first from the older
+            assert (
+                np.minimum(gap_of[50], gap_of[51]).max() < 1e-4
+                and gap_of[completion.version][0] < 1e-4
+            )
     runner.run(engine.load(params, 52))
 
 
@@ -158,7 +184,9 @@ def test_a_session_finds_its_history_in_the_prefix_cache(served, runner):
     async def episode(session):
         prompt = list(range(100, 164))
         for turn in range(4):
-            completion = await engine.generate(prompt, Sampling(max_tokens=16, seed=turn), session=session)
+            completion = await engine.generate(
+                prompt, Sampling(max_tokens=16, seed=turn), session=session
+            )
             prompt = prompt + completion.tokens + [7] * 16
         await engine.release(session)
 
@@ -166,17 +194,22 @@ def test_a_session_finds_its_history_in_the_prefix_cache(served, runner):
     runner.run(episode("kept"))
     after = engine.stats()
     cached = after["cached_tokens"] - before["cached_tokens"]
-    # Prompts have 64, 96, 128 and 160 tokens; all but the first find whole blocks of 32 of earlier tokens.
+    # Prompts have 64, 96, 128 and 160 tokens; all but the first find whole blocks of 32 of earlier
+    # tokens.
     assert cached / (after["prompt_tokens"] - before["prompt_tokens"]) > 0.5
 
 
 def group_of(launcher: int) -> int:
     """Return the process group of the server that a launcher watches."""
-    out = subprocess.run(["ps", "-o", "pid=", "--ppid", str(launcher)], capture_output=True, text=True, check=True)
+    out = subprocess.run(
+        ["ps", "-o", "pid=", "--ppid", str(launcher)], capture_output=True, text=True, check=True
+    )
     return int(out.stdout.split()[0])
 
 
-def test_kill_9_of_a_replica_loses_nothing_and_it_is_readmitted_with_the_current_weights(served, runner):
+def test_kill_9_of_a_replica_loses_nothing_and_it_is_readmitted_with_the_current_weights(
+    served, runner
+):
     shape, _, engine = served
     newest = setup.random_params(shape, seed=4)
     runner.run(engine.load(newest, 70))
@@ -198,22 +231,29 @@ def test_kill_9_of_a_replica_loses_nothing_and_it_is_readmitted_with_the_current
 
     prompts, completions, fresh = runner.run(scenario())
     after = engine.stats()
-    assert len(completions) == 96 and all(len(c.tokens) == 200 and c.version == 70 for c in completions)
+    assert len(completions) == 96 and all(
+        len(c.tokens) == 200 and c.version == 70 for c in completions
+    )
     for prompt, completion in zip(prompts, completions):
         scores = setup.learner_score(shape, newest, prompt + completion.tokens)
         np.testing.assert_allclose(completion.logprobs, scores[len(prompt) - 1 :], atol=1e-4)
     assert after["moved"] > before["moved"] and after["replicas"] == 2
     assert after["readmitted"] == before["readmitted"] + 1
     assert {c.version for c in fresh} == {70}
-    # The other replica keeps its sessions; the readmitted one takes new sessions until it has as many.
+    # The other replica keeps its sessions; the readmitted one takes new sessions until it has as
+    # many.
     assert engine._of_session["fresh 0"] is engine._replicas[0]
 
 
 def test_a_server_that_cannot_start_reports_the_reason_at_once(tmp_path, runner):
     setup.checkpoint(tmp_path, tied=True)
-    (tmp_path / "config.json").write_text((tmp_path / "config.json").read_text().replace("Qwen2For", "Nothing2For"))
+    (tmp_path / "config.json").write_text(
+        (tmp_path / "config.json").read_text().replace("Qwen2For", "Nothing2For")
+    )
     from rl.engines import EngineFault
 
     engine = setup.make_engine(tmp_path, setup.SHAPE)
-    with pytest.raises(EngineFault, match=r"vLLM ended while starting: .*Nothing2For.*\n.*vllm-0.log"):
+    with pytest.raises(
+        EngineFault, match=r"vLLM ended while starting: .*Nothing2For.*\n.*vllm-0.log"
+    ):
         runner.run(engine.start())

@@ -28,7 +28,8 @@ QUICK = Patience(check_every=0.5, failed_checks=3, no_replica=1800.0)
 
 
 def random_params(shape: qwen.Config, seed: int = 0) -> qwen.Params:
-    """Return weights of twice the usual size, so that answers depend on them and rounding stays small."""
+    """Return weights of twice the usual size, so that answers depend on them and rounding stays
+    small."""
     rng = np.random.default_rng(seed)
 
     def draw(path, weight: qwen.Weight) -> np.ndarray:
@@ -53,22 +54,30 @@ def _scorer(shape: qwen.Config, temperature: float):
     def score(params, ids_T):
         tokens_RT = ids_T[None]
         positions_RT = np.arange(tokens_RT.shape[1], dtype=np.int32)[None]
-        h_RTD = qwen.hidden(shape, params, tokens_RT, positions_RT, jax.numpy.ones_like(tokens_RT), dtype=np.float32)
+        h_RTD = qwen.hidden(
+            shape, params, tokens_RT, positions_RT, jax.numpy.ones_like(tokens_RT), dtype=np.float32
+        )
         w_DV = qwen.unembed(shape, params)
-        logp_N, _ = qwen.token_logp(h_RTD[0, :-1], w_DV, tokens_RT[0, 1:], temperature=temperature, chunk=CONTEXT)
+        logp_N, _ = qwen.token_logp(
+            h_RTD[0, :-1], w_DV, tokens_RT[0, 1:], temperature=temperature, chunk=CONTEXT
+        )
         return logp_N
 
     return jax.jit(score)
 
 
-def learner_score(shape: qwen.Config, params: Any, ids: list[int], temperature: float = 1.0) -> np.ndarray:
+def learner_score(
+    shape: qwen.Config, params: Any, ids: list[int], temperature: float = 1.0
+) -> np.ndarray:
     """Return log p(ids[i] | ids[:i]) for i >= 1, as the learner computes it."""
     padded = np.zeros(CONTEXT, np.int32)
     padded[: len(ids)] = ids
     return np.asarray(_scorer(shape, temperature)(params, padded))[: len(ids) - 1]
 
 
-def make_engine(folder: Path, shape: qwen.Config, *, replicas: int = 1, **options: Any) -> VllmEngine:
+def make_engine(
+    folder: Path, shape: qwen.Config, *, replicas: int = 1, **options: Any
+) -> VllmEngine:
     """Return an engine whose servers start from the checkpoint in `folder`."""
     lines: list[str] = []
     servers = OwnServers(

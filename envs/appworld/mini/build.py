@@ -1,8 +1,10 @@
-"""Builder of the mini data set: `python -m envs.appworld.mini.build`, under the interpreter that has AppWorld.
+"""Builder of the mini data set: `python -m envs.appworld.mini.build`, under the interpreter that
+has AppWorld.
 
-The files combine AppWorld's own code (table definitions, API documents) with our rows and tasks. They derive from a
-part of AppWorld that may be distributed in encrypted form only, so they belong in a cache and never in a repository.
-Their layout is that of AppWorld's own data; see `appworld.task` and `appworld.ground_truth`.
+The files combine AppWorld's own code (table definitions, API documents) with our rows and tasks.
+They derive from a part of AppWorld that may be distributed in encrypted form only, so they belong
+in a cache and never in a repository. Their layout is that of AppWorld's own data; see
+`appworld.task` and `appworld.ground_truth`.
 """
 
 from __future__ import annotations
@@ -45,15 +47,19 @@ def ensure(root: pathlib.Path) -> None:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if (root / "data").is_dir():
             return
-        # Use a separate process, because AppWorld keeps databases in globals and freezes the clock of its process.
+        # Use a separate process, because AppWorld keeps databases in globals and freezes the clock
+        # of its process.
         command = [sys.executable, "-m", "envs.appworld.mini.build", "--root", str(root)]
         result = subprocess.run(command, cwd=HERE.parents[2], capture_output=True, text=True)
         if result.returncode:
-            raise RuntimeError(f"AppWorld's mini data set could not be built:\n{result.stderr[-2000:]}")
+            raise RuntimeError(
+                f"AppWorld's mini data set could not be built:\n{result.stderr[-2000:]}"
+            )
 
 
 def build(root: pathlib.Path) -> None:
-    """Write databases, API documents, tasks and splits to `root`/data, which appears only once it is complete."""
+    """Write databases, API documents, tasks and splits to `root`/data, which appears only once it
+    is complete."""
     os.environ["APPWORLD_ROOT"] = str(root)
     from appworld.apps import get_all_apps
     from appworld.apps.api_lib import set_local_date_and_time
@@ -69,11 +75,16 @@ def build(root: pathlib.Path) -> None:
         marked = {api: {**doc, "canary_string": CANARY_STRING} for api, doc in apis.items()}
         _write(target / "api_docs" / "standard" / f"{app}.json", json.dumps(marked))
     models = ModelCollection.load(
-        to_db_home_path=":memory:mini", from_db_home_path=":memory:mini", load_apps=apps, create_db=True
+        to_db_home_path=":memory:mini",
+        from_db_home_path=":memory:mini",
+        load_apps=apps,
+        create_db=True,
     )
     for apis in docs.values():
         for doc in apis.values():
-            models.api_docs.ApiDoc.create_save(**{"app_name_" if k == "app_name" else k: v for k, v in doc.items()})
+            models.api_docs.ApiDoc.create_save(
+                **{"app_name_" if k == "app_name" else k: v for k, v in doc.items()}
+            )
     for table, rows in data.tables().items():
         app, model = table.split(".")
         for number, row in enumerate(rows, 1):
@@ -101,9 +112,14 @@ def _write_task(target: pathlib.Path, task: MiniTask, apps: list[str], model_col
 
     draft, folder, person = task.draft, target / "tasks" / task.id, task.person
     supervisor = person_fields(person)
-    own = ["admin", "supervisor"]  # apps to which a task adds rows; the files of the others are empty
+    own = [
+        "admin",
+        "supervisor",
+    ]  # apps to which a task adds rows; the files of the others are empty
     models = model_collection.load(
-        to_db_home_path=f":memory:task_input-{task.id}", from_db_home_path=str(target / "base_dbs"), load_apps=own
+        to_db_home_path=f":memory:task_input-{task.id}",
+        from_db_home_path=str(target / "base_dbs"),
+        load_apps=own,
     )
     models.start_db_tracker()
     models.supervisor.Supervisor.create_save(**supervisor, birthday=data.PEOPLE[person - 1][2])
@@ -151,8 +167,12 @@ def _write(path: pathlib.Path, text: str) -> None:
 
 def main(argv: list[str] | None = None) -> None:
     """Build the data set in `--root`, or in the cache that worlds use."""
-    parser = argparse.ArgumentParser(prog="python -m envs.appworld.mini.build", description=__doc__.split("\n")[0])
-    parser.add_argument("--root", type=pathlib.Path, help="target folder (default: the project's cache)")
+    parser = argparse.ArgumentParser(
+        prog="python -m envs.appworld.mini.build", description=__doc__.split("\n")[0]
+    )
+    parser.add_argument(
+        "--root", type=pathlib.Path, help="target folder (default: the project's cache)"
+    )
     root = parser.parse_args(argv).root
     if root is None:
         ensure(default_root())

@@ -1,7 +1,8 @@
-"""The people of the mini data set and the content of their accounts. All of it is invented; none is AppWorld's data.
+"""The people of the mini data set and the content of their accounts. All of it is invented; none is
+AppWorld's data.
 
-`tables()` returns the rows of every table of the base databases in the order of their creation. The id of a row is its
-position, counted from 1, and rows refer to each other by id.
+`tables()` returns the rows of every table of the base databases in the order of their creation. The
+id of a row is its position, counted from 1, and rows refer to each other by id.
 """
 
 from __future__ import annotations
@@ -29,7 +30,14 @@ PEOPLE = (
     ("Kenji", "Mori", "1992-02-08"),
 )
 SUPERVISORS = 3
-RELATIONSHIPS = (["roommate"], ["roommate", "friend"], ["sibling"], ["coworker"], ["coworker", "friend"], ["doctor"])
+RELATIONSHIPS = (
+    ["roommate"],
+    ["roommate", "friend"],
+    ["sibling"],
+    ["coworker"],
+    ["coworker", "friend"],
+    ["doctor"],
+)
 
 _ARTISTS = (
     "Nova Reed",
@@ -41,21 +49,49 @@ _ARTISTS = (
     "Vera Sand",
     "Dune Ten",
 )
-_FIRST = ("Blue", "Quiet", "Glass", "Paper", "Winter", "Copper", "Silver", "Hollow", "Golden", "Distant")
+_FIRST = (
+    "Blue",
+    "Quiet",
+    "Glass",
+    "Paper",
+    "Winter",
+    "Copper",
+    "Silver",
+    "Hollow",
+    "Golden",
+    "Distant",
+)
 _SECOND = ("Kite", "Rail", "Tide", "Lantern", "Orchard")
 _PLAYLISTS = (
     ("Morning Run", "Slow Sunday", "Deep Focus"),
     ("Road Trip", "Kitchen Dance", "Late Shift"),
     ("Gym Hour", "Rainy Day", "Dinner Guests"),
 )
-_PAYMENTS = ("pizza", "concert ticket", "taxi", "groceries", "electricity", "birthday gift", "coffee", "museum")
-_GROCERIES = (("oat milk", "rye bread", "lentils"), ("eggs", "spinach", "basmati rice"), ("tofu", "limes", "couscous"))
+_PAYMENTS = (
+    "pizza",
+    "concert ticket",
+    "taxi",
+    "groceries",
+    "electricity",
+    "birthday gift",
+    "coffee",
+    "museum",
+)
+_GROCERIES = (
+    ("oat milk", "rye bread", "lentils"),
+    ("eggs", "spinach", "basmati rice"),
+    ("tofu", "limes", "couscous"),
+)
 _PACKING = (
     ("passport", "rain jacket", "phone charger", "sunscreen"),
     ("hiking boots", "water bottle", "first aid kit"),
     ("swimsuit", "sunglasses", "travel adapter", "paperback", "earplugs"),
 )
-_BOOKS = (("The Sea Road", "Iron Garden"), ("A Map of Salt", "Ninth Winter"), ("Small Engines", "The Long Field"))
+_BOOKS = (
+    ("The Sea Road", "Iron Garden"),
+    ("A Map of Salt", "Ninth Winter"),
+    ("Small Engines", "The Long Field"),
+)
 _ALARMS = (("wake up", "06:45"), ("medication", "20:15"), ("gym", "17:30"))
 _PROJECTS = {
     "Home": (
@@ -121,13 +157,17 @@ def related(person: int, relationship: str) -> list[int]:
 
 @functools.cache
 def tables() -> dict[str, list[Row]]:
-    """Return the rows of each table "app.Model". Times are datetimes; paths of files start with ~/."""
+    """Return the rows of each table "app.Model". Times are datetimes; paths of files start with
+    ~/."""
     tables: dict[str, list[Row]] = {
         "admin.MainUser": [
-            {**_person(p), "email": email(p), "phone_number": phone(p), **_birth(p)} for p in _everyone()
+            {**_person(p), "email": email(p), "phone_number": phone(p), **_birth(p)}
+            for p in _everyone()
         ],
         "admin.AccountPassword": [
-            {"main_user_id": p, "account_name": app, "password": password(p, app)} for p in _everyone() for app in APPS
+            {"main_user_id": p, "account_name": app, "password": password(p, app)}
+            for p in _everyone()
+            for app in APPS
         ],
     }
     for app in APPS:
@@ -135,7 +175,13 @@ def tables() -> dict[str, list[Row]]:
         verified = {} if app == "phone" else {"verified": True}
         balance = {"venmo_balance": 500.0} if app == "venmo" else {}
         tables[f"{app}.User"] = [
-            {**_person(p), **{k: f(p) for k, f in key.items()}, "password": password(p, app), **verified, **balance}
+            {
+                **_person(p),
+                **{k: f(p) for k, f in key.items()},
+                "password": password(p, app),
+                **verified,
+                **balance,
+            }
             for p in _everyone()
         ]
     for make in (_music, _libraries, _money, _phone, _notes, _todo, _files):
@@ -170,12 +216,21 @@ def _music(rng: random.Random) -> dict[str, list[Row]]:
     titles = [f"{a} {b}" for a in _FIRST for b in _SECOND]
     rng.shuffle(titles)
     plays = rng.sample(range(1_000, 90_000), len(titles))
-    artists = [{"name": artist, "genre": GENRES[i % len(GENRES)]} for i, artist in enumerate(_ARTISTS)]
+    artists = [
+        {"name": artist, "genre": GENRES[i % len(GENRES)]} for i, artist in enumerate(_ARTISTS)
+    ]
     albums, songs = [], []
     for i, artist in enumerate(_ARTISTS, 1):
         released = dt.datetime(2012 + i, 1 + i % 12, 5)
         album = f"{artist.split()[-1]} Sessions"
-        albums.append({"title": album, "artist_ids": [i], "release_date": released, "genre": artists[i - 1]["genre"]})
+        albums.append(
+            {
+                "title": album,
+                "artist_ids": [i],
+                "release_date": released,
+                "genre": artists[i - 1]["genre"],
+            }
+        )
     for i, title in enumerate(titles):
         artist = 1 + i % len(_ARTISTS)
         songs.append(
@@ -199,10 +254,14 @@ def _libraries(rng: random.Random) -> dict[str, list[Row]]:
         mine = rng.sample(songs, 24)
         library += [{"user_id": user, "song_id": song} for song in mine]
         likes += [{"user_id": user, "song_id": song} for song in rng.sample(mine, 5)]
-        following += [{"user_id": user, "artist_id": artist} for artist in sorted(rng.sample(range(1, 9), 3))]
+        following += [
+            {"user_id": user, "artist_id": artist} for artist in sorted(rng.sample(range(1, 9), 3))
+        ]
         for title in _PLAYLISTS[user - 1]:
             playlists.append({"title": title, "user_id": user})
-            members += [{"playlist_id": len(playlists), "song_id": song} for song in rng.sample(songs, 7)]
+            members += [
+                {"playlist_id": len(playlists), "song_id": song} for song in rng.sample(songs, 7)
+            ]
     return {
         "spotify.MusicPlayer": [{"user_id": user} for user in _everyone()],
         "spotify.UserLibrarySong": library,
@@ -238,7 +297,11 @@ def _money(rng: random.Random) -> dict[str, list[Row]]:
                     "created_at": _ago(2 + i),
                 }
             )
-    friends = [{"user_id": u, "friend_id": f} for u in range(1, SUPERVISORS + 1) for f, _ in contacts(u)[:5]]
+    friends = [
+        {"user_id": u, "friend_id": f}
+        for u in range(1, SUPERVISORS + 1)
+        for f, _ in contacts(u)[:5]
+    ]
     return {
         "venmo.Friendship": friends,
         "venmo.Transaction": transactions,
@@ -250,20 +313,41 @@ def _phone(rng: random.Random) -> dict[str, list[Row]]:
     book, alarms, texts, copies = [], [], [], []
     for user in range(1, SUPERVISORS + 1):
         for other, relationships in contacts(user):
-            known = {**_person(other), "email": email(other), "phone_number": phone(other), **_birth(other)}
+            known = {
+                **_person(other),
+                "email": email(other),
+                "phone_number": phone(other),
+                **_birth(other),
+            }
             book.append({"user_id": user, **known, "relationships": relationships})
         for label, time in _ALARMS:
             hour, minute = map(int, time.split(":"))
             time = f"{hour:02d}:{(minute + 5 * user) % 60:02d}"
-            alarms.append({"user_id": user, "time": time, "label": label, "enabled": True, "snooze_minutes": 10})
+            alarms.append(
+                {
+                    "user_id": user,
+                    "time": time,
+                    "label": label,
+                    "enabled": True,
+                    "snooze_minutes": 10,
+                }
+            )
         for i in range(16):
             other = contacts(user)[rng.randrange(6)][0]
             pair = (user, other) if rng.random() < 0.4 else (other, user)
             when = _ago(12 - i // 2, i % 5)
             texts.append(
-                {"sender_id": pair[0], "receiver_id": pair[1], "message": rng.choice(_TEXTS), "created_at": when}
+                {
+                    "sender_id": pair[0],
+                    "receiver_id": pair[1],
+                    "message": rng.choice(_TEXTS),
+                    "created_at": when,
+                }
             )
-            copies += [{"global_text_message_id": len(texts), "user_id": p, "created_at": when} for p in pair]
+            copies += [
+                {"global_text_message_id": len(texts), "user_id": p, "created_at": when}
+                for p in pair
+            ]
     return {
         "phone.Contact": book,
         "phone.Alarm": alarms,
@@ -284,7 +368,10 @@ def _notes(rng: random.Random) -> dict[str, list[Row]]:
             "Meeting notes": "Budget is due at the end of the month.",
             "Garden": "Plant the beans in May.",
         }
-        notes += [{"user_id": user, "title": title, "content": text, "tags": []} for title, text in texts.items()]
+        notes += [
+            {"user_id": user, "title": title, "content": text, "tags": []}
+            for title, text in texts.items()
+        ]
     return {"simple_note.Note": notes}
 
 
@@ -296,7 +383,9 @@ def _todo(rng: random.Random) -> dict[str, list[Row]]:
             links.append({"project_id": len(projects), "user_id": user})
             for i, title in enumerate(rng.sample(titles, len(titles))):
                 priority = ("high", "low", "high", "medium", "high", "low")[(i + user) % 6]
-                due = (NOW + dt.timedelta(days=rng.choice((-9, -4, 3, 8)))).replace(hour=0, minute=0)
+                due = (NOW + dt.timedelta(days=rng.choice((-9, -4, 3, 8)))).replace(
+                    hour=0, minute=0
+                )
                 tasks.append(
                     {
                         "project_id": len(projects),
@@ -320,12 +409,21 @@ def _files(rng: random.Random) -> dict[str, list[Row]]:
     for user in range(1, SUPERVISORS + 1):
         directories += [
             {"user_id": user, "path": path}
-            for path in ("/", "~/", "~/documents/", "~/documents/papers/", "~/downloads/", "~/photos/")
+            for path in (
+                "/",
+                "~/",
+                "~/documents/",
+                "~/documents/papers/",
+                "~/downloads/",
+                "~/photos/",
+            )
         ]
         for i, stem in enumerate(rng.sample(_FILES, len(_FILES))):
             for extension in ("pdf", "txt", "jpg")[: 1 + (i + user) % 3]:
                 path = f"~/downloads/{stem}_{2020 + (i + user) % 4}.{extension}"
                 files.append({"user_id": user, "path": path, "content": f"{stem}, page 1"})
         for i in range(3 + user):
-            files.append({"user_id": user, "path": f"~/photos/beach_{i + 1}.jpg", "content": "sand and sea"})
+            files.append(
+                {"user_id": user, "path": f"~/photos/beach_{i + 1}.jpg", "content": "sand and sea"}
+            )
     return {"file_system.Directory": directories, "file_system.File": files}

@@ -1,12 +1,13 @@
-"""The tests of every mini task. The file is copied into each task's folder, where AppWorld's evaluator runs `evaluate`.
+"""The tests of every mini task. The file is copied into each task's folder, where AppWorld's
+evaluator runs `evaluate`.
 
 `private_data` of a task lists the effects of a solution:
 
     changes   {"app.Model": {"added" | "updated" | "removed": [fields of one record, ...]}}
     touched   models that may change as a side effect: counters, balances, notifications
 
-Each expected record is one test, which doing nothing fails. Tests that nothing else has changed pass without doing
-anything. The file imports the standard library only, because it runs as a copy.
+Each expected record is one test, which doing nothing fails. Tests that nothing else has changed
+pass without doing anything. The file imports the standard library only, because it runs as a copy.
 """
 
 import json
@@ -17,11 +18,15 @@ KINDS = ("added", "updated", "removed")
 
 
 def requirements(private_data, answer):
-    """Return the tests of a task as [{"requirement", "label"}]; the label says if doing nothing passes."""
+    """Return the tests of a task as [{"requirement", "label"}]; the label says if doing nothing
+    passes."""
     labels = {ANSWER: "no_op_pass" if answer is None else "no_op_fail"}
     for model, expected in private_data["changes"].items():
         for kind in KINDS:
-            labels |= {_expected_record(model, kind, i): "no_op_fail" for i in range(len(expected.get(kind, [])))}
+            labels |= {
+                _expected_record(model, kind, i): "no_op_fail"
+                for i in range(len(expected.get(kind, [])))
+            }
         labels[_no_other_record(model)] = "no_op_pass"
     labels[NOTHING_ELSE] = "no_op_pass"
     return [{"requirement": requirement, "label": label} for requirement, label in labels.items()]

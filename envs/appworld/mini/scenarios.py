@@ -1,7 +1,9 @@
-"""The tasks of the mini data set: scenarios of three variants, each with a solution and its expected effects.
+"""The tasks of the mini data set: scenarios of three variants, each with a solution and its
+expected effects.
 
-Variant n of a scenario is about person n. The expected answer and changes are computed from `data.tables`, whereas the
-solution uses the apps' APIs, so each checks the other when the engine evaluates the solution. Task ids and random
+Variant n of a scenario is about person n. The expected answer and changes are computed from
+`data.tables`, whereas the solution uses the apps' APIs, so each checks the other when the engine
+evaluates the solution. Task ids and random
 draws depend on the names of functions here and in data.py: renaming a function changes them.
 """
 
@@ -14,14 +16,25 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from envs.appworld.mini import data
-from envs.appworld.mini.data import GENRES, NOW, SUPERVISORS, contacts, email, name, phone, related, rows
+from envs.appworld.mini.data import (
+    GENRES,
+    NOW,
+    SUPERVISORS,
+    contacts,
+    email,
+    name,
+    phone,
+    related,
+    rows,
+)
 
 SPLITS = ("train", "dev", "test_normal")
 
 
 @dataclass
 class Draft:
-    """The content of a task. `solution` lists code blocks; mini/evaluation.py defines `changes` and `touched`."""
+    """The content of a task. `solution` lists code blocks; mini/evaluation.py defines `changes` and
+    `touched`."""
 
     instruction: str
     solution: list[str]
@@ -47,7 +60,10 @@ class MiniTask:
     @property
     def turns(self) -> list[str]:
         """Return the solution as assistant turns."""
-        return [f"{THOUGHTS[min(i, 2)]}\n```python\n{code}\n```" for i, code in enumerate(self.draft.solution)]
+        return [
+            f"{THOUGHTS[min(i, 2)]}\n```python\n{code}\n```"
+            for i, code in enumerate(self.draft.solution)
+        ]
 
 
 THOUGHTS = ("I log in first.", "Next I look up what I need.", "Now I do it and complete the task.")
@@ -88,7 +104,10 @@ def _library(user: int) -> list[dict[str, Any]]:
 
 def _most_played(user: int) -> Draft:
     genre = GENRES[user]
-    best = max((song for song in _library(user) if song["genre"] == genre), key=lambda song: song["play_count"])
+    best = max(
+        (song for song in _library(user) if song["genre"] == genre),
+        key=lambda song: song["play_count"],
+    )
     find = f"""\
 library = every(apis.spotify.show_song_library, access_token=spotify)
 songs = [apis.spotify.show_song(song_id=entry["song_id"]) for entry in library]
@@ -105,7 +124,9 @@ print([(song["title"], song["play_count"]) for song in songs])"""
 def _like_genre(user: int) -> Draft:
     genre = GENRES[user - 1]
     liked = {row["song_id"] for row in rows("spotify.SongLike", user_id=user)}
-    wanted = [song["id"] for song in _library(user) if song["genre"] == genre and song["id"] not in liked]
+    wanted = [
+        song["id"] for song in _library(user) if song["genre"] == genre and song["id"] not in liked
+    ]
     find = f"""\
 library = every(apis.spotify.show_song_library, access_token=spotify)
 songs = [apis.spotify.show_song(song_id=entry["song_id"]) for entry in library]
@@ -119,13 +140,18 @@ for song in songs:
     return Draft(
         f"Like every {genre} song in my Spotify song library that I have not liked yet.",
         [_setup("spotify"), find, act],
-        changes={"spotify.SongLike": {"added": [{"user_id": user, "song_id": song} for song in wanted]}},
+        changes={
+            "spotify.SongLike": {"added": [{"user_id": user, "song_id": song} for song in wanted]}
+        },
         touched=["spotify.Song"],
     )
 
 
 def _artist_playlist(user: int) -> Draft:
-    counts = {a["id"]: sum(a["id"] in song["artist_ids"] for song in _library(user)) for a in rows("spotify.Artist")}
+    counts = {
+        a["id"]: sum(a["id"] in song["artist_ids"] for song in _library(user))
+        for a in rows("spotify.Artist")
+    }
     artist = rows("spotify.Artist")[max(counts, key=counts.get) - 1]
     title = f"All {artist['name']}"
     playlist = len(rows("spotify.Playlist")) + 1
@@ -144,7 +170,9 @@ for song in songs:
         [_setup("spotify"), find, act],
         changes={
             "spotify.Playlist": {"added": [{"id": playlist, "user_id": user, "title": title}]},
-            "spotify.PlaylistSong": {"added": [{"playlist_id": playlist, "song_id": song} for song in songs]},
+            "spotify.PlaylistSong": {
+                "added": [{"playlist_id": playlist, "song_id": song} for song in songs]
+            },
         },
     )
 
@@ -169,7 +197,9 @@ for artist in sorted(wanted):
         f"Follow all artists with a song in my Spotify playlist '{playlist['title']}', unless I follow them already.",
         [_setup("spotify"), find, act],
         changes={
-            "spotify.UserArtistFollowing": {"added": [{"user_id": user, "artist_id": a} for a in sorted(artists)]},
+            "spotify.UserArtistFollowing": {
+                "added": [{"user_id": user, "artist_id": a} for a in sorted(artists)]
+            },
         },
         touched=["spotify.Artist"],
     )
@@ -181,7 +211,11 @@ for artist in sorted(wanted):
 def _total_received(user: int) -> Draft:
     other = contacts(user)[user][0]
     received = rows("venmo.Transaction", sender_id=other, receiver_id=user)
-    amounts = [row["amount"] for row in received if row["created_at"] >= NOW.replace(month=1, day=1, hour=0, minute=0)]
+    amounts = [
+        row["amount"]
+        for row in received
+        if row["created_at"] >= NOW.replace(month=1, day=1, hour=0, minute=0)
+    ]
     find = f"""\
 received = every(
     apis.venmo.show_transactions,
@@ -215,7 +249,10 @@ for request in pending:
         [_setup("venmo"), find, act],
         changes={
             "venmo.PaymentRequest": {
-                "updated": [{"id": row["id"], "approved_at": None, "denied_at": NOW.isoformat()} for row in requests]
+                "updated": [
+                    {"id": row["id"], "approved_at": None, "denied_at": NOW.isoformat()}
+                    for row in requests
+                ]
             }
         },
         touched=["venmo.Notification"],
@@ -223,9 +260,11 @@ for request in pending:
 
 
 def _pay_related(user: int) -> Draft:
-    relationship, reason = (("roommate", "rent share"), ("coworker", "team lunch"), ("sibling", "flowers for mum"))[
-        user - 1
-    ]
+    relationship, reason = (
+        ("roommate", "rent share"),
+        ("coworker", "team lunch"),
+        ("sibling", "flowers for mum"),
+    )[user - 1]
     amount = 10.0 + 2.5 * user
     sent = [
         {"sender_id": user, "receiver_id": other, "amount": amount, "description": reason}
@@ -255,7 +294,12 @@ def _request_money(user: int) -> Draft:
     total = (45.0, 60.0, 81.0)[user - 1]
     share = total / (len(people) + 1)
     asked = [
-        {"sender_id": user, "receiver_id": other, "amount": share, "description": "dinner on Tuesday"}
+        {
+            "sender_id": user,
+            "receiver_id": other,
+            "amount": share,
+            "description": "dinner on Tuesday",
+        }
         for other in people
     ]
     find = f"""\
@@ -296,7 +340,11 @@ apis.phone.update_alarm(alarm_id=alarm["alarm_id"], time=f"{{hour:02d}}:{{minute
     return Draft(
         f"Set the '{label}' alarm on my phone {abs(minutes)} minutes {direction}. Leave my other alarms alone.",
         [_setup("phone"), find, act],
-        changes={"phone.Alarm": {"updated": [{"id": alarm["id"], "time": f"{hour:02d}:{minute:02d}", "label": label}]}},
+        changes={
+            "phone.Alarm": {
+                "updated": [{"id": alarm["id"], "time": f"{hour:02d}:{minute:02d}", "label": label}]
+            }
+        },
     )
 
 
@@ -320,7 +368,10 @@ for person in people:
         [_setup("phone"), find, act],
         changes={
             "phone.GlobalTextMessage": {
-                "added": [{"sender_id": user, "receiver_id": other, "message": message} for other in people]
+                "added": [
+                    {"sender_id": user, "receiver_id": other, "message": message}
+                    for other in people
+                ]
             },
         },
         touched=["phone.UserTextMessage"],
@@ -363,7 +414,11 @@ apis.simple_note.update_note(note_id=note["note_id"], content=content, access_to
         f"Put {item} at the end of the list in my Simple Note 'Groceries', on a line of its own that looks like the"
         " others.",
         [_setup("simple_note"), find, act],
-        changes={"simple_note.Note": {"updated": [{"id": note["id"], "content": f"{note['content']}\n- {item}"}]}},
+        changes={
+            "simple_note.Note": {
+                "updated": [{"id": note["id"], "content": f"{note['content']}\n- {item}"}]
+            }
+        },
     )
 
 
@@ -381,7 +436,9 @@ for line in content.splitlines():
     title = "pack " + line.removeprefix("- ")
     apis.todoist.create_task(project_id=project["project_id"], title=title, priority="high", access_token=todoist)
 {DONE}"""
-    added = [{"project_id": project["id"], "title": f"pack {item}", "priority": "high"} for item in items]
+    added = [
+        {"project_id": project["id"], "title": f"pack {item}", "priority": "high"} for item in items
+    ]
     return Draft(
         "For each item of my Simple Note 'Packing list', add a high-priority task to my Todoist project 'Trip' that is"
         " titled 'pack ' and the item, for example 'pack toothbrush'.",
@@ -404,7 +461,9 @@ def _open_tasks(user: int, project: str, priority: str) -> list[dict[str, Any]]:
 
 def _complete_priority(user: int) -> Draft:
     project, priority = (("Home", "high"), ("Work", "high"), ("Home", "low"))[user - 1]
-    done = [{"id": task["id"], "is_completed": True} for task in _open_tasks(user, project, priority)]
+    done = [
+        {"id": task["id"], "is_completed": True} for task in _open_tasks(user, project, priority)
+    ]
     act = f"""\
 for task in tasks:
     if task["priority"] == "{priority}" and not task["is_completed"]:
@@ -489,12 +548,21 @@ def mini_tasks() -> tuple[MiniTask, ...]:
     tasks = []
     for split, scenarios in SCENARIOS.items():
         for scenario in scenarios:
-            key = hashlib.blake2b(scenario.__name__.strip("_").encode(), digest_size=4).hexdigest()[:7]
-            tasks += [MiniTask(f"{key}_{n}", split, n, scenario(n)) for n in range(1, SUPERVISORS + 1)]
+            key = hashlib.blake2b(scenario.__name__.strip("_").encode(), digest_size=4).hexdigest()[
+                :7
+            ]
+            tasks += [
+                MiniTask(f"{key}_{n}", split, n, scenario(n)) for n in range(1, SUPERVISORS + 1)
+            ]
     return tuple(tasks)
 
 
 def person_fields(person: int) -> dict[str, str]:
     """Return the fields with which AppWorld describes a supervisor."""
     first, last, _ = data.PEOPLE[person - 1]
-    return {"first_name": first, "last_name": last, "email": email(person), "phone_number": phone(person)}
+    return {
+        "first_name": first,
+        "last_name": last,
+        "email": email(person),
+        "phone_number": phone(person),
+    }

@@ -1,7 +1,7 @@
 """Prompts for language models, one text file each.
 
-A file begins with `version: N`, followed by a `# system` and a `# user` part. `{{name}}` marks a slot. The version is
-part of the cache key of every answer, so raise it when the wording changes.
+A file begins with `version: N`, followed by a `# system` and a `# user` part. `{{name}}` marks a
+slot. The version is part of the cache key of every answer, so raise it when the wording changes.
 """
 
 from __future__ import annotations
@@ -37,14 +37,18 @@ class Prompt:
         return set(_SLOT.findall(self.system + self.user))
 
     def messages(self, **values: str) -> list[dict[str, str]]:
-        """Return the system and user messages with their slots filled. Slots inside a value are left alone.
+        """Return the system and user messages with their slots filled. Slots inside a value are
+        left alone.
 
         Raises KeyError for a slot without a value and ValueError for a value without a slot.
         """
         if extra := values.keys() - self.slots:
             raise ValueError(f"prompt {self.name} has no slot {', '.join(sorted(extra))}")
         fill = {"system": self.system, "user": self.user}
-        return [{"role": role, "content": _SLOT.sub(lambda slot: values[slot[1]], text)} for role, text in fill.items()]
+        return [
+            {"role": role, "content": _SLOT.sub(lambda slot: values[slot[1]], text)}
+            for role, text in fill.items()
+        ]
 
 
 @cache
@@ -53,6 +57,8 @@ def prompt(name: str) -> Prompt:
     text = (Path(__file__).parent / f"{name}.txt").read_text(encoding="utf-8")
     match = re.fullmatch(r"version: (\S+)\n+# system\n(.*?)\n# user\n(.*)", text, re.DOTALL)
     if not match:
-        raise ValueError(f"evolver/llm/prompts/{name}.txt must begin with a version, then have `# system` and `# user`")
+        raise ValueError(
+            f"evolver/llm/prompts/{name}.txt must begin with a version, then have `# system` and `# user`"
+        )
     version, system, user = match.groups()
     return Prompt(name, f"{name}-{version}", system.strip(), user.strip())

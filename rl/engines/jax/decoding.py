@@ -1,9 +1,13 @@
-"""Jitted functions of the JAX engine: prefill and decode over slots of a KV cache, with sampling inside.
+"""Jitted functions of the JAX engine: prefill and decode over slots of a KV cache, with sampling
+inside.
 
-`weights` come from `qwen.for_decoding`. The cache argument is donated; the caller continues with the returned one.
+`weights` come from `qwen.for_decoding`. The cache argument is donated; the caller continues with
+the returned one.
 
-Shapes: B rows of a call, T new tokens, N decoded tokens, V vocabulary, S stop tokens. Each row names its slot in the
-cache. The slot number one past the last marks an idle row: its reads are arbitrary and its writes are dropped.
+Shapes: B rows of a call, T new tokens, N decoded tokens, V vocabulary, S stop tokens. Each row
+names its slot in the
+cache. The slot number one past the last marks an idle row: its reads are arbitrary and its writes
+are dropped.
 """
 
 from __future__ import annotations
@@ -31,7 +35,8 @@ class Draw(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """Rows to decode. The last sampled `token` of a row is not yet in the cache; it goes to `position`."""
+    """Rows to decode. The last sampled `token` of a row is not yet in the cache; it goes to
+    `position`."""
 
     slot: Array  # (B,) int32
     token: Array  # (B,) int32
@@ -49,11 +54,14 @@ def sample(
     u_B: jax.Array | None = None,
     allowed_BV: Array | None = None,
 ) -> tuple[jax.Array, jax.Array]:
-    """Return (token_B, logp_B float32). A row's uniform is fold_in(key(seed), index), independent of other rows.
+    """Return (token_B, logp_B float32). A row's uniform is fold_in(key(seed), index), independent
+    of other rows.
 
-    logp is log_softmax(logits / temperature) at the token (temperature 1 for a greedy row), not renormalised by top-p
-    and top-k. truncate: static, True if any row uses top-p or top-k; tokens tied at the cut are kept. u_B: uniforms
-    drawn by the caller. allowed_BV: mask of the tokens that may be sampled; logp is renormalised to them.
+    logp is log_softmax(logits / temperature) at the token (temperature 1 for a greedy row), not
+    renormalised by top-p and top-k. truncate: static, True if any row uses top-p or top-k; tokens
+    tied at the cut are kept. u_B: uniforms
+    drawn by the caller. allowed_BV: mask of the tokens that may be sampled; logp is renormalised to
+    them.
     """
     if allowed_BV is not None:
         logits_BV = jnp.where(allowed_BV, logits_BV, -jnp.inf)
@@ -64,16 +72,21 @@ def sample(
     total = jnp.sum(p, axis=-1)
     kept = jnp.where(z >= _cut(z, draw)[:, None], p, 0.0) if truncate else p
     vocab = z.shape[1]
-    best = jnp.min(jnp.where(z == 0, jnp.arange(vocab), vocab - 1), axis=-1)  # argmax; XLA's own is slow on CPUs
+    best = jnp.min(
+        jnp.where(z == 0, jnp.arange(vocab), vocab - 1), axis=-1
+    )  # argmax; XLA's own is slow on CPUs
     u_B = uniform(draw, draw.index) if u_B is None else u_B
     token = jnp.where(greedy, best, _draw_from(kept, u_B)).astype(jnp.int32)
     return token, jnp.take_along_axis(z, token[:, None], axis=-1)[:, 0] - jnp.log(total)
 
 
 def uniform(draw: Draw, index: Array) -> jax.Array:
-    """Return uniform numbers in [0, 1), one per row and token index in its generation. Shape: (B,) or (B, N)."""
+    """Return uniform numbers in [0, 1), one per row and token index in its generation. Shape: (B,)
+    or (B, N)."""
     keys = jax.random.wrap_key_data(jnp.asarray(draw.seed), impl="threefry2x32")
-    per_token = jax.vmap(lambda key, index: jax.random.uniform(jax.random.fold_in(key, index)), (None, 0))
+    per_token = jax.vmap(
+        lambda key, index: jax.random.uniform(jax.random.fold_in(key, index)), (None, 0)
+    )
     return jax.vmap(per_token)(keys, index.reshape(len(index), -1)).reshape(index.shape)
 
 
@@ -83,17 +96,21 @@ def _cut(z_BV: jax.Array, draw: Draw) -> jax.Array:
     sorted_BV = -jnp.sort(-z_BV, axis=-1)
     k = jnp.where(draw.top_k <= 0, vocab, jnp.minimum(draw.top_k, vocab))
     p = jnp.where(jnp.arange(vocab) < k[:, None], jnp.exp(sorted_BV), 0.0)
-    before = jnp.cumsum(p, axis=-1) - p  # probability mass above each token; the token that crosses top_p is kept
+    before = (
+        jnp.cumsum(p, axis=-1) - p
+    )  # probability mass above each token; the token that crosses top_p is kept
     inside = (p > 0) & (before < draw.top_p[:, None] * jnp.sum(p, axis=-1, keepdims=True))
     last = jnp.maximum(jnp.sum(inside, axis=-1) - 1, 0)
     return jnp.take_along_axis(sorted_BV, last[:, None], axis=-1)[:, 0]
 
 
 def _draw_from(p_BV: jax.Array, u_B: jax.Array) -> jax.Array:
-    """Invert the cumulative sum of unnormalised p at u in [0, 1) in two levels: find the block, then the token.
+    """Invert the cumulative sum of unnormalised p at u in [0, 1) in two levels: find the block,
+    then the token.
 
-    This needs one uniform per row; V Gumbel draws would cost as much as a small model's forward pass. A token of
-    probability 0 is never returned, because at each level the target stays below the last partial sum.
+    This needs one uniform per row; V Gumbel draws would cost as much as a small model's forward
+    pass. A token of probability 0 is never returned, because at each level the target stays below
+    the last partial sum.
     """
     rows, vocab = p_BV.shape
     size = 1 << max(4, round(np.log2(vocab) / 2))
@@ -105,7 +122,8 @@ def _draw_from(p_BV: jax.Array, u_B: jax.Array) -> jax.Array:
 
 
 def _invert(cumulative: jax.Array, target: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Return the first index whose cumulative sum exceeds target, and target minus the sum before that index."""
+    """Return the first index whose cumulative sum exceeds target, and target minus the sum before
+    that index."""
     target = jnp.minimum(target, jnp.nextafter(cumulative[:, -1], 0.0))
     index = jnp.sum(cumulative <= target[:, None], axis=-1)
     before = jnp.take_along_axis(cumulative, jnp.maximum(index - 1, 0)[:, None], axis=-1)[:, 0]
@@ -116,25 +134,37 @@ _POSITIONS = {"k": 3, "v": 2}  # the axis of positions in each array of a cache
 
 
 def _take(cache: qwen.Cache, slot_B: Array | None, window: int) -> qwen.Cache:
-    """Return the first `window` positions of the given slots; slot_B=None means every slot, in order."""
+    """Return the first `window` positions of the given slots; slot_B=None means every slot, in
+    order."""
 
     def take(array: jax.Array, axis: int) -> jax.Array:
         array = jax.lax.slice_in_dim(array, 0, window, axis=axis)
         return array if slot_B is None else array.at[slot_B].get(mode="clip")
 
-    return {name: tuple(take(array, _POSITIONS[name]) for array in arrays) for name, arrays in cache.items()}
+    return {
+        name: tuple(take(array, _POSITIONS[name]) for array in arrays)
+        for name, arrays in cache.items()
+    }
 
 
-def _put(cache: qwen.Cache, slot_B: Array, rows: qwen.Cache, first_B: Array, count: int) -> qwen.Cache:
-    """Write positions first_B .. first_B + count - 1 of `rows`, taken by `_take`, back to the slots; drop idle rows.
+def _put(
+    cache: qwen.Cache, slot_B: Array, rows: qwen.Cache, first_B: Array, count: int
+) -> qwen.Cache:
+    """Write positions first_B .. first_B + count - 1 of `rows`, taken by `_take`, back to the
+    slots; drop idle rows.
 
-    Only new positions are written: on a CPU, writing whole windows takes longer than decoding a block of tokens.
+    Only new positions are written: on a CPU, writing whole windows takes longer than decoding a
+    block of tokens.
     """
 
     def put(array: jax.Array, row: jax.Array, axis: int) -> jax.Array:
         size = min(count, row.shape[axis])
-        first = jnp.minimum(first_B, row.shape[axis] - size)  # earlier positions equal those in the slot
-        new = jax.vmap(lambda r, at: jax.lax.dynamic_slice_in_dim(r, at, size, axis - 1))(row, first)
+        first = jnp.minimum(
+            first_B, row.shape[axis] - size
+        )  # earlier positions equal those in the slot
+        new = jax.vmap(lambda r, at: jax.lax.dynamic_slice_in_dim(r, at, size, axis - 1))(
+            row, first
+        )
         where = jax.lax.ScatterDimensionNumbers((1, 2, 3), (0,), (0, axis))
         index = jnp.stack([jnp.asarray(slot_B), first], axis=1)
         return jax.lax.scatter(array, index, new, where, mode="drop")
@@ -147,7 +177,8 @@ def _put(cache: qwen.Cache, slot_B: Array, rows: qwen.Cache, first_B: Array, cou
 
 @partial(jax.jit, static_argnames="window", donate_argnames="cache")
 def copy(cache: qwen.Cache, source_B: Array, slot_B: Array, *, window: int) -> qwen.Cache:
-    """Return the cache with the first `window` positions of slots source_B copied to slots slot_B."""
+    """Return the cache with the first `window` positions of slots source_B copied to slots
+    slot_B."""
     rows = _take(cache, source_B, window)
     return _put(cache, slot_B, rows, np.zeros(len(slot_B), np.int32), window)
 
@@ -172,14 +203,19 @@ def prefill(
     window: int,
     truncate: bool,
 ) -> tuple[jax.Array, jax.Array, qwen.Cache]:
-    """Write count_B of tokens_BT at start_B of each slot and sample the next token; return (token_B, logp_B, cache)."""
+    """Write count_B of tokens_BT at start_B of each slot and sample the next token; return
+    (token_B, logp_B, cache)."""
     rows = _take(cache, slot_B, window)
     h_BD, rows = qwen.extend(config, weights, rows, tokens_BT, start_B, count_B)
     token_B, logp_B = sample(_logits(weights, h_BD), draw, truncate=truncate, allowed_BV=allowed_BV)
     return token_B, logp_B, _put(cache, slot_B, rows, start_B, tokens_BT.shape[1])
 
 
-@partial(jax.jit, static_argnames=("config", "window", "block", "truncate", "in_place"), donate_argnames="cache")
+@partial(
+    jax.jit,
+    static_argnames=("config", "window", "block", "truncate", "in_place"),
+    donate_argnames="cache",
+)
 def decode(
     weights: Any,
     cache: qwen.Cache,
@@ -193,12 +229,14 @@ def decode(
     truncate: bool,
     in_place: bool = False,
 ) -> tuple[jax.Array, jax.Array, jax.Array, qwen.Cache]:
-    """Decode up to `block` tokens per row, fewer once `leave` rows finish; return (tokens_NB, logp_NB, steps, cache).
+    """Decode up to `block` tokens per row, fewer once `leave` rows finish; return (tokens_NB,
+    logp_NB, steps, cache).
 
-    N = block; `steps` of them ran. A row finishes at a stop token or when its budget is used up; its later tokens are
-    -1. allowed_BV: mask of the tokens that may come next, for a block of one. in_place: work on the cache itself
-    instead of a copy of its window; the rows must be all slots, in order. This is faster on GPUs and for large models.
-    For a small one on a CPU the copy is faster, because it stays in the processor's caches.
+    N = block; `steps` of them ran. A row finishes at a stop token or when its budget is used up;
+    its later tokens are -1. allowed_BV: mask of the tokens that may come next, for a block of one.
+    in_place: work on the cache itself instead of a copy of its window; the rows must be all slots,
+    in order. This is faster on GPUs and for large models. For a small one on a CPU the copy is
+    faster, because it stays in the processor's caches.
     """
     taken = None if len(rows.slot) == len(cache["v"][0]) else rows.slot
     live = jnp.sum(rows.budget > 0)
@@ -212,10 +250,18 @@ def decode(
         step, budget_B, token_B, work, tokens_NB, logp_NB = state
         alive_B = budget_B > 0
         h_BD, work = qwen.extend(
-            config, weights, work, token_B[:, None], rows.position + step, alive_B.astype(jnp.int32), window=window
+            config,
+            weights,
+            work,
+            token_B[:, None],
+            rows.position + step,
+            alive_B.astype(jnp.int32),
+            window=window,
         )
         logits_BV = _logits(weights, h_BD)
-        token_B, logp_B = sample(logits_BV, rows.draw, truncate=truncate, u_B=u_NB[step], allowed_BV=allowed_BV)
+        token_B, logp_B = sample(
+            logits_BV, rows.draw, truncate=truncate, u_B=u_NB[step], allowed_BV=allowed_BV
+        )
         stopped_B = jnp.any(token_B[:, None] == rows.stop, axis=1)
         tokens_NB = tokens_NB.at[step].set(jnp.where(alive_B, token_B, -1))
         budget_B = jnp.where(stopped_B, 0, budget_B - alive_B)
@@ -228,4 +274,9 @@ def decode(
     start = (jnp.int32(0), jnp.asarray(rows.budget), jnp.asarray(rows.token), work)
     start += (jnp.full(shape, -1, jnp.int32), jnp.zeros(shape, jnp.float32))
     step, _, _, work, tokens_NB, logp_NB = jax.lax.while_loop(unfinished, advance, start)
-    return tokens_NB, logp_NB, step, work if in_place else _put(cache, rows.slot, work, rows.position, block)
+    return (
+        tokens_NB,
+        logp_NB,
+        step,
+        work if in_place else _put(cache, rows.slot, work, rows.position, block),
+    )

@@ -1,7 +1,8 @@
 """The JAX engine: continuous batching over a KV cache that sessions keep between turns.
 
-The scheduler is one asyncio task that runs while there are requests. Each round admits waiting requests, prefills the
-prompt tokens that are not cached, and decodes one block of tokens for every running request. No decision depends on a
+The scheduler is one asyncio task that runs while there are requests. Each round admits waiting
+requests, prefills the prompt tokens that are not cached, and decodes one block of tokens for every
+running request. No decision depends on a
 clock: the same requests in the same order give bit-identical results.
 """
 
@@ -28,13 +29,21 @@ from rl.trajectory import Completion, Sampling
 
 MAX_STOP_TOKENS = 8
 PREFILL_BATCH = 2048  # most tokens of one prefill call, padding included
-PREFILL_SCORES = 2**20  # most attention scores of one prefill call on a CPU; more would not fit into its caches
+PREFILL_SCORES = (
+    2**20
+)  # most attention scores of one prefill call on a CPU; more would not fit into its caches
 DECODE_ROWS = 16  # most rows of one decode call of a small model on a CPU, for the same reason
-BANKS = 2  # groups of slots that run in parallel on a CPU; constant: the number of cores must not change results
+# groups of slots that run in parallel on a CPU; constant: the number of cores must not change
+# results
+BANKS = 2
 SMALL = 2**25  # most bytes of weights that stay in a CPU's caches between two steps
-FEW = 4  # of a large model, or on an accelerator, all rows decode in place if more than slots / FEW of them run
+# of a large model, or on an accelerator, all rows decode in place if more than slots / FEW of them
+# run
+FEW = 4
 PATIENCE = 4  # rounds for which an idle session is protected from eviction
-SHARE_TOKENS = 16  # a prompt waits one round for another's prefill if it can reuse at least this many tokens
+SHARE_TOKENS = (
+    16  # a prompt waits one round for another's prefill if it can reuse at least this many tokens
+)
 
 
 @dataclass(eq=False)
@@ -68,18 +77,20 @@ class _Request:
 class JaxEngine:
     """An `Engine` (rl/engines/__init__.py) on one device of this process.
 
-    shape, params: of models/qwen.py, sharded in any way; the engine keeps a copy in `dtype` on `device`.
-    slots: sessions whose keys and values are held; when none is free, the session idle for longest is evicted, and its
-        prompt is prefilled again on its next turn.
+    shape, params: of models/qwen.py, sharded in any way; the engine keeps a copy in `dtype` on
+    `device`.
+    slots: sessions whose keys and values are held; when none is free, the session idle for longest
+        is evicted, and its prompt is prefilled again on its next turn.
     context: most tokens of a session, prompts and generations together.
-    decode_block: tokens decoded per row before the scheduler admits requests; a block ends early once the fraction
-        `leave` of its rows has finished, so that their next turns can join.
+    decode_block: tokens decoded per row before the scheduler admits requests; a block ends early
+        once the fraction `leave` of its rows has finished, so that their next turns can join.
     prefill: most prompt tokens per row of one prefill call.
-    dtype: of the computation. weight_dtype: of the matrices, None = dtype; a product with a matrix of another dtype
-        rounds its other factor to it. Matrices coarser than the computation are rounded stochastically, by a key that
-        follows from the version (models/rounding.py).
-    threaded: run device calls in a thread, so that other coroutines run meanwhile. Samples still follow from each
-        request's seed, but the composition of batches, and so the last bits, depend on timing.
+    dtype: of the computation. weight_dtype: of the matrices, None = dtype; a product with a matrix
+        of another dtype rounds its other factor to it. Matrices coarser than the computation are
+        rounded stochastically, by a key that follows from the version (models/rounding.py).
+    threaded: run device calls in a thread, so that other coroutines run meanwhile. Samples still
+        follow from each request's seed, but the composition of batches, and so the last bits,
+        depend on timing.
     """
 
     def __init__(
@@ -100,15 +111,21 @@ class JaxEngine:
     ):
         self.shape, self.slots, self.context, self.version = shape, slots, context, 0
         self._block, self._leave = decode_block, leave
-        self._dtype, self._weight_dtype, self._cache_dtype = dtype, weight_dtype or dtype, cache_dtype or dtype
+        self._dtype, self._weight_dtype, self._cache_dtype = (
+            dtype,
+            weight_dtype or dtype,
+            cache_dtype or dtype,
+        )
         self._device = device or jax.devices()[0]
         # All shapes of device calls. There are few, because each one is compiled.
         cpu = self._device.platform == "cpu"
-        self._windows = sorted({*_powers(128, context), *(w for w in _powers(192, context) if w < context)})
-        # A small model on a CPU decodes a copy of a few rows' keys and values, which stays in the processor's caches.
-        # The weights of a large one are read from memory at each step, so that a step serves all rows, in place and in
-        # one bank, or a copy of few. The numbers of copied rows are far apart there, because XLA takes long to compile
-        # many layers.
+        self._windows = sorted(
+            {*_powers(128, context), *(w for w in _powers(192, context) if w < context)}
+        )
+        # A small model on a CPU decodes a copy of a few rows' keys and values, which stays in the
+        # processor's caches. The weights of a large one are read from memory at each step, so that
+        # a step serves all rows, in place and in one bank, or a copy of few. The numbers of copied
+        # rows are far apart there, because XLA takes long to compile many layers.
         large = qwen.parameter_count(shape) * jnp.dtype(self._weight_dtype).itemsize > SMALL
         self._in_place = not cpu or large
         few = max(1, slots // FEW) if self._in_place else min(slots, DECODE_ROWS)
@@ -134,12 +151,15 @@ class JaxEngine:
         self._forget_all()
 
     def check(self, prompt_ids: list[int], sampling: Sampling) -> None:
-        """Raise what `generate` raises for this request: ContextFull, or ValueError if it is invalid."""
+        """Raise what `generate` raises for this request: ContextFull, or ValueError if it is
+        invalid."""
         check_request(prompt_ids, sampling, vocab=self.shape.vocab, context=self.context)
         if len(sampling.stop_tokens) > MAX_STOP_TOKENS:
-            raise ValueError(f"{len(sampling.stop_tokens)} stop tokens; at most {MAX_STOP_TOKENS} are supported")
+            raise ValueError(
+                f"{len(sampling.stop_tokens)} stop tokens; at most {MAX_STOP_TOKENS} are supported"
+            )
 
-    # --- the protocol ---------------------------------------------------------------------------------------------
+    # --- the protocol -----------------------------------------------------------------------------
 
     async def generate(
         self,
@@ -150,15 +170,22 @@ class JaxEngine:
         stream: Callable[[list[int], list[float]], None] | None = None,
         guide: Guide | None = None,
     ) -> Completion:
-        """Sample (see `Engine.generate`); call `stream` with the tokens and log-probabilities of each decoded block.
+        """Sample (see `Engine.generate`); call `stream` with the tokens and log-probabilities of
+        each decoded block.
 
-        guide: allows some tokens only. Such a request is decoded token by token, apart from those without a guide.
+        guide: allows some tokens only. Such a request is decoded token by token, apart from those
+        without a guide.
         """
         self.check(prompt_ids, sampling)
-        if any(r.session == session and not r.future.done() for r in [*self._waiting, *self._running.values()]):
+        if any(
+            r.session == session and not r.future.done()
+            for r in [*self._waiting, *self._running.values()]
+        ):
             raise ValueError(f"session {session!r} already has a request in flight")
         future = asyncio.get_running_loop().create_future()
-        request = _Request(session, np.asarray(prompt_ids, np.int32), sampling, future, stream, guide)
+        request = _Request(
+            session, np.asarray(prompt_ids, np.int32), sampling, future, stream, guide
+        )
         self._waiting.append(request)
         self._stats["requests"] += 1
         self._wake()
@@ -177,7 +204,8 @@ class JaxEngine:
             self._owner[slot] = None  # the KV stays as a shareable prefix until the slot is reused
 
     async def load(self, params: Any, version: int) -> None:
-        """Swap the weights. Running requests finish with the old weights; waiting requests get the new ones."""
+        """Swap the weights. Running requests finish with the old weights; waiting requests get the
+        new ones."""
         weights = self._own(params, version)
         while self._swap is not None:
             await asyncio.wait([self._swap[2]])
@@ -187,7 +215,8 @@ class JaxEngine:
         await done
 
     def forget(self) -> None:
-        """Drop all KV of an idle engine, so that later samples do not depend on earlier requests in any bit."""
+        """Drop all KV of an idle engine, so that later samples do not depend on earlier requests in
+        any bit."""
         self._drop_cancelled()
         if self._running or self._waiting:
             raise RuntimeError("forget() needs an idle engine; requests are in flight")
@@ -196,8 +225,9 @@ class JaxEngine:
     def stats(self) -> dict[str, float]:
         """Return counters since the start.
 
-        Among them: tokens generated, prefilled, reused (from the session's own KV) and shared (from another's);
-        `compiles`, the number of distinct shapes; `occupancy`, the fraction of decoded rows that carried a request.
+        Among them: tokens generated, prefilled, reused (from the session's own KV) and shared (from
+        another's); `compiles`, the number of distinct shapes; `occupancy`, the fraction of decoded
+        rows that carried a request.
         """
         stats = {name: self._stats[name] for name in _COUNTERS}
         stats["occupancy"] = stats["decoded_tokens"] / max(1, stats["decode_row_steps"])
@@ -213,7 +243,7 @@ class JaxEngine:
             if pool is not None:
                 pool.shutdown()
 
-    # --- scheduling -----------------------------------------------------------------------------------------------
+    # --- scheduling -------------------------------------------------------------------------------
 
     def _wake(self) -> None:
         if self._task is None or self._task.done():
@@ -257,7 +287,9 @@ class JaxEngine:
     def _forget_all(self) -> None:
         self._slot_of: dict[str, int] = {}
         self._owner: list[str | None] = [None] * self.slots
-        self._ids = np.full((self.slots, self.context), -1, np.int32)  # tokens whose KV each slot holds
+        self._ids = np.full(
+            (self.slots, self.context), -1, np.int32
+        )  # tokens whose KV each slot holds
         self._filled = np.zeros(self.slots, np.int32)  # number of valid tokens in each slot
         self._used = np.zeros(self.slots, np.int64)  # round in which each slot was last used
 
@@ -276,7 +308,8 @@ class JaxEngine:
             done.set_result(None)
 
     def _own(self, params: Any, version: int) -> Any:
-        """Return a copy of the weights in decoding layout; the learner may then donate its own arrays."""
+        """Return a copy of the weights in decoding layout; the learner may then donate its own
+        arrays."""
         expected = jax.tree.map(lambda w: w.shape, qwen.weights(self.shape), is_leaf=qwen.is_weight)
         given = jax.tree.map(lambda a: a.shape, params)
         if given != expected:
@@ -284,25 +317,34 @@ class JaxEngine:
         params = jax.device_put(params, self._device)
         return _decoding_copy(self.shape, params, self._dtype, self._weight_dtype, version)
 
-    # --- admission ------------------------------------------------------------------------------------------------
+    # --- admission --------------------------------------------------------------------------------
 
     def _admit(self) -> list[_Request]:
         """Assign slots to waiting requests, in order, and return those to prefill now.
 
-        A prompt that shares a longer prefix with another prompt of this wave than with the cache waits for the next
+        A prompt that shares a longer prefix with another prompt of this wave than with the cache
+        waits for the next
         wave, which follows at once: the rollouts of a group prefill their common prompt once.
         """
         wave: list[_Request] = []
         if self._swap is not None:
             return wave
-        pinned: dict[int, int] = {}  # source slot -> positions that must not change until they are copied
+        pinned: dict[
+            int, int
+        ] = {}  # source slot -> positions that must not change until they are copied
         for request in self._waiting:
             own = self._slot_of.get(request.session)
             bank = None if own is None else self._bank(own)
             source, start = self._longest_prefix(request.prompt, own, bank)
-            if own is None and any(_common(r.prompt, request.prompt) - start >= SHARE_TOKENS for r in wave):
+            if own is None and any(
+                _common(r.prompt, request.prompt) - start >= SHARE_TOKENS for r in wave
+            ):
                 continue
-            slot = self._free_slot(pinned, source if start >= SHARE_TOKENS else None) if own is None else own
+            slot = (
+                self._free_slot(pinned, source if start >= SHARE_TOKENS else None)
+                if own is None
+                else own
+            )
             if slot is not None and self._bank(slot) != self._bank(source):
                 source, start = self._longest_prefix(request.prompt, own, self._bank(slot))
             kept = start if source == slot else 0
@@ -315,8 +357,11 @@ class JaxEngine:
         self._waiting = [r for r in self._waiting if r.slot < 0]
         return wave
 
-    def _longest_prefix(self, prompt: np.ndarray, own: int | None, bank: int | None) -> tuple[int, int]:
-        """Return (slot, tokens) of the longest cached prefix of the prompt, within `bank` unless it is None.
+    def _longest_prefix(
+        self, prompt: np.ndarray, own: int | None, bank: int | None
+    ) -> tuple[int, int]:
+        """Return (slot, tokens) of the longest cached prefix of the prompt, within `bank` unless it
+        is None.
 
         The last prompt token is never taken from the cache: its logits are needed.
         """
@@ -326,7 +371,11 @@ class JaxEngine:
             if 0 < start == self._filled[own]:  # the usual case: the turn extends its session
                 return own, start
         differs = self._ids[:, :limit] != prompt[:limit]
-        lengths = np.where(differs.any(1), differs.argmax(1), limit) if limit else np.zeros(self.slots, int)
+        lengths = (
+            np.where(differs.any(1), differs.argmax(1), limit)
+            if limit
+            else np.zeros(self.slots, int)
+        )
         lengths = np.minimum(lengths, self._filled)
         if bank is not None:
             lengths[np.arange(self.slots) // self._bank_slots != bank] = -1
@@ -336,11 +385,12 @@ class JaxEngine:
         return best, int(lengths[best])
 
     def _free_slot(self, pinned: dict[int, int], near: int | None) -> int | None:
-        """Return the least recently used slot without a session, else that of the session idle for longest, else None.
+        """Return the least recently used slot without a session, else that of the session idle for
+        longest, else None.
 
-        The bank of slot `near`, which holds a prefix, is preferred, then the bank with the fewest sessions. Sessions
-        used in the last PATIENCE rounds are not evicted, because their next turn is likely to come soon, unless no
-        request is running.
+        The bank of slot `near`, which holds a prefix, is preferred, then the bank with the fewest
+        sessions. Sessions used in the last PATIENCE rounds are not evicted, because their next turn
+        is likely to come soon, unless no request is running.
         """
         recent = self._round - PATIENCE if self._running else self._round
         idle = [s for s in range(self.slots) if s not in self._running and s not in pinned]
@@ -366,19 +416,25 @@ class JaxEngine:
         request.slot, request.source, request.start = slot, source, start
         self._stats["reused_tokens" if source == slot else "shared_tokens"] += start
 
-    # --- device calls ---------------------------------------------------------------------------------------------
+    # --- device calls -----------------------------------------------------------------------------
 
     async def _prefill(self, wave: list[_Request]) -> None:
         for request, token, logp in await self._in_banks(self._prefill_bank, wave):
             self._accept(request, [token], [logp])
 
     async def _decode(self) -> None:
-        for request, tokens, logprobs in await self._in_banks(self._decode_bank, self._running.values()):
+        for request, tokens, logprobs in await self._in_banks(
+            self._decode_bank, self._running.values()
+        ):
             self._accept(request, tokens, logprobs)
 
     async def _in_banks(self, work: Callable, requests: Iterable[_Request]) -> list[tuple]:
-        """Run work(bank, its requests) on all banks in parallel; return the concatenated results in bank order."""
-        parts = [(bank, [r for r in requests if self._bank(r.slot) == bank]) for bank in range(self._banks)]
+        """Run work(bank, its requests) on all banks in parallel; return the concatenated results in
+        bank order."""
+        parts = [
+            (bank, [r for r in requests if self._bank(r.slot) == bank])
+            for bank in range(self._banks)
+        ]
         parts = [(bank, part) for bank, part in parts if part]
 
         def run() -> list[tuple]:
@@ -387,21 +443,27 @@ class JaxEngine:
                 results = [work(*parts[0])]
             finally:
                 wait(others)  # no thread may still use a cache, even after a fault
-            return [item for result in results + [other.result() for other in others] for item in result]
+            return [
+                item for result in results + [other.result() for other in others] for item in result
+            ]
 
         if self._executor is None:
             return run()
         return await asyncio.get_running_loop().run_in_executor(self._executor, run)
 
     def _prefill_bank(self, bank: int, left: list[_Request]) -> list[tuple[_Request, int, float]]:
-        """Prefill the uncached part of each prompt in pieces and sample the first token of each request."""
+        """Prefill the uncached part of each prompt in pieces and sample the first token of each
+        request."""
         self._copy_prefixes(bank, [r for r in left if r.source != r.slot and r.start])
         done = []
         while left:
             size = max(self._piece_of(r) for r in left)
             fitting = sorted((r for r in left if self._piece_of(r) == size), key=lambda r: r.start)
-            window = self._window(min(fitting[-1].start + size, self.context))  # padding may exceed the context
-            # The smallest batch shape that holds all of them, unless a third of its rows would be idle.
+            window = self._window(
+                min(fitting[-1].start + size, self.context)
+            )  # padding may exceed the context
+            # The smallest batch shape that holds all of them, unless a third of its rows would be
+            # idle.
             shapes = self._rows(size, window)
             rows = next((n for n in reversed(shapes) if 3 * len(fitting) > 2 * n), shapes[0])
             batch = fitting[:rows]
@@ -435,28 +497,46 @@ class JaxEngine:
         self._caches[bank] = decoding.copy(self._kv(bank), source, slot, window=window)
 
     def _piece_of(self, request: _Request) -> int:
-        """Return the size of the next prompt piece: the rest rounded up to a shape, at most a quarter of it padding."""
+        """Return the size of the next prompt piece: the rest rounded up to a shape, at most a
+        quarter of it padding."""
         rest = len(request.prompt) - request.start
         return next((n for n in reversed(self._sizes) if 4 * rest > 3 * n), self._sizes[0])
 
     def _rows(self, size: int, window: int) -> list[int]:
         """Return the possible numbers of rows of a prefill call, ascending."""
-        most = min(PREFILL_BATCH // size, self._scores // (size * window * self.shape.heads), self._bank_slots)
+        most = min(
+            PREFILL_BATCH // size,
+            self._scores // (size * window * self.shape.heads),
+            self._bank_slots,
+        )
         return _powers(min(4, self._bank_slots), max(most, min(4, self._bank_slots)))
 
     def _prefill_call(
         self, bank: int, batch: list[_Request], rows: int, size: int, window: int
     ) -> tuple[np.ndarray, np.ndarray]:
         slot, first = np.full(rows, self._bank_slots, np.int32), bank * self._bank_slots
-        tokens, start, count = np.zeros((rows, size), np.int32), np.zeros(rows, np.int32), np.zeros(rows, np.int32)
+        tokens, start, count = (
+            np.zeros((rows, size), np.int32),
+            np.zeros(rows, np.int32),
+            np.zeros(rows, np.int32),
+        )
         for row, request in enumerate(batch):
             piece = request.prompt[request.start : request.start + size]
             slot[row], start[row], count[row] = request.slot - first, request.start, len(piece)
             tokens[row, : len(piece)] = piece
-        arrays = (slot, tokens, start, count, _draw(batch, rows), self._allowed(batch, rows, range(len(batch))))
+        arrays = (
+            slot,
+            tokens,
+            start,
+            count,
+            _draw(batch, rows),
+            self._allowed(batch, rows, range(len(batch))),
+        )
         options = self._options("prefill", batch, window, (rows, size))
         began = time.perf_counter()
-        token_B, logp_B, self._caches[bank] = decoding.prefill(self._weights, self._kv(bank), *arrays, **options)
+        token_B, logp_B, self._caches[bank] = decoding.prefill(
+            self._weights, self._kv(bank), *arrays, **options
+        )
         token_B, logp_B = np.asarray(token_B), np.asarray(logp_B)
         new = int(count.sum())
         self._count(
@@ -465,12 +545,23 @@ class JaxEngine:
         )  # fmt: skip
         return token_B, logp_B
 
-    def _decode_bank(self, bank: int, running: list[_Request]) -> list[tuple[_Request, list[int], list[float]]]:
+    def _decode_bank(
+        self, bank: int, running: list[_Request]
+    ) -> list[tuple[_Request, list[int], list[float]]]:
         """Decode one block for each request; requests of similar length share a call."""
-        running, most, done = sorted(running, key=lambda r: (r.length, r.slot)), self._batches[-1], []
+        running, most, done = (
+            sorted(running, key=lambda r: (r.length, r.slot)),
+            self._batches[-1],
+            [],
+        )
         kinds = [[r for r in running if (r.guide is None) == free] for free in (True, False)]
-        for batch in (kind[first : first + most] for kind in kinds for first in range(0, len(kind), most)):
-            rows, block = next(rows for rows in self._batches if rows >= len(batch)), self._block_of(batch)
+        for batch in (
+            kind[first : first + most] for kind in kinds for first in range(0, len(kind), most)
+        ):
+            rows, block = (
+                next(rows for rows in self._batches if rows >= len(batch)),
+                self._block_of(batch),
+            )
             last = max(r.length + min(block, r.budget) for r in batch)
             result = self._decode_call(bank, batch, rows, self._window(last - 1))
             for request, tokens, logprobs in zip(batch, *result):
@@ -491,7 +582,11 @@ class JaxEngine:
         stop = np.full((rows, MAX_STOP_TOKENS), -1, np.int32)
         places = [r.slot - first for r in batch] if rows == self._bank_slots else range(len(batch))
         for row, request in zip(places, batch):
-            slot[row], token[row], budget[row] = request.slot - first, request.tokens[-1], request.budget
+            slot[row], token[row], budget[row] = (
+                request.slot - first,
+                request.tokens[-1],
+                request.budget,
+            )
             position[row] = request.length - 1
             stop[row, : len(request.sampling.stop_tokens)] = request.sampling.stop_tokens
         lines = decoding.Rows(slot, token, position, budget, stop, _draw(batch, rows, places))
@@ -513,7 +608,9 @@ class JaxEngine:
 
     def _accept(self, request: _Request, tokens: list[int], logprobs: list[float]) -> None:
         if not np.all(np.isfinite(logprobs)):
-            raise FloatingPointError(f"the weights of version {self.version} give logits that are not finite")
+            raise FloatingPointError(
+                f"the weights of version {self.version} give logits that are not finite"
+            )
         request.tokens += tokens
         request.logprobs += logprobs
         for token in tokens if request.guide else ():
@@ -527,7 +624,9 @@ class JaxEngine:
         self._used[request.slot] = self._round
         if not request.future.done():
             stop = "stop" if request.stopped else "length"
-            request.future.set_result(Completion(request.tokens, request.logprobs, stop, self.version))
+            request.future.set_result(
+                Completion(request.tokens, request.logprobs, stop, self.version)
+            )
 
     def _count(self, **more: float) -> None:
         with self._counting:
@@ -543,7 +642,9 @@ class JaxEngine:
         """Return the tokens to decode in one call: one, if what may follow it depends on it."""
         return 1 if batch[0].guide else self._block
 
-    def _allowed(self, batch: list[_Request], rows: int, places: Iterable[int]) -> np.ndarray | None:
+    def _allowed(
+        self, batch: list[_Request], rows: int, places: Iterable[int]
+    ) -> np.ndarray | None:
         """Return allowed_BV, None if no request has a guide."""
         if not any(request.guide for request in batch):
             return None
@@ -559,23 +660,37 @@ class JaxEngine:
     def _window(self, tokens: int) -> int:
         return next(window for window in self._windows if window >= tokens)
 
-    def _options(self, name: str, batch: list[_Request], window: int, shape: tuple[int, ...]) -> dict[str, Any]:
-        """Return the static arguments of a device call. Each new combination with a shape causes a compilation."""
+    def _options(
+        self, name: str, batch: list[_Request], window: int, shape: tuple[int, ...]
+    ) -> dict[str, Any]:
+        """Return the static arguments of a device call. Each new combination with a shape causes a
+        compilation."""
         truncate = any(r.sampling.top_p < 1 or r.sampling.top_k > 0 for r in batch)
         self._shapes.add((name, window, shape, truncate, any(r.guide for r in batch)))
         return {"config": self.shape, "window": window, "truncate": truncate}
 
 
 _COUNTERS = (
-    *("requests", "cancelled", "evictions", "loads", "generated_tokens", "reused_tokens", "shared_tokens"),
+    *(
+        "requests",
+        "cancelled",
+        "evictions",
+        "loads",
+        "generated_tokens",
+        "reused_tokens",
+        "shared_tokens",
+    ),
     *("prefill_calls", "prefill_tokens", "prefill_padding", "prefill_seconds"),
     *("decode_calls", "decode_steps", "decode_row_steps", "decoded_tokens", "decode_seconds"),
 )
 
 
 @partial(jax.jit, static_argnums=(0, 2, 3))
-def _decoding_copy(config: qwen.Config, params: Any, dtype: Any, weight_dtype: Any, version: int) -> Any:
-    # A learner that computes in bfloat16 rounds the same weights to the nearest, and the engine has to agree with it.
+def _decoding_copy(
+    config: qwen.Config, params: Any, dtype: Any, weight_dtype: Any, version: int
+) -> Any:
+    # A learner that computes in bfloat16 rounds the same weights to the nearest, and the engine has
+    # to agree with it.
     key = None if weight_dtype == dtype else jax.random.fold_in(jax.random.key(0), version)
     return jax.tree.map(jnp.copy, qwen.for_decoding(config, params, dtype, weight_dtype, key))
 
@@ -588,7 +703,11 @@ def _common(a: np.ndarray, b: np.ndarray) -> int:
 
 
 def _draw(batch: list[_Request], rows: int, places: Any = None) -> decoding.Draw:
-    temperature, top_p, top_k = np.ones(rows, np.float32), np.ones(rows, np.float32), np.zeros(rows, np.int32)
+    temperature, top_p, top_k = (
+        np.ones(rows, np.float32),
+        np.ones(rows, np.float32),
+        np.zeros(rows, np.int32),
+    )
     seed, index = np.zeros((rows, 2), np.uint32), np.zeros(rows, np.int32)
     for row, request in zip(range(rows) if places is None else places, batch):
         s = request.sampling

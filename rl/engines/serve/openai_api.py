@@ -1,7 +1,8 @@
-"""Requests and answers of OpenAI's completions and chat completions, with vLLM's fields for token ids.
+"""Requests and answers of OpenAI's completions and chat completions, with vLLM's fields for token
+ids.
 
-Pure functions of JSON values. A request with an unsupported or unknown option is refused with the option's name;
-ignoring it would silently give a wrong result.
+Pure functions of JSON values. A request with an unsupported or unknown option is refused with the
+option's name; ignoring it would silently give a wrong result.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ NEUTRAL = {  # unsupported options that would change the sample, with the values
     "prediction": (None,), "reasoning_effort": (None,), "verbosity": (None,), "web_search_options": (None,),
     "allowed_tokens": (None,), "return_token_strs": (None, False), "parallel_tool_calls": (None, True),
 }  # fmt: skip
-WITHOUT_EFFECT = {  # they describe the caller or how the request is handled; the answer is the same without them
+# they describe the caller or how the request is handled; the answer is the same without them
+WITHOUT_EFFECT = {
     "user", "metadata", "store", "service_tier", "priority", "request_id", "safety_identifier", "prompt_cache_key",
 }  # fmt: skip
 READ = {
@@ -60,7 +62,8 @@ class Refused(ValueError):
 
 @dataclass
 class Request:
-    """The generation that a request asks for and the form of its answer. `n` samples of each prompt, given as ids."""
+    """The generation that a request asks for and the form of its answer. `n` samples of each
+    prompt, given as ids."""
 
     prompts: list[list[int]]
     sampling: Sampling
@@ -80,7 +83,8 @@ class Request:
 
 @dataclass
 class Generated:
-    """One choice, finished or partial. `tokens` ends with the token that completes a stop text, if there is one."""
+    """One choice, finished or partial. `tokens` ends with the token that completes a stop text, if
+    there is one."""
 
     prompt: list[int]
     tokens: list[int]
@@ -88,19 +92,30 @@ class Generated:
     text: str
     finish: str  # "stop" | "length"
     version: int
-    scores: list[float | None] = field(default_factory=list)  # log p of the prompt's tokens; None for the first
-    top: list[dict[int, float]] = field(default_factory=list)  # log p of the most probable tokens at each place
+    scores: list[float | None] = field(
+        default_factory=list
+    )  # log p of the prompt's tokens; None for the first
+    top: list[dict[int, float]] = field(
+        default_factory=list
+    )  # log p of the most probable tokens at each place
 
 
-def read(body: Any, path: str, model: str, tokenizer: Tokenizer, vocab: int, context: int) -> Request:
+def read(
+    body: Any, path: str, model: str, tokenizer: Tokenizer, vocab: int, context: int
+) -> Request:
     """Parse a request to /v1/completions or /v1/chat/completions. Raises Refused.
 
-    model: the served name. vocab: of the model. context: most tokens of prompt and generation together.
+    model: the served name. vocab: of the model. context: most tokens of prompt and generation
+    together.
     """
     if not isinstance(body, dict):
         raise Refused("the body is not a JSON object")
     if _get(body, "model", str, model) != model:
-        raise Refused(f"the model `{body['model']}` does not exist; this server has `{model}`", 404, "model_not_found")
+        raise Refused(
+            f"the model `{body['model']}` does not exist; this server has `{model}`",
+            404,
+            "model_not_found",
+        )
     is_chat = path.endswith("chat/completions")
     refuse_unknown(body, READ | (CHAT if is_chat else TEXT))
     tools = [] if body.get("tool_choice") == "none" else _tools(body)
@@ -113,20 +128,30 @@ def read(body: Any, path: str, model: str, tokenizer: Tokenizer, vocab: int, con
     max_tokens = _max_tokens(body, is_chat, max(map(len, prompts)), context)
     stops = body.get("stop") or []
     stops = [stops] if isinstance(stops, str) else stops
-    if not isinstance(stops, list) or len(stops) > MAX_STOPS or not all(isinstance(s, str) and s for s in stops):
+    if (
+        not isinstance(stops, list)
+        or len(stops) > MAX_STOPS
+        or not all(isinstance(s, str) and s for s in stops)
+    ):
         raise Refused(f"stop must be a text or a list of at most {MAX_STOPS} texts")
     logprobs = body.get("logprobs")
     if is_chat and not (logprobs is None or isinstance(logprobs, bool)):
         raise Refused(f"logprobs must be of type bool, not {json.dumps(logprobs)[:80]}")
     name = "top_logprobs" if is_chat else "logprobs"
-    top = 0 if isinstance(body.get(name), bool) and not is_chat else _number(body, name, int, 0, 0, MAX_TOP)
+    top = (
+        0
+        if isinstance(body.get(name), bool) and not is_chat
+        else _number(body, name, int, 0, 0, MAX_TOP)
+    )
     if top and is_chat and not logprobs:
         raise Refused("top_logprobs needs logprobs=true")
     top = 0 if top == 1 and not is_chat else top  # 1 names the sampled tokens, as it always did
     echo = _get(body, "echo", bool, False)
     score = body.get("prompt_logprobs") is not None or (echo and logprobs is not None)
     if body.get("prompt_logprobs") not in (None, 0):
-        raise Refused("prompt_logprobs above 0 are not supported: only those of the prompt tokens are available")
+        raise Refused(
+            "prompt_logprobs above 0 are not supported: only those of the prompt tokens are available"
+        )
     if echo and is_chat:
         raise Refused("echo is not supported in chat completions")
     if _get(body, "stream", bool, False) and score:
@@ -139,7 +164,9 @@ def read(body: Any, path: str, model: str, tokenizer: Tokenizer, vocab: int, con
     refuse_unknown(options, {"include_usage"}, "stream_options.")
     schema = schema_of(body)
     if schema is not None and (tools or top or _get(body, "ignore_eos", bool, False)):
-        raise Refused("response_format is not supported together with tools, top_logprobs and ignore_eos")
+        raise Refused(
+            "response_format is not supported together with tools, top_logprobs and ignore_eos"
+        )
     return Request(
         prompts=prompts,
         sampling=sampling_of(body, tokenizer, max_tokens),
@@ -162,15 +189,21 @@ def schema_of(body: Json) -> Json | None:
     """Return the JSON schema that `response_format` asks for, None if any text will do."""
     wanted = _get(body, "response_format", dict, {"type": "text"})
     kind = wanted.get("type")
-    refuse_unknown(wanted, {"type", *(["json_schema"] if kind == "json_schema" else [])}, "response_format.")
+    refuse_unknown(
+        wanted, {"type", *(["json_schema"] if kind == "json_schema" else [])}, "response_format."
+    )
     if kind == "text":
         return None
     if kind == "json_object":
         return {"type": "object"}
     if kind != "json_schema":
-        raise Refused(f"response_format.type must be text, json_object or json_schema, not {json.dumps(kind)[:80]}")
+        raise Refused(
+            f"response_format.type must be text, json_object or json_schema, not {json.dumps(kind)[:80]}"
+        )
     named = _get(wanted, "json_schema", dict, {})
-    refuse_unknown(named, {"name", "description", "schema", "strict"}, "response_format.json_schema.")
+    refuse_unknown(
+        named, {"name", "description", "schema", "strict"}, "response_format.json_schema."
+    )
     if not isinstance(named.get("schema"), dict):
         raise Refused("response_format.json_schema.schema must be a JSON schema, an object")
     return named["schema"]
@@ -188,13 +221,18 @@ def refuse_unknown(body: Json, known: set[str], prefix: str = "") -> None:
         elif value is not None:
             near = difflib.get_close_matches(name, known, n=1, cutoff=0.7)
             hint = f" (did you mean {near[0]}?)" if near else ""
-            raise Refused(f"{prefix}{name} is unknown to this server{hint}: it would have no effect")
+            raise Refused(
+                f"{prefix}{name} is unknown to this server{hint}: it would have no effect"
+            )
 
 
 def _max_tokens(body: Json, is_chat: bool, prompt: int, context: int) -> int:
-    """Return the tokens to generate; by default 16 for a text and all that fit for a chat, as OpenAI does."""
+    """Return the tokens to generate; by default 16 for a text and all that fit for a chat, as
+    OpenAI does."""
     wanted = _number(body, "max_completion_tokens", int, None, 0) if is_chat else None
-    wanted = _number(body, "max_tokens", int, None if is_chat else 16, 0) if wanted is None else wanted
+    wanted = (
+        _number(body, "max_tokens", int, None if is_chat else 16, 0) if wanted is None else wanted
+    )
     if wanted is None:
         wanted = max(context - prompt, 1)
     if prompt + wanted > context:
@@ -207,9 +245,12 @@ def _max_tokens(body: Json, is_chat: bool, prompt: int, context: int) -> int:
 
 
 def sampling_of(body: Json, tokenizer: Tokenizer, max_tokens: int) -> Sampling:
-    """Return the sampling settings: temperature 1 by default, and a random seed if none is given."""
+    """Return the sampling settings: temperature 1 by default, and a random seed if none is
+    given."""
     stop_ids = body.get("stop_token_ids") or []
-    if not isinstance(stop_ids, list) or not all(isinstance(i, int) and not isinstance(i, bool) for i in stop_ids):
+    if not isinstance(stop_ids, list) or not all(
+        isinstance(i, int) and not isinstance(i, bool) for i in stop_ids
+    ):
         raise Refused("stop_token_ids must be a list of token ids")
     ends = () if _get(body, "ignore_eos", bool, False) else (tokenizer.im_end, tokenizer.endoftext)
     top_k = _number(body, "top_k", int, 0, -1)
@@ -226,7 +267,8 @@ def sampling_of(body: Json, tokenizer: Tokenizer, max_tokens: int) -> Sampling:
 
 
 def text_prompts(body: Json, tokenizer: Tokenizer) -> list[list[int]]:
-    """Return the token ids of `prompt`: a text, texts, ids, or lists of ids. Control tokens in texts are plain text."""
+    """Return the token ids of `prompt`: a text, texts, ids, or lists of ids. Control tokens in
+    texts are plain text."""
     prompt = body.get("prompt")
     if isinstance(prompt, str):
         return [tokenizer.encode(prompt)]
@@ -234,11 +276,15 @@ def text_prompts(body: Json, tokenizer: Tokenizer) -> list[list[int]]:
         if all(isinstance(part, str) for part in prompt):
             return [tokenizer.encode(part) for part in prompt]
         for ids in [prompt] if isinstance(prompt[0], int) else prompt:
-            if not isinstance(ids, list) or not all(isinstance(i, int) and not isinstance(i, bool) for i in ids):
+            if not isinstance(ids, list) or not all(
+                isinstance(i, int) and not isinstance(i, bool) for i in ids
+            ):
                 break
         else:
             return [prompt] if isinstance(prompt[0], int) else prompt
-    raise Refused("prompt must be a text, a list of texts, a list of token ids, or a list of such lists")
+    raise Refused(
+        "prompt must be a text, a list of texts, a list of token ids, or a list of such lists"
+    )
 
 
 def chat_prompt(body: Json, tokenizer: Tokenizer, tools: Sequence[Json]) -> list[int]:
@@ -247,8 +293,12 @@ def chat_prompt(body: Json, tokenizer: Tokenizer, tools: Sequence[Json]) -> list
     if not isinstance(messages, list) or not messages:
         raise Refused("messages must be a list with at least one message")
     options = body.get("chat_template_kwargs") or {}
-    if not isinstance(options, dict) or not all(k == "enable_thinking" and type(v) is bool for k, v in options.items()):
-        raise Refused("chat_template_kwargs may hold enable_thinking, true or false, and nothing else")
+    if not isinstance(options, dict) or not all(
+        k == "enable_thinking" and type(v) is bool for k, v in options.items()
+    ):
+        raise Refused(
+            "chat_template_kwargs may hold enable_thinking, true or false, and nothing else"
+        )
     try:
         tokenizer = tokenizer.with_thinking(options["enable_thinking"]) if options else tokenizer
         return chat.opening(tokenizer, [_message(message) for message in messages], tools)
@@ -262,7 +312,9 @@ def _message(message: Any) -> Json:
     role = {"developer": "system", "function": "tool"}.get(message["role"], message["role"])
     content = message.get("content")
     if isinstance(content, list):
-        if not all(isinstance(part, dict) and isinstance(part.get("text"), str) for part in content):
+        if not all(
+            isinstance(part, dict) and isinstance(part.get("text"), str) for part in content
+        ):
             raise Refused("only parts of type text are supported in a message's content")
         content = "".join(part["text"] for part in content)
     result: Json = {"role": role, "content": "" if content is None else content}
@@ -272,7 +324,9 @@ def _message(message: Any) -> Json:
         try:
             result["tool_calls"] = [_call(call["function"]) for call in calls]
         except (KeyError, TypeError, ValueError):
-            raise Refused('a tool call must be {"function": {"name", "arguments": a JSON object as text}}') from None
+            raise Refused(
+                'a tool call must be {"function": {"name", "arguments": a JSON object as text}}'
+            ) from None
     return result
 
 
@@ -289,11 +343,15 @@ def _tools(body: Json) -> list[Json]:
     if choice not in (None, "auto", "none"):
         raise Refused("tool_choice must be auto or none: this server cannot force a tool call")
     named = isinstance(tools, list) and all(
-        isinstance(t, dict) and isinstance(t.get("function"), dict) and isinstance(t["function"].get("name"), str)
+        isinstance(t, dict)
+        and isinstance(t.get("function"), dict)
+        and isinstance(t["function"].get("name"), str)
         for t in tools
     )
     if not named:
-        raise Refused('tools must be a list of {"type": "function", "function": {"name", "description", "parameters"}}')
+        raise Refused(
+            'tools must be a list of {"type": "function", "function": {"name", "description", "parameters"}}'
+        )
     return tools
 
 
@@ -306,7 +364,9 @@ def _get(body: Json, name: str, kind: type, default: Any) -> Any:
     return value
 
 
-def _number(body: Json, name: str, kind: type, default: Any, low: float, high: float = float("inf")) -> Any:
+def _number(
+    body: Json, name: str, kind: type, default: Any, low: float, high: float = float("inf")
+) -> Any:
     value = body.get(name)
     if value is None:
         return default
@@ -317,14 +377,18 @@ def _number(body: Json, name: str, kind: type, default: Any, low: float, high: f
     return value
 
 
-# --- answers ---------------------------------------------------------------------------------------------------------
+# --- answers --------------------------------------------------------------------------------------
 
 
 class Answers:
     """Builds the answer to one request, whole or as streaming events."""
 
     def __init__(self, request: Request, path: str, model: str, tokenizer: Tokenizer):
-        self.request, self.chat, self.tokenizer = request, path.endswith("chat/completions"), tokenizer
+        self.request, self.chat, self.tokenizer = (
+            request,
+            path.endswith("chat/completions"),
+            tokenizer,
+        )
         kind = "chat.completion" if self.chat else "text_completion"
         self.head = {
             "id": ("chatcmpl-" if self.chat else "cmpl-") + uuid.uuid4().hex,
@@ -357,12 +421,16 @@ class Answers:
         if self.request.token_ids:
             choice["token_ids"] = g.tokens
         if self.request.score and g.scores:
-            rows = [{str(i): {"logprob": x, "decoded_token": self.name(i)}} for i, x in zip(g.prompt[1:], g.scores[1:])]
+            rows = [
+                {str(i): {"logprob": x, "decoded_token": self.name(i)}}
+                for i, x in zip(g.prompt[1:], g.scores[1:])
+            ]
             choice["prompt_logprobs"] = [None, *rows]
         return choice
 
     def message(self, text: str) -> tuple[Json, bool]:
-        """Return (assistant message, True if it calls tools). Calls that cannot be parsed stay in the text."""
+        """Return (assistant message, True if it calls tools). Calls that cannot be parsed stay in
+        the text."""
         if self.request.tools:
             turn = toolcalls.parse(text)
             if turn.calls and not turn.errors:
@@ -384,14 +452,18 @@ class Answers:
         return f"token_id:{token}" if self.request.ids_as_text else self.tokenizer.decode([token])
 
     def logprobs(
-        self, tokens: Sequence[int], logprobs: Sequence[float | None], top: Sequence[dict[int, float]] = ()
+        self,
+        tokens: Sequence[int],
+        logprobs: Sequence[float | None],
+        top: Sequence[dict[int, float]] = (),
     ) -> Json | None:
         if not self.request.logprobs:
             return None
         names, top = [self.name(token) for token in tokens], list(top) or [{} for _ in tokens]
         if self.chat:
             rows = [
-                self._row(name, x) | {"top_logprobs": [self._row(self.name(i), y) for i, y in best.items()]}
+                self._row(name, x)
+                | {"top_logprobs": [self._row(self.name(i), y) for i, y in best.items()]}
                 for name, x, best in zip(names, logprobs, top)
             ]
             return {"content": rows, "refusal": None}
@@ -403,7 +475,12 @@ class Answers:
         for token in tokens:
             offsets.append(offset)
             offset += len(self.tokenizer.decode([token]))
-        return {"tokens": names, "token_logprobs": list(logprobs), "top_logprobs": top, "text_offset": offsets}
+        return {
+            "tokens": names,
+            "token_logprobs": list(logprobs),
+            "top_logprobs": top,
+            "text_offset": offsets,
+        }
 
     @staticmethod
     def _row(name: str, logprob: float | None) -> Json:
@@ -411,19 +488,40 @@ class Answers:
 
     # Streams.
 
-    def event(self, index: int, text: str, tokens: Sequence[int], logprobs: Sequence[float], *, first: bool) -> Json:
+    def event(
+        self,
+        index: int,
+        text: str,
+        tokens: Sequence[int],
+        logprobs: Sequence[float],
+        *,
+        first: bool,
+    ) -> Json:
         """Return the event for one piece of a choice."""
-        choice: Json = {"index": index, "finish_reason": None, "logprobs": self.logprobs(tokens, logprobs)}
+        choice: Json = {
+            "index": index,
+            "finish_reason": None,
+            "logprobs": self.logprobs(tokens, logprobs),
+        }
         choice |= (
-            {"delta": {"content": text} | ({"role": "assistant"} if first else {})} if self.chat else {"text": text}
+            {"delta": {"content": text} | ({"role": "assistant"} if first else {})}
+            if self.chat
+            else {"text": text}
         )
         if self.request.token_ids:
             choice["token_ids"] = list(tokens)
         return self._chunk([choice])
 
-    def last_event(self, index: int, finish: str, calls: Sequence[toolcalls.Call], version: int) -> Json:
+    def last_event(
+        self, index: int, finish: str, calls: Sequence[toolcalls.Call], version: int
+    ) -> Json:
         """Return the event that ends a choice, with its tool calls."""
-        choice: Json = {"index": index, "finish_reason": finish, "logprobs": None, "weights_version": version}
+        choice: Json = {
+            "index": index,
+            "finish_reason": finish,
+            "logprobs": None,
+            "weights_version": version,
+        }
         if self.chat:
             tool_calls = [self.call(call) | {"index": n} for n, call in enumerate(calls)]
             choice["delta"] = {"tool_calls": tool_calls} if tool_calls else {}
@@ -436,13 +534,20 @@ class Answers:
         return self._chunk([]) | {"usage": usage_of(self.request, generated)}
 
     def _chunk(self, choices: list[Json]) -> Json:
-        return self.head | {"object": "chat.completion.chunk" if self.chat else "text_completion", "choices": choices}
+        return self.head | {
+            "object": "chat.completion.chunk" if self.chat else "text_completion",
+            "choices": choices,
+        }
 
 
 def usage_of(request: Request, generated: Sequence[Generated]) -> Json:
     """Return the token counts. Each prompt counts once, even with several samples."""
     prompt, completion = sum(map(len, request.prompts)), sum(len(g.tokens) for g in generated)
-    return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+    }
 
 
 def error(message: str, code: str = "invalid_request_error") -> Json:

@@ -1,7 +1,8 @@
-"""LoRA adapters sent to vLLM servers as files: a few megabytes per update instead of the whole model.
+"""LoRA adapters sent to vLLM servers as files: a few megabytes per update instead of the whole
+model.
 
-vLLM loads each version in place under one adapter name, which requests then use as the model name. The servers need
-`--enable-lora` and VLLM_ALLOW_RUNTIME_LORA_UPDATING=True.
+vLLM loads each version in place under one adapter name, which requests then use as the model name.
+The servers need `--enable-lora` and VLLM_ALLOW_RUNTIME_LORA_UPDATING=True.
 """
 
 from __future__ import annotations
@@ -20,20 +21,27 @@ LOAD = "/v1/load_lora_adapter"
 
 
 class AdapterFiles:
-    """A `Transfer` (rl/engines/vllm/transfer.py) of adapters to servers that already hold the frozen weights.
+    """A `Transfer` (rl/engines/vllm/transfer.py) of adapters to servers that already hold the
+    frozen weights.
 
-    Every version gets its own directory: vLLM's prefix cache identifies adapters by path and would otherwise answer
-    from the keys and values of the previous version. `source` returns the learner's adapters; while it is None the
-    adapters are still at their initial values, which have no effect, and nothing is sent.
+    Every version gets its own directory: vLLM's prefix cache identifies adapters by path and would
+    otherwise answer from the keys and values of the previous version. `source` returns the
+    learner's adapters; while it is None the adapters are still at their initial values, which have
+    no effect, and nothing is sent.
     """
 
     replays, whole = True, False
     needs = (LOAD, "/pause", "/resume", "/reset_prefix_cache", "/update_weight_version")
 
-    def __init__(self, config: lora.LoRA, *, folder: str | Path | None = None, name: str = "policy-adapter"):
+    def __init__(
+        self, config: lora.LoRA, *, folder: str | Path | None = None, name: str = "policy-adapter"
+    ):
         self.config, self.name = config, name
         self.source: Callable[[], qwen.Params] | None = None
-        self._folder, self._count = Path(tempfile.mkdtemp(prefix="evolver-adapters-", dir=folder)), 0
+        self._folder, self._count = (
+            Path(tempfile.mkdtemp(prefix="evolver-adapters-", dir=folder)),
+            0,
+        )
 
     def stage(self, params: Any) -> int:
         if self.source is None:

@@ -1,8 +1,10 @@
-"""The vLLM engine: sessions pinned to replicas, recovery from replicas that die, and verified weight updates.
+"""The vLLM engine: sessions pinned to replicas, recovery from replicas that die, and verified
+weight updates.
 
-A session stays with its replica, whose prefix cache holds the session's history; a new session goes to the replica with
-the fewest sessions. A replica that fails requests or health checks is removed and its requests move to others. It is
-readmitted once it answers again and has been verified to hold the current weights.
+A session stays with its replica, whose prefix cache holds the session's history; a new session goes
+to the replica with the fewest sessions. A replica that fails requests or health checks is removed
+and its requests move to others. It is readmitted once it answers again and has been verified to
+hold the current weights.
 """
 
 from __future__ import annotations
@@ -27,8 +29,17 @@ from rl.trajectory import Completion, Sampling
 
 PROBE_TOKENS = 48  # length of the fixed prompt that verifies weights
 ADMISSIONS = 3  # attempts to readmit a replica before it is given up
-PAUSE = {"finish": "wait", "cut": "abort", "keep": "keep"}  # config.engine.in_flight -> vLLM's pause mode
-FAULTS = (ServerGone, ServerBusy, ValueError, TransferError)  # errors of one server; the others continue
+PAUSE = {
+    "finish": "wait",
+    "cut": "abort",
+    "keep": "keep",
+}  # config.engine.in_flight -> vLLM's pause mode
+FAULTS = (
+    ServerGone,
+    ServerBusy,
+    ValueError,
+    TransferError,
+)  # errors of one server; the others continue
 
 
 @dataclass(frozen=True)
@@ -60,14 +71,18 @@ class _Replica:
 
 
 class VllmEngine:
-    """An `Engine` (rl/engines/__init__.py) on vLLM servers, or on any servers with the same endpoints.
+    """An `Engine` (rl/engines/__init__.py) on vLLM servers, or on any servers with the same
+    endpoints.
 
     servers: started by the run or already running (`rl/engines/vllm/servers.py`).
-    vocab: of the policy; every server must have the same. context: most tokens of a session; no server may have less.
-    transfer: sends weights (`rl/engines/vllm/transfer.py`); None for servers whose weights never change.
-    score: (params, ids) -> log p(ids[i] | ids[:i]) for i >= 1 at temperature 1, by the learner; verifies updates.
-    in_flight: effect of an update on running requests: "finish" them first with the old weights, "cut" them and
-        continue with the new weights, or "keep" them running on the old KV cache.
+    vocab: of the policy; every server must have the same. context: most tokens of a session; no
+    server may have less.
+    transfer: sends weights (`rl/engines/vllm/transfer.py`); None for servers whose weights never
+    change.
+    score: (params, ids) -> log p(ids[i] | ids[:i]) for i >= 1 at temperature 1, by the learner;
+    verifies updates.
+    in_flight: effect of an update on running requests: "finish" them first with the old weights,
+        "cut" them and continue with the new weights, or "keep" them running on the old KV cache.
     tolerance: largest mean difference of log-probabilities between learner and server.
     """
 
@@ -87,7 +102,11 @@ class VllmEngine:
     ):
         self.version, self.context, self.vocab = 0, context, vocab
         self._servers, self.transfer, self._score = servers, transfer, score
-        self._in_flight, self._tolerance, self._temperature = PAUSE[in_flight], tolerance, temperature
+        self._in_flight, self._tolerance, self._temperature = (
+            PAUSE[in_flight],
+            tolerance,
+            temperature,
+        )
         self._patience, self._say = patience, say
         self._replicas: list[_Replica] = []
         self._of_session: dict[str, _Replica] = {}
@@ -96,25 +115,38 @@ class VllmEngine:
         self._health: asyncio.Task[None] | None = None
         self._lock = asyncio.Lock()  # held during an update or an admission
         self._probe = _probe_ids(vocab, min(PROBE_TOKENS, context - 1))
-        self._scores: tuple[np.ndarray, np.ndarray | None] | None = None  # of the probe: current, previous version
+        self._scores: tuple[np.ndarray, np.ndarray | None] | None = (
+            None  # of the probe: current, previous version
+        )
         self._noise = float("inf")  # smallest gap between learner and server seen so far
         self._gap = self._shift = 0.0  # of the last verification
 
-    # --- start and end --------------------------------------------------------------------------------------------
+    # --- start and end ----------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Start the servers if they are ours, and check all of them. Raises EngineFault with all problems."""
+        """Start the servers if they are ours, and check all of them. Raises EngineFault with all
+        problems."""
         try:
             urls = await self._servers.start()
         except ServerStartError as error:
             raise EngineFault(str(error)) from None
         self._replicas = [_Replica(n, self._servers.client(url)) for n, url in enumerate(urls)]
         needs = self.transfer.needs if self.transfer else ()
-        needed = {"vocab": self.vocab, "context": self.context, "needs": needs, "temperature": self._temperature}
-        checks = await asyncio.gather(*(problems_of(replica.server, **needed) for replica in self._replicas))
+        needed = {
+            "vocab": self.vocab,
+            "context": self.context,
+            "needs": needs,
+            "temperature": self._temperature,
+        }
+        checks = await asyncio.gather(
+            *(problems_of(replica.server, **needed) for replica in self._replicas)
+        )
         problems = [problem for check in checks for problem in check]
         if problems:
-            raise EngineFault("the servers cannot be used:\n" + "\n".join(f"  {p}" for p in dict.fromkeys(problems)))
+            raise EngineFault(
+                "the servers cannot be used:\n"
+                + "\n".join(f"  {p}" for p in dict.fromkeys(problems))
+            )
         for replica in self._replicas:
             replica.up = True
         if self.transfer is not None:
@@ -135,9 +167,11 @@ class VllmEngine:
         if self.transfer is not None:
             self.transfer.close()
 
-    # --- the protocol ---------------------------------------------------------------------------------------------
+    # --- the protocol -----------------------------------------------------------------------------
 
-    async def generate(self, prompt_ids: list[int], sampling: Sampling, *, session: str) -> Completion:
+    async def generate(
+        self, prompt_ids: list[int], sampling: Sampling, *, session: str
+    ) -> Completion:
         check_request(prompt_ids, sampling, vocab=self.vocab, context=self.context)
         self._start_health_checks()
         self._stats["requests"] += 1
@@ -149,7 +183,9 @@ class VllmEngine:
             rest = sampling
             if tokens:  # cut by an update: continue after these tokens, with other random numbers
                 rest = dataclasses.replace(
-                    sampling, max_tokens=sampling.max_tokens - len(tokens), seed=seed_of(sampling.seed, len(tokens))
+                    sampling,
+                    max_tokens=sampling.max_tokens - len(tokens),
+                    seed=seed_of(sampling.seed, len(tokens)),
                 )
             replica = await self._replica_of(session)
             before = self.version
@@ -163,13 +199,17 @@ class VllmEngine:
                 refusals += 1
                 self._stats["refused"] += 1
                 if refusals > self._patience.refusals:
-                    raise EngineFault(f"the request failed after {refusals} refusals: {error}") from None
+                    raise EngineFault(
+                        f"the request failed after {refusals} refusals: {error}"
+                    ) from None
                 await asyncio.sleep(max(getattr(error, "after", 0.0), self._delay(refusals)))
                 continue
             if part.version == -1 and self.transfer is None:
                 part.version = before
             if part.version == -1:
-                self._remove(replica, f"{replica.server.url} answers with weights that this run did not send")
+                self._remove(
+                    replica, f"{replica.server.url} answers with weights that this run did not send"
+                )
                 self._stats["unknown_weights"] += 1
                 continue
             tokens += part.tokens
@@ -193,7 +233,8 @@ class VllmEngine:
     async def load(self, params: Any, version: int) -> None:
         """Send these weights to every replica and verify them; remove replicas that fail.
 
-        Raises WeightsNotLoaded if a replica keeps its old weights, and EngineFault if no replica is left.
+        Raises WeightsNotLoaded if a replica keeps its old weights, and EngineFault if no replica is
+        left.
         """
         async with self._lock:
             began = time.monotonic()
@@ -218,10 +259,13 @@ class VllmEngine:
             self._stats["loads"] += 1
             self._seconds["update"] += time.monotonic() - began
             if not done and not self._may_recover:
-                raise EngineFault(f"no server accepted the weights of version {version}: {self._reasons}")
+                raise EngineFault(
+                    f"no server accepted the weights of version {version}: {self._reasons}"
+                )
 
     def forget(self) -> None:
-        """Forget all sessions. The servers' prefix caches stay, because they are of the current weights."""
+        """Forget all sessions. The servers' prefix caches stay, because they are of the current
+        weights."""
         self._of_session.clear()
         for replica in self._replicas:
             replica.sessions = 0
@@ -229,23 +273,28 @@ class VllmEngine:
     def stats(self) -> dict[str, float]:
         """Return counters since the start and the current state.
 
-        Counters: requests, tokens, prompt_tokens and how many of them were cached_tokens; requests moved, cut and
-        refused; answers with unknown_weights; replicas lost and readmitted; loads, bytes staged, seconds of staging and
-        updating. State: running replicas, version of the weights, and of the last verification the gap between learner
-        and server and the shift of the learner's own scores by the update.
+        Counters: requests, tokens, prompt_tokens and how many of them were cached_tokens; requests
+        moved, cut and refused; answers with unknown_weights; replicas lost and readmitted; loads,
+        bytes staged, seconds of staging and
+        updating. State: running replicas, version of the weights, and of the last verification the
+        gap between learner and server and the shift of the learner's own scores by the update.
         """
         names = ("requests", "tokens", "prompt_tokens", "cached_tokens", "moved", "cut", "refused", "unknown_weights",
                  "lost", "readmitted", "loads", "bytes")  # fmt: skip
         stats = {name: float(self._stats[name]) for name in names}
         stats |= {f"{name}_seconds": value for name, value in self._seconds.items()}
-        return stats | {"gap": self._gap, "shift": self._shift} | {"replicas": len(self._up), "version": self.version}
+        return (
+            stats
+            | {"gap": self._gap, "shift": self._shift}
+            | {"replicas": len(self._up), "version": self.version}
+        )
 
     @property
     def urls(self) -> list[str]:
         """The URLs of the servers, by replica number."""
         return [replica.server.url for replica in self._replicas]
 
-    # --- requests -------------------------------------------------------------------------------------------------
+    # --- requests ---------------------------------------------------------------------------------
 
     async def _ask(self, replica: _Replica, prompt: list[int], sampling: Sampling) -> Part:
         """Send one request; it fails with ServerGone when its replica is removed."""
@@ -263,7 +312,8 @@ class VllmEngine:
                 request.cancel()
 
     async def _replica_of(self, session: str) -> _Replica:
-        """Return the session's replica, or the one with the fewest sessions; wait while no replica is up."""
+        """Return the session's replica, or the one with the fewest sessions; wait while no replica
+        is up."""
         replica = self._of_session.get(session)
         if replica is not None and replica.up:
             return replica
@@ -279,7 +329,8 @@ class VllmEngine:
         return replica
 
     async def _is_healthy(self, replica: _Replica) -> bool:
-        """Return True if the replica works although a request failed: a connection may break on a healthy server."""
+        """Return True if the replica works although a request failed: a connection may break on a
+        healthy server."""
         return replica.up and await replica.server.healthy(self._patience.check_every)
 
     def _remove(self, replica: _Replica, why: str) -> None:
@@ -304,7 +355,8 @@ class VllmEngine:
         if self.transfer is not None and not self.transfer.replays:
             return False
         return any(
-            r.admissions and (self._servers.restartable or not self._servers.ended(r.number)) for r in self._replicas
+            r.admissions and (self._servers.restartable or not self._servers.ended(r.number))
+            for r in self._replicas
         )
 
     @property
@@ -314,19 +366,24 @@ class VllmEngine:
     def _delay(self, attempt: int) -> float:
         return min(self._patience.max_delay, self._patience.delay * 2 ** (attempt - 1))
 
-    # --- health ---------------------------------------------------------------------------------------------------
+    # --- health -----------------------------------------------------------------------------------
 
     def _start_health_checks(self) -> None:
         if self._health is None or self._health.done():
-            self._health = asyncio.get_running_loop().create_task(self._check_all(), name="vllm-health")
+            self._health = asyncio.get_running_loop().create_task(
+                self._check_all(), name="vllm-health"
+            )
 
     async def _check_all(self) -> None:
-        async with asyncio.TaskGroup() as group:  # a gather would leave the others running if one raises
+        async with (
+            asyncio.TaskGroup() as group
+        ):  # a gather would leave the others running if one raises
             for replica in self._replicas:
                 group.create_task(self._check_health(replica))
 
     async def _check_health(self, replica: _Replica) -> None:
-        """Remove, restart and readmit one replica according to its health checks, until cancelled."""
+        """Remove, restart and readmit one replica according to its health checks, until
+        cancelled."""
         failed = 0
         while True:
             await asyncio.sleep(self._patience.check_every)
@@ -339,7 +396,11 @@ class VllmEngine:
             if replica.up and failed >= self._patience.failed_checks:
                 self._remove(replica, f"{replica.server.url} did not answer {failed} health checks")
             hangs = failed >= 3 * self._patience.failed_checks
-            if not replica.up and self._servers.restartable and (hangs or self._servers.ended(replica.number)):
+            if (
+                not replica.up
+                and self._servers.restartable
+                and (hangs or self._servers.ended(replica.number))
+            ):
                 try:
                     await self._servers.restart(replica.number)
                 except ServerStartError as error:
@@ -361,14 +422,17 @@ class VllmEngine:
             if admitted:
                 replica.up, replica.why, replica.admissions = True, "", ADMISSIONS
                 self._stats["readmitted"] += 1
-                self._say(f"engine: replica {replica.number} readmitted with version {self.version}")
+                self._say(
+                    f"engine: replica {replica.number} readmitted with version {self.version}"
+                )
             else:
                 replica.admissions -= 1
 
-    # --- weights --------------------------------------------------------------------------------------------------
+    # --- weights ----------------------------------------------------------------------------------
 
     async def _update(self, replicas: Sequence[_Replica], version: int) -> list[_Replica]:
-        """Send the staged weights; return the replicas that verifiably have them and remove the others."""
+        """Send the staged weights; return the replicas that verifiably have them and remove the
+        others."""
         if self.transfer is not None:
             replicas = await self._on_all(replicas, self._open)
             faults = await self.transfer.send([replica.server for replica in replicas])
@@ -379,11 +443,18 @@ class VllmEngine:
             replicas = await self._on_all(replicas, lambda replica: self._finish(replica, version))
         return await self._on_all(replicas, self._verify)
 
-    async def _on_all(self, replicas: Sequence[_Replica], action: Callable[[_Replica], Any]) -> list[_Replica]:
-        """Run `action` on all replicas in parallel; return those that succeeded. Raises WeightsNotLoaded."""
-        results = await asyncio.gather(*(action(replica) for replica in replicas), return_exceptions=True)
+    async def _on_all(
+        self, replicas: Sequence[_Replica], action: Callable[[_Replica], Any]
+    ) -> list[_Replica]:
+        """Run `action` on all replicas in parallel; return those that succeeded. Raises
+        WeightsNotLoaded."""
+        results = await asyncio.gather(
+            *(action(replica) for replica in replicas), return_exceptions=True
+        )
         for replica, result in zip(replicas, results):
-            if isinstance(result, (*FAULTS, EngineFault)) and not isinstance(result, WeightsNotLoaded):
+            if isinstance(result, (*FAULTS, EngineFault)) and not isinstance(
+                result, WeightsNotLoaded
+            ):
                 self._fail(replica, result)
             elif isinstance(result, BaseException):
                 raise result
@@ -405,7 +476,9 @@ class VllmEngine:
     async def _verify(self, replica: _Replica) -> None:
         new, old = self._scores
         served = np.asarray(await replica.server.score(self._probe))
-        self._gap, self._shift, problem = compare(new, old, served, tolerance=self._tolerance, noise=self._noise)
+        self._gap, self._shift, problem = compare(
+            new, old, served, tolerance=self._tolerance, noise=self._noise
+        )
         self._noise = min(self._noise, self._gap)
         if problem:
             raise WeightsNotLoaded(f"{replica.server.url}: {problem}")

@@ -1,9 +1,10 @@
-"""Weights sent to vLLM servers by NCCL broadcast, without torch in the trainer: vLLM's "nccl" backend.
+"""Weights sent to vLLM servers by NCCL broadcast, without torch in the trainer: vLLM's "nccl"
+backend.
 
-The trainer is rank 0 of one communicator; the workers of all servers are the other ranks. All ranks must join at the
-same time, so the HTTP requests are in flight while this process waits in `ncclCommInitRank`. Each rank then all-reduces
-one element, as vLLM's workers do. After that, each `/update_weights` names the tensors of one bucket, and one broadcast
-sends their concatenated bytes.
+The trainer is rank 0 of one communicator; the workers of all servers are the other ranks. All ranks
+must join at the same time, so the HTTP requests are in flight while this process waits in
+`ncclCommInitRank`. Each rank then all-reduces one element, as vLLM's workers do. After that, each
+`/update_weights` names the tensors of one bucket, and one broadcast sends their concatenated bytes.
 
 Not tested on GPUs yet; the tests run the protocol against a simulated NCCL library.
 """
@@ -47,14 +48,27 @@ class Library(Protocol):
 
 
 class NcclBroadcast:
-    """A `Transfer` (rl/engines/vllm/transfer.py) over NVLink or InfiniBand to GPUs other than the trainer's.
+    """A `Transfer` (rl/engines/vllm/transfer.py) over NVLink or InfiniBand to GPUs other than the
+    trainer's.
 
-    bucket: MiB per broadcast. Weights are not kept after sending, so a server that recovers waits for the next update.
+    bucket: MiB per broadcast. Weights are not kept after sending, so a server that recovers waits
+    for the next update.
     """
 
-    replays, whole, needs = False, True, (*UPDATE, "/get_world_size", "/shutdown_weight_transfer_engine")
+    replays, whole, needs = (
+        False,
+        True,
+        (*UPDATE, "/get_world_size", "/shutdown_weight_transfer_engine"),
+    )
 
-    def __init__(self, shape: qwen.Config, *, dtype: str, bucket: float = 1024, library: Library | None = None):
+    def __init__(
+        self,
+        shape: qwen.Config,
+        *,
+        dtype: str,
+        bucket: float = 1024,
+        library: Library | None = None,
+    ):
         self.shape, self.dtype = shape, jnp.dtype(dtype)
         self.buckets = buckets_of(shape, dtype, int(bucket * MIB), alignment=1)
         self._limit = max(int(bucket * MIB), *(bucket.size for bucket in self.buckets))
@@ -68,7 +82,10 @@ class NcclBroadcast:
         return sum(bucket.size for bucket in self.buckets)
 
     async def connect(self, servers: Sequence[Receiver]) -> None:
-        sizes = [(await server.ask("GET", "/get_world_size", timeout=60.0))["world_size"] for server in servers]
+        sizes = [
+            (await server.ask("GET", "/get_world_size", timeout=60.0))["world_size"]
+            for server in servers
+        ]
         world, unique_id = 1 + sum(sizes), self._library.unique_id()
         if len(unique_id) != UNIQUE_ID_BYTES:
             raise TransferError(f"NCCL gave a unique id of {len(unique_id)} bytes")
@@ -88,7 +105,9 @@ class NcclBroadcast:
         self._members = tuple(servers)
 
     async def send(self, servers: Sequence[Receiver]) -> list[BaseException | None]:
-        if tuple(servers) != self._members:  # the members of a communicator are fixed, so join again
+        if (
+            tuple(servers) != self._members
+        ):  # the members of a communicator are fixed, so join again
             self._library.leave()
             for server in servers:
                 await server.post("/shutdown_weight_transfer_engine")
@@ -96,11 +115,16 @@ class NcclBroadcast:
         faults: list[BaseException | None] = [None] * len(servers)
         tensors = hf.to_hf(self.shape, self._params)
         for bucket in self.buckets:
-            requests = [asyncio.ensure_future(server.post("/update_weights", described(bucket))) for server in servers]
+            requests = [
+                asyncio.ensure_future(server.post("/update_weights", described(bucket)))
+                for server in servers
+            ]
             buffer = packed([next(tensors)[1] for _ in bucket.slots], self.dtype, self._device)
             await asyncio.to_thread(self._library.broadcast, buffer)
             answers = await asyncio.gather(*requests, return_exceptions=True)
-            faults = [a if isinstance(a, BaseException) else fault for fault, a in zip(faults, answers)]
+            faults = [
+                a if isinstance(a, BaseException) else fault for fault, a in zip(faults, answers)
+            ]
         self._params = None
         return faults
 
@@ -122,7 +146,8 @@ def described(bucket: Bucket) -> dict[str, Any]:
 
 
 def packed(arrays: Sequence[Any], dtype: Any, device: jax.Device) -> jax.Array:
-    """Return the bytes of the arrays, cast to `dtype` and concatenated, as a uint8 array on `device`. Blocks."""
+    """Return the bytes of the arrays, cast to `dtype` and concatenated, as a uint8 array on
+    `device`. Blocks."""
     parts = []
     for array in arrays:
         part = jax.device_put(array, device).astype(dtype).reshape(-1)
@@ -142,7 +167,9 @@ class Nccl:
         return bytes(identifier.internal)
 
     def join(self, world: int, unique_id: bytes, device: jax.Device) -> None:
-        self._check(self._libraries()[1].cudaSetDevice(device.local_hardware_id or 0), "cudaSetDevice")
+        self._check(
+            self._libraries()[1].cudaSetDevice(device.local_hardware_id or 0), "cudaSetDevice"
+        )
         identifier = _UniqueId.from_buffer_copy(unique_id)
         self._call("ncclCommInitRank", ctypes.byref(self._comm), world, identifier, 0)
         one = jax.block_until_ready(jax.device_put(jnp.zeros(1, jnp.float32), device))
@@ -156,10 +183,21 @@ class Nccl:
             self._call("ncclCommDestroy", self._comm)
             self._comm = ctypes.c_void_p()
 
-    def _collect(self, name: str, buffer: jax.Array, count: int, kind: int, operation_or_root: int) -> None:
+    def _collect(
+        self, name: str, buffer: jax.Array, count: int, kind: int, operation_or_root: int
+    ) -> None:
         """Run one collective in place on the default stream and wait for it."""
         pointer = ctypes.c_void_p(buffer.unsafe_buffer_pointer())
-        self._call(name, pointer, pointer, ctypes.c_size_t(count), kind, operation_or_root, self._comm, None)
+        self._call(
+            name,
+            pointer,
+            pointer,
+            ctypes.c_size_t(count),
+            kind,
+            operation_or_root,
+            self._comm,
+            None,
+        )
         self._check(self._libraries()[1].cudaStreamSynchronize(None), "cudaStreamSynchronize")
 
     def _call(self, name: str, *arguments: Any) -> None:
@@ -172,9 +210,14 @@ class Nccl:
     def _libraries(self) -> tuple[Any, Any]:
         if self._nccl is None:
             try:
-                self._nccl, self._cuda = ctypes.CDLL("libnccl.so.2"), _first("libcudart.so.13", "libcudart.so.12")
+                self._nccl, self._cuda = (
+                    ctypes.CDLL("libnccl.so.2"),
+                    _first("libcudart.so.13", "libcudart.so.12"),
+                )
             except OSError as error:
-                raise TransferError(f"engine.vllm.transfer=nccl needs NCCL and CUDA on the trainer: {error}") from None
+                raise TransferError(
+                    f"engine.vllm.transfer=nccl needs NCCL and CUDA on the trainer: {error}"
+                ) from None
         return self._nccl, self._cuda
 
 

@@ -1,4 +1,5 @@
-"""The vLLM servers of a run: external servers at given URLs, or servers that the run starts and stops."""
+"""The vLLM servers of a run: external servers at given URLs, or servers that the run starts and
+stops."""
 
 from __future__ import annotations
 
@@ -60,11 +61,13 @@ class Servers:
 class OwnServers(Servers):
     """Servers started by this run on this machine, one process tree each.
 
-    python: interpreter of a virtual environment with vLLM. checkpoint: directory of the initial weights. logs:
-    directory for `vllm-0.log`, ... replicas: number of servers if `devices` is empty. devices: CUDA_VISIBLE_DEVICES of
-    each server ("0,1" = two devices, tensor parallel). context: most tokens of a sequence. slots: most sequences at a
-    time. backend: of the weight transfer; "" = none. lora_rank: of the adapters that will be sent; 0 = none. flags:
-    more arguments of `vllm serve`. start_timeout: seconds. restarts: of servers that died, in all.
+    python: interpreter of a virtual environment with vLLM. checkpoint: directory of the initial
+    weights. logs: directory for `vllm-0.log`, ... replicas: number of servers if `devices` is
+    empty. devices: CUDA_VISIBLE_DEVICES of each server ("0,1" = two devices, tensor parallel).
+    context: most tokens of a sequence. slots: most sequences at a
+    time. backend: of the weight transfer; "" = none. lora_rank: of the adapters that will be sent;
+    0 = none. flags: more arguments of `vllm serve`. start_timeout: seconds. restarts: of servers
+    that died, in all.
     """
 
     def __init__(
@@ -88,11 +91,15 @@ class OwnServers(Servers):
         super().__init__([], model="policy")
         self._python, self._checkpoint, self._logs = python, Path(checkpoint), Path(logs)
         self._devices = list(devices) or [""] * replicas
-        self._flags = _flags(context=context, dtype=dtype, slots=slots, backend=backend, lora_rank=lora_rank)
+        self._flags = _flags(
+            context=context, dtype=dtype, slots=slots, backend=backend, lora_rank=lora_rank
+        )
         self._flags += shlex.split(flags)
         self._start_timeout, self._restarts, self._say = start_timeout, restarts, say
         self._processes: list[subprocess.Popen[bytes] | None] = [None] * len(self._devices)
-        self._log_starts = [0] * len(self._devices)  # size of each log when its server was last started
+        self._log_starts = [0] * len(
+            self._devices
+        )  # size of each log when its server was last started
 
     async def start(self) -> list[str]:
         self._logs.mkdir(parents=True, exist_ok=True)
@@ -145,7 +152,15 @@ class OwnServers(Servers):
 
     def _spawn(self, number: int) -> None:
         port, devices = self._urls[number].rpartition(":")[2], self._devices[number]
-        command = [self._python, "-m", "vllm.entrypoints.cli.main", "serve", str(self._checkpoint), "--port", port]
+        command = [
+            self._python,
+            "-m",
+            "vllm.entrypoints.cli.main",
+            "serve",
+            str(self._checkpoint),
+            "--port",
+            port,
+        ]
         command += self._flags
         parallel = len([d for d in devices.split(",") if d])
         if parallel > 1:
@@ -165,36 +180,74 @@ class OwnServers(Servers):
                 if process is None or process.poll() is not None:
                     raise ServerStartError(self._reason(number, "vLLM ended while starting"))
                 if time.monotonic() > ends:
-                    raise ServerStartError(self._reason(number, f"vLLM was not ready after {self._start_timeout:g} s"))
+                    raise ServerStartError(
+                        self._reason(number, f"vLLM was not ready after {self._start_timeout:g} s")
+                    )
                 await asyncio.sleep(0.5)
         finally:
             await client.close()
 
     def _reason(self, number: int, what: str) -> str:
-        text = self._log(number).read_bytes()[self._log_starts[number] :][-200_000:].decode(errors="replace")
+        text = (
+            self._log(number)
+            .read_bytes()[self._log_starts[number] :][-200_000:]
+            .decode(errors="replace")
+        )
         return f"{what}: {first_error(text)}\n  log: {self._log(number)}"
 
 
 def first_error(log: str) -> str:
-    """Return the likely fault in a server's log: the last line of the first traceback, else the first error line."""
-    lines = [re.sub(r"^(\([^)]*\) )?(ERROR [\d-]+ [\d:]+ \[[^\]]*\] ?)?", "", line) for line in log.splitlines()]
-    exceptions = [line for line in lines if re.match(r"[\w.]*(Error|Exception|Exit|Interrupt)\b.*: ?\S", line)]
+    """Return the likely fault in a server's log: the last line of the first traceback, else the
+    first error line."""
+    lines = [
+        re.sub(r"^(\([^)]*\) )?(ERROR [\d-]+ [\d:]+ \[[^\]]*\] ?)?", "", line)
+        for line in log.splitlines()
+    ]
+    exceptions = [
+        line for line in lines if re.match(r"[\w.]*(Error|Exception|Exit|Interrupt)\b.*: ?\S", line)
+    ]
     errors = [line for line in lines if re.search(r"\berror\b", line, flags=re.IGNORECASE)]
-    if exceptions and "validation error" in exceptions[0]:  # pydantic gives the details on the next lines
+    if (
+        exceptions and "validation error" in exceptions[0]
+    ):  # pydantic gives the details on the next lines
         index = lines.index(exceptions[0])
         return " ".join(" ".join(lines[index : index + 3]).split())[:400]
-    line = (exceptions or errors or [line for line in lines if line.strip()][-1:] or ["its log is empty"])[0]
+    line = (
+        exceptions
+        or errors
+        or [line for line in lines if line.strip()][-1:]
+        or ["its log is empty"]
+    )[0]
     return line.strip()[:400]
 
 
 def _flags(*, context: int, dtype: str, slots: int, backend: str, lora_rank: int) -> list[str]:
-    flags = ["--host", "127.0.0.1", "--served-model-name", "policy", "--max-model-len", str(context), "--dtype", dtype]
-    flags += ["--max-num-seqs", str(slots), "--logprobs-mode", "processed_logprobs", "--enable-scale-out"]
+    flags = [
+        "--host",
+        "127.0.0.1",
+        "--served-model-name",
+        "policy",
+        "--max-model-len",
+        str(context),
+        "--dtype",
+        dtype,
+    ]
+    flags += [
+        "--max-num-seqs",
+        str(slots),
+        "--logprobs-mode",
+        "processed_logprobs",
+        "--enable-scale-out",
+    ]
     flags += ["--enable-prompt-tokens-details"]
     if backend:
         flags += ["--weight-transfer-config", json.dumps({"backend": backend})]
     if lora_rank:
-        flags += ["--enable-lora", "--max-lora-rank", str(next(r for r in LORA_RANKS if r >= lora_rank))]
+        flags += [
+            "--enable-lora",
+            "--max-lora-rank",
+            str(next(r for r in LORA_RANKS if r >= lora_rank)),
+        ]
     if backend == BACKEND:
         flags += ["--worker-extension-cls", "evolver_vllm.Worker"]
     return flags
@@ -207,7 +260,8 @@ def _environment(devices: str) -> dict[str, Any]:
         environment.pop(name, None)
     environment |= {
         "PYTHONPATH": str(SIDE),
-        "VLLM_SERVER_DEV_MODE": "1",  # enables the weight-transfer endpoints; the server only listens on the loopback
+        # enables the weight-transfer endpoints; the server only listens on the loopback
+        "VLLM_SERVER_DEV_MODE": "1",
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True",
         "HF_HUB_OFFLINE": "1",

@@ -1,7 +1,8 @@
 """Weight transfer from this process to vLLM servers, over vLLM's weight-transfer endpoints.
 
-A transfer converts parameters to the tensors of a Hugging Face checkpoint (`models.hf.to_hf`), sends them in buckets
-rather than one by one, and describes each bucket to vLLM. The engine (rl/engines/vllm/engine.py) sends the surrounding
+A transfer converts parameters to the tensors of a Hugging Face checkpoint (`models.hf.to_hf`),
+sends them in buckets rather than one by one, and describes each bucket to vLLM. The engine
+(rl/engines/vllm/engine.py) sends the surrounding
 requests: pause, start, finish, resume.
 """
 
@@ -28,7 +29,13 @@ PREFIX = "evolver-weights-"
 ALIGNMENT = 64  # bytes; at least that of any dtype
 MIB = 1 << 20
 CONTROL = ("/pause", "/resume", "/reset_prefix_cache")
-UPDATE = ("/init_weight_transfer_engine", "/start_weight_update", "/update_weights", "/finish_weight_update", *CONTROL)
+UPDATE = (
+    "/init_weight_transfer_engine",
+    "/start_weight_update",
+    "/update_weights",
+    "/finish_weight_update",
+    *CONTROL,
+)
 DTYPES = {"float32": np.dtype(np.float32), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
 
 
@@ -69,14 +76,19 @@ class Bucket:
     slots: list[Slot] = field(default_factory=list)
     size: int = 0
 
-    def add(self, name: str, dtype: str, shape: tuple[int, ...], alignment: int = ALIGNMENT) -> None:
+    def add(
+        self, name: str, dtype: str, shape: tuple[int, ...], alignment: int = ALIGNMENT
+    ) -> None:
         slot = Slot(name, dtype, shape, -(-self.size // alignment) * alignment)
         self.slots.append(slot)
         self.size = slot.offset + slot.size
 
 
-def buckets_of(shape: qwen.Config, dtype: str, limit: int, alignment: int = ALIGNMENT) -> list[Bucket]:
-    """Split a model's tensors, in checkpoint order, into buckets of at most `limit` bytes or of one larger tensor."""
+def buckets_of(
+    shape: qwen.Config, dtype: str, limit: int, alignment: int = ALIGNMENT
+) -> list[Bucket]:
+    """Split a model's tensors, in checkpoint order, into buckets of at most `limit` bytes or of one
+    larger tensor."""
     buckets = [Bucket()]
     for name, dimensions in hf.shapes(shape):
         size = math.prod(dimensions) * DTYPES[dtype].itemsize
@@ -90,11 +102,13 @@ class Transfer(Protocol):
     """A way to send weights to servers."""
 
     replays: bool  # True if staged weights can be sent again, to a server that recovers later
-    whole: bool  # True if all weights are replaced, between start and finish requests; False for adapters
+    # True if all weights are replaced, between start and finish requests; False for adapters
+    whole: bool
     needs: tuple[str, ...]  # paths that a server must have
 
     def stage(self, params: qwen.Params) -> int:
-        """Prepare weights for sending; return their size in bytes. Blocking: call it in a thread."""
+        """Prepare weights for sending; return their size in bytes. Blocking: call it in a
+        thread."""
         ...
 
     async def connect(self, servers: Sequence[Receiver]) -> None:
@@ -102,7 +116,8 @@ class Transfer(Protocol):
         ...
 
     async def send(self, servers: Sequence[Receiver]) -> list[BaseException | None]:
-        """Send the staged weights to all servers in parallel; return one exception or None for each."""
+        """Send the staged weights to all servers in parallel; return one exception or None for
+        each."""
         ...
 
     def close(self) -> None:
@@ -111,23 +126,29 @@ class Transfer(Protocol):
 
 
 class SharedMemory:
-    """A `Transfer` through files in shared memory, to any number of servers on this machine, on any device.
+    """A `Transfer` through files in shared memory, to any number of servers on this machine, on any
+    device.
 
-    The whole model stays in `folder`, once for all servers, so that a server that recovers can be updated without the
-    learner. bucket: MiB per file. Each `stage` overwrites the files, because their memory is allocated already.
+    The whole model stays in `folder`, once for all servers, so that a server that recovers can be
+    updated without the
+    learner. bucket: MiB per file. Each `stage` overwrites the files, because their memory is
+    allocated already.
     """
 
     replays, whole, needs = True, True, UPDATE
 
     def __init__(self, shape: qwen.Config, *, dtype: str, folder: str | Path, bucket: float = 1024):
-        """Create the directory. Raises TransferError if `folder` does not have enough free space."""
+        """Create the directory. Raises TransferError if `folder` does not have enough free
+        space."""
         self.shape, self.buckets = shape, buckets_of(shape, dtype, int(bucket * MIB))
         needed = sum(bucket.size for bucket in self.buckets)
         try:
             _clear(Path(folder))
             free = shutil.disk_usage(folder).free
             if free < needed:
-                raise TransferError(f"{folder} has {free:,} bytes free; the weights need {needed:,}")
+                raise TransferError(
+                    f"{folder} has {free:,} bytes free; the weights need {needed:,}"
+                )
             self.folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=folder))
             self._owned = open(self.folder / "owner", "w")  # noqa: SIM115  (locked until close)
             fcntl.flock(self._owned, fcntl.LOCK_EX)
@@ -139,7 +160,9 @@ class SharedMemory:
         if not self._maps:
             for number, bucket in enumerate(self.buckets):
                 path = self.folder / f"bucket_{number:03}.bin"
-                with open(path, "wb") as file:  # allocate now: running out of memory later would kill the process
+                with open(
+                    path, "wb"
+                ) as file:  # allocate now: running out of memory later would kill the process
                     os.posix_fallocate(file.fileno(), 0, bucket.size)
                 self._maps.append(np.memmap(path, np.uint8, mode="r+", shape=(bucket.size,)))
         tensors = hf.to_hf(self.shape, params)
@@ -147,7 +170,11 @@ class SharedMemory:
             for slot in bucket.slots:
                 name, array = next(tensors)
                 assert name == slot.name, f"expected the tensor {slot.name}, got {name}"
-                place = held[slot.offset : slot.offset + slot.size].view(DTYPES[slot.dtype]).reshape(slot.shape)
+                place = (
+                    held[slot.offset : slot.offset + slot.size]
+                    .view(DTYPES[slot.dtype])
+                    .reshape(slot.shape)
+                )
                 np.copyto(place, np.asarray(array), casting="unsafe")
         return sum(bucket.size for bucket in self.buckets)
 
@@ -166,7 +193,9 @@ class SharedMemory:
             }
 
     async def connect(self, servers: Sequence[Receiver]) -> None:
-        await asyncio.gather(*(server.post("/init_weight_transfer_engine", {"init_info": {}}) for server in servers))
+        await asyncio.gather(
+            *(server.post("/init_weight_transfer_engine", {"init_info": {}}) for server in servers)
+        )
 
     async def send(self, servers: Sequence[Receiver]) -> list[BaseException | None]:
         if not self._maps:

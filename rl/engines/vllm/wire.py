@@ -1,7 +1,8 @@
 """HTTP client of one server: token ids in, token ids and log-probabilities out.
 
-It uses one of two endpoints, depending on the server's /openapi.json: vLLM's `/inference/v1/generate`, which reports
-the weight version behind every token, or `/v1/completions` of an OpenAI-compatible server that returns token ids.
+It uses one of two endpoints, depending on the server's /openapi.json: vLLM's
+`/inference/v1/generate`, which reports the weight version behind every token, or `/v1/completions`
+of an OpenAI-compatible server that returns token ids.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ from rl.engines import ContextFull, EngineFault
 from rl.trajectory import Sampling
 
 GENERATE, COMPLETIONS = "/inference/v1/generate", "/v1/completions"
-CONTROL_SECONDS = 1800.0  # timeout of a weight-update request, which may wait for requests in flight
+CONTROL_SECONDS = (
+    1800.0  # timeout of a weight-update request, which may wait for requests in flight
+)
 
 
 class ServerGone(Exception):
@@ -23,7 +26,8 @@ class ServerGone(Exception):
 
 
 class ServerBusy(Exception):
-    """The server refused for now (429, 5xx). after: seconds to wait, from Retry-After; 0 if it sent none."""
+    """The server refused for now (429, 5xx). after: seconds to wait, from Retry-After; 0 if it sent
+    none."""
 
     def __init__(self, message: str, after: float = 0.0):
         super().__init__(message)
@@ -37,30 +41,39 @@ class Part:
     tokens: list[int]
     logprobs: list[float]
     stop: str
-    version: int | None  # of the oldest weights that sampled these tokens; -1 = unknown weights, None = not reported
+    version: (
+        int | None
+    )  # of the oldest weights that sampled these tokens; -1 = unknown weights, None = not reported
     cached: int = 0  # prompt tokens found in the server's prefix cache
 
 
 class Server:
     """Client of one server.
 
-    url: with or without a trailing /v1. model: the policy's name on the server. key: sent as a bearer token.
+    url: with or without a trailing /v1. model: the policy's name on the server. key: sent as a
+    bearer token.
     """
 
     def __init__(self, url: str, model: str, key: str = ""):
         import httpx
 
         self.url, self.model = url.rstrip("/").removesuffix("/v1"), model
-        # Drop idle connections before the server does (after 5 s): otherwise a request may hit a closing connection.
-        limits = httpx.Limits(max_connections=None, max_keepalive_connections=256, keepalive_expiry=2.0)
-        self.http = httpx.AsyncClient(base_url=self.url, headers=bearer(key), limits=limits, timeout=None)
+        # Drop idle connections before the server does (after 5 s): otherwise a request may hit a
+        # closing connection.
+        limits = httpx.Limits(
+            max_connections=None, max_keepalive_connections=256, keepalive_expiry=2.0
+        )
+        self.http = httpx.AsyncClient(
+            base_url=self.url, headers=bearer(key), limits=limits, timeout=None
+        )
         self.paths: set[str] = {COMPLETIONS}
 
     async def close(self) -> None:
         await self.http.aclose()
 
     async def ask(self, method: str, path: str, *, timeout: float | None, **content: Any) -> Any:
-        """Send a request; return the JSON of the answer. Raises ServerGone, ServerBusy, ValueError (4xx answers)."""
+        """Send a request; return the JSON of the answer. Raises ServerGone, ServerBusy, ValueError
+        (4xx answers)."""
         import httpx
 
         try:
@@ -79,7 +92,9 @@ class Server:
         try:
             return response.json() if response.content else {}
         except ValueError:
-            raise ServerBusy(f"{self.url}{path}: the answer is not JSON: {response.text[:80]!r}") from None
+            raise ServerBusy(
+                f"{self.url}{path}: the answer is not JSON: {response.text[:80]!r}"
+            ) from None
 
     async def post(self, path: str, body: dict[str, Any] | None = None, **content: Any) -> Any:
         """Send a request of a weight update."""
@@ -93,14 +108,23 @@ class Server:
             return False
         return True
 
-    async def generate(self, prompt: list[int], sampling: Sampling, *, timeout: float | None = None) -> Part:
-        """Sample once. Raises ServerGone, ServerBusy, ContextFull, EngineFault (unusable answer)."""
+    async def generate(
+        self, prompt: list[int], sampling: Sampling, *, timeout: float | None = None
+    ) -> Part:
+        """Sample once. Raises ServerGone, ServerBusy, ContextFull, EngineFault (unusable
+        answer)."""
         path = GENERATE if GENERATE in self.paths else COMPLETIONS
         try:
-            answer = await self.ask("POST", path, timeout=timeout, json=request_of(path, self.model, prompt, sampling))
+            answer = await self.ask(
+                "POST", path, timeout=timeout, json=request_of(path, self.model, prompt, sampling)
+            )
         except ValueError as error:
             message = str(error)
-            if "context" in message or "max_model_len" in message or "maximum model length" in message:
+            if (
+                "context" in message
+                or "max_model_len" in message
+                or "maximum model length" in message
+            ):
                 raise ContextFull(message) from None
             raise EngineFault(message) from None
         try:
@@ -112,19 +136,29 @@ class Server:
             ) from None
 
     async def score(self, ids: list[int], *, timeout: float | None = 60.0) -> list[float]:
-        """Return log p(ids[i] | ids[:i]) for i >= 1 at temperature 1. Raises the same errors as `generate`."""
+        """Return log p(ids[i] | ids[:i]) for i >= 1 at temperature 1. Raises the same errors as
+        `generate`."""
         path = GENERATE if GENERATE in self.paths else COMPLETIONS
         body = request_of(path, self.model, ids, Sampling(max_tokens=1, temperature=0.0))
         options = body["sampling_params"] if path == GENERATE else body
         options["prompt_logprobs"] = 0
         try:
             answer = await self.ask("POST", path, timeout=timeout, json=body)
-            rows = answer["prompt_logprobs"] if path == GENERATE else answer["choices"][0]["prompt_logprobs"]
-            return [float(row[str(token)]["logprob"]) for token, row in zip(ids[1:], rows[1:], strict=True)]
+            rows = (
+                answer["prompt_logprobs"]
+                if path == GENERATE
+                else answer["choices"][0]["prompt_logprobs"]
+            )
+            return [
+                float(row[str(token)]["logprob"])
+                for token, row in zip(ids[1:], rows[1:], strict=True)
+            ]
         except ValueError as error:
             raise EngineFault(str(error)) from None
         except (KeyError, IndexError, TypeError) as error:
-            raise EngineFault(f"{self.url}{path} does not score prompts ({type(error).__name__}: {error})") from None
+            raise EngineFault(
+                f"{self.url}{path} does not score prompts ({type(error).__name__}: {error})"
+            ) from None
 
 
 def request_of(path: str, model: str, prompt: list[int], sampling: Sampling) -> dict[str, Any]:
@@ -140,12 +174,17 @@ def request_of(path: str, model: str, prompt: list[int], sampling: Sampling) -> 
         "logprobs": 0,  # of the sampled token only
     }
     if path == GENERATE:
-        return {"model": model, "token_ids": prompt, "sampling_params": options | {"detokenize": False}}
+        return {
+            "model": model,
+            "token_ids": prompt,
+            "sampling_params": options | {"detokenize": False},
+        }
     return {"model": model, "prompt": prompt, "return_token_ids": True} | options
 
 
 def part_of(path: str, answer: dict[str, Any], sampling: Sampling) -> Part:
-    """Return the sample in an answer. Raises KeyError, IndexError, TypeError or ValueError for an unusable answer."""
+    """Return the sample in an answer. Raises KeyError, IndexError, TypeError or ValueError for an
+    unusable answer."""
     choice = answer["choices"][0]
     tokens, version = [int(token) for token in choice["token_ids"]], None
     if path == GENERATE:
@@ -157,11 +196,15 @@ def part_of(path: str, answer: dict[str, Any], sampling: Sampling) -> Part:
         if spans and all(name.isdigit() for name in spans):
             version = min(int(name) for name in spans)
         elif spans:
-            version = -1  # weights that this run did not send, such as those that the server was started with
+            version = (
+                -1
+            )  # weights that this run did not send, such as those that the server was started with
     else:
         logprobs = [float(value) for value in choice["logprobs"]["token_logprobs"]]
     if len(tokens) != len(logprobs) or not all(math.isfinite(value) for value in logprobs):
-        raise ValueError(f"{len(tokens)} tokens, {len(logprobs)} log-probabilities, or one that is not finite")
+        raise ValueError(
+            f"{len(tokens)} tokens, {len(logprobs)} log-probabilities, or one that is not finite"
+        )
     if len(tokens) > sampling.max_tokens:
         raise ValueError(f"{len(tokens)} tokens, {sampling.max_tokens} requested")
     stop = choice["finish_reason"]

@@ -18,7 +18,10 @@ from vllm.distributed.weight_transfer.base import (
     WeightTransferUpdateInfo,
 )
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
-from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+from vllm.model_executor.model_loader.reload import (
+    finalize_layerwise_reload,
+    initialize_layerwise_reload,
+)
 
 BACKEND = "evolver_shm"
 
@@ -30,7 +33,8 @@ class SharedMemoryInit(WeightTransferInitInfo):
 
 @dataclass
 class SharedMemoryUpdate(WeightTransferUpdateInfo):
-    """One bucket: a file of `size` bytes, with the name, dtype, shape and byte offset of each tensor."""
+    """One bucket: a file of `size` bytes, with the name, dtype, shape and byte offset of each
+    tensor."""
 
     path: str = ""
     size: int = 0
@@ -41,7 +45,8 @@ class SharedMemoryUpdate(WeightTransferUpdateInfo):
 
 
 class SharedMemoryEngine(WeightTransferEngine):
-    """Reads tensors in checkpoint format from shared memory; vLLM's loader copies, splits and packs them."""
+    """Reads tensors in checkpoint format from shared memory; vLLM's loader copies, splits and packs
+    them."""
 
     init_info_cls = SharedMemoryInit
     update_info_cls = SharedMemoryUpdate
@@ -59,10 +64,14 @@ class SharedMemoryEngine(WeightTransferEngine):
             torch.accelerator.synchronize()
 
     def receive_weights(self, update_info: SharedMemoryUpdate) -> None:
-        held = torch.from_file(update_info.path, shared=False, size=update_info.size, dtype=torch.uint8)
+        held = torch.from_file(
+            update_info.path, shared=False, size=update_info.size, dtype=torch.uint8
+        )
 
         def tensors():
-            rows = zip(update_info.names, update_info.dtypes, update_info.shapes, update_info.offsets)
+            rows = zip(
+                update_info.names, update_info.dtypes, update_info.shapes, update_info.offsets
+            )
             for name, dtype_name, shape, offset in rows:
                 dtype = getattr(torch, dtype_name)
                 size = dtype.itemsize * torch.Size(shape).numel()
@@ -79,7 +88,8 @@ class SharedMemoryEngine(WeightTransferEngine):
 
 
 def repack_tied_head(model: torch.nn.Module) -> None:
-    """Repack the output head of a tied model on a CPU: its packed copy of the embedding survives a reload.
+    """Repack the output head of a tied model on a CPU: its packed copy of the embedding survives a
+    reload.
 
     Without this, the model would silently combine new layers with the old head.
     """

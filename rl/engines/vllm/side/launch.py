@@ -44,5 +44,7 @@ def end(child: subprocess.Popen) -> None:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches this process too; the trainer decides
+    signal.signal(
+        signal.SIGINT, signal.SIG_IGN
+    )  # Ctrl-C reaches this process too; the trainer decides
     sys.exit(main())

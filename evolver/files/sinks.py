@@ -1,5 +1,5 @@
-"""Copies of metrics for Weights & Biases and TensorBoard, and of some rollouts and pictures for the former. Their
-packages are imported only when asked for."""
+"""Copies of metrics for Weights & Biases and TensorBoard, and of some rollouts and pictures for the
+former. Their packages are imported only when asked for."""
 
 from __future__ import annotations
 
@@ -7,12 +7,23 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from evolver.workdir import plain
+from evolver.files.workdir import plain
 from rl.trajectory import Trajectory
 
 ROLLOUTS = 8  # rows of the table of rollouts
 SHOWN = 4000  # characters of one episode in it
-COLUMNS = ("step", "task", "origin", "query", "episode", "success", "outcome", "stop", "fate", "guided")
+COLUMNS = (
+    "step",
+    "task",
+    "origin",
+    "query",
+    "episode",
+    "success",
+    "outcome",
+    "stop",
+    "fate",
+    "guided",
+)
 
 
 class Sinks:
@@ -30,7 +41,8 @@ class Sinks:
         group: str = "",
         tags: Sequence[str] = (),
     ):
-        """Open the logs. wandb: "off", "offline" or "online". id: W&B run to continue. Raises OSError if W&B fails."""
+        """Open the logs. wandb: "off", "offline" or "online". id: W&B run to continue. Raises
+        OSError if W&B fails."""
         self.run, self.writer = None, None
         if wandb != "off":
             import wandb as client
@@ -57,7 +69,9 @@ class Sinks:
 
     def log(self, step: int, metrics: dict[str, Any]) -> None:
         """Log the numbers among the metrics."""
-        numbers = {key: value for key, value in plain(metrics).items() if isinstance(value, int | float)}
+        numbers = {
+            key: value for key, value in plain(metrics).items() if isinstance(value, int | float)
+        }
         if self.run:
             self.run.log(numbers, step=step)
         if self.writer:
@@ -100,5 +114,8 @@ def episode(trajectory: Trajectory) -> str:
     """Return the turns of a rollout as text."""
     lines = []
     for turn in trajectory.turns:
-        lines += [f"> {turn.action}", *(str(message.get("content", "")) for message in turn.observation)]
+        lines += [
+            f"> {turn.action}",
+            *(str(message.get("content", "")) for message in turn.observation),
+        ]
     return "\n".join(lines)

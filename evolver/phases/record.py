@@ -5,11 +5,11 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
-from evolver import hosts
+from evolver.build import Run
+from evolver.files.rollout_files import record_of
 from evolver.metrics import Metrics, faults_of, timed
-from evolver.play import play, sampling
-from evolver.records import record_of
-from evolver.run import Run
+from evolver.phases.play import play, sampling
+from evolver.processes import hosts
 from rl import learner
 from rl.evaluation import Scores, measures, scores_of
 from rl.rollout import Job
@@ -17,7 +17,9 @@ from rl.seeds import seed_of
 from rl.trajectory import Trajectory
 
 
-def write_trajectories(run: Run, step: int, trajectories: Sequence[Trajectory], fates: Sequence[str]) -> None:
+def write_trajectories(
+    run: Run, step: int, trajectories: Sequence[Trajectory], fates: Sequence[str]
+) -> None:
     """Write one line per rollout, every `log.trajectories` steps."""
     every = run.config.log.trajectories
     if every and step % every == 0:
@@ -55,31 +57,38 @@ def keep(run: Run) -> None:
     show(run, step, metrics)
     run.booked()
     if step % c.checkpoint.every == 0 or step == c.steps:
-        save(run, metric=best, replace=True)  # one that was saved when the run was interrupted lacks these books
+        save(
+            run, metric=best, replace=True
+        )  # one that was saved when the run was interrupted lacks these books
 
 
 def save(run: Run, metric: float | None = None, replace: bool = False) -> None:
-    """Save a checkpoint of the last complete step, and write both pools as files of the workdir. replace: also if the
-    step has one."""
+    """Save a checkpoint of the last complete step, and write both pools as files of the workdir.
+    replace: also if the step has one."""
     if run.navigating is not None and hosts.first():
         run.navigating.pool.save(run.workdir / "experience")
     synthetic = run.tasks.pool.tasks.values() if run.tasks.pool else ()
     run.workdir.log_tasks([*run.tasks.originals, *synthetic])
-    run.checkpoints.save(run.step, learner.trained(run.learner.state), run.saved, metric=metric, replace=replace)
+    run.checkpoints.save(
+        run.step, learner.trained(run.learner.state), run.saved, metric=metric, replace=replace
+    )
 
 
 def evaluate(run: Run, *, keep: str = "", repetition: int = 0, sweep: bool = False) -> Scores:
     """Return the scores on the held-out tasks, with the same seeds at every step.
 
-    sweep: also at `eval.temperatures`. keep: a name under which the rollouts are written to `trajectories/`, without
-    those of the sweep. repetition: number of the evaluation; each has its own seeds, and only the first (0) has greedy
-    rollouts, because no seed changes those.
+    sweep: also at `eval.temperatures`. keep: a name under which the rollouts are written to
+    `trajectories/`, without
+    those of the sweep. repetition: number of the evaluation; each has its own seeds, and only the
+    first (0) has greedy rollouts, because no seed changes those.
     """
     c, held_out = run.config, run.tasks.held_out
     seed = seed_of(c.seed, "evaluation", repetition) if repetition else c.seed
     shown: dict[str, list[tuple[str, str]]] = {}
     if c.eval.experience:
-        retrieved = hosts.on_first(run.navigating, lambda: run.navigating.retrieve([t.query for t in held_out]))
+        retrieved = hosts.on_first(
+            run.navigating, lambda: run.navigating.retrieve([t.query for t in held_out])
+        )
         shown = {t.id: [(e.id, e.content) for e in row] for t, row in zip(held_out, retrieved)}
         run.navigating.metrics()  # evaluation must leave no trace in the counters of the next step
 
@@ -106,7 +115,9 @@ def evaluate(run: Run, *, keep: str = "", repetition: int = 0, sweep: bool = Fal
         kinds = ["sampled"] * len(sampled) + ["greedy"] * len(greedy)
         records = [record_of(t, fate=kind) for t, kind in zip(sampled + greedy, kinds)]
         run.workdir.log_trajectories(keep, records)
-    return scores_of(sampled, greedy, temperature=c.eval.temperature, sweep=dict(zip(temperatures, others)))
+    return scores_of(
+        sampled, greedy, temperature=c.eval.temperature, sweep=dict(zip(temperatures, others))
+    )
 
 
 def show(run: Run, step: int, metrics: Metrics) -> None:

@@ -1,4 +1,5 @@
-"""Keys of the first layout of the configs and what replaced them; setting an old key reports its new name."""
+"""Keys of the first layout of the configs and what replaced them; setting an old key reports its
+new name."""
 
 RENAMED = {
     "template.tools": "template.show_tools",
@@ -33,7 +34,16 @@ RENAMED = {
     **dict.fromkeys(
         (
             f"imitation.{key}"
-            for key in ("demonstrations", "care", "careful", "muon_lr", "hint", "rows", "vocab", "final_lr")
+            for key in (
+                "demonstrations",
+                "care",
+                "careful",
+                "muon_lr",
+                "hint",
+                "rows",
+                "vocab",
+                "final_lr",
+            )
         ),
         "a config of `python -m experiments.imitation` (configs/base_policy.py)",
     ),

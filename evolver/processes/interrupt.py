@@ -1,7 +1,7 @@
 """Ctrl-C without loss: the first one ends the run at the next safe point, the second one at once.
 
-SIGTERM does the same. So does SIGHUP, the end of a terminal or of an ssh session, but only once: shells and the kernel
-both send it.
+SIGTERM does the same. So does SIGHUP, the end of a terminal or of an ssh session, but only once:
+shells and the kernel both send it.
 """
 
 from __future__ import annotations
@@ -27,16 +27,19 @@ class Interrupted(EndsRun):
 
 
 class RunEnds(EndsRun):
-    """The run cannot continue; it ends with everything complete saved. The message tells the user what to change."""
+    """The run cannot continue; it ends with everything complete saved. The message tells the user
+    what to change."""
 
 
 class Stop:
-    """Handles SIGINT, SIGTERM and SIGHUP inside a `with` block, and runs coroutines that may be abandoned.
+    """Handles SIGINT, SIGTERM and SIGHUP inside a `with` block, and runs coroutines that may be
+    abandoned.
 
-    Only rollouts go through `run`, because abandoning them loses nothing but time; an update is never interrupted.
+    Only rollouts go through `run`, because abandoning them loses nothing but time; an update is
+    never interrupted.
 
-    background: run the event loop continuously on its own thread. Otherwise it runs on the caller's thread, during
-    `run` and `finish` only.
+    background: run the event loop continuously on its own thread. Otherwise it runs on the caller's
+    thread, during `run` and `finish` only.
     """
 
     def __init__(self, *, background: bool = False):
@@ -67,7 +70,8 @@ class Stop:
         self._runner.close()
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Return the result of a coroutine. Raises Interrupted if the user asks the run to end before that."""
+        """Return the result of a coroutine. Raises Interrupted if the user asks the run to end
+        before that."""
         if self.asked:
             coroutine.close()
             raise Interrupted
@@ -121,7 +125,9 @@ def tell(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
     except OSError:
         silence(sys.stderr.fileno())
-    except RuntimeError:  # a signal came while something else was printed, and the stream allows one at a time
+    except (
+        RuntimeError
+    ):  # a signal came while something else was printed, and the stream allows one at a time
         pass
 
 
@@ -133,7 +139,8 @@ def silence(number: int) -> None:
 
 
 def _leave_terminal() -> None:
-    """Send to /dev/null what this process would write to a terminal: each write to one that is gone raises OSError."""
+    """Send to /dev/null what this process would write to a terminal: each write to one that is gone
+    raises OSError."""
     for number in (1, 2):
         with contextlib.suppress(OSError):  # already closed
             if stat.S_ISCHR(os.fstat(number).st_mode):

@@ -1,6 +1,6 @@
 """The report on a run: a table, `summary.md` and `curve.png`, from the files of its workdir alone.
 
-python -m evolver.report runs/quickstart
+python -m evolver.files.report runs/quickstart
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
+from evolver.files.progress import clock
+from evolver.files.workdir import Workdir
 from evolver.llm.store import accounts, ledger_lines
-from evolver.progress import clock
-from evolver.workdir import Workdir
 from models.files import BrokenFile, write_atomically
 from rl.evaluation import Scores, interval, paired_difference
 
@@ -29,7 +29,8 @@ FATES = {  # colours in the plot, from bottom to top
 
 
 def report(path: str | Path) -> str:
-    """Write `summary.md` and `curve.png`. Return the table and the path of the curve, for the terminal."""
+    """Write `summary.md` and `curve.png`. Return the table and the path of the curve, for the
+    terminal."""
     workdir = Workdir(path)
     text = table(workdir)
     draw(workdir, workdir / "curve.png")
@@ -38,7 +39,8 @@ def report(path: str | Path) -> str:
 
 
 def table(workdir: Workdir) -> str:
-    """Return the table of the first and last evaluation, with 95% intervals over tasks and the paired change."""
+    """Return the table of the first and last evaluation, with 95% intervals over tasks and the
+    paired change."""
     scores = workdir.scores()
     if not scores:
         return "there is no evaluation (config.eval.every=0)"
@@ -52,7 +54,9 @@ def table(workdir: Workdir) -> str:
         "",
     ]
     if first == last:
-        return "\n".join(lines + columns(single_rows(after), ("", f"step {last}")) + sweep_lines(after))
+        return "\n".join(
+            lines + columns(single_rows(after), ("", f"step {last}")) + sweep_lines(after)
+        )
     best = (f"before, at T={before.best_temperature()[0]:g}",) if before.sweep else ()
     head = ("", f"before (step {first})", *best, f"after (step {last})", "change")
     return "\n".join(lines + columns(paired_rows(before, after), head) + sharpening(before, after))
@@ -69,7 +73,8 @@ def sweep_lines(scores: Scores) -> list[str]:
 
 
 def sharpening(before: Scores, after: Scores) -> list[str]:
-    """Return a sentence on how much of a gain the untrained policy has at a better temperature; [] if not measured."""
+    """Return a sentence on how much of a gain the untrained policy has at a better temperature; []
+    if not measured."""
     if not before.sweep:
         return []
     temperature, best_N = before.best_temperature()
@@ -84,7 +89,8 @@ def sharpening(before: Scores, after: Scores) -> list[str]:
 
 
 def single_rows(*scores: Scores) -> list[tuple[str, ...]]:
-    """Return the rows of one evaluation, or the means of several seeds with their standard deviation (n - 1)."""
+    """Return the rows of one evaluation, or the means of several seeds with their standard
+    deviation (n - 1)."""
     evaluations, rows = [dict(measures(s)) for s in scores], []
     for name in evaluations[0]:
         value_SN = np.stack([values[name] for values in evaluations if name in values])
@@ -107,10 +113,13 @@ def paired_rows(before: Scores, after: Scores) -> list[tuple[str, ...]]:
 
 
 def at_best_temperature(scores: Scores) -> Scores:
-    """Return the scores at the temperature with the highest success; greedy rollouts count once per task."""
+    """Return the scores at the temperature with the highest success; greedy rollouts count once per
+    task."""
     temperature = scores.best_temperature()[0]
     if temperature == 0:
-        success_NR = [[success] * len(row) for success, row in zip(scores.greedy_N, scores.success_NR)]
+        success_NR = [
+            [success] * len(row) for success, row in zip(scores.greedy_N, scores.success_NR)
+        ]
     else:
         success_NR = scores.sweep.get(f"{temperature:g}", scores.success_NR)
     return dataclasses.replace(scores, success_NR=success_NR, greedy_N=[])
@@ -134,11 +143,15 @@ def estimate(value_N: np.ndarray) -> str:
 
 
 def columns(rows: list[tuple[str, ...]], head: tuple[str, ...]) -> list[str]:
-    """Return a header, a rule and the rows as aligned lines of text; the first column is left-aligned."""
+    """Return a header, a rule and the rows as aligned lines of text; the first column is
+    left-aligned."""
     widths = [max(len(row[i]) for row in [head, *rows]) for i in range(len(head))]
     lines = []
     for first, *others in [head, *rows]:
-        cells = [first.ljust(widths[0]), *[cell.rjust(width) for cell, width in zip(others, widths[1:])]]
+        cells = [
+            first.ljust(widths[0]),
+            *[cell.rjust(width) for cell, width in zip(others, widths[1:])],
+        ]
         lines.append("  ".join(cells).rstrip())
     return [lines[0], "-" * max(len(line) for line in lines), *lines[1:]]
 
@@ -154,10 +167,16 @@ def summary(workdir: Workdir, text: str) -> str:
                 fate = key.removeprefix("ledger/")
                 fates[fate] = fates.get(fate, 0) + (value or 0)
     total = sum(fates.values())
-    mechanisms = [m for m in ("questioning", "navigating", "attributing") if config.get(m, {}).get("enabled")]
+    mechanisms = [
+        m for m in ("questioning", "navigating", "attributing") if config.get(m, {}).get("enabled")
+    ]
     facts = [
         ("environment", config.get("env", {}).get("name")),
-        ("policy", config.get("model", {}).get("path") or f"random {config.get('model', {}).get('preset')}"),
+        (
+            "policy",
+            config.get("model", {}).get("path")
+            or f"random {config.get('model', {}).get('preset')}",
+        ),
         ("mechanisms", ", ".join(mechanisms) or "none (original tasks only)"),
         ("advantage", config.get("advantage", {}).get("name")),
         ("steps", last.get("step")),
@@ -166,36 +185,59 @@ def summary(workdir: Workdir, text: str) -> str:
         ("rollouts", f"{total:,.0f}" if total else None),
         ("revision", record.get("git")),
     ]
-    lines = [f"# {workdir.path.name}", "", "![learning curve](curve.png)", "", "```", text, "```", ""]
+    lines = [
+        f"# {workdir.path.name}",
+        "",
+        "![learning curve](curve.png)",
+        "",
+        "```",
+        text,
+        "```",
+        "",
+    ]
     lines += [f"- {name}: {value}" for name, value in facts if value is not None]
     if total:
         lines += ["", "Rollouts by fate:", "", "| fate | rollouts | share |", "|---|---:|---:|"]
         ranked = sorted(fates.items(), key=lambda item: -item[1])
-        lines += [f"| {fate} | {count:,.0f} | {count / total:.1%} |" for fate, count in ranked if count]
+        lines += [
+            f"| {fate} | {count:,.0f} | {count / total:.1%} |" for fate, count in ranked if count
+        ]
     return "\n".join([*lines, *chat_lines(workdir)]) + "\n"
 
 
 def chat_lines(workdir: Workdir) -> list[str]:
-    """Return the table of the calls to language models by role, from `llm.jsonl`; [] if there were none."""
+    """Return the table of the calls to language models by role, from `llm.jsonl`; [] if there were
+    none."""
     lines = ledger_lines(workdir / "llm.jsonl")
     if not lines:
         return []
-    head = (
-        "| role | calls | cached | tokens in | tokens out | money | seconds p50 / p95 | failed attempts | unanswered |"
-    )
+    head = "| role | calls | cached | tokens in | tokens out | money | seconds p50 / p95 | failed attempts | unanswered |"
     rows = ["", "Calls to language models:", "", head, "|---|" + "---:|" * 8]
     for role, a in sorted(accounts(lines).items()):
-        seconds = [line.get("seconds", 0.0) for line in lines if line["role"] == role and line["what"] == "call"]
+        seconds = [
+            line.get("seconds", 0.0)
+            for line in lines
+            if line["role"] == role and line["what"] == "call"
+        ]
         p50, p95 = np.percentile(seconds or [0.0], [50, 95])
         cached = f"{a.hits:,} ({a.hits / (a.calls + a.hits):.1%})" if a.calls + a.hits else "0"
         failed = ", ".join(f"{kind} {count}" for kind, count in a.failures.most_common()) or "0"
-        cells = [f"{a.calls:,}", cached, f"{a.prompt_tokens:,}", f"{a.completion_tokens:,}", f"{a.money:.4g}"]
-        rows.append(f"| {role} | {' | '.join(cells)} | {p50:.2f} / {p95:.2f} | {failed} | {a.unanswered} |")
+        cells = [
+            f"{a.calls:,}",
+            cached,
+            f"{a.prompt_tokens:,}",
+            f"{a.completion_tokens:,}",
+            f"{a.money:.4g}",
+        ]
+        rows.append(
+            f"| {role} | {' | '.join(cells)} | {p50:.2f} / {p95:.2f} | {failed} | {a.unanswered} |"
+        )
     return rows
 
 
 def draw(workdir: Workdir, path: Path) -> None:
-    """Draw the learning curve: held-out success with its interval, success in training, and the fates of rollouts."""
+    """Draw the learning curve: held-out success with its interval, success in training, and the
+    fates of rollouts."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -219,10 +261,16 @@ def draw_success(axes: Any, scores: dict[int, Scores], metrics: list[dict[str, A
     """Draw success in percent over steps."""
     ends = []
     for origin, colour in (("original", ORIGINAL), ("synthetic", SYNTHETIC)):
-        points = [(m["step"], 100 * m[key]) for m in metrics if m.get(key := f"rollout/success/{origin}") is not None]
+        points = [
+            (m["step"], 100 * m[key])
+            for m in metrics
+            if m.get(key := f"rollout/success/{origin}") is not None
+        ]
         if points:
             step_S, value_S = np.array(points).T
-            axes.plot(step_S, value_S, ".", color=colour, alpha=0.25, markersize=4, markeredgewidth=0)
+            axes.plot(
+                step_S, value_S, ".", color=colour, alpha=0.25, markersize=4, markeredgewidth=0
+            )
             axes.plot(step_S, smooth(value_S), color=colour, linewidth=1.4)
             ends.append((smooth(value_S)[-1], f"training, {origin} tasks", colour))
     if scores:
@@ -242,7 +290,8 @@ def draw_success(axes: Any, scores: dict[int, Scores], metrics: list[dict[str, A
 
 
 def label_ends(axes: Any, ends: list[tuple[float, str, str]]) -> None:
-    """Write a name at the right end (value, name, colour) of each curve; move names apart that would overlap."""
+    """Write a name at the right end (value, name, colour) of each curve; move names apart that
+    would overlap."""
     height, gap = -np.inf, 6.0
     for value, text, colour in sorted(ends, key=lambda end: end[0]):
         height = max(value, height + gap, 2.0)
@@ -261,14 +310,27 @@ def draw_ledger(axes: Any, metrics: list[dict[str, Any]]) -> None:
         return
     step_S = np.array([m["step"] for m in lines])
     total_S = np.array([m["ledger/rollouts"] for m in lines], float)
-    share = {fate: np.array([m.get(f"ledger/{fate}", 0) for m in lines]) / total_S for fate in FATES if fate != "other"}
+    share = {
+        fate: np.array([m.get(f"ledger/{fate}", 0) for m in lines]) / total_S
+        for fate in FATES
+        if fate != "other"
+    }
     share["other"] = np.clip(1 - sum(share.values()), 0, None)
     shown = {fate: 100 * s for fate, s in share.items() if s.max() > 1e-6}
-    axes.stackplot(step_S, list(shown.values()), colors=[FATES[fate] for fate in shown], linewidth=0)
+    axes.stackplot(
+        step_S, list(shown.values()), colors=[FATES[fate] for fate in shown], linewidth=0
+    )
     axes.set_ylim(0, 100)
     axes.set_ylabel("rollouts, %")
     names = [fate.replace("_", " ") for fate in shown]
-    axes.legend(axes.collections, names, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False, fontsize=9)
+    axes.legend(
+        axes.collections,
+        names,
+        loc="center left",
+        bbox_to_anchor=(1.0, 0.5),
+        frameon=False,
+        fontsize=9,
+    )
 
 
 def smooth(value_S: np.ndarray, window: int = 5) -> np.ndarray:
@@ -283,7 +345,10 @@ def main(folders: list[str]) -> int:
         workdir = Workdir(folder)
         try:
             if not (workdir.metrics() or workdir.scores()):
-                print(f"{folder}: nothing to report on: it contains neither metrics.jsonl nor eval/", file=sys.stderr)
+                print(
+                    f"{folder}: nothing to report on: it contains neither metrics.jsonl nor eval/",
+                    file=sys.stderr,
+                )
                 return 1
             print(report(folder))
         except BrokenFile as error:

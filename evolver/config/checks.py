@@ -1,7 +1,8 @@
-"""Checks of a configuration before anything is compiled: every problem is found and reported at once.
+"""Checks of a configuration before anything is compiled: every problem is found and reported at
+once.
 
-Each check yields sentences, so that a user fixes a config once and not key by key. Nothing here imports jax, unless the
-mesh asks for more than one device or a plug imports it.
+Each check yields sentences, so that a user fixes a config once and not key by key. Nothing here
+imports jax, unless the mesh asks for more than one device or a plug imports it.
 """
 
 from __future__ import annotations
@@ -20,17 +21,19 @@ from typing import Any
 from envs.packages import how_to_install
 from envs.remote import Connections
 from envs.world import Task
-from evolver import engine, plugs
+from evolver import engine
+from evolver.config import plugs
+from evolver.config.paths import model_folder, resolve
+from evolver.config.renamed import RENAMED
+from evolver.files.workdir import Workdir, plain, read_tasks
 from evolver.llm import roles
 from evolver.llm.client import PLAYED
 from evolver.navigating import pool as pools
-from evolver.paths import model_folder, resolve
-from evolver.renamed import RENAMED
-from evolver.workdir import Workdir, plain, read_tasks
 from models import hf_config
 from models.files import BrokenFile
 
-# Keys that may differ when a run resumes: they change what is written and how fast, never what is learned so far.
+# Keys that may differ when a run resumes: they change what is written and how fast, never what is
+# learned so far.
 RESUMABLE = (
     "steps", "log.", "checkpoint.", "rollout.timeout", "env.timeout", "env.url", "env.python", "env.workers",
     "env.memory_mb", "env.recycle", "hosts.",
@@ -45,9 +48,9 @@ EMPTY = [{"role": "user", "content": ""}]  # the shortest conversation
 def problems(config: Any, keys: Any, workdir: str | Path, mode: str) -> list[str]:
     """Return everything that is wrong with running `config` in `workdir`; [] if nothing is.
 
-    keys: `configs.base.keys()`, the schema with its rules. Checks that need a whole config run on the schema updated
-    with the values of `config`, or the nearest ones that are allowed, so that one bad key neither hides nor causes
-    other problems.
+    keys: `configs.base.keys()`, the schema with its rules. Checks that need a whole config run on
+    the schema updated with the values of `config`, or the nearest ones that are allowed, so that
+    one bad key neither hides nor causes other problems.
     """
     if "demonstrations" in config:
         return ["this is a config of imitation: run `python -m experiments.imitation --config=...`"]
@@ -68,14 +71,17 @@ def problems(config: Any, keys: Any, workdir: str | Path, mode: str) -> list[str
     result += workdir_problems(config, workdir, mode, keys.config)
     # What is said about a key whose value is wrong in itself is about the value that replaced it.
     named = re.compile(rf"({'|'.join(map(re.escape, wrong))})\b") if wrong else None
-    return result[:found] + [problem for problem in result[found:] if not (named and named.search(problem))]
+    return result[:found] + [
+        problem for problem in result[found:] if not (named and named.search(problem))
+    ]
 
 
-# --- keys and single values ------------------------------------------------------------------------------------------
+# --- keys and single values -----------------------------------------------------------------------
 
 
 def flat(config: Any, prefix: str = "", *, as_json: bool = True) -> dict[str, Any]:
-    """Return {"rollout.tasks": 32, ...} of a ConfigDict or a dict of dicts; a group `args` is one value, a dict.
+    """Return {"rollout.tasks": 32, ...} of a ConfigDict or a dict of dicts; a group `args` is one
+    value, a dict.
 
     as_json: convert those groups by `plain`, which turns a number that is not finite into None.
     """
@@ -93,28 +99,37 @@ def flat(config: Any, prefix: str = "", *, as_json: bool = True) -> dict[str, An
 
 
 def unknown_key(name: str, known: list[str]) -> str:
-    """Return the message for a key that does not exist: its new name, the nearest key, or the keys of its group."""
+    """Return the message for a key that does not exist: its new name, the nearest key, or the keys
+    of its group."""
     if name in RENAMED:
         return f"config.{name} has been renamed: use {RENAMED[name]}"
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.75)
     if not near:
         last = {key.rpartition(".")[2]: key for key in known}
-        near = [last[k] for k in difflib.get_close_matches(name.rpartition(".")[2], last, n=1, cutoff=0.75)]
+        near = [
+            last[k]
+            for k in difflib.get_close_matches(name.rpartition(".")[2], last, n=1, cutoff=0.75)
+        ]
     if near:
         return f"config.{name}: there is no such key. Did you mean {near[0]}?"
     group = name.rpartition(".")[0]
     prefix = f"{group}." if any(key.startswith(f"{group}.") for key in known) else ""
-    there = dict.fromkeys(key.removeprefix(prefix).partition(".")[0] for key in known if key.startswith(prefix))
+    there = dict.fromkeys(
+        key.removeprefix(prefix).partition(".")[0] for key in known if key.startswith(prefix)
+    )
     return f"config.{name}: there is no such key. {f'config.{group}' if prefix else 'config'} has {', '.join(there)}"
 
 
 def shape_problems(config: Any, schema: Any) -> Iterator[str]:
-    """Yield a problem for each key that does not exist, is missing, or has another type than in the schema."""
+    """Yield a problem for each key that does not exist, is missing, or has another type than in the
+    schema."""
     ours, known = flat(config), flat(schema)
     yield from (unknown_key(name, list(known)) for name in ours if name not in known)
     missing = [name for name in known if name not in ours]
     if missing:
-        names = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
+        names = ", ".join(missing[:3]) + (
+            f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+        )
         yield f"the config lacks {names}; a variant starts from configs/base.py, which has every key"
     for name, default in known.items():
         if name not in missing and not same_type(ours[name], default):
@@ -128,7 +143,8 @@ def same_type(value: Any, default: Any) -> bool:
 
 
 def value_problems(config: Any, rules: dict[str, Any]) -> Iterator[str]:
-    """Yield a problem for each value outside the bounds or choices that are declared beside its key."""
+    """Yield a problem for each value outside the bounds or choices that are declared beside its
+    key."""
     for name, value in flat(config).items():
         rule = rules.get(name)
         if rule is None or rule.free or not same_type(value, rule.default):
@@ -141,8 +157,8 @@ def value_problems(config: Any, rules: dict[str, Any]) -> Iterator[str]:
 
 
 def fitted(config: Any, keys: Any) -> Any:
-    """Return the schema, updated with every value of `config` whose key exists and whose type fits; a value out of
-    bounds is replaced by the nearest one that is allowed."""
+    """Return the schema, updated with every value of `config` whose key exists and whose type fits;
+    a value out of bounds is replaced by the nearest one that is allowed."""
     result, values = keys.config.copy_and_resolve_references(), flat(config, as_json=False)
     for name, rule in keys.rules.items():
         if name in values and same_type(values[name], {} if rule.free else rule.default):
@@ -158,16 +174,18 @@ def fitted(config: Any, keys: Any) -> Any:
 
 
 def plug_problems(config: Any) -> Iterator[str]:
-    """Yield problems with plugs that cannot be loaded, and with arguments that do not fit their signatures."""
+    """Yield problems with plugs that cannot be loaded, and with arguments that do not fit their
+    signatures."""
     for key, name, args in plugs.in_config(config):
         yield from plugs.problems(key, name, args)
 
 
-# --- values that conflict --------------------------------------------------------------------------------------------
+# --- values that conflict -------------------------------------------------------------------------
 
 
 def contradictions(config: Any, mode: str, *, plugged: bool = True) -> Iterator[str]:
-    """Yield settings that are individually valid but conflict. plugged: True if all plugs can be loaded."""
+    """Yield settings that are individually valid but conflict. plugged: True if all plugs can be
+    loaded."""
     c, q, n = config, config.questioning, config.navigating
     if plugged:
         yield from plug_contradictions(c)
@@ -198,7 +216,13 @@ def contradictions(config: Any, mode: str, *, plugged: bool = True) -> Iterator[
         )
     if n.pool and not n.enabled:
         yield "config.navigating.pool is given, but config.navigating.enabled is False"
-    if n.enabled and not n.pool and n.rollouts == 0 and n.every == 0 and not (n.solutions and q.enabled):
+    if (
+        n.enabled
+        and not n.pool
+        and n.rollouts == 0
+        and n.every == 0
+        and not (n.solutions and q.enabled)
+    ):
         yield "config.navigating never fills its pool: set config.navigating.pool, rollouts, solutions or every"
     if c.eval.experience and not n.enabled:
         yield "config.eval.experience needs config.navigating.enabled=True"
@@ -245,14 +269,15 @@ def contradictions(config: Any, mode: str, *, plugged: bool = True) -> Iterator[
 
 
 def plug_contradictions(c: Any) -> Iterator[str]:
-    """Yield conflicts between plugs, such as an estimator that needs labels while nothing makes them."""
-    reads = set(plugs.positional(plugs.load("advantage", c.advantage.name)))
-    if "label_NK" in reads and not c.attributing.enabled:
+    """Yield conflicts between plugs, such as an estimator that needs labels while nothing makes
+    them."""
+    needs_labels = getattr(plugs.load("advantage", c.advantage.name), "needs_labels", None)
+    if needs_labels and not c.attributing.enabled:
         yield (
             f"config.advantage.name={c.advantage.name} needs labels of turns: set config.attributing.enabled=True, or"
             " an estimator without labels, such as config.advantage.name=grpo"
         )
-    if c.attributing.enabled and not reads & {"label_NK", "batch", "trajectories"}:
+    if c.attributing.enabled and needs_labels is False:
         yield (
             f"config.attributing.enabled makes labels, but config.advantage.name={c.advantage.name} ignores them: set"
             " config.advantage.name=adca, or config.attributing.enabled=False"
@@ -268,10 +293,14 @@ def plug_contradictions(c: Any) -> Iterator[str]:
         yield "config.loss.args.clip_high_guided is below clip_high: guided rollouts would be clipped more than others"
     if 0 < (clip.get("dual_clip") or 0) <= 1:
         yield f"config.loss.args.dual_clip={clip['dual_clip']} must be above 1, or 0 for none"
-    calls = plugs.values("questioning.explorer", c.questioning.explorer.name, c.questioning.explorer.args.to_dict())
+    calls = plugs.values(
+        "questioning.explorer", c.questioning.explorer.name, c.questioning.explorer.args.to_dict()
+    )
     if calls.get("least", 0) > calls.get("most", math.inf):
         yield f"config.questioning.explorer.args.least={calls['least']} calls of a task are above most={calls['most']}"
-    reproduces = getattr(plugs.load("attributing.judge", c.attributing.judge.name), "reproduces_outcome", False)
+    reproduces = getattr(
+        plugs.load("attributing.judge", c.attributing.judge.name), "reproduces_outcome", False
+    )
     outcome_judge = plugs.load("questioning.judge", c.questioning.judge.name)
     judged = c.questioning.enabled and getattr(outcome_judge, "replaces_outcome", True)
     if c.attributing.enabled and reproduces and judged:
@@ -318,11 +347,12 @@ def training_contradictions(c: Any) -> Iterator[str]:
         yield f"config.optim.warmup={c.optim.warmup} updates is longer than the whole run"
 
 
-# --- files, worlds, devices ------------------------------------------------------------------------------------------
+# --- files, worlds, devices -----------------------------------------------------------------------
 
 
 def model_problems(config: Any, mode: str) -> Iterator[str]:
-    """Yield problems with a checkpoint that could not be loaded, or a tokenizer that does not belong to it."""
+    """Yield problems with a checkpoint that could not be loaded, or a tokenizer that does not
+    belong to it."""
     path, tokenizer = config.model.path, config.model.tokenizer
     vocab, ends = 0, set()
     if path:
@@ -353,17 +383,27 @@ def model_problems(config: Any, mode: str) -> Iterator[str]:
 
 
 def command_that_writes(path: str) -> str:
-    """Return the command that makes the policy at `path`, "" if no config of the repository does."""
+    """Return the command that makes the policy at `path`, "" if no config of the repository
+    does."""
     if path == ".cache/smollm2-135m-instruct":
         return "make pretrained"
     recipe = f"configs/{Path(path).parent.name}.py"
-    made = path == f"runs/{Path(recipe).stem}/policy" and recipe.endswith("_base.py") and resolve(recipe).is_file()
+    made = (
+        path == f"runs/{Path(recipe).stem}/policy"
+        and recipe.endswith("_base.py")
+        and resolve(recipe).is_file()
+    )
     return f"python -m experiments.imitation --config={recipe}" if made else ""
 
 
 def shape_conflicts(config: Any, path: str, shape: dict[str, Any]) -> Iterator[str]:
-    """Yield settings that do not fit the shape of a checkpoint: keyword arguments of `qwen.Config`."""
-    context, most, scaling = config.rollout.context, shape["max_positions"], shape.get("rope_scaling")
+    """Yield settings that do not fit the shape of a checkpoint: keyword arguments of
+    `qwen.Config`."""
+    context, most, scaling = (
+        config.rollout.context,
+        shape["max_positions"],
+        shape.get("rope_scaling"),
+    )
     most = max(most, round(scaling.factor * scaling.original)) if scaling else most
     if context > most:
         yield (
@@ -375,8 +415,8 @@ def shape_conflicts(config: Any, path: str, shape: dict[str, Any]) -> Iterator[s
 
 
 def tokenizer_problems(config: Any, vocab: int, ends: set[int]) -> Iterator[str]:
-    """Yield problems with a tokenizer, alone and with a checkpoint of `vocab` entries (0 = unknown) whose turns end
-    with one of the tokens `ends`."""
+    """Yield problems with a tokenizer, alone and with a checkpoint of `vocab` entries (0 = unknown)
+    whose turns end with one of the tokens `ends`."""
     from models import chat
     from models.tokenizer import Tokenizer, TokenizerError
 
@@ -392,7 +432,10 @@ def tokenizer_problems(config: Any, vocab: int, ends: set[int]) -> Iterator[str]
             loaded = loaded.with_thinking(config.template.thinking == "on")
         except TokenizerError as error:
             yield f"config.template.thinking={config.template.thinking} for {name}: {error}"
-    room, least = config.rollout.context - config.rollout.max_tokens, len(chat.opening(loaded, EMPTY))
+    room, least = (
+        config.rollout.context - config.rollout.max_tokens,
+        len(chat.opening(loaded, EMPTY)),
+    )
     if 0 < room <= least:
         yield (
             f"config.rollout.max_tokens={config.rollout.max_tokens} leaves {room} tokens of config.rollout.context="
@@ -411,9 +454,13 @@ def tokenizer_problems(config: Any, vocab: int, ends: set[int]) -> Iterator[str]
 
 
 def world_problems(config: Any, mode: str) -> Iterator[str]:
-    """Yield problems with the world and its tasks: unknown worlds, empty splits, too few tasks, broken task files."""
+    """Yield problems with the world and its tasks: unknown worlds, empty splits, too few tasks,
+    broken task files."""
     counts, tasks, held_out = {}, {}, []
-    for name, path in (("env.tasks", config.env.tasks), ("questioning.tasks", config.questioning.tasks)):
+    for name, path in (
+        ("env.tasks", config.env.tasks),
+        ("questioning.tasks", config.questioning.tasks),
+    ):
         if path:
             try:
                 tasks[name] = read_tasks(resolve(path))
@@ -430,10 +477,15 @@ def world_problems(config: Any, mode: str) -> Iterator[str]:
         args = config.env.args.to_dict()
         try:
             if wrong := plugs.misfits(world_class(config.env.name), args):
-                yield from (f"config.env.args.{name}={args[name]!r} {why}" for name, why in wrong.items())
+                yield from (
+                    f"config.env.args.{name}={args[name]!r} {why}" for name, why in wrong.items()
+                )
                 return
             world = make(config.env.name, **args)
-        except (Exception, SystemExit) as error:  # an adapter may raise anything, and its message is for the user
+        except (
+            Exception,
+            SystemExit,
+        ) as error:  # an adapter may raise anything, and its message is for the user
             given = f" with config.env.args={args}" if args else ""
             yield f"config.env.name={config.env.name}{given}: {reason(error)}"
             return
@@ -450,11 +502,15 @@ def world_problems(config: Any, mode: str) -> Iterator[str]:
                 yield f"config.{name}={split}: {config.env.name}{given}: {reason(error)}"
                 if isinstance(error, NotImplementedError):  # and so is every other split
                     break
-        with contextlib.suppress(Exception):  # a split that this mode does not evaluate on may be unknown
+        with contextlib.suppress(
+            Exception
+        ):  # a split that this mode does not evaluate on may be unknown
             held_out = world.tasks(config.eval.split) if config.eval.split else []
         world.close()
     yield from leaks(roles.for_evaluation(config) if mode == "eval" else config, tasks, held_out)
-    name, value = ("env.tasks", config.env.tasks) if config.env.tasks else ("env.split", config.env.split)
+    name, value = (
+        ("env.tasks", config.env.tasks) if config.env.tasks else ("env.split", config.env.split)
+    )
     if mode not in ("train", "plan"):
         return
     needed = originals_needed(config)
@@ -477,17 +533,19 @@ def reason(error: BaseException) -> str:
     text = str(error).strip()
     if isinstance(error, NotImplementedError):
         return text or "its class does not define a method that a world needs (envs.world.World)"
-    known = isinstance(error, ValueError | OSError | ImportError) and not isinstance(error, UnicodeError)
+    known = isinstance(error, ValueError | OSError | ImportError) and not isinstance(
+        error, UnicodeError
+    )
     return text if known and text else f"{type(error).__name__}{f': {text}' if text else ''}"
 
 
 def leaks(config: Any, tasks: dict[str, list[Task]], held_out: list[Task]) -> Iterator[str]:
     """Yield a problem for each source of training that contains held-out tasks.
 
-    held_out: all tasks of `eval.split`. tasks: those of "env.split", "env.tasks" and "questioning.tasks", as far as
-    they are known. A task leaks if its id is that of a held-out task or its split is `eval.split`; a synthetic task has
-    the split of the task that it grew from. A pool leaks if one of its splits, or a task that it names as a source,
-    does.
+    held_out: all tasks of `eval.split`. tasks: those of "env.split", "env.tasks" and
+    "questioning.tasks", as far as they are known. A task leaks if its id is that of a held-out task
+    or its split is `eval.split`; a synthetic task has the split of the task that it grew from. A
+    pool leaks if one of its splits, or a task that it names as a source, does.
     """
     split, ids = config.eval.split, {task.id for task in held_out}
     if not split:
@@ -514,15 +572,21 @@ def leaks(config: Any, tasks: dict[str, list[Task]], held_out: list[Task]) -> It
 
 def originals_needed(config: Any) -> int:
     """Return the number of original tasks in a training step."""
-    synthetic = round(config.questioning.share * config.rollout.tasks) if config.questioning.enabled else 0
+    synthetic = (
+        round(config.questioning.share * config.rollout.tasks) if config.questioning.enabled else 0
+    )
     return config.rollout.tasks - synthetic
 
 
 def install_problems(config: Any, mode: str) -> Iterator[str]:
-    """Yield packages, files and devices that this machine lacks; nothing for a plan, which is for another machine."""
+    """Yield packages, files and devices that this machine lacks; nothing for a plan, which is for
+    another machine."""
     if mode == "plan":
         return
-    wanted = {"wandb": ("wandb", config.log.wandb != "off"), "tensorboardX": ("tensorboard", config.log.tensorboard)}
+    wanted = {
+        "wandb": ("wandb", config.log.wandb != "off"),
+        "tensorboardX": ("tensorboard", config.log.tensorboard),
+    }
     for package, (name, needed) in wanted.items():
         if needed and importlib.util.find_spec(package) is None:
             yield f"config.log needs {package}, which is not installed: {how_to_install(name)}"
@@ -547,7 +611,8 @@ def install_problems(config: Any, mode: str) -> Iterator[str]:
 
 
 def mesh_problems(config: Any) -> Iterator[str]:
-    """Yield why the mesh cannot be used: it does not divide the model or a row, or the sharding rules are wrong."""
+    """Yield why the mesh cannot be used: it does not divide the model or a row, or the sharding
+    rules are wrong."""
     unknown = [
         f"config.sharding.{name}={rule}: {axis} is not a mesh axis; the axes are {', '.join(config.mesh)}"
         for name, rule in config.sharding.items()
@@ -585,10 +650,12 @@ def mesh_problems(config: Any) -> Iterator[str]:
         return  # a problem of the model, which model_problems reports
 
 
-# --- the workdir -----------------------------------------------------------------------------------------------------
+# --- the workdir ----------------------------------------------------------------------------------
 
 
-def workdir_problems(config: Any, workdir: str | Path, mode: str, schema: Any = None) -> Iterator[str]:
+def workdir_problems(
+    config: Any, workdir: str | Path, mode: str, schema: Any = None
+) -> Iterator[str]:
     """Yield why a workdir cannot be used: it cannot be written, or it belongs to something else."""
     path = Path(workdir)
     if "://" in str(workdir):
@@ -606,7 +673,9 @@ def workdir_problems(config: Any, workdir: str | Path, mode: str, schema: Any = 
         if not parent.is_dir():
             yield f"--workdir={workdir}: {parent} is a file, not a directory"
             return
-        tempfile.TemporaryFile(dir=parent).close()  # permission bits are not enough: root ignores them
+        tempfile.TemporaryFile(
+            dir=parent
+        ).close()  # permission bits are not enough: root ignores them
     except OSError as error:
         yield f"--workdir={workdir}: {parent} cannot be written ({error.strerror})"
         return
@@ -643,14 +712,16 @@ def workdir_problems(config: Any, workdir: str | Path, mode: str, schema: Any = 
 
 
 def resume_problems(config: Any, path: Path) -> Iterator[str]:
-    """Yield why the run in `path` cannot go on: damaged metrics, missing checkpoints, or fewer steps than it has."""
+    """Yield why the run in `path` cannot go on: damaged metrics, missing checkpoints, or fewer
+    steps than it has."""
     try:
         last = max((line["step"] for line in Workdir(path).metrics()), default=-1)
     except BrokenFile as error:
         yield f"--workdir={path}: {error}; correct or delete that line"
         return
     folder = path / "checkpoints"
-    # Before the first checkpoint is complete there may be metrics without one, but the folder exists.
+    # Before the first checkpoint is complete there may be metrics without one, but the folder
+    # exists.
     saved = any(entry.name.isdigit() for entry in folder.iterdir()) if folder.is_dir() else False
     if last >= 0 and not saved and (not folder.is_dir() or last > config.checkpoint.every):
         yield (
@@ -665,12 +736,17 @@ def resume_problems(config: Any, path: Path) -> Iterator[str]:
 
 
 def differences(before: dict[str, Any], config: Any, schema: Any = None) -> list[str]:
-    """Return "key: old then, new now" for each value that differs and that a resumed run may not change. schema: as for
-    `changed`."""
+    """Return "key: old then, new now" for each value that differs and that a resumed run may not
+    change. schema: as for `changed`."""
     then, now = expanded(flat(before)), expanded(plain(flat(config)))
-    was, is_now = ({r: v.get(f"llm.{r}.url") or v.get("llm.url") for r in roles.ROLES} for v in (then, now))
+    was, is_now = (
+        {r: v.get(f"llm.{r}.url") or v.get("llm.url") for r in roles.ROLES} for v in (then, now)
+    )
     recast = [r for r in was if was[r] != is_now[r] and (was[r] in PLAYED or is_now[r] in PLAYED)]
-    return [f"llm.{r}.url: {was[r]!r} then, {is_now[r]!r} now; the policy is another model" for r in recast] + [
+    return [
+        f"llm.{r}.url: {was[r]!r} then, {is_now[r]!r} now; the policy is another model"
+        for r in recast
+    ] + [
         f"{name}: {was!r} then, {now!r} now"
         for name, (was, now) in changed(before, config, schema).items()
         if not name.startswith(RESUMABLE)
@@ -678,13 +754,18 @@ def differences(before: dict[str, Any], config: Any, schema: Any = None) -> list
 
 
 def changed(before: dict[str, Any], config: Any, schema: Any = None) -> dict[str, tuple[Any, Any]]:
-    """Return {key: (value then, value now)} of the values that differ from those of an earlier config, in order.
+    """Return {key: (value then, value now)} of the values that differ from those of an earlier
+    config, in order.
 
-    schema: a key that did not exist then has its default there, so that what began before it can go on.
+    schema: a key that did not exist then has its default there, so that what began before it can go
+    on.
     """
     then, now = expanded(flat(before)), expanded(plain(flat(config)))
     then = (expanded(plain(flat(schema))) if schema is not None else {}) | then
-    pairs = {name: (then.get(name, "(absent)"), now.get(name, "(absent)")) for name in sorted(then.keys() | now.keys())}
+    pairs = {
+        name: (then.get(name, "(absent)"), now.get(name, "(absent)"))
+        for name in sorted(then.keys() | now.keys())
+    }
     return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
 
 
@@ -692,5 +773,9 @@ def expanded(values: dict[str, Any]) -> dict[str, Any]:
     """Return the values with each argument of a plug as an entry of its own."""
     split = {}
     for name, value in values.items():
-        split |= {f"{name}.{k}": v for k, v in value.items()} if isinstance(value, dict) else {name: value}
+        split |= (
+            {f"{name}.{k}": v for k, v in value.items()}
+            if isinstance(value, dict)
+            else {name: value}
+        )
     return split

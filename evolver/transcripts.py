@@ -1,7 +1,9 @@
-"""Helpers that read and replay episodes: which turns reached the world, and where the values of an action come from.
+"""Helpers that read and replay episodes: which turns reached the world, and where the values of an
+action come from.
 
-An agent can only make a call if it knows the arguments. A replay that ignores this keeps a booking but drops the search
-that revealed its flight number. Self-questioning and self-attributing both use these functions to avoid that.
+An agent can only make a call if it knows the arguments. A replay that ignores this keeps a booking
+but drops the search that revealed its flight number. Self-questioning and self-attributing both use
+these functions to avoid that.
 """
 
 from __future__ import annotations
@@ -19,16 +21,19 @@ from rl.trajectory import Completion, StopReason, Trajectory, Turn
 
 _CUT = (StopReason.LENGTH, StopReason.CONTEXT_FULL)
 _WORD = re.compile(r"\w+")
-_PART = re.compile(r"(?<=\d[.:])\w\b|(?<=\w['/-])\w\b|\b\w(?=[.:]\d|['/-]\w|,\d{3}\b)")  # the 3 and the 7 of 3.7
+_PART = re.compile(
+    r"(?<=\d[.:])\w\b|(?<=\w['/-])\w\b|\b\w(?=[.:]\d|['/-]\w|,\d{3}\b)"
+)  # the 3 and the 7 of 3.7
 _SENTENCE = re.compile(r"(?<=[.!?])\s+|\n")
-_MARK = re.compile(  # the beginning of a line that could pass for a mark of a transcript or a heading of a prompt
+# the beginning of a line that could pass for a mark of a transcript or a heading of a prompt
+_MARK = re.compile(
     r"\W*(?:>>>|<<|===|(?i:overall\W+outcome|(?:end\W+of\W+)?step\W*\d|attempt\W*\d))"
     r"|\s*[A-Z][A-Z']*\s+(?:[A-Z]{2}|\d+\s+[A-Z]{2})"
 )
 COPIED = "[experience]"  # replaces sentences that a policy copied from the experience it was given
 
 
-# --- replay ----------------------------------------------------------------------------------------------------------
+# --- replay ---------------------------------------------------------------------------------------
 
 
 def play(world: World, task: Task, actions: Iterable[str]) -> None:
@@ -41,15 +46,24 @@ def play(world: World, task: Task, actions: Iterable[str]) -> None:
 
 
 def attempt(
-    world: World, task: Task, actions: Iterable[str], *, rollout: int = 0, experience: Sequence[str] = ()
+    world: World,
+    task: Task,
+    actions: Iterable[str],
+    *,
+    rollout: int = 0,
+    experience: Sequence[str] = (),
 ) -> Trajectory:
     """Play `actions` and return the trajectory that a rollout would record, without tokens."""
     opening = world.reset(task, task.seed)
-    trajectory = Trajectory(task, rollout, 0, opening.messages, experience=list(experience), tools=opening.tools)
+    trajectory = Trajectory(
+        task, rollout, 0, opening.messages, experience=list(experience), tools=opening.tools
+    )
     trajectory.stop = StopReason.MAX_TURNS
     for action in actions:
         result = world.step(action)
-        trajectory.turns.append(Turn([], Completion([], [], "stop", 0), action, result.messages, result.info))
+        trajectory.turns.append(
+            Turn([], Completion([], [], "stop", 0), action, result.messages, result.info)
+        )
         if result.terminated or result.truncated:
             trajectory.stop = StopReason.DONE
             break
@@ -65,11 +79,13 @@ def snapshot_of(world: World) -> Any:
         return None
 
 
-def renaming(before: Sequence[str], after: Sequence[str], same_kind: Callable[[str, str], bool]) -> dict[str, str]:
+def renaming(
+    before: Sequence[str], after: Sequence[str], same_kind: Callable[[str, str], bool]
+) -> dict[str, str]:
     """Return {old id: new id}: words that differ at the same position of two answers to one call.
 
-    When a replay leaves out an earlier call, the world may assign other ids. `same_kind(old, new)` returns True if both
-    words can be ids of the same thing. Answers of different length give {}.
+    When a replay leaves out an earlier call, the world may assign other ids. `same_kind(old, new)`
+    returns True if both words can be ids of the same thing. Answers of different length give {}.
     """
     if len(before) != len(after):
         return {}
@@ -77,21 +93,25 @@ def renaming(before: Sequence[str], after: Sequence[str], same_kind: Callable[[s
 
 
 def played(trajectory: Trajectory) -> list[Turn]:
-    """Return the turns that reached the world: all but a final one that the token limit cut, and those that answered
-    the context template."""
+    """Return the turns that reached the world: all but a final one that the token limit cut, and
+    those that answered the context template."""
     turns = trajectory.turns
     cut = trajectory.stop in _CUT and turns and turns[-1].completion.stop == "length"
-    cut = cut and not (turns[-1].observation or turns[-1].info)  # `template.cut_turn=continue` sends it to the world
+    cut = cut and not (
+        turns[-1].observation or turns[-1].info
+    )  # `template.cut_turn=continue` sends it to the world
     return [turn for turn in (turns[:-1] if cut else turns) if not turn.info.get("managing")]
 
 
-# --- words and values ------------------------------------------------------------------------------------------------
+# --- words and values -----------------------------------------------------------------------------
 
 
 def words(text: str) -> str:
-    """Return the lower-case words with one space around each, so that `" a b " in words(text)` matches whole words.
+    """Return the lower-case words with one space around each, so that `" a b " in words(text)`
+    matches whole words.
 
-    A single character inside a number, a date or a hyphenated word gets a "_", so that " 7 " does not match 3.7.
+    A single character inside a number, a date or a hyphenated word gets a "_", so that " 7 " does
+    not match 3.7.
     """
     marked = _PART.sub(r"_\g<0>", text.lower())
     return f" {' '.join(_WORD.findall(marked))} "
@@ -103,7 +123,8 @@ def text_of(messages: Sequence[Message]) -> str:
 
 
 def opening_words(observation: Observation) -> str:
-    """Return the `words` that are known before the first action: opening messages and tool schemas."""
+    """Return the `words` that are known before the first action: opening messages and tool
+    schemas."""
     return words(text_of(observation.messages) + "\n" + json.dumps(observation.tools))
 
 
@@ -117,9 +138,11 @@ def leaves(value: Any) -> list[Any]:
 
 
 def values_used(action: str) -> list[str]:
-    """Return the values an action relies on, as `words`: the arguments of its calls or, without calls, its text.
+    """Return the values an action relies on, as `words`: the arguments of its calls or, without
+    calls, its text.
 
-    Words of one character are left out of a text, where they are articles and counts more often than ids.
+    Words of one character are left out of a text, where they are articles and counts more often
+    than ids.
     """
     turn = parse(action)
     values = [str(leaf) for call in turn.calls for leaf in leaves(call.arguments)]
@@ -129,48 +152,64 @@ def values_used(action: str) -> list[str]:
 
 
 def executed(turn: Turn) -> str:
-    """Return the part of an action that the world executed, for tracing its values. Without readable calls, these are
-    the arguments that the world reports: the line of a text adventure or a block of code, without the thoughts around
-    it, which may repeat any word that was shown."""
+    """Return the part of an action that the world executed, for tracing its values. Without
+    readable calls, these are
+    the arguments that the world reports: the line of a text adventure or a block of code, without
+    the thoughts around it, which may repeat any word that was shown."""
     calls = turn.info.get("calls") or ()
     if parse(turn.action).calls or not calls:
         return turn.action
     return "\n".join(str(leaf) for call in calls for leaf in leaves(call["arguments"]))
 
 
-def values_needed(actions: Sequence[str], observations: Sequence[str], opening: str) -> list[tuple[str, ...]]:
-    """Return, for each action, the values it took from an earlier observation: shown before it, not in the opening.
+def values_needed(
+    actions: Sequence[str], observations: Sequence[str], opening: str
+) -> list[tuple[str, ...]]:
+    """Return, for each action, the values it took from an earlier observation: shown before it, not
+    in the opening.
 
-    `observations` and `opening` are `words`. A value that nothing showed before the action is left out.
+    `observations` and `opening` are `words`. A value that nothing showed before the action is left
+    out.
     """
     needed, shown = [], ""
     for action, observation in zip(actions, observations, strict=True):
-        needed.append(tuple(value for value in values_used(action) if value not in opening and value in shown))
+        needed.append(
+            tuple(value for value in values_used(action) if value not in opening and value in shown)
+        )
         shown += observation
     return needed
 
 
-# --- text for people and language models -----------------------------------------------------------------------------
+# --- text for people and language models ----------------------------------------------------------
 
 
 def exchanges_of(trajectory: Trajectory) -> list[tuple[str, str]]:
     """Return (action, observation) of every turn, as they were: what a judge has to see.
 
-    Experience is injected into the opening only. An `<EXP>` in a turn was written by the policy or the world, so
-    removing it would hide executed calls.
+    Experience is injected into the opening only. An `<EXP>` in a turn was written by the policy or
+    the world, so removing it would hide executed calls.
     """
     return [(turn.action, text_of(turn.observation)) for turn in trajectory.turns]
 
 
-def unguided(exchanges: Sequence[tuple[str, str]], injected: Sequence[str]) -> list[tuple[str, str]]:
-    """Return the exchanges with COPIED in place of the sentences that the policy copied from `injected`.
+def unguided(
+    exchanges: Sequence[tuple[str, str]], injected: Sequence[str]
+) -> list[tuple[str, str]]:
+    """Return the exchanges with COPIED in place of the sentences that the policy copied from
+    `injected`.
 
-    Otherwise an extractor would learn its own experience again. Sentences of fewer than four words are kept, because
-    they are too common to be copies. So are those that only the world wrote: experience may have quoted them.
+    Otherwise an extractor would learn its own experience again. Sentences of fewer than four words
+    are kept, because
+    they are too common to be copies. So are those that only the world wrote: experience may have
+    quoted them.
     """
     sentences = [sentence.split() for text in injected for sentence in _SENTENCE.split(text)]
-    patterns = [re.compile(r"\s+".join(map(re.escape, words))) for words in sentences if len(words) >= 4]
-    patterns = [pattern for pattern in patterns if any(pattern.search(action) for action, _ in exchanges)]
+    patterns = [
+        re.compile(r"\s+".join(map(re.escape, words))) for words in sentences if len(words) >= 4
+    ]
+    patterns = [
+        pattern for pattern in patterns if any(pattern.search(action) for action, _ in exchanges)
+    ]
 
     def without(text: str) -> str:
         for pattern in patterns:
@@ -181,7 +220,8 @@ def unguided(exchanges: Sequence[tuple[str, str]], injected: Sequence[str]) -> l
 
 
 def shortened(text: str, limit: int) -> str:
-    """Return about `limit` characters of a longer text: its middle is replaced by a visible mark."""
+    """Return about `limit` characters of a longer text: its middle is replaced by a visible
+    mark."""
     if len(text) <= limit:
         return text
     head, tail = (2 * limit) // 3, limit - (2 * limit) // 3
@@ -189,18 +229,24 @@ def shortened(text: str, limit: int) -> str:
 
 
 def quoted(text: str) -> str:
-    """Return the text with "| " before each line that looks like a mark of a transcript or a heading of a prompt."""
+    """Return the text with "| " before each line that looks like a mark of a transcript or a
+    heading of a prompt."""
     lines = text.splitlines(keepends=True)
     return "".join(f"| {line}" if _MARK.match(_bare(line)) else line for line in lines)
 
 
 def _bare(line: str) -> str:
     """Return a line with compatibility characters (NFKC) replaced and invisible ones removed."""
-    return "".join(c for c in unicodedata.normalize("NFKC", line) if c == "\t" or unicodedata.category(c)[0] != "C")
+    return "".join(
+        c
+        for c in unicodedata.normalize("NFKC", line)
+        if c == "\t" or unicodedata.category(c)[0] != "C"
+    )
 
 
 def transcript(exchanges: Sequence[tuple[str, str]], limit: int) -> str:
-    """Return (action, observation) pairs as numbered text, between marks that the pairs cannot forge.
+    """Return (action, observation) pairs as numbered text, between marks that the pairs cannot
+    forge.
 
     Each text is cut to about `limit` characters.
     """
@@ -214,7 +260,8 @@ def transcript(exchanges: Sequence[tuple[str, str]], limit: int) -> str:
 
 
 def scripts(text: str) -> list[str]:
-    """Return the scripts of a text's letters ("LATIN", "CYRILLIC", "CJK" ...), the most frequent first."""
+    """Return the scripts of a text's letters ("LATIN", "CYRILLIC", "CJK" ...), the most frequent
+    first."""
     names = (unicodedata.name(c, "").partition(" ")[0] for c in text if c.isalpha())
     return [script for script, _ in Counter(names).most_common()]
 
@@ -226,7 +273,8 @@ def rules_of(messages: Sequence[Message], limit: int) -> str:
 
 
 def tool_list(tools: Sequence[Tool], limit: int) -> str:
-    """Return the tools in one line each: name, arguments with their types ("?" = optional), start of the description.
+    """Return the tools in one line each: name, arguments with their types ("?" = optional), start
+    of the description.
 
     Lines that do not fit into `limit` characters are counted instead of shown.
     """

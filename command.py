@@ -1,4 +1,5 @@
-"""The command `evolver` of the installed package: a word for each thing to do, then the flags of the program behind it.
+"""The command `evolver` of the installed package: a word for each thing to do, then the flags of
+the program behind it.
 
     evolver train --config=configs/quickstart.py      # as `python run.py --config=configs/quickstart.py`
     evolver plan --config=configs/appworld_14b.py --target=h100:8
@@ -6,7 +7,8 @@
     evolver serve --model=runs/quickstart/policy
     evolver check my_world:MyWorld
 
-Configs that ship with the package are found from any directory; files of the working directory come first.
+Configs that ship with the package are found from any directory; files of the working directory come
+first.
 """
 
 from __future__ import annotations
@@ -16,12 +18,15 @@ import importlib.metadata
 import sys
 from pathlib import Path
 
-from evolver.cli import MODES
-from evolver.plugs import look_in
+from evolver.config.cli import MODES
+from evolver.config.plugs import look_in
 
 # {word: (module with main(argv), what it does)}: programs with flags of their own
 PROGRAMS = {
-    "view": ("experiments.view.__main__", "look at runs in a browser, as text, or as a bundle of files"),
+    "view": (
+        "experiments.view.__main__",
+        "look at runs in a browser, as text, or as a bundle of files",
+    ),
     "serve": ("rl.engines.serve.server", "serve a trained policy over HTTP"),
     "check": ("envs.check", "check an environment against the contract"),
 }
@@ -46,10 +51,20 @@ def main(argv: list[str] | None = None) -> int:
     if word == "--version":
         print(importlib.metadata.version("evolver"))
         return 0
-    about = {word: what for word, what in MODES.items()} | {word: what for word, (_, what) in PROGRAMS.items()}
+    about = {word: what for word, what in MODES.items()} | {
+        word: what for word, (_, what) in PROGRAMS.items()
+    }
     lines = [f"  evolver {word:8} {what}" for word, what in about.items()]
     if word in ("--help", "-h", "help"):
-        print(__doc__, *lines, "", "`evolver train --help` lists the flags, `--help=WORD` the config keys.", sep="\n")
+        print(
+            __doc__,
+            *lines,
+            "",
+            "`evolver train --help` lists the flags, `--help=WORD` the config keys.",
+            sep="\n",
+        )
         return 0
-    print(f"evolver {word}: there is no such command; these exist:", *lines, sep="\n", file=sys.stderr)
+    print(
+        f"evolver {word}: there is no such command; these exist:", *lines, sep="\n", file=sys.stderr
+    )
     return 2

@@ -1,4 +1,5 @@
-"""`--help=WORD`: the config keys and plug arguments that a word finds, with type, default and meaning.
+"""`--help=WORD`: the config keys and plug arguments that a word finds, with type, default and
+meaning.
 
 The meaning of a key is its comment in `configs/base.py`, so that there is one place to write it.
 """
@@ -16,18 +17,24 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from evolver import plugs
-from evolver.config import flat
+from evolver.config import plugs
+from evolver.config.checks import flat
 
-BASE = Path(__file__).parents[1] / "configs" / "base.py"
+BASE = Path(__file__).parents[2] / "configs" / "base.py"
 
 
 def search(word: str, rules: dict[str, Any], config: Any) -> str:
-    """Return a description of every key whose name, meaning or plug holds `word`, or a sentence that there is none.
+    """Return a description of every key whose name, meaning or plug holds `word`, or a sentence
+    that there is none.
 
-    rules: `configs.base.keys().rules`. config: the values shown as defaults, those of the config file if there is one.
+    rules: `configs.base.keys().rules`. config: the values shown as defaults, those of the config
+    file if there is one.
     """
-    meanings, values, word = comments(BASE.read_text(encoding="utf-8"), list(rules)), flat(config), word.lower()
+    meanings, values, word = (
+        comments(BASE.read_text(encoding="utf-8"), list(rules)),
+        flat(config),
+        word.lower(),
+    )
     blocks = []
     for key, rule in rules.items():
         about = meanings.get(key, "")
@@ -36,7 +43,9 @@ def search(word: str, rules: dict[str, Any], config: Any) -> str:
         if word in f"config.{key} {about}".lower():
             value = values.get(key, rule.default)
             limits = f"; {expected(rule)}" if expected(rule) else ""
-            blocks.append(f"config.{key} ({type(rule.default).__name__}{limits}) = {value!r}\n    {about}".rstrip())
+            blocks.append(
+                f"config.{key} ({type(rule.default).__name__}{limits}) = {value!r}\n    {about}".rstrip()
+            )
     for key in plugs.KINDS:
         blocks += [f"config.{line}" for line in arguments(key, word)]
     if not blocks:
@@ -50,8 +59,9 @@ def expected(rule: Any) -> str:
 
 
 def arguments(key: str, word: str) -> Iterator[str]:
-    """Yield "KEY.name=NAME: ..." and "KEY.args.ARGUMENT ..." for what holds the word: every argument of a plug if its
-    key or its name does, otherwise those whose own name or meaning does."""
+    """Yield "KEY.name=NAME: ..." and "KEY.args.ARGUMENT ..." for what holds the word: every
+    argument of a plug if its key or its name does, otherwise those whose own name or meaning
+    does."""
     for name in plugs.known(key):
         try:
             target = plugs.load(key, name)
@@ -62,7 +72,9 @@ def arguments(key: str, word: str) -> Iterator[str]:
         text = "\n\n".join(inspect.getdoc(part) or "" for part in parts)
         about, shown = " ".join(text.partition("\n\n")[0].split()), []
         for argument, parameter in takes.items():
-            default = "required" if parameter.default is parameter.empty else repr(parameter.default)
+            default = (
+                "required" if parameter.default is parameter.empty else repr(parameter.default)
+            )
             meaning = meaning_of(argument, text)
             line = f"{key}.args.{argument} ({kind_of(parameter.annotation)}) = {default}, of {name}"
             if word in f"config.{key} {name} {argument} {meaning}".lower():
@@ -75,7 +87,8 @@ _ENTRY = r"[A-Za-z_]\w*(?:, [A-Za-z_]\w*)*: "  # "limit, keep: ..." in a docstri
 
 
 def meaning_of(argument: str, text: str) -> str:
-    """Return what a docstring says of an argument: its entry "ARGUMENT: ...", or the sentences that name it."""
+    """Return what a docstring says of an argument: its entry "ARGUMENT: ...", or the sentences that
+    name it."""
     sentences, entries = [], []
     for paragraph in re.split(r"\n\s*\n", text.partition("\n\n")[2]):
         words = " ".join(paragraph.split()).removeprefix("Args: ")
@@ -108,8 +121,8 @@ def kind_of(annotation: Any) -> str:
 def comments(source: str, keys: list[str]) -> dict[str, str]:
     """Return {key: the comment at its declaration, with the comment lines that continue it}.
 
-    A declaration is an assignment `group.name = ...` or a call `group.plug("name", ...)`; a group is told by its last
-    part. The roles of `llm` share their declarations.
+    A declaration is an assignment `group.name = ...` or a call `group.plug("name", ...)`; a group
+    is told by its last part. The roles of `llm` share their declarations.
     """
     spoken: dict[int, str] = {}
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
@@ -126,18 +139,32 @@ def comments(source: str, keys: list[str]) -> dict[str, str]:
         while parts and after in spoken and lines[after - 1].lstrip().startswith("#"):
             parts.append(spoken[after])
             after += 1
-        found.setdefault(name, " ".join(parts) or spoken.get(first - 1, ""))  # above it, if it opens a group
-    roles = {key: f"keys.{_tail(key, 1)}" for key in keys if key.count(".") == 2 and key.startswith("llm.")}
-    return {key: found.get(roles.get(key, _tail(key, 2) if "." in key else f"root.{key}"), "") for key in keys}
+        found.setdefault(
+            name, " ".join(parts) or spoken.get(first - 1, "")
+        )  # above it, if it opens a group
+    roles = {
+        key: f"keys.{_tail(key, 1)}"
+        for key in keys
+        if key.count(".") == 2 and key.startswith("llm.")
+    }
+    return {
+        key: found.get(roles.get(key, _tail(key, 2) if "." in key else f"root.{key}"), "")
+        for key in keys
+    }
 
 
 def declared(node: ast.AST) -> str:
-    """Return "group.name" of a declaration in `configs/base.py`, "" for other code. A plug declares its `name`."""
+    """Return "group.name" of a declaration in `configs/base.py`, "" for other code. A plug declares
+    its `name`."""
     if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Attribute):
         target = node.targets[0]
         return f"{_GROUPS.get(getattr(target.value, 'id', ''), getattr(target.value, 'id', ''))}.{target.attr}"
     call = node.value if isinstance(node, ast.Assign | ast.Expr) else None
-    if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr == "plug":
+    if (
+        isinstance(call, ast.Call)
+        and isinstance(call.func, ast.Attribute)
+        and call.func.attr == "plug"
+    ):
         return f"{call.args[0].value}.name"
     return ""
 

@@ -8,21 +8,26 @@ from collections.abc import Sequence
 from functools import partial
 
 from envs.world import Task
-from evolver import credit, hosts, tasks
+from evolver import grading
+from evolver.build import Run
 from evolver.metrics import Metrics, timed
-from evolver.play import play, sampling
-from evolver.run import Run
-from evolver.stop import RunEnds
+from evolver.phases import tasks
+from evolver.phases.play import play, sampling
+from evolver.processes import hosts
+from evolver.processes.interrupt import RunEnds
 from rl.rollout import Job, rollouts
 from rl.samples import no_signal
 from rl.seeds import seed_of
 from rl.trajectory import StopReason, Trajectory, groups_of
 
 
-def roll_out(run: Run, chosen: dict[int, list[Task]], step: int) -> tuple[list[Trajectory], Metrics]:
+def roll_out(
+    run: Run, chosen: dict[int, list[Task]], step: int
+) -> tuple[list[Trajectory], Metrics]:
     """Return `rollout.group` graded rollouts of each task of `step`, some of them guided.
 
-    With `rollout.async_depth`, rollouts of later steps are started too and continue while this step trains.
+    With `rollout.async_depth`, rollouts of later steps are started too and continue while this step
+    trains.
     """
     if run.actor.pipeline:
         trajectories, metrics = collect(run, chosen, step)
@@ -31,30 +36,42 @@ def roll_out(run: Run, chosen: dict[int, list[Task]], step: int) -> tuple[list[T
         with timed("rollout") as metrics:
             trajectories = play(run, jobs, "rollouts")
         run.progress.phase("grades")
-        trajectories, graded = credit.grade_all(run.grader, trajectories)
+        trajectories, graded = grading.grade_all(run.grader, trajectories)
         metrics |= graded
     metrics["time/tokens_per_s"] = generated(trajectories) / metrics["time/rollout"]
     return trajectories, metrics
 
 
-def refill(run: Run, trajectories: list[Trajectory], step: int, metrics: Metrics) -> tuple[list[Trajectory], Metrics]:
-    """Replace groups without signal by rollouts of further tasks, in at most `rollout.refill` rounds.
+def refill(
+    run: Run, trajectories: list[Trajectory], step: int, metrics: Metrics
+) -> tuple[list[Trajectory], Metrics]:
+    """Replace groups without signal by rollouts of further tasks, in at most `rollout.refill`
+    rounds.
 
-    This is DAPO's dynamic sampling (arXiv 2503.14476, section 3.2). Groups without signal stay in the ledger. Returns
-    all trajectories of the step and its metrics, with the judges' figures; `metrics` are those of the first round.
+    This is DAPO's dynamic sampling (arXiv 2503.14476, section 3.2). Groups without signal stay in
+    the ledger. Returns all trajectories of the step and its metrics, with the judges' figures;
+    `metrics` are those of the first round.
     """
     c, rounds = run.config.rollout, 0
     while rounds < c.refill:
         groups = groups_of(trajectories)
         drawn = {id for id, _ in groups}
         missing = c.tasks - sum(not no_signal(group) for group in groups.values())
-        more = tasks.draw(run, rounds, missing, seed_of(run.config.seed, "refill", step), drawn) if missing else []
+        more = (
+            tasks.draw(run, rounds, missing, seed_of(run.config.seed, "refill", step), drawn)
+            if missing
+            else []
+        )
         if not more:
             break
         played, measured = roll_out(run, {step: more}, step)
-        credit.assign(run.config, run.estimator, played, step)
+        grading.assign(run.config, run.estimator, played, step)
         trajectories, rounds = [*trajectories, *played], rounds + 1
-        seconds = {k: metrics.get(k, 0.0) + measured[k] for k in ("time/rollout", "time/grade") if k in measured}
+        seconds = {
+            k: metrics.get(k, 0.0) + measured[k]
+            for k in ("time/rollout", "time/grade")
+            if k in measured
+        }
         metrics = metrics | measured | seconds
     if c.refill:
         speed = generated(trajectories) / metrics["time/rollout"]
@@ -70,9 +87,14 @@ def generated(trajectories: Sequence[Trajectory]) -> int:
 def show_faults(run: Run, trajectories: Sequence[Trajectory], step: int) -> None:
     """Print one example of each kind of fault, once per run.
 
-    Raises RunEnds if every rollout failed: nothing can be learned, and later steps would be wasted in the same way.
+    Raises RunEnds if every rollout failed: nothing can be learned, and later steps would be wasted
+    in the same way.
     """
-    failed = [(t, fault_of(t)) for t in trajectories if t.broken and not t.error.startswith(credit.UNJUDGED)]
+    failed = [
+        (t, fault_of(t))
+        for t in trajectories
+        if t.broken and not t.error.startswith(grading.UNJUDGED)
+    ]
     counts = Counter(fault for _, fault in failed)
     for trajectory, fault in failed:
         if len(failed) == len(trajectories):
@@ -123,7 +145,8 @@ def jobs_of(run: Run, chosen: Sequence[Task], step: int) -> list[list[Job]]:
 
 
 def collect(run: Run, chosen: dict[int, list[Task]], step: int) -> tuple[list[Trajectory], Metrics]:
-    """Start the rollouts of `chosen`, and wait for the groups that `step` trains on, which are graded as they end.
+    """Start the rollouts of `chosen`, and wait for the groups that `step` trains on, which are
+    graded as they end.
 
     `time/rollout` is the time since the groups of the previous step were collected.
     """
@@ -134,8 +157,10 @@ def collect(run: Run, chosen: dict[int, list[Task]], step: int) -> tuple[list[Tr
     async def start_and_wait() -> tuple[list[Trajectory], int]:
         play_group = partial(rollouts, concurrency=pipeline.places, **run.actor.settings)
         for ahead, jobs in groups.items():
-            pipeline.launch(ahead, jobs, play_group, partial(credit.grade, run.grader))
-        return await pipeline.collect(step, run.config.rollout.tasks, partial(run.progress.phase, "groups"))
+            pipeline.launch(ahead, jobs, play_group, partial(grading.grade, run.grader))
+        return await pipeline.collect(
+            step, run.config.rollout.tasks, partial(run.progress.phase, "groups")
+        )
 
     with timed("wait") as metrics:
         trajectories, metrics["async/late"] = run.stop.run(start_and_wait())

@@ -1,12 +1,14 @@
 """Plugs: every idea that has variants is a callable that the config names, `{name, args}`.
 
-`name` is a known name of the kind, or `module:attribute` of any module that Python finds, including files beside the
-config and in the working directory. The signature of the callable is its whole interface:
+`name` is a known name of the kind, or `module:attribute` of any module that Python finds, including
+files beside the config and in the working directory. The signature of the callable is its whole
+interface:
 
-- keyword-only parameters are the config's `args`: names, defaults, types, choices (`Literal`) and bounds (`rl.bounds`)
-  are declared there and nowhere else;
-- positional parameters are parts that the run provides by name, such as `make_world` or `chat` (see `KINDS`). A plug
-  names those it needs.
+- keyword-only parameters are the config's `args`: names, defaults, types, choices (`Literal`) and
+  bounds (`rl.bounds`) are declared there and nowhere else;
+- the one positional parameter, if there is one, is what the run gives to a plug of its kind (see
+  `KINDS`): a `Batch` to an estimator, `Tokens` to a loss, an `Opening` to a template, `Parts` to a
+  mechanism.
 """
 
 from __future__ import annotations
@@ -34,75 +36,90 @@ class PlugError(ValueError):
 class Kind:
     """A place of the config that takes a plug.
 
-    key: the group {name, args} in the config. known: "module:DICT", a registry {name: "module:attribute"}.
-    protocol: the interface, "module:Protocol". provides: the parts that the run can give. methods: those that a class
-    needs; a subclass of the protocol inherits all but the first.
+    key: the group {name, args} in the config. known: "module:DICT", a registry {name:
+    "module:attribute"}.
+    protocol: the interface, "module:Protocol". given: the type of the positional argument. methods:
+    those that a class needs; a subclass of the protocol inherits all but the first.
     """
 
     key: str
     known: str
     protocol: str
-    provides: tuple[str, ...]
+    given: str = "Parts"
     methods: tuple[str, ...] = ()
 
 
-_BATCH = ("batch", "trajectories", "outcome_N", "group_N", "label_NK", "turns_N", "steps_N", "step")
-_EPISODE = ("tokenizer", "observation", "experience", "show_tools", "chat", "limits")
-_MECHANISM = ("make_world", "chat", "shown")
+QUESTIONING, NAVIGATING = "evolver.questioning", "evolver.navigating"
 KINDS = {
     kind.key: kind
     for kind in (
-        Kind("advantage", "rl.advantages:ESTIMATORS", "rl.advantages:Estimator", _BATCH),
-        Kind("loss", "rl.losses:LOSSES", "rl.losses:TokenLoss", ("tokens",)),
-        Kind("template", "evolver.llm.contexts:CONTEXTS", "rl.contexts:Context", _EPISODE, ("extend",)),
+        Kind("advantage", "rl.advantages:ESTIMATORS", "rl.advantages:Estimator", "Batch"),
+        Kind("loss", "rl.losses:LOSSES", "rl.losses:TokenLoss", "Tokens"),
         Kind(
-            "questioning.explorer", "evolver.questioning:EXPLORERS", "evolver.questioning:Explorer",
-            (*_MECHANISM, "pool", "progress"), ("explore",),
+            "template",
+            "evolver.llm.contexts:CONTEXTS",
+            "rl.contexts:Context",
+            "Opening",
+            ("extend",),
         ),
         Kind(
-            "questioning.judge", "evolver.questioning:JUDGES", "evolver.questioning:OutcomeJudge", _MECHANISM,
-            ("score", "metrics"),
+            "questioning.explorer",
+            f"{QUESTIONING}:EXPLORERS",
+            f"{QUESTIONING}:Explorer",
+            methods=("explore",),
         ),
         Kind(
-            "questioning.words", "evolver.questioning:WORDS", "evolver.questioning.words:Words", ("chat", "shown"),
-            ("reword", "metrics"),
+            "questioning.judge",
+            f"{QUESTIONING}:JUDGES",
+            f"{QUESTIONING}:OutcomeJudge",
+            methods=("score", "metrics"),
         ),
         Kind(
-            "navigating.extractor", "evolver.navigating:EXTRACTORS", "evolver.navigating:Extractor",
-            (*_MECHANISM, "splits"), ("extract", "metrics"),
+            "questioning.words",
+            f"{QUESTIONING}:WORDS",
+            f"{QUESTIONING}.words:Words",
+            methods=("reword", "metrics"),
         ),
         Kind(
-            "navigating.embedder", "evolver.llm.embedders:EMBEDDERS", "evolver.llm.embedders:Embedder",
-            ("chat", "policy"), ("__call__",),
+            "navigating.extractor",
+            f"{NAVIGATING}:EXTRACTORS",
+            f"{NAVIGATING}:Extractor",
+            methods=("extract", "metrics"),
         ),
         Kind(
-            "navigating.refine", "evolver.navigating:REFINERS", "evolver.navigating:Refiner", ("chat", "shown"),
-            ("refine", "metrics"),
+            "navigating.embedder",
+            "evolver.llm.embedders:EMBEDDERS",
+            "evolver.llm.embedders:Embedder",
+            methods=("__call__",),
         ),
         Kind(
-            "attributing.judge", "evolver.attributing:JUDGES", "evolver.attributing:TurnJudge", _MECHANISM,
-            ("label", "metrics", "close"),
+            "navigating.refine",
+            f"{NAVIGATING}:REFINERS",
+            f"{NAVIGATING}:Refiner",
+            methods=("refine", "metrics"),
+        ),
+        Kind(
+            "attributing.judge",
+            "evolver.attributing:JUDGES",
+            "evolver.attributing:TurnJudge",
+            methods=("label", "metrics", "close"),
         ),
     )
-}  # fmt: skip
+}
 
 
-def plug(key: str, name: str, args: Mapping[str, Any], **parts: Any) -> functools.partial:
-    """Return the callable that `name` means under `key`, bound to `args` and to those of `parts` that it asks for.
+def plug(key: str, name: str, args: Mapping[str, Any]) -> Callable[[Any], Any]:
+    """Return the callable that `name` means under `key`, bound to `args`; its argument is what the
+    kind is given.
 
-    Raises PlugError, with the signature, for an unknown name and for an unknown, missing or ill-typed argument.
+    Raises PlugError, with the signature, for an unknown name and for an unknown, missing or
+    ill-typed argument.
     """
     if found := problems(key, name, args):
         raise PlugError("\n".join(found))
     target = load(key, name)
-    wanted = positional(target)
-    return functools.partial(target, **args, **{part: value for part, value in parts.items() if part in wanted})
-
-
-def call(plugged: functools.partial, **parts: Any) -> Any:
-    """Call a plug with those of `parts` that it asks for."""
-    wanted = positional(plugged.func)
-    return plugged(**{part: value for part, value in parts.items() if part in wanted})
+    bound = functools.partial(target, **args)
+    return bound if positional(target) else lambda given: bound()
 
 
 def known(key: str) -> dict[str, str]:
@@ -131,18 +148,22 @@ def load(key: str, name: str) -> Callable[..., Any]:
             f"config.{key}.name={name!r} cannot be loaded: {type(error).__name__}: {error}{where}"
         ) from error
     if not callable(target):
-        raise PlugError(f"config.{key}.name={name!r} is of type {type(target).__name__}; it must be callable")
+        raise PlugError(
+            f"config.{key}.name={name!r} is of type {type(target).__name__}; it must be callable"
+        )
     return target
 
 
 def attribute(name: str) -> Any:
-    """Return the object that "module:attribute" names. Raises whatever importing the module raises."""
+    """Return the object that "module:attribute" names. Raises whatever importing the module
+    raises."""
     module, _, path = name.partition(":")
     return functools.reduce(getattr, path.split("."), importlib.import_module(module))
 
 
 def look_in(*folders: str | Path) -> None:
-    """Append folders to the module search path of this process and its children, after everything installed."""
+    """Append folders to the module search path of this process and its children, after everything
+    installed."""
     inherited = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     for folder in map(str, folders):
         if folder not in sys.path:
@@ -152,11 +173,12 @@ def look_in(*folders: str | Path) -> None:
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, inherited))
 
 
-# --- signatures ------------------------------------------------------------------------------------------------------
+# --- signatures -----------------------------------------------------------------------------------
 
 
 def parameters(target: Callable[..., Any]) -> dict[str, inspect.Parameter]:
-    """Return the parameters of a function, or of a class's constructor, with their annotations evaluated.
+    """Return the parameters of a function, or of a class's constructor, with their annotations
+    evaluated.
 
     A parameter without an annotation has the type of its default.
     """
@@ -166,16 +188,20 @@ def parameters(target: Callable[..., Any]) -> dict[str, inspect.Parameter]:
         hints = typing.get_type_hints(inspect.unwrap(owner), include_extras=True)
     except Exception:  # an annotation that names something imported for type checkers only
         hints = {}
-    known = {name: type(p.default) for name, p in found.items() if p.default not in (p.empty, None)} | hints
+    known = {
+        name: type(p.default) for name, p in found.items() if p.default not in (p.empty, None)
+    } | hints
     return {
-        name: p.replace(annotation=known.get(name, Any)) for name, p in found.items() if name not in ("self", "cls")
+        name: p.replace(annotation=known.get(name, Any))
+        for name, p in found.items()
+        if name not in ("self", "cls")
     }
 
 
 def positional(target: Callable[..., Any]) -> tuple[str, ...]:
-    """Return the names of the parts that a plug asks the run for."""
-    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-    return tuple(name for name, p in parameters(target).items() if p.kind is kind)
+    """Return the names of the positional parameters of a plug."""
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return tuple(name for name, p in parameters(target).items() if p.kind in kinds)
 
 
 def settable(target: Callable[..., Any]) -> dict[str, inspect.Parameter]:
@@ -184,7 +210,8 @@ def settable(target: Callable[..., Any]) -> dict[str, inspect.Parameter]:
 
 
 def problems(key: str, name: str, args: Mapping[str, Any]) -> list[str]:
-    """Return [one message with everything that is wrong with a plug, and its signature]; [] if nothing is."""
+    """Return [one message with everything that is wrong with a plug, and its signature]; [] if
+    nothing is."""
     try:
         target = load(key, name)
         takes = settable(target)
@@ -193,12 +220,17 @@ def problems(key: str, name: str, args: Mapping[str, Any]) -> list[str]:
     free = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters(target).values())
     found = []
     for argument, value in args.items():
-        if argument in positional(target) and argument not in KINDS[key].provides:
-            found.append(f"{argument} is positional: put it after `*` in the signature, so that the config may set it")
+        if argument in positional(target)[1:]:
+            found.append(
+                f"{argument} is positional: put it after `*` in the signature, so that the config may set it"
+            )
         elif argument not in takes:
             near = difflib.get_close_matches(argument, takes, n=1, cutoff=0.6)
             if not free:
-                found.append(f"there is no argument {argument!r}" + (f" (did you mean {near[0]}?)" if near else ""))
+                found.append(
+                    f"there is no argument {argument!r}"
+                    + (f" (did you mean {near[0]}?)" if near else "")
+                )
         elif why := misfit(value, takes[argument].annotation):
             found.append(f"{argument}={value!r} {why}")
     found += [f"{n} is missing" for n, p in takes.items() if p.default is p.empty and n not in args]
@@ -208,24 +240,30 @@ def problems(key: str, name: str, args: Mapping[str, Any]) -> list[str]:
             f"config.{key}.name={name!r} lacks {', '.join(lacking)}: subclass {kind.protocol.replace(':', '.')} and"
             " define what is missing"
         ]
-    takes_parts = {
-        n: p for n, p in parameters(target).items() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
-    }
-    needed = [n for n, p in takes_parts.items() if p.default is p.empty]
-    if not kind.methods and not takes_parts:
-        found.append(f"it takes nothing of what the run provides: {', '.join(kind.provides)}")
-    if strange := [n for n in needed if n not in kind.provides]:
+    if not kind.methods and not positional(target):
+        found.append(f"it takes no positional argument; the run gives it {kind.given}")
+    needed = [
+        n
+        for n in positional(target)[1:]
+        if parameters(target)[n].default is inspect.Parameter.empty
+    ]
+    if needed:
         found.append(
-            f"{', '.join(strange)} cannot be provided; the run provides {', '.join(kind.provides)}, and what the "
+            f"{', '.join(needed)} cannot be provided: a plug has one positional argument, {kind.given}, and what the "
             "config sets is keyword-only (after `*`)"
         )
-    return [f"config.{key}.args: {'; '.join(found)}. The call is {signature(name, target)}"] if found else []
+    return (
+        [f"config.{key}.args: {'; '.join(found)}. The call is {signature(name, target)}"]
+        if found
+        else []
+    )
 
 
 def lacks(target: type, kind: Kind) -> list[str]:
     """Return the methods of its kind that a class neither defines nor inherits.
 
-    The protocol has defaults for all but the first. `extend` of a template must be a coroutine function.
+    The protocol has defaults for all but the first. `extend` of a template must be a coroutine
+    function.
     """
     protocol, missing = attribute(kind.protocol), []
     for number, method in enumerate(kind.methods):
@@ -239,7 +277,9 @@ def lacks(target: type, kind: Kind) -> list[str]:
 
 def signature(name: str, target: Callable[..., Any]) -> str:
     """Return "name(argument=default, ...)" of what the config can set."""
-    shown = [n if p.default is p.empty else f"{n}={p.default!r}" for n, p in settable(target).items()]
+    shown = [
+        n if p.default is p.empty else f"{n}={p.default!r}" for n, p in settable(target).items()
+    ]
     return f"{name}({', '.join(shown)})"
 
 
@@ -261,12 +301,15 @@ def in_config(config: Any) -> Iterator[tuple[str, str, dict[str, Any]]]:
 
 
 def misfit(value: Any, annotation: Any) -> str:
-    """Return why a value does not fit an annotation, "" if it does or if nothing is known to check."""
+    """Return why a value does not fit an annotation, "" if it does or if nothing is known to
+    check."""
     if isinstance(value, float) and not math.isfinite(value):
         return "must be finite"
     origin, inner = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is typing.Annotated:
-        return misfit(value, inner[0]) or next((why for bound in inner[1:] if (why := outside(value, bound))), "")
+        return misfit(value, inner[0]) or next(
+            (why for bound in inner[1:] if (why := outside(value, bound))), ""
+        )
     if origin is typing.Literal:
         return "" if value in inner else f"must be one of {', '.join(map(str, inner))}"
     if origin in (typing.Union, types.UnionType):
@@ -277,15 +320,23 @@ def misfit(value: Any, annotation: Any) -> str:
         return "" if value is None else "must be None"
     if not isinstance(wanted, type) or wanted not in (bool, int, float, str, tuple, list, dict):
         return ""
-    fits = isinstance(value, (int, float) if wanted is float else (list, tuple) if wanted in (list, tuple) else wanted)
+    fits = isinstance(
+        value,
+        (int, float) if wanted is float else (list, tuple) if wanted in (list, tuple) else wanted,
+    )
     if not fits or (isinstance(value, bool) and wanted in (int, float)):
         return f"must be of type {wanted.__name__}"
     return ""
 
 
 def misfits(target: Callable[..., Any], values: Mapping[str, Any]) -> dict[str, str]:
-    """Return {name: why} for the arguments that fit neither their annotation nor equal their default."""
-    taken = {name: p for name, p in parameters(target).items() if name in values and values[name] != p.default}
+    """Return {name: why} for the arguments that fit neither their annotation nor equal their
+    default."""
+    taken = {
+        name: p
+        for name, p in parameters(target).items()
+        if name in values and values[name] != p.default
+    }
     return {name: why for name, p in taken.items() if (why := misfit(values[name], p.annotation))}
 
 

@@ -10,9 +10,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from evolver import hosts
+from evolver.build import Learner, Run
 from evolver.metrics import Metrics, timed
-from evolver.run import Learner, Run
+from evolver.processes import hosts
 from rl import learner as learners
 from rl import mismatch
 from rl.losses.terms import LOG_RATIO_LIMIT
@@ -22,10 +22,14 @@ from rl.seeds import seed_of
 from rl.trajectory import Trajectory, groups_of
 
 
-def select(config: Any, trajectories: Sequence[Trajectory], version: int) -> tuple[list[Packed], list[str], Metrics]:
-    """Return packed mini-batches of nearly equal numbers of groups, the fate of every rollout, and the counts of fates.
+def select(
+    config: Any, trajectories: Sequence[Trajectory], version: int
+) -> tuple[list[Packed], list[str], Metrics]:
+    """Return packed mini-batches of nearly equal numbers of groups, the fate of every rollout, and
+    the counts of fates.
 
-    A fate is "trained" or the reason why not. version: the version of the weights that are about to be updated.
+    A fate is "trained" or the reason why not. version: the version of the weights that are about to
+    be updated.
     """
     c = config.learner
     fate_N = fates(
@@ -35,21 +39,30 @@ def select(config: Any, trajectories: Sequence[Trajectory], version: int) -> tup
     counts = Counter(fate_N)
     metrics = Metrics({f"ledger/{fate}": counts[fate] for fate in ("trained", *REASONS)})
     metrics["ledger/rollouts"] = len(trajectories)
-    groups = list(groups_of(t for t, fate in zip(trajectories, fate_N) if fate == "trained").values())
+    groups = list(
+        groups_of(t for t, fate in zip(trajectories, fate_N) if fate == "trained").values()
+    )
     batches = []
     for i in range(min(c.updates, len(groups))):
         chosen = [trajectory for group in groups[i :: c.updates] for trajectory in group]
-        batch = pack([sample for trajectory in chosen for sample in samples(trajectory)], c.row, share=c.share_prompts)
+        batch = pack(
+            [sample for trajectory in chosen for sample in samples(trajectory)],
+            c.row,
+            share=c.share_prompts,
+        )
         batch.turns = tuple(turn for t in chosen for turn in t.turns if turn.completion.tokens)
         batches.append(batch)
     if batches:
         metrics["learner/rows"] = sum(b.rows for b in batches)
-        metrics["learner/fill"] = float(np.average([b.fill for b in batches], weights=[b.rows for b in batches]))
+        metrics["learner/fill"] = float(
+            np.average([b.fill for b in batches], weights=[b.rows for b in batches])
+        )
     return batches, fate_N, metrics
 
 
 def learn(run: Run, batches: Sequence[Packed], step: int) -> Metrics:
-    """Make one optimizer step per mini-batch and epoch. This must not be interrupted: the old state is consumed."""
+    """Make one optimizer step per mini-batch and epoch. This must not be interrupted: the old state
+    is consumed."""
     c, learner, version = run.config, run.learner, run.actor.engine.version
     with timed("logp") as metrics:
         for batch in batches:
@@ -59,9 +72,13 @@ def learn(run: Run, batches: Sequence[Packed], step: int) -> Metrics:
     measured = []
     with timed("update") as seconds:
         for epoch in range(c.learner.epochs):
-            order = np.random.default_rng(seed_of(c.seed, "batches", step, epoch)).permutation(len(batches))
+            order = np.random.default_rng(seed_of(c.seed, "batches", step, epoch)).permutation(
+                len(batches)
+            )
             for number, i in enumerate(order):
-                run.progress.phase("update", epoch * len(batches) + number, c.learner.epochs * len(batches))
+                run.progress.phase(
+                    "update", epoch * len(batches) + number, c.learner.epochs * len(batches)
+                )
                 learner.state, values = learner.update(learner.state, batches[i])
                 note_tokens(batches[i], values.pop("logp_RT"))
                 measured.append({name: float(value) for name, value in values.items()})
@@ -72,23 +89,28 @@ def learn(run: Run, batches: Sequence[Packed], step: int) -> Metrics:
 
 
 def note_tokens(batch: Packed, logp_RT: np.ndarray) -> None:
-    """Write into the turns of a mini-batch what its update saw of each token: the gap to the engine, and the ratio.
+    """Write into the turns of a mini-batch what its update saw of each token: the gap to the
+    engine, and the ratio.
 
-    logp_RT: the log-probabilities by the weights that the update started from. Of several epochs, the last one stays.
+    logp_RT: the log-probabilities by the weights that the update started from. Of several epochs,
+    the last one stays.
     """
     old_RT = batch.logp_RT if batch.old_logp_RT is None else batch.old_logp_RT
     gap_n = batch.trained(old_RT - batch.logp_RT)
     ratio_n = np.exp(batch.trained(np.clip(logp_RT - old_RT, -LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)))
     ends = np.cumsum([len(turn.completion.tokens) for turn in batch.turns])[:-1]
-    for turn, gap_T, ratio_T in zip(batch.turns, np.split(gap_n, ends), np.split(ratio_n, ends), strict=True):
+    for turn, gap_T, ratio_T in zip(
+        batch.turns, np.split(gap_n, ends), np.split(ratio_n, ends), strict=True
+    ):
         turn.gap, turn.ratio = gap_T, ratio_T
 
 
 def score(config: Any, learner: Learner, batch: Packed) -> None:
-    """Fill in the old log-probabilities and, if the loss has a KL term, those of the reference policy.
+    """Fill in the old log-probabilities and, if the loss has a KL term, those of the reference
+    policy.
 
-    A guided rollout was sampled under another prompt, so `loss.guided_prompt` decides for it instead of
-    `loss.old_logp`.
+    A guided rollout was sampled under another prompt, so `loss.guided_prompt` decides for it
+    instead of `loss.old_logp`.
     """
     c = config.loss
     wanted_RT = np.where(batch.guided_RT, c.guided_prompt == "stripped", c.old_logp == "recomputed")
@@ -100,14 +122,18 @@ def score(config: Any, learner: Learner, batch: Packed) -> None:
         # The base is looked up here and not kept: an update consumes the state it is given.
         reference = learner.state["base"] if learner.layout.lora else learner.reference
         if c.reference == "host" and not learner.layout.lora:
-            reference = jax.tree.map(lambda x: jax.device_put(x, x.sharding.with_memory_kind("device")), reference)
+            reference = jax.tree.map(
+                lambda x: jax.device_put(x, x.sharding.with_memory_kind("device")), reference
+            )
         batch.ref_logp_RT = learner.logp(reference, batch)
 
 
 def merged(measured: Sequence[dict[str, float]]) -> Metrics:
-    """Merge the metrics of a step's updates: means over tokens, the largest maximum, and sums of counts.
+    """Merge the metrics of a step's updates: means over tokens, the largest maximum, and sums of
+    counts.
 
-    mismatch/* compares engine and learner, so it is taken from the first update, whose weights are the engine's.
+    mismatch/* compares engine and learner, so it is taken from the first update, whose weights are
+    the engine's.
     """
     if not measured:
         return Metrics({"updates": 0})

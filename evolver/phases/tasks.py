@@ -1,4 +1,5 @@
-"""Phase 1: choose the tasks of a step: original ones of the world and synthetic ones of self-questioning."""
+"""Phase 1: choose the tasks of a step: original ones of the world and synthetic ones of
+self-questioning."""
 
 from __future__ import annotations
 
@@ -8,19 +9,20 @@ from dataclasses import replace
 
 from envs.profile import tools_of
 from envs.world import Task
-from evolver import hosts
-from evolver.config import originals_needed
+from evolver.build import Run, RunError
+from evolver.config.checks import originals_needed
 from evolver.metrics import Metrics, timed
-from evolver.play import play, sampling
+from evolver.phases.play import play, sampling
+from evolver.processes import hosts
 from evolver.questioning import is_verified, mixture
-from evolver.run import Run, RunError
-from evolver.traces import tool_list
+from evolver.transcripts import tool_list
 from rl.rollout import Job
 from rl.seeds import seed_of
 
 
 def check(run: Run) -> None:
-    """Raise RunError if the world has too few tasks. The config check cannot ask workers or services."""
+    """Raise RunError if the world has too few tasks. The config check cannot ask workers or
+    services."""
     needed, there = originals_needed(run.config), len(run.tasks.originals)
     if there < needed:
         raise RunError(
@@ -33,7 +35,8 @@ def check(run: Run) -> None:
 
 
 def explore(run: Run, step: int = 0) -> Metrics:
-    """Invent synthetic tasks: the first ones at step 0, unless a file provides them, and a refresh later.
+    """Invent synthetic tasks: the first ones at step 0, unless a file provides them, and a refresh
+    later.
 
     Raises RunError if there are fewer than a step needs.
     """
@@ -49,14 +52,19 @@ def explore(run: Run, step: int = 0) -> Metrics:
         if run.tasks.words is not None:
             metrics |= run.tasks.words.metrics()
         metrics |= try_out(run, [task for id, task in pool.tasks.items() if id not in known], step)
-        pool.shrink()  # only now: what was not tried would displace what is known to be solved, and may go itself
+        # only now: what was not tried would displace what is known to be solved, and may go itself
+        pool.shrink()
     needed = round(c.share * run.config.rollout.tasks)
     if len(pool.tasks) < needed:
         there = f"there are {len(pool.tasks)} synthetic tasks and a step needs {needed}"
         if c.tasks and not step:
-            raise RunError(f"{there}: give a file with more tasks, or lower config.questioning.share")
+            raise RunError(
+                f"{there}: give a file with more tasks, or lower config.questioning.share"
+            )
         if c.budget < needed:
-            raise RunError(f"{there}: raise config.questioning.budget or lower config.questioning.share")
+            raise RunError(
+                f"{there}: raise config.questioning.budget or lower config.questioning.share"
+            )
         raise RunError(
             f"{there}: exploring found no more ({pool.rejections()}). Try another explorer or model, or lower"
             " config.questioning.share"
@@ -78,18 +86,26 @@ def invent(run: Run, budget: int, seed: int) -> None:
 def try_out(run: Run, new: Sequence[Task], step: int) -> Metrics:
     """Attempt each new task `questioning.attempts` times, and remove those that no attempt solves.
 
-    This is the round trip from words to effect: a query from which no attempt succeeds may not say what the verifier
-    demands. Attempts from the query of a sibling, a goal with another value, must all fail: otherwise the verifier does
-    not check what the query says. A task whose attempts were all broken off by a fault was not tried, and stays; tasks
-    that only a judge can score are not attempted.
+    This is the round trip from words to effect: a query from which no attempt succeeds may not say
+    what the verifier
+    demands. Attempts from the query of a sibling, a goal with another value, must all fail:
+    otherwise the verifier does not check what the query says. A task whose attempts were all broken
+    off by a fault was not tried, and stays; tasks that only a judge can score are not attempted.
     """
     n, metrics = run.config.questioning.attempts, Metrics()
     new = [task for task in new if is_verified(task)]
     if not n or not new:
         return metrics
-    siblings = [replace(task, query=task.meta["sibling"]) for task in new if task.meta.get("sibling")]
+    siblings = [
+        replace(task, query=task.meta["sibling"]) for task in new if task.meta.get("sibling")
+    ]
     jobs = [
-        Job(task, i, seed_of(run.config.seed, "attempt", step, task.id, task.query, i), sampling(run.config))
+        Job(
+            task,
+            i,
+            seed_of(run.config.seed, "attempt", step, task.id, task.query, i),
+            sampling(run.config),
+        )
         for task in [*new, *siblings]
         for i in range(n)
     ]
@@ -106,25 +122,35 @@ def try_out(run: Run, new: Sequence[Task], step: int) -> Metrics:
 
 
 def choose(run: Run, step: int) -> tuple[dict[int, list[Task]], Metrics]:
-    """Return {step: its tasks}; with `rollout.async_depth`, also those of later steps that are to be started now.
+    """Return {step: its tasks}; with `rollout.async_depth`, also those of later steps that are to
+    be started now.
 
     Every `questioning.every` steps the synthetic tasks are refreshed first.
     """
     every, metrics, chosen = run.config.questioning.every, Metrics(), {}
     pipeline, pool = run.actor.pipeline, run.tasks.pool
     for ahead in pipeline.ahead(step, run.config.steps) if pipeline else (step,):
-        # A run that resumes may have refreshed its tasks for this step already, ahead of the one that it saved.
-        if pool is not None and every and ahead > max(1, pool.refreshed) and (ahead - 1) % every == 0:
+        # A run that resumes may have refreshed its tasks for this step already, ahead of the one
+        # that it saved.
+        if (
+            pool is not None
+            and every
+            and ahead > max(1, pool.refreshed)
+            and (ahead - 1) % every == 0
+        ):
             metrics |= explore(run, ahead)
             pool.refreshed = ahead
-        chosen[ahead] = draw(run, ahead - 1, run.config.rollout.tasks, seed_of(run.config.seed, "tasks"))
+        chosen[ahead] = draw(
+            run, ahead - 1, run.config.rollout.tasks, seed_of(run.config.seed, "tasks")
+        )
     return chosen, metrics
 
 
 def draw(run: Run, place: int, n: int, seed: int, without: Collection[str] = ()) -> list[Task]:
     """Return n tasks in the mixture of the run, the `place`-th of a sequence of draws.
 
-    Tasks whose ids are in `without` are left out; where too few others remain, fewer tasks are returned.
+    Tasks whose ids are in `without` are left out; where too few others remain, fewer tasks are
+    returned.
     """
     pool, share = run.tasks.pool, share_of(run)
     originals = [task for task in run.tasks.originals if task.id not in without]
@@ -133,21 +159,27 @@ def draw(run: Run, place: int, n: int, seed: int, without: Collection[str] = ())
     if pool is None:
         return mixture(originals, [], step=place, n=n, share=share, seed=seed)
     learnable = run.config.questioning.learnable
-    return pool.mixture(originals, synthetic, step=place, n=n, share=share, seed=seed, learnable=learnable)
+    return pool.mixture(
+        originals, synthetic, step=place, n=n, share=share, seed=seed, learnable=learnable
+    )
 
 
 def for_experience(run: Run) -> list[Task]:
-    """Return the tasks that the first experience is made from: `navigating.tasks` of them, in the mixture of the run.
+    """Return the tasks that the first experience is made from: `navigating.tasks` of them, in the
+    mixture of the run.
 
-    0 means every task that a step may draw (p_train in eq. 13 of the AgentEvolver paper): with share 1 the synthetic
-    ones only. Where there are too few of one kind for the mixture, fewer tasks are returned.
+    0 means every task that a step may draw (p_train in eq. 13 of the AgentEvolver paper): with
+    share 1 the synthetic ones only. Where there are too few of one kind for the mixture, fewer
+    tasks are returned.
     """
     n, share = run.config.navigating.tasks, share_of(run)
     originals = run.tasks.originals if share < 1 else []
     synthetic = list(run.tasks.pool.tasks.values()) if share > 0 else []
     if not n:
         return [*originals, *synthetic]
-    return draw(run, 0, possible(n, share, len(originals), len(synthetic)), seed_of(run.config.seed, "pool"))
+    return draw(
+        run, 0, possible(n, share, len(originals), len(synthetic)), seed_of(run.config.seed, "pool")
+    )
 
 
 def share_of(run: Run) -> float:
@@ -156,7 +188,8 @@ def share_of(run: Run) -> float:
 
 
 def possible(n: int, share: float, originals: int, synthetic: int) -> int:
-    """Return the most tasks, at most n, that so many original and synthetic ones make in the given mixture."""
+    """Return the most tasks, at most n, that so many original and synthetic ones make in the given
+    mixture."""
     while round(share * n) > synthetic or n - round(share * n) > originals:
         n -= 1
     return n

@@ -10,7 +10,7 @@ import random
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,23 +23,24 @@ from envs.probed import probed
 from envs.process import Deadlines
 from envs.source import Source
 from envs.world import Task, World, WorldError
-from evolver import hosts
-from evolver.config import leaks
-from evolver.credit import Grader
+from evolver.config.checks import leaks
+from evolver.config.paths import model_folder, resolve
+from evolver.config.plugs import load, plug
 from evolver.engine import jax_engine, make_engine, weight_dtype
+from evolver.files.progress import Progress
+from evolver.files.sinks import Sinks
+from evolver.files.workdir import Workdir, WorkdirInUse, plain, read_tasks
+from evolver.grading import Grader
 from evolver.llm import client
 from evolver.llm.policy import Player
 from evolver.llm.roles import make_chat, played
 from evolver.navigating import Navigating, Pool
-from evolver.paths import model_folder, resolve
+from evolver.parts import Parts
 from evolver.pipeline import Pipeline
-from evolver.plugs import call, load, plug
-from evolver.progress import Progress
+from evolver.processes import hosts
+from evolver.processes.interrupt import Stop
 from evolver.questioning import Explorer, TaskPool, is_verified
 from evolver.questioning.words import Words
-from evolver.sinks import Sinks
-from evolver.stop import Stop
-from evolver.workdir import Workdir, WorkdirInUse, plain, read_tasks
 from models import hf, qwen
 from models import mesh as meshes
 from models.files import BrokenFile
@@ -48,15 +49,18 @@ from models.mesh import make_mesh
 from models.tokenizer import Tokenizer
 from rl import learner, optim
 from rl.checkpoint import CheckpointError, Checkpoints
-from rl.contexts import Context
+from rl.contexts import Context, Limits, Opening
 from rl.engines import Engine, EngineFault
 from rl.engines.grammar import Grammars
 from rl.mismatch import Alarm
 from rl.packing import Packed
-from rl.rollout import Limits, Worlds
+from rl.rollout import Worlds
 from rl.seeds import seed_of
 
-FLOOR = {"float32": 1e-3, "bfloat16": 0.03}  # nats per token between engine and learner that rounding may cause
+FLOOR = {
+    "float32": 1e-3,
+    "bfloat16": 0.03,
+}  # nats per token between engine and learner that rounding may cause
 
 
 class RunError(Exception):
@@ -71,7 +75,8 @@ class Actor:
     tokenizer: Tokenizer
     worlds: Worlds
     limits: Limits
-    context: Callable[..., Context]  # makes the context of one episode
+    context: Callable[[Opening], Context]  # makes the context of one episode
+    chat: client.Chat | None  # for templates that ask a language model
     parse_error: str
     cut_turn: str
     show_tools: bool
@@ -88,6 +93,7 @@ class Actor:
             "worlds",
             "limits",
             "context",
+            "chat",
             "parse_error",
             "cut_turn",
             "show_tools",
@@ -105,7 +111,9 @@ class Learner:
     layout: learner.Layout
     update: Callable[[learner.State, Packed], tuple[learner.State, dict[str, jax.Array]]]
     logp: Callable[[qwen.Params, Packed], np.ndarray]
-    reference: qwen.Params | None  # the initial policy, if the loss needs it and the state does not hold it
+    reference: (
+        qwen.Params | None
+    )  # the initial policy, if the loss needs it and the state does not hold it
     alarm: Alarm
 
     @property
@@ -116,7 +124,8 @@ class Learner:
 
 @dataclass
 class Tasks:
-    """The tasks of a run. `pool` holds the synthetic ones; `explorer` makes them and `words` words them."""
+    """The tasks of a run. `pool` holds the synthetic ones; `explorer` makes them and `words` words
+    them."""
 
     originals: list[Task]
     held_out: list[Task]
@@ -129,9 +138,9 @@ class Tasks:
 class Run:
     """The parts of a run and its state.
 
-    `step` is the last step whose update is done (0 = the preparations, -1 = none); `unbooked` holds the metrics of a
-    step that was trained, but not yet evaluated and written. A resumed run needs the learner's state (arrays) and
-    `manifest()` (JSON), and nothing else.
+    `step` is the last step whose update is done (0 = the preparations, -1 = none); `unbooked` holds
+    the metrics of a step that was trained, but not yet evaluated and written. A resumed run needs
+    the learner's state (arrays) and `manifest()` (JSON), and nothing else.
     """
 
     config: Any
@@ -139,6 +148,7 @@ class Run:
     stop: Stop
     progress: Progress
     make_world: Callable[[], World]
+    parts: Parts
     actor: Actor
     learner: Learner
     tasks: Tasks
@@ -146,7 +156,9 @@ class Run:
     grader: Grader
     navigating: Navigating | None
     chat: client.Chat | None  # None if no part asks a language model
-    player: Player | None = None  # answers for language models with the current policy, if any role needs that
+    player: Player | None = (
+        None  # answers for language models with the current policy, if any role needs that
+    )
     initial: Engine | None = None  # samples from the initial policy, if it plays a role
     checkpoints: Checkpoints | None = None
     sinks: Sinks | None = None
@@ -158,7 +170,8 @@ class Run:
 
     @property
     def elapsed(self) -> float:
-        """Seconds that the run has taken so far, in this process and in those that it was resumed from."""
+        """Seconds that the run has taken so far, in this process and in those that it was resumed
+        from."""
         return self.clock + time.monotonic() - self.began
 
     @property
@@ -166,14 +179,18 @@ class Run:
         return [self.actor.engine, *([self.initial] if self.initial else [])]
 
     def complete(self, step: int, metrics: dict[str, Any]) -> None:
-        """Record that `step` is done, with everything that later steps depend on, but not yet evaluated and written."""
+        """Record that `step` is done, with everything that later steps depend on, but not yet
+        evaluated and written."""
         self.step, self.unbooked = step, plain(metrics)
         self.saved = self.manifest()
 
     def booked(self) -> None:
         """Record that the step is evaluated and written."""
         self.unbooked = None
-        self.saved = self.saved | {"unbooked": None, "clock": self.elapsed}  # an evaluation changes nothing else
+        self.saved = self.saved | {
+            "unbooked": None,
+            "clock": self.elapsed,
+        }  # an evaluation changes nothing else
 
     def manifest(self) -> dict[str, Any]:
         """Return everything but arrays that the next steps depend on, as a copy."""
@@ -190,7 +207,11 @@ class Run:
 
     def load_manifest(self, manifest: dict[str, Any]) -> None:
         """Restore the state that `manifest()` returned."""
-        self.step, self.unbooked, self.clock = manifest["step"], manifest["unbooked"], manifest["clock"]
+        self.step, self.unbooked, self.clock = (
+            manifest["step"],
+            manifest["unbooked"],
+            manifest["clock"],
+        )
         self.began, self.saved = time.monotonic(), manifest
         self.learner.alarm.baseline = list(manifest["alarm"])
         if self.tasks.pool is not None:
@@ -199,19 +220,21 @@ class Run:
             self.navigating.load_state(manifest["navigating"])
 
 
-# --- opening and closing ---------------------------------------------------------------------------------------------
+# --- opening and closing --------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
 def open_run(config: Any, workdir: str | Path, *, alone: bool = True):
     """Build every part, and close them again however the run ends.
 
-    alone: keep other processes from writing to the workdir. Raises RunError for problems that only show here, and for
-    failures of engines, checkpoints and files during the run.
+    alone: keep other processes from writing to the workdir. Raises RunError for problems that only
+    show here, and for failures of engines, checkpoints and files during the run.
     """
     with contextlib.ExitStack() as stack:
         # Questions that the policy answers come from any thread, at any time.
-        stop = stack.enter_context(Stop(background=config.rollout.async_depth > 0 or bool(played(config))))
+        stop = stack.enter_context(
+            Stop(background=config.rollout.async_depth > 0 or bool(played(config)))
+        )
         stream = sys.stdout if hosts.first() else io.StringIO()
         progress = Progress(config.steps, stream=stream, leaving=lambda: stop.asked)
         stack.callback(progress.close)
@@ -238,18 +261,23 @@ def open_run(config: Any, workdir: str | Path, *, alone: bool = True):
         except (EngineFault, CheckpointError, BrokenFile, WorldError, OSError) as error:
             raise RunError(files.gone() or f"{type(error).__name__}: {error}") from error
         finally:
-            if not isinstance(sys.exc_info()[1], KeyboardInterrupt):  # after a second Ctrl-C, do not wait
+            if not isinstance(
+                sys.exc_info()[1], KeyboardInterrupt
+            ):  # after a second Ctrl-C, do not wait
                 close_books(run)
 
 
 def close_books(run: Run) -> None:
-    """Wait for a save that may be in progress, and close the logs. A failure here is only printed."""
+    """Wait for a save that may be in progress, and close the logs. A failure here is only
+    printed."""
     for part in (run.checkpoints, run.sinks):
         try:
             if part:
                 part.close()
         except Exception as error:
-            run.progress.say(f"{type(part).__name__} could not be closed: {type(error).__name__}: {error}")
+            run.progress.say(
+                f"{type(part).__name__} could not be closed: {type(error).__name__}: {error}"
+            )
 
 
 def make_source(config: Any) -> Source:
@@ -259,11 +287,14 @@ def make_source(config: Any) -> Source:
     python = str(resolve(env.python)) if env.python else None
     pool = {"workers": env.workers, "python": python, "memory_mb": env.memory_mb or None}
     pool = pool | {"recycle": env.recycle} if env.mode == "worker" else {}
-    return Source(env.name, env.args.to_dict(), mode=env.mode, url=env.url, deadlines=deadlines, **pool)
+    return Source(
+        env.name, env.args.to_dict(), mode=env.mode, url=env.url, deadlines=deadlines, **pool
+    )
 
 
 def open_chat(config: Any, workdir: Workdir, stop: Stop, stack: contextlib.ExitStack) -> Any:
-    """Return the language-model client, None if no part needs one. Raises RunError naming every unusable server."""
+    """Return the language-model client, None if no part needs one. Raises RunError naming every
+    unusable server."""
     chat = make_chat(config, workdir.path, resolve, check=stop.check, loop=stop.loop)
     if chat:
         stack.callback(chat.close)
@@ -281,14 +312,23 @@ def build(
     chat: client.Chat | None,
     closing: contextlib.ExitStack,
 ) -> Run:
-    """Build the parts of a run, before anything is resumed. `closing` closes engines, also if a later part fails."""
+    """Build the parts of a run, before anything is resumed. `closing` closes engines, also if a
+    later part fails."""
     c, world = config, make_world()
     originals = (
-        read_tasks(resolve(c.env.tasks)) if c.env.tasks else boundary.tasks(world, c.env.split) if c.env.split else []
+        read_tasks(resolve(c.env.tasks))
+        if c.env.tasks
+        else boundary.tasks(world, c.env.split)
+        if c.env.split
+        else []
     )
     held_out = boundary.tasks(world, c.eval.split) if c.eval.split else []
     world.close()
-    given = read_tasks(resolve(c.questioning.tasks)) if c.questioning.enabled and c.questioning.tasks else []
+    given = (
+        read_tasks(resolve(c.questioning.tasks))
+        if c.questioning.enabled and c.questioning.tasks
+        else []
+    )
     known = {"env.tasks" if c.env.tasks else "env.split": originals, "questioning.tasks": given}
     if leaking := list(leaks(c, known, held_out)):
         raise RunError("\n".join(leaking))
@@ -297,8 +337,10 @@ def build(
     check_memory(c, workdir.path)
     shape, params = initial_policy(c, mesh)
     tokenizer = load_tokenizer(c)
-    parts = {"make_world": make_world, "chat": chat, "shown": c.llm.shown}
-    engine = make_engine(c, workdir.path, shape, params, tokenizer, mesh=mesh, stop=stop, say=progress.say)
+    parts = Parts(make_world, chat, c.llm.shown, c.model.path)
+    engine = make_engine(
+        c, workdir.path, shape, params, tokenizer, mesh=mesh, stop=stop, say=progress.say
+    )
     closing.callback(lambda: stop.finish(engine.close()))
     player, initial = make_players(c, chat, engine, tokenizer, shape, params)
     if initial:
@@ -310,6 +352,7 @@ def build(
         stop=stop,
         progress=progress,
         make_world=make_world,
+        parts=parts,
         actor=make_actor(c, engine, tokenizer, make_world, chat, grader),
         learner=make_learner(c, shape, params, mesh),
         tasks=make_tasks(c, originals, held_out, given, parts, progress),
@@ -326,22 +369,37 @@ def build(
 
 
 def load_tokenizer(c: Any) -> Tokenizer:
-    """Return the policy's tokenizer, with Qwen3's thinking switch as the config says. Raises TokenizerError."""
+    """Return the policy's tokenizer, with Qwen3's thinking switch as the config says. Raises
+    TokenizerError."""
     tokenizer = Tokenizer.load(model_folder(c.model.tokenizer or c.model.path))
-    return tokenizer if c.template.thinking == "auto" else tokenizer.with_thinking(c.template.thinking == "on")
+    return (
+        tokenizer
+        if c.template.thinking == "auto"
+        else tokenizer.with_thinking(c.template.thinking == "on")
+    )
 
 
 def make_players(
-    config: Any, chat: client.Chat | None, engine: Engine, tokenizer: Tokenizer, shape: qwen.Config, params: qwen.Params
+    config: Any,
+    chat: client.Chat | None,
+    engine: Engine,
+    tokenizer: Tokenizer,
+    shape: qwen.Config,
+    params: qwen.Params,
 ) -> tuple[Player | None, Engine | None]:
-    """Give `chat` what plays its roles, as far as that is the policy. Return the Player with the current policy and the
-    engine with the initial one, None where no role needs them.
+    """Give `chat` what plays its roles, as far as that is the policy. Return the Player with the
+    current policy and the engine with the initial one, None where no role needs them.
 
     A server that is one of the run's own engines has the weights of the current policy, too.
     """
     servers = {role.server for role in chat.roles.values()} if chat else set()
-    own = {url.rstrip("/").replace("//localhost:", "//127.0.0.1:") for url in getattr(engine, "urls", ())}
-    current = {s for s in servers if s.removesuffix("/v1").replace("//localhost:", "//127.0.0.1:") in own}
+    own = {
+        url.rstrip("/").replace("//localhost:", "//127.0.0.1:")
+        for url in getattr(engine, "urls", ())
+    }
+    current = {
+        s for s in servers if s.removesuffix("/v1").replace("//localhost:", "//127.0.0.1:") in own
+    }
     current |= servers & {client.PRESENT}
     context, player, initial = config.rollout.context, None, None
     if current:
@@ -349,31 +407,36 @@ def make_players(
         player = Player(engine, tokenizer, context, hosts.local(params), grammars=grammars)
         chat.players |= dict.fromkeys(current, player)
     if client.INITIAL in servers:
-        initial = jax_engine(config, shape, params, min(config.engine.slots, config.llm.concurrency))
+        initial = jax_engine(
+            config, shape, params, min(config.engine.slots, config.llm.concurrency)
+        )
         grammars = Grammars(tokenizer, shape.vocab)
-        chat.players[client.INITIAL] = Player(initial, tokenizer, context, hosts.local(params), grammars=grammars)
+        chat.players[client.INITIAL] = Player(
+            initial, tokenizer, context, hosts.local(params), grammars=grammars
+        )
     return player, initial
 
 
 def check_memory(config: Any, workdir: Path) -> None:
-    """Raise RunError with everything that this machine lacks, before anything is loaded: memory of devices and host,
-    shared memory, disk."""
+    """Raise RunError with everything that this machine lacks, before anything is loaded: memory of
+    devices and host, shared memory, disk."""
     from evolver.plan.room import shortages
 
     if lacking := shortages(config, workdir):
         raise RunError("\n".join(lacking))
 
 
-def plugged(key: str, group: Any, **parts: Any) -> functools.partial:
-    """Return the plug that the config names under `key`, bound to its arguments and to the parts it asks for."""
-    return plug(key, group.name, group.args.to_dict(), **parts)
+def plugged(key: str, group: Any) -> Callable[[Any], Any]:
+    """Return the plug that the config names under `key`, bound to its arguments."""
+    return plug(key, group.name, group.args.to_dict())
 
 
-# --- the policy and its learner --------------------------------------------------------------------------------------
+# --- the policy and its learner -------------------------------------------------------------------
 
 
 def initial_policy(config: Any, mesh: Any) -> tuple[qwen.Config, qwen.Params]:
-    """Return the shape and parameters of `model.path`, or random ones of `model.preset`, in the dtype of the state."""
+    """Return the shape and parameters of `model.path`, or random ones of `model.preset`, in the
+    dtype of the state."""
     dtype = jnp.dtype(config.model.dtype if config.lora.rank else config.optim.master)
     if config.model.path:
         folder = model_folder(config.model.path, weights=True)
@@ -399,7 +462,9 @@ def make_layout(config: Any) -> learner.Layout:
     """Return how the training state is kept."""
     c = config.lora
     adapters = LoRA(c.rank, c.alpha, tuple(c.targets)) if c.rank else None
-    return learner.Layout(config.sharding.to_dict(), config.optim.master, config.optim.offload, adapters)
+    return learner.Layout(
+        config.sharding.to_dict(), config.optim.master, config.optim.offload, adapters
+    )
 
 
 def make_reference(config: Any, params: qwen.Params) -> qwen.Params | None:
@@ -407,7 +472,9 @@ def make_reference(config: Any, params: qwen.Params) -> qwen.Params | None:
     if not config.loss.kl_coef or config.lora.rank:
         return None
     if config.loss.reference == "host":
-        return jax.tree.map(lambda x: jax.device_put(x, x.sharding.with_memory_kind("pinned_host")), params)
+        return jax.tree.map(
+            lambda x: jax.device_put(x, x.sharding.with_memory_kind("pinned_host")), params
+        )
     return jax.tree.map(jnp.copy, params)
 
 
@@ -416,11 +483,14 @@ def make_optimizer(config: Any) -> Any:
     c = config.optim
     steps = config.steps * config.learner.updates * config.learner.epochs
     lr = optim.schedule(lr=c.lr, schedule=c.schedule, warmup=c.warmup, steps=steps)
-    return optim.optimizer(lr=lr, b1=c.b1, b2=c.b2, eps=c.eps, weight_decay=c.weight_decay, clip=c.clip)
+    return optim.optimizer(
+        lr=lr, b1=c.b1, b2=c.b2, eps=c.eps, weight_decay=c.weight_decay, clip=c.clip
+    )
 
 
 def capacity_rows(config: Any) -> int:
-    """Return the rows of a mini-batch in which nothing is packed: with room for them, one program serves every step."""
+    """Return the rows of a mini-batch in which nothing is packed: with room for them, one program
+    serves every step."""
     return -(-config.rollout.tasks // config.learner.updates) * config.rollout.group
 
 
@@ -457,19 +527,25 @@ def make_programs(config: Any, shape: qwen.Config, mesh: Any, optimizer: Any) ->
     return update, learner.make_logp(shape, mesh, **batch)
 
 
-# --- rollouts and mechanisms -----------------------------------------------------------------------------------------
+# --- rollouts and mechanisms ----------------------------------------------------------------------
 
 
 def make_actor(
-    config: Any, engine: Engine, tokenizer: Tokenizer, make_world: Callable[[], World], chat: Any, grader: Grader
+    config: Any,
+    engine: Engine,
+    tokenizer: Tokenizer,
+    make_world: Callable[[], World],
+    chat: Any,
+    grader: Grader,
 ) -> Actor:
     """Build the actor, which plays episodes."""
     c = config
     limits = Limits(
         max_turns=c.rollout.max_turns, max_tokens=c.rollout.max_tokens, context=c.rollout.context,
         max_observation=c.template.max_observation, timeout=c.rollout.timeout,
-        # Workers and services hold to env.timeout themselves. Here it would also count the time that a call waits for
-        # another episode of its worker, and one that hangs would end them all.
+        # Workers and services hold to env.timeout themselves. Here it would also count the time
+        # that a call waits for another episode of its worker, and one that hangs would end them
+        # all.
         env_timeout=c.env.timeout if c.env.mode == "inprocess" else math.inf,
         must_end=c.rollout.must_end,
     )  # fmt: skip
@@ -484,7 +560,8 @@ def make_actor(
         tokenizer=tokenizer,
         worlds=Worlds(make_world),
         limits=limits,
-        context=functools.partial(call, plugged("template", c.template, chat=chat, limits=limits)),
+        context=plugged("template", c.template),
+        chat=chat,
         parse_error=c.template.parse_error,
         cut_turn=c.template.cut_turn,
         show_tools=c.template.show_tools,
@@ -499,10 +576,11 @@ def make_tasks(
     originals: list[Task],
     held_out: list[Task],
     given: list[Task],
-    parts: dict[str, Any],
+    parts: Parts,
     progress: Progress,
 ) -> Tasks:
-    """Build the task lists and, with self-questioning, the pool and its explorer. given: `questioning.tasks`."""
+    """Build the task lists and, with self-questioning, the pool and its explorer. given:
+    `questioning.tasks`."""
     c = config.questioning
     if not c.enabled:
         return Tasks(originals, held_out)
@@ -518,40 +596,47 @@ def make_tasks(
     explorer = None
     if not c.tasks or c.every:
         show = functools.partial(progress.phase, "exploring")
-        explorer = plugged("questioning.explorer", c.explorer, **parts, pool=pool, progress=show)()
-    return Tasks(originals, held_out, pool, explorer, plugged("questioning.words", c.words, **parts)())
+        explorer = plugged("questioning.explorer", c.explorer)(
+            replace(parts, task_pool=pool, progress=show)
+        )
+    return Tasks(originals, held_out, pool, explorer, plugged("questioning.words", c.words)(parts))
 
 
-def make_grader(config: Any, parts: dict[str, Any]) -> Grader:
+def make_grader(config: Any, parts: Parts) -> Grader:
     """Build the judges of outcomes and turns."""
     q, a = config.questioning, config.attributing
     outcomes = turns = None
     if q.enabled and getattr(load("questioning.judge", q.judge.name), "replaces_outcome", True):
-        outcomes = plugged("questioning.judge", q.judge, **parts)()
+        outcomes = plugged("questioning.judge", q.judge)(parts)
     if a.enabled:
-        turns = plugged("attributing.judge", a.judge, **parts)()
+        turns = plugged("attributing.judge", a.judge)(parts)
     return Grader(outcomes, turns)
 
 
-def make_navigating(config: Any, tasks: list[Task], parts: dict[str, Any]) -> Navigating | None:
-    """Build self-navigating, with the pool of `navigating.pool` if there is one. It learns from training tasks only,
-    which have the splits of `tasks`."""
+def make_navigating(config: Any, tasks: list[Task], parts: Parts) -> Navigating | None:
+    """Build self-navigating, with the pool of `navigating.pool` if there is one. It learns from
+    training tasks only, which have the splits of `tasks`."""
     c = config.navigating
     if not c.enabled:
         return None
     splits = tuple(sorted({"train", *(task.split for task in tasks)} - {config.eval.split}))
-    extractor = plugged("navigating.extractor", c.extractor, **parts, splits=splits)()
-    refiner = plugged("navigating.refine", c.refine, **parts)()
-    pool = Pool(plugged("navigating.embedder", c.embedder, **parts, policy=config.model.path)())
+    parts = replace(parts, splits=splits)
+    extractor = plugged("navigating.extractor", c.extractor)(parts)
+    refiner = plugged("navigating.refine", c.refine)(parts)
+    pool = Pool(plugged("navigating.embedder", c.embedder)(parts))
     if c.pool:
         pool.load(resolve(c.pool))
-    return Navigating(pool, extractor, refiner, share=c.share, top_k=c.top_k, min_similarity=c.min_similarity)
+    return Navigating(
+        pool, extractor, refiner, share=c.share, top_k=c.top_k, min_similarity=c.min_similarity
+    )
 
 
 def sampled(tasks: list[Task], count: int) -> list[Task]:
-    """Return `count` tasks in order, drawn with a fixed seed; all of them for 0 or for more than there are.
+    """Return `count` tasks in order, drawn with a fixed seed; all of them for 0 or for more than
+    there are.
 
-    Taking every n-th task instead would miss a whole difficulty wherever a split cycles through the difficulties.
+    Taking every n-th task instead would miss a whole difficulty wherever a split cycles through the
+    difficulties.
     """
     if not 0 < count < len(tasks):
         return tasks

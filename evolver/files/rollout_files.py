@@ -1,9 +1,11 @@
-"""Rollouts on disk: compressed lines of JSON, and beside each file an index that can be read without them.
+"""Rollouts on disk: compressed lines of JSON, and beside each file an index that can be read
+without them.
 
-`trajectories/step_000012.jsonl.gz` holds one line per rollout. It is a sequence of gzip members of about MEMBER bytes
-of text each, which `zcat` and every gzip reader take as one file, and of which a reader that knows the index
-decompresses only the one that it needs. `step_000012.index.json.gz` holds what lists, filters and tables show.
-Both are written once and never appended to. Files without an index, and uncompressed `.jsonl`, can be read too.
+`trajectories/step_000012.jsonl.gz` holds one line per rollout. It is a sequence of gzip members of
+about MEMBER bytes of text each, which `zcat` and every gzip reader take as one file, and of which a
+reader that knows the index decompresses only the one that it needs. `step_000012.index.json.gz`
+holds what lists, filters and tables show. Both are written once and never appended to. Files
+without an index, and uncompressed `.jsonl`, can be read too.
 """
 
 from __future__ import annotations
@@ -26,7 +28,8 @@ LEVEL = 6  # of the compression: level 9 takes three times as long and saves 2%
 SHOWN = 300  # characters of a query and of an abstention's reason that the index keeps
 _NAME = re.compile(r"(step|held_out)_(\d+)\.(?:jsonl(?:\.gz)?|index\.json\.gz)(\.\w+\.tmp)?")
 
-# The columns of an index: one value per rollout, or None where a file of an earlier version lacks it.
+# The columns of an index: one value per rollout, or None where a file of an earlier version lacks
+# it.
 COLUMNS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "task": lambda r: r["task"],
     "draw": lambda r: r.get("draw"),
@@ -47,25 +50,37 @@ COLUMNS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "verified": lambda r: (r.get("components") or {}).get("verified"),
     "advantage": lambda r: _mean([turn.get("advantage") or 0.0 for turn in r.get("turns") or ()]),
     "abstained": lambda r: sorted(
-        {str(turn["reason"])[:SHOWN] for turn in r.get("turns") or () if not turn.get("label") and turn.get("reason")}
+        {
+            str(turn["reason"])[:SHOWN]
+            for turn in r.get("turns") or ()
+            if not turn.get("label") and turn.get("reason")
+        }
     ),
 }
 
-_HEAD = b'{"format": "%s"' % FORMAT.encode()  # what the text of an index starts with, and the columns that it holds
+_HEAD = (
+    b'{"format": "%s"' % FORMAT.encode()
+)  # what the text of an index starts with, and the columns that it holds
 _NAMES = [f'"{name}": ['.encode() for name in COLUMNS]
 
 
 def record_of(trajectory: Trajectory, *, fate: str) -> dict[str, Any]:
-    """Return a rollout as a readable record: text and token ids, each token once (`prompt` holds the new ones only).
+    """Return a rollout as a readable record: text and token ids, each token once (`prompt` holds
+    the new ones only).
 
-    fate: "trained", or the reason why not; "sampled" or "greedy" for a held-out rollout. Log-probabilities have four
-    decimals. Turns that trained have, per token, `gap` (log-probability by the learner before the update minus that by
-    the engine, in nats) and `ratio` (probability at the token's update over that before it).
+    fate: "trained", or the reason why not; "sampled" or "greedy" for a held-out rollout.
+    Log-probabilities have four decimals. Turns that trained have, per token, `gap` (log-probability
+    by the learner before the update minus that by the engine, in nats) and `ratio` (probability at
+    the token's update over that before it).
     """
     turns, seen = [], []
     for turn in trajectory.turns:
         grows = turn.prompt[: len(seen)] == seen
-        turns.append(_turn_record(turn, turn.prompt[len(seen) :] if grows else turn.prompt, bool(seen) and grows))
+        turns.append(
+            _turn_record(
+                turn, turn.prompt[len(seen) :] if grows else turn.prompt, bool(seen) and grows
+            )
+        )
         seen = turn.prompt + turn.completion.tokens
     task, injected = trajectory.task, zip(trajectory.experience, trajectory.injected, strict=True)
     return {
@@ -111,14 +126,16 @@ def _turn_record(turn: Turn, prompt: list[int], continues: bool) -> dict[str, An
 
 
 def _rounded(values: Iterable[float], digits: int) -> list[float]:
-    return [round(float(x), digits) + 0.0 for x in values]  # + 0.0: no -0.0, which takes another character
+    return [
+        round(float(x), digits) + 0.0 for x in values
+    ]  # + 0.0: no -0.0, which takes another character
 
 
 def _mean(values: Sequence[float]) -> float | None:
     return round(sum(values) / len(values), 6) if values else None
 
 
-# --- files -----------------------------------------------------------------------------------------------------------
+# --- files ----------------------------------------------------------------------------------------
 
 
 def index_path(path: Path) -> Path:
@@ -153,7 +170,9 @@ def write_rollouts(path: Path, records: Iterable[dict[str, Any]]) -> None:
         lines, size = [], 0
 
     for record in records:
-        lines.append((json.dumps(record, ensure_ascii=False) + "\n").encode("utf-8", "surrogatepass"))
+        lines.append(
+            (json.dumps(record, ensure_ascii=False) + "\n").encode("utf-8", "surrogatepass")
+        )
         size += len(lines[-1])
         if size >= MEMBER:
             flush()
@@ -165,7 +184,8 @@ def write_rollouts(path: Path, records: Iterable[dict[str, Any]]) -> None:
 
 
 def index_of(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return {"format", "count", "columns": {name: one value per record}, "queries": {task: its words}}."""
+    """Return {"format", "count", "columns": {name: one value per record}, "queries": {task: its
+    words}}."""
     columns = {name: [value(record) for record in records] for name, value in COLUMNS.items()}
     queries = {record["task"]: str(record.get("query") or "")[:SHOWN] for record in records}
     return {"format": FORMAT, "count": len(records), "columns": columns, "queries": queries}
@@ -179,7 +199,8 @@ class RolloutFile:
 
     @property
     def kind(self) -> str:
-        """The part of the run: "step" (training), "held_out", or the file's own name, such as "eval"."""
+        """The part of the run: "step" (training), "held_out", or the file's own name, such as
+        "eval"."""
         found = step_of(self.path.name)
         return found[0] if found else stem_of(self.path)
 
@@ -191,11 +212,14 @@ class RolloutFile:
     def index_text(self) -> bytes | None:
         """Return the JSON of the index on disk, None if there is none for the file as it is now.
 
-        It is looked at but not parsed, which for the files of a long run would take most of the time to open it.
+        It is looked at but not parsed, which for the files of a long run would take most of the
+        time to open it.
         """
         try:
             text = gzip.decompress(index_path(self.path).read_bytes())
-            fits = text.startswith(_HEAD) and text.endswith(b'"bytes": %d}' % self.path.stat().st_size)
+            fits = text.startswith(_HEAD) and text.endswith(
+                b'"bytes": %d}' % self.path.stat().st_size
+            )
         except (OSError, EOFError, zlib.error):
             return None
         return text if fits and all(name in text for name in _NAMES) else None
@@ -206,10 +230,12 @@ class RolloutFile:
         return None if text is None else json.loads(text)
 
     def make_index(self) -> dict[str, Any]:
-        """Return an index made from the rollouts themselves. A line that cannot be read is left out; `broken` counts
-        such lines, and `lines` has the numbers of the others."""
+        """Return an index made from the rollouts themselves. A line that cannot be read is left
+        out; `broken` counts such lines, and `lines` has the numbers of the others."""
         found = list(self.numbered())
-        good = [(number, record) for number, record in found if record is not None and _fits(record)]
+        good = [
+            (number, record) for number, record in found if record is not None and _fits(record)
+        ]
         index = index_of([record for _, record in good])
         return index | {"broken": len(found) - len(good), "lines": [number for number, _ in good]}
 
@@ -244,12 +270,14 @@ def _record(line: bytes) -> dict[str, Any] | None:
         return None
     if not isinstance(record, dict):
         return None
-    return record | {"turns": record.pop("steps")} if "steps" in record else record  # as turns were called once
+    return (
+        record | {"turns": record.pop("steps")} if "steps" in record else record
+    )  # as turns were called once
 
 
 def unpacked(data: bytes) -> bytes:
-    """Return the text of gzip members; data that is not compressed is returned as it is. Of a file that is cut short,
-    what can be read is returned."""
+    """Return the text of gzip members; data that is not compressed is returned as it is. Of a file
+    that is cut short, what can be read is returned."""
     if data[:2] != b"\x1f\x8b":
         return data
     parts = []
@@ -264,20 +292,33 @@ def unpacked(data: bytes) -> bytes:
 
 
 def rollout_files(folder: str | Path) -> list[RolloutFile]:
-    """Return the files of rollouts in `trajectories/` of a workdir: training and held-out by step, then the others."""
-    paths = [p for p in Path(folder).glob("trajectories/*") if p.name.endswith((".jsonl", ".jsonl.gz"))]
+    """Return the files of rollouts in `trajectories/` of a workdir: training and held-out by step,
+    then the others."""
+    paths = [
+        p for p in Path(folder).glob("trajectories/*") if p.name.endswith((".jsonl", ".jsonl.gz"))
+    ]
     files = [RolloutFile(path) for path in paths]
-    return sorted(files, key=lambda f: (f.step is None, f.step or 0, f.kind != "held_out", f.path.name))
+    return sorted(
+        files, key=lambda f: (f.step is None, f.step or 0, f.kind != "held_out", f.path.name)
+    )
 
 
 def read_rollouts(path: str | Path) -> list[dict[str, Any]]:
-    """Return the records of a file of rollouts, `.jsonl.gz` or `.jsonl`. Raises BrokenFile, with the line, and OSError.
+    """Return the records of a file of rollouts, `.jsonl.gz` or `.jsonl`. Raises BrokenFile, with
+    the line, and OSError.
 
     A path without an ending finds either file.
     """
     path = Path(path)
     if not path.is_file():
-        path = next((p for p in (path.with_name(path.name + e) for e in (".jsonl.gz", ".jsonl")) if p.is_file()), path)
+        path = next(
+            (
+                p
+                for p in (path.with_name(path.name + e) for e in (".jsonl.gz", ".jsonl"))
+                if p.is_file()
+            ),
+            path,
+        )
     records = []
     for number, record in RolloutFile(path).numbered():
         if record is None:

@@ -17,15 +17,15 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from evolver.stop import silence
+from evolver.processes.interrupt import silence
 
 LOG_EVERY = 30.0  # seconds between lines in a log file while one step lasts
 BAR = 28  # characters
 
 
 class _Console(Console):
-    """A console that raises an ordinary error if nobody reads it, as in `python run.py | head`, unless `leaving` says
-    that the run ends anyway."""
+    """A console that raises an ordinary error if nobody reads it, as in `python run.py | head`,
+    unless `leaving` says that the run ends anyway."""
 
     leaving: Callable[[], bool]
 
@@ -36,8 +36,8 @@ class _Console(Console):
 
 
 class _Stream:
-    """A stream that drops its text once its terminal is gone. The hang-up is what ends a run: a write may fail before
-    the handler of the signal has run, and under `nohup` the run goes on."""
+    """A stream that drops its text once its terminal is gone. The hang-up is what ends a run: a
+    write may fail before the handler of the signal has run, and under `nohup` the run goes on."""
 
     def __init__(self, stream: TextIO):
         self._stream = stream
@@ -55,19 +55,23 @@ class _Stream:
         try:
             call(*args)
         except OSError as error:
-            if error.errno != errno.EIO or not stat.S_ISCHR(os.fstat(self._stream.fileno()).st_mode):
+            if error.errno != errno.EIO or not stat.S_ISCHR(
+                os.fstat(self._stream.fileno()).st_mode
+            ):
                 raise  # a failing disk, for one
             silence(self._stream.fileno())
 
 
 class Progress:
-    """Shows what the run is doing, how far it is, how well and fast it does, what failed, and how long it still takes.
+    """Shows what the run is doing, how far it is, how well and fast it does, what failed, and how
+    long it still takes.
 
-    On a terminal a few lines are updated in place below the lines that stay: the steps with the time left, the present
-    phase, the figures of the last step, and the faults so far. Elsewhere each step prints a line, and a step that lasts
-    long prints one every half minute.
+    On a terminal a few lines are updated in place below the lines that stay: the steps with the
+    time left, the present phase, the figures of the last step, and the faults so far. Elsewhere
+    each step prints a line, and a step that lasts long prints one every half minute.
 
-    leaving: returns True once the run was asked to end; from then on nobody needs to read the output.
+    leaving: returns True once the run was asked to end; from then on nobody needs to read the
+    output.
     """
 
     def __init__(
@@ -79,7 +83,9 @@ class Progress:
         leaving: Callable[[], bool] = lambda: False,
     ):
         """`done` steps are complete; None while there are none to count, as in an evaluation."""
-        self.console = _Console(file=_Stream(stream or sys.stdout), highlight=False, markup=False, soft_wrap=True)
+        self.console = _Console(
+            file=_Stream(stream or sys.stdout), highlight=False, markup=False, soft_wrap=True
+        )
         self.console.leaving = leaving
         self.live = Live(Text(), console=self.console, refresh_per_second=5, transient=True)
         self.steps = steps
@@ -88,7 +94,8 @@ class Progress:
         self.begin(done)
 
     def begin(self, done: int | None) -> None:
-        """Start counting after `done` steps; -1 = what comes before training, which is step 0, is not complete.
+        """Start counting after `done` steps; -1 = what comes before training, which is step 0, is
+        not complete.
 
         The first step compiles, so the pace is measured from its end.
         """
@@ -123,13 +130,17 @@ class Progress:
         return Group(rows, *lines)
 
     def step(self, step: int, faults: Mapping[str, float] | None = None, **figures: str) -> None:
-        """Print the line of a completed step; its figures stay on the live display until the next one.
+        """Print the line of a completed step; its figures stay on the live display until the next
+        one.
 
-        faults: how often something went wrong in this step, by its name; the live display shows the sums so far.
+        faults: how often something went wrong in this step, by its name; the live display shows the
+        sums so far.
         """
         self.done = step
         self.marks += [time.monotonic()] if step else []
-        self.figures = "".join(f" · {name.replace('_', ' ')} {value}" for name, value in figures.items())
+        self.figures = "".join(
+            f" · {name.replace('_', ' ')} {value}" for name, value in figures.items()
+        )
         counted = Counter({name: round(count) for name, count in (faults or {}).items() if count})
         self.faults.update(counted)
         wrong = f" · {told(counted)}" if counted else ""

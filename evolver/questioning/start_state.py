@@ -1,7 +1,9 @@
-"""One initial state of a world: what it shows to calls that change nothing, and what other calls change in that.
+"""One initial state of a world: what it shows to calls that change nothing, and what other calls
+change in that.
 
-Nothing but the answers of such calls, the *readings*, is known of a state. Two plays differ in their effect if the same
-readings after them differ. All plays start from the beginning of an episode, so that they do not disturb a walk.
+Nothing but the answers of such calls, the *readings*, is known of a state. Two plays differ in
+their effect if the same readings after them differ. All plays start from the beginning of an
+episode, so that they do not disturb a walk.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from evolver.questioning.calls import Episode, Event, Operation
 from evolver.questioning.knowledge import GUESSED, Knowledge, tally
 from evolver.questioning.tasks import CLOSING
 from evolver.questioning.walks import Known, guessed, hinted, typed
-from evolver.traces import renaming
+from evolver.transcripts import renaming
 
 MOST_PROBES = 40  # calls of a battery, without those that they need
 _MOST_CALLS = 48  # values of one operation that are tried for the battery
@@ -35,7 +37,8 @@ MOST_PROBES_IN_PROSE = 16  # a text describes more at once, and such worlds are 
 
 @dataclass
 class Probe:
-    """A call of the battery. needs: calls before it without which it is refused; None = not yet known."""
+    """A call of the battery. needs: calls before it without which it is refused; None = not yet
+    known."""
 
     event: Event
     needs: list[Event] | None = None
@@ -43,7 +46,8 @@ class Probe:
 
 @dataclass
 class Site:
-    """An initial state. task: a task that starts there and asks for nothing. world: used by this site's plays."""
+    """An initial state. task: a task that starts there and asks for nothing. world: used by this
+    site's plays."""
 
     task: Task
     world: World
@@ -51,15 +55,25 @@ class Site:
     rng: random.Random
     known: Known = field(default_factory=Known)
     battery: list[Probe] = field(default_factory=list)
-    initial: list[Sequence[Cell]] = field(default_factory=list)  # the answer of each probe at the start
+    initial: list[Sequence[Cell]] = field(
+        default_factory=list
+    )  # the answer of each probe at the start
     steps: int = 0  # environment steps of all plays
-    tried: set[tuple[str, str]] = field(default_factory=set)  # calls that were offered to the battery
-    measured: list[tuple[str, str]] = field(default_factory=list, init=False)  # the calls that `initial` answers
+    tried: set[tuple[str, str]] = field(
+        default_factory=set
+    )  # calls that were offered to the battery
+    measured: list[tuple[str, str]] = field(
+        default_factory=list, init=False
+    )  # the calls that `initial` answers
     operations: dict[str, Operation] = field(default_factory=dict, init=False)
     code: bool = field(init=False)  # its actions are code
-    slow: bool = field(init=False)  # simulators and interpreters take a hundred times as long as other worlds
+    slow: bool = field(
+        init=False
+    )  # simulators and interpreters take a hundred times as long as other worlds
     ends_by_text: bool = field(init=False)  # a turn without a call ends the episode
-    answering: Operation | None = field(init=False)  # a call of it, with the argument "answer", ends the episode
+    answering: Operation | None = field(
+        init=False
+    )  # a call of it, with the argument "answer", ends the episode
 
     def __post_init__(self):
         self.operations = self.open().operations
@@ -70,7 +84,8 @@ class Site:
         self.answering = None if self.ends_by_text else self._answering()
 
     def _answering(self) -> Operation | None:
-        """Return the operation that ends an episode with an answer, None if there is none. It is not drawn in walks."""
+        """Return the operation that ends an episode with an answer, None if there is none. It is
+        not drawn in walks."""
         for name, operation in self.operations.items():
             if "answer" in operation.properties and {"answer"}.issuperset(operation.required):
                 self.open()
@@ -82,15 +97,18 @@ class Site:
     def takes_answers(self) -> bool:
         return self.ends_by_text or self.answering is not None
 
-    # --- playing ------------------------------------------------------------------------------------------------------
+    # --- playing ----------------------------------------------------------------------------------
 
     def open(self) -> Episode:
         return Episode(self.world, self.task, self.knowledge.refuses, operations=self.operations)
 
-    def play(self, calls: Sequence[Event], *, rename: bool = True) -> tuple[Episode, list[Event] | None]:
+    def play(
+        self, calls: Sequence[Event], *, rename: bool = True
+    ) -> tuple[Episode, list[Event] | None]:
         """Play calls from the start. Return the episode and their events, None if one is refused.
 
-        Ids that the world hands out may differ from the recorded ones because calls are left out, so they are renamed.
+        Ids that the world hands out may differ from the recorded ones because calls are left out,
+        so they are renamed.
         """
         episode, renamed, events = self.open(), {}, []
         for n, call in enumerate(calls):
@@ -110,14 +128,16 @@ class Site:
     def read(self, episode: Episode) -> list[Sequence[Cell]]:
         """Return what every probe shows in an episode; [] after its end."""
         calls = with_needs(self.battery)
-        shown = dict(zip([call.key for call in calls], self.read_calls(episode, calls), strict=True))
+        shown = dict(
+            zip([call.key for call in calls], self.read_calls(episode, calls), strict=True)
+        )
         return [shown[probe.event.key] for probe in self.battery]
 
     def read_calls(self, episode: Episode, probes: Sequence[Event]) -> list[Sequence[Cell]]:
         """Return what calls that read show in an episode.
 
-        If the episode ends during the probes, because a world limits its steps, the others run in a repetition of it;
-        after its end they show [].
+        If the episode ends during the probes, because a world limits its steps, the others run in a
+        repetition of it; after its end they show [].
         """
         played, readings = list(episode.events), []
         while len(readings) < len(probes):
@@ -148,18 +168,27 @@ class Site:
     def known_ids(self) -> set[str]:
         """Return the ids that the initial readings show or the probes use."""
         ids = self.knowledge.ids()
-        shown = {cell.value for reading in self.initial for cell in reading if not ids.isdisjoint(cell.kinds)}
+        shown = {
+            cell.value
+            for reading in self.initial
+            for cell in reading
+            if not ids.isdisjoint(cell.kinds)
+        }
         return shown | {value for probe in self.battery for value in probe.event.values}
 
-    # --- learning roles -----------------------------------------------------------------------------------------------
+    # --- learning roles ---------------------------------------------------------------------------
 
     def learn_roles(self, events: Sequence[Event]) -> None:
-        """Find out, for operations of a walk that were not tested often, which of them change what others show.
+        """Find out, for operations of a walk that were not tested often, which of them change what
+        others show.
 
-        An operation is repeated at once: if it then fails or answers differently, it has changed something. Otherwise
-        it is made between two readings, which consist of the walk's calls that passed this test.
+        An operation is repeated at once: if it then fails or answers differently, it has changed
+        something. Otherwise it is made between two readings, which consist of the walk's calls that
+        passed this test.
         """
-        for event in events:  # what looks like a refusal now may not have looked so when the call was made
+        for (
+            event
+        ) in events:  # what looks like a refusal now may not have looked so when the call was made
             event.ok = event.ok and not self.knowledge.refuses(event.result)
         kept = [event for event in events if event.ok and not event.over]
         if self.code:
@@ -181,10 +210,13 @@ class Site:
             event.changes = event.ok and self.knowledge.is_change(event)
 
     def _test_together(self, kept: Sequence[Event]) -> None:
-        """Find out the same in two episodes for all operations of a walk, where each episode takes long.
+        """Find out the same in two episodes for all operations of a walk, where each episode takes
+        long.
 
-        In the first, each call is repeated at once. In the second, those that answered alike are made once in another
-        order and then again: if no answer differs, none of them has an effect, and otherwise some are tested alone.
+        In the first, each call is repeated at once. In the second, those that answered alike are
+        made once in another
+        order and then again: if no answer differs, none of them has an effect, and otherwise some
+        are tested alone.
         """
         chosen = {}
         for n, event in enumerate(kept):
@@ -213,25 +245,37 @@ class Site:
             if n in chosen and now.ok and not episode.over:
                 again = episode.call(now.name, now.arguments)
                 self._mark_varying(again.cells, now.cells, only=is_token)
-                tally(self.knowledge.repeats, now.name, again.ok and self._shown(again.cells) == self._shown(now.cells))
+                tally(
+                    self.knowledge.repeats,
+                    now.name,
+                    again.ok and self._shown(again.cells) == self._shown(now.cells),
+                )
         self.steps += episode.steps
 
     def _call_again(self, episode: Episode, event: Event, renamed: dict[str, str]) -> Event:
-        """Make a call of another episode and return it. renamed: the ids that differ, to which it adds."""
+        """Make a call of another episode and return it. renamed: the ids that differ, to which it
+        adds."""
         now = episode.call(event.name, _renamed(event.arguments, renamed))
         if now.ok and now.result != event.result:
-            renamed |= renaming([c.value for c in event.cells], [c.value for c in now.cells], _are_ids)
+            renamed |= renaming(
+                [c.value for c in event.cells], [c.value for c in now.cells], _are_ids
+            )
         return now
 
     def _differs(self, kept: Sequence[Event], tested: Sequence[int]) -> bool:
-        """Return True if one of the calls `tested` answers differently after the others than before them.
+        """Return True if one of the calls `tested` answers differently after the others than before
+        them.
 
-        The calls that show what the others use come first, the others in reverse order: a call is made once before each
-        of the others, here or in the walk.
+        The calls that show what the others use come first, the others in reverse order: a call is
+        made once before each of the others, here or in the walk.
         """
         used = {value for event in kept for value in event.values}
         quiet = [event for event in kept if not event.changes]
-        leading = [e for e in quiet if e.values and any(c.value in used and is_token(c.value) for c in e.cells)]
+        leading = [
+            e
+            for e in quiet
+            if e.values and any(c.value in used and is_token(c.value) for c in e.cells)
+        ]
         rest = [kept[n] for n in reversed(sorted(tested)) if kept[n] not in leading]
         unchanged = list(itertools.takewhile(lambda event: not event.changes, kept))
         episode, renamed, answers = self.open(), {}, {}
@@ -240,13 +284,16 @@ class Site:
                 break
             now = self._call_again(episode, event, renamed)
             if now.ok:
-                answers.setdefault(event.key, {self._shown(event.cells)} if event in unchanged else set())
+                answers.setdefault(
+                    event.key, {self._shown(event.cells)} if event in unchanged else set()
+                )
                 answers[event.key].add(self._shown(now.cells))
         self.steps += episode.steps
         return any(len(shown) > 1 for shown in answers.values())
 
     def _seek_witnesses(self, kept: Sequence[Event]) -> None:
-        """Find operations that show what a change of the walk has changed, once for each operation that changes.
+        """Find operations that show what a change of the walk has changed, once for each operation
+        that changes.
 
         Where a world has hundreds of operations, a walk that makes a change seldom looks at it too.
         """
@@ -258,31 +305,43 @@ class Site:
                 tally(self.knowledge.effects, event.name, bool(found))
 
     def _candidates(self, event: Event) -> list[Event]:
-        """Return calls with the event's own arguments that may show its change, those with names like its own first."""
+        """Return calls with the event's own arguments that may show its change, those with names
+        like its own first."""
         stems = {word[:4] for word in event.name.lower().replace(".", "_").split("_")}
-        alike = lambda name: len(stems.intersection(word[:4] for word in name.lower().replace(".", "_").split("_")))  # noqa: E731
+
+        def alike(name: str) -> int:
+            words = name.lower().replace(".", "_").split("_")
+            return len(stems.intersection(word[:4] for word in words))
+
         names = [
             name
             for name, operation in self.operations.items()
             if name != event.name and name.split(".")[0] == event.name.split(".")[0]
-            if event.arguments.keys() >= set(operation.required) and not self.knowledge.changes(name)
+            if event.arguments.keys() >= set(operation.required)
+            and not self.knowledge.changes(name)
         ]
         names.sort(key=lambda name: (-alike(name), not self.knowledge.reads(name)))
         return [self._with_arguments_of(event, name) for name in names[:_MOST_WITNESSES]]
 
     def _with_arguments_of(self, event: Event, name: str) -> Event:
-        return self._event(name, {key: event.arguments[key] for key in self.operations[name].required})
+        return self._event(
+            name, {key: event.arguments[key] for key in self.operations[name].required}
+        )
 
-    def _witnesses_among(self, candidates: Sequence[Event], before: Sequence[Event], event: Event) -> list[Event]:
+    def _witnesses_among(
+        self, candidates: Sequence[Event], before: Sequence[Event], event: Event
+    ) -> list[Event]:
         """Return the candidates that answer alike when repeated, and differently after the event.
 
-        before: calls that lead to the event. Candidates that do not answer alike change something themselves, as
-        logging out does, so that the others are tried again without them.
+        before: calls that lead to the event. Candidates that do not answer alike change something
+        themselves, as logging out does, so that the others are tried again without them.
         """
         episode, renamed, shown, changing = self.open(), {}, {}, []
         ready = all(self._call_again(episode, call, renamed).ok for call in before)
         for call in candidates if ready else ():
-            now, again = (episode.call(call.name, _renamed(call.arguments, renamed)) for _ in range(2))
+            now, again = (
+                episode.call(call.name, _renamed(call.arguments, renamed)) for _ in range(2)
+            )
             if not now.ok:
                 continue
             if again.ok and self._shown(now.cells) == self._shown(again.cells):
@@ -297,24 +356,35 @@ class Site:
                 found += [call] if now.ok and self._shown(now.cells) != shown[call.key] else []
         self.steps += episode.steps
         if changing:
-            return self._witnesses_among([call for call in candidates if call not in changing], before, event)
+            return self._witnesses_among(
+                [call for call in candidates if call not in changing], before, event
+            )
         return found
 
     def _test_refusals(self, events: Sequence[Event]) -> None:
-        """Find out, for answers that look like refusals, if such a call changes anything after all."""
+        """Find out, for answers that look like refusals, if such a call changes anything after
+        all."""
         if not any(event.prose for event in events):
             return
         kept = [event for event in events if event.ok and not event.over]
-        suspects = {event.result: n for n, event in enumerate(events) if self.knowledge.refuses(event.result)}
+        suspects = {
+            event.result: n
+            for n, event in enumerate(events)
+            if self.knowledge.refuses(event.result)
+        }
         for result, n in suspects.items():
-            if not self.knowledge.is_tested_refusal(result) and not self.knowledge.reads(events[n].name):
+            if not self.knowledge.is_tested_refusal(result) and not self.knowledge.reads(
+                events[n].name
+            ):
                 self._test_effect([event for event in events[:n] if event.ok], events[n], kept)
 
     def _test_repetition(self, before: Sequence[Event], event: Event) -> None:
         episode, events = self.play([*before, event])
         if events is None or events[-1].over:
             return
-        if _values(events[-1]) != _values(event) and [e.result for e in events[:-1]] == [e.result for e in before]:
+        if _values(events[-1]) != _values(event) and [e.result for e in events[:-1]] == [
+            e.result for e in before
+        ]:
             self._mark_varying(events[-1].cells, event.cells)
         again = episode.call(event.name, events[-1].arguments)
         self.steps += 1
@@ -322,16 +392,26 @@ class Site:
         same = again.ok and self._shown(again.cells) == self._shown(events[-1].cells)
         tally(self.knowledge.repeats, event.name, same)
 
-    def _test_effect(self, before: Sequence[Event], event: Event, candidates: Iterable[Event]) -> None:
+    def _test_effect(
+        self, before: Sequence[Event], event: Event, candidates: Iterable[Event]
+    ) -> None:
         made = [*candidates, *(probe.event for probe in self.battery), *self._about(event)]
         if event.prose:  # a walk may not have looked around since it learnt how to
-            made += [Event(name, {}, "", prose=True) for name, op in self.operations.items() if not op.required]
+            made += [
+                Event(name, {}, "", prose=True)
+                for name, op in self.operations.items()
+                if not op.required
+            ]
         probes = {c.key: c for c in made if self.knowledge.reads(c.name) and c.name != event.name}
         if not probes:
             return
-        if self.slow:  # a probe that changes something after all would hide the event's effect from the next ones
+        # a probe that changes something after all would hide the event's effect from the next ones
+        if self.slow:
             effects = self.knowledge.effects
-            ranked = sorted(probes, key=lambda key: (not _related(probes[key], event), probes[key].name not in effects))
+            ranked = sorted(
+                probes,
+                key=lambda key: (not _related(probes[key], event), probes[key].name not in effects),
+            )
             probes = {key: probes[key] for key in ranked[:FEW_PROBES]}
         answers = []
         for calls in ([*before], [*before, event]):
@@ -348,8 +428,8 @@ class Site:
                     shown.append(episode.call(probe.name, probe.arguments))
             answers.append([self._shown(e.cells) if e.ok else None for e in shown])
             self.steps += len(shown)
-        # A refusal that turns into an answer is no change: look-ups make other look-ups possible. A world that limits
-        # its steps answers fewer calls after the event.
+        # A refusal that turns into an answer is no change: look-ups make other look-ups possible. A
+        # world that limits its steps answers fewer calls after the event.
         differ = any(a is not None and a != b for a, b in zip(*answers, strict=False))
         if event.ok:
             self.knowledge.tested(event, differ)
@@ -357,8 +437,11 @@ class Site:
             tally(self.knowledge.quiet, event.result, differ)
 
     def _about(self, event: Event) -> list[Event]:
-        """Return calls of reading operations with the event's values for their arguments of the same names."""
-        operations = {name: op for name, op in self.operations.items() if op.required and name != event.name}
+        """Return calls of reading operations with the event's values for their arguments of the
+        same names."""
+        operations = {
+            name: op for name, op in self.operations.items() if op.required and name != event.name
+        }
         return [
             Event(name, arguments, operation.render(arguments))
             for name, operation in operations.items()
@@ -367,10 +450,13 @@ class Site:
         ]
 
     def _mark_varying(
-        self, now: Sequence[Cell], before: Sequence[Cell], only: Callable[[str], bool] = lambda value: True
+        self,
+        now: Sequence[Cell],
+        before: Sequence[Cell],
+        only: Callable[[str], bool] = lambda value: True,
     ) -> None:
-        """Remember kinds of values that differ although the same calls were made. only: returns True for a value that
-        counts."""
+        """Remember kinds of values that differ although the same calls were made. only: returns
+        True for a value that counts."""
         if len(now) == len(before):
             for a, b in zip(now, before, strict=True):
                 if a.value != b.value and a.kinds == b.kinds and only(a.value):
@@ -381,10 +467,11 @@ class Site:
         mask = self.knowledge.mask()
         return digest([[cell.label, cell.value] for cell in shown if mask.isdisjoint(cell.kinds)])
 
-    # --- the battery --------------------------------------------------------------------------------------------------
+    # --- the battery ------------------------------------------------------------------------------
 
     def extend(self, events: Sequence[Event]) -> None:
-        """Add to the battery: the walk's calls that only read, and the same operations with other known values."""
+        """Add to the battery: the walk's calls that only read, and the same operations with other
+        known values."""
         self.battery = [probe for probe in self.battery if self.knowledge.reads(probe.event.name)]
         for event in _before_changes(events):
             if event.ok and not event.over:
@@ -392,9 +479,15 @@ class Site:
         self._compare()
         made = [*events, *self._witnesses(events)] if self.code else _before_changes(events)
         self._offer([e for e in made if e.ok and not e.over and self.knowledge.reads(e.name)])
-        for _ in range(0 if self.code else _ROUNDS):  # what some of them show is an argument of others
+        for _ in range(
+            0 if self.code else _ROUNDS
+        ):  # what some of them show is an argument of others
             self._offer(self._others())
-        if not (self.slow and self.initial and [probe.event.key for probe in self.battery] == self.measured):
+        if not (
+            self.slow
+            and self.initial
+            and [probe.event.key for probe in self.battery] == self.measured
+        ):
             self._measure()
 
     def _witnesses(self, events: Sequence[Event]) -> list[Event]:
@@ -407,8 +500,13 @@ class Site:
         ]
 
     def _compare(self) -> None:
-        """Repeat some calls of other starts here, to find out which operations answer by their arguments alone."""
-        calls = [(name, given) for name, given in self.knowledge.to_compare(self.task.id) if name in self.operations]
+        """Repeat some calls of other starts here, to find out which operations answer by their
+        arguments alone."""
+        calls = [
+            (name, given)
+            for name, given in self.knowledge.to_compare(self.task.id)
+            if name in self.operations
+        ]
         if self.slow or not calls:
             return
         episode = self.open()
@@ -418,8 +516,8 @@ class Site:
         self.steps += episode.steps
 
     def _others(self) -> list[Event]:
-        """Return calls of reading operations that no walk has made, with values that their arguments accept: those of
-        this world, then words of other worlds."""
+        """Return calls of reading operations that no walk has made, with values that their
+        arguments accept: those of this world, then words of other worlds."""
         calls = []
         for name, operation in self.operations.items():
             if not self.knowledge.reads(name):
@@ -430,13 +528,22 @@ class Site:
             choices = []
             for parameter in operation.required:
                 place, schema = f"{name}.{parameter}", operation.properties.get(parameter, {})
-                fits, counts = self.knowledge.fits(place, hinted(schema)), self.knowledge.kinds.get(place, {})
+                fits, counts = (
+                    self.knowledge.fits(place, hinted(schema)),
+                    self.knowledge.kinds.get(place, {}),
+                )
                 kinds = [kind for kind, (worked, _) in counts.items() if worked >= 2 and fits(kind)]
                 values = dict.fromkeys(v for kind in kinds for v in self.known.values.get(kind, ()))
-                values |= dict.fromkeys(v for kind in kinds for v in self.knowledge.words.get(kind, ()))
-                if hinted(schema) and counts.get(GUESSED, (0, 0))[0]:  # ids that look like the example may exist
+                values |= dict.fromkeys(
+                    v for kind in kinds for v in self.knowledge.words.get(kind, ())
+                )
+                if (
+                    hinted(schema) and counts.get(GUESSED, (0, 0))[0]
+                ):  # ids that look like the example may exist
                     values |= dict.fromkeys(guessed(schema, self.rng) for _ in range(_GUESSES))
-                choices.append([v for v in (typed(value, schema) for value in values) if v is not None])
+                choices.append(
+                    [v for v in (typed(value, schema) for value in values) if v is not None]
+                )
             for values in itertools.islice(itertools.product(*choices), _MOST_CALLS):
                 calls.append(self._event(name, dict(zip(operation.required, values, strict=True))))
         return calls
@@ -460,7 +567,9 @@ class Site:
             self.steps += 1
             if event.ok:
                 self.knowledge.compare(self.task.id, event)
-            if self.task.query in event.result:  # it shows the goal of the episode, which is another one in each task
+            if (
+                self.task.query in event.result
+            ):  # it shows the goal of the episode, which is another one in each task
                 continue
             if event.ok and not self.knowledge.says_nothing(event):
                 self.known.add(event.shown, event)
@@ -469,7 +578,8 @@ class Site:
                 self.battery.append(Probe(event))
 
     def _measure(self) -> None:
-        """Read the initial state twice, and keep the probes that answer alike and are most likely to show a change.
+        """Read the initial state twice, and keep the probes that answer alike and are most likely
+        to show a change.
 
         Learns what varies by itself, and the needs of each probe.
         """
@@ -482,13 +592,19 @@ class Site:
             second = self.read(self.open())
         for now, before in zip(first, second, strict=True):
             self._mark_varying(now, before)
-        kept = [n for n, (a, b) in enumerate(zip(first, second, strict=True)) if a and self._shown(a) == self._shown(b)]
+        kept = [
+            n
+            for n, (a, b) in enumerate(zip(first, second, strict=True))
+            if a and self._shown(a) == self._shown(b)
+        ]
         number, rank = Counter(), {}
         for n in kept:
             name = self.battery[n].event.name
             rank[n] = (not self.knowledge.shows(name), self.knowledge.is_blind(name), number[name])
             number[name] += 1
-        kept = sorted(sorted(kept, key=rank.__getitem__)[: MOST_SLOW_PROBES if self.code else MOST_PROBES])
+        kept = sorted(
+            sorted(kept, key=rank.__getitem__)[: MOST_SLOW_PROBES if self.code else MOST_PROBES]
+        )
         whole = self.battery
         self.battery, self.initial = [whole[n] for n in kept], [first[n] for n in kept]
         for n, probe in zip(kept, self.battery, strict=True):
@@ -499,15 +615,20 @@ class Site:
     def memory(self) -> dict[str, Any]:
         """Return the battery and what was offered to it as JSON values, for a later visit.
 
-        Only of a slow site: where plays cost nothing, a new battery costs less than a long state."""
+        Only of a slow site: where plays cost nothing, a new battery costs less than a long
+        state."""
         if not self.slow:
             return {}
         call = lambda event: [event.name, event.arguments]  # noqa: E731
-        battery = [[call(p.event), None if p.needs is None else [call(e) for e in p.needs]] for p in self.battery]
+        battery = [
+            [call(p.event), None if p.needs is None else [call(e) for e in p.needs]]
+            for p in self.battery
+        ]
         return {"battery": battery, "tried": sorted(map(list, self.tried))}
 
     def recall(self, memory: dict[str, Any]) -> None:
-        """Continue with what `memory` returned on an earlier visit. Calls that no longer exist are left out."""
+        """Continue with what `memory` returned on an earlier visit. Calls that no longer exist are
+        left out."""
         for (name, arguments), needs in memory.get("battery", ()):
             calls = [(name, arguments), *(needs or ())]
             if all(other in self.operations for other, _ in calls):
@@ -520,10 +641,17 @@ class Site:
         return Event(name, arguments, operation.render(arguments), ok=True, prose=self._prose)
 
     def _needs(
-        self, event: Event, shown: Sequence[Cell], before: Sequence[Probe], readings: Sequence[Sequence[Cell]]
+        self,
+        event: Event,
+        shown: Sequence[Cell],
+        before: Sequence[Probe],
+        readings: Sequence[Sequence[Cell]],
     ) -> list[Event]:
-        """Return calls of earlier probes that suffice for a probe: those that show a value it uses, else all."""
-        showing = [probe for probe, reading in zip(before, readings) if _shows(reading, event.values)]
+        """Return calls of earlier probes that suffice for a probe: those that show a value it uses,
+        else all."""
+        showing = [
+            probe for probe, reading in zip(before, readings) if _shows(reading, event.values)
+        ]
         if self.code:  # not tried, which would take an episode each
             given = [value for value in event.values if is_token(value)]
             showing = [probe for probe, reading in zip(before, readings) if _shows(reading, given)]
@@ -538,21 +666,27 @@ class Site:
 
 def with_needs(probes: Sequence[Probe]) -> list[Event]:
     """Return the calls of probes, each after those that it needs, without repetitions."""
-    return list({e.key: e for probe in probes for e in (*(probe.needs or ()), probe.event)}.values())
+    return list(
+        {e.key: e for probe in probes for e in (*(probe.needs or ()), probe.event)}.values()
+    )
 
 
 def _leading_to(events: Sequence[Event], event: Event, *, changes: bool = False) -> list[Event]:
-    """Return the calls that show a value which the event, or one of these, uses. changes: also those that change."""
+    """Return the calls that show a value which the event, or one of these, uses. changes: also
+    those that change."""
     chosen, values = [], set(event.values)
     for before in reversed(events):
-        if (changes or not before.changes) and not values.isdisjoint(cell.value for cell in before.cells):
+        if (changes or not before.changes) and not values.isdisjoint(
+            cell.value for cell in before.cells
+        ):
             chosen.append(before)
             values.update(before.values)
     return chosen[::-1]
 
 
 def _related(a: Event, b: Event) -> bool:
-    """Return True if calls have a value in common, or their operations a first word ("notes.add", "notes.list")."""
+    """Return True if calls have a value in common, or their operations a first word ("notes.add",
+    "notes.list")."""
     return (
         not set(a.values).isdisjoint(b.values)
         or a.name.split(".")[0] == b.name.split(".")[0]
@@ -561,7 +695,8 @@ def _related(a: Event, b: Event) -> bool:
 
 
 def is_token(value: str) -> bool:
-    """Return True for a text that no user would read, such as an access token, of which each call gives a new one."""
+    """Return True for a text that no user would read, such as an access token, of which each call
+    gives a new one."""
     return len(value) > 60 and " " not in value
 
 

@@ -1,7 +1,7 @@
 """The command line: flags, overrides, and messages about all mistakes in them.
 
-`ml_collections.config_flags` applies `--config.a.b=value` and stops at the first mistake. Here each override is first
-tried alone, so that all mistakes are reported together.
+`ml_collections.config_flags` applies `--config.a.b=value` and stops at the first mistake. Here each
+override is first tried alone, so that all mistakes are reported together.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from typing import Any, NamedTuple
 from absl import flags
 from ml_collections import ConfigDict, config_flags
 
-from evolver import plugs
-from evolver.config import flat, unknown_key
-from evolver.paths import ROOT, resolve
-from evolver.renamed import RENAMED
+from evolver.config import plugs
+from evolver.config.checks import flat, unknown_key
+from evolver.config.paths import ROOT, resolve
+from evolver.config.renamed import RENAMED
 
 MODES = {
     "train": "train, resuming a run that is in the workdir",
@@ -37,13 +37,26 @@ USAGE = "flags are --config, --workdir, --mode, --target and --config.KEY=VALUE"
 def define(argv: list[str]) -> flags.FlagValues:
     """Return the flags of one call; config_flags looks for overrides in `argv`."""
     values = flags.FlagValues()
-    sys.modules.pop("config_config", None)  # or config_flags would execute the file in an earlier one's namespace
-    config_flags.DEFINE_config_file("config", help_string="FILE or FILE:ARGUMENT", flag_values=values, sys_argv=argv)
-    flags.DEFINE_string("workdir", None, "directory of the run; default: runs/<name of the config>", flag_values=values)
+    sys.modules.pop(
+        "config_config", None
+    )  # or config_flags would execute the file in an earlier one's namespace
+    config_flags.DEFINE_config_file(
+        "config", help_string="FILE or FILE:ARGUMENT", flag_values=values, sys_argv=argv
+    )
+    flags.DEFINE_string(
+        "workdir",
+        None,
+        "directory of the run; default: runs/<name of the config>",
+        flag_values=values,
+    )
     described = "; ".join(f"{mode}: {what}" for mode, what in MODES.items())
     flags.DEFINE_enum("mode", "train", list(MODES), described, flag_values=values)
-    flags.DEFINE_string("target", "", "plan for these devices, for example h100:8", flag_values=values)
-    flags.DEFINE_bool("help", False, "print this; --help=WORD searches the config keys", flag_values=values)
+    flags.DEFINE_string(
+        "target", "", "plan for these devices, for example h100:8", flag_values=values
+    )
+    flags.DEFINE_bool(
+        "help", False, "print this; --help=WORD searches the config keys", flag_values=values
+    )
     values.mark_as_parsed()
     return values
 
@@ -60,8 +73,8 @@ class Command(NamedTuple):
 
 
 def parse(argv: list[str]) -> Command:
-    """Parse the command line. An override that cannot be applied is reported and left out, so that the rest of the
-    config is still checked."""
+    """Parse the command line. An override that cannot be applied is reported and left out, so that
+    the rest of the config is still checked."""
     overrides, rest, problems = [], [], []
     sought = [token.partition("=")[2] for token in argv[1:] if re.match(r"--?help=", token)]
     for token in argv[1:]:
@@ -74,19 +87,27 @@ def parse(argv: list[str]) -> Command:
     try:
         values = define(base)
         extra = values(base)[1:]
-        problems += [f"{word}: not a flag; values are given as --config.key=value" for word in extra]
+        problems += [
+            f"{word}: not a flag; values are given as --config.key=value" for word in extra
+        ]
     except (Exception, SystemExit) as error:
         about_config = "parsing config file" in str(error) or not isinstance(error, flags.Error)
-        return Command(problems=(config_error(rest, error) if about_config else f"{error}; {USAGE}",))
+        return Command(
+            problems=(config_error(rest, error) if about_config else f"{error}; {USAGE}",)
+        )
     if values.help:
         return Command(mode="help", problems=(values.module_help(__name__),))
     if sought:
         return search_command(sought[-1], values)
     if not config_path(rest):
-        return Command(problems=("--config is missing, for example --config=configs/quickstart.py",))
+        return Command(
+            problems=("--config is missing, for example --config=configs/quickstart.py",)
+        )
     try:
         if not isinstance(values.config, ConfigDict):
-            raise TypeError(f"get_config() returned {values.config!r}; it must return the config, a ConfigDict")
+            raise TypeError(
+                f"get_config() returned {values.config!r}; it must return the config, a ConfigDict"
+            )
         known = flat(values.config)  # a missing file is only noticed when the config is used
     except (Exception, SystemExit) as error:
         return Command(problems=(config_error(rest, error),))
@@ -120,15 +141,20 @@ def search_command(word: str, values: flags.FlagValues) -> Command:
         config = values.config
         len(config)
     except Exception as error:
-        return Command(problems=(config_error([f"--config={values['config'].config_filename}"], error),))
+        return Command(
+            problems=(config_error([f"--config={values['config'].config_filename}"], error),)
+        )
     return Command(config, mode="help", sought=word)
 
 
-def set_arguments(config: ConfigDict, names: dict[str, str], arguments: list[tuple[str, str, str]]) -> list[str]:
-    """Apply each ("GROUP.args", ARGUMENT, TEXT) of `arguments` to the config and return the problems.
+def set_arguments(
+    config: ConfigDict, names: dict[str, str], arguments: list[tuple[str, str, str]]
+) -> list[str]:
+    """Apply each ("GROUP.args", ARGUMENT, TEXT) of `arguments` to the config and return the
+    problems.
 
-    names: the plug names in the file, {"GROUP.name": name}. If an override chose another plug, the arguments in the
-    file belong to the old one and are dropped first.
+    names: the plug names in the file, {"GROUP.name": name}. If an override chose another plug, the
+    arguments in the file belong to the old one and are dropped first.
     """
     groups = {key: value for key, value in groups_of(config).items() if "args" in value}
     for key, group in groups.items():
@@ -139,7 +165,9 @@ def set_arguments(config: ConfigDict, names: dict[str, str], arguments: list[tup
     for path, argument, text in arguments:
         group = groups.get(path.rpartition(".")[0])
         if group is None:
-            problems.append(f"config.{path}: there is no such key; these take arguments: {', '.join(groups)}")
+            problems.append(
+                f"config.{path}: there is no such key; these take arguments: {', '.join(groups)}"
+            )
         else:
             value = text if isinstance(group.args.get(argument), str) else literal(text)
             value = whole_argument(path.rpartition(".")[0], group.name, argument, value)
@@ -158,13 +186,15 @@ def groups_of(config: ConfigDict, prefix: str = "") -> dict[str, ConfigDict]:
 
 
 def whole(token: str, known: dict[str, Any]) -> str:
-    """Return an override of an integer key with its value as an integer: sweeps write 16 as 16.0."""
+    """Return an override of an integer key with its value as an integer: sweeps write 16 as
+    16.0."""
     found = re.fullmatch(r"(--?config\.([\w.]+)=)(-?\d+)\.0*", token)
     return found[1] + found[3] if found and type(known.get(found[2])) is int else token
 
 
 def whole_argument(key: str, name: str, argument: str, value: Any) -> Any:
-    """Return the value of a plug's argument, as an integer if it is a whole number and the signature takes no float."""
+    """Return the value of a plug's argument, as an integer if it is a whole number and the
+    signature takes no float."""
     if not (isinstance(value, float) and value.is_integer() and key in plugs.KINDS):
         return value
     try:
@@ -176,7 +206,8 @@ def whole_argument(key: str, name: str, argument: str, value: Any) -> Any:
 
 
 def literal(text: str) -> Any:
-    """Return the value of a Python literal (a number, string, tuple ...); other text is returned as it is."""
+    """Return the value of a Python literal (a number, string, tuple ...); other text is returned as
+    it is."""
     try:
         return ast.literal_eval(text)
     except (ValueError, SyntaxError):
@@ -193,7 +224,11 @@ def target_problems(target: str, mode: str) -> list[str]:
         targets.parse(target)
     except targets.TargetError as error:
         return [str(error)]
-    return [] if mode == "plan" else [f"--target={target} is for --mode=plan; --mode={mode} runs on this machine"]
+    return (
+        []
+        if mode == "plan"
+        else [f"--target={target} is for --mode=plan; --mode={mode} runs on this machine"]
+    )
 
 
 def try_override(base: list[str], token: str) -> str | None:
@@ -218,17 +253,21 @@ def try_override(base: list[str], token: str) -> str | None:
 
 
 def placed(words: list[str]) -> list[str]:
-    """Return the flags with the path of a config that ships with this code, unless the working directory has such a
-    file."""
+    """Return the flags with the path of a config that ships with this code, unless the working
+    directory has such a file."""
     path = config_path(words)
     where = str(resolve(path)) if path else ""
     if where == path:
         return words
-    return [re.sub(rf"^(--?config=)?{re.escape(path)}(?=:|$)", lambda m: (m[1] or "") + where, word) for word in words]
+    return [
+        re.sub(rf"^(--?config=)?{re.escape(path)}(?=:|$)", lambda m: (m[1] or "") + where, word)
+        for word in words
+    ]
 
 
 def config_path(words: list[str]) -> str:
-    """Return the path of the config file that the flags name, without its argument; "" if they name none."""
+    """Return the path of the config file that the flags name, without its argument; "" if they name
+    none."""
     for word, after in zip(words, [*words[1:], ""]):
         name, equals, path = word.partition("=")
         if name in ("--config", "-config"):
@@ -237,14 +276,21 @@ def config_path(words: list[str]) -> str:
 
 
 def config_error(words: list[str], error: BaseException) -> str:
-    """Return why a config file could not be read, with the line number if the mistake is in the file itself."""
+    """Return why a config file could not be read, with the line number if the mistake is in the
+    file itself."""
     path = config_path(words)
     if not Path(path).is_file():
-        known = {p.name for folder in (Path("configs"), ROOT / "configs") for p in folder.glob("*.py")}
+        known = {
+            p.name for folder in (Path("configs"), ROOT / "configs") for p in folder.glob("*.py")
+        }
         near = difflib.get_close_matches(Path(path).name, known, n=1)
         hint = f" Did you mean configs/{near[0]}?" if near else ""
         return f"--config={path}: there is no such file.{hint}"
-    lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if Path(f.filename) == Path(path)]
+    lines = [
+        f.lineno
+        for f in traceback.extract_tb(error.__traceback__)
+        if Path(f.filename) == Path(path)
+    ]
     if isinstance(error, SyntaxError):
         lines = [error.lineno]
     text = str(error).strip()
@@ -265,7 +311,9 @@ def config_error(words: list[str], error: BaseException) -> str:
         text = "the config contains itself"
     elif isinstance(error, SystemExit):
         text = f"the file calls sys.exit({error.code!r})"
-    elif casted := re.search(r"override field '(\w+)'.*?\. (.*) is of original type", text, re.DOTALL):
+    elif casted := re.search(
+        r"override field '(\w+)'.*?\. (.*) is of original type", text, re.DOTALL
+    ):
         text = f"{casted[1]} must keep its type; it is set to {casted[2][:80]}"
     elif isinstance(error, KeyError) and error.args:
         text = str(error.args[0])  # its str() would be quoted
@@ -281,9 +329,12 @@ def renamed_on_line(path: str, lines: list[int]) -> str:
 
 
 def workdir_of(values: flags.FlagValues) -> str:
-    """Return --workdir, or runs/<name of the config>, to which eval, explore and pool append their mode."""
+    """Return --workdir, or runs/<name of the config>, to which eval, explore and pool append their
+    mode."""
     if values.workdir:
         return os.path.expanduser(values.workdir)
     path, _, argument = values["config"].config_filename.partition(":")
     name = "-".join([Path(path).stem, *([re.sub(r"[^\w.=-]+", "_", argument)] if argument else [])])
-    return str(Path("runs") / (name if values.mode in ("train", "plan") else f"{name}-{values.mode}"))
+    return str(
+        Path("runs") / (name if values.mode in ("train", "plan") else f"{name}-{values.mode}")
+    )

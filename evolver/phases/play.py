@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from evolver import hosts
-from evolver.run import Run
-from evolver.stop import Interrupted
+from evolver.build import Run
+from evolver.processes import hosts
+from evolver.processes.interrupt import Interrupted
 from rl.rollout import Job, rollouts
 from rl.trajectory import Sampling, Trajectory
 
@@ -20,10 +20,13 @@ def sampling(config: Any, temperature: float | None = None) -> Sampling:
 
 
 def forget(run: Run) -> None:
-    """Drop what the engines hold of earlier requests, unless rollouts are in flight, so that later samples do not
+    """Drop what the engines hold of earlier requests, unless rollouts are in flight, so that later
+    samples do not
     depend on it: those of a resumed run could not."""
 
-    async def drop() -> None:  # on the loop of the engines, which may still be dropping a cancelled request
+    async def drop() -> (
+        None
+    ):  # on the loop of the engines, which may still be dropping a cancelled request
         for engine in run.engines:
             engine.forget()
 
@@ -34,7 +37,8 @@ def forget(run: Run) -> None:
 def play(run: Run, jobs: Sequence[Job], phase: str) -> list[Trajectory]:
     """Play jobs with the engine's current weights. The result does not depend on earlier rollouts.
 
-    Each host plays its share, and all get all trajectories. An interruption of one host interrupts all of them.
+    Each host plays its share, and all get all trajectories. An interruption of one host interrupts
+    all of them.
     """
     actor, mine = run.actor, hosts.share(jobs)
 
@@ -44,7 +48,9 @@ def play(run: Run, jobs: Sequence[Job], phase: str) -> list[Trajectory]:
     run.progress.phase(phase, 0, len(mine))
     forget(run)
     try:
-        played = run.stop.run(rollouts(mine, progress=show, concurrency=actor.concurrency, **actor.settings))
+        played = run.stop.run(
+            rollouts(mine, progress=show, concurrency=actor.concurrency, **actor.settings)
+        )
     except Interrupted:
         played = None
     parts = hosts.gather(played)

@@ -1,9 +1,10 @@
-"""Several processes as one run: connecting them, exchanging data, and ending all of them when one dies.
+"""Several processes as one run: connecting them, exchanging data, and ending all of them when one
+dies.
 
-Every process runs the same loop. Rollouts and labels are divided among the processes and gathered again, so that all of
-them hold the same trajectories in the same order. Other work on the host is repeated by every process, or done by the
-first one, which sends its result to the others. Weights, updates and checkpoints span all devices. Only the first
-process writes metrics and records.
+Every process runs the same loop. Rollouts and labels are divided among the processes and gathered
+again, so that all of them hold the same trajectories in the same order. Other work on the host is
+repeated by every process, or done by the first one, which sends its result to the others. Weights,
+updates and checkpoints span all devices. Only the first process writes metrics and records.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from typing import Any, TypeVar
 import jax
 import numpy as np
 
-from evolver import coordinator
-from evolver.stop import Interrupted, RunEnds, tell
+from evolver.processes import coordinator
+from evolver.processes.interrupt import Interrupted, RunEnds, tell
 
 T = TypeVar("T")
 LOST = 75  # exit code of a process that ends because another one did; EX_TEMPFAIL of sysexits.h
@@ -36,15 +37,17 @@ class HostsError(Exception):
 def connected(config: Any) -> Iterator[None]:
     """Connect to the other processes of `config.hosts` for the duration of the block.
 
-    count=1 means a single process; with count=0 the scheduler (Slurm, Kubernetes, a TPU pod) provides the settings.
-    Raises HostsError if the processes do not connect within the deadline.
+    count=1 means a single process; with count=0 the scheduler (Slurm, Kubernetes, a TPU pod)
+    provides the settings. Raises HostsError if the processes do not connect within the deadline.
     """
     c = config.hosts
     if c.count == 1:
         yield
         return
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    jax.config.update("jax_enable_recoverability", True)  # do not abort other processes when one dies
+    jax.config.update(
+        "jax_enable_recoverability", True
+    )  # do not abort other processes when one dies
     with contextlib.ExitStack() as stack:
         try:
             _join(c, stack)
@@ -63,7 +66,9 @@ def _join(c: Any, stack: contextlib.ExitStack) -> None:
     """Connect to the coordination service; process 0 starts it, and `stack` stops it."""
     address, count, index, devices = c.coordinator, c.count, c.index, None
     if not c.count:
-        from jax._src.clusters import ClusterEnv  # as jax.distributed.initialize does, but needed before it
+        from jax._src.clusters import (
+            ClusterEnv,  # as jax.distributed.initialize does, but needed before it
+        )
 
         address, count, index, devices = ClusterEnv.auto_detect_unset_distributed_params(
             None, None, None, None, None, int(c.deadline)
@@ -71,7 +76,9 @@ def _join(c: Any, stack: contextlib.ExitStack) -> None:
     settings = {"num_processes": count, "process_id": index, "local_device_ids": devices}
     if not index and address:
         stack.enter_context(coordinator.serving(address, count, c.deadline))
-        settings["coordinator_bind_address"] = "127.0.0.1:0"  # of JAX's own service, which is not used
+        settings["coordinator_bind_address"] = (
+            "127.0.0.1:0"  # of JAX's own service, which is not used
+        )
     elif address:
         await_port(address, c.deadline)
     jax.distributed.initialize(address, **settings, initialization_timeout=int(c.deadline))
@@ -86,8 +93,10 @@ def _watched(deadline: float) -> Iterator[None]:
         yield
     except BaseException as error:
         if isinstance(error, jax.errors.JaxRuntimeError) or "Gloo" in str(error):
-            watch.wait()  # a collective failed: if its other end is dead, this process ends here with code 75
-        # A checkpoint in progress waits for the other processes, which are ending, and would block interpreter exit.
+            # a collective failed: if its other end is dead, this process ends here with code 75
+            watch.wait()
+        # A checkpoint in progress waits for the other processes, which are ending, and would block
+        # interpreter exit.
         give_up = threading.Timer(min(deadline, 30.0), os._exit, [1])
         give_up.daemon = True
         give_up.start()
@@ -108,7 +117,8 @@ def _exit(why: str) -> None:
 def await_port(address: str, deadline: float) -> None:
     """Return once host:port accepts connections. Raises the last OSError after `deadline` seconds.
 
-    JAX would abort a client without its coordinator from C++, before it could print a message of ours.
+    JAX would abort a client without its coordinator from C++, before it could print a message of
+    ours.
     """
     host, _, port = address.rpartition(":")
     until = time.monotonic() + deadline
@@ -125,8 +135,8 @@ def await_port(address: str, deadline: float) -> None:
 class Watch:
     """Heartbeats between the processes, in a thread.
 
-    This process exits when another one reports a failure or sends no heartbeat for `deadline` seconds: it would wait
-    forever for that process in the next collective.
+    This process exits when another one reports a failure or sends no heartbeat for `deadline`
+    seconds: it would wait forever for that process in the next collective.
     """
 
     def __init__(self, deadline: float):
@@ -143,7 +153,8 @@ class Watch:
         self._thread.start()
 
     def stop(self, failure: str = "") -> None:
-        """Stop, and tell the other processes that this one is done, or failed for the given reason."""
+        """Stop, and tell the other processes that this one is done, or failed for the given
+        reason."""
         self._ended.set()
         self._thread.join(2 * HEARTBEAT)
         with contextlib.suppress(Exception):
@@ -154,10 +165,14 @@ class Watch:
         self._ended.wait(self._deadline + 3 * HEARTBEAT)
 
     def _publish(self, state: str) -> None:
-        self._client.key_value_set(f"evolver/alive/{self._me}", f"{self._name}|{state}", allow_overwrite=True)
+        self._client.key_value_set(
+            f"evolver/alive/{self._me}", f"{self._name}|{state}", allow_overwrite=True
+        )
 
     def _run(self) -> None:
-        last = {i: ("", time.monotonic()) for i in range(self._count)}  # each process's message and when it changed
+        last = {
+            i: ("", time.monotonic()) for i in range(self._count)
+        }  # each process's message and when it changed
         beat = 0
         while not self._ended.wait(HEARTBEAT):
             beat += 1
@@ -166,7 +181,9 @@ class Watch:
                 self._publish(str(beat))
                 pairs = self._client.key_value_dir_get("evolver/alive/")
                 messages = {int(key.rpartition("/")[2]): text for key, text in pairs}
-            except Exception:  # the service, on process 0's machine, is unreachable: process 0 counts as silent
+            except (
+                Exception
+            ):  # the service, on process 0's machine, is unreachable: process 0 counts as silent
                 messages = {}
             for i in range(self._count):
                 text = messages.get(i, last[i][0])
@@ -176,14 +193,16 @@ class Watch:
                 if state.startswith("failed"):
                     self._end(f"process {name or i} failed ({state.removeprefix('failed ')})")
                 if state != "done" and now - last[i][1] > self._deadline and i != self._me:
-                    self._end(f"process {name or i} of {self._count} sent no heartbeat for {self._deadline:g} s")
+                    self._end(
+                        f"process {name or i} of {self._count} sent no heartbeat for {self._deadline:g} s"
+                    )
 
     def _end(self, why: str) -> None:
         if not self._ended.is_set():
             _exit(why)
 
 
-# --- exchanging data --------------------------------------------------------------------------------------------------
+# --- exchanging data ------------------------------------------------------------------------------
 
 
 def first() -> bool:
@@ -207,7 +226,8 @@ def interleaved(parts: Sequence[Sequence[T]]) -> list[T]:
 
 
 def gather(value: T) -> list[T]:
-    """Return the values of all processes, by process index. Every process must call this; they wait for each other."""
+    """Return the values of all processes, by process index. Every process must call this; they wait
+    for each other."""
     if jax.process_count() == 1:
         return [value]
     from jax.experimental import multihost_utils
@@ -224,8 +244,8 @@ def gather(value: T) -> list[T]:
 def on_first(part: Any, work: Callable[[], T]) -> T:
     """Run `work()` in the first process only, and return its result in all of them.
 
-    The other processes also copy the first one's state of `part`, which `work` may have changed. Raises what `together`
-    raises.
+    The other processes also copy the first one's state of `part`, which `work` may have changed.
+    Raises what `together` raises.
     """
     if jax.process_count() == 1:
         return work()
@@ -236,7 +256,8 @@ def on_first(part: Any, work: Callable[[], T]) -> T:
 
 
 def together(work: Callable[[], T]) -> T:
-    """Return `work()`. If it ends the run in one process, raise that process's Interrupted or RunEnds in all of them.
+    """Return `work()`. If it ends the run in one process, raise that process's Interrupted or
+    RunEnds in all of them.
 
     Alone, the one would save a checkpoint while the others wait for its part of another exchange.
     """
@@ -252,7 +273,8 @@ def together(work: Callable[[], T]) -> T:
 
 
 def merge_metrics(metrics: dict[str, float]) -> dict[str, float]:
-    """Return the metrics of all processes: counts are added, rates averaged over the processes that have them."""
+    """Return the metrics of all processes: counts are added, rates averaged over the processes that
+    have them."""
     parts, combined = gather(metrics), {}
     for name in sorted({name for part in parts for name in part}):
         values = [part[name] for part in parts if name in part]

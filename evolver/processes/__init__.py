@@ -1,0 +1,1 @@
+"""The processes of a run: several hosts, and signals that end it."""

@@ -1,0 +1,92 @@
+"""The argument of estimators, and the call of one."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from rl.trajectory import Trajectory
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """The trajectories of a training step, and the arrays that most estimators read."""
+
+    trajectories: Sequence[Trajectory]
+    outcome_N: np.ndarray  # float64: the score of each trajectory
+    group_N: np.ndarray  # int: equal for rollouts of one group, i.e. of one draw of a task
+    label_NK: np.ndarray  # int8: +1 GOOD, -1 BAD, 0 abstain or past the end
+    turns_N: np.ndarray  # int: the number of turns of each trajectory
+    step: int  # the training step
+
+    @classmethod
+    def of(cls, trajectories: Sequence[Trajectory], step: int) -> Batch:
+        """Return the batch of some trajectories; groups are numbered in the order of their first
+        trajectory."""
+        groups = {
+            group: number
+            for number, group in enumerate(dict.fromkeys(t.group for t in trajectories))
+        }
+        turns_N = np.array([len(t.turns) for t in trajectories], np.int64)
+        label_NK = np.zeros((len(trajectories), max(1, turns_N.max(initial=0))), np.int8)
+        for label_K, trajectory in zip(label_NK, trajectories):
+            label_K[: len(trajectory.turns)] = [turn.label for turn in trajectory.turns]
+        return cls(
+            trajectories=trajectories,
+            outcome_N=np.array([t.outcome for t in trajectories], np.float64),
+            group_N=np.array([groups[t.group] for t in trajectories], np.int64),
+            label_NK=label_NK,
+            turns_N=turns_N,
+            step=step,
+        )
+
+
+class Estimator(Protocol):
+    """A plug `advantage` with its arguments bound.
+
+    It may have an attribute `needs_labels`: True if the turns must have labels, False if it ignores
+    them.
+    """
+
+    def __call__(self, batch: Batch) -> np.ndarray:
+        """Return finite advantages: (N, K) float, one per turn, or (N,) float, one per
+        trajectory."""
+        ...
+
+
+def estimate(estimator: Estimator, batch: Batch) -> np.ndarray:
+    """Return advantage_NK, float64 and 0 past the end of a trajectory.
+
+    Raises ValueError, with the name of the estimator, if its result has another shape than (N,) or
+    (N, K), or is not finite.
+    """
+    advantage = np.asarray(estimator(batch), np.float64)
+    shape = batch.label_NK.shape
+    if advantage.shape == shape[:1]:
+        advantage = np.repeat(advantage[:, None], shape[1], axis=1)
+    if advantage.shape != shape:
+        raise ValueError(
+            f"{_name(estimator)} returned shape {advantage.shape}; expected {shape[:1]} or {shape}"
+        )
+    advantage_NK = np.where(np.arange(shape[1]) < batch.turns_N[:, None], advantage, 0.0)
+    bad = np.argwhere(~np.isfinite(advantage_NK))
+    if bad.size:
+        n, k = bad[0]
+        raise ValueError(
+            f"{_name(estimator)} returned {advantage_NK[n, k]} for turn {k} of a rollout of task "
+            f"{batch.trajectories[n].task.id}: an advantage must be finite"
+        )
+    return advantage_NK
+
+
+def _name(estimator: Any) -> str:
+    """Return "module:name" of the function behind an estimator."""
+    while isinstance(estimator, functools.partial):
+        estimator = estimator.func
+    return (
+        f"{estimator.__module__}:{getattr(estimator, '__qualname__', type(estimator).__qualname__)}"
+    )
