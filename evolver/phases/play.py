@@ -28,7 +28,7 @@ def forget(run: Run) -> None:
         None
     ):  # on the loop of the engines, which may still be dropping a cancelled request
         for engine in run.engines:
-            engine.forget()
+            engine.clear_cache()
 
     if not (run.actor.pipeline and run.actor.pipeline.busy):
         run.stop.finish(drop())

@@ -98,7 +98,7 @@ def measure(
 
     seconds, processor = [], []
     for _ in range(repeats + 1):
-        engine.forget()
+        engine.clear_cache()
         start, began = time.perf_counter(), time.process_time()
         asyncio.run(play())
         seconds.append(time.perf_counter() - start)

@@ -83,7 +83,7 @@ class Engine(Protocol):
         sampled a part of it."""
         ...
 
-    def forget(self) -> None:
+    def clear_cache(self) -> None:
         """Drop all session state while the engine is idle, so that later samples do not depend on
         it."""
         ...

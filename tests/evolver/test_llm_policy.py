@@ -287,7 +287,7 @@ def test_an_engine_that_has_just_dropped_a_question_can_forget(policy):
         await asyncio.sleep(0)
         asking.cancel()
         await asyncio.wait([asking])
-        engine.forget()
+        engine.clear_cache()
 
     shape, params = hf.load(policy, mesh=None)
     with Stop() as stop:

@@ -214,12 +214,12 @@ class JaxEngine:
         self._wake()
         await done
 
-    def forget(self) -> None:
+    def clear_cache(self) -> None:
         """Drop all KV of an idle engine, so that later samples do not depend on earlier requests in
         any bit."""
         self._drop_cancelled()
         if self._running or self._waiting:
-            raise RuntimeError("forget() needs an idle engine; requests are in flight")
+            raise RuntimeError("clear_cache() needs an idle engine; requests are in flight")
         self._forget_all()
 
     def stats(self) -> dict[str, float]:

@@ -498,7 +498,7 @@ def warm_up(engine: JaxEngine, say: Callable[[str], None] = lambda line: None) -
                     await engine.release(f"warm {i}")
 
     asyncio.run(generate())
-    engine.forget()
+    engine.clear_cache()
     return int(engine.stats()["compiles"])
 
 

@@ -263,7 +263,7 @@ class VllmEngine:
                     f"no server accepted the weights of version {version}: {self._reasons}"
                 )
 
-    def forget(self) -> None:
+    def clear_cache(self) -> None:
         """Forget all sessions. The servers' prefix caches stay, because they are of the current
         weights."""
         self._of_session.clear()
