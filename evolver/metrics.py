@@ -5,14 +5,51 @@ from __future__ import annotations
 
 import contextlib
 import math
+import threading
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 from rl.trajectory import StopReason, Trajectory
 
 Metrics = dict[str, Any]
+
+
+class Meter:
+    """The metrics that a mechanism counts up between two readings. Threads may share one.
+
+    prefix: begins the name of every metric, as "navigating" in "navigating/added". names: metrics
+    that are 0 if nothing was counted; those of other names are then left out.
+    """
+
+    def __init__(self, prefix: str, *names: str):
+        self.prefix, self.names = prefix, names
+        self._lock = threading.Lock()
+        self._clear()
+
+    def count(self, name: str, number: float = 1) -> None:
+        """Add a number to the sum that is read as `name`."""
+        with self._lock:
+            self._sums[name] += number
+
+    def average(self, name: str, value: float) -> None:
+        """Add a value to the mean that is read as `name`."""
+        with self._lock:
+            self._sums[name] += value
+            self._values[name] += 1
+
+    def read(self) -> dict[str, float]:
+        """Return the metrics since the last reading, and start again."""
+        with self._lock:
+            sums = dict.fromkeys(self.names, 0.0) | self._sums
+            figures = {name: total / self._values.get(name, 1) for name, total in sums.items()}
+            self._clear()
+        return {f"{self.prefix}/{name}": figure for name, figure in figures.items()}
+
+    def _clear(self) -> None:
+        self._sums: dict[str, float] = defaultdict(float)
+        self._values: dict[str, int] = defaultdict(int)
 
 
 @contextlib.contextmanager
@@ -30,7 +67,12 @@ def rollout_metrics(trajectories: list[Trajectory]) -> dict[str, float]:
     their number."""
     stops = Counter(t.stop for t in trajectories)
     metrics: Metrics = {f"stop/{reason.value}": stops[reason] for reason in StopReason}
-    kinds = {"original": [], "synthetic": [], "guided": [], "unguided": []}
+    kinds: dict[str, list[Trajectory]] = {
+        "original": [],
+        "synthetic": [],
+        "guided": [],
+        "unguided": [],
+    }
     for t in trajectories:
         kinds[t.task.origin].append(t)
         kinds["guided" if t.guided else "unguided"].append(t)
