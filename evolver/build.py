@@ -14,8 +14,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from envs import boundary
@@ -26,11 +24,12 @@ from envs.world import Task, World, WorldError
 from evolver.config.checks import leaks
 from evolver.config.paths import model_folder, resolve
 from evolver.config.plugs import load, plug
-from evolver.engine import jax_engine, make_engine, weight_dtype
+from evolver.engine import jax_engine, make_engine
 from evolver.files.progress import Progress
 from evolver.files.sinks import Sinks
 from evolver.files.workdir import Workdir, WorkdirInUse, plain, read_tasks
 from evolver.grading import Grader
+from evolver.learner import Learner, initial_policy, make_learner
 from evolver.llm import client
 from evolver.llm.policy import Player
 from evolver.llm.roles import make_chat, played
@@ -41,26 +40,15 @@ from evolver.processes import hosts
 from evolver.processes.interrupt import Stop
 from evolver.questioning import Explorer, TaskPool, is_verified
 from evolver.questioning.words import Words
-from models import hf, qwen
-from models import mesh as meshes
+from models import qwen
 from models.files import BrokenFile
-from models.lora import LoRA
 from models.mesh import make_mesh
 from models.tokenizer import Tokenizer
-from rl import learner, optim
 from rl.checkpoint import CheckpointError, Checkpoints
 from rl.contexts import Context, Limits, Opening
 from rl.engines import Engine, EngineFault
 from rl.engines.grammar import Grammars
-from rl.mismatch import Alarm
-from rl.packing import Packed
 from rl.rollout import Worlds
-from rl.seeds import seed_of
-
-FLOOR = {
-    "float32": 1e-3,
-    "bfloat16": 0.03,
-}  # nats per token between engine and learner that rounding may cause
 
 
 class RunError(Exception):
@@ -100,26 +88,6 @@ class Actor:
             "threads",
         )
         return {name: getattr(self, name) for name in names}
-
-
-@dataclass
-class Learner:
-    """Trains the policy: its shape, its state, and the two compiled programs."""
-
-    shape: qwen.Config
-    state: learner.State
-    layout: learner.Layout
-    update: Callable[[learner.State, Packed], tuple[learner.State, dict[str, jax.Array]]]
-    logp: Callable[[qwen.Params, Packed], np.ndarray]
-    reference: (
-        qwen.Params | None
-    )  # the initial policy, if the loss needs it and the state does not hold it
-    alarm: Alarm
-
-    @property
-    def policy(self) -> qwen.Params:
-        """The current parameters, with adapters merged."""
-        return learner.merged(self.state, self.layout)
 
 
 @dataclass
@@ -420,7 +388,7 @@ def make_players(
 def check_memory(config: Any, workdir: Path) -> None:
     """Raise RunError with everything that this machine lacks, before anything is loaded: memory of
     devices and host, shared memory, disk."""
-    from evolver.plan.room import shortages
+    from evolver.plan.preflight import shortages
 
     if lacking := shortages(config, workdir):
         raise RunError("\n".join(lacking))
@@ -429,102 +397,6 @@ def check_memory(config: Any, workdir: Path) -> None:
 def plugged(key: str, group: Any) -> Callable[[Any], Any]:
     """Return the plug that the config names under `key`, bound to its arguments."""
     return plug(key, group.name, group.args.to_dict())
-
-
-# --- the policy and its learner -------------------------------------------------------------------
-
-
-def initial_policy(config: Any, mesh: Any) -> tuple[qwen.Config, qwen.Params]:
-    """Return the shape and parameters of `model.path`, or random ones of `model.preset`, in the
-    dtype of the state."""
-    dtype = jnp.dtype(config.model.dtype if config.lora.rank else config.optim.master)
-    if config.model.path:
-        folder = model_folder(config.model.path, weights=True)
-        return hf.load(folder, mesh=mesh, dtype=dtype, rules=config.sharding.to_dict())
-    shape = qwen.PRESETS[config.model.preset]
-    params = qwen.init(shape, seed_of(config.seed, "init") % 2**31, dtype)
-    return shape, meshes.put(params, meshes.shardings(shape, mesh, config.sharding.to_dict()))
-
-
-def make_learner(config: Any, shape: qwen.Config, params: qwen.Params, mesh: Any) -> Learner:
-    """Build the learner. The state takes over `params`; the reference is a copy of them."""
-    optimizer, layout = make_optimizer(config), make_layout(config)
-    update, logp = make_programs(config, shape, mesh, optimizer)
-    reference = make_reference(config, params)
-    seed = seed_of(config.seed, "adapters") % 2**31
-    state = learner.init_state(shape, params, optimizer, mesh, layout, seed=seed)
-    coarsest = max(FLOOR[config.model.dtype], FLOOR[weight_dtype(config)])
-    alarm = Alarm(config.loss.mismatch_alarm, coarsest)
-    return Learner(shape, state, layout, update, logp, reference, alarm)
-
-
-def make_layout(config: Any) -> learner.Layout:
-    """Return how the training state is kept."""
-    c = config.lora
-    adapters = LoRA(c.rank, c.alpha, tuple(c.targets)) if c.rank else None
-    return learner.Layout(
-        config.sharding.to_dict(), config.optim.master, config.optim.offload, adapters
-    )
-
-
-def make_reference(config: Any, params: qwen.Params) -> qwen.Params | None:
-    """Return the initial policy if the loss needs it. With adapters the state holds it anyway."""
-    if not config.loss.kl_coef or config.lora.rank:
-        return None
-    if config.loss.reference == "host":
-        return jax.tree.map(
-            lambda x: jax.device_put(x, x.sharding.with_memory_kind("pinned_host")), params
-        )
-    return jax.tree.map(jnp.copy, params)
-
-
-def make_optimizer(config: Any) -> Any:
-    """Return AdamW with its schedule over all updates of the run."""
-    c = config.optim
-    steps = config.steps * config.learner.updates * config.learner.epochs
-    lr = optim.schedule(lr=c.lr, schedule=c.schedule, warmup=c.warmup, steps=steps)
-    return optim.optimizer(
-        lr=lr, b1=c.b1, b2=c.b2, eps=c.eps, weight_decay=c.weight_decay, clip=c.clip
-    )
-
-
-def capacity_rows(config: Any) -> int:
-    """Return the rows of a mini-batch in which nothing is packed: with room for them, one program
-    serves every step."""
-    return -(-config.rollout.tasks // config.learner.updates) * config.rollout.group
-
-
-def make_programs(config: Any, shape: qwen.Config, mesh: Any, optimizer: Any) -> tuple[Any, Any]:
-    """Return the learner's two programs, `update` and `logp`."""
-    c = config
-    batch = {
-        "micro": c.learner.micro,
-        "capacity_rows": capacity_rows(c),
-        "temperature": c.rollout.temperature or 1.0,
-        "dtype": jnp.dtype(c.model.dtype),
-        "attention": c.model.attention,
-        "chunk": c.learner.chunk,
-        "widths": c.learner.widths,
-    }
-    update = learner.make_update(
-        shape,
-        mesh,
-        optimizer=optimizer,
-        loss=plugged("loss", c.loss),
-        aggregate=c.loss.aggregate,
-        kl_coef=c.loss.kl_coef,
-        kl_estimator=c.loss.kl_estimator,
-        entropy_coef=c.loss.entropy_coef,
-        importance_cap=c.loss.importance_cap,
-        importance_level=c.loss.importance_level,
-        importance_low=c.loss.importance_low,
-        importance_high=c.loss.importance_high,
-        remat=c.model.remat,
-        layout=make_layout(c),
-        keep_logp=True,
-        **batch,
-    )
-    return update, learner.make_logp(shape, mesh, **batch)
 
 
 # --- rollouts and mechanisms ----------------------------------------------------------------------

@@ -163,13 +163,15 @@ def modules_of(path: Path) -> list[tuple[int, str]]:
     return [(line, name) for line, name in found if name.split(".")[0] in OURS]
 
 
-# Inside evolver/ the arrows run from the loop to its phases, the builder, the mechanisms and the
-# language models, and down to what all of them need. A name is a module or a room.
+# Inside evolver/ the arrows run from the loop to its phases, the builder, the planner (of which the
+# builder uses the memory check), the mechanisms and the language models, and down to what all of
+# them need. A name is a module or a room.
 RANKS = (
     ("loop",),
     ("phases",),
     ("build",),
-    ("grading", "pipeline"),
+    ("plan",),
+    ("grading", "learner", "pipeline"),
     ("questioning", "navigating", "attributing", "engine"),
     ("llm",),
     ("parts", "transcripts"),
@@ -195,7 +197,7 @@ def test_the_arrows_inside_evolver_run_from_the_loop_down():
 def test_only_the_plan_mode_and_the_memory_check_import_the_planner():
     allowed = {
         ("run.py", "evolver.plan"),
-        ("evolver/build.py", "evolver.plan.room"),
+        ("evolver/build.py", "evolver.plan.preflight"),
         ("evolver/config/cli.py", "evolver.plan"),
     }
     wrong = []

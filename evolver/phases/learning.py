@@ -10,7 +10,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from evolver.build import Learner, Run
+from evolver.build import Run
+from evolver.learner import Learner
 from evolver.metrics import Metrics, timed
 from evolver.processes import hosts
 from rl import learner as learners

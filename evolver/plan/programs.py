@@ -5,7 +5,7 @@
 The job is {"config": ..., "target": "h100:8", "phases": [...], "slots": n, "micro_batches": m}; the
 last line of the
 output is the result as JSON. The programs are those that a run executes: the update and the
-log-probabilities of `evolver.run`, and the prefill and decode steps of the JAX engine. They are
+log-probabilities of `evolver.learner`, and the prefill and decode steps of the JAX engine. They are
 compiled for the target's devices.
 """
 
@@ -25,7 +25,7 @@ from jax.experimental import topologies
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 from ml_collections import ConfigDict
 
-from evolver import build as parts
+from evolver import learner as parts
 from evolver import plan
 from evolver.engine import weight_dtype
 from evolver.plan import hlo, targets

@@ -99,15 +99,15 @@ def measure(config: Any, repeats: int) -> dict[str, Any]:
     import jax
     import numpy as np
 
-    from evolver import build
+    from evolver.learner import initial_policy, make_layout, make_optimizer, make_programs
     from models.mesh import make_mesh
     from rl import learner
 
     mesh = make_mesh(config.mesh.to_dict())
-    shape, params = build.initial_policy(config, mesh)
-    optimizer = build.make_optimizer(config)
-    update, _ = build.make_programs(config, shape, mesh, optimizer)
-    state = learner.init_state(shape, params, optimizer, mesh, build.make_layout(config))
+    shape, params = initial_policy(config, mesh)
+    optimizer = make_optimizer(config)
+    update, _ = make_programs(config, shape, mesh, optimizer)
+    state = learner.init_state(shape, params, optimizer, mesh, make_layout(config))
     del params
     batch, seconds = packed(config, shape.vocab), []
     for _ in range(repeats + 2):

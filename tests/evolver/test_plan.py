@@ -15,9 +15,9 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from evolver import build as parts
+from evolver import learner as parts
 from evolver import plan
-from evolver.build import RunError
+from evolver.build import RunError, check_memory
 from evolver.config import plugs
 from evolver.llm.roles import prompts_of
 from evolver.plan import (
@@ -27,9 +27,9 @@ from evolver.plan import (
     compilers,
     estimate,
     hlo,
+    preflight,
     programs,
     report,
-    room,
     targets,
 )
 from models import qwen
@@ -549,14 +549,14 @@ def test_a_failing_compiler_is_reported(monkeypatch, tmp_path):
 
 def test_too_little_memory_is_reported_before_anything_is_loaded(monkeypatch):
     config = config_of("quickstart")
-    assert not room.shortage(config)
-    assert room.limit_of(jax.devices()[0]) > 1e8
-    monkeypatch.setattr(room, "limit_of", lambda device: 16e6)
-    message = room.shortage(config)
+    assert not preflight.shortage(config)
+    assert preflight.limit_of(jax.devices()[0]) > 1e8
+    monkeypatch.setattr(preflight, "limit_of", lambda device: 16e6)
+    message = preflight.shortage(config)
     for words in ("too little memory", "16 MB", "optimizer", "KV cache", "--mode=plan"):
         assert words in message
     with pytest.raises(RunError, match="too little memory"):
-        parts.check_memory(config, Path("runs/none"))
+        check_memory(config, Path("runs/none"))
 
 
 def test_the_training_path_imports_no_planner():

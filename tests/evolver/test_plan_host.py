@@ -7,9 +7,9 @@ from types import SimpleNamespace
 import pytest
 
 import run
-from evolver import build as parts
 from evolver import plan
-from evolver.plan import estimate, host, placement, room, targets
+from evolver.build import RunError, check_memory
+from evolver.plan import estimate, host, placement, preflight, targets
 from evolver.plan.targets import GIB
 from tests.evolver.test_plan import case_of, config_of
 
@@ -93,10 +93,10 @@ class TestStart:
         assert lacks(case, tmp_path) == []
 
     def test_a_run_says_all_of_it_at_once_and_loads_nothing(self, monkeypatch, tmp_path):
-        monkeypatch.setattr(room, "limit_of", lambda device: 16e6)
+        monkeypatch.setattr(preflight, "limit_of", lambda device: 16e6)
         monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=1000))
-        with pytest.raises(parts.RunError) as error:
-            parts.check_memory(config_of("quickstart"), tmp_path)
+        with pytest.raises(RunError) as error:
+            check_memory(config_of("quickstart"), tmp_path)
         assert "too little memory" in str(error.value) and "checkpoints take up to" in str(
             error.value
         )

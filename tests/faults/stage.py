@@ -50,7 +50,7 @@ NEW_NAMESPACE, PRIVATE, READ_ONLY, REMOUNT, SUBREAPER = (
 
 LATE = (
     "evolver.loop",
-    "evolver.plan.room",
+    "evolver.plan.preflight",
     "rl.engines.jax.engine",
     "matplotlib.backends.backend_agg",
 )

@@ -1,0 +1,139 @@
+"""The policy of a run and its learner, built from its config: the training itself is in `rl.learner`. The planner
+builds the same programs from the same config."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from evolver.config.paths import model_folder
+from evolver.config.plugs import plug
+from evolver.engine import weight_dtype
+from models import hf, qwen
+from models import mesh as meshes
+from models.lora import LoRA
+from rl import learner, optim
+from rl.mismatch import Alarm
+from rl.packing import Packed
+from rl.seeds import seed_of
+
+# Nats per token between engine and learner that rounding may cause.
+FLOOR = {"float32": 1e-3, "bfloat16": 0.03}
+
+
+@dataclass
+class Learner:
+    """Trains the policy: its shape, its state, and the two compiled programs."""
+
+    shape: qwen.Config
+    state: learner.State
+    layout: learner.Layout
+    update: Callable[[learner.State, Packed], tuple[learner.State, dict[str, jax.Array]]]
+    logp: Callable[[qwen.Params, Packed], np.ndarray]
+    reference: (
+        qwen.Params | None
+    )  # the initial policy, if the loss needs it and the state does not hold it
+    alarm: Alarm
+
+    @property
+    def policy(self) -> qwen.Params:
+        """The current parameters, with adapters merged."""
+        return learner.merged(self.state, self.layout)
+
+
+def initial_policy(config: Any, mesh: Any) -> tuple[qwen.Config, qwen.Params]:
+    """Return the shape and parameters of `model.path`, or random ones of `model.preset`, in the
+    dtype of the state."""
+    dtype = jnp.dtype(config.model.dtype if config.lora.rank else config.optim.master)
+    if config.model.path:
+        folder = model_folder(config.model.path, weights=True)
+        return hf.load(folder, mesh=mesh, dtype=dtype, rules=config.sharding.to_dict())
+    shape = qwen.PRESETS[config.model.preset]
+    params = qwen.init(shape, seed_of(config.seed, "init") % 2**31, dtype)
+    return shape, meshes.put(params, meshes.shardings(shape, mesh, config.sharding.to_dict()))
+
+
+def make_learner(config: Any, shape: qwen.Config, params: qwen.Params, mesh: Any) -> Learner:
+    """Build the learner. The state takes over `params`; the reference is a copy of them."""
+    optimizer, layout = make_optimizer(config), make_layout(config)
+    update, logp = make_programs(config, shape, mesh, optimizer)
+    reference = make_reference(config, params)
+    seed = seed_of(config.seed, "adapters") % 2**31
+    state = learner.init_state(shape, params, optimizer, mesh, layout, seed=seed)
+    coarsest = max(FLOOR[config.model.dtype], FLOOR[weight_dtype(config)])
+    alarm = Alarm(config.loss.mismatch_alarm, coarsest)
+    return Learner(shape, state, layout, update, logp, reference, alarm)
+
+
+def make_layout(config: Any) -> learner.Layout:
+    """Return how the training state is kept."""
+    c = config.lora
+    adapters = LoRA(c.rank, c.alpha, tuple(c.targets)) if c.rank else None
+    return learner.Layout(
+        config.sharding.to_dict(), config.optim.master, config.optim.offload, adapters
+    )
+
+
+def make_reference(config: Any, params: qwen.Params) -> qwen.Params | None:
+    """Return the initial policy if the loss needs it. With adapters the state holds it anyway."""
+    if not config.loss.kl_coef or config.lora.rank:
+        return None
+    if config.loss.reference == "host":
+        return jax.tree.map(
+            lambda x: jax.device_put(x, x.sharding.with_memory_kind("pinned_host")), params
+        )
+    return jax.tree.map(jnp.copy, params)
+
+
+def make_optimizer(config: Any) -> Any:
+    """Return AdamW with its schedule over all updates of the run."""
+    c = config.optim
+    steps = config.steps * config.learner.updates * config.learner.epochs
+    lr = optim.schedule(lr=c.lr, schedule=c.schedule, warmup=c.warmup, steps=steps)
+    return optim.optimizer(
+        lr=lr, b1=c.b1, b2=c.b2, eps=c.eps, weight_decay=c.weight_decay, clip=c.clip
+    )
+
+
+def capacity_rows(config: Any) -> int:
+    """Return the rows of a mini-batch in which nothing is packed: with room for them, one program
+    serves every step."""
+    return -(-config.rollout.tasks // config.learner.updates) * config.rollout.group
+
+
+def make_programs(config: Any, shape: qwen.Config, mesh: Any, optimizer: Any) -> tuple[Any, Any]:
+    """Return the learner's two programs, `update` and `logp`."""
+    c = config
+    batch = {
+        "micro": c.learner.micro,
+        "capacity_rows": capacity_rows(c),
+        "temperature": c.rollout.temperature or 1.0,
+        "dtype": jnp.dtype(c.model.dtype),
+        "attention": c.model.attention,
+        "chunk": c.learner.chunk,
+        "widths": c.learner.widths,
+    }
+    update = learner.make_update(
+        shape,
+        mesh,
+        optimizer=optimizer,
+        loss=plug("loss", c.loss.name, c.loss.args.to_dict()),
+        aggregate=c.loss.aggregate,
+        kl_coef=c.loss.kl_coef,
+        kl_estimator=c.loss.kl_estimator,
+        entropy_coef=c.loss.entropy_coef,
+        importance_cap=c.loss.importance_cap,
+        importance_level=c.loss.importance_level,
+        importance_low=c.loss.importance_low,
+        importance_high=c.loss.importance_high,
+        remat=c.model.remat,
+        layout=make_layout(c),
+        keep_logp=True,
+        **batch,
+    )
+    return update, learner.make_logp(shape, mesh, **batch)
