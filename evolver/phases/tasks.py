@@ -10,7 +10,7 @@ from dataclasses import replace
 from envs.profile import tools_of
 from envs.world import Task
 from evolver.build import Run, RunError
-from evolver.config.checks import originals_needed
+from evolver.config.derived import originals_needed
 from evolver.metrics import Metrics, timed
 from evolver.phases.play import play, sampling
 from evolver.processes import hosts

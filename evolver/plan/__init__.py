@@ -9,8 +9,8 @@ from typing import Any
 from envs import make
 from evolver.config import plugs
 from evolver.config.checks import flat
+from evolver.config.derived import weight_dtype
 from evolver.config.paths import model_folder, resolve
-from evolver.engine import weight_dtype
 from evolver.files.workdir import read_tasks
 from evolver.llm.prompts import prompt
 from evolver.llm.roles import prompts_of

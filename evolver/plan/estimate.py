@@ -15,7 +15,7 @@ from typing import Any
 import jax
 from jax.sharding import AbstractMesh, AxisType
 
-from evolver.engine import weight_dtype
+from evolver.config.derived import weight_dtype
 from evolver.plan import analytic, compilers
 from evolver.plan.analytic import BYTES, EPISODE, Split, checkpoints, held_out_episodes
 from evolver.plan.placement import SERVER, Engine, engine_of

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from evolver.engine import weight_dtype
+from evolver.config.derived import weight_dtype
 from evolver.llm.client import INITIAL
 from evolver.llm.roles import played
 from evolver.plan import analytic

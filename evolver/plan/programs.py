@@ -27,7 +27,7 @@ from ml_collections import ConfigDict
 
 from evolver import learner as parts
 from evolver import plan
-from evolver.engine import weight_dtype
+from evolver.config.derived import weight_dtype
 from evolver.plan import hlo, targets
 from models import mesh as meshes
 from models import qwen

@@ -21,8 +21,9 @@ from typing import Any
 from envs.packages import how_to_install
 from envs.remote import Connections
 from envs.world import Task
-from evolver import engine
 from evolver.config import plugs
+from evolver.config.checks.engine import engine_problems
+from evolver.config.derived import originals_needed
 from evolver.config.paths import model_folder, resolve
 from evolver.config.renamed import RENAMED
 from evolver.files.workdir import Workdir, plain, read_tasks
@@ -65,7 +66,7 @@ def problems(config: Any, keys: Any, workdir: str | Path, mode: str) -> list[str
     result += model_problems(config, mode)
     result += world_problems(config, mode)
     result += roles.problems(config, mode, resolve)
-    result += engine.problems(config, mode)
+    result += engine_problems(config, mode)
     result += install_problems(config, mode)
     result += mesh_problems(config)
     result += workdir_problems(config, workdir, mode, keys.config)
@@ -568,14 +569,6 @@ def leaks(config: Any, tasks: dict[str, list[Task]], held_out: list[Task]) -> It
             return
         if split in splits or sources & ids:
             yield f"config.navigating.pool={config.navigating.pool} holds experience from tasks {hint}"
-
-
-def originals_needed(config: Any) -> int:
-    """Return the number of original tasks in a training step."""
-    synthetic = (
-        round(config.questioning.share * config.rollout.tasks) if config.questioning.enabled else 0
-    )
-    return config.rollout.tasks - synthetic
 
 
 def install_problems(config: Any, mode: str) -> Iterator[str]:
