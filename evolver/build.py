@@ -22,7 +22,6 @@ from envs.process import Deadlines
 from envs.source import Source
 from envs.world import Task, World, WorldError
 from evolver.config.checks import leaks
-from evolver.config.derived import weight_dtype
 from evolver.config.paths import model_folder, resolve
 from evolver.config.plugs import load, plug
 from evolver.engine import jax_engine, make_engine

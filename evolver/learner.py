@@ -11,9 +11,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from evolver.config.derived import weight_dtype
 from evolver.config.paths import model_folder
 from evolver.config.plugs import plug
-from evolver.engine import weight_dtype
 from models import hf, qwen
 from models import mesh as meshes
 from models.lora import LoRA
