@@ -55,7 +55,8 @@ from evolver.questioning.curiosity import Curiosity
 from evolver.questioning.llm import LlmExplorer
 from evolver.questioning.tasks import CLOSING, jaccard
 from evolver.questioning.words import ByModel
-from evolver.transcripts import play, tool_list
+from evolver.replaying import replay
+from evolver.transcripts import tool_list
 
 PATIENT = Deadlines(start=300.0, reset=300.0, step=300.0)
 ALIASES = {"travel": "experiments.exploring:Unaided"}
@@ -149,13 +150,13 @@ def agreement(world: World, tasks: Sequence[Task], rng: random.Random) -> dict[s
     agree, sound, episodes, wrong = [], [], 0, []
     wrapped = probed(world)
     for task in tasks:
-        play(wrapped, task, task.reference)
+        replay(wrapped, task, task.reference)
         wanted, known = state(wrapped.world), len(wrong)
-        play(wrapped, task, task.reference)
+        replay(wrapped, task, task.reference)
         if not same(wrapped.world, wanted):
             continue
         for actions in trials(task, tasks, rng):
-            play(wrapped, task, actions)
+            replay(wrapped, task, actions)
             expected = same(wrapped.world, wanted)
             if bool(wrapped.evaluate().components["state"]) != expected:
                 wrong.append(

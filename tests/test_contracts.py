@@ -174,7 +174,8 @@ RANKS = (
     ("grading", "learner", "pipeline"),
     ("questioning", "navigating", "attributing", "engine"),
     ("llm",),
-    ("parts", "transcripts"),
+    ("parts", "replaying"),
+    ("transcripts",),
 )
 
 

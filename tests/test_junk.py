@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from envs import boundary, toolcalls, values
 from envs.bfcl import replies
 from envs.world import Evaluation, Observation, StepResult, Task
-from evolver import transcripts
+from evolver import replaying, transcripts
 from evolver.config import cli
 from evolver.files.report import report
 from evolver.files.rollout_files import read_rollouts, record_of, rollout_files, write_rollouts
@@ -346,7 +346,7 @@ READERS = {
     "answers": Reader(lines(STEPS), lambda data, _: answers.read_json(decoded(data), SCHEMA), (answers.Unreadable,), 2),
     "texts of models": Reader(lines("Look."), lambda data, _: answers.unfit(decoded(data), "q", ["o"]), weight=2),
     "transcripts": Reader(lines("a", "b"), lambda data, _: transcripts.transcript([(decoded(data),) * 2] * 2, 60), weight=2),
-    "actions": Reader(CALLS, lambda data, _: transcripts.values_used(decoded(data)), weight=2),
+    "actions": Reader(CALLS, lambda data, _: replaying.values_used(decoded(data)), weight=2),
     "worlds": Reader(lines(RESULT), as_world, weight=2),
     "metrics.jsonl": Reader(lines(*[METRICS | {"step": i} for i in range(3)]), placed(
         "metrics.jsonl", lambda folder: Workdir(folder).metrics()), (BrokenFile,), 2),

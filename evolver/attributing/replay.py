@@ -10,7 +10,7 @@ rows}.
 
 The other turns are replayed as they were, with two exceptions. A turn that uses a value (an id, a
 price) which the replay has not shown is skipped, because the agent could not have known it
-(`evolver/transcripts.py`). An id for which the world hands out another one, because an earlier call
+(`evolver/replaying.py`). An id for which the world hands out another one, because an earlier call
 is missing, is renamed.
 
 In a failed episode, turns without which the episode is worth more are harmful and are removed
@@ -48,17 +48,16 @@ from envs.toolcalls import parse
 from envs.world import Evaluation, Task, World
 from evolver.attributing import ABSTAIN, BAD, GOOD, Label, TurnJudge, label_rates, reasons_to_skip
 from evolver.parts import Parts
-from evolver.transcripts import (
-    executed,
+from evolver.replaying import (
+    executed_text,
+    executed_turns,
     opening_words,
-    play,
-    played,
     renaming,
+    replay,
     snapshot_of,
-    text_of,
     values_needed,
-    words,
 )
+from evolver.transcripts import text_of, words
 from rl.bounds import Count
 from rl.trajectory import Trajectory, Turn, groups_of
 
@@ -133,13 +132,13 @@ class ReplayJudge(TurnJudge):
             self._world = None
 
     def _judge(self, trajectory: Trajectory, replay: _Replay) -> list[Label]:
-        turns, before = played(trajectory), replay.steps
+        turns, before = executed_turns(trajectory), replay.steps
         actions, texts = (
             [turn.action for turn in turns],
             [text_of(turn.observation) for turn in turns],
         )
         needed = values_needed(
-            [executed(turn) for turn in turns], [words(text) for text in texts], replay.opening
+            [executed_text(turn) for turn in turns], [words(text) for text in texts], replay.opening
         )
         moves = [_Move(*parts) for parts in zip(actions, needed, texts, strict=True)]
         nodes = replay.walk(moves)
@@ -322,7 +321,7 @@ class _Replay:
         start = self._nodes[known]
         node = _Node(None, start.shown, start.ended, start.failed)
         if start.snapshot is None:
-            play(self.world, self.task, [move.action for move in known])
+            replay(self.world, self.task, [move.action for move in known])
             self.steps += len(known)
         else:
             self.world.restore(start.snapshot)

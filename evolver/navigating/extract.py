@@ -14,7 +14,8 @@ from evolver.llm.answers import unfit
 from evolver.navigating import Extractor
 from evolver.navigating.experience import Experience, new_experience
 from evolver.parts import Parts
-from evolver.transcripts import exchanges_of, play, played, unguided
+from evolver.replaying import executed_turns, replay
+from evolver.transcripts import without_experience
 from rl.trajectory import Trajectory, Turn
 
 
@@ -93,7 +94,7 @@ class Contrast(Extractor):
     def _succeeds_again(self, trajectory: Trajectory) -> bool:
         world = self._make_world()
         try:
-            play(world, trajectory.task, [turn.action for turn in played(trajectory)])
+            replay(world, trajectory.task, [turn.action for turn in executed_turns(trajectory)])
             return world.evaluate().success
         finally:
             world.close()
@@ -133,7 +134,7 @@ def _compare(solved: Sequence[Trajectory], failed: Sequence[Trajectory]) -> Less
     path = [name for turn in _useful(solved[0]) for name in _tools(turn)]
     divergences = Counter()
     for trajectory in failed:
-        tried = [name for turn in played(trajectory) for name in _tools(turn)]
+        tried = [name for turn in executed_turns(trajectory) for name in _tools(turn)]
         index = next((k for k, (a, b) in enumerate(zip(path, tried, strict=False)) if a != b), None)
         if index is not None:
             divergences[index, tried[index]] += 1
@@ -149,7 +150,7 @@ def _compare(solved: Sequence[Trajectory], failed: Sequence[Trajectory]) -> Less
 def _useful(trajectory: Trajectory) -> list[Turn]:
     return [
         turn
-        for turn in played(trajectory)
+        for turn in executed_turns(trajectory)
         if turn.label >= 0 and not turn.info.get("errors") and _tools(turn)
     ]
 
@@ -164,7 +165,7 @@ def _errors(trajectory: Trajectory) -> set[tuple[str, str]]:
     Errors that quote injected experience, which the policy copied into its call, are left out.
     """
     errors = set()
-    exchanges = unguided(exchanges_of(trajectory), trajectory.injected)
+    exchanges = without_experience(trajectory)
     for turn, (_, observation) in zip(trajectory.turns, exchanges, strict=True):
         tools, text = _tools(turn), observation.strip()
         if turn.info.get("errors") and len(tools) == 1:

@@ -16,7 +16,7 @@ from evolver.navigating import Extractor, Refiner
 from evolver.navigating.experience import Experience, new_experience
 from evolver.navigating.extract import learnable_groups
 from evolver.parts import Parts
-from evolver.transcripts import exchanges_of, quoted, transcript, unguided
+from evolver.transcripts import exchanges_of, quoted, transcript, without_experience
 from rl.bounds import Fraction
 from rl.trajectory import Trajectory
 
@@ -136,7 +136,7 @@ class LlmExtractor(Extractor):
         text = prompt(name)
         attempts = "\n\n".join(
             f"=== ATTEMPT {n}: {'success' if t.evaluation.success else 'failure'}, score {t.outcome:.2f}\n"
-            + transcript(unguided(exchanges_of(t), t.injected), shown)
+            + transcript(without_experience(t), shown)
             for n, t in enumerate(group, 1)
         )
         messages = text.messages(task=quoted(group[0].task.query), attempts=attempts, **slots)

@@ -15,7 +15,7 @@ from evolver.phases import tasks
 from evolver.phases.play import play, sampling
 from evolver.processes import hosts
 from evolver.questioning import is_verified
-from evolver.transcripts import attempt
+from evolver.replaying import attempt
 from rl.rollout import Job
 from rl.seeds import seed_of
 from rl.trajectory import Trajectory

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from envs.toolcalls import parse
-from evolver.transcripts import values_used, words
+from evolver.replaying import values_used
+from evolver.transcripts import words
 
 _COUNTS = re.compile(r"\b(how many|number of|count)\b", re.IGNORECASE)
 _SELECTS = re.compile(  # words that choose a record by comparing all of them

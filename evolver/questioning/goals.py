@@ -28,7 +28,8 @@ from evolver.questioning.checks import Played, shown_answer, unnamed_value
 from evolver.questioning.start_state import Site, is_token, with_needs
 from evolver.questioning.tasks import CLOSING, Unfit, synthetic_task
 from evolver.questioning.walks import NEW_TEXTS, typed
-from evolver.transcripts import leaves, opening_words, words
+from evolver.replaying import leaves, opening_words
+from evolver.transcripts import words
 
 FRAME = 20  # probes of a task that must not change
 FEW_FRAMED = 5  # in worlds whose actions are code

@@ -21,7 +21,7 @@ from evolver.questioning.calls import Episode, Event, Operation
 from evolver.questioning.knowledge import GUESSED, Knowledge, tally
 from evolver.questioning.tasks import CLOSING
 from evolver.questioning.walks import Known, guessed, hinted, typed
-from evolver.transcripts import renaming
+from evolver.replaying import renaming
 
 MOST_PROBES = 40  # calls of a battery, without those that they need
 _MOST_CALLS = 48  # values of one operation that are tried for the battery

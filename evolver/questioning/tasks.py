@@ -11,7 +11,8 @@ from typing import Any
 
 from envs.probed import is_probed
 from envs.world import Task, World
-from evolver.transcripts import play, text_of
+from evolver.replaying import replay
+from evolver.transcripts import text_of
 
 CLOSING = "done"  # ends an episode that needs no answer
 _Start = tuple[int, str]
@@ -94,11 +95,11 @@ def unfeasible(world: World, task: Task) -> str:
     not."""
     if not task.reference:
         return "no reference"
-    play(world, task, task.reference)
+    replay(world, task, task.reference)
     solved = world.evaluate()
     if not solved.success or solved.score != 1.0:
         return "reference fails"
-    play(world, task, [CLOSING])
+    replay(world, task, [CLOSING])
     idle = world.evaluate()
     return "solved by doing nothing" if idle.success or idle.score > 0.0 else ""
 

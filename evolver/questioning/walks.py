@@ -25,7 +25,8 @@ from envs.probed import Cell, cells, phrases, tokens
 from envs.world import Task, World
 from evolver.questioning.calls import Episode, Event, Operation
 from evolver.questioning.knowledge import GUESSED, UNTRIED, Knowledge, count, signature
-from evolver.transcripts import snapshot_of, text_of
+from evolver.replaying import snapshot_of
+from evolver.transcripts import text_of
 
 # Texts for arguments that take any text, such as the name of a new file.
 NEW_TEXTS = (

@@ -26,7 +26,7 @@ from evolver.questioning.goals import _of_rows, proposals
 from evolver.questioning.knowledge import Knowledge
 from evolver.questioning.llm import LlmExplorer
 from evolver.questioning.start_state import Site
-from evolver.transcripts import play
+from evolver.replaying import replay
 from tests.evolver.chat_server import answer, said
 
 ROOT = Path(__file__).parents[2]
@@ -40,7 +40,7 @@ def explored(make_world, starts, budget, **options):
     tasks = pool.grow(explorer, make_world, budget, 0)
     world = probed(make_world())
     for task in tasks[:5]:
-        play(world, task, task.reference)
+        replay(world, task, task.reference)
         assert world.evaluate().success, task
         world.reset(task, task.seed)
         assert not world.evaluate().success, task
@@ -163,7 +163,7 @@ def test_a_world_that_limits_its_steps_is_read_in_several_episodes():
     most = max(len(task.verifier["probes"]) + len(task.reference) for task in tasks)
     world = probed(House(max_steps=most - 1))  # the probes do not fit into one repetition
     task = max(tasks, key=lambda task: len(task.verifier["probes"]) + len(task.reference))
-    play(world, task, task.reference)
+    replay(world, task, task.reference)
     assert world.evaluate().success
 
 
@@ -397,7 +397,7 @@ def written(chat_of, make_world, actions, *ideas):
 
 
 def solves(world, task, actions):
-    play(world, task, actions)
+    replay(world, task, actions)
     return world.evaluate().success
 
 

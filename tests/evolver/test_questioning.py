@@ -42,7 +42,8 @@ from evolver.questioning.knowledge import Knowledge
 from evolver.questioning.mixture import _in_epochs
 from evolver.questioning.tasks import Duplicates, jaccard, unfeasible
 from evolver.questioning.walks import Known, Walker
-from evolver.transcripts import opening_words, text_of, values_used, words
+from evolver.replaying import opening_words, values_used
+from evolver.transcripts import text_of, words
 from tests.evolver.toy import BOOKS, Library, attempt, call, task
 
 

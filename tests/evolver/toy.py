@@ -7,7 +7,8 @@ from typing import Any
 
 from envs.toolcalls import call_text, parse
 from envs.world import Evaluation, Observation, StepResult, Task, World
-from evolver.transcripts import attempt as attempt  # the tests of the mechanisms use both together
+from evolver import replaying
+from rl.trajectory import Trajectory
 
 BOOKS = {
     "B11": ("Dune", "red"),
@@ -127,6 +128,13 @@ def task(query: str, *, lent=(), mark=(), answer=None, split: str = "train", see
         seed=seed,
         verifier={"state": rows, "answer": answer},
     )
+
+
+def attempt(world: World, task: Task, actions, *, rollout: int = 0, experience=()) -> Trajectory:
+    """Play `actions` and return the trajectory, marked with the ids of `experience`."""
+    trajectory = replaying.attempt(world, task, actions, rollout=rollout)
+    trajectory.experience = list(experience)
+    return trajectory
 
 
 def call(tool: str, value: str) -> str:

@@ -12,7 +12,7 @@ from envs.world import Observation
 from evolver.attributing.replay import _unplayed
 from evolver.llm.client import ChatError
 from evolver.llm.contexts import SummarisedWindow
-from evolver.transcripts import played
+from evolver.replaying import executed_turns
 from rl import samples
 from rl.contexts import Opening, noted
 from rl.contexts.causal import Causal
@@ -176,7 +176,7 @@ def test_the_policy_removes_and_compresses_by_id():
     assert "[1 earlier turns are not shown]" in after and "[cut: the first 8 of" in after
     assert "two<|im_end|>" not in after and "three<|im_end|>" in after
     assert len(world.actions) == 4  # the decision is not an action
-    assert [turn.action for turn in played(trajectory)] == world.actions
+    assert [turn.action for turn in executed_turns(trajectory)] == world.actions
     assert _unplayed(trajectory.turns[asked]).value == 0
 
 
