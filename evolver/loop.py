@@ -190,12 +190,12 @@ def evaluate(config: Any, workdir: str | Path) -> None:
             record.evaluate(run, keep=f"eval_{n}" if n else "eval", repetition=n, sweep=not n)
             for n in range(seeds)
         ]
-        record = {
+        scored = {
             "policy": config.model.path,
             "split": config.eval.split,
             **dict(measures(*scores)),
         }
-        run.workdir.log_evaluation(record | {"scores": [asdict(s) for s in scores]})
+        run.workdir.log_evaluation(scored | {"scores": [asdict(s) for s in scores]})
         run.progress.close()
         head = ("", config.model.path or "random policy", f"sd of {seeds} seeds")[: 2 + (seeds > 1)]
         print(

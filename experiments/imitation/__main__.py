@@ -23,12 +23,11 @@ from ml_collections import ConfigDict
 
 from configs import imitation
 from envs.world import Observation
+from evolver.config import cli, plugs
 from evolver.config.checks import (
     changed,
-    cli,
     fitted,
     model_problems,
-    plugs,
     shape_problems,
     value_problems,
     workdir_problems,

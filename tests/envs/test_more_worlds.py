@@ -194,7 +194,7 @@ def explorer_of(world) -> LlmExplorer:
     return LlmExplorer(
         Parts(
             make_world=lambda: world,
-            client=None,
+            client=object(),
             max_chars=2000,
             task_pool=TaskPool(world.tasks("train")[:1], overlap=0.8, capacity=8),
         )

@@ -103,7 +103,7 @@ def test_an_explorer_drafts_a_missing_profile():
     explorer = LlmExplorer(
         Parts(
             make_world=Silent,
-            client=None,
+            client=object(),
             max_chars=2000,
             task_pool=TaskPool(tasks, overlap=0.8, capacity=8),
         )

@@ -392,7 +392,7 @@ class TestRefining:
                 for word in "abcde"
             ]
         )
-        return navigating_of(pool, extractor_of(chat), refiner(chat), top_k=2)
+        return navigating_of(pool, extractor_of(chat), refiner(Parts(client=chat)), top_k=2)
 
     def test_chosen_and_rewritten_under_the_same_id(self, chat_of):
         chosen = [

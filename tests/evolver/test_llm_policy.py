@@ -372,8 +372,8 @@ class Lengths(TurnJudge):
     roles = ("step_judge",)
     concurrency = 2
 
-    def __init__(self, chat):
-        self.chat = chat
+    def __init__(self, parts):
+        self.chat = parts.chat
 
     def label(self, trajectories):
         asked = [

@@ -387,7 +387,7 @@ class TestWorldsWithoutVerifiers:
     )
     def test_a_world_that_ignores_the_query_is_refused(self, shows, why):
         with pytest.raises(ValueError, match=why):
-            Questioning(None, lambda: Subscriptions(shows=shows), [self.SEED])
+            Questioning(object(), lambda: Subscriptions(shows=shows), [self.SEED])
 
     def test_a_world_that_fails_on_a_probe_is_refused(self):
         class Picky(Subscriptions):
@@ -397,7 +397,7 @@ class TestWorldsWithoutVerifiers:
                 return super().reset(task, seed)
 
         with pytest.raises(ValueError, match=r"ValueError: only my own\..*enabled=False"):
-            Questioning(None, Picky, [self.SEED])
+            Questioning(object(), Picky, [self.SEED])
 
     def test_the_thermostat_of_the_docs(self, chat_of, tmp_path, monkeypatch):
         page = (Path(__file__).parents[2] / "docs/environments.md").read_text()
