@@ -197,12 +197,7 @@ def evaluate(config: Any, workdir: str | Path) -> None:
         }
         run.workdir.log_evaluation(scored | {"scores": [asdict(s) for s in scores]})
         run.progress.close()
-        head = ("", config.model.path or "random policy", f"sd of {seeds} seeds")[: 2 + (seeds > 1)]
-        print(
-            "\n".join(
-                report.columns(report.single_rows(*scores), head) + report.sweep_lines(scores[0])
-            )
-        )
+        print(report.scores_table(scores, config.model.path or "random policy"))
 
 
 def explore(config: Any, workdir: str | Path) -> None:

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import numpy as np
 
-from evolver.files.report import columns
+from evolver.files.report import aligned
 from evolver.files.workdir import Workdir
 from models.files import write_atomically
 from rl.evaluation import Scores, interval
@@ -102,13 +102,8 @@ def table(base: Scores, runs: dict[str, Scores]) -> str:
     if len(greedy) > 1:
         mean_N = np.mean(list(greedy.values()), axis=0)
         rows.append(("mean", _estimate(mean_N[hard_N]), _estimate(mean_N[~hard_N])))
-    return "\n".join(
-        [
-            *lines,
-            "",
-            *columns(rows, ("solved greedily after training", "of these", "of the others")),
-        ]
-    )
+    head = ("solved greedily after training", "of these", "of the others")
+    return "\n".join([*lines, "", aligned(head, rows)])
 
 
 def _estimate(value_N: np.ndarray) -> str:

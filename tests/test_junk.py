@@ -268,9 +268,8 @@ def rollouts_file() -> bytes:
 
 def read_all_rollouts(folder: Path) -> None:
     for file in rollout_files(folder):
-        file.read_index()
+        file.index_text()
         file.make_index()
-        list(file.numbered())
         file.member(0, 200)
     read_rollouts(folder / "trajectories/step_000001.jsonl.gz")
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import stat
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
-from typing import Any, TextIO
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TextIO, cast
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -46,20 +47,22 @@ class _Stream:
         return getattr(self._stream, name)
 
     def write(self, text: str) -> None:
-        self._unless_gone(self._stream.write, text)
+        with self._unless_gone():
+            self._stream.write(text)
 
     def flush(self) -> None:
-        self._unless_gone(self._stream.flush)
+        with self._unless_gone():
+            self._stream.flush()
 
-    def _unless_gone(self, call: Callable, *args: Any) -> None:
+    @contextlib.contextmanager
+    def _unless_gone(self) -> Iterator[None]:
         try:
-            call(*args)
+            yield
         except OSError as error:
-            if error.errno != errno.EIO or not stat.S_ISCHR(
-                os.fstat(self._stream.fileno()).st_mode
-            ):
+            number = self._stream.fileno()
+            if error.errno != errno.EIO or not stat.S_ISCHR(os.fstat(number).st_mode):
                 raise  # a failing disk, for one
-            silence(self._stream.fileno())
+            silence(number)
 
 
 class Progress:
@@ -78,58 +81,54 @@ class Progress:
         self,
         steps: int,
         *,
-        done: int | None = None,
         stream: TextIO | None = None,
         leaving: Callable[[], bool] = lambda: False,
     ):
-        """`done` steps are complete; None while there are none to count, as in an evaluation."""
-        self.console = _Console(
-            file=_Stream(stream or sys.stdout), highlight=False, markup=False, soft_wrap=True
-        )
+        file = cast(TextIO, _Stream(stream or sys.stdout))
+        self.console = _Console(file=file, highlight=False, markup=False, soft_wrap=True)
         self.console.leaving = leaving
-        self.live = Live(Text(), console=self.console, refresh_per_second=5, transient=True)
-        self.steps = steps
-        self.shown, self.figures, self.faults = time.monotonic(), "", Counter()
-        self._said: set[str] = set()
-        self.begin(done)
+        self.live = Live(console=self.console, refresh_per_second=5, transient=True)
+        self.steps, self.figures = steps, ""
+        self.faults: Counter[str] = Counter()  # of all steps
+        self.done: int | None = None  # None while there are no steps to count, as in an evaluation
+        self.ends: list[float] = []  # when the steps since `begin` ended
+        self._said_at, self._said = time.monotonic(), set[str]()
 
-    def begin(self, done: int | None) -> None:
+    def begin(self, done: int) -> None:
         """Start counting after `done` steps; -1 = what comes before training, which is step 0, is
         not complete.
 
         The first step compiles, so the pace is measured from its end.
         """
-        self.done = done
-        self.marks: list[float] = []
+        self.done, self.ends = done, []
 
     def phase(self, name: str, done: int = 0, of: int = 0) -> None:
         """Show the current phase, with a count if there is one."""
+        count = f"{name} {done}/{of}" if of else name
         if self.console.is_terminal:
             if not self.live.is_started:
                 self.live.start()
-            self.live.update(self.display(name, done, of), refresh=done == 0)
-        elif time.monotonic() - self.shown >= LOG_EVERY:
-            count = f" {done}/{of}" if of else ""
-            before = f"{self.step_now()} · " if self.done is not None else ""
-            self.say(f"{before}{name}{count}{self.figures}{self.eta()}")
+            bar = ProgressBar(of or 100, done, width=BAR, pulse=not of)
+            self.live.update(self.display(count, bar), refresh=done == 0)
+        elif time.monotonic() - self._said_at >= LOG_EVERY:
+            self.say(joined(self.step_now(), count, self.figures, self.time_left()))
 
     def step_now(self) -> str:
-        """Return the step that is going on: "step 3/80"."""
-        return f"step {min(self.done + 1, self.steps)}/{self.steps}"
+        """Return the step that is going on: "step 3/80"; "" if there are none to count."""
+        return "" if self.done is None else f"step {min(self.done + 1, self.steps)}/{self.steps}"
 
-    def display(self, name: str, done: int, of: int) -> Group:
-        """Return the lines of the live display."""
+    def display(self, count: str, bar: ProgressBar) -> Group:
+        """Return the lines of the live display, with the present phase and its bar."""
         rows = Table.grid(padding=(0, 1))
         if self.done is not None:
-            bar = ProgressBar(self.steps, max(self.done, 0), width=BAR)
-            rows.add_row(self.step_now(), bar, self.eta().removeprefix(" · "))
-        count, pulse = (f"{name} {done}/{of}", False) if of else (name, True)
-        rows.add_row(count, ProgressBar(of or 100, done, width=BAR, pulse=pulse), "")
-        lines = [Text(text, style, no_wrap=True, overflow="ellipsis") for text, style in (
-            (self.figures.removeprefix(" · "), ""), (told(self.faults), "yellow")) if text]  # fmt: skip
-        return Group(rows, *lines)
+            steps = ProgressBar(self.steps, max(self.done, 0), width=BAR)
+            rows.add_row(self.step_now(), steps, self.time_left())
+        rows.add_row(count, bar)
+        lines = [(self.figures, ""), (fault_counts(self.faults), "yellow")]
+        texts = [Text(text, style, no_wrap=True, overflow="ellipsis") for text, style in lines]
+        return Group(rows, *filter(None, texts))
 
-    def step(self, step: int, faults: Mapping[str, float] | None = None, **figures: str) -> None:
+    def step(self, step: int, faults: Mapping[str, float], **figures: str) -> None:
         """Print the line of a completed step; its figures stay on the live display until the next
         one.
 
@@ -137,18 +136,17 @@ class Progress:
         sums so far.
         """
         self.done = step
-        self.marks += [time.monotonic()] if step else []
-        self.figures = "".join(
-            f" · {name.replace('_', ' ')} {value}" for name, value in figures.items()
-        )
-        counted = Counter({name: round(count) for name, count in (faults or {}).items() if count})
-        self.faults.update(counted)
-        wrong = f" · {told(counted)}" if counted else ""
-        self.say(f"step {step}/{self.steps}{self.figures}{wrong}{self.eta()}")
+        if step:
+            self.ends.append(time.monotonic())
+        self.figures = joined(*(f"{k.replace('_', ' ')} {v}" for k, v in figures.items()))
+        counts = {name: round(count) for name, count in faults.items()}
+        self.faults.update(counts)
+        head = f"step {step}/{self.steps}"
+        self.say(joined(head, self.figures, fault_counts(counts), self.time_left()))
 
     def say(self, text: str) -> None:
         """Print text that stays."""
-        self.shown = time.monotonic()
+        self._said_at = time.monotonic()
         self.console.print(text)
         self.console.file.flush()
 
@@ -158,23 +156,28 @@ class Progress:
             self._said.add(kind)
             self.say(text)
 
-    def eta(self) -> str:
+    def time_left(self) -> str:
         """Return the time left at the pace of the last ten steps; "" while that is unknown."""
-        recent = self.marks[-11:]
-        if len(recent) < 2 or self.done >= self.steps:
+        recent = self.ends[-11:]
+        if self.done is None or self.done >= self.steps or len(recent) < 2:
             return ""
-        left = (recent[-1] - recent[0]) / (len(recent) - 1) * (self.steps - self.done)
-        return f" · {clock(left)} left"
+        pace = (recent[-1] - recent[0]) / (len(recent) - 1)
+        return f"{clock(pace * (self.steps - self.done))} left"
 
     def close(self) -> None:
         """Remove the live display."""
         self.live.stop()
 
 
-def told(faults: Mapping[str, int]) -> str:
+def joined(*parts: str) -> str:
+    """Return the parts of a line that are not empty, with dots between them."""
+    return " · ".join(filter(None, parts))
+
+
+def fault_counts(faults: Mapping[str, int]) -> str:
     """Return counts of faults as text: "faults: world 3, model calls 2", "" for none."""
-    counts = ", ".join(f"{name} {count:,}" for name, count in sorted(faults.items()) if count)
-    return f"faults: {counts}" if counts else ""
+    counts = [f"{name} {count:,}" for name, count in sorted(faults.items()) if count]
+    return f"faults: {', '.join(counts)}" if counts else ""
 
 
 def clock(seconds: float) -> str:

@@ -4,8 +4,7 @@ without them.
 `trajectories/step_000012.jsonl.gz` holds one line per rollout. It is a sequence of gzip members of
 about MEMBER bytes of text each, which `zcat` and every gzip reader take as one file, and of which a
 reader that knows the index decompresses only the one that it needs. `step_000012.index.json.gz`
-holds what lists, filters and tables show. Both are written once and never appended to. Files
-without an index, and uncompressed `.jsonl`, can be read too.
+holds what lists, filters and tables show. Both are written once and never appended to.
 """
 
 from __future__ import annotations
@@ -14,54 +13,26 @@ import gzip
 import json
 import re
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from models.files import BrokenFile, write_atomically
 from rl.trajectory import Trajectory, Turn
 
-FORMAT = "evolver-rollouts-1"
+ENDING = ".jsonl.gz"
+FORMAT = "evolver-rollouts-1"  # changes with the columns of an index
 MEMBER = 1 << 18  # bytes of text after which another gzip member starts
 LEVEL = 6  # of the compression: level 9 takes three times as long and saves 2%
-SHOWN = 300  # characters of a query and of an abstention's reason that the index keeps
-_NAME = re.compile(r"(step|held_out)_(\d+)\.(?:jsonl(?:\.gz)?|index\.json\.gz)(\.\w+\.tmp)?")
+MAX_CHARS = 300  # of a query, an error and an abstention's reason in the index
 
-# The columns of an index: one value per rollout, or None where a file of an earlier version lacks
-# it.
-COLUMNS: dict[str, Callable[[dict[str, Any]], Any]] = {
-    "task": lambda r: r["task"],
-    "draw": lambda r: r.get("draw"),
-    "rollout": lambda r: r.get("rollout"),
-    "origin": lambda r: r.get("origin"),
-    "difficulty": lambda r: r.get("difficulty"),
-    "stop": lambda r: r.get("stop"),
-    "score": lambda r: r.get("score"),
-    "success": lambda r: r.get("success"),
-    "fate": lambda r: r.get("fate"),
-    "experience": lambda r: [e["id"] for e in r.get("experience") or ()],
-    "error": lambda r: (r.get("error") or "")[:SHOWN],
-    "turns": lambda r: len(r.get("turns") or ()),
-    "tokens": lambda r: sum(len(turn.get("tokens") or ()) for turn in r.get("turns") or ()),
-    "good": lambda r: sum(turn.get("label") == 1 for turn in r.get("turns") or ()),
-    "bad": lambda r: sum(turn.get("label") == -1 for turn in r.get("turns") or ()),
-    "judged": lambda r: (r.get("components") or {}).get("judged"),
-    "verified": lambda r: (r.get("components") or {}).get("verified"),
-    "advantage": lambda r: _mean([turn.get("advantage") or 0.0 for turn in r.get("turns") or ()]),
-    "abstained": lambda r: sorted(
-        {
-            str(turn["reason"])[:SHOWN]
-            for turn in r.get("turns") or ()
-            if not turn.get("label") and turn.get("reason")
-        }
-    ),
-}
-
-_HEAD = (
-    b'{"format": "%s"' % FORMAT.encode()
-)  # what the text of an index starts with, and the columns that it holds
-_NAMES = [f'"{name}": ['.encode() for name in COLUMNS]
+# The columns of an index, one value per rollout: those that a record has too, and those that are
+# computed from it.
+COPIED = ("task", "draw", "rollout", "origin", "difficulty", "stop", "score", "success", "fate")
+COMPUTED = (
+    "experience", "error", "turns", "tokens", "good", "bad", "judged", "verified", "advantage",
+    "abstained",
+)  # fmt: skip
 
 
 def record_of(trajectory: Trajectory, *, fate: str) -> dict[str, Any]:
@@ -73,16 +44,13 @@ def record_of(trajectory: Trajectory, *, fate: str) -> dict[str, Any]:
     by the learner before the update minus that by the engine, in nats) and `ratio` (probability at
     the token's update over that before it).
     """
-    turns, seen = [], []
+    turns: list[dict[str, Any]] = []
+    seen: list[int] = []
     for turn in trajectory.turns:
-        grows = turn.prompt[: len(seen)] == seen
-        turns.append(
-            _turn_record(
-                turn, turn.prompt[len(seen) :] if grows else turn.prompt, bool(seen) and grows
-            )
-        )
+        turns.append(_turn_record(turn, seen))
         seen = turn.prompt + turn.completion.tokens
-    task, injected = trajectory.task, zip(trajectory.experience, trajectory.injected, strict=True)
+    task, evaluation = trajectory.task, trajectory.evaluation
+    injected = zip(trajectory.experience, trajectory.injected, strict=True)
     return {
         "task": task.id,
         "rollout": trajectory.rollout,
@@ -91,9 +59,9 @@ def record_of(trajectory: Trajectory, *, fate: str) -> dict[str, Any]:
         "difficulty": task.difficulty,
         "query": task.query,
         "stop": trajectory.stop.value,
-        "score": trajectory.evaluation.score,
-        "success": trajectory.evaluation.success,
-        "components": trajectory.evaluation.components,
+        "score": evaluation.score,
+        "success": evaluation.success,
+        "components": evaluation.components,
         "fate": fate,
         "experience": [{"id": id, "content": text} for id, text in injected],
         "error": trajectory.error,
@@ -103,7 +71,9 @@ def record_of(trajectory: Trajectory, *, fate: str) -> dict[str, Any]:
     }
 
 
-def _turn_record(turn: Turn, prompt: list[int], continues: bool) -> dict[str, Any]:
+def _turn_record(turn: Turn, seen: list[int]) -> dict[str, Any]:
+    """Return a turn as a record. seen: the tokens of the turns before it."""
+    continues = bool(seen) and turn.prompt[: len(seen)] == seen
     record = {
         "action": turn.action,
         "label": turn.label,
@@ -113,7 +83,7 @@ def _turn_record(turn: Turn, prompt: list[int], continues: bool) -> dict[str, An
         "info": turn.info,
         "stop": turn.completion.stop,
         "version": turn.completion.version,
-        "prompt": prompt,
+        "prompt": turn.prompt[len(seen) :] if continues else turn.prompt,
         "continues": continues,
         "tokens": turn.completion.tokens,
         "logprobs": _rounded(turn.completion.logprobs, 4),
@@ -126,13 +96,8 @@ def _turn_record(turn: Turn, prompt: list[int], continues: bool) -> dict[str, An
 
 
 def _rounded(values: Iterable[float], digits: int) -> list[float]:
-    return [
-        round(float(x), digits) + 0.0 for x in values
-    ]  # + 0.0: no -0.0, which takes another character
-
-
-def _mean(values: Sequence[float]) -> float | None:
-    return round(sum(values) / len(values), 6) if values else None
+    # + 0.0: no -0.0, which takes another character
+    return [round(float(x), digits) + 0.0 for x in values]
 
 
 # --- files ----------------------------------------------------------------------------------------
@@ -140,74 +105,70 @@ def _mean(values: Sequence[float]) -> float | None:
 
 def index_path(path: Path) -> Path:
     """Return the path of the index that belongs to a file of rollouts."""
-    return path.with_name(f"{stem_of(path)}.index.json.gz")
+    return path.with_name(path.name.removesuffix(ENDING) + ".index.json.gz")
 
 
-def stem_of(path: Path) -> str:
-    """Return the name of a file of rollouts without its endings: "step_000012"."""
-    return path.name.partition(".jsonl")[0]
-
-
-def step_of(name: str) -> tuple[str, int] | None:
-    """Return ("step" or "held_out", the step) that a file's name states, None for another name.
-
-    Indexes count, and temporary files that a process left behind.
-    """
-    found = _NAME.fullmatch(name)
-    return (found[1], int(found[2])) if found else None
-
-
-def write_rollouts(path: Path, records: Iterable[dict[str, Any]]) -> None:
+def write_rollouts(path: Path, records: Sequence[dict[str, Any]]) -> None:
     """Write JSON records to a file `*.jsonl.gz`, and its index. Equal records give equal bytes."""
-    records = list(records)
-    members, body, lines, size = [], [], [], 0
-
-    def flush() -> None:
-        nonlocal lines, size
-        data = gzip.compress(b"".join(lines), LEVEL, mtime=0)
-        members.append([sum(map(len, body)), len(data), len(lines)])
-        body.append(data)
-        lines, size = [], 0
-
+    parts: list[list[bytes]] = [[]]  # the lines of each member
     for record in records:
-        lines.append(
-            (json.dumps(record, ensure_ascii=False) + "\n").encode("utf-8", "surrogatepass")
-        )
-        size += len(lines[-1])
-        if size >= MEMBER:
-            flush()
-    if lines or not body:
-        flush()
-    write_atomically(path, b"".join(body))
-    index = index_of(records) | {"members": members, "bytes": sum(map(len, body))}
+        line = json.dumps(record, ensure_ascii=False) + "\n"
+        if sum(map(len, parts[-1])) >= MEMBER:
+            parts.append([])
+        parts[-1].append(line.encode("utf-8", "surrogatepass"))
+    members, body = [], b""
+    for part in parts:
+        data = gzip.compress(b"".join(part), LEVEL, mtime=0)
+        members.append((len(body), len(data), len(part)))
+        body += data
+    write_atomically(path, body)
+    index = index_of(records) | {"members": members, "bytes": len(body)}
     write_atomically(index_path(path), gzip.compress(json.dumps(index).encode(), LEVEL, mtime=0))
 
 
 def index_of(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Return {"format", "count", "columns": {name: one value per record}, "queries": {task: its
     words}}."""
-    columns = {name: [value(record) for record in records] for name, value in COLUMNS.items()}
-    queries = {record["task"]: str(record.get("query") or "")[:SHOWN] for record in records}
+    rows = [_row(record) for record in records]
+    columns = {name: [row[name] for row in rows] for name in COPIED + COMPUTED}
+    queries = {record["task"]: record["query"][:MAX_CHARS] for record in records}
     return {"format": FORMAT, "count": len(records), "columns": columns, "queries": queries}
 
 
-@dataclass(frozen=True)
+def _row(record: dict[str, Any]) -> dict[str, Any]:
+    """Return the values of a record in the columns of an index."""
+    turns, components = record["turns"], record["components"]
+    labels = [turn["label"] for turn in turns]
+    advantages = [turn["advantage"] for turn in turns]
+    reasons = {turn["reason"][:MAX_CHARS] for turn in turns if not turn["label"]}
+    return {
+        **{name: record[name] for name in COPIED},
+        "experience": [experience["id"] for experience in record["experience"]],
+        "error": record["error"][:MAX_CHARS],
+        "turns": len(turns),
+        "tokens": sum(len(turn["tokens"]) for turn in turns),
+        "good": labels.count(1),
+        "bad": labels.count(-1),
+        "judged": components.get("judged"),
+        "verified": components.get("verified"),
+        "advantage": round(sum(advantages) / len(turns), 6) if turns else None,
+        "abstained": sorted(reasons - {""}),
+    }
+
+
 class RolloutFile:
-    """A file of rollouts, with an index beside it: see `read_index` and `make_index`."""
+    """A file of rollouts with an index beside it.
 
-    path: Path
+    kind: the part of the run: "step" (training), "held_out", or the file's own name, such as
+    "eval". step: None for the last of these.
+    """
 
-    @property
-    def kind(self) -> str:
-        """The part of the run: "step" (training), "held_out", or the file's own name, such as
-        "eval"."""
-        found = step_of(self.path.name)
-        return found[0] if found else stem_of(self.path)
-
-    @property
-    def step(self) -> int | None:
-        found = step_of(self.path.name)
-        return found[1] if found else None
+    def __init__(self, path: Path):
+        self.path = path
+        name = path.name.removesuffix(ENDING)
+        numbered = re.fullmatch(r"(step|held_out)_(\d+)", name)
+        self.kind = numbered[1] if numbered else name
+        self.step = int(numbered[2]) if numbered else None
 
     def index_text(self) -> bytes | None:
         """Return the JSON of the index on disk, None if there is none for the file as it is now.
@@ -217,111 +178,72 @@ class RolloutFile:
         """
         try:
             text = gzip.decompress(index_path(self.path).read_bytes())
-            fits = text.startswith(_HEAD) and text.endswith(
-                b'"bytes": %d}' % self.path.stat().st_size
-            )
+            end = b'"bytes": %d}' % self.path.stat().st_size
         except (OSError, EOFError, zlib.error):
             return None
-        return text if fits and all(name in text for name in _NAMES) else None
-
-    def read_index(self) -> dict[str, Any] | None:
-        """Return the index on disk, None if there is none for the file as it is now."""
-        text = self.index_text()
-        return None if text is None else json.loads(text)
+        head = b'{"format": "%s"' % FORMAT.encode()
+        return text if text.startswith(head) and text.endswith(end) else None
 
     def make_index(self) -> dict[str, Any]:
-        """Return an index made from the rollouts themselves. A line that cannot be read is left
-        out; `broken` counts such lines, and `lines` has the numbers of the others."""
-        found = list(self.numbered())
-        good = [
-            (number, record) for number, record in found if record is not None and _fits(record)
-        ]
-        index = index_of([record for _, record in good])
-        return index | {"broken": len(found) - len(good), "lines": [number for number, _ in good]}
+        """Return an index made from the rollouts themselves, of one member. `broken` is the number
+        of lines that cannot be read, which are left out."""
+        data = self.path.read_bytes()
+        found = _records(data)
+        sound = [record for record in found if record is not None]
+        members = [(0, len(data), len(sound))]
+        return index_of(sound) | {"members": members, "broken": len(found) - len(sound)}
 
-    def numbered(self) -> Iterator[tuple[int, dict[str, Any] | None]]:
-        """Yield (number from 0, record) of each line; None for a line that is not a JSON object."""
-        data = unpacked(self.path.read_bytes())
-        for number, line in enumerate(part for part in data.split(b"\n") if part.strip()):
-            yield number, _record(line)
-
-    def member(self, offset: int, length: int) -> list[dict[str, Any] | None]:
+    def member(self, offset: int, length: int) -> list[dict[str, Any]]:
         """Return the records of one gzip member, see "members" of the index."""
         with open(self.path, "rb") as file:
             file.seek(offset)
-            data = unpacked(file.read(length))
-        return [_record(line) for line in data.split(b"\n") if line.strip()]
+            data = file.read(length)
+        return [record for record in _records(data) if record is not None]
 
 
-def _fits(record: dict[str, Any]) -> bool:
-    """Return True if an index can be made of a record: its fields are of the right types."""
-    try:
-        hash(record["task"])
-        index_of([record])
-    except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
-        return False
-    return True
+def _records(data: bytes) -> list[dict[str, Any] | None]:
+    """Return the record of each line in gzip members; None for a line that is no record of a
+    rollout."""
+    return [_record(line) for line in _unpacked(data).split(b"\n") if line.strip()]
 
 
 def _record(line: bytes) -> dict[str, Any] | None:
     try:
         record = json.loads(line.decode("utf-8", "surrogatepass"))
-    except (ValueError, RecursionError):
+        index_of([record])
+    # what a line that somebody edited, or that a crash cut, makes of reading it
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
         return None
-    if not isinstance(record, dict):
-        return None
-    return (
-        record | {"turns": record.pop("steps")} if "steps" in record else record
-    )  # as turns were called once
+    return record
 
 
-def unpacked(data: bytes) -> bytes:
-    """Return the text of gzip members; data that is not compressed is returned as it is. Of a file
-    that is cut short, what can be read is returned."""
-    if data[:2] != b"\x1f\x8b":
-        return data
-    parts = []
+def _unpacked(data: bytes) -> bytes:
+    """Return the text of gzip members; of one that is cut short, what can be read."""
+    text = b""
     while data:
         reader = zlib.decompressobj(wbits=31)
         try:
-            parts.append(reader.decompress(data))
+            text += reader.decompress(data)
         except zlib.error:
             break
-        data = reader.unused_data.lstrip(b"\0") if reader.eof else b""
-    return b"".join(parts)
+        data = reader.unused_data
+    return text
 
 
 def rollout_files(folder: str | Path) -> list[RolloutFile]:
     """Return the files of rollouts in `trajectories/` of a workdir: training and held-out by step,
     then the others."""
-    paths = [
-        p for p in Path(folder).glob("trajectories/*") if p.name.endswith((".jsonl", ".jsonl.gz"))
-    ]
-    files = [RolloutFile(path) for path in paths]
+    files = [RolloutFile(path) for path in Path(folder).glob(f"trajectories/*{ENDING}")]
     return sorted(
         files, key=lambda f: (f.step is None, f.step or 0, f.kind != "held_out", f.path.name)
     )
 
 
 def read_rollouts(path: str | Path) -> list[dict[str, Any]]:
-    """Return the records of a file of rollouts, `.jsonl.gz` or `.jsonl`. Raises BrokenFile, with
-    the line, and OSError.
-
-    A path without an ending finds either file.
-    """
-    path = Path(path)
-    if not path.is_file():
-        path = next(
-            (
-                p
-                for p in (path.with_name(path.name + e) for e in (".jsonl.gz", ".jsonl"))
-                if p.is_file()
-            ),
-            path,
-        )
+    """Return the records of a file of rollouts. Raises BrokenFile, with the line, and OSError."""
     records = []
-    for number, record in RolloutFile(path).numbered():
+    for number, record in enumerate(_records(Path(path).read_bytes()), 1):
         if record is None:
-            raise BrokenFile(f"{path}, line {number + 1}: not a JSON object")
+            raise BrokenFile(f"{path}, line {number}: not the JSON object of a rollout")
         records.append(record)
     return records

@@ -11,19 +11,7 @@ from evolver.files.workdir import plain
 from rl.trajectory import Trajectory
 
 ROLLOUTS = 8  # rows of the table of rollouts
-SHOWN = 4000  # characters of one episode in it
-COLUMNS = (
-    "step",
-    "task",
-    "origin",
-    "query",
-    "episode",
-    "success",
-    "outcome",
-    "stop",
-    "fate",
-    "guided",
-)
+MAX_CHARS = 4000  # of one episode in it
 
 
 class Sinks:
@@ -37,25 +25,28 @@ class Sinks:
         wandb: str,
         project: str,
         tensorboard: bool,
-        id: str = "",
-        group: str = "",
-        tags: Sequence[str] = (),
+        id: str,
+        group: str,
+        tags: Sequence[str],
     ):
-        """Open the logs. wandb: "off", "offline" or "online". id: W&B run to continue. Raises
-        OSError if W&B fails."""
-        self.run, self.writer = None, None
+        """Open the logs. wandb: "off", "offline" or "online". id: W&B run to continue, "" for a new
+        one. Raises OSError if W&B fails."""
+        self.run: Any = None
+        self.writer: Any = None
         if wandb != "off":
             import wandb as client
 
+            self.wandb: Any = client
             try:
-                self.run = client.init(
-                    project=project, name=workdir.name, dir=str(workdir), mode=wandb, config=plain(config),
-                    id=id or None, group=group or None, tags=list(tags), resume="allow",
-                    settings=client.Settings(silent=True),
+                self.run = self.wandb.init(
+                    project=project, name=workdir.name, dir=str(workdir), mode=wandb,
+                    config=plain(config), id=id or None, group=group or None, tags=list(tags),
+                    resume="allow", settings=client.Settings(silent=True),
                 )  # fmt: skip
             except Exception as error:  # no key or no network: the client has many kinds of errors
                 raise OSError(
-                    f"W&B did not start ({error}); config.log.wandb=offline needs neither key nor network"
+                    f"W&B did not start ({error}); config.log.wandb=offline needs neither key nor"
+                    " network"
                 ) from None
         if tensorboard:
             from tensorboardX import SummaryWriter
@@ -69,9 +60,7 @@ class Sinks:
 
     def log(self, step: int, metrics: dict[str, Any]) -> None:
         """Log the numbers among the metrics."""
-        numbers = {
-            key: value for key, value in plain(metrics).items() if isinstance(value, int | float)
-        }
+        numbers = {key: value for key, value in plain(metrics).items() if value is not None}
         if self.run:
             self.run.log(numbers, step=step)
         if self.writer:
@@ -80,27 +69,31 @@ class Sinks:
 
     def rollouts(self, step: int, trajectories: Sequence[Trajectory], fates: Sequence[str]) -> None:
         """Log a table of a few rollouts, spread over the step's."""
-        if not self.run or not trajectories:
+        if not self.run:
             return
-        import wandb
-
         every = max(1, len(trajectories) // ROLLOUTS)
-        chosen = list(zip(trajectories, fates))[::every][:ROLLOUTS]
         rows = [
-            [
-                step, t.task.id, t.task.origin, t.task.query, episode(t)[:SHOWN], t.evaluation.success, t.outcome,
-                t.stop.value, fate, t.guided,
-            ]
-            for t, fate in chosen
-        ]  # fmt: skip
-        self.run.log({"rollouts": wandb.Table(columns=list(COLUMNS), data=rows)}, step=step)
+            {
+                "step": step,
+                "task": t.task.id,
+                "origin": t.task.origin,
+                "query": t.task.query,
+                "episode": episode(t)[:MAX_CHARS],
+                "success": t.evaluation.success,
+                "outcome": t.outcome,
+                "stop": t.stop.value,
+                "fate": fate,
+                "guided": t.guided,
+            }
+            for t, fate in list(zip(trajectories, fates))[::every][:ROLLOUTS]
+        ]
+        table = self.wandb.Table(list(rows[0]), [list(row.values()) for row in rows])
+        self.run.log({"rollouts": table}, step=step)
 
     def picture(self, name: str, path: Path) -> None:
         """Log a picture at the current step."""
         if self.run and path.is_file():
-            import wandb
-
-            self.run.log({name: wandb.Image(str(path))})
+            self.run.log({name: self.wandb.Image(str(path))})
 
     def close(self) -> None:
         """Close the logs."""
@@ -114,8 +107,6 @@ def episode(trajectory: Trajectory) -> str:
     """Return the turns of a rollout as text."""
     lines = []
     for turn in trajectory.turns:
-        lines += [
-            f"> {turn.action}",
-            *(str(message.get("content", "")) for message in turn.observation),
-        ]
+        lines.append(f"> {turn.action}")
+        lines += [str(message.get("content", "")) for message in turn.observation]
     return "\n".join(lines)

@@ -55,7 +55,7 @@ def enlarged(run: Path, folder: Path, count: int) -> int:
     while total < count:
         for file in files:
             step += 1
-            total += (file.read_index() or file.make_index())["count"]
+            total += len(read_rollouts(file.path))
             target = folder / "trajectories" / f"step_{step:06d}{''.join(file.path.suffixes)}"
             shutil.copy(file.path, target)
             shutil.copy(index_path(file.path), index_path(target))

@@ -1,29 +1,27 @@
 """The files of a run as JSON values for the pages: one function per resource, and indexes of
 rollouts that grow.
 
-Nothing here writes to a workdir but indexes of old files, into `.view/`, which may be deleted. A
-damaged file is read as far as it goes; what is missing is counted.
+Nothing here writes to a workdir. A damaged file is read as far as it goes; what is missing is
+counted.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import gzip
 import json
 import threading
 import time
-import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from evolver.config.paths import resolve
-from evolver.files.rollout_files import COLUMNS, RolloutFile, index_of, rollout_files
+from evolver.files.rollout_files import RolloutFile, index_of, rollout_files
 from evolver.files.workdir import Workdir, plain
 from evolver.llm.store import accounts, ledger_lines
-from models.files import read_jsonl, write_atomically
+from models.files import read_jsonl
 from models.tokenizer import Tokenizer, TokenizerError
 
 BUDGET = (
@@ -121,24 +119,11 @@ class Run:
         return head[:-1] + b"," + text[1:]
 
     def _made_index(self, entry: Entry) -> dict[str, Any]:
-        """Return the index of a file that has none beside it, made from its rollouts once and kept
-        in `.view/`."""
-        path = self.workdir / ".view" / "index" / f"{entry.file.path.name}.json.gz"
-        with contextlib.suppress(OSError, EOFError, ValueError, KeyError, TypeError, zlib.error):
-            kept = json.loads(gzip.decompress(path.read_bytes()))
-            if kept["signature"] == list(entry.signature) and {"members", *COLUMNS} <= {
-                *kept,
-                *kept["columns"],
-            }:
-                return kept
+        """Return the index of a file that has none beside it, made from its rollouts."""
         try:
-            made = entry.file.make_index()
+            return entry.file.make_index()
         except PermissionError:  # shown as a line that cannot be read
             return index_of([]) | {"broken": 1, "members": []}
-        made |= {"members": [[0, entry.signature[0], made["count"]]], "signature": entry.signature}
-        with contextlib.suppress(OSError):  # somebody else's run
-            write_atomically(path, gzip.compress(json.dumps(made).encode(), mtime=0))
-        return made
 
     def index_text(self, first: int = 0, end: int = 0, generation: int = -1) -> bytes:
         """Return a part of the index as JSON for a page that holds the files from `first` to `end`,
@@ -189,14 +174,14 @@ class Run:
             if not entry.text:
                 self.load([file])
             offset, length, _ = entry.described["members"][member]
-        return [r for r in entry.file.member(offset, length) if r is not None and "task" in r]
+        return entry.file.member(offset, length)
 
     def chunk(self, file: int, member: int) -> dict[str, Any]:
         """Return the rollouts of one part of a file, and {token id: its text}, {} if no tokenizer
         is found."""
         records = self.records(file, member)
-        turns = [turn for record in records for turn in record.get("turns") or ()]
-        ids = {id for turn in turns for name in ("prompt", "tokens") for id in turn.get(name) or ()}
+        turns = [turn for record in records for turn in record["turns"]]
+        ids = {id for turn in turns for id in turn["prompt"] + turn["tokens"]}
         return {
             "records": records,
             "pieces": self.pieces(ids),

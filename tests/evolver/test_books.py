@@ -3,7 +3,9 @@
 import io
 import json
 import os
+import re
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -139,7 +141,7 @@ def test_the_config_of_something_else_is_no_run(tmp_path, text):
 def test_what_a_process_left_half_written_does_not_stop_the_next_one(tmp_path):
     workdir = Workdir(tmp_path)
     for step in (1, 2):
-        workdir.log_trajectories(step, [{"task": "a"}])
+        workdir.log_trajectories(step, [])
     for left in ("trajectories/step_000003.jsonl.gz.1a2b.tmp", "eval/step_000003.json.ff.tmp"):
         (tmp_path / left).parent.mkdir(exist_ok=True)
         (tmp_path / left).write_text('{"ta')
@@ -227,8 +229,8 @@ def test_an_output_that_nobody_reads_is_an_error_of_writing():
     with open(writer, "w") as stream:
         progress = Progress(3, stream=stream)
         with pytest.raises(BrokenPipeError, match="nobody reads the output"):
-            progress.step(1)
-        progress.step(2)  # at the end of the run, its parts may still have something to say
+            progress.step(1, {})
+        progress.step(2, {})  # at the end of the run, its parts may still have something to say
         progress.close()
 
 
@@ -237,7 +239,7 @@ def test_nobody_needs_to_read_the_output_of_a_run_that_was_asked_to_end():
     os.close(reader)
     with open(writer, "w") as stream:
         progress = Progress(3, stream=stream, leaving=lambda: True)
-        progress.step(1)
+        progress.step(1, {})
         progress.close()
 
 
@@ -251,9 +253,9 @@ def test_progress_is_lines_in_a_log_and_one_line_on_a_terminal():
     for stream in (log, terminal):
         progress = Progress(3, stream=stream)
         progress.phase("rollouts", 0, 16)
-        progress.step(1, success="25%")
+        progress.step(1, {}, success="25%")
         progress.phase("update")
-        progress.step(2, success="50%")
+        progress.step(2, {}, success="50%")
     assert log.getvalue().count("\n") == 2 and "rollouts" not in log.getvalue()
     assert log.getvalue().startswith("step 1/3 · success 25%\nstep 2/3 · success 50% · 0:00 left")
     assert "rollouts 0/16" in terminal.getvalue() and "\r" in terminal.getvalue()
@@ -302,9 +304,15 @@ def test_faults_are_counted_in_the_line_of_their_step_and_summed_on_a_terminal()
     assert "success 7%" in live and "left" in live
 
 
+def opened(folder: Path, wandb: str, id: str = "") -> Sinks:
+    return Sinks(
+        folder, {"seed": 1}, wandb=wandb, project="p", tensorboard=False, id=id, group="study", tags=("qa", "seed0")
+    )  # fmt: skip
+
+
 def test_wandb_and_tensorboard_are_not_imported_unless_asked_for(tmp_path):
     before = set(sys.modules)
-    sinks = Sinks(tmp_path, {}, wandb="off", project="p", tensorboard=False)
+    sinks = opened(tmp_path, "off")
     sinks.log(1, {"x": 1.0})
     sinks.close()
     assert sinks.id == "" and not {"wandb", "tensorboardX"} & (set(sys.modules) - before)
@@ -319,8 +327,7 @@ def rollout(id: str, action: str) -> Trajectory:
 
 def test_wandb_writes_offline_and_goes_on_in_the_same_run(tmp_path):
     pytest.importorskip("wandb", reason="pip install wandb")
-    options = {"group": "study", "tags": ("qa", "seed0")}
-    first = Sinks(tmp_path, {"seed": 1}, wandb="offline", project="p", tensorboard=False, **options)
+    first = opened(tmp_path, "offline")
     first.log(1, {"x": 1.0, "none": None})
     picture = tmp_path / "curve.png"
     Image.new("RGB", (2, 2)).save(picture)
@@ -340,16 +347,16 @@ def test_wandb_writes_offline_and_goes_on_in_the_same_run(tmp_path):
         and table["data"][0][8] == "trained"
     )
     assert list(tmp_path.glob("wandb/offline-run-*/files/media/images/curve*.png"))
-    second = Sinks(
-        tmp_path, {"seed": 1}, wandb="offline", project="p", tensorboard=False, id=first.id
-    )
+    second = opened(tmp_path, "offline", first.id)
     assert second.id == first.id
     second.close()
     assert list(tmp_path.glob("wandb/offline-run-*"))
 
 
 def fill(workdir: Workdir, evaluations: int) -> None:
-    workdir.claim({"env": {"name": "toy"}, "eval": {"split": "dev"}}, 0)
+    groups = {name: {"enabled": True} for name in ("questioning", "navigating", "attributing")}
+    groups |= {"model": {"path": "p"}, "advantage": {"name": "adca"}, "eval": {"split": "dev"}}
+    workdir.claim({"env": {"name": "toy"}} | groups, 0)
     for step in range(4):
         ledger = {
             "ledger/rollouts": 8,
@@ -396,7 +403,8 @@ def test_the_report_needs_nothing_but_the_workdir(tmp_path, evaluations):
     text = report(tmp_path)
     assert (tmp_path / "curve.png").stat().st_size > 10_000 and str(tmp_path / "curve.png") in text
     summary = (tmp_path / "summary.md").read_text()
-    assert "| trained | 18 | 75.0% |" in summary and "curve.png" in summary
+    assert re.search(r"\| trained +\| +18 \| +75.0% \|", summary) and "curve.png" in summary
+    assert "- rollouts: 24" in summary and "- time: 1:05" in summary
     if evaluations == 3:
         row = next(line for line in text.splitlines() if line.startswith("avg@4"))
         assert "25.0 [" in row and "50.0 [" in row and "+25.0 [+0.0, +50.0]" in row

@@ -17,7 +17,6 @@ from evolver.files.rollout_files import (
     read_rollouts,
     record_of,
     rollout_files,
-    step_of,
     write_rollouts,
 )
 from evolver.phases.learning import note_tokens
@@ -50,88 +49,79 @@ def rollout(number: int = 0, *, turns: int = 2, text: str = "look", label: int =
 
 
 @settings(max_examples=25, deadline=None)
-@given(st.lists(st.text(), max_size=12), st.integers(1, 400))
+@given(st.lists(st.text(), max_size=12), st.integers(1, 4000))
 def test_records_come_back_whole_and_by_member(tmp_path_factory, texts, member):
     folder = tmp_path_factory.mktemp("run")
     path = folder / "trajectories" / "step_000001.jsonl.gz"
-    written = [{"task": f"t{i}", "query": text, "turns": []} for i, text in enumerate(texts)]
+    written = [record_of(rollout(i, text=text), fate="trained") for i, text in enumerate(texts)]
     before, files.MEMBER = files.MEMBER, member
     try:
         write_rollouts(path, written)
     finally:
         files.MEMBER = before
-    assert read_rollouts(path) == read_rollouts(folder / "trajectories/step_000001") == written
     (file,) = rollout_files(folder)
-    index = file.read_index()
+    index = json.loads(file.index_text())
     assert (file.kind, file.step, index["count"]) == ("step", 1, len(written))
-    assert [
-        r for offset, length, _ in index["members"] for r in file.member(offset, length)
-    ] == written
-    assert [lines for _, _, lines in index["members"]] == [
-        len(file.member(offset, length)) for offset, length, _ in index["members"]
-    ]
+    parts = [file.member(offset, length) for offset, length, _ in index["members"]]
+    assert [lines for _, _, lines in index["members"]] == [len(part) for part in parts]
+    assert [record for part in parts for record in part] == read_rollouts(path) == written
     text = gzip.decompress(path.read_bytes()).decode("utf-8", "surrogatepass")
     assert [json.loads(line) for line in text.split("\n") if line] == written
 
 
 def test_hostile_text_comes_back_as_it_was(tmp_path):
-    path = tmp_path / "trajectories" / "step_000001.jsonl.gz"
+    path = tmp_path / "step_000001.jsonl.gz"
     write_rollouts(path, [record_of(rollout(text=HOSTILE), fate="trained")])
     (record,) = read_rollouts(path)
-    assert (
-        record["turns"][0]["action"] == HOSTILE
-        and record["turns"][1]["observation"][0]["content"] == HOSTILE
-    )
+    first, second = record["turns"]
+    assert first["action"] == second["observation"][0]["content"] == HOSTILE
 
 
 def test_an_index_says_what_the_rollouts_say_and_a_stale_one_is_not_believed(tmp_path):
-    path = tmp_path / "trajectories" / "step_000003.jsonl.gz"
+    path = tmp_path / "step_000003.jsonl.gz"
     found = [record_of(rollout(i, turns=i + 1, label=i - 1), fate="trained") for i in range(3)]
     found[1]["turns"][0]["reason"] = "nothing shows it"
     write_rollouts(path, found)
-    index = RolloutFile(path).read_index()
-    assert index["columns"] == RolloutFile(path).make_index()["columns"]
-    assert index["columns"]["tokens"] == [2, 4, 6] and index["columns"]["turns"] == [1, 2, 3]
-    assert index["columns"]["bad"] == [1, 0, 0] and index["columns"]["good"] == [0, 0, 3]
-    assert index["columns"]["abstained"] == [[], ["nothing shows it"], []]
+    index, made = json.loads(RolloutFile(path).index_text()), RolloutFile(path).make_index()
+    columns = index["columns"]
+    assert columns == made["columns"] and columns["advantage"] == [0.5] * 3
+    assert columns["tokens"] == [2, 4, 6] and columns["turns"] == [1, 2, 3]
+    assert columns["bad"] == [1, 0, 0] and columns["good"] == [0, 0, 3]
+    assert columns["abstained"] == [[], ["nothing shows it"], []]
     assert index["queries"] == {"t0": "Book it.", "t1": "Book it.", "t2": "Book it."}
     body = path.read_bytes()
-    path.write_bytes(
-        body[: len(body) // 2]
-    )  # a copy that was cut short: the index is of another file
-    assert RolloutFile(path).read_index() is None
+    path.write_bytes(body[: len(body) // 2])  # a copy that was cut: the index is of another file
+    assert RolloutFile(path).index_text() is None
     path.write_bytes(body)
     index_path(path).write_bytes(b"\x1f\x8bnonsense")
-    assert RolloutFile(path).read_index() is None
+    assert RolloutFile(path).index_text() is None
 
 
-def test_plain_files_and_damaged_lines_are_read_around(tmp_path):
+def test_damaged_lines_are_counted_and_read_around(tmp_path):
     folder = tmp_path / "trajectories"
-    folder.mkdir()
-    good = json.dumps({"task": "a", "score": 1.0, "turns": [{"tokens": [1], "label": 1}]})
-    (folder / "step_000002.jsonl").write_text(f'{good}\n{{"task": "b", "tur\n[1]\n{good}\n')
-    (folder / "eval.jsonl").write_text(good + "\n")
-    (folder / "held_out_000000.jsonl.gz").write_bytes(
-        gzip.compress(f"{good}\n{good}\n".encode())[:-6]
-    )
-    names = [(file.kind, file.step) for file in rollout_files(tmp_path)]
-    assert names == [("held_out", 0), ("step", 2), ("eval", None)]
-    held_out, step, _ = rollout_files(tmp_path)
+    good = record_of(rollout(turns=1), fate="trained")
+    line = json.dumps(good)
+    text = f'{line}\n{{"task": "b", "tur\n[1]\n{{"task": "c"}}\n{line}\n'.encode()
+    for name, data in (
+        ("step_000002", gzip.compress(text)), ("eval_1", gzip.compress(text)[:-6]), ("held_out_000000", b"x"),
+    ):  # fmt: skip
+        write_rollouts(folder / f"{name}.jsonl.gz", [])
+        (folder / f"{name}.jsonl.gz").write_bytes(data)
+    held_out, step, cut = rollout_files(tmp_path)
+    names = [(file.kind, file.step) for file in (held_out, step, cut)]
+    assert names == [("held_out", 0), ("step", 2), ("eval_1", None)]
     index = step.make_index()
-    assert (index["count"], index["broken"], index["lines"]) == (2, 2, [0, 3])
-    assert index["columns"]["fate"] == [None, None] and index["columns"]["good"] == [1, 1]
-    assert held_out.make_index()["count"] == 2  # only the checksum is missing
-    with pytest.raises(BrokenFile, match=r"step_000002\.jsonl, line 2"):
-        read_rollouts(folder / "step_000002")
-    assert step_of("step_000002.index.json.gz") == ("step", 2)
-    assert (
-        step_of("held_out_000020.jsonl.gz.ab12.tmp") == ("held_out", 20)
-        and step_of("eval.jsonl.gz") is None
-    )
+    assert (index["count"], index["broken"]) == (2, 3)
+    ((offset, length, lines),) = index["members"]
+    assert step.member(offset, length) == [good] * lines and index["columns"]["good"] == [1, 1]
+    assert cut.make_index()["count"] == 2  # only the checksum is missing
+    assert (held_out.make_index()["count"], held_out.member(0, 1)) == (0, [])
+    with pytest.raises(BrokenFile, match=r"step_000002\.jsonl\.gz, line 2"):
+        read_rollouts(step.path)
 
 
 def test_a_rollout_takes_less_room_than_its_plain_line(tmp_path):
-    path = tmp_path / "trajectories" / "step_000001.jsonl.gz"
+    path = tmp_path / "step_000001.jsonl.gz"
     found = [record_of(rollout(i, turns=5), fate="trained") for i in range(128)]
     write_rollouts(path, found)
     plain = sum(len(json.dumps(record)) for record in found)

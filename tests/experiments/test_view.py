@@ -20,7 +20,7 @@ import envs
 from envs.probed import probed
 from envs.world import Task
 from evolver.attributing.replay import ReplayJudge
-from evolver.files.rollout_files import RolloutFile, record_of, write_rollouts
+from evolver.files.rollout_files import index_path, record_of, write_rollouts
 from evolver.files.workdir import Workdir
 from evolver.parts import Parts
 from experiments.view.__main__ import main
@@ -46,12 +46,14 @@ def record(
         {"action": action, "label": 1, "reason": "it found the seat", "advantage": 0.5, "tokens": [5, 6], "prompt": [1],
          "observation": [{"role": "tool", "content": "a window"}], "logprobs": [-0.5, 0.0], "gap": [0.0, 0.001],
          "ratio": [1.0, 1.2], "stop": "stop", "version": 3, "continues": False},
-        {"action": "done", "label": 0, "reason": "nothing shows it", "advantage": -0.25, "observation": []},
+        {"action": "done", "label": 0, "reason": "nothing shows it", "advantage": -0.25, "observation": [],
+         "tokens": [], "prompt": []},
     ]  # fmt: skip
     return {
         "task": task, "rollout": number, "draw": 1, "origin": "original", "difficulty": 2, "query": f"Find {task}.",
         "stop": "done", "score": number % 2, "success": bool(number % 2), "fate": fate, "seed": 1, "messages": [],
-        "experience": [{"id": "exp/1", "content": "Look first."}] if number == 0 else [], "error": "", "turns": turns,
+        "experience": [{"id": "exp/1", "content": "Look first."}] if number == 0 else [], "error": "",
+        "components": {}, "turns": turns,
         **more,
     }  # fmt: skip
 
@@ -216,38 +218,19 @@ def test_rows_of_the_index_are_the_rollouts_of_the_parts(tmp_path, monkeypatch):
     assert len(file["members"]) > 1
 
 
-def test_files_of_earlier_versions_and_damaged_lines_are_shown(tmp_path):
-    folder = tmp_path / "trajectories"
-    folder.mkdir()
-    old = record(1)
-    old["steps"] = old.pop("turns")
-    for name in ("draw", "difficulty"):
-        old.pop(name)
-    (folder / "step_000001.jsonl").write_text(
-        json.dumps(old) + '\n{"task": "cut", "st\n' + json.dumps(record(2)) + "\n"
-    )
+def test_a_file_without_its_index_is_shown_without_its_damaged_lines(tmp_path):
+    path = tmp_path / "trajectories/step_000001.jsonl.gz"
+    write_rollouts(path, [record(1)])
+    index_path(path).unlink()
+    with gzip.open(path, "at") as file:
+        file.write('{"task": "cut", "st\n' + json.dumps(record(2)) + "\n")
     run = Run(tmp_path)
     (file,) = run.index()["files"]
     assert (file["count"], file["broken"], file["columns"]["turns"]) == (2, 1, [2, 2])
     chunk = run.chunk(0, 0)
-    assert [r["rollout"] for r in chunk["records"]] == [1, 2] and chunk["records"][0]["turns"][0][
-        "action"
-    ] == "look around"
+    assert [r["rollout"] for r in chunk["records"]] == [1, 2]
     assert chunk["pieces"] == {} and "only the ids" in chunk["without_pieces"]
     assert run.overview()["metrics"] == {} and run.tasks() == [] and run.experience() == []
-
-
-def test_a_file_without_an_index_is_read_as_a_whole_once(tmp_path, monkeypatch):
-    folder = tmp_path / "trajectories"
-    folder.mkdir()
-    path = folder / "step_000001.jsonl"
-    path.write_text(json.dumps(record(1)) + "\n")
-    first = Run(tmp_path).index()["files"]
-    monkeypatch.setattr(RolloutFile, "make_index", lambda self: pytest.fail("it was kept"))
-    assert Run(tmp_path).index()["files"] == first
-    monkeypatch.undo()
-    path.write_text(json.dumps(record(1)) + "\n" + json.dumps(record(2)) + "\n")
-    assert Run(tmp_path).index()["files"][0]["count"] == 2
 
 
 def test_token_ids_get_the_text_of_the_policys_tokenizer(tmp_path):
