@@ -38,7 +38,7 @@ from models import from_gguf, hf, hf_config
 from models.files import BrokenFile
 from models.tokenizer import Tokenizer, TokenizerError, train_bpe
 from rl.checkpoint import _drop_damaged_metrics
-from rl.engines.serve.openai_api import Refused, read
+from rl.engines.serve.requests import ChatRequest, Refused, parse, prompts_of
 from tests.evolver.test_books import trajectory
 
 INPUTS = 100_000  # of all readers together, in the slow test
@@ -372,8 +372,8 @@ READERS = {
         "m.gguf", lambda folder: from_gguf.convert(folder / "m.gguf", folder / "out")), (hf_config.ModelError,), 0.5),
     "tokenizer.json": Reader(lines(json.loads(TOKENIZER.to_json())), placed(
         "tokenizer.json", Tokenizer.load), (TokenizerError,), 0.2),
-    "requests": Reader(lines(REQUEST), lambda data, _: read(
-        value_of(data), "/v1/chat/completions", "policy", TOKENIZER, 400, 256), (Refused,), 2),
+    "requests": Reader(lines(REQUEST), lambda data, _: prompts_of(
+        parse(ChatRequest, value_of(data), "policy"), TOKENIZER, 400), (Refused,), 2),
     "URLs": Reader(damaged(b"http://user:key@[::1]:8000/v1?x=1#y"), lambda data, _: url_problem(decoded(data))),
     "targets": Reader(damaged(b"h100:8"), lambda data, _: targets.parse(decoded(data)), (targets.TargetError,)),
     "values of keys": Reader(lines(["a", {"b": 1.5}]), overridden, weight=0.02),

@@ -17,7 +17,7 @@ from models.tokenizer import Tokenizer, TokenizerError, train_bpe
 from rl.contexts import Opening
 from rl.contexts.causal import Causal
 from rl.contexts.reasoning import ReasoningAugmented
-from rl.engines.serve.openai_api import Refused, chat_prompt
+from rl.engines.serve.requests import ChatRequest, Refused, parse
 from rl.trajectory import Completion
 from tests.models.make_golden_chat import FILE, TOOL, rendered, template_of
 from tests.models.test_chat import assistant, canonical, message
@@ -174,11 +174,12 @@ def test_a_checkpoint_keeps_its_template_and_the_switch_it_was_trained_with(
 def test_a_server_takes_the_switch_of_a_request(small):
     body = {"messages": [{"role": "user", "content": "Hi"}]}
     off = small.with_thinking(False)
-    assert chat_prompt(body, small, []) == chat.opening(small, body["messages"])
-    switched = body | {"chat_template_kwargs": {"enable_thinking": False}}
-    assert chat_prompt(switched, small, []) == chat.opening(off, body["messages"])
-    with pytest.raises(Refused, match="nothing else"):
-        chat_prompt(body | {"chat_template_kwargs": {"enable_thinking": 1}}, small, [])
+    ask = lambda **options: parse(ChatRequest, body | {"chat_template_kwargs": options}, "policy")
+    assert ask().prompts(small) == [chat.opening(small, body["messages"])]
+    assert ask(enable_thinking=False).prompts(small) == [chat.opening(off, body["messages"])]
+    for options in ({"enable_thinking": 1}, {"thinking": False}):
+        with pytest.raises(Refused, match="chat_template_kwargs"):
+            ask(**options)
 
 
 def test_other_templates_have_no_switch():

@@ -3,20 +3,25 @@ fields."""
 
 import asyncio
 import concurrent.futures
+import contextlib
 import json
+import threading
 from collections import Counter
 
 import httpx
 import numpy as np
 import openai
 import pytest
+import uvicorn
 
+from envs.http import listen
 from evolver.llm.schemas import array, record, string
 from models import chat
 from models.tokenizer import Tokenizer
 from rl.engines.jax.engine import JaxEngine
-from rl.engines.serve.openai_api import NEUTRAL, Answers, Request
-from rl.engines.serve.server import Service, load, main, metrics_text, serving, warm_up
+from rl.engines.serve.answers import Answers
+from rl.engines.serve.requests import NEUTRAL, ChatRequest
+from rl.engines.serve.server import Service, load, main, metrics_text, warm_up
 from rl.trajectory import Completion, Sampling
 from tests.tiny import tiny_policy
 
@@ -29,7 +34,31 @@ GRADES = {
     "type": "object", "additionalProperties": False, "required": ["step", "label"],
     "properties": {"step": {"type": "integer", "minimum": 0, "maximum": 99}, "label": {"enum": ["GOOD", "BAD"]}},
 }  # fmt: skip
+form_of = lambda schema: {
+    "type": "json_schema", "json_schema": {"name": "answer", "schema": schema, "strict": True},
+}  # fmt: skip
 CALL = '<tool_call>\n{"name": "flights", "arguments": {"to": "Rome"}}\n</tool_call>'
+
+
+RIGHT = {"Authorization": "Bearer sk-right"}
+
+
+@contextlib.contextmanager
+def serving(service):
+    """Run the service in a thread, on a free port; yield its URL."""
+    listener = listen("127.0.0.1", 0)
+    config = uvicorn.Config(
+        service.app, log_level="warning", access_log=False, timeout_graceful_shutdown=2
+    )
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
+    finally:
+        server.should_exit = True
+        thread.join(30)
+        listener.close()
 
 
 @pytest.fixture(scope="module")
@@ -53,8 +82,21 @@ def client(url):
 
 @pytest.fixture(scope="module")
 def post(url):
-    with httpx.Client(headers={"Authorization": "Bearer sk-right"}, timeout=120) as http:
-        yield lambda path, body: http.post(url.removesuffix("/v1") + path, json=body)
+    with httpx.Client(headers=RIGHT, timeout=120) as client:
+        yield lambda path, body: client.post(url.removesuffix("/v1") + path, json=body)
+
+
+@pytest.fixture(scope="module")
+def complete(post):
+    """(fields) -> choices of a completion."""
+    return lambda **body: post("/v1/completions", body).json()["choices"]
+
+
+@pytest.fixture(scope="module")
+def speak(client):
+    """(fields) -> answer of a chat completion."""
+    asked = {"model": "policy", "messages": HELLO}
+    return lambda **options: client.chat.completions.create(**asked | options)
 
 
 @pytest.fixture(scope="module")
@@ -69,108 +111,64 @@ def ends(tokenizer: Tokenizer) -> tuple[int, int]:
 
 
 class TestCompletions:
-    def test_token_ids_in_and_out_are_the_engines(self, post, direct, parts):
-        prompt, tokenizer = [5, 9, 300, 17], parts[2]
-        sampling = Sampling(12, temperature=0.7, seed=2**40 + 3, stop_tokens=(7,))
+    def test_token_ids_in_and_out_are_the_engines(self, post, direct):
+        prompt = [5, 9, 300, 17]
         body = {"model": "policy", "prompt": prompt, "max_tokens": 12, "temperature": 0.7, "seed": 2**40 + 3,
                 "stop_token_ids": [7], "ignore_eos": True, "logprobs": 0, "return_token_ids": True}  # fmt: skip
         answer = post("/v1/completions", body).json()
-        expected = direct(prompt, sampling)
-        (choice,) = answer["choices"]
+        sampling = Sampling(12, temperature=0.7, seed=2**40 + 3, stop_tokens=(7,))
+        expected, (choice,) = direct(prompt, sampling), answer["choices"]
+        count = len(expected.tokens)
         assert choice["token_ids"] == expected.tokens and choice["prompt_token_ids"] == prompt
-        np.testing.assert_allclose(
-            choice["logprobs"]["token_logprobs"], expected.logprobs, atol=1e-5
-        )
+        logprobs = choice["logprobs"]
+        np.testing.assert_allclose(logprobs["token_logprobs"], expected.logprobs, atol=1e-5)
         assert choice["finish_reason"] == expected.stop and choice["weights_version"] == 0
-        assert answer["usage"] == {"prompt_tokens": 4, "completion_tokens": len(expected.tokens),
-                                   "total_tokens": 4 + len(expected.tokens)}  # fmt: skip
-        assert len(choice["logprobs"]["tokens"]) == len(expected.tokens)
-        assert "".join(choice["logprobs"]["tokens"]) and tokenizer.decode(expected.tokens)
+        usage = {"prompt_tokens": 4, "completion_tokens": count, "total_tokens": 4 + count}
+        assert answer["usage"] == usage
+        assert len(logprobs["tokens"]) == count and "".join(logprobs["tokens"])
 
     def test_greedy_text(self, client, direct, parts):
         tokenizer = parts[2]
         answer = client.completions.create(
             model="policy", prompt="Book a", max_tokens=8, temperature=0
         )
-        expected = direct(
-            tokenizer.encode("Book a"), Sampling(8, temperature=0.0, stop_tokens=ends(tokenizer))
-        )
-        assert answer.choices[0].text == tokenizer.decode(
-            [t for t in expected.tokens if t not in ends(tokenizer)]
-        )
+        sampling = Sampling(8, temperature=0.0, stop_tokens=ends(tokenizer))
+        tokens = direct(tokenizer.encode("Book a"), sampling).tokens
+        expected = tokenizer.decode([t for t in tokens if t not in ends(tokenizer)])
+        assert answer.choices[0].text == expected
 
-    def test_several_prompts_and_samples(self, post):
-        body = {
-            "prompt": [[5, 6], [7, 8]],
-            "n": 3,
-            "max_tokens": 5,
-            "seed": 1,
-            "return_token_ids": True,
-        }
-        choices = post("/v1/completions", body).json()["choices"]
+    def test_several_prompts_and_samples(self, complete):
+        body = {"n": 3, "max_tokens": 5, "seed": 1, "return_token_ids": True}
+        choices = complete(prompt=[[5, 6], [7, 8]], **body)
         assert [c["index"] for c in choices] == list(range(6))
         assert [c["prompt_token_ids"] for c in choices] == [[5, 6]] * 3 + [[7, 8]] * 3
-        assert len({tuple(c["token_ids"]) for c in choices}) > 3
-        again = post("/v1/completions", body).json()["choices"]
-        assert [c["token_ids"] for c in again] == [c["token_ids"] for c in choices]
-        alone = post("/v1/completions", {**body, "prompt": [5, 6], "n": 1}).json()["choices"]
-        assert alone[0]["token_ids"] == choices[0]["token_ids"]
+        ids = [c["token_ids"] for c in choices]
+        assert len(set(map(tuple, ids))) > 3
+        assert [c["token_ids"] for c in complete(prompt=[[5, 6], [7, 8]], **body)] == ids
+        assert complete(prompt=[5, 6], **body | {"n": 1})[0]["token_ids"] == ids[0]
 
-    def test_equal_prompts_get_samples_of_their_own(self, post):
-        body = {
-            "prompt": [[5, 9]] * 3,
-            "max_tokens": 12,
-            "seed": 1,
-            "ignore_eos": True,
-            "return_token_ids": True,
-        }
-        choices = post("/v1/completions", body).json()["choices"]
+    @pytest.mark.parametrize("seed", [{"seed": 1}, {}])
+    def test_equal_prompts_get_samples_of_their_own(self, complete, seed):
+        body = {"max_tokens": 12, "ignore_eos": True, "return_token_ids": True} | seed
+        choices = complete(prompt=[[5, 9]] * 3, **body)
+        if not seed:  # nor do two requests without a seed get the same
+            choices = choices[:2] + complete(prompt=[5, 9], **body)
         assert len({tuple(choice["token_ids"]) for choice in choices}) == 3
 
-    def test_without_a_seed_samples_differ(self, post):
-        body = {"prompt": [5, 6], "max_tokens": 12, "return_token_ids": True, "ignore_eos": True}
-        assert (
-            len(
-                {
-                    tuple(post("/v1/completions", body).json()["choices"][0]["token_ids"])
-                    for _ in range(3)
-                }
-            )
-            > 1
-        )
-
-    def test_a_prompt_is_scored_as_its_tokens_were_sampled(self, post):
-        asked = {
-            "prompt": [5, 9, 300],
-            "max_tokens": 10,
-            "seed": 4,
-            "logprobs": 0,
-            "return_token_ids": True,
-        }
-        (choice,) = post("/v1/completions", {**asked, "ignore_eos": True}).json()["choices"]
+    def test_a_prompt_is_scored_as_its_tokens_were_sampled(self, complete):
+        asked = {"max_tokens": 10, "seed": 4, "logprobs": 0, "return_token_ids": True}
+        (choice,) = complete(prompt=[5, 9, 300], ignore_eos=True, **asked)
         whole = [5, 9, 300, *choice["token_ids"]]
-        body = {"prompt": whole, "max_tokens": 1, "temperature": 0, "prompt_logprobs": 0}
-        rows = post("/v1/completions", body).json()["choices"][0]["prompt_logprobs"]
+        (scored,) = complete(prompt=whole, max_tokens=1, temperature=0, prompt_logprobs=0)
+        rows = scored["prompt_logprobs"]
         scores = [row[str(token)]["logprob"] for token, row in zip(whole[1:], rows[1:])]
         np.testing.assert_allclose(scores[2:], choice["logprobs"]["token_logprobs"], atol=1e-4)
-        echo = post(
-            "/v1/completions", {"prompt": whole, "max_tokens": 0, "echo": True, "logprobs": 0}
-        ).json()
-        np.testing.assert_allclose(
-            echo["choices"][0]["logprobs"]["token_logprobs"][1:], scores, atol=1e-6
-        )
+        (echo,) = complete(prompt=whole, max_tokens=0, echo=True, logprobs=0)
+        np.testing.assert_allclose(echo["logprobs"]["token_logprobs"][1:], scores, atol=1e-6)
 
-    def test_the_most_probable_tokens_of_each_place(self, post):
-        asked = {
-            "prompt": [5, 9, 300],
-            "max_tokens": 6,
-            "seed": 4,
-            "temperature": 0.7,
-            "ignore_eos": True,
-        }
-        (choice,) = post(
-            "/v1/completions", {**asked, "logprobs": 3, "return_tokens_as_token_ids": True}
-        ).json()["choices"]
+    def test_the_most_probable_tokens_of_each_place(self, complete):
+        asked = {"prompt": [5, 9, 300], "max_tokens": 6, "seed": 4, "ignore_eos": True}
+        (choice,) = complete(**asked, temperature=0.7, logprobs=3, return_tokens_as_token_ids=True)
         found = choice["logprobs"]
         assert len(found["top_logprobs"]) == 6
         for name, logprob, top in zip(
@@ -179,84 +177,50 @@ class TestCompletions:
             assert len(top) == 3 + (list(top).index(name) > 2) and top[name] == logprob
             best = list(top.values())[:3]
             assert best == sorted(best, reverse=True) and logprob <= best[0] + 1e-4
-        (greedy,) = post("/v1/completions", {**asked, "temperature": 0, "logprobs": 20}).json()[
-            "choices"
-        ]
-        for logprob, top in zip(
-            greedy["logprobs"]["token_logprobs"], greedy["logprobs"]["top_logprobs"]
-        ):
+        greedy = complete(**asked, temperature=0, logprobs=20)[0]["logprobs"]
+        for logprob, top in zip(greedy["token_logprobs"], greedy["top_logprobs"]):
             assert max(top.values()) == pytest.approx(logprob, abs=1e-4)
 
-    def test_a_stop_text_ends_a_generation_and_is_cut_off(self, post, parts):
-        body = {
-            "prompt": [5, 9],
-            "max_tokens": 40,
-            "seed": 3,
-            "ignore_eos": True,
-            "return_token_ids": True,
-        }
-        (whole,) = post("/v1/completions", body).json()["choices"]
-        for mark in (
-            whole["text"][6:9],
-            whole["text"][6:24],
-        ):  # the longer one is of several tokens
-            (cut,) = post("/v1/completions", {**body, "stop": [mark]}).json()["choices"]
-            assert (
-                cut["text"] == whole["text"][: whole["text"].index(mark)]
-                and cut["finish_reason"] == "stop"
-            )
-            assert whole["token_ids"][: len(cut["token_ids"])] == cut["token_ids"]
-            assert mark in parts[2].decode(cut["token_ids"]) and mark not in parts[2].decode(
-                cut["token_ids"][:-1]
-            )
+    def test_a_stop_text_ends_a_generation_and_is_cut_off(self, complete, parts):
+        body = {"prompt": [5, 9], "max_tokens": 40, "seed": 3, "ignore_eos": True}
+        (whole,) = complete(**body, return_token_ids=True)
+        text, decode = whole["text"], parts[2].decode
+        for mark in (text[6:9], text[6:24]):  # the longer one is of several tokens
+            (cut,) = complete(**body, return_token_ids=True, stop=[mark])
+            ids = cut["token_ids"]
+            assert cut["text"] == text[: text.index(mark)] and cut["finish_reason"] == "stop"
+            assert whole["token_ids"][: len(ids)] == ids
+            assert mark in decode(ids) and mark not in decode(ids[:-1])
 
     def test_streamed_pieces_concatenate_to_the_whole(self, client):
         asked = {"model": "policy", "prompt": "Book", "max_tokens": 70, "seed": 8, "logprobs": 0}
-        extra = {"extra_body": {"return_token_ids": True, "ignore_eos": True}}
-        whole = client.completions.create(**asked, **extra)
+        asked["extra_body"] = {"return_token_ids": True, "ignore_eos": True}
+        whole = client.completions.create(**asked)
         events = list(
-            client.completions.create(
-                **asked, **extra, stream=True, stream_options={"include_usage": True}
-            )
+            client.completions.create(**asked, stream=True, stream_options={"include_usage": True})
         )
         pieces = [e.choices[0] for e in events if e.choices]
         assert len(pieces) > 2
         assert "".join(p.text for p in pieces) == whole.choices[0].text
-        assert [t for p in pieces for t in getattr(p, "token_ids", [])] == whole.choices[
-            0
-        ].token_ids
+        ids = [t for p in pieces for t in getattr(p, "token_ids", [])]
+        assert ids == whole.choices[0].token_ids
+        logprobs = [x for p in pieces if p.logprobs for x in p.logprobs.token_logprobs]
+        assert logprobs == whole.choices[0].logprobs.token_logprobs
         assert pieces[-1].finish_reason == "length" and events[-1].usage == whole.usage
 
 
 class TestChat:
-    def test_messages_go_through_the_template(self, client, direct, parts):
+    def test_messages_go_through_the_template(self, speak, direct, parts):
         tokenizer = parts[2]
         prompt = chat.opening(tokenizer, HELLO)
-        answer = client.chat.completions.create(
-            model="policy",
-            messages=HELLO,
-            max_tokens=9,
-            seed=5,
-            logprobs=True,
-            extra_body={"return_token_ids": True},
-        )
+        extra = {"return_token_ids": True}
+        answer = speak(max_tokens=9, seed=5, logprobs=True, top_logprobs=2, extra_body=extra)
         expected = direct(prompt, Sampling(9, seed=5, stop_tokens=ends(tokenizer)))
         assert answer.prompt_token_ids == prompt and answer.choices[0].token_ids == expected.tokens
         assert answer.choices[0].message.role == "assistant"
-        logprobs = [row.logprob for row in answer.choices[0].logprobs.content]
-        np.testing.assert_allclose(logprobs, expected.logprobs, atol=1e-5)
-
-    def test_the_most_probable_tokens(self, client):
-        asked = {
-            "model": "policy",
-            "messages": HELLO,
-            "max_tokens": 4,
-            "seed": 5,
-            "logprobs": True,
-            "top_logprobs": 2,
-        }
-        rows = client.chat.completions.create(**asked).choices[0].logprobs.content
-        assert rows and all(len(row.top_logprobs) == 2 for row in rows)
+        rows = answer.choices[0].logprobs.content
+        np.testing.assert_allclose([row.logprob for row in rows], expected.logprobs, atol=1e-5)
+        assert all(len(row.top_logprobs) == 2 for row in rows)
         assert all(row.logprob <= row.top_logprobs[0].logprob + 1e-4 for row in rows)
 
     def test_a_conversation_with_tools_is_rendered_like_the_training_prompts(self, post, parts):
@@ -282,112 +246,83 @@ class TestChat:
         assert ids == chat.opening(tokenizer, ours, [TOOL])
         assert CALL in post("/detokenize", {"tokens": ids}).json()["prompt"]
 
-    def test_streamed(self, client):
-        asked = {"model": "policy", "messages": HELLO, "max_tokens": 70, "seed": 8}
-        whole = client.chat.completions.create(**asked, extra_body={"ignore_eos": True})
-        pieces = list(
-            client.chat.completions.create(**asked, extra_body={"ignore_eos": True}, stream=True)
-        )
-        assert pieces[0].choices[0].delta.role == "assistant" and len(pieces) > 2
-        text = "".join(piece.choices[0].delta.content or "" for piece in pieces)
-        assert text == whole.choices[0].message.content
+    def test_streamed(self, speak):
+        asked = {"max_tokens": 70, "seed": 8, "extra_body": {"ignore_eos": True}}
+        pieces = [piece.choices[0].delta for piece in speak(**asked, stream=True)]
+        assert pieces[0].role == "assistant" and len(pieces) > 2
+        text = "".join(piece.content or "" for piece in pieces)
+        assert text == speak(**asked).choices[0].message.content
 
     @pytest.mark.parametrize("stream", [False, True])
     def test_tool_calls_are_extracted_from_the_text(self, parts, stream):
         """A scripted engine, because random weights never call a tool."""
         tokenizer = parts[2]
-
-        class Scripted(JaxEngine):
-            async def generate(self, prompt_ids, sampling, *, session, stream=None):
-                ids = [*tokenizer.encode("I look. " + CALL), tokenizer.im_end]
-                for token in ids:
-                    stream([token], [-0.5])
-                from rl.trajectory import Completion
-
-                return Completion(ids, [-0.5] * len(ids), "stop", 0)
-
-        engine = Scripted(parts[0].shape, parts[1], slots=4, context=1024)
-        with serving(Service(engine, parts[1], tokenizer, name="policy")) as address:
-            with openai.OpenAI(base_url=address, api_key="none") as client:
-                asked = {"model": "policy", "messages": HELLO, "tools": [TOOL], "max_tokens": 100}
-                answer = client.chat.completions.create(**asked, stream=stream)
-                if stream:
-                    deltas = [event.choices[0] for event in answer]
-                    content = "".join(d.delta.content or "" for d in deltas)
-                    calls, finish = deltas[-1].delta.tool_calls, deltas[-1].finish_reason
-                else:
-                    message, finish = answer.choices[0].message, answer.choices[0].finish_reason
-                    content, calls = message.content, message.tool_calls
-                assert finish == "tool_calls" and content.strip() == "I look."
-                assert calls[0].function.name == "flights"
-                assert json.loads(calls[0].function.arguments) == {"to": "Rome"}
+        ids = [*tokenizer.encode("I look. " + CALL), tokenizer.im_end]
+        service = Service(Says(parts, ids, "stop"), parts[1], tokenizer, name="policy")
+        with (
+            serving(service) as address,
+            openai.OpenAI(base_url=address, api_key="none") as client,
+        ):
+            answer = client.chat.completions.create(
+                model="policy", messages=HELLO, tools=[TOOL], max_tokens=100, stream=stream
+            )
+            if stream:
+                deltas = [event.choices[0] for event in answer]
+                content = "".join(d.delta.content or "" for d in deltas)
+                calls, finish = deltas[-1].delta.tool_calls, deltas[-1].finish_reason
+            else:
+                message, finish = answer.choices[0].message, answer.choices[0].finish_reason
+                content, calls = message.content, message.tool_calls
+        assert finish == "tool_calls" and content.strip() == "I look."
+        assert calls[0].function.name == "flights"
+        assert json.loads(calls[0].function.arguments) == {"to": "Rome"}
 
     @pytest.mark.parametrize("temperature", [0.0, 1.0])
-    def test_random_weights_answer_in_the_form_that_is_asked_for(self, client, temperature):
+    def test_random_weights_answer_in_the_form_that_is_asked_for(self, speak, temperature):
         """Beside others that may say anything, and that say what they say alone."""
         pytest.importorskip("llguidance", reason="pip install -r requirements/service.txt")
-        asked = {"model": "policy", "messages": HELLO, "max_tokens": 60, "temperature": temperature}
-        form = {
-            "type": "json_schema",
-            "json_schema": {"name": "grades", "schema": GRADES, "strict": True},
-        }
-        ask = lambda seed: client.chat.completions.create(**asked, seed=seed, response_format=form)
-        free = lambda seed: (
-            client.chat.completions.create(**asked, seed=seed).choices[0].message.content
-        )
+        asked = {"max_tokens": 60, "temperature": temperature}
+        ask = lambda seed: speak(**asked, seed=seed, response_format=form_of(GRADES)).choices[0]
+        free = lambda seed: speak(**asked, seed=seed).choices[0].message.content
         with concurrent.futures.ThreadPoolExecutor(6) as threads:
             formed, others = threads.map(ask, range(4)), threads.map(free, range(2))
             formed, others = list(formed), list(others)
         assert others == [free(seed) for seed in range(2)]
-        for answer in formed:
-            assert answer.choices[0].finish_reason == "stop"
-            record = json.loads(answer.choices[0].message.content)
-            assert (
-                record["label"] in ("GOOD", "BAD")
-                and type(record["step"]) is int
-                and 0 <= record["step"] <= 99
-            )
-        pieces = client.chat.completions.create(**asked, seed=0, response_format=form, stream=True)
+        for choice in formed:
+            assert choice.finish_reason == "stop"
+            grade = json.loads(choice.message.content)
+            assert grade["label"] in ("GOOD", "BAD")
+            assert type(grade["step"]) is int and 0 <= grade["step"] <= 99
+        pieces = speak(**asked, seed=0, response_format=form_of(GRADES), stream=True)
         text = "".join(piece.choices[0].delta.content or "" for piece in pieces)
-        assert text == formed[0].choices[0].message.content
+        assert text == formed[0].message.content
 
-    def test_an_answer_of_bounded_texts_and_lists_ends(self, client):
+    def test_an_answer_of_bounded_texts_and_lists_ends(self, speak):
         """A policy of random weights would never close a string by itself."""
         schema = record(chosen=array(record(why=string(12), content=string(0)), 2))
-        form = {"type": "json_schema", "json_schema": {"name": "choice", "schema": schema}}
         for seed in range(3):
-            answer = client.chat.completions.create(
-                model="policy", messages=HELLO, max_tokens=150, seed=seed, response_format=form
-            )
-            assert answer.choices[0].finish_reason == "stop"
-            entries = json.loads(answer.choices[0].message.content)["chosen"]
-            assert len(entries) <= 2 and all(
-                len(e["why"]) <= 12 and e["content"] == "" for e in entries
-            )
+            (choice,) = speak(max_tokens=150, seed=seed, response_format=form_of(schema)).choices
+            assert choice.finish_reason == "stop"
+            entries = json.loads(choice.message.content)["chosen"]
+            assert len(entries) <= 2
+            assert all(len(e["why"]) <= 12 and e["content"] == "" for e in entries)
 
-    @pytest.mark.parametrize(
-        "schema,words",
-        [({"type": "robot"}, "response_format:"), ({"$ref": "#/nowhere"}, "response_format:")],
-    )
-    def test_a_schema_that_cannot_be_followed_is_refused(self, post, schema, words):
+    @pytest.mark.parametrize("schema", [{"type": "robot"}, {"$ref": "#/nowhere"}])
+    def test_a_schema_that_cannot_be_followed_is_refused(self, post, schema):
         pytest.importorskip("llguidance", reason="pip install -r requirements/service.txt")
-        form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
-        answer = post(
-            "/v1/chat/completions", {"messages": HELLO, "max_tokens": 2, "response_format": form}
-        )
-        assert answer.status_code == 400 and words in answer.json()["error"]["message"]
+        body = {"messages": HELLO, "max_tokens": 2, "response_format": form_of(schema)}
+        refuses(post("/v1/chat/completions", body), "response_format:")
 
-    def test_many_at_once(self, client):
-        ask = lambda seed: client.chat.completions.create(
-            model="policy",
-            messages=HELLO,
-            max_tokens=6,
-            seed=seed,
-            extra_body={"return_token_ids": True},
-        )
+    def test_many_at_once(self, speak):
+        asked = {"max_tokens": 6, "extra_body": {"return_token_ids": True}}
+        ask = lambda seed: speak(**asked, seed=seed).choices[0].token_ids
         with concurrent.futures.ThreadPoolExecutor(12) as threads:
-            together = [answer.choices[0].token_ids for answer in threads.map(ask, range(12))]
-        assert together == [ask(seed).choices[0].token_ids for seed in range(12)]
+            together = list(threads.map(ask, range(12)))
+        assert together == [ask(seed) for seed in range(12)]
+
+
+def refuses(answer, words):
+    assert answer.status_code == 400 and words in answer.json()["error"]["message"]
 
 
 class TestServer:
@@ -395,119 +330,92 @@ class TestServer:
         (model,) = client.models.list().data
         assert model.id == "policy" and model.max_model_len == 256
         root = url.removesuffix("/v1")
-        right = {"Authorization": "Bearer sk-right"}
         assert httpx.get(f"{root}/health").status_code == 200
-        assert "/v1/completions" in httpx.get(f"{root}/openapi.json", headers=right).json()["paths"]
+        assert "/v1/completions" in httpx.get(f"{root}/openapi.json", headers=RIGHT).json()["paths"]
 
     @pytest.mark.parametrize("key", ["", "Bearer sk-wrong", "sk-right"])
     def test_a_wrong_key(self, url, key):
-        answer = httpx.post(
-            f"{url}/completions",
-            json={"prompt": [5]},
-            headers={"Authorization": key} if key else {},
-        )
+        headers = {"Authorization": key} if key else {}
+        answer = httpx.post(f"{url}/completions", json={"prompt": [5]}, headers=headers)
         assert answer.status_code == 401 and "key" in answer.json()["error"]["message"]
 
     @pytest.mark.parametrize(
         "body,words",
         [
             ({"prompt": []}, "prompt must be a text"),
+            ({"prompt": None}, "prompt must be a text"),
             ({"prompt": [1.5]}, "prompt must be a text"),
+            ({"prompt": ["a", [5]]}, "prompt must be a text"),
             ({"prompt": [[]]}, "the prompt is empty"),
             ({"prompt": [10_000]}, "vocabulary"),
             ({"prompt": [-1]}, "vocabulary"),
-            ({"prompt": [5], "max_tokens": 256}, "maximum context length is 256"),
-            ({"prompt": [5], "max_tokens": 0}, "leaves nothing to answer"),
-            ({"prompt": [5], "max_tokens": "9"}, "max_tokens must be a number"),
-            ({"prompt": [5], "temperature": -1}, "temperature"),
-            ({"prompt": [5], "top_p": 2}, "top_p"),
-            ({"prompt": [5], "n": 0}, "n must be"),
-            ({"prompt": [5], "stop": [""]}, "stop must be"),
-            ({"prompt": [5], "logprobs": 21}, "logprobs must be a number between 0 and 20"),
-            ({"prompt": [5], "logprobs": {"k": 1}}, "logprobs must be a number between 0 and 20"),
-            (
-                {"prompt": [5], "logprobs": 5, "stream": True},
-                "logprobs is not supported while streaming",
-            ),
-            (
-                {"prompt": [5], "max_tokenz": 5},
-                "max_tokenz is unknown to this server (did you mean max_tokens?)",
-            ),
-            ({"prompt": [5], "messages": HELLO}, "messages is unknown"),
-            (
-                {"prompt": [5], "truncate_prompt_tokens": 3},
-                "truncate_prompt_tokens is not supported",
-            ),
-            (
-                {"prompt": [5], "include_stop_str_in_output": True},
-                "include_stop_str_in_output is not supported",
-            ),
-            ({"prompt": [5], "logits_processors": ["a"]}, "logits_processors is not supported"),
-            (
-                {"prompt": [5], "stream": True, "stream_options": {"usage": True}},
-                "stream_options.usage is unknown",
-            ),
-            ({"prompt": [5], "stop_token_ids": ["a"]}, "stop_token_ids"),
-            ({"prompt": [5], "stop_token_ids": list(range(50))}, "stop tokens"),
-            (
-                {"prompt": [5], "stop_token_ids": [10**12]},
-                "a stop token is outside of the vocabulary",
-            ),
-            ({"prompt": [5], "temperature": 1e-30}, "temperature is 1e-30"),
-            (
-                {"prompt": [5], "stop_token_ids": [10**12], "stream": True},
-                "a stop token is outside of the vocabulary",
-            ),
-            ({"prompt": [5], "temperature": 1e-30, "stream": True}, "temperature is 1e-30"),
-            ({"prompt": [5], "stream": "yes"}, "stream must be"),
-            (
-                {"prompt": [5], "response_format": {"type": "xml"}},
-                "response_format.type must be text",
-            ),
-            ({"prompt": [5], "logit_bias": {"5": 1}}, "logit_bias.5 is not supported"),
-            ([], "not a JSON object"),
+            ({"max_tokens": 256}, "maximum context length is 256"),
+            ({"max_tokens": 0}, "leaves nothing to answer"),
+            ({"max_tokens": "9"}, 'max_tokens: Input should be a valid integer (given: "9")'),
+            ({"temperature": -1}, "temperature: Input should be greater than or equal to 0"),
+            ({"top_p": 2}, "top_p"),
+            ({"n": 0}, "n: Input should be greater than or equal to 1"),
+            ({"n": True}, "n: Input should be a valid integer"),
+            ({"stop": [""]}, "stop must be"),
+            ({"logprobs": 21}, "logprobs must be a number between 0 and 20"),
+            ({"logprobs": {"k": 1}}, "logprobs must be a number between 0 and 20"),
+            ({"logprobs": 5, "stream": True}, "logprobs) are not supported while streaming"),
+            ({"prompt_logprobs": 0, "stream": True}, "prompt are not supported while streaming"),
+            ({"prompt_logprobs": 1}, "only log-probabilities of the prompt tokens are available"),
+            ({"max_tokenz": 5}, "max_tokenz is unknown to this server (did you mean max_tokens?)"),
+            ({"messages": HELLO}, "messages is unknown"),
+            ({"truncate_prompt_tokens": 3}, "truncate_prompt_tokens is not supported"),
+            ({"include_stop_str_in_output": True}, "include_stop_str_in_output is not supported"),
+            ({"logits_processors": ["a"]}, "logits_processors is not supported"),
+            ({"logit_bias": {"5": 1}}, "logit_bias.5 is not supported"),
+            ({"stream_options": {"usage": True}}, "usage is unknown"),
+            ({"stop_token_ids": ["a"]}, "stop_token_ids"),
+            ({"stop_token_ids": list(range(50))}, "stop tokens"),
+            ({"stop_token_ids": [10**12]}, "a stop token is outside of the vocabulary"),
+            ({"stop_token_ids": [10**12], "stream": True}, "a stop token is outside of the vocab"),
+            ({"temperature": 1e-30}, "temperature is 1e-30"),
+            ({"stream": "yes"}, "stream: Input should be a valid boolean"),
+            ({"response_format": {"type": "xml"}}, "'text', 'json_object' or 'json_schema'"),
         ],
     )
     def test_unsupported_requests_are_rejected_with_a_reason(self, post, body, words):
-        answer = post("/v1/completions", body)
-        assert answer.status_code == 400 and words in answer.json()["error"]["message"]
+        refuses(post("/v1/completions", {"prompt": [5], **body}), words)
 
     @pytest.mark.parametrize(
         "change,words",
         [
-            ({"messages": []}, "at least one message"),
-            ({"messages": ["hi"]}, "must be an object with a role"),
+            ({"messages": []}, "messages: List should have at least 1 item"),
+            ({"messages": ["hi"]}, "messages.0: Input should be a valid dictionary"),
+            ({"messages": [{"content": "x"}]}, "messages.0.role: Field required"),
             ({"messages": [{"role": "robot", "content": "x"}]}, "unknown role"),
             (
                 {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
                 "parts of type text",
             ),
-            ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "a tool call must be"),
-            ({"tools": [{}]}, "tools must be a list"),
+            (
+                {"messages": [{"role": "assistant", "tool_calls": [{}]}]},
+                "messages.0.tool_calls.0.function: Field required",
+            ),
+            ({"tools": [{}]}, "tools.0: a tool must be"),
             ({"parallel_tool_calls": False}, "parallel_tool_calls is not supported"),
             ({"tool_choice": "required"}, "cannot force a tool call"),
             ({"top_logprobs": 3}, "top_logprobs needs logprobs=true"),
             (
                 {"logprobs": True, "top_logprobs": 21},
-                "top_logprobs must be a number between 0 and 20",
+                "top_logprobs: Input should be less than or equal to 20",
             ),
-            ({"logprobs": 3}, "logprobs must be of type bool"),
+            ({"logprobs": 3}, "logprobs: Input should be a valid boolean"),
             ({"chat_template_kwargs": {"enable_thinking": False}}, "has no thinking switch"),
             ({"chat_template": "{{ x }}"}, "chat_template is not supported"),
             ({"continue_final_message": True}, "continue_final_message is not supported"),
             ({"add_generation_prompt": False}, "add_generation_prompt is not supported"),
-            (
-                {"response_format": {"type": "xml"}},
-                "response_format.type must be text, json_object or json_schema",
-            ),
+            ({"echo": True}, "echo is not supported"),
+            ({"response_format": {"type": "json_schema"}}, "json_schema must be given"),
             (
                 {"response_format": {"type": "json_schema", "json_schema": {}}},
-                "json_schema.schema must be",
+                "json_schema.schema: Field required",
             ),
-            (
-                {"response_format": {"type": "json_object", "schema": {}}},
-                "response_format.schema is unknown",
-            ),
+            ({"response_format": {"type": "json_object", "schema": {}}}, "schema is unknown"),
             (
                 {"response_format": {"type": "json_object"}, "ignore_eos": True},
                 "not supported together with",
@@ -516,37 +424,40 @@ class TestServer:
         ],
     )
     def test_invalid_conversations_are_rejected_with_a_reason(self, post, change, words):
-        answer = post("/v1/chat/completions", {"messages": HELLO, "max_tokens": 2, **change})
-        assert answer.status_code == 400 and words in answer.json()["error"]["message"]
+        body = {"messages": HELLO, "max_tokens": 2, **change}
+        refuses(post("/v1/chat/completions", body), words)
 
-    def test_neutral_values_of_unsupported_options_are_accepted(self, post):
-        neutral = {name: values[-1] for name, values in NEUTRAL.items()}
-        neutral |= {"user": "me", "metadata": {"a": "b"}, "unheard_of": None}
-        assert (
-            post("/v1/completions", {"prompt": [5], "max_tokens": 2, **neutral}).status_code == 200
-        )
+    @pytest.mark.parametrize(
+        "path,body,words",
+        [
+            ("/v1/completions", [], "not a JSON object"),
+            ("/tokenize", {"prompt": "a", "add": 1}, "add is unknown to this server"),
+            ("/tokenize", {"prompt": "a", "max_tokens": 1}, "max_tokens is unknown to this server"),
+            ("/detokenize", {"tokens": [5], "skip": 1}, "skip is unknown to this server"),
+            ("/detokenize", {"tokens": [10_000]}, "token ids below"),
+        ],
+    )
+    def test_every_route_refuses_what_it_would_ignore(self, post, path, body, words):
+        refuses(post(path, body), words)
 
-    def test_the_other_routes_refuse_unknown_fields_too(self, post):
-        for path, body in (
-            ("/tokenize", {"prompt": "a", "add": 1}),
-            ("/detokenize", {"tokens": [5], "skip": 1}),
-        ):
-            answer = post(path, body)
-            assert (
-                answer.status_code == 400
-                and "is unknown to this server" in answer.json()["error"]["message"]
-            )
+    def test_neutral_values_of_unsupported_options_are_accepted(self, complete):
+        neutral = NEUTRAL | {"user": "me", "metadata": {"a": "b"}, "unheard_of": None}
+        assert complete(prompt=[5], max_tokens=2, **neutral)
+
+    def test_tools_that_may_not_be_used_are_not_shown(self, post):
+        kinds = {"tools": [TOOL], "tool_choice": "none"}, {}
+        bodies = ({"messages": HELLO, "max_tokens": 2, **kind} for kind in kinds)
+        usages = [post("/v1/chat/completions", body).json()["usage"] for body in bodies]
+        assert usages[0]["prompt_tokens"] == usages[1]["prompt_tokens"]
 
     def test_metrics(self, post, url):
         post("/v1/completions", {"prompt": [5], "max_tokens": 3, "ignore_eos": True})
         post("/v1/completions", {"prompt": [5], "max_tokenz": 3})
-        root, headers = url.removesuffix("/v1"), {"Authorization": "Bearer sk-right"}
-        text = httpx.get(f"{root}/metrics", headers=headers).text
+        root = url.removesuffix("/v1")
+        text = httpx.get(f"{root}/metrics", headers=RIGHT).text
         values = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
-        assert (
-            float(values["evolver_engine_generated_tokens"]) >= 3
-            and "# TYPE evolver_engine_generated_tokens counter" in text
-        )
+        assert float(values["evolver_engine_generated_tokens"]) >= 3
+        assert "# TYPE evolver_engine_generated_tokens counter" in text
         assert int(values['evolver_requests{route="/v1/completions",status="400"}']) >= 1
         assert httpx.get(f"{root}/metrics").status_code == 401
 
@@ -555,21 +466,15 @@ class TestServer:
             client.completions.create(model="gpt", prompt="x")
 
     def test_a_body_that_is_not_json(self, url):
-        answer = httpx.post(
-            f"{url}/completions", content=b"{", headers={"Authorization": "Bearer sk-right"}
-        )
-        assert answer.status_code == 400 and "not JSON" in answer.json()["error"]["message"]
+        refuses(httpx.post(f"{url}/completions", content=b"{", headers=RIGHT), "not JSON")
 
-    def test_a_disconnected_client_frees_its_slot(self, url, parts, post):
+    def test_a_disconnected_client_frees_its_slot(self, url, parts, complete):
         body = {"prompt": [5], "max_tokens": 200, "ignore_eos": True, "stream": True}
-        headers = {"Authorization": "Bearer sk-right"}
-        with httpx.Client() as http:
+        with httpx.Client(headers=RIGHT, timeout=60) as client:
             for _ in range(10):
-                with http.stream(
-                    "POST", f"{url}/completions", json=body, headers=headers, timeout=60
-                ) as answer:
+                with client.stream("POST", f"{url}/completions", json=body) as answer:
                     next(answer.iter_lines())
-        assert post("/v1/completions", {"prompt": [5], "max_tokens": 2}).status_code == 200
+        assert complete(prompt=[5], max_tokens=2)
         assert parts[0].stats()["sessions"] <= 1
 
 
@@ -583,64 +488,62 @@ def test_after_a_warm_up_requests_compile_little(parts):
     assert engine.stats()["compiles"] == compiled
 
 
-def test_start_up_errors_are_reported(tmp_path, capsys, monkeypatch):
-    for words, said in [
-        ([f"--model={tmp_path}/none"], "/none is not a directory"),
-        (
-            [f"--model={tmp_path}", "--key=NO_SUCH_KEY"],
-            "NO_SUCH_KEY: this environment variable is not set",
-        ),
-        ([f"--model={tmp_path}"], "tokenizer.json"),
-    ]:
-        assert main([*words, "--port=0"]) == 1
-        assert said in capsys.readouterr().err
+@pytest.mark.parametrize(
+    "words, said",
+    [
+        (["--model={}/none"], "/none is not a directory"),
+        (["--model={}", "--key=NO_SUCH_KEY"], "NO_SUCH_KEY: this environment variable is not set"),
+        (["--model={}"], "tokenizer.json"),
+    ],
+)
+def test_start_up_errors_are_reported(tmp_path, capsys, words, said):
+    assert main([*(word.format(tmp_path) for word in words), "--port=0"]) == 1
+    assert said in capsys.readouterr().err
 
 
 class Says:
     """An engine that says a text, a token at a time."""
 
-    version = 0
+    version, context = 0, 1024
 
-    def __init__(self, parts, text):
-        self.shape, self.tokens = parts[0].shape, parts[2].encode(text)
+    def __init__(self, parts, tokens, stop="length"):
+        self.shape, self.tokens, self.stop = parts[0].shape, tokens, stop
+
+    def check(self, prompt, sampling):
+        pass
 
     async def generate(self, prompt, sampling, *, session, stream, **options):
         for token in self.tokens:
             stream([token], [0.0])
             await asyncio.sleep(0)
-        return Completion(self.tokens, [0.0] * len(self.tokens), "length", 0)
+        return Completion(self.tokens, [0.0] * len(self.tokens), self.stop, 0)
 
     async def release(self, session):
         pass
 
 
-@pytest.mark.parametrize("tools", [False, True])
+@pytest.mark.parametrize("tools", [[], [TOOL]])
 @pytest.mark.parametrize(
     "text, left", [("I look STOP more", "I look "), ("I look ST", "I look ST")]
 )
 def test_no_part_of_a_stop_text_is_streamed(parts, tools, text, left):
-    service = Service(Says(parts, text), parts[1], parts[2], name="policy")
-    request = Request([[5]], Sampling(40), stops=["STOP"], stream=True, tools=tools)
-    answers = Answers(request, "/v1/chat/completions", "policy", parts[2])
+    service = Service(Says(parts, parts[2].encode(text)), parts[1], parts[2], name="policy")
+    request = ChatRequest(
+        messages=[{"role": "user", "content": "x"}], tools=tools, stop=["STOP"], stream=True
+    )
+    answers = Answers(request, "policy", parts[2])
 
     async def streamed():
-        return [event async for event in service._events(request, answers)]
+        return [event async for event in service._events(answers, [([5], Sampling(40))])]
 
-    events = [
-        json.loads(event.removeprefix("data: "))
-        for event in asyncio.run(streamed())
-        if "[DONE]" not in event
-    ]
-    pieces = [
-        choice["delta"].get("content") or "" for event in events for choice in event["choices"]
-    ]
+    events = [json.loads(event.removeprefix("data: ")) for event in asyncio.run(streamed())[:-1]]
+    pieces = [event["choices"][0]["delta"].get("content") or "" for event in events]
     assert "".join(pieces) == left
 
 
 def test_metrics_count_every_token():
-    assert "generated_tokens 12345678.0\n" in metrics_text(
-        {"generated_tokens": 12345678.0}, Counter()
-    )
+    text = metrics_text({"generated_tokens": 12345678.0}, Counter())
+    assert "generated_tokens 12345678.0\n" in text
 
 
 class TestVllmEngine:
@@ -653,7 +556,7 @@ class TestVllmEngine:
         service = Service(*parts, name="policy")
         engine = VllmEngine(
             Servers([url], model="policy", key="sk-right"), vocab=parts[0].shape.vocab, context=256, transfer=None,
-            score=lambda params, ids: np.array(service._score(ids)), temperature=0.7,
+            score=lambda params, ids: np.array(service.score(ids)[0]), temperature=0.7,
         )  # fmt: skip
         sampling = Sampling(9, temperature=0.7, seed=11, stop_tokens=(7,))
 
