@@ -14,7 +14,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from models import qwen
 
@@ -73,13 +73,15 @@ def make_mesh(shape: Mapping[str, int]) -> Mesh:
     )
 
 
-def shardings(config: qwen.Config, mesh: Mesh, rules: Mapping[str, str] = RULES) -> Any:
+def shardings(
+    config: qwen.Config, mesh: Mesh | AbstractMesh, rules: Mapping[str, str] = RULES
+) -> Any:
     """Return a NamedSharding for each weight of a model. Raises MeshError naming every indivisible
     axis."""
     return places(qwen.weights(config), mesh, rules)
 
 
-def places(weights: Any, mesh: Mesh, rules: Mapping[str, str] = RULES) -> Any:
+def places(weights: Any, mesh: Mesh | AbstractMesh, rules: Mapping[str, str] = RULES) -> Any:
     """Return a NamedSharding for each `Weight` of a tree. Raises MeshError naming every axis that
     cannot be split."""
     declared = jax.tree.leaves(weights, is_leaf=qwen.is_weight)
@@ -106,7 +108,7 @@ def places(weights: Any, mesh: Mesh, rules: Mapping[str, str] = RULES) -> Any:
     return jax.tree.map(place, weights, is_leaf=qwen.is_weight)
 
 
-def _split(axis: str, mesh: Mesh, rules: Mapping[str, str]) -> tuple[str, ...]:
+def _split(axis: str, mesh: Mesh | AbstractMesh, rules: Mapping[str, str]) -> tuple[str, ...]:
     """Return the mesh axes of more than one device that split a logical axis. Raises MeshError."""
     named = [over for over in rules.get(axis, "").split(",") if over]
     unknown = [over for over in named if over not in AXES]

@@ -4,112 +4,98 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 from evolver.config.checks import flat
-from evolver.plan import analytic, estimate
-from evolver.plan.estimate import Case
+from evolver.plan.analytic import BYTES
+from evolver.plan.case import Case, adapted
+from evolver.plan.estimate import fits, peak, sequences
 from evolver.plan.targets import GIB
 
-Change = tuple[str, dict[str, Any]]  # (the flags in words, {key: value})
+Change = tuple[str, Any, str]  # (key, value, words that follow the flag)
 
 
-def changes(case: Case) -> Iterator[Change]:
-    """Yield the changes to try, the cheapest first. All but the last two leave the result unchanged
-    up to rounding."""
-    c, values = case.config, flat(case.config)
-    options: list[tuple[str, str, Any]] = [
-        ("", "engine.cache_dtype", "bfloat16"),
-        ("", "model.dtype", "bfloat16"),
-        ("", "model.remat", "full"),
-        ("", "learner.micro", case.split.rows),
+def changes(case: Case) -> list[Change]:
+    """Return the changes to try, the cheapest first. All but the last two leave the result
+    unchanged up to rounding."""
+    c, whole = case.config, not case.rank
+    beside = case.engine.shared and case.target.count <= case.target.chip.host
+    elsewhere = " and its servers on other devices (config.engine.vllm.urls)"
+    options = [
+        (True, "engine.cache_dtype", "bfloat16", ""),
+        (True, "model.dtype", "bfloat16", ""),
+        (True, "model.remat", "full", ""),
+        (True, "learner.micro", case.row_shards, ""),
+        (whole and c.loss.kl_coef, "loss.reference", "host", ""),
+        (whole, "optim.offload", True, ""),
+        (beside, "engine.name", "vllm", elsewhere),
+        (whole, "optim.master", "bfloat16", ""),
+        (whole, "lora.rank", 32, ", adapters instead of all weights"),
     ]
-    if c.loss.kl_coef and not case.rank:
-        options.append(("", "loss.reference", "host"))
-    if not case.rank:
-        options.append(("", "optim.offload", True))
-    if case.engine.shared and case.target.count <= case.target.chip.host:
-        options.append(
-            (" and its servers on other devices (config.engine.vllm.urls)", "engine.name", "vllm")
-        )
-    if not case.rank:
-        options.append(("", "optim.master", "bfloat16"))
-        options.append((", adapters instead of all weights", "lora.rank", 32))
-    for words, key, value in options:
-        if values[key] != value:
-            more = {"engine.vllm.urls": ("elsewhere",)} if key == "engine.name" else {}
-            yield f"--config.{key}={value}{words}", {key: value, **more}
+    values = flat(c)
+    return [
+        (key, value, words)
+        for possible, key, value, words in options
+        if possible and values[key] != value
+    ]
 
 
 def changed(case: Case, values: dict[str, Any]) -> Case:
     """Return the case with other values of its config."""
     config = case.config.copy_and_resolve_references()
     config.update_from_flattened_dict(values)
+    if "engine.name" in values:
+        config.engine.vllm.urls = ("elsewhere",)
     return replace(case, config=config)
 
 
-def peak(case: Case) -> float:
-    """Return the bytes of the fullest device in its worst phase, by arithmetic alone."""
-    return max(sum(row.values()) for row in estimate.memory(case, {}).values())
-
-
-def advise(case: Case, record: dict[str, Any]) -> list[str]:
-    """Return lines of advice for the verdict on a record of `estimate.estimate`; [] if there is
-    none."""
-    limit, slots = record["limit"], record["sequences"]
-    asked, concurrency = case.config.engine.slots, case.config.rollout.concurrency
-    on_jax = case.config.engine.name == "jax"
-    if record["fits"]:
-        if on_jax and slots > asked < concurrency:
-            return [
-                f"there is room for more episodes at a time: --config.engine.slots={min(slots, concurrency)}"
-            ]
-        return []
-    fewer = (
-        [(f"--config.engine.slots={slots}", {"engine.slots": slots})]
-        if on_jax and 1 <= slots < asked
-        else []
-    )
-    options: list[Change] = [*fewer, *changes(case)]
-    found = max(sum(row.values()) for row in record["memory"].values())
-    before = peak(case)
+def advise(case: Case) -> list[str]:
+    """Return a line of advice for the verdict on a case; [] if there is none."""
+    limit, slots, asked = case.target.chip.usable, sequences(case), case.config.engine.slots
+    if fits(case):
+        more = min(slots, case.config.rollout.concurrency)
+        words = f"there is room for more episodes at a time: --config.engine.slots={more}"
+        return [words] if case.on_jax and more > asked else []
+    options = changes(case)
+    if case.on_jax and 1 <= slots < asked:
+        options.insert(0, ("engine.slots", slots, ""))
+    # The figures of compiled programs hold for this config: a change moves them by arithmetic.
+    alone = replace(case, compiled={})
+    difference = peak(case) - peak(alone)
     for number in (1, 2, 3):
         for chosen in itertools.combinations(options, number):
-            values = {key: value for _, change in chosen for key, value in change.items()}
-            expected = (
-                found + peak(changed(case, values)) - before
-            )  # the record may hold compiled figures
+            values = {key: value for key, value, _ in chosen}
+            expected = peak(changed(alone, values)) + difference
             if expected <= limit:
-                words = " ".join(text for text, _ in chosen)
+                flags = [f"--config.{key}={value}{words}" for key, value, words in chosen]
                 return [
-                    f"would fit, at about {expected / GIB:.0f} of {limit / GIB:.0f} GiB, with {words}"
+                    f"would fit, at about {expected / GIB:.0f} of {limit / GIB:.0f} GiB, with"
+                    f" {' '.join(flags)}"
                 ]
-    return [_more_devices(case, record)]
+    return [_more_devices(alone)]
 
 
-def _more_devices(case: Case, record: dict[str, Any]) -> str:
+def _more_devices(case: Case) -> str:
     """Return how many devices of this kind would hold the run, with all changes except adapters and
     other servers."""
-    least = {"engine.slots": 1} | {
-        key: value for _, change in changes(case) for key, value in change.items()
-    }
-    for other_run in ("lora.rank", "engine.name", "engine.vllm.urls"):
+    target, limit = case.target, case.target.chip.usable
+    least = {key: value for key, value, _ in changes(case)} | {"engine.slots": 1}
+    for other_run in ("lora.rank", "engine.name"):
         least.pop(other_run, None)
     for count in (2, 4, 8, 16, 32, 64):
-        if count > case.target.count:
-            target = replace(case.target, count=count)
-            config, _ = estimate.adapted(changed(case, least).config, target)
-            if peak(Case(config, case.shape, target)) <= record["limit"]:
-                return f"no change of the config makes it fit on this target; {count} devices would be enough"
-    weights = analytic.BYTES[case.config.model.dtype] * record["sizes"]["parameters"]
-    place = (
-        ""
-        if case.target.count <= case.target.chip.host
-        else f" on at most {case.target.chip.host} devices"
-    )
+        larger = replace(target, count=count)
+        config, _ = adapted(changed(case, least).config, larger)
+        if count > target.count and peak(replace(case, config=config, target=larger)) <= limit:
+            return (
+                "no change of the config makes it fit on this target;"
+                f" {count} devices would be enough"
+            )
+    weights = BYTES[case.config.model.dtype] * case.sizes["parameters"]
+    host = target.chip.host
+    place = "" if target.count <= host else f" on at most {host} devices"
     return (
-        f"no change of the config makes it fit: the engine alone needs {weights / GIB:.0f} GiB for its weights, the"
-        f" memory of {math.ceil(weights / record['limit'])} such devices; let vLLM servers generate{place}"
+        f"no change of the config makes it fit: the engine alone needs {weights / GIB:.0f} GiB for"
+        f" its weights, the memory of {math.ceil(weights / limit)} such devices; let vLLM servers"
+        f" generate{place}"
     )

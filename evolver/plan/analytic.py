@@ -2,29 +2,16 @@
 
 FLOPs are those of matrix products; a multiply and an add count as two. Bytes are those that must
 move between memory and compute units at least once. Sizes are per device unless stated otherwise.
+tensor: the number of devices that split heads and hidden units.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Any
 
 from models import qwen
 
-EPISODE = 1 / 3  # assumed mean length of an episode, as a share of rollout.context
 BYTES = {"float32": 4, "bfloat16": 2}
-
-
-@dataclass(frozen=True)
-class Split:
-    """Numbers of devices that split rows, weights, heads and hidden units (tensor), and tokens of a
-    row (sequence)."""
-
-    rows: int = 1
-    weights: int = 1
-    tensor: int = 1
-    sequence: int = 1
 
 
 def layer_parameters(shape: qwen.Config) -> int:
@@ -52,15 +39,14 @@ def update_flops(
     return (4 if remat else 3) * forward_flops(shape, tokens, segment, predicted)
 
 
-def decode_flops(shape: qwen.Config, batch: float, context: float) -> float:
-    """Return the FLOPs of decoding one token for each of `batch` sequences with `context` tokens in
-    the cache."""
-    return forward_flops(shape, batch, 2 * context, batch)
-
-
 def kv_bytes(shape: qwen.Config, dtype: str) -> int:
     """Return the bytes of one token's keys and values in all layers."""
     return 2 * shape.layers * shape.kv_heads * shape.head_dim * BYTES[dtype]
+
+
+def sequences_that_fit(room: float, shape: qwen.Config, context: int, cache_dtype: str) -> int:
+    """Return how many contexts of keys and values fit in `room` bytes."""
+    return max(0, math.floor(room / (context * kv_bytes(shape, cache_dtype))))
 
 
 def decode_bytes(
@@ -72,96 +58,69 @@ def decode_bytes(
     return weights * BYTES[dtype] + batch * context * kv_bytes(shape, cache_dtype)
 
 
-def layer_activations(shape: qwen.Config, tokens: float, *, dtype: str, tensor: int = 1) -> float:
+def layer_activations(shape: qwen.Config, tokens: float, *, dtype: str, tensor: int) -> float:
     """Return the bytes that a layer saves for its backward pass: inputs of norms and products,
     heads before and after rotation."""
-    width = 4 * shape.d_model
     heads = (3 * shape.heads + 4 * shape.kv_heads) * shape.head_dim
-    return tokens * (width + (heads + 3 * shape.d_ff) / tensor) * BYTES[dtype]
-
-
-def update_bytes(
-    shape: qwen.Config, tokens: float, micro_batches: float, split: Split, *, dtype: str
-) -> float:
-    """Return the bytes that one update moves on a device.
-
-    They are the gathered weights, three times per micro-batch; the activations, written and read in
-    both passes; and 28 bytes of the optimizer per parameter.
-    """
-    weights = qwen.parameter_count(shape)
-    gathered = 3 * micro_batches * weights * BYTES[dtype] / split.tensor
-    activations = (
-        6 * shape.layers * layer_activations(shape, tokens, dtype=dtype, tensor=split.tensor)
-    )
-    return gathered + activations + 28 * weights / split.weights
+    return tokens * (4 * shape.d_model + (heads + 3 * shape.d_ff) / tensor) * BYTES[dtype]
 
 
 def logp_bytes(
-    shape: qwen.Config, tokens: float, micro_batches: float, split: Split, *, dtype: str
+    shape: qwen.Config, tokens: float, micro_batches: float, *, dtype: str, tensor: int
 ) -> float:
-    """Return the bytes that one pass of log-probabilities moves on a device."""
-    weights = micro_batches * qwen.parameter_count(shape) * BYTES[dtype] / split.tensor
-    return weights + 2 * shape.layers * layer_activations(
-        shape, tokens, dtype=dtype, tensor=split.tensor
-    )
+    """Return the bytes that one pass of log-probabilities moves on a device: the weights, gathered
+    for each micro-batch, and the activations, written and read."""
+    weights = micro_batches * qwen.parameter_count(shape) * BYTES[dtype] / tensor
+    return weights + 2 * shape.layers * layer_activations(shape, tokens, dtype=dtype, tensor=tensor)
+
+
+def update_bytes(
+    shape: qwen.Config,
+    tokens: float,
+    micro_batches: float,
+    *,
+    dtype: str,
+    tensor: int,
+    shards: int,
+) -> float:
+    """Return the bytes that one update moves on a device: those of three passes, and 28 bytes of
+    the optimizer per parameter. shards: the number of devices that split the parameters."""
+    passes = 3 * logp_bytes(shape, tokens, micro_batches, dtype=dtype, tensor=tensor)
+    return passes + 28 * qwen.parameter_count(shape) / shards
 
 
 def update_temporaries(
-    shape: qwen.Config, rows: int, row: int, split: Split, *, dtype: str, remat: str, chunk: int
+    shape: qwen.Config, tokens: float, *, dtype: str, tensor: int, chunk: int, remat: str
 ) -> float:
-    """Return the bytes of activations and buffers for a micro-batch of `rows` rows of `row` tokens
-    on one device.
+    """Return the bytes of activations and buffers for a micro-batch with `tokens` tokens on one
+    device.
 
     `remat` decides what each layer saves for the backward pass (see `qwen.REMAT`). Added to that
     are one layer's working set forward and backward, its gathered weights and their gradient, three
     times a chunk of logits, and the gathered unembedding with its gradient. The memory of attention
     is assumed to be linear in the length of a row.
     """
-    tokens, size = rows / split.rows * row / split.sequence, BYTES[dtype]
-    working = layer_activations(shape, tokens, dtype=dtype, tensor=split.tensor)
+    size = BYTES[dtype]
+    working = layer_activations(shape, tokens, dtype=dtype, tensor=tensor)
     stream = tokens * shape.d_model * size
-    heads = tokens * shape.heads * shape.head_dim * size / split.tensor
+    heads = tokens * shape.heads * shape.head_dim * size / tensor
     saved = {
         "full": stream,
         "attention": stream + heads,
         "dots": stream + 0.7 * working,
         "none": working,
-    }[remat]
-    layer = layer_parameters(shape) * (2 * size + 4) / split.tensor
-    unembedding = shape.d_model * shape.vocab * (size + 4) / split.tensor
-    logits = 3 * 4 * min(chunk, tokens) * shape.vocab / split.tensor
-    return shape.layers * saved + 2 * working + layer + unembedding + logits
+    }
+    layer = layer_parameters(shape) * (2 * size + 4) / tensor
+    unembedding = shape.d_model * shape.vocab * (size + 4) / tensor
+    logits = 3 * 4 * min(chunk, tokens) * shape.vocab / tensor
+    return shape.layers * saved[remat] + 2 * working + layer + unembedding + logits
 
 
 def logp_temporaries(
-    shape: qwen.Config, rows: int, row: int, split: Split, *, dtype: str, chunk: int
+    shape: qwen.Config, tokens: float, *, dtype: str, tensor: int, chunk: int
 ) -> float:
     """Return the same for a pass of log-probabilities, which saves nothing."""
-    tokens, size = rows / split.rows * row / split.sequence, BYTES[dtype]
-    working = layer_activations(shape, tokens, dtype=dtype, tensor=split.tensor)
-    weights = (2 * layer_parameters(shape) + shape.d_model * shape.vocab) * size / split.tensor
-    return 2 * working + weights + 2 * 4 * min(chunk, tokens) * shape.vocab / split.tensor
-
-
-def sequences_that_fit(room: float, shape: qwen.Config, context: int, cache_dtype: str) -> int:
-    """Return how many contexts of keys and values fit in `room` bytes."""
-    return max(0, math.floor(room / (context * kv_bytes(shape, cache_dtype))))
-
-
-def held_out_episodes(config: Any, tasks: int) -> int:
-    """Return the number of episodes of all evaluations on `tasks` held-out tasks; step 0 sweeps
-    `eval.temperatures`."""
-    c, rounds = config.eval, evaluations(config)
-    others = [t for t in c.temperatures if t != c.temperature] if rounds else []
-    return tasks * (rounds * (c.rollouts + c.greedy) + len(others) * c.rollouts)
-
-
-def checkpoints(config: Any) -> int:
-    """Return the number of checkpoints that are written, with that of step 0."""
-    return 1 + math.ceil(config.steps / config.checkpoint.every)
-
-
-def evaluations(config: Any) -> int:
-    """Return how often the held-out tasks are evaluated."""
-    every = config.eval.every
-    return 1 + config.steps // every + bool(config.steps % every) if every else 0
+    working = layer_activations(shape, tokens, dtype=dtype, tensor=tensor)
+    entries = 2 * layer_parameters(shape) + shape.d_model * shape.vocab
+    logits = 2 * 4 * min(chunk, tokens) * shape.vocab / tensor
+    return 2 * working + entries * BYTES[dtype] / tensor + logits

@@ -8,18 +8,14 @@ import re
 from collections import defaultdict
 
 KINDS = ("all-gather", "reduce-scatter", "all-reduce", "all-to-all", "collective-permute")
-BITS = {
-    "pred": 8,
-    "bf16": 16,
-    "token": 0,
-}  # the width of others is in their name: f32, s8, f8e4m3fn
 
-_HEADER = re.compile(r"^(?:ENTRY )?%?([\w.\-]+) \(.*\{$")
-_ARRAY = re.compile(r"\b([a-z][a-z0-9]*)\[([\d,]*)\]")
-_COLLECTIVE = re.compile(rf"^\s+(?:ROOT )?%?[\w.\-]+ = (.*?) ({'|'.join(KINDS)})(-start)?\(")
+_NAME = r"%?([\w.\-]+)"
+_COMPUTATION = re.compile(rf"^(ENTRY )?{_NAME} \(.*\{{\n((?: .*\n)*)", re.MULTILINE)
+_COLLECTIVE = re.compile(rf"^\s+(?:ROOT )?{_NAME} = (.*?) ({'|'.join(KINDS)})(-start)?\(")
 _CALLED = re.compile(
-    r"\b(body|condition|calls|to_apply|true_computation|false_computation)=%?([\w.\-]+)"
+    rf"\b(?:body|condition|calls|to_apply|true_computation|false_computation)={_NAME}"
 )
+_ARRAY = re.compile(r"\b(pred|[a-z]+(\d+)\w*)\[([\d,]*)\]")  # the width is in the name of a type
 
 
 def collectives(text: str, *, trips: float = 1.0) -> dict[str, tuple[float, float]]:
@@ -28,115 +24,78 @@ def collectives(text: str, *, trips: float = 1.0) -> dict[str, tuple[float, floa
 
     Bytes are those of ring algorithms. trips: assumed trip count of loops whose count is data.
     """
-    computations = _computations(text)
-    times = _multiplicities(computations, trips)
-    sums: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
-    for name, lines in computations.items():
-        for line in lines:
-            match = _COLLECTIVE.match(line)
-            if match and times[name] and (devices := _group_size(line)) > 1:
-                sums[match[2]][0] += times[name]
-                sums[match[2]][1] += times[name] * _wire(
-                    match[1], match[2], bool(match[3]), devices
-                )
-    return {kind: (sums[kind][0], sums[kind][1]) for kind in KINDS if kind in sums}
-
-
-def _computations(text: str) -> dict[str, list[str]]:
-    """Return the instructions of each computation; those of the entry are also under ""."""
-    computations: dict[str, list[str]] = {}
-    lines: list[str] = []
-    for line in text.splitlines():
-        header = _HEADER.match(line)
-        if header:
-            lines = computations[header[1]] = []
-            if line.startswith("ENTRY"):
-                computations[""] = lines
-        elif line.startswith(" "):
-            lines.append(line)
-    return computations
-
-
-def _multiplicities(computations: dict[str, list[str]], trips: float) -> dict[str, float]:
-    """Return how often each computation runs. Every branch of a conditional counts as taken."""
+    found = _COMPUTATION.findall(text)
+    bodies = {name: body for _, name, body in found}
     times: dict[str, float] = defaultdict(float)
-    entry = next(
-        (name for name, lines in computations.items() if name and lines is computations.get("")),
-        None,
-    )
 
     def run(name: str, count: float) -> None:
         times[name] += count
-        for line in computations.get(name, ()):
-            called = [other for _, other in _CALLED.findall(line)]
-            branches = re.search(r"branch_computations=\{([^}]*)\}", line)
-            if branches:
-                called += [other.strip().lstrip("%") for other in branches[1].split(",")]
-            loop = _trip_count(line, computations) if " while(" in line else 1
-            for other in called:
+        for line in bodies.get(name, "").splitlines():
+            loop = _trip_count(line, bodies) if " while(" in line else 1
+            for other in _called(line):
                 run(other, count * (trips if loop is None else loop))
 
-    if entry is not None:
-        run(entry, 1.0)
-    return times
+    for entry, name, _ in found:
+        if entry:
+            run(name, 1.0)
+    sums = {kind: (0.0, 0.0) for kind in KINDS}
+    for name, count in times.items():
+        for line in bodies.get(name, "").splitlines():
+            match = _COLLECTIVE.match(line)
+            if match and (devices := _group_size(line)) > 1:
+                _, result, kind, start = match.groups()
+                executions, sent = sums[kind]
+                wire = count * _wire(result, kind, bool(start), devices)
+                sums[kind] = executions + count, sent + wire
+    return {kind: total for kind, total in sums.items() if total[0]}
 
 
-def _trip_count(line: str, computations: dict[str, list[str]]) -> int | None:
+def _called(line: str) -> list[str]:
+    """Return the computations that an instruction calls; every branch counts as taken."""
+    branches = re.search(r"branch_computations=\{([^}]*)\}", line)
+    names = branches[1].split(",") if branches else []
+    return _CALLED.findall(line) + [name.strip().lstrip("%") for name in names]
+
+
+def _trip_count(line: str, bodies: dict[str, str]) -> int | None:
     """Return the trip count of a `while` from its metadata or its condition; None if the count is
     data."""
-    known = re.search(r'"known_trip_count":\{"n":"(\d+)"', line)
-    if known:
+    if known := re.search(r'"known_trip_count":\{"n":"(\d+)"', line):
         return int(known[1])
-    condition = re.search(r"condition=%?([\w.\-]+)", line)
-    lines = computations.get(condition[1], []) if condition else []
-    root = next((other for other in lines if "ROOT" in other and "direction=LT" in other), "")
-    for other in lines:
-        constant = re.match(r"\s+%?([\w.\-]+) = s32\[\]\S* constant\((\d+)\)", other)
-        if constant and re.search(rf"%?{re.escape(constant[1])}\b", root):
-            return int(constant[2])
+    condition = re.search(rf"condition={_NAME}", line)
+    body = bodies.get(condition[1], "") if condition else ""
+    compared = re.search(r"ROOT .*direction=LT.*", body)
+    for name, value in re.findall(rf"{_NAME} = s32\[\]\S* constant\((\d+)\)", body):
+        if compared and re.search(rf"%?{re.escape(name)}\b", compared[0]):
+            return int(value)
     return None
 
 
 def _group_size(line: str) -> int:
     """Return the number of devices in a group of an instruction."""
-    axes = re.search(r"replica_groups=mesh\[([^\]]*)\]\s*\{([^}]*)\}", line)
-    if axes:
+    if axes := re.search(r"replica_groups=mesh\[([^\]]*)\]\s*\{([^}]*)\}", line):
         sizes = dict(re.findall(r"'([^']+)'=(\d+)", axes[1]))
-        return math.prod(
-            int(sizes.get(name.partition(":")[0], 1)) for name in re.findall(r"'([^']+)'", axes[2])
-        )
-    iota = re.search(r"replica_groups=\[\d+,(\d+)\]<=", line)
-    if iota:
+        names = re.findall(r"'([^':]+)[^']*'", axes[2])
+        return math.prod(int(sizes.get(name, 1)) for name in names)
+    if iota := re.search(r"replica_groups=\[\d+,(\d+)\]<=", line):
         return int(iota[1])
-    groups = re.search(r"replica_groups=\{\{([\d,]*)\}", line)
-    if groups:
+    if groups := re.search(r"replica_groups=\{\{([\d,]*)\}", line):
         return groups[1].count(",") + 1
     return 2 if "source_target_pairs=" in line else 1
-
-
-def _bytes(text: str) -> float:
-    """Return the bytes of all arrays named in the text."""
-    total = 0.0
-    for kind, shape in _ARRAY.findall(text):
-        digits = re.search(r"\d+", kind)
-        bits = BITS[kind] if kind in BITS else int(digits[0]) if digits else 0
-        total += math.prod(int(n) for n in shape.split(",") if n) * bits / 8
-    return total
 
 
 def _wire(result: str, kind: str, start: bool, devices: int) -> float:
     """Return the bytes that one device sends. `-start` instructions name both operands and
     results."""
-    text = re.sub(r"\{[^{}]*\}", "", result)  # layouts
-    whole = _bytes(text)
+    whole = 0.0
+    for _, bits, shape in _ARRAY.findall(re.sub(r"\{[^{}]*\}", "", result)):  # without layouts
+        whole += math.prod(int(n) for n in shape.split(",") if n) * int(bits or 8) / 8
+    others = (devices - 1) / devices
     if kind == "all-reduce":
-        return 2 * whole * (devices - 1) / devices
-    if kind == "collective-permute":
-        return whole / 2 if start else whole
-    if kind == "all-to-all":
-        return (whole / 2 if start else whole) * (devices - 1) / devices
+        return 2 * whole * others
+    if kind in ("collective-permute", "all-to-all"):
+        sent = whole / 2 if start else whole
+        return sent if kind == "collective-permute" else sent * others
     if start:  # both the shard and the whole array are named
-        whole = whole * devices / (devices + 1)
-    elif kind == "reduce-scatter":
-        whole *= devices
-    return whole * (devices - 1) / devices
+        return whole * devices / (devices + 1) * others
+    return whole * others * (devices if kind == "reduce-scatter" else 1)

@@ -1,77 +1,235 @@
-"""The check that this machine can hold a run, made before anything is loaded."""
+"""The needs of a run on its devices and hosts: memory of the devices, pinned memory, shares of the
+GPUs, shared memory, RAM, disk.
+
+`lines` states those of a host in a plan for another machine; `shortages` compares all of them with
+this machine before anything is loaded.
+"""
 
 from __future__ import annotations
 
+import math
 import os
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import jax
 
-from evolver import plan
-from evolver.plan import advice, estimate, host, targets
+from evolver.plan.advice import advise
+from evolver.plan.case import Case, model_shape, utilisation
+from evolver.plan.estimate import memory
+from evolver.plan.targets import GIB, Chip, Target
+from evolver.plan.text import size
+
+POOL = "XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB"  # size of XLA's pool of pinned host memory, in GiB
+POOL_GIB = 64.0  # its default
+SHARE = "XLA_PYTHON_CLIENT_MEM_FRACTION"  # share of each GPU that XLA may use
+USUAL_SHARE = 0.75  # its default
+SPARE = 0.03  # of a GPU, for contexts and libraries
+IN_FLIGHT = 1.1  # pinned buffers of copies under way, on top of what is kept
 
 
-def shortage(config: Any) -> str:
-    """Return why the run cannot fit in memory, "" if it can. Activations are not counted.
+def shortages(config: Any, workdir: Path) -> list[str]:
+    """Return everything that this machine lacks for the run; [] if nothing."""
+    devices = jax.devices()[: math.prod(config.mesh.values())]
+    here = sum(device.process_index == jax.process_index() for device in devices)
+    platform = {"gpu": "cuda"}.get(devices[0].platform, devices[0].platform)
+    memory = int(limit_of(devices[0]))
+    chip = Chip(devices[0].device_kind, platform, memory, 1e12, 1e12, 1e12, share=1.0)
+    case = Case(config, model_shape(config), Target(chip, math.prod(config.mesh.values())))
+    return [*device_shortage(case), *host_shortages(case, workdir, here)]
+
+
+# --- devices --------------------------------------------------------------------------------------
+
+
+def device_shortage(case: Case) -> list[str]:
+    """Return why the run cannot fit in the memory of the devices. Activations are not counted.
 
     The limit of an accelerator is what its allocator may use. The limit of a CPU is the memory that
     is free now, which all of its simulated devices share.
     """
-    limit, on_cpu = limit_of(jax.devices()[0]), jax.default_backend() == "cpu"
-    if not limit:
-        return ""
-    if on_cpu:
-        config = on_one_device(config)
-    count = config.mesh.data * config.mesh.fsdp * config.mesh.tensor * config.mesh.sequence
-    name = jax.devices()[0].device_kind
-    chip = targets.Chip(name, jax.default_backend(), int(limit), 1e12, 1e12, 1e12, share=1.0)
-    case = estimate.Case(config, plan.model_shape(config), targets.Target(chip, count))
-    record = estimate.estimate(case, {})
-    counted = {"parameters", "optimizer", "reference", "gradients"}
-    if config.engine.name == "jax":  # a server allocates its own memory
-        counted |= {"engine weights", "KV cache"}
-    table = [
-        {kind: size for kind, size in sizes.items() if kind in counted and size}
-        for sizes in record["memory"].values()
-    ]
-    worst = max(table, key=lambda sizes: sum(sizes.values()))
+    chip = case.target.chip
+    if not chip.memory:
+        return []
+    if chip.platform == "cpu":
+        case = on_one_device(case)
+    counted = ["parameters", "optimizer", "reference", "gradients"]
+    if case.on_jax:  # a server allocates its own memory
+        counted += ["engine weights", "KV cache"]
+    rows = [{kind: row[kind] for kind in counted if row[kind]} for row in memory(case).values()]
+    worst = max(rows, key=lambda row: sum(row.values()))
     needed = sum(worst.values())
-    if needed <= limit:
-        return ""
-    parts = ", ".join(f"{kind} {plan.size(size)}" for kind, size in worst.items())
-    whole = limit / host.FRACTION[1] * (1 - host.SPARE)
-    narrow = (
-        jax.default_backend() == "gpu" and not os.environ.get(host.FRACTION[0]) and needed <= whole
-    )
-    more = [
-        f"XLA takes {host.FRACTION[1]:.0%} of a GPU by default: export {host.FRACTION[0]}={1 - host.SPARE - 0.01}"
-    ]
-    return "\n".join([
-        f"too little memory: {name} has {plan.size(limit)}, and the run holds {plan.size(needed)} at once, activations"
-        f" not counted ({parts})",
-        *(more if narrow else advice.advise(case, record)),
+    if needed <= chip.memory:
+        return []
+    held = ", ".join(f"{kind} {size(count)}" for kind, count in worst.items())
+    whole = chip.memory / USUAL_SHARE * (1 - SPARE)
+    hints = advise(case)
+    if chip.platform == "cuda" and not os.environ.get(SHARE) and needed <= whole:
+        share = f"export {SHARE}={1 - SPARE - 0.01}"
+        hints = [f"XLA takes {USUAL_SHARE:.0%} of a GPU by default: {share}"]
+    lines = [
+        f"too little memory: {chip.name} has {size(chip.memory)}, and the run holds {size(needed)}"
+        f" at once, activations not counted ({held})",
+        *hints,
         "`--mode=plan --target=CHIP:COUNT` shows what fits on other devices",
-    ])  # fmt: skip
-
-
-def shortages(config: Any, workdir: Path) -> list[str]:
-    """Return everything that this machine lacks for the run: memory of devices and host, shared
-    memory, disk."""
-    return [*filter(None, [shortage(config)]), *host.shortages(config, workdir)]
+    ]
+    return ["\n".join(lines)]
 
 
 def limit_of(device: Any) -> float:
     """Return the bytes that a program can use on the device, 0 if unknown."""
-    if device.platform != "cpu":
-        return float((device.memory_stats() or {}).get("bytes_limit", 0))
-    return host.free_memory()
+    if device.platform == "cpu":
+        return free_memory()
+    return float((device.memory_stats() or {}).get("bytes_limit", 0))
 
 
-def on_one_device(config: Any) -> Any:
-    """Return the config for one device, which holds all that the mesh holds, except for the copies
+def on_one_device(case: Case) -> Case:
+    """Return the case for one device, which holds all that the mesh holds, except for the copies
     over `mesh.data`."""
-    config = config.copy_and_resolve_references()
+    config = case.config.copy_and_resolve_references()
     for axis in config.mesh:
         config.mesh[axis] = 1
-    return config
+    return replace(case, config=config, target=replace(case.target, count=1))
+
+
+# --- hosts ----------------------------------------------------------------------------------------
+
+
+def needs(case: Case, devices: int) -> dict[str, float]:
+    """Return the bytes of {"pinned", "shared", "ram", "disk"} that a host needs.
+
+    devices: those of the learner on this host. shared: in config.engine.vllm.shared. disk: in the
+    workdir, which all hosts share.
+    """
+    c, sizes = case.config, case.sizes
+    pinned = sum(case.on_host.values()) * devices
+    staged = {"shm": sizes["sync"], "lora": sizes["adapters"]}
+    shared = 0 if case.on_jax else staged.get(c.engine.vllm.transfer, 0)
+    milestones = c.steps // c.checkpoint.milestones if c.checkpoint.milestones else 0
+    kept = c.checkpoint.keep + milestones + 2  # the best one, and one being written
+    files = sizes["checkpoint"] * kept + sizes["policy"]
+    return {"pinned": pinned, "shared": shared, "ram": pinned + shared, "disk": files}
+
+
+def lines(case: Case) -> list[str]:
+    """Return the needs of a host of the target as lines of a plan."""
+    c, chip = case.config, case.target.chip
+    need = needs(case, min(case.target.count, chip.host))
+    ram, shared, pinned = need["ram"] / GIB, need["shared"] / GIB, need["pinned"] / GIB
+    result = [
+        f"disk            {need['disk'] / 1e9:,.0f} GB in the workdir, for"
+        f" {c.checkpoint.keep + 2} checkpoints",
+        f"host memory     {ram:,.0f} GiB, besides the worlds and the program itself",
+    ]
+    if shared:
+        docker = f"Docker: --shm-size={shared + 1:.0f}g"
+        result.append(f"shared memory   {shared:,.1f} GiB in {c.engine.vllm.shared} ({docker})")
+    if chip.platform == "cuda" and pinned:
+        pool = f"export {POOL}={pool_for(need['pinned'])}"
+        result.append(f"pinned memory   {pinned:,.0f} GiB of the host memory: {pool}")
+    if chip.platform == "cuda":
+        result.append(f"share of a GPU  export {SHARE}={share_beside_vllm(c)}")
+    return result
+
+
+def host_shortages(case: Case, workdir: Path, devices: int) -> Iterator[str]:
+    """Yield what this host lacks, in one sentence each. devices: of the learner, on this host."""
+    c, need = case.config, needs(case, devices)
+    if case.target.chip.platform == "cuda":
+        yield from gpu_problems(c, need["pinned"])
+    free = free_memory()
+    if free and need["ram"] > free:
+        yield (
+            f"the run keeps {need['ram'] / GIB:,.0f} GiB in host memory, and {free / GIB:,.0f} GiB"
+            " are free: use more hosts, or set config.optim.offload=False or"
+            " config.loss.reference=device"
+        )
+    folder, shared = Path(c.engine.vllm.shared), need["shared"]
+    left = shutil.disk_usage(folder).free if shared and folder.is_dir() else math.inf
+    if shared > left:
+        yield (
+            f"config.engine.vllm.shared={folder} has {left / GIB:,.2f} GiB left, and the weights"
+            f" take {shared / GIB:,.2f} GiB: enlarge it (Docker's is 64 MB unless started with"
+            f" --shm-size={shared / GIB + 1:.0f}g), or name another directory"
+        )
+    folders = (workdir.absolute(), *workdir.absolute().parents)
+    disk = shutil.disk_usage(next(path for path in folders if path.is_dir())).free
+    files = [path for path in (workdir / "checkpoints").rglob("*") if path.is_file()]
+    disk += sum(path.stat().st_size for path in files)  # which a resumed run has written already
+    if need["disk"] > disk:
+        yield (
+            f"--workdir={workdir} has room for {disk / 1e9:,.3g} GB, and checkpoints take up to"
+            f" {need['disk'] / 1e9:,.3g} GB (config.checkpoint.keep={c.checkpoint.keep}, the best,"
+            " and one being written): choose another disk, or lower config.checkpoint.keep"
+        )
+
+
+def gpu_problems(config: Any, pinned: float) -> Iterator[str]:
+    """Yield settings of XLA that the run cannot live with. pinned: bytes of pinned host memory."""
+    pool = float(os.environ.get(POOL) or POOL_GIB) * GIB
+    if pinned > pool:
+        yield (
+            f"config.optim.offload and config.loss.reference keep {pinned / GIB:,.0f} GiB in pinned"
+            f" host memory, and XLA's pool holds {pool / GIB:,.0f} GiB:"
+            f" export {POOL}={pool_for(pinned)}"
+        )
+    own, theirs = float(os.environ.get(SHARE) or USUAL_SHARE), vllm_share(config)
+    if theirs and shares_devices(config.engine.vllm.devices) and own + theirs > 1:
+        yield (
+            f"XLA takes {own:.0%} of each GPU ({SHARE}) and vLLM {theirs:.0%} of the same ones"
+            f" (--gpu-memory-utilization): export {SHARE}={max(0.0, share_beside_vllm(config))}, or"
+            " lower vLLM's share in config.engine.vllm.flags"
+        )
+
+
+def vllm_share(config: Any) -> float:
+    """Return the share of a GPU that servers of the run take, 0 if it starts none."""
+    vllm = config.engine.vllm
+    started = config.engine.name == "vllm" and not vllm.urls
+    return utilisation(vllm.flags) if started else 0.0
+
+
+def share_beside_vllm(config: Any) -> float:
+    """Return the largest share of a GPU that XLA may take: what a vLLM server on the same devices
+    leaves, if any."""
+    return round(1 - SPARE - (vllm_share(config) or 0.04), 2)
+
+
+def shares_devices(devices: tuple[str, ...]) -> bool:
+    """Return True if vLLM servers on these CUDA devices would share some with this process."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    own, theirs = _numbers(visible), _numbers(",".join(devices))
+    return not own or not theirs or bool(own & theirs)
+
+
+def _numbers(devices: str) -> set[str]:
+    return {number.strip() for number in devices.split(",")} - {""}
+
+
+def pool_for(pinned: float) -> int:
+    """Return the value of XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB that holds so many bytes."""
+    return -int(-pinned * IN_FLIGHT // GIB)
+
+
+def free_memory() -> float:
+    """Return the bytes of memory that this process can still get on Linux, also inside a container;
+    0 if unknown."""
+    try:
+        free = 1024.0 * _table("/proc/meminfo")["MemAvailable"]
+    except (OSError, KeyError, ValueError):
+        return 0.0
+    try:
+        limit = float(Path("/sys/fs/cgroup/memory.max").read_text())  # fails on "max", no limit
+        used = _table("/sys/fs/cgroup/memory.stat")
+        return min(free, limit - used["anon"] - used["shmem"])
+    except (OSError, KeyError, ValueError):
+        return free
+
+
+def _table(path: str) -> dict[str, int]:
+    """Return the numbers of a file of the kernel with a name and a number in each line."""
+    rows = [line.split() for line in Path(path).read_text(encoding="ascii").splitlines()]
+    return {row[0].rstrip(":"): int(row[1]) for row in rows}

@@ -1,12 +1,11 @@
 """Compile the programs of a run for another machine, from shapes alone.
 
-    python -m evolver.plan.programs < job.json        # started by `evolver.plan.compilers`, in a plan environment
+    python -m evolver.plan.programs JOB    # in a plan environment, by `evolver.plan.compilers`
 
-The job is {"config": ..., "target": "h100:8", "phases": [...], "slots": n, "micro_batches": m}; the
-last line of the
-output is the result as JSON. The programs are those that a run executes: the update and the
-log-probabilities of `evolver.learner`, and the prefill and decode steps of the JAX engine. They are
-compiled for the target's devices.
+JOB is the JSON of {"config": ..., "target": "h100:8", "phases": [...], "slots": n, "micro_batches":
+m}; the last line of the output is the result as JSON. The programs are those that a run executes:
+the update and the log-probabilities of `evolver.learner`, and the prefill and decode steps of the
+JAX engine. They are compiled for the target's devices.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ import json
 import resource
 import sys
 import time
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -22,56 +22,57 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.experimental import topologies
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
+from jax.sharding import (
+    AxisType,
+    Mesh,
+    NamedSharding,
+    PartitionSpec,
+    Sharding,
+    SingleDeviceSharding,
+)
 from ml_collections import ConfigDict
 
 from evolver import learner as parts
-from evolver import plan
 from evolver.config.derived import weight_dtype
 from evolver.plan import hlo, targets
+from evolver.plan.case import LEARNER, model_shape
 from models import mesh as meshes
 from models import qwen
 from rl import learner
 from rl.engines.jax import decoding
 from rl.packing import Packed
 
+Programs = dict[str, Callable[[], Any]]  # {phase: a function that traces its program}
+
 
 def devices_of(target: targets.Target) -> list[Any]:
     """Return descriptions of the target's devices, for which jax can compile but not run
     programs."""
-    if target.chip.platform == "tpu":
-        name = targets.TPU_TOPOLOGIES[target.chip.name][target.count]
-        return list(topologies.get_topology_desc(platform="tpu", topology_name=name).devices)
-    topology = targets.gpu_topology(target.count)
-    described = targets.gpu_description(target.chip)
-    return list(
-        topologies.get_topology_desc(
-            platform="cuda", target_config=described, topology=topology
-        ).devices
-    )
+    chip = target.chip
+    if chip.platform == "tpu":
+        name = targets.topologies(chip.name)[target.count]
+        return topologies.get_topology_desc(platform="tpu", topology_name=name).devices
+    return topologies.get_topology_desc(
+        platform="cuda",
+        target_config=targets.gpu_description(chip),
+        topology=targets.gpu_topology(target.count),
+    ).devices
 
 
-def mesh_of(config: Any, devices: list[Any]) -> Mesh:
-    """Return the config's mesh over these devices."""
-    sizes = [config.mesh.get(axis, 1) for axis in meshes.AXES]
-    return Mesh(
+def placed(tree: Any, where: Sharding) -> Any:
+    """Return the shapes of a tree of arrays, placed on devices."""
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where), tree)
+
+
+def learner_programs(config: Any, shape: qwen.Config, devices: list[Any]) -> Programs:
+    """Return {"update", "logp"} of the learner."""
+    sizes = [config.mesh[axis] for axis in meshes.AXES]
+    mesh = Mesh(
         np.array(devices).reshape(sizes), meshes.AXES, axis_types=(AxisType.Auto,) * len(sizes)
     )
-
-
-def placed(tree: Any, where: Any) -> Any:
-    """Return ShapeDtypeStructs with shardings. where: one sharding for all, or a tree of them."""
-    struct = lambda a, s: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=s)  # noqa: E731
-    if isinstance(where, jax.sharding.Sharding):
-        return jax.tree.map(lambda a: struct(a, where), tree)
-    return jax.tree.map(struct, tree, where)
-
-
-def learner_programs(config: Any, shape: qwen.Config, devices: list[Any]) -> dict[str, Any]:
-    """Return {"update", "logp"} of the learner, as functions that trace the program."""
-    mesh, optimizer = mesh_of(config, devices), parts.make_optimizer(config)
+    optimizer, layout = parts.make_optimizer(config), parts.make_layout(config)
     update, logp = parts.make_programs(config, shape, mesh, optimizer)
-    layout, frozen = parts.make_layout(config), jnp.dtype(config.model.dtype)
+    frozen = jnp.dtype(config.model.dtype)
     state = learner.state_shapes(shape, optimizer, mesh, layout, frozen_dtype=frozen)
     batch = batch_shapes(config, mesh)
     scored = {name: array for name, array in batch.items() if name != "ref_logp"}
@@ -86,64 +87,47 @@ def learner_programs(config: Any, shape: qwen.Config, devices: list[Any]) -> dic
 
 def batch_shapes(config: Any, mesh: Mesh) -> dict[str, jax.ShapeDtypeStruct]:
     """Return the arrays of a mini-batch of full rows, as `rl.learner` puts them on the devices."""
-    rows, micro = parts.capacity_rows(config), config.learner.micro
     row = np.zeros((1, config.learner.row), np.int32)
-    packed = Packed(row, row, row, row > 0, row * 1.0, row * 1.0, row > 0, row)
-    packed.ref_logp_RT = packed.logp_RT if config.loss.kl_coef else None
-    arrays = learner.device_batch(packed, None, 1, 1)
-    where = NamedSharding(mesh, PartitionSpec(None, *meshes.rows(mesh).spec))
-    shape = (-(-rows // micro), micro, config.learner.row)
-    kinds = {"float64": jnp.float32}
-    return {
-        name: jax.ShapeDtypeStruct(shape, kinds.get(str(a.dtype), a.dtype), sharding=where)
-        for name, a in arrays.items()
-    }
+    real, mask = row.astype(np.float32), row > 0
+    packed = Packed(row, row, row, mask, real, real, mask, row)
+    packed.ref_logp_RT = real if config.loss.kl_coef else None
+    # Without a mesh the batch stays on the host, where empty rows take no memory.
+    rows = parts.capacity_rows(config)
+    batch = learner.device_batch(packed, None, config.learner.micro, rows)
+    return placed(batch, NamedSharding(mesh, PartitionSpec(None, *meshes.rows(mesh).spec)))
 
 
-def engine_programs(config: Any, shape: qwen.Config, device: Any, slots: int) -> dict[str, Any]:
-    """Return {"prefill", "decode"} of the JAX engine on one device, as functions that trace the
-    program.
+def engine_programs(config: Any, shape: qwen.Config, where: Sharding, slots: int) -> Programs:
+    """Return {"prefill", "decode"} of the JAX engine on one device.
 
     slots: rows of rollout.context tokens in the cache.
     """
-    sharding = SingleDeviceSharding(device)
-    dtype, cache_dtype = jnp.dtype(config.model.dtype), jnp.dtype(config.engine.cache_dtype)
-    layout = partial(
-        qwen.for_decoding, shape, dtype=dtype, matrix_dtype=jnp.dtype(weight_dtype(config))
-    )
-    weights = placed(jax.eval_shape(layout, qwen.shapes(shape)), sharding)
-    cache = jax.eval_shape(
-        partial(qwen.init_cache, shape, slots, config.rollout.context, cache_dtype)
-    )
-    cache = placed(cache, sharding)
-
-    def array(*dims: int, dtype: Any = jnp.int32) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct(dims, dtype, sharding=sharding)
+    c, window = config.engine, config.rollout.context
+    dtype, matrices = jnp.dtype(config.model.dtype), jnp.dtype(weight_dtype(config))
+    prepare = partial(qwen.for_decoding, shape, dtype=dtype, matrix_dtype=matrices)
+    weights = jax.eval_shape(prepare, qwen.shapes(shape))
+    empty = partial(qwen.init_cache, shape, slots, window, jnp.dtype(c.cache_dtype))
+    cache = jax.eval_shape(empty)
+    zeros = partial(np.zeros, dtype=np.int32)
 
     def draw(rows: int) -> decoding.Draw:
-        number = array(rows, dtype=jnp.float32)
-        return decoding.Draw(
-            number, number, array(rows), array(rows, 2, dtype=jnp.uint32), array(rows)
-        )
+        number, seed = np.zeros(rows, np.float32), np.zeros((rows, 2), np.uint32)
+        return decoding.Draw(number, number, zeros(rows), seed, zeros(rows))
 
-    static = {
-        "config": shape,
-        "window": config.rollout.context,
-        "truncate": config.rollout.top_p < 1 or config.rollout.top_k > 0,
-    }
-    rows = decoding.Rows(*[array(slots)] * 4, array(slots, 8), draw(slots))
-    few, piece = min(4, slots), min(config.engine.prefill, config.rollout.context)
-    pieces = [array(few), array(few, piece), array(few), array(few), draw(few)]
-    decode = partial(
-        decoding.decode.trace, weights, cache, rows, array(), block=config.engine.decode_block
-    )
+    line, few, piece = zeros(slots), min(4, slots), min(c.prefill, window)
+    rows = decoding.Rows(line, line, line, line, zeros((slots, 8)), draw(slots))
+    prompts = (zeros(few), zeros((few, piece)), zeros(few), zeros(few), draw(few))
+    truncate = config.rollout.top_p < 1 or config.rollout.top_k > 0
+    static = {"config": shape, "window": window, "truncate": truncate}
+    decode = partial(decoding.decode.trace, block=c.decode_block, in_place=True, **static)
+    prefill = partial(decoding.prefill.trace, **static)
     return {
-        "decode": partial(decode, in_place=True, **static),
-        "prefill": partial(decoding.prefill.trace, weights, cache, *pieces, **static),
+        "decode": partial(decode, *placed((weights, cache, rows, zeros(())), where)),
+        "prefill": partial(prefill, *placed((weights, cache, *prompts), where)),
     }
 
 
-def compiled(trace: Any, platform: str, trips: float) -> dict[str, Any]:
+def compiled(trace: Callable[[], Any], platform: str, trips: float) -> dict[str, Any]:
     """Compile a program. Return {"memory", "collectives", "seconds"}, or {"error", "seconds"} if it
     is refused."""
     began = time.monotonic()
@@ -152,18 +136,10 @@ def compiled(trace: Any, platform: str, trips: float) -> dict[str, Any]:
     except Exception as error:  # XLA has no exception types of its own
         return {"error": str(error)[:2000], "seconds": time.monotonic() - began}
     memory = program.memory_analysis()
-    collectives = hlo.collectives(program.as_text(), trips=trips)
-    sizes = {
-        name: getattr(memory, f"{name}_size_in_bytes")
-        for name in ("argument", "output", "alias", "temp")
-    }
-    sizes |= {
-        f"host_{name}": getattr(memory, f"host_{name}_size_in_bytes", 0)
-        for name in ("argument", "temp")
-    }
+    kinds = ("argument", "output", "alias", "temp")
     return {
-        "memory": sizes,
-        "collectives": collectives,
+        "memory": {kind: getattr(memory, f"{kind}_size_in_bytes") for kind in kinds},
+        "collectives": hlo.collectives(program.as_text(), trips=trips),
         "seconds": round(time.monotonic() - began, 1),
     }
 
@@ -172,13 +148,11 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
     """Return {"jax": version, "phases": {phase: see `compiled`}, "gigabytes": peak memory of this
     process}."""
     config, target = ConfigDict(job["config"]), targets.parse(job["target"])
-    shape, devices = plan.model_shape(config), devices_of(target)
-    programs: dict[str, Any] = {}
-    if {"update", "logp"} & set(job["phases"]):
+    shape, devices = model_shape(config), devices_of(target)
+    where, phases = SingleDeviceSharding(devices[0]), {}
+    programs = engine_programs(config, shape, where, job["slots"])
+    if set(LEARNER) & set(job["phases"]):  # the mesh of a config for the engine alone may not fit
         programs |= learner_programs(config, shape, devices)
-    if {"prefill", "decode"} & set(job["phases"]):
-        programs |= engine_programs(config, shape, devices[0], job["slots"])
-    phases = {}
     for phase in job["phases"]:
         phases[phase] = compiled(programs[phase], target.chip.platform, job["micro_batches"])
         print(f"compiled {phase} in {phases[phase]['seconds']:.0f} s", flush=True)
@@ -187,4 +161,4 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(run(json.load(sys.stdin))))
+    print(json.dumps(run(json.loads(sys.argv[1]))))

@@ -25,10 +25,8 @@ class Chip:
     """One device. memory: bytes. flops: bfloat16 FLOP/s. bandwidth: bytes/s of its memory. link:
     bytes/s.
 
-    mfu: the share of `flops` that dense training is assumed to reach; decode: the share of
-    `bandwidth` that decoding is
-    assumed to reach. Both follow published runs: MaxText and torchtitan reach 40% to 50% on H100,
-    MaxText and levanter 50% to 70% on TPU, and engines 30% to 60% of the memory bound.
+    mfu: the share of `flops` that dense training is assumed to reach. It follows published runs:
+    MaxText and torchtitan reach 40% to 50% on H100, MaxText and levanter 50% to 70% on TPU.
     """
 
     name: str
@@ -41,7 +39,6 @@ class Chip:
     host: int = 8  # devices of one host, and so of one process
     bus: float = 25e9  # bytes/s between one device and its host's memory
     mfu: float = 0.4
-    decode: float = 0.4
     # of the memory that a program can use; the rest is contexts, libraries and fragmentation
     share: float = 0.93
 
@@ -63,35 +60,18 @@ CHIPS = {
         Chip("v6e", "tpu", 32 * GIB, 918e12, 1.64e12, 400e9, 256, mfu=0.4, share=0.98),
     )
 }
-# Topologies by the number of chips, with the names of the TPU runtime.
-TPU_TOPOLOGIES = {
-    "v5e": {
-        1: "v5e:1x1",
-        4: "v5e:2x2",
-        8: "v5e:2x4",
-        16: "v5e:4x4",
-        32: "v5e:4x8",
-        64: "v5e:8x8",
-        256: "v5e:16x16",
-    },
-    "v5p": {
-        4: "v5p:2x2x1",
-        8: "v5p:2x2x2",
-        16: "v5p:2x2x4",
-        32: "v5p:2x4x4",
-        64: "v5p:4x4x4",
-        128: "v5p:4x4x8",
-    },
-    "v6e": {
-        1: "v6e:1x1",
-        4: "v6e:2x2",
-        8: "v6e:2x4",
-        16: "v6e:4x4",
-        32: "v6e:4x8",
-        64: "v6e:8x8",
-        256: "v6e:16x16",
-    },
+# The slices of each kind of TPU, with the names of the TPU runtime.
+SLICES = {
+    "v5e": ("1x1", "2x2", "2x4", "4x4", "4x8", "8x8", "16x16"),
+    "v5p": ("2x2x1", "2x2x2", "2x2x4", "2x4x4", "4x4x4", "4x4x8"),
+    "v6e": ("1x1", "2x2", "2x4", "4x4", "4x8", "8x8", "16x16"),
 }
+
+
+def topologies(chip: str) -> dict[int, str]:
+    """Return {number of devices: name of the slice, such as "v5e:2x4"}; {} for a GPU."""
+    slices = SLICES.get(chip, ())
+    return {math.prod(map(int, slice.split("x"))): f"{chip}:{slice}" for slice in slices}
 
 
 @dataclass(frozen=True)
@@ -121,21 +101,21 @@ def parse(text: str) -> Target:
     name, count = match[1].lower(), int(match[2])
     if name not in CHIPS:
         near = difflib.get_close_matches(name, CHIPS, n=1, cutoff=0.4)
-        raise TargetError(
-            f"--target={text}: unknown chip{f' (did you mean {near[0]}?)' if near else ''}; {known}"
-        )
-    counts = TPU_TOPOLOGIES.get(name)
+        hint = f" (did you mean {near[0]}?)" if near else ""
+        raise TargetError(f"--target={text}: unknown chip{hint}; {known}")
+    counts = topologies(name)
     if counts and count not in counts:
-        raise TargetError(
-            f"--target={text}: slices of {name} have {', '.join(map(str, counts))} chips"
-        )
+        sizes = ", ".join(map(str, counts))
+        raise TargetError(f"--target={text}: slices of {name} have {sizes} chips")
     if count < 1 or (count > 8 and count % 8):
         raise TargetError(f"--target={text}: up to 8 devices, or whole nodes of 8")
     return Target(CHIPS[name], count)
 
 
-# XLA's description of a GPU (GpuTargetConfig of stream_executor), as its cost models and code
-# generators read it.
+# The figures of a GPU in XLA's description of it (GpuTargetConfig of stream_executor), which its
+# cost models and code generators read: compute capability, number of cores, arithmetic units of a
+# core, clock in GHz, bytes of shared memory of a core and of a block that asks for more than the
+# default, bytes of the L2 cache, bytes/s of the memory.
 _GPUS = {
     "a100": ((8, 0), 108, 64, 1.41, 167936, 166912, 41943040, 2039000000000),
     "h100": ((9, 0), 132, 128, 1.98, 233472, 232448, 52428800, 3352320000000),
@@ -145,22 +125,21 @@ _GPUS = {
 
 def gpu_description(chip: Chip) -> str:
     """Return the text proto that `jax.experimental.topologies` takes as `target_config`."""
-    (major, minor), cores, fpus, clock, shared, optin, l2, bandwidth = _GPUS[
-        chip.name.partition("-")[0]
-    ]
-    device = {
-        "threads_per_block_limit": 1024, "threads_per_warp": 32, "shared_memory_per_block": 49152,
-        "shared_memory_per_core": shared, "threads_per_core_limit": 2048, "core_count": cores, "fpus_per_core": fpus,
-        "block_dim_limit_x": 2147483647, "block_dim_limit_y": 65535, "block_dim_limit_z": 65535,
-        "memory_bandwidth": bandwidth, "l2_cache_size": l2, "clock_rate_ghz": clock, "device_memory_size": chip.memory,
-        "shared_memory_per_block_optin": optin, "registers_per_core_limit": 65536, "registers_per_block_limit": 65536,
-    }  # fmt: skip
-    fields = " ".join(f"{name}: {value}" for name, value in device.items())
-    capability = f"cuda_compute_capability {{ major: {major} minor: {minor} }}"
+    kind = chip.name.partition("-")[0]
+    (major, minor), cores, fpus, clock, shared, optin, l2, bandwidth = _GPUS[kind]
     return (
-        f'gpu_device_info {{ {fields} {capability} }} platform_name: "CUDA" '
-        "dnn_version_info { major: 9 minor: 12 } runtime_version { major: 13 minor: 0 patch: 0 } "
-        f'device_description_str: "{chip.name}"'
+        "gpu_device_info {"
+        " threads_per_block_limit: 1024 threads_per_warp: 32 shared_memory_per_block: 49152"
+        f" shared_memory_per_core: {shared} threads_per_core_limit: 2048 core_count: {cores}"
+        f" fpus_per_core: {fpus} block_dim_limit_x: 2147483647 block_dim_limit_y: 65535"
+        f" block_dim_limit_z: 65535 memory_bandwidth: {bandwidth} l2_cache_size: {l2}"
+        f" clock_rate_ghz: {clock} device_memory_size: {chip.memory}"
+        f" shared_memory_per_block_optin: {optin} registers_per_core_limit: 65536"
+        " registers_per_block_limit: 65536"
+        f" cuda_compute_capability {{ major: {major} minor: {minor} }} }}"
+        ' platform_name: "CUDA" dnn_version_info { major: 9 minor: 12 }'
+        " runtime_version { major: 13 minor: 0 patch: 0 }"
+        f' device_description_str: "{chip.name}"'
     )
 
 

@@ -116,7 +116,7 @@ def planned(size: str, context: int, batch: int, target: Any) -> dict[str, Any]:
 
     config = config_of(size, context, batch)
     compiled = compilers.compile_programs(
-        config.to_dict(), target, phases=["decode"], slots=batch, micro_batches=1
+        config, target, phases=["decode"], slots=batch, micro_batches=1
     )
     record = compiled.get("phases", {}).get("decode", {})
     if "memory" not in record:

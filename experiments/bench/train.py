@@ -188,18 +188,17 @@ def chip_of(kind: str) -> Any:
 
 def planned(args: argparse.Namespace) -> list[dict[str, Any]]:
     """Return one record per size and row, from the target's compiler."""
-    from evolver import plan
-    from evolver.plan import compilers, estimate, targets
+    from evolver.plan.case import case_of
+    from evolver.plan.compilers import compile_programs
 
-    target, records = targets.parse(args.planned), []
+    records = []
     for size in args.sizes:
         for row in args.rows:
             config = config_of(size, row, args.micro_batches, parsed(args.set, base.get_config()))
-            config, _ = estimate.adapted(config, target)
-            case = estimate.Case(config, plan.model_shape(config), target)
-            compiled = compilers.compile_programs(
-                config.to_dict(),
-                target,
+            case = case_of(config, args.planned)
+            compiled = compile_programs(
+                case.config,
+                case.target,
                 phases=["update"],
                 slots=1,
                 micro_batches=args.micro_batches,
@@ -226,19 +225,22 @@ def roofline(case: Any, compiled: dict[str, Any], micro_batches: int) -> dict[st
     peak = memory["argument"] + memory["output"] - memory["alias"] + memory["temp"]
     tokens = micro_batches * case.config.learner.micro * case.config.learner.row
     useful = model_flops(case.config, case.shape, tokens) / devices
-    local = tokens / devices * case.split.tensor
+    tensor, shards = case.config.mesh.tensor, devices // case.config.mesh.data
+    local = tokens / devices * tensor
     work = estimate.phase(
         # 4/3: the forward pass runs twice
-        case.target, flops=useful * 4 / 3, tokens=tokens, reach=0.8,
-        moved=analytic.update_bytes(case.shape, local, micro_batches, case.split, dtype="bfloat16"),
-        wire=sum(sent for _, sent in record["collectives"].values()),
+        case.target, flops=useful * 4 / 3, tokens=tokens,
+        moved=analytic.update_bytes(
+            case.shape, local, micro_batches, dtype="bfloat16", tensor=tensor, shards=shards
+        ),
+        sent=estimate.bytes_sent(record),
     )  # fmt: skip
     return {
         "peak_gb": peak / 1e9,
         "fits": peak <= case.target.chip.usable,
-        "tokens_per_s": tokens / work["roofline_s"] / devices,
-        "mfu": useful / work["roofline_s"] / case.target.chip.flops,
-        "bound": work["bound"],
+        "tokens_per_s": tokens / work.roofline / devices,
+        "mfu": useful / work.roofline / case.target.chip.flops,
+        "bound": work.bound,
     }
 
 

@@ -8,7 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from configs.paper import runs as paper_runs
-from evolver.plan import PlanError, calls, on_target
+from evolver.plan import PlanError, calls
+from evolver.plan.amounts import evaluations
+from evolver.plan.case import case_of
+from evolver.plan.estimate import overheads, phases, step_seconds
 from experiments.grid import Run
 from experiments.paper.study import RUNS, Study
 
@@ -51,7 +54,7 @@ def cost_of(study: Study, run: Run, target: str, prices: str = "") -> Cost:
         return Cost(episode * episodes / 3600, money, f"{episodes:,} episodes")
     episodes = config.steps * config.rollout.tasks * config.rollout.group
     evaluated = (
-        calls.evaluations(config)
+        evaluations(config)
         * HELD_OUT[config.eval.split]
         * (config.eval.rollouts + config.eval.greedy)
     )
@@ -74,8 +77,9 @@ def priced(config: Any, world: str, roles: tuple[str, ...] = ()) -> float | None
     """Return the cost of the calls to language models at config.llm.prices, None if a model has no
     price there."""
     bill = calls.bill(config, ORIGINALS[world])
-    costs = [record["cost"] for role, record in bill.items() if not roles or role in roles]
-    return None if None in costs else float(sum(costs))
+    costs = [made.cost for role, made in bill.items() if not roles or role in roles]
+    known = [cost for cost in costs if cost is not None]
+    return float(sum(known)) if len(known) == len(costs) else None
 
 
 def pace(name: str, target: str) -> tuple[float, float]:
@@ -88,13 +92,10 @@ def pace(name: str, target: str) -> tuple[float, float]:
 @functools.cache
 def _pace(size: str, world: str, target: str) -> tuple[float, float]:
     config = paper_runs.get_config(f"{size},{world},q")
-    record, _ = on_target(config, target, compiling=False)
-    rollout = sum(record["phases"][phase]["expected_s"] for phase in ("prefill", "decode"))
-    around = (
-        sum(seconds for name, seconds in record["overheads_s"].items() if name != "evaluation")
-        / config.steps
-    )
-    return record["step_s"] + around, rollout / (config.rollout.tasks * config.rollout.group)
+    case = case_of(config, target)
+    rollout = sum(phases(case)[phase].expected for phase in ("prefill", "decode"))
+    around = [seconds for name, seconds in overheads(case).items() if name != "evaluation"]
+    return step_seconds(case) + sum(around) / config.steps, rollout / case.trajectories
 
 
 def rows(study: Study, target: str, prices: str = "", gpu_hour: float = 0.0) -> list[list[str]]:

@@ -27,7 +27,8 @@ from evolver.llm.policy import Player, fingerprint
 from evolver.llm.schemas import record, string
 from evolver.llm.store import ledger_lines
 from evolver.phases import tasks
-from evolver.plan import calls, placement, targets
+from evolver.plan import calls, targets
+from evolver.plan.case import Case
 from evolver.processes.interrupt import Interrupted, Stop
 from models import hf
 from models.tokenizer import Tokenizer
@@ -579,16 +580,14 @@ def test_the_plan_bills_the_policy_no_money_and_counts_a_second_engine(tiny):
     config.llm.url, config.llm.concurrency, config.engine.slots = PRESENT, 32, 64
     bill = calls.bill(config)["step_judge"]
     assert (
-        bill["model"] == "policy"
-        and bill["cost"] == 0
+        bill.model == "policy"
+        and bill.cost == 0
         and "costs no money" in "\n".join(calls.lines(config))
     )
     from models import qwen
 
     def engine():
-        return placement.engine_of(
-            config, qwen.PRESETS[config.model.preset], targets.parse("h100:1")
-        )
+        return Case(config, qwen.PRESETS[config.model.preset], targets.parse("h100:1")).engine
 
     assert engine().initial == 0
     config.llm.url = INITIAL

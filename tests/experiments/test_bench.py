@@ -12,11 +12,11 @@ from safetensors.numpy import save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from envs.travel import agency as travel
-from evolver import plan
 from evolver.llm.client import Chat, Role
 from evolver.llm.embedders import EndpointEmbedder
 from evolver.parts import Parts
-from evolver.plan import estimate, targets
+from evolver.plan import targets
+from evolver.plan.case import case_of
 from experiments.bench import decode, embeddings, reset, train
 from models import qwen
 
@@ -69,9 +69,7 @@ def test_a_decode_step_is_measured():
 
 
 def test_planned_figures_are_bounded_by_the_chip_and_marked():
-    target = targets.parse("h100:1")
-    config, _ = estimate.adapted(train.config_of("0.5b", 4096, 4, {}), target)
-    case = estimate.Case(config, plan.model_shape(config), target)
+    case = case_of(train.config_of("0.5b", 4096, 4, {}), "h100:1")
     memory = {"argument": 6e9, "output": 6e9, "alias": 6e9, "temp": 10e9}
     found = {"phases": {"update": {"memory": memory, "collectives": {}}}}
     record = {"size": "0.5b", "row": 4096} | train.roofline(case, found, 4)

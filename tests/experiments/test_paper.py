@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from evolver.files.workdir import Workdir
-from evolver.plan import on_target
+from evolver.plan.case import case_of
+from evolver.plan.estimate import overheads, step_seconds
 from experiments.grid import Ledger, outcome
 from experiments.paper import __main__ as paper
 from experiments.paper import costs, measures, tables
@@ -249,12 +250,10 @@ def test_hours_follow_the_steps_and_money_the_prices(tmp_path):
         and original.money == 0
         and synthetic.money is None
     )
-    record, _ = on_target(
-        costs.paper_runs.get_config("14b,appworld,q"), "a100-80g:8", compiling=False
-    )
+    case = case_of(costs.paper_runs.get_config("14b,appworld,q"), "a100-80g:8")
     step, _ = costs.pace("14b,appworld,q", "a100-80g:8")
-    moved = record["overheads_s"]["offload"] + record["overheads_s"]["weight sync"]
-    assert step >= record["step_s"] + moved / record["steps"] > record["step_s"]
+    moved = overheads(case)["offload"] + overheads(case)["weight sync"]
+    assert step >= step_seconds(case) + moved / case.config.steps > step_seconds(case)
     prices = tmp_path / "prices.json"
     prices.write_text(
         json.dumps({model: [1, 2] for model in ("qwen-plus", "qwen3-235b-a22b-instruct-2507")})

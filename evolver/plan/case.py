@@ -1,0 +1,318 @@
+"""A config on a target: its model, its mesh, its training state and its engine there.
+
+Sizes are bytes per device unless stated otherwise.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import jax
+from jax.sharding import AbstractMesh
+
+from evolver.config.derived import weight_dtype
+from evolver.config.paths import model_folder
+from evolver.learner import make_layout
+from evolver.llm.client import INITIAL
+from evolver.llm.roles import played
+from evolver.plan import analytic, targets
+from evolver.plan.amounts import EPISODE
+from evolver.plan.analytic import BYTES
+from evolver.plan.targets import GIB, Target
+from models import hf, lora, qwen
+from models import mesh as meshes
+
+SERVER = 2 * GIB  # memory of a vLLM server besides weights and cache: activations, CUDA graphs
+UTILISATION = 0.9  # share of a device that a vLLM server takes unless its flags set another
+LEARNER = ("update", "logp")
+PHASES = (*LEARNER, "prefill", "decode")  # of a step, a program each
+FILL = 0.95  # assumed share of packed rows that holds tokens
+
+
+class PlanError(ValueError):
+    """A config that cannot be planned, or not for the target; the message is for the user."""
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A part of what the learner keeps between updates.
+
+    kind: "parameters", "optimizer" or "reference". weights: a tree of `qwen.Weight`s, each entry of
+    which takes `size` bytes.
+    """
+
+    kind: str
+    words: str
+    weights: Any
+    size: int
+    on_host: bool = False
+
+
+@dataclass(frozen=True)
+class Engine:
+    """`replicas` engines of `devices` devices each. shared: the learner uses them too."""
+
+    replicas: int
+    devices: int
+    shared: bool
+    weights: float
+    cache: float  # as configured; the jax engine's cache holds engine.slots sequences
+    sequences: int  # sequences of rollout.context tokens that the cache of one replica holds
+    place: str
+    # weights and cache of a second engine, where the initial policy plays a role of config.llm
+    initial: float = 0.0
+
+
+@dataclass(frozen=True)
+class Case:
+    """A config on a target, with the quantities derived from both.
+
+    note: how its mesh was changed for the target, if it was. compiled: the figures of the target's
+    compiler, see `programs.run`; {} = it was not asked. held_out: number of tasks of the split that
+    is evaluated, 0 = unknown.
+    """
+
+    config: Any
+    shape: qwen.Config
+    target: Target
+    note: str = ""
+    compiled: Mapping[str, Any] = field(default_factory=dict)
+    held_out: int = 0
+
+    @property
+    def programs(self) -> dict[str, Any]:
+        """{phase: see `programs.compiled`} of the programs that the compiler made."""
+        phases = self.compiled.get("phases", {})
+        return {name: phases[name] for name in PHASES if "memory" in phases.get(name, {})}
+
+    @property
+    def refused(self) -> dict[str, str]:
+        """{phase: reason} of the programs that the compiler refuses."""
+        phases = self.compiled.get("phases", {})
+        return {name: phase["error"] for name, phase in phases.items() if "error" in phase}
+
+    @property
+    def on_jax(self) -> bool:
+        return self.config.engine.name == "jax"
+
+    @property
+    def rank(self) -> int:
+        """Rank of the adapters; 0 = the weights are trained."""
+        return self.config.lora.rank
+
+    @property
+    def row_shards(self) -> int:
+        """The number of devices that split the rows of a batch."""
+        return self.config.mesh.data * self.config.mesh.fsdp
+
+    @property
+    def trajectories(self) -> int:
+        """The rollouts of a step."""
+        return self.config.rollout.tasks * self.config.rollout.group
+
+    @property
+    def episode(self) -> float:
+        """Mean tokens of an episode."""
+        return EPISODE * self.config.rollout.context
+
+    @property
+    def micro_batches(self) -> int:
+        """Micro-batches of one update."""
+        c = self.config.learner
+        rows = self.trajectories * self.episode / FILL / c.row / c.updates
+        return max(1, math.ceil(rows / c.micro))
+
+    def bytes_of(self, weights: Any, size: int) -> float:
+        """Return the bytes of a tree of `qwen.Weight`s, at `size` bytes per entry."""
+        rules, mesh, total = self.config.sharding.to_dict(), self.config.mesh, 0.0
+        for weight in jax.tree.leaves(weights, is_leaf=qwen.is_weight):
+            split = ",".join(rules.get(name, "") for name in weight.axes)
+            over = [mesh[axis] for axis in split.split(",") if axis]
+            total += size * math.prod(weight.shape) / math.prod(over)
+        return total
+
+    def _kept(self, *, on_host: bool) -> dict[str, float]:
+        held = {"parameters": 0.0, "optimizer": 0.0, "reference": 0.0}
+        for part in kept(self.config, self.shape):
+            if part.on_host == on_host:
+                held[part.kind] += self.bytes_of(part.weights, part.size)
+        return held
+
+    @cached_property
+    def state(self) -> dict[str, float]:
+        """The {"parameters", "optimizer", "reference", "gradients"} in the memory of a device."""
+        gradients = self.bytes_of(trained_weights(self.config, self.shape), BYTES["float32"])
+        return self._kept(on_host=False) | {"gradients": gradients}
+
+    @cached_property
+    def on_host(self) -> dict[str, float]:
+        """The same, without gradients, in the memory of the host."""
+        return self._kept(on_host=True)
+
+    @cached_property
+    def sizes(self) -> dict[str, int]:
+        return sizes(self.config, self.shape)
+
+    @cached_property
+    def engine(self) -> Engine:
+        """The engine of the config on the target."""
+        c, vllm = self.config, self.config.engine.vllm
+        weights = qwen.parameter_count(self.shape) * BYTES[weight_dtype(c)]
+        context = c.rollout.context * analytic.kv_bytes(self.shape, c.engine.cache_dtype)
+        if self.on_jax:
+            slots, place = c.engine.slots, "on the learner's first device"
+            second = weights + min(slots, c.llm.concurrency) * context
+            initial = second if INITIAL in played(c) else 0.0
+            return Engine(1, 1, True, weights, slots * context, slots, place, initial)
+        replicas, devices = servers_of(c)
+        held = weights / devices
+        cache = max(0.0, self.target.chip.memory * utilisation(vllm.flags) - SERVER - held)
+        place = "elsewhere" if vllm.urls else "shared with the learner"
+        place = f"{replicas} vLLM x {devices} devices, {place}"
+        sequences = int(cache * devices // context)
+        return Engine(replicas, devices, not vllm.urls, held, cache, sequences, place)
+
+
+def case_of(config: Any, target: str) -> Case:
+    """Return the config on a target such as "h100:8". Raises PlanError if it cannot run there."""
+    devices = targets.parse(target)
+    config, note = adapted(config, devices)
+    case = Case(config, model_shape(config), devices, note)
+    if found := list(problems(case)):
+        raise PlanError("\n".join(f"--target={target}: {problem}" for problem in found))
+    return case
+
+
+def model_shape(config: Any) -> qwen.Config:
+    """Return the shape of the checkpoint or of the preset. Raises PlanError."""
+    if not config.model.path:
+        return qwen.PRESETS[config.model.preset]
+    try:
+        return hf.config_of(model_folder(config.model.path))
+    except hf.ModelError as error:
+        raise PlanError(f"config.model.path={config.model.path}: {error}") from error
+
+
+def adapted(config: Any, target: Target) -> tuple[Any, str]:
+    """Return (config, note): the config with a mesh for the target's devices if its own is for
+    another number."""
+    before = config.mesh.to_dict()
+    devices = math.prod(before.values())
+    if devices == target.count:
+        return config, ""
+    config = config.copy_and_resolve_references()
+    mesh, learner = config.mesh, config.learner
+    others = mesh.data * mesh.tensor * mesh.sequence
+    if target.count % others:
+        mesh.data = mesh.tensor = mesh.sequence = others = 1
+    mesh.fsdp = target.count // others
+    old, rows = learner.micro, before["data"] * before["fsdp"]
+    learner.micro = mesh.data * mesh.fsdp * max(1, old // rows)
+    chosen = [f"{axis}={mesh[axis]}" for axis in meshes.AXES if mesh[axis] > 1]
+    words = " * ".join(chosen) or "one device"
+    note = f"the config's mesh is for {devices} devices; planned with {words}"
+    return config, note if learner.micro == old else f"{note}, learner.micro={learner.micro}"
+
+
+def problems(case: Case) -> Iterator[str]:
+    """Yield why the config's engine, kernels and mesh cannot run on the target."""
+    c, chip, target = case.config, case.target.chip, case.target
+    kernels = {"cudnn": "cuda", "pallas": "cuda", "splash": "tpu"}
+    kernel, (replicas, devices) = c.model.attention, servers_of(c)
+    starts_servers = not case.on_jax and not c.engine.vllm.urls
+    if kernels.get(kernel, chip.platform) != chip.platform:
+        yield f"config.model.attention={kernel} does not run on {chip.name}: set it to auto"
+    if not case.on_jax and target.count > chip.host:
+        yield (
+            f"config.engine.name=vllm supports one process, and {target.name} needs"
+            f" {target.count // chip.host}, one for each {chip.host} devices: set"
+            f" config.engine.name=jax, or plan for at most {chip.host} devices"
+        )
+    if starts_servers and chip.platform != "cuda":
+        yield (
+            f"config.engine.vllm starts servers on CUDA devices, which {target.name} has not: set"
+            " config.engine.name=jax, or give the addresses of servers in config.engine.vllm.urls"
+        )
+    elif starts_servers and replicas * devices > target.count:
+        yield (
+            f"{replicas} vLLM servers of {devices} devices need {replicas * devices}, and"
+            f" {target.name} has {target.count}: change config.engine.vllm.devices, replicas or"
+            " flags"
+        )
+    try:
+        mesh = AbstractMesh(tuple(c.mesh[axis] for axis in meshes.AXES), meshes.AXES)
+        meshes.shardings(case.shape, mesh, c.sharding.to_dict())
+    except meshes.MeshError as error:
+        yield str(error)
+
+
+# --- what is trained and kept ---------------------------------------------------------------------
+
+
+def trained_weights(config: Any, shape: qwen.Config) -> Any:
+    """Return the tree of `qwen.Weight`s that gets gradients: all weights, or the adapters."""
+    adapters = make_layout(config).lora
+    return lora.weights(shape, adapters) if adapters else qwen.weights(shape)
+
+
+def kept(config: Any, shape: qwen.Config) -> Iterator[Kept]:
+    """Yield the parts of the training state, those on the host last."""
+    c, rank, master = config, config.lora.rank, config.optim.master
+    weights, trained = qwen.weights(shape), trained_weights(config, shape)
+    dtype = c.model.dtype if rank else master
+    yield Kept("parameters", f"{dtype} weights", weights, BYTES[dtype])
+    if rank:
+        yield Kept("parameters", f"{master} adapters", trained, BYTES[master])
+    yield Kept("optimizer", "two float32 moments", trained, 8, c.optim.offload)
+    if c.loss.kl_coef and not rank:  # with adapters, the unchanged weights are the reference policy
+        words, on_host = f"{master} reference policy", c.loss.reference == "host"
+        yield Kept("reference", words, weights, BYTES[master], on_host)
+
+
+def sizes(config: Any, shape: qwen.Config) -> dict[str, int]:
+    """Return the numbers of parameters and of trained ones, and the bytes of a checkpoint (trained
+    parameters and their moments), of the trained parameters alone (`adapters`), of a weight sync
+    and of the exported policy."""
+    count, master = qwen.parameter_count(shape), BYTES[config.optim.master]
+    trained = entries(trained_weights(config, shape))
+    return {
+        "parameters": count,
+        "trained": trained,
+        "checkpoint": trained * (8 + master),
+        "adapters": trained * master,
+        "sync": count * BYTES[config.model.dtype],
+        "policy": count * BYTES["bfloat16"],
+    }
+
+
+def entries(weights: Any) -> int:
+    """Return the number of entries of a tree of `qwen.Weight`s."""
+    leaves = jax.tree.leaves(weights, is_leaf=qwen.is_weight)
+    return sum(math.prod(weight.shape) for weight in leaves)
+
+
+# --- vLLM servers ---------------------------------------------------------------------------------
+
+
+def flag(flags: str, name: str) -> float:
+    """Return the value of a flag of vLLM's command line, 0 if it is not set."""
+    given = re.search(rf"--{name}[ =]([\d.]+)", flags)
+    return float(given[1]) if given else 0.0
+
+
+def utilisation(flags: str) -> float:
+    """Return the share of a device that a vLLM server with these flags takes."""
+    return flag(flags, "gpu-memory-utilization") or UTILISATION
+
+
+def servers_of(config: Any) -> tuple[int, int]:
+    """Return (vLLM servers, devices of each)."""
+    vllm = config.engine.vllm
+    listed = len(vllm.devices[0].split(",")) if vllm.devices else 1
+    devices = int(flag(vllm.flags, "tensor-parallel-size")) or listed
+    return len(vllm.urls) or len(vllm.devices) or vllm.replicas, devices

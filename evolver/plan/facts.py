@@ -1,0 +1,113 @@
+"""The work and the sizes of a run, as {name: text}."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from envs import make
+from evolver.config.derived import weight_dtype
+from evolver.config.paths import resolve
+from evolver.files.workdir import read_tasks
+from evolver.plan import case
+from evolver.plan.amounts import (
+    checkpoints,
+    evaluated_episodes,
+    evaluated_tasks,
+    evaluations,
+    first_tasks,
+)
+from evolver.plan.analytic import BYTES, kv_bytes
+from evolver.plan.text import size
+from models import qwen
+
+
+def task_counts(config: Any) -> tuple[int, int, str]:
+    """Return (original tasks, held-out tasks, ""); (0, 0, why) if the world can only be made
+    elsewhere.
+
+    Held-out tasks that are never evaluated count as 0.
+    """
+    c = config
+    try:
+        world = make(c.env.name, **c.env.args.to_dict())
+        original = read_tasks(resolve(c.env.tasks)) if c.env.tasks else world.tasks(c.env.split)
+        held_out = world.tasks(c.eval.split) if c.eval.every else []
+        world.close()
+    except Exception as error:  # an adapter may raise anything; the user reads the message
+        if c.env.mode == "inprocess":
+            raise
+        return 0, 0, f"known where {c.env.name} runs; here: {error}"
+    return len(original), len(held_out), ""
+
+
+def work(config: Any, originals: int, held_out: int, unknown: str = "") -> dict[str, str]:
+    """Return the facts on rollouts, evaluations and updates.
+
+    originals, held_out: number of original and of held-out tasks. unknown: why these are not known.
+    """
+    c, r = config, config.rollout
+    a_step = r.tasks * r.group
+    rollouts, tokens = c.steps * a_step, min(r.max_turns * r.max_tokens, r.context)
+    mechanisms = [name for name in ("questioning", "navigating", "attributing") if c[name].enabled]
+    source = c.env.tasks or f"split {c.env.split}"
+    found = {
+        "mechanisms": ", ".join(mechanisms) or "none",
+        "training tasks": unknown or f"{originals} original, {source}",
+        "steps": f"{c.steps:,} of {r.tasks} tasks x {r.group} = {a_step:,} rollouts",
+        "rollouts": f"{rollouts:,} of at most {r.max_turns} turns and {r.context:,} tokens",
+        "tokens generated": f"at most {rollouts * tokens:,}",
+        "updates": f"{c.steps * c.learner.updates * c.learner.epochs:,}",
+        "evaluation": evaluation(c, held_out),
+        "checkpoints": f"{checkpoints(c)}, {c.checkpoint.keep} kept and the best",
+    }
+    if r.refill:
+        found["refills"] = f"at most {r.refill} rounds a step, for groups without signal"
+    first = first_tasks(c, originals)
+    if first != 0:
+        found["first pool"] = f"{first or 'all'} tasks x {c.navigating.rollouts} rollouts"
+    if c.questioning.enabled and not c.questioning.tasks:
+        found["exploration"] = f"until {c.questioning.budget:,} tasks are found"
+    return found
+
+
+def evaluation(config: Any, held_out: int) -> str:
+    """Return the number of evaluations and of their episodes, in words."""
+    c, rounds, tasks = config.eval, evaluations(config), evaluated_tasks(config, held_out)
+    if not rounds:
+        return "none"
+    amount = f"{c.rollouts + c.greedy} episodes each"
+    if tasks:
+        amount = f"{evaluated_episodes(config, held_out):,} episodes"
+    return f"{rounds} times {tasks or 'all'} tasks of {c.split}, {amount}"
+
+
+def sizes(config: Any) -> dict[str, str]:
+    """Return the facts on parameters, training state, checkpoint and KV cache. Raises PlanError."""
+    c, shape = config, case.model_shape(config)
+    counts, weights = case.sizes(c, shape), BYTES[weight_dtype(c)]
+    parameters = f"{counts['parameters']:,}"
+    if c.lora.rank:
+        parameters += f", and {counts['trained']:,} of adapters, which alone are trained"
+    # The jax engine holds as many sequences as it has slots; what a vLLM server holds depends on
+    # its device.
+    slots, context = c.engine.slots if c.engine.name == "jax" else 1, c.rollout.context
+    cache = kv_bytes(shape, c.engine.cache_dtype) * slots * context
+    return {
+        "parameters": parameters,
+        "training state": training_state(c, shape),
+        "checkpoint": size(counts["checkpoint"]),
+        "engine weights": size(counts["parameters"] * weights),
+        "KV cache": f"{size(cache)} for {slots} x {context:,} tokens",
+    }
+
+
+def training_state(config: Any, shape: qwen.Config) -> str:
+    """Return what the learner keeps between updates, and where: "8.32 MB (float32 weights, two
+    float32 moments)"."""
+    texts = []
+    for on_host, place in ((False, ""), (True, " in host memory")):
+        parts = [part for part in case.kept(config, shape) if part.on_host == on_host]
+        total = sum(part.size * case.entries(part.weights) for part in parts)
+        if parts:
+            texts.append(f"{size(total)}{place} ({', '.join(part.words for part in parts)})")
+    return ", and ".join(texts)
