@@ -33,7 +33,8 @@ from evolver.learner import Learner, initial_policy, make_learner
 from evolver.llm import client
 from evolver.llm.policy import Player
 from evolver.llm.roles import make_chat, played
-from evolver.navigating import Navigating, Pool
+from evolver.navigating.experience_pool import ExperiencePool
+from evolver.navigating.guidance import Navigating
 from evolver.parts import Parts
 from evolver.pipeline import Pipeline
 from evolver.processes import hosts
@@ -495,7 +496,7 @@ def make_navigating(config: Any, tasks: list[Task], parts: Parts) -> Navigating 
     parts = replace(parts, splits=splits)
     extractor = plugged("navigating.extractor", c.extractor)(parts)
     refiner = plugged("navigating.refine", c.refine)(parts)
-    pool = Pool(plugged("navigating.embedder", c.embedder)(parts))
+    pool = ExperiencePool(plugged("navigating.embedder", c.embedder)(parts))
     if c.pool:
         pool.load(resolve(c.pool))
     return Navigating(

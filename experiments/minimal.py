@@ -22,7 +22,9 @@ import envs
 from envs.probed import probed
 from evolver.attributing.replay import ReplayJudge
 from evolver.llm.embedders import HashedNgrams
-from evolver.navigating import Navigating, Pool, Unrefined
+from evolver.navigating import Unrefined
+from evolver.navigating.experience_pool import ExperiencePool
+from evolver.navigating.guidance import Navigating
 from evolver.navigating.extract import Contrast
 from evolver.parts import Parts
 from evolver.questioning import TaskPool
@@ -74,7 +76,7 @@ async def main(
 
     # evolver/navigating/: experience guides half of each group's rollouts. It is empty at first.
     experience = Navigating(
-        Pool(HashedNgrams()),
+        ExperiencePool(HashedNgrams()),
         Contrast(
             Parts(make_world=make_world, splits=("train",)),
             render="envs.hints:render",

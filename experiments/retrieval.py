@@ -34,7 +34,8 @@ from evolver import grading
 from evolver.build import Run, RunError
 from evolver.config import plugs
 from evolver.config.checks import changed
-from evolver.navigating import Experience, Pool, new_experience
+from evolver.navigating import Experience, new_experience
+from evolver.navigating.experience_pool import ExperiencePool
 from evolver.phases import extraction, tasks
 from evolver.phases.rollouts import play, sampling
 from experiments import measuring
@@ -132,18 +133,19 @@ def nearest(
     embedder = plugs.plug("navigating.embedder", name, args)(run.parts)
     found = {}
     for fold in sorted(set(fold_of.values())):
-        pool = Pool(embedder)
+        pool = ExperiencePool(embedder)
         pool.add(
             [
                 dataclasses.replace(e, sources=list(e.sources))
                 for e in outside(experiences, fold, fold_of)
             ]
         )
-        for task in (t for t in chosen if fold_of[t.id] == fold):
-            if near := pool.search(task.query, most, min_similarity=c.min_similarity):
-                found[task.id] = [
-                    Retrieved(experience, similarity) for experience, similarity in near
-                ]
+        asked = [task for task in chosen if fold_of[task.id] == fold]
+        queries = [task.query for task in asked]
+        results = pool.search(queries, most, min_similarity=c.min_similarity)
+        for task, near in zip(asked, results, strict=True):
+            if near:
+                found[task.id] = [Retrieved(*pair) for pair in near]
     return found
 
 

@@ -32,7 +32,8 @@ from evolver.llm import answers
 from evolver.llm.client import url_problem
 from evolver.llm.embedders import HashedNgrams
 from evolver.llm.store import Cache, Ledger
-from evolver.navigating import Pool, PoolError, new_experience
+from evolver.navigating import new_experience
+from evolver.navigating.experience_pool import ExperiencePool, PoolError
 from evolver.plan import targets
 from models import from_gguf, hf, hf_config
 from models.files import BrokenFile
@@ -229,7 +230,7 @@ def pool_lines() -> list[Any]:
     directory."""
     import tempfile
 
-    pool = Pool(EMBEDDER)
+    pool = ExperiencePool(EMBEDDER)
     pool.add(
         [
             new_experience("When lending", "Look.", sources=["a"]),
@@ -251,10 +252,10 @@ POOL_INDEX: dict[str, bytes] = {}
 POOL = pool_lines()
 
 
-def read_pool(folder: Path) -> Pool:
+def read_pool(folder: Path) -> ExperiencePool:
     for name, data in POOL_INDEX.items():
         (folder / name).write_bytes(data)
-    Pool(EMBEDDER).load(folder)
+    ExperiencePool(EMBEDDER).load(folder)
 
 
 def rollouts_file() -> bytes:

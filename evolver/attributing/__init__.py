@@ -3,10 +3,11 @@ AgentEvolver paper)."""
 
 from __future__ import annotations
 
-from collections import Counter
+import itertools
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
+from evolver.metrics import Meter
 from rl.trajectory import Trajectory, groups_of
 
 GOOD, BAD, ABSTAIN = 1, -1, 0
@@ -32,16 +33,14 @@ class TurnJudge(Protocol):
 
     roles: tuple[str, ...] = ()  # chat roles that the judge asks
     concurrency: int = 1  # groups that may be labelled at a time, each in a thread of its own
-    reproduces_outcome: bool = (
-        False  # True if the judge needs outcomes to be the world's own evaluation
-    )
+    # True if the judge needs outcomes to be the world's own evaluation
+    reproduces_outcome: bool = False
 
     def label(self, trajectories: Sequence[Trajectory]) -> list[list[Label]]:
         """Return one list per trajectory with one label per turn.
 
         The trajectories of a task are passed together, and several tasks may be passed at once.
-        Trajectories are not
-        changed: the caller writes the labels. Abstain where nothing can be said, for example if
+        Trajectories are not changed: the caller writes the labels. Abstain where nothing can be said, for example if
         `trajectory.broken`.
         """
         ...
@@ -60,19 +59,23 @@ def reasons_to_skip(trajectories: Sequence[Trajectory], skip_flat: bool) -> list
     equal outcomes."""
     groups = groups_of(trajectories) if skip_flat else {}
     flat = {key for key, group in groups.items() if len({t.outcome for t in group}) == 1}
-    return [
-        "the environment ended the episode"
-        if t.broken
-        else "the group's outcomes are equal"
-        if t.group in flat
-        else ""
-        for t in trajectories
-    ]
+    reasons = dict.fromkeys(flat, "the group's outcomes are equal")
+    ended = "the environment ended the episode"
+    return [ended if t.broken else reasons.get(t.group, "") for t in trajectories]
 
 
-def label_rates(counts: Counter) -> dict[str, float]:
-    """Return the shares of GOOD, BAD and ABSTAIN as metrics. counts: turns by label value; other
-    keys are ignored."""
-    names = {"good": GOOD, "bad": BAD, "abstain": ABSTAIN}
-    turns = max(sum(counts[value] for value in names.values()), 1)
-    return {f"attributing/{name}_rate": counts[value] / turns for name, value in names.items()}
+_RATES = {"good_rate": GOOD, "bad_rate": BAD, "abstain_rate": ABSTAIN}
+
+
+def meter_of(*names: str) -> Meter:
+    """Return the meter of a judge: shares of labels, trajectories, those that it skipped, and
+    `names`."""
+    return Meter("attributing", *_RATES, "trajectories", "skipped", *names)
+
+
+def count_labels(meter: Meter, labels: Sequence[Sequence[Label]]) -> None:
+    """Count trajectories and the labels of their turns."""
+    meter.count("trajectories", len(labels))
+    for label in itertools.chain.from_iterable(labels):
+        for name, value in _RATES.items():
+            meter.average(name, label.value == value)

@@ -8,11 +8,19 @@ and on turns that the answer omits, labels in two different ways or is unsure of
 from __future__ import annotations
 
 import textwrap
-from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from evolver.attributing import ABSTAIN, BAD, GOOD, Label, TurnJudge, label_rates, reasons_to_skip
+from evolver.attributing import (
+    ABSTAIN,
+    BAD,
+    GOOD,
+    Label,
+    TurnJudge,
+    count_labels,
+    meter_of,
+    reasons_to_skip,
+)
 from evolver.llm.client import ChatError, Question
 from evolver.llm.prompts import prompt
 from evolver.llm.schemas import INTEGER, array, record, string
@@ -22,10 +30,8 @@ from rl.trajectory import Trajectory
 
 VALUES = {"GOOD": GOOD, "BAD": BAD, "UNSURE": ABSTAIN}
 _STEP = record(step=INTEGER, analysis=string(400), label={"enum": list(VALUES)})
-_MISNUMBERED, _CONTRADICTED = (
-    "the judge graded a step that does not exist",
-    "the judge gave two different labels",
-)
+_MISNUMBERED = "the judge graded a step that does not exist"
+_CONTRADICTED = "the judge gave two different labels"
 _OMITTED = "the judge omitted the turn"
 _PROBLEMS = {_MISNUMBERED: "misnumbered", _CONTRADICTED: "contradicted", _OMITTED: "omitted"}
 _REASON = 200  # characters of an analysis that are kept as the reason of a label
@@ -40,7 +46,7 @@ class LlmJudge(TurnJudge):
     def __init__(self, parts: Parts, *, skip_flat: bool = False):
         """skip_flat: abstain, without asking, on groups whose outcomes are all equal."""
         self.chat, self.max_chars, self.skip_flat = parts.chat, parts.max_chars, skip_flat
-        self._counts: Counter[str] = Counter()
+        self._meter = meter_of("unanswered", *_PROBLEMS.values())
 
     def label(self, trajectories: Sequence[Trajectory]) -> list[list[Label]]:
         """Return one list per trajectory with one label per turn. Raises RunEnds."""
@@ -49,41 +55,37 @@ class LlmJudge(TurnJudge):
         asked = [n for n, t in enumerate(trajectories) if t.turns and not skipped[n]]
         for n, answer in zip(asked, self.chat.ask([self.question(trajectories[n]) for n in asked])):
             if isinstance(answer, ChatError):
-                self._counts["unanswered"] += 1
+                self._meter.count("unanswered")
                 labels[n] = [Label(ABSTAIN, "the judge gave no usable answer")] * len(labels[n])
-            else:
-                labels[n] = read_labels(answer.parsed, len(labels[n]))
-                self._counts.update(
-                    _PROBLEMS[label.reason] for label in labels[n] if label.reason in _PROBLEMS
-                )
-        self._counts.update(trajectories=len(trajectories), skipped=len(trajectories) - len(asked))
-        self._counts.update(label.value for row in labels for label in row)
+                continue
+            labels[n] = read_labels(answer.parsed, len(labels[n]))
+            for label in labels[n]:
+                if label.reason in _PROBLEMS:
+                    self._meter.count(_PROBLEMS[label.reason])
+        self._meter.count("skipped", len(trajectories) - len(asked))
+        count_labels(self._meter, labels)
         return labels
 
     def question(self, trajectory: Trajectory) -> Question:
         """Return the question about one trajectory."""
-        text = prompt("step_judge")
+        text, limit = prompt("step_judge"), self.max_chars
+        won = trajectory.evaluation.success or trajectory.outcome > 0.5
         messages = text.messages(
             task=quoted(trajectory.task.query),
-            rules=quoted(rules_of(trajectory.messages, 2 * self.max_chars)),
-            tools=tool_list(trajectory.tools, 2 * self.max_chars),
-            steps=transcript(exchanges_of(trajectory), self.max_chars),
+            rules=quoted(rules_of(trajectory.messages, 2 * limit)),
+            tools=tool_list(trajectory.tools, 2 * limit),
+            steps=transcript(exchanges_of(trajectory), limit),
             count=str(len(trajectory.turns)),
             score=f"{trajectory.outcome:.2f} of 1",
-            sign="positive"
-            if trajectory.evaluation.success or trajectory.outcome > 0.5
-            else "negative",
+            sign="positive" if won else "negative",
         )
-        return Question(
-            self.roles[0], messages, record(steps=array(_STEP, len(trajectory.turns))), text.version
-        )
+        schema = record(steps=array(_STEP, len(trajectory.turns)))
+        return Question("step_judge", messages, schema, text.version)
 
     def metrics(self) -> dict[str, float]:
         """Return metrics since the last call: shares of labels, trajectories not asked about or
         left unanswered, and turns that the answer left without a label, by reason."""
-        counts, self._counts = self._counts, Counter()
-        names = ("trajectories", "skipped", "unanswered", *_PROBLEMS.values())
-        return label_rates(counts) | {f"attributing/{name}": float(counts[name]) for name in names}
+        return self._meter.read()
 
 
 def read_labels(answer: dict[str, Any], count: int) -> list[Label]:
@@ -91,14 +93,12 @@ def read_labels(answer: dict[str, Any], count: int) -> list[Label]:
 
     If it numbers a step that does not exist, all its numbers may be shifted, so it labels nothing.
     """
-    if not all(1 <= entry["step"] <= count for entry in answer["steps"]):
-        return [Label(ABSTAIN, _MISNUMBERED)] * count
     labels: dict[int, Label] = {}
     for entry in answer["steps"]:
-        label = Label(
-            VALUES[entry["label"].upper()],
-            textwrap.shorten(entry["analysis"], _REASON, placeholder=" ..."),
-        )
-        if labels.setdefault(entry["step"], label).value != label.value:
-            labels[entry["step"]] = Label(ABSTAIN, _CONTRADICTED)
+        step, value = entry["step"], VALUES[entry["label"].upper()]
+        if not 1 <= step <= count:
+            return [Label(ABSTAIN, _MISNUMBERED)] * count
+        reason = textwrap.shorten(entry["analysis"], _REASON, placeholder=" ...")
+        if labels.setdefault(step, Label(value, reason)).value != value:
+            labels[step] = Label(ABSTAIN, _CONTRADICTED)
     return [labels.get(k, Label(ABSTAIN, _OMITTED)) for k in range(1, count + 1)]

@@ -28,25 +28,33 @@ labelled by the value of what remains:
 | equal, and what remains fails | abstain: nothing shows if the turn would have helped |
 
 A turn that was cut by its token limit never reached the world and is BAD. In a failed trajectory
-only turns that
-advanced the goal are GOOD, as in section 5.1 of the AgentEvolver paper. There is one exception: if
-success depends on a closing text that quotes no observation (a count, a "yes"), the source of the
-answer is unknown. A look-up is then superfluous only if another one showed the same, and otherwise
-the judge abstains on it.
+only turns that advanced the goal are GOOD, as in section 5.1 of the AgentEvolver paper. There is
+one exception: if success depends on a closing text that quotes no observation (a count, a "yes"),
+the source of the answer is unknown. A look-up is then superfluous only if another one showed the
+same, and otherwise the judge abstains on it.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import re
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from envs.toolcalls import parse
 from envs.world import Evaluation, Task, World
-from evolver.attributing import ABSTAIN, BAD, GOOD, Label, TurnJudge, label_rates, reasons_to_skip
+from evolver.attributing import (
+    ABSTAIN,
+    BAD,
+    GOOD,
+    Label,
+    TurnJudge,
+    count_labels,
+    meter_of,
+    reasons_to_skip,
+)
 from evolver.parts import Parts
 from evolver.replaying import (
     executed_text,
@@ -59,10 +67,11 @@ from evolver.replaying import (
 )
 from evolver.transcripts import text_of, words
 from rl.bounds import Count
-from rl.trajectory import Trajectory, Turn, groups_of
+from rl.trajectory import Trajectory, Turn
 
 Value = tuple[bool, float, int]  # of an episode: success, progress, wanted minus unwanted changes
 _WORD = re.compile(r"\w+")
+_WORTH_MORE = Label(BAD, "the episode is worth more without the turn")
 
 
 class ReplayJudge(TurnJudge):
@@ -75,88 +84,65 @@ class ReplayJudge(TurnJudge):
         """skip_flat: abstain on groups whose outcomes are all equal. max_replayed: environment
         steps that may be spent on one trajectory; the judge abstains on the turns that are left."""
         self._make_world = parts.make_world
+        self.skip_flat, self.max_replayed = skip_flat, max_replayed
         self._world: World | None = None
-        self.skip_flat = skip_flat
-        self.max_replayed = max_replayed
-        self._counts: Counter[str | int] = Counter()
+        self._meter = meter_of("not_reproduced", "errors", "over_budget", "env_steps")
 
     def label(self, trajectories: Sequence[Trajectory]) -> list[list[Label]]:
         """Return one list per trajectory with one label per turn."""
-        labels: dict[int, list[Label]] = {}
-        skipped = {
-            id(t): why
-            for t, why in zip(trajectories, reasons_to_skip(trajectories, self.skip_flat))
-        }
-        for group in groups_of(trajectories).values():
-            replay: _Replay | None = (
-                None  # shared by the group, so that equal beginnings are played once
-            )
-            for trajectory in group:
-                self._counts["trajectories"] += 1
-                if why := skipped[id(trajectory)]:
-                    self._counts["skipped"] += 1
-                    labels[id(trajectory)] = [Label(ABSTAIN, why)] * len(trajectory.turns)
-                    continue
+        labels, group, episodes = [], None, None
+        for trajectory, why in zip(trajectories, reasons_to_skip(trajectories, self.skip_flat)):
+            self._meter.count("skipped", bool(why))
+            row = [Label(ABSTAIN, why)] * len(trajectory.turns)
+            if trajectory.turns and not why:
                 try:
-                    if trajectory.turns and replay is None:
+                    # shared by the group, so that equal beginnings are played once
+                    if episodes is None or trajectory.group != group:
                         self._world = self._world or self._make_world()
-                        replay = _Replay(self._world, trajectory.task)
-                    labels[id(trajectory)] = (
-                        self._judge(trajectory, replay) if trajectory.turns else []
-                    )
+                        episodes = _Episodes(self._world, trajectory.task)
+                        group = trajectory.group
+                    row = self._judge(trajectory, episodes)
                 except Exception as error:  # only this trajectory loses its labels, the run goes on
-                    self._counts["errors"] += 1
+                    self._meter.count("errors")
                     name, kind = trajectory.task.id, type(error).__name__
                     logging.warning(
                         "replay of task %s failed, no labels: %s: %s", name, kind, error
                     )
                     self.close()
-                    replay = None
-                    labels[id(trajectory)] = [Label(ABSTAIN, f"the replay failed: {kind}")] * len(
-                        trajectory.turns
-                    )
-        rows = [labels[id(trajectory)] for trajectory in trajectories]
-        self._counts.update(label.value for row in rows for label in row)
-        return rows
+                    episodes, row = None, [Label(ABSTAIN, f"the replay failed: {kind}")] * len(row)
+            labels.append(row)
+        count_labels(self._meter, labels)
+        return labels
 
     def metrics(self) -> dict[str, float]:
         """Return metrics since the last call: shares of labels, trajectories without labels by
         reason, replayed environment steps."""
-        counts, self._counts = self._counts, Counter()
-        names = ("trajectories", "not_reproduced", "skipped", "errors", "over_budget", "env_steps")
-        return label_rates(counts) | {f"attributing/{name}": float(counts[name]) for name in names}
+        return self._meter.read()
 
     def close(self) -> None:
+        """Close the world of the judge; the next trajectory gets another one."""
         if self._world is not None:
             self._world.close()
             self._world = None
 
-    def _judge(self, trajectory: Trajectory, replay: _Replay) -> list[Label]:
-        turns, before = executed_turns(trajectory), replay.steps
-        actions, texts = (
-            [turn.action for turn in turns],
-            [text_of(turn.observation) for turn in turns],
-        )
-        needed = values_needed(
-            [executed_text(turn) for turn in turns], [words(text) for text in texts], replay.opening
-        )
-        moves = [_Move(*parts) for parts in zip(actions, needed, texts, strict=True)]
-        nodes = replay.walk(moves)
-        if len(nodes) == len(moves) and replay.end(moves).evaluation == trajectory.reached:
-            judgement = _Judgement(moves, nodes, replay, before + self.max_replayed)
-            judged = iter(judgement.label(trajectory.reached.success))
-            reached = {id(turn) for turn in turns}
-            labels = [
-                next(judged) if id(turn) in reached else _unplayed(turn)
-                for turn in trajectory.turns
-            ]
-            self._counts["over_budget"] += judgement.over_budget
+    def _judge(self, trajectory: Trajectory, episodes: _Episodes) -> list[Label]:
+        """Return the labels of the turns of one trajectory."""
+        turns, before = executed_turns(trajectory), episodes.steps
+        texts = [text_of(turn.observation) for turn in turns]
+        executed = [executed_text(turn) for turn in turns]
+        needed = values_needed(executed, [words(text) for text in texts], episodes.opening)
+        moves = [_Move(t.action, values, text) for t, values, text in zip(turns, needed, texts)]
+        nodes = episodes.walk(moves)
+        if len(nodes) == len(moves) and episodes.end(moves).evaluation == trajectory.reached:
+            judgement = _Judgement(moves, nodes, episodes, before + self.max_replayed)
+            judged = dict(zip(map(id, turns), judgement.label(trajectory.reached.success)))
+            labels = [judged.get(id(turn)) or _unplayed(turn) for turn in trajectory.turns]
+            self._meter.count("over_budget", judgement.over_budget)
         else:
-            labels = [Label(ABSTAIN, "the replay did not reproduce the outcome")] * len(
-                trajectory.turns
-            )
-            self._counts["not_reproduced"] += 1
-        self._counts["env_steps"] += replay.steps - before
+            why = "the replay did not reproduce the outcome"
+            labels = [Label(ABSTAIN, why)] * len(trajectory.turns)
+            self._meter.count("not_reproduced")
+        self._meter.count("env_steps", episodes.steps - before)
         return labels
 
 
@@ -168,16 +154,16 @@ def _unplayed(turn: Turn) -> Label:
 
 
 class _Judgement:
-    """Labels the moves of one trajectory. limit: value of `replay.steps` at which judging stops."""
+    """Labels the moves of one trajectory. limit: value of `episodes.steps` at which judging
+    stops."""
 
-    def __init__(self, moves: list[_Move], nodes: list[_Node], replay: _Replay, limit: int):
-        self.moves, self.nodes, self.replay, self.limit = moves, nodes, replay, limit
+    def __init__(self, moves: list[_Move], nodes: list[_Node], episodes: _Episodes, limit: int):
+        self.moves, self.nodes, self.episodes, self.limit = moves, nodes, episodes, limit
         self.labels = [Label(ABSTAIN, "the turn depends on one that did harm")] * len(moves)
         self.kept = list(range(len(moves)))  # moves that were not removed
-        self.value = replay.end(moves).value  # of the kept moves
-        self.unquoted = (
-            False  # True if the value depends on a closing text that quotes no observation
-        )
+        self.value = episodes.end(moves).value  # of the kept moves
+        # True if the value depends on a closing text that quotes no observation
+        self.unquoted = False
         self.over_budget = False
 
     def label(self, success: bool) -> list[Label]:
@@ -185,16 +171,17 @@ class _Judgement:
         harm = not success and self._remove_harm()
         for k in reversed(self.kept[:]):
             rest, value = self._without(k)
+            superfluous = False
             if self.over_budget:
                 self.labels[k] = Label(ABSTAIN, "the limit of replayed steps was reached")
             elif value < self.value:
                 self.labels[k] = Label(GOOD, "the episode is worth less without the turn")
                 self.unquoted |= not self.moves[k].needed and not parse(self.moves[k].action).calls
             elif value > self.value:
-                self.labels[k] = Label(BAD, "the episode is worth more without the turn")
+                self.labels[k] = _WORTH_MORE
             else:
                 self.labels[k] = self._label_of_equal(k, success, harm)
-            superfluous = value == self.value and self.value[0] and self.labels[k].value != ABSTAIN
+                superfluous = self.value[0] and self.labels[k].value != ABSTAIN
             if value > self.value or superfluous:
                 self.kept, self.value = rest, value
         return self.labels
@@ -203,12 +190,12 @@ class _Judgement:
         """Label and remove the moves without which a failure is worth more. Return True if there
         were any."""
         removed = False
-        k = len(self.kept) - 1
+        k = len(self.moves) - 1
         while k >= 0 and not self.over_budget:
             if k in self.kept:
                 rest, value = self._without(k)
-                if not self.over_budget and value > self.value:
-                    self.labels[k] = Label(BAD, "the episode is worth more without the turn")
+                if value > self.value:
+                    self.labels[k] = _WORTH_MORE
                     self.kept, self.value, removed = rest, value, True
                     k = len(self.moves)  # without this move, another one may turn out to be harmful
             k -= 1
@@ -216,35 +203,31 @@ class _Judgement:
 
     def _label_of_equal(self, k: int, success: bool, harm: bool) -> Label:
         """Return the label of a move without which the episode is worth the same."""
+        if self.nodes[k].ended and success:
+            return Label(GOOD, "the turn ended the episode in success")
+        if self.nodes[k].ended and harm:
+            return Label(ABSTAIN, "the turn ended an episode that had already failed")
         if self.nodes[k].ended:
-            if success:
-                return Label(GOOD, "the turn ended the episode in success")
-            if harm:
-                return Label(ABSTAIN, "the turn ended an episode that had already failed")
             return Label(BAD, "the turn ended the episode before the goal was reached")
         if self.nodes[k].failed:
             return Label(BAD, "the turn produced only errors")
         if not self.value[0]:
-            return Label(
-                ABSTAIN, "in a failed episode, nothing shows if the turn would have helped"
-            )
-        repeated = any(j != k and self.moves[j].shown == self.moves[k].shown for j in self.kept)
-        if repeated or not self.unquoted:
-            return Label(
-                BAD,
-                "another turn showed the same"
-                if repeated
-                else "the goal is reached without the turn",
-            )
-        return Label(ABSTAIN, "the answer may depend on what the turn showed")
+            why = "in a failed episode, nothing shows if the turn would have helped"
+            return Label(ABSTAIN, why)
+        if any(j != k and self.moves[j].shown == self.moves[k].shown for j in self.kept):
+            return Label(BAD, "another turn showed the same")
+        if self.unquoted:
+            return Label(ABSTAIN, "the answer may depend on what the turn showed")
+        return Label(BAD, "the goal is reached without the turn")
 
     def _without(self, k: int) -> tuple[list[int], Value]:
-        """Return the moves that remain without move k, and the value of the episode then."""
-        self.over_budget |= self.replay.steps >= self.limit
+        """Return the moves that remain without move k, and the value of the episode then: the
+        value with it if the budget is spent."""
+        self.over_budget |= self.episodes.steps >= self.limit
         rest = [j for j in self.kept if j != k]
         if self.over_budget:
             return rest, self.value
-        end = self.replay.end([self.moves[j] for j in rest])
+        end = self.episodes.end([self.moves[j] for j in rest])
         return [j for j, taken in zip(rest, end.taken, strict=True) if taken], end.value
 
 
@@ -277,7 +260,7 @@ class _End:
     taken: list[bool]
 
 
-class _Replay:
+class _Episodes:
     """Plays sequences of moves of one task. Results, and a snapshot after each walked move, are
     kept."""
 
@@ -291,13 +274,14 @@ class _Replay:
     def walk(self, moves: Sequence[_Move]) -> list[_Node]:
         """Return a node for each move, played in order; fewer nodes than moves if the episode ends
         before the last."""
-        path, nodes = tuple(moves), []
-        for k in range(len(path)):
-            if path[: k + 1] not in self._nodes:
-                node, _ = self._continue(path[:k], path[k : k + 1])
+        nodes: list[_Node] = []
+        for k in range(len(moves)):
+            path = tuple(moves[: k + 1])
+            if path not in self._nodes:
+                node, _ = self._continue(path[:k], path[k:])
                 node.snapshot = snapshot_of(self.world)
-                self._nodes[path[: k + 1]] = node
-            nodes.append(self._nodes[path[: k + 1]])
+                self._nodes[path] = node
+            nodes.append(self._nodes[path])
             if nodes[-1].ended:
                 break
         return nodes
@@ -318,20 +302,17 @@ class _Replay:
     ) -> tuple[_Node, list[bool]]:
         """Play `moves` after a walked prefix. Return the node without snapshot, and which moves
         were taken."""
-        start = self._nodes[known]
-        node = _Node(None, start.shown, start.ended, start.failed)
-        if start.snapshot is None:
+        node = dataclasses.replace(self._nodes[known])
+        if node.snapshot is None:
             replay(self.world, self.task, [move.action for move in known])
             self.steps += len(known)
         else:
-            self.world.restore(start.snapshot)
+            self.world.restore(node.snapshot)
         renamed: dict[str, str] = {}
         taken = []
         for move in moves:
-            taken.append(
-                not node.ended
-                and all(_rename(value, renamed) in node.shown for value in move.needed)
-            )
+            values = [_rename(value, renamed) for value in move.needed]
+            taken.append(not node.ended and all(value in node.shown for value in values))
             if taken[-1]:
                 result = self.world.step(_rename(move.action, renamed))
                 self.steps += 1
@@ -347,11 +328,8 @@ class _Replay:
         wanted, changes = self.task.verifier.get("state"), 0
         if wanted is not None and hasattr(self.world, "difference"):
             changes = sum(1 if row in wanted else -1 for row in self.world.difference())
-        return (
-            evaluation.success,
-            round(evaluation.components.get("progress", evaluation.score), 9),
-            changes,
-        )
+        progress = evaluation.components.get("progress", evaluation.score)
+        return evaluation.success, round(progress, 9), changes
 
 
 def _are_ids(old: str, new: str) -> bool:
@@ -359,11 +337,7 @@ def _are_ids(old: str, new: str) -> bool:
 
 
 def _rename(text: str, renamed: dict[str, str]) -> str:
-    return (
-        _WORD.sub(lambda match: renamed.get(match.group(), match.group()), text)
-        if renamed
-        else text
-    )
+    return _WORD.sub(lambda match: renamed.get(match.group(), match.group()), text)
 
 
 def _only_errors(info: dict[str, Any]) -> bool:

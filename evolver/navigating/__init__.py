@@ -3,18 +3,14 @@ AgentEvolver paper)."""
 
 from __future__ import annotations
 
+import dataclasses
+import hashlib
+import json
 from collections.abc import Sequence
-from typing import Protocol
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
-from evolver.navigating.experience import Experience, new_experience
-from evolver.navigating.memory import Navigating, plan
-from evolver.navigating.pool import Pool, PoolError
 from rl.trajectory import Trajectory
-
-__all__ = [
-    "EXTRACTORS", "REFINERS", "Experience", "Extractor", "Navigating", "Pool", "PoolError", "Refiner", "Unrefined",
-    "new_experience", "plan",
-]  # fmt: skip
 
 EXTRACTORS = {
     "contrast": "evolver.navigating.extract:Contrast",
@@ -27,6 +23,57 @@ REFINERS = {
 }
 
 
+@dataclass
+class Experience:
+    """Two sentences: `when` to use it, and its `content`, which is put into the prompt.
+
+    `key` is the text that is embedded and searched: a query of the tasks it is for, or `when`
+    itself. `uses` counts the guided rollouts that carried it, `wins` those that succeeded.
+    `expected` sums, over the same rollouts, the success rate of the unguided rollouts of their
+    groups, which estimates the wins without it.
+    """
+
+    id: str
+    when: str
+    content: str
+    key: str
+    sources: list[str] = field(default_factory=list)  # ids of the training tasks it comes from
+    step: int = 0  # training step of its extraction
+    uses: int = 0
+    wins: int = 0
+    expected: float = 0.0
+
+    @property
+    def gain(self) -> float:
+        """The smoothed gain in success per use, 0 for an experience that was not used yet."""
+        return (self.wins - self.expected) / (self.uses + 2)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields as JSON values."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_dict(cls, record: dict[str, Any]) -> Experience:
+        """Return the experience of a record. Raises ValueError if `to_dict` cannot have written
+        it."""
+        like = cls("", "", "", "").to_dict()
+        if record.keys() != like.keys():
+            raise ValueError(f"an experience is an object with the keys {', '.join(like)}")
+        for key, value in record.items():
+            if type(value) is not type(like[key]):
+                raise ValueError(f"the value of '{key}' has the wrong type: {value!r}")
+        return cls(**record)
+
+
+def new_experience(
+    when: str, content: str, *, sources: list[str], key: str = "", step: int = 0
+) -> Experience:
+    """Return an experience whose id is the hash of its text, so that the same text always has the
+    same id. key: "" = `when`."""
+    digest = hashlib.blake2b(json.dumps([when, content]).encode(), digest_size=8).hexdigest()
+    return Experience(f"exp/{digest}", when, content, key or when, list(sources), step)
+
+
 class Extractor(Protocol):
     """Makes experience from attempts: the plug `navigating.extractor`.
 
@@ -35,9 +82,8 @@ class Extractor(Protocol):
     """
 
     roles: tuple[str, ...] = ()  # chat roles that the extractor asks
-    reads_labels: bool = (
-        True  # False if it ignores the labels of turns, so that the first attempts get none
-    )
+    # False if the extractor ignores the labels of turns, so that the first attempts get none
+    reads_labels: bool = True
 
     def extract(self, trajectories: Sequence[Trajectory], *, step: int) -> list[Experience]:
         """Return new experiences, preferably made by `new_experience`; the pool merges duplicates.

@@ -6,15 +6,15 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 
 from envs.toolcalls import parse
 from evolver.config.plugs import attribute
 from evolver.llm.answers import unfit
-from evolver.navigating import Extractor
-from evolver.navigating.experience import Experience, new_experience
+from evolver.navigating import Experience, Extractor, new_experience
 from evolver.parts import Parts
-from evolver.replaying import executed_turns, replay
+from evolver.replaying import attempt, executed_turns
 from evolver.transcripts import without_experience
 from rl.trajectory import Trajectory, Turn
 
@@ -24,15 +24,12 @@ class Lesson:
     """The result of comparing the attempts of one group. A `render` function words it."""
 
     query: str
-    path: list[
-        str
-    ]  # tool names of the shortest success, without refused calls and turns labelled BAD
-    divergence: tuple[int, str] | None = (
-        None  # index in `path` where most failures left it, and the tool they called
-    )
-    errors: list[tuple[str, str]] = field(
-        default_factory=list
-    )  # (tool, error) that only failures ran into
+    # tool names of the shortest success, without refused calls and turns labelled BAD
+    path: list[str]
+    # index in `path` where most failures left it, and the tool they called
+    divergence: tuple[int, str] | None = None
+    # (tool, error) that only failures ran into, the most frequent first
+    errors: list[tuple[str, str]] = field(default_factory=list)
 
 
 def render(lesson: Lesson) -> str:
@@ -69,35 +66,28 @@ class Contrast(Extractor):
         """render, when: "module:attribute" of the functions that turn a Lesson into the content and
         a query into `when`."""
         self._make_world, self.splits = parts.make_world, parts.splits
-        self._render: Callable[[Lesson], str] = _function("render", render)
-        self._when: Callable[[str], str] = _function("when", when)
+        self._render, self._when = _function("render", render), _function("when", when)
 
     def extract(self, trajectories: Sequence[Trajectory], *, step: int) -> list[Experience]:
         """Return the new experiences. Raises ValueError for a task of another split."""
         experiences = []
         for id, group in learnable_groups(trajectories, self.splits).items():
-            solved = sorted(
-                (t for t in group if t.evaluation.success),
-                key=lambda t: (len(_useful(t)), t.rollout),
-            )
             failed = [t for t in group if not t.evaluation.success]
+            solved = [t for t in group if t.evaluation.success]
+            solved.sort(key=lambda t: (len(_useful(t)), t.rollout))
             if solved and _useful(solved[0]) and self._succeeds_again(solved[0]):
                 query, content = solved[0].task.query, self._render(_compare(solved, failed))
                 if content:
+                    when = self._when(query)
                     experiences.append(
-                        new_experience(
-                            self._when(query), content, key=query, sources=[id], step=step
-                        )
+                        new_experience(when, content, key=query, sources=[id], step=step)
                     )
         return experiences
 
     def _succeeds_again(self, trajectory: Trajectory) -> bool:
-        world = self._make_world()
-        try:
-            replay(world, trajectory.task, [turn.action for turn in executed_turns(trajectory)])
-            return world.evaluate().success
-        finally:
-            world.close()
+        actions = [turn.action for turn in executed_turns(trajectory)]
+        with closing(self._make_world()) as world:
+            return attempt(world, trajectory.task, actions).evaluation.success
 
 
 def _function(argument: str, name: str) -> Callable[..., str]:
@@ -117,46 +107,51 @@ def learnable_groups(
     Raises ValueError for a task of another split: experience from held-out tasks must not reach
     training prompts.
     """
-    for trajectory in trajectories:
-        if trajectory.task.split not in splits:
-            raise ValueError(
-                f"task {trajectory.task.id} is of the split '{trajectory.task.split}': "
-                f"experience comes from {', '.join(splits)} tasks only"
-            )
     groups: dict[str, list[Trajectory]] = {}
     for trajectory in trajectories:
+        task = trajectory.task
+        if task.split not in splits:
+            raise ValueError(
+                f"task {task.id} is of the split '{task.split}': "
+                f"experience comes from {', '.join(splits)} tasks only"
+            )
         if trajectory.turns and not trajectory.broken:
-            groups.setdefault(trajectory.task.id, []).append(trajectory)
+            groups.setdefault(task.id, []).append(trajectory)
     return groups
 
 
 def _compare(solved: Sequence[Trajectory], failed: Sequence[Trajectory]) -> Lesson:
-    path = [name for turn in _useful(solved[0]) for name in _tools(turn)]
-    divergences = Counter()
+    """Return what sets the first success apart from the failures."""
+    path = _tools(_useful(solved[0]))
+    divergences: Counter[tuple[int, str]] = Counter()
+    errors: Counter[tuple[str, str]] = Counter()
     for trajectory in failed:
-        tried = [name for turn in executed_turns(trajectory) for name in _tools(turn)]
-        index = next((k for k, (a, b) in enumerate(zip(path, tried, strict=False)) if a != b), None)
-        if index is not None:
-            divergences[index, tried[index]] += 1
-    errors = Counter(error for trajectory in failed for error in _errors(trajectory))
+        errors.update(_errors(trajectory))
+        tried = _tools(executed_turns(trajectory))
+        for index, (wanted, tool) in enumerate(zip(path, tried)):
+            if tool != wanted:
+                divergences[index, tool] += 1
+                break
     for trajectory in solved:
         for error in _errors(trajectory):
-            errors.pop(error, None)
+            del errors[error]
+    divergence = min(divergences, key=lambda key: (-divergences[key], key), default=None)
     ranked = sorted(errors, key=lambda error: (-errors[error], error))
-    divergence = min(divergences, key=lambda key: (-divergences[key], key)) if divergences else None
     return Lesson(solved[0].task.query, path, divergence, ranked)
 
 
 def _useful(trajectory: Trajectory) -> list[Turn]:
-    return [
-        turn
-        for turn in executed_turns(trajectory)
-        if turn.label >= 0 and not turn.info.get("errors") and _tools(turn)
-    ]
+    """Return the turns that called tools without an error and were not labelled BAD."""
+    turns = executed_turns(trajectory)
+    return [t for t in turns if t.label >= 0 and not t.info.get("errors") and _tools([t])]
 
 
-def _tools(turn: Turn) -> list[str]:
-    return [call.name for call in parse(turn.action).calls]
+def _tools(turns: Sequence[Turn]) -> list[str]:
+    """Return the names of the tools that turns called, in order."""
+    names = []
+    for turn in turns:
+        names += [call.name for call in parse(turn.action).calls]
+    return names
 
 
 def _errors(trajectory: Trajectory) -> set[tuple[str, str]]:
@@ -167,9 +162,10 @@ def _errors(trajectory: Trajectory) -> set[tuple[str, str]]:
     errors = set()
     exchanges = without_experience(trajectory)
     for turn, (_, observation) in zip(trajectory.turns, exchanges, strict=True):
-        tools, text = _tools(turn), observation.strip()
+        tools = _tools([turn])
         if turn.info.get("errors") and len(tools) == 1:
-            line = re.sub(r"\S*\d\S*", "...", text.splitlines()[0] if text else "")[:120]
+            first, *_ = observation.strip().splitlines() or [""]
+            line = re.sub(r"\S*\d\S*", "...", first)[:120]
             if not unfit(line):
                 errors.add((tools[0], line))
     return errors

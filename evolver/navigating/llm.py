@@ -3,20 +3,18 @@ experience (section 4 of the AgentEvolver paper; thresholds of ReMe, arXiv 2512.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from evolver.llm.answers import UNFIT, unfit
-from evolver.llm.client import ChatError, Question
+from evolver.llm.client import ChatError, Question, Reply
 from evolver.llm.prompts import prompt
 from evolver.llm.schemas import INTEGER, NUMBER, Schema, array, record, string
-from evolver.navigating import Extractor, Refiner
-from evolver.navigating.experience import Experience, new_experience
+from evolver.metrics import Meter
+from evolver.navigating import Experience, Extractor, Refiner, new_experience
 from evolver.navigating.extract import learnable_groups
 from evolver.parts import Parts
-from evolver.transcripts import exchanges_of, quoted, transcript, without_experience
+from evolver.transcripts import quoted, text_of, transcript, without_experience
 from rl.bounds import Fraction
 from rl.trajectory import Trajectory
 
@@ -43,122 +41,120 @@ class LlmExtractor(Extractor):
         """valid: least score of the validation, 0 = no validation."""
         self.chat, self.max_chars = parts.chat, parts.max_chars
         self.splits, self.valid = parts.splits, valid
-        self._counts: Counter[str] = Counter()
+        refused = [f"unfit/{problem}" for problem in REFUSED]
+        self._meter = Meter("navigating", "unanswered", "invalid", "misscored", *refused)
 
     def extract(self, trajectories: Sequence[Trajectory], *, step: int) -> list[Experience]:
         """Return the valid experiences. Raises ValueError for a task of another split, and
         RunEnds."""
-        groups = [
-            _extremes(group) for group in learnable_groups(trajectories, self.splits).values()
+        groups = learnable_groups(trajectories, self.splits).values()
+        contrasts = [_extremes(group) for group in groups]
+        questions = [
+            self._question("extract", EXTRACTION, contrast, self.max_chars, most=str(MOST))
+            for contrast in contrasts
         ]
-        drafts: list[tuple[list[Experience], list[Trajectory]]] = []
-        for group, answer in zip(
-            groups, self.chat.ask([self._extraction(group) for group in groups])
-        ):
+        found = []
+        for contrast, answer in zip(contrasts, self.chat.ask(questions)):
             if isinstance(answer, ChatError):
-                self._counts["unanswered"] += 1
-            elif experiences := self._fit(answer.parsed["experiences"], group, step):
-                drafts.append((experiences, group))
-        return (
-            self._validated(drafts)
-            if self.valid
-            else [e for experiences, _ in drafts for e in experiences]
-        )
+                self._meter.count("unanswered")
+            elif experiences := self._fit(answer.parsed["experiences"], contrast, step):
+                found.append((contrast, experiences))
+        return self._validated(found)
+
+    def metrics(self) -> dict[str, float]:
+        """Return the tasks whose questions were not answered, and the experiences that were
+        refused, by reason."""
+        return self._meter.read()
 
     def _fit(
-        self, entries: Sequence[dict[str, str]], group: Sequence[Trajectory], step: int
+        self, entries: Sequence[dict[str, str]], contrast: Sequence[Trajectory], step: int
     ) -> list[Experience]:
         """Return the experiences of an answer whose text is fit for a prompt, and count the
         others."""
-        self._counts["unfit/surplus"] += len(entries[MOST:])
-        task, experiences = group[0].task, []
-        observations = [
-            observation for trajectory in group for _, observation in exchanges_of(trajectory)
-        ]
+        self._meter.count("unfit/surplus", len(entries[MOST:]))
+        task, experiences, observations = contrast[0].task, [], []
+        for trajectory in contrast:
+            observations += [text_of(turn.observation) for turn in trajectory.turns]
         for entry in entries[:MOST]:
             when, content = entry["when"].strip(), entry["content"].strip()
-            if problem := unfit(when, task.query, observations) or unfit(
-                content, task.query, observations
-            ):
-                self._counts[f"unfit/{problem}"] += 1
+            problem = unfit(when, task.query, observations)
+            problem = problem or unfit(content, task.query, observations)
+            if problem:
+                self._meter.count(f"unfit/{problem}")
             else:
                 experiences.append(new_experience(when, content, sources=[task.id], step=step))
         return experiences
 
-    def metrics(self) -> dict[str, float]:
-        counts, self._counts = self._counts, Counter()
-        names = ("unanswered", "invalid", "misscored", *(f"unfit/{problem}" for problem in REFUSED))
-        return {f"navigating/{name}": float(counts[name]) for name in names}
-
     def _validated(
-        self, drafts: Sequence[tuple[list[Experience], list[Trajectory]]]
+        self, found: Sequence[tuple[Sequence[Trajectory], list[Experience]]]
     ) -> list[Experience]:
         """Return the experiences that score enough; one question is about all those of a task.
         Experiences that could not be scored are left out."""
         kept = []
-        for (experiences, _), answer in zip(
-            drafts, self.chat.ask([self._validation(*draft) for draft in drafts])
+        if not self.valid:
+            for _, experiences in found:
+                kept += experiences
+            return kept
+        for (_, experiences), answer in zip(
+            found, self.chat.ask([self._validation(*it) for it in found])
         ):
             if isinstance(answer, ChatError):
-                self._counts["unanswered"] += 1
+                self._meter.count("unanswered")
                 continue
-            scores = {verdict["number"]: verdict["score"] for verdict in answer.parsed["verdicts"]}
-            told = [verdict["number"] for verdict in answer.parsed["verdicts"]]
-            numbered = sorted(told) == list(
-                range(1, len(experiences) + 1)
-            )  # else all its numbers may be shifted
-            for number, experience in enumerate(experiences, 1):
-                if not (
-                    numbered and 0 <= scores[number] <= 1
-                ):  # on another scale most scores would pass
-                    self._counts["misscored"] += 1
-                elif scores[number] >= self.valid:
-                    kept.append(experience)
+            verdicts = sorted(answer.parsed["verdicts"], key=lambda verdict: verdict["number"])
+            numbers = [verdict["number"] for verdict in verdicts]
+            if numbers != list(range(1, len(experiences) + 1)):  # all may be shifted
+                self._meter.count("misscored", len(experiences))
+                continue
+            for experience, verdict in zip(experiences, verdicts):
+                if not 0 <= verdict["score"] <= 1:  # on another scale most scores would pass
+                    self._meter.count("misscored")
+                elif verdict["score"] < self.valid:
+                    self._meter.count("invalid")
                 else:
-                    self._counts["invalid"] += 1
+                    kept.append(experience)
         return kept
 
-    def _extraction(self, group: Sequence[Trajectory]) -> Question:
-        return self._question("extract", EXTRACTION, group, self.max_chars, most=str(MOST))
-
     def _validation(
-        self, experiences: Sequence[Experience], group: Sequence[Trajectory]
+        self, contrast: Sequence[Trajectory], experiences: Sequence[Experience]
     ) -> Question:
-        shown = min(self.max_chars, ABRIDGED)
         verdicts = array(record(number=INTEGER, reason=_REASON, score=NUMBER), len(experiences))
+        limit, shown = min(self.max_chars, ABRIDGED), listed(experiences)
         return self._question(
-            "validate", record(verdicts=verdicts), group, shown, experiences=listed(experiences)
+            "validate", record(verdicts=verdicts), contrast, limit, experiences=shown
         )
 
     def _question(
-        self, name: str, schema: Schema, group: Sequence[Trajectory], shown: int, **slots: str
+        self, name: str, schema: Schema, contrast: Sequence[Trajectory], limit: int, **slots: str
     ) -> Question:
-        text = prompt(name)
-        attempts = "\n\n".join(
-            f"=== ATTEMPT {n}: {'success' if t.evaluation.success else 'failure'}, score {t.outcome:.2f}\n"
-            + transcript(without_experience(t), shown)
-            for n, t in enumerate(group, 1)
-        )
-        messages = text.messages(task=quoted(group[0].task.query), attempts=attempts, **slots)
+        text, attempts = prompt(name), []
+        for number, trajectory in enumerate(contrast, 1):
+            result = "success" if trajectory.evaluation.success else "failure"
+            attempts.append(
+                f"=== ATTEMPT {number}: {result}, score {trajectory.outcome:.2f}\n"
+                + transcript(without_experience(trajectory), limit)
+            )
+        task = quoted(contrast[0].task.query)
+        messages = text.messages(task=task, attempts="\n\n".join(attempts), **slots)
         return Question(self.roles[0], messages, schema, text.version)
 
 
 def listed(experiences: Sequence[Experience]) -> str:
     """Return experiences as a numbered list. No line of theirs can pass for another entry."""
-    entries = [f"{n}. {e.when}\n{e.content}".splitlines() for n, e in enumerate(experiences, 1)]
-    return quoted("\n".join("\n   ".join(lines) for lines in entries))
+    entries = []
+    for number, experience in enumerate(experiences, 1):
+        lines = f"{number}. {experience.when}\n{experience.content}".splitlines()
+        entries.append("\n   ".join(lines))
+    return quoted("\n".join(entries))
 
 
 def _extremes(group: Sequence[Trajectory]) -> list[Trajectory]:
     """Return the success in the fewest turns and the failure with the lowest outcome, if there are
     any."""
-    solved = sorted(
-        (t for t in group if t.evaluation.success), key=lambda t: (len(t.turns), t.rollout)
-    )
-    failed = sorted(
-        (t for t in group if not t.evaluation.success),
-        key=lambda t: (t.outcome, -len(t.turns), t.rollout),
-    )
+    solved = [t for t in group if t.evaluation.success]
+    failed = [t for t in group if not t.evaluation.success]
+    solved.sort(key=lambda t: (len(t.turns), t.rollout))
+    failed.sort(key=lambda t: (t.outcome, -len(t.turns), t.rollout))
     return [*solved[:1], *failed[:1]]
 
 
@@ -172,26 +168,23 @@ class Reranker(Refiner):
 
     def __init__(self, parts: Parts):
         self.chat = parts.chat
-        self._counts: Counter[str] = Counter()
+        self._meter = Meter("navigating", "refined", "unrefined", "unrewritten", "surplus")
 
     def refine(
         self, queries: Sequence[str], candidates: Sequence[Sequence[Experience]], top_k: int
     ) -> list[list[Experience]]:
         asked = [n for n, experiences in enumerate(candidates) if experiences]
-        questions = [self._question(queries[n], candidates[n], top_k) for n in asked]
-        answers = dict(zip(asked, self.chat.ask(questions)))
-        self._counts["refined"] += len(asked)
-        return [
-            self._chosen(queries[n], retrieved, answers.get(n), top_k)
-            for n, retrieved in enumerate(candidates)
-        ]
+        answers = self.chat.ask([self._question(queries[n], candidates[n], top_k) for n in asked])
+        self._meter.count("refined", len(asked))
+        refined: list[list[Experience]] = [[] for _ in candidates]
+        for n, answer in zip(asked, answers):
+            refined[n] = self._chosen(queries[n], candidates[n], answer, top_k)
+        return refined
 
     def metrics(self) -> dict[str, float]:
-        counts, self._counts = self._counts, Counter()
-        return {
-            f"navigating/{name}": float(counts[name])
-            for name in ("refined", "unrefined", "unrewritten", "surplus")
-        }
+        """Return how many queries were asked about, how many kept the best candidates, and how
+        many experiences were not rewritten or left out."""
+        return self._meter.read()
 
     def _question(self, query: str, candidates: Sequence[Experience], top_k: int) -> Question:
         text = prompt(self.prompts[0])
@@ -203,31 +196,31 @@ class Reranker(Refiner):
         return Question(self.roles[0], messages, schema, text.version)
 
     def _chosen(
-        self, query: str, candidates: Sequence[Experience], answer: Any, top_k: int
+        self, query: str, candidates: Sequence[Experience], answer: Reply | ChatError, top_k: int
     ) -> list[Experience]:
         """Return what an answer chose from the candidates. An answer with a number that does not
         exist is ignored, because all its numbers may be shifted."""
-        chosen = [] if answer is None or isinstance(answer, ChatError) else answer.parsed["chosen"]
-        refused = isinstance(answer, ChatError) or not all(
-            1 <= e["number"] <= len(candidates) for e in chosen
-        )
-        self._counts["unrefined"] += refused
-        if answer is None or refused:
-            return list(candidates[:top_k])
-        first = {}
+        contents: dict[int, str] = {}
+        chosen = [] if isinstance(answer, ChatError) else answer.parsed["chosen"]
         for entry in chosen:
-            first.setdefault(entry["number"], entry["content"].strip())
-        kept = list(first.items())[:top_k]
-        self._counts["surplus"] += len(chosen) - len(kept)
+            contents.setdefault(entry["number"], entry["content"].strip())
+        if isinstance(answer, ChatError) or not contents.keys() <= set(
+            range(1, len(candidates) + 1)
+        ):
+            self._meter.count("unrefined")
+            return list(candidates[:top_k])
+        kept = list(contents.items())[:top_k]
+        self._meter.count("surplus", len(chosen) - len(kept))
         return [self._worded(query, candidates[n - 1], content) for n, content in kept]
 
     def _worded(self, query: str, experience: Experience, content: str) -> Experience:
         """Return the experience in the words of the answer, or in its own if they are unfit."""
         if not self.rewrites:
             return experience
-        problem = unfit(content, query)
-        self._counts["unrewritten"] += bool(problem)
-        return experience if problem else replace(experience, content=content)
+        if unfit(content, query):
+            self._meter.count("unrewritten")
+            return experience
+        return replace(experience, content=content)
 
 
 class Rewriter(Reranker):

@@ -6,7 +6,8 @@ import pytest
 
 import run
 from evolver.llm.embedders import HashedNgrams
-from evolver.navigating import Pool, new_experience
+from evolver.navigating import new_experience
+from evolver.navigating.experience_pool import ExperiencePool
 from tests.tiny import config_file, tiny_policy
 
 HELD_OUT = "config.eval.split=dev holds out for evaluation"
@@ -42,7 +43,7 @@ def task_file(path, **task):
 
 
 def pool_folder(path, splits, source):
-    pool = Pool(HashedNgrams())
+    pool = ExperiencePool(HashedNgrams())
     pool.add([new_experience("When asked to write 1.", "Write twice.", sources=[source])])
     pool.splits |= set(splits)
     pool.save(path)

@@ -29,7 +29,7 @@ from evolver.config.renamed import RENAMED
 from evolver.files.workdir import Workdir, plain, read_tasks
 from evolver.llm import roles
 from evolver.llm.client import PLAYED
-from evolver.navigating import pool as pools
+from evolver.navigating.experience_pool import PoolError, provenance
 from models import hf_config
 from models.files import BrokenFile
 
@@ -563,8 +563,8 @@ def leaks(config: Any, tasks: dict[str, list[Task]], held_out: list[Task]) -> It
     folder = resolve(config.navigating.pool)
     if config.navigating.enabled and config.navigating.pool and folder.is_dir():
         try:
-            splits, sources = pools.provenance(folder)
-        except pools.PoolError as error:
+            splits, sources = provenance(folder)
+        except PoolError as error:
             yield f"config.navigating.pool: {error}"
             return
         if split in splits or sources & ids:
