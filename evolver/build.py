@@ -46,49 +46,14 @@ from models.files import BrokenFile
 from models.mesh import make_mesh
 from models.tokenizer import Tokenizer
 from rl.checkpoint import CheckpointError, Checkpoints
-from rl.contexts import Context, Limits, Opening
+from rl.contexts import Limits
 from rl.engines import Engine, EngineFault
 from rl.engines.grammar import Grammars
-from rl.rollout import Worlds
+from rl.rollout import Actor, Worlds
 
 
 class RunError(Exception):
     """Something outside of this program is missing or broken; the message is for the user."""
-
-
-@dataclass
-class Actor:
-    """Plays episodes: the engine, the worlds, and what all rollouts have in common."""
-
-    engine: Engine
-    tokenizer: Tokenizer
-    worlds: Worlds
-    limits: Limits
-    context: Callable[[Opening], Context]  # makes the context of one episode
-    chat: client.Chat | None  # for templates that ask a language model
-    parse_error: str
-    cut_turn: str
-    show_tools: bool
-    threads: bool  # call worlds in threads, because they may hang
-    concurrency: int  # episodes at a time
-    pipeline: Pipeline | None  # None = the rollouts of a step end before its update begins
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """The arguments that every call of `rl.rollout.rollouts` shares."""
-        names = (
-            "engine",
-            "tokenizer",
-            "worlds",
-            "limits",
-            "context",
-            "chat",
-            "parse_error",
-            "cut_turn",
-            "show_tools",
-            "threads",
-        )
-        return {name: getattr(self, name) for name in names}
 
 
 @dataclass
@@ -119,6 +84,8 @@ class Run:
     make_world: Callable[[], World]
     parts: Parts
     actor: Actor
+    worlds: Worlds
+    pipeline: Pipeline | None  # None = the rollouts of a step end before its update begins
     learner: Learner
     tasks: Tasks
     estimator: Callable[..., np.ndarray]  # see rl.advantages.Estimator
@@ -221,10 +188,10 @@ def open_run(config: Any, workdir: str | Path, *, alone: bool = True):
         if chat:
             chat.say, chat.ledger.step = progress.say, lambda: run.step + 1
             stack.callback(chat.close)  # before the engines that it asks are closed
-        stack.callback(run.actor.worlds.close)
+        stack.callback(run.worlds.close)
         stack.callback(run.grader.close)
-        if run.actor.pipeline:  # closed before the worlds that its rollouts are in
-            stack.callback(lambda: stop.finish(run.actor.pipeline.close()))
+        if run.pipeline:  # closed before the worlds that its rollouts are in
+            stack.callback(lambda: stop.finish(run.pipeline.close()))
         try:
             yield run
         except (EngineFault, CheckpointError, BrokenFile, WorldError, OSError) as error:
@@ -322,7 +289,9 @@ def build(
         progress=progress,
         make_world=make_world,
         parts=parts,
-        actor=make_actor(c, engine, tokenizer, make_world, chat, grader),
+        actor=make_actor(c, engine, tokenizer, chat),
+        worlds=Worlds(make_world),
+        pipeline=make_pipeline(c, grader.concurrency),
         learner=make_learner(c, shape, params, mesh),
         tasks=make_tasks(c, originals, held_out, given, parts, progress),
         estimator=plugged("advantage", c.advantage),
@@ -404,44 +373,43 @@ def plugged(key: str, group: Any) -> Callable[[Any], Any]:
 
 
 def make_actor(
-    config: Any,
-    engine: Engine,
-    tokenizer: Tokenizer,
-    make_world: Callable[[], World],
-    chat: Any,
-    grader: Grader,
+    config: Any, engine: Engine, tokenizer: Tokenizer, chat: client.Chat | None
 ) -> Actor:
-    """Build the actor, which plays episodes."""
-    c = config
+    """Return what all rollouts of the run have in common."""
+    c, inprocess = config, config.env.mode == "inprocess"
     limits = Limits(
-        max_turns=c.rollout.max_turns, max_tokens=c.rollout.max_tokens, context=c.rollout.context,
-        max_observation=c.template.max_observation, timeout=c.rollout.timeout,
+        max_turns=c.rollout.max_turns,
+        max_tokens=c.rollout.max_tokens,
+        context=c.rollout.context,
+        max_observation=c.template.max_observation,
+        timeout=c.rollout.timeout,
         # Workers and services hold to env.timeout themselves. Here it would also count the time
         # that a call waits for another episode of its worker, and one that hangs would end them
         # all.
-        env_timeout=c.env.timeout if c.env.mode == "inprocess" else math.inf,
+        env_timeout=c.env.timeout if inprocess else math.inf,
         must_end=c.rollout.must_end,
-    )  # fmt: skip
-    pipeline = None
-    if c.rollout.async_depth:
-        pipeline = Pipeline(
-            depth=c.rollout.async_depth, bound=c.learner.max_staleness, concurrency=c.rollout.concurrency,
-            judges=grader.concurrency,
-        )  # fmt: skip
+    )
     return Actor(
-        engine=engine,
-        tokenizer=tokenizer,
-        worlds=Worlds(make_world),
-        limits=limits,
+        engine,
+        tokenizer,
+        limits,
         context=plugged("template", c.template),
         chat=chat,
+        show_tools=c.template.show_tools,
         parse_error=c.template.parse_error,
         cut_turn=c.template.cut_turn,
-        show_tools=c.template.show_tools,
-        threads=c.env.mode != "inprocess",
-        concurrency=c.rollout.concurrency,
-        pipeline=pipeline,
+        threads=not inprocess,
     )
+
+
+def make_pipeline(config: Any, judges: int) -> Pipeline | None:
+    """Return the pipeline of rollouts that run during training, None with `rollout.async_depth`
+    0."""
+    c = config.rollout
+    if not c.async_depth:
+        return None
+    bound = config.learner.max_staleness
+    return Pipeline(depth=c.async_depth, bound=bound, concurrency=c.concurrency, judges=judges)
 
 
 def make_tasks(

@@ -14,7 +14,7 @@ from evolver.metrics import Metrics, timed
 from evolver.processes import hosts
 from evolver.questioning import OutcomeJudge
 from rl.advantages import Batch, estimate
-from rl.samples import is_void
+from rl.samples import void_reason
 from rl.trajectory import StopReason, Trajectory, groups_of
 
 UNJUDGED = (
@@ -109,7 +109,7 @@ def assign(
 ) -> None:
     """Write an advantage into each turn. Void rollouts get no advantage and are excluded from group
     statistics."""
-    counted = [t for t in trajectories if not is_void(t, config.learner.drop)]
+    counted = [t for t in trajectories if not void_reason(t, config.learner.drop)]
     if not counted:
         return
     for trajectory, value_K in zip(counted, estimate(estimator, Batch.of(counted, step))):

@@ -59,14 +59,14 @@ def iterate(run: Run, step: int) -> None:
     trajectories, played = rollouts.refill(
         run, trajectories, step, played
     )  # 1 to 5 again, for groups without signal
-    batches, fates, ledger = learning.select(
+    batches, reasons, ledger = learning.select(
         run.config, trajectories, run.actor.engine.version
     )  # 6 samples
     remembered = extraction.remember(run, trajectories, step)  # 7 memory
     stop_together(run)
     learned = learning.learn(run, batches, step)  # 8 update
     synced = learning.sync(run, step)  # 9 sync
-    record.write_trajectories(run, step, trajectories, fates)  # 10 books
+    record.write_trajectories(run, step, trajectories, reasons)  # 10 books
     metrics = explored | played | ledger | learned | synced | remembered
     run.complete(step, metrics | rollout_metrics(trajectories) | asked(run))
     record.keep(run)
@@ -106,8 +106,8 @@ def resume(run: Run) -> int:
             )
     else:
         run.progress.say(headline(run))
-    if run.actor.pipeline:
-        run.actor.pipeline.launched = run.step
+    if run.pipeline:
+        run.pipeline.launched = run.step
     run.workdir.rewind(run.step, booked=run.unbooked is None)
     run.progress.begin(run.step)
     run.sinks = Sinks(

@@ -32,12 +32,14 @@ from evolver.questioning.curiosity import Curiosity
 from models import hf
 from models.tokenizer import Tokenizer
 from rl import learner, optim
-from rl.advantages import Batch, adca, estimate
+from rl.advantages import Batch, estimate
+from rl.advantages.estimators import adca
+from rl.contexts import Limits
 from rl.engines.jax.engine import JaxEngine
 from rl.losses.ppo import ppo
 from rl.packing import pack
-from rl.rollout import Job, Limits, Worlds, rollouts
-from rl.samples import fates, samples
+from rl.rollout import Actor, Job, Worlds, rollouts
+from rl.samples import drop_reasons, samples
 from rl.seeds import seed_of
 from rl.trajectory import Sampling, Trajectory
 
@@ -96,6 +98,7 @@ async def main(
         timeout=600.0,
         env_timeout=60.0,
     )
+    actor = Actor(engine, tokenizer, limits, show_tools=False)
     worlds, rates = Worlds(make_world), []
 
     for step in range(1, steps + 1):
@@ -116,9 +119,7 @@ async def main(
             for i, shown in enumerate(row)
         ]
         # 2 rollouts, 3 outcomes. rl/contexts/: how an episode is written down.
-        trajectories = await rollouts(
-            jobs, worlds=worlds, engine=engine, tokenizer=tokenizer, limits=limits, show_tools=False
-        )
+        trajectories = await rollouts(jobs, actor, worlds)
         # 4 labels
         for trajectory, labels in zip(trajectories, judge.label(trajectories)):
             for turn, label in zip(trajectory.turns, labels):
@@ -127,9 +128,8 @@ async def main(
         assign(trajectories, step)
         # 6 samples: gates, the experience stripped, turns merged into rows. 7 update. 8 new weights
         # for the engine.
-        trained = [
-            t for t, fate in zip(trajectories, fates(trajectories, row=ROW)) if fate == "trained"
-        ]
+        reasons = drop_reasons(trajectories, row=ROW)
+        trained = [t for t, reason in zip(trajectories, reasons) if reason is None]
         batch = pack([sample for trajectory in trained for sample in samples(trajectory)], ROW)
         metrics = {}
         if trained:

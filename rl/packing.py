@@ -18,7 +18,7 @@ from rl.trajectory import Turn
 
 
 class SampleTooLong(ValueError):
-    """A sample that does not fit into a row. `rl.samples.fates` excludes such rollouts beforehand,
+    """A sample that does not fit into a row. `rl.samples.drop_reasons` excludes such rollouts beforehand,
     as overlong."""
 
 

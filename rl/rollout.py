@@ -1,33 +1,36 @@
 """Rollouts: the policy and a world take turns until one of them, or a limit, ends the episode.
 
 Every end of an episode is a `StopReason` of its trajectory, including failures of the environment
-or of the context
-template. Only an engine fault is raised as an exception: without the engine there is nothing to
-train on.
+or of the context template. Only an engine fault is raised as an exception: without the engine there
+is nothing to train on.
 """
 
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import contextlib
 import dataclasses
 import inspect
 import math
 import threading
 import traceback
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from envs import boundary
 from envs.world import StepResult, Task, World, WorldTimeout
 from models.tokenizer import Tokenizer
-from rl.contexts import Context, Limits, Opening, action_of, cut
+from rl.contexts import Context, Limits, Opening, cut
 from rl.contexts.causal import Causal
 from rl.engines import ContextFull, Engine, EngineFault
 from rl.seeds import seed_of
 from rl.trajectory import LIMITED, Completion, EndsRun, Sampling, StopReason, Trajectory, Turn
+
+# What a call into a world returned, or else what it raised.
+Answer = tuple[Any, BaseException | None]
 
 
 @dataclass
@@ -37,9 +40,48 @@ class Job:
     task: Task
     rollout: int  # index within the group
     seed: int
+    # max_tokens is capped by the limits, and each turn gets its own seed; without stop tokens, the
+    # tokenizer's `im_end` and `endoftext` stop a turn
     sampling: Sampling
     experience: list[tuple[str, str]] = field(default_factory=list)  # (id, content) to inject
     draw: int = 0  # see Trajectory.draw
+
+    def trajectory(self) -> Trajectory:
+        """Return the trajectory of this rollout before its first prompt."""
+        return Trajectory(self.task, self.rollout, self.seed, [], draw=self.draw)
+
+
+def jobs_of(
+    tasks: Iterable[Task], count: int, sampling: Sampling, seed: int, *purpose: int | str
+) -> list[Job]:
+    """Return `count` jobs of each task, one task after the other. Each has a seed of its own, which
+    depends on `seed`, the purpose, the task's id and the index of the rollout."""
+    return [
+        Job(task, index, seed_of(seed, *purpose, task.id, index), sampling)
+        for task in tasks
+        for index in range(count)
+    ]
+
+
+@dataclass(frozen=True)
+class Actor:
+    """The policy in its episodes: all that rollouts have in common.
+
+    threads: call worlds in threads, so that other episodes go on and a call that hangs is abandoned
+    at its deadline. A world called directly cannot be interrupted: a late answer is noticed when it
+    returns. Coroutine methods are awaited.
+    """
+
+    engine: Engine
+    tokenizer: Tokenizer
+    limits: Limits
+    context: Callable[[Opening], Context] = Causal  # the template, see `rl.contexts`
+    chat: Any = None  # the client of language models, for templates that ask one
+    show_tools: bool = True  # list the tools in the system message
+    # after a turn that the world could not read
+    parse_error: Literal["end", "continue"] = "continue"
+    cut_turn: Literal["end", "continue"] = "end"  # after a turn cut by its token limit
+    threads: bool = False
 
 
 class Worlds:
@@ -47,7 +89,8 @@ class Worlds:
     reused."""
 
     def __init__(self, make_world: Callable[[], World]):
-        self._make, self._idle = make_world, []
+        self._make = make_world
+        self._idle: list[World] = []
 
     def take(self) -> World:
         """Return an idle world, or a new one. Raises whatever making one raises."""
@@ -69,28 +112,27 @@ class Worlds:
 
 
 def _close(world: World) -> None:
-    with contextlib.suppress(
-        Exception
-    ):  # the world is discarded, and its earlier errors have been reported
+    # The world is discarded, and its earlier errors have been reported.
+    with contextlib.suppress(Exception):
         world.close()
 
 
 async def rollouts(
     jobs: Sequence[Job],
-    *,
+    actor: Actor,
     worlds: Worlds,
+    *,
     concurrency: int | asyncio.Semaphore = 64,
     progress: Callable[[int, int, Trajectory], None] | None = None,
-    **settings: Any,
 ) -> list[Trajectory]:
     """Play every job, at most `concurrency` at a time, and return the trajectories in the order of
     the jobs.
 
+    A rollout that failed before its first prompt is played once more, in another world.
+
     Args:
       concurrency: a number, or a semaphore that limits several calls together.
       progress: called with the number done, the total and the trajectory that just ended.
-      settings: the same for all jobs: engine, tokenizer, limits and the other arguments of
-      `rollout`.
 
     Raises EngineFault and EndsRun. After an exception or a cancellation nothing is left running.
     """
@@ -100,11 +142,11 @@ async def rollouts(
     async def play(job: Job) -> Trajectory:
         nonlocal done
         async with places:
-            trajectory = await _play_job(job, worlds, settings)
-            if _failed_to_start(trajectory):
-                why, trajectory = trajectory.error, await _play_job(job, worlds, settings)
+            trajectory = await _in_some_world(job, actor, worlds)
+            if trajectory.failed and not trajectory.messages:
+                why = trajectory.error
+                trajectory = await _in_some_world(job, actor, worlds)
                 trajectory.restarted = why
-        trajectory.draw = job.draw
         done += 1
         if progress is not None:
             progress(done, len(jobs), trajectory)
@@ -114,94 +156,36 @@ async def rollouts(
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(play(job)) for job in jobs]
     except BaseExceptionGroup as errors:
-        raise errors.exceptions[
-            0
-        ] from None  # the others failed for the same reason, or were cancelled because of it
+        # The others failed for the same reason, or were cancelled because of it.
+        raise errors.exceptions[0] from None
     return [task.result() for task in tasks]
 
 
-async def _play_job(job: Job, worlds: Worlds, settings: dict[str, Any]) -> Trajectory:
+async def _in_some_world(job: Job, actor: Actor, worlds: Worlds) -> Trajectory:
     try:
         world = worlds.take()
     except Exception as error:
-        trajectory = _blank(job.task, job.rollout, job.seed)
+        trajectory = job.trajectory()
         trajectory.stop, trajectory.error = StopReason.ENV_ERROR, _describe("make_world", error)
         return trajectory
     broken = True
     try:
-        trajectory = await rollout(
-            job.task, rollout_index=job.rollout, seed=job.seed, sampling=job.sampling, experience=job.experience,
-            world=world, **settings,
-        )  # fmt: skip
+        trajectory = await rollout(job, actor, world)
         broken = trajectory.broken
     finally:
         worlds.give(world, broken=broken)
     return trajectory
 
 
-def _failed_to_start(trajectory: Trajectory) -> bool:
-    """Return True if a rollout failed before its first prompt: the only failure that is retried, in
-    another world."""
-    return not trajectory.messages and trajectory.stop in (
-        StopReason.ENV_ERROR,
-        StopReason.ENV_TIMEOUT,
-    )
+async def rollout(job: Job, actor: Actor, world: World) -> Trajectory:
+    """Play one episode in `world` and evaluate it, unless the world or the template failed.
 
-
-async def rollout(
-    task: Task,
-    *,
-    rollout_index: int,
-    seed: int,
-    world: World,
-    engine: Engine,
-    tokenizer: Tokenizer,
-    limits: Limits,
-    sampling: Sampling,
-    experience: Sequence[tuple[str, str]] = (),
-    context: Callable[[Opening], Context] = Causal,
-    show_tools: bool = True,
-    chat: Any = None,
-    parse_error: str = "continue",
-    cut_turn: str = "end",
-    threads: bool = False,
-) -> Trajectory:
-    """Play one episode of `task` in `world` and evaluate it, unless the world or the template
-    failed.
-
-    Failures are recorded in the trajectory.
-
-    Args:
-      rollout_index: index within the group.
-      sampling: max_tokens is capped by the limits, and each turn gets its own seed. If it has no
-        stop tokens, the tokenizer's `im_end` and `endoftext` are used.
-      experience: (id, content) of each experience to inject into the prompt.
-      context: the template, see `rl.contexts`.
-      show_tools: list the tools in the system message.
-      chat: the client of language models, for templates that ask one.
-      parse_error: "end" or "continue" the episode after a turn that the world could not read.
-      cut_turn: "end" the episode after a turn cut by its token limit, or "continue" with the text
-      so far.
-      threads: call the world in a thread, so that other episodes go on and a call that hangs is
-        abandoned at its deadline. A world called directly cannot be interrupted: a late answer is
-        noticed when it returns. Coroutine methods are awaited.
-
-    Raises EngineFault.
+    Failures are recorded in the trajectory. Raises EngineFault and EndsRun.
     """
-    if cut_turn not in ("end", "continue") or parse_error not in ("end", "continue"):
-        raise ValueError(
-            f'cut_turn and parse_error are "end" or "continue", not {cut_turn!r} and {parse_error!r}'
-        )
-    trajectory = _blank(task, rollout_index, seed)
-    if not sampling.stop_tokens:
-        sampling = dataclasses.replace(
-            sampling, stop_tokens=(tokenizer.im_end, tokenizer.endoftext)
-        )
-    episode = _Episode(
-        trajectory, world, engine, tokenizer, limits, sampling, cut_turn, parse_error, threads
-    )
+    episode = _Episode(job, actor, world)
+    trajectory = episode.trajectory
     try:
-        await episode.play(context, experience, show_tools, chat)
+        trajectory.stop = await episode.play()
         await episode.evaluate()
     except _Failure as failure:
         trajectory.stop, trajectory.error = failure.stop, failure.error
@@ -209,12 +193,8 @@ async def rollout(
             with contextlib.suppress(_Failure):
                 await episode.evaluate()
     finally:
-        await engine.release(episode.session)
+        await actor.engine.release(episode.session)
     return trajectory
-
-
-def _blank(task: Task, rollout_index: int, seed: int) -> Trajectory:
-    return Trajectory(task=task, rollout=rollout_index, seed=seed, messages=[])
 
 
 class _Failure(Exception):
@@ -225,124 +205,106 @@ class _Failure(Exception):
         self.stop, self.error = stop, error
 
 
-@dataclass
 class _Episode:
-    """One episode in progress. The fields are the arguments of `rollout`."""
+    """One episode in progress."""
 
-    trajectory: Trajectory
-    world: World
-    engine: Engine
-    tokenizer: Tokenizer
-    limits: Limits
-    sampling: Sampling
-    cut_turn: str
-    parse_error: str
-    threads: bool
-
-    def __post_init__(self):
+    def __init__(self, job: Job, actor: Actor, world: World):
+        self.job, self.actor, self.world, self.limits = job, actor, world, actor.limits
+        self.trajectory = job.trajectory()
+        self.session = f"{job.task.id}/{job.rollout}/{job.seed}"
         self.deadline = asyncio.get_running_loop().time() + self.limits.timeout
-        self.max_tokens = min(self.sampling.max_tokens, self.limits.max_tokens)
-        self.session = f"{self.trajectory.task.id}/{self.trajectory.rollout}/{self.trajectory.seed}"
+        self.max_tokens = min(job.sampling.max_tokens, self.limits.max_tokens)
         # True once a call into the world was abandoned, so that the world cannot be asked again
         self.hanging = False
 
-    async def play(
-        self,
-        template: Callable[[Opening], Context],
-        experience: Sequence[tuple[str, str]],
-        show_tools: bool,
-        chat: Any,
-    ) -> None:
-        """Take turns until the episode ends, and write them and the stop reason into the
-        trajectory."""
-        trajectory, task = self.trajectory, self.trajectory.task
+    async def play(self) -> StopReason:
+        """Take turns until the episode ends, and return why it did."""
+        context = await self.open()
+        for number in range(self.limits.max_turns):
+            if stop := await self.take_turn(context, number):
+                return stop
+        return StopReason.MAX_TURNS
+
+    async def open(self) -> Context:
+        """Reset the world, and return the context that begins with its first observation."""
+        trajectory, task, actor = self.trajectory, self.job.task, self.actor
         observation = await self.call(
             "reset", boundary.observation, self.world.reset, task, task.seed
         )
-        ids, texts = [id for id, _ in experience], [text for _, text in experience]
+        texts = [text for _, text in self.job.experience]
         with _failures_of("template"):
-            context = template(
-                Opening(self.tokenizer, observation, texts, show_tools, self.limits, chat)
+            context = actor.context(
+                Opening(
+                    actor.tokenizer, observation, texts, actor.show_tools, self.limits, actor.chat
+                )
             )
-            trajectory.messages, trajectory.experience, trajectory.injected = (
-                list(context.messages),
-                ids,
-                texts,
-            )
+            trajectory.messages = list(context.messages)
+            trajectory.experience = [id for id, _ in self.job.experience]
+            trajectory.injected = texts
             trajectory.tools = list(observation.tools)
-        for number in range(self.limits.max_turns):
-            with _failures_of("template"):
-                prompt, stripped = _prompts(context, guided=trajectory.guided)
-            room = self.limits.context - len(prompt)
-            completion = await self.generate(prompt, number, room) if room > 0 else None
-            if completion is None:
-                trajectory.stop = StopReason.CONTEXT_FULL
-                return
-            with _failures_of("template"):
-                action = action_of(context, self.text_of(completion))
-            turn = Turn(prompt, completion, action, [], stripped=stripped)
-            trajectory.turns.append(turn)
-            if getattr(context, "managing", False):
-                with _failures_of("template"):
-                    turn.info = {"managing": True, "calls": [], "errors": 0} | context.manage(
-                        completion
-                    )
-                continue
-            if completion.stop == "length":
-                context_is_full = len(completion.tokens) < self.max_tokens
-                if context_is_full or self.cut_turn == "end":
-                    trajectory.stop = (
-                        StopReason.CONTEXT_FULL if context_is_full else StopReason.LENGTH
-                    )
-                    return
-            result = await self.call(
-                f"step {number}", boundary.result, self.world.step, turn.action
-            )
-            with _failures_of(f"step {number}"):
-                turn.info = result.info
-                trajectory.tools += [
-                    tool for tool in result.tools or () if tool not in trajectory.tools
-                ]
-                turn.observation = cut(self.tokenizer, result.messages, self.limits.max_observation)
-                stop = self.stop_of(result)
-            if stop is not None:
-                trajectory.stop = stop
-                return
-            with _failures_of("template"):
-                async with self.until_deadline():
-                    await context.extend(completion, turn.observation, result.tools)
-        trajectory.stop = StopReason.MAX_TURNS
+        return context
 
-    def stop_of(self, result: StepResult) -> StopReason | None:
-        """Return the reason to stop after this answer of the world, or None to continue."""
+    async def take_turn(self, context: Context, number: int) -> StopReason | None:
+        """Generate a turn and let the world, or the template, answer it. Return the reason to stop,
+        None to continue."""
+        trajectory, tokenizer = self.trajectory, self.actor.tokenizer
+        with _failures_of("template"):
+            prompt, stripped = _prompts(context, guided=trajectory.guided)
+        completion = await self.generate(prompt, number)
+        if completion is None:
+            return StopReason.CONTEXT_FULL
+        with _failures_of("template"):
+            action = context.action(tokenizer.decode(completion.text_tokens))
+        turn = Turn(prompt, completion, action, [], stripped=stripped)
+        trajectory.turns.append(turn)
+        if context.managing:
+            with _failures_of("template"):
+                decided = context.manage(completion)
+                turn.info = {"managing": True, "calls": [], "errors": 0} | decided
+            return None
+        if completion.stop == "length":
+            if len(completion.tokens) < self.max_tokens:
+                return StopReason.CONTEXT_FULL
+            if self.actor.cut_turn == "end":
+                return StopReason.LENGTH
+        what = f"step {number}"
+        result: StepResult = await self.call(what, boundary.result, self.world.step, action)
+        with _failures_of(what):
+            turn.info = result.info
+            added = [tool for tool in result.tools or () if tool not in trajectory.tools]
+            trajectory.tools += added
+            turn.observation = cut(tokenizer, result.messages, self.limits.max_observation)
         if result.terminated:
             return StopReason.DONE
         if result.truncated:
             return StopReason.MAX_TURNS
-        if self.parse_error == "end" and result.info.get("parse_error"):
+        if self.actor.parse_error == "end" and result.info.get("parse_error"):
             return StopReason.PARSE_ERROR
+        with _failures_of("template"):
+            async with self.until_deadline():
+                await context.extend(completion, turn.observation, result.tools)
         return None
 
-    def text_of(self, completion: Completion) -> str:
-        """Return the text of a generation, without its stop token."""
-        tokens = completion.tokens[:-1] if completion.stop == "stop" else completion.tokens
-        return self.tokenizer.decode(tokens)
-
-    async def generate(self, prompt: list[int], number: int, room: int) -> Completion | None:
-        """Generate turn `number`; return None if the engine has no room for it."""
+    async def generate(self, prompt: list[int], number: int) -> Completion | None:
+        """Generate turn `number`; return None if the context or the engine has no room for it."""
+        room = self.limits.context - len(prompt)
+        if room <= 0:
+            return None
+        sampling, tokenizer = self.job.sampling, self.actor.tokenizer
         sampling = dataclasses.replace(
-            self.sampling,
+            sampling,
             max_tokens=min(self.max_tokens, room),
-            seed=seed_of(self.trajectory.seed, "turn", number),
+            stop_tokens=sampling.stop_tokens or (tokenizer.im_end, tokenizer.endoftext),
+            seed=seed_of(self.job.seed, "turn", number),
         )
         try:
             async with self.until_deadline():
-                return await self.engine.generate(prompt, sampling, session=self.session)
+                return await self.actor.engine.generate(prompt, sampling, session=self.session)
         except ContextFull:
             return None
 
     @contextlib.asynccontextmanager
-    async def until_deadline(self):
+    async def until_deadline(self) -> AsyncIterator[None]:
         """Cancel what is awaited in the block at the deadline of the episode, and end the
         episode."""
         try:
@@ -402,24 +364,23 @@ class _Episode:
                 raise late()
             return check(answer)
 
-    async def answer_of(
-        self, function: Callable[..., Any], *arguments: Any
-    ) -> tuple[Any, BaseException | None]:
+    async def answer_of(self, function: Callable[..., Any], *arguments: Any) -> Answer:
         """Return what the function returns or raises.
 
         An exception travels as a value: raised here, a StopIteration or CancelledError of the world
         would be taken for the event loop's own.
         """
-        if self.threads and not inspect.iscoroutinefunction(function):
-            return await _in_thread(function, *arguments)
         try:
             if inspect.iscoroutinefunction(function):
                 return await function(*arguments), None
+            if self.actor.threads:
+                return await _in_thread(function, *arguments)
             return function(*arguments), None
         except KeyboardInterrupt:
             raise
         except BaseException as error:
-            if isinstance(error, asyncio.CancelledError) and asyncio.current_task().cancelling():
+            task = asyncio.current_task()
+            if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
                 raise
             return None, error
 
@@ -447,9 +408,8 @@ def _failures_of(what: str) -> Iterator[None]:
 
 
 def _failure(what: str, error: BaseException) -> _Failure:
-    late = (
-        isinstance(error, TimeoutError) and what != "template"
-    )  # a template's is no call into the world
+    # A TimeoutError of a template is no call into the world.
+    late = isinstance(error, TimeoutError) and what != "template"
     stop = StopReason.ENV_TIMEOUT if late else StopReason.ENV_ERROR
     return _Failure(stop, _describe(what, error))
 
@@ -462,28 +422,21 @@ def _describe(what: str, error: BaseException) -> str:
     return f"{what}: {type(error).__name__}: {error}{place}"
 
 
-def _in_thread(
-    function: Callable[..., Any], *arguments: Any
-) -> Awaitable[tuple[Any, BaseException | None]]:
+def _in_thread(function: Callable[..., Any], *arguments: Any) -> Awaitable[Answer]:
     """Return what a function returns or raises, run in a daemon thread of its own.
 
     Such a thread blocks neither a thread pool nor the interpreter's exit. A result that arrives
-    after its future was cancelled is ignored.
+    after nobody waits for it any more is ignored.
     """
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[tuple[Any, BaseException | None]] = loop.create_future()
-
-    def settle(outcome: tuple[Any, BaseException | None]) -> None:
-        if not future.done():
-            future.set_result(outcome)
+    future: concurrent.futures.Future[Answer] = concurrent.futures.Future()
+    future.set_running_or_notify_cancel()  # from here on it cannot be cancelled, only abandoned
 
     def run() -> None:
         try:
-            outcome = function(*arguments), None
+            answer: Answer = function(*arguments), None
         except BaseException as error:
-            outcome = None, error
-        with contextlib.suppress(RuntimeError):  # the loop may have been closed
-            loop.call_soon_threadsafe(settle, outcome)
+            answer = None, error
+        future.set_result(answer)
 
     threading.Thread(target=run, daemon=True).start()
-    return future
+    return asyncio.wrap_future(future)

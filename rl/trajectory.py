@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import enum
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
+
+import numpy as np
 
 from envs.world import Evaluation, Message, Task, Tool
 
@@ -16,9 +17,7 @@ class StopReason(enum.StrEnum):
     rollouts."""
 
     DONE = "done"  # the environment ended the episode
-    MAX_TURNS = (
-        "max_turns"  # the policy used all its turns, or the environment truncated the episode
-    )
+    MAX_TURNS = "max_turns"  # the policy used all its turns, or the world truncated the episode
     CONTEXT_FULL = "context_full"  # the next turn does not fit into the context
     LENGTH = "length"  # a turn reached its token limit without an end token
     PARSE_ERROR = "parse_error"  # the environment could not read a turn, and parse_error="end"
@@ -27,16 +26,11 @@ class StopReason(enum.StrEnum):
     CANCELLED = "cancelled"  # its deadline passed, wherever it did, or no judge scored its outcome
 
 
-LIMITED = (
-    StopReason.MAX_TURNS,
-    StopReason.CONTEXT_FULL,
-    StopReason.LENGTH,
-)  # ends by a limit of turns or tokens
-BROKEN = (
-    StopReason.ENV_ERROR,
-    StopReason.ENV_TIMEOUT,
-    StopReason.CANCELLED,
-)  # ends that the policy did not cause
+# ends by a limit of turns or tokens
+LIMITED = (StopReason.MAX_TURNS, StopReason.CONTEXT_FULL, StopReason.LENGTH)
+# ends by a failure of the environment or the context template
+FAILED = (StopReason.ENV_ERROR, StopReason.ENV_TIMEOUT)
+BROKEN = (*FAILED, StopReason.CANCELLED)  # ends that the policy did not cause
 
 
 class EndsRun(Exception):
@@ -49,11 +43,15 @@ class Completion:
     """One generation of an engine. `tokens` ends with the stop token when `stop` is "stop"."""
 
     tokens: list[int]
-    logprobs: list[
-        float
-    ]  # log p(token) at the sampling temperature (at 1 when it was 0), without top-p/top-k
+    # log p(token) at the sampling temperature (at 1 when it was 0), without top-p/top-k
+    logprobs: list[float]
     stop: str  # "stop" | "length"
     version: int  # of the oldest weights that sampled a part of it
+
+    @property
+    def text_tokens(self) -> list[int]:
+        """The tokens without the stop token."""
+        return self.tokens[:-1] if self.stop == "stop" else self.tokens
 
 
 @dataclass
@@ -81,18 +79,22 @@ class Turn:
     label: int = 0  # +1 GOOD, -1 BAD, 0 abstain
     reason: str = ""  # the judge's, for the label
     advantage: float = 0.0
-    stripped: list[int] = field(
-        default_factory=list
-    )  # the prompt without the injected experience; [] = `prompt`
+    # the prompt without the injected experience; [] = `prompt`
+    stripped: list[int] = field(default_factory=list)
     # (tokens,) float32: log p by the learner before the update minus by the engine; None = unknown
-    gap: Any = None
+    gap: np.ndarray | None = None
     # (tokens,) float32: p by the learner at the update over that before it; None = not trained
-    ratio: Any = None
+    ratio: np.ndarray | None = None
 
     @property
     def training_prompt(self) -> list[int]:
         """The prompt that the learner sees: without experience."""
         return self.stripped or self.prompt
+
+    @property
+    def training_tokens(self) -> list[int]:
+        """The prompt that the learner sees, and the generation."""
+        return self.training_prompt + self.completion.tokens
 
 
 @dataclass
@@ -106,13 +108,11 @@ class Trajectory:
     turns: list[Turn] = field(default_factory=list)
     stop: StopReason = StopReason.CANCELLED
     evaluation: Evaluation = field(default_factory=lambda: Evaluation(0.0, False))
-    experience: list[str] = field(
-        default_factory=list
-    )  # ids of the injected experiences; [] = not guided
+    # ids of the injected experiences; [] = not guided
+    experience: list[str] = field(default_factory=list)
     injected: list[str] = field(default_factory=list)  # the text of each of them
-    tools: list[Tool] = field(
-        default_factory=list
-    )  # those that the episode opened with, and those added since
+    # those that the episode opened with, and those added since
+    tools: list[Tool] = field(default_factory=list)
     error: str = ""
     restarted: str = ""  # why the episode was started again, in another world; "" = it was not
     draw: int = 0  # tells groups of one task apart, see `group`
@@ -129,8 +129,13 @@ class Trajectory:
         return bool(self.experience)
 
     @property
+    def failed(self) -> bool:
+        """True if the environment or the context template failed."""
+        return self.stop in FAILED
+
+    @property
     def broken(self) -> bool:
-        """True if the environment or a deadline ended the episode, so that its outcome is not the
+        """True if a failure or a deadline ended the episode, so that its outcome is not the
         policy's."""
         return self.stop in BROKEN
 
@@ -150,11 +155,6 @@ class Trajectory:
         self.evaluation = Evaluation(
             0.0, False, self.lost.components | {"reached": self.lost.score}
         )
-
-    def to_dict(self) -> dict[str, Any]:
-        record = dataclasses.asdict(self)
-        record["stop"] = self.stop.value
-        return record
 
 
 def groups_of(trajectories: Iterable[Trajectory]) -> dict[tuple[str, int], list[Trajectory]]:

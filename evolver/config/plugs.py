@@ -60,7 +60,7 @@ KINDS = {
             "evolver.llm.contexts:CONTEXTS",
             "rl.contexts:Context",
             "Opening",
-            ("extend",),
+            ("extend", "action", "manage"),
         ),
         Kind(
             "questioning.explorer",

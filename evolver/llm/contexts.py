@@ -39,27 +39,29 @@ class SummarisedWindow(SlidingWindow):
             "",
         )
 
-    async def forget(self, count: int) -> None:
-        """Let the oldest `count` turns leave, and put a summary of them and of the last summary
-        into the opening."""
-        old = "\n".join(self.tokenizer.decode(turn) for turn in self.turns[:count])
-        self.drop(count)
+    async def shorten(self) -> None:
+        """Let the oldest turns leave, and put a summary of them and of the last summary into the
+        opening."""
+        if not self.is_too_long():
+            return
+        leaving = self.turns[: self.oldest()]
         slots = {
             "task": quoted(self.query),
             "memory": quoted(self.summary or "nothing yet"),
-            "turns": quoted(old),
+            "turns": quoted("\n".join(self.tokenizer.decode(turn) for turn in leaving)),
         }
         try:
             reply = await self.chat(prompt("memory").messages(**slots), role="summariser")
         except ChatError:
-            reply = None  # booked by the client
+            reply = None  # recorded by the client
         lines = reply.text.strip().splitlines() if reply is not None else []
-        if lines and not any(
-            unfit(line) == "marked" for line in lines
-        ):  # a tag of a prompt would be obeyed
-            (message,) = cut(
-                self.tokenizer, [{"role": "user", "content": "\n".join(lines)}], self.memory
-            )
+        # A tag of a prompt would be obeyed.
+        if lines and not any(unfit(line) == "marked" for line in lines):
+            told = [{"role": "user", "content": "\n".join(lines)}]
+            (message,) = cut(self.tokenizer, told, self.memory)
             self.summary = message["content"]
-        self.remember(self.mark() + (f"\nTheir summary:\n{self.summary}" if self.summary else ""))
-        self.show(self.turns)
+        self.evict()
+
+    def mark(self) -> str:
+        summary = f"\nTheir summary:\n{self.summary}" if self.summary else ""
+        return super().mark() + summary

@@ -18,31 +18,28 @@ from rl import learner as learners
 from rl import mismatch
 from rl.losses.terms import LOG_RATIO_LIMIT
 from rl.packing import Packed, pack
-from rl.samples import REASONS, fates, samples
+from rl.samples import REASONS, drop_reasons, samples
 from rl.seeds import seed_of
 from rl.trajectory import Trajectory, groups_of
 
 
 def select(
     config: Any, trajectories: Sequence[Trajectory], version: int
-) -> tuple[list[Packed], list[str], Metrics]:
-    """Return packed mini-batches of nearly equal numbers of groups, the fate of every rollout, and
-    the counts of fates.
+) -> tuple[list[Packed], list[str | None], Metrics]:
+    """Return packed mini-batches of nearly equal numbers of groups, the reason why each rollout
+    does not train (None if it does), and the counts of both.
 
-    A fate is "trained" or the reason why not. version: the version of the weights that are about to
-    be updated.
+    version: the version of the weights that are about to be updated.
     """
     c = config.learner
-    fate_N = fates(
+    reason_N = drop_reasons(
         trajectories, row=c.row, version=version, max_staleness=c.max_staleness, drop=c.drop,
         drop_truncated=c.drop_truncated,
     )  # fmt: skip
-    counts = Counter(fate_N)
-    metrics = Metrics({f"ledger/{fate}": counts[fate] for fate in ("trained", *REASONS)})
-    metrics["ledger/rollouts"] = len(trajectories)
-    groups = list(
-        groups_of(t for t, fate in zip(trajectories, fate_N) if fate == "trained").values()
-    )
+    counts = Counter(reason_N)
+    metrics = Metrics({f"ledger/{reason}": counts[reason] for reason in REASONS})
+    metrics |= {"ledger/trained": counts[None], "ledger/rollouts": len(trajectories)}
+    groups = list(groups_of(t for t, reason in zip(trajectories, reason_N) if not reason).values())
     batches = []
     for i in range(min(c.updates, len(groups))):
         chosen = [trajectory for group in groups[i :: c.updates] for trajectory in group]
@@ -58,7 +55,7 @@ def select(
         metrics["learner/fill"] = float(
             np.average([b.fill for b in batches], weights=[b.rows for b in batches])
         )
-    return batches, fate_N, metrics
+    return batches, reason_N, metrics
 
 
 def learn(run: Run, batches: Sequence[Packed], step: int) -> Metrics:

@@ -30,7 +30,7 @@ def forget(run: Run) -> None:
         for engine in run.engines:
             engine.clear_cache()
 
-    if not (run.actor.pipeline and run.actor.pipeline.busy):
+    if not (run.pipeline and run.pipeline.busy):
         run.stop.finish(drop())
 
 
@@ -40,7 +40,7 @@ def play(run: Run, jobs: Sequence[Job], phase: str) -> list[Trajectory]:
     Each host plays its share, and all get all trajectories. An interruption of one host interrupts
     all of them.
     """
-    actor, mine = run.actor, hosts.share(jobs)
+    concurrency, mine = run.config.rollout.concurrency, hosts.share(jobs)
 
     def show(done: int, total: int, _: Trajectory) -> None:
         run.progress.phase(phase, done, total)
@@ -49,7 +49,7 @@ def play(run: Run, jobs: Sequence[Job], phase: str) -> list[Trajectory]:
     forget(run)
     try:
         played = run.stop.run(
-            rollouts(mine, progress=show, concurrency=actor.concurrency, **actor.settings)
+            rollouts(mine, run.actor, run.worlds, concurrency=concurrency, progress=show)
         )
     except Interrupted:
         played = None

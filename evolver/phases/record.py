@@ -18,10 +18,10 @@ from rl.trajectory import Trajectory
 
 
 def write_trajectories(
-    run: Run, step: int, trajectories: Sequence[Trajectory], fates: Sequence[str]
+    run: Run, step: int, trajectories: Sequence[Trajectory], reasons: Sequence[str | None]
 ) -> None:
     """Write one line per rollout, every `log.trajectories` steps."""
-    every = run.config.log.trajectories
+    every, fates = run.config.log.trajectories, [reason or "trained" for reason in reasons]
     if every and step % every == 0:
         records = [record_of(t, fate=fate) for t, fate in zip(trajectories, fates)]
         run.workdir.log_trajectories(step, records)

@@ -29,7 +29,7 @@ def roll_out(
     With `rollout.async_depth`, rollouts of later steps are started too and continue while this step
     trains.
     """
-    if run.actor.pipeline:
+    if run.pipeline:
         trajectories, metrics = collect(run, chosen, step)
     else:
         jobs = [job for group in jobs_of(run, chosen[step], step) for job in group]
@@ -150,12 +150,14 @@ def collect(run: Run, chosen: dict[int, list[Task]], step: int) -> tuple[list[Tr
 
     `time/rollout` is the time since the groups of the previous step were collected.
     """
-    pipeline = run.actor.pipeline
+    pipeline = run.pipeline
     began = pipeline.collected or time.monotonic()
     groups = {ahead: jobs_of(run, chosen[ahead], ahead) for ahead in chosen}
 
     async def start_and_wait() -> tuple[list[Trajectory], int]:
-        play_group = partial(rollouts, concurrency=pipeline.places, **run.actor.settings)
+        play_group = partial(
+            rollouts, actor=run.actor, worlds=run.worlds, concurrency=pipeline.places
+        )
         for ahead, jobs in groups.items():
             pipeline.launch(ahead, jobs, play_group, partial(grading.grade, run.grader))
         return await pipeline.collect(

@@ -128,7 +128,7 @@ def choose(run: Run, step: int) -> tuple[dict[int, list[Task]], Metrics]:
     Every `questioning.every` steps the synthetic tasks are refreshed first.
     """
     every, metrics, chosen = run.config.questioning.every, Metrics(), {}
-    pipeline, pool = run.actor.pipeline, run.tasks.pool
+    pipeline, pool = run.pipeline, run.tasks.pool
     for ahead in pipeline.ahead(step, run.config.steps) if pipeline else (step,):
         # A run that resumes may have refreshed its tasks for this step already, ahead of the one
         # that it saved.

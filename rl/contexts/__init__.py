@@ -9,7 +9,7 @@ parameters are the config's `template.args`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -38,9 +38,8 @@ class Limits:
     context: int  # tokens of prompt and generation together; at most the engine's context
     max_observation: int  # tokens of the answer to one turn; a longer one is cut at a visible mark
     timeout: float  # seconds for the episode, set-up included; evaluation has its own `env_timeout`
-    env_timeout: (
-        float  # seconds for one call into the world; inf if the world itself ends its calls in time
-    )
+    # seconds for one call into the world; inf if the world itself ends its calls in time
+    env_timeout: float
     # an episode that a limit of turns or tokens ended has failed, whatever it had reached
     must_end: bool = False
 
@@ -62,13 +61,18 @@ class Context(Protocol):
 
     A template may rewrite the context at any turn. While the next prompt begins with the last
     prompt and its generation, turns share a training sample; otherwise a new sample starts.
+
+    A class that subclasses this protocol inherits the defaults below and only has to define
+    `extend`.
     """
 
     prompt: list[int]  # ids of the next prompt, up to the header of the assistant's turn
-    stripped: list[
-        int
-    ]  # the same prompt without the injected experience; ignored when nothing was injected
+    # the same prompt without the injected experience; ignored when nothing was injected
+    stripped: list[int]
     messages: list[Message]  # the opening messages, experience included
+    # True while the next generation answers the template and not the world. It is a turn of the
+    # trajectory, which trains.
+    managing: bool = False
 
     async def extend(
         self,
@@ -84,16 +88,14 @@ class Context(Protocol):
         """
         ...
 
-    # A template may also have:
-    # - action(text) -> str: the part of a generation's text that the world is given; without it, all of it;
-    # - managing: bool and manage(completion) -> dict: while `managing` is True, the next generation answers the
-    #   template and not the world. It is a turn of the trajectory, which trains, and `manage` returns its `info`.
+    def action(self, text: str) -> str:
+        """Return the part of a generation's text that the world is given."""
+        return text
 
-
-def action_of(context: Context, text: str) -> str:
-    """Return the part of a generation's text that the world is given."""
-    action = getattr(context, "action", None)
-    return text if action is None else action(text)
+    def manage(self, completion: Completion) -> dict[str, Any]:
+        """Take a generation that answers the template, while `managing`. Return the turn's
+        `info`."""
+        return {}
 
 
 def spoken(text: str) -> str:
@@ -106,16 +108,15 @@ def spoken(text: str) -> str:
 
 
 def noted(messages: Sequence[Message], note: str) -> list[Message]:
-    """Return the messages with a note at the end of the last user message; they must have one
-    unless it is ""."""
-    messages = [dict(message) for message in messages]
+    """Return the messages with a note, unless it is "", at the end of the last user message.
+
+    Raises ValueError if there is a note and no user message.
+    """
     if not note:
-        return messages
-    for message in reversed(messages):
-        if message["role"] == "user":
-            message["content"] += f"\n\n{note}"
-            return messages
-    raise ValueError("the opening has no user message to put a note into")
+        return list(messages)
+    i = _user_message(reversed(range(len(messages))), messages, "a note into")
+    content = f"{messages[i]['content']}\n\n{note}"
+    return [*messages[:i], messages[i] | {"content": content}, *messages[i + 1 :]]
 
 
 def inject(messages: Sequence[Message], experience: Sequence[str]) -> list[Message]:
@@ -124,14 +125,18 @@ def inject(messages: Sequence[Message], experience: Sequence[str]) -> list[Messa
 
     Raises ValueError if there is experience and no user message.
     """
-    messages = [dict(message) for message in messages]
     if not experience:
-        return messages
-    for message in messages:
-        if message["role"] == "user":
-            message["content"] = "<EXP>" + "\n".join(experience) + "</EXP>\n" + message["content"]
-            return messages
-    raise ValueError("the opening has no user message to put experience in front of")
+        return list(messages)
+    i = _user_message(range(len(messages)), messages, "experience in front of")
+    content = "<EXP>" + "\n".join(experience) + "</EXP>\n" + messages[i]["content"]
+    return [*messages[:i], messages[i] | {"content": content}, *messages[i + 1 :]]
+
+
+def _user_message(places: Iterable[int], messages: Sequence[Message], what: str) -> int:
+    for i in places:
+        if messages[i]["role"] == "user":
+            return i
+    raise ValueError(f"the opening has no user message to put {what}")
 
 
 def cut(tokenizer: Tokenizer, messages: Sequence[Message], limit: int) -> list[Message]:
@@ -155,11 +160,10 @@ def cut(tokenizer: Tokenizer, messages: Sequence[Message], limit: int) -> list[M
         share = left // (len(ids) - rank)
         shown = min(share, len(ids[index]))
         left -= shown
-        more = len(messages[index]["content"]) > width
+        more = "more than " if len(messages[index]["content"]) > width else ""
         if shown < len(ids[index]) or more:
-            text = tokenizer.decode(ids[index][:shown]).rstrip(
-                "\ufffd"
-            )  # the cut may split a character
-            mark = f"\n[cut: the first {shown} of {'more than ' if more else ''}{len(ids[index])} tokens]"
-            result[index] = {**messages[index], "content": text + mark}
+            # The cut may split a character.
+            text = tokenizer.decode(ids[index][:shown]).rstrip("\ufffd")
+            mark = f"\n[cut: the first {shown} of {more}{len(ids[index])} tokens]"
+            result[index] = messages[index] | {"content": text + mark}
     return result

@@ -7,11 +7,11 @@ from collections.abc import Iterable, Sequence
 
 from envs.world import Message, Tool
 from models import chat
-from rl.contexts import Opening, inject, noted, spoken
+from rl.contexts import Context, Opening, inject, noted, spoken
 from rl.trajectory import Completion
 
 
-class Causal:
+class Causal(Context):
     """The opening and every turn since. Ids are appended once and never encoded again.
 
     The tools are listed in the system message, so new tools rewrite the opening and a new training
@@ -24,15 +24,14 @@ class Causal:
     """
 
     def __init__(self, opening: Opening):
-        observation, experience = opening.observation, opening.experience
         self.tokenizer, self.show_tools = opening.tokenizer, opening.show_tools
-        self.messages = inject(observation.messages, experience)
-        self.turns: list[
-            list[int]
-        ] = []  # the ids of each turn: generation, answer, header of the next turn
+        self.messages = inject(opening.observation.messages, opening.experience)
+        # the ids of each turn: generation, answer, header of the next turn
+        self.turns: list[list[int]] = []
         self.note = ""  # text of the template at the end of the opening's last user message
-        self._plain_messages, self._guided = observation.messages, bool(experience)
-        self._set_tools(observation.tools)
+        self._plain_messages = opening.observation.messages
+        self._tools: Sequence[Tool] = opening.observation.tools
+        self._encode_opening()
         self.show(())
 
     async def extend(
@@ -43,6 +42,10 @@ class Causal:
     ) -> None:
         self.add(completion, messages, tools)
         self.show(self.turns)
+        await self.shorten()
+
+    async def shorten(self) -> None:
+        """Make a prompt that is too long shorter. This template never does."""
 
     def action(self, text: str) -> str:
         return spoken(text) if self.tokenizer.thinking else text
@@ -51,12 +54,15 @@ class Causal:
         self, completion: Completion, messages: Sequence[Message], tools: Sequence[Tool] | None
     ) -> None:
         """Append a turn to `turns`, and rewrite the opening if the tools changed."""
-        closed = completion.tokens[-1:] == [self.tokenizer.im_end]
-        self.turns.append(
-            completion.tokens + chat.observation(self.tokenizer, messages, closed=closed)
-        )
+        self.turns.append(self.turn_ids(completion.tokens, messages))
         if tools is not None and tools != self._tools:
-            self._set_tools(tools)
+            self._tools = tools
+            self._encode_opening()
+
+    def turn_ids(self, tokens: list[int], messages: Sequence[Message]) -> list[int]:
+        """Return the ids of a turn: its generation, and the messages that answer it."""
+        closed = tokens[-1:] == [self.tokenizer.im_end]
+        return tokens + chat.observation(self.tokenizer, messages, closed=closed)
 
     def show(self, turns: Iterable[Sequence[int]]) -> None:
         """Set the prompt, with and without experience, to the opening followed by these turns."""
@@ -64,16 +70,17 @@ class Causal:
         self.prompt = self._opening + ids
         self.stripped = self._plain_opening + ids
 
-    def remember(self, note: str) -> None:
+    def set_note(self, note: str) -> None:
         """Rewrite the opening with another note; call `show` afterwards."""
         self.note = note
-        self._set_tools(self._tools)
+        self._encode_opening()
 
-    def _set_tools(self, tools: Sequence[Tool]) -> None:
-        self._tools, shown = tools, tools if self.show_tools else ()
-        self._opening = chat.opening(self.tokenizer, noted(self.messages, self.note), shown)
+    def _encode_opening(self) -> None:
+        self._opening = self._opening_ids(self.messages)
         self._plain_opening = self._opening
-        if self._guided:
-            self._plain_opening = chat.opening(
-                self.tokenizer, noted(self._plain_messages, self.note), shown
-            )
+        if self.messages != self._plain_messages:
+            self._plain_opening = self._opening_ids(self._plain_messages)
+
+    def _opening_ids(self, messages: Sequence[Message]) -> list[int]:
+        tools = self._tools if self.show_tools else ()
+        return chat.opening(self.tokenizer, noted(messages, self.note), tools)

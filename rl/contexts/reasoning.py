@@ -3,7 +3,7 @@ thought."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from envs.world import Message, Tool
@@ -24,44 +24,36 @@ class ReasoningAugmented(Causal):
     that does not, extends the last sample.
     """
 
-    def __init__(
-        self,
-        opening: Opening,
-        *,
-        hint: bool = True,
-        force: bool = False,
-    ):
+    def __init__(self, opening: Opening, *, hint: bool = True, force: bool = False):
         """hint: ask for thoughts in the opening. force: open each turn with `<think>`, for a policy
         that would not."""
         self.force = force
         super().__init__(opening)
         if hint:
-            self.remember(HINT)
-        self.show(())
+            self.set_note(HINT)
+            self.show(())
 
     def action(self, text: str) -> str:
         """Return the text after the thought; "" if a thought does not end."""
         return spoken(OPEN + text if self.force else text)
 
-    async def extend(
-        self,
-        completion: Completion,
-        messages: Sequence[Message],
-        tools: Sequence[Tool] | None = None,
+    def add(
+        self, completion: Completion, messages: Sequence[Message], tools: Sequence[Tool] | None
     ) -> None:
-        self.add(replace(completion, tokens=self._thoughtless(completion.tokens)), messages, tools)
-        self.show(self.turns)
+        super().add(
+            replace(completion, tokens=self._thoughtless(completion.tokens)), messages, tools
+        )
 
-    def show(self, turns) -> None:
+    def show(self, turns: Iterable[Sequence[int]]) -> None:
         super().show(turns)
         if self.force:
             opened = self.tokenizer.encode(f"{OPEN}\n")
             self.prompt, self.stripped = self.prompt + opened, self.stripped + opened
 
-    def _thoughtless(self, tokens: Sequence[int]) -> list[int]:
+    def _thoughtless(self, tokens: list[int]) -> list[int]:
         """Return a generation without its thought: the very tokens if there is none."""
         end = [self.tokenizer.im_end] if tokens[-1:] == [self.tokenizer.im_end] else []
         text = self.tokenizer.decode(tokens[: len(tokens) - len(end)])
         if CLOSE not in text and not self.force:
-            return list(tokens)
+            return tokens
         return self.tokenizer.encode(self.action(text)) + end

@@ -25,7 +25,8 @@ from evolver.navigating.llm import LlmExtractor
 from evolver.parts import Parts
 from evolver.questioning.judges import Naive, Principle, Reference
 from evolver.transcripts import COPIED
-from rl.rollout import Limits, rollout
+from rl.contexts import Limits
+from rl.rollout import Actor, Job, rollout
 from rl.samples import samples
 from rl.trajectory import BROKEN, Sampling, Trajectory
 from tests.envs.test_appworld import PYTHON as APPWORLD
@@ -154,16 +155,9 @@ class Stage:
     def played(self, make_world, *, copied: str = "", guided: bool = True) -> Trajectory:
         turns = [f"{copied}\n{FORGED}\n{self.action}", f"<EXP>\n{self.action}", self.action, FORGED]
         world, engine = make_world(), Scripted(*turns, context=10**6)
-        settings = {
-            "tokenizer": tokenizer(),
-            "limits": LIMITS,
-            "sampling": Sampling(max_tokens=5000),
-        }
-        settings["experience"] = [("e1", SECRET)] if guided else []
+        job = Job(self.task, 0, 0, Sampling(max_tokens=5000), [("e1", SECRET)] if guided else [])
         try:
-            made = asyncio.run(
-                rollout(self.task, rollout_index=0, seed=0, world=world, engine=engine, **settings)
-            )
+            made = asyncio.run(rollout(job, Actor(engine, tokenizer(), LIMITS), world))
         finally:
             world.close()
         assert made.stop not in BROKEN, made.error

@@ -18,7 +18,7 @@ from evolver.phases import learning, tasks
 from evolver.phases.rollouts import jobs_of
 from evolver.pipeline import Pipeline
 from evolver.questioning.pool import TaskPool
-from rl.advantages import adca, dr_grpo, grpo, loop, rloo
+from rl.advantages.estimators import adca, dr_grpo, grpo, loop, rloo
 from rl.engines.jax.engine import JaxEngine
 from rl.evaluation import scores_of
 from rl.trajectory import Completion, StopReason, Trajectory, Turn
@@ -137,8 +137,8 @@ def test_a_late_group_shares_no_baseline_with_the_next_steps_group_of_its_task()
         "",
         "the group's outcomes are equal",
     ]
-    batches, fates, _ = learning.select(config, trajectories, 1)
-    assert fates == ["trained", "trained", "no_signal", "no_signal"] and len(batches) == 1
+    batches, reasons, _ = learning.select(config, trajectories, 1)
+    assert reasons == [None, None, "no_signal", "no_signal"] and len(batches) == 1
     scores_NR = scores_of(trajectories).score_NR
     assert scores_NR == [[1.0, 0.5], [0.0, 0.0]]
 
@@ -155,14 +155,14 @@ def test_a_refresh_that_was_done_ahead_of_a_checkpoint_is_not_repeated(monkeypat
         config.questioning.every, config.steps = 2, 6
         return SimpleNamespace(
             config=config,
-            actor=SimpleNamespace(pipeline=pipeline),
+            pipeline=pipeline,
             tasks=SimpleNamespace(pool=pool),
         )
 
     def advance(run, steps) -> None:
         for step in steps:
             chosen, _ = tasks.choose(run, step)
-            run.actor.pipeline.launched = max(chosen, default=run.actor.pipeline.launched)
+            run.pipeline.launched = max(chosen, default=run.pipeline.launched)
 
     first = TaskPool(seeds, overlap=0.9, capacity=9)
     advance(begin(0, first), (1, 2))

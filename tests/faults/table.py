@@ -653,9 +653,9 @@ def _spoken(name: str, text: str, modes: tuple[str, ...] = BOTH) -> None:
 
     def play(stage: Stage) -> None:
         def inside() -> None:
-            from rl import rollout
+            from rl.contexts.causal import Causal
 
-            rollout.action_of = lambda *args, **kwargs: text
+            Causal.action = lambda template, _: text
 
         words = (
             "--config.env.name=travel",

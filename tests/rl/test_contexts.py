@@ -148,7 +148,7 @@ def test_an_episode_longer_than_the_context_ends_early_without_a_window_and_goes
 
 def test_where_the_request_to_the_policy_does_not_fit_the_oldest_turns_leave():
     small = dataclasses.replace(MANY, context=limit_of(2.8), max_tokens=20)
-    template = functools.partial(SelfManaging, limit=limit_of(2.6), limits=small)
+    template = functools.partial(SelfManaging, limit=limit_of(2.6))
     trajectory = play(Script(answer=LONG_ANSWER), Scripted("one"), small, context=template)
     assert trajectory.stop is StopReason.MAX_TURNS and len(trajectory.turns) == 14
     assert not any(turn.info.get("managing") for turn in trajectory.turns)

@@ -2,6 +2,7 @@
 batch."""
 
 import asyncio
+import dataclasses
 import functools
 import itertools
 
@@ -15,10 +16,11 @@ from hypothesis import strategies as st
 from envs.world import Evaluation, Observation, StepResult, Task, World
 from models import qwen
 from models.tokenizer import train_bpe
+from rl.contexts import Limits
 from rl.engines import ContextFull, EngineFault
 from rl.engines.jax import decoding
 from rl.engines.jax.engine import JaxEngine
-from rl.rollout import Job, Limits, Worlds, rollouts
+from rl.rollout import Actor, Job, Worlds, rollouts
 from rl.trajectory import Sampling
 
 CONFIG = qwen.Config(vocab=96, d_model=32, layers=2, heads=4, kv_heads=2, head_dim=8, d_ff=64)
@@ -633,18 +635,10 @@ def test_rollouts_are_bit_identical_and_reuse_their_sessions():
             for g in range(3)
             for i in range(2)
         ]
-        done = rollouts(
-            jobs,
-            worlds=Worlds(Echo),
-            concurrency=4,
-            engine=engine,
-            tokenizer=tokenizer,
-            limits=Limits(
-                4, 512, context=256, max_observation=1024, timeout=600.0, env_timeout=60.0
-            ),
-            cut_turn="continue",
-        )
-        return [t.to_dict() for t in asyncio.run(done)], engine.stats()
+        limits = Limits(4, 512, context=256, max_observation=1024, timeout=600.0, env_timeout=60.0)
+        actor = Actor(engine, tokenizer, limits, cut_turn="continue")
+        done = asyncio.run(rollouts(jobs, actor, Worlds(Echo), concurrency=4))
+        return [dataclasses.asdict(t) for t in done], engine.stats()
 
     (a, stats), (b, _) = run(), run()
     assert a == b and [len(t["turns"]) for t in a] == [3] * 6

@@ -48,10 +48,10 @@ def batch(rows=5, seed=0):
             Sample(
                 rng.integers(1, CONFIG.vocab, n),
                 mask,
-                mask - 1,
-                logp * mask,
-                advantage * mask,
-                bool(i % 2),
+                turn_ids=mask - 1,
+                logp=logp * mask,
+                advantage=advantage * mask,
+                guided=bool(i % 2),
             )
         )
     packed = packing.pack(samples, ROW)

@@ -10,11 +10,9 @@ from rl.samples import Sample
 
 def sample(env, versions, gap, *, guided=False):
     n = len(versions)
-    logp = np.full(n, -1.0, np.float32)
     mask = np.arange(n) > 0
-    return Sample(
-        np.ones(n), mask, None, logp, None, guided, np.where(mask, versions, -1), env
-    ), gap
+    version = np.where(mask, versions, -1)
+    return Sample(np.ones(n), mask, logp=-1.0, guided=guided, version=version, env=env), gap
 
 
 def batch_of(*members):

@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 from envs.world import Evaluation, Observation, StepResult, Task, World
 from models.tokenizer import train_bpe
 from rl import samples
-from rl.contexts import cut, inject
+from rl.contexts import Limits, cut, inject
 from rl.contexts.causal import Causal
 from rl.engines import ContextFull, EngineFault
-from rl.rollout import Job, Limits, Worlds, rollout, rollouts
+from rl.rollout import Actor, Job, Worlds, rollout, rollouts
 from rl.seeds import seed_of
 from rl.trajectory import Completion, EndsRun, Sampling, StopReason
 
@@ -135,10 +135,10 @@ class Scripted:
         self.open.pop(session, None)
 
 
-def play(world, engine, limits=ROOMY, **options):
-    options = {"rollout_index": 1, "seed": 5, "sampling": SAMPLING} | options
-    options |= {"world": world, "engine": engine, "tokenizer": tokenizer(), "limits": limits}
-    return asyncio.run(asyncio.wait_for(rollout(TASK, **options), 60))
+def play(world, engine, limits=ROOMY, *, sampling=SAMPLING, experience=(), **settings):
+    job = Job(TASK, 1, 5, sampling, list(experience))
+    actor = Actor(engine, tokenizer(), limits, **settings)
+    return asyncio.run(asyncio.wait_for(rollout(job, actor, world), 60))
 
 
 HANG, THREADS = {"env_timeout": 1.0}, {"threads": True}
@@ -508,9 +508,10 @@ def jobs(n):
     ]
 
 
-def run_many(make_world, engine, n=12, **options):
-    options = {"limits": ROOMY, "tokenizer": tokenizer(), "engine": engine} | options
-    return asyncio.run(rollouts(jobs(n), worlds=Worlds(make_world), **options))
+def run_many(make_world, engine, n=12, limits=ROOMY, *, concurrency=64, progress=None, **settings):
+    actor = Actor(engine, tokenizer(), limits, **settings)
+    done = rollouts(jobs(n), actor, Worlds(make_world), concurrency=concurrency, progress=progress)
+    return asyncio.run(asyncio.wait_for(done, 60))
 
 
 def test_results_come_in_the_order_of_jobs_with_bounded_concurrency():
@@ -538,19 +539,14 @@ def test_a_bad_world_takes_only_its_own_episode_down():
     class ByTask(Script):
         def reset(self, task, seed=0):
             self.at, self.how = [("", ""), ("step", "raise"), ("reset", "raise"), ("step", "hang")][
-                seed % 4
+                int(task.id[1:]) % 4
             ]
             return super().reset(task, task.seed)
 
     limits = dataclasses.replace(ROOMY, env_timeout=1.0)
-    tasks = [Task(id=f"t{i}", env="fake", query="count", seed=i) for i in range(12)]
-    result = asyncio.run(
-        rollouts(
-            [Job(task, 0, seed=0, sampling=SAMPLING) for task in tasks],
-            worlds=Worlds(lambda: ByTask(seconds=5)), concurrency=12, limits=limits, threads=True,
-            tokenizer=tokenizer(), engine=Scripted("one", "done"),
-        )
-    )  # fmt: skip
+    result = run_many(
+        lambda: ByTask(seconds=5), Scripted("one", "done"), limits=limits, threads=True
+    )
     assert [bool(t.restarted) for t in result] == [False, False, True, False] * 3
     stops = collections.Counter(t.stop for t in result)
     assert stops == {StopReason.DONE: 3, StopReason.ENV_ERROR: 6, StopReason.ENV_TIMEOUT: 3}
@@ -615,9 +611,7 @@ def test_cancelling_leaves_nothing_running():
 
     async def main():
         task = asyncio.create_task(
-            rollouts(
-                jobs(5), worlds=Worlds(Script), engine=engine, tokenizer=tokenizer(), limits=ROOMY
-            )
+            rollouts(jobs(5), Actor(engine, tokenizer(), ROOMY), Worlds(Script))
         )
         while engine.busy < 5 and not task.done():
             await asyncio.sleep(0)
@@ -659,16 +653,8 @@ def test_an_exception_that_means_something_to_the_event_loop_ends_one_episode_at
         ROOMY, timeout=1e6, env_timeout=1e6
     )  # nothing here waits for a deadline
 
-    async def main():
-        settings = {
-            "limits": limits,
-            "tokenizer": tokenizer(),
-            "engine": Scripted("one", "done"),
-            "threads": threads,
-        }
-        return await asyncio.wait_for(rollouts(jobs(3), worlds=Worlds(make_world), **settings), 60)
-
-    first, *others = asyncio.run(main())
+    engine = Scripted("one", "done")
+    first, *others = run_many(make_world, engine, n=3, limits=limits, threads=threads)
     assert [t.stop for t in others] == [StopReason.DONE] * 2
     if at == "reset":
         assert first.stop is StopReason.DONE and first.restarted.startswith("reset: ")
@@ -694,16 +680,14 @@ def test_a_late_result_is_ignored():
 
     async def main():
         world = Script("step", "hang", LONG, late=late)
-        trajectory = await rollout(
-            TASK, rollout_index=0, seed=0, world=world, engine=Scripted("one"), tokenizer=tokenizer(),
-            limits=limits, sampling=SAMPLING, threads=True,
-        )  # fmt: skip
-        before = trajectory.to_dict()
+        actor = Actor(Scripted("one"), tokenizer(), limits, threads=True)
+        trajectory = await rollout(Job(TASK, 0, 0, SAMPLING), actor, world)
+        before = dataclasses.asdict(trajectory)
         late.set()
         for _ in range(500):
             await asyncio.sleep(0 if world.actions else 0.01)
         assert world.actions == ["one"], "the late answer did arrive"
-        assert trajectory.to_dict() == before
+        assert dataclasses.asdict(trajectory) == before
         return trajectory
 
     assert asyncio.run(main()).stop is StopReason.ENV_TIMEOUT
@@ -738,7 +722,7 @@ def test_info_that_is_not_json_is_an_error_of_the_world(case):
     assert trajectory.stop is StopReason.ENV_ERROR and re.match(
         "step 0: (Unsafe|TooDeep): info", trajectory.error
     )
-    json.dumps(trajectory.to_dict(), ensure_ascii=False, allow_nan=False).encode()
+    json.dumps(dataclasses.asdict(trajectory), ensure_ascii=False, allow_nan=False).encode()
 
 
 def test_lone_surrogates_are_repaired_wherever_a_world_writes_them():
@@ -758,9 +742,4 @@ def test_lone_surrogates_are_repaired_wherever_a_world_writes_them():
     assert trajectory.stop is StopReason.DONE and trajectory.outcome == 1.0
     assert trajectory.turns[0].observation[0]["content"] == "b \ufffd"
     assert trajectory.turns[0].info == {"\ufffd": "\U0001f600"}
-    json.dumps(trajectory.to_dict(), ensure_ascii=False, allow_nan=False).encode()
-
-
-def test_wrong_options_are_named():
-    with pytest.raises(ValueError, match="cut_turn"):
-        play(Script(), Scripted(), cut_turn="retry")
+    json.dumps(dataclasses.asdict(trajectory), ensure_ascii=False, allow_nan=False).encode()

@@ -19,7 +19,7 @@ from envs.process import ROOT, Deadlines
 from envs.remote import RemoteWorld
 from envs.world import Task, WorldTimeout
 from evolver.build import make_actor, make_source
-from rl.rollout import Job, Worlds, rollouts
+from rl.rollout import Actor, Job, Worlds, rollouts
 from rl.trajectory import StopReason
 from tests.envs.test_process import COUNTER, FAULTY, is_running, wait_until
 from tests.rl.test_rollout import ROOMY, SAMPLING, Scripted, tokenizer
@@ -45,15 +45,8 @@ def play_group(make_world, engine, limits=ROOMY):
     """Play six rollouts, the first of which breaks its world."""
     tasks = [Task("count-0", "counter", "break" if i == 0 else "count") for i in range(GROUP)]
     jobs = [Job(task, i, seed=0, sampling=SAMPLING) for i, task in enumerate(tasks)]
-    worlds = Worlds(make_world)
-    settings = {
-        "worlds": worlds,
-        "limits": limits,
-        "tokenizer": tokenizer(),
-        "engine": engine,
-        "threads": True,
-    }
-    trajectories = asyncio.run(asyncio.wait_for(rollouts(jobs, **settings), 300))
+    worlds, actor = Worlds(make_world), Actor(engine, tokenizer(), limits, threads=True)
+    trajectories = asyncio.run(asyncio.wait_for(rollouts(jobs, actor, worlds), 300))
     worlds.close()
     return trajectories
 
@@ -90,7 +83,7 @@ def test_a_hang_ends_its_own_episode_only_under_the_deadlines_of_a_run():
     )
     config.env.args.fault = "hang"
     with make_source(config) as source:
-        limits = make_actor(config, None, None, source.world, None, None).limits
+        limits = make_actor(config, None, None, None).limits
         limits = dataclasses.replace(ROOMY, env_timeout=limits.env_timeout)
         first, *others = play_group(source.world, OneBreaks(), limits)
         assert first.stop is StopReason.ENV_TIMEOUT

@@ -1,7 +1,6 @@
-"""Training samples and gates: merging, stripping, and one fate for every rollout."""
+"""Training samples and gates: merging, stripping, and one reason for every rollout that does not train."""
 
 import asyncio
-import collections
 import functools
 
 import numpy as np
@@ -14,6 +13,7 @@ from models.tokenizer import train_bpe
 from rl import samples
 from rl.contexts import Opening
 from rl.contexts.causal import Causal
+from rl.samples import DROPPED, REASONS, drop_reasons, void_reason
 from rl.trajectory import Completion, StopReason, Trajectory, Turn
 
 
@@ -39,8 +39,7 @@ def test_growing_contexts_share_a_sample():
     np.testing.assert_array_equal(sample.version, [-1, -1, 5, 5, -1, 6])
     np.testing.assert_allclose(sample.logp, [0, 0, -0.03, -0.04, 0, -0.06])
     np.testing.assert_allclose(sample.advantage, [0, 0, 0.5, 0.5, 0, -1.0])
-    assert (sample.guided, sample.env) == (False, "toy")
-    assert samples.longest(t) == len(sample) == 6
+    assert (sample.guided, sample.env, len(sample)) == (False, "toy", 6)
 
 
 def test_a_rewritten_context_starts_another_sample():
@@ -65,7 +64,7 @@ def test_a_turn_without_a_generation_trains_nothing():
     t = trajectory(turn([1, 2], []), turn([1, 2, 5], [6]))
     [sample] = samples.samples(t)
     np.testing.assert_array_equal(sample.turn_ids, [-1, -1, -1, 1])
-    assert samples.samples(trajectory()) == [] and samples.longest(trajectory()) == 0
+    assert samples.samples(trajectory()) == []
 
 
 def test_guided_rollouts_train_without_their_experience():
@@ -79,7 +78,7 @@ def test_guided_rollouts_train_without_their_experience():
     np.testing.assert_array_equal(sample.turn_ids, [-1, -1, -1, 0, -1, 1])
     np.testing.assert_allclose(sample.advantage, [0, 0, 0, 1, 0, 2])
     np.testing.assert_allclose(sample.logp, [0, 0, 0, -0.03, 0, -0.06])
-    assert sample.guided and samples.longest(t) == 6
+    assert sample.guided
 
 
 def test_experience_that_leaves_the_context_does_not_split_a_sample():
@@ -92,7 +91,6 @@ def test_stripping_may_change_the_tokens_around_the_experience():
     t = trajectory(turn([1, 2, 8, 9, 5], [3], stripped=[1, 6, 6, 6, 6, 6, 5]), experience=["e1"])
     [sample] = samples.samples(t)
     np.testing.assert_array_equal(sample.tokens, [1, 6, 6, 6, 6, 6, 5, 3])
-    assert samples.longest(t) == 8
 
 
 TURNS = st.lists(
@@ -132,55 +130,9 @@ def test_every_generated_token_trains_exactly_once(prompt, stripped, parts):
         )
         last = turns[sample.turn_ids.max()]
         assert sample.tokens.tolist() == last.stripped + last.completion.tokens
-    assert samples.longest(t) == max([len(s) for s in result], default=0)
 
 
-# --- stripping by position, against stripping by pattern ------------------------------------------
-
-
-def samples_by_pattern(t: Trajectory) -> list[dict[str, np.ndarray]]:
-    """The arrays of a guided trajectory's samples, found by cutting out what the first stripped
-    prompt lacks.
-
-    This works while every context begins with the whole first prompt.
-    """
-    runs = []
-    for k, taken in enumerate(t.turns):
-        if not taken.completion.tokens:
-            continue
-        if runs:
-            before = t.turns[runs[-1][-1]]
-            grown = before.prompt + before.completion.tokens
-            if taken.prompt[: len(grown)] == grown:
-                runs[-1].append(k)
-                continue
-        runs.append([k])
-    full, short = t.turns[0].prompt, t.turns[0].stripped
-    limit = min(len(full), len(short))
-    start = next((i for i in range(limit) if full[i] != short[i]), limit)
-    tail = next((i for i in range(limit - start) if full[-1 - i] != short[-1 - i]), limit - start)
-    end, inserted = len(full) - tail, short[start : len(short) - tail]
-    result = []
-    for run in runs:
-        last = t.turns[run[-1]]
-        tokens = np.array(last.prompt + last.completion.tokens, np.int32)
-        arrays = {"tokens": tokens, "turn_ids": np.full(len(tokens), -1, np.int32)}
-        arrays |= {
-            "logp": np.zeros(len(tokens), np.float32),
-            "advantage": np.zeros(len(tokens), np.float32),
-        }
-        for k in run:
-            taken = t.turns[k]
-            here = slice(len(taken.prompt), len(taken.prompt) + len(taken.completion.tokens))
-            arrays["turn_ids"][here], arrays["logp"][here] = k, taken.completion.logprobs
-            arrays["advantage"][here] = taken.advantage
-        assert last.prompt[:end] == full[:end]
-        filler = {"tokens": inserted, "turn_ids": -1, "logp": 0, "advantage": 0}
-        for name, array in arrays.items():
-            middle = np.full(len(inserted), filler[name], array.dtype)
-            arrays[name] = np.concatenate([array[:start], middle, array[end:]])
-        result.append(arrays)
-    return result
+# --- stripping ------------------------------------------------------------------------------------
 
 
 @functools.cache
@@ -212,30 +164,28 @@ episodes = st.lists(st.tuples(words, words, st.booleans()), min_size=1, max_size
 
 
 @settings(max_examples=60, deadline=None)
-@given(words, st.lists(words, min_size=1, max_size=2), episodes, st.integers(1, 4))
-def test_stripping_by_position_equals_stripping_by_pattern(query, experience, turns, window):
-    t = episode(query, experience, turns, window)
-    for sample, expected in zip(samples.samples(t), samples_by_pattern(t), strict=True):
-        for name, array in expected.items():
-            np.testing.assert_array_equal(getattr(sample, name), array)
-            assert getattr(sample, name).dtype == array.dtype
-
-
-@settings(max_examples=30, deadline=None)
-@given(words, episodes, st.integers(0, 3), st.integers(1, 4))
-def test_no_sample_holds_the_experience_when_the_tools_change(query, turns, tools_at, window):
-    """The tools are part of the opening, where the pattern of the first prompt no longer occurs."""
-    guided = episode(query, ["when counting, start at one"], turns, window, tools_at)
+@given(
+    words,
+    st.lists(words, min_size=1, max_size=2),
+    episodes,
+    st.sampled_from([None, 0, 1, 2, 3]),
+    st.integers(1, 4),
+)
+def test_a_guided_episode_gives_the_samples_of_one_without_experience(
+    query, experience, turns, tools_at, window
+):
+    """Also when the tools, which are part of the opening, change."""
+    guided = episode(query, experience, turns, window, tools_at)
     plain = episode(query, [], turns, window, tools_at)
     for sample, expected in zip(samples.samples(guided), samples.samples(plain), strict=True):
-        np.testing.assert_array_equal(sample.tokens, expected.tokens)
-        np.testing.assert_array_equal(sample.turn_ids, expected.turn_ids)
+        for name in ("tokens", "mask", "turn_ids", "logp", "advantage", "version"):
+            np.testing.assert_array_equal(getattr(sample, name), getattr(expected, name))
 
 
 def test_a_sample_refuses_arrays_that_cannot_train():
     with pytest.raises(ValueError, match="first token"):
         samples.Sample([1, 2], [True, True])
-    with pytest.raises(ValueError, match=r"lengths \[2, 3\]"):
+    with pytest.raises(ValueError, match="broadcast"):
         samples.Sample([1, 2], [False, True, True])
 
 
@@ -265,18 +215,15 @@ def test_every_rollout_has_the_first_reason_that_holds():
         "overlong": [trajectory(turn([1] * 9, [2] * 2, 1.0))],
     }
     expected = [(reason, t) for reason, members in others.items() for t in members]
-    expected += [
-        ("trained", t) for t in good
-    ]  # the third has no advantage of its own, but its group has
+    # The third has no advantage of its own, but its group has.
+    expected += [(None, t) for t in good]
     everyone = [t for _, t in expected]
-    fates = samples.fates(everyone, row=10, version=5, max_staleness=2, drop=samples.REASONS)
-    assert fates == [reason for reason, _ in expected]
-    assert collections.Counter(fates)["trained"] == 3
-    for t, fate in zip(everyone, fates):
-        assert samples.is_void(t, samples.REASONS) == (
-            fate in ("env_error", "cancelled", "parse_error")
-        )
-        assert not samples.is_void(t, ("stale", "overlong", "no_signal"))
+    reasons = drop_reasons(everyone, row=10, version=5, max_staleness=2, drop=REASONS)
+    assert reasons == [reason for reason, _ in expected]
+    for t, reason in zip(everyone, reasons):
+        of_its_end = reason if reason in ("env_error", "cancelled", "parse_error") else None
+        assert void_reason(t, REASONS) == of_its_end
+        assert void_reason(t, ("stale", "overlong", "no_signal")) is None
 
 
 def test_gates_are_a_choice():
@@ -284,32 +231,23 @@ def test_gates_are_a_choice():
     cut_short = trajectory(turn([1], [2], 1.0), stop=StopReason.CONTEXT_FULL)
     silent = trajectory(turn([1], [2], 0.0), task="b")
     batch = [parse_error, cut_short, silent]
-    assert samples.fates(batch, row=10) == ["trained", "trained", "no_signal"]
-    assert samples.fates(batch, row=10, drop_truncated=True) == ["trained", "overlong", "no_signal"]
-    assert samples.fates(batch, row=10, drop=(), drop_truncated=True) == ["trained"] * 3
-    assert (
-        samples.fates(batch, row=1, drop=()) == ["overlong"] * 3
-    )  # a sample that fits no row cannot train
-    assert not samples.is_void(parse_error, samples.DROPPED) and samples.is_void(
-        parse_error, ("parse_error",)
-    )
+    assert drop_reasons(batch, row=10) == [None, None, "no_signal"]
+    assert drop_reasons(batch, row=10, drop_truncated=True) == [None, "overlong", "no_signal"]
+    assert drop_reasons(batch, row=10, drop=(), drop_truncated=True) == [None] * 3
+    # A sample that fits no row cannot train.
+    assert drop_reasons(batch, row=1, drop=()) == ["overlong"] * 3
+    assert void_reason(parse_error, DROPPED) is None
     with pytest.raises(ValueError, match="no gate boring"):
-        samples.fates(batch, row=10, drop=("boring",))
+        drop_reasons(batch, row=10, drop=("boring",))
+    assert drop_reasons([], row=4) == []
 
 
 def test_only_the_rollouts_that_pass_give_their_group_a_signal():
-    passing, stale = trajectory(turn([1], [2])), trajectory(turn([1], [2], 1.0, version=1))
-    assert samples.fates([passing, stale], row=10, version=5, max_staleness=2) == [
-        "no_signal",
-        "stale",
-    ]
-    assert samples.fates([passing, stale], row=10, version=5) == ["trained", "trained"]
+    both = [trajectory(turn([1], [2])), trajectory(turn([1], [2], 1.0, version=1))]
+    assert drop_reasons(both, row=10, version=5, max_staleness=2) == ["no_signal", "stale"]
+    assert drop_reasons(both, row=10, version=5) == [None, None]
 
 
 def test_the_length_without_experience_decides_what_is_overlong():
     t = trajectory(turn([1, 2, 8, 9, 5], [3], 1.0, stripped=[1, 2, 5]), experience=["e1"])
-    assert samples.fates([t], row=4) == ["trained"] and samples.fates([t], row=3) == ["overlong"]
-
-
-def test_an_empty_batch():
-    assert samples.fates([], row=4) == []
+    assert drop_reasons([t], row=4) == [None] and drop_reasons([t], row=3) == ["overlong"]

@@ -28,7 +28,8 @@ def rollouts(rng, prompts, group, most=6):
                 mask * (-3.6 + 0.4 * rng.normal(size=n + own)),
                 mask * rng.normal(size=n + own),
             )
-            batch.append(Sample(tokens, mask, None, logp, advantage, bool(rng.integers(2))))
+            guided = bool(rng.integers(2))
+            batch.append(Sample(tokens, mask, logp=logp, advantage=advantage, guided=guided))
     return batch
 
 
