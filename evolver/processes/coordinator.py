@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -19,7 +20,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-READY = "ready"
+READY = "ready\n"
 
 
 @contextlib.contextmanager
@@ -27,47 +28,41 @@ def serving(address: str, count: int, deadline: float) -> Iterator[None]:
     """Serve `count` processes at host:port during the block.
 
     Raises OSError if the port is still taken, or the service has not started, after `deadline`
-    seconds.
+    seconds; the service itself prints why it did not.
     """
-    port, until = int(address.rpartition(":")[2]), time.monotonic() + deadline
-    while _listens(
-        port
-    ):  # perhaps the service of a run that is ending; two services would silently share the port
+    port, until = _port(address), time.monotonic() + deadline
+    # Perhaps the service of a run that is ending; two services would silently share the port.
+    while _listens(port):
         if time.monotonic() > until:
             raise OSError(f"no service at {address}: another process listens there")
         time.sleep(0.2)
-    command = [
-        sys.executable,
-        "-m",
-        "evolver.processes.coordinator",
-        address,
-        str(count),
-        str(2 * deadline),
-    ]
     # In its own session: Ctrl-C and a scheduler's signals end the run, which needs the service
     # until the end.
     child = subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        start_new_session=True, cwd=Path(__file__).parents[2], env=os.environ | {"JAX_PLATFORMS": "cpu"},
-    )  # fmt: skip
+        [sys.executable, "-m", __name__, address, str(count), str(2 * deadline)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        cwd=Path(__file__).parents[2],
+        env=os.environ | {"JAX_PLATFORMS": "cpu"},
+    )
+    assert child.stdin and child.stdout
     timer = threading.Timer(deadline, child.kill)
     timer.start()
-    line = child.stdout.readline().strip()
+    started = child.stdout.readline() == READY
     timer.cancel()
-    if line != READY:
+    if not started:
         child.kill()
-        why = (child.communicate()[1].strip().splitlines() or ["no answer"])[-1]
-        raise OSError(f"no service at {address}: {why}")
-    threading.Thread(target=_pass_on, args=(child.stderr,), daemon=True).start()
+        raise OSError(f"no service at {address}: it ended, or did not start within {deadline:g} s")
     try:
         yield
     finally:
         child.stdin.close()
 
 
-def _pass_on(lines) -> None:
-    for line in lines:
-        sys.stderr.write(line)
+def _port(address: str) -> int:
+    return int(address.rpartition(":")[2])
 
 
 def _listens(port: int) -> bool:
@@ -76,21 +71,13 @@ def _listens(port: int) -> bool:
         return s.connect_ex(("127.0.0.1", port)) == 0
 
 
-def _clients(port: int) -> int:
-    """Return the number of connections to this machine's `port`; -1 if the kernel does not list
-    them."""
-    tables = [Path(f"/proc/net/{name}") for name in ("tcp", "tcp6")]
-    if not tables[0].exists():
-        return -1
-    rows = [
-        row.split()
-        for table in tables
-        if table.exists()
-        for row in table.read_text().splitlines()[1:]
-    ]
-    return sum(
-        row[1].endswith(f":{port:04X}") and row[3] == "01" for row in rows
-    )  # 01: established
+def _has_clients(port: int) -> bool:
+    """Return True if anything is connected to this machine's `port`, also if the kernel does not
+    list connections."""
+    tables = [path for path in map(Path, ("/proc/net/tcp", "/proc/net/tcp6")) if path.exists()]
+    text = "".join(table.read_text() for table in tables)
+    # A row holds a number, the local address, the remote address and the state; 01 = established.
+    return not tables or bool(re.search(rf"^ *\d+: \w+:{port:04X} \S+ 01 ", text, re.MULTILINE))
 
 
 def main(address: str, count: str, patience: str) -> None:
@@ -100,13 +87,13 @@ def main(address: str, count: str, patience: str) -> None:
         signal.signal(name, signal.SIG_IGN)
     from jax._src.lib import _jax  # as in jax.distributed
 
-    port = int(address.rpartition(":")[2])
+    port = _port(address)
     # recoverable: do not abort other processes when one dies.
     service = _jax.get_distributed_runtime_service(f"[::]:{port}", int(count), recoverable=True)
-    print(READY, flush=True)
+    print(READY, end="", flush=True)
     sys.stdin.read()  # returns when process 0 is done or dead
     until = time.monotonic() + float(patience)
-    while _clients(port) and time.monotonic() < until:
+    while _has_clients(port) and time.monotonic() < until:
         time.sleep(0.1)
     del service
     os._exit(0)

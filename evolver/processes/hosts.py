@@ -45,18 +45,18 @@ def connected(config: Any) -> Iterator[None]:
         yield
         return
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    jax.config.update(
-        "jax_enable_recoverability", True
-    )  # do not abort other processes when one dies
+    # Do not abort other processes when one dies.
+    jax.config.update("jax_enable_recoverability", True)
     with contextlib.ExitStack() as stack:
         try:
             _join(c, stack)
         except Exception as error:
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise HostsError(
-                f"process {c.index} of {c.count} did not connect to the others at "
-                f"{c.coordinator or 'the coordinator'} within {c.deadline:g} s ({reason}). config.hosts.coordinator "
-                "must be host:port of process 0, the same for all processes"
+                f"process {c.index} of {c.count} did not connect to the others at"
+                f" {c.coordinator or 'the coordinator'} within {c.deadline:g} s ({reason})."
+                " config.hosts.coordinator must be host:port of process 0, the same for all"
+                " processes"
             ) from None
         with _watched(c.deadline):
             yield
@@ -65,53 +65,27 @@ def connected(config: Any) -> Iterator[None]:
 def _join(c: Any, stack: contextlib.ExitStack) -> None:
     """Connect to the coordination service; process 0 starts it, and `stack` stops it."""
     address, count, index, devices = c.coordinator, c.count, c.index, None
-    if not c.count:
-        from jax._src.clusters import (
-            ClusterEnv,  # as jax.distributed.initialize does, but needed before it
-        )
+    if not count:
+        from jax._src.clusters import ClusterEnv  # as jax.distributed.initialize does, later
 
-        address, count, index, devices = ClusterEnv.auto_detect_unset_distributed_params(
+        found = ClusterEnv.auto_detect_unset_distributed_params(
             None, None, None, None, None, int(c.deadline)
         )
-    settings = {"num_processes": count, "process_id": index, "local_device_ids": devices}
+        address, count, index, devices = found
+    bind = None
     if not index and address:
         stack.enter_context(coordinator.serving(address, count, c.deadline))
-        settings["coordinator_bind_address"] = (
-            "127.0.0.1:0"  # of JAX's own service, which is not used
-        )
+        bind = "127.0.0.1:0"  # of JAX's own service, which is not used
     elif address:
         await_port(address, c.deadline)
-    jax.distributed.initialize(address, **settings, initialization_timeout=int(c.deadline))
-
-
-@contextlib.contextmanager
-def _watched(deadline: float) -> Iterator[None]:
-    """Exchange heartbeats with the other processes during the block, and sign off after it."""
-    watch = Watch(deadline)
-    watch.start()
-    try:
-        yield
-    except BaseException as error:
-        if isinstance(error, jax.errors.JaxRuntimeError) or "Gloo" in str(error):
-            # a collective failed: if its other end is dead, this process ends here with code 75
-            watch.wait()
-        # A checkpoint in progress waits for the other processes, which are ending, and would block
-        # interpreter exit.
-        give_up = threading.Timer(min(deadline, 30.0), os._exit, [1])
-        give_up.daemon = True
-        give_up.start()
-        watch.stop("" if isinstance(error, SystemExit) else f"{type(error).__name__}: {error}")
-        raise
-    watch.stop()
-    jax.distributed.shutdown()
-
-
-def _exit(why: str) -> None:
-    tell(
-        f"\n{why}; process {jax.process_index()} ends too. The last checkpoint is intact: start all processes again to "
-        "resume from it."
+    jax.distributed.initialize(
+        address,
+        num_processes=count,
+        process_id=index,
+        local_device_ids=devices,
+        coordinator_bind_address=bind,
+        initialization_timeout=int(c.deadline),
     )
-    os._exit(LOST)
 
 
 def await_port(address: str, deadline: float) -> None:
@@ -132,6 +106,28 @@ def await_port(address: str, deadline: float) -> None:
             time.sleep(0.2)
 
 
+@contextlib.contextmanager
+def _watched(deadline: float) -> Iterator[None]:
+    """Exchange heartbeats with the other processes during the block, and sign off after it."""
+    watch = Watch(deadline)
+    try:
+        yield
+    except BaseException as error:
+        if isinstance(error, jax.errors.JaxRuntimeError) or "Gloo" in str(error):
+            # a collective failed: if its other end is dead, this process ends here with code 75
+            time.sleep(deadline + 3 * HEARTBEAT)
+        # A checkpoint in progress waits for the other processes, which are ending, and would block
+        # interpreter exit.
+        give_up = threading.Timer(min(deadline, 30.0), os._exit, [1])
+        give_up.daemon = True
+        give_up.start()
+        reason = f"failed {type(error).__name__}: {error}"
+        watch.stop("done" if isinstance(error, SystemExit) else reason)
+        raise
+    watch.stop("done")
+    jax.distributed.shutdown()
+
+
 class Watch:
     """Heartbeats between the processes, in a thread.
 
@@ -142,64 +138,55 @@ class Watch:
     def __init__(self, deadline: float):
         from jax._src import distributed  # there is no public access to the coordination client
 
-        self._client = distributed.global_state.client
+        self._client: Any = distributed.global_state.client
         self._deadline = deadline
         self._me, self._count = jax.process_index(), jax.process_count()
         self._name = f"{self._me} {socket.gethostname()} {os.getpid()}"
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
-
-    def start(self) -> None:
         self._thread.start()
 
-    def stop(self, failure: str = "") -> None:
-        """Stop, and tell the other processes that this one is done, or failed for the given
-        reason."""
+    def stop(self, state: str) -> None:
+        """Stop, and tell the other processes how this one ended: "done", or "failed" and why."""
         self._ended.set()
         self._thread.join(2 * HEARTBEAT)
         with contextlib.suppress(Exception):
-            self._publish(f"failed {failure}" if failure else "done")
-
-    def wait(self) -> None:
-        """Wait long enough to notice that another process is dead, which ends this one."""
-        self._ended.wait(self._deadline + 3 * HEARTBEAT)
+            self._publish(state)
 
     def _publish(self, state: str) -> None:
-        self._client.key_value_set(
-            f"evolver/alive/{self._me}", f"{self._name}|{state}", allow_overwrite=True
-        )
+        key, text = f"evolver/alive/{self._me}", f"{self._name}|{state}"
+        self._client.key_value_set(key, text, allow_overwrite=True)
 
     def _run(self) -> None:
-        last = {
-            i: ("", time.monotonic()) for i in range(self._count)
-        }  # each process's message and when it changed
-        beat = 0
+        messages: dict[int, str] = {}
+        heard = [("", time.monotonic())] * self._count  # each one's message and when it changed
         while not self._ended.wait(HEARTBEAT):
-            beat += 1
             now = time.monotonic()
-            try:
-                self._publish(str(beat))
+            # Without the service, on the machine of process 0, that process counts as silent.
+            with contextlib.suppress(Exception):
+                self._publish(str(now))
                 pairs = self._client.key_value_dir_get("evolver/alive/")
-                messages = {int(key.rpartition("/")[2]): text for key, text in pairs}
-            except (
-                Exception
-            ):  # the service, on process 0's machine, is unreachable: process 0 counts as silent
-                messages = {}
+                messages |= {int(key.rpartition("/")[2]): text for key, text in pairs}
             for i in range(self._count):
-                text = messages.get(i, last[i][0])
-                if text != last[i][0]:
-                    last[i] = text, now
+                text = messages.get(i, "")
+                if text != heard[i][0]:
+                    heard[i] = text, now
                 name, _, state = text.partition("|")
                 if state.startswith("failed"):
                     self._end(f"process {name or i} failed ({state.removeprefix('failed ')})")
-                if state != "done" and now - last[i][1] > self._deadline and i != self._me:
+                if state != "done" and now - heard[i][1] > self._deadline and i != self._me:
                     self._end(
-                        f"process {name or i} of {self._count} sent no heartbeat for {self._deadline:g} s"
+                        f"process {name or i} of {self._count} sent no heartbeat for"
+                        f" {self._deadline:g} s"
                     )
 
     def _end(self, why: str) -> None:
         if not self._ended.is_set():
-            _exit(why)
+            tell(
+                f"\n{why}; process {self._me} ends too. The last checkpoint is intact: start all"
+                " processes again to resume from it."
+            )
+            os._exit(LOST)
 
 
 # --- exchanging data ------------------------------------------------------------------------------
@@ -249,7 +236,7 @@ def on_first(part: Any, work: Callable[[], T]) -> T:
     """
     if jax.process_count() == 1:
         return work()
-    value, state = gather(together(lambda: (work(), part.state()) if first() else None))[0]
+    value, state = gather(together(lambda: [work(), part.state()] if first() else []))[0]
     if not first():
         part.load_state(state)
     return value
@@ -261,22 +248,23 @@ def together(work: Callable[[], T]) -> T:
 
     Alone, the one would save a checkpoint while the others wait for its part of another exchange.
     """
-    value, error = None, None
+    results: list[T] = []
+    ending: Exception | None = None
     try:
-        value = work()
-    except (Interrupted, RunEnds) as ended:
-        error = ended
-    for ended in gather(error):
-        if ended is not None:
-            raise ended
-    return value
+        results.append(work())
+    except (Interrupted, RunEnds) as error:
+        ending = error
+    for found in gather(ending):
+        if found is not None:
+            raise found
+    return results[0]
 
 
 def merge_metrics(metrics: dict[str, float]) -> dict[str, float]:
     """Return the metrics of all processes: counts are added, rates averaged over the processes that
     have them."""
     parts, combined = gather(metrics), {}
-    for name in sorted({name for part in parts for name in part}):
+    for name in sorted(set().union(*parts)):
         values = [part[name] for part in parts if name in part]
         combined[name] = sum(values) / (len(values) if name.endswith("_rate") else 1)
     return combined

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
+import functools
 import os
 import signal
 import stat
@@ -49,8 +50,8 @@ class Stop:
         self._before: dict[int, Any] = {}
         self._thread: threading.Thread | None = None
         if background:
-            loop = self._runner.get_loop()
-            self._thread = threading.Thread(target=loop.run_forever, name="rollouts", daemon=True)
+            work = self.loop.run_forever
+            self._thread = threading.Thread(target=work, name="rollouts", daemon=True)
             self._thread.start()
 
     def __enter__(self) -> Stop:
@@ -64,8 +65,7 @@ class Stop:
         for number, handler in self._before.items():
             signal.signal(number, handler)
         if self._thread is not None:
-            loop = self._runner.get_loop()
-            loop.call_soon_threadsafe(loop.stop)
+            self.loop.call_soon_threadsafe(self.loop.stop)
             self._thread.join()
         self._runner.close()
 
@@ -77,8 +77,9 @@ class Stop:
             raise Interrupted
 
         async def cancellable() -> T:
-            loop, task = asyncio.get_running_loop(), asyncio.current_task()
-            self._cancel = lambda: loop.call_soon_threadsafe(task.cancel)
+            task = asyncio.current_task()
+            assert task
+            self._cancel = functools.partial(self.loop.call_soon_threadsafe, task.cancel)
             return await coroutine
 
         try:
@@ -94,7 +95,7 @@ class Stop:
         """Return the result of a coroutine that must not be abandoned."""
         if self._thread is None:
             return self._runner.run(coroutine)
-        return asyncio.run_coroutine_threadsafe(coroutine, self._runner.get_loop()).result()
+        return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result()
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
@@ -125,10 +126,8 @@ def tell(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
     except OSError:
         silence(sys.stderr.fileno())
-    except (
-        RuntimeError
-    ):  # a signal came while something else was printed, and the stream allows one at a time
-        pass
+    except RuntimeError:
+        pass  # a signal came while something else was printed; the stream allows one at a time
 
 
 def silence(number: int) -> None:
