@@ -13,32 +13,32 @@ from evolver.plan.case import Case, adapted
 from evolver.plan.estimate import fits, peak, sequences
 from evolver.plan.targets import GIB
 
-Change = tuple[str, Any, str]  # (key, value, words that follow the flag)
+# Changes that make another run of it, and the words that explain them.
+OTHER_RUN = {
+    "engine.name": " and its servers on other devices (config.engine.vllm.urls)",
+    "lora.rank": ", adapters instead of all weights",
+}
 
 
-def changes(case: Case) -> list[Change]:
-    """Return the changes to try, the cheapest first. All but the last two leave the result
-    unchanged up to rounding."""
-    c, whole = case.config, not case.rank
-    beside = case.engine.shared and case.target.count <= case.target.chip.host
-    elsewhere = " and its servers on other devices (config.engine.vllm.urls)"
-    options = [
-        (True, "engine.cache_dtype", "bfloat16", ""),
-        (True, "model.dtype", "bfloat16", ""),
-        (True, "model.remat", "full", ""),
-        (True, "learner.micro", case.row_shards, ""),
-        (whole and c.loss.kl_coef, "loss.reference", "host", ""),
-        (whole, "optim.offload", True, ""),
-        (beside, "engine.name", "vllm", elsewhere),
-        (whole, "optim.master", "bfloat16", ""),
-        (whole, "lora.rank", 32, ", adapters instead of all weights"),
-    ]
-    values = flat(c)
-    return [
-        (key, value, words)
-        for possible, key, value, words in options
-        if possible and values[key] != value
-    ]
+def changes(case: Case) -> dict[str, Any]:
+    """Return the changes to try, {key: value}, the cheapest first. All but the last two leave the
+    result unchanged up to rounding."""
+    options = {
+        "engine.cache_dtype": "bfloat16",
+        "model.dtype": "bfloat16",
+        "model.remat": "full",
+        "learner.micro": case.row_shards,
+    }
+    if case.config.loss.kl_coef and not case.rank:
+        options["loss.reference"] = "host"
+    if not case.rank:
+        options["optim.offload"] = True
+    if case.engine.shared and case.target.count <= case.target.chip.host:
+        options["engine.name"] = "vllm"
+    if not case.rank:
+        options |= {"optim.master": "bfloat16", "lora.rank": 32}
+    values = flat(case.config)
+    return {key: value for key, value in options.items() if values[key] != value}
 
 
 def changed(case: Case, values: dict[str, Any]) -> Case:
@@ -57,18 +57,16 @@ def advise(case: Case) -> list[str]:
         more = min(slots, case.config.rollout.concurrency)
         words = f"there is room for more episodes at a time: --config.engine.slots={more}"
         return [words] if case.on_jax and more > asked else []
-    options = changes(case)
-    if case.on_jax and 1 <= slots < asked:
-        options.insert(0, ("engine.slots", slots, ""))
+    fewer = {"engine.slots": slots} if case.on_jax and 1 <= slots < asked else {}
+    options = fewer | changes(case)
     # The figures of compiled programs hold for this config: a change moves them by arithmetic.
     alone = replace(case, compiled={})
     difference = peak(case) - peak(alone)
     for number in (1, 2, 3):
-        for chosen in itertools.combinations(options, number):
-            values = {key: value for key, value, _ in chosen}
-            expected = peak(changed(alone, values)) + difference
+        for chosen in itertools.combinations(options.items(), number):
+            expected = peak(changed(alone, dict(chosen))) + difference
             if expected <= limit:
-                flags = [f"--config.{key}={value}{words}" for key, value, words in chosen]
+                flags = [f"--config.{key}={v}{OTHER_RUN.get(key, '')}" for key, v in chosen]
                 return [
                     f"would fit, at about {expected / GIB:.0f} of {limit / GIB:.0f} GiB, with"
                     f" {' '.join(flags)}"
@@ -77,15 +75,14 @@ def advise(case: Case) -> list[str]:
 
 
 def _more_devices(case: Case) -> str:
-    """Return how many devices of this kind would hold the run, with all changes except adapters and
-    other servers."""
+    """Return how many devices of this kind would hold the run, with all changes except those that
+    make another run of it."""
     target, limit = case.target, case.target.chip.usable
-    least = {key: value for key, value, _ in changes(case)} | {"engine.slots": 1}
-    for other_run in ("lora.rank", "engine.name"):
-        least.pop(other_run, None)
+    least = {key: value for key, value in changes(case).items() if key not in OTHER_RUN}
+    smallest = changed(case, least | {"engine.slots": 1}).config
     for count in (2, 4, 8, 16, 32, 64):
         larger = replace(target, count=count)
-        config, _ = adapted(changed(case, least).config, larger)
+        config, _ = adapted(smallest, larger)
         if count > target.count and peak(replace(case, config=config, target=larger)) <= limit:
             return (
                 "no change of the config makes it fit on this target;"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from dataclasses import replace
@@ -17,7 +18,7 @@ from typing import Any
 
 import jax
 
-from evolver.plan.advice import advise
+from evolver.plan.advice import advise, changed
 from evolver.plan.case import Case, model_shape, utilisation
 from evolver.plan.estimate import memory
 from evolver.plan.targets import GIB, Chip, Target
@@ -38,7 +39,7 @@ def shortages(config: Any, workdir: Path) -> list[str]:
     platform = {"gpu": "cuda"}.get(devices[0].platform, devices[0].platform)
     memory = int(limit_of(devices[0]))
     chip = Chip(devices[0].device_kind, platform, memory, 1e12, 1e12, 1e12, share=1.0)
-    case = Case(config, model_shape(config), Target(chip, math.prod(config.mesh.values())))
+    case = Case(config, model_shape(config), Target(chip, len(devices)))
     return [*device_shortage(case), *host_shortages(case, workdir, here)]
 
 
@@ -54,8 +55,9 @@ def device_shortage(case: Case) -> list[str]:
     chip = case.target.chip
     if not chip.memory:
         return []
-    if chip.platform == "cpu":
-        case = on_one_device(case)
+    if chip.platform == "cpu":  # the copies over `mesh.data` are not counted
+        one_device = {f"mesh.{axis}": 1 for axis in case.config.mesh}
+        case = replace(changed(case, one_device), target=Target(chip, 1))
     counted = ["parameters", "optimizer", "reference", "gradients"]
     if case.on_jax:  # a server allocates its own memory
         counted += ["engine weights", "KV cache"]
@@ -84,15 +86,6 @@ def limit_of(device: Any) -> float:
     if device.platform == "cpu":
         return free_memory()
     return float((device.memory_stats() or {}).get("bytes_limit", 0))
-
-
-def on_one_device(case: Case) -> Case:
-    """Return the case for one device, which holds all that the mesh holds, except for the copies
-    over `mesh.data`."""
-    config = case.config.copy_and_resolve_references()
-    for axis in config.mesh:
-        config.mesh[axis] = 1
-    return replace(case, config=config, target=replace(case.target, count=1))
 
 
 # --- hosts ----------------------------------------------------------------------------------------
@@ -201,12 +194,8 @@ def share_beside_vllm(config: Any) -> float:
 def shares_devices(devices: tuple[str, ...]) -> bool:
     """Return True if vLLM servers on these CUDA devices would share some with this process."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
-    own, theirs = _numbers(visible), _numbers(",".join(devices))
-    return not own or not theirs or bool(own & theirs)
-
-
-def _numbers(devices: str) -> set[str]:
-    return {number.strip() for number in devices.split(",")} - {""}
+    own, theirs = (re.findall(r"[^\s,]+", text) for text in (visible, ",".join(devices)))
+    return not own or not theirs or bool(set(own) & set(theirs))
 
 
 def pool_for(pinned: float) -> int:
