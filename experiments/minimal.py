@@ -24,8 +24,8 @@ from evolver.attributing.replay import ReplayJudge
 from evolver.llm.embedders import HashedNgrams
 from evolver.navigating import Unrefined
 from evolver.navigating.experience_pool import ExperiencePool
-from evolver.navigating.guidance import Navigating
 from evolver.navigating.extract import Contrast
+from evolver.navigating.guidance import Navigating
 from evolver.parts import Parts
 from evolver.questioning import TaskPool
 from evolver.questioning.curiosity import Curiosity
