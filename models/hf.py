@@ -13,7 +13,7 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -124,7 +124,8 @@ def _on_host(array: Any, layer: int | None) -> np.ndarray:
     if not isinstance(array, jax.Array):
         return np.asarray(array) if layer is None else np.asarray(array[layer])
     if not array.is_fully_addressable:
-        everywhere = jax.sharding.NamedSharding(array.sharding.mesh, jax.sharding.PartitionSpec())
+        mesh = cast(jax.sharding.NamedSharding, array.sharding).mesh
+        everywhere = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
         take = jax.jit(lambda a, i: a if layer is None else a[i], out_shardings=everywhere)
         return np.asarray(take(array, layer or 0).addressable_data(0))
     if len(array.devices()) == 1 and array.devices() <= set(jax.devices("cpu")):
@@ -170,7 +171,7 @@ def load(
             # reads is small.
             for name, weight in sorted(flat.items(), key=lambda item: -math.prod(item[1].shape))
         }
-    params = {name: array for name, array in arrays.items() if not name.startswith("layers.")}
+    params: qwen.Params = {n: a for n, a in arrays.items() if not n.startswith("layers.")}
     params["layers"] = {
         name.removeprefix("layers."): a for name, a in arrays.items() if name.startswith("layers.")
     }
@@ -236,7 +237,7 @@ def _open(folder: Path, stack: ExitStack) -> dict[str, Any]:
                 f"{folder}: no *.safetensors file"
                 + (f"; the directory holds {held}" if held else "")
             )
-    tensors = {}
+    tensors: dict[str, Any] = {}
     for file in files:
         try:
             handle = stack.enter_context(safe_open(folder / file, framework="numpy"))
@@ -330,7 +331,8 @@ def _beyond(values: np.ndarray, limit: float) -> bool:
     Compares the bits without the sign, whose order is that of the sizes; functions of ml_dtypes are
     ten times slower.
     """
-    kind, size = (np.uint16, 0x7FFF) if values.itemsize == 2 else (np.uint32, 0x7FFFFFFF)
+    kind: Any = np.uint16 if values.itemsize == 2 else np.uint32
+    size = np.iinfo(kind).max >> 1
     least = np.asarray(limit, values.dtype).view(kind)
     return bool(np.any((values.view(kind) & kind(size)) >= least))
 
@@ -379,10 +381,10 @@ def save(
         }
         generation |= {"bos_token_id": source.endoftext, "do_sample": True}
         write_atomically(folder / "generation_config.json", json.dumps(generation, indent=2) + "\n")
-        if isinstance(tokenizer, Tokenizer):
-            tokenizer.save(folder)
-        else:
+        if isinstance(tokenizer, (str, Path)):
             _copy_tokenizer(Path(tokenizer), folder)
+        else:
+            source.save(folder)
     if card is not None:
         write_atomically(folder / "README.md", card)
 

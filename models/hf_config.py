@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from models.files import loads
-from models.rope import llama3_of, yarn_of
+from models.rope import Llama3, Yarn, llama3_of, yarn_of
 from models.rope import record_of as rope_record
 
 if TYPE_CHECKING:
@@ -39,7 +39,10 @@ OPTIONAL_SIZES = {
 }
 # model_type -> (qkv_bias, qk_norm)
 KINDS = {"qwen2": (True, False), "qwen3": (False, True), "llama": (False, False)}
-SUPPORTED = "supported are qwen2, qwen3 and llama: dense, full attention, rope of type 'default', 'yarn' or 'llama3'"
+SUPPORTED = (
+    "supported are qwen2, qwen3 and llama: dense, full attention, rope of type 'default', 'yarn'"
+    " or 'llama3'"
+)
 
 
 class ModelError(ValueError):
@@ -73,8 +76,10 @@ def fields(record: Mapping[str, Any]) -> dict[str, Any]:
     """
     kind = record.get("model_type")
     if not isinstance(kind, str) or kind not in KINDS:
-        said = f"config.json: model_type is {str(kind)[:80]!r}; {SUPPORTED}. Choose a checkpoint of such a model"
-        raise ModelError(said)
+        raise ModelError(
+            f"config.json: model_type is {str(kind)[:80]!r}; {SUPPORTED}. Choose a checkpoint of"
+            " such a model"
+        )
     problems = [f"{key} is missing" for key in SIZES.values() if record.get(key) is None]
     sizes = {}
     for field, key in (SIZES | OPTIONAL_SIZES).items():
@@ -82,7 +87,8 @@ def fields(record: Mapping[str, Any]) -> dict[str, Any]:
             sizes[field] = value
             if type(value) is not int or value < 1:
                 problems.append(f"{key}={value!r} is not a positive integer")
-    rope, scaling = _rope(record, problems), None
+    rope = _rope(record, problems)
+    scaling: Yarn | Llama3 | None = None
     rope_type = _rope_type(rope)
     try:
         if rope_type == "yarn":

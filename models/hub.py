@@ -30,6 +30,7 @@ def fetch(name: str, *, weights: bool = True) -> Path:
     except Exception as error:  # huggingface_hub and its transport raise a dozen types
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ModelError(
-            f"{name} is not a local directory and could not be downloaded from the Hugging Face Hub: {reason}. "
-            "Download it on a machine that can reach the Hub, and give its directory"
+            f"{name} is not a local directory and could not be downloaded from the Hugging Face"
+            f" Hub: {reason}. Download it on a machine that can reach the Hub, and give its"
+            " directory"
         ) from None

@@ -19,13 +19,12 @@ def fold(
     and vectorise none of them, which makes an `exp` ten times slower.
     """
 
-    def piece(i):
+    def piece(i: jax.Array | int) -> Any:
         return jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, i, 0, keepdims=False), pieces)
 
-    def step(i, state):
+    def step(i: jax.Array, state: tuple[Any, Any]) -> tuple[Any, Any]:
         result, current = state
-        return body(i, current, result), piece(
-            i + 1
-        )  # past the end, the index is clamped to the last piece
+        # past the end, the index is clamped to the last piece
+        return body(i, current, result), piece(i + 1)
 
     return jax.lax.fori_loop(0, count, step, (start, piece(0)))[0]

@@ -33,7 +33,7 @@ class LoRA:
     alpha: float = 16.0
     targets: tuple[str, ...] = TARGETS
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         unknown = [name for name in self.targets if name not in TARGETS]
         if unknown or not self.targets:
             raise ValueError(f"LoRA targets {self.targets!r}: choose from {', '.join(TARGETS)}")

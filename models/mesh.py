@@ -66,7 +66,8 @@ def make_mesh(shape: Mapping[str, int]) -> Mesh:
         raise MeshError(f"mesh {text} needs {needed} devices; there are {len(devices)}")
     if needed < len(devices) and jax.process_count() > 1:
         raise MeshError(
-            f"mesh {text} uses {needed} of {len(devices)} devices; a run on several hosts must use all devices"
+            f"mesh {text} uses {needed} of {len(devices)} devices; a run on several hosts must use"
+            " all devices"
         )
     return jax.make_mesh(
         tuple(sizes), AXES, axis_types=(AxisType.Auto,) * len(AXES), devices=devices[:needed]
@@ -86,7 +87,7 @@ def places(weights: Any, mesh: Mesh | AbstractMesh, rules: Mapping[str, str] = R
     cannot be split."""
     declared = jax.tree.leaves(weights, is_leaf=qwen.is_weight)
     split = {axis: _split(axis, mesh, rules) for weight in declared for axis in weight.axes if axis}
-    problems = {}
+    problems: dict[str, None] = {}
     for axis, size in (pair for weight in declared for pair in zip(weight.axes, weight.shape)):
         if axis and size % math.prod(mesh.shape[over] for over in split[axis]):
             over = " * ".join(f"{over}={mesh.shape[over]}" for over in split[axis])
@@ -114,7 +115,8 @@ def _split(axis: str, mesh: Mesh | AbstractMesh, rules: Mapping[str, str]) -> tu
     unknown = [over for over in named if over not in AXES]
     if unknown:
         raise MeshError(
-            f"rule {axis}={rules[axis]!r}: {', '.join(unknown)} is not a mesh axis; the axes are {', '.join(AXES)}"
+            f"rule {axis}={rules[axis]!r}: {', '.join(unknown)} is not a mesh axis; the axes are"
+            f" {', '.join(AXES)}"
         )
     return tuple(over for over in named if mesh.shape.get(over, 1) > 1)
 

@@ -438,12 +438,14 @@ def chunked_logp(
     return _chunked_logp_forward(h_CSD, w_DV, targets_CS, temperature, count)[0]
 
 
-def _logits(h, w_DV, temperature):
+def _logits(h: jax.Array, w_DV: jax.Array, temperature: float) -> jax.Array:
     return jnp.dot(h, w_DV.astype(h.dtype), preferred_element_type=jnp.float32) / temperature
 
 
-def _chunked_logp_forward(h_CSD, w_DV, targets_CS, temperature, count):
-    def add_chunk(i, chunk, out):
+def _chunked_logp_forward(
+    h_CSD: jax.Array, w_DV: jax.Array, targets_CS: jax.Array, temperature: float, count: Any
+) -> tuple[tuple[jax.Array, jax.Array], tuple]:
+    def add_chunk(i: jax.Array, chunk: Any, out: Any) -> Any:
         h, targets = chunk
         logits = _logits(h, w_DV, temperature)
         lse = jax.nn.logsumexp(logits, axis=-1)
@@ -457,10 +459,10 @@ def _chunked_logp_forward(h_CSD, w_DV, targets_CS, temperature, count):
     return (logp, entropy), (h_CSD, w_DV, targets_CS, temperature, count, lse)
 
 
-def _chunked_logp_backward(residuals, gradients):
+def _chunked_logp_backward(residuals: tuple, gradients: Any) -> tuple:
     h_CSD, w_DV, targets_CS, temperature, count, lse_CS = residuals
 
-    def add_chunk(i, chunk, out):
+    def add_chunk(i: jax.Array, chunk: Any, out: Any) -> Any:
         dw, dh_CSD = out
         h, targets, lse, g = chunk
         probs = jnp.exp(_logits(h, w_DV, temperature) - lse[:, None])

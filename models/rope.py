@@ -37,9 +37,9 @@ class Llama3(NamedTuple):
 
 def factors(head_dim: int, theta: float, scaling: Yarn | Llama3) -> list[float]:
     """Return the factor on the frequency of each of the head_dim / 2 pairs of dimensions."""
-    return (_llama3_factors if isinstance(scaling, Llama3) else _yarn_factors)(
-        head_dim, theta, scaling
-    )
+    if isinstance(scaling, Llama3):
+        return _llama3_factors(head_dim, theta, scaling)
+    return _yarn_factors(head_dim, theta, scaling)
 
 
 def _llama3_factors(head_dim: int, theta: float, scaling: Llama3) -> list[float]:
@@ -77,8 +77,8 @@ def yarn_of(rope: Mapping[str, Any], positions: int) -> Yarn:
     """Return the scaling that a config.json describes. positions: max_position_embeddings. Raises
     ValueError."""
     names = (
-        "factor", "original_max_position_embeddings", "attention_factor", "beta_fast", "beta_slow", "mscale",
-        "mscale_all_dim",
+        "factor", "original_max_position_embeddings", "attention_factor", "beta_fast", "beta_slow",
+        "mscale", "mscale_all_dim",
     )  # fmt: skip
     given = {name: rope[name] for name in names if rope.get(name) is not None}
     wrong = [
@@ -119,7 +119,8 @@ def llama3_of(rope: Mapping[str, Any]) -> Llama3:
     ]
     if wrong:
         raise ValueError(f"rope type 'llama3' needs positive numbers, not {', '.join(wrong)}")
-    scaling = Llama3(*(float(rope[key]) for key in keys[:3]), int(rope[keys[3]]))
+    factor, low, high = (float(rope[key]) for key in keys[:3])
+    scaling = Llama3(factor, low, high, int(rope[keys[3]]))
     if scaling.low >= scaling.high:
         raise ValueError(
             f"low_freq_factor={scaling.low} is not below high_freq_factor={scaling.high}"

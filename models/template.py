@@ -10,8 +10,8 @@ TOOLS_BEFORE = (
     "You are provided with function signatures within <tools></tools> XML tags:\n<tools>"
 )
 TOOLS_AFTER = (
-    "\n</tools>\n\nFor each function call, return a json object with function name and arguments within "
-    "<tool_call></tool_call> XML tags:\n<tool_call>\n"
+    "\n</tools>\n\nFor each function call, return a json object with function name and arguments "
+    "within <tool_call></tool_call> XML tags:\n<tool_call>\n"
     '{"name": <function-name>, "arguments": <args-json-object>}\n</tool_call>'
 )
 

@@ -85,8 +85,9 @@ class Tokenizer:
         missing = [name for name in REQUIRED if name not in added]
         if missing:
             raise TokenizerError(
-                f"{source}: lacks the special tokens {', '.join(missing)} of ChatML, the only chat template here."
-                " Rename reserved tokens of its tokenizer.json to these, or choose a checkpoint that has them"
+                f"{source}: lacks the special tokens {', '.join(missing)} of ChatML, the only chat"
+                " template here. Rename reserved tokens of its tokenizer.json to these, or choose a"
+                " checkpoint that has them"
             )
         actual = self._original.get_vocab(with_added_tokens=True)
         if moved := [
@@ -94,7 +95,8 @@ class Tokenizer:
         ]:
             name, stated, id = moved[0]
             raise TokenizerError(
-                f"{source}: tokenizer.json gives {name} the id {stated}, and it is read as {id}: it has a hole"
+                f"{source}: tokenizer.json gives {name} the id {stated}, and it is read as {id}: it"
+                " has a hole"
             )
         self.endoftext, self.im_start, self.im_end = (added[name] for name in REQUIRED)
         self.vocab_size = 1 + max(actual.values())
