@@ -10,6 +10,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
+from jax.sharding import Mesh
 
 from evolver.config.derived import weight_dtype
 from evolver.config.paths import model_folder
@@ -25,6 +27,9 @@ from rl.seeds import seed_of
 # Nats per token between engine and learner that rounding may cause.
 FLOOR = {"float32": 1e-3, "bfloat16": 0.03}
 
+Update = Callable[[learner.State, Packed], tuple[learner.State, dict[str, jax.Array]]]
+Logp = Callable[[qwen.Params, Packed], np.ndarray]
+
 
 @dataclass
 class Learner:
@@ -33,11 +38,10 @@ class Learner:
     shape: qwen.Config
     state: learner.State
     layout: learner.Layout
-    update: Callable[[learner.State, Packed], tuple[learner.State, dict[str, jax.Array]]]
-    logp: Callable[[qwen.Params, Packed], np.ndarray]
-    reference: (
-        qwen.Params | None
-    )  # the initial policy, if the loss needs it and the state does not hold it
+    update: Update
+    logp: Logp
+    # the initial policy, if the loss needs it and the state does not hold it
+    reference: qwen.Params | None
     alarm: Alarm
 
     @property
@@ -46,7 +50,7 @@ class Learner:
         return learner.merged(self.state, self.layout)
 
 
-def initial_policy(config: Any, mesh: Any) -> tuple[qwen.Config, qwen.Params]:
+def initial_policy(config: Any, mesh: Mesh) -> tuple[qwen.Config, qwen.Params]:
     """Return the shape and parameters of `model.path`, or random ones of `model.preset`, in the
     dtype of the state."""
     dtype = jnp.dtype(config.model.dtype if config.lora.rank else config.optim.master)
@@ -58,7 +62,7 @@ def initial_policy(config: Any, mesh: Any) -> tuple[qwen.Config, qwen.Params]:
     return shape, meshes.put(params, meshes.shardings(shape, mesh, config.sharding.to_dict()))
 
 
-def make_learner(config: Any, shape: qwen.Config, params: qwen.Params, mesh: Any) -> Learner:
+def make_learner(config: Any, shape: qwen.Config, params: qwen.Params, mesh: Mesh) -> Learner:
     """Build the learner. The state takes over `params`; the reference is a copy of them."""
     optimizer, layout = make_optimizer(config), make_layout(config)
     update, logp = make_programs(config, shape, mesh, optimizer)
@@ -90,7 +94,7 @@ def make_reference(config: Any, params: qwen.Params) -> qwen.Params | None:
     return jax.tree.map(jnp.copy, params)
 
 
-def make_optimizer(config: Any) -> Any:
+def make_optimizer(config: Any) -> optax.GradientTransformation:
     """Return AdamW with its schedule over all updates of the run."""
     c = config.optim
     steps = config.steps * config.learner.updates * config.learner.epochs
@@ -106,8 +110,11 @@ def capacity_rows(config: Any) -> int:
     return -(-config.rollout.tasks // config.learner.updates) * config.rollout.group
 
 
-def make_programs(config: Any, shape: qwen.Config, mesh: Any, optimizer: Any) -> tuple[Any, Any]:
-    """Return the learner's two programs, `update` and `logp`."""
+def make_programs(
+    config: Any, shape: qwen.Config, mesh: Mesh, optimizer: optax.GradientTransformation
+) -> tuple[Update, Logp]:
+    """Return the learner's two programs, `update` and `logp`, which hold their compiled functions
+    as the attribute `jitted`."""
     c = config
     batch = {
         "micro": c.learner.micro,

@@ -71,7 +71,8 @@ def learner_programs(config: Any, shape: qwen.Config, devices: list[Any]) -> Pro
         np.array(devices).reshape(sizes), meshes.AXES, axis_types=(AxisType.Auto,) * len(sizes)
     )
     optimizer, layout = parts.make_optimizer(config), parts.make_layout(config)
-    update, logp = parts.make_programs(config, shape, mesh, optimizer)
+    made: Any = parts.make_programs(config, shape, mesh, optimizer)
+    update, logp = (program.jitted for program in made)
     frozen = jnp.dtype(config.model.dtype)
     state = learner.state_shapes(shape, optimizer, mesh, layout, frozen_dtype=frozen)
     batch = batch_shapes(config, mesh)
@@ -80,8 +81,8 @@ def learner_programs(config: Any, shape: qwen.Config, devices: list[Any]) -> Pro
     if "base" in state:
         params = state["base"] | {"layers": state["base"]["layers"] | params["layers"]}
     return {
-        "update": partial(update.jitted.trace, state, batch),
-        "logp": partial(logp.jitted.trace, params, scored),
+        "update": partial(update.trace, state, batch),
+        "logp": partial(logp.trace, params, scored),
     }
 
 

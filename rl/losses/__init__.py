@@ -35,7 +35,7 @@ class TokenLoss(Protocol):
     """A loss with its arguments bound. It is traced by jit, so it must be a pure function of the
     arrays."""
 
-    def __call__(self, tokens: Tokens) -> tuple[jax.Array, Stats]:
+    def __call__(self, tokens: Tokens, /) -> tuple[jax.Array, Stats]:
         """Return (loss_RT float32, {name: (value_RT, mask_RT)}); a metric is the mean of its values
         under its mask."""
         ...
