@@ -30,9 +30,10 @@ from evolver.files.sinks import Sinks
 from evolver.files.workdir import Workdir, WorkdirInUse, plain, read_tasks
 from evolver.grading import Grader
 from evolver.learner import Learner, initial_policy, make_learner
-from evolver.llm import client
-from evolver.llm.policy import Player
-from evolver.llm.roles import make_chat, played
+from evolver.llm.client import Chat
+from evolver.llm.policy import PolicyResponder
+from evolver.llm.questions import CURRENT_POLICY, INITIAL_POLICY
+from evolver.llm.roles import make_chat, policy_urls
 from evolver.navigating.experience_pool import ExperiencePool
 from evolver.navigating.guidance import Navigating
 from evolver.parts import Parts
@@ -91,8 +92,8 @@ class Run:
     estimator: Callable[..., np.ndarray]  # see rl.advantages.Estimator
     grader: Grader
     navigating: Navigating | None
-    chat: client.Chat | None  # None if no part asks a language model
-    player: Player | None = (
+    chat: Chat | None  # None if no part asks a language model
+    responder: PolicyResponder | None = (
         None  # answers for language models with the current policy, if any role needs that
     )
     initial: Engine | None = None  # samples from the initial policy, if it plays a role
@@ -169,7 +170,7 @@ def open_run(config: Any, workdir: str | Path, *, alone: bool = True):
     with contextlib.ExitStack() as stack:
         # Questions that the policy answers come from any thread, at any time.
         stop = stack.enter_context(
-            Stop(background=config.rollout.async_depth > 0 or bool(played(config)))
+            Stop(background=config.rollout.async_depth > 0 or bool(policy_urls(config)))
         )
         stream = sys.stdout if hosts.first() else io.StringIO()
         progress = Progress(config.steps, stream=stream, leaving=lambda: stop.asked)
@@ -234,7 +235,7 @@ def open_chat(config: Any, workdir: Workdir, stop: Stop, stack: contextlib.ExitS
     chat = make_chat(config, workdir.path, resolve, check=stop.check, loop=stop.loop)
     if chat:
         stack.callback(chat.close)
-        if problems := chat.problems():
+        if problems := chat.server_problems():
             raise RunError("\n".join(problems))
     return chat
 
@@ -245,7 +246,7 @@ def build(
     stop: Stop,
     progress: Progress,
     make_world: Callable[[], World],
-    chat: client.Chat | None,
+    chat: Chat | None,
     closing: contextlib.ExitStack,
 ) -> Run:
     """Build the parts of a run, before anything is resumed. `closing` closes engines, also if a
@@ -278,7 +279,7 @@ def build(
         c, workdir.path, shape, params, tokenizer, mesh=mesh, stop=stop, say=progress.say
     )
     closing.callback(lambda: stop.finish(engine.close()))
-    player, initial = make_players(c, chat, engine, tokenizer, shape, params)
+    responder, initial = make_responders(c, chat, engine, tokenizer, shape, params)
     if initial:
         closing.callback(lambda: stop.finish(initial.close()))
     grader = make_grader(c, parts)
@@ -298,7 +299,7 @@ def build(
         grader=grader,
         navigating=make_navigating(c, [*originals, *given], parts),
         chat=chat,
-        player=player,
+        responder=responder,
         initial=initial,
     )
     if c.engine.name == "vllm" and c.engine.vllm.transfer == "lora":
@@ -317,15 +318,15 @@ def load_tokenizer(c: Any) -> Tokenizer:
     )
 
 
-def make_players(
+def make_responders(
     config: Any,
-    chat: client.Chat | None,
+    chat: Chat | None,
     engine: Engine,
     tokenizer: Tokenizer,
     shape: qwen.Config,
     params: qwen.Params,
-) -> tuple[Player | None, Engine | None]:
-    """Give `chat` what plays its roles, as far as that is the policy. Return the Player with the
+) -> tuple[PolicyResponder | None, Engine | None]:
+    """Give `chat` what plays its roles, as far as that is the policy. Return the PolicyResponder with the
     current policy and the engine with the initial one, None where no role needs them.
 
     A server that is one of the run's own engines has the weights of the current policy, too.
@@ -338,21 +339,23 @@ def make_players(
     current = {
         s for s in servers if s.removesuffix("/v1").replace("//localhost:", "//127.0.0.1:") in own
     }
-    current |= servers & {client.PRESENT}
-    context, player, initial = config.rollout.context, None, None
+    current |= servers & {CURRENT_POLICY}
+    context, responder, initial = config.rollout.context, None, None
     if current:
         grammars = Grammars(tokenizer, shape.vocab) if config.engine.name == "jax" else None
-        player = Player(engine, tokenizer, context, hosts.local(params), grammars=grammars)
-        chat.players |= dict.fromkeys(current, player)
-    if client.INITIAL in servers:
+        responder = PolicyResponder(
+            engine, tokenizer, context, hosts.local(params), grammars=grammars
+        )
+        chat.responders |= dict.fromkeys(current, responder)
+    if INITIAL_POLICY in servers:
         initial = jax_engine(
             config, shape, params, min(config.engine.slots, config.llm.concurrency)
         )
         grammars = Grammars(tokenizer, shape.vocab)
-        chat.players[client.INITIAL] = Player(
+        chat.responders[INITIAL_POLICY] = PolicyResponder(
             initial, tokenizer, context, hosts.local(params), grammars=grammars
         )
-    return player, initial
+    return responder, initial
 
 
 def check_memory(config: Any, workdir: Path) -> None:
@@ -372,9 +375,7 @@ def plugged(key: str, group: Any) -> Callable[[Any], Any]:
 # --- rollouts and mechanisms ----------------------------------------------------------------------
 
 
-def make_actor(
-    config: Any, engine: Engine, tokenizer: Tokenizer, chat: client.Chat | None
-) -> Actor:
+def make_actor(config: Any, engine: Engine, tokenizer: Tokenizer, chat: Chat | None) -> Actor:
     """Return what all rollouts of the run have in common."""
     c, inprocess = config, config.env.mode == "inprocess"
     limits = Limits(

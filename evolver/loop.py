@@ -80,7 +80,7 @@ def stop_together(run: Run) -> None:
 
 def asked(run: Run) -> Metrics:
     """Return what language models were asked since the last call."""
-    return run.chat.metrics() if run.chat else Metrics()
+    return run.chat.ledger.metrics() if run.chat else Metrics()
 
 
 def resume(run: Run) -> int:

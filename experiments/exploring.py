@@ -47,7 +47,8 @@ from envs.toolcalls import Call, call_text, parse
 from envs.travel import Travel
 from envs.world import Task, World, WorldError
 from evolver.config import plugs
-from evolver.llm.client import Chat, Limits, Role
+from evolver.llm.client import Chat, Limits
+from evolver.llm.questions import Role
 from evolver.parts import Parts
 from evolver.processes.interrupt import RunEnds
 from evolver.questioning import EXPLORERS, WORDS, Explorer, TaskPool
@@ -263,7 +264,7 @@ def measure(
     if chat is not None:
         with closing(chat):
             figures |= _reworded(pool, chat, tools) if means.words == "model" else {}
-            figures |= _cost(chat.metrics())
+            figures |= _cost(chat.ledger.metrics())
     figures["seconds"] = time.monotonic() - started
     tasks, exploration = list(pool.tasks.values()), pool.metrics()
     prefix = "questioning/rejected/"

@@ -29,8 +29,8 @@ from evolver.files.report import report
 from evolver.files.rollout_files import read_rollouts, record_of, rollout_files, write_rollouts
 from evolver.files.workdir import Workdir, read_tasks
 from evolver.llm import answers
-from evolver.llm.client import url_problem
 from evolver.llm.embedders import HashedNgrams
+from evolver.llm.questions import url_problem
 from evolver.llm.store import Cache, Ledger
 from evolver.navigating import new_experience
 from evolver.navigating.experience_pool import ExperiencePool, PoolError
@@ -344,7 +344,7 @@ READERS = {
     "tool calls": Reader(CALLS, lambda data, _: toolcalls.parse(decoded(data)), weight=2),
     "BFCL's replies": Reader(CALLS, lambda data, _: replies.official_calls(decoded(data)), weight=2),
     "answers": Reader(lines(STEPS), lambda data, _: answers.read_json(decoded(data), SCHEMA), (answers.Unreadable,), 2),
-    "texts of models": Reader(lines("Look."), lambda data, _: answers.unfit(decoded(data), "q", ["o"]), weight=2),
+    "texts of models": Reader(lines("Look."), lambda data, _: answers.unfit_reason(decoded(data), "q", ["o"]), weight=2),
     "transcripts": Reader(lines("a", "b"), lambda data, _: transcripts.transcript([(decoded(data),) * 2] * 2, 60), weight=2),
     "actions": Reader(CALLS, lambda data, _: replaying.values_used(decoded(data)), weight=2),
     "worlds": Reader(lines(RESULT), as_world, weight=2),

@@ -21,9 +21,9 @@ from evolver.attributing import (
     meter_of,
     reasons_to_skip,
 )
-from evolver.llm.client import ChatError, Question
+from evolver.llm.answers import INTEGER, array, record, string
 from evolver.llm.prompts import prompt
-from evolver.llm.schemas import INTEGER, array, record, string
+from evolver.llm.questions import ChatError, Question
 from evolver.parts import Parts
 from evolver.transcripts import exchanges_of, quoted, rules_of, tool_list, transcript
 from rl.trajectory import Trajectory

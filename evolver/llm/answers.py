@@ -1,26 +1,33 @@
-"""Answers: find the JSON value in a model's text that fits a schema, and refuse texts that prompts
-must not hold."""
+"""Answers of language models: schemas to ask for, the JSON value in a text that fits one, and the
+refusal of texts that prompts must not hold.
+
+Texts and lists in a schema are bounded, so that an answer ends: a small model held to an unbounded
+schema writes until its tokens are spent. The bounds are for servers that enforce schemas. An answer
+that exceeds them is read all the same, and whoever asked decides what to do with the surplus.
+"""
 
 from __future__ import annotations
 
 import functools
 import json
-import math
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from evolver.transcripts import COPIED, scripts, words
 
+Schema = dict[str, Any]
+NUMBER: Schema = {"type": "number"}
+INTEGER: Schema = {"type": "integer"}
+UNFIT_REASONS = ("empty", "long", "marked", "quoted", "foreign")  # see `unfit_reason`
 _OPENING, _LOOSE = re.compile(r"[{\[]"), re.compile(r"[\s\\]+")
-UNFIT = ("empty", "long", "marked", "quoted", "foreign")  # reasons to refuse a text, see `unfit`
 _LONGEST = 1200  # characters; a task or an experience has a few hundred
 _FEW = 5  # words
 _TAGS = re.compile(  # text that would end or imitate a part of a prompt
     r"</?(?:EXP|tools?|tool_call|tool_response|think)\b|<\||<<\s*[A-Z]|>>>|===|overall outcome:",
     re.IGNORECASE,
 )
-_LARGEST = 10**300  # of a whole number: a float must be able to hold it
+_LARGEST = 10**300  # of a number: a float must be able to hold it
 _TRIES = 10_000  # most positions in an answer that are tried as the beginning of a value
 
 
@@ -32,44 +39,103 @@ class Unreadable(ValueError):
         self.kind = kind
 
 
-def read_json(text: str, schema: dict[str, Any], *, shown: str = "") -> Any:
+# --- schemas --------------------------------------------------------------------------------------
+
+
+def string(most: int) -> Schema:
+    """Return the schema of a string of at most this many characters."""
+    return {"type": "string", "maxLength": most}
+
+
+def array(items: Schema, most: int) -> Schema:
+    """Return the schema of a list of at most this many entries."""
+    return {"type": "array", "items": items, "maxItems": most}
+
+
+def record(**properties: Schema) -> Schema:
+    """Return the schema of an object with exactly these properties."""
+    schema = {"type": "object", "properties": properties, "required": list(properties)}
+    return schema | {"additionalProperties": False}
+
+
+def schema_error(value: Any, schema: Schema) -> str:
+    """Return why a JSON value does not fit a JSON schema, "" if it does.
+
+    Not every server enforces schemas, so an `enum` ignores case, and additional properties, longer
+    texts and longer lists are allowed. Unlike the standard, numbers must be finite, and 1.0 is not
+    an integer.
+    """
+    from jsonschema.exceptions import best_match
+
+    try:
+        error = best_match(_validator()(schema).iter_errors(value))
+    except RecursionError:
+        return "the answer is nested too deeply"
+    if error is None:
+        return ""
+    return f"{error.json_path.replace('$', 'the answer', 1)}: {error.message[:200]}"
+
+
+@functools.cache
+def _validator() -> Any:
+    """Return the validator class for answers."""
+    from jsonschema import Draft202012Validator, ValidationError, validators
+
+    def folded(value: Any) -> Any:
+        return value.casefold() if isinstance(value, str) else value
+
+    def enum(_validator: Any, options: list[Any], value: Any, _schema: Any) -> Iterator[Exception]:
+        if folded(value) not in map(folded, options):
+            yield ValidationError(f"{value!r} is none of {', '.join(map(str, options))}")
+
+    def of(*types: type) -> Callable[[Any, Any], bool]:
+        return lambda _, value: type(value) in types and abs(value) < _LARGEST  # False for NaN
+
+    types = Draft202012Validator.TYPE_CHECKER.redefine_many(
+        {"integer": of(int), "number": of(int, float)}
+    )
+    ignored = dict.fromkeys(("additionalProperties", "maxItems", "maxLength"), lambda *_: ())
+    return validators.extend(Draft202012Validator, ignored | {"enum": enum}, type_checker=types)
+
+
+# --- reading --------------------------------------------------------------------------------------
+
+
+def read_json(text: str, schema: Schema, *, prompt: str = "") -> Any:
     """Return the JSON value in a model's answer that fits the schema. Raises Unreadable if there is
     none.
 
     Models wrap their answer in fences and prose, think before it, and quote what they were shown.
-    So thoughts are ignored, and so are values that also occur in `shown`, the text that others
-    wrote. Of the remaining values, the last
-    one with any property of the schema is the answer: if it does not fit, no earlier one takes its
-    place. A text that ends inside a value was cut and has no answer.
+    So thoughts are ignored, and so are values that also occur in `prompt`, the text that others
+    wrote. Of the remaining values, the last one with any property of the schema is the answer: if
+    it does not fit, no earlier one takes its place. A text that ends inside a value was cut and has
+    no answer.
     """
     text = text.rpartition("</think>")[2]
     if "<think>" in text:
         raise Unreadable("cut", "the answer ends inside a thought")
     if not text.strip():
         raise Unreadable("empty", "the answer is empty")
-    own, shown, quotes, other = [], _squeezed(shown), False, "there is no JSON in the answer"
+    own, quotes, problem = [], False, "there is no JSON in the answer"
+    prompt = _squeezed(prompt)
     for value, source in _values(text):
         if not _resembles(value, schema):
-            other = misfit(value, schema) or other
-        elif _squeezed(source) in shown:
+            problem = schema_error(value, schema) or problem
+        elif _squeezed(source) in prompt:
             quotes = True
         else:
             own.append(value)
-    if quotes and not own:
+    if own:
+        problem = schema_error(own[-1], schema)
+    elif quotes:
         raise Unreadable("quoted", "the answer only quotes what the model was shown")
-    if problem := misfit(own[-1], schema) or _unwritable(own[-1]) if own else other:
+    if problem:
         raise Unreadable("unreadable", problem)
-    return own[-1]
-
-
-def _unwritable(value: Any) -> str:
-    """Return why a JSON value cannot be written to a file, "" if it can: JSON can express halves of
-    characters."""
-    try:
-        json.dumps(value, ensure_ascii=False).encode()
+    try:  # JSON can express halves of characters
+        json.dumps(own[-1], ensure_ascii=False).encode()
     except (UnicodeEncodeError, RecursionError) as error:
-        return f"the answer cannot be written: {error}"
-    return ""
+        raise Unreadable("unreadable", f"the answer cannot be written: {error}") from None
+    return own[-1]
 
 
 def _values(text: str) -> Iterator[tuple[Any, str]]:
@@ -96,7 +162,7 @@ def _values(text: str) -> Iterator[tuple[Any, str]]:
             start = end
 
 
-def _resembles(value: Any, schema: dict[str, Any]) -> bool:
+def _resembles(value: Any, schema: Schema) -> bool:
     """Return True if a value may be an answer: an object with a property of the schema; anything if
     it has none."""
     properties = schema.get("properties")
@@ -108,27 +174,9 @@ def _squeezed(text: str) -> str:
     return _LOOSE.sub("", text)
 
 
-def misfit(value: Any, schema: dict[str, Any]) -> str:
-    """Return why a JSON value does not fit a JSON schema, "" if it does.
-
-    Not every server enforces schemas, so an `enum` ignores case, and additional properties, longer
-    texts and longer lists are allowed. Unlike the standard, numbers must be finite, and 1.0 is not
-    an integer.
-    """
-    from jsonschema.exceptions import best_match
-
-    try:
-        error = best_match(_validator()(schema).iter_errors(value))
-    except RecursionError:
-        return "the answer is nested too deeply"
-    return (
-        f"{error.json_path.replace('$', 'the answer', 1)}: {error.message[:200]}" if error else ""
-    )
-
-
-def unfit(text: str, query: str = "", observations: Iterable[str] = ()) -> str:
+def unfit_reason(text: str, query: str = "", observations: Iterable[str] = ()) -> str:
     """Return why a model's text cannot become a task or experience beside tasks like `query`, one
-    of UNFIT; "" if it can.
+    of UNFIT_REASONS; "" if it can.
 
     Later prompts hold the text, so it must not contain their tags, nor marks that a model copied
     from an attempt, and it must not be a sentence that the environment wrote, which may be an
@@ -140,36 +188,8 @@ def unfit(text: str, query: str = "", observations: Iterable[str] = ()) -> str:
         return "empty"
     if len(text) > _LONGEST:
         return "long"
-    if len(text.split()) > _FEW and any(
-        words(text) in words(observation) for observation in observations
-    ):
+    sentence = words(text)
+    if len(text.split()) > _FEW and any(sentence in words(seen) for seen in observations):
         return "quoted"
     common, own = scripts(text), scripts(query)
     return "foreign" if common and own and common[0] not in own else ""
-
-
-@functools.cache
-def _validator() -> Any:
-    """Return the validator class for answers."""
-    from jsonschema import Draft202012Validator, ValidationError, validators
-
-    def folded(value: Any) -> Any:
-        return value.casefold() if isinstance(value, str) else value
-
-    def enum(_validator: Any, options: list[Any], value: Any, _schema: Any):
-        if folded(value) not in map(folded, options):
-            yield ValidationError(f"{value!r} is none of {', '.join(map(str, options))}")
-
-    def is_integer(_checker: Any, value: Any) -> bool:
-        return isinstance(value, int) and not isinstance(value, bool) and abs(value) < _LARGEST
-
-    def is_number(checker: Any, value: Any) -> bool:
-        return is_integer(checker, value) or (isinstance(value, float) and math.isfinite(value))
-
-    types = Draft202012Validator.TYPE_CHECKER.redefine_many(
-        {"integer": is_integer, "number": is_number}
-    )
-    rules = {"enum": enum} | dict.fromkeys(
-        ("additionalProperties", "maxItems", "maxLength"), lambda *_: ()
-    )
-    return validators.extend(Draft202012Validator, rules, type_checker=types)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from evolver.llm.answers import unfit
-from evolver.llm.client import ChatError
+from evolver.llm.answers import unfit_reason
 from evolver.llm.prompts import prompt
+from evolver.llm.questions import ChatError
 from evolver.transcripts import quoted
 from rl.bounds import Count, CountOrZero, Fraction
 from rl.contexts import CONTEXTS as OF_RL
@@ -56,7 +56,7 @@ class SummarisedWindow(SlidingWindow):
             reply = None  # recorded by the client
         lines = reply.text.strip().splitlines() if reply is not None else []
         # A tag of a prompt would be obeyed.
-        if lines and not any(unfit(line) == "marked" for line in lines):
+        if lines and not any(unfit_reason(line) == "marked" for line in lines):
             told = [{"role": "user", "content": "\n".join(lines)}]
             (message,) = cut(self.tokenizer, told, self.memory)
             self.summary = message["content"]

@@ -13,7 +13,7 @@ from typing import Annotated, Protocol
 import numpy as np
 from annotated_types import Ge
 
-from evolver.llm.client import ChatError, ServerDown
+from evolver.llm.questions import ChatError, ServerDown
 from evolver.parts import Parts
 from rl.bounds import Count, NotNegative
 
@@ -66,7 +66,8 @@ class HashedNgrams:
 
     @property
     def name(self) -> str:
-        return f"hashed-ngrams-{self.dims}-{self.characters}-{self.character_weight:g}-{self.entity_weight:g}"
+        weights = f"{self.character_weight:g}-{self.entity_weight:g}"
+        return f"hashed-ngrams-{self.dims}-{self.characters}-{weights}"
 
     def __call__(self, texts: Sequence[str]) -> np.ndarray:
         vectors_ND = np.zeros((len(texts), self.dims), np.float32)
@@ -81,11 +82,9 @@ class HashedNgrams:
         for word in words:
             yield "w " + word, 1.0
             padded = f"<{word}>"
-            grams = (
-                max(len(padded) - self.characters + 1, 0) if word.isalpha() and len(word) > 2 else 0
-            )
-            for start in range(grams):
-                yield "c " + padded[start : start + self.characters], self.character_weight
+            if word.isalpha() and len(word) > 2:
+                for start in range(len(padded) - self.characters + 1):
+                    yield "c " + padded[start : start + self.characters], self.character_weight
         for first, second in itertools.pairwise(words):
             yield f"b {first} {second}", 1.0
         for entity in ("A", "0"):
@@ -111,10 +110,9 @@ class EndpointEmbedder:
         if not texts:
             return np.zeros((0, self.dims), np.float32)
         vectors_ND = self._vectors([text or " " for text in texts])  # servers refuse empty texts
-        if vectors_ND.shape[1] != self.dims:
-            raise ServerDown(
-                f"{self.name} gives vectors of {vectors_ND.shape[1]} numbers instead of {self.dims}"
-            )
+        count = vectors_ND.shape[1]
+        if count != self.dims:
+            raise ServerDown(f"{self.name} gives vectors of {count} numbers instead of {self.dims}")
         return vectors_ND / np.maximum(np.linalg.norm(vectors_ND, axis=1, keepdims=True), 1e-12)
 
     def _vectors(self, texts: Sequence[str]) -> np.ndarray:
@@ -148,39 +146,32 @@ class PolicyEmbedder:
         path = path or parts.policy
         if not path:
             key = "config.navigating.embedder"
-            raise ValueError(
-                f"{key}.name=policy needs a checkpoint: set config.model.path or {key}.args.path"
-            )
+            hint = f"set config.model.path or {key}.args.path"
+            raise ValueError(f"{key}.name=policy needs a checkpoint: {hint}")
         folder = model_folder(path, weights=True)
         shape, self._params = hf.load(folder)
-        self._tokenizer, self._tokens, self.dims = Tokenizer.load(folder), tokens, shape.d_model
+        self._tokenizer, self._most, self.dims = Tokenizer.load(folder), tokens, shape.d_model
         self.name = f"policy-{fingerprint(self._params)}-{tokens}"
 
         @jax.jit
-        def pooled(params, tokens_T, real_T):
-            states_1TD = qwen.hidden(
-                shape, params, tokens_T[None], jnp.arange(len(tokens_T))[None], real_T[None]
-            )
+        def pooled(params: qwen.Params, tokens_T: jax.Array, real_T: jax.Array) -> jax.Array:
+            place_1T = jnp.arange(len(tokens_T))[None]
+            states_1TD = qwen.hidden(shape, params, tokens_T[None], place_1T, real_T[None])
             mean_D = (states_1TD[0] * real_T[:, None]).sum(0) / real_T.sum()
             return mean_D / jnp.linalg.norm(mean_D)
 
         self._pooled = pooled
 
     def __call__(self, texts: Sequence[str]) -> np.ndarray:
-        vectors = [self._vector(self._tokenizer.encode(text)[: self._tokens]) for text in texts]
-        return np.stack(vectors) if vectors else np.zeros((0, self.dims), np.float32)
-
-    def _vector(self, tokens: list[int]) -> np.ndarray:
-        if not tokens:
-            return np.zeros(self.dims, np.float32)
-        padding = max(16, 1 << (len(tokens) - 1).bit_length()) - len(
-            tokens
-        )  # few lengths, because each is compiled
-        real_T = np.array([1] * len(tokens) + [0] * padding, np.int32)
-        return np.asarray(
-            self._pooled(self._params, np.array([*tokens, *[0] * padding], np.int32), real_T),
-            np.float32,
-        )
+        vectors_ND = np.zeros((len(texts), self.dims), np.float32)
+        for vector_D, text in zip(vectors_ND, texts):
+            if tokens := self._tokenizer.encode(text)[: self._most]:
+                length = max(16, 1 << (len(tokens) - 1).bit_length())  # few, as each is compiled
+                tokens_T = np.zeros(length, np.int32)
+                tokens_T[: len(tokens)] = tokens
+                real_T = (np.arange(length) < len(tokens)).astype(np.int32)
+                vector_D[:] = self._pooled(self._params, tokens_T, real_T)
+        return vectors_ND
 
 
 def normalise(text: str) -> list[str]:

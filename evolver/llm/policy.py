@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from evolver.llm.store import ChatError
+from evolver.llm.questions import Call, ChatError, Json, Record
 from models import chat
 from rl.engines import ContextFull, Engine
 from rl.engines.grammar import Grammars
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from models.tokenizer import Tokenizer
 
 
-class Player:
+class PolicyResponder:
     """Answers questions with an engine.
 
     `weights`, a part of the cache's key, names the engine's weights by their content. The number of
@@ -43,14 +43,9 @@ class Player:
         *,
         grammars: Grammars | None = None,
     ):
-        self.engine, self.tokenizer, self.context, self._grammars = (
-            engine,
-            tokenizer,
-            context,
-            grammars,
-        )
+        self.engine, self.tokenizer, self.context = engine, tokenizer, context
+        self._grammars, self._sessions = grammars, itertools.count()
         self._weights: dict[int, str] = {}  # by version
-        self._sessions = itertools.count()
         self.expect(params, engine.version)
 
     def expect(self, params: Any, version: int) -> None:
@@ -59,45 +54,38 @@ class Player:
 
     @property
     def weights(self) -> str:
+        """The name of the weights that the engine has now."""
         return self._weights[self.engine.version]
 
-    async def answer(
-        self, body: dict[str, Any], schema: dict[str, Any] | None = None
-    ) -> dict[str, Any]:
-        """Return the record of the answer to the body of a chat completion. An answer is cut where
-        the context ends.
+    async def answer(self, call: Call) -> Record:
+        """Return the record of the answer to a question. It is cut where the context ends.
 
-        schema: of the JSON text that the answer is held to, if there are grammars. The question
-        seeds the sampling, so that the same weights answer it alike. Raises ChatError and
-        EngineFault.
+        The answer is held to the schema, if there are grammars. The question seeds the sampling, so
+        that the same weights answer it alike. Raises ChatError and EngineFault.
         """
-        session = f"chat/{next(self._sessions)}"
+        session, held = f"chat/{next(self._sessions)}", {}
         try:
-            ids = chat.opening(self.tokenizer, body["messages"])
-            held = (
-                {"guide": self._grammars.guide(schema)}
-                if self._grammars and schema is not None
-                else {}
-            )
-            completion = await self.engine.generate(
-                ids, self._sampling(body, len(ids)), session=session, **held
-            )
-        except (ContextFull, chat.ChatError, ValueError) as error:
-            raise ChatError(
-                "context" if isinstance(error, ContextFull) else "request", str(error)
-            ) from None
+            ids = chat.opening(self.tokenizer, call.body["messages"])
+            if self._grammars and call.schema is not None:
+                held["guide"] = self._grammars.guide(call.schema)
+            sampling = self._sampling(call.body, len(ids))
+            completion = await self.engine.generate(ids, sampling, session=session, **held)
+        except ContextFull as error:
+            raise ChatError("context", str(error)) from None
+        except (chat.ChatError, ValueError) as error:
+            raise ChatError("request", str(error)) from None
         finally:
             await self.engine.release(session)
-        tokens = completion.tokens[:-1] if completion.stop == "stop" else completion.tokens
-        counts = {"prompt_tokens": len(ids), "completion_tokens": len(completion.tokens)}
-        return {"text": self.tokenizer.decode(tokens), "finish": completion.stop, **counts}
+        tokens, stop = completion.tokens, completion.stop
+        text = self.tokenizer.decode(tokens[:-1] if stop == "stop" else tokens)
+        counts = {"prompt_tokens": len(ids), "completion_tokens": len(tokens)}
+        return {"text": text, "finish": stop, **counts}
 
-    def _sampling(self, body: dict[str, Any], prompt: int) -> Sampling:
-        room, limit = self.context - prompt, f"config.rollout.context={self.context}"
+    def _sampling(self, body: Json, prompt: int) -> Sampling:
+        room = self.context - prompt
         if room < 1:
-            raise ContextFull(
-                f"the question has {prompt} tokens, and {limit} leaves no room for an answer"
-            )
+            limit = f"config.rollout.context={self.context} leaves no room for an answer"
+            raise ContextFull(f"the question has {prompt} tokens, and {limit}")
         return Sampling(
             max_tokens=min(body["max_tokens"], room),
             temperature=body["temperature"],
@@ -111,7 +99,7 @@ class Player:
 def fingerprint(params: Any) -> str:
     """Return a text that differs if any weight does. It is computed where the weights are, in one
     pass."""
-    sums = [int(x) for x in jax.device_get(_sums(jax.tree.leaves(params)))]
+    sums = list(map(int, jax.device_get(_sums(jax.tree.leaves(params)))))
     return hashlib.sha256(repr(sums).encode()).hexdigest()[:16]
 
 
@@ -125,10 +113,9 @@ def _sums(leaves: list[jax.Array]) -> list[jax.Array]:
     def total(x: jax.Array) -> jax.Array:
         bits = jax.lax.bitcast_convert_type(x, f"uint{8 * x.dtype.itemsize}").astype(jnp.uint32)
         place = jnp.zeros(x.shape, jnp.uint32)
-        for axis in range(x.ndim):
-            place = place * np.uint32(x.shape[axis]) + jax.lax.broadcasted_iota(
-                jnp.uint32, x.shape, axis
-            )
+        for axis, length in enumerate(x.shape):
+            iota = jax.lax.broadcasted_iota(jnp.uint32, x.shape, axis)
+            place = place * np.uint32(length) + iota
         return jnp.sum(_mixed(bits ^ _mixed(place)), dtype=jnp.uint32)
 
     return [total(x) for x in leaves]

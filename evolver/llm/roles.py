@@ -7,6 +7,7 @@ ROLES.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import dataclasses
 import importlib.util
@@ -20,23 +21,16 @@ from typing import Any
 from envs.packages import how_to_install
 from envs.values import json_value
 from evolver.config import plugs
-from evolver.llm.client import INITIAL, PLAYED, Chat, Limits, Role, url_problem
+from evolver.llm.client import Chat, Limits
+from evolver.llm.questions import INITIAL_POLICY, POLICY_URLS, Role, url_problem
 from evolver.llm.store import Ledger
 from models.files import loads
 
 ROLES = ("explorer", "writer", "judge", "step_judge", "summariser", "reranker", "embedder")
-SAMPLING = frozenset(
-    {"temperature", "top_p", "max_tokens", "model"}
-)  # fields of a request with keys of their own
+SAMPLING = {"temperature", "top_p", "max_tokens", "model"}  # fields of a request with keys
 RESERVED = SAMPLING | {
-    "messages",
-    "input",
-    "seed",
-    "n",
-    "stream",
-    "stream_options",
-    "response_format",
-}
+    "messages", "input", "seed", "n", "stream", "stream_options", "response_format",
+}  # fmt: skip
 # Keys that may change when a run resumes: addresses, speed and limits, but nothing that changes an
 # answer.
 RESUMABLE = tuple(
@@ -48,18 +42,21 @@ RESUMABLE = tuple(
 
 def roles_of(config: Any) -> tuple[str, ...]:
     """Return the roles that the plugs in use declare, in the order of ROLES."""
-    needed = {role for _, target in _in_use(config) for role in getattr(target, "roles", ())}
+    needed = _declared(config, "roles")
     return tuple(role for role in ROLES if role in needed)
 
 
 def prompts_of(config: Any) -> tuple[str, ...]:
     """Return the names of the prompts that the plugs in use declare in their attribute
     `prompts`."""
-    return tuple(
-        dict.fromkeys(
-            name for _, target in _in_use(config) for name in getattr(target, "prompts", ())
-        )
-    )
+    return tuple(_declared(config, "prompts"))
+
+
+def _declared(config: Any, attribute: str) -> dict[str, None]:
+    names: dict[str, None] = {}
+    for _, target in _in_use(config):
+        names |= dict.fromkeys(getattr(target, attribute, ()))
+    return names
 
 
 def _in_use(config: Any) -> Iterator[tuple[str, Callable[..., Any]]]:
@@ -76,122 +73,136 @@ def _in_use(config: Any) -> Iterator[tuple[str, Callable[..., Any]]]:
                 yield key, plugs.load(key, name)
 
 
-def problems(config: Any, mode: str, resolve: Callable[[str], Path]) -> Iterator[str]:
+def llm_problems(config: Any, mode: str, resolve: Callable[[str], Path]) -> Iterator[str]:
     """Yield what is wrong with `config.llm`, without asking any server. A plan is not checked: it
     is made for another machine."""
-    config = for_evaluation(config) if mode == "eval" else config
+    if mode == "eval":
+        config = for_evaluation(config)
     for key, target in _in_use(config):
-        declared = getattr(target, "roles", ())
-        if set(declared) - set(ROLES):
+        declared = tuple(getattr(target, "roles", ()))
+        if not set(ROLES).issuperset(declared):
             yield (
-                f"config.{key}: a plug that asks language models declares its roles as an attribute, such as"
-                f' roles = ("judge",), with names from {", ".join(ROLES)}; it declares {tuple(declared)}'
+                f"config.{key}: a plug that asks language models declares its roles as an attribute, "
+                f'such as roles = ("judge",), with names from {", ".join(ROLES)}; it declares '
+                f"{declared}"
             )
-    if not roles_of(config) or mode == "plan":
+    roles = role_settings(config)
+    if not roles or mode == "plan":
         return
-    for package in ("httpx", "jsonschema", *["llguidance"] * bool(played(config))):
+    for package in ("httpx", "jsonschema", *["llguidance"] * bool(policy_urls(config))):
         if importlib.util.find_spec(package) is None:
             yield f"config.llm needs {package}: {how_to_install('llm')}"
             return
-    roles = settings(config)
-    for url in sorted({role.url for role in roles.values()}):
-        names = ", ".join(name for name, role in roles.items() if role.url == url)
-        if not url:
-            yield (
-                f"config.llm.url is empty and {names} needs it: the url of an OpenAI-compatible server, with its /v1,"
-                " or policy"
-            )
-        elif url in PLAYED:
-            yield from _problems_of_played(
-                config, {name: role for name, role in roles.items() if role.url == url}
-            )
-        elif problem := url_problem(url):
-            shown = "the url" if "@" in url else repr(url)
-            also = f", nor one of {', '.join(PLAYED)}" if problem.startswith("is not") else ""
-            yield f"config.llm.url ({names}): {shown} {problem}{also}"
+    by_url: dict[str, list[str]] = {}
     for name, role in roles.items():
-        if not role.model:
-            yield f"config.llm.{name}.model and config.llm.model are empty: name a model that its server serves"
-        try:
-            extra = json_value(loads(role.extra), "a value") if role.extra else {}
-            if not isinstance(extra, dict):
-                raise ValueError("it is not an object")
-            if reserved := sorted(RESERVED & extra.keys()):
-                keys = [f"config.llm.{name}.{key}" for key in reserved if key in SAMPLING]
-                hint = f"use {', '.join(keys)}" if keys else "these fields are set by the client"
-                yield f"config.llm.{name}.extra may not replace {', '.join(reserved)}: {hint}"
-        except ValueError as error:
-            yield f'config.llm.{name}.extra must be a JSON object such as {{"top_k": 100}}; {error}'
+        by_url.setdefault(role.url, []).append(name)
+        yield from _role_problems(f"config.llm.{name}", role)
+    for url, names in sorted(by_url.items()):
+        yield from _url_problems(config, url, ", ".join(names))
     c = config.llm
     if c.cache not in ("", "off") and os.path.isfile(os.path.expanduser(c.cache)):
-        yield f"config.llm.cache={c.cache} is a file; it must be a directory, which is made if necessary"
+        yield (
+            f"config.llm.cache={c.cache} is a file; it must be a directory, which is made if necessary"
+        )
     longest = max(role.max_tokens for role in roles.values())
     if 0 < c.budget_tokens <= longest:
         yield (
-            f"config.llm.budget_tokens={c.budget_tokens} is less than one answer may take (max_tokens={longest}): no"
-            " question could be asked"
+            f"config.llm.budget_tokens={c.budget_tokens} is less than one answer may take "
+            f"(max_tokens={longest}): no question could be asked"
         )
     try:
         prices = read_prices(resolve(c.prices)) if c.prices else {}
     except (OSError, ValueError) as error:
-        yield f"config.llm.prices={c.prices} must be a JSON file {{model: [prompt, completion]}}: {error}"
+        form = "{model: [prompt, completion]}"
+        yield f"config.llm.prices={c.prices} must be a JSON file {form}: {error}"
         return
-    unpriced = sorted(
-        {role.model for role in roles.values() if role.model and not role.played} - set(prices)
-    )
+    priced = {role.model for role in roles.values() if not role.is_policy}
+    unpriced = ", ".join(sorted(filter(None, priced - prices.keys())))
     if c.budget_money and unpriced:
-        yield f"config.llm.budget_money cannot be enforced: config.llm.prices has no price of {', '.join(unpriced)}"
-
-
-def _problems_of_played(config: Any, roles: dict[str, Role]) -> Iterator[str]:
-    """Yield what is wrong with roles that the policy plays, all with the same url."""
-    if roles.get("embedder"):
-        yield "config.llm.embedder.url: the policy makes no embeddings; give the url of a server that does"
-    names = ", ".join(roles)
-    if any(role.url == INITIAL for role in roles.values()) and config.engine.name != "jax":
         yield (
-            f"config.llm.url={INITIAL} ({names}) needs config.engine.name=jax; with {config.engine.name}, serve the"
-            " initial weights with a server of their own and give its url"
+            "config.llm.budget_money cannot be enforced: config.llm.prices has no price of "
+            f"{unpriced}"
         )
-    for name, role in roles.items():
+
+
+def _url_problems(config: Any, url: str, names: str) -> Iterator[str]:
+    """Yield what is wrong with the url of some roles."""
+    if not url:
+        yield (
+            f"config.llm.url is empty and {names} needs it: the url of an OpenAI-compatible server, "
+            "with its /v1, or policy"
+        )
+    elif url not in POLICY_URLS:
+        if problem := url_problem(url):
+            text = "the url" if "@" in url else repr(url)
+            also = f", nor one of {', '.join(POLICY_URLS)}" if problem.startswith("is not") else ""
+            yield f"config.llm.url ({names}): {text} {problem}{also}"
+    elif url == INITIAL_POLICY and config.engine.name != "jax":
+        yield (
+            f"config.llm.url={url} ({names}) needs config.engine.name=jax; with "
+            f"{config.engine.name}, serve the initial weights with a server of their own and give "
+            "its url"
+        )
+
+
+def _role_problems(key: str, role: Role) -> Iterator[str]:
+    """Yield what is wrong with a role, whose settings are at this key, apart from its url."""
+    if not role.model:
+        yield f"{key}.model and config.llm.model are empty: name a model that its server serves"
+    if role.is_policy:
+        if key.endswith("embedder"):
+            hint = "give the url of a server that does"
+            yield f"{key}.url: the policy makes no embeddings; {hint}"
         if role.extra and not re.fullmatch(r'\s*\{\s*"top_k"\s*:\s*\d+\s*\}\s*', role.extra):
-            yield f'config.llm.{name}.extra={role.extra}: the policy knows top_k only: {{"top_k": 100}}'
+            yield f'{key}.extra={role.extra}: the policy knows top_k only: {{"top_k": 100}}'
+    try:
+        extra = json_value(loads(role.extra or "{}"), "a value")
+        if not isinstance(extra, dict):
+            raise ValueError("it is not an object")
+    except ValueError as error:
+        yield f'{key}.extra must be a JSON object such as {{"top_k": 100}}; {error}'
+        return
+    if reserved := sorted(RESERVED & extra.keys()):
+        keys = ", ".join(f"{key}.{name}" for name in reserved if name in SAMPLING)
+        hint = f"use {keys}" if keys else "these fields are set by the client"
+        yield f"{key}.extra may not replace {', '.join(reserved)}: {hint}"
 
 
-def settings(config: Any) -> dict[str, Role]:
+def role_settings(config: Any) -> dict[str, Role]:
     """Return the settings of each role that the config needs; url, model and key default to those
-    of `config.llm`. A role that the policy plays has the url as its model and no key."""
+    of `config.llm`. A role that the policy answers for has the url as its model and no key."""
     c, roles = config.llm, {}
     for name in roles_of(config):
-        shared = {key: c[name][key] or c[key] for key in ("url", "model", "key")}
-        if shared["url"] in PLAYED:
-            shared |= {"model": shared["url"], "key": ""}
-        roles[name] = Role(**(c[name].to_dict() | shared))
+        settings = c[name].to_dict()
+        for key in ("url", "model", "key"):
+            settings[key] = settings[key] or c[key]
+        if settings["url"] in POLICY_URLS:
+            settings |= {"model": settings["url"], "key": ""}
+        roles[name] = Role(**settings)
     return roles
 
 
-def played(config: Any) -> set[str]:
-    """Return the urls, of PLAYED, whose roles the policy plays in a run of this config."""
-    return {role.url for role in settings(config).values() if role.played}
+def policy_urls(config: Any) -> set[str]:
+    """Return the urls, of POLICY_URLS, whose roles the policy answers for in a run of this
+    config."""
+    return {role.url for role in role_settings(config).values() if role.is_policy}
 
 
 def read_prices(path: Path) -> dict[str, tuple[float, float]]:
     """Return {model: money per million (prompt tokens, completion tokens)}. Raises OSError and
     ValueError."""
-    table = loads(Path(path).read_bytes())
+    table = loads(path.read_bytes())
     if not isinstance(table, dict):
         raise ValueError("a price table is a JSON object {model: [prompt, completion]}")
     for model, pair in table.items():
-        numbers = isinstance(pair, list) and len(pair) == 2 and all(_is_price(x) for x in pair)
-        if not numbers:
-            raise ValueError(
-                f"the price of {model} must be [per million prompt tokens, per million completion tokens]"
-            )
-    return {model: (float(pair[0]), float(pair[1])) for model, pair in table.items()}
+        if not isinstance(pair, list) or len(pair) != 2 or not all(map(_is_price, pair)):
+            form = "[per million prompt tokens, per million completion tokens]"
+            raise ValueError(f"the price of {model} must be {form}")
+    return {model: (prompt, completion) for model, (prompt, completion) in table.items()}
 
 
 def _is_price(x: Any) -> bool:
-    return isinstance(x, int | float) and not isinstance(x, bool) and 0 <= x < math.inf
+    return type(x) in (int, float) and 0 <= x < math.inf
 
 
 def make_chat(
@@ -200,24 +211,26 @@ def make_chat(
     resolve: Callable[[str], Path],
     *,
     check: Callable[[], None],
-    loop: Any = None,
+    loop: asyncio.AbstractEventLoop | None = None,
 ) -> Chat | None:
     """Return the client of all roles that the config needs, None if it needs none. No server is
     asked yet.
 
-    loop: the event loop of the engines, which the client uses if the policy plays a role.
+    loop: the event loop of the engines, which the client uses if the policy answers for a role.
     """
-    c, roles = config.llm, settings(config)
+    c, roles = config.llm, role_settings(config)
     if not roles:
         return None
-    limits = Limits(
-        **{field.name: c[field.name] for field in dataclasses.fields(Limits) if field.name in c}
-    )
+    limits = {field.name: c[field.name] for field in dataclasses.fields(Limits) if field.name in c}
     cache = {"": workdir / "llm_cache", "off": None}.get(c.cache, os.path.expanduser(c.cache))
-    prices = read_prices(resolve(c.prices)) if c.prices else {}
-    ledger, loop = Ledger(workdir / "llm.jsonl"), loop if played(config) else None
     return Chat(
-        roles, limits=limits, prices=prices, cache=cache, ledger=ledger, check=check, loop=loop
+        roles,
+        limits=Limits(**limits),
+        prices=read_prices(resolve(c.prices)) if c.prices else {},
+        cache=cache,
+        ledger=Ledger(workdir / "llm.jsonl"),
+        check=check,
+        loop=loop if policy_urls(config) else None,
     )
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import hashlib
 import json
 import logging
@@ -14,85 +13,45 @@ import os
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Iterable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from evolver.llm.questions import BudgetSpent, Json, Record
 from models.files import append_line, read_jsonl, write_atomically
 
 log = logging.getLogger(__name__)
-
-
-class ChatError(RuntimeError):
-    """A question without an answer, counted under `kind`.
-
-    after: the seconds of a Retry-After header. served: the tokens that the server may have
-    generated although no answer arrived (inf = unknown); None if it generated none.
-    """
-
-    def __init__(
-        self,
-        kind: str,
-        message: str,
-        *,
-        retriable: bool = False,
-        after: float | None = None,
-        served: float | None = None,
-    ):
-        super().__init__(message)
-        self.kind, self.retriable, self.after, self.served = kind, retriable, after, served
-        self.cost: dict[str, Any] = {}  # tokens and money that are booked for it
-
-
-@dataclass
-class Reply:
-    """An answer. `parsed` is its JSON value if the question had a schema."""
-
-    text: str
-    parsed: Any = None
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    finish: str = "stop"  # "stop" | "length" | any other finish_reason of the server
-    cached: bool = False
+SUMS = ("prompt_tokens", "completion_tokens", "money", "seconds")  # figures of a ledger's line
 
 
 class Cache:
     """Answers on disk, one small file each, named by the hash of the whole question. Runs may share
     a folder.
 
-    A damaged file counts as absent. A failed write (a full disk) is only counted: the cache must
-    never end a run.
+    A damaged file counts as absent. A failed write (a full disk) must never end a run.
     """
 
-    def __init__(self, folder: str | os.PathLike | None):
-        self.folder = Path(folder) if folder else None
-        self.unwritten = 0
+    def __init__(self, folder: str | os.PathLike):
+        self.folder = Path(folder)
 
-    def path(self, question: dict[str, Any]) -> Path:
-        digest = hashlib.sha256(json.dumps(question, sort_keys=True).encode()).hexdigest()
+    def path(self, key: str) -> Path:
+        """Return the file of a question."""
+        digest = hashlib.sha256(key.encode()).hexdigest()
         return self.folder / digest[:2] / f"{digest}.json"
 
-    def get(self, question: dict[str, Any]) -> dict[str, Any] | None:
-        """Return the record of this question, None if there is no readable one."""
-        if self.folder is None:
-            return None
+    def get(self, key: str) -> Any:
+        """Return the record of a question, None if there is no readable one."""
         try:
-            record = json.loads(self.path(question).read_bytes())
+            return json.loads(self.path(key).read_bytes())
         except (OSError, ValueError):
             return None
-        return record if isinstance(record, dict) else None
 
-    def put(self, question: dict[str, Any], record: dict[str, Any]) -> bool:
+    def put(self, key: str, record: Record) -> bool:
         """Write the record of a question. Return False if the write failed."""
-        if self.folder is None:
-            return True
-        try:
-            write_atomically(
-                self.path(question), json.dumps(record)
-            )  # ASCII, as answers may hold lone surrogates
+        try:  # in ASCII, as answers may hold lone surrogates
+            write_atomically(self.path(key), json.dumps(record))
         except OSError:
-            self.unwritten += 1
             return False
         return True
 
@@ -108,9 +67,9 @@ class Account:
     completion_tokens: int = 0
     money: float = 0.0
     seconds: float = 0.0  # sum over calls
-    failures: Counter = dataclasses.field(default_factory=Counter)  # failed attempts by kind
+    failures: Counter[str] = field(default_factory=Counter)  # failed attempts by kind
 
-    def add(self, line: dict[str, Any]) -> None:
+    def add(self, line: Json) -> None:
         """Add one line of the ledger."""
         what = line["what"]
         if what == "failure":
@@ -118,18 +77,20 @@ class Account:
         self.calls += what == "call"
         self.hits += what == "hit"
         self.unanswered += what == "unanswered"
-        for name in ("prompt_tokens", "completion_tokens", "money", "seconds"):
+        for name in SUMS:
             setattr(self, name, getattr(self, name) + line.get(name, 0))
 
-    def metrics(self) -> dict[str, float]:
-        asked = self.calls + self.hits
+    def metrics(self, role: str) -> dict[str, float]:
+        """Return `llm/<role>/<name>` and the mean seconds per call."""
         names = ("calls", "hits", "unanswered", "money", "prompt_tokens", "completion_tokens")
-        metrics = {name: getattr(self, name) for name in names} | (
-            {"hit_rate": self.hits / asked} if asked else {}
-        )
-        return metrics | {
-            f"failures/{kind}": count for kind, count in sorted(self.failures.items())
-        }
+        metrics = {f"llm/{role}/{name}": getattr(self, name) for name in names}
+        if asked := self.calls + self.hits:
+            metrics[f"llm/{role}/hit_rate"] = self.hits / asked
+        for kind, count in sorted(self.failures.items()):
+            metrics[f"llm/{role}/failures/{kind}"] = count
+        if self.calls:
+            metrics[f"time/llm/{role}"] = self.seconds / self.calls
+        return metrics
 
 
 class Ledger:
@@ -143,7 +104,8 @@ class Ledger:
     def __init__(
         self, path: str | os.PathLike | None = None, *, step: Callable[[], int] = lambda: 0
     ):
-        self.path, self.step, self.unwritten = Path(path) if path else None, step, 0
+        self.path, self.step = Path(path) if path else None, step
+        self.unwritten: Counter[str] = Counter()  # of the lines of this ledger, and of the cache
         self._lock = threading.Lock()  # written by the client's thread, read by others
         self.total = accounts(ledger_lines(self.path))
         self._recent = accounts([])
@@ -158,66 +120,57 @@ class Ledger:
                 try:
                     append_line(self.path, json.dumps(line))
                 except OSError:
-                    self.unwritten += 1
+                    self.unwritten["ledger"] += 1
 
     @property
     def money(self) -> float:
+        """The money of the whole run so far."""
         return sum(account.money for account in self.total.values())
 
     @property
     def tokens(self) -> int:
-        return sum(
-            account.prompt_tokens + account.completion_tokens for account in self.total.values()
-        )
+        """The tokens of the whole run so far, of prompts and answers."""
+        return sum(a.prompt_tokens + a.completion_tokens for a in self.total.values())
 
     def metrics(self) -> dict[str, float]:
         """Return `llm/<role>/<name>` and mean seconds per call since the last call of this method,
-        and the money and tokens of the whole run so far."""
+        the money and tokens of the whole run so far, and counts of failed writes."""
         with self._lock:
             recent, self._recent = self._recent, accounts([])
-        metrics = {
-            f"llm/{role}/{name}": value
-            for role, a in recent.items()
-            for name, value in a.metrics().items()
-        }
-        metrics |= {
-            f"time/llm/{role}": a.seconds / a.calls for role, a in recent.items() if a.calls
-        }
-        return metrics | (
-            {"llm/money": self.money, "llm/tokens": self.tokens} if self.total else {}
-        )
+        metrics: dict[str, float] = {}
+        for role, account in recent.items():
+            metrics |= account.metrics(role)
+        if self.total:
+            metrics |= {"llm/money": self.money, "llm/tokens": self.tokens}
+        for name, count in self.unwritten.items():
+            metrics[f"llm/unwritten/{name}"] = count
+        return metrics
 
 
-def ledger_lines(path: Path | None) -> list[dict[str, Any]]:
+def ledger_lines(path: Path | None) -> list[Json]:
     """Return the lines of a ledger file. Those that are damaged, as by a crash, are skipped with a
     warning."""
     if path is None or not path.is_file():
         return []
     lines = list(read_jsonl(path, make=_ledger_line, forgive="all"))
-    written = sum(bool(line.strip()) for line in path.read_bytes().split(b"\n"))
-    if written > len(lines):
-        log.warning("%d damaged lines of %s are left out of its sums", written - len(lines), path)
+    damaged = sum(bool(line.strip()) for line in path.read_bytes().split(b"\n")) - len(lines)
+    if damaged:
+        log.warning("%d damaged lines of %s are left out of its sums", damaged, path)
     return lines
 
 
-def _ledger_line(line: dict[str, Any]) -> dict[str, Any]:
-    """Return a line of a ledger. Raises ValueError if it is none."""
-    texts = ("role", "what", "model") + (("kind",) if line.get("what") == "failure" else ())
-    sums = ("step", "prompt_tokens", "completion_tokens", "money", "seconds")
-    numbers = [line.get(name, 0) for name in sums]
-    sound = all(
-        isinstance(n, int | float) and math.isfinite(n) and not isinstance(n, bool) for n in numbers
-    )
-    if (
-        "step" not in line
-        or not sound
-        or not all(isinstance(line.get(name), str) for name in texts)
-    ):
+def _ledger_line(line: Json) -> Json:
+    """Return a line of a ledger. Raises TypeError or ValueError if it is none."""
+    texts = [line.get("role"), line.get("what"), line.get("model")]
+    if line.get("what") == "failure":
+        texts.append(line.get("kind"))
+    numbers = [line.get("step"), *(line.get(name, 0) for name in SUMS)]
+    if {str} != set(map(type, texts)) or not all(map(math.isfinite, numbers)):
         raise ValueError("this is not a line of a ledger")
     return line
 
 
-def accounts(lines: Iterable[dict[str, Any]]) -> defaultdict[str, Account]:
+def accounts(lines: Iterable[Json]) -> defaultdict[str, Account]:
     """Return the account of each role, summed over lines of a ledger."""
     total: defaultdict[str, Account] = defaultdict(Account)
     for line in lines:
@@ -226,33 +179,27 @@ def accounts(lines: Iterable[dict[str, Any]]) -> defaultdict[str, Account]:
 
 
 class Rate:
-    """A token bucket that refills over one minute: `take(n)` waits for n units. 0 per minute = no
-    limit."""
+    """A token bucket that holds what may be taken in a minute, and refills in one. 0 per minute =
+    no limit."""
 
     def __init__(self, per_minute: int):
-        self.per_minute, self.level, self.at = per_minute, float(per_minute), time.monotonic()
+        self.per_minute = per_minute
+        self.full_at = 0.0  # on the monotonic clock; every unit that is taken postpones it
         self._lock = asyncio.Lock()
 
-    async def take(self, n: float) -> None:
+    async def take(self, units: float) -> None:
+        """Wait until the bucket holds so many units, at most all of it, and take them."""
         if not self.per_minute:
             return
         async with self._lock:  # first in, first out: small requests cannot starve a large one
-            n = min(n, self.per_minute)
-            while True:
-                now = time.monotonic()
-                self.level = min(
-                    self.per_minute, self.level + (now - self.at) * self.per_minute / 60
-                )
-                self.at = now
-                if self.level >= n:
-                    self.level -= n
-                    return
-                await asyncio.sleep((n - self.level) * 60 / self.per_minute)
+            now, cost = time.monotonic(), 60 * min(1, units / self.per_minute)
+            self.full_at = max(self.full_at, now) + cost
+            await asyncio.sleep(self.full_at - 60 - now)
 
-    def give_back(self, n: float) -> None:
-        """Correct an estimate: n > 0 if it was too high, n < 0 if it was too low."""
+    def give_back(self, units: float) -> None:
+        """Correct an estimate: units > 0 if it was too high, < 0 if it was too low."""
         if self.per_minute:
-            self.level = min(self.per_minute, self.level + n)
+            self.full_at -= 60 * units / self.per_minute
 
 
 class Budget:
@@ -265,35 +212,35 @@ class Budget:
 
     def __init__(self, money: float, tokens: int, ledger: Ledger):
         self.money, self.tokens, self._ledger = money, tokens, ledger
-        self._reserved_money, self._reserved_tokens, self._in_flight = 0.0, 0.0, 0
+        self._reserved: list[tuple[float, float]] = []  # (money, tokens) of each call in flight
         self._settled = asyncio.Condition()
 
-    def _short(self, money: float, tokens: float) -> str:
-        """Return why a call with these estimates does not fit, "" if it does."""
-        if self.money and self._ledger.money + self._reserved_money + money > self.money:
-            return f"{self._ledger.money:.4f} of config.llm.budget_money={self.money:g} is spent"
-        if self.tokens and self._ledger.tokens + self._reserved_tokens + tokens > self.tokens:
-            return f"{self._ledger.tokens:,} of the {self.tokens:,} tokens in config.llm.budget_tokens are used"
+    def _lack(self, money: float, tokens: float) -> str:
+        """Return why calls with these estimates do not fit, "" if they do."""
+        spent, used = self._ledger.money, self._ledger.tokens
+        if self.money and spent + money > self.money:
+            return f"{spent:.4f} of config.llm.budget_money={self.money:g} is spent"
+        if self.tokens and used + tokens > self.tokens:
+            return f"{used:,} of the {self.tokens:,} tokens in config.llm.budget_tokens are used"
         return ""
 
     @contextlib.asynccontextmanager
-    async def reserve(self, money: float, tokens: float, spent: Callable[[str], Exception]):
-        """Hold the estimates while the block runs. Raises spent(reason) if they do not fit."""
+    async def reserve(self, money: float, tokens: float) -> AsyncIterator[None]:
+        """Hold the estimates of a call while the block runs. Raises BudgetSpent if they do not
+        fit."""
+        call = (money, tokens)
         async with self._settled:
-            while short := self._short(money, tokens):
-                if not self._in_flight:
-                    raise spent(
-                        f"{short}, and the next question would need about {money:.4f} and {tokens:,.0f} tokens"
+            while lack := self._lack(*map(sum, zip(call, *self._reserved))):
+                if not self._reserved:
+                    need = (
+                        f"the next question would need about {money:.4f} and {tokens:,.0f} tokens"
                     )
+                    raise BudgetSpent(f"{lack}, and {need}")
                 await self._settled.wait()
-            self._reserved_money += money
-            self._reserved_tokens += tokens
-            self._in_flight += 1
+            self._reserved.append(call)
         try:
             yield
         finally:
             async with self._settled:
-                self._reserved_money -= money
-                self._reserved_tokens -= tokens
-                self._in_flight -= 1
+                self._reserved.remove(call)
                 self._settled.notify_all()

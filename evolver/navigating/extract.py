@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from envs.toolcalls import parse
 from evolver.config.plugs import attribute
-from evolver.llm.answers import unfit
+from evolver.llm.answers import unfit_reason
 from evolver.navigating import Experience, Extractor, new_experience
 from evolver.parts import Parts
 from evolver.replaying import attempt, executed_turns
@@ -166,6 +166,6 @@ def _errors(trajectory: Trajectory) -> set[tuple[str, str]]:
         if turn.info.get("errors") and len(tools) == 1:
             first, *_ = observation.strip().splitlines() or [""]
             line = re.sub(r"\S*\d\S*", "...", first)[:120]
-            if not unfit(line):
+            if not unfit_reason(line):
                 errors.add((tools[0], line))
     return errors

@@ -6,10 +6,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from evolver.llm.answers import UNFIT, unfit
-from evolver.llm.client import ChatError, Question, Reply
+from evolver.llm.answers import (
+    INTEGER,
+    NUMBER,
+    UNFIT_REASONS,
+    Schema,
+    array,
+    record,
+    string,
+    unfit_reason,
+)
 from evolver.llm.prompts import prompt
-from evolver.llm.schemas import INTEGER, NUMBER, Schema, array, record, string
+from evolver.llm.questions import ChatError, Question, Reply
 from evolver.metrics import Meter
 from evolver.navigating import Experience, Extractor, Refiner, new_experience
 from evolver.navigating.extract import learnable_groups
@@ -24,7 +32,7 @@ EXTRACTION = record(experiences=array(record(when=_WHEN, content=_CONTENT), MOST
 # characters of an action or observation that validation sees: enough to tell what was done and
 # refused
 ABRIDGED = 200
-REFUSED = ("surplus", *UNFIT)  # reasons to refuse an experience
+REFUSED = ("surplus", *UNFIT_REASONS)  # reasons to refuse an experience
 
 
 class LlmExtractor(Extractor):
@@ -77,8 +85,8 @@ class LlmExtractor(Extractor):
             observations += [text_of(turn.observation) for turn in trajectory.turns]
         for entry in entries[:MOST]:
             when, content = entry["when"].strip(), entry["content"].strip()
-            problem = unfit(when, task.query, observations)
-            problem = problem or unfit(content, task.query, observations)
+            problem = unfit_reason(when, task.query, observations)
+            problem = problem or unfit_reason(content, task.query, observations)
             if problem:
                 self._meter.count(f"unfit/{problem}")
             else:
@@ -217,7 +225,7 @@ class Reranker(Refiner):
         """Return the experience in the words of the answer, or in its own if they are unfit."""
         if not self.rewrites:
             return experience
-        if unfit(content, query):
+        if unfit_reason(content, query):
             self._meter.count("unrewritten")
             return experience
         return replace(experience, content=content)

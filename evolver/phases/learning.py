@@ -156,8 +156,8 @@ def sync(run: Run, step: int) -> Metrics:
     engine = run.actor.engine
     with timed("sync") as metrics:
         params = hosts.local(run.learner.policy)
-        if run.player:
-            run.player.expect(params, step)
+        if run.responder:
+            run.responder.expect(params, step)
         run.stop.finish(engine.load(params, step))
     if run.config.engine.name != "jax":
         metrics |= {f"engine/{name}": value for name, value in engine.stats().items()}

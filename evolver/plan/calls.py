@@ -8,8 +8,8 @@ from typing import Any
 
 from evolver.config import plugs
 from evolver.config.paths import resolve
-from evolver.llm.client import PLAYED
-from evolver.llm.roles import read_prices, settings
+from evolver.llm.questions import POLICY_URLS
+from evolver.llm.roles import read_prices, role_settings
 from evolver.navigating.llm import MOST, Reranker
 from evolver.plan.amounts import EPISODE, evaluated_tasks, evaluations, first_tasks
 from evolver.plan.text import table
@@ -55,7 +55,7 @@ def bill(config: Any, originals: int = 0, held_out: int = 0) -> dict[str, Calls]
     prices = read_prices(resolve(config.llm.prices)) if config.llm.prices else {}
     chosen = {key: name for key, name, _ in plugs.in_config(config)}
     result = {}
-    for role, asked in settings(config).items():
+    for role, asked in role_settings(config).items():
         key, names, episodes = COUNTED[role]
         known = chosen[key] in names
         least, most = _count(config, role, originals, held_out) if known else (0, None)
@@ -65,7 +65,7 @@ def bill(config: Any, originals: int = 0, held_out: int = 0) -> dict[str, Calls]
             tokens = EXPERIENCE * (1 + Reranker.candidates * config.navigating.top_k)
         if role == "embedder":
             tokens, answer = EXPERIENCE, 0
-        price = (0.0, 0.0) if asked.played else prices.get(asked.model)
+        price = (0.0, 0.0) if asked.is_policy else prices.get(asked.model)
         cost = price and number * (tokens * price[0] + answer * price[1]) / 1e6
         result[role] = Calls(asked.model, least, most, number * tokens, number * answer, cost)
     return result
@@ -86,7 +86,7 @@ def lines(config: Any, originals: int = 0, held_out: int = 0) -> list[str]:
     assumed = f"assumed: episodes of {episode:,.0f} tokens, answers of {ANSWER} tokens"
     if any(made.least for made in roles.values()):
         assumed += "; the least calls are those of walks that make as many tasks as they may"
-    if any(made.model in PLAYED for made in roles.values()):
+    if any(made.model in POLICY_URLS for made in roles.values()):
         assumed += "; what the policy plays costs no money, and its time is not in the plan"
     priced = "costs are in the unit of config.llm.prices"
     return [

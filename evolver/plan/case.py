@@ -18,8 +18,8 @@ from jax.sharding import AbstractMesh
 from evolver.config.derived import weight_dtype
 from evolver.config.paths import model_folder
 from evolver.learner import make_layout
-from evolver.llm.client import INITIAL
-from evolver.llm.roles import played
+from evolver.llm.questions import INITIAL_POLICY
+from evolver.llm.roles import policy_urls
 from evolver.plan import analytic, targets
 from evolver.plan.amounts import EPISODE
 from evolver.plan.analytic import BYTES
@@ -167,7 +167,7 @@ class Case:
         if self.on_jax:
             slots, place = c.engine.slots, "on the learner's first device"
             second = weights + min(slots, c.llm.concurrency) * context
-            initial = second if INITIAL in played(c) else 0.0
+            initial = second if INITIAL_POLICY in policy_urls(c) else 0.0
             return Engine(1, 1, True, weights, slots * context, slots, place, initial)
         replicas, devices = servers_of(c)
         held = weights / devices

@@ -11,9 +11,9 @@ from collections import Counter
 from collections.abc import Sequence
 
 from envs.world import Evaluation
-from evolver.llm.client import ChatError, Question
+from evolver.llm.answers import Schema, record, string
 from evolver.llm.prompts import prompt
-from evolver.llm.schemas import Schema, record, string
+from evolver.llm.questions import ChatError, Question
 from evolver.parts import Parts
 from evolver.questioning import OutcomeJudge, is_verified
 from evolver.transcripts import exchanges_of, quoted, rules_of, shortened, tool_list, transcript

@@ -26,11 +26,10 @@ from typing import Any
 
 from envs.profile import draft, tools_of
 from envs.world import Message, Observation, Task, Tool, World, WorldError
-from evolver.llm.answers import unfit
-from evolver.llm.client import ChatError, Question
+from evolver.llm.answers import INTEGER, NUMBER, array, record, string, unfit_reason
 from evolver.llm.embedders import HashedNgrams
 from evolver.llm.prompts import prompt
-from evolver.llm.schemas import INTEGER, NUMBER, array, record, string
+from evolver.llm.questions import ChatError, Question
 from evolver.parts import Parts
 from evolver.questioning.calls import Event, calls_of
 from evolver.questioning.goals import Writer, claimed
@@ -277,7 +276,7 @@ class LlmExplorer:
         """Return the task of a proposal. Raises Unfit, with the reason, if there is none."""
         query, answer = proposal["query"].strip(), proposal["answer"].strip()
         numbers = list(dict.fromkeys(proposal["steps"]))
-        if problem := unfit(
+        if problem := unfit_reason(
             query, text_of(walk.opening.messages), [shown for _, shown in walk.steps]
         ):
             raise Unfit(f"query {problem}")

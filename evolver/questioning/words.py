@@ -16,10 +16,9 @@ from typing import Any, Protocol
 
 from envs.probed import is_probed
 from envs.world import Task
-from evolver.llm.answers import unfit
-from evolver.llm.client import ChatError, Question
+from evolver.llm.answers import array, record, string, unfit_reason
 from evolver.llm.prompts import prompt
-from evolver.llm.schemas import array, record, string
+from evolver.llm.questions import ChatError, Question
 from evolver.parts import Parts
 from evolver.transcripts import quoted, scripts, words
 from rl.bounds import Count
@@ -97,7 +96,7 @@ class ByModel(Words):
             return task.query
         for query in answer.parsed["queries"][: self.wordings]:
             query = " ".join(query.split())
-            problem = unfaithful(task, query) or unfit(query, task.query)
+            problem = unfaithful(task, query) or unfit_reason(query, task.query)
             self._counts[problem or "reworded"] += 1
             if not problem:
                 return query

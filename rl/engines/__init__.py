@@ -63,6 +63,11 @@ class Guide(Protocol):
 class Engine(Protocol):
     """The interface that rollouts use. All methods run on one event loop."""
 
+    @property
+    def version(self) -> int:
+        """The version of the weights that it has now."""
+        ...
+
     async def generate(
         self, prompt_ids: list[int], sampling: Sampling, *, session: str
     ) -> Completion:

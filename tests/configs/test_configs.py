@@ -20,7 +20,8 @@ from evolver.config.checks import (
     value_problems,
 )
 from evolver.config.renamed import RENAMED
-from evolver.llm.client import Limits, Role
+from evolver.llm.client import Limits
+from evolver.llm.questions import Role
 
 ROOT = Path(__file__).parents[2]
 PARTS = ("__init__", "base", "keys", "meshes")

@@ -28,19 +28,17 @@ class Answer:
 
 
 def said(
-    text: str, *, finish: str = "stop", prompt: int = 10, completion: int = 5, usage: bool = True
+    text: str, *, finish: str = "stop", prompt: int = 10, completion: int = 5, stall=0.0
 ) -> Answer:
     """A chat completion."""
-    choice = {
-        "index": 0,
-        "message": {"role": "assistant", "content": text},
-        "finish_reason": finish,
+    message = {"role": "assistant", "content": text}
+    record = {
+        "id": "x",
+        "object": "chat.completion",
+        "choices": [{"index": 0, "message": message, "finish_reason": finish}],
+        "usage": {"prompt_tokens": prompt, "completion_tokens": completion},
     }
-    record = {"id": "x", "object": "chat.completion", "choices": [choice]}
-    return Answer(
-        record
-        | ({"usage": {"prompt_tokens": prompt, "completion_tokens": completion}} if usage else {})
-    )
+    return Answer(record, stall=stall)
 
 
 def refused(status: int, message: str, **headers: str) -> Answer:
@@ -48,21 +46,18 @@ def refused(status: int, message: str, **headers: str) -> Answer:
     return Answer({"error": {"message": message}}, status, headers=names)
 
 
+Script = Callable[[dict[str, Any], int], Answer] | Answer | str
+
+
 class ChatServer:
     """Answers the n-th POST with `script(body, n)`; `requests` holds (path, headers, body) of all
     POSTs.
 
-    models: those that GET /v1/models lists; () = the server has no such route.
+    script: or an Answer or a text, which is the answer to all. models: those that GET /v1/models
+    lists; () = the server has no such route.
     """
 
-    def __init__(
-        self,
-        script: Callable[[dict[str, Any], int], Answer],
-        *,
-        models=("tiny",),
-        key="",
-        context=4096,
-    ):
+    def __init__(self, script: Script, *, models=("tiny",), key="", context=4096):
         self.script, self.key, self.requests = script, key, []
         self.models = [{"id": name, "object": "model", "max_model_len": context} for name in models]
         self._lock, self.busy, self.busiest = threading.Lock(), 0, 0
@@ -73,9 +68,8 @@ class ChatServer:
 
             def do_GET(self):
                 known = self.path == "/v1/models" and outer.models
-                self.send(
-                    outer.authorised(self) or Answer({"data": outer.models}, 200 if known else 404)
-                )
+                listed = Answer({"data": outer.models}) if known else Answer({}, 404)
+                self.send(outer.authorised(self) or listed)
 
             def do_POST(self):
                 body = json.loads(self.rfile.read(int(self.headers["content-length"])))
@@ -88,7 +82,7 @@ class ChatServer:
                     known = self.path.startswith("/v1/")
                     self.send(
                         outer.authorised(self)
-                        or (outer.script(body, number) if known else Answer({}, 404))
+                        or (outer.answer(body, number) if known else Answer({}, 404))
                     )
                 finally:
                     with outer._lock:
@@ -116,6 +110,10 @@ class ChatServer:
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self._server.daemon_threads = True
         self.url = f"http://127.0.0.1:{self._server.server_port}/v1"
+
+    def answer(self, body: dict[str, Any], number: int) -> Answer:
+        answer = self.script(body, number) if callable(self.script) else self.script
+        return said(answer) if isinstance(answer, str) else answer
 
     def authorised(self, handler: BaseHTTPRequestHandler) -> Answer | None:
         given = handler.headers.get("Authorization", "")

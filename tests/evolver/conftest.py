@@ -2,7 +2,8 @@
 
 import pytest
 
-from evolver.llm.client import Chat, Limits, Role
+from evolver.llm.client import Chat, Limits
+from evolver.llm.questions import Role
 from tests.evolver.chat_server import ChatServer
 
 ROLES = ("explorer", "writer", "judge", "step_judge", "summariser", "reranker", "embedder")

@@ -7,9 +7,10 @@ from collections import Counter
 import pytest
 
 from evolver.attributing.llm import LlmJudge
-from evolver.llm.answers import unfit
-from evolver.llm.client import Chat, ServerDown
+from evolver.llm.answers import unfit_reason
+from evolver.llm.client import Chat
 from evolver.llm.embedders import EndpointEmbedder
+from evolver.llm.questions import ServerDown
 from evolver.navigating import new_experience
 from evolver.navigating.llm import LlmExtractor, Reranker, Rewriter
 from evolver.parts import Parts
@@ -416,4 +417,4 @@ class TestEmbedder:
 )
 def test_a_tag_is_found_in_any_text(text):
     """A summary of a context is refused for its tags only."""
-    assert unfit(text) == "marked"
+    assert unfit_reason(text) == "marked"

@@ -279,7 +279,7 @@ def test_what_a_world_says_decides_nothing(stage, guided, chat_of):
     assert not any(label.value for label in judge.label([guided])[0])
     assert all(isinstance(kind.score([guided])[0], str) for kind in judges)
     assert extractor.extract([guided], step=0) == []
-    figures = chat.metrics()
+    figures = chat.ledger.metrics()
     quoted = [
         figures[f"llm/{role}/failures/quoted"] for role in ("step_judge", "judge", "summariser")
     ]
@@ -345,4 +345,4 @@ def test_no_task_comes_from_what_a_world_says(stage, chat_of):
     questioning = Questioning(chat, stage.hostile, [stage.task], breadth=1, depth=1, rounds=1)
     assert questioning.explore(0, 3) == [] and questioning.pool.state()["tasks"] == []
     assert questioning.pool.metrics()["questioning/rejected/nothing written"] == 1
-    assert chat.metrics()["llm/writer/failures/quoted"] == 1
+    assert chat.ledger.metrics()["llm/writer/failures/quoted"] == 1

@@ -5,7 +5,6 @@ import asyncio
 import contextlib
 import json
 import os
-import socket
 import threading
 import types
 from pathlib import Path
@@ -15,44 +14,36 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from configs import base
-from evolver.llm.answers import Unreadable, misfit, read_json
-from evolver.llm.client import (
+from evolver.llm.answers import Unreadable, array, read_json, schema_error, string
+from evolver.llm.client import Chat, Limits
+from evolver.llm.questions import (
     BudgetSpent,
-    Chat,
     ChatError,
-    Limits,
     Question,
+    Reply,
     Role,
     ServerDown,
     url_problem,
 )
-from evolver.llm.roles import ROLES, for_evaluation, make_chat, problems, roles_of
-from evolver.llm.schemas import array, string
-from evolver.llm.store import Cache, Ledger, Reply, ledger_lines
+from evolver.llm.roles import ROLES, for_evaluation, llm_problems, make_chat, roles_of
+from evolver.llm.store import Ledger, ledger_lines
+from evolver.parts import Parts
 from tests.evolver.chat_server import Answer, ChatServer, refused, said
 
-FAST = {"first_wait": 0.01, "longest_wait": 0.02, "deadline": 5.0}
 HELLO = [{"role": "user", "content": "hello"}]
 SCHEMA = {"type": "object", "properties": {"score": {"type": "integer"}}, "required": ["score"]}
+DEAD = "http://127.0.0.1:9/v1"  # nobody listens there
 
 
 @contextlib.contextmanager
-def client(
-    script, *, key: str = "", models=("tiny",), limits=None, prices=None, role=None, **settings
-):
-    with ChatServer(script, models=models, key="sk-right" if key else "") as server:
-        spec = Role(
-            **{"url": server.url, "model": "tiny", "key": key, "max_tokens": 64, **(role or {})}
-        )
-        shown: list[str] = []
-        chat = Chat(
-            {"judge": spec},
-            limits=Limits(**{**FAST, **(limits or {})}),
-            prices=prices,
-            say=shown.append,
-            **settings,
-        )
-        chat.server, chat.shown = server, shown
+def client(script, *, key="", models=("tiny",), limits=None, role=None, **settings):
+    with ChatServer(script, models=models, key=key and "sk-right") as server:
+        spec = {"url": server.url, "model": "tiny", "key": key, "max_tokens": 64} | (role or {})
+        fast = {"first_wait": 0.01, "longest_wait": 0.02, "deadline": 5.0} | (limits or {})
+        lines: list[str] = []
+        roles, options = {"judge": Role(**spec)}, {"limits": Limits(**fast), "say": lines.append}
+        chat = Chat(roles, **options, **settings)
+        chat.server, chat.lines = server, lines
         try:
             yield chat
         finally:
@@ -60,9 +51,8 @@ def client(
 
 
 def ask(chat: Chat, *texts: str, **options) -> list[Reply | ChatError]:
-    return chat.ask(
-        [Question("judge", [{"role": "user", "content": text}], **options) for text in texts]
-    )
+    messages = [[{"role": "user", "content": text}] for text in texts]
+    return chat.ask([Question("judge", said, **options) for said in messages])
 
 
 class Clock:
@@ -71,10 +61,10 @@ class Clock:
 
     def __init__(self, monkeypatch, module: str, sleepers: int = 1):
         self.now, self._ends, self._sleepers, self._passes = 0.0, [], sleepers, asyncio.Event()
-        monkeypatch.setattr(f"{module}.time", types.SimpleNamespace(monotonic=lambda: self.now))
-        monkeypatch.setattr(
-            f"{module}.asyncio", types.SimpleNamespace(**{**vars(asyncio), "sleep": self.sleep})
-        )
+        fakes = {"time": {"monotonic": lambda: self.now}, "asyncio": {"sleep": self.sleep}}
+        for name, fake in fakes.items():
+            whole = types.SimpleNamespace(**(vars(asyncio) | fake))
+            monkeypatch.setattr(f"{module}.{name}", whole)
 
     async def sleep(self, seconds: float) -> None:
         self._ends.append(self.now + seconds)
@@ -87,19 +77,19 @@ class Clock:
 
 class TestCache:
     def test_a_question_costs_one_call_whoever_asks_it_and_when(self, tmp_path):
-        with client(lambda body, n: said("yes"), cache=tmp_path) as chat:
+        with client("yes", cache=tmp_path) as chat:
             (first,) = ask(chat, "a")
             together = ask(chat, *["b"] * 5)
             assert len(chat.server.requests) == 2 and first.text == "yes" and not first.cached
             assert sorted(reply.cached for reply in together) == [False] + [True] * 4
-        with client(lambda body, n: said("no"), cache=tmp_path) as again:
+        with client("no", cache=tmp_path) as again:
             replies = ask(again, "a", "b")
             assert [r.text for r in replies] == ["yes", "yes"] and all(r.cached for r in replies)
-            assert not again.server.requests and again.metrics()["llm/judge/hit_rate"] == 1.0
+            assert not again.server.requests and again.ledger.metrics()["llm/judge/hit_rate"] == 1.0
 
     @pytest.mark.parametrize("other", [{"version": "2"}, {"seed": 1}, {"schema": SCHEMA}])
     def test_another_prompt_version_seed_or_schema_is_another_question(self, tmp_path, other):
-        with client(lambda body, n: said('{"score": 1}'), cache=tmp_path) as chat:
+        with client('{"score": 1}', cache=tmp_path) as chat:
             ask(chat, "a")
             ask(chat, "a", **other)
             assert len(chat.server.requests) == 2
@@ -109,22 +99,21 @@ class TestCache:
     )
     def test_another_model_or_sampling_is_another_question(self, tmp_path, other):
         for role in ({}, other):
-            with client(lambda body, n: said("x"), cache=tmp_path, role=role) as chat:
+            with client("x", cache=tmp_path, role=role) as chat:
                 ask(chat, "a")
-                assert len(chat.server.requests) == 1
-                assert (
-                    chat.server.requests[0][2].items()
-                    >= {k: v for k, v in role.items() if k != "extra"}.items()
-                )
+                ((_, _, body),) = chat.server.requests
+                sent = {"a": 1} if "extra" in role else role
+                assert body.items() >= sent.items()
 
-    def test_damaged_files_are_asked_again(self, tmp_path):
-        with client(lambda body, n: said("whole"), cache=tmp_path) as chat:
-            for damage in ("", '{"text": "who', "[]", '{"text": "x"}'):
-                ask(chat, "a")
-                (path,) = tmp_path.rglob("*.json")
-                path.write_text(damage)
-                assert ask(chat, "a")[0].text == "whole"
-                assert json.loads(path.read_text())["text"] == "whole"
+    @pytest.mark.parametrize("damage", ["", '{"text": "{', "[]", '{"text": "x"}', None])
+    def test_damaged_and_useless_files_are_asked_again(self, tmp_path, damage):
+        with client('{"score": 1}', cache=tmp_path) as chat:
+            ask(chat, "a", schema=SCHEMA)
+            (path,) = tmp_path.rglob("*.json")
+            whole = path.read_text()
+            path.write_text(whole.replace("score", "points") if damage is None else damage)
+            assert ask(chat, "a", schema=SCHEMA)[0].parsed == {"score": 1}
+            assert len(chat.server.requests) == 2 and path.read_text() == whole
 
     def test_a_full_disk_is_counted_and_survived(self, tmp_path, monkeypatch):
         def full(*_):
@@ -132,20 +121,31 @@ class TestCache:
 
         monkeypatch.setattr("models.files.os.replace", full)
         ledger = Ledger("/dev/full") if os.path.exists("/dev/full") else Ledger()
-        with client(lambda body, n: said("yes"), cache=tmp_path, ledger=ledger) as chat:
+        with client("yes", cache=tmp_path, ledger=ledger) as chat:
             assert [r.text for r in ask(chat, "a") + ask(chat, "a")] == ["yes", "yes"]
-            figures = chat.metrics()
+            figures = ledger.metrics()
             assert figures["llm/unwritten/cache"] == 2 and figures["llm/judge/calls"] == 2
             assert figures.get("llm/unwritten/ledger", 2) == 2
-            assert len(chat.shown) == 1 and "cannot be written" in chat.shown[0]
+            assert len(chat.lines) == 1 and "cannot be written" in chat.lines[0]
             assert not [p for p in tmp_path.rglob("*") if p.is_file()]  # no temporary file is left
 
     def test_lone_surrogates_are_asked_cached_and_read(self, tmp_path):
-        with client(lambda body, n: said(body["messages"][0]["content"]), cache=tmp_path) as chat:
+        with client(lambda body, n: body["messages"][0]["content"], cache=tmp_path) as chat:
             for cached in (False, True):
                 (reply,) = ask(chat, "a \ud800 b")
                 assert reply.text == "a \ufffd b" and reply.cached == cached
-        assert Cache(None).put({}, {}) and Cache(None).get({}) is None
+
+    def test_embeddings_are_cached_by_text(self, tmp_path):
+        def script(body, n):
+            vector = [float(len(body["input"])), 1]
+            return Answer({"data": [{"embedding": vector}], "usage": {"prompt_tokens": 3}})
+
+        with client(script, cache=tmp_path) as chat:
+            vectors = [[1.0, 1.0], [2.0, 1.0], [1.0, 1.0]]
+            assert chat.embed(["a", "bb", "a"], role="judge") == vectors
+            assert len(chat.server.requests) == 2 and chat.server.requests[0][0] == "/v1/embeddings"
+            assert chat.ledger.tokens == 6 and chat.embed(["bb"], role="judge") == vectors[1:2]
+            assert len(chat.server.requests) == 2
 
 
 class TestRetries:
@@ -163,38 +163,34 @@ class TestRetries:
         ],
     )
     def test_temporary_failures_are_retried_and_counted(self, bad, kind):
-        with client(lambda body, n: said("fine") if n == 2 else bad) as chat:
+        with client(lambda body, n: "fine" if n == 2 else bad) as chat:
             assert ask(chat, "a")[0].text == "fine"
-            figures = chat.metrics()
+            figures = chat.ledger.metrics()
             assert figures[f"llm/judge/failures/{kind}"] == 2 and figures["llm/judge/calls"] == 1
             assert figures["llm/judge/unanswered"] == 0
 
     def test_retries_are_bounded_and_the_failure_is_named(self):
-        with client(lambda body, n: refused(500, "boom"), limits={"attempts": 3}) as chat:
+        with client(refused(500, "boom"), limits={"attempts": 3}) as chat:
             (error,) = ask(chat, "a")
-            assert (
-                error.kind == "http_500" and "boom" in str(error) and chat.server.url in str(error)
-            )
+            assert error.kind == "http_500"
+            assert "boom" in str(error) and chat.server.url in str(error)
             assert len(chat.server.requests) == 3
-            assert chat.metrics()["llm/judge/unanswered"] == 1
+            assert chat.ledger.metrics()["llm/judge/unanswered"] == 1
             ask(chat, "b")
-            assert len(chat.shown) == 1  # each kind of failure is shown once
+            assert len(chat.lines) == 1  # each kind of failure is shown once
 
     def test_many_failures_lose_no_question(self):
         """A third of all requests fail in various ways; every question is answered exactly once."""
-        bad = [
-            refused(429, "slow", retry_after="0"),
-            refused(500, "boom"),
-            Answer(b"{"),
-            Answer(b"xx", cut=1),
-        ]
-        with client(
-            lambda body, n: said(body["messages"][0]["content"]) if n % 3 else bad[n // 3 % 4],
-            limits={"attempts": 12},
-        ) as chat:
+        slow, cut = refused(429, "slow", retry_after="0"), Answer(b"xx", cut=1)
+        bad = [slow, refused(500, "boom"), Answer(b"{"), cut]
+
+        def script(body, n):
+            return body["messages"][0]["content"] if n % 3 else bad[n // 3 % 4]
+
+        with client(script, limits={"attempts": 12}) as chat:
             texts = [f"q{i}" for i in range(60)]
             assert [r.text for r in ask(chat, *texts)] == texts
-            assert chat.metrics()["llm/judge/calls"] == 60
+            assert chat.ledger.metrics()["llm/judge/calls"] == 60
 
     def test_retry_after_pauses_all_questions_to_the_server(self, monkeypatch):
         """The refused question sleeps, and so does the next in line; the third waits for its
@@ -203,65 +199,49 @@ class TestRetries:
 
         def script(body, n):
             times.append(clock.now)
-            return refused(429, "wait", Retry_After="40") if n == 0 else said("x")
+            return refused(429, "wait", Retry_After="40") if n == 0 else "x"
 
         with client(script, limits={"concurrency": 1}) as chat:
             assert [reply.text for reply in ask(chat, "a", "b", "c")] == ["x"] * 3
         assert times[0] == 0 and len(times) == 4 and min(times[1:]) >= 40
 
     def test_a_stall_ends_at_its_deadline(self):
-        with client(
-            lambda body, n: Answer({}, stall=60), limits={"attempts": 2, "deadline": 0.3}
-        ) as chat:
+        with client(Answer({}, stall=60), limits={"attempts": 2, "deadline": 0.3}) as chat:
             (error,) = ask(chat, "a")
             assert error.kind == "timeout" and "0.3 s" in str(error)
-            assert chat.metrics()["llm/judge/failures/timeout"] == 2
-            assert chat.server.busy == len(chat.server.requests), (
-                "the server has answered no request"
-            )
+            assert chat.ledger.metrics()["llm/judge/failures/timeout"] == 2
+            busy = chat.server.busy
+            assert busy == len(chat.server.requests), "the server has answered no request"
 
     def test_overlong_questions_are_not_retried(self):
         text = "This model's maximum context length is 4096 tokens."
-        with client(lambda body, n: refused(400, text), limits={"failures": 2}) as chat:
+        with client(refused(400, text), limits={"failures": 2}) as chat:
             errors = ask(chat, "a", "b", "c")
-            assert [e.kind for e in errors] == ["context"] * 3 and "maximum context" in str(
-                errors[0]
-            )
-            assert len(chat.server.requests) == 3
+            assert [e.kind for e in errors] == ["context"] * 3
+            assert "maximum context" in str(errors[0]) and len(chat.server.requests) == 3
 
-    @pytest.mark.parametrize("status,words", [(401, "refused"), (404, "no such model")])
-    def test_a_refused_key_or_model_ends_the_run_at_once(self, status, words):
-        with (
-            client(lambda body, n: refused(status, "no")) as chat,
-            pytest.raises(ServerDown, match=words),
-        ):
-            ask(chat, "a")
-
-    def test_a_server_that_stays_down_ends_the_run(self):
-        with client(
-            lambda body, n: refused(500, "boom"), limits={"attempts": 1, "failures": 3}
-        ) as chat:
-            with pytest.raises(ServerDown, match="3 questions in a row"):
+    @pytest.mark.parametrize(
+        "bad,words",
+        [
+            (refused(401, "no"), "requires a key"),
+            (refused(404, "no"), "no such model"),
+            (refused(500, "boom"), "3 questions in a row"),
+        ],
+    )
+    def test_a_refused_key_or_model_and_a_server_that_stays_down_end_the_run(self, bad, words):
+        with client(bad, limits={"attempts": 1, "failures": 3}) as chat:
+            with pytest.raises(ServerDown, match=words):
                 ask(chat, "a", "b", "c")
 
-    def test_nobody_listening(self):
-        with socket.socket() as taken:
-            taken.bind(("127.0.0.1", 0))
-            role = {"url": f"http://127.0.0.1:{taken.getsockname()[1]}/v1"}
-            with client(lambda body, n: said(""), role=role, limits={"attempts": 2}) as chat:
-                assert ask(chat, "a")[0].kind == "connection"
+    def test_nothing_is_booked_for_a_server_that_was_not_reached(self):
+        with client("x", role={"url": DEAD}, limits={"attempts": 2}) as chat:
+            assert ask(chat, "a")[0].kind == "connection" and chat.ledger.tokens == 0
+            assert chat.ledger.total["judge"].failures == {"connection": 2}
 
 
 class TestLimits:
     def test_concurrency(self):
-        slow = {**vars(said("x")), "stall": 0.05}
-
-        def script(body, n):
-            answer = said("x")
-            answer.stall = slow["stall"]
-            return answer
-
-        with client(script, limits={"concurrency": 3}) as chat:
+        with client(said("x", stall=0.05), limits={"concurrency": 3}) as chat:
             ask(chat, *map(str, range(12)))
             assert chat.server.busiest == 3
 
@@ -273,52 +253,35 @@ class TestLimits:
         """The 64 tokens that a question may generate and those of its prompt count before it is
         asked."""
         clock = Clock(monkeypatch, "evolver.llm.store")
-        with client(lambda body, n: said("x", prompt=60, completion=60), limits=limits) as chat:
-            for rate in (
-                chat._servers[chat.server.url].requests,
-                chat._servers[chat.server.url].tokens,
-            ):
-                rate.level = 0.0  # the minute's allowance is used up, so every question waits
+        with client(said("x", prompt=60, completion=60), limits=limits) as chat:
+            (queue,) = chat._queues.values()
+            for rate in (queue.requests, queue.tokens):
+                rate.full_at = 60.0  # the minute's allowance is used up, so every question waits
             ask(chat, *map(str, range(4)))
             assert clock.now >= seconds
 
     def test_a_budget_of_money_is_never_exceeded_and_ends_the_run(self, tmp_path):
-        settings = {
-            "prices": {"tiny": (0.0, 1e6)},
-            "limits": {"budget_money": 100.0},
-            "role": {"max_tokens": 30},
-        }
-        script = lambda body, n: said("x", completion=20)
-        with client(
-            script, **settings, ledger=Ledger(tmp_path / "l"), cache=tmp_path / "c"
-        ) as chat:
+        settings = {"prices": {"tiny": (0.0, 1e6)}, "limits": {"budget_money": 100.0}}
+        settings |= {"role": {"max_tokens": 30}, "cache": tmp_path / "cache"}
+        path, script = tmp_path / "ledger", said("x", completion=20)
+        with client(script, **settings, ledger=Ledger(path)) as chat:
             with pytest.raises(BudgetSpent, match=r"80\.0000 of config.llm.budget_money=100"):
                 ask(chat, *map(str, range(9)))
             assert chat.ledger.money == 80.0 and len(chat.server.requests) == 4
-        ledger = Ledger(tmp_path / "l")
-        assert ledger.money == 80.0
-        with client(script, **settings, ledger=ledger, cache=tmp_path / "c") as chat:
+        with client(script, **settings, ledger=Ledger(path)) as chat:
+            assert chat.ledger.money == 80.0
             with pytest.raises(BudgetSpent):  # spent money stays spent when the run resumes
                 ask(chat, "new")
-
-    def test_a_budget_of_tokens(self):
-        with client(
-            lambda body, n: said("x", prompt=50, completion=50), limits={"budget_tokens": 250}
-        ) as chat:
-            with pytest.raises(BudgetSpent, match="budget_tokens"):
-                for i in range(9):
-                    ask(chat, str(i))
-            assert chat.ledger.tokens in (100, 200)
 
     @pytest.mark.parametrize(
         "usage", [{}, None, {"prompt_tokens": 0, "completion_tokens": 0}, {"prompt_tokens": "9"}]
     )
     def test_without_usage_the_tokens_are_estimated_and_the_budget_holds(self, usage):
         record = json.loads(said("word " * 40).body) | {"usage": usage}
-        with client(lambda body, n: Answer(record), limits={"budget_tokens": 1000}) as chat:
+        with client(Answer(record), limits={"budget_tokens": 1000}) as chat:
             with pytest.raises(BudgetSpent, match="budget_tokens"):
                 for i in range(40):
-                    ask(chat, f"{i} " * 60)
+                    assert ask(chat, f"{i} " * 60)[0].estimated
             assert 700 < chat.ledger.tokens <= 1000 and len(chat.server.requests) < 12
 
     @pytest.mark.parametrize(
@@ -333,36 +296,25 @@ class TestLimits:
     )
     def test_answers_that_came_too_late_or_cut_are_booked(self, tmp_path, bad, least, most):
         path = tmp_path / "llm.jsonl"
-        with client(
-            lambda body, n: bad, limits={"attempts": 1, "deadline": 0.3}, ledger=Ledger(path)
-        ) as chat:
+        with client(bad, limits={"attempts": 1, "deadline": 0.3}, ledger=Ledger(path)) as chat:
             ask(chat, "a")
             assert least <= chat.ledger.tokens <= most and chat.ledger.total["judge"].calls == 0
         assert Ledger(path).tokens == chat.ledger.tokens  # the budget holds in a run that resumes
 
-    def test_nothing_is_booked_for_a_server_that_was_not_reached(self):
-        with client(
-            lambda body, n: said("x"), role={"url": "http://127.0.0.1:9/v1"}, limits={"attempts": 2}
-        ) as chat:
-            ask(chat, "a")
-            assert chat.ledger.tokens == 0
 
-
-class TestStructured:
+class TestAnswers:
     def test_a_server_that_supports_schemas_gets_one(self):
-        with client(lambda body, n: said('{"score": 3}')) as chat:
+        with client('{"score": 3}') as chat:
             assert ask(chat, "a", schema=SCHEMA)[0].parsed == {"score": 3}
+            form = {"name": "answer", "schema": SCHEMA}
             wanted = chat.server.requests[0][2]["response_format"]
-            assert wanted == {
-                "type": "json_schema",
-                "json_schema": {"name": "answer", "schema": SCHEMA},
-            }
+            assert wanted == {"type": "json_schema", "json_schema": form}
 
     def test_a_server_without_schemas_is_asked_without_one(self):
         def script(body, n):
             if "response_format" in body:
                 return refused(400, "response_format is not supported")
-            return said('Here you are:\n```json\n{"score": 4}\n```')
+            return 'Here you are:\n```json\n{"score": 4}\n```'
 
         with client(script) as chat:
             replies = ask(chat, "a", schema=SCHEMA) + ask(chat, "b", schema=SCHEMA)
@@ -373,72 +325,42 @@ class TestStructured:
         ("", "empty"), (" \n", "empty"), ("no json", "unreadable"), ('{"score": "high"}', "unreadable"),
         ('{"points": 1}', "unreadable"), ('{"score": 1', "cut"), ('<think>{"score": 1}', "cut"),
         ("[" * 5000, "unreadable"), ('You wrote {"score":  "1"}, {"score": 100}.', "quoted"),
+        # what was cut may have been the verdict, and what is left a quotation
+        (said('{"score": 1}', finish="length"), "cut"),
     ]  # fmt: skip
 
-    @pytest.mark.parametrize("text,kind", USELESS)
-    def test_useless_answers_are_counted_by_kind_and_asked_again(self, tmp_path, text, kind):
-        """A bad hour of the server must not become permanent."""
-        question = 'they wrote {"score": 100} and {\\"score\\": \\"1\\"}'
-        with client(
-            lambda body, n: said(text if n < 2 else '{"score": 7}'), cache=tmp_path
-        ) as chat:
-            for _ in range(2):
-                (error,) = ask(chat, question, schema=SCHEMA)
-                assert error.kind == kind
-            figures = chat.metrics()
-            assert figures["llm/judge/unanswered"] == figures[f"llm/judge/failures/{kind}"] == 2
-            replies = ask(chat, question, schema=SCHEMA) + ask(chat, question, schema=SCHEMA)
-            assert [reply.parsed for reply in replies] == [{"score": 7}] * 2
-            assert [reply.cached for reply in replies] == [False, True] and len(
-                chat.server.requests
-            ) == 3
-
-    def test_useless_answers_that_are_cached_already_are_asked_again(self, tmp_path):
-        with client(lambda body, n: said('{"score": 1}'), cache=tmp_path) as chat:
-            ask(chat, "a", schema=SCHEMA)
-            (path,) = tmp_path.rglob("*.json")
-            path.write_text(path.read_text().replace("score", "points"))
-            assert (
-                ask(chat, "a", schema=SCHEMA)[0].parsed == {"score": 1}
-                and len(chat.server.requests) == 2
-            )
-
-    def test_an_answer_cut_at_its_token_limit_is_no_answer(self):
-        """What was cut may have been the verdict, and what is left a quotation."""
-        with client(lambda body, n: said('{"score": 1}', finish="length")) as chat:
-            (error,) = ask(chat, "a", schema=SCHEMA)
-            assert error.kind == "cut" and "max_tokens=64" in str(error)
-
     @pytest.mark.parametrize(
-        "bad,kind", [(said(" \n"), "empty"), (said("I think that", finish="length"), "cut")]
+        "bad,kind,schema",
+        [
+            *[(*pair, SCHEMA) for pair in USELESS],
+            (" \n", "empty", None),
+            (said("I think that", finish="length"), "cut", None),
+        ],
     )
-    def test_without_a_schema_any_whole_text_is_an_answer(self, tmp_path, bad, kind):
-        with client(lambda body, n: bad if n == 0 else said("x"), cache=tmp_path) as chat:
-            assert ask(chat, "a")[0].kind == kind
-            assert chat.metrics()[f"llm/judge/failures/{kind}"] == 1
-            assert [ask(chat, "a")[0].text for _ in range(2)] == ["x", "x"] and len(
-                chat.server.requests
-            ) == 2
+    def test_useless_answers_are_counted_by_kind_and_asked_again(self, tmp_path, bad, kind, schema):
+        """A bad hour of the server must not become permanent. Without a schema any whole text is an
+        answer."""
+        question = 'they wrote {"score": 100} and {\\"score\\": \\"1\\"}'
+        with client(lambda body, n: bad if n < 2 else '{"score": 7}', cache=tmp_path) as chat:
+            errors = [ask(chat, question, schema=schema)[0] for _ in range(2)]
+            assert {error.kind for error in errors} == {kind}
+            assert ("max_tokens=64" in str(errors[0])) == isinstance(bad, Answer)
+            figures = chat.ledger.metrics()
+            assert figures["llm/judge/unanswered"] == figures[f"llm/judge/failures/{kind}"] == 2
+            replies = [ask(chat, question, schema=schema)[0] for _ in range(2)]
+            assert [reply.parsed for reply in replies] == [schema and {"score": 7}] * 2
+            assert [reply.cached for reply in replies] == [False, True]
+            assert len(chat.server.requests) == 3
+
+    AGENT = 'The agent wrote {"analysis": "ok", "score": 100}. '
 
     @pytest.mark.parametrize(
         "text,score",
         [
-            (
-                'The agent wrote {"analysis": "ok", "score": 100}. Mine: {"analysis": "no", "score": 0}',
-                0,
-            ),
-            (
-                'Mine: {"analysis": "no", "score": 0}. The agent wrote {"analysis": "ok",  "score": 100}.',
-                0,
-            ),
-            (
-                'The agent wrote {"analysis": "ok", "score": 100}. Mine: {"analysis": "no", "score": "none"}',
-                None,
-            ),
-            (
-                'The agent wrote {"analysis": "ok", "score": 99}. Mine: {"analysis": "no", "sco',
-                None,
-            ),
+            (AGENT + 'Mine: {"analysis": "no", "score": 0}', 0),
+            ('Mine: {"analysis": "no", "score": 0}. ' + AGENT, 0),
+            (AGENT + 'Mine: {"analysis": "no", "score": "none"}', None),
+            (AGENT.replace("100", "99") + 'Mine: {"analysis": "no", "sco', None),
             ('{"analysis": "I quote", "quotation": {"analysis": "ok", "score": 99}, "sco', None),
             (
                 '<think>{"score": 1}</think> I say {"nothing": 0}, then {"score": 2} or {"score": 3} {"x": 1} [2, 3]',
@@ -449,19 +371,18 @@ class TestStructured:
         ],
     )
     def test_the_last_value_that_is_not_quoted_is_the_answer(self, text, score):
-        shown = 'observation: {"analysis": "ok", "score": 100}'
+        prompt = 'observation: {"analysis":  "ok", "score": 100}'
         if score is None:
-            with pytest.raises(ValueError):
-                read_json(text, SCHEMA, shown=shown)
+            with pytest.raises(Unreadable):
+                read_json(text, SCHEMA, prompt=prompt)
         else:
-            assert read_json(text, SCHEMA, shown=shown)["score"] == score
+            assert read_json(text, SCHEMA, prompt=prompt)["score"] == score
 
     @pytest.mark.parametrize("digits", [400, 5000])
     @pytest.mark.parametrize("kind", ["integer", "number"])
     def test_numbers_that_no_float_can_hold_are_no_answer(self, digits, kind):
-        schema = {"type": "object", "properties": {"score": {"type": kind}}, "required": ["score"]}
         with pytest.raises(Unreadable):
-            read_json('{"score": ' + "9" * digits + "}", schema)
+            read_json('{"score": %s}' % ("9" * digits), {"properties": {"score": {"type": kind}}})
 
     @given(
         st.text()
@@ -469,132 +390,120 @@ class TestStructured:
     )
     def test_any_text_is_read_or_refused(self, text):
         try:
-            assert not misfit(read_json(text, SCHEMA), SCHEMA)
+            assert not schema_error(read_json(text, SCHEMA), SCHEMA)
         except ValueError as why:
             assert str(why)
 
-    def test_schemas(self):
-        schema = {"type": "array", "items": {"type": ["string", "null"], "enum": ["a", None]}}
-        assert not misfit(["a", None], schema) and not misfit(["A"], schema)
-        assert "none of" in misfit(["b"], schema) and "type" in misfit([1], schema)
-        assert misfit(True, {"type": "integer"}) and not misfit(True, {"type": "boolean"})
-        assert misfit(1.0, {"type": "integer"}) and not misfit(1.0, {"type": "number"})
-        assert misfit(float("inf"), {"type": "number"}) and misfit(float("nan"), {"type": "number"})
-        assert not misfit({"score": 1, "why": "x"}, SCHEMA | {"additionalProperties": False})
-        assert not misfit(["a", "b"], array(string(0), 1)) and misfit([1], array(string(0), 1))
-        assert "the answer.score" in misfit(
-            {"score": 180}, {"properties": {"score": {"maximum": 100}}}
-        )
-        assert misfit(json.loads("[" * 900 + "]" * 900), SCHEMA)
-        assert len(misfit("x" * 9999, SCHEMA)) < 300
+    ENUM = {"type": "array", "items": {"type": ["string", "null"], "enum": ["a", None]}}
+    AT_MOST = {"properties": {"score": {"maximum": 100}}}
+
+    @pytest.mark.parametrize(
+        "value,schema,words",
+        [
+            (["a", None], ENUM, ""), (["A"], ENUM, ""), (["b"], ENUM, "none of"), ([1], ENUM, "type"),
+            (True, {"type": "integer"}, "type"), (True, {"type": "boolean"}, ""),
+            (1.0, {"type": "integer"}, "type"), (1.0, {"type": "number"}, ""),
+            (float("inf"), {"type": "number"}, "type"), (float("nan"), {"type": "number"}, "type"),
+            ({"score": 1, "why": "x"}, SCHEMA | {"additionalProperties": False}, ""),
+            (["a", "b"], array(string(0), 1), ""), ([1], array(string(0), 1), "type"),
+            ({"score": 180}, AT_MOST, "the answer.score"), ("x" * 9999, SCHEMA, "the answer"),
+            (json.loads("[" * 900 + "]" * 900), SCHEMA, "the answer"),
+        ],
+    )  # fmt: skip
+    def test_schemas(self, value, schema, words):
+        error = schema_error(value, schema)
+        assert words in error and bool(error) == bool(words) and len(error) < 300
 
 
 class TestKeys:
     def test_keys_reach_the_server_and_nothing_else(self, tmp_path, monkeypatch):
         monkeypatch.setenv("MY_KEY", "sk-right")
-        with client(
-            lambda body, n: said("x"),
-            key="MY_KEY",
-            cache=tmp_path / "cache",
-            ledger=Ledger(tmp_path / "ledger"),
-        ) as chat:
+        files = {"cache": tmp_path / "cache", "ledger": Ledger(tmp_path / "ledger")}
+        with client("x", key="MY_KEY", **files) as chat:
             ask(chat, "a")
             assert chat.server.requests[0][1]["Authorization"] == "Bearer sk-right"
         assert not [p for p in tmp_path.rglob("*") if p.is_file() and b"sk-right" in p.read_bytes()]
 
-    def test_a_key_that_a_server_quotes_is_redacted(self, monkeypatch):
-        monkeypatch.setenv("MY_KEY", "sk-wrong-and-secret")
-        with (
-            client(lambda body, n: said("x"), key="MY_KEY") as chat,
-            pytest.raises(ServerDown) as caught,
-        ):
+    @pytest.mark.parametrize(
+        "key,words", [("sk-wrong-secret", "MY_KEY is refused"), ("sk-a\nsecret", "characters")]
+    )
+    def test_a_key_that_a_server_quotes_or_that_cannot_be_sent_is_not_shown(
+        self, monkeypatch, key, words
+    ):
+        monkeypatch.setenv("MY_KEY", key)
+        with client("x", key="MY_KEY") as chat, pytest.raises(ServerDown, match=words) as caught:
             ask(chat, "a")
-        assert "MY_KEY is refused" in str(caught.value) and "secret" not in str(caught.value)
-
-    def test_a_key_with_invalid_characters(self, monkeypatch):
-        monkeypatch.setenv("MY_KEY", "sk-a\nb")
-        with (
-            client(lambda body, n: said("x"), key="MY_KEY") as chat,
-            pytest.raises(ServerDown, match="characters"),
-        ):
-            ask(chat, "a")
+        assert "secret" not in str(caught.value)
 
 
 class TestProblems:
-    def test_none(self):
-        with client(lambda body, n: said("x")) as chat:
-            assert chat.problems() == [] and not chat.server.requests
-
     @pytest.mark.parametrize(
         "role,words",
         [
-            ({"url": "http://127.0.0.1:9/v1"}, "the server cannot be reached"),
+            ({"url": DEAD}, "the server cannot be reached"),
             ({"model": "huge"}, "no model 'huge'; it serves 'tiny'"),
             ({"max_tokens": 5000}, "context of 4096 tokens leaves no room"),
         ],
     )
     def test_each_is_named(self, role, words):
-        with client(lambda body, n: said("x"), role=role) as chat:
-            (problem,) = chat.problems()
+        with client("x", role=role) as chat:
+            (problem,) = chat.server_problems()
             assert words in problem and "judge" in problem
 
     def test_a_wrong_path(self):
-        with ChatServer(lambda body, n: said("x")) as server:
-            with client(
-                lambda body, n: said("x"), role={"url": server.url.removesuffix("/v1")}
-            ) as chat:
-                assert "usually ends in /v1" in chat.problems()[0]
+        with ChatServer("x") as server:
+            with client("x", role={"url": server.url.removesuffix("/v1")}) as chat:
+                assert "usually ends in /v1" in chat.server_problems()[0]
 
     def test_a_server_that_lists_no_models_is_used_with_a_warning(self):
-        with client(lambda body, n: refused(400, "no messages"), models=()) as chat:
-            assert chat.problems() == [] and "lists no models; continuing" in chat.shown[0]
+        with client(refused(400, "no messages"), models=()) as chat:
+            assert chat.server_problems() == []
+            assert "lists no models; continuing" in chat.lines[0]
             ((path, _, body),) = chat.server.requests
             assert path == "/v1/chat/completions" and body["messages"] == []
 
     def test_keys(self, monkeypatch):
-        with client(lambda body, n: said("x"), key="MY_KEY") as chat:
-            assert "MY_KEY is not set" in chat.problems()[0]
+        with client("x", key="MY_KEY") as chat:
+            assert "MY_KEY is not set" in chat.server_problems()[0]
             monkeypatch.setenv("MY_KEY", "sk-wrong")
-            assert "the key in MY_KEY is refused" in chat.problems()[0]
+            assert "the key in MY_KEY is refused" in chat.server_problems()[0]
             monkeypatch.setenv("MY_KEY", "sk-right")
-            assert not chat.problems()
+            assert chat.server_problems() == [] and not chat.server.requests
 
-    def test_urls(self):
-        assert not url_problem("http://127.0.0.1:8000/v1") and not url_problem(
-            "https://a.example/v1"
-        )
-        assert "password" in url_problem("http://me:secret@a.example/v1")
-        assert "not a URL" in url_problem("localhost:8000") and "not a URL" in url_problem("")
+    @pytest.mark.parametrize(
+        "url,words",
+        [
+            ("http://127.0.0.1:8000/v1", ""),
+            ("https://a.example/v1", ""),
+            ("http://me:secret@a.example/v1", "password"),
+            ("localhost:8000", "not a URL"),
+            ("", "not a URL"),
+        ],
+    )
+    def test_urls(self, url, words):
+        assert words in url_problem(url) and bool(words) == bool(url_problem(url))
 
 
 class TestLedger:
     def test_the_file_has_a_line_per_event_and_its_sums_come_back(self, tmp_path):
         path, step = tmp_path / "llm.jsonl", [1]
-        ledger = Ledger(path, step=lambda: step[0])
+        ledger, prices = Ledger(path, step=lambda: step[0]), {"tiny": (1.0, 2.0)}
         with client(
-            lambda body, n: said("x") if n else refused(500, "boom"),
-            ledger=ledger,
-            prices={"tiny": (1.0, 2.0)},
+            lambda body, n: "x" if n else refused(500, "boom"), ledger=ledger, prices=prices
         ) as chat:
             ask(chat, "a")
             step[0] = 2
             ask(chat, "b", "b")
-        lines = ledger_lines(path)
-        assert [(line["step"], line["what"]) for line in lines] == [
-            (1, "failure"),
-            (1, "call"),
-            (2, "call"),
-            (2, "hit"),
-        ]
+        events = [(line["step"], line["what"]) for line in ledger_lines(path)]
+        assert events == [(1, "failure"), (1, "call"), (2, "call"), (2, "hit")]
         with open(path, "a") as file:
             file.write('{"role": "jud')  # the process died here
         again = Ledger(path)
         account = again.total["judge"]
         assert (account.calls, account.hits, account.failures["http_500"]) == (2, 1, 1)
         assert again.money == pytest.approx(2 * (10 * 1.0 + 5 * 2.0) / 1e6) and again.tokens == 30
-        assert not [
-            key for key in again.metrics() if "judge" in key
-        ]  # this process has no events yet
+        # this process has no events yet
+        assert again.metrics().keys() == {"llm/money", "llm/tokens"}
 
     @pytest.mark.parametrize(
         "line",
@@ -602,6 +511,7 @@ class TestLedger:
             b'{"step": 1, "role": "judge", "model": "tiny", "what": "failure"}',
             b'{"step": 1, "role": "judge", "model": "tiny", "what": "call", "money": "much"}',
             b'{"step": 1, "role": "judge", "model": "tiny", "what": "call", "prompt_tokens": NaN}',
+            b'{"role": "judge", "model": "tiny", "what": "call"}',
             b'{"step": 1, "role": ["judge"], "model": "tiny", "what": "call"}',
             b"[" * 100_000, b"\xff\xfe", b"[]",
         ],
@@ -617,16 +527,16 @@ class TestLedger:
         assert f"1 damaged lines of {path} are left out" in caplog.text
 
     def test_metrics_cover_the_time_since_the_last_call(self):
-        with client(lambda body, n: said("x")) as chat:
+        with client("x") as chat:
             ask(chat, "a")
-            first, second = chat.metrics(), chat.metrics()
+            first, second = chat.ledger.metrics(), chat.ledger.metrics()
             assert first["llm/judge/calls"] == 1 and first["time/llm/judge"] > 0
             assert "llm/judge/calls" not in second and second["llm/tokens"] == 15
 
 
 class TestThreads:
     def test_coroutines_of_another_event_loop_can_ask(self):
-        with client(lambda body, n: said("x")) as chat:
+        with client("x") as chat:
             assert asyncio.run(chat(HELLO, role="judge")).text == "x"
 
     class Enough(Exception):
@@ -642,9 +552,8 @@ class TestThreads:
                 raise self.Enough
 
         limits = {"deadline": 60, "concurrency": 1, "grace": grace}
-        with client(
-            lambda body, n: asked.set() or answer, check=check, limits=limits, cache=cache
-        ) as chat:
+        script = lambda body, n: asked.set() or answer
+        with client(script, check=check, limits=limits, cache=cache) as chat:
             with pytest.raises(self.Enough):
                 ask(chat, "a", "b")
             assert chat.server.busy == 1, "the server is still busy with the request"
@@ -652,11 +561,9 @@ class TestThreads:
         return chat
 
     def test_a_call_in_flight_at_an_interruption_ends_and_is_not_asked_again(self, tmp_path):
-        answer = said("x")
-        answer.stall = 0.7
-        chat = self.interrupted(answer, tmp_path, grace=30)
+        chat = self.interrupted(said("x", stall=0.7), tmp_path, grace=30)
         assert chat.ledger.tokens == 15 and chat.ledger.total["judge"].calls == 1
-        with client(lambda body, n: said("again"), cache=tmp_path) as again:
+        with client("again", cache=tmp_path) as again:
             assert ask(again, "a")[0].text == "x" and not again.server.requests
 
     def test_a_call_that_takes_too_long_at_an_interruption_is_booked(self, tmp_path):
@@ -664,32 +571,10 @@ class TestThreads:
         assert chat.ledger.total["judge"].failures == {"interrupted": 1}
         assert 64 < chat.ledger.tokens < 150
 
-    def test_embeddings_are_cached_by_text(self, tmp_path):
-        def script(body, n):
-            return Answer(
-                {
-                    "data": [{"embedding": [float(len(body["input"])), 1]}],
-                    "usage": {"prompt_tokens": 3},
-                }
-            )
 
-        with client(script, cache=tmp_path) as chat:
-            assert chat.embed(["a", "bb", "a"], role="judge") == [
-                [1.0, 1.0],
-                [2.0, 1.0],
-                [1.0, 1.0],
-            ]
-            assert len(chat.server.requests) == 2 and chat.server.requests[0][0] == "/v1/embeddings"
+class Unknown:
+    """A judge with a role that does not exist."""
 
-
-class Silent:
-    """A judge that asks for `chat` and declares no roles."""
-
-    def __init__(self, chat):
-        pass
-
-
-class Unknown(Silent):
     roles = ("judge", "oracle")
 
 
@@ -698,7 +583,7 @@ class TestRoles:
     def config(self):
         config = base.get_config()
         config.questioning.enabled = config.navigating.enabled = config.attributing.enabled = True
-        config.llm.url, config.llm.model = "http://127.0.0.1:9/v1", "tiny"
+        config.llm.url, config.llm.model = DEAD, "tiny"
         return config
 
     def use(self, config, names: dict[str, str]):
@@ -723,25 +608,22 @@ class TestRoles:
         assert roles_of(for_evaluation(config)) == ()
 
     def test_plugs_that_cannot_be_loaded_are_skipped(self, config):
-        assert roles_of(self.use(config, self.EVERYTHING | {"attributing.judge": "no.such:module"})) == (
-            "explorer", "writer", "judge", "summariser", "reranker", "embedder",
-        )  # fmt: skip
+        self.use(config, self.EVERYTHING | {"attributing.judge": "no.such:module"})
+        assert roles_of(config) == tuple(role for role in ROLES if role != "step_judge")
 
-    @pytest.mark.parametrize(
-        "judge,declared", [("Silent", "()"), ("Unknown", "('judge', 'oracle')")]
-    )
-    def test_plugs_that_ask_must_declare_roles_that_exist(self, config, judge, declared):
-        self.use(config, {"attributing.judge": f"{__name__}:{judge}"})
-        (problem,) = problems(config, "train", Path)
-        assert problem.startswith("config.attributing.judge: ") and problem.endswith(
-            f"declares {declared}"
-        )
+    def test_plugs_that_ask_must_declare_roles_that_exist(self, config):
+        self.use(config, {"attributing.judge": f"{__name__}:Unknown"})
+        (problem,) = llm_problems(config, "train", Path)
+        assert problem.startswith("config.attributing.judge: ")
+        assert problem.endswith("declares ('judge', 'oracle')")
+        with pytest.raises(ValueError, match="must declare its roles"):
+            _ = Parts().chat
 
     def test_roles_inherit_the_common_settings(self, config, tmp_path):
         self.use(config, {"attributing.judge": "llm"})
         config.llm.step_judge.model, config.llm.deadline = "big", 7.0
-        assert not list(problems(config, "train", Path))
+        assert not list(llm_problems(config, "train", Path))
         chat = make_chat(config, tmp_path, Path, check=lambda: None)
         chat.close()
-        assert chat.roles == {"step_judge": Role("http://127.0.0.1:9/v1", "big", max_tokens=8192)}
+        assert chat.roles == {"step_judge": Role(DEAD, "big", max_tokens=8192)}
         assert chat.limits == Limits(deadline=7.0) and chat.cache.folder == tmp_path / "llm_cache"

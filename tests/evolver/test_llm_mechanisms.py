@@ -10,9 +10,9 @@ from envs.world import Evaluation
 from evolver.attributing import ABSTAIN, BAD, GOOD, Label
 from evolver.attributing.llm import LlmJudge, read_labels
 from evolver.llm import prompts
-from evolver.llm.client import ServerDown
 from evolver.llm.embedders import EndpointEmbedder, HashedNgrams
 from evolver.llm.prompts import prompt
+from evolver.llm.questions import ServerDown
 from evolver.navigating import Unrefined, new_experience
 from evolver.navigating.experience_pool import ExperiencePool
 from evolver.navigating.guidance import Navigating

@@ -3,6 +3,7 @@ whole runs."""
 
 import asyncio
 import contextlib
+import functools
 import json
 import threading
 import time
@@ -16,15 +17,16 @@ import pytest
 import run
 from configs import base
 from evolver.attributing import BAD, GOOD, Label, TurnJudge
-from evolver.build import make_players
+from evolver.build import make_responders
 from evolver.config.checks import differences
 from evolver.engine import jax_engine
 from evolver.files.rollout_files import read_rollouts
 from evolver.files.workdir import Workdir, plain
 from evolver.llm import roles
-from evolver.llm.client import INITIAL, PRESENT, Chat, ChatError, Limits, Question, Role
-from evolver.llm.policy import Player, fingerprint
-from evolver.llm.schemas import record, string
+from evolver.llm.answers import record, string
+from evolver.llm.client import Chat, Limits
+from evolver.llm.policy import PolicyResponder, fingerprint
+from evolver.llm.questions import CURRENT_POLICY, INITIAL_POLICY, Call, ChatError, Question, Role
 from evolver.llm.store import ledger_lines
 from evolver.phases import tasks
 from evolver.plan import calls, targets
@@ -36,7 +38,7 @@ from rl.engines import EngineFault
 from rl.engines.grammar import Grammars
 from rl.engines.jax.engine import JaxEngine
 from rl.trajectory import Completion, Sampling
-from tests.evolver.chat_server import ChatServer, said
+from tests.evolver.chat_server import ChatServer
 from tests.tiny import config_file, tiny_policy
 
 
@@ -78,27 +80,20 @@ WEIGHTS = {"w": jax.numpy.arange(6.0).reshape(2, 3)}
 
 
 @contextlib.contextmanager
-def asking(
-    tokenizer,
-    tmp_path,
-    *,
-    context=128,
-    check=lambda: None,
-    limits=None,
-    extra="",
-    others=None,
-    **fake,
-):
-    """A client whose judge is played by a Fake on the event loop of a Stop."""
-    with Stop(background=True) as stop:
-        engine = Fake(tokenizer, **fake)
-        role = Role(PRESENT, PRESENT, temperature=0.5, max_tokens=50, extra=extra)
-        roles, limits, lines = {"judge": role} | (others or {}), limits or Limits(attempts=2), []
-        cache = tmp_path / "cache"
+def client_of(tokenizer, cache, *, context=128, limits=None, extra="", check=None, **fake):
+    """A client whose judge is a Fake on the event loop of a Stop, and whose writer is a server."""
+    with Stop(background=True) as stop, ChatServer("from afar") as server:
+        engine, lines = Fake(tokenizer, **fake), []
+        judge = Role(CURRENT_POLICY, CURRENT_POLICY, temperature=0.5, max_tokens=50, extra=extra)
         chat = Chat(
-            roles, limits=limits, cache=cache, check=check, say=lines.append, loop=stop.loop
+            {"judge": judge, "writer": Role(server.url, "tiny")},
+            limits=limits or Limits(attempts=2),
+            cache=cache,
+            check=check or stop.check,
+            say=lines.append,
+            loop=stop.loop,
         )
-        chat.players[PRESENT] = Player(engine, tokenizer, context, WEIGHTS)
+        chat.responders[CURRENT_POLICY] = PolicyResponder(engine, tokenizer, context, WEIGHTS)
         chat.engine, chat.lines = engine, lines
         try:
             yield chat
@@ -106,138 +101,115 @@ def asking(
             chat.close()
 
 
-def judged(text: str, **more) -> Question:
-    return Question("judge", [{"role": "user", "content": text}], **more)
-
-
 @pytest.fixture(scope="module")
 def tokenizer(policy):
     return Tokenizer.load(policy)
 
 
-class TestPlayer:
-    def test_a_question_in_the_chat_template_gets_text_and_counts(self, tokenizer, tmp_path):
-        with asking(tokenizer, tmp_path, extra='{"top_k": 7}') as chat:
+@pytest.fixture
+def asking(tokenizer, tmp_path):
+    return functools.partial(client_of, tokenizer, tmp_path / "cache")
+
+
+def judged(text: str, **more) -> Question:
+    return Question("judge", [{"role": "user", "content": text}], **more)
+
+
+IS_IT = judged("Is it?")
+
+
+class TestResponder:
+    def test_a_question_in_the_chat_template_gets_text_and_counts(self, tokenizer, asking):
+        with asking(extra='{"top_k": 7}') as chat:
             (reply,) = chat.ask([judged("Is it?", seed=3)])
             assert (reply.text, reply.finish, reply.cached) == ("yes", "stop", False)
             prompt, sampling = chat.engine.asked[0]
-            shown = tokenizer.decode(prompt)
-            assert shown.endswith("<|im_start|>user\nIs it?<|im_end|>\n<|im_start|>assistant\n")
+            text = tokenizer.decode(prompt)
+            assert text.endswith("<|im_start|>user\nIs it?<|im_end|>\n<|im_start|>assistant\n")
             assert (sampling.temperature, sampling.top_k, sampling.max_tokens) == (0.5, 7, 50)
             assert sampling.stop_tokens == (tokenizer.im_end, tokenizer.endoftext)
             assert reply.prompt_tokens == len(prompt) and chat.engine.released == ["chat/0"]
-            figures = chat.metrics()
+            figures = chat.ledger.metrics()
             assert figures["llm/judge/calls"] == 1 and figures["llm/money"] == 0
             assert figures["llm/tokens"] == len(prompt) + reply.completion_tokens
-            chat.ask(
-                [judged("Is it?", seed=3), judged("Is it?", seed=4), judged("Is it so?", seed=3)]
-            )
+            chat.ask([judged("Is it?", seed=3), judged("Is it?", seed=4), judged("So?", seed=3)])
             seeds = [sampling.seed for _, sampling in chat.engine.asked]
             assert len(seeds) == len(set(seeds)) == 3  # the first of them was in the cache
 
-    def test_an_answer_is_searched_for_json_and_cut_where_the_context_ends(
-        self, tokenizer, tmp_path
-    ):
-        schema = {
-            "type": "object",
-            "properties": {"score": {"type": "integer"}},
-            "required": ["score"],
-        }
-        with asking(tokenizer, tmp_path, text='Well: {"score": 7}') as chat:
+    def test_an_answer_is_searched_for_json_and_cut_where_the_context_ends(self, asking):
+        schema = record(score={"type": "integer"})
+        with asking(text='Well: {"score": 7}') as chat:
             (reply,) = chat.ask([judged("Score it.", schema=schema)])
             assert reply.parsed == {"score": 7}
             (prompt, _), *_ = chat.engine.asked
-        with asking(tokenizer, tmp_path, text="seven", context=len(prompt) + 9) as chat:
+        with asking(text="seven", context=len(prompt) + 9) as chat:
             (error,) = chat.ask([judged("Score it!", schema=schema)])
             assert error.kind == "unreadable" and chat.engine.asked[0][1].max_tokens == 9
 
-    def test_random_weights_answer_in_the_form_that_is_asked_for(self, policy, tmp_path):
+    def test_random_weights_answer_in_the_form_that_is_asked_for(self, policy, tokenizer):
         """A policy of random weights would write no JSON, and would not end a text, by itself."""
         schema = record(why=string(12), label={"enum": ["GOOD", "BAD"]})
         shape, params = hf.load(policy, mesh=None)
-        tokenizer = Tokenizer.load(policy)
         with Stop(background=True) as stop:
             engine = JaxEngine(shape, params, slots=4, context=256)
-            role = Role(INITIAL, INITIAL, temperature=1.0, max_tokens=150)
+            role = Role(INITIAL_POLICY, INITIAL_POLICY, temperature=1.0, max_tokens=150)
             chat = Chat({"judge": role}, loop=stop.loop)
-            chat.players[INITIAL] = Player(
-                engine, tokenizer, 256, params, grammars=Grammars(tokenizer, shape.vocab)
-            )
+            grammars = Grammars(tokenizer, shape.vocab)
+            responder = PolicyResponder(engine, tokenizer, 256, params, grammars=grammars)
+            chat.responders[INITIAL_POLICY] = responder
             held = chat.ask([judged("Label it.", schema=schema, seed=seed) for seed in range(4)])
-            free = chat.ask([judged("Label it.", seed=9)])
+            (free,) = chat.ask([judged("Label it.", seed=9)])
             chat.close()
             stop.finish(engine.close())
-        assert len({reply.text for reply in held}) > 1
+        assert len({reply.text for reply in held}) > 1 and "cut at max_tokens" in str(free)
         for reply in held:
-            assert (
-                reply.finish == "stop"
-                and reply.parsed["label"] in ("GOOD", "BAD")
-                and len(reply.parsed["why"]) <= 12
-            )
-        assert "cut at max_tokens" in str(free[0])
-
-    def test_a_schema_that_cannot_be_followed_is_an_unanswered_question(self, tokenizer, tmp_path):
-        with asking(tokenizer, tmp_path, limits=Limits(failures=2)) as chat:
-            chat.players[PRESENT] = Player(
-                chat.engine, tokenizer, 128, WEIGHTS, grammars=Grammars(tokenizer, 400)
-            )
-            wrong, fine = chat.ask(
-                [judged("Is it?", schema={"type": "robot"}), judged("Is it so?")]
-            )
-            assert wrong.kind == "request" and "JSON schema" in str(wrong) and fine.text == "yes"
+            assert reply.finish == "stop" and reply.parsed["label"] in ("GOOD", "BAD")
+            assert len(reply.parsed["why"]) <= 12
 
     def test_what_cannot_be_asked_is_counted_and_the_next_question_answered(
-        self, tokenizer, tmp_path
+        self, tokenizer, asking
     ):
-        with asking(tokenizer, tmp_path, limits=Limits(failures=2)) as chat:
-            long, odd, fine = chat.ask(
+        with asking(limits=Limits(failures=3)) as chat:
+            chat.responders[CURRENT_POLICY]._grammars = Grammars(tokenizer, 400)
+            long, odd, wrong, fine = chat.ask(
                 [
                     judged("word " * 200),
                     Question("judge", [{"role": "robot", "content": ""}]),
+                    judged("Is it?", schema={"type": "robot"}),
                     judged("short"),
                 ]
             )
-            assert long.kind == "context" and "config.rollout.context=128 leaves no room" in str(
-                long
-            )
-            assert (
-                odd.kind == "request" and "unknown role 'robot'" in str(odd) and fine.text == "yes"
-            )
-            figures = chat.metrics()
-            assert (
-                figures["llm/judge/unanswered"] == 2 and figures["llm/judge/failures/context"] == 1
-            )
+            assert [error.kind for error in (long, odd, wrong)] == ["context", "request", "request"]
+            assert "config.rollout.context=128 leaves no room" in str(long)
+            assert "unknown role 'robot'" in str(odd) and "JSON schema" in str(wrong)
+            figures = chat.ledger.metrics()
+            assert figures["llm/judge/unanswered"] == 3 and fine.text == "yes"
             assert len(chat.lines) == 2 and "judge (policy at policy)" in chat.lines[0]
 
-    def test_a_slow_engine_meets_the_deadline(self, tokenizer, tmp_path):
+    def test_a_slow_engine_meets_the_deadline(self, asking):
         limits = Limits(deadline=0.05, attempts=2, first_wait=0.01)
-        with asking(tokenizer, tmp_path, seconds=60.0, limits=limits) as chat:
-            (error,) = chat.ask([judged("Is it?")])
+        with asking(seconds=60.0, limits=limits) as chat:
+            (error,) = chat.ask([IS_IT])
             assert error.kind == "timeout" and "config.llm.deadline" in str(error)
-            assert len(chat.engine.released) == 2 and chat.metrics()["llm/tokens"] == 0
+            assert len(chat.engine.released) == 2 and chat.ledger.metrics()["llm/tokens"] == 0
 
-    def test_a_broken_engine_ends_the_run(self, tokenizer, tmp_path):
-        with asking(tokenizer, tmp_path, fault=EngineFault("out of memory")) as chat:
+    def test_a_broken_engine_ends_the_run(self, asking):
+        with asking(fault=EngineFault("out of memory")) as chat:
             with pytest.raises(EngineFault, match="out of memory"):
-                chat.ask([judged("Is it?"), judged("Is it not?")])
+                chat.ask([IS_IT, judged("Is it not?")])
 
-    def test_an_interrupted_question_is_dropped_and_closing_waits_for_none(
-        self, tokenizer, tmp_path
-    ):
-        asked = threading.Event()
-
+    def test_an_interrupted_question_is_dropped_and_closing_waits_for_none(self, asking):
         def check():
-            if asked.is_set():
+            if chat.engine.asked:
                 raise Interrupted
 
-        with asking(tokenizer, tmp_path, seconds=60.0, check=check) as chat:
-            threading.Timer(0.1, asked.set).start()
-            began = time.monotonic()
+        forever = Limits(deadline=3600, grace=3600)
+        with asking(seconds=3600.0, check=check, limits=forever) as chat:
             with pytest.raises(Interrupted):
-                chat.ask([judged("Is it?")])
-        assert time.monotonic() - began < 5 and chat.engine.released
+                chat.ask([IS_IT])
+        assert chat.engine.released
 
-    def test_threads_that_ask_when_the_client_closes_are_interrupted(self, tokenizer, tmp_path):
+    def test_threads_that_ask_when_the_client_closes_are_interrupted(self, asking):
         ends = []
 
         def ask(text):
@@ -246,7 +218,7 @@ class TestPlayer:
             except Interrupted:
                 ends.append(text)
 
-        with asking(tokenizer, tmp_path, seconds=60.0) as chat:
+        with asking(seconds=60.0) as chat:
             threads = [threading.Thread(target=ask, args=(text,)) for text in "abc"]
             for thread in threads:
                 thread.start()
@@ -257,37 +229,32 @@ class TestPlayer:
         ask("d")
         assert sorted(ends) == ["a", "b", "c", "d"]
 
-    def test_a_server_and_the_policy_are_asked_side_by_side_from_many_threads(
-        self, tokenizer, tmp_path
-    ):
-        with ChatServer(lambda body, n: said("from afar")) as server:
-            with asking(tokenizer, tmp_path, others={"writer": Role(server.url, "tiny")}) as chat:
-                assert not chat.problems()
-                roles = ["judge", "writer"] * 8
-                with ThreadPoolExecutor(16) as threads:
-                    replies = threads.map(
-                        lambda n: chat.ask([replace(judged(f"{n}"), role=roles[n])])[0], range(16)
-                    )
-                    assert [reply.text for reply in replies] == ["yes", "from afar"] * 8
+    def test_a_server_and_the_policy_are_asked_side_by_side_from_many_threads(self, asking):
+        def ask(n: int) -> str:
+            role = "writer" if n % 2 else "judge"
+            return chat.ask([replace(judged(f"{n}"), role=role)])[0].text
 
-    def test_a_coroutine_of_the_engines_loop_can_await_but_not_block(self, tokenizer, tmp_path):
+        with asking() as chat, ThreadPoolExecutor(16) as threads:
+            assert not chat.server_problems()
+            assert list(threads.map(ask, range(16))) == ["yes", "from afar"] * 8
+
+    def test_a_coroutine_of_the_engines_loop_can_await_but_not_block(self, asking):
         async def template():
             with pytest.raises(RuntimeError, match="use `await chat"):
-                chat.ask([judged("Is it?")])
-            return await chat([{"role": "user", "content": "Is it?"}], role="judge")
+                chat.ask([IS_IT])
+            return await chat(IS_IT.messages, role="judge")
 
-        with asking(tokenizer, tmp_path) as chat:
+        with asking() as chat:
             assert asyncio.run_coroutine_threadsafe(template(), chat._loop).result(10).text == "yes"
 
 
-def test_an_engine_that_has_just_dropped_a_question_can_forget(policy):
+def test_an_engine_that_has_just_dropped_a_question_can_clear_its_cache(policy):
     async def drop(engine):
-        asking = asyncio.ensure_future(
-            engine.generate([1, 2, 3], Sampling(max_tokens=4), session="chat/0")
-        )
+        sampling = Sampling(max_tokens=4)
+        question = asyncio.ensure_future(engine.generate([1, 2], sampling, session="chat/0"))
         await asyncio.sleep(0)
-        asking.cancel()
-        await asyncio.wait([asking])
+        question.cancel()
+        await asyncio.wait([question])
         engine.clear_cache()
 
     shape, params = hf.load(policy, mesh=None)
@@ -301,43 +268,34 @@ class TestWeights:
     def test_any_changed_weight_changes_the_fingerprint(self):
         def of(change=lambda a: a, dtype=np.float32):
             a = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
-            return fingerprint(
-                {"a": jax.numpy.asarray(change(a), dtype), "b": jax.numpy.ones((2,), dtype)}
-            )
+            weights = {"a": change(a), "b": np.ones(2)}
+            return fingerprint({name: jax.numpy.asarray(w, dtype) for name, w in weights.items()})
 
         def raised(a):
             a[1, 2, 3] = np.nextafter(a[1, 2, 3], 99)
             return a
 
-        assert of() == of(np.copy)
-        prints = [
-            of(),
-            of(raised),
-            of(lambda a: a[::-1]),
-            of(lambda a: a[:, ::-1]),
-            of(lambda a: a[..., ::-1]),
-        ]
-        prints += [of(lambda a: -a), of(dtype=jax.numpy.bfloat16)]
-        assert len(set(prints)) == len(prints)
+        flips = [lambda a, axis=axis: np.flip(a, axis) for axis in range(3)]
+        prints = [of(change) for change in (np.copy, raised, np.negative, *flips)]
+        prints.append(of(dtype=jax.numpy.bfloat16))
+        assert of() == prints[0] and len(set(prints)) == len(prints)
 
-    def test_answers_of_other_weights_are_not_taken_from_the_cache(self, tokenizer, tmp_path):
-        with asking(tokenizer, tmp_path) as chat:
-            player = chat.players[PRESENT]
+    def test_answers_of_other_weights_are_not_taken_from_the_cache(self, asking):
+        with asking() as chat:
 
-            def update(weights, version):
-                player.expect(weights, version)
+            def answer_of(weights, version):
+                chat.responders[CURRENT_POLICY].expect(weights, version)
                 chat.engine.version, chat.engine.text = version, f"answer {version}"
+                return chat.ask([IS_IT])[0]
 
-            assert chat.ask([judged("Is it?")])[0].text == "yes"
-            update({"w": WEIGHTS["w"] + 1}, 1)
-            assert chat.ask([judged("Is it?")])[0].text == "answer 1"
-            update(WEIGHTS, 2)
-            reply = chat.ask([judged("Is it?")])[0]
+            assert chat.ask([IS_IT])[0].text == "yes"
+            assert answer_of({"w": WEIGHTS["w"] + 1}, 1).text == "answer 1"
+            reply = answer_of(WEIGHTS, 2)
             assert reply.text == "yes" and reply.cached
 
-    def test_an_answer_given_during_an_update_is_not_cached(self, tokenizer, tmp_path):
-        with asking(tokenizer, tmp_path) as chat:
-            chat.players[PRESENT].expect({"w": WEIGHTS["w"] + 1}, 1)
+    def test_an_answer_given_during_an_update_is_not_cached(self, asking):
+        with asking() as chat:
+            chat.responders[CURRENT_POLICY].expect({"w": WEIGHTS["w"] + 1}, 1)
             generate = chat.engine.generate
 
             async def overtaken(*args, **kwargs):
@@ -345,26 +303,22 @@ class TestWeights:
                 return await generate(*args, **kwargs)
 
             chat.engine.generate = overtaken
-            assert [chat.ask([judged("Is it?")])[0].cached for _ in range(3)] == [
-                False,
-                False,
-                True,
-            ]
+            cached = [chat.ask([IS_IT])[0].cached for _ in range(3)]
+            assert cached == [False, False, True]
 
     def test_a_server_of_the_runs_own_engine_has_the_weights_in_its_key(self, tokenizer):
         config = base.get_config()
         config.engine.name = "vllm"
         engine = Fake(tokenizer)
         engine.urls = ["http://127.0.0.1:8000", "http://10.0.0.2:8000/"]
-        served = [
-            Role(f"http://{host}/v1", "policy")
-            for host in ("localhost:8000", "10.0.0.2:8000", "10.0.0.3:8000")
-        ]
+        hosts = ("localhost:8000", "10.0.0.2:8000", "10.0.0.3:8000")
+        served = [Role(f"http://{host}/v1", "policy") for host in hosts]
         chat = Chat({str(n): role for n, role in enumerate(served)})
         chat.close()
-        player, initial = make_players(config, chat, engine, tokenizer, None, WEIGHTS)
-        assert initial is None and chat.players == {role.server: player for role in served[:2]}
-        assert make_players(config, None, engine, tokenizer, None, WEIGHTS) == (None, None)
+        responder, initial = make_responders(config, chat, engine, tokenizer, None, WEIGHTS)
+        assert chat.responders == {role.server: responder for role in served[:2]}
+        assert initial is None
+        assert make_responders(config, None, engine, tokenizer, None, WEIGHTS) == (None, None)
 
 
 class Lengths(TurnJudge):
@@ -434,10 +388,10 @@ def test_a_missing_package_of_schemas_is_reported_before_anything_is_computed(
     )
     config.llm.url, config.llm.model = "http://127.0.0.1:9/v1", "judge"
     assert not list(
-        roles.problems(config, "train", lambda path: tmp_path / path)
+        roles.llm_problems(config, "train", lambda path: tmp_path / path)
     )  # a server has its own
-    config.llm.url = PRESENT
-    (problem,) = roles.problems(config, "train", lambda path: tmp_path / path)
+    config.llm.url = CURRENT_POLICY
+    (problem,) = roles.llm_problems(config, "train", lambda path: tmp_path / path)
     assert "llguidance" in problem and "llm" in problem
 
 
@@ -446,12 +400,12 @@ class TestRuns:
     def whole_answers(self):
         """The random policy never ends an answer, and one that is cut counts as unanswered."""
 
-        async def whole(player, body, schema=None):
-            return await answer(player, body, schema) | {"finish": "stop"}
+        async def whole(responder, call):
+            return await answer(responder, call) | {"finish": "stop"}
 
-        answer = Player.answer
+        answer = PolicyResponder.answer
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(Player, "answer", whole)
+            patch.setattr(PolicyResponder, "answer", whole)
             yield
 
     @pytest.fixture(scope="class")
@@ -493,7 +447,7 @@ class TestRuns:
     def test_the_initial_policy_answers_as_it_did_before_the_updates(
         self, tiny, policy, straight, tmp_path
     ):
-        assert call(tiny, tmp_path / "run", *LABELLED, url=INITIAL) == 0
+        assert call(tiny, tmp_path / "run", *LABELLED, url=INITIAL_POLICY) == 0
         first, second = (figures(path, "llm/")[1] for path in (tmp_path / "run", straight))
         assert first == second  # before the first update both policies are the same
         config = base.get_config()
@@ -503,14 +457,16 @@ class TestRuns:
         records = [
             json.loads(p.read_text()) for p in (tmp_path / "run" / "llm_cache").rglob("*.json")
         ]
-        body = {"model": INITIAL, "temperature": 1.0, "top_p": 1.0, "max_tokens": 8, "seed": 0}
+        role = Role(INITIAL_POLICY, INITIAL_POLICY, temperature=1.0, max_tokens=8)
+        body = {"model": INITIAL_POLICY} | role.sampling(seed=0)
         with Stop() as stop:
-            player = Player(engine, fresh, 128, params)
+            responder = PolicyResponder(engine, fresh, 128, params)
             rollouts = read_rollouts(tmp_path / "run/trajectories/step_000002")
             actions = [rollout["turns"][0]["action"] for rollout in rollouts]
             for action in actions[:3]:
                 messages = [{"role": "user", "content": action[:9]}]
-                assert stop.run(player.answer(body | {"messages": messages})) in records
+                asked_again = Call("step_judge", role, body | {"messages": messages})
+                assert stop.run(responder.answer(asked_again)) in records
             stop.finish(engine.close())
 
     def test_asynchronous_rollouts_and_judges_in_threads_share_the_engine(self, tiny, tmp_path):
@@ -565,7 +521,7 @@ def test_the_policy_needs_no_model_and_no_price(tiny, tmp_path, capsys):
 
 def test_a_role_stays_with_the_policy_when_a_run_resumes():
     config = base.get_config()
-    config.llm.url, config.llm.judge.url = "http://a/v1", PRESENT
+    config.llm.url, config.llm.judge.url = "http://a/v1", CURRENT_POLICY
     before = plain(config.to_dict())
     config.llm.url = "http://b/v1"
     assert not differences(before, config)
@@ -577,7 +533,7 @@ def test_a_role_stays_with_the_policy_when_a_run_resumes():
 def test_the_plan_bills_the_policy_no_money_and_counts_a_second_engine(tiny):
     config = base.get_config()
     config.attributing.enabled, config.attributing.judge.name = True, "llm"
-    config.llm.url, config.llm.concurrency, config.engine.slots = PRESENT, 32, 64
+    config.llm.url, config.llm.concurrency, config.engine.slots = CURRENT_POLICY, 32, 64
     bill = calls.bill(config)["step_judge"]
     assert (
         bill.model == "policy"
@@ -590,5 +546,5 @@ def test_the_plan_bills_the_policy_no_money_and_counts_a_second_engine(tiny):
         return Case(config, qwen.PRESETS[config.model.preset], targets.parse("h100:1")).engine
 
     assert engine().initial == 0
-    config.llm.url = INITIAL
+    config.llm.url = INITIAL_POLICY
     assert engine().initial == engine().weights + engine().cache / 2

@@ -12,8 +12,9 @@ from safetensors.numpy import save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from envs.travel import agency as travel
-from evolver.llm.client import Chat, Role
+from evolver.llm.client import Chat
 from evolver.llm.embedders import EndpointEmbedder
+from evolver.llm.questions import Role
 from evolver.parts import Parts
 from evolver.plan import targets
 from evolver.plan.case import case_of

@@ -10,8 +10,8 @@ import pytest
 
 from envs.world import Observation
 from evolver.attributing.replay import _unplayed
-from evolver.llm.client import ChatError
 from evolver.llm.contexts import SummarisedWindow
+from evolver.llm.questions import ChatError
 from evolver.replaying import executed_turns
 from rl import samples
 from rl.contexts import Opening, noted

@@ -15,7 +15,7 @@ import pytest
 import uvicorn
 
 from envs.http import listen
-from evolver.llm.schemas import array, record, string
+from evolver.llm.answers import array, record, string
 from models import chat
 from models.tokenizer import Tokenizer
 from rl.engines.jax.engine import JaxEngine

@@ -28,7 +28,7 @@ from evolver.config.paths import model_folder, resolve
 from evolver.config.renamed import RENAMED
 from evolver.files.workdir import Workdir, plain, read_tasks
 from evolver.llm import roles
-from evolver.llm.client import PLAYED
+from evolver.llm.questions import POLICY_URLS
 from evolver.navigating.experience_pool import PoolError, provenance
 from models import hf_config
 from models.files import BrokenFile
@@ -65,7 +65,7 @@ def problems(config: Any, keys: Any, workdir: str | Path, mode: str) -> list[str
     result += contradictions(config, mode, plugged=not plugged)
     result += model_problems(config, mode)
     result += world_problems(config, mode)
-    result += roles.problems(config, mode, resolve)
+    result += roles.llm_problems(config, mode, resolve)
     result += engine_problems(config, mode)
     result += install_problems(config, mode)
     result += mesh_problems(config)
@@ -735,7 +735,7 @@ def differences(before: dict[str, Any], config: Any, schema: Any = None) -> list
     was, is_now = (
         {r: v.get(f"llm.{r}.url") or v.get("llm.url") for r in roles.ROLES} for v in (then, now)
     )
-    recast = [r for r in was if was[r] != is_now[r] and (was[r] in PLAYED or is_now[r] in PLAYED)]
+    recast = [r for r in was if was[r] != is_now[r] and {was[r], is_now[r]} & set(POLICY_URLS)]
     return [
         f"llm.{r}.url: {was[r]!r} then, {is_now[r]!r} now; the policy is another model"
         for r in recast

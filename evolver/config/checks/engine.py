@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from envs.packages import how_to_install
-from evolver.llm.client import url_problem
+from evolver.llm.questions import url_problem
 
 
 def engine_problems(config: Any, mode: str) -> Iterator[str]:

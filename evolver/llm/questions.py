@@ -1,0 +1,180 @@
+"""Questions to language models and their answers: roles, questions, replies and errors."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+from evolver.llm.answers import Schema, Unreadable, read_json
+from evolver.processes.interrupt import RunEnds
+
+CURRENT_POLICY, INITIAL_POLICY = "policy", "policy:initial"
+POLICY_URLS = (CURRENT_POLICY, INITIAL_POLICY)  # urls of roles that an engine of this run answers
+Json = dict[str, Any]  # a JSON object
+# What is cached of an answer: prompt_tokens, completion_tokens, estimated=True where they are, and
+# either text and finish, the fields of a Reply, or the vector of an embedding.
+Record = dict[str, Any]
+
+
+class BudgetSpent(RunEnds):
+    """The budget of money or tokens is spent."""
+
+
+class ServerDown(RunEnds):
+    """A server refuses the key or the model, or too many questions in a row have failed."""
+
+
+class ChatError(RuntimeError):
+    """A question without an answer, counted under `kind`.
+
+    after: the seconds of a Retry-After header. served: the tokens that the server may have
+    generated although no answer arrived (inf = unknown); None if it generated none.
+    """
+
+    def __init__(
+        self,
+        kind: str,
+        message: str,
+        *,
+        retriable: bool = False,
+        after: float | None = None,
+        served: float | None = None,
+    ):
+        super().__init__(message)
+        self.kind, self.retriable, self.after, self.served = kind, retriable, after, served
+
+
+@dataclass(frozen=True)
+class Role:
+    """The server, model and sampling of one role.
+
+    key: the environment variable that holds the key; "" = none. extra: more fields of the request,
+    as a JSON object.
+    """
+
+    url: str
+    model: str
+    key: str = ""
+    temperature: float = 0.0
+    top_p: float = 1.0
+    max_tokens: int = 2048
+    extra: str = ""
+
+    @property
+    def server(self) -> str:
+        """The url without a slash at its end."""
+        return self.url.rstrip("/")
+
+    @property
+    def is_policy(self) -> bool:
+        """True if an engine of this run answers the role's questions."""
+        return self.url in POLICY_URLS
+
+    def sampling(self, seed: int | None) -> Json:
+        """Return the sampling fields of a request."""
+        body = {"temperature": self.temperature, "top_p": self.top_p, "max_tokens": self.max_tokens}
+        if seed is not None:
+            body["seed"] = seed % 2**31
+        return body | json.loads(self.extra or "{}")
+
+
+@dataclass(frozen=True)
+class Question:
+    """One question to a role. `version` is that of the prompt; `seed` distinguishes questions with
+    the same wording."""
+
+    role: str
+    messages: Sequence[Json]
+    schema: Schema | None = None
+    version: str = ""
+    seed: int | None = None
+
+
+@dataclass
+class Reply:
+    """An answer. `parsed` is its JSON value if the question had a schema."""
+
+    text: str
+    parsed: Any = None
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    finish: str = "stop"  # "stop" | "length" | any other finish_reason of the server
+    cached: bool = False
+    estimated: bool = False  # the server did not count the tokens
+
+
+@dataclass(frozen=True)
+class Call:
+    """A question as a server is asked it: a chat completion, or the embedding of `input`.
+
+    weights: names those of the engine of this run that answers, "" for any other server.
+    """
+
+    name: str  # of the role
+    role: Role
+    body: Json
+    schema: Schema | None = None
+    version: str = ""
+    weights: str = ""
+
+    @property
+    def is_embedding(self) -> bool:
+        """True if the answer is a vector."""
+        return "input" in self.body
+
+    @property
+    def route(self) -> str:
+        """The route of the request."""
+        return "embeddings" if self.is_embedding else "chat/completions"
+
+    @functools.cached_property
+    def key(self) -> str:
+        """A text that only equal questions share: the key of their answer in the cache."""
+        content = {"body": self.body, "schema": self.schema, "version": self.version}
+        if self.weights:
+            content["weights"] = self.weights
+        return json.dumps(content, sort_keys=True)
+
+    def parse(self, record: Record) -> Any:
+        """Return the value in an answer: a vector, JSON that fits the schema, or None without one.
+
+        Raises Unreadable for an answer that cannot be used.
+        """
+        if self.is_embedding:
+            return record["vector"]
+        if record["finish"] == "length":
+            most = self.role.max_tokens
+            raise Unreadable("cut", f"the answer was cut at max_tokens={most}")
+        text = record["text"]
+        if self.schema is not None:
+            asked = [m.get("content") for m in self.body["messages"] if m.get("role") == "user"]
+            return read_json(text, self.schema, prompt="\n".join(map(str, asked)))
+        if not text.strip():
+            raise Unreadable("empty", "the answer is empty")
+        return None
+
+    def is_usable(self, record: Any) -> bool:
+        """Return True if something is a record whose answer can be used."""
+        try:
+            self.parse(record)
+        except (Unreadable, KeyError, TypeError):
+            return False
+        return True
+
+
+def url_problem(url: str, example: str = "http://127.0.0.1:8000/v1") -> str:
+    """Return what is wrong with a server's URL, "" if nothing is."""
+    try:
+        parts = urlsplit(url)
+        parts.port  # noqa: B018 (raises ValueError if it is none)
+    except ValueError as error:
+        return f"is not a URL such as {example} ({error})"
+    if parts.username or parts.password:
+        return "contains a user name or a password; put the key into an environment variable"
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        return f"is not a URL such as {example}"
+    return ""
