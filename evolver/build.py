@@ -326,8 +326,8 @@ def make_responders(
     shape: qwen.Config,
     params: qwen.Params,
 ) -> tuple[PolicyResponder | None, Engine | None]:
-    """Give `chat` what plays its roles, as far as that is the policy. Return the PolicyResponder with the
-    current policy and the engine with the initial one, None where no role needs them.
+    """Give `chat` the responders of the roles that the policy answers for. Return the one with the
+    current policy, and the engine with the initial policy, None where no role needs them.
 
     A server that is one of the run's own engines has the weights of the current policy, too.
     """

@@ -361,7 +361,7 @@ READERS = {
     "llm.jsonl": Reader(lines(CALLED, CALLED | {"what": "failure", "kind": "timeout"}), placed(
         "llm.jsonl", lambda folder: Ledger(folder / "llm.jsonl").money), weight=2),
     "cached answers": Reader(lines({"text": "a", "finish": "stop"}), lambda data, folder: placed(
-        str(Cache(folder).path({}).relative_to(folder)), lambda f: Cache(f).get({}))(data, folder), weight=2),
+        str(Cache(folder).path("").relative_to(folder)), lambda f: Cache(f).get(""))(data, folder), weight=2),
     "experience": Reader(lines(*POOL), placed("experiences.jsonl", read_pool), (PoolError,)),
     "metrics of checkpoints": Reader(lines({"best": 0.5, "digest": "x"}), placed(
         "3/metrics/metrics", lambda folder: _drop_damaged_metrics(folder))),
