@@ -239,7 +239,7 @@ def pool_lines() -> list[Any]:
     )
     pool.splits = {"train"}
     with tempfile.TemporaryDirectory() as folder:
-        pool.save(folder)
+        pool.save(Path(folder))
         (index,) = Path(folder).glob("*.usearch")
         POOL_INDEX[index.name] = index.read_bytes()
         return [

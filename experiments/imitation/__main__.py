@@ -35,7 +35,7 @@ from evolver.config.checks import (
 from evolver.files.workdir import Workdir
 from experiments.imitation import demonstrations
 from models.tokenizer import train_bpe
-from rl.contexts import Opening
+from rl.contexts import Context, Opening
 
 CARD = "policy/README.md"  # the last file that is written
 
@@ -124,7 +124,7 @@ def template_problems(template: Any) -> list[str]:
     if found := plugs.problems("template", name, args):
         return found
     target = plugs.load("template", name)
-    if hasattr(target, "manage") or getattr(target, "roles", ()):
+    if target.manage is not Context.manage or getattr(target, "roles", ()):
         return [
             f"config.template.name={name} asks a model during an episode, and no demonstration shows an answer"
         ]

@@ -89,7 +89,8 @@ def test_the_ledger_adds_up_and_names_the_fate_of_every_rollout(straight):
         assert sum(line[f"ledger/{fate}"] for fate in FATES) == 12
         assert sum(value for key, value in line.items() if key.startswith("stop/")) == 12
         fates = [
-            r["fate"] for r in read_rollouts(straight / f"trajectories/step_{line['step']:06d}")
+            r["fate"]
+            for r in read_rollouts(straight / f"trajectories/step_{line['step']:06d}.jsonl.gz")
         ]
         assert {fate: fates.count(fate) for fate in FATES} == {
             fate: line[f"ledger/{fate}"] for fate in FATES
@@ -216,7 +217,7 @@ def test_the_exported_policy_can_be_evaluated(straight, tiny, tmp_path, capsys):
     assert run.main(command(tiny, tmp_path, *words)) == 0
     assert "avg@2" in capsys.readouterr().out
     (record,) = [json.loads(line) for line in (tmp_path / "eval.jsonl").read_text().splitlines()]
-    kept = read_rollouts(tmp_path / "trajectories" / "eval")
+    kept = read_rollouts(tmp_path / "trajectories" / "eval.jsonl.gz")
     sampled = [rollout["success"] for rollout in kept if rollout["fate"] == "sampled"]
     (average,) = (
         value for name, value in record.items() if name.startswith("avg@") and name.count("/") == 0
@@ -228,7 +229,7 @@ def test_the_exported_policy_can_be_evaluated(straight, tiny, tmp_path, capsys):
     assert "sd of 3 seeds" in capsys.readouterr().out
     record = json.loads((tmp_path / "eval.jsonl").read_text().splitlines()[1])
     names = ("eval", "eval_1", "eval_2")
-    repeated = [read_rollouts(tmp_path / f"trajectories/{name}") for name in names]
+    repeated = [read_rollouts(tmp_path / f"trajectories/{name}.jsonl.gz") for name in names]
     assert (
         repeated[0] == kept
         and len({tuple(rollout["seed"] for rollout in found) for found in repeated}) == 3
@@ -311,7 +312,9 @@ def test_groups_without_signal_are_replaced_by_other_tasks(tiny, tmp_path):
     )  # without refills some tasks had no signal
     for line in after:
         groups = {}
-        for rollout in read_rollouts(tmp_path / f"refilled/trajectories/step_{line['step']:06d}"):
+        for rollout in read_rollouts(
+            tmp_path / f"refilled/trajectories/step_{line['step']:06d}.jsonl.gz"
+        ):
             groups.setdefault(rollout["task"], []).append(rollout["fate"])
         assert all(len(fates) == 2 for fates in groups.values())  # no task twice
         assert (
