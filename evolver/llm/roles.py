@@ -33,10 +33,10 @@ RESERVED = SAMPLING | {
 }  # fmt: skip
 # Keys that may change when a run resumes: addresses, speed and limits, but nothing that changes an
 # answer.
-RESUMABLE = tuple(
-    f"llm.{key}"
-    for key in ("url", "key", "cache", "concurrency", "requests", "tokens_per", "deadline", "attempts", "failures",
-                "prices", "budget", *(f"{role}.{key}" for role in ROLES for key in ("url", "key")))
+RESUMABLE = (
+    "llm.url", "llm.key", "llm.cache", "llm.concurrency", "llm.requests", "llm.tokens_per",
+    "llm.deadline", "llm.attempts", "llm.failures", "llm.prices", "llm.budget",
+    *(f"llm.{role}.url" for role in ROLES), *(f"llm.{role}.key" for role in ROLES),
 )  # fmt: skip
 
 
@@ -82,9 +82,9 @@ def llm_problems(config: Any, mode: str, resolve: Callable[[str], Path]) -> Iter
         declared = tuple(getattr(target, "roles", ()))
         if not set(ROLES).issuperset(declared):
             yield (
-                f"config.{key}: a plug that asks language models declares its roles as an attribute, "
-                f'such as roles = ("judge",), with names from {", ".join(ROLES)}; it declares '
-                f"{declared}"
+                f"config.{key}: a plug that asks language models declares its roles as an "
+                f'attribute, such as roles = ("judge",), with names from {", ".join(ROLES)}; '
+                f"it declares {declared}"
             )
     roles = role_settings(config)
     if not roles or mode == "plan":
@@ -102,7 +102,8 @@ def llm_problems(config: Any, mode: str, resolve: Callable[[str], Path]) -> Iter
     c = config.llm
     if c.cache not in ("", "off") and os.path.isfile(os.path.expanduser(c.cache)):
         yield (
-            f"config.llm.cache={c.cache} is a file; it must be a directory, which is made if necessary"
+            f"config.llm.cache={c.cache} is a file; it must be a directory, which is made if "
+            "necessary"
         )
     longest = max(role.max_tokens for role in roles.values())
     if 0 < c.budget_tokens <= longest:
@@ -129,8 +130,8 @@ def _url_problems(config: Any, url: str, names: str) -> Iterator[str]:
     """Yield what is wrong with the url of some roles."""
     if not url:
         yield (
-            f"config.llm.url is empty and {names} needs it: the url of an OpenAI-compatible server, "
-            "with its /v1, or policy"
+            f"config.llm.url is empty and {names} needs it: the url of an OpenAI-compatible "
+            "server, with its /v1, or policy"
         )
     elif url not in POLICY_URLS:
         if problem := url_problem(url):

@@ -57,8 +57,7 @@ def prompt(name: str) -> Prompt:
     text = (Path(__file__).parent / f"{name}.txt").read_text(encoding="utf-8")
     match = re.fullmatch(r"version: (\S+)\n+# system\n(.*?)\n# user\n(.*)", text, re.DOTALL)
     if not match:
-        raise ValueError(
-            f"evolver/llm/prompts/{name}.txt must begin with a version, then have `# system` and `# user`"
-        )
+        form = "must begin with a version, then have `# system` and `# user`"
+        raise ValueError(f"evolver/llm/prompts/{name}.txt {form}")
     version, system, user = match.groups()
     return Prompt(name, f"{name}-{version}", system.strip(), user.strip())
