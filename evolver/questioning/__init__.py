@@ -8,14 +8,13 @@ from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from envs.world import Evaluation, Task, World
-from evolver.questioning.mixture import mixture
-from evolver.questioning.pool import TaskPool
+from evolver.questioning.pool import TaskPool, mixture
 from evolver.questioning.tasks import is_verified, probe_of, synthetic_task
 from rl.trajectory import Trajectory
 
 __all__ = [
-    "EXPLORERS", "JUDGES", "WORDS", "Explorer", "OutcomeJudge", "TaskPool", "Verifier", "is_verified", "mixture",
-    "probe_of", "synthetic_task",
+    "EXPLORERS", "JUDGES", "WORDS", "Explorer", "OutcomeJudge", "TaskPool", "Verifier",
+    "is_verified", "mixture", "probe_of", "synthetic_task",
 ]  # fmt: skip
 
 EXPLORERS = {
@@ -66,9 +65,8 @@ class OutcomeJudge(Protocol):
     """
 
     roles: tuple[str, ...] = ()  # chat roles that the judge asks
-    replaces_outcome: bool = (
-        True  # False if the world's own evaluation counts, so that `score` is never called
-    )
+    # False if the world's own evaluation counts, so that `score` is never called
+    replaces_outcome: bool = True
 
     def score(self, trajectories: Sequence[Trajectory]) -> list[Evaluation | str]:
         """Return one evaluation per trajectory, or a string that says why it could not be judged.

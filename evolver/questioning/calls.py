@@ -9,34 +9,35 @@ An operation is a tool. A tool whose action is a text with slots (JSON Schema `e
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from envs import toolcalls
 from envs.probed import Cell, cells, phrases
 from envs.world import Observation, StepResult, Task, World
-from evolver.replaying import leaves
+from evolver.replaying import leaves, renaming
 from evolver.transcripts import text_of
 
 _SLOT = re.compile(r"\b[A-Z]{2,}\b")
 _BLOCK = re.compile(r"```.*?(?:```|\Z)", re.DOTALL)
-_MOST_CHOICES = 24
+_MOST_CHOICES = 24  # of an argument, so that each choice is an operation of its own
+
+Json = dict[str, Any]  # an object, such as the arguments of a call
+CallText = Callable[[str, Json], str]  # (operation, arguments) -> the assistant's turn
 
 
 @dataclass
 class Operation:
     """A call that a world accepts. properties: {argument: JSON schema}. render: arguments -> the
-    assistant's turn."""
+    assistant's turn. form: of an action in words whose slots are the arguments, one group each."""
 
     name: str
     description: str
     properties: dict[str, Any]
     required: Sequence[str]
-    render: Callable[[dict[str, Any]], str]
-    slots: bool = False  # the action is a text whose slots are the arguments
-    form: re.Pattern[str] | None = None  # of the action's text, with one group per slot
-    raw: bool = False  # one whole turn as it was written, such as code, without arguments
+    render: Callable[[Json], str]
+    form: re.Pattern[str] | None = None
 
 
 @dataclass
@@ -45,8 +46,8 @@ class Event:
     not refused."""
 
     name: str
-    arguments: dict[str, Any]
-    action: str
+    arguments: Json
+    action: str = ""
     result: str = ""
     ok: bool = False
     over: bool = False  # the episode ended
@@ -55,14 +56,16 @@ class Event:
 
     @property
     def key(self) -> tuple[str, str]:
-        return self.name, repr(sorted(self.arguments.items(), key=str))
+        """The call without its answer."""
+        return key_of(self.name, self.arguments)
 
     @property
     def cells(self) -> Sequence[Cell]:
+        """The values in the answer."""
         return cells(self.name, self.result)
 
     @property
-    def shown(self) -> Sequence[Cell]:
+    def usable(self) -> Sequence[Cell]:
         """The values in the answer that may be arguments of other calls."""
         return phrases(self.result) if self.prose else self.cells
 
@@ -71,10 +74,25 @@ class Event:
         """The values of all arguments, as text."""
         return [str(leaf) for leaf in leaves(self.arguments)]
 
+    @property
+    def accepted(self) -> bool:
+        """True if the call was not refused and the episode goes on."""
+        return self.ok and not self.over
+
+    def shows(self, values: Collection[str]) -> bool:
+        """Return True if the answer has one of the values."""
+        return any(cell.value in values for cell in self.cells)
+
+
+def key_of(name: str, arguments: Json) -> tuple[str, str]:
+    """Return a call as a key of sets and dictionaries."""
+    return name, repr(sorted(arguments.items(), key=str))
+
 
 @dataclass
 class Episode:
-    """An episode in which calls are made. opening: what the agent sees before its first turn.
+    """An episode that records what is done in it. opening: what the agent sees before its first
+    turn.
 
     refuses: returns True for an answer that means a refusal although the world does not mark it.
     """
@@ -82,23 +100,40 @@ class Episode:
     world: World
     task: Task
     refuses: Callable[[str], bool]
-    steps: int = 0
-    events: list[Event] = field(default_factory=list)
     operations: dict[str, Operation] = field(default_factory=dict)  # {} = ask the world
+    events: list[Event] = field(default_factory=list)
+    renamed: dict[str, str] = field(default_factory=dict)  # id of another episode -> id of this one
     opening: Observation = field(init=False)
     prose: bool = field(init=False)
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         self.opening = self.world.reset(self.task, self.task.seed)
         self.operations = self.operations or operations_of(self.world, self.opening)
-        self.prose = any(operation.slots for operation in self.operations.values())
+        self.prose = in_prose(self.operations)
 
-    def call(self, name: str, arguments: dict[str, Any]) -> Event:
+    def call(self, name: str, arguments: Json) -> Event:
         """Make a call and return it with its answer."""
-        event = Event(name, arguments, self.operations[name].render(arguments), prose=self.prose)
+        return self._take(Event(name, arguments, self.operations[name].render(arguments)))
+
+    def repeat(self, event: Event) -> Event:
+        """Make a call of another episode and return it with its answer here.
+
+        The world may hand out other ids than there, because calls were left out. They are renamed.
+        """
+        now = self.call(event.name, _renamed(event.arguments, self.renamed))
+        now.changes = now.ok and event.changes
+        if now.ok and now.result != event.result:
+            before, after = [c.value for c in event.cells], [c.value for c in now.cells]
+            self.renamed |= renaming(before, after, _are_ids)
+        return now
+
+    def act(self, action: str) -> Event:
+        """Take a turn as it was written, and return it with its answer. It has no name."""
+        return self._take(Event("", {}, action))
+
+    def _take(self, event: Event) -> Event:
         result = self.world.step(event.action)
-        self.steps += 1
-        event.result = text_of(result.messages)
+        event.prose, event.result = self.prose, text_of(result.messages)
         event.ok = succeeded(result) and not self.refuses(event.result)
         event.over = result.terminated or result.truncated
         self.events.append(event)
@@ -106,74 +141,86 @@ class Episode:
 
     @property
     def over(self) -> bool:
+        """True if the last turn ended the episode."""
         return bool(self.events and self.events[-1].over)
+
+    @property
+    def shown_first(self) -> Sequence[Cell]:
+        """The values in the opening that describe the world: its instructions or, in prose, the
+        place that it shows to the user."""
+        if self.prose:
+            return phrases(text_of(self.opening.messages[-1:]))
+        rules = [m for m in self.opening.messages if m.get("role") == "system"]
+        return cells("opening", text_of(rules))
+
+
+def _are_ids(old: str, new: str) -> bool:
+    return has_digit(old) and has_digit(new)
+
+
+def _renamed(arguments: Any, renamed: dict[str, str]) -> Any:
+    if isinstance(arguments, dict):
+        return {name: _renamed(value, renamed) for name, value in arguments.items()}
+    if isinstance(arguments, list):
+        return [_renamed(value, renamed) for value in arguments]
+    text = renamed.get(str(arguments))
+    return arguments if text is None else type(arguments)(text)
+
+
+def in_prose(operations: dict[str, Operation]) -> bool:
+    """Return True if a world is told in words what to do, and answers in sentences."""
+    return any(operation.form for operation in operations.values())
 
 
 def operations_of(world: World, opening: Observation) -> dict[str, Operation]:
     """Return {name: operation} of everything that can be called at the start of an episode."""
-    functions = world.functions() if hasattr(world, "functions") else []
+    functions = world.functions()
     write = world.call_text if functions else toolcalls.call_text
-    operations = (
-        op for tool in functions or opening.tools for op in _operations(tool["function"], write)
-    )
-    return {operation.name: operation for operation in operations}
+    operations = {}
+    for tool in functions or opening.tools:
+        for operation in _operations(tool["function"], write):
+            operations[operation.name] = operation
+    return operations
 
 
-def _operations(
-    function: dict[str, Any], write: Callable[[str, dict[str, Any]], str]
-) -> list[Operation]:
+def _operations(function: dict[str, Any], write: CallText) -> list[Operation]:
     name, description = function["name"], str(function.get("description") or "")
     schema = function.get("parameters") or {}
     properties = schema.get("properties") or {}
     required = list(schema.get("required", properties))
     if len(properties) == 1:
-        ((only, inner),) = properties.items()
+        ((parameter, inner),) = properties.items()
         examples, choices = inner.get("examples") or [], inner.get("enum") or []
         if any(_SLOT.search(str(example)) for example in examples):
-            return [_template(name, only, str(example), write) for example in examples]
+            return [_with_slots(name, parameter, str(example), write) for example in examples]
         if 0 < len(choices) <= _MOST_CHOICES:
-            return [
-                Operation(
-                    f"{name} {choice}",
-                    f"{name} {choice}",
-                    {},
-                    [],
-                    _fixed(name, {only: choice}, write),
-                )
-                for choice in choices
-            ]
-    return [
-        Operation(name, description, properties, required, lambda arguments: write(name, arguments))
-    ]
+            return [_with_choice(name, parameter, choice, write) for choice in choices]
+    return [Operation(name, description, properties, required, lambda given: write(name, given))]
 
 
-def _fixed(
-    name: str, arguments: dict[str, Any], write: Callable[[str, dict[str, Any]], str]
-) -> Callable:
-    return lambda _: write(name, arguments)
+def _with_choice(name: str, parameter: str, choice: Any, write: CallText) -> Operation:
+    title = f"{name} {choice}"
+    return Operation(title, title, {}, [], lambda _: write(name, {parameter: choice}))
 
 
-def _template(
-    name: str, parameter: str, example: str, write: Callable[[str, dict[str, Any]], str]
-) -> Operation:
+def _with_slots(name: str, parameter: str, example: str, write: CallText) -> Operation:
     """Return the operation of a text with slots. Its arguments are the slots, numbered if one
     occurs twice."""
     slots: list[str] = []
     for slot in _SLOT.findall(example):
-        slots.append(
-            slot.lower() if slot.lower() not in slots else f"{slot.lower()} {len(slots) + 1}"
-        )
+        slot = slot.lower()
+        slots.append(f"{slot} {len(slots) + 1}" if slot in slots else slot)
 
-    def render(arguments: dict[str, Any]) -> str:
+    def render(arguments: Json) -> str:
         values = iter(str(arguments[slot]) for slot in slots)
         return write(name, {parameter: _SLOT.sub(lambda _: next(values), example)})
 
     form = re.compile("(.+?)".join(map(re.escape, _SLOT.split(example))), re.IGNORECASE)
     properties = {slot: {"type": "string"} for slot in slots}
-    return Operation(example, example, properties, slots, render, slots=True, form=form)
+    return Operation(example, example, properties, slots, render, form)
 
 
-def calls_of(action: str, operations: dict[str, Operation]) -> list[tuple[str, dict[str, Any]]]:
+def calls_of(action: str, operations: dict[str, Operation]) -> list[tuple[str, Json]]:
     """Return (operation, arguments) of what an assistant turn does, [] for a turn that does
     nothing.
 
@@ -184,44 +231,39 @@ def calls_of(action: str, operations: dict[str, Operation]) -> list[tuple[str, d
     if turn.errors or not (turn.calls or turn.content.strip()):
         return []
     if not turn.calls:
-        if found := _in_words(turn.content.strip().splitlines()[-1], operations):
+        found = _in_words(turn.content.strip().splitlines()[-1], operations)
+        if found:
             return [found]
         block = _BLOCK.search(turn.content)
-        raw = block[0] if block else turn.content
-        operations[raw] = Operation(raw, raw, {}, [], lambda _: raw, raw=True)
-        return [(raw, {})]
+        code = block[0] if block else turn.content
+        operations[code] = Operation(code, code, {}, [], lambda _: code)
+        return [(code, {})]
     made = []
     for call in turn.calls:
-        text = toolcalls.call_text(call.name, call.arguments)
-        found = None if call.name in operations else _in_words(text, operations)
-        if not found and call.name not in operations:
-            function = {
-                "name": call.name,
-                "parameters": {"properties": {key: {} for key in call.arguments}},
-            }
-            operations[call.name] = _operations(function, toolcalls.call_text)[0]
+        found = None
+        if call.name not in operations:
+            found = _in_words(toolcalls.call_text(call.name, call.arguments), operations)
+            if not found:
+                properties: dict[str, Any] = {key: {} for key in call.arguments}
+                function = {"name": call.name, "parameters": {"properties": properties}}
+                operations[call.name] = _operations(function, toolcalls.call_text)[0]
         made.append(found or (call.name, call.arguments))
     return made
 
 
-def _in_words(action: str, operations: dict[str, Operation]) -> tuple[str, dict[str, Any]] | None:
+def _in_words(action: str, operations: dict[str, Operation]) -> tuple[str, Json] | None:
     """Return the operation and the arguments of an action in words, None if it has the form of no
     operation."""
     said = _said(action)
     for name, operation in operations.items():
-        if (
-            not operation.properties
-            and not operation.form
-            and said
-            and said == _said(operation.render({}))
-        ):
+        if said and not operation.properties and said == _said(operation.render({})):
             return name, {}
-    forms = [operation for operation in operations.values() if operation.form]
-    for operation in sorted(
-        forms, key=lambda op: -len(_SLOT.sub("", op.name))
-    ):  # "put X on Y" before "put X"
-        if found := operation.form.fullmatch(said):
-            return operation.name, dict(zip(operation.properties, found.groups(), strict=True))
+    # The form with most words of its own comes first: "put X on Y" before "put X".
+    for name in sorted(operations, key=lambda name: -len(_SLOT.sub("", name))):
+        form = operations[name].form
+        found = form.fullmatch(said) if form else None
+        if found:
+            return name, dict(zip(operations[name].properties, found.groups()))
     return None
 
 
@@ -229,7 +271,8 @@ def _said(action: str) -> str:
     """Return the text of an action in words: the argument of its call or, without a call, the
     action itself."""
     calls = toolcalls.parse(action).calls
-    return " ".join(str([*leaves(calls[0].arguments), ""][0] if calls else action).split())
+    said = leaves(calls[0].arguments) if calls else [action]
+    return " ".join(str(said[0]).split()) if said else ""
 
 
 def succeeded(result: StepResult) -> bool:
@@ -242,6 +285,6 @@ def succeeded(result: StepResult) -> bool:
     return not text.startswith(("error", "exception", "traceback"))
 
 
-def tool_names(actions: Sequence[str]) -> list[str]:
-    """Return the tools that the actions call, in order."""
-    return [call.name for action in actions for call in toolcalls.parse(action).calls]
+def has_digit(text: str) -> bool:
+    """Return True if a text has a digit, as most ids have."""
+    return any(character.isdigit() for character in text)

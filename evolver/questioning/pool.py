@@ -1,17 +1,21 @@
-"""The synthetic tasks of a run, and how often each is solved."""
+"""The synthetic tasks of a run, how often each is solved, and the tasks of a step: originals and
+synthetic ones in a given ratio (eq. 12 of the AgentEvolver paper)."""
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import closing
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from envs.probed import probed
 from envs.world import Task, World, WorldError
-from evolver.questioning.mixture import mixture
-from evolver.questioning.tasks import Duplicates, is_verified, unfeasible
+from evolver.questioning.tasks import Duplicates, infeasibility, is_verified
 from rl.seeds import seed_of
 
 if TYPE_CHECKING:
@@ -19,37 +23,36 @@ if TYPE_CHECKING:
     from evolver.questioning.words import Words
 
 
+_REJECTED = "rejected/"  # begins the names of counts of rejected tasks, before the reason
+
+
 class TaskPool:
     """Synthetic tasks with their results. Any explorer can fill it (`grow`).
 
     seeds: the training tasks whose worlds are explored. tasks: {id: task}. results: {id:
-    [successes, attempts]}.
-    duplicates: detects tasks that repeat a seed or another task.
+    [successes, attempts]}. duplicates: detects tasks that repeat a seed or another task.
     """
 
     def __init__(
         self, seeds: Sequence[Task], *, overlap: float, capacity: int, tasks: Iterable[Task] = ()
     ):
         """overlap: least Jaccard similarity of two queries that counts as a repetition. capacity:
-        most tasks kept.
-        tasks: synthetic tasks to start with."""
+        most tasks kept. tasks: synthetic tasks to start with. Raises ValueError without seeds."""
         if not seeds:
             raise ValueError(
                 "self-questioning explores the worlds of training tasks, and there are none"
             )
         self.seeds, self.overlap, self.capacity = list(seeds), overlap, capacity
-        self._counts: Counter[str] = Counter()
-        self._rejected: Counter[str] = Counter()
+        self._counts: Counter[str] = Counter()  # of the exploration
         self._explorer_state: Any = None  # what Explorer.state() returned last
         self.refreshed = 0  # the step that the tasks were last refreshed for
         self._reset(tasks, {})
 
     def _reset(self, tasks: Iterable[Task], results: dict[str, list[int]]) -> None:
-        self.tasks: dict[str, Task] = {task.id: task for task in tasks}
+        self.tasks = {task.id: task for task in tasks}
         self.results: dict[str, list[int]] = {}
-        self._by_template: dict[
-            str, list[int]
-        ] = {}  # like `results`, summed over the tasks of a template
+        # like `results`, summed over the tasks of a template
+        self._by_template: dict[str, list[int]] = {}
         self.duplicates = Duplicates(self.overlap, [*self.seeds, *self.tasks.values()])
         for id in self.tasks:
             if id in results:
@@ -63,17 +66,17 @@ class TaskPool:
         """Let `explorer` propose tasks until `budget` of them are kept. Return the kept tasks.
 
         Each task is kept at once, so that tasks that were paid for survive if the explorer raises.
-        The pool may then have more than its capacity, until `shrink`.
+        The pool may then have more than its capacity, until `shrink`. Raises ValueError for a task
+        that is not synthetic.
         """
         if self._explorer_state is not None and hasattr(explorer, "load_state"):
             explorer.load_state(self._explorer_state)
-        kept: list[Task] = []
+        rng, kept = random.Random(seed_of(seed, "explore")), []
         try:
             with closing(probed(make_world())) as world, closing(probed(make_world())) as checked:
-                for task in explorer.explore(
-                    world, self.seeds, budget, random.Random(seed_of(seed, "explore"))
-                ):
-                    if reason := self._unfit(checked, task):
+                for task in explorer.explore(world, self.seeds, budget, rng):
+                    reason = self._rejection(checked, task)
+                    if reason:
                         self.reject(reason)
                     else:
                         self.count(tried=1, accepted=1)
@@ -87,34 +90,36 @@ class TaskPool:
                 self._explorer_state = explorer.state()
         return kept
 
-    def count(
-        self, *, walks: int = 0, env_steps: int = 0, tried: int = 0, accepted: int = 0
-    ) -> None:
-        """Add to the counts of the exploration."""
-        self._counts.update(walks=walks, env_steps=env_steps, tried=tried, accepted=accepted)
+    def count(self, **times: int) -> None:
+        """Add to the counts of the exploration: walks, env_steps, tried, accepted."""
+        self._counts.update(times)
 
     def reject(self, reason: str, *, tried: int = 1) -> None:
         """Count a rejected proposal by reason. tried=0: exploration failed before it made a
         proposal."""
-        self._counts["tried"] += tried
-        self._rejected[reason] += 1
+        self._counts.update({"tried": tried, f"{_REJECTED}{reason}": 1})
 
     def rejections(self) -> str:
         """Return a one-line summary of the proposals since the last call of `metrics`."""
-        reasons = ", ".join(f"{n} x {reason}" for reason, n in self._rejected.most_common())
+        reasons = []
+        for name, n in self._counts.most_common():
+            if name.startswith(_REJECTED):
+                reasons.append(f"{n} x {name.removeprefix(_REJECTED)}")
         walks, kept = self._counts["walks"], self._counts["accepted"]
-        return f"{walks} walks, {kept} tasks kept, rejected: {reasons or 'none'}"
+        return f"{walks} walks, {kept} tasks kept, rejected: {', '.join(reasons) or 'none'}"
 
-    def _unfit(self, world: World, task: Task) -> str:
+    def _rejection(self, world: World, task: Task) -> str:
         """Return why a task is rejected, or "" if it is kept."""
         if task.origin != "synthetic":
             raise ValueError(
-                f"the explorer proposed the task {task.id} with origin '{task.origin}', not 'synthetic'"
+                f"the explorer proposed the task {task.id} with origin '{task.origin}',"
+                " not 'synthetic'"
             )
+        reason = self.duplicates.repeats(task)
+        if reason or not is_verified(task):
+            return reason
         try:
-            return self.duplicates.repeats(task) or (
-                unfeasible(world, task) if is_verified(task) else ""
-            )
+            return infeasibility(world, task)
         except WorldError:
             return "the world broke"
 
@@ -123,10 +128,17 @@ class TaskPool:
         are left."""
         surplus = len(self.tasks) - self.capacity
         if surplus > 0:
-            removed = set(sorted(self.tasks, key=self.learnability)[:surplus])
-            self._reset(
-                [task for id, task in self.tasks.items() if id not in removed], self.results
-            )
+            self._keep_all_but(sorted(self.tasks, key=self.learnability)[:surplus])
+
+    def remove(self, ids: Collection[str], reason: str) -> None:
+        """Remove tasks, and count them as rejected."""
+        self._counts.update({"accepted": -len(ids), f"{_REJECTED}{reason}": len(ids)})
+        self._keep_all_but(ids)
+
+    def _keep_all_but(self, ids: Collection[str]) -> None:
+        removed = set(ids)
+        kept = [task for id, task in self.tasks.items() if id not in removed]
+        self._reset(kept, self.results)
 
     def reword(self, words: Words, ids: Collection[str], tools: str) -> None:
         """Give the tasks `ids` the queries that `words` chooses. They keep their ids and their
@@ -135,18 +147,12 @@ class TaskPool:
             self.tasks[task.id] = task
         self._reset(list(self.tasks.values()), self.results)  # `duplicates` knows the queries
 
-    def remove(self, ids: Collection[str], reason: str) -> None:
-        """Remove tasks, and count them as rejected."""
-        self._counts["accepted"] -= len(ids)
-        self._rejected[reason] += len(ids)
-        self._reset([task for id, task in self.tasks.items() if id not in ids], self.results)
-
     # --- choosing ---------------------------------------------------------------------------------
 
     def mixture(
         self,
         original: Sequence[Task],
-        synthetic: Sequence[Task] | None = None,
+        synthetic: Sequence[Task],
         *,
         learnable: bool = False,
         **draw: Any,
@@ -157,13 +163,13 @@ class TaskPool:
         chance: an explorer finds few tasks of the kinds that are hard to find, which are no easier
         to learn.
         """
-        synthetic = list(self.tasks.values()) if synthetic is None else synthetic
         weights = None
         if learnable:
-            times = Counter(task.meta.get("template", task.id) for task in synthetic)
-            weights = [
-                self.learnability(t.id) / times[t.meta.get("template", t.id)] for t in synthetic
-            ]
+            templates = [task.meta.get("template", task.id) for task in synthetic]
+            times = Counter(templates)
+            weights = []
+            for task, template in zip(synthetic, templates):
+                weights.append(self.learnability(task.id) / times[template])
         return mixture(original, synthetic, weights=weights, **draw)
 
     def record(self, results: Iterable[tuple[str, bool]]) -> None:
@@ -174,10 +180,8 @@ class TaskPool:
 
     def _add_result(self, id: str, successes: int, attempts: int) -> None:
         template = self.tasks[id].meta.get("template", "")
-        for counts in (
-            self.results.setdefault(id, [0, 0]),
-            self._by_template.setdefault(template, [0, 0]),
-        ):
+        for table, key in ((self.results, id), (self._by_template, template)):
+            counts = table.setdefault(key, [0, 0])
             counts[0] += successes
             counts[1] += attempts
 
@@ -188,8 +192,10 @@ class TaskPool:
         tasks of the same template. The pool holds more tasks than a run can try twice, so a task's
         own results say little.
         """
-        template = self.tasks[id].meta.get("template", "") if id in self.tasks else None
-        successes, attempts = self._by_template.get(template, (0, 0))
+        successes = attempts = 0
+        if id in self.tasks:
+            template = self.tasks[id].meta.get("template", "")
+            successes, attempts = self._by_template.get(template, (0, 0))
         prior = (successes + 1) / (attempts + 2)
         successes, attempts = self.results.get(id, (0, 0))
         rate = (successes + 2 * prior) / (attempts + 2)
@@ -200,23 +206,13 @@ class TaskPool:
     def metrics(self) -> dict[str, float]:
         """Return exploration counts since the last call, and statistics of the current pool."""
         counts, self._counts = self._counts, Counter()
-        rejected, self._rejected = self._rejected, Counter()
-        figures = {
-            f"questioning/{name}": float(counts[name])
-            for name in ("walks", "env_steps", "tried", "accepted")
-        }
-        figures |= {
-            f"questioning/rejected/{reason}": float(n) for reason, n in sorted(rejected.items())
-        }
-        rates = [s / n for s, n in (self.results.get(id, (0, 0)) for id in self.tasks) if n]
-        figures["questioning/pool"] = float(len(self.tasks))
-        figures["questioning/learnable_rate"] = sum(0 < rate < 1 for rate in rates) / max(
-            len(rates), 1
-        )
-        levels = Counter(task.difficulty for task in self.tasks.values())
-        return figures | {
-            f"questioning/difficulty/{level}": float(levels[level]) for level in sorted(levels)
-        }
+        none = dict.fromkeys(("walks", "env_steps", "tried", "accepted"), 0)
+        figures: dict[str, float] = none | counts
+        rates = [won / tried for won, tried in self.results.values() if tried]
+        figures["pool"] = len(self.tasks)
+        figures["learnable_rate"] = sum(0 < rate < 1 for rate in rates) / max(len(rates), 1)
+        figures |= Counter(f"difficulty/{task.difficulty}" for task in self.tasks.values())
+        return {f"questioning/{name}": float(figure) for name, figure in figures.items()}
 
     def state(self) -> dict[str, Any]:
         """Return everything that later calls depend on, as JSON values; the explorer's state is
@@ -232,5 +228,92 @@ class TaskPool:
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
-        self._explorer_state, self.refreshed = state["explorer"], state.get("refreshed", 0)
+        """Continue from what `state` returned."""
+        self._explorer_state, self.refreshed = state["explorer"], state["refreshed"]
         self._reset([Task.from_dict(record) for record in state["tasks"]], state["results"])
+
+
+def mixture(
+    original: Sequence[Task],
+    synthetic: Sequence[Task],
+    *,
+    step: int,
+    n: int,
+    share: float,
+    seed: int,
+    weights: Sequence[float] | None = None,
+) -> list[Task]:
+    """Return `n` different tasks for a step, `round(share * n)` of them synthetic, determined by
+    `seed` and `step`.
+
+    Originals come in epochs: each is drawn once before any is drawn again. Synthetic tasks come in
+    epochs too or, with `weights` (one per task, not negative), are drawn in proportion to them
+    without replacement. Raises ValueError if there are fewer tasks than needed or if `share` is
+    outside [0, 1].
+    """
+    if not 0.0 <= share <= 1.0:
+        raise ValueError(f"share is the fraction of synthetic tasks, between 0 and 1; got {share}")
+    n_synthetic = round(share * n)
+    n_original = n - n_synthetic
+    kinds = (("original", original, n_original), ("synthetic", synthetic, n_synthetic))
+    for name, tasks, needed in kinds:
+        if len(tasks) < needed:
+            raise ValueError(
+                f"a step of {n} tasks with share {share:g} needs {needed} {name} tasks,"
+                f" there are {len(tasks)}"
+            )
+    drawn = _in_epochs(len(original), n_original, step, seed_of(seed, "original"))
+    chosen = [original[i] for i in drawn]
+    if weights is None:
+        drawn = _in_epochs(len(synthetic), n_synthetic, step, seed_of(seed, "synthetic"))
+    else:
+        weights_N = np.asarray(weights, float)
+        drawn = _by_weight(weights_N, n_synthetic, seed_of(seed, "synthetic", step))
+    chosen += [synthetic[i] for i in drawn]
+    order = np.random.default_rng(seed_of(seed, "order", step)).permutation(len(chosen))
+    return [chosen[i] for i in order]
+
+
+def _by_weight(weights_N: np.ndarray, n: int, seed: int) -> list[int]:
+    """Draw n indices in proportion to the weights, without replacement; weight 0 comes last.
+
+    Uses the keys of Efraimidis and Spirakis (2006).
+    """
+    if weights_N.ndim != 1 or not np.all(weights_N >= 0.0):
+        raise ValueError("weights must be one number per synthetic task, none negative")
+    uniform_N = np.random.default_rng(seed).random(len(weights_N))
+    keys_N = np.where(weights_N > 0, np.log(uniform_N) / np.maximum(weights_N, 1e-300), -np.inf)
+    return [int(i) for i in np.lexsort((uniform_N, keys_N))[::-1][:n]]
+
+
+def _in_epochs(size: int, n: int, step: int, seed: int) -> list[int]:
+    """Return the n indices of `step` when range(size) is drawn in shuffled epochs, n per step, none
+    twice in a step."""
+    if n == 0:
+        return []
+    begin = step * n
+    first, last = begin // size, (begin + n - 1) // size
+    for epoch in range(last):  # each needs the one before it, and recursion is limited
+        _epoch(size, n, epoch, seed)
+    dealt: list[int] = []
+    for epoch in range(first, last + 1):
+        dealt += _epoch(size, n, epoch, seed)
+    begin -= first * size
+    return dealt[begin : begin + n]
+
+
+@lru_cache(maxsize=4096)
+def _epoch(size: int, n: int, epoch: int, seed: int) -> tuple[int, ...]:
+    """Return a permutation of range(size).
+
+    If a step spans two epochs, the permutation of the second starts with indices that the step has
+    not drawn yet.
+    """
+    order = [int(i) for i in np.random.default_rng(seed_of(seed, "epoch", epoch)).permutation(size)]
+    begun = (epoch * size) % n
+    if epoch == 0 or begun == 0:
+        return tuple(order)
+    drawn = set(_epoch(size, n, epoch - 1, seed)[size - begun :])
+    new = [i for i in order if i not in drawn]
+    head = dict.fromkeys(itertools.islice(new, n - begun))
+    return (*head, *(i for i in order if i not in head))

@@ -15,16 +15,13 @@ from evolver.replaying import replay
 from evolver.transcripts import text_of
 
 CLOSING = "done"  # ends an episode that needs no answer
-_Start = tuple[int, str]
+MASK = "Look around and find out what can be done here."  # replaces the query while exploring
+_PROBE = "probe/"  # begins the ids of probes
 
 
-class Unfit(Exception):
+class Rejected(Exception):
     """Raised for a proposal that gives no task. The message is the reason, by which it is counted
     in the metrics."""
-
-
-# replaces the query of a task whose world is explored
-MASK = "Look around and find out what can be done here."
 
 
 def probe_of(task: Task) -> Task:
@@ -33,24 +30,28 @@ def probe_of(task: Task) -> Task:
     It keeps the verifier, which the world may need to start, and the id of `task` as
     `meta["entry"]`.
     """
-    meta = task.meta | {"entry": task.meta.get("entry", task.id)}
     return replace(
         task,
-        id=f"probe/{task.id}",
+        id=f"{_PROBE}{task.id}",
         query=MASK,
         origin="synthetic",
         reference=[],
         difficulty=0,
-        meta=meta,
+        meta=task.meta | {"entry": task.meta.get("entry", task.id)},
     )
 
 
-def check_probe(world: World, start: Task, probe: Task) -> None:
-    """Raise ValueError unless the world shows the query of a probe and not the query of `start`,
-    which it replaces."""
+def source_of(start: Task) -> str:
+    """Return the id of an original task, given the task or its probe."""
+    return start.id.removeprefix(_PROBE)
+
+
+def check_probe(world: World, start: Task) -> None:
+    """Raise ValueError unless the world shows the query of the probe of `start` instead of its
+    own."""
     problem = ""
     try:
-        opening = text_of(world.reset(probe, start.seed).messages)
+        opening = text_of(world.reset(probe_of(start), start.seed).messages)
         world.evaluate()
     except Exception as error:  # an adapter may raise anything for a task that it does not know
         problem = f"it fails with {type(error).__name__}: {error}"
@@ -61,9 +62,9 @@ def check_probe(world: World, start: Task, probe: Task) -> None:
             problem = "it still shows the old query"
     if problem:
         raise ValueError(
-            f"world '{world.name}' cannot be explored: it was reset with task {start.id} under another query, and"
-            f" {problem}. Its reset() has to show task.query wherever task.origin is 'synthetic'; if it cannot, set"
-            " config.questioning.enabled=False"
+            f"world '{world.name}' cannot be explored: it was reset with task {start.id} under"
+            f" another query, and {problem}. Its reset() has to show task.query wherever"
+            " task.origin is 'synthetic'; if it cannot, set config.questioning.enabled=False"
         )
 
 
@@ -76,7 +77,7 @@ def synthetic_task(
     Its id is a digest of the start and `identity`, a JSON value. fields: reference (assistant turns
     that solve it), verifier, difficulty (calls of the reference).
     """
-    source = start.id.removeprefix("probe/")
+    source = source_of(start)
     whole = json.dumps([source, start.seed, identity], sort_keys=True)
     id = f"syn/{hashlib.blake2b(whole.encode(), digest_size=8).hexdigest()}"
     meta = (meta or {}) | {"source": source}
@@ -90,7 +91,7 @@ def is_verified(task: Task) -> bool:
     return bool(task.verifier) and not task.meta.get("unverified")
 
 
-def unfeasible(world: World, task: Task) -> str:
+def infeasibility(world: World, task: Task) -> str:
     """Return why a task is unusable, or "": its reference must solve it, and an idle agent must
     not."""
     if not task.reference:
@@ -121,13 +122,14 @@ class Duplicates:
     def __init__(self, overlap: float, tasks: Iterable[Task] = ()):
         """overlap: least Jaccard similarity of two queries that counts as a repetition."""
         self.overlap = overlap
-        self._goals: set[tuple[_Start, str]] = set()
-        self._words: dict[_Start, list[frozenset[str]]] = {}
         self._ids: set[str] = set()
+        self._goals: set[str] = set()
+        self._words: dict[tuple[int, str], list[frozenset[str]]] = {}
         for task in tasks:
             self.add(task)
 
     def add(self, task: Task) -> None:
+        """Remember a task."""
         if is_verified(task):
             self._goals.add(_goal(task))
         self._words.setdefault(_start(task), []).append(_words(task))
@@ -138,27 +140,25 @@ class Duplicates:
         if task.id in self._ids or (is_verified(task) and _goal(task) in self._goals):
             return "same goal"
         words = _words(task)
-        if any(
-            jaccard(words, other) >= self.overlap for other in self._words.get(_start(task), ())
-        ):
-            return "same words"
-        return ""
+        known = self._words.get(_start(task), ())
+        return "same words" if any(jaccard(words, own) >= self.overlap for own in known) else ""
 
 
-def _start(task: Task) -> _Start:
+def _start(task: Task) -> tuple[int, str]:
     """Return the seed of a task, and the original task in whose world it starts, which may be
     itself."""
     source = task.meta.get("source", "") if task.origin == "synthetic" else task.id
     return task.seed, str(task.meta.get("entry", source))
 
 
-def _goal(task: Task) -> tuple[_Start, str]:
-    """Return the start of a task and what its verifier demands, without what must not change."""
+def _goal(task: Task) -> str:
+    """Return the start of a task and what its verifier demands, without what must not change, as
+    JSON."""
     demanded: Any = task.verifier
     if is_probed(task):
         changed = [[p["action"], p["after"]] for p in task.verifier["probes"] if "after" in p]
-        demanded = [changed, task.verifier["answer"], task.query if not changed else ""]
-    return _start(task), json.dumps(demanded, sort_keys=True)
+        demanded = [changed, task.verifier["answer"], "" if changed else task.query]
+    return json.dumps([_start(task), demanded], sort_keys=True)
 
 
 def _words(task: Task) -> frozenset[str]:

@@ -9,17 +9,18 @@ and nothing that the request did not name. Otherwise the task keeps its words.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Protocol
 
 from envs.probed import is_probed
 from envs.world import Task
 from evolver.llm.answers import array, record, string, unfit_reason
 from evolver.llm.prompts import prompt
-from evolver.llm.questions import ChatError, Question
+from evolver.llm.questions import ChatError, Question, Reply
+from evolver.metrics import Meter
 from evolver.parts import Parts
+from evolver.questioning.calls import has_digit
 from evolver.transcripts import quoted, scripts, words
 from rl.bounds import Count
 
@@ -59,24 +60,24 @@ class ByModel(Words):
     """Asks the role `writer` for several wordings of each task and takes the first that passes the
     gate."""
 
-    roles, prompts = ("writer",), ("reword",)
+    roles: tuple[str, ...] = ("writer",)
+    prompts = ("reword",)
 
     def __init__(self, parts: Parts, *, wordings: Count = 3):
         """wordings: how many to ask for per task."""
         self.chat, self.max_chars, self.wordings = parts.chat, parts.max_chars, wordings
-        self._counts: Counter[str] = Counter()
+        self.meter = Meter("questioning/words")
 
     def reword(self, tasks: Sequence[Task], tools: str) -> list[Task]:
         asked = [task for task in tasks if "named" in task.meta]
         answers = self.chat.ask([self._question(task, tools) for task in asked])
-        queries = {
-            task.id: self._chosen(task, answer) for task, answer in zip(asked, answers, strict=True)
-        }
+        queries = {}
+        for task, answer in zip(asked, answers):
+            queries[task.id] = self._chosen(task, answer)
         return [replace(task, query=queries.get(task.id, task.query)) for task in tasks]
 
     def metrics(self) -> dict[str, float]:
-        counts, self._counts = self._counts, Counter()
-        return {f"questioning/words/{name}": float(n) for name, n in sorted(counts.items())}
+        return self.meter.read()
 
     def _question(self, task: Task, tools: str) -> Question:
         text, named = prompt("reword"), "\n".join(f"- {value}" for value in task.meta["named"])
@@ -89,27 +90,29 @@ class ByModel(Words):
         schema = record(queries=array(string(_LONGEST), self.wordings))
         return Question("writer", messages, schema, text.version)
 
-    def _chosen(self, task: Task, answer: Any) -> str:
+    def _chosen(self, task: Task, answer: Reply | ChatError) -> str:
         """Return the first wording that passes the gate, the task's own words if none does."""
         if isinstance(answer, ChatError):
-            self._counts["unanswered"] += 1
+            self.meter.count("unanswered")
             return task.query
-        for query in answer.parsed["queries"][: self.wordings]:
-            query = " ".join(query.split())
+        for wording in answer.parsed["queries"][: self.wordings]:
+            query = " ".join(wording.split())
             problem = unfaithful(task, query) or unfit_reason(query, task.query)
-            self._counts[problem or "reworded"] += 1
+            self.meter.count(problem or "reworded")
             if not problem:
                 return query
-        self._counts["kept"] += 1
+        self.meter.count("kept")
         return task.query
 
 
 def unfaithful(task: Task, query: str) -> str:
     """Return why a query does not ask for what the task's own query asks for, "" if nothing speaks
     against it."""
-    said, own = words(query), words(task.query)
-    if not query or len(query) > _LONGEST:
-        return "empty" if not query else "too long"
+    if not query:
+        return "empty"
+    if len(query) > _LONGEST:
+        return "too long"
+    said = words(query)
     if any(words(str(value)) not in said for value in task.meta["named"]):
         return "a value is missing"
     if any(words(str(value)) in said for value in task.meta["hidden"]):
@@ -117,6 +120,7 @@ def unfaithful(task: Task, query: str) -> str:
     answer = task.verifier.get("answer") if is_probed(task) else None
     if answer and words(answer["value"]) in said:
         return "the answer"
-    if any(word not in own.split() for word in said.split() if any(c.isdigit() for c in word)):
+    added = set(said.split()).difference(words(task.query).split())
+    if any(map(has_digit, added)):
         return "another value"
     return "another script" if set(scripts(query)) - set(scripts(task.query)) else ""

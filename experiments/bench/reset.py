@@ -27,7 +27,8 @@ from envs import make
 from envs.process import ROOT, Worker
 from envs.toolcalls import parse
 from evolver.questioning import probe_of
-from evolver.questioning.walks import Known, Walker
+from evolver.questioning.values import SeenValues
+from evolver.questioning.walks import Walker
 
 BOUND_MS = {"appworld": 150.0}  # bound on the p95 of a reset
 TOOL_BOUND_MS = {"travel": 10.0}  # bound on any step
@@ -84,7 +85,7 @@ def by_tool(env: str, kwargs: dict[str, Any], split: str, episodes: int) -> dict
         for action in task.reference:
             world.step(action)
         if world.reset(probe_of(task), task.seed).tools:
-            list(walker.walks(world, probe_of(task), random.Random(number), Known()))
+            list(walker.walks(world, probe_of(task), random.Random(number), SeenValues()))
     world.close()
     return seconds
 

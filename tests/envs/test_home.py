@@ -200,12 +200,13 @@ def test_an_episode_continues_from_its_snapshot(dev):
 def test_a_plain_query_is_worded_as_the_explorer_words_it(world):
     """The calls of a plan, as events of a walk, get the same query from the explorer."""
     from evolver.questioning.calls import Event, operations_of
-    from evolver.questioning.goals import Writer
+    from evolver.questioning.goals import Goal
+    from evolver.questioning.phrasing import Option, Phrasing
 
-    writer = object.__new__(Writer)  # without a site, of which the wording needs nothing
-    writer.operations = operations_of(world, world.reset(world.tasks("train")[0]))
-    writer.summaries, writer.ids = SUMMARIES, {"R99", "L99", "H99", "S99", "B99", "D99"}
-    writer._question = lambda event, query, rng: (plan.wanted, {"value": plan.answer})
+    operations = operations_of(world, world.reset(world.tasks("train")[0]))
+    phrasing = Phrasing(operations, {"R99", "L99", "H99", "S99", "B99", "D99"})
+    assert phrasing.summaries.items() >= SUMMARIES.items()
+    phrasing.question = lambda event, query, rng: Option(plan.wanted, plan.answer, [])
     for n in range(120):
         rng = random.Random(n)
         plan = any_plan(
@@ -217,21 +218,20 @@ def test_a_plain_query_is_worded_as_the_explorer_words_it(world):
             for tool, given, _ in plan.calls
         ]
         targets = [n for n, (tool, _, _) in enumerate(plan.calls) if tool in CHANGES]
-        asked = len(events) - 1 if plan.answer else None
-        assert plan.query in {
-            writer._words(events, targets, asked, random.Random(seed))[0] for seed in range(8)
-        }
+        goal = Goal(events, targets, len(events) - 1 if plan.answer else None)
+        assert plan.query in {phrasing.query(goal, random.Random(seed))[0] for seed in range(8)}
 
 
 def test_a_retried_call_keeps_the_values_that_its_schema_lists(world):
     """Nothing that the world shows replaces one of the choices of an argument."""
     from evolver.questioning.tasks import probe_of
-    from evolver.questioning.walks import Known, Walker
+    from evolver.questioning.values import SeenValues
+    from evolver.questioning.walks import Walker
 
     walker, made = Walker(breadth=6, depth=18, branches=2), []
     for n, task in enumerate(world.tasks("train")[:16]):
-        for walk in walker.walks(world, probe_of(task), random.Random(n), Known()):
-            made += [event for event in walk.events if event.name == "light"]
+        for walk in walker.walks(world, probe_of(task), random.Random(n), SeenValues()):
+            made += [event for event in walk if event.name == "light"]
     assert len(made) > 20 and {e.arguments["colour"] for e in made} <= {
         "Red",
         "Green",

@@ -93,7 +93,8 @@ def test_the_command_prints_the_worlds_own_profile_or_a_draft(capsys):
 def test_an_explorer_drafts_a_missing_profile():
     from envs.travel import Travel
     from evolver.questioning import TaskPool
-    from evolver.questioning.llm import LlmExplorer, profile_text
+    from evolver.questioning.llm import LlmExplorer
+    from evolver.questioning.profiles import profile_text
 
     class Silent(Travel):
         def profile(self):

@@ -749,12 +749,13 @@ def test_a_plain_query_names_what_its_calls_need_and_nothing_that_they_have_to_f
 def test_a_plain_query_is_worded_as_the_explorer_words_it(world):
     """The calls of a draft, as events of a walk, get the same query from the explorer."""
     from evolver.questioning.calls import Event, operations_of
-    from evolver.questioning.goals import Writer
+    from evolver.questioning.goals import Goal
+    from evolver.questioning.phrasing import Option, Phrasing
 
-    writer = object.__new__(Writer)  # without a site, of which the wording needs nothing
-    writer.operations = operations_of(world, world.reset(free_task()))
-    writer.summaries, writer.ids = plain.SUMMARIES, {"F99", "P99", "O99", "9A", "9B", "9C"}
-    writer._question = lambda event, query, rng: (wanted, {"value": plan.answer})
+    operations = operations_of(world, world.reset(free_task()))
+    phrasing = Phrasing(operations, {"F99", "P99", "O99", "9A", "9B", "9C"})
+    assert phrasing.summaries.items() >= plain.SUMMARIES.items()
+    phrasing.question = lambda event, query, rng: Option(plan.ask[2], plan.answer, [])
     for plan in plain_drafts(100, seed=2):
         session = Session(plan.world)
         events = [
@@ -763,10 +764,8 @@ def test_a_plain_query_is_worded_as_the_explorer_words_it(world):
         ]
         assert events[0].cells == cells(events[0].name, events[0].result)
         targets = [n for n, call in enumerate(plan.calls) if call.tool in CHANGING]
-        asked, wanted = (len(events) - 1, plan.ask[2]) if plan.ask else (None, "")
-        queries = {
-            writer._words(events, targets, asked, random.Random(seed))[0] for seed in range(8)
-        }
+        goal = Goal(events, targets, len(events) - 1 if plan.ask else None)
+        queries = {phrasing.query(goal, random.Random(seed))[0] for seed in range(8)}
         assert plan.query in queries, plan
 
 

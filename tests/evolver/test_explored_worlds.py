@@ -22,10 +22,12 @@ from evolver.parts import Parts
 from evolver.questioning import TaskPool
 from evolver.questioning.calls import Event
 from evolver.questioning.curiosity import Curiosity
-from evolver.questioning.goals import _of_rows, proposals
-from evolver.questioning.knowledge import Knowledge
+from evolver.questioning.goals import goals_of
+from evolver.questioning.kinds import start_state
 from evolver.questioning.llm import LlmExplorer
-from evolver.questioning.start_state import Site
+from evolver.questioning.operation_stats import OperationStats
+from evolver.questioning.phrasing import about_rows
+from evolver.questioning.values import SeenValues
 from evolver.replaying import replay
 from tests.evolver.chat_server import answer, said
 
@@ -45,7 +47,7 @@ def explored(make_world, starts, budget, **options):
         world.reset(task, task.seed)
         assert not world.evaluate().success, task
     world.close()
-    return tasks, explorer.walker.knowledge
+    return tasks, explorer.walker.stats
 
 
 # --- a text adventure that marks no refusals ------------------------------------------------------
@@ -127,31 +129,27 @@ def house():
 
 
 def test_a_text_world_without_marks_for_refusals_is_explored(house):
-    tasks, knowledge = house
+    tasks, stats = house
     assert len(tasks) >= 3
-    assert {"take OBJ", "go down"} <= {
-        name for name in knowledge.repeats if knowledge.changes(name)
-    }
-    assert {"look", "inventory"} <= {name for name in knowledge.repeats if knowledge.reads(name)}
+    assert {"take OBJ", "go down"} <= {name for name in stats.roles if stats.roles[name].changes}
+    assert {"look", "inventory"} <= {name for name in stats.roles if stats.roles[name].reads}
     assert any("take" in task.query.lower() for task in tasks)
     assert not any("OBJ" in task.query or ": obj" in task.query for task in tasks)
 
 
 def test_refusals_are_learnt_and_other_answers_are_not(house):
-    _, knowledge = house
-    assert knowledge.refuses(REFUSAL) and knowledge.refuses("You can't go that way.")
-    assert not knowledge.refuses("You take the key.") and not knowledge.refuses(
-        "You carry nothing."
-    )
-    assert not knowledge.refuses("You are in the cellar.\nThere is a key here.")
+    _, stats = house
+    assert stats.refuses(REFUSAL) and stats.refuses("You can't go that way.")
+    assert not stats.refuses("You take the key.") and not stats.refuses("You carry nothing.")
+    assert not stats.refuses("You are in the cellar.\nThere is a key here.")
 
 
 def test_an_answer_that_goes_with_a_change_is_no_refusal(house):
-    _, knowledge = house
-    knowledge.texts["Taken."] = {"take OBJ": ["key", "old lamp"]}
-    assert knowledge.refuses("Taken.")  # as long as it has not been tested
-    knowledge.quiet["Taken."] = [1, 1]
-    assert not knowledge.refuses("Taken.")
+    _, stats = house
+    stats.sentences["Taken."] = {"take OBJ": ["key", "old lamp"]}
+    assert stats.refuses("Taken.")  # as long as it has not been tested
+    stats.quiet["Taken."] = [1, 1]
+    assert not stats.refuses("Taken.")
 
 
 def test_a_world_that_limits_its_steps_is_read_in_several_episodes():
@@ -203,24 +201,24 @@ def test_the_inside_of_one_fenced_block_counts():
 
 def test_nothing_is_asked_about_calls_that_answer_by_their_arguments_alone():
     """A heating that repeats what it is told, and that nothing shows, looks like a reader."""
-    knowledge = Knowledge()
+    stats = OperationStats()
 
     def compared(name, *answers):
         for start, shown in enumerate(answers):
-            knowledge.compare(f"task {start}", Event(name, {"degrees": 21}, "", shown, ok=True))
-        return knowledge.is_blind(name)
+            stats.compare(f"task {start}", Event(name, {"degrees": 21}, "", shown, ok=True))
+        return stats.roles[name].blind
 
     assert not compared("heat", "21 degrees", "21 degrees", "21 degrees") and compared(
         "heat", *4 * ["21 degrees"]
     )
     assert not compared("temperature", "18", "20", "20", "20", "20")
     for _ in range(9):
-        knowledge.compare("task 0", Event("far", {}, "", "1", ok=True))
-    assert not knowledge.is_blind("far") and not knowledge.is_blind(
-        "unknown"
+        stats.compare("task 0", Event("far", {}, "", "1", ok=True))
+    assert (
+        not stats.roles["far"].blind and not stats.roles["unknown"].blind
     )  # one start says nothing
-    knowledge.shown_changes["heat"] = 1
-    assert not knowledge.is_blind("heat")
+    stats.roles["heat"].changes_shown = 1
+    assert not stats.roles["heat"].blind
 
 
 # --- a world whose actions are code ---------------------------------------------------------------
@@ -331,7 +329,7 @@ class Desk(World):
 
 
 def test_a_world_of_code_is_explored_past_its_logins():
-    tasks, knowledge = explored(Desk, Desk().tasks("train"), 12, breadth=12, depth=24, rehearsals=0)
+    tasks, stats = explored(Desk, Desk().tasks("train"), 12, breadth=12, depth=24, rehearsals=0)
     assert len(tasks) >= 6
     assert all(
         task.reference[-1].startswith("desk.finish") for task in tasks
@@ -339,31 +337,28 @@ def test_a_world_of_code_is_explored_past_its_logins():
     assert any(".login " in action for task in tasks for action in task.reference)
     assert any("after" in probe for task in tasks for probe in task.verifier["probes"])  # a change
     assert not any("access token" in task.query for task in tasks)  # the account is clear
-    assert (
-        "desk.finish" not in knowledge.outcomes
-    )  # it is known to end the episode before the first walk
+    assert "desk.finish" not in stats.roles  # it is known to end the episode before the first walk
 
 
 def test_what_shows_a_change_is_found_although_no_walk_looked_at_it():
     """Logging out, which the desk offers too, must not hide it."""
-    world, knowledge = Desk(), Knowledge()
-    site = Site(world.tasks("train")[0], world, knowledge, random.Random(0))
-    walk = site.open()
+    world, stats = Desk(), OperationStats()
+    (task,) = world.tasks("train")
+    start = start_state(task, world, stats, random.Random(0), SeenValues())
+    walk = start.open()
     token = "diary-" + "x7" * 40
     walk.call("desk.passwords", {})
     walk.call("diary.login", {"username": "ann@example.com", "password": "diar-77"})
     walk.call("diary.add", {"title": "buy milk", "access_token": token})
     walk.call("diary.logout", {"access_token": token})
-    site.learn_roles(walk.events)
-    site.extend(walk.events)
-    assert knowledge.witnesses == {"diary.add": ["diary.list"], "diary.logout": []}
-    made = {
-        proposal.events[n].name
-        for proposal in proposals(walk.events, site, goals=2)
-        for n in proposal.targets
-    }
+    start.learn_roles(walk.events)
+    start.extend(walk.events)
+    witnesses = {name: role.witnesses for name, role in stats.roles.items() if role.changes}
+    assert witnesses == {"diary.add": ["diary.list"], "diary.logout": []}
+    goals = goals_of(walk.events, start, most=2)
+    made = {goal.events[n].name for goal in goals for n in goal.targets}
     assert made == {"diary.add"}  # nothing shows a logout
-    assert "diary.list" in [probe.event.name for probe in site.battery]
+    assert "diary.list" in [probe.event.name for probe in start.battery]
 
 
 # --- language models as explorers of these worlds -------------------------------------------------
@@ -448,7 +443,7 @@ def test_questions_about_rows_name_the_row():
     wanted = {
         question: value
         for n in range(20)
-        for question, value, _ in _of_rows(rows, random.Random(n))
+        for question, value, _ in about_rows(rows, random.Random(n))
     }
     assert wanted["the genre of Salt"] == "rock" and wanted["the title of rock"] == "Salt"
 
@@ -487,10 +482,8 @@ def test_an_mcp_server_is_explored():
             self.close()
             self._session = _Session(mcp.Client, server(), 30.0)
 
-    tasks, knowledge = explored(
-        lambda: InMemory(["-"]), [Task("mcp/0", "mcp", "Use the tools.")], 4
-    )
-    assert len(tasks) == 4 and knowledge.changes("add_note") and knowledge.reads("list_notes")
+    tasks, stats = explored(lambda: InMemory(["-"]), [Task("mcp/0", "mcp", "Use the tools.")], 4)
+    assert len(tasks) == 4 and stats.roles["add_note"].changes and stats.roles["list_notes"].reads
     assert all(task.query.startswith("Keep a note: text ") for task in tasks)
 
 
@@ -504,8 +497,8 @@ def test_real_textworld_is_explored(tmp_path):
     from envs.textworld import TextWorld
 
     make_world = functools.partial(TextWorld, cache=str(tmp_path))
-    tasks, knowledge = explored(make_world, make_world().tasks("train")[:2], 2, rehearsals=2)
-    assert len(tasks) == 2 and knowledge.refuses("You can't go that way.")
+    tasks, stats = explored(make_world, make_world().tasks("train")[:2], 2, rehearsals=2)
+    assert len(tasks) == 2 and stats.refuses("You can't go that way.")
 
 
 @pytest.mark.services

@@ -15,8 +15,10 @@ from envs.world import Evaluation, Observation, StepResult, Task, World, WorldEr
 from evolver.parts import Parts
 from evolver.processes.interrupt import RunEnds
 from evolver.questioning import TaskPool, is_verified
-from evolver.questioning.checks import Played, unnamed_value
-from evolver.questioning.llm import LlmExplorer, preference_text, profile_text
+from evolver.questioning.calls import Event
+from evolver.questioning.claims import unnamed_value
+from evolver.questioning.llm import LlmExplorer
+from evolver.questioning.profiles import preference_text, profile_text
 from evolver.questioning.tasks import MASK
 from evolver.transcripts import words
 from tests.evolver.chat_server import answer, asked, said
@@ -425,10 +427,9 @@ class TestWorldsWithoutVerifiers:
 class TestNaming:
     """Which values of a reference a query names."""
 
-    def played(self, *exchanges, opening="cancel an order of a passenger"):
-        return Played(
-            [action for action, _ in exchanges], words(opening), [text for _, text in exchanges]
-        )
+    def unnamed(self, query, *exchanges, opening="cancel an order of a passenger", demanded=None):
+        events = [Event("", {}, action, text) for action, text in exchanges]
+        return unnamed_value(query, events, words(opening), demanded)
 
     ORDERS = (call_text("orders", {"passenger": "P03"}), "O12 Oslo Monday 85\nO13 Rome Monday 70")
     PEOPLE = (call_text("passengers", {}), "P03 Ines Ek\nP04 Omar Ek")
@@ -447,19 +448,19 @@ class TestNaming:
         ],
     )
     def test_a_query_leads_to_each_value(self, query, value):
-        assert unnamed_value(query, self.played(self.PEOPLE, self.ORDERS, self.CANCEL)) == value
+        assert self.unnamed(query, self.PEOPLE, self.ORDERS, self.CANCEL) == value
 
     def test_only_what_the_verifier_demands_is_checked(self):
-        alone = self.played((self.ORDERS[0], "O12 Oslo Monday 85"), self.CANCEL)
+        calls = (self.ORDERS[0], "O12 Oslo Monday 85"), self.CANCEL
         rows = [["orders", "O12", "status", "booked", "cancelled"]]
-        assert unnamed_value("Cancel an order.", alone, rows) == "o12"
-        assert unnamed_value("Cancel the flight to Oslo.", alone, rows) == ""
+        assert self.unnamed("Cancel an order.", *calls, demanded=rows) == "o12"
+        assert self.unnamed("Cancel the flight to Oslo.", *calls, demanded=rows) == ""
 
     def test_records_of_json(self):
         files = (call_text("ls", {}), '{"files": ["note.txt", "plan.txt"]}')
-        removed = self.played(files, (call_text("rm", {"name": "plan.txt"}), "{}"), opening="")
-        assert unnamed_value("Delete a file.", removed) == "plan txt"
-        assert unnamed_value("Delete the plan.", removed) == ""
+        calls = files, (call_text("rm", {"name": "plan.txt"}), "{}")
+        assert self.unnamed("Delete a file.", *calls, opening="") == "plan txt"
+        assert self.unnamed("Delete the plan.", *calls, opening="") == ""
 
 
 class TestProfiles:

@@ -1,0 +1,505 @@
+"""Statistics of the operations of a world over all walks: their roles, and the values that their
+arguments accept. They are kept as JSON values."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import re
+from collections import defaultdict
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from envs.probed import Cell, digest
+from evolver.questioning.calls import Event, has_digit
+
+Rate = list[int]  # [times that it was so, trials]
+Table = dict[str, dict[str, Rate]]
+NO_TRIALS: Sequence[int] = (0, 0)
+GUESSED = "<guessed>"  # the kind of a made-up value
+
+# --- roles ---
+
+# Of so many tests one may show a change that an earlier call made, so one change in them is none.
+_TESTS_PER_CHANGE = 3
+_CLEAR_TESTS = 4  # tests of an effect with one result, after which a role is clear
+CLEAR_SOON = 2  # the same, where a test takes a whole episode
+_ENOUGH_TESTS = 10  # after which a role counts as clear whatever the results are
+_ENOUGH_REPETITIONS = 20  # the same for repetitions at once
+COMPARISONS = 3  # calls at two starts, by which it is clear that an operation ignores the state
+_CALLS_COMPARED = 200  # calls of one operation whose first answers are kept
+_SAME_ANSWERS = 3  # calls with one answer, after which a reader says nothing by it
+_PRACTISED = 10  # an operation that has worked as often is well known
+_CONTRAST = 3  # refusals, without which a uniform answer does not show that a call was accepted
+
+# --- answers ---
+
+_SHORT = 120  # characters of a sentence that may be a refusal
+_CONFIRMATION = 60  # characters of an answer that may be given whatever is asked
+_ANSWERS_KEPT = 200  # of one operation
+_SENTENCES_KEPT = 2000
+_CALLERS = 2  # operations that may give an answer that is no refusal, with one call each
+_REFUSAL_TESTS = 3  # after which it is clear whether a sentence is a refusal
+_FORM = 6  # words of the form of a sentence
+_FORMS_TESTED = 12  # of one operation
+_WORDS_KEPT = 300  # per kind, over all worlds
+_ERROR_WORDS = 14  # of an error, which tell it from others
+_ROWS_TOLD_APART = 3  # of an answer: none, one, two, or more
+_LABELS_TOLD_APART = 8  # values of an answer whose places tell it from others
+
+# --- arguments: how likely one accepts a kind of values that was not tried ---
+
+UNTRIED = 0.05  # if nothing speaks for it
+_NAMED_PHRASE = 4 * UNTRIED  # the name of a thing, after an article
+_BELIEVED = 6 * UNTRIED  # if the schema names it: calls may have been refused for other reasons
+_SAME_NAME_ELSEWHERE = 0.3  # it comes from a field of the argument's name in another group
+_DESCRIBED = 0.5  # from a field whose name is in the argument's description
+_TELLING = 3  # characters of a field's name; longer ones are no accident in a description
+_AS_GOOD = 0.3  # of the best rate: kinds above are accepted about as likely as the best one
+
+# --- novelty ---
+
+_WORTH = {"changed": 2.0, "shown": 1.0, "refused": 0.3}  # of an outcome that was not seen before
+_REPETITIVE = 0.1  # loss of interest in an operation each time that it follows the same other one
+_SURVIVAL = 0.2  # trials by which an operation is believed not to end the episode
+
+_ARTICLES = ("a _", "an _", "the _")
+_ID = re.compile(
+    r"(?:^|[._\W])(?:\w*_)?(?:id|uuid|token|password|key|number)$|[a-z]I[dD]$", re.IGNORECASE
+)
+
+
+def record(rate: Rate, so: bool) -> None:
+    """Count a trial."""
+    rate[0] += so
+    rate[1] += 1
+
+
+def tally(table: dict[str, Rate], key: str, so: bool) -> None:
+    """Count a trial of `key`."""
+    record(table.setdefault(key, [0, 0]), so)
+
+
+def _no_rate() -> Rate:
+    return [0, 0]
+
+
+@dataclass
+class Role:
+    """The evidence on one operation, and what follows from it."""
+
+    outcomes: dict[str, int] = field(default_factory=dict)  # signature of an outcome -> times
+    followed: dict[str, int] = field(default_factory=dict)  # the next operation -> times
+    answers: dict[str, int] = field(default_factory=dict)  # short answer -> times, without values
+    repeated: Rate = field(default_factory=_no_rate)  # at once: the same answer
+    effects: Rate = field(default_factory=_no_rate)  # made between two readings: they differ
+    effects_by_form: dict[str, Rate] = field(default_factory=dict)  # the same per form of answers
+    compared: Rate = field(default_factory=_no_rate)  # the same call at two starts: answers differ
+    blocked: Rate = field(default_factory=_no_rate)  # later call with a value it changed: refused
+    changes_shown: int = 0  # by its answers
+    witnesses: list[str] | None = None  # operations that have shown its changes; None = not sought
+
+    @property
+    def changes(self) -> bool:
+        """True if the operation changes what others show.
+
+        Once may be the effect of an operation that was not yet known to change something, hence
+        twice.
+        """
+        differ, tested = self.effects
+        same, repeated = self.repeated
+        return differ >= 2 or differ > tested / _TESTS_PER_CHANGE or same < repeated / 2
+
+    @property
+    def reads(self) -> bool:
+        """True if the operation shows something and changes nothing, as far as was tested."""
+        return self.repeated[1] > 0 and not self.changes
+
+    @property
+    def blind(self) -> bool:
+        """True if the operation answers by its arguments alone, whatever the state of the world is.
+
+        It computes something, or it repeats what it was told while it changes a state that nothing
+        shows. Both look like readers, but no verifier can tell that they were called.
+        """
+        differ, compared = self.compared
+        return not self.changes_shown and not differ and compared >= COMPARISONS
+
+    @property
+    def repeatable(self) -> bool:
+        """True if repeating the operation at once gives the same answer: a change would show
+        elsewhere only."""
+        same, repeated = self.repeated
+        return repeated > 0 and same >= repeated / 2
+
+    def is_clear(self, tests: int = _CLEAR_TESTS) -> bool:
+        """Return True if the role is clear from `tests` tests, or was tested often enough."""
+        differ, tested = self.effects
+        same, repeated = self.repeated
+        return (
+            (tested >= tests and differ != 1)
+            or tested >= _ENOUGH_TESTS
+            or (repeated >= tests and same < repeated / 2)
+            or repeated >= _ENOUGH_REPETITIONS
+        )
+
+    @property
+    def refusals(self) -> int:
+        """The number of refused calls."""
+        return sum(n for outcome, n in self.outcomes.items() if outcome.startswith("refused"))
+
+    @property
+    def practised(self) -> bool:
+        """True if the operation has worked more than a few times."""
+        return sum(self.outcomes.values()) - self.refusals >= _PRACTISED
+
+    @property
+    def only_confirms(self) -> bool:
+        """True if the operation answers every call that it does not refuse alike, such as with
+        "ok"."""
+        accepted = [name for name in self.outcomes if not name.startswith("refused")]
+        return len(self.answers) == len(accepted) == 1 and self.refusals >= _CONTRAST
+
+    def novelty(self, followed: int) -> float:
+        """Return the expected novelty of another call. followed: how often the operation has
+        followed the last one.
+
+        Changes are worth most and refusals least. An operation after which nothing more can be
+        done, such as a cancellation, is worth less.
+        """
+        calls, refused = sum(self.outcomes.values()), self.refusals
+        # An operation is refused many times before its remedies are known, which says little about
+        # it later.
+        share = min(1.0, (2 * (calls - refused) + _PRACTISED) / max(refused, 1))
+        gain = 0.0
+        for outcome, times in self.outcomes.items():
+            worth = _WORTH[outcome.partition(" ")[0]]
+            gain += times**0.5 * worth * (share if outcome.startswith("refused") else 1)
+        tries = calls - refused * (1 - share)
+        interest = (1 + _REPETITIVE * followed) ** -0.5
+        ended = self.outcomes.get("refused and over", 0)
+        interest *= (calls - ended + _SURVIVAL) / (calls + _SURVIVAL)
+        blocked, later = self.blocked
+        novelty = gain / max(tries, 1) + (1 + tries) ** -0.5
+        return interest * novelty * (later - blocked + 1) / (later + 1)
+
+
+class Acceptance:
+    """How likely one argument accepts the values of a kind."""
+
+    def __init__(self, place: str, about: str, rates: Mapping[str, float]):
+        """place, about: the argument and its description. rates: of the kinds for which something
+        speaks."""
+        self._place, self._about, self._rates = place, about, rates
+        best = max((rate for kind, rate in rates.items() if kind != GUESSED), default=1.0)
+        self._least = _AS_GOOD * best
+
+    def __call__(self, kind: str) -> float:
+        rate = self._rates.get(kind)
+        return _likely(kind, self._place, self._about) if rate is None else rate
+
+    def fits(self, kind: str) -> bool:
+        """Return True if the kind is accepted about as likely as the best one that is known."""
+        return self(kind) >= self._least
+
+
+class OperationStats:
+    """Counts over all walks so far.
+
+    An argument is named by its operation and path ("book.flight"), a value by the kinds of
+    `envs.probed.Cell`. Kinds whose values are accepted by the same argument are of the same type;
+    the tool schemas do not say this.
+    """
+
+    def __init__(self) -> None:
+        self.roles: defaultdict[str, Role] = defaultdict(Role)  # operation -> role
+        self.kinds: Table = {}  # argument -> kind -> its values worked
+        self.names: Table = {}  # the same by the last name of the argument, for all operations
+        self.values: Table = {}  # argument -> word or name -> it worked
+        self.remedies: Table = {}  # "operation: error" -> operation before a retry -> it helped
+        self.words: dict[str, dict[str, int]] = {}  # kind -> value without digits -> times shown
+        # sentence -> operation -> the values of some calls that gave it, which it does not mention
+        self.sentences: dict[str, dict[str, list[str]]] = {}
+        self.quiet: dict[str, Rate] = {}  # sentence given between two readings: they differ
+        # operation -> call -> [start, its answer there, arguments]
+        self.first: dict[str, dict[str, list[Any]]] = {}
+        self.varies: dict[str, int] = {}  # kind -> times it differed between two identical plays
+        self._acceptances: dict[tuple[str, frozenset[str], str], Acceptance] = {}
+
+    def state(self) -> dict[str, Any]:
+        """Return the counts as JSON values."""
+        state = {key: value for key, value in vars(self).items() if not key.startswith("_")}
+        state["roles"] = {name: vars(role) for name, role in self.roles.items() if role != Role()}
+        return copy.deepcopy(state)
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Continue from what `state` returned."""
+        state = copy.deepcopy(state)
+        roles = {name: Role(**role) for name, role in state["roles"].items()}
+        vars(self).update(state, roles=defaultdict(Role, roles))
+        self._acceptances.clear()
+
+    # --- roles ------------------------------------------------------------------------------------
+
+    def is_change(self, event: Event) -> bool:
+        """Return True if the call changed what others show, as far as is known of its operation.
+
+        In prose the same operation may do something or nothing ("You open the box.", "It is already
+        open."), and the form of the answer tells which.
+        """
+        role = self.roles[event.name]
+        differ, tested = role.effects_by_form.get(self.form_of(event), NO_TRIALS)
+        return role.changes and (differ > 0 or tested < 2)
+
+    def is_clear(self, event: Event) -> bool:
+        """Return True if the role of a call's operation, in prose also of this form of its answer,
+        is tested enough."""
+        role = self.roles[event.name]
+        forms = role.effects_by_form
+        if event.prose and len(forms) < _FORMS_TESTED:
+            if forms.get(self.form_of(event), NO_TRIALS)[1] < 2:
+                return False
+        return role.is_clear()
+
+    def add_effect(self, event: Event, differ: bool) -> None:
+        """Count a test of an operation's effect. differ: what others show did."""
+        role = self.roles[event.name]
+        record(role.effects, differ)
+        if event.prose:
+            tally(role.effects_by_form, self.form_of(event), differ)
+
+    def form_of(self, event: Event) -> str:
+        """Return the form of an answer in prose, "" elsewhere: the first words without the call's
+        values."""
+        if not event.prose:
+            return ""
+        given = " ".join(event.values).lower().split()
+        words = re.findall(r"[^\W\d]+", event.result.lower()[: 2 * _SHORT])
+        return " ".join([word for word in words if word not in given][:_FORM])
+
+    def compare(self, start: str, event: Event) -> None:
+        """Compare the answer of a call at the beginning of an episode with that of the same call at
+        another start."""
+        calls, key, answer = (
+            self.first.setdefault(event.name, {}),
+            event.key[1],
+            digest(event.result),
+        )
+        if key in calls:
+            where, before, _ = calls[key]
+            if where != start:
+                record(self.roles[event.name].compared, answer != before)
+        elif len(calls) < _CALLS_COMPARED:
+            calls[key] = [start, answer, event.arguments]
+
+    def to_compare(self, start: str) -> list[tuple[str, dict[str, Any]]]:
+        """Return calls of readers, made at other starts, to be repeated at this one to see if they
+        answer alike."""
+        chosen = []
+        for name, calls in self.first.items():
+            differ, compared = self.roles[name].compared
+            if self.roles[name].reads and not differ and compared < COMPARISONS:
+                elsewhere = [(name, given) for where, _, given in calls.values() if where != start]
+                chosen += elsewhere[: COMPARISONS - compared]
+        return chosen
+
+    def says_nothing(self, event: Event) -> bool:
+        """Return True if a reading operation gives this answer whatever it is asked, such as "no
+        results"."""
+        role = self.roles[event.name]
+        return role.answers.get(event.result, 0) >= _SAME_ANSWERS and role.reads
+
+    def refuses(self, answer: str) -> bool:
+        """Return True if an answer in sentences means that the call was refused, although the world
+        does not mark it.
+
+        Such an answer is given to different calls whatever their values ("You can't see any such
+        thing."), and has changed nothing where that was tested.
+        """
+        calls = self.sentences.get(answer)
+        if calls is None:
+            return False
+        if len(calls) <= _CALLERS and all(len(values) < 2 for values in calls.values()):
+            return False
+        differ, tested = self.quiet.get(answer, NO_TRIALS)
+        return differ <= tested / _TESTS_PER_CHANGE
+
+    def is_clear_refusal(self, answer: str) -> bool:
+        """Return True if it was tested often enough whether the answer goes with a change."""
+        return self.quiet.get(answer, NO_TRIALS)[1] >= _REFUSAL_TESTS
+
+    def helpers(self, failure: str) -> set[str]:
+        """Return the operations that mostly help against the same error of other operations.
+        failure: "operation: signature", as in `remedies`."""
+        error, found = failure.partition(": ")[2], set()
+        for other, counts in self.remedies.items():
+            if other != failure and other.partition(": ")[2] == error:
+                for name, (helped, tried) in counts.items():
+                    if helped > max(1, tried / 2):
+                        found.add(name)
+        return found
+
+    # --- values -----------------------------------------------------------------------------------
+
+    def ids(self) -> set[str]:
+        """Return the kinds of ids: accepted as arguments, and looking like ids (letters with
+        digits, or named so)."""
+        found = set()
+        for counts in self.kinds.values():
+            for kind, (worked, _) in counts.items():
+                if worked and _looks_like_id(kind):
+                    found.add(kind)
+        return found
+
+    def acceptance(self, place: str, hints: Collection[str] = (), about: str = "") -> Acceptance:
+        """Return how likely an argument accepts the values of a kind.
+
+        Before it was tried, a kind is likely if the schema names it (`hints`), if a field of a JSON
+        answer has the argument's name or is mentioned in its description (`about`), or if arguments
+        of this name accept it elsewhere.
+        """
+        asked = (place, frozenset(hints), about)
+        if asked not in self._acceptances:
+            counts, alike = self.kinds.get(place, {}), self.names.get(_last(place), {})
+            proven, rates = any(worked for worked, _ in counts.values()), {}
+            for kind in {*counts, *alike, *hints}:
+                worked, tried = counts.get(kind, NO_TRIALS)
+                prior = 1.0
+                if kind not in hints:
+                    elsewhere, times = alike.get(kind, NO_TRIALS)
+                    prior = (elsewhere - worked) / (times - tried + 1)
+                    prior = max(prior, UNTRIED, _likely(kind, place, about))
+                rates[kind] = (worked + prior) / (tried + 1)
+                if kind in hints and not proven:
+                    rates[kind] = max(rates[kind], _BELIEVED)
+            self._acceptances[asked] = Acceptance(place, about, rates)
+        return self._acceptances[asked]
+
+    # --- learning ---------------------------------------------------------------------------------
+
+    def novelty(self, name: str, last: str) -> float:
+        """Return the expected novelty of an operation after the operation `last`."""
+        return self.roles[name].novelty(self.roles[last].followed.get(name, 0))
+
+    def learn(self, event: Event, last: str, kinds_of: Callable[[str], Sequence[str]]) -> None:
+        """Count an outcome. last: the operation before it. kinds_of: returns the kinds of a value,
+        none for a guess."""
+        role, outcome, followed = (
+            self.roles[event.name],
+            signature(event),
+            self.roles[last].followed,
+        )
+        role.outcomes[outcome] = role.outcomes.get(outcome, 0) + 1
+        followed[event.name] = followed.get(event.name, 0) + 1
+        self._learn_answer(event, role.answers)
+        if event.prose:
+            self._learn_sentence(event)
+        worked = event.ok and (not self.says_nothing(event) or role.only_confirms)
+        for place, value in _places(event.name, event.arguments):
+            self._forget_acceptances(_last(place))
+            for kind in kinds_of(value) or (GUESSED,):
+                tally(self.kinds.setdefault(place, {}), kind, worked)
+                tally(self.names.setdefault(_last(place), {}), kind, worked)
+            if not has_digit(value):
+                tally(self.values.setdefault(place, {}), value, worked)
+        if worked and not event.prose:
+            self.see(event.cells)
+
+    def _learn_answer(self, event: Event, answers: dict[str, int]) -> None:
+        """Count an answer that may be given whatever is asked, unless it names one of the values."""
+        answer = event.result
+        if not (event.ok and event.arguments) or len(answer) > _CONFIRMATION:
+            return
+        if answer in answers or len(answers) < _ANSWERS_KEPT:
+            named = any(value in answer for value in event.values)
+            answers[answer] = answers.get(answer, 0) + (not named)
+
+    def _learn_sentence(self, event: Event) -> None:
+        """Remember which calls gave an answer that may be a refusal, unless it names one of the
+        values."""
+        answer = event.result
+        if len(answer) > _SHORT or any(v.lower() in answer.lower() for v in event.values):
+            return
+        if answer in self.sentences or len(self.sentences) < _SENTENCES_KEPT:
+            given = " / ".join(event.values)
+            values = self.sentences.setdefault(answer, {}).setdefault(event.name, [])
+            if given not in values and len(values) < 2:
+                values.append(given)
+
+    def _forget_acceptances(self, name: str) -> None:
+        """Drop what was derived from counts of arguments of this name."""
+        for asked in [asked for asked in self._acceptances if _last(asked[0]) == name]:
+            del self._acceptances[asked]
+
+    def see(self, shown: Sequence[Cell]) -> None:
+        """Remember the words of an answer, for arguments in other worlds."""
+        for cell in shown:
+            if has_digit(cell.value):
+                continue
+            for kind in cell.kinds:
+                words = self.words.setdefault(kind, {})
+                if cell.value in words or len(words) < _WORDS_KEPT:
+                    words[cell.value] = words.get(cell.value, 0) + 1
+
+
+def _last(place: str) -> str:
+    return place.rpartition(".")[2].lower()
+
+
+@functools.lru_cache(100_000)  # about the pairs of kinds and arguments in the largest worlds
+def _likely(kind: str, place: str, about: str) -> float:
+    """Return how likely an argument accepts a kind that was never tried for it."""
+    if kind.startswith(_ARTICLES):
+        return _NAMED_PHRASE
+    shown, _, label = kind.lower().rpartition(".")
+    if not shown:
+        return UNTRIED
+    if label == _last(place):
+        # "spotify.play.token" rather takes a token of "spotify.login" than of "phone.login".
+        group, function = shown.split(".")[0], shown.split()[0]
+        grouped = place.count(".") > 1 and "." in function
+        return _SAME_NAME_ELSEWHERE if grouped and group != place.split(".")[0] else 1.0
+    name = re.escape(label.replace("_", " "))
+    named = re.search(rf"\b{name}\b", about.lower().replace("_", " "))
+    return _DESCRIBED if len(label) > _TELLING and named else UNTRIED
+
+
+def _places(name: str, arguments: Any) -> list[tuple[str, str]]:
+    """Return (argument, value as text) of every value of a call; items of a list share one
+    argument."""
+    if arguments is None or isinstance(arguments, bool):
+        return []
+    if isinstance(arguments, dict):
+        inner = [(f"{name}.{key}", value) for key, value in arguments.items()]
+    elif isinstance(arguments, list):
+        inner = [(f"{name}.*", value) for value in arguments]
+    else:
+        return [(name, str(arguments))]
+    found = []
+    for place, value in inner:
+        found += _places(place, value)
+    return found
+
+
+def signature(event: Event) -> str:
+    """Return the class of an outcome: a change, the error without its values, or the kinds that
+    were shown."""
+    if event.over:
+        return "refused and over"
+    if not event.ok:
+        words = re.findall(r"[^\W\d]+", event.result.lower())[:_ERROR_WORDS]
+        given = {value.lower() for value in event.values}
+        return " ".join(["refused", *(word for word in words if word not in given)])
+    if event.changes:
+        return "changed"
+    shown = event.cells
+    rows = min(len({cell.row for cell in shown}), _ROWS_TOLD_APART)
+    labels = {cell.label or cell.kinds[0] for cell in shown[:_LABELS_TOLD_APART]}
+    return " ".join(["shown", str(rows), *sorted(labels)])
+
+
+def _looks_like_id(kind: str) -> bool:
+    if " " in kind:  # a place in a JSON answer
+        return bool(_ID.search(kind))
+    return "@" not in kind and has_digit(kind) and any(c.isalpha() for c in kind)

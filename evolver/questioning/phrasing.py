@@ -1,0 +1,183 @@
+"""The words of a goal: the query that asks for its changes and its answer."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from envs.probed import Cell
+from envs.wording import distinguishing, goal_text, joined, spaced, summaries
+from evolver.questioning.calls import Event, Operation
+from evolver.questioning.start_state import is_token
+from evolver.questioning.tasks import Rejected
+from evolver.replaying import leaves
+from evolver.transcripts import words
+
+if TYPE_CHECKING:
+    from evolver.questioning.goals import Goal
+
+_ROWS_ASKED = 3  # values of rows that a question may be about
+_LONGEST_ANSWER = 40  # characters
+
+
+class Option(NamedTuple):
+    """A question. wanted: what to reply with, in words. value: the answer. shown: where it was."""
+
+    wanted: str
+    value: str
+    shown: Sequence[Cell]
+
+
+class Phrasing:
+    """Words goals of one world."""
+
+    def __init__(
+        self,
+        operations: Mapping[str, Operation],
+        ids: set[str],
+        *,
+        asks_about_rows: bool = False,
+    ):
+        """ids: kinds of values that are ids. asks_about_rows: also where something else can be
+        asked."""
+        self.ids, self.asks_about_rows = ids, asks_about_rows
+        self.summaries = summaries({name: op.description for name, op in operations.items()})
+
+    def query(self, goal: Goal, rng: random.Random) -> tuple[str, Option | None]:
+        """Return the query of a goal, and its question if it has one. Raises Rejected, with the
+        reason, if there are no words for it."""
+        hidden = hidden_ids(goal.events, self.ids)
+        goals = [self._goal(goal.events, n, hidden) for n in goal.needed]
+        option = None
+        if goal.asked is not None:
+            option = self.question(goal.events[goal.asked], words(" ".join(goals)), rng)
+        query = joined(goals, option.wanted if option else "", rng)
+        if any(words(value) in words(query) for value in hidden):
+            raise Rejected("names a hidden value")
+        if len(set(goals)) < len(goals):
+            raise Rejected("same words twice")
+        return query, option
+
+    def named(self, goal: Goal) -> list[str]:
+        """Return the values that the query of a goal names."""
+        hidden = hidden_ids(goal.events, self.ids)
+        named: dict[str, None] = {}
+        for n in goal.needed:
+            for value in goal.events[n].values:
+                if not _is_own_token(value, goal.events):
+                    named |= dict.fromkeys(self._phrase(goal.events, value, hidden))
+        return list(named)
+
+    def _goal(self, events: Sequence[Event], n: int, hidden: Mapping[str, int]) -> str:
+        stated: list[str] = []
+        phrases = {}
+        for name, value in events[n].arguments.items():
+            if not _is_own_token(value, events):
+                parts = []
+                for leaf in leaves(value):
+                    parts += self._phrase(events, str(leaf), hidden)
+                new = [part for part in dict.fromkeys(parts) if part not in stated]
+                phrases[name] = " ".join(new or parts)
+                stated += parts
+        return goal_text(self.summaries[events[n].name], phrases)
+
+    def _phrase(self, events: Sequence[Event], value: str, hidden: Mapping[str, int]) -> list[str]:
+        """Return the words for a value: itself, or the values that lead to a hidden one."""
+        if value not in hidden:
+            return [value]
+        event, parts = events[hidden[value]], []
+        for inner in event.values:
+            parts += self._phrase(events, inner, hidden)
+        found = distinguishing(event.cells, value, list(hidden))
+        if found == [] and not parts:
+            # The only row of an answer to a call without arguments is named by its field.
+            for cell in event.cells:
+                if cell.label and cell.value == value:
+                    found.append(spaced(cell.label.rpartition(".")[2]))
+        if found is None or not (parts or found):
+            raise Rejected("nothing names it")
+        return list(dict.fromkeys([*parts, *found]))
+
+    def question(self, event: Event, query: str, rng: random.Random) -> Option:
+        """Return a question about the answer of a call.
+
+        query: the `words` of the query so far, which must not hold the answer.
+        """
+        shown = event.cells
+        rows = dict.fromkeys(cell.row for cell in shown)
+        labels = Counter(cell.label for cell in shown)
+        options = []
+        for cell in shown:
+            if cell.label and labels[cell.label] == 1 and "[*]" not in cell.label:
+                name = spaced(cell.label.removeprefix("$."))
+                options.append(Option(f"the {name}", cell.value, [cell]))
+        if shown and not shown[0].label and len(rows) == 1 and len(shown) > 1:
+            options.append(Option("the first word", shown[0].value, shown[:1]))
+            options.append(Option("the last word", shown[-1].value, shown[-1:]))
+        entries = [cell for cell in shown if "[*]" in cell.label]
+        lists = {cell.label.partition("[*]")[0] for cell in entries}
+        if len(lists) == 1:
+            name = spaced(lists.pop().removeprefix("$").strip(".")) or "entries"
+            count = len({cell.row.partition("]")[0] for cell in entries})
+            options.append(Option(f"the number of {name}", str(count), []))
+        if not any(labels) and len(rows) > 1:
+            options.append(Option("the number of lines", str(len(rows)), []))
+        options = _askable(options, query)
+        if not options or self.asks_about_rows:
+            options += _askable(about_rows(shown, rng), query)
+        if not options:
+            raise Rejected("no question")
+        return rng.choice(options)
+
+
+def _askable(options: Sequence[Option], query: str) -> list[Option]:
+    """Return the options whose answer is short and not in the query."""
+    short = [option for option in options if 0 < len(option.value) <= _LONGEST_ANSWER]
+    return [option for option in short if words(option.value) not in query]
+
+
+def about_rows(shown: Sequence[Cell], rng: random.Random) -> list[Option]:
+    """Return questions about a few values of the rows of a JSON list, by words that tell each row
+    from the others."""
+    inner = [
+        cell for cell in shown if cell.label.count("[*]") == 1 and not cell.label.endswith("[*]")
+    ]
+    options = []
+    for cell in rng.sample(inner, min(_ROWS_ASKED, len(inner))):
+        found = distinguishing(shown, cell.value, ())
+        if found:
+            name = spaced(cell.label.rpartition(".")[2])
+            options.append(Option(f"the {name} of {' '.join(found)}", cell.value, [cell]))
+    return options
+
+
+def hidden_ids(events: Sequence[Event], ids: set[str]) -> dict[str, int]:
+    """Return {id: the call that shows it} of the ids that are used after a call has shown them.
+
+    An id that a call takes before any has shown it has to be named in the query, and is not hidden.
+    So is any other value, because a user would name it.
+    """
+    shown: dict[str, int] = {}
+    hidden: dict[str, int] = {}
+    named: set[str] = set()
+    for n, event in enumerate(events):
+        for value in event.values:
+            if value in shown and value not in named:
+                hidden[value] = shown[value]
+            else:
+                named.add(value)
+        for cell in event.cells:
+            if not ids.isdisjoint(cell.kinds):
+                shown.setdefault(cell.value, n)
+    return hidden
+
+
+def _is_own_token(value: Any, events: Sequence[Event]) -> bool:
+    """Return True for an access token, if each of the operations that show tokens was called once:
+    no user would mention it, as long as the account is clear."""
+    if not isinstance(value, str) or not is_token(value):
+        return False
+    showing = [event.name for event in events if any(is_token(cell.value) for cell in event.cells)]
+    return len(showing) == len(set(showing))
