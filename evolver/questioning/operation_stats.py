@@ -7,7 +7,7 @@ import copy
 import functools
 import re
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -185,23 +185,23 @@ class Role:
         return interest * novelty * (later - blocked + 1) / (later + 1)
 
 
-class Acceptance:
-    """How likely one argument accepts the values of a kind."""
+class Acceptance(dict[str, float]):
+    """{kind: how likely one argument accepts its values}, of any kind."""
 
     def __init__(self, place: str, about: str, rates: Mapping[str, float]):
         """place, about: the argument and its description. rates: of the kinds for which something
         speaks."""
-        self._place, self._about, self._rates = place, about, rates
+        super().__init__(rates)
+        self._place, self._about = place, about
         best = max((rate for kind, rate in rates.items() if kind != GUESSED), default=1.0)
         self._least = _AS_GOOD * best
 
-    def __call__(self, kind: str) -> float:
-        rate = self._rates.get(kind)
-        return _likely(kind, self._place, self._about) if rate is None else rate
+    def __missing__(self, kind: str) -> float:
+        return self.setdefault(kind, _likely(kind, self._place, self._about))
 
     def fits(self, kind: str) -> bool:
         """Return True if the kind is accepted about as likely as the best one that is known."""
-        return self(kind) >= self._least
+        return self[kind] >= self._least
 
 
 class OperationStats:
@@ -352,27 +352,28 @@ class OperationStats:
                     found.add(kind)
         return found
 
-    def acceptance(self, place: str, hints: Collection[str] = (), about: str = "") -> Acceptance:
+    def acceptance(
+        self, place: str, hints: frozenset[str] = frozenset(), about: str = ""
+    ) -> Acceptance:
         """Return how likely an argument accepts the values of a kind.
 
         Before it was tried, a kind is likely if the schema names it (`hints`), if a field of a JSON
         answer has the argument's name or is mentioned in its description (`about`), or if arguments
         of this name accept it elsewhere.
         """
-        asked = (place, frozenset(hints), about)
+        asked = (place, hints, about)
         if asked not in self._acceptances:
             counts, alike = self.kinds.get(place, {}), self.names.get(_last(place), {})
             proven, rates = any(worked for worked, _ in counts.values()), {}
-            for kind in {*counts, *alike, *hints}:
+            for kind in alike.keys() | hints:
                 worked, tried = counts.get(kind, NO_TRIALS)
-                prior = 1.0
-                if kind not in hints:
-                    elsewhere, times = alike.get(kind, NO_TRIALS)
+                if kind in hints:
+                    rates[kind] = max((worked + 1) / (tried + 1), 0 if proven else _BELIEVED)
+                else:
+                    elsewhere, times = alike[kind]
                     prior = (elsewhere - worked) / (times - tried + 1)
-                    prior = max(prior, UNTRIED, _likely(kind, place, about))
-                rates[kind] = (worked + prior) / (tried + 1)
-                if kind in hints and not proven:
-                    rates[kind] = max(rates[kind], _BELIEVED)
+                    prior = max(prior, _likely(kind, place, about))
+                    rates[kind] = (worked + prior) / (tried + 1)
             self._acceptances[asked] = Acceptance(place, about, rates)
         return self._acceptances[asked]
 

@@ -206,12 +206,12 @@ class TaskPool:
     def metrics(self) -> dict[str, float]:
         """Return exploration counts since the last call, and statistics of the current pool."""
         counts, self._counts = self._counts, Counter()
-        none = dict.fromkeys(("walks", "env_steps", "tried", "accepted"), 0)
-        figures: dict[str, float] = none | counts
+        figures = dict.fromkeys(("walks", "env_steps", "tried", "accepted"), 0.0)
+        figures.update(counts)
         rates = [won / tried for won, tried in self.results.values() if tried]
         figures["pool"] = len(self.tasks)
         figures["learnable_rate"] = sum(0 < rate < 1 for rate in rates) / max(len(rates), 1)
-        figures |= Counter(f"difficulty/{task.difficulty}" for task in self.tasks.values())
+        figures.update(Counter(f"difficulty/{task.difficulty}" for task in self.tasks.values()))
         return {f"questioning/{name}": float(figure) for name, figure in figures.items()}
 
     def state(self) -> dict[str, Any]:

@@ -12,7 +12,13 @@ from typing import Any
 
 from envs.probed import Cell, cells
 from evolver.questioning.calls import Event, Json, Operation, key_of
-from evolver.questioning.operation_stats import GUESSED, NO_TRIALS, UNTRIED, OperationStats
+from evolver.questioning.operation_stats import (
+    GUESSED,
+    NO_TRIALS,
+    UNTRIED,
+    Acceptance,
+    OperationStats,
+)
 
 # Texts for arguments that take any text, such as the name of a new file.
 NEW_TEXTS = (
@@ -220,7 +226,7 @@ class Values:
             return typed(guess, schema), (worked + prior) / (tried + 1)
         rates = self._rates(place, values)
         n = self.rng.choices(range(len(values)), rates)[0]
-        return typed(values[n], schema), accepts(kind) * share * rates[n]
+        return typed(values[n], schema), accepts[kind] * share * rates[n]
 
     def _rates(self, place: str, values: Sequence[str]) -> list[float]:
         """Return how often each value is likely to work."""
@@ -234,7 +240,9 @@ class Values:
             rates.append(rate * (1 if names.isdisjoint(self.beside.get(value, ())) else _BESIDE))
         return rates
 
-    def _source(self, place: str, schema: Json, accepts: Any) -> tuple[str, float, list[str]]:
+    def _source(
+        self, place: str, schema: Json, accepts: Acceptance
+    ) -> tuple[str, float, list[str]]:
         """Draw (kind, weight of its source, values) from what this walk may know: seen in it, in
         this world, or in other worlds.
 
@@ -249,7 +257,7 @@ class Values:
         ):
             recent = known is self.shown
             sources += [(kind, share, values, recent) for kind, values in known.items()]
-        rates = [accepts(source[0]) for source in sources]
+        rates = [accepts[source[0]] for source in sources]
         best = max(rates, default=1.0)
         weights = [(rate / best) ** 2 * source[1] for rate, source in zip(rates, sources)]
         fitting = sum(weight for weight, rate in zip(weights, rates) if rate > UNTRIED)

@@ -16,6 +16,7 @@ import random
 import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
+from typing import Self
 
 from envs.probed import Cell, tokens
 from envs.world import Task, World
@@ -154,7 +155,7 @@ class Walk:
         """The operation that was called last."""
         return self.events[-1].name if self.events else ""
 
-    def branch(self, window: int) -> Walk:
+    def branch(self, window: int) -> Self:
         """Return a copy that continues independently and uses the last `window` observations."""
         other = type(self)(self.walker, self.episode, self.rng, self.values.seen)
         other.values, other.drawn = self.values.copy(), self.drawn
@@ -391,7 +392,7 @@ class FocusedWalk(Walk):
             if not operation.required or group_of(name) in chosen
         ]
 
-    def branch(self, window: int) -> Walk:
+    def branch(self, window: int) -> Self:
         """Return a copy that continues independently. It uses all observations: a login may be
         long ago."""
         other = super().branch(0)
