@@ -23,6 +23,7 @@ _SLOT = re.compile(r"\b[A-Z]{2,}\b")
 _BLOCK = re.compile(r"```.*?(?:```|\Z)", re.DOTALL)
 _MOST_CHOICES = 24  # of an argument, so that each choice is an operation of its own
 
+Key = tuple[str, str]  # a call: its operation and its arguments
 Json = dict[str, Any]  # an object, such as the arguments of a call
 CallText = Callable[[str, Json], str]  # (operation, arguments) -> the assistant's turn
 
@@ -55,7 +56,7 @@ class Event:
     prose: bool = False  # the world answers in sentences, and its actions name things in them
 
     @property
-    def key(self) -> tuple[str, str]:
+    def key(self) -> Key:
         """The call without its answer."""
         return key_of(self.name, self.arguments)
 
@@ -84,7 +85,11 @@ class Event:
         return any(cell.value in values for cell in self.cells)
 
 
-def key_of(name: str, arguments: Json) -> tuple[str, str]:
+Events = Sequence[Event]
+Operations = dict[str, Operation]
+
+
+def key_of(name: str, arguments: Json) -> Key:
     """Return a call as a key of sets and dictionaries."""
     return name, repr(sorted(arguments.items(), key=str))
 
@@ -100,7 +105,7 @@ class Episode:
     world: World
     task: Task
     refuses: Callable[[str], bool]
-    operations: dict[str, Operation] = field(default_factory=dict)  # {} = ask the world
+    operations: Operations = field(default_factory=dict)  # {} = ask the world
     events: list[Event] = field(default_factory=list)
     renamed: dict[str, str] = field(default_factory=dict)  # id of another episode -> id of this one
     opening: Observation = field(init=False)
@@ -167,12 +172,12 @@ def _renamed(arguments: Any, renamed: dict[str, str]) -> Any:
     return arguments if text is None else type(arguments)(text)
 
 
-def in_prose(operations: dict[str, Operation]) -> bool:
+def in_prose(operations: Operations) -> bool:
     """Return True if a world is told in words what to do, and answers in sentences."""
     return any(operation.form for operation in operations.values())
 
 
-def operations_of(world: World, opening: Observation) -> dict[str, Operation]:
+def operations_of(world: World, opening: Observation) -> Operations:
     """Return {name: operation} of everything that can be called at the start of an episode."""
     functions = world.functions()
     write = world.call_text if functions else toolcalls.call_text
@@ -220,7 +225,7 @@ def _with_slots(name: str, parameter: str, example: str, write: CallText) -> Ope
     return Operation(example, example, properties, slots, render, form)
 
 
-def calls_of(action: str, operations: dict[str, Operation]) -> list[tuple[str, Json]]:
+def calls_of(action: str, operations: Operations) -> list[tuple[str, Json]]:
     """Return (operation, arguments) of what an assistant turn does, [] for a turn that does
     nothing.
 
@@ -251,7 +256,7 @@ def calls_of(action: str, operations: dict[str, Operation]) -> list[tuple[str, J
     return made
 
 
-def _in_words(action: str, operations: dict[str, Operation]) -> tuple[str, Json] | None:
+def _in_words(action: str, operations: Operations) -> tuple[str, Json] | None:
     """Return the operation and the arguments of an action in words, None if it has the form of no
     operation."""
     said = _said(action)

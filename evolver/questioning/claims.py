@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from envs.toolcalls import parse
-from evolver.questioning.calls import Event
+from evolver.questioning.calls import Event, Events
 from evolver.replaying import values_used
 from evolver.transcripts import words
 
@@ -53,7 +53,7 @@ def shown_answer(query: str, answer: str, event: Event) -> str:
     return core if counted else ""
 
 
-def unnamed_value(query: str, events: Sequence[Event], opening: str, demanded: Any = None) -> str:
+def unnamed_value(query: str, events: Events, opening: str, demanded: Any = None) -> str:
     """Return an argument of the calls that an agent cannot know from the query, "" if there is
     none. opening: the `opening_words` of the episode.
 

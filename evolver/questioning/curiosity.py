@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from envs.toolcalls import parse
 from envs.world import Task, World
 from evolver.parts import Parts
-from evolver.questioning.calls import Event, Json
+from evolver.questioning.calls import Event, Events, Json
 from evolver.questioning.goals import Goal, Writer, goals_of
 from evolver.questioning.kinds import start_state
 from evolver.questioning.pool import TaskPool
@@ -160,7 +160,7 @@ class Curiosity:
     def _tasks(
         self,
         start: StartState,
-        walk: Sequence[Event],
+        walk: Events,
         rng: random.Random,
         most: int,
         statistics: _PoolStatistics,

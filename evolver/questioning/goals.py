@@ -20,7 +20,7 @@ from typing import Any
 
 from envs.probed import digest, features, judge, new_ids
 from envs.world import Task
-from evolver.questioning.calls import Event, Json
+from evolver.questioning.calls import Event, Events, Json, Key
 from evolver.questioning.claims import unnamed_value
 from evolver.questioning.phrasing import Option, Phrasing, hidden_ids
 from evolver.questioning.start_state import Readings, StartState, is_token, with_needs
@@ -39,7 +39,7 @@ class Goal:
     """Some calls whose effect may become a task. targets: the changes that it asks for. asked: the
     call that a question is about."""
 
-    events: Sequence[Event]
+    events: Events
     targets: list[int]
     asked: int | None
 
@@ -56,13 +56,13 @@ class Goal:
             names if self.asked is None else [*names, f"?{self.events[self.asked].name}"]
         )
 
-    def reached_by(self, kept: Sequence[int], events: Sequence[Event]) -> Goal:
+    def reached_by(self, kept: Sequence[int], events: Events) -> Goal:
         """Return the same goal where only the calls `kept` were made. events: how they went."""
         asked = None if self.asked is None else kept.index(self.asked)
         return Goal(events, [kept.index(n) for n in self.targets], asked)
 
 
-def goals_of(walk: Sequence[Event], start: StartState, *, most: int) -> list[Goal]:
+def goals_of(walk: Events, start: StartState, *, most: int) -> list[Goal]:
     """Return all goals of a walk. most: changes of a goal."""
     events, roles = useful(walk), start.stats.roles
     # Nothing shows the changes of an operation without witnesses.
@@ -97,11 +97,11 @@ def _is_question(event: Event, start: StartState, known: set[str]) -> bool:
     )
 
 
-def useful(events: Sequence[Event]) -> list[Event]:
+def useful(events: Events) -> list[Event]:
     """Return the calls that succeeded; of look-ups repeated with no change in between, only the
     first."""
     kept = []
-    seen: set[tuple[str, str]] = set()
+    seen: set[Key] = set()
     for event in events:
         if event.changes:
             seen.clear()
@@ -201,7 +201,7 @@ class Writer:
         rank = {n: (common.get(events[n].name, 0), rng.random()) for n in kept}
         return minimise(kept, needed, holds, key=rank.__getitem__)
 
-    def _informed(self, events: Sequence[Event], whole: Sequence[Event]) -> bool:
+    def _informed(self, events: Events, whole: Events) -> bool:
         """Return True if `events` show each id before they use it, where the whole walk did."""
         wanted, found = hidden_ids(whole, self.ids), hidden_ids(events, self.ids)
         used = {value for event in events for value in event.values}
@@ -209,7 +209,7 @@ class Writer:
 
     # --- the verifier -----------------------------------------------------------------------------
 
-    def _verifier(self, events: Sequence[Event], readings: Readings, option: Option | None) -> Json:
+    def _verifier(self, events: Events, readings: Readings, option: Option | None) -> Json:
         """Return the verifier of the state after `events`, which `readings` show, and of the
         answer."""
         start, mask = self.start, set(self.start.stats.varies)
@@ -277,7 +277,7 @@ class Writer:
             if rest and n != goal.asked and self._informed(rest, events):
                 if self._passes(rest, verifier, closing)[0]:
                     raise Rejected("a call is superfluous")
-        played: Sequence[Event] = ()
+        played: Events = ()
         for sibling in self._siblings(goal, rng):
             success, calls = self._passes(sibling, verifier, closing)
             if success:
@@ -288,9 +288,7 @@ class Writer:
         except Rejected:
             return ""
 
-    def _passes(
-        self, calls: Sequence[Event], verifier: Json, closing: str | None
-    ) -> tuple[bool, Sequence[Event]]:
+    def _passes(self, calls: Events, verifier: Json, closing: str | None) -> tuple[bool, Events]:
         """Play calls, and return True if the verifier accepts their effect, with their events."""
         episode, played = self.start.play(calls)
         if not played or played[-1].over:
@@ -358,7 +356,7 @@ def minimise(
         size = max(size // 2, 1)
 
 
-def _slice(events: Sequence[Event], kept: Sequence[int], needed: set[int]) -> list[int]:
+def _slice(events: Events, kept: Sequence[int], needed: set[int]) -> list[int]:
     """Return the calls that show a value which a needed call, or one of these, uses; and those with
     such a value."""
     chosen, values = set(needed), {value for n in needed for value in events[n].values}
@@ -370,7 +368,7 @@ def _slice(events: Sequence[Event], kept: Sequence[int], needed: set[int]) -> li
     return sorted(chosen)
 
 
-def _is_new(value: str, events: Sequence[Event]) -> bool:
+def _is_new(value: str, events: Events) -> bool:
     """Return True if a change of `events` showed the value first: an id that the solution
     creates."""
     first = next((event for event in events if event.shows([value])), None)

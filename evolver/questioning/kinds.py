@@ -12,7 +12,7 @@ import random
 from collections.abc import Sequence
 
 from envs.world import Task, World
-from evolver.questioning.calls import Episode, Event, Json, in_prose, operations_of
+from evolver.questioning.calls import Episode, Event, Events, Json, Key, in_prose, operations_of
 from evolver.questioning.operation_stats import CLEAR_SOON, OperationStats, record, tally
 from evolver.questioning.start_state import (
     Probe,
@@ -48,7 +48,7 @@ def start_state(
 class ToolStart(StartState):
     """The start of a world whose plays cost little: each call is tested alone."""
 
-    def test_roles(self, events: Sequence[Event]) -> None:
+    def test_roles(self, events: Events) -> None:
         """Test each operation of a walk, in prose each form of its answers.
 
         A call is repeated at once: if it then fails or answers differently, it has changed
@@ -65,7 +65,7 @@ class ToolStart(StartState):
             if self.stats.roles[kept[n].name].repeatable:
                 self.test_effect(kept[:n], kept[n], kept)
 
-    def _test_repetition(self, before: Sequence[Event], event: Event) -> None:
+    def _test_repetition(self, before: Events, event: Event) -> None:
         episode, events = self.play([*before, event])
         if events is None or events[-1].over:
             return
@@ -83,9 +83,7 @@ class ToolStart(StartState):
         record(self.stats.roles[event.name].repeated, same)
         return same
 
-    def test_effect(
-        self, before: Sequence[Event], event: Event, candidates: Sequence[Event]
-    ) -> None:
+    def test_effect(self, before: Events, event: Event, candidates: Events) -> None:
         """Compare what calls that read show after `before` with what they show after the event
         too. A refused event is tested for having changed something after all."""
         probes = self.probes_for(event, candidates)
@@ -113,7 +111,7 @@ class ToolStart(StartState):
         else:
             tally(self.stats.quiet, event.result, differ)
 
-    def probes_for(self, event: Event, candidates: Sequence[Event]) -> list[Event]:
+    def probes_for(self, event: Event, candidates: Events) -> list[Event]:
         """Return the calls that may show an effect of an event."""
         battery = [probe.event for probe in self.battery]
         probes = {}
@@ -139,9 +137,9 @@ class SlowStart(ToolStart):
 
     slow = True
     siblings = 1
-    _measured: Sequence[tuple[str, str]] = ()  # the probes that `initial` answers
+    _measured: Sequence[Key] = ()  # the probes that `initial` answers
 
-    def probes_for(self, event: Event, candidates: Sequence[Event]) -> list[Event]:
+    def probes_for(self, event: Event, candidates: Events) -> list[Event]:
         """Return few calls: those related to the event, and those that were tested themselves.
         One that changes something after all would hide the event's effect from the next ones."""
 
@@ -159,7 +157,7 @@ class SlowStart(ToolStart):
             super().measure()
             self._measured = self._keys()
 
-    def _keys(self) -> list[tuple[str, str]]:
+    def _keys(self) -> list[Key]:
         return [probe.event.key for probe in self.battery]
 
     def state(self) -> Json:
@@ -184,7 +182,7 @@ class ProseStart(SlowStart):
     prose = True
     most_probes = 16
 
-    def test_roles(self, events: Sequence[Event]) -> None:
+    def test_roles(self, events: Events) -> None:
         super().test_roles(events)
         kept = [event for event in events if event.accepted]
         suspects = {e.result: n for n, e in enumerate(events) if self.stats.refuses(e.result)}
@@ -198,7 +196,7 @@ class ProseStart(SlowStart):
         free = [name for name, operation in self.operations.items() if not operation.required]
         return super().about(event) + [self.event(name, {}) for name in free]
 
-    def first_offers(self, calls: list[Event]) -> Sequence[Event]:
+    def first_offers(self, calls: list[Event]) -> Events:
         """Return first what shows the whole place, and what has most to say, because few fit in."""
         most = max(self.most_probes - len(self.battery), 0)
         return sorted(calls, key=lambda call: (bool(call.arguments), -len(call.result)))[:most]
@@ -218,7 +216,7 @@ class CodeStart(SlowStart):
     rounds = 0
     frame = 5
 
-    def test_roles(self, events: Sequence[Event]) -> None:
+    def test_roles(self, events: Events) -> None:
         """Test all operations of a walk in two episodes.
 
         In the first, each call is repeated at once. In the second, those that answered alike are
@@ -240,7 +238,7 @@ class CodeStart(SlowStart):
                 role.witnesses = [call.name for call in found]
                 record(role.effects, bool(found))
 
-    def _test_together(self, kept: Sequence[Event], chosen: dict[str, int]) -> None:
+    def _test_together(self, kept: Events, chosen: dict[str, int]) -> None:
         episode = self.open()
         for n, event in enumerate(kept):
             if episode.over:
@@ -259,7 +257,7 @@ class CodeStart(SlowStart):
         for n in self.rng.sample(tested, min(_FEW_EFFECTS, len(tested))):
             self.test_effect(_leading_to(kept[:n], kept[n]), kept[n], kept)
 
-    def _differs(self, kept: Sequence[Event], tested: Sequence[int]) -> bool:
+    def _differs(self, kept: Events, tested: Sequence[int]) -> bool:
         """Return True if one of the calls `tested` answers differently after the others than before
         them.
 
@@ -270,7 +268,7 @@ class CodeStart(SlowStart):
         leading = [e for e in kept if not e.changes and e.values and e.shows(used)]
         rest = [kept[n] for n in sorted(tested, reverse=True) if kept[n] not in leading]
         unchanged, episode = before_changes(kept), self.open()
-        answers: dict[tuple[str, str], set[str]] = {}
+        answers: dict[Key, set[str]] = {}
         for event in (*leading, *rest, *rest):
             if episode.over:
                 break
@@ -295,9 +293,7 @@ class CodeStart(SlowStart):
 
         return [self.event_like(event, name) for name in sorted(names, key=rank)[:_MOST_WITNESSES]]
 
-    def _witnesses(
-        self, candidates: Sequence[Event], before: Sequence[Event], event: Event
-    ) -> list[Event]:
+    def _witnesses(self, candidates: Events, before: Events, event: Event) -> list[Event]:
         """Return the candidates that answer alike when repeated, and differently after the event.
         A walk that makes one of hundreds of changes seldom looks at it too.
 
@@ -324,7 +320,7 @@ class CodeStart(SlowStart):
                         found.append(call)
         return found
 
-    def to_offer(self, events: Sequence[Event]) -> Sequence[Event]:
+    def to_offer(self, events: Events) -> Events:
         """Return all calls of a walk, and those that have shown changes like its own."""
         calls = [*events]
         for event in events:
@@ -347,7 +343,7 @@ class CodeStart(SlowStart):
         return showing[0].calls() if showing else []
 
 
-def _leading_to(events: Sequence[Event], event: Event, *, changes: bool = False) -> list[Event]:
+def _leading_to(events: Events, event: Event, *, changes: bool = False) -> list[Event]:
     """Return the calls that show a value which the event, or one of these, uses. changes: also
     those that change."""
     chosen, values = [], set(event.values)

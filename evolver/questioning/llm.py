@@ -27,7 +27,7 @@ from evolver.llm.embedders import HashedNgrams
 from evolver.llm.prompts import prompt
 from evolver.llm.questions import ChatError, Question
 from evolver.parts import Parts
-from evolver.questioning.calls import Episode, Event, Json, calls_of
+from evolver.questioning.calls import Episode, Event, Events, Json, calls_of
 from evolver.questioning.claims import shown_answer
 from evolver.questioning.goals import Goal, Writer, useful
 from evolver.questioning.kinds import start_state
@@ -291,9 +291,7 @@ class LlmExplorer:
         self._walker.stats.load_state(state["stats"])
 
 
-def _claimed(
-    events: Sequence[Event], chosen: Sequence[Event], query: str, answer: str
-) -> tuple[Goal, str]:
+def _claimed(events: Events, chosen: Events, query: str, answer: str) -> tuple[Goal, str]:
     """Return the goal of some calls of a walk that a language model chose, and the answer as one of
     them showed it, "" if nothing is asked. events: all calls of the walk. Raises Rejected, with the
     reason.

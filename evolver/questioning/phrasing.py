@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from envs.probed import Cell
 from envs.wording import distinguishing, goal_text, joined, spaced, summaries
-from evolver.questioning.calls import Event, Operation
+from evolver.questioning.calls import Event, Events, Operation
 from evolver.questioning.start_state import is_token
 from evolver.questioning.tasks import Rejected
 from evolver.replaying import leaves
@@ -70,7 +70,7 @@ class Phrasing:
                     named |= dict.fromkeys(self._phrase(goal.events, value, hidden))
         return list(named)
 
-    def _goal(self, events: Sequence[Event], n: int, hidden: Mapping[str, int]) -> str:
+    def _goal(self, events: Events, n: int, hidden: Mapping[str, int]) -> str:
         stated: list[str] = []
         phrases = {}
         for name, value in events[n].arguments.items():
@@ -83,7 +83,7 @@ class Phrasing:
                 stated += parts
         return goal_text(self.summaries[events[n].name], phrases)
 
-    def _phrase(self, events: Sequence[Event], value: str, hidden: Mapping[str, int]) -> list[str]:
+    def _phrase(self, events: Events, value: str, hidden: Mapping[str, int]) -> list[str]:
         """Return the words for a value: itself, or the values that lead to a hidden one."""
         if value not in hidden:
             return [value]
@@ -153,7 +153,7 @@ def about_rows(shown: Sequence[Cell], rng: random.Random) -> list[Option]:
     return options
 
 
-def hidden_ids(events: Sequence[Event], ids: set[str]) -> dict[str, int]:
+def hidden_ids(events: Events, ids: set[str]) -> dict[str, int]:
     """Return {id: the call that shows it} of the ids that are used after a call has shown them.
 
     An id that a call takes before any has shown it has to be named in the query, and is not hidden.
@@ -174,7 +174,7 @@ def hidden_ids(events: Sequence[Event], ids: set[str]) -> dict[str, int]:
     return hidden
 
 
-def _is_own_token(value: Any, events: Sequence[Event]) -> bool:
+def _is_own_token(value: Any, events: Events) -> bool:
     """Return True for an access token, if each of the operations that show tokens was called once:
     no user would mention it, as long as the account is clear."""
     if not isinstance(value, str) or not is_token(value):

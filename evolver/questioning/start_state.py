@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from envs.probed import Cell, digest, features, new_ids
 from envs.world import Task, World
-from evolver.questioning.calls import Episode, Event, Json, Operation
+from evolver.questioning.calls import Episode, Event, Events, Json, Key, Operation, Operations
 from evolver.questioning.operation_stats import GUESSED, NO_TRIALS, OperationStats
 from evolver.questioning.tasks import CLOSING
 from evolver.questioning.values import SeenValues, guessed, hinted, typed
@@ -66,14 +66,14 @@ class StartState:
         stats: OperationStats,
         rng: random.Random,
         seen: SeenValues,
-        operations: dict[str, Operation],
+        operations: Operations,
     ):
         """task: starts there and asks for nothing. world: used by this object's plays only."""
         self.task, self.world, self.stats, self.rng, self.seen = task, world, stats, rng, seen
         self.operations = operations
         self.battery: list[Probe] = []
         self.initial: Readings = []
-        self._offered: set[tuple[str, str]] = set()  # calls that were tried for the battery
+        self._offered: set[Key] = set()  # calls that were tried for the battery
         self._opened: list[Episode] = []  # since `take_steps`
         # True if a turn without a call ends the episode
         self.ends_by_text = world.step(CLOSING).terminated
@@ -114,9 +114,7 @@ class StartState:
         self._opened.clear()
         return steps
 
-    def play(
-        self, calls: Sequence[Event], *, rename: bool = True
-    ) -> tuple[Episode, list[Event] | None]:
+    def play(self, calls: Events, *, rename: bool = True) -> tuple[Episode, list[Event] | None]:
         """Play calls from the start. Return the episode and its events, None if a call is refused.
 
         rename: ids that the world hands out may differ, because calls are left out.
@@ -134,7 +132,7 @@ class StartState:
         shown = dict(zip([call.key for call in calls], self.read_calls(episode, calls)))
         return [shown[probe.event.key] for probe in self.battery]
 
-    def read_calls(self, episode: Episode, probes: Sequence[Event]) -> Readings:
+    def read_calls(self, episode: Episode, probes: Events) -> Readings:
         """Return what calls that read show in an episode.
 
         If the episode ends during the probes, because a world limits its steps, the others run in a
@@ -192,7 +190,7 @@ class StartState:
 
     # --- learning ---------------------------------------------------------------------------------
 
-    def learn_roles(self, events: Sequence[Event]) -> None:
+    def learn_roles(self, events: Events) -> None:
         """Find out, for operations of a walk that were not tested often, which of them change what
         others show."""
         for event in events:  # what is a refusal now may not have looked so when the call was made
@@ -201,13 +199,13 @@ class StartState:
         for event in events:
             event.changes = event.ok and self.stats.is_change(event)
 
-    def test_roles(self, events: Sequence[Event]) -> None:
+    def test_roles(self, events: Events) -> None:
         """Test the operations of a walk."""
         raise NotImplementedError
 
     # --- the battery ------------------------------------------------------------------------------
 
-    def extend(self, events: Sequence[Event]) -> None:
+    def extend(self, events: Events) -> None:
         """Add to the battery: the walk's calls that only read, and the same operations with other
         known values."""
         self.battery = [probe for probe in self.battery if self.reads(probe.event)]
@@ -236,7 +234,7 @@ class StartState:
                 if event.ok:
                     self.stats.compare(self.task.id, event)
 
-    def to_offer(self, events: Sequence[Event]) -> Sequence[Event]:
+    def to_offer(self, events: Events) -> Events:
         """Return the calls of a walk that may become probes."""
         return before_changes(events)
 
@@ -268,7 +266,7 @@ class StartState:
         converted = [typed(value, schema) for value in values]
         return [value for value in converted if value is not None]
 
-    def _offer(self, calls: Sequence[Event]) -> None:
+    def _offer(self, calls: Events) -> None:
         """Make the calls after the battery and add those that are not refused."""
         calls = [call for call in calls if call.key not in self._offered]
         if not calls:
@@ -289,7 +287,7 @@ class StartState:
                     self.stats.see(event.cells)
                 self.battery.append(Probe(event))
 
-    def first_offers(self, calls: list[Event]) -> Sequence[Event]:
+    def first_offers(self, calls: list[Event]) -> Events:
         """Return the calls that are tried first, as many as fit in."""
         return calls[: self.most_offered]
 
@@ -360,7 +358,7 @@ class StartState:
 
 def with_needs(probes: Iterable[Probe]) -> list[Event]:
     """Return the calls of probes, each after those that it needs, without repetitions."""
-    calls: dict[tuple[str, str], Event] = {}
+    calls: dict[Key, Event] = {}
     for probe in probes:
         calls |= {call.key: call for call in probe.calls()}
     return list(calls.values())
@@ -383,6 +381,6 @@ def is_token(value: str) -> bool:
     return len(value) > _TOKEN and " " not in value
 
 
-def before_changes(events: Sequence[Event]) -> list[Event]:
+def before_changes(events: Events) -> list[Event]:
     """Return the calls of an episode up to its first change."""
     return list(itertools.takewhile(lambda event: not event.changes, events))

@@ -11,7 +11,7 @@ from functools import lru_cache
 from typing import Any
 
 from envs.probed import Cell, cells
-from evolver.questioning.calls import Event, Json, Operation, key_of
+from evolver.questioning.calls import Event, Json, Key, Operation, key_of
 from evolver.questioning.operation_stats import (
     GUESSED,
     NO_TRIALS,
@@ -144,7 +144,7 @@ class Values:
     # --- arguments --------------------------------------------------------------------------------
 
     def arguments(
-        self, operation: Operation, given: Given, done: set[tuple[str, str]]
+        self, operation: Operation, given: Given, done: set[Key]
     ) -> tuple[Json | None, float]:
         """Return arguments for a call that was not `done`, and the chance that they fit; (None, 0)
         if none. given: values to use first."""

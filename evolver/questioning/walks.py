@@ -20,7 +20,7 @@ from typing import Self
 
 from envs.probed import Cell, tokens
 from envs.world import Task, World
-from evolver.questioning.calls import Episode, Event, Json, Operation, key_of
+from evolver.questioning.calls import Episode, Event, Json, Key, Operations, key_of
 from evolver.questioning.operation_stats import (
     NO_TRIALS,
     OperationStats,
@@ -71,7 +71,7 @@ class Walker:
         self.beside: dict[str, set[str]] = {}  # value -> the values in its row, in lower case
         self._needed: dict[tuple[str, ...], dict[str, set[str]]] = {}
 
-    def needed(self, operations: dict[str, Operation]) -> dict[str, set[str]]:
+    def needed(self, operations: Operations) -> dict[str, set[str]]:
         """Return {operation: others that the descriptions of its required arguments name}, such as
         "spotify.login" by "token obtained from spotify app login". Names of a single word are too
         common to count."""
@@ -95,7 +95,7 @@ class Walker:
         rng: random.Random,
         seen: SeenValues,
         first: Sequence[Call] = (),
-        operations: dict[str, Operation] | None = None,
+        operations: Operations | None = None,
     ) -> Iterator[list[Event]]:
         """Explore one world from the start of `task`, and yield the calls of each branch.
 
@@ -135,7 +135,7 @@ class Walk:
         self.needed = walker.needed(self.operations)
         self.values = Values(walker.stats, rng, seen, walker.beside, self._needed_by_others())
         self.events: list[Event] = []
-        self.done: set[tuple[str, str]] = set()  # calls made
+        self.done: set[Key] = set()  # calls made
         self.plan: list[Call] = []  # calls to make next
         self.trials: list[tuple[str, str]] = []  # ("operation: error", remedy), until the retry
         self.changed: dict[str, str] = {}  # value -> the operation that changed something with it

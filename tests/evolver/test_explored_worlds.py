@@ -111,7 +111,8 @@ class House(ActionWorld):
         if text == "look":
             return self._look()
         if text == "inventory":
-            return f"You carry {' and '.join(t for t, place in self._places.items() if place == 'you') or 'nothing'}."
+            held = [thing for thing, place in self._places.items() if place == "you"]
+            return f"You carry {' and '.join(held) or 'nothing'}."
         if not here:
             return REFUSAL
         if verb == "examine":
