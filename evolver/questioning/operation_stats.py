@@ -408,7 +408,7 @@ class OperationStats:
             self.see(event.cells)
 
     def _learn_answer(self, event: Event, answers: dict[str, int]) -> None:
-        """Count an answer that may be given whatever is asked: one that names none of the values."""
+        """Count an answer that may be given whatever is asked, as it names none of the values."""
         answer = event.result
         if not (event.ok and event.arguments) or len(answer) > _CONFIRMATION:
             return

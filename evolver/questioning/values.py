@@ -87,7 +87,7 @@ class SeenValues:
 
 
 class Values:
-    """What a walk may fill arguments with: values seen in it, in its world, or in other worlds.
+    """The values that a walk may know: those seen in it, in its world, or in other worlds.
 
     needed: operations that others need, such as a login, if the walk draws a few groups only; None
     if it draws all operations.
