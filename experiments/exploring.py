@@ -1,23 +1,26 @@
-"""Measure how many tasks an explorer finds in a world, at what cost, and how far their verifiers can be trusted.
+"""Measure how many tasks an explorer finds in a world, at what cost, and how well they are checked.
 
-    python -m experiments.exploring                                              # travel, BFCL; seeds 0 1 2
+    python -m experiments.exploring                             # travel, BFCL; seeds 0 1 2
     python -m experiments.exploring --worlds textworld appworld --budget 10 --seeds 0 \\
         --python textworld=.venv-worlds/bin/python appworld=.venv-appworld/bin/python
     python -m experiments.exploring --worlds my_module:MyEnv --kwargs 'my_module:MyEnv={"size": 3}'
     python -m rl.engines.serve --model=DIR --port=8001 &
-    python -m experiments.exploring --worlds travel --by curiosity/plain curiosity/model llm/plain \\
+    python -m experiments.exploring --worlds travel \\
+        --by curiosity/plain curiosity/model llm/plain \\
         --url http://127.0.0.1:8001/v1 --options 'llm={"breadth": 2, "depth": 4}'
 
-A world is a name of envs.WORLDS or `my_module:MyEnv`. `travel` is explored without its `profile`, `describe` and
-`difference`. Each world and seed has a file in --out, so that the same command goes on where it was interrupted;
-exploring.md there is the table. A measurement ends after --minutes or --steps; what was found until then counts. --by
-names explorers and who words their tasks, as `questioning.explorer` and `questioning.words` do. Language models are
-asked on any OpenAI-compatible server, and a second table then has the calls, tokens and environment steps per task.
+A world is a name of envs.WORLDS or `my_module:MyEnv`. `travel` is explored without its `profile`,
+`describe` and `difference`. Each world and seed has a file in --out, so that the same command goes
+on where it was interrupted; exploring.md there is the table. A measurement ends after --minutes or
+--steps; what was found until then counts. --by names explorers and who words their tasks, as
+`questioning.explorer` and `questioning.words` do. Language models are asked on any server that is
+like OpenAI's, and a second table then has the calls, tokens and environment steps per task.
 
-Columns: tasks kept per 1,000 environment steps, those of checking included; by the world's own comparison of states
-(`STATES`), the share of tasks whose verifier accepts no wrong state in any trial episode (`trials`), the share of those
-whose verifier agrees with it in all of them, and the number of these episodes; the mean Jaccard similarity of the words
-of two queries; the number of sequences of goals ("templates").
+Columns: tasks kept per 1,000 environment steps, those of checking included; by the world's own
+comparison of states (`STATES`), the share of tasks whose verifier accepts no wrong state in any
+trial episode (`trials`), the share of those whose verifier agrees with it in all of them, and the
+number of these episodes; the mean Jaccard similarity of the words of two queries; the number of
+sequences of goals ("templates").
 """
 
 from __future__ import annotations
@@ -66,7 +69,9 @@ SHOWN = 2000  # characters of an observation, or of the list of tools, that a la
 # A small model answers much that cannot be read, which is what is measured and no fault of its
 # server.
 LIMITS = Limits(concurrency=4, deadline=600.0, attempts=2, failures=10**9)
-Check = Callable[[World], Any]
+# A world's class has its own attributes, which nothing but these checks knows.
+State = Callable[[Any], Any]
+Same = Callable[[Any, Any], bool]
 
 
 class Unaided(Travel):
@@ -119,7 +124,7 @@ class Counted:
 # --- agreement ------------------------------------------------------------------------------------
 
 
-def _same_apis(a: World, b: Any) -> bool:
+def _same_apis(a: Any, b: Any) -> bool:
     from envs.bfcl.data import package
 
     try:
@@ -130,7 +135,7 @@ def _same_apis(a: World, b: Any) -> bool:
 
 # World -> (what its state is, True if it is in this state). The explorer and its verifiers never
 # see this.
-STATES: dict[str, tuple[Check, Callable[[World, Any], bool]]] = {
+STATES: dict[str, tuple[State, Same]] = {
     "travel": (lambda w: w._agency.difference(), lambda w, state: w._agency.difference() == state),
     "bfcl": (lambda w: w._apis.instances, _same_apis),
     "thermostat": (lambda w: dict(w._state), lambda w, state: w._state == state),
@@ -148,7 +153,8 @@ def agreement(world: World, tasks: Sequence[Task], rng: random.Random) -> dict[s
     compared and do not count.
     """
     state, same = STATES[world.name]
-    agree, sound, episodes, wrong = [], [], 0, []
+    agree, sound, episodes = [], [], 0
+    wrong: list[dict[str, Any]] = []
     wrapped = probed(world)
     for task in tasks:
         replay(wrapped, task, task.reference)
@@ -260,7 +266,7 @@ def measure(
             ended = "nothing more found"
     except (OutOfBudget, RunEnds) as reason:
         ended = str(reason)
-    figures = {"ended": ended} | {k: counted.counts[k] for k in ("step", "reset")}
+    figures: dict[str, Any] = {"ended": ended} | {k: counted.counts[k] for k in ("step", "reset")}
     if chat is not None:
         with closing(chat):
             figures |= _reworded(pool, chat, tools) if means.words == "model" else {}
@@ -320,9 +326,10 @@ def similarity(queries: Sequence[str], rng: random.Random) -> float:
 
 # --- the table ------------------------------------------------------------------------------------
 
-HEAD = "world|seeds|tasks|per 1,000 steps|steps|walks|seconds|sound|agree|trials|difficulty: tasks|similarity|templates"
-
-
+HEAD = (
+    "world|seeds|tasks|per 1,000 steps|steps|walks|seconds|sound|agree|trials|difficulty: tasks"
+    "|similarity|templates"
+)
 COSTS = "world|tasks|reworded|calls|unanswered|tokens|calls per task|tokens per task|steps per task"
 
 
