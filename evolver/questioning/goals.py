@@ -204,7 +204,7 @@ class Writer:
     def _informed(self, events: Events, whole: Events) -> bool:
         """Return True if `events` show each id before they use it, where the whole walk did."""
         wanted, found = hidden_ids(whole, self.ids), hidden_ids(events, self.ids)
-        used = {value for event in events for value in event.values}
+        used = itertools.chain.from_iterable(event.values for event in events)
         return all(value in found for value in used if value in wanted)
 
     # --- the verifier -----------------------------------------------------------------------------
@@ -359,7 +359,9 @@ def minimise(
 def _slice(events: Events, kept: Sequence[int], needed: set[int]) -> list[int]:
     """Return the calls that show a value which a needed call, or one of these, uses; and those with
     such a value."""
-    chosen, values = set(needed), {value for n in needed for value in events[n].values}
+    chosen, values = set(needed), set[str]()
+    for n in needed:
+        values.update(events[n].values)
     for n in reversed(kept):
         event = events[n]
         if n in needed or event.shows(values) or not values.isdisjoint(event.values):

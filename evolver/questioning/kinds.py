@@ -264,7 +264,9 @@ class CodeStart(SlowStart):
         The calls that show what the others use come first, the others in reverse order: a call is
         made once before each of the others, here or in the walk.
         """
-        used = {value for event in kept for value in event.values if is_token(value)}
+        used: set[str] = set()
+        for event in kept:
+            used.update(filter(is_token, event.values))
         leading = [e for e in kept if not e.changes and e.values and e.shows(used)]
         rest = [kept[n] for n in sorted(tested, reverse=True) if kept[n] not in leading]
         unchanged, episode = before_changes(kept), self.open()

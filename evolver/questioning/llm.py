@@ -19,6 +19,7 @@ import json
 import random
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
 
 from envs.profile import draft, tools_of
 from envs.world import Message, Task, World, WorldError
@@ -242,7 +243,7 @@ class LlmExplorer:
         """Return the calls of each step of a walk after repeating it and finding out what they
         change."""
         made = [calls_of(event.action, start.operations) for event in walk.events]
-        calls = [call for step in made for call in step]
+        calls = list(chain.from_iterable(made))
         (repeated,) = self._walker.walks(
             start.world, start.task, rng, start.seen, calls, start.operations
         )
@@ -276,8 +277,8 @@ class LlmExplorer:
             raise Rejected("answer in the query")
         if answer and not start.takes_answers:
             raise Rejected("no way to answer")
-        events = [event for step in steps for event in step]
-        chosen = [event for n in numbers for event in steps[n - 1]]
+        events = list(chain.from_iterable(steps))
+        chosen = list(chain.from_iterable(steps[n - 1] for n in numbers))
         goal, answer = _claimed(events, chosen, query, answer)
         writer = Writer(start, least=1, most=len(goal.events))
         return writer.write(goal, rng, common={}, query=query, answer=answer)
