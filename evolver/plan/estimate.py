@@ -17,7 +17,7 @@ from evolver.plan import analytic
 from evolver.plan.amounts import checkpoints, evaluated_episodes
 from evolver.plan.case import LEARNER, PHASES, SERVER, Case
 from evolver.plan.targets import Target
-from rl.engines.jax.engine import FEW
+from rl.engines.jax.runner import FEW
 
 # Assumptions about a run; the plan prints them.
 # share of an episode's tokens that the policy writes; the rest is prompts and observations

@@ -423,7 +423,7 @@ class TestRuns:
         choose, fresh = tasks.choose, []
 
         def watched(run, step):
-            fresh.append(not any(engine._filled.any() for engine in run.engines))
+            fresh.append(not any(engine._slots.filled.any() for engine in run.engines))
             return choose(run, step)
 
         monkeypatch.setattr(tasks, "choose", watched)

@@ -141,22 +141,24 @@ def test_decoding_in_place_as_on_an_accelerator_gives_the_same_samples():
     episodes = [{"name": i} for i in range(6)]
     expected = play(make(slots=8, context=256), *episodes)
     engine = make(slots=8, context=256)
-    engine._in_place, engine._copied, engine._batches = True, [2], [2, 8]
+    shapes = engine._runner.shapes
+    shapes.in_place, shapes.copied, shapes.decoded = True, [2], [2, 8]
     for one, other in zip(play(engine, *episodes), expected):
         same(one, other)
-    shapes = {(window, shape[0]) for name, window, shape, *_ in engine._shapes if name == "decode"}
+    compiled = engine._runner.compiled
+    shapes = {(window, shape[0]) for name, window, shape, *_ in compiled if name == "decode"}
     assert {8} <= {rows for _, rows in shapes} <= {2, 8} and min(shapes)[0] < 256
 
 
 def test_a_large_model_decodes_all_rows_in_one_call(monkeypatch):
     episodes = [{"name": i} for i in range(6)]
     expected = play(make(slots=40), *episodes)
-    monkeypatch.setattr("rl.engines.jax.engine.SMALL", 0)
+    monkeypatch.setattr("rl.engines.jax.runner.SMALL", 0)
     engine = make(slots=40)
     for one, other in zip(play(engine, *episodes), expected):
         same(one, other)
     play(engine, *({"name": i, "turns": 1} for i in range(100, 140)))
-    rows = {shape[2][0] for shape in engine._shapes if shape[0] == "decode"}
+    rows = {shape[2][0] for shape in engine._runner.compiled if shape[0] == "decode"}
     assert 40 in rows and rows <= {4, 10, 40}
 
 
@@ -166,8 +168,12 @@ def test_matrices_may_be_coarser_than_the_computation():
     )
     rounded["embed"] = rounded["embed"].astype(jnp.bfloat16).astype(jnp.float32)
     engine = make(params=lambda: rounded, weight_dtype=jnp.bfloat16)
-    assert {str(a.dtype) for a in jax.tree.leaves(engine._weights) if a.ndim > 1} == {"bfloat16"}
-    assert {str(a.dtype) for a in jax.tree.leaves(engine._weights) if a.ndim == 1} == {"float32"}
+    assert {str(a.dtype) for a in jax.tree.leaves(engine._runner.weights) if a.ndim > 1} == {
+        "bfloat16"
+    }
+    assert {str(a.dtype) for a in jax.tree.leaves(engine._runner.weights) if a.ndim == 1} == {
+        "float32"
+    }
     for prompt, completion in play(engine, {"name": 3, "temperature": 1.0})[0]:
         logp, _ = teacher_forced(prompt, completion.tokens, 1.0, rounded)
         np.testing.assert_allclose(completion.logprobs, logp, atol=0.02)
@@ -361,7 +367,10 @@ def test_a_released_or_evicted_session_is_recomputed():
     assert ask(engine, prompt_of(1), "a").tokens == first.tokens
     asyncio.run(engine.release("a"))
     asyncio.run(engine.release("never seen"))
-    assert "a" not in engine._slot_of and ask(engine, prompt_of(1), "a").tokens == first.tokens
+    assert (
+        "a" not in engine._slots.of_session
+        and ask(engine, prompt_of(1), "a").tokens == first.tokens
+    )
 
 
 def test_a_group_prefills_its_common_prompt_once():

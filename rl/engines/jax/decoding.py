@@ -31,7 +31,7 @@ class Draw(NamedTuple):
     top_p: Array  # (B,) float32
     top_k: Array  # (B,) int32; 0 = all
     seed: Array  # (B, 2) uint32: high and low half of the request's seed
-    index: Array  # (B,) int32: index of the next token within its generation
+    token_index: Array  # (B,) int32: index of the next token within its generation
 
 
 class Rows(NamedTuple):
@@ -75,7 +75,7 @@ def sample(
     best = jnp.min(
         jnp.where(z == 0, jnp.arange(vocab), vocab - 1), axis=-1
     )  # argmax; XLA's own is slow on CPUs
-    u_B = uniform(draw, draw.index) if u_B is None else u_B
+    u_B = uniform(draw, draw.token_index) if u_B is None else u_B
     token = jnp.where(greedy, best, _draw_from(kept, u_B)).astype(jnp.int32)
     return token, jnp.take_along_axis(z, token[:, None], axis=-1)[:, 0] - jnp.log(total)
 
@@ -192,10 +192,10 @@ def _logits(weights: Any, h_BD: jax.Array) -> jax.Array:
 def prefill(
     weights: Any,
     cache: qwen.Cache,
-    slot_B: Array,
-    tokens_BT: Array,
-    start_B: Array,
-    count_B: Array,
+    slot_B: jax.Array,
+    tokens_BT: jax.Array,
+    start_B: jax.Array,
+    count_B: jax.Array,
     draw: Draw,
     allowed_BV: Array | None = None,
     *,
@@ -268,15 +268,14 @@ def decode(
         return step + 1, budget_B, token_B, work, tokens_NB, logp_NB.at[step].set(logp_B)
 
     # Draw all uniforms before the loop: inside it they take a fifth of a small model's time.
-    u_NB = uniform(rows.draw, rows.draw.index[:, None] + np.arange(block)).T
+    u_NB = uniform(rows.draw, rows.draw.token_index[:, None] + np.arange(block)).T
     shape = (block, len(rows.slot))
-    work = cache if in_place else _take(cache, taken, window)
-    start = (jnp.int32(0), jnp.asarray(rows.budget), jnp.asarray(rows.token), work)
-    start += (jnp.full(shape, -1, jnp.int32), jnp.zeros(shape, jnp.float32))
+    start = (
+        jnp.int32(0), jnp.asarray(rows.budget), jnp.asarray(rows.token),
+        cache if in_place else _take(cache, taken, window),
+        jnp.full(shape, -1, jnp.int32), jnp.zeros(shape, jnp.float32),
+    )  # fmt: skip
     step, _, _, work, tokens_NB, logp_NB = jax.lax.while_loop(unfinished, advance, start)
-    return (
-        tokens_NB,
-        logp_NB,
-        step,
-        work if in_place else _put(cache, rows.slot, work, rows.position, block),
-    )
+    if not in_place:
+        work = _put(cache, rows.slot, work, rows.position, block)
+    return tokens_NB, logp_NB, step, work

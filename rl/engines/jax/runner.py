@@ -1,0 +1,389 @@
+"""The device's side of the JAX engine: it gathers requests into calls of few shapes."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from models import qwen
+from rl.engines import Guide
+from rl.engines.jax import decoding
+from rl.engines.jax.slots import Slots
+from rl.trajectory import Completion, Sampling
+
+MAX_STOP_TOKENS = 8
+PREFILL_BATCH = 2048  # most tokens of one prefill call, padding included
+# most attention scores of one prefill call on a CPU; more would not fit into its caches
+PREFILL_SCORES = 2**20
+DECODE_ROWS = 16  # most rows of one decode call of a small model on a CPU, for the same reason
+# groups of slots that run in parallel on a CPU; constant: the number of cores must not change
+# results
+BANKS = 2
+SMALL = 2**25  # most bytes of weights that stay in a CPU's caches between two steps
+# of a large model, or on an accelerator, all rows decode in place if more than slots / FEW of them
+# run
+FEW = 4
+COUNTERS = (
+    "requests", "cancelled", "evictions", "loads", "generated_tokens", "reused_tokens",
+    "shared_tokens", "prefill_calls", "prefill_tokens", "prefill_padding", "prefill_seconds",
+    "decode_calls", "decode_steps", "decode_row_steps", "decoded_tokens", "decode_seconds",
+)  # fmt: skip
+
+Stream = Callable[[list[int], list[float]], None]
+Column = Callable[..., np.ndarray]
+
+
+@dataclass(eq=False)
+class Request:
+    """One generation, and how far it is."""
+
+    session: str
+    prompt: np.ndarray  # (tokens,) int32
+    sampling: Sampling
+    future: asyncio.Future[Completion]
+    stream: Stream | None
+    guide: Guide | None
+    slot: int = -1
+    source: int = -1  # the slot that already holds `start` tokens of the prompt
+    start: int = 0  # prompt tokens that are cached
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+
+    @property
+    def stopped(self) -> bool:
+        return bool(self.tokens) and self.tokens[-1] in self.sampling.stop_tokens
+
+    @property
+    def length(self) -> int:
+        """The number of tokens so far, prompt included."""
+        return len(self.prompt) + len(self.tokens)
+
+    @property
+    def rest(self) -> int:
+        """The prompt tokens that are not cached."""
+        return len(self.prompt) - self.start
+
+    @property
+    def budget(self) -> int:
+        """The tokens that it may still generate."""
+        return 0 if self.stopped else self.sampling.max_tokens - len(self.tokens)
+
+
+Result = tuple[Request, list[int], list[float]]  # new tokens of a request, and their logprobs
+
+
+class Shapes:
+    """The shapes of all device calls. There are few, because each one is compiled.
+
+    windows: positions of the cache that a call reads. pieces: prompt tokens of a row of a prefill
+    call. copied, decoded: rows of calls that copy prefixes or decode. in_place: calls that decode
+    all slots of a bank work on the cache itself. banks: each has its own cache, so that threads can
+    work on banks in parallel.
+    """
+
+    def __init__(
+        self, config: qwen.Config, *, slots: int, context: int, prefill: int, dtype: Any, cpu: bool
+    ):
+        # A small model on a CPU decodes a copy of a few rows' keys and values, which stays in the
+        # processor's caches. The weights of a large one are read from memory at each step, so that
+        # a step serves all rows, in place and in one bank, or a copy of few. The numbers of copied
+        # rows are far apart there, because XLA takes long to compile many layers.
+        large = qwen.parameter_count(config) * jnp.dtype(dtype).itemsize > SMALL
+        self.in_place = not cpu or large
+        few = max(1, slots // FEW) if self.in_place else min(slots, DECODE_ROWS)
+        self.copied = _powers(4, few, by=4 if cpu and large else 2)
+        self.decoded = sorted({*self.copied, slots}) if self.in_place else self.copied
+        self.banks = BANKS if not self.in_place and slots >= BANKS * DECODE_ROWS else 1
+        self.windows = sorted({*_powers(128, context), *_powers(192, context)})
+        self.pieces = _powers(16, min(prefill, context))
+        self._context, self._bank_size = context, -(-slots // self.banks)
+        self._scores = (PREFILL_SCORES if cpu else 2**40) // config.heads
+
+    def window(self, tokens: int) -> int:
+        """Return the window of a call that reads this many positions; padding may exceed the
+        context."""
+        return _at_least(min(tokens, self._context), self.windows)
+
+    def piece(self, request: Request) -> int:
+        """Return the size of the next prompt piece: the rest rounded up to a shape, at most a
+        quarter of it padding."""
+        fitting = (size for size in reversed(self.pieces) if 4 * request.rest > 3 * size)
+        return next(fitting, self.pieces[0])
+
+    def prefill_rows(self, count: int, size: int, window: int) -> int:
+        """Return the smallest number of rows that holds `count` pieces, unless a third of them
+        would be idle."""
+        least = min(4, self._bank_size)
+        most = min(PREFILL_BATCH // size, self._scores // (size * window), self._bank_size)
+        rows = _powers(least, max(most, least))
+        return next((n for n in reversed(rows) if 3 * count > 2 * n), rows[0])
+
+
+class Runner:
+    """Prefills and decodes requests on one device.
+
+    weights: in decoding layout (`qwen.for_decoding`). block, leave: see `JaxEngine`. counters: of
+    the calls so far. compiled: the static arguments and shapes that have been compiled.
+    """
+
+    def __init__(
+        self,
+        config: qwen.Config,
+        slots: Slots,
+        shapes: Shapes,
+        *,
+        block: int,
+        leave: float,
+        cache_dtype: Any,
+        device: jax.Device,
+    ):
+        self._config, self._slots, self.shapes = config, slots, shapes
+        self._block, self._leave = block, leave
+        self._cache_dtype, self._device = cache_dtype, device
+        self.weights: Any = None
+        self.compiled: set[tuple[Any, ...]] = set()
+        self.counters: dict[str, float] = dict.fromkeys(COUNTERS, 0)
+        self._counting = threading.Lock()
+        self._threads = ThreadPoolExecutor(BANKS)
+        self.drop_caches()
+
+    def drop_caches(self) -> None:
+        """Free the memory of the KV caches; they are allocated at their first use."""
+        self._caches: list[Any] = [None] * self.shapes.banks
+
+    def count(self, **more: float) -> None:
+        """Add to the counters."""
+        with self._counting:
+            for name, value in more.items():
+                self.counters[name] += value
+
+    def close(self) -> None:
+        """End the threads."""
+        self._threads.shutdown()
+
+    def in_banks(
+        self, work: Callable[[int, list[Request]], list[Result]], requests: list[Request]
+    ) -> list[Result]:
+        """Run work(bank, its requests) on all banks in parallel; return the results in bank order.
+
+        work: `prefill` or `decode`.
+        """
+        parts: dict[int, list[Request]] = {}
+        for request in sorted(requests, key=lambda r: self._slots.bank(r.slot)):
+            parts.setdefault(self._slots.bank(request.slot), []).append(request)
+        here, *others = parts.items()
+        futures = [self._threads.submit(work, *part) for part in others]
+        try:
+            results = work(*here)
+        finally:
+            wait(futures)  # no thread may still use a cache, even after a fault
+        for future in futures:
+            results += future.result()
+        return results
+
+    # --- prefill ----------------------------------------------------------------------------------
+
+    def prefill(self, bank: int, left: list[Request]) -> list[Result]:
+        """Prefill the uncached part of each prompt and sample the first token of each request."""
+        self._copy_prefixes(bank, [r for r in left if r.source != r.slot and r.start])
+        done: list[Result] = []
+        while left:
+            size = max(self.shapes.piece(r) for r in left)
+            fitting = sorted(
+                (r for r in left if self.shapes.piece(r) == size), key=lambda r: r.start
+            )
+            window = self.shapes.window(fitting[-1].start + size)
+            rows = self.shapes.prefill_rows(len(fitting), size, window)
+            batch = fitting[:rows]
+            tokens, logprobs = self._prefill_call(bank, batch, rows, size)
+            for request, token, logprob in zip(batch, tokens, logprobs):
+                piece = request.prompt[request.start : request.start + size]
+                self._slots.write(request.slot, request.start, piece)
+                request.start += len(piece)
+                if not request.rest:
+                    done.append((request, [token], [logprob]))
+            left = [r for r in left if r.rest]
+        return done
+
+    def _copy_prefixes(self, bank: int, requests: list[Request]) -> None:
+        """Copy the first `start` cached tokens of each request's source slot to its own slot."""
+        size = self._slots.bank_size
+        for batch in _chunks(requests, self.shapes.copied[-1]):
+            rows = _at_least(len(batch), self.shapes.copied)
+            window = self.shapes.window(max(r.start for r in batch))
+            column = partial(_column, rows, range(len(batch)))
+            source = column([r.source % size for r in batch])
+            slot = column([r.slot % size for r in batch], fill=size)
+            self.compiled.add(("copy", window, rows))
+            self._caches[bank] = decoding.copy(self._cache(bank), source, slot, window=window)
+            for request in batch:
+                self._slots.write(request.slot, 0, request.prompt[: request.start])
+
+    def _prefill_call(
+        self, bank: int, batch: list[Request], rows: int, size: int
+    ) -> tuple[list[int], list[float]]:
+        """Prefill one piece of each prompt; return the token and log-probability sampled after
+        it."""
+        column = partial(_column, rows, range(len(batch)))
+        slots = [r.slot % self._slots.bank_size for r in batch]
+        tokens = np.zeros((rows, size), np.int32)
+        for row, request in zip(tokens, batch):
+            row[: request.rest] = request.prompt[request.start : request.start + size]
+        count = column([min(size, r.rest) for r in batch])
+        arguments = (
+            column(slots, fill=self._slots.bank_size), tokens, column([r.start for r in batch]),
+            count, _draw(batch, column), self._allowed(batch, column),
+        )  # fmt: skip
+        end = batch[-1].start + size
+        token_B, logp_B = self._call("prefill", bank, batch, end, (rows, size), arguments)
+        new = int(count.sum())
+        self.count(prefill_tokens=new, prefill_padding=rows * size - new)
+        return token_B.tolist(), logp_B.tolist()
+
+    # --- decoding ---------------------------------------------------------------------------------
+
+    def decode(self, bank: int, running: list[Request]) -> list[Result]:
+        """Decode one block for each request; requests of similar length share a call."""
+        running = sorted(running, key=lambda r: (r.length, r.slot))
+        done = []
+        for kind in ([r for r in running if not r.guide], [r for r in running if r.guide]):
+            for batch in _chunks(kind, self.shapes.decoded[-1]):
+                for result in self._decode_call(bank, batch):
+                    request, tokens, _ = result
+                    # The last sampled token is not in the cache yet; the next call writes it.
+                    held = [request.tokens[-1], *tokens[:-1]]
+                    self._slots.write(request.slot, request.length - 1, held)
+                    done.append(result)
+        return done
+
+    def _decode_call(self, bank: int, batch: list[Request]) -> list[Result]:
+        """Decode one block of tokens, one if what may follow a token depends on it."""
+        size = self._slots.bank_size
+        block = 1 if batch[0].guide else self._block
+        rows = _at_least(len(batch), self.shapes.decoded)
+        slots = [r.slot % size for r in batch]
+        places = slots if rows == size else list(range(len(batch)))
+        column = partial(_column, rows, places)
+        lines = decoding.Rows(
+            slot=column(slots, fill=size),
+            token=column([r.tokens[-1] for r in batch]),
+            position=column([r.length - 1 for r in batch]),
+            budget=column([r.budget for r in batch]),
+            stop=column([_stops(r) for r in batch], fill=-1),
+            draw=_draw(batch, column),
+        )
+        leave = np.int32(max(1, int(self._leave * len(batch))))
+        last = max(r.length + min(block, r.budget) for r in batch)
+        tokens_NB, logp_NB, steps = self._call(
+            "decode", bank, batch, last - 1, (rows, block),
+            (lines, leave, self._allowed(batch, column)), block=block,
+            in_place=self.shapes.in_place and rows == size,
+        )  # fmt: skip
+        count_B = (tokens_NB >= 0).sum(0)
+        self.count(
+            decode_steps=int(steps), decode_row_steps=int(steps) * rows,
+            decoded_tokens=int(count_B.sum()),
+        )  # fmt: skip
+        results = []
+        for request, row in zip(batch, places):
+            new = slice(count_B[row])
+            results.append((request, tokens_NB[new, row].tolist(), logp_NB[new, row].tolist()))
+        return results
+
+    # --- arguments --------------------------------------------------------------------------------
+
+    def _cache(self, bank: int) -> qwen.Cache:
+        size, context = self._slots.bank_size, self._slots.context
+        if self._caches[bank] is None:
+            cache = qwen.init_cache(self._config, size, context, self._cache_dtype)
+            self._caches[bank] = jax.device_put(cache, self._device)
+        return self._caches[bank]
+
+    def _allowed(self, batch: list[Request], column: Column) -> np.ndarray | None:
+        """Return allowed_BV, None if no request has a guide."""
+        if not any(r.guide for r in batch):
+            return None
+        anything = np.ones(self._config.vocab, bool)
+        allowed = [r.guide.allowed() if r.guide else anything for r in batch]
+        return column(allowed, dtype=bool, fill=True)
+
+    def _call(
+        self,
+        name: str,
+        bank: int,
+        batch: list[Request],
+        positions: int,
+        shape: tuple[int, int],
+        arguments: tuple[Any, ...],
+        **static: Any,
+    ) -> list[np.ndarray]:
+        """Run a program on the first `positions` of a bank's cache; return its results.
+
+        Each new combination of static arguments and shape causes a compilation.
+        """
+        window = self.shapes.window(positions)
+        truncate = any(r.sampling.top_p < 1 or r.sampling.top_k > 0 for r in batch)
+        self.compiled.add((name, window, shape, truncate, any(r.guide for r in batch)))
+        static |= {"config": self._config, "window": window, "truncate": truncate}
+        program = decoding.prefill if name == "prefill" else decoding.decode
+        began = time.perf_counter()
+        *results, self._caches[bank] = program(
+            self.weights, self._cache(bank), *arguments, **static
+        )
+        results = [np.asarray(result) for result in results]
+        self.count(**{f"{name}_seconds": time.perf_counter() - began, f"{name}_calls": 1})
+        return results
+
+
+def _column(
+    rows: int, places: Sequence[int], values: Sequence[Any], *, dtype: Any = np.int32, fill: Any = 0
+) -> np.ndarray:
+    """Return an array with the values at their places among `rows`, and `fill` elsewhere."""
+    array = np.full((rows, *np.shape(values[0])), fill, dtype)
+    array[places] = values
+    return array
+
+
+def _draw(batch: list[Request], column: Column) -> decoding.Draw:
+    settings = [r.sampling for r in batch]
+    most = np.iinfo(np.int32).max  # a client may ask for any number
+    return decoding.Draw(
+        temperature=column([s.temperature for s in settings], dtype=np.float32, fill=1),
+        top_p=column([s.top_p for s in settings], dtype=np.float32, fill=1),
+        top_k=column([min(s.top_k, most) for s in settings]),
+        seed=column([divmod(s.seed % 2**64, 2**32) for s in settings], dtype=np.uint32),
+        token_index=column([len(r.tokens) for r in batch]),
+    )
+
+
+def _stops(request: Request) -> list[int]:
+    stops = list(request.sampling.stop_tokens)
+    return stops + [-1] * (MAX_STOP_TOKENS - len(stops))
+
+
+def _chunks(requests: list[Request], size: int) -> Iterator[list[Request]]:
+    for first in range(0, len(requests), size):
+        yield requests[first : first + size]
+
+
+def _at_least(count: int, sizes: list[int]) -> int:
+    return next(size for size in sizes if size >= count)
+
+
+def _powers(start: int, end: int, by: int = 2) -> list[int]:
+    """Return [start, by * start, by**2 * start, ...] below `end`, followed by `end`."""
+    sizes = []
+    while start < end:
+        sizes.append(start)
+        start *= by
+    return [*sizes, end]
