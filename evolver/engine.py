@@ -113,7 +113,7 @@ def _transfer(config: Any, shape: Any) -> Transfer | None:
         return NcclBroadcast(shape, dtype=dtype, bucket=v.bucket)
     if v.transfer == "lora":
         from models.lora import LoRA
-        from rl.engines.vllm.adapters import AdapterFiles
+        from rl.engines.vllm.transfer import AdapterFiles
 
         return AdapterFiles(
             LoRA(config.lora.rank, config.lora.alpha, tuple(config.lora.targets)), folder=v.shared

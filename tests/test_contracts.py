@@ -37,7 +37,7 @@ BRIDGES = {
 # Installed by some users only, or heavy: never while a module of these floors is being imported.
 OPTIONAL = {"torch", "transformers", "vllm", "wandb", "tensorboardX", "ray", "openai"}
 FOREIGN = (
-    "rl/engines/vllm/side/",
+    "rl/engines/vllm/vllm_plugin/",
 )  # runs under vLLM's interpreter, and is imported by nothing here
 DOCUMENTED = ("envs", "evolver", "models", "rl")
 BANNED_CALLS = {"eval", "exec", "os.system", "os.popen", "subprocess.getoutput"}

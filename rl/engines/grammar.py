@@ -22,7 +22,8 @@ class Grammars:
     """Makes guides for answers of a tokenizer's model with `vocab` entries."""
 
     def __init__(self, tokenizer: Tokenizer, vocab: int):
-        self._tokenizer, self._vocab, self._known = tokenizer, vocab, None
+        self._tokenizer, self._vocab = tokenizer, vocab
+        self._known: Any = None  # llguidance's form of the tokenizer
 
     def guide(self, schema: dict[str, Any]) -> Guide:
         """Return the guide of one answer. Raises GrammarError."""

@@ -14,8 +14,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
+from rl.engines.vllm.client import COMPLETIONS, GENERATE
 from rl.engines.vllm.transfer import UPDATE
-from rl.engines.vllm.wire import COMPLETIONS, GENERATE
 
 VOCAB, CONTEXT = 50, 128
 

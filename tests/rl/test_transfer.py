@@ -12,9 +12,8 @@ import pytest
 from safetensors.numpy import load_file
 
 from models import hf, lora, qwen
-from rl.engines.vllm.adapters import AdapterFiles
 from rl.engines.vllm.nccl import NcclBroadcast
-from rl.engines.vllm.transfer import MIB, SharedMemory, TransferError
+from rl.engines.vllm.transfer import MIB, AdapterFiles, SharedMemory, TransferError
 from tests.rl.vllm_setup import random_params
 
 SHAPE = qwen.Config(50, 8, 2, 2, 1, 4, 16)

@@ -12,10 +12,10 @@ import pytest
 from models import hf, qwen
 from rl.engines import ContextFull, EngineFault
 from rl.engines.vllm.check import compare
+from rl.engines.vllm.client import COMPLETIONS, GENERATE
 from rl.engines.vllm.engine import Patience, VllmEngine, WeightsNotLoaded
 from rl.engines.vllm.servers import OwnServers, Servers, ServerStartError, first_error
 from rl.engines.vllm.transfer import MIB, UPDATE, SharedMemory, TransferError, buckets_of
-from rl.engines.vllm.wire import COMPLETIONS, GENERATE
 from rl.trajectory import Sampling
 from tests.rl.fake_vllm import CONTEXT, VOCAB, Fake, logp_of, token_of
 from tests.rl.vllm_setup import random_params
@@ -120,7 +120,7 @@ def test_sessions_stay_with_their_replica_and_new_ones_are_balanced(tmp_path):
             await asyncio.gather(*(ask(engine, i + turn, session=f"s{i}") for i in range(10)))
         for i in range(5):
             await engine.release(f"s{i}")
-        assert sum(replica.sessions for replica in engine._replicas) == 5
+        assert len(engine._of_session) == 5
 
     cluster = Cluster(tmp_path)
     cluster.run(scenario)

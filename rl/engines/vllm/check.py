@@ -9,7 +9,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from rl.engines import ContextFull, EngineFault
-from rl.engines.vllm.wire import COMPLETIONS, GENERATE, Server, ServerBusy, ServerGone
+from rl.engines.vllm.client import COMPLETIONS, GENERATE, Server, ServerBusy, ServerGone
 from rl.trajectory import Sampling
 
 ATTEMPTS = 5  # at the first request; a server that has just started may refuse for a moment

@@ -13,33 +13,36 @@ import asyncio
 import dataclasses
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from rl.engines import EngineFault, check_request
 from rl.engines.vllm.check import compare, problems_of
+from rl.engines.vllm.client import Part, Server, ServerBusy, ServerGone
 from rl.engines.vllm.servers import Servers, ServerStartError
 from rl.engines.vllm.transfer import Transfer, TransferError
-from rl.engines.vllm.wire import Part, Server, ServerBusy, ServerGone
 from rl.seeds import seed_of
 from rl.trajectory import Completion, Sampling
 
 PROBE_TOKENS = 48  # length of the fixed prompt that verifies weights
 ADMISSIONS = 3  # attempts to readmit a replica before it is given up
-PAUSE = {
-    "finish": "wait",
-    "cut": "abort",
-    "keep": "keep",
-}  # config.engine.in_flight -> vLLM's pause mode
-FAULTS = (
-    ServerGone,
-    ServerBusy,
-    ValueError,
-    TransferError,
-)  # errors of one server; the others continue
+# config.engine.in_flight -> vLLM's pause mode
+PAUSE = {"finish": "wait", "cut": "abort", "keep": "keep"}
+# errors of one server; the others continue
+FAULTS = (ServerGone, ServerBusy, ValueError, TransferError)
+REMOVED_FOR = (*FAULTS, EngineFault)
+
+
+# counters, and "gap" and "shift" of the last verification
+COUNTERS = (
+    "requests", "tokens", "prompt_tokens", "cached_tokens", "moved", "cut", "refused",
+    "unknown_weights", "lost", "readmitted", "loads", "bytes", "stage_seconds", "update_seconds",
+    "gap", "shift",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -66,7 +69,6 @@ class _Replica:
     waits: bool = False  # down but healthy; readmitted with the next update
     why: str = ""  # reason for being down
     admissions: int = ADMISSIONS  # attempts left
-    sessions: int = 0
     running: set[asyncio.Future[Any]] = field(default_factory=set)
 
 
@@ -102,24 +104,18 @@ class VllmEngine:
     ):
         self.version, self.context, self.vocab = 0, context, vocab
         self._servers, self.transfer, self._score = servers, transfer, score
-        self._in_flight, self._tolerance, self._temperature = (
-            PAUSE[in_flight],
-            tolerance,
-            temperature,
-        )
-        self._patience, self._say = patience, say
+        self._in_flight, self._tolerance = PAUSE[in_flight], tolerance
+        self._temperature, self._patience, self._say = temperature, patience, say
         self._replicas: list[_Replica] = []
         self._of_session: dict[str, _Replica] = {}
-        self._stats: Counter[str] = Counter()
-        self._seconds = {"stage": 0.0, "update": 0.0}
+        self._stats: dict[str, float] = dict.fromkeys(COUNTERS, 0.0)
         self._health: asyncio.Task[None] | None = None
         self._lock = asyncio.Lock()  # held during an update or an admission
-        self._probe = _probe_ids(vocab, min(PROBE_TOKENS, context - 1))
-        self._scores: tuple[np.ndarray, np.ndarray | None] | None = (
-            None  # of the probe: current, previous version
-        )
+        # A fixed random prompt over the whole vocabulary: its score depends on every weight.
+        length = min(PROBE_TOKENS, context - 1)
+        self._probe = np.random.default_rng(7).integers(0, vocab, length).tolist()
+        self._scores: list[np.ndarray] = []  # of the probe: by the current and the last version
         self._noise = float("inf")  # smallest gap between learner and server seen so far
-        self._gap = self._shift = 0.0  # of the last verification
 
     # --- start and end ----------------------------------------------------------------------------
 
@@ -131,22 +127,14 @@ class VllmEngine:
         except ServerStartError as error:
             raise EngineFault(str(error)) from None
         self._replicas = [_Replica(n, self._servers.client(url)) for n, url in enumerate(urls)]
-        needs = self.transfer.needs if self.transfer else ()
-        needed = {
-            "vocab": self.vocab,
-            "context": self.context,
-            "needs": needs,
-            "temperature": self._temperature,
-        }
-        checks = await asyncio.gather(
-            *(problems_of(replica.server, **needed) for replica in self._replicas)
-        )
-        problems = [problem for check in checks for problem in check]
+        check = partial(
+            problems_of, vocab=self.vocab, context=self.context, temperature=self._temperature,
+            needs=self.transfer.needs if self.transfer else (),
+        )  # fmt: skip
+        found = await asyncio.gather(*(check(replica.server) for replica in self._replicas))
+        problems = dict.fromkeys(f"\n  {problem}" for problems in found for problem in problems)
         if problems:
-            raise EngineFault(
-                "the servers cannot be used:\n"
-                + "\n".join(f"  {p}" for p in dict.fromkeys(problems))
-            )
+            raise EngineFault("the servers cannot be used:" + "".join(problems))
         for replica in self._replicas:
             replica.up = True
         if self.transfer is not None:
@@ -199,23 +187,24 @@ class VllmEngine:
                 refusals += 1
                 self._stats["refused"] += 1
                 if refusals > self._patience.refusals:
-                    raise EngineFault(
-                        f"the request failed after {refusals} refusals: {error}"
-                    ) from None
-                await asyncio.sleep(max(getattr(error, "after", 0.0), self._delay(refusals)))
+                    message = f"the request failed after {refusals} refusals: {error}"
+                    raise EngineFault(message) from None
+                after = error.after if isinstance(error, ServerBusy) else 0.0
+                delay = self._patience.delay * 2 ** (refusals - 1)
+                await asyncio.sleep(max(after, min(self._patience.max_delay, delay)))
                 continue
-            if part.version == -1 and self.transfer is None:
-                part.version = before
-            if part.version == -1:
-                self._remove(
-                    replica, f"{replica.server.url} answers with weights that this run did not send"
-                )
+            version = before if part.version is None else part.version
+            if version == -1 and self.transfer is None:
+                version = before
+            if version == -1:
+                url = replica.server.url
+                self._remove(replica, f"{url} answers with weights that this run did not send")
                 self._stats["unknown_weights"] += 1
                 continue
             tokens += part.tokens
             logprobs += part.logprobs
             if part.tokens:
-                versions.append(before if part.version is None else part.version)
+                versions.append(version)
             self._stats["prompt_tokens"] += len(prompt_ids)
             self._stats["cached_tokens"] += part.cached
             if part.stop == "abort" and len(tokens) < sampling.max_tokens:
@@ -226,9 +215,7 @@ class VllmEngine:
             return Completion(tokens, logprobs, stop, min(versions, default=before))
 
     async def release(self, session: str) -> None:
-        replica = self._of_session.pop(session, None)
-        if replica is not None:
-            replica.sessions -= 1
+        self._of_session.pop(session, None)
 
     async def load(self, params: Any, version: int) -> None:
         """Send these weights to every replica and verify them; remove replicas that fail.
@@ -240,13 +227,13 @@ class VllmEngine:
             began = time.monotonic()
             # The learner waits for this call, so nothing donates its arrays; rollouts continue.
             scores = np.asarray(await asyncio.to_thread(self._score, params, self._probe))
-            self._scores = (scores, self._scores[0] if self._scores else None)
+            self._scores = [scores, *self._scores[:1]]
             if self.transfer is None:
                 await self._on_all(self._up, self._verify)
                 self.version = version
                 return
             self._stats["bytes"] += await asyncio.to_thread(self.transfer.stage, params)
-            self._seconds["stage"] += time.monotonic() - began
+            self._stats["stage_seconds"] += time.monotonic() - began
             began = time.monotonic()
             try:
                 done = await self._update([r for r in self._replicas if r.up or r.waits], version)
@@ -257,7 +244,7 @@ class VllmEngine:
                 replica.up, replica.waits, replica.why = True, False, ""
             self.version = version
             self._stats["loads"] += 1
-            self._seconds["update"] += time.monotonic() - began
+            self._stats["update_seconds"] += time.monotonic() - began
             if not done and not self._may_recover:
                 raise EngineFault(
                     f"no server accepted the weights of version {version}: {self._reasons}"
@@ -267,8 +254,6 @@ class VllmEngine:
         """Forget all sessions. The servers' prefix caches stay, because they are of the current
         weights."""
         self._of_session.clear()
-        for replica in self._replicas:
-            replica.sessions = 0
 
     def stats(self) -> dict[str, float]:
         """Return counters since the start and the current state.
@@ -279,15 +264,7 @@ class VllmEngine:
         updating. State: running replicas, version of the weights, and of the last verification the
         gap between learner and server and the shift of the learner's own scores by the update.
         """
-        names = ("requests", "tokens", "prompt_tokens", "cached_tokens", "moved", "cut", "refused", "unknown_weights",
-                 "lost", "readmitted", "loads", "bytes")  # fmt: skip
-        stats = {name: float(self._stats[name]) for name in names}
-        stats |= {f"{name}_seconds": value for name, value in self._seconds.items()}
-        return (
-            stats
-            | {"gap": self._gap, "shift": self._shift}
-            | {"replicas": len(self._up), "version": self.version}
-        )
+        return self._stats | {"replicas": len(self._up), "version": self.version}
 
     @property
     def urls(self) -> list[str]:
@@ -317,14 +294,14 @@ class VllmEngine:
         replica = self._of_session.get(session)
         if replica is not None and replica.up:
             return replica
-        await self.release(session)
+        self._of_session.pop(session, None)
         ends = time.monotonic() + self._patience.no_replica
         while not self._up:
             if time.monotonic() > ends or not self._may_recover:
                 raise EngineFault(f"no server is left: {self._reasons}")
             await asyncio.sleep(min(0.2, self._patience.check_every))
-        replica = min(self._up, key=lambda r: (r.sessions, r.number))
-        replica.sessions += 1
+        sessions = Counter(self._of_session.values())
+        replica = min(self._up, key=lambda r: (sessions[r], r.number))
         self._of_session[session] = replica
         return replica
 
@@ -334,10 +311,10 @@ class VllmEngine:
         return replica.up and await replica.server.healthy(self._patience.check_every)
 
     def _remove(self, replica: _Replica, why: str) -> None:
-        if not replica.up:
-            return
-        self._stats["lost"] += 1
-        self._say(f"engine: replica {replica.number} removed: {why}")
+        """Send a replica no requests until it is readmitted; those that it has move to others."""
+        if replica.up:
+            self._stats["lost"] += 1
+            self._say(f"engine: replica {replica.number} removed: {why}")
         self._cut_off(replica, why)
 
     def _cut_off(self, replica: _Replica, why: str) -> None:
@@ -362,9 +339,6 @@ class VllmEngine:
     @property
     def _reasons(self) -> str:
         return "; ".join(replica.why for replica in self._replicas if not replica.up)
-
-    def _delay(self, attempt: int) -> float:
-        return min(self._patience.max_delay, self._patience.delay * 2 ** (attempt - 1))
 
     # --- health -----------------------------------------------------------------------------------
 
@@ -417,7 +391,7 @@ class VllmEngine:
                 if self.transfer is not None:
                     await self.transfer.connect([replica.server])
                 admitted = await self._update([replica], self.version)
-            except (*FAULTS, EngineFault) as error:
+            except REMOVED_FOR as error:
                 admitted, replica.why = [], str(error)
             if admitted:
                 replica.up, replica.why, replica.admissions = True, "", ADMISSIONS
@@ -433,61 +407,51 @@ class VllmEngine:
     async def _update(self, replicas: Sequence[_Replica], version: int) -> list[_Replica]:
         """Send the staged weights; return the replicas that verifiably have them and remove the
         others."""
-        if self.transfer is not None:
-            replicas = await self._on_all(replicas, self._open)
-            faults = await self.transfer.send([replica.server for replica in replicas])
-            for replica, fault in zip(replicas, faults):
-                if fault is not None:
-                    self._fail(replica, fault)
-            replicas = [replica for replica, fault in zip(replicas, faults) if fault is None]
-            replicas = await self._on_all(replicas, lambda replica: self._finish(replica, version))
-        return await self._on_all(replicas, self._verify)
+        transfer = self.transfer
+        if transfer is None:
+            return await self._on_all(replicas, self._verify)
+
+        async def open_for_update(replica: _Replica) -> None:
+            await replica.server.post("/pause", params={"mode": self._in_flight})
+            await transfer.begin(replica.server)
+
+        async def finish(replica: _Replica) -> None:
+            await transfer.finish(replica.server, version)
+            await replica.server.post("/reset_prefix_cache")  # keys and values of the old weights
+            await replica.server.post("/resume")
+
+        replicas, sent = await self._on_all(replicas, open_for_update), []
+        faults = await transfer.send([replica.server for replica in replicas])
+        for replica, fault in zip(replicas, faults):
+            if fault is None:
+                sent.append(replica)
+            else:
+                self._remove(replica, str(fault))
+        return await self._on_all(await self._on_all(sent, finish), self._verify)
 
     async def _on_all(
-        self, replicas: Sequence[_Replica], action: Callable[[_Replica], Any]
+        self, replicas: Sequence[_Replica], action: Callable[[_Replica], Awaitable[None]]
     ) -> list[_Replica]:
         """Run `action` on all replicas in parallel; return those that succeeded. Raises
         WeightsNotLoaded."""
-        results = await asyncio.gather(
-            *(action(replica) for replica in replicas), return_exceptions=True
-        )
+        actions = (action(replica) for replica in replicas)
+        results, done = await asyncio.gather(*actions, return_exceptions=True), []
         for replica, result in zip(replicas, results):
-            if isinstance(result, (*FAULTS, EngineFault)) and not isinstance(
-                result, WeightsNotLoaded
-            ):
-                self._fail(replica, result)
-            elif isinstance(result, BaseException):
+            if result is None:
+                done.append(replica)
+            elif isinstance(result, WeightsNotLoaded) or not isinstance(result, REMOVED_FOR):
                 raise result
-        return [replica for replica, result in zip(replicas, results) if result is None]
-
-    async def _open(self, replica: _Replica) -> None:
-        await replica.server.post("/pause", params={"mode": self._in_flight})
-        if self.transfer.whole:
-            await replica.server.post("/start_weight_update")
-
-    async def _finish(self, replica: _Replica, version: int) -> None:
-        if self.transfer.whole:
-            await replica.server.post("/finish_weight_update", {"weight_version": str(version)})
-        else:
-            await replica.server.post("/update_weight_version", {"new_version": str(version)})
-        await replica.server.post("/reset_prefix_cache")  # keys and values of the old weights
-        await replica.server.post("/resume")
+            else:
+                self._remove(replica, str(result))
+        return done
 
     async def _verify(self, replica: _Replica) -> None:
-        new, old = self._scores
+        new, old = self._scores[0], self._scores[1] if len(self._scores) > 1 else None
         served = np.asarray(await replica.server.score(self._probe))
-        self._gap, self._shift, problem = compare(
+        gap, shift, problem = compare(
             new, old, served, tolerance=self._tolerance, noise=self._noise
         )
-        self._noise = min(self._noise, self._gap)
+        self._stats |= {"gap": gap, "shift": shift}
+        self._noise = min(self._noise, gap)
         if problem:
             raise WeightsNotLoaded(f"{replica.server.url}: {problem}")
-
-    def _fail(self, replica: _Replica, fault: BaseException) -> None:
-        self._remove(replica, str(fault))
-        replica.why = str(fault)
-
-
-def _probe_ids(vocab: int, length: int) -> list[int]:
-    """Return a fixed random prompt over the whole vocabulary; its score depends on every weight."""
-    return np.random.default_rng(7).integers(0, vocab, length).tolist()

@@ -15,51 +15,29 @@ import asyncio
 import base64
 import ctypes
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from models import hf, qwen
-from rl.engines.vllm.transfer import MIB, UPDATE, Bucket, Receiver, TransferError, buckets_of
+from rl.engines.vllm.client import Server
+from rl.engines.vllm.transfer import MIB, UPDATE, Bucket, Transfer, TransferError, buckets_of
 
 UNIQUE_ID_BYTES = 128
 UINT8, FLOAT32, SUM = 1, 7, 0  # of nccl.h
 
 
-class Library(Protocol):
-    """The part of NCCL that is used. Buffers are JAX arrays on `device`."""
-
-    def unique_id(self) -> bytes:
-        """Return the 128 bytes that identify a new communicator."""
-        ...
-
-    def join(self, world: int, unique_id: bytes, device: jax.Device) -> None:
-        """Join as rank 0 of `world` ranks, wait for all of them, and all-reduce one element."""
-        ...
-
-    def broadcast(self, buffer: jax.Array) -> None:
-        """Send a uint8 array to all other ranks; return when it is sent."""
-        ...
-
-    def leave(self) -> None:
-        """Destroy the communicator."""
-        ...
-
-
-class NcclBroadcast:
-    """A `Transfer` (rl/engines/vllm/transfer.py) over NVLink or InfiniBand to GPUs other than the
+class NcclBroadcast(Transfer):
+    """Sends weights over NVLink or InfiniBand to GPUs other than the
     trainer's.
 
     bucket: MiB per broadcast. Weights are not kept after sending, so a server that recovers waits
     for the next update.
     """
 
-    replays, whole, needs = (
-        False,
-        True,
-        (*UPDATE, "/get_world_size", "/shutdown_weight_transfer_engine"),
-    )
+    replays = False
+    needs = (*UPDATE, "/get_world_size", "/shutdown_weight_transfer_engine")
 
     def __init__(
         self,
@@ -67,33 +45,31 @@ class NcclBroadcast:
         *,
         dtype: str,
         bucket: float = 1024,
-        library: Library | None = None,
+        library: Nccl | None = None,
     ):
         self.shape, self.dtype = shape, jnp.dtype(dtype)
         self.buckets = buckets_of(shape, dtype, int(bucket * MIB), alignment=1)
         self._limit = max(int(bucket * MIB), *(bucket.size for bucket in self.buckets))
         self._library = library or Nccl()
         self._device = jax.local_devices()[0]
-        self._params: qwen.Params | None = None
-        self._members: tuple[Receiver, ...] = ()
+        self._params: qwen.Params = {}
+        self._members: Sequence[Server] = ()
 
     def stage(self, params: qwen.Params) -> int:
         self._params = params  # sent bucket by bucket before the learner continues
         return sum(bucket.size for bucket in self.buckets)
 
-    async def connect(self, servers: Sequence[Receiver]) -> None:
-        sizes = [
-            (await server.ask("GET", "/get_world_size", timeout=60.0))["world_size"]
-            for server in servers
-        ]
-        world, unique_id = 1 + sum(sizes), self._library.unique_id()
-        if len(unique_id) != UNIQUE_ID_BYTES:
-            raise TransferError(f"NCCL gave a unique id of {len(unique_id)} bytes")
+    async def connect(self, servers: Sequence[Server]) -> None:
+        ranks = []
+        for server in servers:
+            answer = await server.ask("GET", "/get_world_size", timeout=60.0)
+            ranks.append(answer["world_size"])
+        world, unique_id = 1 + sum(ranks), self._library.unique_id()
         requests = []
         for number, server in enumerate(servers):
             info = {
                 "nccl_unique_id_b64": base64.b64encode(unique_id).decode(),
-                "rank_offset": 1 + sum(sizes[:number]),
+                "rank_offset": 1 + sum(ranks[:number]),
                 "world_size": world,
                 "packed": True,
                 "packed_buffer_size_bytes": self._limit,
@@ -102,12 +78,10 @@ class NcclBroadcast:
             requests.append(server.post("/init_weight_transfer_engine", {"init_info": info}))
         join = asyncio.to_thread(self._library.join, world, unique_id, self._device)
         await asyncio.gather(join, *requests)
-        self._members = tuple(servers)
+        self._members = list(servers)
 
-    async def send(self, servers: Sequence[Receiver]) -> list[BaseException | None]:
-        if (
-            tuple(servers) != self._members
-        ):  # the members of a communicator are fixed, so join again
+    async def send(self, servers: Sequence[Server]) -> list[BaseException | None]:
+        if servers != self._members:  # the members of a communicator are fixed, so join again
             self._library.leave()
             for server in servers:
                 await server.post("/shutdown_weight_transfer_engine")
@@ -115,21 +89,22 @@ class NcclBroadcast:
         faults: list[BaseException | None] = [None] * len(servers)
         tensors = hf.to_hf(self.shape, self._params)
         for bucket in self.buckets:
+            body = described(bucket)
             requests = [
-                asyncio.ensure_future(server.post("/update_weights", described(bucket)))
-                for server in servers
+                asyncio.ensure_future(server.post("/update_weights", body)) for server in servers
             ]
             buffer = packed([next(tensors)[1] for _ in bucket.slots], self.dtype, self._device)
             await asyncio.to_thread(self._library.broadcast, buffer)
-            answers = await asyncio.gather(*requests, return_exceptions=True)
-            faults = [
-                a if isinstance(a, BaseException) else fault for fault, a in zip(faults, answers)
-            ]
-        self._params = None
+            for number, answer in enumerate(
+                await asyncio.gather(*requests, return_exceptions=True)
+            ):
+                if isinstance(answer, BaseException):
+                    faults[number] = answer
+        self._params = {}
         return faults
 
     def close(self) -> None:
-        self._params = None
+        self._params = {}
         if self._members:
             self._library.leave()
 
@@ -156,69 +131,61 @@ def packed(arrays: Sequence[Any], dtype: Any, device: jax.Device) -> jax.Array:
 
 
 class Nccl:
-    """libnccl and libcudart by ctypes; both come with JAX's CUDA wheels."""
+    """The part of NCCL that is used, by ctypes; libnccl and libcudart come with JAX's CUDA
+    wheels."""
 
-    def __init__(self):
-        self._nccl, self._cuda, self._comm = None, None, ctypes.c_void_p()
+    def __init__(self) -> None:
+        self._nccl: Any = None
+        self._cuda: Any = None
+        self._communicator = ctypes.c_void_p()
 
     def unique_id(self) -> bytes:
+        """Load the libraries; return the 128 bytes that identify a new communicator."""
+        try:
+            self._nccl = ctypes.CDLL("libnccl.so.2")
+            self._cuda = _first("libcudart.so.13", "libcudart.so.12")
+        except OSError as error:
+            raise TransferError(
+                f"engine.vllm.transfer=nccl needs NCCL and CUDA on the trainer: {error}"
+            ) from None
         identifier = _UniqueId()
         self._call("ncclGetUniqueId", ctypes.byref(identifier))
         return bytes(identifier.internal)
 
     def join(self, world: int, unique_id: bytes, device: jax.Device) -> None:
-        self._check(
-            self._libraries()[1].cudaSetDevice(device.local_hardware_id or 0), "cudaSetDevice"
-        )
+        """Join as rank 0 of `world` ranks, wait for all of them, and all-reduce one element."""
+        _check(self._cuda.cudaSetDevice(device.local_hardware_id or 0), "cudaSetDevice")
         identifier = _UniqueId.from_buffer_copy(unique_id)
-        self._call("ncclCommInitRank", ctypes.byref(self._comm), world, identifier, 0)
+        self._call("ncclCommInitRank", ctypes.byref(self._communicator), world, identifier, 0)
         one = jax.block_until_ready(jax.device_put(jnp.zeros(1, jnp.float32), device))
-        self._collect("ncclAllReduce", one, 1, FLOAT32, SUM)
+        self._collect("ncclAllReduce", one, FLOAT32, SUM)
 
     def broadcast(self, buffer: jax.Array) -> None:
-        self._collect("ncclBroadcast", buffer, buffer.size, UINT8, 0)
+        """Send a uint8 array to all other ranks; return when it is sent."""
+        self._collect("ncclBroadcast", buffer, UINT8, 0)
 
     def leave(self) -> None:
-        if self._comm:
-            self._call("ncclCommDestroy", self._comm)
-            self._comm = ctypes.c_void_p()
+        """Destroy the communicator."""
+        if self._communicator:
+            self._call("ncclCommDestroy", self._communicator)
+            self._communicator = ctypes.c_void_p()
 
-    def _collect(
-        self, name: str, buffer: jax.Array, count: int, kind: int, operation_or_root: int
-    ) -> None:
+    def _collect(self, name: str, buffer: jax.Array, kind: int, operation_or_root: int) -> None:
         """Run one collective in place on the default stream and wait for it."""
-        pointer = ctypes.c_void_p(buffer.unsafe_buffer_pointer())
-        self._call(
-            name,
-            pointer,
-            pointer,
-            ctypes.c_size_t(count),
-            kind,
-            operation_or_root,
-            self._comm,
-            None,
+        pointer, count = (
+            ctypes.c_void_p(buffer.unsafe_buffer_pointer()),
+            ctypes.c_size_t(buffer.size),
         )
-        self._check(self._libraries()[1].cudaStreamSynchronize(None), "cudaStreamSynchronize")
+        self._call(name, pointer, pointer, count, kind, operation_or_root, self._communicator, None)
+        _check(self._cuda.cudaStreamSynchronize(None), "cudaStreamSynchronize")
 
     def _call(self, name: str, *arguments: Any) -> None:
-        self._check(getattr(self._libraries()[0], name)(*arguments), name)
+        _check(getattr(self._nccl, name)(*arguments), name)
 
-    def _check(self, code: int, name: str) -> None:
-        if code:
-            raise TransferError(f"{name} failed with code {code}")
 
-    def _libraries(self) -> tuple[Any, Any]:
-        if self._nccl is None:
-            try:
-                self._nccl, self._cuda = (
-                    ctypes.CDLL("libnccl.so.2"),
-                    _first("libcudart.so.13", "libcudart.so.12"),
-                )
-            except OSError as error:
-                raise TransferError(
-                    f"engine.vllm.transfer=nccl needs NCCL and CUDA on the trainer: {error}"
-                ) from None
-        return self._nccl, self._cuda
+def _check(code: int, name: str) -> None:
+    if code:
+        raise TransferError(f"{name} failed with code {code}")
 
 
 class _UniqueId(ctypes.Structure):

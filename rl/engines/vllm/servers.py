@@ -16,11 +16,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from rl.engines.vllm.wire import Server
+from rl.engines.vllm.client import Server
 
-SIDE = Path(__file__).parent / "side"  # code that runs under vLLM's interpreter
+PLUGIN = Path(__file__).parent / "vllm_plugin"  # code that runs under vLLM's interpreter
 LORA_RANKS = (8, 16, 32, 64, 128, 256, 512)  # values that --max-lora-rank accepts
-BACKEND = "evolver_shm"  # weight-transfer backend, registered by side/evolver_vllm.py
+BACKEND = "evolver_shm"  # weight-transfer backend, registered by vllm_plugin/evolver_vllm.py
 
 
 class ServerStartError(RuntimeError):
@@ -91,24 +91,30 @@ class OwnServers(Servers):
         super().__init__([], model="policy")
         self._python, self._checkpoint, self._logs = python, Path(checkpoint), Path(logs)
         self._devices = list(devices) or [""] * replicas
-        self._flags = _flags(
-            context=context, dtype=dtype, slots=slots, backend=backend, lora_rank=lora_rank
+        self._flags = shlex.split(
+            f"--host 127.0.0.1 --served-model-name policy --max-model-len {context} --dtype {dtype}"
+            f" --max-num-seqs {slots} --logprobs-mode processed_logprobs --enable-scale-out"
+            " --enable-prompt-tokens-details"
         )
+        if backend:
+            self._flags += ["--weight-transfer-config", json.dumps({"backend": backend})]
+        if lora_rank:
+            most = next(rank for rank in LORA_RANKS if rank >= lora_rank)
+            self._flags += ["--enable-lora", "--max-lora-rank", str(most)]
+        if backend == BACKEND:
+            self._flags += ["--worker-extension-cls", "evolver_vllm.Worker"]
         self._flags += shlex.split(flags)
         self._start_timeout, self._restarts, self._say = start_timeout, restarts, say
         self._processes: list[subprocess.Popen[bytes] | None] = [None] * len(self._devices)
-        self._log_starts = [0] * len(
-            self._devices
-        )  # size of each log when its server was last started
+        # size of each log when its server was last started
+        self._log_starts = [0] * len(self._devices)
 
     async def start(self) -> list[str]:
         self._logs.mkdir(parents=True, exist_ok=True)
         self._urls = [f"http://127.0.0.1:{port}" for port in _free_ports(len(self._devices))]
         self._say(f"starting {len(self._urls)} vLLM server(s); log: {self._log(0)}")
-        for number in range(len(self._urls)):
-            self._spawn(number)
         try:
-            await asyncio.gather(*(self._until_up(number) for number in range(len(self._urls))))
+            await asyncio.gather(*(self._spawn(number) for number in range(len(self._urls))))
         except BaseException:
             await self.stop()
             raise
@@ -124,24 +130,13 @@ class OwnServers(Servers):
 
     async def restart(self, number: int) -> None:
         self._restarts -= 1
-        await self._end([self._processes[number]])
+        await _end([self._processes[number]])
         self._say(f"engine: starting replica {number} again; log: {self._log(number)}")
-        self._spawn(number)
-        await self._until_up(number)
+        await self._spawn(number)
 
     async def stop(self) -> None:
-        await self._end(self._processes)
+        await _end(self._processes)
         self._processes = [None] * len(self._processes)
-
-    async def _end(self, processes: Sequence[subprocess.Popen[bytes] | None]) -> None:
-        running = [process for process in processes if process is not None]
-        for process in running:
-            process.stdin.close()  # launch.py then stops the server
-        for process in running:
-            try:
-                await asyncio.to_thread(process.wait, 20.0)
-            except subprocess.TimeoutExpired:
-                process.kill()
 
     def pids(self) -> list[int]:
         """Return the process ids of the launchers; each server is its launcher's only child."""
@@ -150,50 +145,48 @@ class OwnServers(Servers):
     def _log(self, number: int) -> Path:
         return self._logs / f"vllm-{number}.log"
 
-    def _spawn(self, number: int) -> None:
-        port, devices = self._urls[number].rpartition(":")[2], self._devices[number]
-        command = [
-            self._python,
-            "-m",
-            "vllm.entrypoints.cli.main",
-            "serve",
-            str(self._checkpoint),
-            "--port",
-            port,
-        ]
-        command += self._flags
-        parallel = len([d for d in devices.split(",") if d])
+    async def _spawn(self, number: int) -> None:
+        """Start a server and wait until it answers."""
+        url, devices = self._urls[number], self._devices[number]
+        command = [self._python, "-m", "vllm.entrypoints.cli.main", "serve", str(self._checkpoint)]
+        command += ["--port", url.rpartition(":")[2], *self._flags]
+        parallel = len([device for device in devices.split(",") if device])
         if parallel > 1:
             command += ["--tensor-parallel-size", str(parallel)]
         with open(self._log(number), "ab") as log:
             self._log_starts[number] = log.tell()
-            self._processes[number] = subprocess.Popen(
-                [sys.executable, str(SIDE / "launch.py"), *command],
-                stdin=subprocess.PIPE, stdout=log, stderr=subprocess.STDOUT, env=_environment(devices),
+            process = self._processes[number] = subprocess.Popen(
+                [sys.executable, str(PLUGIN / "launch.py"), *command],
+                stdin=subprocess.PIPE, stdout=log, stderr=subprocess.STDOUT,
+                env=_environment(devices),
             )  # fmt: skip
-
-    async def _until_up(self, number: int) -> None:
-        client, ends = self.client(self._urls[number]), time.monotonic() + self._start_timeout
+        client, ends = self.client(url), time.monotonic() + self._start_timeout
         try:
             while not await client.healthy(2.0):
-                process = self._processes[number]
-                if process is None or process.poll() is not None:
-                    raise ServerStartError(self._reason(number, "vLLM ended while starting"))
+                if process.poll() is not None:
+                    raise self._fault(number, "vLLM ended while starting")
                 if time.monotonic() > ends:
-                    raise ServerStartError(
-                        self._reason(number, f"vLLM was not ready after {self._start_timeout:g} s")
-                    )
+                    raise self._fault(number, f"vLLM was not ready after {self._start_timeout:g} s")
                 await asyncio.sleep(0.5)
         finally:
             await client.close()
 
-    def _reason(self, number: int, what: str) -> str:
-        text = (
-            self._log(number)
-            .read_bytes()[self._log_starts[number] :][-200_000:]
-            .decode(errors="replace")
-        )
-        return f"{what}: {first_error(text)}\n  log: {self._log(number)}"
+    def _fault(self, number: int, what: str) -> ServerStartError:
+        log = self._log(number).read_bytes()[self._log_starts[number] :]
+        error = first_error(log[-200_000:].decode(errors="replace"))
+        return ServerStartError(f"{what}: {error}\n  log: {self._log(number)}")
+
+
+async def _end(processes: Sequence[subprocess.Popen[bytes] | None]) -> None:
+    running = [process for process in processes if process is not None]
+    for process in running:
+        if process.stdin is not None:
+            process.stdin.close()  # launch.py then stops the server
+    for process in running:
+        try:
+            await asyncio.to_thread(process.wait, 20.0)
+        except subprocess.TimeoutExpired:
+            process.kill()
 
 
 def first_error(log: str) -> str:
@@ -203,54 +196,16 @@ def first_error(log: str) -> str:
         re.sub(r"^(\([^)]*\) )?(ERROR [\d-]+ [\d:]+ \[[^\]]*\] ?)?", "", line)
         for line in log.splitlines()
     ]
-    exceptions = [
-        line for line in lines if re.match(r"[\w.]*(Error|Exception|Exit|Interrupt)\b.*: ?\S", line)
-    ]
-    errors = [line for line in lines if re.search(r"\berror\b", line, flags=re.IGNORECASE)]
-    if (
-        exceptions and "validation error" in exceptions[0]
-    ):  # pydantic gives the details on the next lines
-        index = lines.index(exceptions[0])
-        return " ".join(" ".join(lines[index : index + 3]).split())[:400]
-    line = (
-        exceptions
-        or errors
-        or [line for line in lines if line.strip()][-1:]
-        or ["its log is empty"]
-    )[0]
-    return line.strip()[:400]
-
-
-def _flags(*, context: int, dtype: str, slots: int, backend: str, lora_rank: int) -> list[str]:
-    flags = [
-        "--host",
-        "127.0.0.1",
-        "--served-model-name",
-        "policy",
-        "--max-model-len",
-        str(context),
-        "--dtype",
-        dtype,
-    ]
-    flags += [
-        "--max-num-seqs",
-        str(slots),
-        "--logprobs-mode",
-        "processed_logprobs",
-        "--enable-scale-out",
-    ]
-    flags += ["--enable-prompt-tokens-details"]
-    if backend:
-        flags += ["--weight-transfer-config", json.dumps({"backend": backend})]
-    if lora_rank:
-        flags += [
-            "--enable-lora",
-            "--max-lora-rank",
-            str(next(r for r in LORA_RANKS if r >= lora_rank)),
-        ]
-    if backend == BACKEND:
-        flags += ["--worker-extension-cls", "evolver_vllm.Worker"]
-    return flags
+    exception = re.compile(r"[\w.]*(Error|Exception|Exit|Interrupt)\b.*: ?\S").match
+    for found in (exception, re.compile(r"\berror\b", re.IGNORECASE).search):
+        for number, line in enumerate(lines):
+            if found(line):
+                # pydantic gives the details on the next lines
+                more = 3 if found is exception and "validation error" in line else 1
+                return " ".join(" ".join(lines[number : number + more]).split())[:400]
+    return next(
+        (line.strip()[:400] for line in reversed(lines) if line.strip()), "its log is empty"
+    )
 
 
 def _environment(devices: str) -> dict[str, Any]:
@@ -259,7 +214,7 @@ def _environment(devices: str) -> dict[str, Any]:
     for name in ("PYTHONHOME", "VIRTUAL_ENV", "__PYVENV_LAUNCHER__"):
         environment.pop(name, None)
     environment |= {
-        "PYTHONPATH": str(SIDE),
+        "PYTHONPATH": str(PLUGIN),
         # enables the weight-transfer endpoints; the server only listens on the loopback
         "VLLM_SERVER_DEV_MODE": "1",
         "VLLM_NO_USAGE_STATS": "1",

@@ -2,8 +2,7 @@
 
 A transfer converts parameters to the tensors of a Hugging Face checkpoint (`models.hf.to_hf`),
 sends them in buckets rather than one by one, and describes each bucket to vLLM. The engine
-(rl/engines/vllm/engine.py) sends the surrounding
-requests: pause, start, finish, resume.
+(rl/engines/vllm/engine.py) pauses the servers before and resumes them afterwards.
 """
 
 from __future__ import annotations
@@ -15,19 +14,21 @@ import math
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import ml_dtypes
 import numpy as np
 
-from models import hf, qwen
+from models import hf, lora, qwen
+from rl.engines.vllm.client import Server
 
 PREFIX = "evolver-weights-"
 ALIGNMENT = 64  # bytes; at least that of any dtype
 MIB = 1 << 20
+LOAD = "/v1/load_lora_adapter"
 CONTROL = ("/pause", "/resume", "/reset_prefix_cache")
 UPDATE = (
     "/init_weight_transfer_engine",
@@ -41,18 +42,6 @@ DTYPES = {"float32": np.dtype(np.float32), "bfloat16": np.dtype(ml_dtypes.bfloat
 
 class TransferError(RuntimeError):
     """Weights could not be transferred; the message gives the cause."""
-
-
-class Receiver(Protocol):
-    """The methods of a server (`rl/engines/vllm/wire.py`) that transfers use."""
-
-    async def post(self, path: str, body: dict[str, Any] | None = None) -> Any:
-        """Send a POST request; return the JSON of the answer."""
-        ...
-
-    async def ask(self, method: str, path: str, *, timeout: float | None) -> Any:
-        """Send a request of any method; return the JSON of the answer."""
-        ...
 
 
 @dataclass
@@ -98,44 +87,57 @@ def buckets_of(
     return buckets
 
 
-class Transfer(Protocol):
-    """A way to send weights to servers."""
+class Transfer:
+    """A way to send weights to servers.
 
-    replays: bool  # True if staged weights can be sent again, to a server that recovers later
-    # True if all weights are replaced, between start and finish requests; False for adapters
-    whole: bool
-    needs: tuple[str, ...]  # paths that a server must have
+    replays: True if staged weights can be sent again, to a server that recovers later. needs: the
+    paths that a server must have.
+    """
+
+    replays = True
+    needs: tuple[str, ...]
 
     def stage(self, params: qwen.Params) -> int:
         """Prepare weights for sending; return their size in bytes. Blocking: call it in a
         thread."""
-        ...
+        raise NotImplementedError
 
-    async def connect(self, servers: Sequence[Receiver]) -> None:
+    async def connect(self, servers: Sequence[Server]) -> None:
         """Set up the transfer: once, and again when the set of servers has changed."""
-        ...
 
-    async def send(self, servers: Sequence[Receiver]) -> list[BaseException | None]:
+    async def begin(self, server: Server) -> None:
+        """Announce the weights to a paused server."""
+        await server.post("/start_weight_update")
+
+    async def send(self, servers: Sequence[Server]) -> list[BaseException | None]:
         """Send the staged weights to all servers in parallel; return one exception or None for
         each."""
-        ...
+        sent = (self.send_to(server) for server in servers)
+        return await asyncio.gather(*sent, return_exceptions=True)
+
+    async def send_to(self, server: Server) -> None:
+        """Send the staged weights to one server."""
+        raise NotImplementedError
+
+    async def finish(self, server: Server, version: int) -> None:
+        """Let the server use the weights that it got, under this version."""
+        await server.post("/finish_weight_update", {"weight_version": str(version)})
 
     def close(self) -> None:
         """Release all resources."""
-        ...
+        raise NotImplementedError
 
 
-class SharedMemory:
-    """A `Transfer` through files in shared memory, to any number of servers on this machine, on any
+class SharedMemory(Transfer):
+    """Sends weights through files in shared memory, to any number of servers on this machine, on any
     device.
 
     The whole model stays in `folder`, once for all servers, so that a server that recovers can be
-    updated without the
-    learner. bucket: MiB per file. Each `stage` overwrites the files, because their memory is
-    allocated already.
+    updated without the learner. bucket: MiB per file. Each `stage` overwrites the files, because
+    their memory is allocated already.
     """
 
-    replays, whole, needs = True, True, UPDATE
+    needs = UPDATE
 
     def __init__(self, shape: qwen.Config, *, dtype: str, folder: str | Path, bucket: float = 1024):
         """Create the directory. Raises TransferError if `folder` does not have enough free
@@ -160,9 +162,8 @@ class SharedMemory:
         if not self._maps:
             for number, bucket in enumerate(self.buckets):
                 path = self.folder / f"bucket_{number:03}.bin"
-                with open(
-                    path, "wb"
-                ) as file:  # allocate now: running out of memory later would kill the process
+                with open(path, "wb") as file:
+                    # Allocate now: running out of memory later would kill the process.
                     os.posix_fallocate(file.fileno(), 0, bucket.size)
                 self._maps.append(np.memmap(path, np.uint8, mode="r+", shape=(bucket.size,)))
         tensors = hf.to_hf(self.shape, params)
@@ -170,12 +171,8 @@ class SharedMemory:
             for slot in bucket.slots:
                 name, array = next(tensors)
                 assert name == slot.name, f"expected the tensor {slot.name}, got {name}"
-                place = (
-                    held[slot.offset : slot.offset + slot.size]
-                    .view(DTYPES[slot.dtype])
-                    .reshape(slot.shape)
-                )
-                np.copyto(place, np.asarray(array), casting="unsafe")
+                place = held[slot.offset : slot.offset + slot.size].view(DTYPES[slot.dtype])
+                np.copyto(place.reshape(slot.shape), np.asarray(array), casting="unsafe")
         return sum(bucket.size for bucket in self.buckets)
 
     def updates(self) -> Iterator[dict[str, Any]]:
@@ -192,25 +189,69 @@ class SharedMemory:
                 }
             }
 
-    async def connect(self, servers: Sequence[Receiver]) -> None:
-        await asyncio.gather(
-            *(server.post("/init_weight_transfer_engine", {"init_info": {}}) for server in servers)
-        )
+    async def connect(self, servers: Sequence[Server]) -> None:
+        body: dict[str, Any] = {"init_info": {}}
+        requests = (server.post("/init_weight_transfer_engine", body) for server in servers)
+        await asyncio.gather(*requests)
 
-    async def send(self, servers: Sequence[Receiver]) -> list[BaseException | None]:
-        if not self._maps:
-            raise TransferError("no weights are staged")
-
-        async def update(server: Receiver) -> None:
-            for body in self.updates():
-                await server.post("/update_weights", body)
-
-        return await asyncio.gather(*(update(server) for server in servers), return_exceptions=True)
+    async def send_to(self, server: Server) -> None:
+        for body in self.updates():
+            await server.post("/update_weights", body)
 
     def close(self) -> None:
         self._maps = []
         shutil.rmtree(self.folder, ignore_errors=True)
         self._owned.close()
+
+
+class AdapterFiles(Transfer):
+    """Sends LoRA adapters as files, a few megabytes per update, to servers that already hold the
+    frozen weights.
+
+    vLLM loads each version in place under one adapter name, which requests then use as the model
+    name; the servers need `--enable-lora` and VLLM_ALLOW_RUNTIME_LORA_UPDATING=True. Every version
+    gets its own directory: vLLM's prefix cache identifies adapters by path and would otherwise
+    answer from the keys and values of the previous version. `source` returns the learner's
+    adapters; while it is None the adapters are still at their initial values, which have no effect,
+    and nothing is sent.
+    """
+
+    needs = (LOAD, "/update_weight_version", *CONTROL)
+
+    def __init__(self, config: lora.LoRA, *, folder: str | Path, name: str = "policy-adapter"):
+        self.config, self.name = config, name
+        self.source: Callable[[], qwen.Params] | None = None
+        self._folder = Path(tempfile.mkdtemp(prefix="evolver-adapters-", dir=folder))
+        self._count = 0
+
+    def stage(self, params: qwen.Params) -> int:
+        if self.source is None:
+            return 0
+        previous = self._path
+        self._count += 1
+        lora.save(self._path, self.source(), self.config)
+        shutil.rmtree(previous, ignore_errors=True)
+        return (self._path / "adapter_model.safetensors").stat().st_size
+
+    async def begin(self, server: Server) -> None:
+        pass
+
+    async def send_to(self, server: Server) -> None:
+        if self._count:
+            path = str(self._path)
+            body = {"lora_name": self.name, "lora_path": path, "load_inplace": True}
+            await server.post(LOAD, body)
+            server.model = self.name
+
+    async def finish(self, server: Server, version: int) -> None:
+        await server.post("/update_weight_version", {"new_version": str(version)})
+
+    def close(self) -> None:
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    @property
+    def _path(self) -> Path:
+        return self._folder / f"{self._count:06}"
 
 
 def _clear(folder: Path) -> None:

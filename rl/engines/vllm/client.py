@@ -8,17 +8,19 @@ of an OpenAI-compatible server that returns token ids.
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
 from typing import Any
+
+import httpx
 
 from envs.http import bearer, retry_after
 from rl.engines import ContextFull, EngineFault
 from rl.trajectory import Sampling
 
 GENERATE, COMPLETIONS = "/inference/v1/generate", "/v1/completions"
-CONTROL_SECONDS = (
-    1800.0  # timeout of a weight-update request, which may wait for requests in flight
-)
+# timeout of a weight-update request, which may wait for requests in flight
+CONTROL_SECONDS = 1800.0
 
 
 class ServerGone(Exception):
@@ -41,9 +43,8 @@ class Part:
     tokens: list[int]
     logprobs: list[float]
     stop: str
-    version: (
-        int | None
-    )  # of the oldest weights that sampled these tokens; -1 = unknown weights, None = not reported
+    # of the oldest weights that sampled these tokens; -1 = unknown weights, None = not reported
+    version: int | None
     cached: int = 0  # prompt tokens found in the server's prefix cache
 
 
@@ -55,8 +56,6 @@ class Server:
     """
 
     def __init__(self, url: str, model: str, key: str = ""):
-        import httpx
-
         self.url, self.model = url.rstrip("/").removesuffix("/v1"), model
         # Drop idle connections before the server does (after 5 s): otherwise a request may hit a
         # closing connection.
@@ -74,21 +73,20 @@ class Server:
     async def ask(self, method: str, path: str, *, timeout: float | None, **content: Any) -> Any:
         """Send a request; return the JSON of the answer. Raises ServerGone, ServerBusy, ValueError
         (4xx answers)."""
-        import httpx
-
         try:
             limit = httpx.Timeout(timeout, connect=10.0)
             response = await self.http.request(method, path, timeout=limit, **content)
         except (httpx.HTTPError, OSError) as error:
             raise ServerGone(f"{self.url}{path}: {type(error).__name__} {error}".rstrip()) from None
-        if response.status_code == 429 or response.status_code >= 500:
+        status = response.status_code
+        if status >= 400:
             message = message_of(response)
-            if "EngineDead" in message or "EngineCore encountered" in message:
+            reason = f"{self.url}{path}: {status} {message}"
+            if status < 500 and status != 429:
+                raise ValueError(reason)
+            if re.search("EngineDead|EngineCore encountered", message):
                 raise ServerGone(f"{self.url}: its engine died: {message}")
-            after = retry_after(response.headers.get("retry-after")) or 0.0
-            raise ServerBusy(f"{self.url}{path}: {response.status_code} {message}", after)
-        if response.status_code >= 400:
-            raise ValueError(f"{self.url}{path}: {response.status_code} {message_of(response)}")
+            raise ServerBusy(reason, retry_after(response.headers.get("retry-after")) or 0.0)
         try:
             return response.json() if response.content else {}
         except ValueError:
@@ -108,54 +106,47 @@ class Server:
             return False
         return True
 
+    @property
+    def sampling_path(self) -> str:
+        """The endpoint that samples: vLLM's own if the server has it."""
+        return GENERATE if GENERATE in self.paths else COMPLETIONS
+
     async def generate(
         self, prompt: list[int], sampling: Sampling, *, timeout: float | None = None
     ) -> Part:
         """Sample once. Raises ServerGone, ServerBusy, ContextFull, EngineFault (unusable
         answer)."""
-        path = GENERATE if GENERATE in self.paths else COMPLETIONS
+        path = self.sampling_path
+        body = request_of(path, self.model, prompt, sampling)
         try:
-            answer = await self.ask(
-                "POST", path, timeout=timeout, json=request_of(path, self.model, prompt, sampling)
-            )
+            answer = await self.ask("POST", path, timeout=timeout, json=body)
         except ValueError as error:
             message = str(error)
-            if (
-                "context" in message
-                or "max_model_len" in message
-                or "maximum model length" in message
-            ):
+            if re.search("context|max_model_len|maximum model length", message):
                 raise ContextFull(message) from None
             raise EngineFault(message) from None
         try:
             return part_of(path, answer, sampling)
-        except (KeyError, IndexError, TypeError, ValueError) as error:
-            reason = f"{type(error).__name__}: {error}"
+        except (LookupError, TypeError, ValueError) as error:
             raise EngineFault(
-                f"{self.url}{path}: an answer without token ids or log-probabilities ({reason})"
+                f"{self.url}{path}: an answer without token ids or log-probabilities"
+                f" ({type(error).__name__}: {error})"
             ) from None
 
-    async def score(self, ids: list[int], *, timeout: float | None = 60.0) -> list[float]:
+    async def score(self, ids: list[int]) -> list[float]:
         """Return log p(ids[i] | ids[:i]) for i >= 1 at temperature 1. Raises the same errors as
         `generate`."""
-        path = GENERATE if GENERATE in self.paths else COMPLETIONS
+        path = self.sampling_path
         body = request_of(path, self.model, ids, Sampling(max_tokens=1, temperature=0.0))
-        options = body["sampling_params"] if path == GENERATE else body
-        options["prompt_logprobs"] = 0
+        body.get("sampling_params", body)["prompt_logprobs"] = 0
         try:
-            answer = await self.ask("POST", path, timeout=timeout, json=body)
-            rows = (
-                answer["prompt_logprobs"]
-                if path == GENERATE
-                else answer["choices"][0]["prompt_logprobs"]
-            )
-            return [
-                float(row[str(token)]["logprob"])
-                for token, row in zip(ids[1:], rows[1:], strict=True)
-            ]
+            answer = await self.ask("POST", path, timeout=60.0, json=body)
+            scored = answer if path == GENERATE else answer["choices"][0]
+            rows = zip(ids, scored["prompt_logprobs"], strict=True)
+            return [float(row[str(token)]["logprob"]) for token, row in list(rows)[1:]]
         except ValueError as error:
             raise EngineFault(str(error)) from None
-        except (KeyError, IndexError, TypeError) as error:
+        except (LookupError, TypeError) as error:
             raise EngineFault(
                 f"{self.url}{path} does not score prompts ({type(error).__name__}: {error})"
             ) from None
@@ -173,18 +164,15 @@ def request_of(path: str, model: str, prompt: list[int], sampling: Sampling) -> 
         "ignore_eos": True,  # only our stop tokens count, not those of generation_config.json
         "logprobs": 0,  # of the sampled token only
     }
-    if path == GENERATE:
-        return {
-            "model": model,
-            "token_ids": prompt,
-            "sampling_params": options | {"detokenize": False},
-        }
-    return {"model": model, "prompt": prompt, "return_token_ids": True} | options
+    if path == COMPLETIONS:
+        return options | {"model": model, "prompt": prompt, "return_token_ids": True}
+    options["detokenize"] = False
+    return {"model": model, "token_ids": prompt, "sampling_params": options}
 
 
 def part_of(path: str, answer: dict[str, Any], sampling: Sampling) -> Part:
-    """Return the sample in an answer. Raises KeyError, IndexError, TypeError or ValueError for an
-    unusable answer."""
+    """Return the sample in an answer. Raises LookupError, TypeError or ValueError for an unusable
+    answer."""
     choice = answer["choices"][0]
     tokens, version = [int(token) for token in choice["token_ids"]], None
     if path == GENERATE:
@@ -192,16 +180,13 @@ def part_of(path: str, answer: dict[str, Any], sampling: Sampling) -> Part:
         logprobs = [float(row["logprob"]) for row in rows]
         if [row["token_id"] for row in rows] != tokens:
             raise ValueError("the log-probabilities belong to other tokens")
-        spans = [span["version"] for span in choice.get("weight_versions") or ()]
-        if spans and all(name.isdigit() for name in spans):
-            version = min(int(name) for name in spans)
-        elif spans:
-            version = (
-                -1
-            )  # weights that this run did not send, such as those that the server was started with
+        versions = [span["version"] for span in choice.get("weight_versions") or ()]
+        if versions:
+            # Other names are of weights that this run did not send, such as the initial ones.
+            version = min(int(name) if name.isdigit() else -1 for name in versions)
     else:
         logprobs = [float(value) for value in choice["logprobs"]["token_logprobs"]]
-    if len(tokens) != len(logprobs) or not all(math.isfinite(value) for value in logprobs):
+    if len(tokens) != len(logprobs) or not all(map(math.isfinite, logprobs)):
         raise ValueError(
             f"{len(tokens)} tokens, {len(logprobs)} log-probabilities, or one that is not finite"
         )
@@ -214,7 +199,7 @@ def part_of(path: str, answer: dict[str, Any], sampling: Sampling) -> Part:
     return Part(tokens, logprobs, stop, version, int(details.get("cached_tokens") or 0))
 
 
-def message_of(response: Any) -> str:
+def message_of(response: httpx.Response) -> str:
     """Return the message of an error answer, on one line."""
     try:
         body = response.json()

@@ -9,6 +9,7 @@ the position of every tensor in it. Importing this module registers the backend 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import torch
@@ -68,7 +69,7 @@ class SharedMemoryEngine(WeightTransferEngine):
             update_info.path, shared=False, size=update_info.size, dtype=torch.uint8
         )
 
-        def tensors():
+        def tensors() -> Iterator[tuple[str, torch.Tensor]]:
             rows = zip(
                 update_info.names, update_info.dtypes, update_info.shapes, update_info.offsets
             )
