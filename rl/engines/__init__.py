@@ -43,7 +43,8 @@ def check_request(prompt_ids: list[int], sampling: Sampling, *, vocab: int, cont
         )
     if len(prompt_ids) + sampling.max_tokens > context:
         raise ContextFull(
-            f"{len(prompt_ids)} prompt tokens and {sampling.max_tokens} to generate exceed the context of {context}"
+            f"{len(prompt_ids)} prompt tokens and {sampling.max_tokens} to generate exceed the"
+            f" context of {context}"
         )
 
 

@@ -36,7 +36,8 @@ async def problems_of(
         message = str(error)
         if "401" in message or "403" in message:
             return [
-                f"{where} rejects the key: set config.engine.vllm.key to the environment variable that holds it"
+                f"{where} rejects the key: set config.engine.vllm.key to the environment variable"
+                " that holds it"
             ]
         return [f"{where} is not an OpenAI-compatible server: {message}"]
     server.paths = set(described.get("paths", {})) or {COMPLETIONS}
@@ -54,7 +55,8 @@ async def problems_of(
         )
     if missing := _some(path for path in needs if path not in server.paths):
         problems.append(
-            f"{where} accepts no weights, it lacks {missing}: start it with VLLM_SERVER_DEV_MODE=1 (vLLM 0.32 or newer)"
+            f"{where} accepts no weights, it lacks {missing}: start it with VLLM_SERVER_DEV_MODE=1"
+            " (vLLM 0.32 or newer)"
         )
     return problems + await _sampling_problems(server, vocab, temperature)
 
@@ -79,7 +81,8 @@ async def _sampling_problems(server: Server, vocab: int, temperature: float) -> 
     except (EngineFault, ContextFull) as error:
         if "vocabulary" in str(error):
             return [
-                f"{where} has a smaller vocabulary than the policy's {vocab} tokens: it serves another model"
+                f"{where} has a smaller vocabulary than the policy's {vocab} tokens: it serves"
+                " another model"
             ]
         return [str(error)]
     except (ServerGone, ServerBusy) as error:
@@ -87,7 +90,8 @@ async def _sampling_problems(server: Server, vocab: int, temperature: float) -> 
     try:
         await server.generate([vocab // 2, vocab], Sampling(1, temperature=1.0), timeout=120.0)
         return [
-            f"{where} has a larger vocabulary than the policy's {vocab} tokens: it serves another model"
+            f"{where} has a larger vocabulary than the policy's {vocab} tokens: it serves another"
+            " model"
         ]
     except (EngineFault, ContextFull, ServerGone, ServerBusy):
         pass  # as it should: the token is outside of the policy's vocabulary
@@ -129,12 +133,14 @@ def compare(
     if not gap <= tolerance:
         held = ": it still has the old weights" if behind <= tolerance else ""
         return gap, shift, (
-            f"it does not answer with the weights it was given{held} (on a fixed prompt it differs from the learner by"
+            f"it does not answer with the weights it was given{held} (on a fixed prompt it differs"
+            " from the learner by"
             f" {gap:.2g} nats per token; rounding explains at most {tolerance:g})"
         )  # fmt: skip
     if shift > 4 * noise and behind < gap:
         return gap, shift, (
-            f"it still answers with the weights before the update (it differs from the old ones by {behind:.2g} nats"
+            f"it still answers with the weights before the update (it differs from the old ones by"
+            f" {behind:.2g} nats"
             f" per token, from the new ones by {gap:.2g})"
         )  # fmt: skip
     return gap, shift, ""

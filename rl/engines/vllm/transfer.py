@@ -129,8 +129,8 @@ class Transfer:
 
 
 class SharedMemory(Transfer):
-    """Sends weights through files in shared memory, to any number of servers on this machine, on any
-    device.
+    """Sends weights through files in shared memory, to any number of servers on this machine, on
+    any device.
 
     The whole model stays in `folder`, once for all servers, so that a server that recovers can be
     updated without the learner. bucket: MiB per file. Each `stage` overwrites the files, because

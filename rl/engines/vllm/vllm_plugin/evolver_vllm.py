@@ -1,10 +1,12 @@
-"""Weight-transfer backend that vLLM loads under its own interpreter: reads weights from files in shared memory.
+"""Weight-transfer backend that vLLM loads under its own interpreter: it reads weights from shared
+memory.
 
     PYTHONPATH=<this folder> vllm serve ... --worker-extension-cls evolver_vllm.Worker \
         --weight-transfer-config '{"backend": "evolver_shm"}'
 
-The trainer writes buckets (`SharedMemory` in rl/engines/vllm/transfer.py). Each `/update_weights` names a bucket and
-the position of every tensor in it. Importing this module registers the backend and changes nothing else.
+The trainer writes buckets (`SharedMemory` in rl/engines/vllm/transfer.py). Each `/update_weights`
+names a bucket and the position of every tensor in it. Importing this module registers the backend
+and changes nothing else.
 """
 
 from __future__ import annotations
