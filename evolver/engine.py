@@ -140,13 +140,13 @@ def _scorer(config: Any, shape: Any, mesh: Any) -> Callable[[Any, list[int]], An
     import numpy as np
 
     from rl import learner
+    from rl.forward import Forward
     from rl.packing import pack
     from rl.samples import Sample
 
     rows = max(1, config.mesh.data * config.mesh.fsdp)
-    logp = learner.make_logp(
-        shape, mesh, micro=rows, temperature=1.0, dtype=jnp.dtype(config.model.dtype)
-    )
+    forward = Forward(shape, mesh, micro=rows, dtype=jnp.dtype(config.model.dtype))
+    logp = learner.make_logp(forward)
 
     def score(params: Any, ids: list[int]) -> np.ndarray:
         width = 64 * max(1, config.mesh.sequence)

@@ -3,13 +3,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 from jax.sharding import Mesh
 
@@ -20,15 +18,12 @@ from models import hf, qwen
 from models import mesh as meshes
 from models.lora import LoRA
 from rl import learner, optim
+from rl.forward import Forward
 from rl.mismatch import Alarm
-from rl.packing import Packed
 from rl.seeds import seed_of
 
 # Nats per token between engine and learner that rounding may cause.
 FLOOR = {"float32": 1e-3, "bfloat16": 0.03}
-
-Update = Callable[[learner.State, Packed], tuple[learner.State, dict[str, jax.Array]]]
-Logp = Callable[[qwen.Params, Packed], np.ndarray]
 
 
 @dataclass
@@ -38,8 +33,8 @@ class Learner:
     shape: qwen.Config
     state: learner.State
     layout: learner.Layout
-    update: Update
-    logp: Logp
+    update: learner.Update
+    logp: learner.LogP
     # the initial policy, if the loss needs it and the state does not hold it
     reference: qwen.Params | None
     alarm: Alarm
@@ -112,22 +107,23 @@ def capacity_rows(config: Any) -> int:
 
 def make_programs(
     config: Any, shape: qwen.Config, mesh: Mesh, optimizer: optax.GradientTransformation
-) -> tuple[Update, Logp]:
-    """Return the learner's two programs, `update` and `logp`, which hold their compiled functions
-    as the attribute `jitted`."""
+) -> tuple[learner.Update, learner.LogP]:
+    """Return the learner's two programs, `update` and `logp`."""
     c = config
-    batch = {
-        "micro": c.learner.micro,
-        "capacity_rows": capacity_rows(c),
-        "temperature": c.rollout.temperature or 1.0,
-        "dtype": jnp.dtype(c.model.dtype),
-        "attention": c.model.attention,
-        "chunk": c.learner.chunk,
-        "widths": c.learner.widths,
-    }
-    update = learner.make_update(
+    forward = Forward(
         shape,
         mesh,
+        micro=c.learner.micro,
+        capacity_rows=capacity_rows(c),
+        temperature=c.rollout.temperature or 1.0,
+        dtype=jnp.dtype(c.model.dtype),
+        remat=c.model.remat,
+        attention=c.model.attention,
+        chunk=c.learner.chunk,
+        widths=c.learner.widths,
+    )
+    update = learner.make_update(
+        forward,
         optimizer=optimizer,
         loss=plug("loss", c.loss.name, c.loss.args.to_dict()),
         aggregate=c.loss.aggregate,
@@ -138,9 +134,7 @@ def make_programs(
         importance_level=c.loss.importance_level,
         importance_low=c.loss.importance_low,
         importance_high=c.loss.importance_high,
-        remat=c.model.remat,
         layout=make_layout(c),
         keep_logp=True,
-        **batch,
     )
-    return update, learner.make_logp(shape, mesh, **batch)
+    return update, learner.make_logp(forward)

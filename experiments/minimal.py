@@ -36,6 +36,7 @@ from rl.advantages import Batch, estimate
 from rl.advantages.estimators import adca
 from rl.contexts import Limits
 from rl.engines.jax.engine import JaxEngine
+from rl.forward import Forward
 from rl.losses.ppo import ppo
 from rl.packing import pack
 from rl.rollout import Actor, Job, Worlds, rollouts
@@ -60,10 +61,9 @@ async def main(
 
     # rl/learner.py: two compiled programs over a plain dict of arrays. rl/losses/: the objective.
     optimizer = optim.optimizer(lr=5e-4, b1=0.9, b2=0.999, eps=1e-8, weight_decay=0.0, clip=1.0)
-    update = learner.make_update(
-        shape, None, optimizer=optimizer, loss=ppo, micro=8, importance_cap=2.0
-    )
-    logp = learner.make_logp(shape, None, micro=8)
+    forward = Forward(shape, micro=8)
+    update = learner.make_update(forward, optimizer=optimizer, loss=ppo, importance_cap=2.0)
+    logp = learner.make_logp(forward)
     # Donated buffers: the update consumes its state, so the engine gets weights of its own.
     state = learner.init_state(shape, jax.tree.map(np.asarray, params), optimizer)
     engine = JaxEngine(shape, params, slots=64, context=ROW)  # rl/engines/

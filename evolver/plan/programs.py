@@ -38,7 +38,7 @@ from evolver.plan import hlo, targets
 from evolver.plan.case import LEARNER, model_shape
 from models import mesh as meshes
 from models import qwen
-from rl import learner
+from rl import forward, learner
 from rl.engines.jax import decoding
 from rl.packing import Packed
 
@@ -94,7 +94,7 @@ def batch_shapes(config: Any, mesh: Mesh) -> dict[str, jax.ShapeDtypeStruct]:
     packed.ref_logp_RT = real if config.loss.kl_coef else None
     # Without a mesh the batch stays on the host, where empty rows take no memory.
     rows = parts.capacity_rows(config)
-    batch = learner.device_batch(packed, None, config.learner.micro, rows)
+    batch = forward.device_batch(packed, None, config.learner.micro, rows)
     return placed(batch, NamedSharding(mesh, PartitionSpec(None, *meshes.rows(mesh).spec)))
 
 

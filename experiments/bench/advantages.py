@@ -1,10 +1,9 @@
-"""Host time of advantages, from outcomes and labels to one number per token, for a full-size
+"""Host time of advantages, from outcomes and labels to one number per turn, for a full-size
 training step.
 
-    python -m experiments.bench.advantages [--trajectories=256] [--turns=30] [--tokens=25000]
+    python -m experiments.bench.advantages [--trajectories=256] [--turns=30]
 
-Prints the times of `adca` and `spread`, and of a Python loop over turns and a look-up per token on
-the same arrays.
+Prints the times of `adca` and of a Python loop over turns on the same arrays.
 """
 
 from __future__ import annotations
@@ -19,19 +18,12 @@ import numpy as np
 from rl import advantages
 
 
-def batch(n: int, k: int, t: int, seed: int = 0):
-    """Return random outcomes, groups of 8, ragged labels, turns, and the turn of each of `t` tokens
-    per trajectory."""
-    rng = np.random.default_rng(seed)
+def batch(n: int, k: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Return random outcomes, groups of 8, ragged labels and numbers of turns."""
+    rng = np.random.default_rng(0)
     turns_N = rng.integers(k // 2, k + 1, n)
     label_NK = rng.choice(np.array([-1, 1], np.int8), (n, k)) * (np.arange(k) < turns_N[:, None])
-    turn_ids_NT = np.full((n, t), -1, np.int32)
-    for row, turns in zip(turn_ids_NT, turns_N):
-        edges = np.sort(rng.choice(t, 2 * turns, replace=False))
-        for turn in range(turns):
-            row[edges[2 * turn] : edges[2 * turn + 1]] = turn
-    outcome_N = rng.integers(0, 2, n).astype(np.float64)
-    return outcome_N, np.arange(n) // 8, label_NK, turns_N, turn_ids_NT
+    return rng.integers(0, 2, n).astype(np.float64), np.arange(n) // 8, label_NK, turns_N
 
 
 def naive(outcome_N, group_N, label_NK, turns_N, alpha: float):
@@ -58,12 +50,6 @@ def naive(outcome_N, group_N, label_NK, turns_N, alpha: float):
     return result
 
 
-def look_up(advantage_NK, turn_ids_NT):
-    """Compute `spread` with one NumPy look-up per token."""
-    value_NT = np.take_along_axis(advantage_NK, np.maximum(turn_ids_NT, 0), axis=1)
-    return np.where(turn_ids_NT >= 0, value_NT, 0.0).astype(np.float32)
-
-
 def clock(function, *arguments, repeats: int = 9, **options):
     """Return the median time in milliseconds, and the result of the function."""
     times = []
@@ -78,24 +64,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--trajectories", type=int, default=256)
     parser.add_argument("--turns", type=int, default=30)
-    parser.add_argument("--tokens", type=int, default=25_000)
     flags = parser.parse_args()
-    *arrays, turn_ids_NT = batch(flags.trajectories, flags.turns, flags.tokens)
-
-    adca_ms, advantage_NK = clock(advantages.adca, *arrays, alpha=0.1, norm="reference")
-    naive_ms, expected_NK = clock(naive, *arrays, alpha=0.1)
+    arrays = batch(flags.trajectories, flags.turns)
+    here, advantage_NK = clock(advantages.adca, *arrays, alpha=0.1, norm="reference")
+    loop, expected_NK = clock(naive, *arrays, alpha=0.1)
     np.testing.assert_allclose(advantage_NK, expected_NK, atol=1e-5)
-    spread_ms, token_NT = clock(advantages.spread, advantage_NK, turn_ids_NT)
-    look_up_ms, expected_NT = clock(look_up, advantage_NK, turn_ids_NT)
-    np.testing.assert_array_equal(token_NT, expected_NT)
-
-    print(
-        f"{flags.trajectories} trajectories x {flags.turns} turns x {flags.tokens} tokens, median of 9, milliseconds"
-    )
-    print(f"{'':24}{'here':>10}{'loop or look-up':>18}")
-    print(f"{'advantages of turns':24}{adca_ms:10.2f}{naive_ms:18.2f}")
-    print(f"{'spread over tokens':24}{spread_ms:10.2f}{look_up_ms:18.2f}")
-    print(f"{'together':24}{adca_ms + spread_ms:10.2f}{naive_ms + look_up_ms:18.2f}")
+    print(f"{flags.trajectories} trajectories x {flags.turns} turns, median of 9, milliseconds")
+    print(f"here {here:.2f}, Python loop {loop:.2f}")
 
 
 if __name__ == "__main__":

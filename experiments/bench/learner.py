@@ -75,6 +75,7 @@ def measure(
 
     from models import hf
     from rl import learner, optim
+    from rl.forward import Forward
     from rl.losses.ppo import ppo
     from rl.packing import pack
     from rl.samples import Sample
@@ -88,10 +89,10 @@ def measure(
         samples.append(Sample(np.array(r.prompt + r.completion), mask, advantage=advantage))
     width = row or -(-max(len(sample) for sample in samples) // 32) * 32
     optimizer = optim.optimizer(lr=1e-5)
-    options = {"micro": micro, "chunk": chunk, "widths": widths}
+    forward = Forward(shape, micro=micro, chunk=chunk, widths=widths)
     loss = functools.partial(ppo, clip_low=0.2, clip_high=0.2)
-    logp = learner.make_logp(shape, None, **options)(params, pack(samples, width))
-    update = learner.make_update(shape, None, optimizer=optimizer, loss=loss, **options)
+    logp = learner.make_logp(forward)(params, pack(samples, width))
+    update = learner.make_update(forward, optimizer=optimizer, loss=loss)
     state = learner.init_state(shape, params, optimizer)
     seconds = []
     for _ in range(repeats + 2):

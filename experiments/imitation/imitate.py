@@ -29,6 +29,7 @@ from models import chat, hf, qwen
 from models.tokenizer import Tokenizer, train_bpe
 from rl import learner, optim, samples
 from rl.contexts import Context, Opening
+from rl.forward import Forward
 from rl.losses.nll import nll
 from rl.packing import Packed, pack
 from rl.samples import Sample
@@ -122,15 +123,9 @@ def train(
     undo part of that.
     """
     c, optimizer = config, make_optimizer(config)
-    update = learner.make_update(
-        shape,
-        None,
-        optimizer=optimizer,
-        loss=nll,
-        micro=c.micro,
-        capacity_rows=c.rows,
-        dtype=jnp.dtype(c.model.dtype),
-    )
+    dtype = jnp.dtype(c.model.dtype)
+    forward = Forward(shape, micro=c.micro, capacity_rows=c.rows, dtype=dtype)
+    update = learner.make_update(forward, optimizer=optimizer, loss=nll)
     state = learner.init_state(shape, params, optimizer)
     started, losses = time.monotonic(), []
     careless_shares = shares(c.careful, c.steps)

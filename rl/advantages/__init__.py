@@ -8,8 +8,8 @@ same number.
         return batch.outcome_N - baseline
 
 `adca` and its relatives here are functions of arrays; `rl.advantages.estimators` makes estimators
-of them. Letters: N trajectories, K turns (padded), T tokens, G groups. `rl.advantages.groups` has
-the statistics of groups.
+of them. Letters: N trajectories, K turns (padded), G groups. `rl.advantages.groups` has the
+statistics of groups.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from __future__ import annotations
 from rl.advantages.attribution import adca, alpha_at
 from rl.advantages.batch import Batch, Estimator, estimate
 from rl.advantages.outcome import dr_grpo, grpo, loop, rloo
-from rl.advantages.tokens import spread
 
 __all__ = [
-    "ESTIMATORS", "Batch", "Estimator", "adca", "alpha_at", "dr_grpo", "estimate", "grpo", "loop", "rloo", "spread",
+    "ESTIMATORS", "Batch", "Estimator", "adca", "alpha_at", "dr_grpo", "estimate", "grpo", "loop",
+    "rloo",
 ]  # fmt: skip
 
 NAMES = ("grpo", "rloo", "dr_grpo", "loop", "adca")

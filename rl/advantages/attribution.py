@@ -12,6 +12,7 @@ import typing
 from typing import Literal
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from rl.advantages.groups import Groups, centred, group_sum, grouped
 from rl.bounds import CountOrZero, Positive, Weight
@@ -35,10 +36,10 @@ def alpha_at(step: int, *, alpha: float, alpha_min: float = 0.0, alpha_steps: in
 
 
 def adca(
-    outcome_N,
-    group_N,
-    label_NK,
-    steps_N,
+    outcome_N: ArrayLike,
+    group_N: ArrayLike,
+    label_NK: ArrayLike,
+    steps_N: ArrayLike,
     step: int = 0,
     *,
     alpha: Weight = 0.1,
@@ -64,7 +65,7 @@ def adca(
         earns no label credit; a trajectory of abstentions keeps the credit of its outcome. Turns
         past `steps_N` are ignored.
       steps_N: the number of turns of each trajectory, (N,) int; 0 is allowed and gives a row of
-      zeros.
+        zeros.
       step: the training step, for the schedule of alpha.
       alpha: weight of the labels against the outcome. With `alpha_steps` it falls to `alpha_min`
         over that many training steps, see `alpha_at`.
@@ -81,15 +82,15 @@ def adca(
       outcome_at: the turns that get the outcome: "last_step" (equation 20), "all_steps", or "none",
         which uses the labels alone, not scaled by alpha.
       length_normalise: divide by the square root of the number of turns (the reference does so for
-      "decouple" only).
+        "decouple" only).
       trajectory_weight: "equal", or "by_steps" to weight a trajectory by its labelled turns.
         `norm="step"` implies the latter.
       standardise: False uses the turn values as they are.
       label_value: value of a label; standardising cancels it.
       weights: for "allocation": a label that agrees with the outcome; BAD in a success; GOOD in a
-      failure.
+        failure.
       eps: a channel whose deviation is at most this is set to 0 (norms "trajectory" and "step");
-      "reference" adds it.
+        "reference" adds it.
 
     Returns: (N, K) float64, 0 past the end of a trajectory.
     Raises: ValueError for an unknown choice, shapes that do not fit, other labels, an outcome that
@@ -100,22 +101,22 @@ def adca(
     )
     outcome_N, groups = grouped(outcome_N, group_N)
     label_NK, steps_N = _checked_labels(label_NK, steps_N, outcome_N.size)
-    alpha = alpha_at(step, alpha=alpha, alpha_min=alpha_min, alpha_steps=alpha_steps)
+    k_K = np.arange(label_NK.shape[1])
 
-    value_NK = (
-        label_value * label_NK if scheme == "decouple" else _allocated(label_NK, outcome_N, weights)
-    )
+    if scheme == "decouple":
+        reward_NK = label_value * label_NK
+    else:
+        reward_NK = _allocated(label_NK, outcome_N, weights)
     if standardise:
         equal = trajectory_weight == "equal" and norm != "step"
-        value_NK = _standardised(value_NK, label_NK != 0, groups, norm=norm, equal=equal, eps=eps)
-
-    reward_NK = value_NK if outcome_at == "none" else alpha * value_NK
+        reward_NK = _standardised(reward_NK, label_NK != 0, groups, norm=norm, equal=equal, eps=eps)
     if outcome_at != "none":
-        here_NK = _turns_of_outcome(outcome_at, label_NK.shape[1], steps_N)
+        last_NK = k_K == steps_N[:, None] - 1
+        here_NK = last_NK if outcome_at == "last_step" else k_K < steps_N[:, None]
         tiny = _TINY if norm == "reference" else eps
-        reward_NK = (
-            reward_NK + here_NK * _standardised_outcome(outcome_N, groups, eps, tiny)[:, None]
-        )
+        score_N = _standardised_outcome(outcome_N, groups, eps, tiny)
+        alpha = alpha_at(step, alpha=alpha, alpha_min=alpha_min, alpha_steps=alpha_steps)
+        reward_NK = alpha * reward_NK + here_NK * score_N[:, None]
     if length_normalise and not (norm == "reference" and scheme == "allocation"):
         reward_NK = reward_NK / np.sqrt(np.maximum(steps_N, 1))[:, None]
     return np.cumsum(reward_NK[:, ::-1], axis=1)[:, ::-1]
@@ -135,13 +136,9 @@ def _check_choices(**chosen: str) -> None:
             raise ValueError(f"{name}={value!r}: choose one of {', '.join(choices)}")
 
 
-def _turns_of_outcome(outcome_at: str, most: int, steps_N: np.ndarray) -> np.ndarray:
-    """Return which of `most` turns get the outcome of their trajectory, (N, K) bool."""
-    k_K = np.arange(most)
-    return k_K == steps_N[:, None] - 1 if outcome_at == "last_step" else k_K < steps_N[:, None]
-
-
-def _checked_labels(label_NK, steps_N, n: int) -> tuple[np.ndarray, np.ndarray]:
+def _checked_labels(
+    label_NK: ArrayLike, steps_N: ArrayLike, n: int
+) -> tuple[np.ndarray, np.ndarray]:
     """Return the labels, 0 past the end of a trajectory, and the numbers of turns. Raises
     ValueError."""
     label_NK, steps_N = np.asarray(label_NK), np.asarray(steps_N)
@@ -149,13 +146,15 @@ def _checked_labels(label_NK, steps_N, n: int) -> tuple[np.ndarray, np.ndarray]:
         raise ValueError(
             f"label_NK {label_NK.shape} and steps_N {steps_N.shape} do not fit {n} trajectories"
         )
-    if n and (steps_N.min() < 0 or steps_N.max() > label_NK.shape[1]):
+    turns = label_NK.shape[1]
+    if n and (steps_N.min() < 0 or steps_N.max() > turns):
         raise ValueError(
-            f"steps_N ranges from {steps_N.min()} to {steps_N.max()}, but label_NK has {label_NK.shape[1]} columns"
+            f"steps_N ranges from {steps_N.min()} to {steps_N.max()}, but label_NK has {turns}"
+            " columns"
         )
     if not np.isin(label_NK, (-1, 0, 1)).all():
         raise ValueError("a label is +1 (GOOD), -1 (BAD) or 0 (abstain)")
-    return np.where(np.arange(label_NK.shape[1]) < steps_N[:, None], label_NK, 0), steps_N
+    return np.where(np.arange(turns) < steps_N[:, None], label_NK, 0), steps_N
 
 
 def _allocated(
@@ -174,13 +173,19 @@ def _allocated(
 
 
 def _standardised(
-    value_NK, valid_NK, groups: Groups, *, norm: str, equal: bool, eps: float
+    value_NK: np.ndarray,
+    valid_NK: np.ndarray,
+    groups: Groups,
+    *,
+    norm: Norm,
+    equal: bool,
+    eps: float,
 ) -> np.ndarray:
     """Return the values of valid turns minus the mean of their group, divided by its deviation; 0
     for other turns."""
     n_N = valid_NK.sum(1)
     mean_N = value_NK.sum(1) / np.maximum(n_N, 1)
-    weight_N = (n_N > 0).astype(np.float64) if equal else n_N.astype(np.float64)
+    weight_N = np.asarray(n_N > 0 if equal else n_N, np.float64)
     total_G = np.maximum(group_sum(weight_N, groups), 1)
     mean_G = group_sum(weight_N * mean_N, groups) / total_G
     centred_NK = np.where(valid_NK, value_NK - mean_G[groups.index_N][:, None], 0.0)
@@ -188,21 +193,21 @@ def _standardised(
         square_N = (mean_N - mean_G[groups.index_N]) ** 2
         variance_G = group_sum(weight_N * square_N, groups) / total_G
     else:
-        variance_G = (
-            group_sum(weight_N * (centred_NK**2).sum(1) / np.maximum(n_N, 1), groups) / total_G
-        )
+        square_N = (centred_NK**2).sum(1)
+        variance_G = group_sum(weight_N * square_N / np.maximum(n_N, 1), groups) / total_G
 
-    if norm == "reference":
-        std_G = np.sqrt(variance_G + eps) if equal else np.maximum(np.sqrt(variance_G), eps)
-        return centred_NK / (std_G + _TINY)[groups.index_N][:, None]
     std_G = np.sqrt(variance_G)
-    scale_G = np.where(
-        std_G > eps, 1 / (std_G + eps), 0.0
-    )  # dividing by eps alone would amplify rounding errors
+    if norm == "reference":
+        std_G = np.sqrt(variance_G + eps) if equal else np.maximum(std_G, eps)
+        return centred_NK / (std_G + _TINY)[groups.index_N][:, None]
+    # dividing by eps alone would amplify rounding errors
+    scale_G = np.where(std_G > eps, 1 / (std_G + eps), 0.0)
     return centred_NK * scale_G[groups.index_N][:, None]
 
 
-def _standardised_outcome(outcome_N, groups: Groups, eps: float, tiny: float) -> np.ndarray:
+def _standardised_outcome(
+    outcome_N: np.ndarray, groups: Groups, eps: float, tiny: float
+) -> np.ndarray:
     """Return (R - mean) / (population std + tiny), or R - mean where the deviation is at most eps
     (equation 19)."""
     centred_N = centred(outcome_N, groups)

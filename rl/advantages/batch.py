@@ -27,10 +27,7 @@ class Batch:
     def of(cls, trajectories: Sequence[Trajectory], step: int) -> Batch:
         """Return the batch of some trajectories; groups are numbered in the order of their first
         trajectory."""
-        groups = {
-            group: number
-            for number, group in enumerate(dict.fromkeys(t.group for t in trajectories))
-        }
+        groups = list(dict.fromkeys(t.group for t in trajectories))
         turns_N = np.array([len(t.turns) for t in trajectories], np.int64)
         label_NK = np.zeros((len(trajectories), max(1, turns_N.max(initial=0))), np.int8)
         for label_K, trajectory in zip(label_NK, trajectories):
@@ -38,7 +35,7 @@ class Batch:
         return cls(
             trajectories=trajectories,
             outcome_N=np.array([t.outcome for t in trajectories], np.float64),
-            group_N=np.array([groups[t.group] for t in trajectories], np.int64),
+            group_N=np.array([groups.index(t.group) for t in trajectories], np.int64),
             label_NK=label_NK,
             turns_N=turns_N,
             step=step,
@@ -52,7 +49,7 @@ class Estimator(Protocol):
     them.
     """
 
-    def __call__(self, batch: Batch) -> np.ndarray:
+    def __call__(self, batch: Batch, /) -> np.ndarray:
         """Return finite advantages: (N, K) float, one per turn, or (N,) float, one per
         trajectory."""
         ...
@@ -66,16 +63,14 @@ def estimate(estimator: Estimator, batch: Batch) -> np.ndarray:
     """
     advantage = np.asarray(estimator(batch), np.float64)
     shape = batch.label_NK.shape
-    if advantage.shape == shape[:1]:
-        advantage = np.repeat(advantage[:, None], shape[1], axis=1)
-    if advantage.shape != shape:
+    if advantage.shape not in (shape[:1], shape):
         raise ValueError(
             f"{_name(estimator)} returned shape {advantage.shape}; expected {shape[:1]} or {shape}"
         )
+    if advantage.ndim == 1:
+        advantage = advantage[:, None]
     advantage_NK = np.where(np.arange(shape[1]) < batch.turns_N[:, None], advantage, 0.0)
-    bad = np.argwhere(~np.isfinite(advantage_NK))
-    if bad.size:
-        n, k = bad[0]
+    for n, k in np.argwhere(~np.isfinite(advantage_NK)):
         raise ValueError(
             f"{_name(estimator)} returned {advantage_NK[n, k]} for turn {k} of a rollout of task "
             f"{batch.trajectories[n].task.id}: an advantage must be finite"

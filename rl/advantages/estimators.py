@@ -11,33 +11,33 @@ from typing import Any
 import numpy as np
 
 from rl.advantages import attribution, outcome
-from rl.advantages.batch import Batch, Estimator
+from rl.advantages.batch import Batch
 
 
-def of_arrays(
-    function: Callable[..., np.ndarray], *fields: str, needs_labels: bool = False
-) -> Estimator:
-    """Return the estimator that calls `function` with these fields of the batch, in order.
+class OfArrays:
+    """An estimator that calls a function of arrays with fields of the batch.
 
-    Its keyword-only parameters are those of `function`.
+    Its arguments are the keyword-only parameters of the function.
     """
 
-    @functools.wraps(function)
-    def estimator(batch: Batch, **args: Any) -> np.ndarray:
-        return function(*(getattr(batch, field) for field in fields), **args)
+    def __init__(
+        self, function: Callable[..., np.ndarray], *fields: str, needs_labels: bool = False
+    ):
+        functools.update_wrapper(self, function)
+        self.function, self.fields, self.needs_labels = function, fields, needs_labels
+        parameters = inspect.signature(function).parameters.values()
+        batch = inspect.Parameter("batch", inspect.Parameter.POSITIONAL_ONLY, annotation=Batch)
+        args = [p for p in parameters if p.kind is p.KEYWORD_ONLY]
+        self.__signature__ = inspect.Signature([batch, *args])
 
-    parameters = inspect.signature(function).parameters.values()
-    batch = inspect.Parameter("batch", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=Batch)
-    args = (p for p in parameters if p.kind is p.KEYWORD_ONLY)
-    estimator.__signature__ = inspect.Signature([batch, *args])  # type: ignore[attr-defined]
-    estimator.needs_labels = needs_labels  # type: ignore[attr-defined]
-    return estimator
+    def __call__(self, batch: Batch, **args: Any) -> np.ndarray:
+        return self.function(*(getattr(batch, field) for field in self.fields), **args)
 
 
-grpo = of_arrays(outcome.grpo, "outcome_N", "group_N")
-rloo = of_arrays(outcome.rloo, "outcome_N", "group_N")
-dr_grpo = of_arrays(outcome.dr_grpo, "outcome_N", "group_N")
-loop = of_arrays(outcome.loop, "outcome_N", "group_N")
-adca = of_arrays(
+grpo = OfArrays(outcome.grpo, "outcome_N", "group_N")
+rloo = OfArrays(outcome.rloo, "outcome_N", "group_N")
+dr_grpo = OfArrays(outcome.dr_grpo, "outcome_N", "group_N")
+loop = OfArrays(outcome.loop, "outcome_N", "group_N")
+adca = OfArrays(
     attribution.adca, "outcome_N", "group_N", "label_NK", "turns_N", "step", needs_labels=True
 )

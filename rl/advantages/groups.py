@@ -6,31 +6,31 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 
 class Groups(NamedTuple):
     """The groups of N trajectories."""
 
-    index_N: np.ndarray  # the group of each trajectory, 0..G-1
     first_G: np.ndarray  # one member of each group
+    index_N: np.ndarray  # the group of each trajectory, 0..G-1
     count_G: np.ndarray  # members of each group
 
 
-def grouped(outcome_N, group_N) -> tuple[np.ndarray, Groups]:
+def grouped(outcome_N: ArrayLike, group_N: ArrayLike) -> tuple[np.ndarray, Groups]:
     """Return the outcomes as float64 and their groups. Raises ValueError if the shapes differ or
     one is not finite."""
     outcome_N, group_N = np.asarray(outcome_N, np.float64), np.asarray(group_N)
     if outcome_N.ndim != 1 or group_N.shape != outcome_N.shape:
         raise ValueError(
-            f"outcome_N {outcome_N.shape} and group_N {group_N.shape} must be 1-D arrays of equal length"
+            f"outcome_N {outcome_N.shape} and group_N {group_N.shape} must be 1-D arrays of equal"
+            " length"
         )
     bad = np.flatnonzero(~np.isfinite(outcome_N))
     if bad.size:
         raise ValueError(f"outcome_N[{bad[0]}] is {outcome_N[bad[0]]}: an outcome must be finite")
-    _, first_G, index_N, count_G = np.unique(
-        group_N, return_index=True, return_inverse=True, return_counts=True
-    )
-    return outcome_N, Groups(index_N.reshape(-1), first_G, count_G)
+    _, *groups = np.unique(group_N, return_index=True, return_inverse=True, return_counts=True)
+    return outcome_N, Groups(*groups)
 
 
 def group_sum(value_N: np.ndarray, groups: Groups) -> np.ndarray:

@@ -6,19 +6,20 @@ from __future__ import annotations
 from typing import Literal
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from rl.advantages.groups import centred, group_sum, grouped
 from rl.bounds import NotNegative, Positive
 
 
-def dr_grpo(outcome_N, group_N) -> np.ndarray:
+def dr_grpo(outcome_N: ArrayLike, group_N: ArrayLike) -> np.ndarray:
     """Return A = R - mean(R) of the group (Dr. GRPO, arXiv 2503.20783)."""
     return centred(*grouped(outcome_N, group_N))
 
 
 def grpo(
-    outcome_N,
-    group_N,
+    outcome_N: ArrayLike,
+    group_N: ArrayLike,
     *,
     std: Literal["sample", "population"] | None = "sample",
     eps: Positive = 1e-6,
@@ -28,9 +29,8 @@ def grpo(
 
     `std="sample"` divides by n - 1, as verl and the reference implementation of AgentEvolver do.
     `std=None` is `dr_grpo`. A trajectory that is alone in its group, because the others broke, has
-    no baseline, so its advantage is
-    0. With `lone="score"` and `std="sample"` it keeps its raw score, R / (1 + eps), as in both
-       implementations.
+    no baseline, so its advantage is 0. With `lone="score"` and `std="sample"` it keeps its raw
+    score, R / (1 + eps), as in both implementations.
     """
     if lone not in ("zero", "score"):
         raise ValueError(f"lone={lone!r}: choose zero or score")
@@ -49,7 +49,7 @@ def grpo(
     return advantage_N
 
 
-def rloo(outcome_N, group_N) -> np.ndarray:
+def rloo(outcome_N: ArrayLike, group_N: ArrayLike) -> np.ndarray:
     """Return A = R - mean of the *other* outcomes of the group (RLOO, arXiv 2402.14740); 0 if there
     are none."""
     outcome_N, groups = grouped(outcome_N, group_N)
@@ -57,7 +57,7 @@ def rloo(outcome_N, group_N) -> np.ndarray:
     return centred(outcome_N, groups) * n_N / np.maximum(n_N - 1, 1)
 
 
-def loop(outcome_N, group_N, *, drop_below: NotNegative = 0.0) -> np.ndarray:
+def loop(outcome_N: ArrayLike, group_N: ArrayLike, *, drop_below: NotNegative = 0.0) -> np.ndarray:
     """Return A = n / (n - 1) * (R - mean(R)), with |A| < `drop_below` set to 0 (LOOP, arXiv
     2502.01600; it uses 0.01).
 

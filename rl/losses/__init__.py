@@ -14,18 +14,20 @@ there, and its results there are discarded.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 
 from rl.losses import ppo, terms
 from rl.losses.terms import AGGREGATES, Stats, Tokens, aggregation_weights
 
 __all__ = [
-    "AGGREGATES", "LOSSES", "Stats", "TokenLoss", "Tokens", "aggregation_weights", "guarded", "policy_loss",
-    "token_loss",
+    "AGGREGATES", "LOSSES", "Stats", "TokenLoss", "Tokens", "aggregation_weights", "guarded",
+    "policy_loss", "token_loss",
 ]  # fmt: skip
 
 LOSSES = {name: f"rl.losses.{name}:{name}" for name in ("ppo", "gspo", "cispo", "nll")}
@@ -35,13 +37,13 @@ class TokenLoss(Protocol):
     """A loss with its arguments bound. It is traced by jit, so it must be a pure function of the
     arrays."""
 
-    def __call__(self, tokens: Tokens, /) -> tuple[jax.Array, Stats]:
+    def __call__(self, tokens: Tokens, /) -> tuple[Array, Stats]:
         """Return (loss_RT float32, {name: (value_RT, mask_RT)}); a metric is the mean of its values
         under its mask."""
         ...
 
 
-def guarded(loss: TokenLoss, tokens: Tokens) -> tuple[jax.Array, Stats]:
+def guarded(loss: TokenLoss, tokens: Tokens) -> tuple[Array, Stats]:
     """Return the loss of each token, 0 outside the mask, and its metrics with those that every loss
     has.
 
@@ -51,18 +53,20 @@ def guarded(loss: TokenLoss, tokens: Tokens) -> tuple[jax.Array, Stats]:
     on_RT = tokens.mask_RT > 0
     logp_RT, old_logp_RT, advantage_RT = (jnp.where(on_RT, x, 0) for x in tokens[:3])
     guided_RT = on_RT & (tokens.guided_RT > 0)
-    result = loss(Tokens(logp_RT, old_logp_RT, advantage_RT, guided_RT, tokens.segments_RT, on_RT))
+    clean = Tokens(logp_RT, old_logp_RT, advantage_RT, guided_RT, tokens.segments_RT, on_RT)
+    result = loss(clean)
     if not isinstance(result, tuple) or len(result) != 2:
         raise TypeError(
-            f"a loss returns (loss_RT, metrics), {{}} if it has none; this one returned {type(result)}"
+            "a loss returns (loss_RT, metrics), {} if it has none; this one returned"
+            f" {type(result)}"
         )
     loss_RT, stats = result
     if jnp.shape(loss_RT) != on_RT.shape:
         raise ValueError(
-            f"the loss returned shape {jnp.shape(loss_RT)}; expected one number per token, {on_RT.shape}"
+            f"the loss returned shape {jnp.shape(loss_RT)}; expected one number per token,"
+            f" {on_RT.shape}"
         )
-    loss_RT = jnp.where(on_RT, loss_RT, 0)
-    ratio_RT = terms.log_ratio(logp_RT, old_logp_RT, on_RT)
+    loss_RT, ratio_RT = jnp.where(on_RT, loss_RT, 0), clean.log_ratio_RT
     common = {
         "loss/on": (loss_RT, on_RT & ~guided_RT),
         "loss/guided": (loss_RT, guided_RT),
@@ -74,16 +78,16 @@ def guarded(loss: TokenLoss, tokens: Tokens) -> tuple[jax.Array, Stats]:
 
 
 def policy_loss(
-    logp_RT,
-    old_logp_RT,
-    advantage_RT,
-    mask_RT,
-    guided_RT,
+    logp_RT: Array,
+    old_logp_RT: Array,
+    advantage_RT: Array,
+    mask_RT: Array,
+    guided_RT: Array,
     *,
     aggregate: str = "token-mean",
-    loss: Any = ppo.ppo,
+    loss: Callable[..., tuple[Array, Stats]] = ppo.ppo,
     **args: Any,
-) -> tuple[jax.Array, dict[str, jax.Array]]:
+) -> tuple[jax.Array, dict[str, Array]]:
     """Return the loss of a whole batch whose rows are sequences, and its metrics: (scalar, means
     over tokens).
 
@@ -92,7 +96,7 @@ def policy_loss(
       mask_RT: 1 on trained tokens. guided_RT: 1 where the rollout was guided.
       aggregate: see `aggregation_weights`.
       loss, args: the loss and its arguments, for example `clip_low`, `clip_high`,
-      `clip_high_guided`, `dual_clip`.
+        `clip_high_guided`, `dual_clip`.
 
     "loss/on" and "clip_fraction/on" are means over trained tokens of unguided rollouts,
     "loss/guided" and "clip_fraction/guided" over those of guided ones; "clip_fraction/dual",
@@ -100,18 +104,17 @@ def policy_loss(
     """
     segments_RT = jnp.ones(mask_RT.shape, jnp.int32)
     tokens = Tokens(logp_RT, old_logp_RT, advantage_RT, guided_RT, segments_RT, mask_RT)
-    loss_RT, stats = guarded(lambda tokens: loss(tokens, **args), tokens)
+    loss_RT, stats = guarded(partial(loss, **args), tokens)
     weight_RT = aggregation_weights(mask_RT, aggregate=aggregate)
-    return jnp.sum(weight_RT * loss_RT), {
-        name: terms.masked_mean(*pair) for name, pair in stats.items()
-    }
+    means = {name: terms.masked_mean(*pair) for name, pair in stats.items()}
+    return jnp.sum(weight_RT * loss_RT), means
 
 
 def token_loss(
     loss: TokenLoss,
-    logp_RT,
-    entropy_RT,
-    batch: Mapping[str, jax.Array],
+    logp_RT: Array,
+    entropy_RT: Array,
+    batch: Mapping[str, Array],
     *,
     kl_coef: float = 0.0,
     kl_estimator: str = "k3",
@@ -120,7 +123,7 @@ def token_loss(
     importance_level: str = "token",
     importance_low: float = 0.0,
     importance_high: float = 0.0,
-) -> tuple[jax.Array, Stats]:
+) -> tuple[Array, Stats]:
     """Return what a training step minimises, per token, and its metrics: (loss_RT, metrics).
 
     Args:
@@ -131,22 +134,22 @@ def token_loss(
       kl_coef, kl_estimator: weight and kind of `kl_penalty`; 0 = none.
       entropy_coef: weight of an entropy bonus; 0 = none.
       importance_*: see `importance_weight`; they apply to tokens of unguided rollouts. A cap of 0 =
-      no weights.
+        no weights.
     """
-    mask_RT, old_RT, sampled_RT = batch["mask"], batch["old_logp"], batch["logp"]
-    on_RT = mask_RT > 0
-    tokens = Tokens(
-        logp_RT, old_RT, batch["advantage"], batch["guided"], batch["segments"], mask_RT
-    )
+    mask_RT, guided_RT, segments_RT = batch["mask"], batch["guided"], batch["segments"]
+    old_RT, sampled_RT, on_RT = batch["old_logp"], batch["logp"], mask_RT > 0
+    tokens = Tokens(logp_RT, old_RT, batch["advantage"], guided_RT, segments_RT, mask_RT)
     loss_RT, stats = guarded(loss, tokens)
     # Guided rollouts were sampled under another prompt, so their gap to the engine's
     # log-probabilities is expected.
-    own_RT = on_RT & ~(batch["guided"] > 0)
-    stats = {"entropy": (entropy_RT, mask_RT)} | stats | terms.mismatch(logp_RT, sampled_RT, own_RT)
+    own_RT = on_RT & ~(guided_RT > 0)
+    gap = terms.mismatch(logp_RT, sampled_RT, own_RT)
+    stats = {"entropy": (entropy_RT, mask_RT), **stats, **gap}
     if importance_cap:
         weight_RT, kept_RT = terms.importance_weight(
-            old_RT, sampled_RT, own_RT, batch["segments"], importance_cap=importance_cap,
-            importance_level=importance_level, importance_low=importance_low, importance_high=importance_high,
+            old_RT, sampled_RT, own_RT, segments_RT, importance_cap=importance_cap,
+            importance_level=importance_level, importance_low=importance_low,
+            importance_high=importance_high,
         )  # fmt: skip
         loss_RT = weight_RT * loss_RT
         stats["importance_weight"] = (weight_RT, mask_RT)

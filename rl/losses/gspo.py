@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 
 from rl.bounds import Fraction, NotNegative
 from rl.losses.ppo import clipped_surrogate
-from rl.losses.terms import Stats, Tokens, log_ratio, segment_sum
+from rl.losses.terms import Stats, Tokens, segment_sum
 
 
 def gspo(
@@ -17,26 +18,18 @@ def gspo(
     clip_high: NotNegative = 0.28,
     clip_high_guided: NotNegative = 0.6,
     dual_clip: NotNegative | None = 3.0,
-) -> tuple[jax.Array, Stats]:
+) -> tuple[Array, Stats]:
     """Return the clipped surrogate of `sequence_log_ratio`, with `clip_low`, `clip_high`,
     `clip_high_guided` and `dual_clip` as in `ppo`.
 
     The defaults are PPO's too: the paper clips much more tightly, at clip_low=3e-4 and
     clip_high=4e-4.
     """
-    ratio_RT = log_ratio(tokens.logp_RT, tokens.old_logp_RT, tokens.mask_RT)
-    ratio_RT = sequence_log_ratio(ratio_RT, tokens.mask_RT, tokens.segments_RT)
-    return clipped_surrogate(
-        tokens,
-        ratio_RT,
-        clip_low=clip_low,
-        clip_high=clip_high,
-        clip_high_guided=clip_high_guided,
-        dual_clip=dual_clip,
-    )
+    ratio_RT = sequence_log_ratio(tokens.log_ratio_RT, tokens.mask_RT, tokens.segments_RT)
+    return clipped_surrogate(tokens, ratio_RT, clip_low, clip_high, clip_high_guided, dual_clip)
 
 
-def sequence_log_ratio(log_ratio_RT, mask_RT, segments_RT):
+def sequence_log_ratio(log_ratio_RT: Array, mask_RT: Array, segments_RT: Array) -> Array:
     """Return, on every token, the mean of the log-ratios of its sequence (equations 7 and 14).
 
     The gradient of a token flows through its own log-ratio (GSPO-token). The sum is the same if a

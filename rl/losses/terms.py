@@ -12,15 +12,15 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 
-LOG_RATIO_LIMIT = (
-    20.0  # exp(20) = 5e8: beyond what any clip lets through, far below the overflow of float32
-)
+# exp(20) = 5e8: beyond what any clip lets through, far below the overflow of float32
+LOG_RATIO_LIMIT = 20.0
 AGGREGATES = ("token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm")
 
 # Metrics: the values of tokens and the mask of those that are averaged, so that micro-batches can
 # be added up.
-Stats = Mapping[str, tuple[jax.Array, jax.Array]]
+Stats = Mapping[str, tuple[Array, Array]]
 
 
 class Tokens(NamedTuple):
@@ -29,31 +29,38 @@ class Tokens(NamedTuple):
     Log-probabilities are those of the sampled tokens.
     """
 
-    logp_RT: jax.Array  # float32, of the policy being trained; the only array with a gradient
-    old_logp_RT: jax.Array  # float32, of the policy that the ratio is taken against
-    advantage_RT: jax.Array  # float32
-    guided_RT: jax.Array  # bool: tokens of guided rollouts
-    segments_RT: jax.Array  # int32: 1, 2, ... for the sequences of a row, 0 = padding
-    mask_RT: jax.Array  # bool: tokens that train
+    logp_RT: Array  # float32, of the policy being trained; the only array with a gradient
+    old_logp_RT: Array  # float32, of the policy that the ratio is taken against
+    advantage_RT: Array  # float32
+    guided_RT: Array  # bool: tokens of guided rollouts
+    segments_RT: Array  # int32: 1, 2, ... for the sequences of a row, 0 = padding
+    mask_RT: Array  # bool: tokens that train
+
+    @property
+    def log_ratio_RT(self) -> Array:
+        """log pi / pi_old, float32, see `log_ratio`."""
+        return log_ratio(self.logp_RT, self.old_logp_RT, self.mask_RT)
 
 
-def masked_mean(value_RT: jax.Array, mask_RT: jax.Array) -> jax.Array:
+def masked_mean(value_RT: Array, mask_RT: Array) -> Array:
     """Return the mean of the values under a mask; 0 if the mask is empty."""
     mask_RT = mask_RT.astype(jnp.float32)
     return jnp.sum(jnp.where(mask_RT > 0, value_RT, 0) * mask_RT) / jnp.maximum(jnp.sum(mask_RT), 1)
 
 
-def segment_sum(value_RT: jax.Array, segments_RT: jax.Array) -> jax.Array:
+def segment_sum(value_RT: Array, segments_RT: Array) -> Array:
     """Return, for each token, the sum over its own segment of its own row. (R, T) -> (R, T)."""
-    length = value_RT.shape[1]
+    segments = value_RT.shape[1] + 1
 
-    def row(value_T, segments_T):
-        return jax.ops.segment_sum(value_T, segments_T, num_segments=length + 1)[segments_T]
+    def row(value_T: Array, segments_T: Array) -> Array:
+        return jax.ops.segment_sum(value_T, segments_T, num_segments=segments)[segments_T]
 
     return jax.vmap(row)(value_RT, segments_RT)
 
 
-def aggregation_weights(mask_RT, segments_RT=None, *, aggregate: str = "token-mean"):
+def aggregation_weights(
+    mask_RT: Array, segments_RT: Array | None = None, *, aggregate: str = "token-mean"
+) -> Array:
     """Return one weight per token, (R, T) float32, such that loss = sum(weight * token_loss).
 
     - "token-mean": the mean over all trained tokens of the batch (DAPO, arXiv 2503.14476).
@@ -74,8 +81,8 @@ def aggregation_weights(mask_RT, segments_RT=None, *, aggregate: str = "token-me
     if aggregate not in AGGREGATES:
         raise ValueError(f"aggregate={aggregate!r}: choose one of {', '.join(AGGREGATES)}")
     if segments_RT is None:
-        length_RT = jnp.broadcast_to(jnp.sum(mask_RT, axis=1, keepdims=True), mask_RT.shape)
-        sequences = mask_RT.shape[0]
+        length_RT = jnp.sum(mask_RT, axis=1, keepdims=True)
+        sequences = jnp.float32(len(mask_RT))
     else:
         length_RT = segment_sum(mask_RT, segments_RT)
         sequences = jnp.maximum(jnp.sum(mask_RT / jnp.maximum(length_RT, 1)), 1)
@@ -84,18 +91,16 @@ def aggregation_weights(mask_RT, segments_RT=None, *, aggregate: str = "token-me
     return mask_RT / sequences
 
 
-def log_ratio(logp_RT, old_logp_RT, mask_RT):
+def log_ratio(logp_RT: Array, old_logp_RT: Array, mask_RT: Array) -> Array:
     """Return log pi / pi_old of trained tokens, 0 elsewhere, within +-20 so that its exponential is
     finite."""
     delta_RT = jnp.where(mask_RT > 0, logp_RT, 0) - jnp.where(mask_RT > 0, old_logp_RT, 0)
     return jnp.clip(delta_RT, -LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
 
 
-def clip_metrics(tokens: Tokens, clipped_RT, dual_clipped_RT=None) -> Stats:
+def clip_metrics(tokens: Tokens, clipped_RT: Array, dual_clipped_RT: Array) -> Stats:
     """Return the metrics `clip_fraction/*` from the tokens, boolean, at which a clip and a dual
     clip act."""
-    if dual_clipped_RT is None:
-        dual_clipped_RT = jnp.zeros_like(clipped_RT)
     return {
         "clip_fraction/on": (clipped_RT, tokens.mask_RT & ~tokens.guided_RT),
         "clip_fraction/guided": (clipped_RT, tokens.guided_RT),
@@ -103,14 +108,14 @@ def clip_metrics(tokens: Tokens, clipped_RT, dual_clipped_RT=None) -> Stats:
     }
 
 
-def kl_penalty(logp_RT, ref_logp_RT, mask_RT, *, kl_estimator: str):
+def kl_penalty(logp_RT: Array, ref_logp_RT: Array, mask_RT: Array, *, kl_estimator: str) -> Array:
     """Return an estimate of KL(pi || ref) from each sampled token (Schulman, "Approximating KL
     divergence", 2020).
 
     With d = log ref - log pi:
     - "k1" = -d. Unbiased value, but as a loss its gradient is 0 on average: it belongs in a reward.
-    - "k2" = d^2 / 2. Biased value; on policy its gradient is the unbiased gradient of KL(pi ||
-      ref).
+    - "k2" = d^2 / 2. Biased value; on policy its gradient is the unbiased gradient of
+      KL(pi || ref).
     - "k3" = exp(d) - d - 1, at most 10. Unbiased value with a low variance; on policy its gradient
       is that of KL(ref || pi) instead. The reference implementation of AgentEvolver uses it.
     """
@@ -125,16 +130,16 @@ def kl_penalty(logp_RT, ref_logp_RT, mask_RT, *, kl_estimator: str):
 
 
 def importance_weight(
-    old_logp_RT,
-    sampled_logp_RT,
-    mask_RT,
-    segments_RT,
+    old_logp_RT: Array,
+    sampled_logp_RT: Array,
+    mask_RT: Array,
+    segments_RT: Array,
     *,
     importance_cap: float,
-    importance_level: str = "token",
-    importance_low: float = 0.0,
-    importance_high: float = 0.0,
-):
+    importance_level: str,
+    importance_low: float,
+    importance_high: float,
+) -> tuple[Array, Array]:
     """Return truncated importance weights (weight_RT, kept_RT): min(r, cap) without gradient, 0
     where not kept.
 
@@ -159,7 +164,7 @@ def importance_weight(
     return jnp.where(kept_RT, jnp.minimum(ratio_RT, importance_cap), 0), kept_RT
 
 
-def mismatch(learner_logp_RT, sampled_logp_RT, mask_RT) -> Stats:
+def mismatch(learner_logp_RT: Array, sampled_logp_RT: Array, mask_RT: Array) -> Stats:
     """Return metrics of the gap d between learner and engine log-probabilities: KL(engine ||
     learner) and |d|."""
     d_RT = jax.lax.stop_gradient(log_ratio(learner_logp_RT, sampled_logp_RT, mask_RT))

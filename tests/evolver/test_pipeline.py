@@ -139,7 +139,7 @@ def test_a_late_group_shares_no_baseline_with_the_next_steps_group_of_its_task()
     ]
     batches, reasons, _ = learning.select(config, trajectories, 1)
     assert reasons == [None, None, "no_signal", "no_signal"] and len(batches) == 1
-    scores_NR = scores_of(trajectories).score_NR
+    scores_NR = scores_of(trajectories, [], temperature=1.0, sweep={}).score_NR
     assert scores_NR == [[1.0, 0.5], [0.0, 0.0]]
 
 

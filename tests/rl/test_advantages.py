@@ -488,24 +488,3 @@ def test_a_wrong_result_names_the_estimator():
         advantages.estimate(broken, batch)
     beyond = np.where(np.arange(3) < batch.turns_N[:, None], 1.0, np.inf)  # of no turn, so ignored
     assert advantages.estimate(lambda batch: beyond, batch).sum() == 6
-
-
-# --- from turns to tokens -------------------------------------------------------------------------
-
-
-@given(st.integers(1, 4), st.integers(0, 30), st.integers(1, 5), st.data())
-def test_spread_equals_one_look_up_per_token(n, t, k, data):
-    ids = data.draw(
-        st.lists(st.lists(st.integers(-2, k - 1), min_size=t, max_size=t), min_size=n, max_size=n)
-    )
-    ids_NT = np.array(ids, np.int32).reshape(n, t)
-    advantage_NK = np.random.default_rng(0).normal(size=(n, k))
-    want = [[advantage_NK[i, s] if s >= 0 else 0 for s in row] for i, row in enumerate(ids_NT)]
-    got = advantages.spread(advantage_NK, ids_NT)
-    assert got.dtype == np.float32
-    np.testing.assert_array_equal(got, np.array(want, np.float32).reshape(n, t))
-
-
-def test_spread_of_an_unknown_turn_raises():
-    with pytest.raises(ValueError, match="turn id 3 in a batch of 2 turns"):
-        advantages.spread(np.zeros((1, 2)), np.array([[0, 3]]))

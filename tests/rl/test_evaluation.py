@@ -59,7 +59,7 @@ def test_intervals_cover_the_mean_and_shrink_with_tasks():
     for value_N in (narrow, wide):
         low, high = evaluation.interval(value_N)
         assert low < value_N.mean() < high
-    width = [np.subtract(*evaluation.interval(v)[::-1]) for v in (narrow, wide)]
+    width = [np.ptp(evaluation.interval(v)) for v in (narrow, wide)]
     assert width[0] < width[1] / 2
     # against the normal approximation, which a mean of 400 uniform values follows closely
     assert width[0] == pytest.approx(2 * 1.96 * narrow.std() / 20, rel=0.1)
@@ -68,60 +68,20 @@ def test_intervals_cover_the_mean_and_shrink_with_tasks():
 def test_a_paired_difference_is_not_widened_by_the_spread_of_the_tasks():
     rng = np.random.default_rng(0)
     before_N = rng.random(50)
-    difference, low, high = evaluation.paired_difference(before_N, before_N + 0.2)
-    assert (
-        difference == pytest.approx(0.2)
-        and low == pytest.approx(0.2)
-        and high == pytest.approx(0.2)
-    )
+    assert evaluation.paired_difference(before_N, before_N + 0.2) == pytest.approx((0.2,) * 3)
     with pytest.raises(ValueError, match="same tasks"):
         evaluation.paired_difference(before_N, before_N[:10])
 
 
-def played(p_N, rollouts, rng):
-    return (rng.random((len(p_N), rollouts)) < p_N[:, None]).astype(float)
-
-
-def width(value, **args):
-    return np.subtract(*evaluation.interval(value, **args)[::-1])
-
-
-def test_resampled_rollouts_estimate_what_another_seed_would_give():
-    """The same 60 tasks, evaluated 400 times; the estimate of one evaluation is short by sqrt(1 -
-    1/R)."""
-    rng = np.random.default_rng(1)
-    p_N = rng.random(60)
-    spread = np.std([played(p_N, 8, rng).mean() for _ in range(400)])
-    estimates = [
-        width(played(p_N, 8, rng), resample="rollouts", draws=500) / (2 * 1.96) for _ in range(20)
-    ]
-    assert np.mean(estimates) / np.sqrt(1 - 1 / 8) == pytest.approx(spread, rel=0.1)
-
-
-def test_resampled_tasks_contain_the_chance_of_their_rollouts():
+def test_an_interval_contains_the_chance_of_the_rollouts():
     rng = np.random.default_rng(2)
-    spread = np.std([played(rng.random(60), 8, rng).mean() for _ in range(1000)])
-    value_NR = [played(rng.random(60), 8, rng) for _ in range(20)]
-    tasks, both = (
-        np.mean([width(v, resample=r, draws=500) for v in value_NR]) for r in ("tasks", "both")
-    )
-    assert tasks / (2 * 1.96) == pytest.approx(spread, rel=0.1) and both > 1.03 * tasks
 
+    def means_of_tasks():
+        return (rng.random((60, 8)) < rng.random((60, 1))).mean(axis=1)
 
-def test_what_is_resampled_needs_values_of_rollouts():
-    value_NR = played(np.linspace(0.1, 0.9, 12), 4, np.random.default_rng(0))
-    assert evaluation.interval(value_NR) == evaluation.interval(value_NR.mean(axis=1))
-    same, different = (
-        evaluation.paired_difference(value_NR, value_NR, resample=r) for r in ("tasks", "rollouts")
-    )
-    assert same == (0, 0, 0) and different[0] == 0 and different[1] < 0 < different[2]
-    for resample, says in (
-        ("rollouts", r"\(N, R\)"),
-        ("both", r"\(N, R\)"),
-        ("seeds", "choose tasks, rollouts or both"),
-    ):
-        with pytest.raises(ValueError, match=says):
-            evaluation.interval(value_NR.mean(axis=1), resample=resample)
+    spread = np.std([means_of_tasks().mean() for _ in range(1000)])
+    widths = [np.ptp(evaluation.interval(means_of_tasks())) for _ in range(20)]
+    assert np.mean(widths) / (2 * 1.96) == pytest.approx(spread, rel=0.1)
     assert np.isnan(evaluation.interval([])).all()
 
 
@@ -143,9 +103,7 @@ def test_measures_name_every_estimate_with_its_interval():
     assert measures["best@2"] < measures["pass@2"]
     assert measures["score"] == pytest.approx(3.5 / 6)
     assert measures["greedy"] == pytest.approx(2 / 3)
-    assert measures["avg@2/difficulty_1"] == pytest.approx(0.5) and measures[
-        "avg@2/difficulty_2"
-    ] == pytest.approx(0.5)
+    assert measures["avg@2/difficulty_1"] == measures["avg@2/difficulty_2"] == 0.5
     assert measures["broken"] == 1 and measures["tasks"] == 3
     for name in ("avg@2", "best@2", "pass@2", "score", "greedy"):
         assert measures[f"{name}/low"] <= measures[name] <= measures[f"{name}/high"]
@@ -162,12 +120,6 @@ def test_measures_of_several_seeds_are_means_with_their_deviation():
     assert measures["seeds"] == 2 and measures["broken"] == 3 and measures["tasks"] == 3
     assert measures["avg@2/low"] == evaluation.interval([0.75, 0.25, 1.0])[0]
     assert not [key for key in one if key.endswith("/sd") or key == "seeds"]
-    by_rollout = dict(evaluation.measures(scores(), again, resample="both"))
-    assert (
-        by_rollout["avg@2/low"]
-        == evaluation.interval([[1, 0, 1, 1], [0, 0, 1, 0], [1] * 4], resample="both")[0]
-    )
-    assert by_rollout["pass@2/low"] == measures["pass@2/low"]
 
 
 def test_unknown_measures_are_named():
@@ -188,9 +140,7 @@ def test_the_best_temperature_is_the_one_with_the_highest_success_and_greedy_cou
     assert found.best_temperature()[0] == found.temperature
     measures = dict(evaluation.measures(found))
     assert measures["temperature/0.2"] == 0
-    assert measures["best_temperature"] == 1.0 and measures[
-        "best_temperature/avg"
-    ] == pytest.approx(0.5)
+    assert (measures["best_temperature"], measures["best_temperature/avg"]) == (1.0, 0.5)
 
 
 def test_a_scenario_is_solved_where_every_one_of_its_tasks_is():
@@ -207,16 +157,10 @@ def test_the_estimate_for_scenarios_is_the_mean_over_all_choices_of_rollouts():
     rng = np.random.default_rng(1)
     success_NR = rng.integers(0, 2, size=(2, 4))
     choices = list(itertools.combinations(range(4), 2))
-    exact = np.mean(
-        [
-            success_NR[0, list(a)].any() * success_NR[1, list(b)].any()
-            for a in choices
-            for b in choices
-        ]
-    )
-    np.testing.assert_allclose(
-        evaluation.scenario_pass_at_k(["s_1", "s_2"], success_NR, 2), [exact]
-    )
+    solved_2C = success_NR[:, choices].any(axis=2)
+    exact = np.outer(*solved_2C).mean()
+    found = evaluation.scenario_pass_at_k(["s_1", "s_2"], success_NR, 2)
+    np.testing.assert_allclose(found, [exact])
 
 
 def test_sample_efficiency_of_a_curve():

@@ -17,6 +17,7 @@ from safetensors.numpy import load_file
 
 from models import lora, qwen
 from rl import learner, optim
+from rl.forward import Forward
 from rl.learner import Layout
 from rl.losses.ppo import ppo
 from tests.rl.test_learner import batch
@@ -38,24 +39,15 @@ def optimizer():
     )  # a large eps, so that Adam does not magnify rounding errors
 
 
-def outcome(mesh=None, layout=None, **options):
+def outcome(mesh=None, layout=learner.PLAIN, **options):
     """Return [metrics, log-probabilities, gradient, updated weights] of one update, on the host,
     and the state."""
     tx, packed = optimizer(), batch(rows=11)
     state = learner.init_state(CONFIG, jax.tree.map(jnp.copy, params()), tx, mesh, layout)
     before = jax.tree.map(lambda x: (x.sharding, x.sharding.memory_kind), state)
-    logp = learner.make_logp(CONFIG, mesh, micro=8, chunk=5)(learner.whole(state, layout), packed)
-    update = learner.make_update(
-        CONFIG,
-        mesh,
-        optimizer=tx,
-        loss=ppo,
-        micro=8,
-        chunk=5,
-        kl_coef=0.1,
-        layout=layout,
-        **options,
-    )
+    forward = Forward(CONFIG, mesh, micro=8, chunk=5, **options)
+    logp = learner.make_logp(forward)(learner.whole(state, layout), packed)
+    update = learner.make_update(forward, optimizer=tx, loss=ppo, kl_coef=0.1, layout=layout)
     state, metrics = update(state, packed)
     assert (
         mesh is None
@@ -194,9 +186,8 @@ def test_update_memory_does_not_grow_with_vocabulary_times_length():
             vocab=vocab, d_model=16, layers=2, heads=2, kv_heads=1, head_dim=8, d_ff=32
         )
         tx = optax.sgd(1.0)
-        update = learner.make_update(
-            config, None, optimizer=tx, loss=ppo, micro=1, chunk=64, remat="full"
-        )
+        forward = Forward(config, micro=1, chunk=64, remat="full")
+        update = learner.make_update(forward, optimizer=tx, loss=ppo)
         rows = {name: np.int32 for name in ("tokens", "positions", "segments")} | {
             "mask": bool,
             "guided": bool,

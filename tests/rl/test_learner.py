@@ -1,6 +1,7 @@
 """The update against a slow oracle on whole logits; micro-batches and row widths must not change
 it."""
 
+import dataclasses
 import functools
 
 import jax
@@ -10,7 +11,8 @@ import optax
 import pytest
 
 from models import qwen
-from rl import learner, losses, optim, packing
+from rl import forward, learner, losses, optim, packing
+from rl.forward import Forward
 from rl.losses.gspo import gspo
 from rl.losses.nll import nll
 from rl.losses.ppo import ppo
@@ -19,6 +21,7 @@ from rl.samples import Sample
 CONFIG = qwen.Config(vocab=40, d_model=16, layers=1, heads=4, kv_heads=2, head_dim=8, d_ff=32)
 ROW = 24
 DESCENT = optax.sgd(1.0)
+FORWARD = Forward(CONFIG, micro=2, capacity_rows=8)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -90,8 +93,9 @@ def slow_loss(params, packed, *, loss=ppo, aggregate="token-mean", temperature=1
 def make_update(**options):
     """Return plain descent at rate 1 for up to 8 rows; cached, so that tests share compiled
     programs."""
-    defaults = {"optimizer": DESCENT, "loss": ppo, "micro": 2, "capacity_rows": 8}
-    return learner.make_update(CONFIG, None, **defaults | options)
+    fields = {name: options.pop(name) for name in vars(FORWARD).keys() & options}
+    options = {"optimizer": DESCENT, "loss": ppo} | options
+    return learner.make_update(dataclasses.replace(FORWARD, **fields), **options)
 
 
 def fresh_state(optimizer=DESCENT):
@@ -113,7 +117,7 @@ def assert_trees_close(a, b, atol):
 
 def test_logp_is_that_of_the_whole_softmax():
     packed = batch(rows=5)
-    logp = learner.make_logp(CONFIG, None, micro=2, temperature=0.7, chunk=8)
+    logp = learner.make_logp(Forward(CONFIG, micro=2, temperature=0.7, chunk=8))
     np.testing.assert_allclose(
         logp(params(), packed), slow_logp(params(), packed, 0.7)[0], atol=1e-5
     )
@@ -169,7 +173,7 @@ def test_rows_cut_to_their_tokens_do_not_change_the_result():
     assert_trees_close(got, want, atol=1e-6)
     for name, value in metrics.items():
         np.testing.assert_allclose(value, want_metrics[name], atol=1e-5, rtol=1e-5, err_msg=name)
-    logp = learner.make_logp(CONFIG, None, micro=1, widths=2)
+    logp = learner.make_logp(Forward(CONFIG, micro=1, widths=2))
     np.testing.assert_allclose(
         logp(params(), packed), slow_logp(params(), packed, 1.0)[0], atol=1e-5
     )
@@ -179,7 +183,7 @@ def test_rows_cut_to_their_tokens_do_not_change_the_result():
 def test_a_micro_batch_is_cut_to_the_narrowest_width_that_holds_it(used, width):
     segments = np.zeros((2, 24), np.int32)
     segments[0, :1], segments[1, :used] = 1, 1
-    got = learner._cut_to_width(
+    got = forward._cut_to_width(
         lambda micro: jnp.int32(micro["segments"].shape[1]), {"segments": segments}, 4
     )
     assert got == width

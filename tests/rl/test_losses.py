@@ -383,12 +383,15 @@ def test_importance_weight_is_truncated_and_has_no_gradient():
         jnp.log(jnp.array([[0.1, 0.5, 0.0 + 0.01]])),
     )
     mask = jnp.array([[1, 1, 1]])
-    weight, kept = terms.importance_weight(old, sampled, mask, mask, importance_cap=2.0)
+    options = dict(
+        importance_cap=2.0, importance_level="token", importance_low=0, importance_high=0
+    )
+    weight, kept = terms.importance_weight(old, sampled, mask, mask, **options)
     np.testing.assert_allclose(weight, [[2.0, 0.8, 1.0]], rtol=1e-5)
     assert kept.all()
 
     def total(x):
-        return terms.importance_weight(x, sampled, mask, mask, importance_cap=2.0)[0].sum()
+        return terms.importance_weight(x, sampled, mask, mask, **options)[0].sum()
 
     assert not jax.grad(total)(old).any()
 
@@ -399,9 +402,9 @@ def test_importance_weights_of_sequences_multiply_and_bounds_mask():
     old, sampled = jnp.log(ratio) - 3, jnp.full((1, 6), -3.0)
     batch, bounds = (
         (old, sampled, mask, segments),
-        dict(importance_cap=2.0, importance_low=0.3, importance_high=2.5),
+        dict(importance_cap=2.0, importance_level="token", importance_low=0.3, importance_high=2.5),
     )
-    weight, kept = terms.importance_weight(*batch, importance_level="sequence", **bounds)
+    weight, kept = terms.importance_weight(*batch, **bounds | dict(importance_level="sequence"))
     np.testing.assert_allclose(weight, [[1.8, 1.8, 0, 0, 0, 1]], rtol=1e-5)
     assert kept.tolist() == [[True, True, False, False, False, True]]
     weight, kept = terms.importance_weight(*batch, **bounds)
@@ -411,7 +414,7 @@ def test_importance_weights_of_sequences_multiply_and_bounds_mask():
     )  # no upper bound
     np.testing.assert_allclose(weight, [[1.2, 1.5, 0.5, 0.5, 2.0, 1]], rtol=1e-5)
     with pytest.raises(ValueError, match="choose token or sequence"):
-        terms.importance_weight(*batch, importance_cap=2.0, importance_level="word")
+        terms.importance_weight(*batch, **bounds | dict(importance_level="word"))
 
 
 def test_tokens_outside_the_bounds_have_no_gradient_and_metrics_of_their_own():

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from models import attention
 from rl import learner, losses, packing
+from rl.forward import Forward
 from rl.losses.gspo import gspo
 from rl.losses.ppo import ppo
 from rl.samples import Sample
@@ -66,7 +67,7 @@ def both(seed=0):
 def test_logp_is_that_of_whole_samples():
     packed, apart = both()
     assert packed.rows < apart.rows
-    logp = learner.make_logp(CONFIG, None, micro=2, chunk=8)
+    logp = learner.make_logp(Forward(CONFIG, micro=2, chunk=8))
     got, want = (p.trained(logp(params(), p)) for p in (packed, apart))
     np.testing.assert_allclose(got, want, atol=1e-5)
 
@@ -97,4 +98,4 @@ def test_padding_is_seen_by_no_token_with_or_without_a_prompt():
 @pytest.mark.parametrize("kernel", attention.WHOLE_IDS)
 def test_kernels_that_cannot_share_say_so(kernel):
     with pytest.raises(ValueError, match=f"cannot share a prompt with attention='{kernel}'"):
-        learner.make_logp(CONFIG, None, micro=2, attention=kernel)(params(), both()[0])
+        learner.make_logp(Forward(CONFIG, micro=2, attention=kernel))(params(), both()[0])
