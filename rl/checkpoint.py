@@ -23,6 +23,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
+from jax.experimental import multihost_utils
 from orbax.checkpoint.checkpoint_managers import preservation_policy
 
 CHECKSUM_LIMIT = 1 << 30  # bytes; the checksums of larger states are computed on their devices
@@ -56,10 +57,8 @@ class Checkpoints:
             policies.append(preservation_policy.EveryNSteps(milestones))
         self.directory = Path(directory).absolute()
         self.seconds, self.failed = 0.0, 0
-        self._error, self._pending = (
-            "",
-            -1,
-        )  # the error of the last save; the step being written, -1 = none
+        self._error = ""  # of the last save
+        self._pending = -1  # the step being written, -1 = none
         _drop_damaged_metrics(self.directory)
         self._manager = ocp.CheckpointManager(
             self.directory,
@@ -102,20 +101,20 @@ class Checkpoints:
             if step in self._manager.all_steps():
                 self._move(step, self.directory / "replaced" / str(step))
             text = json.dumps({"checksums": checksums(state), "manifest": manifest})
+            best = None
+            if metric is not None:
+                best = {"best": metric, "digest": _digest(repr(metric))}
             self._manager.save(
                 step,
                 args=ocp.args.Composite(
                     state=ocp.args.StandardSave(state),
                     manifest=ocp.args.JsonSave({"text": text, "digest": _digest(text)}),
                 ),
-                metrics=None
-                if metric is None
-                else {"best": float(metric), "digest": _digest(repr(float(metric)))},
+                metrics=best,
             )
             self._pending = step
-        except (
-            Exception
-        ) as error:  # orbax and tensorstore have exceptions of their own for a full disk
+        # orbax and tensorstore have exceptions of their own for a full disk
+        except Exception as error:
             self._fail(step, error)
         self.seconds = time.monotonic() - began
 
@@ -139,25 +138,23 @@ class Checkpoints:
         self._settle()
         damaged: dict[int, str] = {}
         for step in reversed(self.steps()):
-            reason, loaded = "", None
+            reason = ""
             try:
-                loaded = self._load(step, like)
-            except (
-                Exception
-            ) as error:  # whatever the damage is, an older checkpoint may be readable
+                state, manifest = self._load(step, like)
+            # whatever the damage is, an older checkpoint may be readable
+            except Exception as error:
                 reason = _reason(error)
-            if not _all_agree(loaded is not None):
-                damaged[step] = reason or "another process cannot read it"
-                continue
-            for bad, reason in damaged.items():
-                log.warning(
-                    "checkpoint %d is damaged (%s): moved to %s", bad, reason, self._set_aside(bad)
-                )
-            return step, *loaded
+            if _all_agree(not reason):
+                for bad, why in damaged.items():
+                    aside = self._set_aside(bad)
+                    log.warning("checkpoint %d is damaged (%s): moved to %s", bad, why, aside)
+                return step, state, manifest
+            damaged[step] = reason or "another process cannot read it"
         if damaged:
             reasons = "; ".join(f"step {step}: {reason}" for step, reason in damaged.items())
             raise CheckpointError(
-                f"no checkpoint in {self.directory} can be read ({reasons}); remove it to start over"
+                f"no checkpoint in {self.directory} can be read ({reasons}); remove it to start"
+                " over"
             )
         return None
 
@@ -227,9 +224,8 @@ class Checkpoints:
     def _end_replacing(self) -> None:
         """Delete checkpoints that were replaced, and put back those whose successor was not
         written."""
-        replaced = (
-            sorted((self.directory / "replaced").glob("*")) if not jax.process_index() else []
-        )
+        folder = self.directory / "replaced"
+        replaced = [] if jax.process_index() else sorted(folder.glob("*"))
         for path in replaced:
             if (self.directory / path.name).exists():
                 shutil.rmtree(path)
@@ -253,13 +249,10 @@ def _not_by_orbax(record: logging.LogRecord) -> bool:
 def unraisablehook(report: Any) -> None:
     """A `sys.unraisablehook` that drops what tensorstore raises to nobody when a save has
     failed."""
-    late = (
-        isinstance(report.exc_value, RuntimeError)
-        and str(report.exc_value) == "Event loop is closed"
-    )
-    if not (
-        late and report.object is None
-    ):  # Python's own reports name the object that was at work
+    error = report.exc_value
+    late = isinstance(error, RuntimeError) and str(error) == "Event loop is closed"
+    # Python's own reports name the object that was at work
+    if not late or report.object is not None:
         sys.__unraisablehook__(report)
 
 
@@ -301,10 +294,8 @@ def _drop_damaged_metrics(directory: Path) -> None:
 
 def _crc(x: jax.Array) -> int:
     if not x.is_fully_addressable:
-        from jax.experimental import multihost_utils
-
         x = multihost_utils.process_allgather(_on_device(x), tiled=True)
-    return zlib.crc32(np.ascontiguousarray(x).view(np.uint8))
+    return zlib.crc32(np.ascontiguousarray(x).view(np.uint8).data)
 
 
 def _weighted_sum(x: jax.Array) -> int:
@@ -321,14 +312,12 @@ def _on_device(x: jax.Array) -> jax.Array:
 def _sum_on_device(x: jax.Array) -> jax.Array:
     """Return the sum of (2 i + 1) times the bits of element i, modulo 2^32: exact in any order of
     summation."""
-    bits = jax.lax.bitcast_convert_type(x, {2: jnp.uint16, 4: jnp.uint32}[x.dtype.itemsize]).astype(
-        jnp.uint32
-    )
+    kind = {2: jnp.uint16, 4: jnp.uint32}[x.dtype.itemsize]
+    bits = jax.lax.bitcast_convert_type(x, kind).astype(jnp.uint32)
     place, stride = jnp.zeros(x.shape, jnp.uint32), 1
     for axis in reversed(range(x.ndim)):
-        place += jax.lax.broadcasted_iota(jnp.uint32, x.shape, axis) * jnp.uint32(
-            stride % (1 << 32)
-        )
+        index = jax.lax.broadcasted_iota(jnp.uint32, x.shape, axis)
+        place += index * jnp.uint32(stride % (1 << 32))
         stride *= x.shape[axis]
     return jnp.sum(bits * (2 * place + 1), dtype=jnp.uint32)
 
@@ -337,8 +326,6 @@ def _all_agree(mine: bool) -> bool:
     """Return True if `mine` is True in every process. The processes wait for each other."""
     if jax.process_count() == 1:
         return mine
-    from jax.experimental import multihost_utils
-
     return bool(np.all(multihost_utils.process_allgather(np.array([mine]))))
 
 

@@ -4,7 +4,7 @@ weights, and an alarm for an engine that does not sample with the weights it was
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
@@ -30,7 +30,7 @@ def figures(batches: Sequence[Packed], version: int, *, recomputed: bool) -> dic
     if not any(own_RT.any() for own_RT in own):
         return {}
 
-    def of_tokens(array_of) -> np.ndarray:
+    def of_tokens(array_of: Callable[[Packed], np.ndarray]) -> np.ndarray:
         return np.concatenate([array_of(batch)[own_RT] for batch, own_RT in zip(batches, own)])
 
     age_N = version - of_tokens(lambda batch: batch.version_RT)
@@ -75,8 +75,8 @@ class Alarm:
         usual = median(self.baseline) if self.baseline else 0.0
         if not math.isfinite(gap) or gap > max(self.floor, self.factor * usual):
             return (
-                f"ALARM: engine and learner differ by {gap:.2g} nats per token (usual {usual:.2g}, rounding below"
-                f" {self.floor:g}): the engine does not sample with the weights it was given"
+                f"ALARM: engine and learner differ by {gap:.2g} nats per token (usual {usual:.2g},"
+                f" rounding below {self.floor:g}): the engine does not sample with the weights it was given"
             )
         if len(self.baseline) < BASELINE:
             self.baseline.append(gap)

@@ -18,8 +18,8 @@ from rl.trajectory import Turn
 
 
 class SampleTooLong(ValueError):
-    """A sample that does not fit into a row. `rl.samples.drop_reasons` excludes such rollouts beforehand,
-    as overlong."""
+    """A sample that does not fit into a row. `rl.samples.drop_reasons` excludes such rollouts
+    beforehand, as overlong."""
 
 
 @dataclass
@@ -29,26 +29,22 @@ class Packed:
 
     tokens_RT: np.ndarray  # int32
     positions_RT: np.ndarray  # int32, from 0 within each sample
-    segments_RT: (
-        np.ndarray
-    )  # int32: 1, 2, ... for the samples and the shared prompts of a row, 0 = padding
+    # int32: 1, 2, ... for the samples and the shared prompts of a row, 0 = padding
+    segments_RT: np.ndarray
     mask_RT: np.ndarray  # bool: tokens that train
     logp_RT: np.ndarray  # float32: log-probability of each token when it was sampled
     advantage_RT: np.ndarray  # float32
     guided_RT: np.ndarray  # bool
     sample_RT: np.ndarray  # int32: index into the packed samples
-    version_RT: np.ndarray | None = (
-        None  # int32: version of the weights that sampled each token, -1 outside the mask
-    )
+    # int32: version of the weights that sampled each token, -1 outside the mask
+    version_RT: np.ndarray
     envs: tuple[str, ...] = ()  # the environment of each packed sample
-    turns: tuple[
-        Turn, ...
-    ] = ()  # those whose generations the samples hold, in order, if the caller knows them
+    # those whose generations the samples hold, in order, if the caller knows them
+    turns: tuple[Turn, ...] = ()
     old_logp_RT: np.ndarray | None = None  # the denominator of the ratio; None = logp_RT
     ref_logp_RT: np.ndarray | None = None  # of the reference policy, if a KL penalty needs it
-    prompts_RT: np.ndarray | None = (
-        None  # int32: segment of each token's shared prompt, 0 = none; None = none at all
-    )
+    # int32: segment of each token's shared prompt, 0 = none; None = none at all
+    prompts_RT: np.ndarray | None = None
 
     @property
     def rows(self) -> int:
@@ -62,9 +58,8 @@ class Packed:
     def trained(self, value_RT: np.ndarray) -> np.ndarray:
         """Return the values at the tokens that train, (n,): sample by sample as they were packed,
         in token order."""
-        order = np.argsort(
-            self.sample_RT[self.mask_RT], kind="stable"
-        )  # no sample is split between rows
+        # no sample is split between rows
+        order = np.argsort(self.sample_RT[self.mask_RT], kind="stable")
         return value_RT[self.mask_RT][order]
 
 
@@ -100,40 +95,47 @@ def pack(samples: Sequence[Sample], row: int, *, share: bool = False) -> Packed:
         if len(sample) > row:
             raise SampleTooLong(f"sample {i} has {len(sample)} tokens, a row {row}")
     families = _families(samples, row) if share else [(0, [item]) for item in range(len(samples))]
-    rows = assign(
-        [shared + sum(len(samples[i]) - shared for i in items) for shared, items in families], row
-    )
+    lengths = [shared + sum(len(samples[i]) - shared for i in items) for shared, items in families]
+    rows = assign(lengths, row)
 
-    def empty(dtype, fill=0):
+    def empty(dtype: type, fill: int = 0) -> np.ndarray:
         return np.full((len(rows), row), fill, dtype)
 
     packed = Packed(
-        tokens_RT=empty(np.int32), positions_RT=empty(np.int32), segments_RT=empty(np.int32), mask_RT=empty(bool),
-        logp_RT=empty(np.float32), advantage_RT=empty(np.float32), guided_RT=empty(bool), sample_RT=empty(np.int32, -1),
-        version_RT=empty(np.int32, -1), envs=tuple(sample.env for sample in samples),
-        prompts_RT=empty(np.int32) if share else None,
-    )  # fmt: skip
+        tokens_RT=empty(np.int32),
+        positions_RT=empty(np.int32),
+        segments_RT=empty(np.int32),
+        mask_RT=empty(bool),
+        logp_RT=empty(np.float32),
+        advantage_RT=empty(np.float32),
+        guided_RT=empty(bool),
+        sample_RT=empty(np.int32, -1),
+        version_RT=empty(np.int32, -1),
+        envs=tuple(sample.env for sample in samples),
+    )
+    prompts_RT = empty(np.int32)
+    packed.prompts_RT = prompts_RT if share else None
     for r, chosen in enumerate(rows):
         start, segment = 0, 0
         for shared, items in (families[family] for family in chosen):
-            prompt = segment + 1 if shared else 0
-            pieces = [(items[0], 0, shared)] * bool(shared) + [
-                (i, shared, len(samples[i])) for i in items
-            ]
+            pieces = [(item, shared, len(samples[item])) for item in items]
+            if shared:
+                pieces.insert(0, (items[0], 0, shared))
+            prompt = segment + 1  # the segment of the shared prompt
             for item, begin, end in pieces:
                 sample, part, segment = samples[item], slice(begin, end), segment + 1
-                here = slice(start, start + end - begin)
-                packed.tokens_RT[r, here] = sample.tokens[part]
-                packed.positions_RT[r, here] = np.arange(begin, end)
-                packed.segments_RT[r, here] = segment
-                packed.mask_RT[r, here] = sample.mask[part]
-                packed.logp_RT[r, here] = sample.logp[part]
-                packed.advantage_RT[r, here] = sample.advantage[part]
-                packed.guided_RT[r, here] = sample.guided
-                packed.sample_RT[r, here] = item
-                packed.version_RT[r, here] = sample.version[part]
+                here = r, slice(start, start + end - begin)
+                packed.tokens_RT[here] = sample.tokens[part]
+                packed.positions_RT[here] = np.arange(begin, end)
+                packed.segments_RT[here] = segment
+                packed.mask_RT[here] = sample.mask[part]
+                packed.logp_RT[here] = sample.logp[part]
+                packed.advantage_RT[here] = sample.advantage[part]
+                packed.guided_RT[here] = sample.guided
+                packed.sample_RT[here] = item
+                packed.version_RT[here] = sample.version[part]
                 if begin:
-                    packed.prompts_RT[r, here] = prompt
+                    prompts_RT[here] = prompt
                 start += end - begin
     return packed
 

@@ -90,7 +90,7 @@ def batch_shapes(config: Any, mesh: Mesh) -> dict[str, jax.ShapeDtypeStruct]:
     """Return the arrays of a mini-batch of full rows, as `rl.learner` puts them on the devices."""
     row = np.zeros((1, config.learner.row), np.int32)
     real, mask = row.astype(np.float32), row > 0
-    packed = Packed(row, row, row, mask, real, real, mask, row)
+    packed = Packed(row, row, row, mask, real, real, mask, row, row)
     packed.ref_logp_RT = real if config.loss.kl_coef else None
     # Without a mesh the batch stays on the host, where empty rows take no memory.
     rows = parts.capacity_rows(config)

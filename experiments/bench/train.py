@@ -81,6 +81,7 @@ def packed(config: Any, vocab: int) -> Any:
     return Packed(
         rng.integers(0, vocab, shape, np.int32), np.broadcast_to(positions, shape), np.broadcast_to(segments, shape),
         mask, logp, rng.standard_normal(shape, np.float32), np.zeros(shape, bool), np.zeros(shape, np.int32),
+        np.zeros(shape, np.int32),
     )  # fmt: skip
 
 
