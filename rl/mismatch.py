@@ -76,7 +76,8 @@ class Alarm:
         if not math.isfinite(gap) or gap > max(self.floor, self.factor * usual):
             return (
                 f"ALARM: engine and learner differ by {gap:.2g} nats per token (usual {usual:.2g},"
-                f" rounding below {self.floor:g}): the engine does not sample with the weights it was given"
+                f" rounding below {self.floor:g}): the engine does not sample with the weights it"
+                " was given"
             )
         if len(self.baseline) < BASELINE:
             self.baseline.append(gap)
