@@ -61,31 +61,36 @@ def start(config: Any, workdir: str, mode: str, target: str) -> int:
             print(error, file=sys.stderr)
             return 2
         return 0
-    from evolver import loop
+    from evolver import loop, modes
+    from evolver.build import RunError
     from evolver.processes import hosts
-    from evolver.processes.interrupt import tell
+    from evolver.processes.interrupt import Interrupted, RunEnds, tell
     from rl import checkpoint
 
     checkpoint.report_once()
-    if (
-        not gc.get_freeze_count()
-    ):  # once: a process that starts several runs would keep the garbage of earlier ones
-        # what was imported stays; otherwise each full collection of garbage looks at all of it
+    # Once: a process that starts several runs would keep the garbage of earlier ones.
+    if not gc.get_freeze_count():
+        # What was imported stays; otherwise each full collection of garbage looks at all of it.
         gc.freeze()
-    modes = {"train": loop.train, "eval": loop.evaluate, "explore": loop.explore, "pool": loop.pool}
+    start_mode = {
+        "train": loop.train,
+        "eval": modes.evaluate,
+        "explore": modes.explore,
+        "pool": modes.pool,
+    }
     try:
         with hosts.connected(config):
-            modes[mode](config, workdir)
+            start_mode[mode](config, workdir)
     except KeyboardInterrupt:
         tell("\naborted; the last checkpoint is unharmed")
         return 130
-    except loop.Interrupted as stop:
+    except Interrupted as stop:
         tell(f"\n{stop or 'interrupted'}")
         return 130
-    except loop.RunEnds as end:
+    except RunEnds as end:
         tell(f"\n{end}")
         return 3
-    except (hosts.HostsError, loop.RunError) as error:
+    except (hosts.HostsError, RunError) as error:
         tell(f"\n{error}")
         return 1
     return 0

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
-
-import numpy as np
 
 from envs.world import Evaluation
 from evolver.attributing import Label, TurnJudge
 from evolver.metrics import Metrics, timed
 from evolver.processes import hosts
 from evolver.questioning import OutcomeJudge
-from rl.advantages import Batch, estimate
+from rl.advantages import Batch, Estimator, estimate
 from rl.samples import void_reason
 from rl.trajectory import StopReason, Trajectory, groups_of
 
-UNJUDGED = (
-    "the outcome was not judged"  # how the error of a rollout begins whose judge gave no verdict
-)
+# How the error of a rollout begins whose judge gave no verdict.
+UNJUDGED = "the outcome was not judged"
 
 
 @dataclass(frozen=True)
@@ -39,14 +36,8 @@ class Grader:
 
     def metrics(self) -> Metrics:
         """Return the figures of both judges since the last call."""
-        return Metrics(
-            {
-                k: v
-                for judge in (self.outcomes, self.turns)
-                if judge
-                for k, v in judge.metrics().items()
-            }
-        )
+        outcomes = self.outcomes.metrics() if self.outcomes else {}
+        return outcomes | (self.turns.metrics() if self.turns else {})
 
     def close(self) -> None:
         """Close what the judges hold open."""
@@ -60,31 +51,31 @@ def grade(grader: Grader, trajectories: Sequence[Trajectory]) -> None:
 
     Raises TypeError if a judge of turns returns something other than a Label.
     """
-    judged = (
-        [t for t in trajectories if t.task.origin == "synthetic" and not t.broken]
-        if grader.outcomes
-        else []
-    )
-    if judged:
-        for trajectory, verdict in zip(judged, grader.outcomes.score(judged), strict=True):
-            if isinstance(verdict, Evaluation):
-                forfeited, trajectory.evaluation, trajectory.lost = trajectory.lost, verdict, None
-                if forfeited:  # `rollout.must_end` holds for the judge's score too
-                    trajectory.forfeit()
-            else:
-                trajectory.evaluation, trajectory.stop = (
-                    Evaluation(0.0, False),
-                    StopReason.CANCELLED,
-                )
-                trajectory.error = f"{UNJUDGED}: {verdict}"
+    if grader.outcomes:
+        score_outcomes(grader.outcomes, trajectories)
     if grader.turns:
         for trajectory, labels in zip(trajectories, grader.turns.label(trajectories), strict=True):
             for turn, label in zip(trajectory.turns, labels, strict=True):
                 if not isinstance(label, Label):
-                    raise TypeError(
-                        f"{type(grader.turns).__name__}.label returned {label!r} for a turn, not a Label"
-                    )
+                    name = type(grader.turns).__name__
+                    raise TypeError(f"{name}.label returned {label!r} for a turn, not a Label")
                 turn.label, turn.reason = label
+
+
+def score_outcomes(judge: OutcomeJudge, trajectories: Sequence[Trajectory]) -> None:
+    """Let the judge score the attempts at synthetic tasks, in place. Those without a verdict end
+    as cancelled."""
+    judged = [t for t in trajectories if t.task.origin == "synthetic" and not t.broken]
+    if not judged:
+        return
+    for trajectory, verdict in zip(judged, judge.score(judged), strict=True):
+        if isinstance(verdict, Evaluation):
+            forfeited, trajectory.evaluation, trajectory.lost = trajectory.lost, verdict, None
+            if forfeited:  # `rollout.must_end` holds for the judge's score too
+                trajectory.forfeit()
+        else:
+            trajectory.evaluation, trajectory.stop = Evaluation(0.0, False), StopReason.CANCELLED
+            trajectory.error = f"{UNJUDGED}: {verdict}"
 
 
 def grade_all(
@@ -94,18 +85,16 @@ def grade_all(
     groups."""
     if not (grader.outcomes or grader.turns):
         return list(trajectories), Metrics()
-    groups = list(groups_of(trajectories).values())
-    mine = hosts.share(groups)
+    mine = hosts.share(list(groups_of(trajectories).values()))
+    members = [trajectory for group in mine for trajectory in group]
     with timed("grade") as metrics:
-        hosts.together(
-            lambda: grade(grader, [trajectory for group in mine for trajectory in group])
-        )
+        hosts.together(lambda: grade(grader, members))
         graded = hosts.gather_shares(mine)
     return [trajectory for group in graded for trajectory in group], metrics
 
 
 def assign(
-    config: Any, estimator: Callable[..., np.ndarray], trajectories: Sequence[Trajectory], step: int
+    config: Any, estimator: Estimator, trajectories: Sequence[Trajectory], step: int
 ) -> None:
     """Write an advantage into each turn. Void rollouts get no advantage and are excluded from group
     statistics."""

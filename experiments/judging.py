@@ -32,7 +32,7 @@ from configs.keys import use
 from evolver.attributing import ABSTAIN, BAD, GOOD
 from evolver.build import Run, RunError, sampled
 from evolver.config import plugs
-from evolver.phases.rollouts import play, sampling
+from evolver.phases.rollouts import gather_rollouts, sampling_of
 from experiments import measuring
 from models.files import write_atomically
 from rl.evaluation import interval
@@ -52,11 +52,11 @@ def measure(
     without any."""
     chosen = sampled(run.tasks.originals, tasks)
     jobs = [
-        Job(task, i, seed_of(run.config.seed, "judging", task.id, i), sampling(run.config))
+        Job(task, i, seed_of(run.config.seed, "judging", task.id, i), sampling_of(run.config))
         for task in chosen
         for i in range(rollouts)
     ]
-    episodes = [t for t in play(run, jobs, "episodes") if t.turns and not t.broken]
+    episodes = [t for t in gather_rollouts(run, jobs, "episodes") if t.turns and not t.broken]
     if not episodes:
         raise RunError(f"none of the {len(jobs)} episodes ended without a fault of its world")
     solved = np.mean([t.evaluation.success for t in episodes])

@@ -37,7 +37,7 @@ from evolver.config.checks import changed
 from evolver.navigating import Experience, new_experience
 from evolver.navigating.experience_pool import ExperiencePool
 from evolver.phases import extraction, tasks
-from evolver.phases.rollouts import play, sampling
+from evolver.phases.rollouts import gather_rollouts, sampling_of
 from experiments import measuring
 from models.files import read_jsonl, write_atomically
 from rl.evaluation import paired_difference
@@ -99,7 +99,9 @@ def learnt(run: Run) -> tuple[list[Task], list[Experience]]:
     tasks.explore(run)
     chosen = tasks.for_experience(run)
     if not path.is_file():
-        found = run.navigating.extractor.extract(extraction.first_attempts(run), step=0)
+        found = run.navigating.extractor.extract(
+            extraction.first_attempts(run, run.navigating), step=0
+        )
         write_atomically(path, "".join(json.dumps(e.to_dict()) + "\n" for e in found))
     return chosen, list(read_jsonl(path, make=Experience.from_dict))
 
@@ -234,14 +236,14 @@ def paired_rollouts(
     refused."""
     jobs = [
         Job(
-            task, i, seed_of(run.config.seed, "retrieval", task.id, i), sampling(run.config),
+            task, i, seed_of(run.config.seed, "retrieval", task.id, i), sampling_of(run.config),
             [(experience.id, experience.content)] if experience else [],
         )
         for task, experience in batch
         for i in range(rollouts)
     ]  # fmt: skip
     attempts, _ = grading.grade_all(
-        dataclasses.replace(run.grader, turns=None), play(run, jobs, name)
+        dataclasses.replace(run.grader, turns=None), gather_rollouts(run, jobs, name)
     )
     key = {task.id: (task.id, experience.id if experience else "") for task, experience in batch}
     success: Pairs = {pair: [None] * rollouts for pair in key.values()}

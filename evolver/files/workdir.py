@@ -222,12 +222,12 @@ class Workdir:
         lines = [json.dumps(task.to_dict(), ensure_ascii=False) + "\n" for task in tasks]
         self._write("tasks.jsonl", "".join(lines))
 
-    def rewind(self, step: int, *, booked: bool = True) -> None:
+    def rewind(self, step: int, *, finished: bool = True) -> None:
         """Delete what was written after `step`, because those steps are played again. Unless
-        `booked`, the line and the evaluation of `step` itself will be written again, too."""
+        `finished`, the line and the evaluation of `step` itself will be written again, too."""
         if not self.writes:
             return
-        last = step if booked else step - 1
+        last = step if finished else step - 1
         if (self / "metrics.jsonl").is_file():
             lines = [_metrics_line(line) for line in self.metrics() if line["step"] <= last]
             write_atomically(self / "metrics.jsonl", "".join(lines))

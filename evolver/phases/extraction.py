@@ -4,54 +4,50 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from contextlib import closing
 from dataclasses import replace
 
 from envs.world import WorldError
 from evolver import grading
 from evolver.build import Run
 from evolver.metrics import Metrics, timed
+from evolver.navigating.guidance import Navigating
 from evolver.phases import tasks
-from evolver.phases.play import play, sampling
+from evolver.phases.rollouts import gather_rollouts, sampling_of
 from evolver.processes import hosts
 from evolver.questioning import is_verified
 from evolver.replaying import attempt
-from rl.rollout import Job
-from rl.seeds import seed_of
+from rl.rollout import jobs_of
 from rl.trajectory import Trajectory
 
 
 def fill(run: Run) -> Metrics:
     """Make the first experience from unguided attempts at training tasks, unless a directory
     provides it."""
-    c, metrics = run.config.navigating, Metrics()
-    if run.navigating is None:
+    c, navigating, metrics = run.config.navigating, run.navigating, Metrics()
+    if navigating is None:
         return metrics
     if (c.rollouts or c.solutions) and not c.pool:
         with timed("pool") as metrics:
             solved, counts = solutions(run)
-            attempts = first_attempts(run) + solved
-            hosts.on_first(run.navigating, lambda: run.navigating.learn(attempts, step=0))
+            attempts = first_attempts(run, navigating) + solved
+            hosts.on_first(navigating, lambda: navigating.learn(attempts, step=0))
         metrics |= counts
-    return metrics | run.navigating.metrics()
+    return metrics | navigating.metrics()
 
 
-def first_attempts(run: Run) -> list[Trajectory]:
+def first_attempts(run: Run, navigating: Navigating) -> list[Trajectory]:
     """Return `navigating.rollouts` unguided rollouts of each task that the first experience is made
     from.
 
     Outcomes are scored, and turns are labelled if the extractor reads labels: by a language model
     they are not cheap.
     """
-    seed, count = run.config.seed, run.config.navigating.rollouts
-    jobs = [
-        Job(task, i, seed_of(seed, "pool", task.id, i), sampling(run.config))
-        for task in tasks.for_experience(run)
-        for i in range(count)
-    ]
-    labelled = getattr(run.navigating.extractor, "reads_labels", True)
-    grader = run.grader if labelled else replace(run.grader, turns=None)
-    graded, _ = grading.grade_all(grader, play(run, jobs, "first experience"))
+    c, grader = run.config, run.grader
+    if not getattr(navigating.extractor, "reads_labels", True):
+        grader = replace(grader, turns=None)
+    chosen = tasks.for_experience(run)
+    jobs = jobs_of(chosen, c.navigating.rollouts, sampling_of(c), c.seed, "pool")
+    graded, _ = grading.grade_all(grader, gather_rollouts(run, jobs, "first experience"))
     grader.metrics()  # the judges' figures are those of steps
     return graded
 
@@ -64,42 +60,38 @@ def solutions(run: Run) -> tuple[list[Trajectory], Metrics]:
     nothing about them. A solution that fails when it is played again, or breaks the world, is left
     out and counted.
     """
-    if not (run.config.navigating.solutions and run.tasks.pool):
+    c, pool = run.config.navigating, run.tasks.pool
+    if not c.solutions or pool is None:
         return [], Metrics()
-    invented = [
-        task for task in run.tasks.pool.tasks.values() if task.reference and is_verified(task)
-    ]
-    found: list[Trajectory] = []
-    with closing(run.make_world()) as world:
+    invented = [task for task in pool.tasks.values() if task.reference and is_verified(task)]
+    solved: list[Trajectory] = []
+    with contextlib.closing(run.make_world()) as world:
         for task in invented:
             with contextlib.suppress(WorldError):
-                found.append(
-                    attempt(world, task, task.reference, rollout=run.config.navigating.rollouts)
-                )
-    solved = [trajectory for trajectory in found if trajectory.evaluation.success]
-    counts = {
+                trajectory = attempt(world, task, task.reference, rollout=c.rollouts)
+                if trajectory.evaluation.success:
+                    solved.append(trajectory)
+    failed = len(invented) - len(solved)
+    return solved, {
         "navigating/solutions": len(solved),
-        "navigating/solutions_failed": len(invented) - len(solved),
+        "navigating/solutions_failed": failed,
     }
-    return solved, Metrics(counts)
 
 
 def remember(run: Run, trajectories: Sequence[Trajectory], step: int) -> Metrics:
     """Record the results of synthetic tasks and of experience, and extract more every
     `navigating.every` steps."""
-    every, metrics = run.config.navigating.every, Metrics()
-    if run.tasks.pool is not None:
-        run.tasks.pool.record(
-            (t.task.id, t.evaluation.success) for t in trajectories if not (t.broken or t.guided)
-        )
-        metrics |= run.tasks.pool.metrics()
-    if run.navigating is not None:
-        run.navigating.record(trajectories)
+    every, pool, navigating = run.config.navigating.every, run.tasks.pool, run.navigating
+    metrics = Metrics()
+    if pool is not None:
+        unguided = [t for t in trajectories if not (t.broken or t.guided)]
+        pool.record((t.task.id, t.evaluation.success) for t in unguided)
+        metrics |= pool.metrics()
+    if navigating is not None:
+        navigating.record(trajectories)
         if every and step % every == 0:
             with timed("memory") as seconds:
-                hosts.on_first(
-                    run.navigating, lambda: run.navigating.learn(trajectories, step=step)
-                )
+                hosts.on_first(navigating, lambda: navigating.learn(trajectories, step=step))
             metrics |= seconds
-        metrics |= run.navigating.metrics()
+        metrics |= navigating.metrics()
     return metrics

@@ -14,8 +14,8 @@ from evolver.build import Run
 from evolver.learner import Learner
 from evolver.metrics import Metrics, timed
 from evolver.processes import hosts
-from rl import learner as learners
 from rl import mismatch
+from rl.learner import whole
 from rl.losses.terms import LOG_RATIO_LIMIT
 from rl.packing import Packed, pack
 from rl.samples import REASONS, drop_reasons, samples
@@ -33,28 +33,29 @@ def select(
     """
     c = config.learner
     reason_N = drop_reasons(
-        trajectories, row=c.row, version=version, max_staleness=c.max_staleness, drop=c.drop,
+        trajectories,
+        row=c.row,
+        version=version,
+        max_staleness=c.max_staleness,
+        drop=c.drop,
         drop_truncated=c.drop_truncated,
-    )  # fmt: skip
+    )
     counts = Counter(reason_N)
     metrics = Metrics({f"ledger/{reason}": counts[reason] for reason in REASONS})
     metrics |= {"ledger/trained": counts[None], "ledger/rollouts": len(trajectories)}
-    groups = list(groups_of(t for t, reason in zip(trajectories, reason_N) if not reason).values())
+    trained = [t for t, reason in zip(trajectories, reason_N) if reason is None]
+    groups = list(groups_of(trained).values())
     batches = []
     for i in range(min(c.updates, len(groups))):
         chosen = [trajectory for group in groups[i :: c.updates] for trajectory in group]
-        batch = pack(
-            [sample for trajectory in chosen for sample in samples(trajectory)],
-            c.row,
-            share=c.share_prompts,
-        )
+        made = [sample for trajectory in chosen for sample in samples(trajectory)]
+        batch = pack(made, c.row, share=c.share_prompts)
         batch.turns = tuple(turn for t in chosen for turn in t.turns if turn.completion.tokens)
         batches.append(batch)
     if batches:
-        metrics["learner/rows"] = sum(b.rows for b in batches)
-        metrics["learner/fill"] = float(
-            np.average([b.fill for b in batches], weights=[b.rows for b in batches])
-        )
+        rows = [batch.rows for batch in batches]
+        fill = np.average([batch.fill for batch in batches], weights=rows)
+        metrics |= {"learner/rows": sum(rows), "learner/fill": float(fill)}
     return batches, reason_N, metrics
 
 
@@ -65,28 +66,48 @@ def learn(run: Run, batches: Sequence[Packed], step: int) -> Metrics:
     with timed("logp") as metrics:
         for batch in batches:
             run.progress.phase("log-probabilities")
-            score(c, learner, batch)
+            score(c.loss, learner, batch)
     metrics |= mismatch.figures(batches, version, recomputed=c.loss.old_logp == "recomputed")
-    measured = []
+    measured: list[dict[str, float]] = []
+    total = c.learner.epochs * len(batches)
     with timed("update") as seconds:
         for epoch in range(c.learner.epochs):
-            order = np.random.default_rng(seed_of(c.seed, "batches", step, epoch)).permutation(
-                len(batches)
-            )
-            for number, i in enumerate(order):
-                run.progress.phase(
-                    "update", epoch * len(batches) + number, c.learner.epochs * len(batches)
-                )
+            draw = np.random.default_rng(seed_of(c.seed, "batches", step, epoch))
+            for i in draw.permutation(len(batches)):
+                run.progress.phase("update", len(measured), total)
                 learner.state, values = learner.update(learner.state, batches[i])
                 note_tokens(batches[i], values.pop("logp_RT"))
                 measured.append({name: float(value) for name, value in values.items()})
     metrics |= seconds | merged(measured)
-    if warning := learner.alarm.check(metrics):
+    warning = learner.alarm.check(metrics)
+    if warning:
         run.progress.say(f"step {step}: {warning}")
     return metrics | {"alarm/weights": float(bool(warning))}
 
 
-def note_tokens(batch: Packed, logp_RT: np.ndarray) -> None:
+def score(c: Any, learner: Learner, batch: Packed) -> None:
+    """Fill in the old log-probabilities and, if the loss has a KL term, those of the reference
+    policy. c: `config.loss`.
+
+    A guided rollout was sampled under another prompt, so `loss.guided_prompt` decides for it
+    instead of `loss.old_logp`.
+    """
+    wanted_RT = np.where(batch.guided_RT, c.guided_prompt == "stripped", c.old_logp == "recomputed")
+    wanted_RT = wanted_RT & batch.mask_RT
+    if wanted_RT.any():
+        logp_RT = learner.logp(whole(learner.state, learner.layout), batch)
+        batch.old_logp_RT = np.where(wanted_RT, logp_RT, batch.logp_RT)
+    if c.kl_coef:
+        # The base is looked up here and not kept: an update consumes the state it is given.
+        reference: Any = learner.state["base"] if learner.layout.lora else learner.reference
+        if c.reference == "host" and not learner.layout.lora:
+            reference = jax.tree.map(
+                lambda x: jax.device_put(x, x.sharding.with_memory_kind("device")), reference
+            )
+        batch.ref_logp_RT = learner.logp(reference, batch)
+
+
+def note_tokens(batch: Packed, logp_RT: np.ndarray | jax.Array) -> None:
     """Write into the turns of a mini-batch what its update saw of each token: the gap to the
     engine, and the ratio.
 
@@ -97,33 +118,9 @@ def note_tokens(batch: Packed, logp_RT: np.ndarray) -> None:
     gap_n = batch.trained(old_RT - batch.logp_RT)
     ratio_n = np.exp(batch.trained(np.clip(logp_RT - old_RT, -LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)))
     ends = np.cumsum([len(turn.completion.tokens) for turn in batch.turns])[:-1]
-    for turn, gap_T, ratio_T in zip(
-        batch.turns, np.split(gap_n, ends), np.split(ratio_n, ends), strict=True
-    ):
+    gaps, ratios = np.split(gap_n, ends), np.split(ratio_n, ends)
+    for turn, gap_T, ratio_T in zip(batch.turns, gaps, ratios, strict=True):
         turn.gap, turn.ratio = gap_T, ratio_T
-
-
-def score(config: Any, learner: Learner, batch: Packed) -> None:
-    """Fill in the old log-probabilities and, if the loss has a KL term, those of the reference
-    policy.
-
-    A guided rollout was sampled under another prompt, so `loss.guided_prompt` decides for it
-    instead of `loss.old_logp`.
-    """
-    c = config.loss
-    wanted_RT = np.where(batch.guided_RT, c.guided_prompt == "stripped", c.old_logp == "recomputed")
-    wanted_RT = wanted_RT & batch.mask_RT
-    if wanted_RT.any():
-        logp_RT = learner.logp(learners.whole(learner.state, learner.layout), batch)
-        batch.old_logp_RT = np.where(wanted_RT, logp_RT, batch.logp_RT)
-    if c.kl_coef:
-        # The base is looked up here and not kept: an update consumes the state it is given.
-        reference = learner.state["base"] if learner.layout.lora else learner.reference
-        if c.reference == "host" and not learner.layout.lora:
-            reference = jax.tree.map(
-                lambda x: jax.device_put(x, x.sharding.with_memory_kind("device")), reference
-            )
-        batch.ref_logp_RT = learner.logp(reference, batch)
 
 
 def merged(measured: Sequence[dict[str, float]]) -> Metrics:
@@ -133,10 +130,10 @@ def merged(measured: Sequence[dict[str, float]]) -> Metrics:
     mismatch/* compares engine and learner, so it is taken from the first update, whose weights are
     the engine's.
     """
-    if not measured:
-        return Metrics({"updates": 0})
-    weights = [max(update["tokens"], 1.0) for update in measured]
     result = Metrics({"updates": len(measured)})
+    if not measured:
+        return result
+    weights = [max(update["tokens"], 1.0) for update in measured]
     for name in measured[0]:
         values = [update[name] for update in measured]
         if name.startswith("mismatch/"):

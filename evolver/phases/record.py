@@ -2,132 +2,200 @@
 
 from __future__ import annotations
 
-import itertools
+import time
 from collections.abc import Sequence
+from typing import Any
 
 from evolver.build import Run
 from evolver.files.rollout_files import record_of
+from evolver.files.sinks import Sinks
+from evolver.files.workdir import plain
 from evolver.metrics import Metrics, faults_of, timed
-from evolver.phases.play import play, sampling
+from evolver.phases import learning
+from evolver.phases.evaluation import evaluate
 from evolver.processes import hosts
 from rl import learner
-from rl.evaluation import Scores, measures, scores_of
-from rl.rollout import Job
-from rl.seeds import seed_of
+from rl.checkpoint import Checkpoints
+from rl.evaluation import measures
 from rl.trajectory import Trajectory
 
 
-def write_trajectories(
-    run: Run, step: int, trajectories: Sequence[Trajectory], reasons: Sequence[str | None]
-) -> None:
-    """Write one line per rollout, every `log.trajectories` steps."""
-    every, fates = run.config.log.trajectories, [reason or "trained" for reason in reasons]
-    if every and step % every == 0:
-        records = [record_of(t, fate=fate) for t, fate in zip(trajectories, fates)]
-        run.workdir.log_trajectories(step, records)
-    if run.sinks and evaluated_at(run, step):
-        run.sinks.rollouts(step, trajectories, fates)
+class Recorder:
+    """Records a training run in its workdir, so that it can be resumed.
 
-
-def evaluated_at(run: Run, step: int) -> bool:
-    """Return True if the policy is evaluated after this step."""
-    every = run.config.eval.every
-    return bool(every) and (step % every == 0 or step == run.config.steps)
-
-
-def keep(run: Run) -> None:
-    """Evaluate if it is time, write the metrics of the step, and save if it is time.
-
-    A run that is interrupted here repeats all of this when it resumes.
+    A resumed run needs the learner's state (arrays) and the manifest (JSON) of the last complete
+    step, and nothing else. In a `with` block it is closed however the run ends.
     """
-    c, step, metrics = run.config, run.step, Metrics(run.unbooked)
-    best = None
-    if evaluated_at(run, step):
-        with timed("eval") as seconds:
-            keep = f"held_out_{step:06d}" if c.log.trajectories else ""
-            scores = evaluate(run, keep=keep, sweep=step == 0)
-        run.workdir.log_scores(step, scores)
-        metrics |= seconds | {f"eval/{name}": value for name, value in measures(scores)}
-        best = metrics[f"eval/avg@{c.eval.rollouts}"]
-    if run.checkpoints.seconds:
-        metrics["time/checkpoint"] = run.checkpoints.seconds
-    metrics["time/elapsed"] = run.elapsed
-    run.workdir.log_metrics(step, metrics)
-    run.sinks.log(step, metrics)
-    show(run, step, metrics)
-    run.booked()
-    if step % c.checkpoint.every == 0 or step == c.steps:
-        save(
-            run, metric=best, replace=True
-        )  # one that was saved when the run was interrupted lacks these books
 
-
-def save(run: Run, metric: float | None = None, replace: bool = False) -> None:
-    """Save a checkpoint of the last complete step, and write both pools as files of the workdir.
-    replace: also if the step has one."""
-    if run.navigating is not None and hosts.first():
-        run.navigating.pool.save(run.workdir / "experience")
-    synthetic = run.tasks.pool.tasks.values() if run.tasks.pool else ()
-    run.workdir.log_tasks([*run.tasks.originals, *synthetic])
-    run.checkpoints.save(
-        run.step, learner.trained(run.learner.state), run.saved, metric=metric, replace=replace
-    )
-
-
-def evaluate(run: Run, *, keep: str = "", repetition: int = 0, sweep: bool = False) -> Scores:
-    """Return the scores on the held-out tasks, with the same seeds at every step.
-
-    sweep: also at `eval.temperatures`. keep: a name under which the rollouts are written to
-    `trajectories/`, without
-    those of the sweep. repetition: number of the evaluation; each has its own seeds, and only the
-    first (0) has greedy rollouts, because no seed changes those.
-    """
-    c, held_out = run.config, run.tasks.held_out
-    seed = seed_of(c.seed, "evaluation", repetition) if repetition else c.seed
-    shown: dict[str, list[tuple[str, str]]] = {}
-    if c.eval.experience:
-        retrieved = hosts.on_first(
-            run.navigating, lambda: run.navigating.retrieve([t.query for t in held_out])
+    def __init__(self, run: Run):
+        """Claim the workdir, and restore the newest sound checkpoint if there is one."""
+        self.run = run
+        c, began, first = run.config, time.monotonic(), hosts.first()
+        before = run.workdir.config()
+        planned = before["config"]["steps"] if before else c.steps
+        run.workdir.claim(c.to_dict(), c.seed)
+        keep, milestones = c.checkpoint.keep, c.checkpoint.milestones
+        folder = run.workdir / "checkpoints"
+        self.checkpoints = Checkpoints(folder, keep=keep, milestones=milestones)
+        self.manifest: dict[str, Any] = {"pending_metrics": None, "wandb": "", "clock": 0.0}
+        if found := self.checkpoints.restore(learner.trained(run.learner.state)):
+            _, state, self.manifest = found
+            run.learner.state |= state
+            self.load_manifest()
+            learning.sync(run, run.step)
+            if run.step < c.steps:
+                run.progress.say(f"resuming after step {run.step} of {c.steps}")
+            if planned != c.steps and c.optim.schedule != "constant":
+                run.progress.say(
+                    f"config.steps was {planned} so far: from here on the learning rate follows"
+                    f" its {c.optim.schedule} schedule over {c.steps} steps, so the run differs"
+                    f" from one that had {c.steps} steps from the start"
+                )
+        else:
+            run.progress.say(headline(run))
+        # when the run would have started in one process, on the monotonic clock
+        self.began = began - self.manifest["clock"]
+        if run.pipeline:
+            run.pipeline.launched = run.step
+        run.workdir.rewind(run.step, finished=self.pending_metrics is None)
+        run.progress.begin(run.step)
+        self.sinks = Sinks(
+            run.workdir.path,
+            c.to_dict(),
+            wandb=c.log.wandb if first else "off",
+            project=c.log.project,
+            tensorboard=c.log.tensorboard and first,
+            id=self.manifest["wandb"],
+            group=c.log.group,
+            tags=c.log.tags,
         )
-        shown = {t.id: [(e.id, e.content) for e in row] for t, row in zip(held_out, retrieved)}
-        run.navigating.metrics()  # evaluation must leave no trace in the counters of the next step
 
-    def jobs_of(name: str, count: int, temperature: float) -> list[Job]:
-        return [
-            Job(
-                task,
-                i,
-                seed_of(seed, name, task.id, i),
-                sampling(c, temperature),
-                shown.get(task.id, []) if i < round(c.eval.experience * count) else [],
-            )
-            for task in held_out
-            for i in range(count)
-        ]
+    def __enter__(self) -> Recorder:
+        return self
 
-    sampled = jobs_of("eval", c.eval.rollouts, c.eval.temperature)
-    greedy = jobs_of("greedy", 1, 0.0) if c.eval.greedy and not repetition else []
-    temperatures = [t for t in c.eval.temperatures if t != c.eval.temperature] if sweep else []
-    others = [jobs_of(f"eval at {t:g}", c.eval.rollouts, t) for t in temperatures]
-    played = iter(play(run, [*sampled, *greedy, *itertools.chain(*others)], "evaluation"))
-    sampled, greedy, *others = ([next(played) for _ in jobs] for jobs in (sampled, greedy, *others))
-    if keep:
-        kinds = ["sampled"] * len(sampled) + ["greedy"] * len(greedy)
-        records = [record_of(t, fate=kind) for t, kind in zip(sampled + greedy, kinds)]
-        run.workdir.log_trajectories(keep, records)
-    return scores_of(
-        sampled, greedy, temperature=c.eval.temperature, sweep=dict(zip(temperatures, others))
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Wait for what is being written. A failure here is only printed, and after a second Ctrl-C
+        nothing is waited for."""
+        if kind is not None and issubclass(kind, KeyboardInterrupt):
+            return
+        for part in (self.checkpoints, self.sinks):
+            try:
+                part.close()
+            except Exception as error:
+                what = f"{type(part).__name__} could not be closed"
+                self.run.progress.say(f"{what}: {type(error).__name__}: {error}")
+
+    @property
+    def pending_metrics(self) -> Metrics | None:
+        """The metrics of a step that is trained, but not yet evaluated and written."""
+        return self.manifest["pending_metrics"]
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds that the run has taken so far, in this process and in those that it was resumed
+        from."""
+        return time.monotonic() - self.began
+
+    def load_manifest(self) -> None:
+        """Restore what the manifest holds of the run's parts."""
+        run, manifest = self.run, self.manifest
+        run.step = manifest["step"]
+        run.learner.alarm.baseline = list(manifest["alarm"])
+        if run.tasks.pool is not None:
+            run.tasks.pool.load_state(manifest["questioning"])
+        if run.navigating is not None:
+            run.navigating.load_state(manifest["navigating"])
+
+    def complete(self, step: int, metrics: Metrics) -> None:
+        """Note that `step` is trained, with everything but arrays that later steps depend on; its
+        metrics are pending until `finish_step`."""
+        run, pool = self.run, self.run.tasks.pool
+        run.step = step
+        manifest = {
+            "step": step,
+            "pending_metrics": metrics,
+            "questioning": pool.state() if pool is not None else None,
+            "navigating": run.navigating.state() if run.navigating is not None else None,
+            "alarm": run.learner.alarm.baseline,
+            "wandb": self.sinks.id,
+            "clock": self.elapsed,
+        }
+        self.manifest = plain(manifest)
+
+    def finish_step(self) -> None:
+        """Evaluate if it is time, write the pending metrics, and save if it is time.
+
+        A run that is interrupted here repeats all of this when it resumes.
+        """
+        run, c, step = self.run, self.run.config, self.run.step
+        metrics, best = Metrics(self.pending_metrics or {}), None
+        if evaluated_at(c, step):
+            with timed("eval") as seconds:
+                keep = f"held_out_{step:06d}" if c.log.trajectories else ""
+                scores = evaluate(run, keep=keep, sweep=step == 0)
+            run.workdir.log_scores(step, scores)
+            metrics |= seconds | {f"eval/{name}": value for name, value in measures(scores)}
+            best = metrics[f"eval/avg@{c.eval.rollouts}"]
+        if self.checkpoints.seconds:
+            metrics["time/checkpoint"] = self.checkpoints.seconds
+        metrics["time/elapsed"] = self.elapsed
+        run.workdir.log_metrics(step, metrics)
+        self.sinks.log(step, metrics)
+        show_step(run, metrics)
+        # An evaluation changes nothing else that later steps depend on.
+        self.manifest |= {"pending_metrics": None, "clock": self.elapsed}
+        if step % c.checkpoint.every == 0 or step == c.steps:
+            # The metrics are pending in a checkpoint that an interruption saved.
+            self.save(metric=best, replace=True)
+
+    def save(self, *, metric: float | None = None, replace: bool = False) -> None:
+        """Save a checkpoint of the last complete step, and write both pools as files of the
+        workdir. replace: also if the step has one."""
+        run = self.run
+        if run.navigating is not None and hosts.first():
+            run.navigating.pool.save(run.workdir / "experience")
+        synthetic = run.tasks.pool.tasks.values() if run.tasks.pool else ()
+        run.workdir.log_tasks([*run.tasks.originals, *synthetic])
+        state = learner.trained(run.learner.state)
+        self.checkpoints.save(run.step, state, self.manifest, metric=metric, replace=replace)
+
+    def write_rollouts(
+        self, step: int, trajectories: Sequence[Trajectory], reasons: Sequence[str | None]
+    ) -> None:
+        """Write one line per rollout, every `log.trajectories` steps. reasons: why each does not
+        train."""
+        c, fates = self.run.config, [reason or "trained" for reason in reasons]
+        if c.log.trajectories and step % c.log.trajectories == 0:
+            records = [record_of(t, fate=fate) for t, fate in zip(trajectories, fates)]
+            self.run.workdir.log_trajectories(step, records)
+        if evaluated_at(c, step):
+            self.sinks.rollouts(step, trajectories, fates)
+
+
+def headline(run: Run) -> str:
+    """Return one line about the run that starts."""
+    c = run.config
+    mechanisms = [name for name in ("questioning", "navigating", "attributing") if c[name].enabled]
+    return (
+        f"{run.workdir.path}: {c.steps} steps of {c.rollout.tasks} tasks x {c.rollout.group}"
+        f" rollouts in {c.env.name}; {', '.join(mechanisms) or 'no mechanism'}; {c.advantage.name}"
     )
 
 
-def show(run: Run, step: int, metrics: Metrics) -> None:
+def evaluated_at(config: Any, step: int) -> bool:
+    """Return True if the policy is evaluated after this step."""
+    every = config.eval.every
+    return bool(every) and (step % every == 0 or step == config.steps)
+
+
+def show_step(run: Run, metrics: Metrics) -> None:
     """Print the line of a step."""
     figures = {}
     if "rollout/success" in metrics:
         figures["success"] = f"{metrics['rollout/success']:.0%}"
         figures["trained"] = f"{metrics['ledger/trained']}/{metrics['ledger/rollouts']}"
         figures["tokens/s"] = f"{metrics['time/tokens_per_s']:,.0f}"
-    name = f"eval/avg@{run.config.eval.rollouts}"
-    if name in metrics:
-        figures[f"held-out {name.removeprefix('eval/')}"] = f"{metrics[name]:.1%}"
-    run.progress.step(step, faults_of(metrics), **figures)
+    average = f"avg@{run.config.eval.rollouts}"
+    if f"eval/{average}" in metrics:
+        figures[f"held-out {average}"] = f"{metrics[f'eval/{average}']:.1%}"
+    run.progress.step(run.step, faults_of(metrics), **figures)

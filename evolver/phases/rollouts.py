@@ -2,23 +2,68 @@
 
 from __future__ import annotations
 
-import time
+import itertools
 from collections import Counter
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 from envs.world import Task
 from evolver import grading
 from evolver.build import Run
 from evolver.metrics import Metrics, timed
-from evolver.phases import tasks
-from evolver.phases.play import play, sampling
+from evolver.pipeline import Pipeline
 from evolver.processes import hosts
-from evolver.processes.interrupt import RunEnds
-from rl.rollout import Job, rollouts
-from rl.samples import no_signal
+from evolver.processes.interrupt import Interrupted, RunEnds
+from rl.rollout import Job, jobs_of, rollouts
 from rl.seeds import seed_of
-from rl.trajectory import StopReason, Trajectory, groups_of
+from rl.trajectory import Sampling, StopReason, Trajectory
+
+
+def sampling_of(config: Any, temperature: float | None = None) -> Sampling:
+    """Return how the policy samples: as in training, or at another temperature."""
+    c = config.rollout
+    temperature = c.temperature if temperature is None else temperature
+    return Sampling(max_tokens=c.max_tokens, temperature=temperature, top_p=c.top_p, top_k=c.top_k)
+
+
+def clear_caches(run: Run) -> None:
+    """Drop what the engines hold of earlier requests, unless rollouts are in flight, so that later
+    samples do not depend on it: those of a resumed run could not."""
+
+    # On the loop of the engines, which may still be dropping a cancelled request.
+    async def clear() -> None:
+        for engine in run.engines:
+            engine.clear_cache()
+
+    if not (run.pipeline and run.pipeline.busy):
+        run.stop.finish(clear())
+
+
+def gather_rollouts(run: Run, jobs: Sequence[Job], phase: str) -> list[Trajectory]:
+    """Play jobs with the engine's current weights. The result does not depend on earlier rollouts.
+
+    Each host plays its share, and all get all trajectories. An interruption of one host interrupts
+    all of them.
+    """
+    mine = hosts.share(jobs)
+
+    def show(done: int, total: int, _: Trajectory) -> None:
+        run.progress.phase(phase, done, total)
+
+    run.progress.phase(phase, 0, len(mine))
+    clear_caches(run)
+    concurrency = run.config.rollout.concurrency
+    played = rollouts(mine, run.actor, run.worlds, concurrency=concurrency, progress=show)
+    try:
+        part = run.stop.run(played)
+    except Interrupted:
+        part = None
+    parts = hosts.gather(part)
+    finished = [part for part in parts if part is not None]
+    if len(finished) < len(parts):
+        raise Interrupted
+    return hosts.interleaved(finished)
 
 
 def roll_out(
@@ -30,11 +75,11 @@ def roll_out(
     trains.
     """
     if run.pipeline:
-        trajectories, metrics = collect(run, chosen, step)
+        trajectories, metrics = collect(run, run.pipeline, chosen, step)
     else:
-        jobs = [job for group in jobs_of(run, chosen[step], step) for job in group]
+        jobs = list(itertools.chain(*groups_of_jobs(run, chosen[step], step)))
         with timed("rollout") as metrics:
-            trajectories = play(run, jobs, "rollouts")
+            trajectories = gather_rollouts(run, jobs, "rollouts")
         run.progress.phase("grades")
         trajectories, graded = grading.grade_all(run.grader, trajectories)
         metrics |= graded
@@ -42,41 +87,36 @@ def roll_out(
     return trajectories, metrics
 
 
-def refill(
-    run: Run, trajectories: list[Trajectory], step: int, metrics: Metrics
-) -> tuple[list[Trajectory], Metrics]:
-    """Replace groups without signal by rollouts of further tasks, in at most `rollout.refill`
-    rounds.
+def groups_of_jobs(run: Run, chosen: Sequence[Task], step: int) -> list[list[Job]]:
+    """Return the jobs of each task's group, drawn for `step`."""
+    seed, count = run.config.seed, run.config.rollout.group
+    jobs = jobs_of(chosen, count, sampling_of(run.config), seed, "rollout", step)
+    for job in jobs:
+        job.draw = step
+    if run.navigating:
+        guide = partial(run.navigating.guide, chosen, count, seed_of(seed, "guide", step))
+        guidance = hosts.on_first(run.navigating, guide)
+        for job, shown in zip(jobs, itertools.chain(*guidance), strict=True):
+            job.experience = [(e.id, e.content) for e in shown]
+    return [jobs[start : start + count] for start in range(0, len(jobs), count)]
 
-    This is DAPO's dynamic sampling (arXiv 2503.14476, section 3.2). Groups without signal stay in
-    the ledger. Returns all trajectories of the step and its metrics, with the judges' figures;
-    `metrics` are those of the first round.
-    """
-    c, rounds = run.config.rollout, 0
-    while rounds < c.refill:
-        groups = groups_of(trajectories)
-        drawn = {id for id, _ in groups}
-        missing = c.tasks - sum(not no_signal(group) for group in groups.values())
-        more = (
-            tasks.draw(run, rounds, missing, seed_of(run.config.seed, "refill", step), drawn)
-            if missing
-            else []
-        )
-        if not more:
-            break
-        played, measured = roll_out(run, {step: more}, step)
-        grading.assign(run.config, run.estimator, played, step)
-        trajectories, rounds = [*trajectories, *played], rounds + 1
-        seconds = {
-            k: metrics.get(k, 0.0) + measured[k]
-            for k in ("time/rollout", "time/grade")
-            if k in measured
-        }
-        metrics = metrics | measured | seconds
-    if c.refill:
-        speed = generated(trajectories) / metrics["time/rollout"]
-        metrics = metrics | {"rollout/refills": rounds, "time/tokens_per_s": speed}
-    return trajectories, metrics | hosts.merge_metrics(run.grader.metrics())
+
+def collect(
+    run: Run, pipeline: Pipeline, chosen: dict[int, list[Task]], step: int
+) -> tuple[list[Trajectory], Metrics]:
+    """Start the rollouts of `chosen`, and wait for the groups that `step` trains on, which are
+    graded as they end."""
+    groups = {ahead: groups_of_jobs(run, chosen[ahead], ahead) for ahead in chosen}
+    show = partial(run.progress.phase, "groups")
+
+    async def start_and_wait() -> tuple[list[Trajectory], Metrics]:
+        for ahead, jobs in groups.items():
+            pipeline.launch(ahead, jobs)
+        return await pipeline.collect(step, run.config.rollout.tasks, show)
+
+    with timed("wait") as seconds:
+        trajectories, metrics = run.stop.run(start_and_wait())
+    return trajectories, metrics | seconds
 
 
 def generated(trajectories: Sequence[Trajectory]) -> int:
@@ -90,27 +130,26 @@ def show_faults(run: Run, trajectories: Sequence[Trajectory], step: int) -> None
     Raises RunEnds if every rollout failed: nothing can be learned, and later steps would be wasted
     in the same way.
     """
-    failed = [
-        (t, fault_of(t))
-        for t in trajectories
-        if t.broken and not t.error.startswith(grading.UNJUDGED)
-    ]
-    counts = Counter(fault for _, fault in failed)
-    for trajectory, fault in failed:
-        if len(failed) == len(trajectories):
-            raise RunEnds(f"step {step}: {fault} in every rollout: {trajectory.error}")
-        fate = "cancelled" if trajectory.stop is StopReason.CANCELLED else "env_error"
+    total = len(trajectories)
+    failed = [t for t in trajectories if t.broken and not t.error.startswith(grading.UNJUDGED)]
+    counts = Counter(fault_of(t) for t in failed)
+    for t in failed:
+        fault = fault_of(t)
+        if len(failed) == total:
+            raise RunEnds(f"step {step}: {fault} in every rollout: {t.error}")
+        reason = "env_error" if t.failed else "cancelled"
         run.progress.once(
-            trajectory.error.partition(":")[0],
-            f"step {step}: {fault} in {counts[fault]} of {len(trajectories)} rollouts, for example"
-            f" {trajectory.error}. They do not train (ledger/{fate}); later ones are counted, but not shown",
+            t.error.partition(":")[0],
+            f"step {step}: {fault} in {counts[fault]} of {total} rollouts, for example {t.error}."
+            f" They do not train (ledger/{reason}); later ones are counted, but not shown",
         )
     restarted = [t.restarted for t in trajectories if t.restarted]
     if restarted:
         run.progress.once(
             "restart",
-            f"step {step}: {len(restarted)} of {len(trajectories)} rollouts were started again in another world, for"
-            f" example because of {restarted[0]}. Later ones are counted (rollout/restarts), but not shown",
+            f"step {step}: {len(restarted)} of {total} rollouts were started again in another"
+            f" world, for example because of {restarted[0]}. Later ones are counted"
+            " (rollout/restarts), but not shown",
         )
 
 
@@ -118,53 +157,5 @@ def fault_of(trajectory: Trajectory) -> str:
     """Return what went wrong in a rollout that did not end by the policy."""
     if trajectory.stop is StopReason.CANCELLED:
         return "rollout.timeout was exceeded"
-    return f"the {'context template' if trajectory.error.startswith('template:') else 'environment'} failed"
-
-
-def jobs_of(run: Run, chosen: Sequence[Task], step: int) -> list[list[Job]]:
-    """Return the jobs of each task's group, drawn for `step`."""
-    seed, group = run.config.seed, run.config.rollout.group
-    guidance = [[[] for _ in range(group)] for _ in chosen]
-    if run.navigating:
-        guide = partial(run.navigating.guide, chosen, group, seed_of(seed, "guide", step))
-        guidance = hosts.on_first(run.navigating, guide)
-    return [
-        [
-            Job(
-                task,
-                i,
-                seed_of(seed, "rollout", step, task.id, i),
-                sampling(run.config),
-                [(e.id, e.content) for e in shown],
-                draw=step,
-            )
-            for i, shown in enumerate(row)
-        ]
-        for task, row in zip(chosen, guidance)
-    ]
-
-
-def collect(run: Run, chosen: dict[int, list[Task]], step: int) -> tuple[list[Trajectory], Metrics]:
-    """Start the rollouts of `chosen`, and wait for the groups that `step` trains on, which are
-    graded as they end.
-
-    `time/rollout` is the time since the groups of the previous step were collected.
-    """
-    pipeline = run.pipeline
-    began = pipeline.collected or time.monotonic()
-    groups = {ahead: jobs_of(run, chosen[ahead], ahead) for ahead in chosen}
-
-    async def start_and_wait() -> tuple[list[Trajectory], int]:
-        play_group = partial(
-            rollouts, actor=run.actor, worlds=run.worlds, concurrency=pipeline.places
-        )
-        for ahead, jobs in groups.items():
-            pipeline.launch(ahead, jobs, play_group, partial(grading.grade, run.grader))
-        return await pipeline.collect(
-            step, run.config.rollout.tasks, partial(run.progress.phase, "groups")
-        )
-
-    with timed("wait") as metrics:
-        trajectories, metrics["async/late"] = run.stop.run(start_and_wait())
-    metrics["time/rollout"] = pipeline.collected - began
-    return trajectories, metrics | pipeline.figures()
+    of_template = trajectory.error.startswith("template:")
+    return f"the {'context template' if of_template else 'environment'} failed"

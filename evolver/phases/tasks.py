@@ -12,9 +12,9 @@ from envs.world import Task
 from evolver.build import Run, RunError
 from evolver.config.derived import originals_needed
 from evolver.metrics import Metrics, timed
-from evolver.phases.play import play, sampling
+from evolver.phases.rollouts import gather_rollouts, sampling_of
 from evolver.processes import hosts
-from evolver.questioning import is_verified, mixture
+from evolver.questioning import Explorer, TaskPool, is_verified, mixture
 from evolver.transcripts import tool_list
 from rl.rollout import Job
 from rl.seeds import seed_of
@@ -26,11 +26,13 @@ def check(run: Run) -> None:
     needed, there = originals_needed(run.config), len(run.tasks.originals)
     if there < needed:
         raise RunError(
-            f"a step needs {needed} different original tasks, and there are {there}: lower config.rollout.tasks"
+            f"a step needs {needed} different original tasks, and there are {there}: lower"
+            " config.rollout.tasks"
         )
-    if run.config.eval.every and not run.tasks.held_out:
+    c = run.config.eval
+    if c.every and not run.tasks.held_out:
         raise RunError(
-            f"config.eval.split={run.config.eval.split} has no tasks: set config.eval.every=0 or another split"
+            f"config.eval.split={c.split} has no tasks: set config.eval.every=0 or another split"
         )
 
 
@@ -40,81 +42,73 @@ def explore(run: Run, step: int = 0) -> Metrics:
 
     Raises RunError if there are fewer than a step needs.
     """
-    c, pool, metrics = run.config.questioning, run.tasks.pool, Metrics()
+    c, pool, explorer = run.config.questioning, run.tasks.pool, run.tasks.explorer
+    metrics = Metrics()
     if pool is None:
         return metrics
-    if step or not c.tasks:
+    if explorer and (step or not c.tasks):
         run.progress.phase("exploring")
-        seed, budget = seed_of(run.config.seed, "explore", step), c.refresh if step else c.budget
         with timed("explore") as metrics:
             known = set(pool.tasks)
-            hosts.on_first(pool, lambda: invent(run, budget, seed))
+            hosts.on_first(pool, lambda: invent(run, pool, explorer, step))
         if run.tasks.words is not None:
             metrics |= run.tasks.words.metrics()
-        metrics |= try_out(run, [task for id, task in pool.tasks.items() if id not in known], step)
-        # only now: what was not tried would displace what is known to be solved, and may go itself
+        new = [task for id, task in pool.tasks.items() if id not in known]
+        metrics |= try_out(run, pool, new, step)
+        # Only now: what was not tried would displace what is known to be solved, and may go itself.
         pool.shrink()
     needed = round(c.share * run.config.rollout.tasks)
     if len(pool.tasks) < needed:
         there = f"there are {len(pool.tasks)} synthetic tasks and a step needs {needed}"
+        lower = "lower config.questioning.share"
         if c.tasks and not step:
-            raise RunError(
-                f"{there}: give a file with more tasks, or lower config.questioning.share"
-            )
+            raise RunError(f"{there}: give a file with more tasks, or {lower}")
         if c.budget < needed:
-            raise RunError(
-                f"{there}: raise config.questioning.budget or lower config.questioning.share"
-            )
+            raise RunError(f"{there}: raise config.questioning.budget or {lower}")
         raise RunError(
-            f"{there}: exploring found no more ({pool.rejections()}). Try another explorer or model, or lower"
-            " config.questioning.share"
+            f"{there}: exploring found no more ({pool.rejections()}). Try another explorer or"
+            f" model, or {lower}"
         )
     return metrics if step else metrics | pool.metrics()
 
 
-def invent(run: Run, budget: int, seed: int) -> None:
+def invent(run: Run, pool: TaskPool, explorer: Explorer, step: int) -> None:
     """Let the explorer fill the pool, and word the new tasks."""
-    pool, known = run.tasks.pool, set(run.tasks.pool.tasks)
-    pool.grow(run.tasks.explorer, run.make_world, budget, seed)
+    c, known = run.config, set(pool.tasks)
+    budget = c.questioning.refresh if step else c.questioning.budget
+    pool.grow(explorer, run.make_world, budget, seed_of(c.seed, "explore", step))
     new = [id for id in pool.tasks if id not in known]
     if run.tasks.words is not None and new:
         with closing(run.make_world()) as world:
-            tools = tool_list(tools_of(world, pool.seeds[:8]), run.config.llm.shown)
+            tools = tool_list(tools_of(world, pool.seeds[:8]), c.llm.shown)
         pool.reword(run.tasks.words, new, tools)
 
 
-def try_out(run: Run, new: Sequence[Task], step: int) -> Metrics:
+def try_out(run: Run, pool: TaskPool, new: Sequence[Task], step: int) -> Metrics:
     """Attempt each new task `questioning.attempts` times, and remove those that no attempt solves.
 
     This is the round trip from words to effect: a query from which no attempt succeeds may not say
-    what the verifier
-    demands. Attempts from the query of a sibling, a goal with another value, must all fail:
-    otherwise the verifier does not check what the query says. A task whose attempts were all broken
-    off by a fault was not tried, and stays; tasks that only a judge can score are not attempted.
+    what the verifier demands. Attempts from the query of a sibling, a goal with another value, must
+    all fail: otherwise the verifier does not check what the query says. A task whose attempts were
+    all broken off by a fault was not tried, and stays; tasks that only a judge can score are not
+    attempted.
     """
-    n, metrics = run.config.questioning.attempts, Metrics()
+    c, n = run.config, run.config.questioning.attempts
     new = [task for task in new if is_verified(task)]
     if not n or not new:
-        return metrics
-    siblings = [
-        replace(task, query=task.meta["sibling"]) for task in new if task.meta.get("sibling")
-    ]
+        return Metrics()
+    siblings = [replace(t, query=t.meta["sibling"]) for t in new if t.meta.get("sibling")]
     jobs = [
-        Job(
-            task,
-            i,
-            seed_of(run.config.seed, "attempt", step, task.id, task.query, i),
-            sampling(run.config),
-        )
+        Job(task, i, seed_of(c.seed, "attempt", step, task.id, task.query, i), sampling_of(c))
         for task in [*new, *siblings]
         for i in range(n)
     ]
     with timed("attempts") as metrics:
-        played = play(run, jobs, "attempts")
+        played = gather_rollouts(run, jobs, "attempts")
     tried = [t for t in played[: n * len(new)] if not t.broken]
+    misleading = [t for t in played[n * len(new) :] if not t.broken]
     solved = {t.task.id for t in tried if t.evaluation.success}
-    misled = {t.task.id for t in played[n * len(new) :] if not t.broken and t.evaluation.success}
-    pool = run.tasks.pool
+    misled = {t.task.id for t in misleading if t.evaluation.success}
     pool.record((t.task.id, t.evaluation.success) for t in tried)
     pool.remove({t.task.id for t in tried} - solved, "no attempt solves it")
     pool.remove(solved & misled, "solved from another query")
@@ -127,22 +121,16 @@ def choose(run: Run, step: int) -> tuple[dict[int, list[Task]], Metrics]:
 
     Every `questioning.every` steps the synthetic tasks are refreshed first.
     """
-    every, metrics, chosen = run.config.questioning.every, Metrics(), {}
-    pipeline, pool = run.pipeline, run.tasks.pool
-    for ahead in pipeline.ahead(step, run.config.steps) if pipeline else (step,):
+    c, pool, metrics = run.config, run.tasks.pool, Metrics()
+    every, seed = c.questioning.every, seed_of(c.seed, "tasks")
+    chosen = {}
+    for ahead in run.pipeline.ahead(step, c.steps) if run.pipeline else [step]:
         # A run that resumes may have refreshed its tasks for this step already, ahead of the one
         # that it saved.
-        if (
-            pool is not None
-            and every
-            and ahead > max(1, pool.refreshed)
-            and (ahead - 1) % every == 0
-        ):
+        if pool and every and (ahead - 1) % every == 0 and ahead > max(1, pool.refreshed):
             metrics |= explore(run, ahead)
             pool.refreshed = ahead
-        chosen[ahead] = draw(
-            run, ahead - 1, run.config.rollout.tasks, seed_of(run.config.seed, "tasks")
-        )
+        chosen[ahead] = draw(run, ahead - 1, c.rollout.tasks, seed)
     return chosen, metrics
 
 
@@ -155,7 +143,8 @@ def draw(run: Run, place: int, n: int, seed: int, without: Collection[str] = ())
     pool, share = run.tasks.pool, share_of(run)
     originals = [task for task in run.tasks.originals if task.id not in without]
     synthetic = [task for task in pool.tasks.values() if task.id not in without] if pool else []
-    n = possible(n, share, len(originals), len(synthetic)) if without else n
+    if without:
+        n = possible(n, share, len(originals), len(synthetic))
     if pool is None:
         return mixture(originals, [], step=place, n=n, share=share, seed=seed)
     learnable = run.config.questioning.learnable
@@ -174,12 +163,11 @@ def for_experience(run: Run) -> list[Task]:
     """
     n, share = run.config.navigating.tasks, share_of(run)
     originals = run.tasks.originals if share < 1 else []
-    synthetic = list(run.tasks.pool.tasks.values()) if share > 0 else []
+    synthetic = list(run.tasks.pool.tasks.values()) if run.tasks.pool and share > 0 else []
     if not n:
         return [*originals, *synthetic]
-    return draw(
-        run, 0, possible(n, share, len(originals), len(synthetic)), seed_of(run.config.seed, "pool")
-    )
+    n = possible(n, share, len(originals), len(synthetic))
+    return draw(run, 0, n, seed_of(run.config.seed, "pool"))
 
 
 def share_of(run: Run) -> float:

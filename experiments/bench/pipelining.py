@@ -31,6 +31,7 @@ from envs.world import Observation, StepResult, Task
 from evolver import loop
 from evolver.attributing import ABSTAIN, Label, TurnJudge
 from evolver.build import open_run
+from evolver.phases.record import Recorder
 from rl.bounds import NotNegative
 from rl.trajectory import Trajectory
 
@@ -96,13 +97,14 @@ def seconds_of(args: argparse.Namespace, depth: int) -> tuple[list[float], float
     with (
         tempfile.TemporaryDirectory() as folder,
         open_run(config_of(args, depth), Path(folder) / "run") as run,
+        Recorder(run) as recorder,
     ):
         SlowTravel.episodes.clear()
-        loop.resume(run)
+        loop.prepare(run, recorder)
         seconds, rollouts = [], []
         for step in range(1, run.config.steps + 1):
             began = time.monotonic()
-            loop.iterate(run, step)
+            loop.iterate(run, recorder, step)
             seconds.append(time.monotonic() - began)
             rollouts.append(run.workdir.metrics()[-1]["rollout/count"])
         return seconds[WARM_UP:], statistics.mean(rollouts)

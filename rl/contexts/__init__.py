@@ -9,7 +9,7 @@ parameters are the config's `template.args`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -112,11 +112,13 @@ def noted(messages: Sequence[Message], note: str) -> list[Message]:
 
     Raises ValueError if there is a note and no user message.
     """
-    if not note:
-        return list(messages)
-    i = _user_message(reversed(range(len(messages))), messages, "a note into")
-    content = f"{messages[i]['content']}\n\n{note}"
-    return [*messages[:i], messages[i] | {"content": content}, *messages[i + 1 :]]
+    copies = [dict(message) for message in messages]
+    asked = [message for message in copies if message["role"] == "user"]
+    if note and not asked:
+        raise ValueError("the opening has no user message to put a note into")
+    if note:
+        asked[-1]["content"] += f"\n\n{note}"
+    return copies
 
 
 def inject(messages: Sequence[Message], experience: Sequence[str]) -> list[Message]:
@@ -125,18 +127,14 @@ def inject(messages: Sequence[Message], experience: Sequence[str]) -> list[Messa
 
     Raises ValueError if there is experience and no user message.
     """
-    if not experience:
-        return list(messages)
-    i = _user_message(range(len(messages)), messages, "experience in front of")
-    content = "<EXP>" + "\n".join(experience) + "</EXP>\n" + messages[i]["content"]
-    return [*messages[:i], messages[i] | {"content": content}, *messages[i + 1 :]]
-
-
-def _user_message(places: Iterable[int], messages: Sequence[Message], what: str) -> int:
-    for i in places:
-        if messages[i]["role"] == "user":
-            return i
-    raise ValueError(f"the opening has no user message to put {what}")
+    copies = [dict(message) for message in messages]
+    asked = [message for message in copies if message["role"] == "user"]
+    if experience and not asked:
+        raise ValueError("the opening has no user message to put experience in front of")
+    if experience:
+        text = "\n".join(experience)
+        asked[0]["content"] = f"<EXP>{text}</EXP>\n{asked[0]['content']}"
+    return copies
 
 
 def cut(tokenizer: Tokenizer, messages: Sequence[Message], limit: int) -> list[Message]:

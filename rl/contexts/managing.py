@@ -83,17 +83,12 @@ class SelfManaging(SlidingWindow):
             self.evict()
 
     def _request(self) -> str:
-        turns = []
-        for entry in self._entries:
+        lines = []
+        for entry, turn in zip(self._entries, self.turns):
             text = " ".join(self.tokenizer.decode(entry.tokens).split())
-            size = len(self.turn_ids(entry.tokens, entry.messages))
-            turns.append(f"{entry.id}. {size} tokens: {text[:MAX_ACTION_CHARS]}")
-        return REQUEST.format(
-            used=len(self.prompt),
-            limit=self.limit,
-            turns="\n".join(turns),
-            compressed=self.compressed,
-        )
+            lines.append(f"{entry.id}. {len(turn)} tokens: {text[:MAX_ACTION_CHARS]}")
+        turns, used = "\n".join(lines), len(self.prompt)
+        return REQUEST.format(used=used, limit=self.limit, turns=turns, compressed=self.compressed)
 
     def manage(self, completion: Completion) -> dict[str, Any]:
         """Rewrite the context as the policy decided, and return what became of it, as the turn's

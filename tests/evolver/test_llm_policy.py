@@ -19,7 +19,7 @@ from configs import base
 from evolver.attributing import BAD, GOOD, Label, TurnJudge
 from evolver.build import make_responders
 from evolver.config.checks import differences
-from evolver.engine import jax_engine
+from evolver.engines import jax_engine
 from evolver.files.rollout_files import read_rollouts
 from evolver.files.workdir import Workdir, plain
 from evolver.llm import roles
@@ -461,7 +461,7 @@ class TestRuns:
         body = {"model": INITIAL_POLICY} | role.sampling(seed=0)
         with Stop() as stop:
             responder = PolicyResponder(engine, fresh, 128, params)
-            rollouts = read_rollouts(tmp_path / "run/trajectories/step_000002")
+            rollouts = read_rollouts(tmp_path / "run/trajectories/step_000002.jsonl.gz")
             actions = [rollout["turns"][0]["action"] for rollout in rollouts]
             for action in actions[:3]:
                 messages = [{"role": "user", "content": action[:9]}]

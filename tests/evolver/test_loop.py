@@ -1,5 +1,5 @@
 """The program itself, small: it learns the same thing twice, survives kill -9 and Ctrl-C, and its
-books add up."""
+records add up."""
 
 import contextlib
 import json
@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,7 @@ from envs.source import serving
 from evolver import loop
 from evolver.files.rollout_files import read_rollouts
 from evolver.files.workdir import Workdir, read_tasks
-from evolver.phases import extraction, record, rollouts
+from evolver.phases import evaluation, extraction, rollouts
 from evolver.processes.interrupt import Interrupted
 from models import hf
 from models.tokenizer import Tokenizer
@@ -43,11 +44,21 @@ def command(tiny: Path, workdir: Path, *words: str) -> list[str]:
     ]
 
 
+def go(tiny: Path, workdir: Path, *words: str) -> int:
+    return run.main(command(tiny, workdir, *words))
+
+
 def lines(workdir: Path) -> list[dict]:
     return [
         {k: v for k, v in line.items() if not k.startswith("time/")}
         for line in Workdir(workdir).metrics()
     ]
+
+
+def rollouts_of(workdir: Path, name: int | str) -> list[dict]:
+    """The recorded rollouts of a step, or of an evaluation."""
+    name = name if isinstance(name, str) else f"step_{name:06d}"
+    return read_rollouts(workdir / f"trajectories/{name}.jsonl.gz")
 
 
 def same(first: Path, second: Path) -> None:
@@ -60,7 +71,7 @@ def same(first: Path, second: Path) -> None:
 @pytest.fixture(scope="module")
 def straight(tiny, tmp_path_factory):
     workdir = tmp_path_factory.mktemp("runs") / "straight"
-    assert run.main(command(tiny, workdir)) == 0
+    assert go(tiny, workdir) == 0
     return workdir
 
 
@@ -88,17 +99,12 @@ def test_the_ledger_adds_up_and_names_the_fate_of_every_rollout(straight):
         assert line["ledger/rollouts"] == line["rollout/count"] == 12
         assert sum(line[f"ledger/{fate}"] for fate in FATES) == 12
         assert sum(value for key, value in line.items() if key.startswith("stop/")) == 12
-        fates = [
-            r["fate"]
-            for r in read_rollouts(straight / f"trajectories/step_{line['step']:06d}.jsonl.gz")
-        ]
-        assert {fate: fates.count(fate) for fate in FATES} == {
-            fate: line[f"ledger/{fate}"] for fate in FATES
-        }
+        written = Counter(rollout["fate"] for rollout in rollouts_of(straight, line["step"]))
+        assert written == Counter({fate: line[f"ledger/{fate}"] for fate in FATES})
 
 
 def test_two_runs_of_one_seed_write_the_same(straight, tiny, tmp_path):
-    assert run.main(command(tiny, tmp_path / "run")) == 0
+    assert go(tiny, tmp_path / "run") == 0
     same(straight, tmp_path / "run")
 
 
@@ -109,25 +115,20 @@ def test_a_run_is_the_same_wherever_its_worlds_live(mode, straight, tiny, tmp_pa
         if mode == "http":
             pytest.importorskip("starlette", reason="pip install -r requirements/service.txt")
             words.append(f"--config.env.url={stack.enter_context(serving('tests.tiny:Parity'))}")
-        assert run.main(command(tiny, tmp_path / "run", *words)) == 0
+        assert go(tiny, tmp_path / "run", *words) == 0
     for ours, theirs in zip(lines(straight), lines(tmp_path / "run"), strict=True):
         # Turns meet others in the engine's batch when their worlds answer: that is in the last
         # digits of logprobs.
         assert ours == pytest.approx(theirs, rel=1e-3, abs=1e-4)
-    for path in sorted((straight / "trajectories").glob("*.jsonl.gz")):
-        assert said(path) == said(tmp_path / "run" / "trajectories" / path.name)
+    for step in range(1, 5):
+        assert said(rollouts_of(straight, step)) == said(rollouts_of(tmp_path / "run", step))
 
 
-def said(path: Path) -> list:
+def said(rollouts: list[dict]) -> list:
     """What happened in each rollout, without what is computed of it."""
-    rollouts = read_rollouts(path)
-    turns = [
-        [(turn["tokens"], turn["observation"]) for turn in rollout["turns"]] for rollout in rollouts
-    ]
-    return [
-        (r["task"], r["rollout"], r["stop"], r["score"], turns_K)
-        for r, turns_K in zip(rollouts, turns)
-    ]
+    ends = [(r["task"], r["rollout"], r["stop"], r["score"]) for r in rollouts]
+    turns = [(turn["tokens"], turn["observation"]) for r in rollouts for turn in r["turns"]]
+    return [ends, turns]
 
 
 def started(tiny: Path, workdir: Path) -> subprocess.Popen:
@@ -151,7 +152,7 @@ def test_killed_and_resumed_is_bit_for_bit_as_never_stopped(straight, tiny, tmp_
     process.kill()
     process.wait()
     assert len(lines(workdir)) >= 4
-    assert run.main(command(tiny, workdir)) == 0
+    assert go(tiny, workdir) == 0
     # Checkpoints are written while the run goes on, so the one of step 2 may have been cut short.
     assert re.search("resuming after step [02] of 4", capsys.readouterr().out)
     same(straight, workdir)
@@ -165,75 +166,75 @@ def test_ctrl_c_saves_the_last_step_and_says_how_to_go_on(straight, tiny, tmp_pa
     rest = process.stdout.read()
     assert process.wait() == 130 and "Traceback" not in rest
     assert "is saved. The same command resumes from there." in rest
-    assert run.main(command(tiny, workdir)) == 0
+    assert go(tiny, workdir) == 0
     same(straight, workdir)
 
 
-@pytest.mark.parametrize(
-    "phase,step", [("evaluation", 2), ("rollouts", 3), ("memory", 3), ("evaluation", 0)]
-)
+@pytest.mark.parametrize("phase,done", [("evaluation", 2), ("rollouts", 2), ("evaluation", 0)])
 def test_interrupted_anywhere_goes_on_as_if_never_stopped(
-    straight, tiny, tmp_path, monkeypatch, phase, step
+    straight, tiny, tmp_path, monkeypatch, phase, done
 ):
-    play = rollouts.play
+    play = rollouts.gather_rollouts
 
     def interrupt(run, jobs, name):
-        if name == phase and run.step == (step if phase == "evaluation" else step - 1):
+        if name == phase and run.step == done:
             run.stop.asked = True
             raise Interrupted
         return play(run, jobs, name)
 
-    def interrupt_memory(run, trajectories, number):
-        if phase == "memory" and number == step:
-            raise Interrupted  # as a language model does when the user asks the run to end
-        return remember(run, trajectories, number)
+    for phase_module in (rollouts, evaluation, extraction):
+        monkeypatch.setattr(phase_module, "gather_rollouts", interrupt)
+    interrupted_and_resumed(straight, tiny, tmp_path, monkeypatch)
+
+
+def test_a_language_model_that_is_interrupted_loses_nothing(straight, tiny, tmp_path, monkeypatch):
+    def interrupt(run, trajectories, step):
+        if step == 3:
+            raise Interrupted
+        return remember(run, trajectories, step)
 
     remember = extraction.remember
-    monkeypatch.setattr(extraction, "remember", interrupt_memory)
-    for phase_module in (rollouts, record, extraction):
-        monkeypatch.setattr(phase_module, "play", interrupt)
-    assert run.main(command(tiny, tmp_path / "run")) == 130
+    monkeypatch.setattr(extraction, "remember", interrupt)
+    interrupted_and_resumed(straight, tiny, tmp_path, monkeypatch)
+
+
+def interrupted_and_resumed(straight, tiny, tmp_path, monkeypatch) -> None:
+    assert go(tiny, tmp_path / "run") == 130
     monkeypatch.undo()
-    assert run.main(command(tiny, tmp_path / "run")) == 0
+    assert go(tiny, tmp_path / "run") == 0
     same(straight, tmp_path / "run")
 
 
 def test_a_finished_run_says_so_and_shows_its_table(straight, tiny, capsys):
     before = lines(straight)
-    assert run.main(command(tiny, straight)) == 0
+    assert go(tiny, straight) == 0
     out = capsys.readouterr().out
     assert "is finished: step 4 of 4" in out and "avg@2" in out and "curve.png" in out
     assert lines(straight) == before
 
 
 def test_more_steps_go_on_where_a_run_ended(straight, tiny, tmp_path):
-    assert run.main(command(tiny, tmp_path / "run", "--config.steps=2")) == 0
-    assert run.main(command(tiny, tmp_path / "run")) == 0
+    assert go(tiny, tmp_path / "run", "--config.steps=2") == 0
+    assert go(tiny, tmp_path / "run") == 0
     assert lines(tmp_path / "run") == lines(straight)
 
 
 def test_the_exported_policy_can_be_evaluated(straight, tiny, tmp_path, capsys):
     words = [f"--config.model.path={straight}/policy", "--mode=eval"]
-    assert run.main(command(tiny, tmp_path, *words)) == 0
+    assert go(tiny, tmp_path, *words) == 0
     assert "avg@2" in capsys.readouterr().out
     (record,) = [json.loads(line) for line in (tmp_path / "eval.jsonl").read_text().splitlines()]
-    kept = read_rollouts(tmp_path / "trajectories" / "eval.jsonl.gz")
+    kept = rollouts_of(tmp_path, "eval")
     sampled = [rollout["success"] for rollout in kept if rollout["fate"] == "sampled"]
-    (average,) = (
-        value for name, value in record.items() if name.startswith("avg@") and name.count("/") == 0
-    )
-    assert np.mean(sampled) == average
+    assert np.mean(sampled) == record["avg@2"]
     last = lines(straight)[-1]
     assert record["avg@2"] == last["eval/avg@2"] and record["score"] == last["eval/score"]
-    assert run.main(command(tiny, tmp_path, *words, "--config.eval.seeds=3")) == 0
+    assert go(tiny, tmp_path, *words, "--config.eval.seeds=3") == 0
     assert "sd of 3 seeds" in capsys.readouterr().out
     record = json.loads((tmp_path / "eval.jsonl").read_text().splitlines()[1])
-    names = ("eval", "eval_1", "eval_2")
-    repeated = [read_rollouts(tmp_path / f"trajectories/{name}.jsonl.gz") for name in names]
-    assert (
-        repeated[0] == kept
-        and len({tuple(rollout["seed"] for rollout in found) for found in repeated}) == 3
-    )
+    repeated = [rollouts_of(tmp_path, name) for name in ("eval", "eval_1", "eval_2")]
+    seeds = [tuple(rollout["seed"] for rollout in found) for found in repeated]
+    assert repeated[0] == kept and len(set(seeds)) == 3
     assert {rollout["fate"] for found in repeated[1:] for rollout in found} == {"sampled"}
     means = [np.mean([r["success"] for r in found if r["fate"] == "sampled"]) for found in repeated]
     assert record["avg@2"] == pytest.approx(np.mean(means)) and record["seeds"] == 3
@@ -251,7 +252,7 @@ ALL = (
 
 def test_all_mechanisms_run_together(tiny, tmp_path):
     workdir = tmp_path / "run"
-    assert run.main(command(tiny, workdir, *ALL)) == 0
+    assert go(tiny, workdir, *ALL) == 0
     metrics = lines(workdir)
     assert metrics[0]["questioning/pool"] >= 2
     assert metrics[1]["rollout/count/synthetic"] > 0 and metrics[1]["rollout/count/original"] > 0
@@ -264,18 +265,18 @@ def test_all_mechanisms_run_together(tiny, tmp_path):
 
 
 def test_what_explore_and_pool_leave_can_be_trained_on(tiny, tmp_path, capsys):
-    assert run.main(command(tiny, tmp_path / "explored", *ALL, "--mode=explore")) == 0
-    assert run.main(command(tiny, tmp_path / "pooled", *ALL, "--mode=pool")) == 0
+    assert go(tiny, tmp_path / "explored", *ALL, "--mode=explore") == 0
+    assert go(tiny, tmp_path / "pooled", *ALL, "--mode=pool") == 0
     found = read_tasks(tmp_path / "explored/tasks.jsonl")
     assert found and all(task.origin == "synthetic" for task in found)
     given = [
         f"--config.questioning.tasks={tmp_path}/explored/tasks.jsonl",
         f"--config.navigating.pool={tmp_path}/pooled/experience",
     ]
-    assert run.main(command(tiny, tmp_path / "run", *ALL, "--config.steps=1", *given)) == 0
+    assert go(tiny, tmp_path / "run", *ALL, "--config.steps=1", *given) == 0
     assert lines(tmp_path / "run")[0]["questioning/pool"] == len(found)
     capsys.readouterr()
-    assert run.main(command(tiny, tmp_path / "none", "--mode=explore")) == 1
+    assert go(tiny, tmp_path / "none", "--mode=explore") == 1
     assert "needs config.questioning.enabled=True" in capsys.readouterr().err
 
 
@@ -286,7 +287,7 @@ def test_adapters_train_against_the_weights_that_they_are_added_to(tiny, tmp_pat
         "--config.steps=2",
         "--config.eval.every=0",
     ]
-    assert run.main(command(tiny, tmp_path / "run", *words)) == 0
+    assert go(tiny, tmp_path / "run", *words) == 0
     metrics = lines(tmp_path / "run")
     assert metrics[1]["updates"] and metrics[2]["updates"] and metrics[2]["kl_ref"] > 0
     assert (tmp_path / "run" / "adapter").is_dir()
@@ -303,29 +304,20 @@ def tasks_of(path: Path, split: str, count: int) -> str:
 
 def test_groups_without_signal_are_replaced_by_other_tasks(tiny, tmp_path):
     words = ["--config.rollout.group=2", "--config.eval.every=0"]
-    assert run.main(command(tiny, tmp_path / "plain", *words)) == 0
-    assert run.main(command(tiny, tmp_path / "refilled", *words, "--config.rollout.refill=9")) == 0
+    assert go(tiny, tmp_path / "plain", *words) == 0
+    assert go(tiny, tmp_path / "refilled", *words, "--config.rollout.refill=9") == 0
     before, after = lines(tmp_path / "plain")[1:], lines(tmp_path / "refilled")[1:]
     trained = [sum(line["ledger/trained"] for line in run_lines) for run_lines in (before, after)]
-    assert (
-        trained[0] < 6 * len(before) and trained[0] < trained[1]
-    )  # without refills some tasks had no signal
+    assert trained[0] < min(6 * len(before), trained[1])  # some tasks had no signal
     for line in after:
         groups = {}
-        for rollout in read_rollouts(
-            tmp_path / f"refilled/trajectories/step_{line['step']:06d}.jsonl.gz"
-        ):
+        for rollout in rollouts_of(tmp_path / "refilled", line["step"]):
             groups.setdefault(rollout["task"], []).append(rollout["fate"])
         assert all(len(fates) == 2 for fates in groups.values())  # no task twice
-        assert (
-            sum(line[f"ledger/{fate}"] for fate in FATES)
-            == line["ledger/rollouts"]
-            == 2 * len(groups)
-        )
+        assert line["ledger/rollouts"] == 2 * len(groups)
         signal = sum(fates == ["trained"] * 2 for fates in groups.values())
-        assert signal == 3 or (
-            signal < 3 and len(groups) == 6
-        )  # a full step, or the world has no other task
+        # a full step, or the world has no other task
+        assert signal == 3 or (signal < 3 and len(groups) == 6)
         assert (len(groups) > 3) == (line["rollout/refills"] > 0)
 
 
@@ -334,7 +326,7 @@ def test_experience_is_made_of_the_tasks_that_train_whatever_their_split_is_call
         "--config.navigating.enabled=True", "--config.navigating.rollouts=2", "--config.navigating.every=1",
         "--config.steps=1", "--config.eval.every=0", tasks_of(tmp_path / "tasks.jsonl", "mine", 3),
     ]  # fmt: skip
-    assert run.main(command(tiny, tmp_path / "run", *words)) == 0
+    assert go(tiny, tmp_path / "run", *words) == 0
     assert {task.split for task in read_tasks(tmp_path / "run" / "tasks.jsonl")} == {"mine"}
 
 
@@ -352,7 +344,7 @@ def test_a_world_that_fails_in_every_rollout_ends_the_run_and_in_some_is_shown(
     monkeypatch.setattr(world.Parity, "reset", reset)
     broken = lambda task: task.id.endswith("/3")
     words = ["--config.steps=2", "--config.rollout.tasks=6", "--config.eval.every=0"]
-    assert run.main(command(tiny, tmp_path / "some", *words)) == 0
+    assert go(tiny, tmp_path / "some", *words) == 0
     out = capsys.readouterr().out
     assert (
         out.count("the environment failed in 4 of 24 rollouts") == 1
@@ -362,7 +354,7 @@ def test_a_world_that_fails_in_every_rollout_ends_the_run_and_in_some_is_shown(
     assert [line["rollout/restarts"] for line in lines(tmp_path / "some")[1:]] == [4, 4]
     assert out.count("4 of 24 rollouts were started again in another world") == 1
     broken = lambda task: True
-    assert run.main(command(tiny, tmp_path / "all", *words)) == 3
+    assert go(tiny, tmp_path / "all", *words) == 3
     err = capsys.readouterr().err
     assert (
         "step 1: the environment failed in every rollout" in err and "the database is gone" in err
@@ -372,12 +364,7 @@ def test_a_world_that_fails_in_every_rollout_ends_the_run_and_in_some_is_shown(
 
 def test_a_deadline_that_passes_in_every_rollout_ends_the_run(tiny, tmp_path, capsys):
     assert (
-        run.main(
-            command(
-                tiny, tmp_path / "run", "--config.eval.every=0", "--config.rollout.timeout=0.001"
-            )
-        )
-        == 3
+        go(tiny, tmp_path / "run", "--config.eval.every=0", "--config.rollout.timeout=0.001") == 3
     )
     err = capsys.readouterr().err
     assert (
@@ -388,14 +375,14 @@ def test_a_deadline_that_passes_in_every_rollout_ends_the_run(tiny, tmp_path, ca
 
 def test_workers_with_fewer_tasks_than_a_step_takes(tiny, tmp_path, capsys):
     words = ["--config.env.mode=worker", "--config.rollout.tasks=9"]
-    assert run.main(command(tiny, tmp_path / "run", *words)) == 1
+    assert go(tiny, tmp_path / "run", *words) == 1
     err = capsys.readouterr().err
     assert "needs 9 different original tasks, and there are 6" in err and "Traceback" not in err
 
 
 def test_the_policy_before_training_is_evaluated_at_every_temperature(tiny, tmp_path, capsys):
     words = ["--config.steps=2", "--config.eval.temperatures=(0.01,1.0,2.0)"]
-    assert run.main(command(tiny, tmp_path / "run", *words)) == 0
+    assert go(tiny, tmp_path / "run", *words) == 0
     before, after = Workdir(tmp_path / "run").scores().values()
     assert (
         list(before.sweep) == ["0.01", "2"] and after.sweep == {}
@@ -410,7 +397,7 @@ def test_the_policy_before_training_is_evaluated_at_every_temperature(tiny, tmp_
         "--mode=eval",
         "--config.eval.temperatures=(0.5,)",
     ]
-    assert run.main(command(tiny, tmp_path / "eval", *words)) == 0
+    assert go(tiny, tmp_path / "eval", *words) == 0
     assert "success by temperature: " in capsys.readouterr().out
     (record,) = Workdir(tmp_path / "eval").evaluations()
     assert list(record["scores"][0]["sweep"]) == ["0.5"]
@@ -444,10 +431,10 @@ def test_a_fault_behind_a_save_does_not_lose_it(tiny, tmp_path, monkeypatch, cap
     rolled = rollouts.roll_out
     monkeypatch.setattr(rollouts, "roll_out", broken)
     words = ["--config.eval.every=0"]
-    assert run.main(command(tiny, tmp_path / "run", *words)) == 1
+    assert go(tiny, tmp_path / "run", *words) == 1
     assert "the engine is gone" in capsys.readouterr().err
     monkeypatch.undo()
-    assert run.main(command(tiny, tmp_path / "run", *words)) == 0
+    assert go(tiny, tmp_path / "run", *words) == 0
     assert "resuming after step 2 of 4" in capsys.readouterr().out
 
 

@@ -544,11 +544,11 @@ class TestFirstExperience:
                 return [[Label(BAD)] * len(t.turns) for t in trajectories]
 
         played = lambda run, jobs, phase: [tried(GREEN) for _ in jobs]
-        monkeypatch.setattr(extraction, "play", played)
+        monkeypatch.setattr(extraction, "gather_rollouts", played)
         run = run_of([LEND], [], tasks=0, rollouts=2)
         run.grader = Grader(turns=AllBad())
         run.navigating = SimpleNamespace(extractor=SimpleNamespace(reads_labels=reads))
-        attempts = extraction.first_attempts(run)
+        attempts = extraction.first_attempts(run, run.navigating)
         assert [[turn.label for turn in t.turns] for t in attempts] == [[-1 if reads else 0]] * 2
 
     def test_solutions_of_the_explorer_count_as_attempts_if_they_succeed(self):

@@ -15,7 +15,7 @@ from evolver.attributing import reasons_to_skip
 from evolver.files.rollout_files import read_rollouts
 from evolver.files.workdir import Workdir
 from evolver.phases import learning, tasks
-from evolver.phases.rollouts import jobs_of
+from evolver.phases.rollouts import groups_of_jobs
 from evolver.pipeline import Pipeline
 from evolver.questioning.pool import TaskPool
 from rl.advantages.estimators import adca, dr_grpo, grpo, loop, rloo
@@ -36,14 +36,14 @@ def simulate(depth: int, bound: int, steps: int, seconds, groups: int = 2):
         return [group]
 
     async def iterate():
-        pipeline = Pipeline(depth=depth, bound=bound)
+        pipeline = Pipeline(play, graded.extend, depth=depth, bound=bound)
         for step in range(1, steps + 1):
             for ahead in pipeline.ahead(step, steps):
-                pipeline.launch(ahead, [[(ahead, n)] for n in range(groups)], play, graded.extend)
-            found, late = await pipeline.collect(step, groups, lambda done, of: None)
-            assert late == sum(started < step for started, _ in found)
+                pipeline.launch(ahead, [[(ahead, n)] for n in range(groups)])
+            found, metrics = await pipeline.collect(step, groups, lambda done, of: None)
+            assert metrics["async/late"] == sum(started < step for started, _ in found)
             trained.append(found)
-        assert not pipeline.busy and pipeline.figures()["async/groups"] == 0
+        assert not pipeline.busy and metrics["async/groups"] == 0
         await pipeline.close()
 
     asyncio.run(iterate())
@@ -78,8 +78,8 @@ def test_what_a_group_raises_ends_the_step():
         async def play(jobs):
             raise OSError("no world")
 
-        pipeline = Pipeline(depth=1, bound=1)
-        pipeline.launch(1, [[0]], play, lambda trajectories: None)
+        pipeline = Pipeline(play, lambda trajectories: None, depth=1, bound=1)
+        pipeline.launch(1, [[0]])
         with pytest.raises(OSError, match="no world"):
             await pipeline.collect(1, 1, lambda done, of: None)
         await pipeline.close()
@@ -117,10 +117,10 @@ def test_a_late_group_shares_no_baseline_with_the_next_steps_group_of_its_task()
                 )  # fmt: skip
             return played
 
-        pipeline = Pipeline(depth=1, bound=2)
+        pipeline = Pipeline(play, lambda trajectories: None, depth=1, bound=2)
         for step in (1, 2):
             for ahead in pipeline.ahead(step, 3):
-                pipeline.launch(ahead, jobs_of(run, tasks, ahead), play, lambda group: None)
+                pipeline.launch(ahead, groups_of_jobs(run, tasks, ahead))
             trajectories, _ = await pipeline.collect(step, 2, lambda done, of: None)
             late.set()
         await pipeline.close()
@@ -149,7 +149,7 @@ def test_a_refresh_that_was_done_ahead_of_a_checkpoint_is_not_repeated(monkeypat
     monkeypatch.setattr(tasks, "draw", lambda run, *place: [])
 
     def begin(after: int, pool: TaskPool) -> SimpleNamespace:
-        pipeline = Pipeline(depth=1, bound=1)
+        pipeline = Pipeline(None, None, depth=1, bound=1)
         pipeline.launched = after
         config = base.get_config()
         config.questioning.every, config.steps = 2, 6
@@ -182,8 +182,10 @@ def tiny(tmp_path_factory):
     return config_file(folder, tiny_policy(folder / "policy"))
 
 
-def command(tiny, workdir, *words):
-    return ["run.py", f"--config={tiny}", f"--workdir={workdir}", "--config.eval.every=0", *words]
+def go(tiny, workdir, *words) -> int:
+    return run.main(
+        ["run.py", f"--config={tiny}", f"--workdir={workdir}", "--config.eval.every=0", *words]
+    )
 
 
 def test_a_run_with_rollouts_ahead_trains_on_every_step_and_knows_how_old_they_are(
@@ -191,7 +193,7 @@ def test_a_run_with_rollouts_ahead_trains_on_every_step_and_knows_how_old_they_a
 ):
     workdir = tmp_path / "run"
     words = ("--config.rollout.async_depth=1", "--config.steps=3")
-    assert run.main(command(tiny, workdir, *words)) == 0
+    assert go(tiny, workdir, *words) == 0
     lines = Workdir(workdir).metrics()
     assert [line["step"] for line in lines] == [0, 1, 2, 3]
     for line in lines[1:]:
@@ -199,18 +201,16 @@ def test_a_run_with_rollouts_ahead_trains_on_every_step_and_knows_how_old_they_a
         assert line.get("staleness/max", 0) <= 1 and line["alarm/weights"] == 0
     assert max(line.get("staleness/max", 0) for line in lines) == 1
     for step in (1, 2, 3):
-        records = read_rollouts(workdir / f"trajectories/step_{step:06d}")
+        records = read_rollouts(workdir / f"trajectories/step_{step:06d}.jsonl.gz")
         assert len({(record["task"], record["rollout"]) for record in records}) == 12
         assert {record["draw"] for record in records} == {step}
     # It goes on after its last step as any run does.
-    assert (
-        run.main(command(tiny, workdir, "--config.rollout.async_depth=1", "--config.steps=4")) == 0
-    )
+    assert go(tiny, workdir, "--config.rollout.async_depth=1", "--config.steps=4") == 0
     assert [line["step"] for line in Workdir(workdir).metrics()] == [0, 1, 2, 3, 4]
 
 
 def test_rollouts_that_would_be_too_old_are_refused(tiny, tmp_path, capsys):
-    assert run.main(command(tiny, tmp_path / "run", "--config.rollout.async_depth=2")) == 2
+    assert go(tiny, tmp_path / "run", "--config.rollout.async_depth=2") == 2
     assert "config.learner.max_staleness=1 allows" in capsys.readouterr().err
 
 
@@ -226,7 +226,7 @@ def test_weights_that_were_not_loaded_raise_the_alarm_within_a_step(
             await load(engine, params, version)
 
     monkeypatch.setattr(JaxEngine, "load", forgetful)
-    assert run.main(command(tiny, tmp_path / "run", "--config.steps=3")) == 0
+    assert go(tiny, tmp_path / "run", "--config.steps=3") == 0
     lines = Workdir(tmp_path / "run").metrics()
     assert [line["alarm/weights"] for line in lines[1:]] == [0, 1, 0]
     assert "step 2: ALARM: engine and learner differ" in capsys.readouterr().out

@@ -112,9 +112,9 @@ class TestAttempts:
                 for job in jobs
             ]
 
-        monkeypatch.setattr(phase, "play", play)
-        run = types.SimpleNamespace(config=config, tasks=types.SimpleNamespace(pool=pool))
-        phase.try_out(run, new, 0)
+        monkeypatch.setattr(phase, "gather_rollouts", play)
+        run = types.SimpleNamespace(config=config)
+        phase.try_out(run, pool, new, 0)
         return pool, played
 
     def test_what_no_attempt_solves_is_removed(self, monkeypatch):
@@ -146,10 +146,8 @@ class TestAttempts:
             start, "a", identity=["a"], verifier=start.verifier, meta={"unverified": True}
         )
         pool = TaskPool([start], overlap=0.9, capacity=9, tasks=[one])
-        monkeypatch.setattr(phase, "play", lambda *_: pytest.fail("it was attempted"))
-        phase.try_out(
-            types.SimpleNamespace(config=config, tasks=types.SimpleNamespace(pool=pool)), [one], 0
-        )
+        monkeypatch.setattr(phase, "gather_rollouts", lambda *_: pytest.fail("it was attempted"))
+        phase.try_out(types.SimpleNamespace(config=config), pool, [one], 0)
         assert list(pool.tasks.values()) == [one]
 
 

@@ -23,7 +23,7 @@ from envs.remote import Connections
 from envs.world import Task
 from evolver.config import plugs
 from evolver.config.checks.engine import engine_problems
-from evolver.config.derived import originals_needed
+from evolver.config.derived import originals_needed, replaces_outcome
 from evolver.config.paths import model_folder, resolve
 from evolver.config.renamed import RENAMED
 from evolver.files.workdir import Workdir, plain, read_tasks
@@ -302,8 +302,7 @@ def plug_contradictions(c: Any) -> Iterator[str]:
     reproduces = getattr(
         plugs.load("attributing.judge", c.attributing.judge.name), "reproduces_outcome", False
     )
-    outcome_judge = plugs.load("questioning.judge", c.questioning.judge.name)
-    judged = c.questioning.enabled and getattr(outcome_judge, "replaces_outcome", True)
+    judged = c.questioning.enabled and replaces_outcome(c)
     if c.attributing.enabled and reproduces and judged:
         yield (
             f"config.attributing.judge.name={c.attributing.judge.name} has to reproduce an outcome, but"

@@ -1,0 +1,162 @@
+"""The engine of a run, built from its config."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from evolver.config.derived import weight_dtype
+from evolver.config.paths import model_folder
+from evolver.processes import hosts
+from evolver.processes.interrupt import Stop
+from models import hf, qwen
+from models.lora import LoRA
+from models.tokenizer import Tokenizer
+from rl import learner
+from rl.engines import Engine
+from rl.engines.jax.engine import JaxEngine
+from rl.forward import Forward
+from rl.packing import pack
+from rl.samples import Sample
+
+if TYPE_CHECKING:
+    from rl.engines.vllm.servers import Servers
+    from rl.engines.vllm.transfer import Transfer
+
+# Mean rounding difference of log-probabilities on random tokens.
+TOLERANCE = {"float32": 1e-3, "bfloat16": 0.1}
+
+
+def make_engine(
+    config: Any,
+    shape: qwen.Config,
+    params: qwen.Params,
+    tokenizer: Tokenizer,
+    *,
+    mesh: Any,
+    workdir: Path,
+    stop: Stop,
+    say: Callable[[str], None],
+    closing: contextlib.ExitStack,
+) -> Engine:
+    """Return the engine with the initial policy as version 0, which `closing` closes. Raises
+    EngineFault."""
+    if config.engine.name == "jax":
+        local_engine = jax_engine(config, shape, params, config.engine.slots)
+        closing.callback(lambda: stop.finish(local_engine.close()))
+        return local_engine
+    from rl.engines.vllm.engine import VllmEngine
+
+    tolerance = config.engine.vllm.tolerance or TOLERANCE[config.model.dtype]
+    engine = VllmEngine(
+        _servers(config, shape, params, tokenizer, workdir, say),
+        vocab=shape.vocab,
+        context=config.rollout.context,
+        transfer=_transfer(config, shape),
+        score=_scorer(config, shape, mesh),
+        in_flight=config.engine.in_flight,
+        tolerance=tolerance,
+        temperature=config.rollout.temperature,
+        say=say,
+    )
+    closing.callback(lambda: stop.finish(engine.close()))
+    stop.run(engine.start())
+    stop.run(engine.load(params, 0))
+    return engine
+
+
+def jax_engine(config: Any, shape: qwen.Config, params: qwen.Params, slots: int) -> JaxEngine:
+    """Return an engine on this process's first device, which keeps a copy of `params`."""
+    c = config.engine
+    return JaxEngine(
+        shape,
+        hosts.local(params),
+        device=jax.local_devices()[0],
+        slots=slots,
+        context=config.rollout.context,
+        decode_block=c.decode_block,
+        leave=c.leave,
+        prefill=c.prefill,
+        dtype=jnp.dtype(config.model.dtype),
+        weight_dtype=jnp.dtype(weight_dtype(config)),
+        cache_dtype=jnp.dtype(c.cache_dtype),
+    )
+
+
+def _servers(
+    config: Any,
+    shape: qwen.Config,
+    params: qwen.Params,
+    tokenizer: Tokenizer,
+    workdir: Path,
+    say: Callable[[str], None],
+) -> Servers:
+    from rl.engines.vllm.servers import BACKEND, OwnServers, Servers
+
+    v = config.engine.vllm
+    if v.urls:
+        return Servers(v.urls, model=v.model, key=os.environ.get(v.key, "") if v.key else "")
+    if config.model.path and not config.model.tokenizer:
+        checkpoint = Path(model_folder(config.model.path, weights=True)).absolute()
+    else:  # the policy has no checkpoint of its own with its tokenizer
+        checkpoint = workdir.absolute() / "engine" / "initial"
+        hf.save(checkpoint, shape, params, tokenizer=tokenizer)
+    return OwnServers(
+        python=v.python,
+        checkpoint=checkpoint,
+        logs=workdir / "engine",
+        replicas=v.replicas,
+        devices=v.devices,
+        context=config.rollout.context,
+        dtype=config.model.dtype,
+        slots=config.engine.slots,
+        backend={"shm": BACKEND, "nccl": "nccl"}.get(v.transfer, ""),
+        flags=v.flags,
+        start_timeout=v.start_timeout,
+        restarts=v.restarts,
+        say=say,
+        lora_rank=config.lora.rank if v.transfer == "lora" else 0,
+    )
+
+
+def _transfer(config: Any, shape: qwen.Config) -> Transfer | None:
+    v, dtype = config.engine.vllm, config.model.dtype
+    if v.transfer == "shm":
+        from rl.engines.vllm.transfer import SharedMemory
+
+        return SharedMemory(shape, folder=v.shared, dtype=dtype, bucket=v.bucket)
+    if v.transfer == "nccl":
+        from rl.engines.vllm.nccl import NcclBroadcast
+
+        return NcclBroadcast(shape, dtype=dtype, bucket=v.bucket)
+    if v.transfer == "lora":
+        from rl.engines.vllm.transfer import AdapterFiles
+
+        adapters = LoRA(config.lora.rank, config.lora.alpha, tuple(config.lora.targets))
+        return AdapterFiles(adapters, folder=v.shared)
+    return None
+
+
+def _scorer(
+    config: Any, shape: qwen.Config, mesh: Any
+) -> Callable[[qwen.Params, list[int]], np.ndarray]:
+    """Return (params, ids) -> log p(ids[i] | ids[:i]) for i >= 1 at temperature 1, by the learner's
+    program."""
+    rows = max(1, config.mesh.data * config.mesh.fsdp)
+    width = 64 * max(1, config.mesh.sequence)
+    dtype = jnp.dtype(config.model.dtype)
+    logp = learner.make_logp(Forward(shape, mesh, micro=rows, dtype=dtype))
+
+    def score(params: qwen.Params, ids: list[int]) -> np.ndarray:
+        sample = Sample(ids, np.arange(len(ids)) > 0)
+        packed = pack([sample], -(-len(ids) // width) * width)
+        return logp(params, packed)[0, 1 : len(ids)]
+
+    return score
