@@ -30,16 +30,15 @@ def main(argv: list[str]) -> int:
     interrupted."""
     logging.set_verbosity(logging.FATAL)  # orbax also logs, with a traceback, what it raises
     command = cli.parse(argv)
-    if command.sought:
-        keys = base.keys()
-        print(search(command.sought, keys.rules, command.config or keys.config))
+    if command.sought and not command.problems:
+        print(search(command.sought, base.Config, command.config))
         return 0
-    if command.mode == "help":
-        print(__doc__ + "\n" + command.problems[0])
+    if command.sought == "":
+        print(__doc__ + "\n" + cli.flags().format_help())
         return 0
-    problems = list(command.problems)
+    problems = [*command.problems, *target_problems(command.target, command.mode)]
     if command.config is not None:
-        problems += config_problems(command.config, base.keys(), command.workdir, command.mode)
+        problems += config_problems(command.config, base.Config, command.workdir, command.mode)
     if problems:
         count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
         print(f"{count}; nothing was started.\n", file=sys.stderr)
@@ -47,6 +46,21 @@ def main(argv: list[str]) -> int:
             print(f"  {number}. {problem}", file=sys.stderr)
         return 2
     return start(command.config, command.workdir, command.mode, command.target)
+
+
+def target_problems(target: str, mode: str) -> list[str]:
+    """Return what is wrong with --target."""
+    if not target:
+        return []
+    from evolver.plan import targets
+
+    try:
+        targets.parse(target)
+    except targets.TargetError as error:
+        return [str(error)]
+    if mode != "plan":
+        return [f"--target={target} is for --mode=plan; --mode={mode} runs on this machine"]
+    return []
 
 
 def start(config: Any, workdir: str, mode: str, target: str) -> int:

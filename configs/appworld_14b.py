@@ -30,6 +30,8 @@ Time: not measured. A run has 25,600 training episodes of up to 30 turns, and 5,
 2,000 for the experience pool: four of each of the 500 synthetic tasks.
 """
 
+from ml_collections import ConfigDict
+
 from configs import base
 
 ROWS = {
@@ -44,7 +46,7 @@ ROWS = {
 }
 
 
-def get_config(arg=None):
+def get_config(arg: str | None = None) -> ConfigDict:
     arg = "all" if arg is None else arg
     if arg not in ROWS:
         raise ValueError(f"argument {arg}: choose one of {', '.join(ROWS)}")

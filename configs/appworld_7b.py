@@ -9,14 +9,16 @@ The paper's scores, which nobody has reproduced here (test_normal, avg@8 / best@
 Time: not measured; about half of the 14B's.
 """
 
+from ml_collections import ConfigDict
+
 from configs import appworld_14b
 
 
-def get_config(arg=None):
+def get_config(arg: str | None = None) -> ConfigDict:
     return with_7b(appworld_14b.get_config(arg))
 
 
-def with_7b(config):
+def with_7b(config: ConfigDict) -> ConfigDict:
     """Change a 14B config for the 7B model, whose training state fits on the devices, and return
     it."""
     config.model.preset = "7b"

@@ -1,495 +1,574 @@
-"""Every key of every experiment, once: default, bounds, meaning, unit. The defaults are the paper's, for Qwen2.5-14B.
+"""Every key of every experiment, once: default, bounds, meaning, unit. The defaults are the
+paper's, for Qwen2.5-14B.
 
-A variant calls this `get_config` and changes a few values; its docstring states its command, the score to expect and
-the time it takes. Any value can be changed on the command line: `--config.rollout.temperature=0.7`. Tuples are written
-as `--config.learner.drop='("cancelled","env_error")'`. An unknown key is an error here, in a variant and on the command
-line.
+A variant calls `get_config` and changes a few values; its docstring states its command, the score
+to expect and the time it takes. Any value can be changed on the command line:
+`--config.rollout.temperature=0.7`. Tuples are written as
+`--config.learner.drop='("cancelled","env_error")'`. An unknown key is an error here, in a variant
+and on the command line.
 
-A group with the keys `name` and `args` is a plug: `name` is a known name or `module:attribute` of your own file, and
-`args` are the keyword-only parameters of that callable, whose signature holds their defaults. docs/extending.md has an
-example of each kind; `--mode=plan` prints every call with its defaults.
+A group with the keys `name` and `args` is a plug: `name` is a known name or `module:attribute` of
+your own file, and `args` are the keyword-only parameters of that callable, whose signature holds
+their defaults. docs/extending.md has an example of each kind; `--mode=plan` prints every call with
+its defaults.
 """
 
-from configs.keys import Keys, fraction, key, temperature
+from typing import Annotated, Literal
 
-PRESETS = (
-    *("tiny", "mini", "0.5b", "1.5b", "3b", "7b", "14b", "32b", "72b"),
-    *(f"qwen3-{size}" for size in ("0.6b", "1.7b", "4b", "8b", "14b", "32b")),
-)
-MATRICES = ("q", "k", "v", "o", "gate", "up", "down")
-GATES = ("env_error", "cancelled", "parse_error", "stale", "overlong", "no_signal")
+from annotated_types import Ge, Interval
+from ml_collections import ConfigDict
+from pydantic import Field
+
+from configs.keys import Dtype, Group, Plug, Temperature, Tokens, new
+from rl.bounds import Count, CountOrZero, Fraction, NotNegative, Weight
+
+Preset = Literal[
+    "tiny", "mini", "0.5b", "1.5b", "3b", "7b", "14b", "32b", "72b", "qwen3-0.6b", "qwen3-1.7b",
+    "qwen3-4b", "qwen3-8b", "qwen3-14b", "qwen3-32b",
+]  # fmt: skip
+Matrix = Literal["q", "k", "v", "o", "gate", "up", "down"]
+Gate = Literal["env_error", "cancelled", "parse_error", "stale", "overlong", "no_signal"]
+Schedule = Literal["constant", "cosine", "linear"]
 
 
-def get_config(arg=None):
+def get_config(arg: str | None = None) -> ConfigDict:
     if arg is not None:
         raise ValueError(f"this config takes no argument, got {arg!r}")
-    config = keys().config
-    config.lock()
-    for free in (name for name, rule in keys().rules.items() if rule.free):
-        group = config
-        for part in free.split("."):
-            group = group[part]
-        group.unlock()
-    return config
+    return new(Config)
 
 
-def keys():
-    """Return the keys with their rules, as `configs.keys.Keys`."""
-    root = Keys()
-    root.seed = key(
-        0, least=0
-    )  # seeds everything random: two runs with one seed give the same metrics
-    root.steps = key(
-        100, least=1, most=10**7
-    )  # iterations: rollouts, then updates, then new weights for the engine
-    world_and_policy(root)
-    rollouts(root)
-    mechanisms(root)
-    objective(root)
-    learning(root)
-    books(root)
-    machines(root)
-    return root
+# --- the world and the policy ---------------------------------------------------------------------
 
 
-def world_and_policy(root):
-    # The world that the agent acts in.
-    env = root.plug(
-        "env", "travel"
-    )  # a name known to envs.make, or module:Class; `args` go to its constructor
-    env.split = "train"  # split of the world that original tasks come from
-    env.tasks = ""  # JSON-lines file of tasks to train on instead of the split
-    env.mode = key(
-        "inprocess", choices=("inprocess", "worker", "http")
-    )  # in this process, in workers, on a service
-    env.url = ""  # URL of the service, for env.mode=http
-    env.python = ""  # interpreter of the workers; "" = this one
-    env.workers = key(2, least=1, most=4096)  # worker processes
-    env.memory_mb = key(
-        0, least=64, most=2**24, zero=True
-    )  # address space of one worker process, in MB; 0 = no limit
-    env.recycle = key(
-        0, least=0
-    )  # episodes after which a worker is replaced once it hosts no other; 0 = never
-    env.timeout = key(
-        60.0, least=0.001, most=10**7
-    )  # seconds that one call into the world may take
+class Env(Plug):
+    """The world that the agent acts in."""
 
-    # The policy.
-    model = root.group("model")
-    model.path = (
-        ""  # Hugging Face checkpoint to start from, a directory or a Hub id; "" = random weights
-    )
-    model.preset = key("tiny", choices=PRESETS)  # shape of random weights
-    model.tokenizer = ""  # directory of the tokenizer; "" = model.path
-    model.dtype = key("float32", choices=("float32", "bfloat16"))  # dtype of the computation
-    model.remat = key(
-        "none", choices=("none", "dots", "attention", "full")
-    )  # what is recomputed; full = least memory
-    model.attention = key(  # blockwise runs anywhere; cudnn, pallas need a GPU, splash a TPU; ring is for mesh.sequence
-        "auto", choices=("auto", "blockwise", "cudnn", "pallas", "splash", "ring")
-    )
+    name: str = "travel"
+    """A name known to envs.make, or module:Class; `args` go to its constructor."""
+    split: str = "train"
+    """Split of the world that original tasks come from."""
+    tasks: str = ""
+    """JSON-lines file of tasks to train on instead of the split."""
+    mode: Literal["inprocess", "worker", "http"] = "inprocess"
+    """In this process, in workers, on a service."""
+    url: str = ""
+    """URL of the service, for env.mode=http."""
+    python: str = ""
+    """Interpreter of the workers; "" = this one."""
+    workers: int = Field(2, ge=1, le=4096)
+    """Worker processes."""
+    memory_mb: Literal[0] | Annotated[int, Interval(ge=64, le=2**24)] = 0
+    """Address space of one worker process, in MB; 0 = no limit."""
+    recycle: CountOrZero = 0
+    """Episodes after which a worker is replaced once it hosts no other; 0 = never."""
+    timeout: float = Field(60.0, ge=0.001, le=10**7)
+    """Seconds that one call into the world may take."""
 
 
-def rollouts(root):
-    # The context template: how an episode is written down for the policy.
-    template = root.plug("template", "causal")
-    template.show_tools = (
-        True  # list the tools in the system message; False for a policy that has memorised them
-    )
-    template.thinking = key(
-        "auto", choices=("auto", "on", "off")
-    )  # thoughts of a Qwen3 policy; auto = as it was saved
-    template.parse_error = key(
-        "continue", choices=("continue", "end")
-    )  # answer a malformed call with an error, or end
-    template.cut_turn = key(
-        "end", choices=("end", "continue")
-    )  # at rollout.max_tokens: end, or use the turn
-    template.max_observation = key(
-        4096, least=8
-    )  # tokens of one observation; longer ones are cut, with a visible mark
+class Model(Group):
+    """The policy."""
 
-    # Rollouts that are trained on.
-    rollout = root.group("rollout")
-    rollout.tasks = key(32, least=1, most=2**16)  # tasks per step
-    rollout.group = key(
-        8, least=1, most=4096
-    )  # rollouts per task: the unit within which outcomes are compared
-    rollout.refill = key(
-        0, least=0, most=1000
-    )  # rounds of new tasks for groups without signal (dynamic sampling)
-    rollout.temperature = temperature(
-        0.9
-    )  # sampling temperature of the policy, also used in the loss
-    rollout.top_p = key(
-        1.0, above=0, most=1
-    )  # sample from the smallest set of tokens with this probability; 1 = all
-    rollout.top_k = key(0, least=0)  # sample from this many of the most probable tokens; 0 = all
-    rollout.max_turns = key(30, least=1, most=10**5)  # turns of the agent in one episode
-    rollout.max_tokens = key(4096, least=1, most=2**24)  # tokens of one turn
-    rollout.context = key(
-        25580, least=2, most=2**24
-    )  # tokens of one episode, prompt and observations included
-    rollout.must_end = (
-        False  # an episode that a limit of turns or tokens ends has failed, whatever it had reached
-    )
-    rollout.timeout = key(
-        1800.0, least=0.001, most=10**7
-    )  # seconds of one episode, set-up included
-    rollout.concurrency = key(256, least=1, most=2**16)  # episodes at a time
-    rollout.async_depth = key(
-        0, least=0, most=100
-    )  # steps that rollouts start ahead of their update; 0 = on-policy
-
-    # The engine that generates.
-    engine = root.group("engine")
-    engine.name = key("jax", choices=("jax", "vllm"))  # jax: in this process; vllm: on servers
-    engine.slots = key(
-        256, least=1, most=2**16
-    )  # sequences in the KV cache at once, each of rollout.context tokens
-    engine.decode_block = key(
-        32, least=1, most=4096
-    )  # most tokens decoded before new requests can join
-    engine.leave = fraction(0.25)  # end a decode block once this fraction of its rows is done
-    engine.prefill = key(
-        256, least=1, most=2**24
-    )  # most tokens of a prompt that are prefilled in one call
-    engine.weight_dtype = key(
-        "", choices=("", "float32", "bfloat16")
-    )  # dtype of the matrices; "" = model.dtype
-    engine.cache_dtype = key("float32", choices=("float32", "bfloat16"))  # dtype of keys and values
-    engine.in_flight = key(
-        "finish", choices=("finish", "cut", "keep")
-    )  # requests during a weight update:
-    # finish them first, cut them and continue them with the new weights, or keep them going
-
-    # vLLM servers (engine.name=vllm): started by the run, or already running at given addresses.
-    vllm = engine.group("vllm")
-    vllm.urls = ()  # addresses of running servers; () = start servers on this machine
-    vllm.model = "policy"  # name under which the servers offer the policy
-    vllm.key = ""  # environment variable that holds the servers' key; "" = none
-    vllm.python = ""  # interpreter of a virtual environment with vLLM, to start servers with
-    vllm.replicas = key(1, least=1, most=1024)  # servers to start where vllm.devices is empty
-    vllm.devices = ()  # CUDA_VISIBLE_DEVICES of each server to start: ("0,1", "2,3")
-    vllm.flags = (
-        ""  # further flags for `vllm serve`: "--enforce-eager --gpu-memory-utilization 0.6"
-    )
-    vllm.start_timeout = key(
-        900.0, least=1, most=10**7
-    )  # seconds within which a started server must answer
-    vllm.restarts = key(2, least=0)  # restarts of dead servers, in total
-    vllm.transfer = key(
-        "shm", choices=("shm", "nccl", "lora", "none")
-    )  # how weights travel: shared memory, NCCL,
-    # adapter files; none for evaluation only
-    vllm.shared = (
-        "/dev/shm"  # directory where shm and lora stage weights; must hold the model in model.dtype
-    )
-    vllm.bucket = key(1024, least=1, most=2**20)  # MiB of weights per request
-    vllm.tolerance = key(
-        0.0, least=0, most=100
-    )  # nats per token between learner and server; 0 = by dtype
+    path: str = ""
+    """Hugging Face checkpoint to start from, a directory or a Hub id; "" = random weights."""
+    preset: Preset = "tiny"
+    """Shape of random weights."""
+    tokenizer: str = ""
+    """Directory of the tokenizer; "" = model.path."""
+    dtype: Dtype = "float32"
+    """Dtype of the computation."""
+    remat: Literal["none", "dots", "attention", "full"] = "none"
+    """Activations that are recomputed; full = least memory."""
+    attention: Literal["auto", "blockwise", "cudnn", "pallas", "splash", "ring"] = "auto"
+    """blockwise runs anywhere; cudnn, pallas need a GPU, splash a TPU; ring is for mesh.sequence."""
 
 
-def mechanisms(root):
-    # Self-questioning: explore the world, invent tasks that can be checked, and train on a mixture.
-    questioning = root.group("questioning")
-    questioning.enabled = False  # False = train on original tasks only
-    questioning.plug(
-        "explorer", "curiosity"
-    )  # explores and writes tasks: curiosity (no language model), llm
-    questioning.plug(
-        "words", "plain"
-    )  # words tasks: plain (as explored), model (reworded by a language model)
-    questioning.attempts = key(
-        0, least=0
-    )  # unguided attempts at each new task, one of which has to succeed; 0 = none
-    questioning.plug(
-        "judge", "verifier"
-    )  # scores synthetic tasks: verifier, naive, principle, reference
-    questioning.share = fraction(
-        0.5
-    )  # share of synthetic tasks in a step (the paper's lambda); 1 = no original tasks
-    questioning.tasks = (
-        ""  # JSON-lines file of synthetic tasks, as `--mode=explore` writes it; "" = explore
-    )
-    questioning.budget = key(500, least=0)  # synthetic tasks that the first exploration makes
-    questioning.refresh = key(0, least=0)  # synthetic tasks that each later exploration makes
-    questioning.every = key(
-        0, least=0
-    )  # steps between explorations; 0 = explore once, before the first step
-    questioning.capacity = key(500, least=1)  # most synthetic tasks kept
-    questioning.overlap = fraction(
-        0.8
-    )  # Jaccard similarity of two queries at which the later task is a duplicate
-    questioning.learnable = (
-        False  # prefer synthetic tasks that are solved sometimes, but not always
-    )
-
-    # Self-navigating: some rollouts are guided by experience, which is stripped before training.
-    navigating = root.group("navigating")
-    navigating.enabled = False  # False = no rollout sees experience
-    navigating.share = fraction(0.5)  # share of guided rollouts in a group (the paper's eta)
-    navigating.pool = (
-        ""  # directory of an experience pool, as `--mode=pool` writes it; "" = make one
-    )
-    navigating.tasks = key(
-        32, least=0
-    )  # tasks that the first pool is made from, in the run's mixture; 0 = all
-    navigating.rollouts = key(
-        4, least=0
-    )  # rollouts of each of them (the paper's N_pc); 0 = start with an empty pool
-    navigating.solutions = (
-        False  # the explorer's solutions of invented tasks count as first attempts, too
-    )
-    navigating.every = key(
-        0, least=0
-    )  # steps between additions to the pool; 0 = the first pool stays as it is
-    navigating.top_k = key(5, least=1, most=10**4)  # most experiences in one prompt
-    navigating.min_similarity = fraction(0.3)  # cosine similarity below which nothing is retrieved
-    navigating.plug(
-        "extractor", "contrast"
-    )  # makes experience from attempts: contrast (no language model), llm
-    navigating.plug(
-        "embedder", "ngrams"
-    )  # embeds what is searched: ngrams (hashed), policy (its states), endpoint
-    navigating.plug(
-        "refine", "none"
-    )  # refines what was retrieved: none, rerank, rewrite (both by a language model)
-
-    # Self-attributing: each turn is labelled GOOD, BAD or abstain.
-    attributing = root.group("attributing")
-    attributing.enabled = False  # False = no labels
-    attributing.plug("judge", "replay")  # labels turns: replay (counterfactual, by the world), llm
-
-    # Language models, on any OpenAI-compatible server, or the policy itself. A role inherits keys that it leaves empty.
-    llm = root.group("llm")
-    llm.url = ""  # URL of the server, including /v1: http://127.0.0.1:8000/v1; policy = the current policy, by the
-    # run's engine; policy:initial = the initial one, by a second jax engine with weights and KV cache of its own
-    llm.model = ""  # name of the model on the server; the policy needs none
-    llm.key = ""  # environment variable that holds the key; "" = none
-    llm.cache = ""  # directory of cached answers, which runs may share; "" = llm_cache in the workdir, "off" = no cache
-    llm.concurrency = key(32, least=1, most=2**16)  # calls at a time, per server
-    llm.requests_per_minute = key(0, least=0)  # per server, not of the policy; 0 = no limit
-    llm.tokens_per_minute = key(0, least=0)  # the same, for tokens of prompts and answers together
-    llm.deadline = key(120.0, least=0.1, most=10**7)  # seconds of one attempt
-    llm.attempts = key(
-        6, least=1, most=1000
-    )  # attempts per question; waits double from 1 to 60 seconds
-    llm.failures = key(20, least=1)  # consecutive failed questions after which the run ends
-    llm.prices = ""  # JSON file {model: [money per million prompt tokens, per million completion tokens]}; "" = free
-    llm.budget_money = key(
-        0.0, least=0
-    )  # cost at which the run ends, in the unit of the prices; 0 = no limit
-    llm.budget_tokens = key(
-        0, least=0
-    )  # prompt and completion tokens at which the run ends; 0 = no limit
-    llm.shown = key(2000, least=16)  # most characters of one action or observation shown to a model
-    role(llm, "explorer", heat=1.0, max_tokens=2048)  # explores, for questioning.explorer
-    role(
-        llm, "writer", heat=1.0, max_tokens=8192
-    )  # writes tasks, for questioning.explorer and .words
-    role(llm, "judge", heat=0.0, max_tokens=8192)  # scores outcomes, for questioning.judge
-    role(llm, "step_judge", heat=0.0, max_tokens=8192)  # labels turns, for attributing.judge
-    role(
-        llm, "summariser", heat=0.0, max_tokens=4096
-    )  # extracts experience, for navigating.extractor
-    role(llm, "reranker", heat=0.0, max_tokens=2048)  # refines experience, for navigating.refine
-    role(
-        llm, "embedder", heat=0.0, max_tokens=1
-    )  # for navigating.embedder; uses url, model and key only
+# --- rollouts -------------------------------------------------------------------------------------
 
 
-def role(llm, name, *, heat, max_tokens):
-    """Add the keys of one role of a language model."""
-    keys = llm.group(name)
-    keys.url = ""  # "" = llm.url
-    keys.model = ""  # "" = llm.model
-    keys.key = ""  # "" = llm.key
-    keys.temperature = temperature(heat)  # 0 = greedy
-    keys.top_p = key(
-        1.0, above=0, most=1
-    )  # sample from the smallest set of tokens with this probability; 1 = all
-    keys.max_tokens = key(max_tokens, least=1, most=2**24)  # tokens of one answer
-    keys.extra = ""  # further fields of the request, as JSON: {"top_k": 100}, the only one that the policy knows
+class Template(Plug):
+    """The context template: how an episode is written down for the policy."""
+
+    name: str = "causal"
+    """The context template: how an episode is written down for the policy."""
+    show_tools: bool = True
+    """List the tools in the system message; False for a policy that has memorised them."""
+    thinking: Literal["auto", "on", "off"] = "auto"
+    """Thoughts of a Qwen3 policy; auto = as it was saved."""
+    parse_error: Literal["continue", "end"] = "continue"
+    """Answer a malformed call with an error, or end."""
+    cut_turn: Literal["end", "continue"] = "end"
+    """At rollout.max_tokens: end, or use the turn."""
+    max_observation: int = Field(4096, ge=8)
+    """Tokens of one observation; longer ones are cut, with a visible mark."""
 
 
-def objective(root):
-    # The advantage estimator: from outcomes and labels to one number per turn.
-    advantage = root.plug(
-        "advantage", "grpo"
-    )  # grpo, rloo, dr_grpo, loop, adca (needs attributing; args.norm is
-    # bounded by default, and "trajectory" is the paper's)
-    advantage.synthetic = key(
-        1.0, least=0, most=1000
-    )  # factor on the advantages of synthetic tasks
+class Rollout(Group):
+    """Rollouts that are trained on."""
 
-    # The loss: a policy objective per token, and what is added to it.
-    loss = root.plug("loss", "ppo")  # ppo, gspo, cispo, nll
-    loss.aggregate = key(  # how token losses are averaged
-        "token-mean",
-        choices=(
-            "token-mean",
-            "seq-mean-token-sum",
-            "seq-mean-token-mean",
-            "seq-mean-token-sum-norm",
-        ),
-    )
-    loss.kl_coef = key(
-        0.001, least=0, most=1000
-    )  # coefficient of the KL to the initial policy; 0 = no reference
-    loss.kl_estimator = key(
-        "k3", choices=("k2", "k3")
-    )  # estimator of that KL (k1's gradient is 0 on average)
-    loss.reference = key(
-        "device", choices=("device", "host")
-    )  # memory that holds the reference policy between uses
-    loss.entropy_coef = key(0.0, least=0, most=1000)  # coefficient of an entropy bonus
-    loss.old_logp = key(
-        "recomputed", choices=("recomputed", "sampled")
-    )  # denominator of the ratio: learner or engine
-    loss.guided_prompt = key(
-        "stripped", choices=("stripped", "guided")
-    )  # prompt of a guided rollout's old logp
-    loss.importance_cap = key(
-        2.0, least=1, zero=True
-    )  # truncation of engine-to-learner weights; 0 = no weights
-    loss.importance_level = key(
-        "token", choices=("token", "sequence")
-    )  # unit that gets an importance weight
-    loss.importance_low = fraction(0.0)  # mask units whose untruncated weight is below this
-    loss.importance_high = key(
-        0.0, least=0
-    )  # mask units whose untruncated weight is above this; 0 = none
-    loss.mismatch_alarm = key(
-        3.0, least=0
-    )  # multiple of the usual engine-learner gap that raises an alarm; 0 = never
+    tasks: int = Field(32, ge=1, le=2**16)
+    """Tasks per step."""
+    group: int = Field(8, ge=1, le=4096)
+    """Rollouts per task: the unit within which outcomes are compared."""
+    refill: int = Field(0, ge=0, le=1000)
+    """Rounds of new tasks for groups without signal (dynamic sampling)."""
+    temperature: Temperature = 0.9
+    """Sampling temperature of the policy, also used in the loss."""
+    top_p: float = Field(1.0, gt=0, le=1)
+    """Sample from the smallest set of tokens with this probability; 1 = all."""
+    top_k: CountOrZero = 0
+    """Sample from this many of the most probable tokens; 0 = all."""
+    max_turns: int = Field(30, ge=1, le=10**5)
+    """Turns of the agent in one episode."""
+    max_tokens: Tokens = 4096
+    """Tokens of one turn."""
+    context: int = Field(25580, ge=2, le=2**24)
+    """Tokens of one episode, prompt and observations included."""
+    must_end: bool = False
+    """An episode that a limit of turns or tokens ends has failed, whatever it had reached."""
+    timeout: float = Field(1800.0, ge=0.001, le=10**7)
+    """Seconds of one episode, set-up included."""
+    concurrency: int = Field(256, ge=1, le=2**16)
+    """Episodes at a time."""
+    async_depth: int = Field(0, ge=0, le=100)
+    """Steps that rollouts start ahead of their update; 0 = on-policy."""
 
 
-def learning(root):
-    # AdamW.
-    optim = root.group("optim")
-    optim.lr = key(1e-6, above=0, most=1)  # peak learning rate
-    optim.schedule = key(
-        "constant", choices=("constant", "cosine", "linear")
-    )  # after warm-up; the others end at 0
-    optim.warmup = key(0, least=0)  # updates of the linear warm-up, from lr / warmup to lr
-    optim.b1 = key(0.9, least=0, below=1)  # decay of the first moment
-    optim.b2 = key(0.999, least=0, below=1)  # decay of the second moment
-    optim.eps = key(1e-8, above=0, most=1)  # added to the root of the second moment
-    optim.weight_decay = key(0.01, least=0, most=1000)  # of matrices and embeddings
-    optim.clip = key(1.0, least=0)  # global norm to which gradients are clipped; 0 = no clipping
-    optim.master = key(
-        "float32", choices=("float32", "bfloat16")
-    )  # dtype of trained weights; bfloat16 rounds randomly
-    optim.offload = False  # keep the moments in host memory between updates
+class Vllm(Group):
+    """vLLM servers (engine.name=vllm): started by the run, or already running at given addresses."""
 
-    # Low-rank adapters, trained instead of the weights, which are then kept in model.dtype.
-    lora = root.group("lora")
-    lora.rank = key(0, least=0, most=4096)  # rank of the adapters; 0 = train the weights
-    lora.alpha = key(16.0, above=0, most=10**6)  # adapters are scaled by alpha / rank
-    lora.targets = key(MATRICES, choices=MATRICES)  # matrices that get an adapter
-
-    # How the samples of a step become updates.
-    learner = root.group("learner")
-    learner.updates = key(
-        4, least=1, most=2**16
-    )  # mini-batches per step, with nearly equal numbers of tasks
-    learner.epochs = key(1, least=1, most=1000)  # passes over the samples of a step
-    learner.row = key(
-        25600, least=2, most=2**24
-    )  # tokens of a packed row; longer samples are dropped as overlong
-    learner.micro = key(
-        1, least=1, most=4096
-    )  # rows per forward and backward pass; changes memory, not the result
-    learner.widths = key(
-        1, least=1, most=64
-    )  # row widths to compile, row/2 to row, to cut padding; same result
-    learner.share_prompts = (
-        False  # rollouts of a task share their prompt's tokens in a row; same result, fewer tokens
-    )
-    learner.chunk = key(
-        1024, least=1, most=2**24
-    )  # tokens per device in one pass of the output head
-    learner.max_staleness = key(
-        1, least=0
-    )  # steps between sampling and training; older samples are dropped
-    learner.drop = key(  # gates that drop rollouts; parse_error is off by default
-        ("cancelled", "env_error", "stale", "overlong", "no_signal"), choices=GATES
-    )
-    learner.drop_truncated = False  # drop episodes that a limit cut short as overlong (DAPO)
+    urls: tuple[str, ...] = ()
+    """Addresses of running servers; () = start servers on this machine."""
+    model: str = "policy"
+    """Name under which the servers offer the policy."""
+    key: str = ""
+    """Environment variable that holds the servers' key; "" = none."""
+    python: str = ""
+    """Interpreter of a virtual environment with vLLM, to start servers with."""
+    replicas: int = Field(1, ge=1, le=1024)
+    """Servers to start where vllm.devices is empty."""
+    devices: tuple[str, ...] = ()
+    """CUDA_VISIBLE_DEVICES of each server to start: ("0,1", "2,3")."""
+    flags: str = ""
+    """Further flags for `vllm serve`: "--enforce-eager --gpu-memory-utilization 0.6"."""
+    start_timeout: float = Field(900.0, ge=1, le=10**7)
+    """Seconds within which a started server must answer."""
+    restarts: CountOrZero = 2
+    """Restarts of dead servers, in total."""
+    transfer: Literal["shm", "nccl", "lora", "none"] = "shm"
+    """The way that weights travel: shared memory, NCCL, adapter files; none for evaluation only."""
+    shared: str = "/dev/shm"
+    """Directory where shm and lora stage weights; must hold the model in model.dtype."""
+    bucket: int = Field(1024, ge=1, le=2**20)
+    """MiB of weights per request."""
+    tolerance: float = Field(0.0, ge=0, le=100)
+    """Nats per token between learner and server; 0 = by dtype."""
 
 
-def books(root):
-    # Evaluation on held-out tasks, with fixed seeds.
-    held_out = root.group("eval")
-    held_out.split = "dev"  # held-out split, which is refused for training; "" = none, for a world with one split
-    held_out.tasks = key(0, least=0)  # tasks of the split, drawn once; 0 = all
-    held_out.rollouts = key(
-        8, least=1, most=4096
-    )  # rollouts per task: the k of avg@k, best@k, pass@k
-    held_out.seeds = key(
-        1, least=1, most=1000
-    )  # evaluations of --mode=eval by different seeds, for a deviation
-    held_out.temperature = temperature(0.9)  # sampling temperature of these rollouts
-    held_out.temperatures = key(
-        (), least=0.01, most=100
-    )  # further ones, for the policy before training: they
-    # tell what was learned from what a better temperature alone gives
-    held_out.greedy = True  # add one rollout per task at temperature 0
-    held_out.every = key(
-        10, least=0
-    )  # steps between evaluations, also before the first and after the last; 0 = never
-    held_out.experience = fraction(
-        0.0
-    )  # share of a task's evaluation rollouts that are guided by experience
+class Engine(Group):
+    """The engine that generates."""
 
-    checkpoint = root.group("checkpoint")
-    checkpoint.every = key(
-        10, least=1
-    )  # steps between checkpoints; also after the last step and when interrupted
-    checkpoint.keep = key(2, least=1)  # latest checkpoints kept, in addition to the best by avg@k
-    checkpoint.milestones = key(
-        0, least=0
-    )  # keep every checkpoint whose step is a multiple of this; 0 = none
-
-    log = root.group("log")
-    log.trajectories = key(
-        1, least=0
-    )  # steps between two files of rollouts; 0 = none, also of held-out rollouts
-    log.wandb = key("off", choices=("off", "offline", "online"))  # Weights & Biases
-    log.project = "evolver"  # W&B project
-    log.group = ""  # W&B group of runs that are compared; "" = none
-    log.tags = ()  # W&B tags
-    log.tensorboard = False  # write TensorBoard files too
+    name: Literal["jax", "vllm"] = "jax"
+    """jax: in this process; vllm: on servers."""
+    slots: int = Field(256, ge=1, le=2**16)
+    """Sequences in the KV cache at once, each of rollout.context tokens."""
+    decode_block: int = Field(32, ge=1, le=4096)
+    """Most tokens decoded before new requests can join."""
+    leave: Fraction = 0.25
+    """End a decode block once this fraction of its rows is done."""
+    prefill: Tokens = 256
+    """Most tokens of a prompt that are prefilled in one call."""
+    weight_dtype: Literal["", "float32", "bfloat16"] = ""
+    """Dtype of the matrices; "" = model.dtype."""
+    cache_dtype: Dtype = "float32"
+    """Dtype of keys and values."""
+    in_flight: Literal["finish", "cut", "keep"] = "finish"
+    """Requests during a weight update: finish them first, cut them and continue them with the new
+    weights, or keep them going."""
+    vllm: Vllm = Vllm()
 
 
-def machines(root):
-    # Devices along each mesh axis; their product is the number of devices used. configs/meshes.py has presets.
-    mesh = root.group("mesh")
-    mesh.data = key(1, least=1, most=2**16)  # splits rows; weights are replicated
-    mesh.fsdp = key(1, least=1, most=2**16)  # splits rows and weights
-    mesh.tensor = key(1, least=1, most=2**16)  # splits heads and hidden units
-    mesh.sequence = key(1, least=1, most=2**16)  # splits the tokens of a row
+# --- the mechanisms -------------------------------------------------------------------------------
 
-    # Processes of one run, one per host. They share the workdir; each plays its share of the rollouts.
-    hosts = root.group("hosts")
-    hosts.count = key(
-        1, least=0
-    )  # processes; 0 = take these three keys from Slurm, Kubernetes or the TPU pod
-    hosts.index = key(0, least=0)  # index of this process, from 0
-    hosts.coordinator = ""  # host:port of process 0
-    hosts.deadline = key(
-        60.0, least=1, most=10**7
-    )  # seconds without a heartbeat after which a process counts as lost
 
-    # Mesh axes that split each axis of the weights: "" = none, or several: "fsdp,sequence".
-    sharding = root.group("sharding")
-    sharding.vocab = "tensor"  # of the embedding and the output head
-    sharding.embed = "fsdp,sequence"  # the model's width
-    sharding.heads = "tensor"  # query heads
-    sharding.kv_heads = "tensor"  # key and value heads
-    sharding.mlp = "tensor"  # hidden units
-    sharding.layers = ""  # layers, which are scanned
-    sharding.rank = ""  # rank of adapters
+class Questioning(Group):
+    """Self-questioning: explore the world, invent tasks that can be checked, and train on a
+    mixture."""
+
+    enabled: bool = False
+    """False = train on original tasks only."""
+    explorer: Plug = Plug(name="curiosity")
+    """Explores and writes tasks: curiosity (no language model), llm."""
+    words: Plug = Plug(name="plain")
+    """Words tasks: plain (as explored), model (reworded by a language model)."""
+    attempts: CountOrZero = 0
+    """Unguided attempts at each new task, one of which has to succeed; 0 = none."""
+    judge: Plug = Plug(name="verifier")
+    """Scores synthetic tasks: verifier, naive, principle, reference."""
+    share: Fraction = 0.5
+    """Share of synthetic tasks in a step (the paper's lambda); 1 = no original tasks."""
+    tasks: str = ""
+    """JSON-lines file of synthetic tasks, as `--mode=explore` writes it; "" = explore."""
+    budget: CountOrZero = 500
+    """Synthetic tasks that the first exploration makes."""
+    refresh: CountOrZero = 0
+    """Synthetic tasks that each later exploration makes."""
+    every: CountOrZero = 0
+    """Steps between explorations; 0 = explore once, before the first step."""
+    capacity: Count = 500
+    """Most synthetic tasks kept."""
+    overlap: Fraction = 0.8
+    """Jaccard similarity of two queries at which the later task is a duplicate."""
+    learnable: bool = False
+    """Prefer synthetic tasks that are solved sometimes, but not always."""
+
+
+class Navigating(Group):
+    """Self-navigating: some rollouts are guided by experience, which is stripped before
+    training."""
+
+    enabled: bool = False
+    """False = no rollout sees experience."""
+    share: Fraction = 0.5
+    """Share of guided rollouts in a group (the paper's eta)."""
+    pool: str = ""
+    """Directory of an experience pool, as `--mode=pool` writes it; "" = make one."""
+    tasks: CountOrZero = 32
+    """Tasks that the first pool is made from, in the run's mixture; 0 = all."""
+    rollouts: CountOrZero = 4
+    """Rollouts of each of them (the paper's N_pc); 0 = start with an empty pool."""
+    solutions: bool = False
+    """The explorer's solutions of invented tasks count as first attempts, too."""
+    every: CountOrZero = 0
+    """Steps between additions to the pool; 0 = the first pool stays as it is."""
+    top_k: int = Field(5, ge=1, le=10**4)
+    """Most experiences in one prompt."""
+    min_similarity: Fraction = 0.3
+    """Cosine similarity below which nothing is retrieved."""
+    extractor: Plug = Plug(name="contrast")
+    """Makes experience from attempts: contrast (no language model), llm."""
+    embedder: Plug = Plug(name="ngrams")
+    """Embeds what is searched: ngrams (hashed), policy (its states), endpoint."""
+    refine: Plug = Plug(name="none")
+    """Refines what was retrieved: none, rerank, rewrite (both by a language model)."""
+
+
+class Attributing(Group):
+    """Self-attributing: each turn is labelled GOOD, BAD or abstain."""
+
+    enabled: bool = False
+    """False = no labels."""
+    judge: Plug = Plug(name="replay")
+    """Labels turns: replay (counterfactual, by the world), llm."""
+
+
+class Role(Group):
+    """One role of a language model."""
+
+    url: str = ""
+    """Empty = llm.url."""
+    model: str = ""
+    """Empty = llm.model."""
+    key: str = ""
+    """Empty = llm.key."""
+    temperature: Temperature = 0.0
+    """0 = greedy."""
+    top_p: float = Field(1.0, gt=0, le=1)
+    """Sample from the smallest set of tokens with this probability; 1 = all."""
+    max_tokens: Tokens = 8192
+    """Tokens of one answer."""
+    extra: str = ""
+    """Further fields of the request, as JSON: {"top_k": 100}, the only one that the policy
+    knows."""
+
+
+class Llm(Group):
+    """Language models, on any OpenAI-compatible server, or the policy itself. A role inherits keys
+    that it leaves empty."""
+
+    url: str = ""
+    """URL of the server, including /v1: http://127.0.0.1:8000/v1; policy = the current policy, by
+    the run's engine; policy:initial = the initial one, by a second jax engine with weights and KV
+    cache of its own."""
+    model: str = ""
+    """Name of the model on the server; the policy needs none."""
+    key: str = ""
+    """Environment variable that holds the key; "" = none."""
+    cache: str = ""
+    """Directory of cached answers, which runs may share; "" = llm_cache in the workdir, "off" = no
+    cache."""
+    concurrency: int = Field(32, ge=1, le=2**16)
+    """Calls at a time, per server."""
+    requests_per_minute: CountOrZero = 0
+    """Per server, not of the policy; 0 = no limit."""
+    tokens_per_minute: CountOrZero = 0
+    """The same, for tokens of prompts and answers together."""
+    deadline: float = Field(120.0, ge=0.1, le=10**7)
+    """Seconds of one attempt."""
+    attempts: int = Field(6, ge=1, le=1000)
+    """Attempts per question; waits double from 1 to 60 seconds."""
+    failures: Count = 20
+    """Consecutive failed questions after which the run ends."""
+    prices: str = ""
+    """JSON file {model: [money per million prompt tokens, per million completion tokens]}; "" =
+    free."""
+    budget_money: NotNegative = 0.0
+    """Cost at which the run ends, in the unit of the prices; 0 = no limit."""
+    budget_tokens: CountOrZero = 0
+    """Prompt and completion tokens at which the run ends; 0 = no limit."""
+    shown: int = Field(2000, ge=16)
+    """Most characters of one action or observation shown to a model."""
+    explorer: Role = Role(temperature=1.0, max_tokens=2048)
+    """Explores, for questioning.explorer."""
+    writer: Role = Role(temperature=1.0)
+    """Writes tasks, for questioning.explorer and .words."""
+    judge: Role = Role()
+    """Scores outcomes, for questioning.judge."""
+    step_judge: Role = Role()
+    """Labels turns, for attributing.judge."""
+    summariser: Role = Role(max_tokens=4096)
+    """Extracts experience, for navigating.extractor."""
+    reranker: Role = Role(max_tokens=2048)
+    """Refines experience, for navigating.refine."""
+    embedder: Role = Role(max_tokens=1)
+    """For navigating.embedder; uses url, model and key only."""
+
+
+# --- the objective --------------------------------------------------------------------------------
+
+
+class Advantage(Plug):
+    """The advantage estimator: from outcomes and labels to one number per turn."""
+
+    name: str = "grpo"
+    """grpo, rloo, dr_grpo, loop, adca (needs attributing; args.norm is bounded by default, and
+    "trajectory" is the paper's)."""
+    synthetic: Weight = 1.0
+    """Factor on the advantages of synthetic tasks."""
+
+
+class Loss(Plug):
+    """The loss: a policy objective per token, and what is added to it."""
+
+    name: str = "ppo"
+    """ppo, gspo, cispo, nll."""
+    aggregate: Literal[
+        "token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"
+    ] = "token-mean"
+    """The average of token losses."""
+    kl_coef: Weight = 0.001
+    """Coefficient of the KL to the initial policy; 0 = no reference."""
+    kl_estimator: Literal["k2", "k3"] = "k3"
+    """Estimator of that KL (k1's gradient is 0 on average)."""
+    reference: Literal["device", "host"] = "device"
+    """Memory that holds the reference policy between uses."""
+    entropy_coef: Weight = 0.0
+    """Coefficient of an entropy bonus."""
+    old_logp: Literal["recomputed", "sampled"] = "recomputed"
+    """Denominator of the ratio: learner or engine."""
+    guided_prompt: Literal["stripped", "guided"] = "stripped"
+    """Prompt of a guided rollout's old logp."""
+    importance_cap: Literal[0] | Annotated[float, Ge(1)] = 2.0
+    """Truncation of engine-to-learner weights; 0 = no weights."""
+    importance_level: Literal["token", "sequence"] = "token"
+    """Unit that gets an importance weight."""
+    importance_low: Fraction = 0.0
+    """Mask units whose untruncated weight is below this."""
+    importance_high: NotNegative = 0.0
+    """Mask units whose untruncated weight is above this; 0 = none."""
+    mismatch_alarm: NotNegative = 3.0
+    """Multiple of the usual engine-learner gap that raises an alarm; 0 = never."""
+
+
+class Optim(Group):
+    """AdamW."""
+
+    lr: float = Field(1e-6, gt=0, le=1)
+    """Peak learning rate."""
+    schedule: Schedule = "constant"
+    """After warm-up; the others end at 0."""
+    warmup: CountOrZero = 0
+    """Updates of the linear warm-up, from lr / warmup to lr."""
+    b1: float = Field(0.9, ge=0, lt=1)
+    """Decay of the first moment."""
+    b2: float = Field(0.999, ge=0, lt=1)
+    """Decay of the second moment."""
+    eps: float = Field(1e-8, gt=0, le=1)
+    """Added to the root of the second moment."""
+    weight_decay: Weight = 0.01
+    """Of matrices and embeddings."""
+    clip: NotNegative = 1.0
+    """Global norm to which gradients are clipped; 0 = no clipping."""
+    master: Dtype = "float32"
+    """Dtype of trained weights; bfloat16 rounds randomly."""
+    offload: bool = False
+    """Keep the moments in host memory between updates."""
+
+
+class Lora(Group):
+    """Low-rank adapters, trained instead of the weights, which are then kept in model.dtype."""
+
+    rank: int = Field(0, ge=0, le=4096)
+    """Rank of the adapters; 0 = train the weights."""
+    alpha: float = Field(16.0, gt=0, le=10**6)
+    """Adapters are scaled by alpha / rank."""
+    targets: tuple[Matrix, ...] = ("q", "k", "v", "o", "gate", "up", "down")
+    """Matrices that get an adapter."""
+
+
+class Learner(Group):
+    """Updates from the samples of a step."""
+
+    updates: int = Field(4, ge=1, le=2**16)
+    """Mini-batches per step, with nearly equal numbers of tasks."""
+    epochs: int = Field(1, ge=1, le=1000)
+    """Passes over the samples of a step."""
+    row: int = Field(25600, ge=2, le=2**24)
+    """Tokens of a packed row; longer samples are dropped as overlong."""
+    micro: int = Field(1, ge=1, le=4096)
+    """Rows per forward and backward pass; changes memory, not the result."""
+    widths: int = Field(1, ge=1, le=64)
+    """Row widths to compile, row/2 to row, to cut padding; same result."""
+    share_prompts: bool = False
+    """Rollouts of a task share their prompt's tokens in a row; same result, fewer tokens."""
+    chunk: Tokens = 1024
+    """Tokens per device in one pass of the output head."""
+    max_staleness: CountOrZero = 1
+    """Steps between sampling and training; older samples are dropped."""
+    drop: tuple[Gate, ...] = ("cancelled", "env_error", "stale", "overlong", "no_signal")
+    """Gates that drop rollouts; parse_error is off by default."""
+    drop_truncated: bool = False
+    """Drop episodes that a limit cut short as overlong (DAPO)."""
+
+
+# --- records --------------------------------------------------------------------------------------
+
+
+class Eval(Group):
+    """Evaluation on held-out tasks, with fixed seeds."""
+
+    split: str = "dev"
+    """Held-out split, which is refused for training; "" = none, for a world with one split."""
+    tasks: CountOrZero = 0
+    """Tasks of the split, drawn once; 0 = all."""
+    rollouts: int = Field(8, ge=1, le=4096)
+    """Rollouts per task: the k of avg@k, best@k, pass@k."""
+    seeds: int = Field(1, ge=1, le=1000)
+    """Evaluations of --mode=eval by different seeds, for a deviation."""
+    temperature: Temperature = 0.9
+    """Sampling temperature of these rollouts."""
+    temperatures: tuple[Annotated[float, Interval(ge=0.01, le=100)], ...] = ()
+    """Further ones, for the policy before training: they tell what was learned from what a better
+    temperature alone gives."""
+    greedy: bool = True
+    """Add one rollout per task at temperature 0."""
+    every: CountOrZero = 10
+    """Steps between evaluations, also before the first and after the last; 0 = never."""
+    experience: Fraction = 0.0
+    """Share of a task's evaluation rollouts that are guided by experience."""
+
+
+class Checkpoint(Group):
+    """Checkpoints to resume from."""
+
+    every: Count = 10
+    """Steps between checkpoints; also after the last step and when interrupted."""
+    keep: Count = 2
+    """Latest checkpoints kept, in addition to the best by avg@k."""
+    milestones: CountOrZero = 0
+    """Keep every checkpoint whose step is a multiple of this; 0 = none."""
+
+
+class Log(Group):
+    """Metrics and rollouts that are written."""
+
+    trajectories: CountOrZero = 1
+    """Steps between two files of rollouts; 0 = none, also of held-out rollouts."""
+    wandb: Literal["off", "offline", "online"] = "off"
+    """Weights & Biases."""
+    project: str = "evolver"
+    """W&B project."""
+    group: str = ""
+    """W&B group of runs that are compared; "" = none."""
+    tags: tuple[str, ...] = ()
+    """W&B tags."""
+    tensorboard: bool = False
+    """Write TensorBoard files too."""
+
+
+# --- machines -------------------------------------------------------------------------------------
+
+
+class Mesh(Group):
+    """Devices along each mesh axis; their product is the number of devices used. configs/meshes.py
+    has presets."""
+
+    data: int = Field(1, ge=1, le=2**16)
+    """Splits rows; weights are replicated."""
+    fsdp: int = Field(1, ge=1, le=2**16)
+    """Splits rows and weights."""
+    tensor: int = Field(1, ge=1, le=2**16)
+    """Splits heads and hidden units."""
+    sequence: int = Field(1, ge=1, le=2**16)
+    """Splits the tokens of a row."""
+
+
+class Hosts(Group):
+    """Processes of one run, one per host. They share the workdir; each plays its share of the
+    rollouts."""
+
+    count: CountOrZero = 1
+    """Processes; 0 = take these three keys from Slurm, Kubernetes or the TPU pod."""
+    index: CountOrZero = 0
+    """Index of this process, from 0."""
+    coordinator: str = ""
+    """host:port of process 0."""
+    deadline: float = Field(60.0, ge=1, le=10**7)
+    """Seconds without a heartbeat after which a process counts as lost."""
+
+
+class Sharding(Group):
+    """Mesh axes that split each axis of the weights: "" = none, or several: "fsdp,sequence"."""
+
+    vocab: str = "tensor"
+    """Of the embedding and the output head."""
+    embed: str = "fsdp,sequence"
+    """The model's width."""
+    heads: str = "tensor"
+    """Query heads."""
+    kv_heads: str = "tensor"
+    """Key and value heads."""
+    mlp: str = "tensor"
+    """Hidden units."""
+    layers: str = ""
+    """Layers, which are scanned."""
+    rank: str = ""
+    """Rank of adapters."""
+
+
+class Config(Group):
+    """All keys of a run."""
+
+    seed: CountOrZero = 0
+    """Seeds everything random: two runs with one seed give the same metrics."""
+    steps: int = Field(100, ge=1, le=10**7)
+    """Iterations: rollouts, then updates, then new weights for the engine."""
+    env: Env = Env()
+    model: Model = Model()
+    template: Template = Template()
+    rollout: Rollout = Rollout()
+    engine: Engine = Engine()
+    questioning: Questioning = Questioning()
+    navigating: Navigating = Navigating()
+    attributing: Attributing = Attributing()
+    llm: Llm = Llm()
+    advantage: Advantage = Advantage()
+    loss: Loss = Loss()
+    optim: Optim = Optim()
+    lora: Lora = Lora()
+    learner: Learner = Learner()
+    eval: Eval = Eval()
+    checkpoint: Checkpoint = Checkpoint()
+    log: Log = Log()
+    mesh: Mesh = Mesh()
+    hosts: Hosts = Hosts()
+    sharding: Sharding = Sharding()

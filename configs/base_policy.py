@@ -9,10 +9,12 @@ in percent: avg@8 21.9, 24.3 at the best temperature, greedy 14.6. Time: 34 minu
 cores.
 """
 
+from ml_collections import ConfigDict
+
 from configs import imitation
 
 
-def get_config(arg=None):
+def get_config(arg: str | None = None) -> ConfigDict:
     config = imitation.get_config(arg)
     config.env.args.houses = True
     config.steps = 4500

@@ -15,10 +15,12 @@ episodes. Navigating adds
 2,000 for the experience pool: four of each of the 500 synthetic tasks.
 """
 
+from ml_collections import ConfigDict
+
 from configs import appworld_14b
 
 
-def get_config(arg=None):
+def get_config(arg: str | None = None) -> ConfigDict:
     config = appworld_14b.get_config(arg)
     config.env.name = "bfcl"
     config.env.args = {"category": "multi_turn_base", "splits": "reference"}

@@ -9,12 +9,14 @@ measures how carefully the policy works and
 is not a BFCL score. Expected on the 12: avg@8 from 22.9 to 45.8 percent. Time: 6 and 4 minutes.
 """
 
+from ml_collections import ConfigDict
+
 from configs import base
 
 WORLD = {"tools": "oracle+1", "docs": "brief", "splits": "100/100", "max_calls": 3}
 
 
-def get_config(arg=None):
+def get_config(arg: str | None = None) -> ConfigDict:
     config = base.get_config(arg)
     config.env.name = "bfcl"
     config.env.args = WORLD

@@ -8,10 +8,12 @@ writes runs/bfcl_tiny_base/policy. Expected on the 12 held-out conversations, in
 Time: 6 minutes on two cores.
 """
 
+from ml_collections import ConfigDict
+
 from configs import bfcl_tiny, imitation
 
 
-def get_config(arg=None):
+def get_config(arg: str | None = None) -> ConfigDict:
     config = imitation.get_config(arg)
     config.steps = 300
     config.env.name = "bfcl"

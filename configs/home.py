@@ -10,10 +10,12 @@ policy at its best temperature at most 40, after training greedy and avg@8 at le
 held-out tasks with other words, homes and pairs of changes. All are met (docs/results.md).
 """
 
+from ml_collections import ConfigDict
+
 from configs import quickstart
 
 
-def get_config(arg=None):
+def get_config(arg: str | None = None) -> ConfigDict:
     config = quickstart.get_config(arg)
     config.env.name = "home"
     config.model.path = "runs/home_base/policy"

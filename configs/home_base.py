@@ -8,10 +8,12 @@ that are trained and
 evaluated in. Time: 18 minutes on two cores.
 """
 
+from ml_collections import ConfigDict
+
 from configs import imitation
 
 
-def get_config(arg=None):
+def get_config(arg: str | None = None) -> ConfigDict:
     config = imitation.get_config(arg)
     config.env.name = "home"
     config.env.args.houses = True

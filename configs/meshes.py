@@ -3,6 +3,8 @@
 meshes.use(config, 16)
 """
 
+from ml_collections import ConfigDict
+
 # Weights are spread over all devices of a fast interconnect first (fsdp). Beyond eight devices,
 # heads are split in two, so that a device gets more than one row's worth of work; beyond sixteen,
 # long rows are cut as well.
@@ -14,7 +16,7 @@ MESHES = {
 }
 
 
-def use(config, devices):
+def use(config: ConfigDict, devices: int) -> ConfigDict:
     """Set the mesh for that many devices, and round `learner.micro` up to a multiple of the devices
     that split rows.
 

@@ -19,22 +19,23 @@ fits on one GPU of 80 GB; it has not been measured there. On held-out tasks `wor
 (23.4 before) in 40 minutes (docs/results.md).
 """
 
+from ml_collections import ConfigDict
+
 from configs import base, quickstart
 from configs.keys import use
 
 SMOL = ".cache/smollm2-135m-instruct"  # written by `make pretrained`
 
 
-def get_config(arg=None):
+def get_config(arg: str | None = None) -> ConfigDict:
     variants = {None: travel, "words": words, "calls": calls}
     if arg not in variants:
         raise ValueError(f"pretrained.py:{arg}: choose words, calls, or no argument")
     return variants[arg]()
 
 
-def travel():
-    """Return the quickstart with what its tiny policy has memorised put into the prompt, and
-    settings for a GPU."""
+def travel() -> ConfigDict:
+    """Return the quickstart with tools in the prompt, and settings for a GPU."""
     config = quickstart.get_config("all")
     config.model.path = SMOL
     use(config.navigating.extractor, "contrast")
@@ -53,7 +54,7 @@ def travel():
     return config
 
 
-def two_cores():
+def two_cores() -> ConfigDict:
     """Return GRPO with settings for a model of 135M parameters on two cores."""
     config = base.get_config()
     config.steps = 40
@@ -80,7 +81,7 @@ def two_cores():
     return config
 
 
-def words():
+def words() -> ConfigDict:
     """Return GRPO on questions of one turn."""
     config = two_cores()
     config.env.name = "reasoning"
@@ -96,7 +97,7 @@ def words():
     return config
 
 
-def calls():
+def calls() -> ConfigDict:
     """Return GRPO on tasks of two calls."""
     config = two_cores()
     config.steps = 20

@@ -9,10 +9,12 @@ it has not learned. It solves 29.7% of training tasks of two calls at temperatur
 greedily (docs/results.md).
 """
 
+from ml_collections import ConfigDict
+
 from configs import imitation
 
 
-def get_config(arg=None):
+def get_config(arg: str | None = None) -> ConfigDict:
     config = imitation.get_config(arg)
     config.model.path = ".cache/smollm2-135m-instruct"
     config.steps = 22

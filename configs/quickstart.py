@@ -23,6 +23,8 @@ docs/results.md has the scores to expect of all three mechanisms and the time th
 compares the arguments in shorter runs.
 """
 
+from ml_collections import ConfigDict
+
 from configs import base
 
 ROWS = {
@@ -37,7 +39,7 @@ ROWS = {
 }
 
 
-def get_config(arg=None):
+def get_config(arg: str | None = None) -> ConfigDict:
     arg = "all" if arg is None else arg
     if arg not in ROWS:
         raise ValueError(f"quickstart.py:{arg}: choose one of {', '.join(ROWS)}")

@@ -11,11 +11,13 @@ seeds: 54.0 for `window` with a sliding window, 46.9 for `whole` with the causal
 (docs/results.md). Time: 5 minutes each.
 """
 
+from ml_collections import ConfigDict
+
 from configs import base_policy
 from configs.keys import use
 
 
-def get_config(arg=None):
+def get_config(arg: str | None = None) -> ConfigDict:
     if arg not in (None, "window", "whole"):
         raise ValueError(f"window_base.py:{arg}: give window or whole")
     config = base_policy.get_config()

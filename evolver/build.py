@@ -20,7 +20,7 @@ from envs.process import Deadlines
 from envs.source import Source
 from envs.world import Task, World, WorldError
 from evolver import grading
-from evolver.config.checks import leaks
+from evolver.config.checks.world import leaks
 from evolver.config.derived import replaces_outcome
 from evolver.config.paths import model_folder, resolve
 from evolver.config.plugs import plug

@@ -166,7 +166,7 @@ def problems(runs: Sequence[Run], folder: str | Path, flags: Sequence[str] = ())
         command = cli.parse(run.command(Path(folder), flags))
         reasons = list(command.problems)
         if command.config is not None:
-            checked = config_problems(command.config, base.keys(), command.workdir, run.mode)
+            checked = config_problems(command.config, base.Config, command.workdir, run.mode)
             reasons += [
                 reason for reason in checked if not (run.after and "there is no such" in reason)
             ]

@@ -71,7 +71,7 @@ def main(
     found += [f"--{word} must be at least {n}" for word, n in least.items() if vars(args)[word] < n]
     if command.config is not None:
         found += problems(command.config, args)
-        found += config_problems(command.config, base.keys(), args.workdir, "pool")
+        found += config_problems(command.config, base.Config, args.workdir, "pool")
     if found:
         print(*found, sep="\n", file=sys.stderr)
         return 2

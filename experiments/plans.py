@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from evolver.config import plugs
-from evolver.config.checks import flat
+from evolver.config.keys import flat
 from evolver.plan import calls
 from evolver.plan.case import Case, case_of
 from evolver.plan.compilers import compiled

@@ -33,7 +33,7 @@ from envs.world import Task
 from evolver import grading
 from evolver.build import Run, RunError
 from evolver.config import plugs
-from evolver.config.checks import changed
+from evolver.config.checks.workdir import changed
 from evolver.navigating import Experience, new_experience
 from evolver.navigating.experience_pool import ExperiencePool
 from evolver.phases import extraction, tasks
@@ -324,7 +324,7 @@ def other_settings(config: Any, workdir: str) -> Iterator[str]:
     path = Path(workdir) / "config.retrieval.json"
     if path.is_file():
         before = json.loads(path.read_text(encoding="utf-8"))["config"]
-        for name, (then, now) in changed(before, config, base.get_config()).items():
+        for name, (then, now) in changed(before, config, base.Config).items():
             if not name.startswith(("llm.", "navigating.embedder.", "navigating.refine.")):
                 yield f"--workdir={workdir} has results with {name}={then!r}, not {now!r}: choose a new directory"
 

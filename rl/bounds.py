@@ -1,5 +1,7 @@
-"""Bounds of numeric arguments, written into signatures: `def ppo(tokens, *, clip_low: Fraction =
-0.28)`."""
+"""Bounds of numbers, written into signatures: `def ppo(tokens, *, clip_low: Fraction = 0.28)`.
+
+Configs write the same bounds beside their keys (configs/base.py).
+"""
 
 from __future__ import annotations
 

@@ -13,8 +13,9 @@ import pytest
 
 from command import PROGRAMS
 from configs import base, imitation
-from evolver.config.checks import contradictions, plug_problems, shape_problems, value_problems
 from evolver.config.cli import parse
+from evolver.config.keys import key_problems
+from tests.configs import mistakes
 from tests.test_contracts import ROOT, failures, files, name_of, python_files
 
 ELSEWHERE = ("my_", "<", "thermostat")  # files that the reader writes
@@ -96,14 +97,10 @@ def test_a_run_in_the_documents_has_a_sound_config(words):
     program = words[1] if words[1] in CONFIGS else " ".join(words[1:3])
     command = parse([program, *words[1 + len(program.split()) :]])
     assert not command.problems and command.config is not None
-    keys = CONFIGS[program].keys()
-    assert not list(shape_problems(command.config, keys.config)) and not list(
-        value_problems(command.config, keys.rules)
-    )
-    if program != "-m experiments.imitation":
-        assert not list(plug_problems(command.config)) and not list(
-            contradictions(command.config, command.mode)
-        )
+    if program == "-m experiments.imitation":
+        assert not key_problems(command.config, imitation.Config)
+    else:
+        assert not mistakes(command.config, command.mode)
 
 
 class Accepted(BaseException):

@@ -78,12 +78,12 @@ def test_all_examples_train_together(folder, capsys):
     "override,words",
     [
         ("advantage.args.flor=1", "there is no argument 'flor' (did you mean floor?)"),
-        ("advantage.args.floor=0", "floor=0 must be > 0"),
+        ("advantage.args.floor=0", "floor=0 must be above 0"),
         ("advantage.args.bonus=many", "bonus='many' must be of type float"),
-        ("loss.args.down=2.0", "down=2.0 must be <= 1"),
+        ("loss.args.down=2.0", "down=2.0 must be at most 1"),
         ("template.name=last_turns:LastTurn", "has no attribute 'LastTurn'"),
         ("questioning.explorer.name=nowhere:Walk", "No module named 'nowhere'"),
-        ("attributing.judge.name=repaly", "Did you mean replay?"),
+        ("attributing.judge.name=repaly", "did you mean replay?"),
         ("attributing.enabled=False", "needs labels of turns"),
     ],
 )

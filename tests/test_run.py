@@ -68,12 +68,10 @@ def test_targets_that_cannot_be_planned_for(capsys, tiny, words, mode, said):
 @pytest.mark.parametrize(
     "override,words",
     [
-        ("--config.rollout.temprature=1", "Did you mean rollout.temperature?"),
-        ("--config.modle.path=x", "Did you mean model.path?"),
+        ("--config.rollout.temprature=1", "did you mean rollout.temperature?"),
+        ("--config.modle.path=x", "did you mean model.path?"),
         ("--config.rollout.qqqq=1", "config.rollout has async_depth, concurrency, context, group"),
         ("--config.qqqq.wwww=1", "config has advantage, attributing, checkpoint"),
-        ("--config.advantage.alpha=0.2", "has been renamed: use advantage.args.alpha"),
-        ("--config.questioning.explorer=llm", "has been renamed: use questioning.explorer.name"),
         (
             "--config.rollout.args.x=1",
             "config.rollout.args: there is no such key; these take arguments: advantage,",
@@ -81,11 +79,11 @@ def test_targets_that_cannot_be_planned_for(capsys, tiny, words, mode, said):
         ("--config.steps=many", "must be of type int; 'many' is not"),
         ("--config.rollout=3", "config.rollout is a group of keys"),
         ("--config.rollout.group=1", "at least 2 rollouts"),
-        ("--config.rollout.temperature=-1", "must be 0, or at least 0.01"),
+        ("--config.rollout.temperature=-1", "must be 0 or at least 0.01"),
         ("--config.optim.lr=0", "must be above 0"),
         ("--config.optim.lr=nan", "must be finite"),
-        ("--config.rollout.top_p=1.5", "above 0 and at most 1"),
-        ("--config.loss.name=pp", "Did you mean ppo?"),
+        ("--config.rollout.top_p=1.5", "top_p must be at most 1"),
+        ("--config.loss.name=pp", "did you mean ppo?"),
         (
             "--config.advantage.name=adca",
             "or an estimator without labels, such as config.advantage.name=grpo",
@@ -102,7 +100,7 @@ def test_targets_that_cannot_be_planned_for(capsys, tiny, words, mode, said):
         ("--config.rollout.tasks=99", "needs 99 different original tasks"),
         ("--config.questioning.every=2", "makes no tasks"),
         ("--config.env.url=http://localhost:1", "belong together"),
-        ("--config.optim.b1=1", "at least 0 and below 1"),
+        ("--config.optim.b1=1", "b1 must be below 1"),
         ("--config.loss.args.dual_clip=0.5", "must be above 1, or 0"),
         ("--config.model.attention=cudnn", "needs config.model.dtype=bfloat16"),
         ("--config.model.attention=splash", "needs a TPU, but jax sees a CPU"),
@@ -201,7 +199,7 @@ def test_all_mistakes_are_said_at_once(capsys, tiny):
         ),
         (
             "from configs import base\ndef get_config():\n    c = base.get_config()\n    c.stepps = 1\n    return c\n",
-            "steps?",
+            'Did you mean "steps"',
         ),
         (
             "from configs import base\ndef get_config():\n    c = base.get_config()\n    c.steps = 'x'\n    return c\n",
@@ -212,16 +210,6 @@ def test_all_mistakes_are_said_at_once(capsys, tiny):
             "the config lacks",
         ),
         ("import nonsuch\n", "nonsuch"),
-        (
-            "from configs import base\ndef get_config():\n    c = base.get_config()\n"
-            "    c.loss.kl = 0.1\n    return c\n",
-            "line 4: config.loss.kl has been renamed: use loss.kl_coef",
-        ),
-        (
-            "from configs import base\ndef get_config():\n    c = base.get_config()\n"
-            "    c.attributing.judge = 'llm'\n    return c\n",
-            "line 4: config.attributing.judge has been renamed: use attributing.judge.name",
-        ),
     ],
 )
 def test_a_config_file_that_cannot_be_used(capsys, tmp_path, text, words):
@@ -234,7 +222,7 @@ def test_a_config_file_that_cannot_be_used(capsys, tmp_path, text, words):
 
 def test_flags_themselves(capsys, tiny):
     assert "--config is missing" in call(capsys)[2]
-    assert "Did you mean configs/base.py?" in call(capsys, "--config=configs/bse.py")[2]
+    assert "did you mean configs/base.py?" in call(capsys, "--config=configs/bse.py")[2]
     assert (
         "--config=configs/bse.py: there is no such file"
         in call(capsys, "--config", "configs/bse.py")[2]
@@ -310,17 +298,6 @@ def test_a_workdir_that_cannot_be_written(capsys, tmp_path, tiny):
     )
 
 
-def test_a_workdir_of_the_old_layout_is_one_message(capsys, tmp_path, tiny):
-    Workdir(tmp_path / "run").claim({"loss": {"kl": 0.001, "clip_low": 0.28}, "seed": 0}, 0)
-    code, _, err = call(capsys, f"--config={tiny}", f"--workdir={tmp_path}/run", mode="train")
-    assert (
-        code == 2
-        and "1 problem;" in err
-        and "of an older layout of configs and files" in err
-        and "run-2" in err
-    )
-
-
 def test_a_workdir_of_another_config_lists_the_differences(capsys, tmp_path, tiny):
     from evolver.config import cli
 
@@ -343,10 +320,11 @@ def test_a_workdir_of_another_config_lists_the_differences(capsys, tmp_path, tin
         "--config.log.trajectories=0",
         "--config.checkpoint.keep=9",
     ):
-        from evolver.config.checks import workdir_problems
+        from configs import base
+        from evolver.config.checks.workdir import workdir_problems
 
         config = cli.parse(["run.py", f"--config={tiny}", harmless]).config
-        assert not list(workdir_problems(config, tmp_path / "run", "train"))
+        assert not list(workdir_problems(config, tmp_path / "run", "train", base.Config))
 
 
 @pytest.mark.parametrize("words,code", [([], 0), (["--config.rollout.must_end=True"], 2)])

@@ -19,6 +19,8 @@ others is at temperatures 0.9 and 0. Confirmed: none. Expected: 13 runs, about 2
 A100 (arithmetic, not measured).
 """
 
+from ml_collections import ConfigDict
+
 from configs.paper import cells
 
 NUMBERS = {
@@ -49,5 +51,5 @@ CELLS |= {name: cells.cell(f"14b,appworld,{name}", {}) for name in OWN}
 ORDERS = ["hybrid_all > all", "hybrid_all > hybrid"]
 
 
-def get_config(arg=None):
+def get_config(arg: str | None = None) -> ConfigDict:
     return cells.config(CELLS, arg, __file__)

@@ -14,6 +14,8 @@ in Qwen3's own chat template.
 Expected: evaluations only.
 """
 
+from ml_collections import ConfigDict
+
 from configs.paper import cells
 
 NUMBERS = {  # AppWorld, BFCL
@@ -39,5 +41,5 @@ for name, (size, *scores) in TRAINED.items():
 ORDERS = []
 
 
-def get_config(arg=None):
+def get_config(arg: str | None = None) -> ConfigDict:
     return cells.config(CELLS, arg, __file__)

@@ -9,6 +9,8 @@ table 1, which is the cell with 500 tasks. Expected: 2 runs of 100 steps beyond 
 GPU-hours of A100 (arithmetic, not measured).
 """
 
+from ml_collections import ConfigDict
+
 from configs.paper import cells
 
 NUMBERS = {"100": ("q100", 40.3), "200": ("q200", 42.7), "500": ("q", 44.3)}
@@ -19,5 +21,5 @@ CELLS = {
 ORDERS = ["200 > 100", "500 > 200"]
 
 
-def get_config(arg=None):
+def get_config(arg: str | None = None) -> ConfigDict:
     return cells.config(CELLS, arg, __file__)

@@ -8,6 +8,8 @@ no code of the naive judge; its prompt here is our own. Expected: 2 runs of 100 
 1, about 310 GPU-hours of A100 (arithmetic, not measured).
 """
 
+from ml_collections import ConfigDict
+
 from configs.paper import cells
 
 NUMBERS = {"naive": ("naive", 22.5), "principle": ("principle", 33.1), "reference": ("q", 44.3)}
@@ -18,5 +20,5 @@ CELLS = {
 ORDERS = ["principle > naive", "reference > principle"]
 
 
-def get_config(arg=None):
+def get_config(arg: str | None = None) -> ConfigDict:
     return cells.config(CELLS, arg, __file__)

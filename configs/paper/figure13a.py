@@ -9,6 +9,8 @@ BFCL. The heights were read off it. Table 4 has other scores for the same rows (
 avg@4). Expected: evaluations and a pool each.
 """
 
+from ml_collections import ConfigDict
+
 from configs.paper import cells
 
 NUMBERS = {  # avg@4, best@4
@@ -27,5 +29,5 @@ for name, (avg, best) in NUMBERS.items():
 ORDERS = ["with > without"]
 
 
-def get_config(arg=None):
+def get_config(arg: str | None = None) -> ConfigDict:
     return cells.config(CELLS, arg, __file__)

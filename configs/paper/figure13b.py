@@ -14,6 +14,8 @@ original ones here. Expected: 3 runs of 80 steps beyond table 4, about 380 GPU-h
 (arithmetic, not measured).
 """
 
+from ml_collections import ConfigDict
+
 from configs.paper import cells
 
 BARS = {"0": 16.23, "0.25": 16.45, "0.5": 19.30, "0.75": 20.18, "1": 23.25}
@@ -32,5 +34,5 @@ CELLS |= {
 ORDERS = ["trained,0.5 > trained,0", "trained,0.5 > trained,1", "inference,1 > inference,0"]
 
 
-def get_config(arg=None):
+def get_config(arg: str | None = None) -> ConfigDict:
     return cells.config(CELLS, arg, __file__)

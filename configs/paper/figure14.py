@@ -12,6 +12,8 @@ they follow the natural order from 1.0 down. Late, 0.6 is best. Expected: 3 runs
 table 4, about 380 GPU-hours of A100 (arithmetic, not measured).
 """
 
+from ml_collections import ConfigDict
+
 from configs.paper import cells
 
 NUMBERS = {
@@ -28,5 +30,5 @@ CELLS = {
 ORDERS = ["0.6 > 0.28", "0.6 > 1"]
 
 
-def get_config(arg=None):
+def get_config(arg: str | None = None) -> ConfigDict:
     return cells.config(CELLS, arg, __file__)

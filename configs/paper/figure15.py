@@ -10,6 +10,8 @@ there: the evaluations every 10 steps. Not stated: how the area is computed. Exp
 beyond table 1.
 """
 
+from ml_collections import ConfigDict
+
 from configs.paper import cells, table6
 
 CELLS = {
@@ -19,5 +21,5 @@ CELLS = {
 ORDERS = table6.ORDERS
 
 
-def get_config(arg=None):
+def get_config(arg: str | None = None) -> ConfigDict:
     return cells.config(CELLS, arg, __file__)

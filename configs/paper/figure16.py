@@ -10,6 +10,8 @@ Inferred: the setting, as in table 5. Expected: 3 runs of 100 steps beyond table
 GPU-hours of A100 (arithmetic, not measured).
 """
 
+from ml_collections import ConfigDict
+
 from configs.paper import cells
 
 NUMBERS = {
@@ -26,5 +28,5 @@ CELLS = {
 ORDERS = ["0.1 > 0", "0.2 > 0", "0 > 0.3"]
 
 
-def get_config(arg=None):
+def get_config(arg: str | None = None) -> ConfigDict:
     return cells.config(CELLS, arg, __file__)

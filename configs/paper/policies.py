@@ -13,6 +13,8 @@ Those for BFCL also imitate the explorer's solutions of its own tasks, without w
 configs/assets has copies: travel_base_small (7b,appworld), travel_base, bfcl_base_small and bfcl_base (14b,bfcl).
 """
 
+from ml_collections import ConfigDict
+
 from configs import base_policy, bfcl_tiny_base
 from configs.paper import runs
 
@@ -20,7 +22,7 @@ PRESETS = {"7b": "tiny", "14b": "mini"}
 WORLDS = {"appworld": base_policy, "bfcl": bfcl_tiny_base}
 
 
-def get_config(arg=None):
+def get_config(arg: str | None = None) -> ConfigDict:
     size, _, world = (arg or "7b,appworld").partition(",")
     if size not in PRESETS or world not in WORLDS:
         raise ValueError(

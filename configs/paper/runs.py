@@ -15,6 +15,8 @@ numbers of tasks shrink, plugs that ask a language model are replaced by those t
 shows that a row works; its scores are no scores of the paper.
 """
 
+from ml_collections import ConfigDict
+
 from configs import appworld_7b, appworld_14b, bfcl_7b, bfcl_14b, bfcl_tiny, quickstart
 from configs.keys import use
 
@@ -92,7 +94,7 @@ ROWS = {
 }
 
 
-def get_config(arg=None):
+def get_config(arg: str | None = None) -> ConfigDict:
     size, world, row, *scale = (arg or "14b,appworld,all").split(",")
     if size not in FULL or world not in WORLDS or row not in ROWS or scale not in ([], ["tiny"]):
         raise ValueError(

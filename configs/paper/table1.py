@@ -12,6 +12,8 @@ controls.py), the seed (one per cell). Expected: 16 runs of 100 steps, about 1,8
 (arithmetic, not measured).
 """
 
+from ml_collections import ConfigDict
+
 from configs.paper import cells
 
 NUMBERS = {  # AppWorld avg@8, best@8, BFCL avg@8, best@8
@@ -30,5 +32,5 @@ CELLS = cells.both(NUMBERS, {row: row for row in ("base", "q", "qn", "qa", "all"
 ORDERS = ["q > base", "qn > q", "qa > q", "all > qn", "all > qa"]
 
 
-def get_config(arg=None):
+def get_config(arg: str | None = None) -> ConfigDict:
     return cells.config(CELLS, arg, __file__)

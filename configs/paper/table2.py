@@ -14,6 +14,8 @@ is equally likely (0.85 in AppWorld, 0.83 in BFCL). Expected: 4 runs of 80 or 12
 beyond table 1, about 920 GPU-hours of A100 (arithmetic, not measured).
 """
 
+from ml_collections import ConfigDict
+
 from configs.paper import cells
 
 NUMBERS = {  # AppWorld avg@8, best@8, BFCL avg@8, best@8
@@ -32,5 +34,5 @@ CELLS = cells.both(
 ORDERS = ["original > base", "synthetic > base", "hybrid > original", "hybrid > synthetic"]
 
 
-def get_config(arg=None):
+def get_config(arg: str | None = None) -> ConfigDict:
     return cells.config(CELLS, arg, __file__)

@@ -9,6 +9,8 @@ A cell is SIZE,TRAINED IN,EVALUATED IN. It trains nothing of its own: the runs a
 and half of the cells repeat its scores. Expected: nothing beyond table 1 but evaluations.
 """
 
+from ml_collections import ConfigDict
+
 from configs.paper import cells
 
 NUMBERS = {  # trained in: AppWorld avg@8, best@8, BFCL avg@8, best@8
@@ -27,5 +29,5 @@ CELLS = {
 ORDERS = []
 
 
-def get_config(arg=None):
+def get_config(arg: str | None = None) -> ConfigDict:
     return cells.config(CELLS, arg, __file__)

@@ -15,6 +15,8 @@ tasks. The rows *_synthetic train on synthetic ones; they have no published numb
 A100 (arithmetic, not measured).
 """
 
+from ml_collections import ConfigDict
+
 from configs.paper import cells
 
 NUMBERS = {  # AppWorld avg@4, best@4, BFCL avg@4, best@4
@@ -50,5 +52,5 @@ CELLS |= {
 ORDERS = ["icl > base", "grpo > icl", "navigating > grpo", "navigating > unselected"]
 
 
-def get_config(arg=None):
+def get_config(arg: str | None = None) -> ConfigDict:
     return cells.config(CELLS, arg, __file__)

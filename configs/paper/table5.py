@@ -14,6 +14,8 @@ the paper: how labels are standardised (by trajectory in section 5.2, as here; b
 (arithmetic, not measured).
 """
 
+from ml_collections import ConfigDict
+
 from configs.paper import cells
 
 NUMBERS = {  # AppWorld avg@8, best@8, BFCL avg@8, best@8
@@ -31,5 +33,5 @@ CELLS = cells.both(NUMBERS, ROWS, splits=cells.DEV)
 ORDERS = ["attributing > no_labels", "attributing > no_outcome", "no_outcome > base"]
 
 
-def get_config(arg=None):
+def get_config(arg: str | None = None) -> ConfigDict:
     return cells.config(CELLS, arg, __file__)

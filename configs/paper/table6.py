@@ -11,6 +11,8 @@ Not stated: how AUC is computed; the mean height has the right magnitude. Expect
 table 1.
 """
 
+from ml_collections import ConfigDict
+
 from configs.paper import cells
 
 NUMBERS = {  # Steps@.9, AUC
@@ -30,5 +32,5 @@ for name, (steps, auc) in NUMBERS.items():
 ORDERS = ["attributing > baseline"]
 
 
-def get_config(arg=None):
+def get_config(arg: str | None = None) -> ConfigDict:
     return cells.config(CELLS, arg, __file__)

@@ -15,6 +15,8 @@ tasks) and `base`. Expected: 4 runs of 100 steps, about 580 GPU-hours of A100 (a
 measured).
 """
 
+from ml_collections import ConfigDict
+
 from configs.paper import cells
 
 NUMBERS = {  # TGC@4, TGC@8, SGC@4, SGC@8
@@ -35,5 +37,5 @@ CELLS = {
 ORDERS = ["reasoning > causal", "sliding > causal", "self_managing > causal"]
 
 
-def get_config(arg=None):
+def get_config(arg: str | None = None) -> ConfigDict:
     return cells.config(CELLS, arg, __file__)

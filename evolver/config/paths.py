@@ -1,7 +1,5 @@
 """Resolution of the paths that a config names."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -11,21 +11,18 @@ interface:
   mechanism.
 """
 
-from __future__ import annotations
-
-import difflib
 import functools
 import importlib
 import inspect
-import math
+import operator
 import os
 import sys
-import types
-import typing
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from evolver.config.values import hint, misfit
 
 
 class PlugError(ValueError):
@@ -130,27 +127,22 @@ def known(key: str) -> dict[str, str]:
 def load(key: str, name: str) -> Callable[..., Any]:
     """Return the callable that `name` means under `key`. Raises PlugError."""
     registry = known(key)
-    if name in registry:
-        return attribute(registry[name])
-    if ":" not in name:
-        near = difflib.get_close_matches(name, registry, n=1, cutoff=0.6)
-        hint = f" Did you mean {near[0]}?" if near else ""
+    said = f"config.{key}.name={name!r}"
+    if name not in registry and ":" not in name:
         raise PlugError(
-            f"config.{key}.name={name!r} is not known.{hint} Known names: {', '.join(registry)}; "
+            f"{said} is not known{hint(name, registry)}. Known names: {', '.join(registry)}; "
             "or name your own as module:attribute"
         )
     try:
-        target = attribute(name)
+        target = attribute(registry.get(name, name))
     except Exception as error:  # importing somebody's file may raise anything
         file = getattr(sys.modules.get(name.partition(":")[0]), "__file__", None)
         where = f" (in {file})" if file else ""
         raise PlugError(
-            f"config.{key}.name={name!r} cannot be loaded: {type(error).__name__}: {error}{where}"
+            f"{said} cannot be loaded: {type(error).__name__}: {error}{where}"
         ) from error
     if not callable(target):
-        raise PlugError(
-            f"config.{key}.name={name!r} is of type {type(target).__name__}; it must be callable"
-        )
+        raise PlugError(f"{said} is of type {type(target).__name__}; it must be callable")
     return target
 
 
@@ -158,7 +150,7 @@ def attribute(name: str) -> Any:
     """Return the object that "module:attribute" names. Raises whatever importing the module
     raises."""
     module, _, path = name.partition(":")
-    return functools.reduce(getattr, path.split("."), importlib.import_module(module))
+    return operator.attrgetter(path)(importlib.import_module(module))
 
 
 def look_in(*folders: str | Path) -> None:
@@ -177,31 +169,24 @@ def look_in(*folders: str | Path) -> None:
 
 
 def parameters(target: Callable[..., Any]) -> dict[str, inspect.Parameter]:
-    """Return the parameters of a function, or of a class's constructor, with their annotations
-    evaluated.
-
-    A parameter without an annotation has the type of its default.
-    """
-    found = dict(inspect.signature(target).parameters)
+    """Return the parameters of a function, or of a class's constructor. One without an annotation
+    that can be evaluated has the type of its default."""
     try:
-        owner = target.__init__ if inspect.isclass(target) else target
-        hints = typing.get_type_hints(inspect.unwrap(owner), include_extras=True)
-    except Exception:  # an annotation that names something imported for type checkers only
-        hints = {}
-    known = {
-        name: type(p.default) for name, p in found.items() if p.default not in (p.empty, None)
-    } | hints
-    return {
-        name: p.replace(annotation=known.get(name, Any))
-        for name, p in found.items()
-        if name not in ("self", "cls")
-    }
+        found = inspect.signature(target, eval_str=True).parameters
+    except NameError:  # an annotation that names something imported for type checkers only
+        found = inspect.signature(target).parameters
+    typed = {}
+    for name, p in found.items():
+        default = Any if p.default in (p.empty, None) else type(p.default)
+        known = p.annotation is not p.empty and not isinstance(p.annotation, str)
+        typed[name] = p.replace(annotation=p.annotation if known else default)
+    return typed
 
 
-def positional(target: Callable[..., Any]) -> tuple[str, ...]:
-    """Return the names of the positional parameters of a plug."""
+def positional(target: Callable[..., Any]) -> list[str]:
+    """Return the names of the parameters before `*`, of which a run provides the first."""
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return tuple(name for name, p in parameters(target).items() if p.kind in kinds)
+    return [name for name, p in parameters(target).items() if p.kind in kinds]
 
 
 def settable(target: Callable[..., Any]) -> dict[str, inspect.Parameter]:
@@ -209,54 +194,54 @@ def settable(target: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     return {n: p for n, p in parameters(target).items() if p.kind is inspect.Parameter.KEYWORD_ONLY}
 
 
+def misfits(target: Callable[..., Any], args: Mapping[str, Any]) -> dict[str, str]:
+    """Return {name: "must be ..."} for the arguments that fit neither their annotation nor equal
+    their default."""
+    found = {}
+    for name, p in parameters(target).items():
+        rule = misfit(args[name], p.annotation) if name in args and args[name] != p.default else ""
+        if rule:
+            found[name] = f"must be {rule}"
+    return found
+
+
 def problems(key: str, name: str, args: Mapping[str, Any]) -> list[str]:
     """Return [one message with everything that is wrong with a plug, and its signature]; [] if
     nothing is."""
+    kind = KINDS[key]
     try:
         target = load(key, name)
-        takes = settable(target)
+        takes, first = settable(target), positional(target)
     except (PlugError, TypeError, ValueError) as error:
         return [str(error)]
-    free = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters(target).values())
-    found = []
-    for argument, value in args.items():
-        if argument in positional(target)[1:]:
-            found.append(
-                f"{argument} is positional: put it after `*` in the signature, so that the config may set it"
-            )
-        elif argument not in takes:
-            near = difflib.get_close_matches(argument, takes, n=1, cutoff=0.6)
-            if not free:
-                found.append(
-                    f"there is no argument {argument!r}"
-                    + (f" (did you mean {near[0]}?)" if near else "")
-                )
-        elif why := misfit(value, takes[argument].annotation):
-            found.append(f"{argument}={value!r} {why}")
-    found += [f"{n} is missing" for n, p in takes.items() if p.default is p.empty and n not in args]
-    kind = KINDS[key]
-    if inspect.isclass(target) and (lacking := lacks(target, kind)):
+    lacking = lacks(target, kind) if inspect.isclass(target) else []
+    if lacking:
         return [
-            f"config.{key}.name={name!r} lacks {', '.join(lacking)}: subclass {kind.protocol.replace(':', '.')} and"
-            " define what is missing"
+            f"config.{key}.name={name!r} lacks {', '.join(lacking)}: subclass"
+            f" {kind.protocol.replace(':', '.')} and define what is missing"
         ]
-    if not kind.methods and not positional(target):
+    found = [f"{n}={args[n]!r} {why}" for n, why in misfits(target, args).items() if n in takes]
+    free = inspect.Parameter.VAR_KEYWORD in [p.kind for p in parameters(target).values()]
+    for argument in (name for name in args if name not in takes):
+        if argument in first:
+            found.append(
+                f"{argument} is positional: put it after `*` in the signature, so that the config"
+                " may set it"
+            )
+        elif not free:
+            found.append(f"there is no argument {argument!r}{hint(argument, takes)}")
+    for argument, p in parameters(target).items():
+        if p.default is p.empty and argument in takes and argument not in args:
+            found.append(f"{argument} is missing")
+        if p.default is p.empty and argument in first[1:]:
+            found.append(
+                f"{argument} cannot be provided: a plug has one positional argument, {kind.given},"
+                " and what the config sets is keyword-only (after `*`)"
+            )
+    if not kind.methods and not first:
         found.append(f"it takes no positional argument; the run gives it {kind.given}")
-    needed = [
-        n
-        for n in positional(target)[1:]
-        if parameters(target)[n].default is inspect.Parameter.empty
-    ]
-    if needed:
-        found.append(
-            f"{', '.join(needed)} cannot be provided: a plug has one positional argument, {kind.given}, and what the "
-            "config sets is keyword-only (after `*`)"
-        )
-    return (
-        [f"config.{key}.args: {'; '.join(found)}. The call is {signature(name, target)}"]
-        if found
-        else []
-    )
+    call = f"The call is {signature(name, target)}"
+    return [f"config.{key}.args: {'; '.join(found)}. {call}"] if found else []
 
 
 def lacks(target: type, kind: Kind) -> list[str]:
@@ -265,10 +250,10 @@ def lacks(target: type, kind: Kind) -> list[str]:
     The protocol has defaults for all but the first. `extend` of a template must be a coroutine
     function.
     """
-    protocol, missing = attribute(kind.protocol), []
-    for number, method in enumerate(kind.methods):
+    missing = []
+    for method in kind.methods:
         owner = next((cls for cls in target.__mro__ if method in vars(cls)), None)
-        if owner is None or (owner is protocol and number == 0):
+        if owner is None or (method == kind.methods[0] and owner is attribute(kind.protocol)):
             missing.append(f"{method}()")
         elif method == "extend" and not inspect.iscoroutinefunction(getattr(target, method)):
             missing.append("`async` before `def extend`")
@@ -277,15 +262,14 @@ def lacks(target: type, kind: Kind) -> list[str]:
 
 def signature(name: str, target: Callable[..., Any]) -> str:
     """Return "name(argument=default, ...)" of what the config can set."""
-    shown = [
-        n if p.default is p.empty else f"{n}={p.default!r}" for n, p in settable(target).items()
-    ]
+    taken = settable(target).values()
+    shown = [p.name if p.default is p.empty else f"{p.name}={p.default!r}" for p in taken]
     return f"{name}({', '.join(shown)})"
 
 
 def values(key: str, name: str, args: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments that a plug gets from a config, defaults included."""
-    return {n: args.get(n, p.default) for n, p in settable(load(key, name)).items()} | dict(args)
+    return {n: p.default for n, p in settable(load(key, name)).items()} | dict(args)
 
 
 def resolved(key: str, name: str, args: Mapping[str, Any]) -> str:
@@ -296,56 +280,5 @@ def resolved(key: str, name: str, args: Mapping[str, Any]) -> str:
 def in_config(config: Any) -> Iterator[tuple[str, str, dict[str, Any]]]:
     """Yield (key, name, args) of every plug of a config."""
     for key in KINDS:
-        group = functools.reduce(getattr, key.split("."), config)
+        group = operator.attrgetter(key)(config)
         yield key, group.name, group.args.to_dict()
-
-
-def misfit(value: Any, annotation: Any) -> str:
-    """Return why a value does not fit an annotation, "" if it does or if nothing is known to
-    check."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return "must be finite"
-    origin, inner = typing.get_origin(annotation), typing.get_args(annotation)
-    if origin is typing.Annotated:
-        return misfit(value, inner[0]) or next(
-            (why for bound in inner[1:] if (why := outside(value, bound))), ""
-        )
-    if origin is typing.Literal:
-        return "" if value in inner else f"must be one of {', '.join(map(str, inner))}"
-    if origin in (typing.Union, types.UnionType):
-        reasons = [misfit(value, one) for one in inner]
-        return "" if "" in reasons else " or ".join(dict.fromkeys(reasons))
-    wanted = origin or annotation
-    if annotation is None or annotation is type(None):
-        return "" if value is None else "must be None"
-    if not isinstance(wanted, type) or wanted not in (bool, int, float, str, tuple, list, dict):
-        return ""
-    fits = isinstance(
-        value,
-        (int, float) if wanted is float else (list, tuple) if wanted in (list, tuple) else wanted,
-    )
-    if not fits or (isinstance(value, bool) and wanted in (int, float)):
-        return f"must be of type {wanted.__name__}"
-    return ""
-
-
-def misfits(target: Callable[..., Any], values: Mapping[str, Any]) -> dict[str, str]:
-    """Return {name: why} for the arguments that fit neither their annotation nor equal their
-    default."""
-    taken = {
-        name: p
-        for name, p in parameters(target).items()
-        if name in values and values[name] != p.default
-    }
-    return {name: why for name, p in taken.items() if (why := misfit(values[name], p.annotation))}
-
-
-def outside(value: Any, bound: Any) -> str:
-    """Return why a number is outside a bound of `annotated_types`, "" if it is not."""
-    rules = {"ge": (">=", lambda b: value >= b), "gt": (">", lambda b: value > b)}
-    rules |= {"le": ("<=", lambda b: value <= b), "lt": ("<", lambda b: value < b)}
-    for name, (sign, holds) in rules.items():
-        limit = getattr(bound, name, None)
-        if limit is not None and not holds(limit):
-            return f"must be {sign} {limit}"
-    return ""

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from evolver.config import plugs
-from evolver.config.checks import flat
+from evolver.config.keys import flat
 from evolver.llm.prompts import prompt
 from evolver.llm.roles import prompts_of
 from evolver.plan import calls, facts

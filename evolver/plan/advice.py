@@ -7,7 +7,7 @@ import math
 from dataclasses import replace
 from typing import Any
 
-from evolver.config.checks import flat
+from evolver.config.keys import flat
 from evolver.plan.analytic import BYTES
 from evolver.plan.case import Case, adapted
 from evolver.plan.estimate import fits, peak, sequences

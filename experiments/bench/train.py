@@ -53,7 +53,7 @@ def config_of(size: str, row: int, micro_batches: int, changes: dict[str, Any]) 
 def parsed(settings: list[str], config: Any) -> dict[str, Any]:
     """Parse ["lora.rank=32"] to {"lora.rank": 32} by the types of the config. Raises SystemExit for
     an unknown key."""
-    from evolver.config.checks import flat
+    from evolver.config.keys import flat
 
     known, changes = flat(config), {}
     for setting in settings:

@@ -24,14 +24,9 @@ from ml_collections import ConfigDict
 from configs import imitation
 from envs.world import Observation
 from evolver.config import cli, plugs
-from evolver.config.checks import (
-    changed,
-    fitted,
-    model_problems,
-    shape_problems,
-    value_problems,
-    workdir_problems,
-)
+from evolver.config.checks.model import model_problems
+from evolver.config.checks.workdir import changed, place_problems
+from evolver.config.keys import fitted, key_problems
 from evolver.files.workdir import Workdir
 from experiments.imitation import demonstrations
 from models.tokenizer import train_bpe
@@ -46,7 +41,7 @@ def main(argv: list[str]) -> int:
     logging.set_verbosity(logging.ERROR)
     parsed = cli.parse(argv)
     config, workdir, mode, found = parsed.config, parsed.workdir, parsed.mode, parsed.problems
-    if mode == "help":
+    if parsed.sought is not None:
         print(__doc__)
         return 0
     if config is not None:
@@ -86,13 +81,12 @@ def main(argv: list[str]) -> int:
 def problems(config: Any, workdir: str) -> list[str]:
     """Return everything that is wrong with a config of imitation and its workdir; [] if nothing
     is."""
-    keys = imitation.keys()
     if "demonstrations" not in config:
         return [
             "this is not a config of imitation; those start from configs/imitation.py, as configs/base_policy.py does"
         ]
-    found = [*shape_problems(config, keys.config), *value_problems(config, keys.rules)]
-    config = fitted(config, keys)
+    found = list(key_problems(config, imitation.Config).values())
+    config = fitted(config, imitation.Config)
     if config.warmup >= config.steps:
         found.append(
             f"config.warmup={config.warmup} updates is not shorter than the run of {config.steps} updates"
@@ -139,13 +133,13 @@ def template_problems(template: Any) -> list[str]:
 def begun(config: Any, workdir: str) -> bool:
     """Return True if imitation has written to the workdir with this config."""
     record = Workdir(workdir).config("imitation")
-    return record is not None and not changed(record["config"], config, imitation.keys().config)
+    return record is not None and not changed(record["config"], config, imitation.Config)
 
 
 def occupied(config: Any, workdir: str) -> Iterator[str]:
     """Yield why a workdir cannot be used: it cannot be written, or it holds something else than
     this policy."""
-    yield from workdir_problems(None, workdir, "plan")
+    yield from place_problems(workdir)
     if Path(workdir).is_dir() and any(Path(workdir).iterdir()) and not begun(config, workdir):
         yield f"--workdir={workdir} is not empty; choose a new directory"
 

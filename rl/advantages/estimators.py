@@ -25,7 +25,7 @@ class OfArrays:
     ):
         functools.update_wrapper(self, function)
         self.function, self.fields, self.needs_labels = function, fields, needs_labels
-        parameters = inspect.signature(function).parameters.values()
+        parameters = inspect.signature(function, eval_str=True).parameters.values()
         batch = inspect.Parameter("batch", inspect.Parameter.POSITIONAL_ONLY, annotation=Batch)
         args = [p for p in parameters if p.kind is p.KEYWORD_ONLY]
         self.__signature__ = inspect.Signature([batch, *args])

@@ -10,21 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from configs import appworld_14b, base
+from configs import appworld_14b
 from configs.paper import policies, runs
-from evolver.config.checks import (
-    contradictions,
-    expanded,
-    flat,
-    plug_problems,
-    shape_problems,
-    value_problems,
-)
-from evolver.files.workdir import plain
+from evolver.config.checks.workdir import expanded
 from experiments.paper.study import TABLES, UNTRAINED, study_of
+from tests.configs import mistakes
 
 ROOT = Path(__file__).parents[2]
-KEYS = base.keys()
 CELLS = [
     (table, cell)
     for table in TABLES
@@ -42,7 +34,7 @@ def module(table):
 
 @functools.cache
 def values(run: str) -> dict:
-    return expanded(plain(flat(runs.get_config(run))))
+    return expanded(runs.get_config(run))
 
 
 def changed(run: str, other: str) -> dict:
@@ -56,12 +48,7 @@ def test_every_cell_resolves(table, scale):
     for name in module(table).CELLS:
         config = module(table).get_config(name + (",tiny" if scale == "tiny" else ""))
         mode = "eval" if module(table).CELLS[name].run.split(",")[2] in UNTRAINED else "train"
-        found = [
-            *shape_problems(config, KEYS.config),
-            *value_problems(config, KEYS.rules),
-            *plug_problems(config),
-        ]
-        found += [p for p in contradictions(config, mode) if "needs a pool" not in p]
+        found = [problem for problem in mistakes(config, mode) if "needs a pool" not in problem]
         assert not found, (name, found)
 
 
@@ -98,7 +85,7 @@ def test_an_unknown_cell_lists_the_cells():
 def test_a_row_differs_from_its_base_only_where_the_table_says(size, world, row):
     kind, says = runs.ROWS[row]
     ours = values(f"{size},{world},{row}")
-    source = expanded(plain(flat(runs.FULL[size][world].get_config(kind))))
+    source = expanded(runs.FULL[size][world].get_config(kind))
     different = {key for key in ours.keys() | source.keys() if ours.get(key) != source.get(key)}
     allowed = set(says)
     for key in says:  # another plug has other arguments

@@ -47,7 +47,7 @@ BAD = [
 def problems_of(values, tmp_path):
     config = quickstart.get_config("grpo")
     config.update_from_flattened_dict(values)
-    return problems(config, base.keys(), tmp_path / "run", "train")
+    return problems(config, base.Config, tmp_path / "run", "train")
 
 
 @pytest.mark.parametrize("values,words", BAD)

@@ -7,30 +7,25 @@ import pytest
 import run
 from configs import base
 from evolver.config import help, plugs
+from evolver.config.keys import keys_of
 
-KEYS = base.keys()
 
-
-def test_every_key_has_its_comment_as_meaning():
-    meanings = help.comments(help.BASE.read_text(), list(KEYS.rules))
-    silent = [key for key, rule in KEYS.rules.items() if not meanings[key] and not rule.free]
-    assert not silent
-    assert meanings["seed"].startswith("seeds everything random") and meanings[
-        "eval.rollouts"
-    ].endswith("pass@k")
-    assert meanings["llm.judge.temperature"] == "0 = greedy"
-    assert meanings["engine.in_flight"].endswith("or keep them going")  # a comment of two lines
+def test_every_key_has_a_meaning():
+    keys = keys_of(base.Config)
+    assert not [name for name, key in keys.items() if not key.meaning]
+    assert keys["questioning.explorer.name"].meaning.startswith("Explores and writes tasks")
+    assert keys["engine.in_flight"].meaning.endswith("or keep them going.")  # two lines
 
 
 @pytest.mark.parametrize("word", ["advantage", "ADVANTAGE", "drop_below"])
 def test_a_word_finds_keys_and_arguments_with_type_default_and_meaning(word, capsys):
     assert run.main(["run.py", f"--help={word}"]) == 0
     shown = capsys.readouterr().out
-    assert "config.advantage.args.drop_below (float; >= 0) = 0.0, of loop" in shown
+    assert "config.advantage.args.drop_below (float; at least 0) = 0.0, of loop" in shown
     if word != "drop_below":
         assert "config.advantage.name (str) = 'grpo'\n    grpo, rloo" in shown
         bounds = "(float; at least 0 and at most 1000)"
-        assert f"config.advantage.synthetic {bounds} = 1.0\n    factor on the advantages" in shown
+        assert f"config.advantage.synthetic {bounds} = 1.0\n    Factor on the advantages" in shown
     assert not re.search("Annotated|typing", shown)
 
 
@@ -47,7 +42,7 @@ def test_every_argument_of_a_plug_means_something_and_a_word_shows_those_that_it
     assert run.main(["run.py", "--help=alpha"]) == 0
     shown = capsys.readouterr().out
     assert (
-        "config.advantage.args.alpha (float; >= 0 and <= 1000) = 0.1, of adca\n    weight of the labels"
+        "config.advantage.args.alpha (float; at least 0 and at most 1000) = 0.1, of adca\n    weight of the labels"
         in shown
     )
     assert "alpha_steps" in shown and "label_value (" not in shown

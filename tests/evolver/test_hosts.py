@@ -145,7 +145,7 @@ def test_a_process_that_cannot_connect_reports_it(tmp_path, config):
 
 def test_settings_of_processes_are_checked(config):
     from configs import base
-    from evolver.config.checks import hosts_contradictions
+    from evolver.config.checks.contradictions import hosts_contradictions
 
     hosts = base.get_config().hosts
     assert not list(hosts_contradictions(hosts))

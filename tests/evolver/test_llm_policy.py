@@ -18,7 +18,7 @@ import run
 from configs import base
 from evolver.attributing import BAD, GOOD, Label, TurnJudge
 from evolver.build import make_responders
-from evolver.config.checks import differences
+from evolver.config.checks.workdir import differences
 from evolver.engines import jax_engine
 from evolver.files.rollout_files import read_rollouts
 from evolver.files.workdir import Workdir, plain
@@ -524,9 +524,9 @@ def test_a_role_stays_with_the_policy_when_a_run_resumes():
     config.llm.url, config.llm.judge.url = "http://a/v1", CURRENT_POLICY
     before = plain(config.to_dict())
     config.llm.url = "http://b/v1"
-    assert not differences(before, config)
+    assert not differences(before, config, base.Config)
     config.llm.judge.url = ""
-    (problem,) = differences(before, config)
+    (problem,) = differences(before, config, base.Config)
     assert problem.startswith("llm.judge.url: 'policy' then, 'http://b/v1' now")
 
 

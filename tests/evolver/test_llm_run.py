@@ -235,7 +235,7 @@ def test_dead_servers_unknown_models_and_wrong_keys_are_reported_before_anything
         (["--config.llm.step_judge.extra=[1]"], "must be a JSON object"),
         (["--config.llm.prices=none.json"], "none.json"),
         (["--config.llm.budget_money=3"], "has no price of tiny"),
-        (["--config.attributing.judge.name=lm"], "Did you mean llm?"),
+        (["--config.attributing.judge.name=lm"], "did you mean llm?"),
     ],
 )
 def test_problems_of_the_config_are_reported_together(

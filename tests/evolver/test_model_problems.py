@@ -10,7 +10,7 @@ import run
 from configs import base, pretrained
 from evolver import plan
 from evolver.build import load_tokenizer
-from evolver.config.checks import model_problems
+from evolver.config.checks.model import model_problems
 from tests.tiny import config_file, tiny_policy
 
 

@@ -225,7 +225,7 @@ def test_the_text_has_the_config_every_plug_and_the_work(tmp_path):
 
 
 def test_a_plug_that_does_not_exist_is_named():
-    with pytest.raises(plan.PlanError, match="Did you mean grpo"):
+    with pytest.raises(plan.PlanError, match="did you mean grpo"):
         plan.plan(config_of("quickstart", advantage__name="grpo2"), "runs/x")
 
 

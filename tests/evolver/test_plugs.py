@@ -70,9 +70,9 @@ def problem(name: str, args: dict, key: str = "advantage") -> str:
         ({}, "required is missing"),
         ({"required": "1"}, "required='1' must be of type int"),
         ({"required": True}, "required=True must be of type int"),
-        ({"required": 1, "scale": 2.0}, "scale=2.0 must be <= 1"),
+        ({"required": 1, "scale": 2.0}, "scale=2.0 must be at most 1"),
         ({"required": 1, "scale": float("nan")}, "scale=nan must be finite"),
-        ({"required": 1, "kind": "c"}, "kind='c' must be one of a, b"),
+        ({"required": 1, "kind": "c"}, "kind='c' must be 'a' or 'b'"),
     ],
 )
 def test_wrong_arguments_are_one_message_with_the_signature(args, words):
@@ -133,7 +133,7 @@ def test_a_parameter_before_the_star_and_one_without_a_type_are_explained():
 @pytest.mark.parametrize(
     "name,words",
     [
-        ("grop", "Did you mean grpo? Known names: grpo, rloo, dr_grpo, loop, adca"),
+        ("grop", "(did you mean grpo?). Known names: grpo, rloo, dr_grpo, loop, adca"),
         ("nowhere:f", "No module named 'nowhere'"),
         (f"{HERE}:nothing", "has no attribute 'nothing'"),
         (f"{HERE}:HERE", "it must be callable"),
@@ -155,7 +155,7 @@ def test_every_known_name_can_be_used_with_its_defaults(key):
 def test_a_default_stands_in_the_signature_only():
     """No known plug has a key of the config beside `args` that could disagree with it."""
     from configs import base
-    from evolver.config.checks import flat
+    from evolver.config.keys import flat
 
     keys = flat(base.get_config())
     for key in plugs.KINDS:

@@ -231,7 +231,7 @@ def test_problems_are_found_before_anything_starts_each_once(tmp_path, capsys):
     code = grid.main([*words, "--set", "rollout.temprature=1,2", "optim.lr=0", "--seeds", "0", "1"])
     err = capsys.readouterr().err
     assert code == 2 and not (tmp_path / "grid").exists()
-    assert err.count("Did you mean rollout.temperature?") == 1 and err.count("must be above 0") == 1
+    assert err.count("did you mean rollout.temperature?") == 1 and err.count("must be above 0") == 1
     assert "and 1 more" in err and err.startswith("2 problems; nothing was started.")
     assert (
         grid.main(["--config=configs/nothing.py", "--set", "steps=1,2"]) == 2

@@ -170,7 +170,7 @@ def test_latex_escapes_what_it_would_read_as_commands():
             "none of these tables has a cell 14b,appwrld,*.",
         ),
         (["all", "--cells", "14b,appworld,hybird"], "Did you mean 14b,appworld,hybrid?"),
-        (["table2", "--scale=tiny", "--", "--config.stpes=1"], "Did you mean steps?"),
+        (["table2", "--scale=tiny", "--", "--config.stpes=1"], "did you mean steps?"),
         (["table2", "--seeds=a"], "--seeds=a: give whole numbers"),
         (["table2", "--models", "x"], "give SIZE=WHERE"),
         (["figure1", "--cells", "32b,*", "--scale=full"], "give --models 32b=URL,NAME,TOKENIZER"),

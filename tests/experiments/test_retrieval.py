@@ -121,7 +121,7 @@ def test_mistakes_are_named_before_anything_is_computed(tiny, tmp_path, capsys):
     err = capsys.readouterr().err
     assert "config.navigating.enabled is False" in err and "--folds must be at least 2" in err
     assert measure(tiny, tmp_path, embedders=("ngram",)) == 2
-    assert "Did you mean ngrams?" in capsys.readouterr().err
+    assert "did you mean ngrams?" in capsys.readouterr().err
     assert measure(tiny, tmp_path, embedders=("endpoint",)) == 2
     assert "embedder needs it" in capsys.readouterr().err  # the url of a server
     assert not list(tmp_path.iterdir())

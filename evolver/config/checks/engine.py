@@ -1,7 +1,5 @@
 """Checks of `config.engine` that need no server."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import re
@@ -9,13 +7,14 @@ import shlex
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+
+from ml_collections import ConfigDict
 
 from envs.packages import how_to_install
 from evolver.llm.questions import url_problem
 
 
-def engine_problems(config: Any, mode: str) -> Iterator[str]:
+def engine_problems(config: ConfigDict, mode: str) -> Iterator[str]:
     """Yield the problems that can be found without contacting a server."""
     c, v = config.engine, config.engine.vllm
     if c.name != "vllm":
@@ -37,7 +36,7 @@ def engine_problems(config: Any, mode: str) -> Iterator[str]:
         yield "config.engine.vllm.transfer=lora needs adapters, and config.lora.rank=0 trains none: set lora.rank"
     if config.hosts.count != 1:
         yield "config.engine.name=vllm supports one process only: set config.hosts.count=1"
-    yield from _flags_problems(v.flags)
+    yield from flags_problems(v.flags)
     if mode == "plan":
         return
     if importlib.util.find_spec("httpx") is None:
@@ -58,7 +57,7 @@ def engine_problems(config: Any, mode: str) -> Iterator[str]:
         yield f"config.engine.vllm.shared={v.shared} is not a directory"
 
 
-def _flags_problems(flags: str) -> Iterator[str]:
+def flags_problems(flags: str) -> Iterator[str]:
     """Yield problems with the flags of `vllm serve`: with their form, and with the values that a
     plan reads."""
     try:

@@ -1,0 +1,86 @@
+"""Checks of what this machine has: packages, files, kernels and devices."""
+
+import importlib.util
+import math
+import shutil
+from collections.abc import Iterator
+
+from ml_collections import ConfigDict
+
+from envs.packages import how_to_install
+from evolver.config.paths import model_folder, resolve
+
+
+def install_problems(config: ConfigDict, mode: str) -> Iterator[str]:
+    """Yield packages, files and devices that this machine lacks; nothing for a plan, which is for
+    another machine."""
+    if mode == "plan":
+        return
+    wanted = {"wandb": config.log.wandb != "off", "tensorboardX": config.log.tensorboard}
+    for package in filter(wanted.get, wanted):
+        if importlib.util.find_spec(package) is None:
+            how = how_to_install(package.lower().removesuffix("x"))
+            yield f"config.log needs {package}, which is not installed: {how}"
+    pool, python = config.navigating.pool, config.env.python
+    if pool and not resolve(pool).is_dir():
+        yield f"config.navigating.pool={pool}: there is no such directory"
+    if python and not (resolve(python).exists() or shutil.which(python)):
+        yield f"config.env.python={python}: there is no such program"
+    attention = config.model.attention
+    kernel = {"cudnn": "gpu", "pallas": "gpu", "splash": "tpu"}.get(attention)
+    devices = math.prod(config.mesh.values())
+    if not kernel and (devices == 1 or config.hosts.count != 1):
+        return
+    import jax
+
+    if kernel and jax.default_backend() != kernel:
+        yield (
+            f"config.model.attention={attention} needs a {kernel.upper()}, but jax sees a"
+            f" {jax.default_backend().upper()}: 'auto' picks a kernel for the device"
+        )
+    if config.hosts.count == 1 and devices > jax.device_count():
+        axes = " * ".join(f"{axis}={size}" for axis, size in config.mesh.items())
+        yield f"config.mesh needs {axes} = {devices} devices; jax sees {jax.device_count()}"
+
+
+def mesh_problems(config: ConfigDict) -> Iterator[str]:
+    """Yield why the mesh cannot be used: it does not divide the model or a row, or the sharding
+    rules are wrong."""
+    unknown = []
+    for name, rule in config.sharding.items():
+        unknown += [
+            (name, rule, axis) for axis in filter(None, rule.split(",")) if axis not in config.mesh
+        ]
+    for name, rule, axis in unknown:
+        yield (
+            f"config.sharding.{name}={rule}: {axis} is not a mesh axis; the axes are"
+            f" {', '.join(config.mesh)}"
+        )
+    if unknown or math.prod(config.mesh.values()) == 1:
+        return
+    learner, pieces = config.learner, config.mesh.sequence
+    if learner.widths > 1 and pieces > 1:
+        yield (
+            f"config.learner.widths={learner.widths} trims rows to their tokens, which"
+            f" config.mesh.sequence={pieces} spreads over devices: set one of them to 1"
+        )
+    if learner.row % pieces:
+        yield (
+            f"config.learner.row={learner.row} tokens cannot be split into"
+            f" config.mesh.sequence={pieces} pieces: make it a multiple"
+        )
+    from jax.sharding import AbstractMesh
+
+    from models import hf, mesh, qwen
+
+    try:
+        shape = qwen.PRESETS.get(config.model.preset)
+        if config.model.path:
+            shape = hf.config_of(model_folder(config.model.path))
+        if shape:
+            sizes = tuple(config.mesh[axis] for axis in mesh.AXES)
+            mesh.shardings(shape, AbstractMesh(sizes, mesh.AXES), config.sharding.to_dict())
+    except mesh.MeshError as error:
+        yield f"config.mesh: {error}"
+    except (OSError, ValueError):
+        return  # a problem of the model, which model_problems reports

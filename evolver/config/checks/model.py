@@ -1,0 +1,117 @@
+"""Checks of the policy's checkpoint and tokenizer."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from evolver.config.paths import model_folder, resolve
+from models import hf_config
+
+EMPTY = [{"role": "user", "content": ""}]  # the shortest conversation
+
+
+def model_problems(config: ConfigDict, mode: str) -> Iterator[str]:
+    """Yield problems with a checkpoint that could not be loaded, or a tokenizer that does not
+    belong to it."""
+    path, vocab = config.model.path, 0
+    ends: set[int | None] = set()
+    if path:
+        try:
+            folder = model_folder(path)
+            if not folder.is_dir():
+                made = command_that_writes(path)
+                raise FileNotFoundError(
+                    f"there is no such directory{made and f'; `{made}` writes it'}"
+                )
+        except (FileNotFoundError, ValueError) as error:
+            yield f"config.model.path={path}: {error}"
+            return
+        if folder == resolve(path) and not any(folder.glob("*.safetensors")):
+            held = ", ".join(sorted(p.name for p in folder.iterdir())[:6]) or "nothing"
+            yield (
+                f"config.model.path={path} has no *.safetensors file (Hugging Face format); it holds"
+                f" {held}"
+            )
+        try:
+            record = hf_config.read(folder)
+            shape = hf_config.fields(record)
+            yield from shape_conflicts(config, shape)
+            vocab, end = shape["vocab"], record.get("eos_token_id")
+            ends = set(end) if isinstance(end, list) else {end} - {None}
+        except ValueError as error:
+            yield f"config.model.path={path}: {error}"
+    if path or config.model.tokenizer:
+        yield from tokenizer_problems(config, vocab, ends)
+    elif mode != "plan":
+        yield (
+            "config.model.path is empty, so the weights are random; config.model.tokenizer must then"
+            " name a tokenizer"
+        )
+
+
+def command_that_writes(path: str) -> str:
+    """Return the command that makes the policy at `path`, "" if no config of the repository
+    does."""
+    if path == ".cache/smollm2-135m-instruct":
+        return "make pretrained"
+    name = Path(path).parent.name
+    recipe = f"configs/{name}.py"
+    made = path == f"runs/{name}/policy" and name.endswith("_base") and resolve(recipe).is_file()
+    return f"python -m experiments.imitation --config={recipe}" if made else ""
+
+
+def shape_conflicts(config: ConfigDict, shape: dict[str, Any]) -> Iterator[str]:
+    """Yield settings that do not fit the shape of a checkpoint: keyword arguments of
+    `qwen.Config`."""
+    path, context, rank = config.model.path, config.rollout.context, config.lora.rank
+    most, scaling = shape["max_positions"], shape.get("rope_scaling")
+    if scaling:
+        most = max(most, round(scaling.factor * scaling.original))
+    if context > most:
+        yield (
+            f"config.rollout.context={context} is more than the max_position_embeddings={most} of"
+            f" {path}/config.json, the positions that the model knows: lower it, or scale the"
+            " positions there (rope_scaling of type yarn)"
+        )
+    if rank > shape["d_model"]:
+        yield f"config.lora.rank={rank} is more than the hidden_size={shape['d_model']} of {path}"
+
+
+def tokenizer_problems(config: ConfigDict, vocab: int, ends: set[int | None]) -> Iterator[str]:
+    """Yield problems with a tokenizer, alone and with a checkpoint of `vocab` entries (0 = unknown)
+    whose turns end with one of the tokens `ends`."""
+    from models import chat
+    from models.tokenizer import Tokenizer, TokenizerError
+
+    path, rollout, thinking = config.model.path, config.rollout, config.template.thinking
+    name = config.model.tokenizer or path
+    try:
+        loaded = Tokenizer.load(model_folder(name))
+    except (TokenizerError, OSError) as error:
+        yield f"config.model.{'tokenizer' if config.model.tokenizer else 'path'}: {error}"
+        return
+    if thinking != "auto":
+        try:
+            loaded = loaded.with_thinking(thinking == "on")
+        except TokenizerError as error:
+            yield f"config.template.thinking={thinking} for {name}: {error}"
+    left, least = rollout.context - rollout.max_tokens, len(chat.opening(loaded, EMPTY))
+    if 0 < left <= least:
+        yield (
+            f"config.rollout.max_tokens={rollout.max_tokens} leaves {left} tokens of"
+            f" config.rollout.context={rollout.context} for a prompt, and the chat template alone"
+            f" takes {least}"
+        )
+    if vocab and loaded.vocab_size > vocab:
+        yield (
+            f"the tokenizer of {name} has {loaded.vocab_size} tokens, the model of {path} only"
+            f" {vocab}: they do not belong together"
+        )
+    elif ends and not ends & {loaded.im_end, loaded.endoftext}:
+        yield (
+            f"the tokenizer of {name} ends turns with token {loaded.im_end} or {loaded.endoftext},"
+            f" the model of {path} with {', '.join(map(str, sorted(ends)))}: they do not belong"
+            " together"
+        )

@@ -1,0 +1,134 @@
+"""Checks of the world and its tasks: unknown worlds, empty splits, too few tasks, broken files of
+tasks, and held-out tasks among those that are trained on."""
+
+import contextlib
+from collections.abc import Iterator
+
+from ml_collections import ConfigDict
+
+from envs import make, world_class
+from envs.world import Task, World
+from evolver.config import plugs
+from evolver.config.config_file import reason
+from evolver.config.derived import originals_needed, synthetic_tasks
+from evolver.config.paths import resolve
+from evolver.files.workdir import read_tasks
+from evolver.llm import roles
+from evolver.navigating.experience_pool import PoolError, provenance
+
+
+def world_problems(config: ConfigDict, mode: str) -> Iterator[str]:
+    """Yield problems with the world and its tasks."""
+    tasks: dict[str, list[Task]] = {}
+    held_out: list[Task] = []
+    yield from file_problems(config, tasks)
+    if config.env.mode == "inprocess":  # a check starts no workers and asks no service
+        name, args = config.env.name, config.env.args.to_dict()
+        given = f" with config.env.args={args}" if args else ""
+        try:
+            wrong = plugs.misfits(world_class(name), args)
+            yield from (f"config.env.args.{n}={args[n]!r} {why}" for n, why in wrong.items())
+            if wrong:
+                return
+            world = make(name, **args)
+        except (Exception, SystemExit) as error:  # an adapter may raise anything
+            yield f"config.env.name={name}{given}: {reason(error)}"
+            return
+        yield from split_problems(config, mode, world, tasks)
+        with contextlib.suppress(Exception):  # a split that is not evaluated on may be unknown
+            held_out = world.tasks(config.eval.split) if config.eval.split else []
+        world.close()
+    yield from leaks(roles.for_evaluation(config) if mode == "eval" else config, tasks, held_out)
+    if mode in ("train", "plan"):
+        yield from shortages(config, tasks)
+
+
+def file_problems(config: ConfigDict, tasks: dict[str, list[Task]]) -> Iterator[str]:
+    """Yield problems with files of tasks. Add the tasks to `tasks`, by the key of their file."""
+    for key in ("env", "questioning"):
+        name, path = f"{key}.tasks", config[key].tasks
+        try:
+            if path:
+                tasks[name] = read_tasks(resolve(path))
+                if not tasks[name]:
+                    yield f"config.{name}={path} holds no tasks"
+        except FileNotFoundError:
+            yield f"config.{name}={path}: there is no such file"
+        except (OSError, ValueError) as error:
+            yield f"config.{name}: {error}"
+
+
+def split_problems(
+    config: ConfigDict, mode: str, world: World, tasks: dict[str, list[Task]]
+) -> Iterator[str]:
+    """Yield problems with the splits that this mode needs. Add their tasks to `tasks`."""
+    needed = {
+        "env": mode != "eval" and not config.env.tasks,
+        "eval": mode == "eval" or config.eval.every,
+    }
+    for key in filter(needed.get, needed):
+        name, split = f"{key}.split", config[key].split
+        try:
+            tasks[name] = world.tasks(split)
+            if not tasks[name]:
+                yield f"config.{name}={split}: {config.env.name} has no tasks there"
+        except (Exception, SystemExit) as error:
+            args = config.env.args.to_dict()
+            given = f" with config.env.args={args}" if args else ""
+            yield f"config.{name}={split}: {config.env.name}{given}: {reason(error)}"
+            if isinstance(error, NotImplementedError):  # and so is every other split
+                break
+
+
+def shortages(config: ConfigDict, tasks: dict[str, list[Task]]) -> Iterator[str]:
+    """Yield sources of tasks, as far as they are known, that have too few for a training step."""
+    name = "env.tasks" if config.env.tasks else "env.split"
+    there, needed = len(tasks.get(name, ())), originals_needed(config)
+    if 0 < there < needed:
+        yield (
+            f"config.rollout.tasks={config.rollout.tasks} needs {needed} different original tasks"
+            f" for a step; config.{name}={config.env.tasks or config.env.split} of"
+            f" {config.env.name} has {there}"
+        )
+    there, invented = len(tasks.get("questioning.tasks", ())), synthetic_tasks(config)
+    if not config.questioning.every and 0 < there < invented:
+        yield (
+            f"config.rollout.tasks={config.rollout.tasks} needs {invented} synthetic tasks for a"
+            f" step; config.questioning.tasks={config.questioning.tasks} has {there}: give more, or"
+            " lower config.questioning.share"
+        )
+
+
+def leaks(config: ConfigDict, tasks: dict[str, list[Task]], held_out: list[Task]) -> Iterator[str]:
+    """Yield a problem for each source of training that contains held-out tasks.
+
+    held_out: all tasks of `eval.split`. tasks: those of "env.split", "env.tasks" and
+    "questioning.tasks", as far as they are known. A task leaks if its id is that of a held-out task
+    or its split is `eval.split`; a synthetic task has the split of the task that it grew from. A
+    pool leaks if one of its splits, or a task that it names as a source, does.
+    """
+    split, ids = config.eval.split, {task.id for task in held_out}
+    if not split:
+        return
+    hint = (
+        f"that config.eval.split={split} holds out for evaluation: use others, or another"
+        " config.eval.split"
+    )
+    used = {"env.tasks": config.env.tasks} if config.env.tasks else {"env.split": config.env.split}
+    if config.questioning.enabled:
+        used["questioning.tasks"] = config.questioning.tasks
+    for name, value in used.items():
+        given = tasks.get(name, ()) if value else ()
+        leaked = [task.id for task in given if task.id in ids or task.split == split]
+        if leaked or (name == "env.split" and value == split):
+            example = f" such as {leaked[0]}" if leaked else ""
+            yield f"config.{name}={value} trains on tasks{example} {hint}"
+    path = config.navigating.pool
+    if config.navigating.enabled and path and resolve(path).is_dir():
+        try:
+            splits, sources = provenance(resolve(path))
+        except PoolError as error:
+            yield f"config.navigating.pool: {error}"
+            return
+        if split in splits or sources & ids:
+            yield f"config.navigating.pool={path} holds experience from tasks {hint}"

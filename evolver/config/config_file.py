@@ -1,0 +1,54 @@
+"""Config files: Python files with `get_config(arg)`, found, run and told where they are wrong."""
+
+import runpy
+import traceback
+from pathlib import Path
+
+from ml_collections import ConfigDict
+
+from evolver.config.paths import ROOT, resolve
+from evolver.config.values import hint
+from evolver.files.workdir import plain
+
+
+class ConfigError(ValueError):
+    """A config file that cannot be used; the message says why, and in which line."""
+
+
+def load(path: str, *argument: str) -> ConfigDict:
+    """Return the config that a file makes, with an argument or without one. Raises ConfigError."""
+    file = str(resolve(path))
+    if not Path(file).is_file():
+        known = [p.name for folder in (Path(), ROOT) for p in folder.glob("configs/*.py")]
+        near = hint(Path(path).name, known).replace("mean ", "mean configs/")
+        raise ConfigError(f"--config={path}: there is no such file{near}")
+    try:
+        get_config = runpy.run_path(file).get("get_config")
+        if get_config is None:
+            raise ConfigError("the file defines no get_config()")
+        config = get_config(*argument)
+        if not isinstance(config, ConfigDict):
+            raise ConfigError(f"get_config() returned {config!r}; it must return the config")
+        plain(config.to_dict())  # does not end if the config contains itself
+    except (Exception, SystemExit) as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        lines = [frame.lineno for frame in frames if frame.filename == file]
+        line = lines[-1] if lines else getattr(error, "lineno", None)
+        where = f", line {line}" if line else ""
+        endless = isinstance(error, RecursionError)
+        why = "the config contains itself" if endless else reason(error)
+        raise ConfigError(f"{path}{where}: {why}") from error
+    return config
+
+
+def reason(error: BaseException) -> str:
+    """Return what an exception says, with its type where that tells more than the text."""
+    if isinstance(error, NotImplementedError) and not str(error):
+        return "its class does not define a method that a world needs (envs.world.World)"
+    text = str(error)
+    if len(text) > 500:  # ml_collections shows the whole config before it says which key is meant
+        text = f"{text.partition('. ')[0]}. {text.splitlines()[-1]}"
+    known = isinstance(error, ValueError | OSError | ImportError | NotImplementedError)
+    if known and text and not isinstance(error, UnicodeError):
+        return text
+    return f"{type(error).__name__}: {text}".removesuffix(": ")
