@@ -123,6 +123,7 @@ def test_a_program_in_the_documents_accepts_its_arguments(words, monkeypatch):
     monkeypatch.setattr(sys, "argv", [module, *rest])
     with pytest.raises(Accepted) as accepted:
         runpy.run_module(module, run_name="__main__", alter_sys=True)
+    monkeypatch.undo()
     (flags,) = accepted.value.args
     if module in (
         "experiments.retrieval",

@@ -85,22 +85,23 @@ def learn(run: Run, batches: Sequence[Packed], step: int) -> Metrics:
     return metrics | {"alarm/weights": float(bool(warning))}
 
 
-def score(c: Any, learner: Learner, batch: Packed) -> None:
+def score(loss: Any, learner: Learner, batch: Packed) -> None:
     """Fill in the old log-probabilities and, if the loss has a KL term, those of the reference
-    policy. c: `config.loss`.
+    policy. loss: `config.loss`.
 
     A guided rollout was sampled under another prompt, so `loss.guided_prompt` decides for it
     instead of `loss.old_logp`.
     """
-    wanted_RT = np.where(batch.guided_RT, c.guided_prompt == "stripped", c.old_logp == "recomputed")
+    stripped, recomputed = loss.guided_prompt == "stripped", loss.old_logp == "recomputed"
+    wanted_RT = np.where(batch.guided_RT, stripped, recomputed)
     wanted_RT = wanted_RT & batch.mask_RT
     if wanted_RT.any():
         logp_RT = learner.logp(whole(learner.state, learner.layout), batch)
         batch.old_logp_RT = np.where(wanted_RT, logp_RT, batch.logp_RT)
-    if c.kl_coef:
+    if loss.kl_coef:
         # The base is looked up here and not kept: an update consumes the state it is given.
         reference: Any = learner.state["base"] if learner.layout.lora else learner.reference
-        if c.reference == "host" and not learner.layout.lora:
+        if loss.reference == "host" and not learner.layout.lora:
             reference = jax.tree.map(
                 lambda x: jax.device_put(x, x.sharding.with_memory_kind("device")), reference
             )

@@ -141,7 +141,7 @@ class TestEmbedding:
 
     def test_what_makes_no_embedder(self):
         (problem,) = plugs.problems("navigating.embedder", "ngrams", {"dims": 2})
-        assert "dims=2 must be >= 8" in problem
+        assert "dims=2 must be at least 8" in problem
 
 
 actions = st.tuples(st.sampled_from(["add", "remove", "save"]), st.integers(0, 9))

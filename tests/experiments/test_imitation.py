@@ -126,7 +126,7 @@ def test_a_checkpoint_that_cannot_be_read_is_a_problem(capsys, tiny):
         ({"rows": 0}, "config.rows must be at least 1"),
         ({"muon_lr": 0.0}, "config.muon_lr must be above 0"),
         ({"lr": math.inf}, "config.lr must be finite"),
-        ({"schedule": "cosin"}, "config.schedule must be one of constant, cosine, linear"),
+        ({"schedule": "cosin"}, "config.schedule must be 'constant', 'cosine' or 'linear'"),
         ({"vocab": 10}, "config.vocab=10 is too small"),
         ({"steps": 6, "warmup": 20}, "config.warmup=20 updates is not shorter than the run"),
         (
