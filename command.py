@@ -1,7 +1,7 @@
 """The command `evolver` of the installed package: a word for each thing to do, then the flags of
 the program behind it.
 
-    evolver train --config=configs/quickstart.py      # as `python run.py --config=configs/quickstart.py`
+    evolver train --config=configs/quickstart.py      # as `python run.py --config=...`
     evolver plan --config=configs/appworld_14b.py --target=h100:8
     evolver view runs/quickstart
     evolver serve --model=runs/quickstart/policy

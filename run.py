@@ -2,9 +2,10 @@
 
     python run.py --config=configs/quickstart.py
     python run.py --config=configs/quickstart.py:grpo --config.seed=1 --workdir=runs/grpo-1
-    python run.py --config=configs/quickstart.py --config.model.path=runs/quickstart/policy --mode=eval
+    python run.py --config=configs/quickstart.py --mode=eval \\
+        --config.model.path=runs/quickstart/policy
     python run.py --config=configs/appworld_14b.py --mode=plan --target=h100:8
-    python run.py --help=advantage                                # the keys and arguments that a word finds
+    python run.py --help=advantage      # the keys and arguments that a word finds
 
 configs/base.py documents every key. All problems with a config are reported at once, before
 anything is compiled.

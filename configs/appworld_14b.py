@@ -5,13 +5,14 @@
     python run.py --config=configs/appworld_14b.py --config.model.path=runs/appworld_14b/policy \
         --config.eval.split=test_normal --mode=eval
 
-vLLM generates on the same devices, with a quarter of their memory: set XLA_PYTHON_CLIENT_MEM_FRACTION=0.7 in the
-environment. The optimizer's moments and the reference policy are kept in host memory. The planner estimates
-that it fits (docs/plans/appworld_14b.txt).
+vLLM generates on the same devices, with a quarter of their memory: set
+XLA_PYTHON_CLIENT_MEM_FRACTION=0.7 in the environment. The optimizer's moments and the reference
+policy are kept in host memory. The planner estimates that it fits (docs/plans/appworld_14b.txt).
 
-It needs requirements/vllm.txt in .venv-vllm, `make appworld`, and AppWorld's own data (docs/environments.md). The
-expected scores are those of the paper's tables 1 and 2, which nobody has reproduced here: test_normal, avg@8 / best@8
-(bootstrap), in percent. They are 18.0 / 31.4 before training, then
+It needs requirements/vllm.txt in .venv-vllm, `make appworld`, and AppWorld's own data
+(docs/environments.md). The expected scores are those of the paper's tables 1 and 2, which nobody
+has reproduced here: test_normal, avg@8 / best@8 (bootstrap), in percent. They are 18.0 / 31.4
+before training, then
 
 | argument | tasks | navigating | attributing | avg@8 | best@8 |
 |---|---|---|---|---|---|
@@ -26,9 +27,8 @@ expected scores are those of the paper's tables 1 and 2, which nobody has reprod
 
 configs/paper/ has every cell of its tables and figures.
 
-Time: not measured. A run has 25,600 training episodes of up to 30 turns, and 5,643 evaluation episodes. Navigating adds
-2,000 for the experience pool: four of each of the 500 synthetic tasks.
-"""
+Time: not measured. A run has 25,600 training episodes of up to 30 turns, and 5,643 evaluation
+episodes. Navigating adds 2,000 for the experience pool: four of each of the 500 synthetic tasks."""
 
 from ml_collections import ConfigDict
 

@@ -79,7 +79,8 @@ class Model(Group):
     remat: Literal["none", "dots", "attention", "full"] = "none"
     """Activations that are recomputed; full = least memory."""
     attention: Literal["auto", "blockwise", "cudnn", "pallas", "splash", "ring"] = "auto"
-    """blockwise runs anywhere; cudnn, pallas need a GPU, splash a TPU; ring is for mesh.sequence."""
+    """blockwise runs anywhere; cudnn, pallas need a GPU, splash a TPU; ring is for
+    mesh.sequence."""
 
 
 # --- rollouts -------------------------------------------------------------------------------------
@@ -134,7 +135,8 @@ class Rollout(Group):
 
 
 class Vllm(Group):
-    """vLLM servers (engine.name=vllm): started by the run, or already running at given addresses."""
+    """vLLM servers (engine.name=vllm): started by the run, or already running at given
+    addresses."""
 
     urls: tuple[str, ...] = ()
     """Addresses of running servers; () = start servers on this machine."""

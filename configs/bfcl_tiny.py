@@ -1,6 +1,7 @@
 """A tiny policy learns by reward on real BFCL tasks, on two CPU cores.
 
-    python -m experiments.imitation --config=configs/bfcl_tiny_base.py    # imitate careless demonstrations
+    # imitate careless demonstrations
+    python -m experiments.imitation --config=configs/bfcl_tiny_base.py
     python run.py --config=configs/bfcl_tiny.py                           # GRPO from there
 
 The 27 conversations of the base category whose solutions have at most 3 calls: 15 train, 12 are

@@ -1,7 +1,8 @@
 """The quickstart in another world: a smart home that the policy does not know, trained in on
 invented tasks alone.
 
-    python -m experiments.imitation --config=configs/home_base.py    # imitate careless demonstrations in other homes
+    # imitate careless demonstrations
+    python -m experiments.imitation --config=configs/home_base.py
     python run.py --config=configs/home.py                           # explore this one and train
 
 The arguments are those of the quickstart. Nothing says what this home wants done before a device is

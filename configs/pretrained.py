@@ -2,15 +2,18 @@
 cores.
 
     make pretrained
-    python run.py --config=configs/pretrained.py --config.model.path=/dir/of/a/checkpoint    # one GPU, a model of 1.5B
-    python run.py --config=configs/pretrained.py:words                                       # two cores, SmolLM2-135M
+    # one GPU, a model of 1.5B
+    python run.py --config=configs/pretrained.py --config.model.path=/dir/of/a/checkpoint
+    # two cores, SmolLM2-135M
+    python run.py --config=configs/pretrained.py:words
     python -m experiments.imitation --config=configs/pretrained_base.py
-    python run.py --config=configs/pretrained.py:calls                                       # the same, with tools
+    # the same, with tools
+    python run.py --config=configs/pretrained.py:calls
 
 | argument | machine | world | mechanisms |
 |---|---|---|---|
 | none | one GPU of 80 GB | `travel`, with its tools in the prompt | all three |
-| words | two cores | reasoning-gym: find who feels so in a few sentences, after two solved questions | none: GRPO |
+| words | two cores | reasoning-gym: find who feels so, after two solved questions | none: GRPO |
 | calls | two cores | `travel`: tasks of two calls, after a short imitation | none: GRPO |
 
 `words` needs requirements/reasoning.txt. Without an argument, the planner estimates, a 1.5B model

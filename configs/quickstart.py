@@ -1,7 +1,7 @@
 """A small agent that learns to run a travel agency: everything in one process, on two CPU cores.
 
     python run.py --config=configs/quickstart.py            # all three mechanisms
-    python run.py --config=configs/quickstart.py:grpo       # the same budget with parts switched off
+    python run.py --config=configs/quickstart.py:grpo       # the same budget, parts off
 
 | argument | self-questioning | self-navigating | self-attributing |
 |---|---|---|---|

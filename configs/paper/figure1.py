@@ -33,7 +33,8 @@ CELLS = {}
 for name, scores in NUMBERS.items():
     for world, score in zip(("appworld", "bfcl"), scores):
         for thinking in ("", "-thinking") if name.startswith("qwen3") else ("",):
-            run = f"{name if name in ('7b', '14b', 'qwen3-14b') else '14b'},{world},{'thinking' if thinking else 'base'}"
+            size = name if name in ("7b", "14b", "qwen3-14b") else "14b"
+            run = f"{size},{world},{'thinking' if thinking else 'base'}"
             CELLS[f"{name}{thinking},{world}"] = cells.cell(run, {"avg@8": score}, model=name)
 for name, (size, *scores) in TRAINED.items():
     for world, score in zip(("appworld", "bfcl"), scores):

@@ -1,17 +1,19 @@
-"""The policies that tiny runs start from: imitations of careless demonstrations, by two layers for 7B, three for 14B.
+"""The policies that tiny runs start from: imitations of careless demonstrations, by two layers for
+7B, three for 14B.
 
     python -m experiments.imitation --config=configs/paper/policies.py:7b,appworld
 
-Those for BFCL also imitate the explorer's solutions of its own tasks, without which they solve none of these:
+Those for BFCL also imitate the explorer's solutions of its own tasks, without which they solve none
+of these:
 
     for seed in $(seq 100 111); do
-        python run.py --mode=explore --config=configs/paper/runs.py:14b,bfcl,q,tiny --config.seed=$seed \\
-            --workdir=runs/explored/$seed
+        python run.py --mode=explore --config=configs/paper/runs.py:14b,bfcl,q,tiny \\
+            --config.seed=$seed --workdir=runs/explored/$seed
     done
     python -m experiments.imitation --config=configs/paper/policies.py:7b,bfcl
 
-configs/assets has copies: travel_base_small (7b,appworld), travel_base, bfcl_base_small and bfcl_base (14b,bfcl).
-"""
+configs/assets has copies: travel_base_small (7b,appworld), travel_base, bfcl_base_small and
+bfcl_base (14b,bfcl)."""
 
 from ml_collections import ConfigDict
 

@@ -98,7 +98,8 @@ def get_config(arg: str | None = None) -> ConfigDict:
     size, world, row, *scale = (arg or "14b,appworld,all").split(",")
     if size not in FULL or world not in WORLDS or row not in ROWS or scale not in ([], ["tiny"]):
         raise ValueError(
-            f"runs.py:{arg}: give SIZE,WORLD,ROW or SIZE,WORLD,ROW,tiny, with a size of {', '.join(FULL)}, a world of"
+            f"runs.py:{arg}: give SIZE,WORLD,ROW or SIZE,WORLD,ROW,tiny, with a size of"
+            f" {', '.join(FULL)}, a world of"
             f" {', '.join(WORLDS)} and a row of {', '.join(ROWS)}"
         )
     kind, changes = ROWS[row]

@@ -40,8 +40,8 @@ class TurnJudge(Protocol):
         """Return one list per trajectory with one label per turn.
 
         The trajectories of a task are passed together, and several tasks may be passed at once.
-        Trajectories are not changed: the caller writes the labels. Abstain where nothing can be said, for example if
-        `trajectory.broken`.
+        Trajectories are not changed: the caller writes the labels. Abstain where nothing can be
+        said, for example if `trajectory.broken`.
         """
         ...
 

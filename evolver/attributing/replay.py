@@ -22,7 +22,7 @@ labelled by the value of what remains:
 | lower | GOOD: the turn advanced the goal, or prepared or repaired something that did |
 | higher | BAD: the turn did harm |
 | equal, and the turn ended a success | GOOD: it was the right time to stop |
-| equal, and the turn ended a failure | BAD if no turn did harm (it ended too early or answered wrongly), else abstain |
+| equal, and the turn ended a failure | BAD if no turn did harm (a bad end), else abstain |
 | equal, and the turn produced only errors | BAD |
 | equal, and what remains succeeds | BAD: superfluous; of two equal look-ups, the second |
 | equal, and what remains fails | abstain: nothing shows if the turn would have helped |

@@ -69,7 +69,8 @@ def key_problems(config: ConfigDict, schema: type[BaseModel]) -> dict[str, str]:
     for name, key in keys.items():
         if name not in values:
             found[name] = (
-                f"the config lacks {name}; a variant starts from configs/base.py, which has every key"
+                f"the config lacks {name}; a variant starts from configs/base.py, which has every"
+                " key"
             )
         elif rule := misfit(values[name], key.annotation):
             choices = [text for text in typing.get_args(key.annotation) if isinstance(text, str)]

@@ -19,21 +19,34 @@ def engine_problems(config: ConfigDict, mode: str) -> Iterator[str]:
     c, v = config.engine, config.engine.vllm
     if c.name != "vllm":
         if v.urls or v.python:
-            yield f"config.engine.vllm is set, but config.engine.name={c.name}: set config.engine.name=vllm"
+            yield (
+                f"config.engine.vllm is set, but config.engine.name={c.name}: set"
+                " config.engine.name=vllm"
+            )
         return
     if c.weight_dtype:
-        yield "config.engine.weight_dtype is for config.engine.name=jax; vLLM's servers use config.model.dtype"
+        yield (
+            "config.engine.weight_dtype is for config.engine.name=jax; vLLM's servers use"
+            " config.model.dtype"
+        )
     if config.rollout.top_p < 1 or config.rollout.top_k:
         yield (
-            "config.engine.name=vllm reports log-probabilities renormalised by top-p and top-k, which the learner"
+            "config.engine.name=vllm reports log-probabilities renormalised by top-p and top-k,"
+            " which the learner"
             " cannot compare with its own: set config.rollout.top_p=1.0 and top_k=0"
         )
     if not max(config.rollout.temperature, config.eval.temperature) <= 2:
         yield "config.engine.name=vllm supports temperatures of at most 2"
     if mode == "train" and v.transfer == "none":
-        yield "config.engine.vllm.transfer=none never updates the servers; training needs shm, nccl or lora"
+        yield (
+            "config.engine.vllm.transfer=none never updates the servers; training needs shm, nccl"
+            " or lora"
+        )
     if v.transfer == "lora" and not config.lora.rank:
-        yield "config.engine.vllm.transfer=lora needs adapters, and config.lora.rank=0 trains none: set lora.rank"
+        yield (
+            "config.engine.vllm.transfer=lora needs adapters, and config.lora.rank=0 trains none:"
+            " set lora.rank"
+        )
     if config.hosts.count != 1:
         yield "config.engine.name=vllm supports one process only: set config.hosts.count=1"
     yield from flags_problems(v.flags)
@@ -43,7 +56,8 @@ def engine_problems(config: ConfigDict, mode: str) -> Iterator[str]:
         yield f"config.engine.name=vllm needs httpx: {how_to_install('llm')}"
     if bool(v.urls) == bool(v.python):
         yield (
-            "config.engine.name=vllm needs exactly one of config.engine.vllm.urls (servers that are running) and"
+            "config.engine.name=vllm needs exactly one of config.engine.vllm.urls (servers that"
+            " are running) and"
             " config.engine.vllm.python (an interpreter with vLLM, to start them)"
         )
     for url in v.urls:
@@ -71,4 +85,7 @@ def flags_problems(flags: str) -> Iterator[str]:
         if name == "--gpu-memory-utilization" and not re.fullmatch(
             r"0?\.\d*[1-9]\d*|1(\.0*)?", value
         ):
-            yield f"config.engine.vllm.flags: {name} must be a number above 0 and at most 1; it is {value!r}"
+            yield (
+                f"config.engine.vllm.flags: {name} must be a number above 0 and at most 1; it is"
+                f" {value!r}"
+            )

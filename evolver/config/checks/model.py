@@ -31,7 +31,8 @@ def model_problems(config: ConfigDict, mode: str) -> Iterator[str]:
         if folder == resolve(path) and not any(folder.glob("*.safetensors")):
             held = ", ".join(sorted(p.name for p in folder.iterdir())[:6]) or "nothing"
             yield (
-                f"config.model.path={path} has no *.safetensors file (Hugging Face format); it holds"
+                f"config.model.path={path} has no *.safetensors file (Hugging Face format); it"
+                " holds"
                 f" {held}"
             )
         try:
@@ -46,7 +47,8 @@ def model_problems(config: ConfigDict, mode: str) -> Iterator[str]:
         yield from tokenizer_problems(config, vocab, ends)
     elif mode != "plan":
         yield (
-            "config.model.path is empty, so the weights are random; config.model.tokenizer must then"
+            "config.model.path is empty, so the weights are random; config.model.tokenizer must"
+            " then"
             " name a tokenizer"
         )
 

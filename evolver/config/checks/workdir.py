@@ -64,7 +64,8 @@ def place_problems(workdir: str | Path) -> Iterator[str]:
     """Yield why nothing can be written to a workdir."""
     if "://" in str(workdir):
         yield (
-            f"--workdir={workdir} is not a directory of this machine: mount the storage (for example"
+            f"--workdir={workdir} is not a directory of this machine: mount the storage (for"
+            " example"
             " with gcsfuse or s3fs) and give the directory where it is mounted"
         )
         return
