@@ -48,9 +48,10 @@ test-faults: $(VENV)/.dev ## break everything that a run depends on, read 100,00
 	$(BIN)/python -m pytest tests/test_junk.py -m slow
 	$(BIN)/python -m tests.faults --long
 
-lint: $(VENV)/.dev ## check ruff's rules and format without changing anything
+lint: $(VENV)/.dev ## check ruff's rules, the format and the types without changing anything
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/mypy
 
 format: $(VENV)/.dev ## fix what ruff can fix
 	$(BIN)/ruff check --fix .

@@ -1,8 +1,11 @@
 """Cells of tables: a training run, an evaluation of its policy, and the published numbers of
 each."""
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+from ml_collections import ConfigDict
 
 from configs.paper import runs
 
@@ -24,20 +27,33 @@ class Cell(NamedTuple):
     run: str
     world: str
     split: str
-    published: dict
+    published: Mapping[str, float]
     k: int = 8
     experience: float = 0.0
     template: str = ""
     model: str = ""
 
 
-def cell(run, published, *, splits=FINAL, world="", **fields):
+def cell(
+    run: str,
+    published: Mapping[str, float],
+    *,
+    splits: dict[str, str] = FINAL,
+    world: str = "",
+    **fields: Any,
+) -> Cell:
     """Return the cell of a run that is evaluated in its own world, or in another."""
     world = world or run.split(",")[1]
     return Cell(run, world, splits[world], published, **fields)
 
 
-def both(numbers, rows, *, splits=FINAL, k=8):
+def both(
+    numbers: dict[str, tuple[float, float, float, float]],
+    rows: dict[str, Any],
+    *,
+    splits: dict[str, str] = FINAL,
+    k: int = 8,
+) -> dict[str, Cell]:
     """Return {"SIZE,WORLD,ROW": cell} of a table with the columns avg and best of AppWorld and
     BFCL.
 
@@ -53,7 +69,7 @@ def both(numbers, rows, *, splits=FINAL, k=8):
     return cells
 
 
-def config(cells, arg, file):
+def config(cells: dict[str, Cell], arg: str | None, file: str) -> ConfigDict:
     """Return the config of the training run of a cell; ",tiny" after its name plays it on a CPU."""
     name, _, tiny = (arg or next(iter(cells))).partition(",tiny")
     if name not in cells or tiny:

@@ -36,10 +36,10 @@ for name, scores in NUMBERS.items():
             size = name if name in ("7b", "14b", "qwen3-14b") else "14b"
             run = f"{size},{world},{'thinking' if thinking else 'base'}"
             CELLS[f"{name}{thinking},{world}"] = cells.cell(run, {"avg@8": score}, model=name)
-for name, (size, *scores) in TRAINED.items():
-    for world, score in zip(("appworld", "bfcl"), scores):
+for name, (size, *trained) in TRAINED.items():
+    for world, score in zip(("appworld", "bfcl"), trained):
         CELLS[f"{name},{world}"] = cells.cell(f"{size},{world},all", {"avg@8": score})
-ORDERS = []
+ORDERS: list[str] = []
 
 
 def get_config(arg: str | None = None) -> ConfigDict:

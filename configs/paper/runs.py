@@ -15,6 +15,8 @@ numbers of tasks shrink, plugs that ask a language model are replaced by those t
 shows that a row works; its scores are no scores of the paper.
 """
 
+from typing import Any
+
 from ml_collections import ConfigDict
 
 from configs import appworld_7b, appworld_14b, bfcl_7b, bfcl_14b, bfcl_tiny, quickstart
@@ -33,7 +35,7 @@ TINY_TASKS = 0.5  # of the synthetic tasks
 BFCL = bfcl_tiny.WORLD | {"tools": "oracle+10"}
 
 # row -> (row of configs/appworld_14b.py, {key: value that it changes})
-ROWS = {
+ROWS: dict[str, tuple[str, dict[str, Any]]] = {
     "base": ("original", {}),
     "thinking": ("original", {"template.name": "reasoning_augmented", "template.args.hint": False}),
     "icl": ("n", {"eval.experience": 1.0}),
@@ -113,12 +115,12 @@ def get_config(arg: str | None = None) -> ConfigDict:
     return config
 
 
-def thinking(row):
+def thinking(row: str) -> str:
     """Return Qwen3's thinking switch of a row: "on" where its context template has thoughts."""
     return "on" if ROWS[row][1].get("template.name") == "reasoning_augmented" else "off"
 
 
-def change(config, key, value):
+def change(config: ConfigDict, key: str, value: Any) -> None:
     """Set a key of a config, or an argument of a plug. Another plug gets no arguments of the one
     before."""
     *groups, last = key.split(".")
@@ -142,7 +144,7 @@ JUDGES = {
 }
 
 
-def shrunk(key, value):
+def shrunk(key: str, value: Any) -> Any:
     """Return what a value of a full run becomes on a CPU."""
     if key in ("steps", "questioning.every", "advantage.args.alpha_steps"):
         return max(1, round(value * TINY_STEPS))
@@ -151,13 +153,13 @@ def shrunk(key, value):
     return JUDGES.get(value, value) if key == "questioning.judge.name" else value
 
 
-def tiny_policy(size, world):
+def tiny_policy(size: str, world: str) -> str:
     """Return the directory of the policy before training (configs/paper/policies.py)."""
     name = {"appworld": "travel_base", "bfcl": "bfcl_base"}[world]
     return f"configs/assets/{name}{'_small' if size == '7b' else ''}"
 
 
-def tiny(size, world, kind):
+def tiny(size: str, world: str, kind: str) -> ConfigDict:
     """Return the tiny config of a row of configs/appworld_14b.py."""
     config = quickstart.get_config("grpo")
     if world == "bfcl":

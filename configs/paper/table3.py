@@ -26,7 +26,7 @@ CELLS = {
     for name, numbers in NUMBERS.items()
     for i, world in ((0, "appworld"), (2, "bfcl"))
 }
-ORDERS = []
+ORDERS: list[str] = []
 
 
 def get_config(arg: str | None = None) -> ConfigDict:

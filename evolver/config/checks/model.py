@@ -16,7 +16,7 @@ def model_problems(config: ConfigDict, mode: str) -> Iterator[str]:
     """Yield problems with a checkpoint that could not be loaded, or a tokenizer that does not
     belong to it."""
     path, vocab = config.model.path, 0
-    ends: set[int | None] = set()
+    ends: set[int] = set()
     if path:
         try:
             folder = model_folder(path)
@@ -40,7 +40,8 @@ def model_problems(config: ConfigDict, mode: str) -> Iterator[str]:
             shape = hf_config.fields(record)
             yield from shape_conflicts(config, shape)
             vocab, end = shape["vocab"], record.get("eos_token_id")
-            ends = set(end) if isinstance(end, list) else {end} - {None}
+            listed = end if isinstance(end, list) else [end]
+            ends = {token for token in listed if token is not None}
         except ValueError as error:
             yield f"config.model.path={path}: {error}"
     if path or config.model.tokenizer:
@@ -81,7 +82,7 @@ def shape_conflicts(config: ConfigDict, shape: dict[str, Any]) -> Iterator[str]:
         yield f"config.lora.rank={rank} is more than the hidden_size={shape['d_model']} of {path}"
 
 
-def tokenizer_problems(config: ConfigDict, vocab: int, ends: set[int | None]) -> Iterator[str]:
+def tokenizer_problems(config: ConfigDict, vocab: int, ends: set[int]) -> Iterator[str]:
     """Yield problems with a tokenizer, alone and with a checkpoint of `vocab` entries (0 = unknown)
     whose turns end with one of the tokens `ends`."""
     from models import chat
