@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import run
+from evolver.config import cli
 from evolver.files.workdir import Workdir
 from tests.tiny import config_file, tiny_policy
 
@@ -113,6 +114,19 @@ def test_targets_that_cannot_be_planned_for(capsys, tiny, words, mode, said):
 def test_each_mistake_is_named(capsys, tiny, override, words):
     code, _, err = call(capsys, f"--config={tiny}", override, mode="train")
     assert code == 2 and words in err and "nothing was started" in err
+
+
+def test_a_switch_is_turned_on_by_its_name_and_off_by_no(tiny):
+    command = [
+        "run.py",
+        f"--config={tiny}",
+        "--config.rollout.must_end",
+        "--noconfig.log.tensorboard",
+    ]
+    parsed = cli.parse(command)
+    assert not parsed.problems
+    assert parsed.config.rollout.must_end is True and parsed.config.log.tensorboard is False
+    assert cli.parse([*command, "--noconfig.steps"]).problems
 
 
 @pytest.mark.parametrize(
@@ -299,7 +313,6 @@ def test_a_workdir_that_cannot_be_written(capsys, tmp_path, tiny):
 
 
 def test_a_workdir_of_another_config_lists_the_differences(capsys, tmp_path, tiny):
-    from evolver.config import cli
 
     config = cli.parse(["run.py", f"--config={tiny}"]).config
     Workdir(tmp_path / "run").claim(config.to_dict(), config.seed)
@@ -329,7 +342,6 @@ def test_a_workdir_of_another_config_lists_the_differences(capsys, tmp_path, tin
 
 @pytest.mark.parametrize("words,code", [([], 0), (["--config.rollout.must_end=True"], 2)])
 def test_a_key_that_is_newer_than_the_run_had_its_default(capsys, tmp_path, tiny, words, code):
-    from evolver.config import cli
 
     before = cli.parse(["run.py", f"--config={tiny}"]).config.to_dict()
     del before["rollout"]["must_end"]
