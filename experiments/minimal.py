@@ -104,7 +104,7 @@ async def main(
     for step in range(1, steps + 1):
         # 1 tasks, and which rollouts of them are guided
         chosen = pool.mixture(
-            originals, step=step - 1, n=tasks, share=1.0, seed=seed, learnable=True
+            originals, invented, step=step - 1, n=tasks, share=1.0, seed=seed, learnable=True
         )
         guidance = experience.guide(chosen, group, seed_of(seed, "guide", step))
         jobs = [

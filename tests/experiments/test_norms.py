@@ -1,21 +1,19 @@
 """The comparison of norms reads what a run recorded, and shows the case that breaks equation 18."""
 
+import gzip
 import json
 
 import numpy as np
 
+from evolver.files.rollout_files import COPIED
 from experiments import norms
 
 
 def record(task, labels, score, *, stop="done", fate="trained"):
-    return {
-        "task": task,
-        "draw": 1,
-        "turns": [{"label": n} for n in labels],
-        "score": score,
-        "stop": stop,
-        "fate": fate,
-    }
+    turns = [{"label": n, "advantage": 0.0, "reason": "", "tokens": []} for n in labels]
+    whole = dict.fromkeys(COPIED) | {"query": "", "components": {}, "experience": [], "error": ""}
+    read = {"task": task, "draw": 1, "turns": turns, "score": score, "stop": stop, "fate": fate}
+    return whole | read
 
 
 def test_the_norms_are_compared_on_recorded_rollouts(tmp_path, monkeypatch, capsys):
@@ -29,9 +27,8 @@ def test_the_norms_are_compared_on_recorded_rollouts(tmp_path, monkeypatch, caps
         assert value.shape == (5,) and outcome.round(6).tolist() == [1, 1, -1, -1, -1]
         assert not np.array_equal(value, outcome)
     (tmp_path / "trajectories").mkdir()
-    (tmp_path / "trajectories/step_000001.jsonl").write_text(
-        "".join(json.dumps(r) + "\n" for r in step)
-    )
+    lines = "".join(json.dumps(r) + "\n" for r in step)
+    (tmp_path / "trajectories/step_000001.jsonl.gz").write_bytes(gzip.compress(lines.encode()))
     monkeypatch.setattr("sys.argv", ["norms", str(tmp_path)])
     norms.main()
     lines = capsys.readouterr().out.splitlines()
