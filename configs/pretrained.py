@@ -1,20 +1,16 @@
-"""Your model on your GPU: the template for runs from a pretrained checkpoint. It also runs on two
-cores.
+"""Your model: the template for runs from a pretrained checkpoint, on one GPU or on two cores.
 
     make pretrained
-    # one GPU, a model of 1.5B
     python run.py --config=configs/pretrained.py --config.model.path=/dir/of/a/checkpoint
-    # two cores, SmolLM2-135M
     python run.py --config=configs/pretrained.py:words
     python -m experiments.imitation --config=configs/pretrained_base.py
-    # the same, with tools
     python run.py --config=configs/pretrained.py:calls
 
 | argument | machine | world | mechanisms |
 |---|---|---|---|
-| none | one GPU of 80 GB | `travel`, with its tools in the prompt | all three |
-| words | two cores | reasoning-gym: find who feels so, after two solved questions | none: GRPO |
-| calls | two cores | `travel`: tasks of two calls, after a short imitation | none: GRPO |
+| none | one GPU of 80 GB, 1.5B | `travel`, with its tools in the prompt | all three |
+| words | two cores, SmolLM2 | reasoning-gym: find who feels so, after two solved questions | none: GRPO |
+| calls | two cores, SmolLM2 | `travel`: tasks of two calls, after a short imitation | none: GRPO |
 
 `words` needs requirements/reasoning.txt. Without an argument, the planner estimates, a 1.5B model
 fits on one GPU of 80 GB; it has not been measured there. On held-out tasks `words` goes from 5.4 to
