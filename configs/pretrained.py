@@ -9,7 +9,7 @@
 | argument | machine | world | mechanisms |
 |---|---|---|---|
 | none | one GPU of 80 GB, 1.5B | `travel`, with its tools in the prompt | all three |
-| words | two cores, SmolLM2 | reasoning-gym: find who feels so, after two solved questions | none: GRPO |
+| words | two cores, SmolLM2 | reasoning-gym: one turn, after two solved questions | none: GRPO |
 | calls | two cores, SmolLM2 | `travel`: tasks of two calls, after a short imitation | none: GRPO |
 
 `words` needs requirements/reasoning.txt. Without an argument, the planner estimates, a 1.5B model
