@@ -1,8 +1,8 @@
 """The quickstart's policy after it was shown contexts that have lost their oldest turns.
 
-    python -m experiments.imitation --config=configs/window_base.py:window
-    --workdir=runs/window_base python -m experiments.imitation --config=configs/window_base.py:whole
-    --workdir=runs/whole_base
+    python -m experiments.imitation --config=configs/window_base.py:window \\
+        --workdir=runs/window_base
+    python -m experiments.imitation --config=configs/window_base.py:whole --workdir=runs/whole_base
 
 Both imitate the same demonstrations for as long, `window` with a sliding window of 128 tokens,
 `whole` with everything. The demonstrations are those of configs/base_policy.py, of other agencies

@@ -39,7 +39,7 @@ def main(argv: list[str] | None = None) -> int:
     """Run the conformance suite and print each failure with its reason. Return 0 if all checks
     pass, else 1."""
     parser = argparse.ArgumentParser(
-        prog="python -m envs.check", description=__doc__.split("\n")[0]
+        prog="python -m envs.check", description=__doc__.partition("\n\n")[0]
     )
     parser.add_argument("env", help="my_module:MyEnv or a registered name")
     parser.add_argument(

@@ -115,7 +115,7 @@ def _singular(word: str) -> str:
 def main(argv: list[str] | None = None) -> int:
     """Print an environment's own profile, or a draft if it has none or with --draft."""
     parser = argparse.ArgumentParser(
-        prog="python -m envs.profile", description=__doc__.split("\n")[0]
+        prog="python -m envs.profile", description=__doc__.partition("\n\n")[0]
     )
     parser.add_argument("env", help="my_module:MyEnv or a registered name")
     parser.add_argument(

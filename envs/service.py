@@ -472,7 +472,7 @@ def _call_text(name: str, arguments: Any) -> str:
 def main(argv: list[str] | None = None) -> int:
     """Serve until interrupted. Return the exit code."""
     parser = argparse.ArgumentParser(
-        prog="python -m envs.service", description=__doc__.split("\n")[0]
+        prog="python -m envs.service", description=__doc__.partition("\n\n")[0]
     )
     parser.add_argument("--env", required=True, help="a registered name or my_module:MyEnv")
     parser.add_argument(

@@ -2,8 +2,8 @@
 training makes it do.
 
     python -m experiments.discovery --config=configs/quickstart.py runs/quickstart runs/quickstart-1
-    python -m experiments.discovery --config=configs/quickstart.py runs/other --
-    --config.env.args.rules=1
+    python -m experiments.discovery --config=configs/quickstart.py runs/other \\
+        -- --config.env.args.rules=1
 
 A task is out of reach if the untrained policy solves it in fewer than 1% of 256 attempts: 64 at
 each of four temperatures. Its evaluation is a folder (--base) and is not repeated. Flags after `--`
@@ -34,7 +34,7 @@ RATE = 0.01
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     cut = arguments.index("--") if "--" in arguments else len(arguments)
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
     parser.add_argument("runs", nargs="+", type=Path, metavar="WORKDIR", help="finished runs")
     parser.add_argument("--config", required=True, help="their config")
     parser.add_argument(

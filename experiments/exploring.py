@@ -528,7 +528,7 @@ class _Pairs(argparse.Action):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
     means = [f"{explorer}/{words}" for explorer in EXPLORERS for words in WORDS]
     parser.add_argument("--worlds", nargs="+", default=["travel", "bfcl"], metavar="WORLD")
     parser.add_argument(

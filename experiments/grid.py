@@ -1,10 +1,11 @@
 """Run a grid of configs, go on where it was cut off, and compare the runs in a table and a figure.
 
-    python -m experiments.grid --config=configs/quickstart.py:qa --set
-    advantage.args.alpha=0.05,0.1,0.2 --seeds 0 1 2 python -m experiments.grid
-    --config=configs/quickstart.py --rows grpo q qn qa all --seeds 0 1 2 --jobs 2 python -m
-    experiments.grid --sweep experiments/sweeps/alpha.yaml --seeds 0 1 2 python -m experiments.grid
-    --workdir=runs/grid ... --only-report
+    python -m experiments.grid --config=configs/quickstart.py:qa \\
+        --set advantage.args.alpha=0.05,0.1,0.2 --seeds 0 1 2
+    python -m experiments.grid --config=configs/quickstart.py --rows grpo q qn qa all \\
+        --seeds 0 1 2 --jobs 2
+    python -m experiments.grid --sweep experiments/sweeps/alpha.yaml --seeds 0 1 2
+    python -m experiments.grid --workdir=runs/grid ... --only-report
 
 Every combination of `--rows` (arguments of the config file) and `--set` (values of a key) is a row
 of the table, and every row has one run per seed. Flags after `--` go to every run. The others are
@@ -627,7 +628,7 @@ def split_flags(words: Sequence[str]) -> tuple[list[str], list[str]]:
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the command."""
     parser = argparse.ArgumentParser(
-        description=__doc__.split("\n")[0], epilog="-- FLAGS: for every run of run.py"
+        description=__doc__.partition("\n\n")[0], epilog="-- FLAGS: for every run of run.py"
     )
     parser.add_argument("--config", default="", help="FILE or FILE:ARGUMENT")
     parser.add_argument("--rows", nargs="+", default=[], help="arguments of the config file")

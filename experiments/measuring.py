@@ -22,7 +22,7 @@ from models.files import write_atomically
 def parser(doc: str, workdir: str) -> argparse.ArgumentParser:
     """Return a parser of --config and --workdir, which leaves --config.KEY=VALUE to `command`."""
     found = argparse.ArgumentParser(
-        description=doc.split("\n")[0],
+        description=doc.partition("\n\n")[0],
         epilog="--config.KEY=VALUE as for run.py",
         allow_abbrev=False,
     )

@@ -387,7 +387,7 @@ def report(folder: Path, chosen: Mapping[str, Study], seeds: Sequence[int]) -> s
 
 def main(argv: Sequence[str] | None = None) -> int:
     known = studies()
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
     parser.add_argument("--studies", nargs="+", choices=list(known), default=list(known))
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2, 3, 4])
     parser.add_argument("--jobs", type=int, default=2, help="runs at once")

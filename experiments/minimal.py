@@ -163,7 +163,7 @@ def assign(trajectories: Sequence[Trajectory], step: int) -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
     for name, default in (("steps", 8), ("tasks", 8), ("group", 8), ("budget", 64), ("seed", 0)):
         parser.add_argument(f"--{name}", type=int, default=default)
     asyncio.run(main(**vars(parser.parse_args())))

@@ -57,7 +57,7 @@ def compared(steps: list[list[dict]], alpha: float) -> dict[str, tuple[np.ndarra
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
     parser.add_argument(
         "workdir", type=Path, nargs="+", help="of a run with config.attributing.enabled=True"
     )

@@ -129,7 +129,7 @@ def make(name: str, done: dict[str, Any]) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
     parser.add_argument("names", nargs="*", choices=[[], *KEPT], default=[])
     parser.add_argument(
         "--check", action="store_true", help="only report the plans that are out of date"

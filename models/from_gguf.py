@@ -272,7 +272,7 @@ def find(name: str) -> Path:
 
 def main(argv: list[str] | None = None) -> int:
     """Convert, and return the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
     parser.add_argument(
         "source", help="a .gguf file, or the name of an installed package that holds one"
     )

@@ -4,22 +4,11 @@
     python run.py --config=configs/paper/figure12a.py:100 --mode=plan
 
 Printed in the figure: 40.3, 42.7, 44.3. Inferred: model and benchmark, because 44.3 is the score of
-+Questioning in
-table 1, which is the cell with 500 tasks. Expected: 2 runs of 100 steps beyond table 1, about 310
-GPU-hours of A100 (arithmetic, not measured).
++Questioning in table 1, which is the cell with 500 tasks. Expected: 2 runs of 100 steps beyond
+table 1, about 310 GPU-hours of A100 (arithmetic, not measured).
 """
-
-from ml_collections import ConfigDict
 
 from configs.paper import cells
 
-NUMBERS = {"100": ("q100", 40.3), "200": ("q200", 42.7), "500": ("q", 44.3)}
-CELLS = {
-    name: cells.cell(f"14b,appworld,{row}", {"avg@8": score})
-    for name, (row, score) in NUMBERS.items()
-}
 ORDERS = ["200 > 100", "500 > 200"]
-
-
-def get_config(arg: str | None = None) -> ConfigDict:
-    return cells.config(CELLS, arg, __file__)
+get_config = cells.config_of("figure12a")

@@ -8,17 +8,7 @@ no code of the naive judge; its prompt here is our own. Expected: 2 runs of 100 
 1, about 310 GPU-hours of A100 (arithmetic, not measured).
 """
 
-from ml_collections import ConfigDict
-
 from configs.paper import cells
 
-NUMBERS = {"naive": ("naive", 22.5), "principle": ("principle", 33.1), "reference": ("q", 44.3)}
-CELLS = {
-    name: cells.cell(f"14b,appworld,{row}", {"avg@8": score})
-    for name, (row, score) in NUMBERS.items()
-}
 ORDERS = ["principle > naive", "reference > principle"]
-
-
-def get_config(arg: str | None = None) -> ConfigDict:
-    return cells.config(CELLS, arg, __file__)
+get_config = cells.config_of("figure12b")

@@ -1,9 +1,9 @@
 """The training runs behind the paper's tables, each once: `SIZE,WORLD,ROW`, or
 `SIZE,WORLD,ROW,tiny` on a CPU.
 
-    python run.py --config=configs/paper/runs.py:14b,appworld,qa
-    --config.model.path=/dir/of/Qwen2.5-14B-Instruct python run.py
-    --config=configs/paper/runs.py:14b,appworld,qa,tiny
+    python run.py --config=configs/paper/runs.py:14b,appworld,qa \\
+        --config.model.path=/dir/of/Qwen2.5-14B-Instruct
+    python run.py --config=configs/paper/runs.py:14b,appworld,qa,tiny
 
 A row is a row of configs/appworld_14b.py and what it changes there. Cells of different tables that
 name one row are the same run. The row `base` trains nothing: it is the policy before training, for

@@ -11,26 +11,7 @@ Not stated: how AUC is computed; the mean height has the right magnitude. Expect
 table 1.
 """
 
-from ml_collections import ConfigDict
-
 from configs.paper import cells
 
-NUMBERS = {  # Steps@.9, AUC
-    "14b,appworld,baseline": (90, 41.03),
-    "14b,appworld,attributing": (40, 46.26),
-    "14b,bfcl,baseline": (60, 55.78),
-    "14b,bfcl,attributing": (20, 61.02),
-}
-ROWS = {"baseline": "q", "attributing": "qa"}
-BASELINE = "baseline"  # the row whose best score sets the goal
-CELLS = {}
-for name, (steps, auc) in NUMBERS.items():
-    prefix, _, row = name.rpartition(",")
-    CELLS[name] = cells.cell(
-        f"{prefix},{ROWS[row]}", {"steps@.9": steps, "auc": auc}, splits=cells.DEV
-    )
 ORDERS = ["attributing > baseline"]
-
-
-def get_config(arg: str | None = None) -> ConfigDict:
-    return cells.config(CELLS, arg, __file__)
+get_config = cells.config_of("table6")

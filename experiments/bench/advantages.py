@@ -61,7 +61,7 @@ def clock(function, *arguments, repeats: int = 9, **options):
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
     parser.add_argument("--trajectories", type=int, default=256)
     parser.add_argument("--turns", type=int, default=30)
     flags = parser.parse_args()

@@ -132,7 +132,7 @@ def planned(size: str, context: int, batch: int, target: Any) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
     parser.add_argument("--sizes", nargs="+", default=SIZES)
     parser.add_argument("--contexts", nargs="+", type=int, default=CONTEXTS)
     parser.add_argument("--batch", type=int, default=0, help="number of rows; 0 = as many as fit")

@@ -76,7 +76,7 @@ def handler(vectors: Vectors) -> type[BaseHTTPRequestHandler]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
     parser.add_argument("--port", type=int, default=8012)
     args = parser.parse_args()
     spec = importlib.util.find_spec("wordllama")

@@ -118,7 +118,7 @@ def measure(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
     parser.add_argument(
         "--workloads", nargs="+", default=["flat", "multi_turn"], choices=["flat", "multi_turn"]
     )

@@ -111,7 +111,7 @@ def seconds_of(args: argparse.Namespace, depth: int) -> tuple[list[float], float
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
     parser.add_argument("--steps", type=int, default=24)
     parser.add_argument("--tasks", type=int, default=6)
     parser.add_argument(

@@ -49,7 +49,7 @@ def measure(
 
 
 def main() -> None:
-    argparse.ArgumentParser(description=__doc__.partition("\n")[0]).parse_args()
+    argparse.ArgumentParser(description=__doc__.partition("\n\n")[0]).parse_args()
     rng = np.random.default_rng(0)
     for inner, outer in SHAPES:
         w = jnp.asarray(rng.standard_normal((inner, outer), np.float32))

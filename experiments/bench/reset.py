@@ -109,7 +109,7 @@ def print_tools(env: str, seconds_of: dict[str, list[float]]) -> None:
 def main(argv: list[str] | None = None) -> int:
     """Measure and print a table. Return the exit code."""
     parser = argparse.ArgumentParser(
-        prog="python -m experiments.bench.reset", description=__doc__.split("\n")[0]
+        prog="python -m experiments.bench.reset", description=__doc__.partition("\n\n")[0]
     )
     parser.add_argument("--env", default="appworld")
     parser.add_argument(

@@ -165,7 +165,7 @@ async def measure(args: argparse.Namespace, size: str, folder: Path) -> dict[str
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
     parser.add_argument(
         "--python", default=".bench/vllm/bin/python", help="an interpreter with vLLM"
     )

@@ -148,7 +148,7 @@ def measure(env: str, kwargs: dict, args: argparse.Namespace) -> list[dict]:
 def main(argv: list[str] | None = None) -> int:
     """Measure and print one table. Return the exit code."""
     parser = argparse.ArgumentParser(
-        prog="python -m experiments.bench.service", description=__doc__.split("\n")[0]
+        prog="python -m experiments.bench.service", description=__doc__.partition("\n\n")[0]
     )
     parser.add_argument("--envs", nargs="+", default=["travel", "bfcl"])
     parser.add_argument("--instances", type=int, default=1000)

@@ -265,7 +265,7 @@ def table(records: list[dict[str, Any]], kind: str) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
     parser.add_argument("--sizes", nargs="+", default=SIZES)
     parser.add_argument("--rows", nargs="+", type=int, default=ROWS, help="tokens of a packed row")
     parser.add_argument("--micro-batches", type=int, default=4, help="rows of an update per device")

@@ -206,7 +206,7 @@ def written(run: Path, folder: Path) -> None:
 def main(argv: list[str] | None = None) -> int:
     """Measure and print. Returns 0."""
     parser = argparse.ArgumentParser(
-        prog="python -m experiments.bench.view", description=__doc__.split("\n")[0]
+        prog="python -m experiments.bench.view", description=__doc__.partition("\n\n")[0]
     )
     parser.add_argument("run", type=Path, help="workdir of a run")
     parser.add_argument("--rollouts", type=int, default=100_000)

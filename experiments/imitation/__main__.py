@@ -1,7 +1,8 @@
 """Make a base policy where no pretrained one exists: imitate scripted demonstrations.
 
-    python -m experiments.imitation --config=configs/base_policy.py python -m experiments.imitation
-    --config=configs/base_policy.py --config.seed=1 --workdir=runs/base_policy-1
+    python -m experiments.imitation --config=configs/base_policy.py
+    python -m experiments.imitation --config=configs/base_policy.py --config.seed=1 \\
+        --workdir=runs/base_policy-1
 
 The policy is written to WORKDIR/policy in Hugging Face format; WORKDIR is runs/<name of the config>
 by default. A workdir that already holds the policy of this config is left as it is.

@@ -34,7 +34,7 @@ def parser() -> argparse.ArgumentParser:
     """Return the parser of the command."""
     parser = argparse.ArgumentParser(
         prog="experiments.paper",
-        description=(__doc__ or "").split("\n")[0],
+        description=(__doc__ or "").partition("\n\n")[0],
         epilog="-- FLAGS: for every run of run.py",
     )
     parser.add_argument("tables", nargs="+", metavar="TABLE", help=f"{', '.join(TABLES)}, or all")

@@ -10,25 +10,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from configs.paper.cells import Cell
+from configs.paper.cells import TABLES, Cell
 from configs.paper.runs import thinking, tiny_policy
 from experiments.grid import Run
 
 RUNS = "configs/paper/runs.py"
-TABLES = (
-    *(f"table{n}" for n in range(1, 8)),
-    *(
-        "figure1",
-        "figure12a",
-        "figure12b",
-        "figure13a",
-        "figure13b",
-        "figure14",
-        "figure15",
-        "figure16",
-        "controls",
-    ),
-)
 UNTRAINED = ("base", "icl", "thinking")  # rows of runs.py that train nothing
 MODELS = {
     "7b": "Qwen/Qwen2.5-7B-Instruct",
@@ -223,6 +209,11 @@ def module_of(table: str) -> Any:
     return importlib.import_module(f"configs.paper.{table}")
 
 
+def title_of(table: str) -> str:
+    """Return the title of a table: the first paragraph of the header of its file."""
+    return " ".join((module_of(table).__doc__ or "").partition("\n\n")[0].split())
+
+
 def chosen(tables: Sequence[str], patterns: Sequence[str] = ()) -> dict[str, dict[str, Cell]]:
     """Return {table: {name: cell}} of the cells whose names match one of the patterns, of all cells
     if there are none.
@@ -234,7 +225,8 @@ def chosen(tables: Sequence[str], patterns: Sequence[str] = ()) -> dict[str, dic
     found, cells = [], {}
     for table in dict.fromkeys(tables):
         try:
-            cells[table] = module_of(table).CELLS
+            module_of(table)
+            cells[table] = TABLES[table]
         except StudyError as error:
             found.append(str(error))
     names = list(dict.fromkeys(name for known in cells.values() for name in known))

@@ -10,11 +10,12 @@ from typing import Any
 
 import numpy as np
 
+from configs.paper.cells import TABLES, Cell
 from experiments import compare
 from experiments.compare import Estimate, Row
 from experiments.grid import INTERRUPTED, Ledger
 from experiments.paper import measures
-from experiments.paper.study import Study, module_of
+from experiments.paper.study import Study, module_of, title_of
 from models.files import write_atomically
 from rl.evaluation import Scores
 
@@ -81,17 +82,15 @@ def read(study: Study, table: str, cell: str, ledger: Ledger) -> Result:
 def lines(study: Study, table: str, cells: Sequence[str], ledger: Ledger) -> list[list[str]]:
     """Return the table: a line per cell and measure, with the header."""
     results = {name: read(study, table, name, ledger) for name in cells}
-    definition, rows = module_of(table), [list(HEAD)]
+    rows = [list(HEAD)]
     for name, result in results.items():
-        cell, runs = definition.CELLS[name], dict.fromkeys(result.runs)
+        cell, runs = TABLES[table][name], dict.fromkeys(result.runs)
         attempts = [ledger.attempts(run)[-1] for run in runs if ledger.attempts(run)]
         hours, money = ledger.seconds(runs) / 3600, sum(attempt["money"] for attempt in attempts)
         revisions = sorted({short(attempt["git"] or "") for attempt in attempts} - {""})
         for number, measure in enumerate(measures.shown(cell.published, cell.k)):
             published = cell.published.get(measure)
-            ours, sd, seeds, minus = figures(
-                definition, results, name, measure, published, study.tiny
-            )
+            ours, sd, seeds, minus = figures(results, name, measure, published, study.tiny)
             zero = at_zero(result) if measure.startswith("avg@") else ""
             text = "" if published is None else f"{published:g}"
             end = ["", "", "", ""]
@@ -115,7 +114,6 @@ def short(revision: str) -> str:
 
 
 def figures(
-    definition: Any,
     results: Mapping[str, Result],
     name: str,
     measure: str,
@@ -125,7 +123,7 @@ def figures(
     """Return four cells: ours with its interval, its deviation over seeds, the number of seeds,
     ours - published."""
     if measure == "steps@.9":
-        return steps_figures(definition, results, name, published, tiny)
+        return steps_figures(results, name, published, tiny)
     value = compare.estimate(results[name].values(measure))
     if value is None:
         return "", "", "", ""
@@ -143,12 +141,12 @@ def figures(
 
 
 def steps_figures(
-    definition: Any, results: Mapping[str, Result], name: str, published: float | None, tiny: bool
+    results: Mapping[str, Result], name: str, published: float | None, tiny: bool
 ) -> tuple[str, str, str, str]:
     """Return the four cells of steps@.9: steps by seed; "never" for a curve that does not reach the
     goal."""
     prefix = name.rpartition(",")[0]
-    baseline = results.get(f"{prefix},{definition.BASELINE}")
+    baseline = results.get(f"{prefix},baseline")
     goal = measures.goal_of(list(baseline.curves.values())) if baseline else math.nan
     if math.isnan(goal) or not results[name].curves:
         return "", "", "", ""
@@ -197,13 +195,10 @@ def comparisons(table: str, cells: Sequence[str]) -> list[tuple[str, str]]:
 def orderings(study: Study, table: str, cells: Sequence[str], ledger: Ledger) -> list[list[str]]:
     """Return the table of the paper's orderings: published and our paired difference, and if ours
     has its sign."""
-    definition, rows = (
-        module_of(table),
-        [["better", "worse", "measure", "published", "ours, paired [95%]", "holds"]],
-    )
+    rows = [["better", "worse", "measure", "published", "ours, paired [95%]", "holds"]]
     results = {name: read(study, table, name, ledger) for name in cells}
     for better, worse in comparisons(table, cells):
-        cell, other = definition.CELLS[better], definition.CELLS[worse]
+        cell, other = TABLES[table][better], TABLES[table][worse]
         names = [n for n in measures.shown(cell.published, cell.k) if n != "steps@.9"]
         if not names:
             continue
@@ -241,7 +236,7 @@ def write(study: Study, table: str, cells: Sequence[str], folder: Path) -> str:
     the Markdown."""
     place, ledger = folder / "tables", Ledger(folder)
     body, order = lines(study, table, cells, ledger), orderings(study, table, cells, ledger)
-    title, caption = (module_of(table).__doc__ or "").splitlines()[0], CAPTIONS[study.scale]
+    title, caption = title_of(table), CAPTIONS[study.scale]
     drawn = draw(study, table, cells, ledger, place / table)
     parts = [f"# {title}", caption, compare.markdown(body)]
     parts += ["The paper's orderings:", compare.markdown(order)] if len(order) > 1 else []
@@ -281,12 +276,11 @@ def draw(study: Study, table: str, cells: Sequence[str], ledger: Ledger, path: P
     is.
     """
     results = {name: read(study, table, name, ledger) for name in cells}
-    definition = module_of(table)
     if not any(result.scores for result in results.values()):
         return False
-    worlds = list(dict.fromkeys(definition.CELLS[name].world for name in cells))
+    worlds = list(dict.fromkeys(TABLES[table][name].world for name in cells))
     columns = {
-        world: [name for name in cells if definition.CELLS[name].world == world] for world in worlds
+        world: [name for name in cells if TABLES[table][name].world == world] for world in worlds
     }
     curved = table in CURVES and any(
         len(curve) > 1 for r in results.values() for curve in r.curves.values()
@@ -296,7 +290,7 @@ def draw(study: Study, table: str, cells: Sequence[str], ledger: Ledger, path: P
     panels = figure.subplots(
         1 + curved, len(worlds), squeeze=False, height_ratios=[4] * curved + [tall]
     )
-    title = (definition.__doc__ or "").splitlines()[0]
+    title = title_of(table)
     if study.tiny:
         title += "\nTINY SCALE, A CPU POLICY: NOT THE PAPER'S SCORES"
     figure.suptitle(title, fontsize=9)
@@ -306,7 +300,7 @@ def draw(study: Study, table: str, cells: Sequence[str], ledger: Ledger, path: P
         draw_scores(
             panels[-1, column],
             {name: results[name] for name in names},
-            definition.CELLS,
+            TABLES[table],
             study.tiny,
         )
         if curved:
@@ -329,7 +323,7 @@ def label(name: str, world: str) -> str:
 
 
 def draw_scores(
-    axes: Any, results: Mapping[str, Result], cells: Mapping[str, Any], tiny: bool
+    axes: Any, results: Mapping[str, Result], cells: Mapping[str, Cell], tiny: bool
 ) -> None:
     """Draw the first measure of each cell with its interval and a dot for each seed, and the
     published one unless `tiny`."""

@@ -12,16 +12,12 @@ import pytest
 
 from configs import appworld_14b
 from configs.paper import policies, runs
+from configs.paper.cells import TABLES
 from evolver.config.checks.workdir import expanded
-from experiments.paper.study import TABLES, UNTRAINED, study_of
+from experiments.paper.study import UNTRAINED, study_of
 from tests.configs import mistakes
 
 ROOT = Path(__file__).parents[2]
-CELLS = [
-    (table, cell)
-    for table in TABLES
-    for cell in importlib.import_module(f"configs.paper.{table}").CELLS
-]
 SERVED = {
     "32b": "http://127.0.0.1:1,m,t", "qwen3-8b": "http://127.0.0.1:1,m,t", "qwen3-32b": "http://127.0.0.1:1,m,t",
     "qwen3-30b-a3b": "http://127.0.0.1:1,m,t", "qwen3-235b-a22b": "http://127.0.0.1:1,m,t",
@@ -45,9 +41,9 @@ def changed(run: str, other: str) -> dict:
 @pytest.mark.parametrize("scale", ["full", "tiny"])
 @pytest.mark.parametrize("table", TABLES)
 def test_every_cell_resolves(table, scale):
-    for name in module(table).CELLS:
+    for name, cell in TABLES[table].items():
         config = module(table).get_config(name + (",tiny" if scale == "tiny" else ""))
-        mode = "eval" if module(table).CELLS[name].run.split(",")[2] in UNTRAINED else "train"
+        mode = "eval" if cell.run.split(",")[2] in UNTRAINED else "train"
         found = [problem for problem in mistakes(config, mode) if "needs a pool" not in problem]
         assert not found, (name, found)
 
@@ -62,7 +58,7 @@ def test_a_header_has_the_command_what_is_published_what_is_confirmed_and_the_co
         and "HOURS" not in text
     )
     (argument,) = re.findall(rf"configs/paper/{table}\.py:(\S+)", text)
-    assert argument in module(table).CELLS
+    assert argument in TABLES[table]
     assert re.search("Confirmed|Inferred|Not stated|Doubtful|read off|unconfirmed|repeat", text)
 
 
@@ -176,7 +172,7 @@ def test_no_two_runs_are_the_same_and_the_papers_are_counted():
     for run in trained:
         resolved[str(sorted(values(run.config.partition(":")[2]).items(), key=str))] += 1
     assert set(resolved.values()) == {1}
-    own = set(module("controls").OWN)
+    own = {name for name, cell in TABLES["controls"].items() if not cell.published}
     synthetic = {
         "q80",
         "qn80",
@@ -214,9 +210,8 @@ def test_published_numbers_agree_wherever_two_tables_print_one_score():
     """The paper prints some scores twice; where it prints others for one row, the header says
     so."""
     study, found = everything(), collections.defaultdict(set)
-    for table, name in CELLS:
-        if table in ("table1", "table2", "table3", "figure12a", "figure12b", "controls"):
-            cell = module(table).CELLS[name]
+    for table in ("table1", "table2", "table3", "figure12a", "figure12b", "controls"):
+        for name, cell in TABLES[table].items():
             for measure, value in cell.published.items():
                 found[study.sources[table, name, 0].scores, measure].add(value)
     assert {key: numbers for key, numbers in found.items() if len(numbers) > 1} == {}

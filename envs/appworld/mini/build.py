@@ -168,7 +168,7 @@ def _write(path: pathlib.Path, text: str) -> None:
 def main(argv: list[str] | None = None) -> None:
     """Build the data set in `--root`, or in the cache that worlds use."""
     parser = argparse.ArgumentParser(
-        prog="python -m envs.appworld.mini.build", description=__doc__.split("\n")[0]
+        prog="python -m envs.appworld.mini.build", description=__doc__.partition("\n\n")[0]
     )
     parser.add_argument(
         "--root", type=pathlib.Path, help="target folder (default: the project's cache)"

@@ -444,7 +444,7 @@ def warm_up(engine: JaxEngine, say: Callable[[str], None]) -> int:
 def main(argv: list[str] | None = None) -> int:
     """Serve until interrupted. Returns the exit code."""
     parser = argparse.ArgumentParser(
-        prog="python -m rl.engines.serve", description=__doc__.split("\n")[0]
+        prog="python -m rl.engines.serve", description=__doc__.partition("\n\n")[0]
     )
     option = parser.add_argument
     option("--model", required=True, help="directory of a Hugging Face checkpoint with tokenizer")
