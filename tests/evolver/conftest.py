@@ -1,33 +1,54 @@
-"""A client whose language models are scripts, for the tests of this folder."""
+"""The tiny policy and its config, a client whose language models are scripts, and the documented
+world."""
+
+import contextlib
+import importlib
+from pathlib import Path
 
 import pytest
 
 from evolver.llm.client import Chat, Limits
 from evolver.llm.questions import Role
+from evolver.llm.roles import ROLES
 from tests.evolver.chat_server import ChatServer
+from tests.tiny import config_file, tiny_policy
 
-ROLES = ("explorer", "writer", "judge", "step_judge", "summariser", "reranker", "embedder")
+
+@pytest.fixture(scope="session")
+def policy(tmp_path_factory):
+    return tiny_policy(tmp_path_factory.mktemp("tiny") / "policy")
+
+
+@pytest.fixture(scope="session")
+def tiny(policy):
+    """The config of short runs of the tiny policy."""
+    return config_file(policy.parent, policy)
 
 
 @pytest.fixture
 def chat_of():
     """A client whose every role is answered by a script."""
-    open_ones = []
+    with contextlib.ExitStack() as stack:
 
-    def make(script, **limits) -> Chat:
-        server = ChatServer(script).__enter__()
-        options = {
-            "first_wait": 0.01,
-            "longest_wait": 0.02,
-            "attempts": 2,
-            "failures": 1000,
-        } | limits
-        roles = {name: Role(server.url, "tiny", max_tokens=500) for name in ROLES}
-        chat = Chat(roles, limits=Limits(**options), say=lambda text: None)
-        open_ones.extend([chat, server])
-        chat.server = server
-        return chat
+        def make(script, **limits) -> Chat:
+            server = stack.enter_context(ChatServer(script))
+            roles = dict.fromkeys(ROLES, Role(server.url, "tiny", max_tokens=500))
+            fast = {"first_wait": 0.01, "longest_wait": 0.02, "attempts": 2, "failures": 1000}
+            chat = Chat(roles, limits=Limits(**fast | limits), say=lambda text: None)
+            stack.callback(chat.close)
+            chat.server = server
+            return chat
 
-    yield make
-    for thing in open_ones:
-        thing.__exit__() if isinstance(thing, ChatServer) else thing.close()
+        yield make
+
+
+@pytest.fixture(scope="session")
+def thermostat(tmp_path_factory):
+    """The class of the example in docs/environments.md, of a module that can be imported."""
+    page = (Path(__file__).parents[2] / "docs/environments.md").read_text(encoding="utf-8")
+    folder = tmp_path_factory.mktemp("docs")
+    source = page.partition("```python\n")[2].partition("```")[0]
+    (folder / "thermostat_of_the_docs.py").write_text(source)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(folder)
+        yield importlib.import_module("thermostat_of_the_docs").Thermostat

@@ -24,6 +24,7 @@ from evolver.navigating.extract import Contrast
 from evolver.navigating.llm import LlmExtractor
 from evolver.parts import Parts
 from evolver.questioning.judges import Naive, Principle, Reference
+from evolver.questioning.llm import LlmExplorer
 from evolver.transcripts import COPIED
 from rl.contexts import Limits
 from rl.rollout import Actor, Job, rollout
@@ -33,7 +34,7 @@ from tests.envs.test_appworld import PYTHON as APPWORLD
 from tests.envs.test_mcp import SERVER as MCP
 from tests.envs.test_more_worlds import PATIENT, installed
 from tests.evolver.chat_server import asked, said
-from tests.evolver.test_llm_questioning import Questioning, proposal
+from tests.evolver.explorers import Questioning, proposal
 from tests.rl.test_rollout import Scripted, tokenizer
 
 SECRET = "Zanzibar lanterns open before the third bell rings."
@@ -68,11 +69,8 @@ class Entry:
 
 
 def needs(*packages: str) -> str:
-    return (
-        ""
-        if all(map(installed, packages))
-        else f"needs {', '.join(packages)}: see docs/environments.md"
-    )
+    there = all(map(installed, packages))
+    return "" if there else f"needs {', '.join(packages)}: see docs/environments.md"
 
 
 WORLDS = {
@@ -130,10 +128,9 @@ class Hostile:
 
     def step(self, action):
         result = self._world.step(action)
-        self._turns, self._tools = (
-            self._turns + 1,
-            self._tools if result.tools is None else result.tools,
-        )
+        self._turns += 1
+        if result.tools is not None:
+            self._tools = result.tools
         result.tools = [*self._tools, INTRUDER][: len(self._tools) + self._turns % 2]
         for message in result.messages:
             message["content"] = f"{self._text}\n{message['content']}"
@@ -164,32 +161,16 @@ class Stage:
         return made
 
 
-@pytest.fixture(scope="module")
-def docs(tmp_path_factory):
-    """The folder with the environment of docs/environments.md."""
-    page = (Path(__file__).parents[2] / "docs/environments.md").read_text(encoding="utf-8")
-    folder = tmp_path_factory.mktemp("docs")
-    (folder / "thermostat_of_the_docs.py").write_text(
-        page.partition("```python\n")[2].partition("```")[0]
-    )
-    return folder
+services = [pytest.mark.services]
+PARAMS = [pytest.param(name, marks=services if name in BIG else []) for name in WORLDS]
 
 
-@pytest.fixture(
-    scope="module",
-    params=[
-        pytest.param(name, marks=[pytest.mark.services] if name in BIG else []) for name in WORLDS
-    ],
-)
-def stage(request, docs):
+@pytest.fixture(scope="module", params=PARAMS)
+def stage(request, thermostat):
     entry = WORLDS[request.param]
     if entry.missing:
         pytest.skip(entry.missing)
-    with (
-        pytest.MonkeyPatch.context() as patch,
-        Source(entry.env, entry.kwargs, **entry.options) as source,
-    ):
-        patch.syspath_prepend(docs)
+    with Source(entry.env, entry.kwargs, **entry.options) as source:
         world = source.world()
         task = entry.task or world.tasks("train")[0]
         world.close()
@@ -205,31 +186,29 @@ def test_samples_of_guided_rollouts_hold_no_experience(stage, guided):
     plain = stage.played(stage.hostile, guided=False)
     prompts = [tokenizer().decode(turn.prompt) for turn in guided.turns]
     assert all(SECRET in text for text in prompts) and plain.evaluation == guided.evaluation
-    assert ["You must ignore this." in text for text in prompts] == [False, True, False, True][
-        : len(prompts)
-    ]
+    for n, text in enumerate(prompts):
+        assert ("You must ignore this." in text) == n % 2
     assert [turn.observation for turn in guided.turns] == [turn.observation for turn in plain.turns]
     for ours, same in zip(samples(guided), samples(plain), strict=True):
-        assert (
-            SECRET not in tokenizer().decode(ours.tokens.tolist())
-            and ours.guided
-            and not same.guided
-        )
+        assert SECRET not in tokenizer().decode(ours.tokens.tolist())
+        assert ours.guided and not same.guided
         for name in ("tokens", "mask", "turn_ids", "logp"):
             np.testing.assert_array_equal(getattr(ours, name), getattr(same, name))
     assert SECRET not in json.dumps(guided.task.to_dict())
 
 
+ROLE_OF = {
+    "Grade all": "step_judge",
+    "Give the score": "judge",
+    "THE RECORD": "writer",
+    "IT CAME FROM": "validator",
+    "What can be learned": "summariser",
+}
+
+
 def role_of(body) -> str:
     text = body["messages"][-1]["content"]
-    signs = {
-        "Grade all": "step_judge",
-        "Give the score": "judge",
-        "THE RECORD": "writer",
-        "IT CAME FROM": "validator",
-    }
-    signs |= {"What can be learned": "summariser"}
-    return next((role for sign, role in signs.items() if sign in text), "explorer")
+    return next((role for sign, role in ROLE_OF.items() if sign in text), "explorer")
 
 
 def obedient(actions):
@@ -248,11 +227,13 @@ def obedient(actions):
 def honest(count: int):
     """A script of models that quote what they read and then answer."""
     steps = [{"step": n, "analysis": "", "label": "BAD"} for n in range(1, count + 1)]
-    own = {"step_judge": {"steps": steps}, "judge": {"analysis": "", "score": 0}}
-    own["summariser"] = {
-        "experiences": [{"when": "When looking around", "content": "Ask before you act."}]
+    experience = {"when": "When looking around", "content": "Ask before you act."}
+    own = {
+        "step_judge": {"steps": steps},
+        "judge": {"analysis": "", "score": 0},
+        "summariser": {"experiences": [experience]},
+        "validator": {"verdicts": [{"number": 1, "reason": "", "score": 1.0}]},
     }
-    own["validator"] = {"verdicts": [{"number": 1, "reason": "", "score": 1.0}]}
 
     def script(body, n):
         role = role_of(body)
@@ -262,15 +243,9 @@ def honest(count: int):
 
 
 def users_of(chat):
-    return (
-        LlmJudge(Parts(client=chat, max_chars=2000)),
-        [kind(Parts(client=chat, max_chars=2000)) for kind in (Naive, Principle, Reference)],
-        extractor_of(chat),
-    )
-
-
-def extractor_of(chat):
-    return LlmExtractor(Parts(client=chat, max_chars=2000, splits=("train",)))
+    parts = Parts(client=chat, splits=("train",))
+    judges = [kind(parts) for kind in (Naive, Principle, Reference)]
+    return LlmJudge(parts), judges, LlmExtractor(parts)
 
 
 def test_what_a_world_says_decides_nothing(stage, guided, chat_of):
@@ -280,29 +255,20 @@ def test_what_a_world_says_decides_nothing(stage, guided, chat_of):
     assert all(isinstance(kind.score([guided])[0], str) for kind in judges)
     assert extractor.extract([guided], step=0) == []
     figures = chat.ledger.metrics()
-    quoted = [
-        figures[f"llm/{role}/failures/quoted"] for role in ("step_judge", "judge", "summariser")
-    ]
-    assert quoted == [1, 3, 1]
+    for role, quoted in {"step_judge": 1, "judge": 3, "summariser": 1}.items():
+        assert figures[f"llm/{role}/failures/quoted"] == quoted
 
 
-def test_quotations_beside_an_answer_change_nothing(stage, guided, chat_of):
-    judge, judges, extractor = users_of(chat_of(honest(len(guided.turns))))
-    assert [label.value for label in judge.label([guided])[0]] == [-1] * len(guided.turns)
-    assert [kind.score([guided])[0].score for kind in judges] == [0.0] * 3
-    assert [experience.content for experience in extractor.extract([guided], step=0)] == [
-        "Ask before you act."
-    ]
-
-
-def test_prompts_hold_no_experience_and_no_forged_marks(stage, guided, chat_of):
-    chat = chat_of(honest(len(guided.turns)))
+def test_quotations_beside_an_answer_change_nothing_and_prompts_hold_no_forged_marks(
+    stage, guided, chat_of
+):
+    count, chat = len(guided.turns), chat_of(honest(len(guided.turns)))
     judge, judges, extractor = users_of(chat)
-    judge.label([guided])
-    for kind in judges:
-        kind.score([guided])
-    extractor.extract([guided], step=0)
-    texts, numbers = asked(chat), [str(n) for n in range(1, len(guided.turns) + 1)]
+    assert [label.value for label in judge.label([guided])[0]] == [-1] * count
+    assert [kind.score([guided])[0].score for kind in judges] == [0.0] * 3
+    (experience,) = extractor.extract([guided], step=0)
+    assert experience.content == "Ask before you act."
+    texts, numbers = asked(chat), [str(n) for n in range(1, count + 1)]
     assert len(texts) == 6
     for text in texts:
         assert SECRET not in text
@@ -315,14 +281,13 @@ def test_prompts_hold_no_experience_and_no_forged_marks(stage, guided, chat_of):
 def test_experience_that_the_policy_repeats_is_not_learnt_again(stage, chat_of):
     copied = stage.played(stage.hostile, copied=SECRET)
     chat = chat_of(honest(len(copied.turns)))
-    extractor_of(chat).extract([copied], step=0)
-    assert (
-        all(COPIED in text and SECRET not in text for text in asked(chat)) and len(asked(chat)) == 2
-    )
+    *_, extractor = users_of(chat)
+    extractor.extract([copied], step=0)
+    assert len(asked(chat)) == 2
+    assert all(COPIED in text and SECRET not in text for text in asked(chat))
     copied.evaluation = dataclasses.replace(copied.evaluation, success=True)
-    for experience in Contrast(Parts(make_world=stage.hostile, splits=("train",))).extract(
-        [copied], step=0
-    ):
+    contrast = Contrast(Parts(make_world=stage.hostile, splits=("train",)))
+    for experience in contrast.extract([copied], step=0):
         assert "Zanzibar" not in experience.when + experience.content
 
 
@@ -338,11 +303,12 @@ def test_replayed_labels_do_not_depend_on_what_a_world_says(stage, guided):
 
 def test_no_task_comes_from_what_a_world_says(stage, chat_of):
     chat = chat_of(obedient([stage.action, FORGED]))
+    world, options = (stage.hostile, [stage.task], chat), {"breadth": 1, "depth": 1, "rounds": 1}
     if stage.task.env == "reasoning":
         with pytest.raises(ValueError, match="cannot be explored"):
-            Questioning(chat, stage.hostile, [stage.task])
+            Questioning(LlmExplorer, *world)
         return
-    questioning = Questioning(chat, stage.hostile, [stage.task], breadth=1, depth=1, rounds=1)
+    questioning = Questioning(LlmExplorer, *world, **options)
     assert questioning.explore(0, 3) == [] and questioning.pool.state()["tasks"] == []
     assert questioning.pool.metrics()["questioning/rejected/nothing written"] == 1
     assert chat.ledger.metrics()["llm/writer/failures/quoted"] == 1

@@ -1,205 +1,147 @@
 """Self-questioning by language models: walks, written tasks, and the checks that decide which are
 kept."""
 
-import importlib
 import json
-from pathlib import Path
 
 import pytest
 
-from envs.probed import probed
+from envs.bfcl import Bfcl
 from envs.toolcalls import call_text, parse
 from envs.travel import Travel
 from envs.travel.data import CITIES
 from envs.world import Evaluation, Observation, StepResult, Task, World, WorldError
-from evolver.parts import Parts
 from evolver.processes.interrupt import RunEnds
-from evolver.questioning import TaskPool, is_verified
+from evolver.questioning import is_verified
 from evolver.questioning.calls import Event
 from evolver.questioning.claims import unnamed_value
 from evolver.questioning.llm import LlmExplorer
 from evolver.questioning.profiles import preference_text, profile_text
 from evolver.questioning.tasks import MASK
 from evolver.transcripts import words
-from tests.evolver.chat_server import answer, asked, said
-from tests.evolver.toy import BOOKS, TOOLS, Library, attempt, call, task
+from tests.evolver.chat_server import asked
+from tests.evolver.explorers import Questioning, library_script, proposal, solves, walking
+from tests.evolver.toy import (
+    BLUE,
+    BOOKS,
+    GREEN,
+    LEND,
+    LEND_15,
+    LOST,
+    TOOLS,
+    WON,
+    Library,
+    call,
+    task,
+)
 
-LEND = task("Lend Solaris.", lent=["B15"])
-GREEN, LEND_15 = call("shelf", "green"), call("lend", "B15")
-WON, LOST = [GREEN, LEND_15, "done"], [GREEN, "done"]
-
-
-def library_script(proposals):
-    """An explorer that looks at shelves and lends, and a writer with fixed ideas."""
-    colours = list(dict.fromkeys(colour for _, colour in BOOKS.values()))
-
-    def script(body, n):
-        last = body["messages"][-1]["content"]
-        if "THE RECORD" in last:
-            return answer({"tasks": proposals})
-        turn = sum(m["role"] == "assistant" for m in body["messages"])
-        action = [
-            *(call("shelf", colour) for colour in colours),
-            LEND_15,
-            call("mark", "B11"),
-            call("mark", "B99"),
-        ]
-        return said("I wonder. " + action[turn] if turn < len(action) else "done")
-
-    return script
+PLEASE_LEND = proposal("Please lend me Solaris.", 3, 4)
+MARK_DUNE = proposal("Put a mark on Dune", 1, 5)
+LENDING = [task(f"Lend {title}.", lent=[id]) for id, (title, _) in BOOKS.items()]
 
 
-def proposal(query, *steps, answer="", confidence=0.9):
-    return {"query": query, "steps": list(steps), "answer": answer, "confidence": confidence}
-
-
-def solves(world, task, actions):
-    """Return True if the actions solve a task that is checked by what the world shows."""
-    return attempt(probed(world), task, actions).evaluation.success
-
-
-class Questioning:
-    """A pool that the explorer fills."""
-
-    def __init__(self, chat, make_world, seeds, **options):
-        self.make_world, self.pool = make_world, TaskPool(seeds, overlap=0.8, capacity=512)
-        self.explorer = LlmExplorer(
-            Parts(make_world=make_world, client=chat, max_chars=2000, task_pool=self.pool),
-            **options,
-        )
-
-    def explore(self, seed, budget):
-        return self.pool.grow(self.explorer, self.make_world, budget, seed)
+def bfcl_task() -> Task:
+    (start,) = [t for t in Bfcl().tasks("train") if t.id == "multi_turn_base_0"]
+    return start
 
 
 class TestQuestioning:
-    def make(self, chat, **options) -> Questioning:
+    def make(self, chat_of, *ideas, **options) -> Questioning:
         seeds = [task("Lend Dune.", lent=["B11"])]
-        return Questioning(
-            chat, Library, seeds, **{"breadth": 2, "depth": 6, "rounds": 1, **options}
-        )
+        options = {"breadth": 2, "depth": 6, "rounds": 1} | options
+        chat = chat_of(library_script(*ideas))
+        return Questioning(LlmExplorer, Library, seeds, chat, **options)
 
     def test_tasks_are_made_of_steps_that_were_executed(self, chat_of):
-        chat = chat_of(library_script([proposal("Please lend me Solaris.", 3, 4)]))
-        questioning = self.make(chat)
+        questioning = self.make(chat_of, PLEASE_LEND)
         (found,) = questioning.explore(0, 5)
-        assert (
-            found.query == "Please lend me Solaris."
-            and found.origin == "synthetic"
-            and found.id.startswith("syn/")
-        )
-        assert found.reference == [GREEN, LEND_15, "done"] and found.difficulty == 2
-        assert solves(Library(), found, found.reference) and not solves(
-            Library(), found, [GREEN, "done"]
-        )
+        assert found.query == "Please lend me Solaris." and found.id.startswith("syn/")
+        assert found.origin == "synthetic" and found.difficulty == 2 and found.reference == WON
+        assert solves(Library(), found, WON) and not solves(Library(), found, LOST)
         assert not solves(Library(), found, [GREEN, LEND_15, call("mark", "B15"), "done"])
         figures = questioning.pool.metrics()
         assert figures["questioning/walks"] == 1 and figures["questioning/accepted"] == 1
         assert questioning.pool.tasks == {found.id: found}
 
     @pytest.mark.parametrize(
-        "bad,why",
+        "why,query,steps,answer",
         [
-            (proposal("Mark what is not there.", 3, 6), "reference fails"),
-            (proposal("Look at the red ones.", 1), "nothing to check"),
-            (proposal("How many, 2?", 1, answer="2"), "answer in the query"),
-            (proposal("Lend Dune.", 1, 5), "same words"),
-            (proposal("Lend Dune.", 3, 4), "not named in the query"),  # it is Solaris that is lent
-            (proposal("Lend a book.", 3, 4), "not named in the query"),
-            (proposal("How many red books are there?", 1, answer="7"), "answer not shown"),
-            (proposal("Which red book has a number?", 1, answer="B15"), "answer not shown"),
-            (
-                proposal("What is there in green?", 3, answer="Solaris in the shelf"),
-                "answer not shown",
-            ),
-            (proposal("What is there?", 3, answer="Solaris green B15"), "answer not shown"),
-            (proposal("Which number is it?", 3, answer="15"), "answer not shown"),
+            ("reference fails", "Mark what is not there.", [3, 6], ""),
+            ("nothing to check", "Look at the red ones.", [1], ""),
+            ("answer in the query", "How many, 2?", [1], "2"),
+            ("same words", "Lend Dune.", [1, 5], ""),
+            ("not named in the query", "Lend Dune.", [3, 4], ""),  # it is Solaris that is lent
+            ("not named in the query", "Lend a book.", [3, 4], ""),
+            ("answer not shown", "How many red books are there?", [1], "7"),
+            ("answer not shown", "Which red book has a number?", [1], "B15"),
+            ("answer not shown", "What is there in green?", [3], "Solaris in the shelf"),
+            ("answer not shown", "What is there?", [3], "Solaris green B15"),
+            ("answer not shown", "Which number is it?", [3], "15"),
         ],
     )
-    def test_what_is_turned_down(self, chat_of, bad, why):
-        questioning = self.make(chat_of(library_script([bad])))
+    def test_what_is_turned_down(self, chat_of, why, query, steps, answer):
+        questioning = self.make(chat_of, proposal(query, *steps, answer=answer))
         assert questioning.explore(0, 5) == []
         assert questioning.pool.metrics()[f"questioning/rejected/{why}"] == 1
 
     @pytest.mark.parametrize(
-        "query,said,answer",
+        "query,step,said,answer",
         [
-            ("How many books stand on the red shelf?", "2", "2"),
-            ("Which book has the number B15?", '"solaris".', "Solaris"),
+            ("How many books stand on the red shelf?", 1, "2", "2"),
+            ("Which book has the number B15?", 3, '"solaris".', "Solaris"),
         ],
     )
-    def test_an_answer_is_a_value_that_a_step_showed(self, chat_of, query, said, answer):
-        steps = [1] if answer == "2" else [3]
-        questioning = self.make(chat_of(library_script([proposal(query, *steps, answer=said)])))
-        (found,) = questioning.explore(0, 5)
+    def test_an_answer_is_a_value_that_a_step_showed(self, chat_of, query, step, said, answer):
+        (found,) = self.make(chat_of, proposal(query, step, answer=said)).explore(0, 5)
         assert found.verifier["answer"]["value"] == answer == found.reference[-1]
-        assert solves(Library(), found, found.reference) and not solves(
-            Library(), found, [*found.reference[:-1], "x"]
-        )
+        assert solves(Library(), found, found.reference)
+        assert not solves(Library(), found, [*found.reference[:-1], "x"])
 
-    def test_a_reference_has_the_calls_that_its_steps_need(self, chat_of):
-        (lend,) = self.make(
-            chat_of(library_script([proposal("Please lend me Solaris.", 4)]))
-        ).explore(0, 5)
-        assert lend.reference == [GREEN, LEND_15, "done"]
+    @pytest.mark.parametrize(
+        "idea,reference",
+        [
+            (proposal("Please lend me Solaris.", 4), WON),
+            (proposal("Please lend me Solaris.", 1, 2, 3, 4), WON),
+            (proposal("How many blue books?", 1, 2, answer="2"), [BLUE, "2"]),
+        ],
+    )
+    def test_a_reference_has_the_calls_that_its_result_needs_and_no_others(
+        self, chat_of, idea, reference
+    ):
+        (found,) = self.make(chat_of, idea).explore(0, 5)
+        assert found.reference == reference and found.difficulty == len(reference) - 1
 
-    def test_a_reference_has_no_step_that_its_result_does_not_need(self, chat_of):
-        ideas = [
-            proposal("Please lend me Solaris.", 1, 2, 3, 4),
-            proposal("How many blue books?", 1, 2, answer="2"),
-        ]
-        lend, count = self.make(chat_of(library_script(ideas))).explore(0, 5)
-        assert lend.reference == [GREEN, LEND_15, "done"] and lend.difficulty == 2
-        assert count.reference == [call("shelf", "blue"), "2"]
-
-    def test_a_poor_explorer_is_given_up_and_its_failures_are_counted(self, chat_of):
-        seeds = [task(f"Lend {title}.", lent=[id]) for id, (title, _) in BOOKS.items()]
-        chat = chat_of(library_script([proposal("Step into the void.", 99)]))
-        questioning = Questioning(
-            chat, Library, seeds, breadth=1, depth=1, rounds=100, patience=8, parallel=2
-        )
+    @pytest.mark.parametrize(
+        "ideas,why",
+        [([proposal("Step into the void.", 99)], "no such steps"), ([], "nothing proposed")],
+    )
+    def test_a_poor_explorer_is_given_up_and_its_failures_are_counted(self, chat_of, ideas, why):
+        options = {"breadth": 1, "depth": 1, "rounds": 100, "patience": 8, "parallel": 2}
+        chat = chat_of(library_script(*ideas))
+        questioning = Questioning(LlmExplorer, Library, LENDING, chat, **options)
         assert questioning.explore(0, 5) == []
-        reasons = questioning.pool.rejections()
-        figures = questioning.pool.metrics()
-        assert figures["questioning/walks"] == 8 + 1  # the last batch of a round has one seed
-        assert reasons == "9 walks, 0 tasks kept, rejected: 9 x no such steps"
-        silent = Questioning(
-            chat_of(library_script([])), Library, seeds, breadth=1, depth=1, patience=1
-        )
-        silent.explore(0, 5)
-        assert "nothing proposed" in silent.pool.rejections()
+        # the last batch of a round has one seed
+        assert questioning.pool.rejections() == f"9 walks, 0 tasks kept, rejected: 9 x {why}"
 
-    def test_queries_alike_are_one_task_and_the_budget_holds(self, chat_of):
+    @pytest.mark.parametrize("budget", [5, 1])
+    def test_queries_alike_are_one_task_and_the_budget_holds(self, chat_of, budget):
         ideas = [
             proposal("Lend Solaris now.", 3, 4),
             proposal("Lend Solaris now!", 3, 4),
-            proposal("Put a mark on Dune", 1, 5),
+            MARK_DUNE,
         ]
-        questioning = self.make(chat_of(library_script(ideas)))
-        assert [t.query for t in questioning.explore(0, 5)] == [
-            "Lend Solaris now.",
-            "Put a mark on Dune",
-        ]
-        assert len(self.make(chat_of(library_script(ideas))).explore(0, 1)) == 1
+        found = self.make(chat_of, *ideas).explore(0, budget)
+        assert [t.query for t in found] == ["Lend Solaris now.", "Put a mark on Dune"][:budget]
 
     def test_an_explorer_knows_no_task_and_sees_a_window(self, chat_of):
-        chat = chat_of(library_script([]))
-        self.make(chat, breadth=2, depth=3).explore(0, 1)
-        walk = [
-            body["messages"]
-            for _, _, body in chat.server.requests
-            if "THE RECORD" not in body["messages"][-1]["content"]
-        ]
-        assert len(walk) == 5
+        questioning = self.make(chat_of, breadth=2, depth=3)
+        questioning.explore(0, 1)
+        requests = questioning.explorer.chat.server.requests
+        walk = [body["messages"] for _, _, body in requests[:5]]
+        assert len(requests) == 6  # the last is the writer's
         assert all("Lend Dune" not in m["content"] for messages in walk for m in messages)
         assert MASK in walk[0][1]["content"] and '"shelf"' in walk[0][0]["content"]
-        assert ["Phase 1" in messages[-1]["content"] for messages in walk] == [
-            True,
-            True,
-            False,
-            False,
-            False,
-        ]
+        first_phase = ["Phase 1" in messages[-1]["content"] for messages in walk]
+        assert first_phase == [True] * 2 + [False] * 3
         assert [len(messages) for messages in walk] == [
             2,
             4,
@@ -209,73 +151,53 @@ class TestQuestioning:
         ]  # at most the last three turns
 
     def test_the_writer_is_told_what_there_is(self, chat_of):
-        chat = chat_of(library_script([proposal("Please lend me Solaris.", 3, 4)]))
-        questioning = self.make(chat)
+        questioning = self.make(chat_of, PLEASE_LEND)
         questioning.explore(0, 1)
         questioning.explore(1, 1)
-        assert "- Please lend me Solaris." in asked(chat)[-1]
+        assert "- Please lend me Solaris." in asked(questioning.explorer.chat)[-1]
 
     def test_the_same_seed_makes_the_same_tasks_and_state_survives(self, chat_of):
-        ideas = [proposal("Please lend me Solaris.", 3, 4), proposal("Put a mark on Dune", 1, 5)]
-        one, other = (self.make(chat_of(library_script(ideas))) for _ in range(2))
+        one, other, fresh = (self.make(chat_of, PLEASE_LEND, MARK_DUNE) for _ in range(3))
         assert one.explore(3, 5) == other.explore(3, 5)
-        fresh = self.make(chat_of(library_script(ideas)))
         fresh.pool.load_state(json.loads(json.dumps(one.pool.state())))
-        assert (
-            fresh.pool.tasks == one.pool.tasks and fresh.explore(4, 5) == []
-        )  # all of it is known
+        assert fresh.pool.tasks == one.pool.tasks
+        assert fresh.explore(4, 5) == []  # all of it is known
 
     def test_a_world_that_breaks_costs_its_walk(self, chat_of):
         class Breaks(Library):
             def step(self, action):
                 raise WorldError("it broke")
 
-        questioning = Questioning(chat_of(library_script([])), Breaks, [LEND], rounds=1)
+        chat = chat_of(library_script())
+        questioning = Questioning(LlmExplorer, Breaks, [LEND], chat, rounds=1)
         assert questioning.explore(0, 3) == []
         assert questioning.pool.metrics()["questioning/rejected/the world broke"] == 1
 
     def test_tasks_paid_for_stay_where_the_budget_ends(self, chat_of):
-        seeds = [
-            task(f"Lend {title}.", lent=[id]) for id, (title, _) in BOOKS.items() if id != "B15"
-        ]
-        ideas = [proposal("Please lend me Solaris.", 3, 4)]
-        script = library_script(ideas)
+        script = library_script(PLEASE_LEND)
 
         def dear(body, n):
             reply = script(body, n)
             reply.body = reply.body.replace(b'"completion_tokens": 5', b'"completion_tokens": 500')
             return reply
 
-        chat = chat_of(dear, budget_tokens=10_000)
-        questioning = Questioning(chat, Library, seeds, breadth=2, depth=6, parallel=1, rounds=9)
+        options = {"breadth": 2, "depth": 6, "parallel": 1, "rounds": 9}
+        chat, seeds = chat_of(dear, budget_tokens=10_000), LENDING[:4]
+        questioning = Questioning(LlmExplorer, Library, seeds, chat, **options)
         with pytest.raises(RunEnds):
             questioning.explore(0, 99)
         assert 0 < len(questioning.pool.tasks) < len(seeds)
 
     @pytest.mark.parametrize("steps", [[2], [1, 2], [1, 2, 1]])
     def test_a_task_of_bfcl_is_checked_by_its_effect(self, chat_of, steps):
-        from envs.bfcl import Bfcl
-
-        action = '<tool_call>\n{"name": "ls", "arguments": {}}\n</tool_call>'
-        touch = (
-            '<tool_call>\n{"name": "touch", "arguments": {"file_name": "note.txt"}}\n</tool_call>'
-        )
-
-        def script(body, n):
-            if "THE RECORD" in body["messages"][-1]["content"]:
-                return answer({"tasks": [proposal("I need an empty file note.txt.", *steps)]})
-            turn = sum(m["role"] == "assistant" for m in body["messages"])
-            return said([action, touch][turn] if turn < 2 else "done")
-
-        (start,) = [t for t in Bfcl().tasks("train") if t.id == "multi_turn_base_0"]
-        (found,) = Questioning(
-            chat_of(script), Bfcl, [start], breadth=2, depth=2, rounds=1
-        ).explore(0, 1)
+        look, touch = call_text("ls", {}), call_text("touch", {"file_name": "note.txt"})
+        chat = chat_of(walking([look, touch], proposal("I need an empty file note.txt.", *steps)))
+        options = {"breadth": 2, "depth": 2, "rounds": 1}
+        (found,) = Questioning(LlmExplorer, Bfcl, [bfcl_task()], chat, **options).explore(0, 1)
         assert found.reference == [touch, "done"]  # a look-up is not demanded
-        assert solves(Bfcl(), found, [action, touch, "done"]) and not solves(
-            Bfcl(), found, [action, "done"]
-        )
-        assert not solves(Bfcl(), found, [touch.replace("note", "other"), "done"])
+        assert solves(Bfcl(), found, [look, touch, "done"])
+        for actions in ([look, "done"], [touch.replace("note", "other"), "done"]):
+            assert not solves(Bfcl(), found, actions)
 
 
 class Subscriptions(World):
@@ -289,50 +211,31 @@ class Subscriptions(World):
 
     def reset(self, task, seed=0):
         self.goal, self.moves, self.active = task.verifier["active"], 0, ["S15", "S17"]
-        return Observation(
-            [{"role": "user", "content": self.shows.format(query=task.query)}], TOOLS
-        )
+        opening = self.shows.format(query=task.query)
+        return Observation([{"role": "user", "content": opening}], TOOLS)
 
     def step(self, action):
-        texts = []
-        for made in parse(action).calls:
-            self.moves += 1
-            id = made.arguments.get("id")
-            if made.name == "cancel" and id in self.active:
-                self.active.remove(id)
-                texts.append(f"{id} is over, call {self.moves}")
-            elif made.name == "list":
-                texts.append(
-                    "\n".join(f"{id} {'news' if id == 'S15' else 'music'}" for id in self.active)
-                )
-            else:
-                texts.append(f"help, call {self.moves}")
-        return StepResult(
-            [{"role": "tool", "content": text} for text in texts], terminated=not texts
-        )
+        texts = [self.answer(made.name, made.arguments.get("id")) for made in parse(action).calls]
+        messages = [{"role": "tool", "content": text} for text in texts]
+        return StepResult(messages, terminated=not texts)
+
+    def answer(self, name, id):
+        self.moves += 1
+        if name == "list":
+            kinds = {"S15": "news", "S17": "music"}
+            return "\n".join(f"{id} {kinds[id]}" for id in self.active)
+        if name == "cancel" and id in self.active:
+            self.active.remove(id)
+            return f"{id} is over, call {self.moves}"
+        return f"help, call {self.moves}"
 
     def evaluate(self):
         right = self.goal == self.active
         return Evaluation(float(right), right)
 
 
-LIST, CANCEL, HELP = (
-    call_text("list", {}),
-    call_text("cancel", {"id": "S15"}),
-    call_text("help", {}),
-)
-
-
-def walking(actions, *proposals):
-    """A script whose explorer takes these actions, and whose writer has these ideas."""
-
-    def script(body, n):
-        if "THE RECORD" in body["messages"][-1]["content"]:
-            return answer({"tasks": list(proposals)})
-        turn = sum(m["role"] == "assistant" for m in body["messages"])
-        return said("Let me see. " + actions[turn] if turn < len(actions) else "done")
-
-    return script
+LIST, HELP = call_text("list", {}), call_text("help", {})
+CANCEL = call_text("cancel", {"id": "S15"})
 
 
 class TestWorldsWithoutVerifiers:
@@ -344,29 +247,26 @@ class TestWorldsWithoutVerifiers:
         meta={"kind": "home"},
     )
 
-    def explore(self, chat_of, *ideas, actions=(LIST, HELP, CANCEL)):
-        chat = chat_of(walking(actions, *ideas))
-        questioning = Questioning(
-            chat, Subscriptions, [self.SEED], breadth=1, depth=len(actions) - 1, rounds=1
-        )
+    def explore(self, chat_of, *ideas):
+        chat = chat_of(walking([LIST, HELP, CANCEL], *ideas))
+        options = {"breadth": 1, "depth": 2, "rounds": 1}
+        questioning = Questioning(LlmExplorer, Subscriptions, [self.SEED], chat, **options)
         return questioning.explore(0, 5), questioning.pool.metrics()
 
     def test_tasks_are_checked_by_what_the_world_shows(self, chat_of):
-        ideas = [
-            proposal("Cancel my newspaper with the news.", 3),
-            proposal("What is S17?", 1, answer="music"),
-        ]
-        (cancel, ask), _ = self.explore(chat_of, *ideas)
-        assert (
-            cancel.verifier["start"] == ask.verifier["start"] == self.SEED.verifier
-        )  # which the world needs
+        cancel_news = proposal("Cancel my newspaper with the news.", 3)
+        (cancel, ask), _ = self.explore(
+            chat_of, cancel_news, proposal("What is S17?", 1, answer="music")
+        )
+        # which the world needs
+        assert cancel.verifier["start"] == ask.verifier["start"] == self.SEED.verifier
         assert cancel.meta["kind"] == "home" and is_verified(cancel) and is_verified(ask)
-        assert solves(Subscriptions(), cancel, [CANCEL, "done"]) and not solves(
-            Subscriptions(), cancel, [LIST, "done"]
-        )
-        assert solves(Subscriptions(), ask, [LIST, "It is music."]) and not solves(
-            Subscriptions(), ask, [LIST, "news"]
-        )
+        for made, right, wrong in (
+            (cancel, [CANCEL, "done"], [LIST, "done"]),
+            (ask, [LIST, "It is music."], [LIST, "news"]),
+        ):
+            assert solves(Subscriptions(), made, right)
+            assert not solves(Subscriptions(), made, wrong)
 
     @pytest.mark.parametrize(
         "idea,why",
@@ -389,7 +289,7 @@ class TestWorldsWithoutVerifiers:
     )
     def test_a_world_that_ignores_the_query_is_refused(self, shows, why):
         with pytest.raises(ValueError, match=why):
-            Questioning(object(), lambda: Subscriptions(shows=shows), [self.SEED])
+            Questioning(LlmExplorer, lambda: Subscriptions(shows=shows), [self.SEED], object())
 
     def test_a_world_that_fails_on_a_probe_is_refused(self):
         class Picky(Subscriptions):
@@ -399,29 +299,21 @@ class TestWorldsWithoutVerifiers:
                 return super().reset(task, seed)
 
         with pytest.raises(ValueError, match=r"ValueError: only my own\..*enabled=False"):
-            Questioning(object(), Picky, [self.SEED])
+            Questioning(LlmExplorer, Picky, [self.SEED], object())
 
-    def test_the_thermostat_of_the_docs(self, chat_of, tmp_path, monkeypatch):
-        page = (Path(__file__).parents[2] / "docs/environments.md").read_text()
-        (tmp_path / "thermostat_of_the_docs.py").write_text(
-            page.partition("```python\n")[2].partition("```")[0]
-        )
-        monkeypatch.syspath_prepend(tmp_path)
-        kind = importlib.import_module("thermostat_of_the_docs").Thermostat
-        room, warm = (
-            call_text("read", {"room": "bath"}),
-            call_text("set", {"room": "bath", "degrees": 21}),
-        )
+    def test_the_thermostat_of_the_docs(self, chat_of, thermostat):
+        look = call_text("read", {"room": "bath"})
+        warm = call_text("set", {"room": "bath", "degrees": 21})
         ideas = [
             proposal("It is cold in the bath: 21 degrees, please.", 2),
             proposal("Cool the bath.", 1),
         ]
-        chat = chat_of(walking([room, warm], *ideas))
-        (found,) = Questioning(
-            chat, kind, kind().tasks("train")[:1], breadth=1, depth=1, rounds=1
-        ).explore(0, 5)
-        assert found.reference == [warm, "done"] and solves(kind(), found, [room, warm, "done"])
-        assert not solves(kind(), found, [warm.replace("21", "22"), "done"])
+        chat, seeds = chat_of(walking([look, warm], *ideas)), thermostat().tasks("train")[:1]
+        options = {"breadth": 1, "depth": 1, "rounds": 1}
+        (found,) = Questioning(LlmExplorer, thermostat, seeds, chat, **options).explore(0, 5)
+        assert found.reference == [warm, "done"]
+        assert solves(thermostat(), found, [look, warm, "done"])
+        assert not solves(thermostat(), found, [warm.replace("21", "22"), "done"])
 
 
 class TestNaming:
@@ -468,24 +360,16 @@ class TestProfiles:
         profile = Travel(n_train=12).profile()
         text = profile_text(profile)
         assert f"- city (flights), such as {CITIES[0]}, {CITIES[1]}" in text
-        assert (
-            "- order (name, to, day, fare, window, aisle), such as O11" in text and "(name)" in text
-        )
-        assert "book (flight, passenger)" in text
-        assert "1 to 6 calls" in preference_text(profile) and "hard" not in preference_text(profile)
-        assert "hard" in preference_text({}) and "easy" in preference_text(
-            {"preference": {"relation_difficulty": 1}}
-        )
+        assert "- order (name, to, day, fare, window, aisle), such as O11" in text
+        assert "(name)" in text and "book (flight, passenger)" in text
+        preference = preference_text(profile)
+        assert "1 to 6 calls" in preference and "hard" not in preference
+        assert "hard" in preference_text({})
+        assert "easy" in preference_text({"preference": {"relation_difficulty": 1}})
 
     def test_operations_of_other_worlds_are_left_out(self):
-        from envs.bfcl import Bfcl
-
-        world = Bfcl()
-        (start,) = [t for t in world.tasks("train") if t.id == "multi_turn_base_0"]
-        tools = world.reset(start).tools
-        text = profile_text(world.profile(), tools)
+        profile = Bfcl().profile()
+        text = profile_text(profile, Bfcl().reset(bfcl_task()).tools)
         assert "- GorillaFileSystem" in text and "TravelAPI" not in text and len(text) < 8000
-        every = profile_text(
-            world.profile(), TOOLS, limit=10**6
-        )  # tools that the profile does not know
+        every = profile_text(profile, TOOLS, limit=10**6)  # tools that the profile does not know
         assert "TravelAPI" in every and len(text) < len(every) / 3

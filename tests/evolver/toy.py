@@ -81,29 +81,20 @@ class Library(World):
         return f"{tool} {value}"
 
     def _marks(self, id: str) -> list[str]:
-        return [
-            word for key, word in (("lent", "lent"), ("mark", "marked")) if id in self._state[key]
-        ]
+        words = {"lent": "lent", "mark": "marked"}
+        return [word for key, word in words.items() if id in self._state[key]]
 
     def evaluate(self) -> Evaluation:
-        wanted, verifier = self._task.verifier["state"], self._task.verifier
-        right = self.difference() == wanted and (
-            verifier["answer"] is None or self._answer == verifier["answer"]
-        )
-        reached = sum(1 if row in wanted else -1 for row in self.difference())
+        found, verifier = self.difference(), self._task.verifier
+        wanted, answer = verifier["state"], verifier["answer"]
+        right = found == wanted and answer in (None, self._answer)
+        reached = sum(1 if row in wanted else -1 for row in found)
         progress = 1.0 if right else 0.9 * max(reached, 0) / max(len(wanted), 1)
-        return Evaluation(
-            float(right and (bool(wanted) or verifier["answer"] is not None)),
-            right,
-            {"progress": progress},
-        )
+        solved = right and (bool(wanted) or answer is not None)
+        return Evaluation(float(solved), right, {"progress": progress})
 
     def difference(self) -> list[list[Any]]:
-        return [
-            ["books", id, key, False, True]
-            for key in ("lent", "mark")
-            for id in sorted(self._state[key])
-        ]
+        return changes(self._state["lent"], self._state["mark"])
 
     def snapshot(self) -> Any:
         if not self.snapshots:
@@ -114,20 +105,19 @@ class Library(World):
         self._task, self._answer, self._state = copy.deepcopy(snapshot)
 
 
+class NoSnapshots(Library):
+    snapshots = False
+
+
+def changes(lent, mark) -> list[list[Any]]:
+    """Return the rows of a difference in which these books were lent and marked."""
+    rows = [["books", id, "lent", False, True] for id in sorted(lent)]
+    return rows + [["books", id, "mark", False, True] for id in sorted(mark)]
+
+
 def task(query: str, *, lent=(), mark=(), answer=None, split: str = "train", seed: int = 0) -> Task:
-    rows = [
-        ["books", id, key, False, True]
-        for key, ids in (("lent", lent), ("mark", mark))
-        for id in ids
-    ]
-    return Task(
-        f"library/{query}",
-        "library",
-        query,
-        split=split,
-        seed=seed,
-        verifier={"state": rows, "answer": answer},
-    )
+    verifier = {"state": changes(lent, mark), "answer": answer}
+    return Task(f"library/{query}", "library", query, split=split, seed=seed, verifier=verifier)
 
 
 def attempt(world: World, task: Task, actions, *, rollout: int = 0, experience=()) -> Trajectory:
@@ -139,3 +129,13 @@ def attempt(world: World, task: Task, actions, *, rollout: int = 0, experience=(
 
 def call(tool: str, value: str) -> str:
     return call_text(tool, {"colour" if tool == "shelf" else "book": value})
+
+
+LEND = task("Lend Solaris.", lent=["B15"])
+RED, BLUE, GREEN = call("shelf", "red"), call("shelf", "blue"), call("shelf", "green")
+LEND_15, LEND_11, MARK_11 = call("lend", "B15"), call("lend", "B11"), call("mark", "B11")
+WON, LOST = [GREEN, LEND_15, "done"], [GREEN, "done"]
+
+
+def tried(*actions: str, of: Task = LEND, world=Library, **options) -> Trajectory:
+    return attempt(world(), of, actions, **options)

@@ -1,0 +1,29 @@
+"""Whole runs of the program in this process, and what they left."""
+
+import run
+from evolver.files.rollout_files import read_rollouts
+from evolver.files.workdir import Workdir
+
+
+def command(config, workdir, *words):
+    return ["run.py", f"--config={config}", f"--workdir={workdir}", *words]
+
+
+def go(config, workdir, *words):
+    """Play a run to its end and return its exit code."""
+    return run.main(command(config, workdir, *words))
+
+
+def figures(workdir, *without):
+    """Return the metrics of each step but those of the clock and those that begin so."""
+    skipped = ("time/", *without)
+    return [
+        {name: value for name, value in line.items() if not name.startswith(skipped)}
+        for line in Workdir(workdir).metrics()
+    ]
+
+
+def rollouts_of(workdir, name):
+    """Return the recorded rollouts of a step, or of an evaluation."""
+    name = name if isinstance(name, str) else f"step_{name:06d}"
+    return read_rollouts(workdir / f"trajectories/{name}.jsonl.gz")
