@@ -52,7 +52,7 @@ class Qwen(nnx.Module):
         """Return logits_RTV in float32. Without positions and segments, each row is one sequence
         without padding.
 
-        `options` are those of `qwen.hidden`. All logits exist at once; `qwen.token_logp` avoids
+        `options` are those of `qwen.hidden`. All logits exist at once; `token_logp` avoids
         that for long rows.
         """
         if positions_RT is None:

@@ -25,6 +25,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from models import loops, qwen
 from models import mesh as meshes
 from models.attention import WHOLE_IDS, choose, sharing
+from models.logp import chunked_logp
 from rl.packing import Packed
 
 Rows = dict[str, Array]  # the arrays of a micro-batch, (r, T), or of all of them, (M, r, T)
@@ -212,7 +213,7 @@ def token_logp(
         h_CND = h_CSsD.reshape(chunks, -1, h_CSsD.shape[-1])
         targets_CN = targets_CSs.reshape(chunks, -1)
         temperature = forward.temperature
-        logp_CN, entropy_CN = qwen.chunked_logp(h_CND, w_DV, targets_CN, temperature, count)
+        logp_CN, entropy_CN = chunked_logp(h_CND, w_DV, targets_CN, temperature, count)
         if entropy_gradient:
             entropy_CN = _entropy(h_CND, w_DV, temperature, count)
         return logp_CN.reshape(targets_CSs.shape), entropy_CN.reshape(targets_CSs.shape)

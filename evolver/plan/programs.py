@@ -36,8 +36,8 @@ from evolver import learner as parts
 from evolver.config.derived import weight_dtype
 from evolver.plan import hlo, targets
 from evolver.plan.case import LEARNER, model_shape
+from models import kv_cache, qwen
 from models import mesh as meshes
-from models import qwen
 from rl import forward, learner
 from rl.engines.jax import decoding
 from rl.packing import Packed
@@ -105,9 +105,9 @@ def engine_programs(config: Any, shape: qwen.Config, where: Sharding, slots: int
     """
     c, window = config.engine, config.rollout.context
     dtype, matrices = jnp.dtype(config.model.dtype), jnp.dtype(weight_dtype(config))
-    prepare = partial(qwen.for_decoding, shape, dtype=dtype, matrix_dtype=matrices)
+    prepare = partial(kv_cache.for_decoding, shape, dtype=dtype, matrix_dtype=matrices)
     weights = jax.eval_shape(prepare, qwen.shapes(shape))
-    empty = partial(qwen.init_cache, shape, slots, window, jnp.dtype(c.cache_dtype))
+    empty = partial(kv_cache.init_cache, shape, slots, window, jnp.dtype(c.cache_dtype))
     cache = jax.eval_shape(empty)
     zeros = partial(np.zeros, dtype=np.int32)
 

@@ -71,14 +71,14 @@ def measure(size: str, context: int, batch: int, repeats: int) -> float:
     import jax.numpy as jnp
     import numpy as np
 
-    from models import qwen
+    from models import kv_cache, qwen
     from rl.engines.jax import decoding
 
     shape = qwen.PRESETS[size]
-    weights = jax.jit(lambda params: qwen.for_decoding(shape, params, jnp.bfloat16))(
+    weights = jax.jit(lambda params: kv_cache.for_decoding(shape, params, jnp.bfloat16))(
         qwen.init(shape, 0, jnp.bfloat16)
     )
-    cache = qwen.init_cache(shape, batch, context, jnp.bfloat16)
+    cache = kv_cache.init_cache(shape, batch, context, jnp.bfloat16)
     ones = np.ones(batch, np.int32)
     draw = decoding.Draw(
         ones.astype(np.float32),

@@ -28,6 +28,7 @@ import numpy as np
 
 from experiments.bench import workload as workloads
 from models import hf, qwen
+from models.logp import token_logp
 from models.tokenizer import train_bpe
 from rl.engines import Engine
 from rl.engines.jax.engine import JaxEngine
@@ -63,7 +64,7 @@ def learner_score(shape: qwen.Config):
         positions_RT = np.arange(len(ids_T), dtype=np.int32)[None]
         ones_RT = np.ones((1, len(ids_T)), np.int32)
         h_RTD = qwen.hidden(shape, params, ids_T[None], positions_RT, ones_RT)
-        return qwen.token_logp(h_RTD[0, :-1], qwen.unembed(shape, params), ids_T[1:])[0]
+        return token_logp(h_RTD[0, :-1], qwen.unembed(shape, params), ids_T[1:])[0]
 
     jitted = jax.jit(score)
     return lambda params, ids: np.asarray(jitted(params, np.asarray(ids, np.int32)))

@@ -59,6 +59,7 @@ EIGHT_DEVICES = """
 import sys
 import jax, numpy as np
 from models import hf, mesh, qwen
+from models.logp import token_logp
 
 config = qwen.Config(vocab=64, d_model=16, layers=2, heads=4, kv_heads=2, head_dim=4, d_ff=24)
 _, alone = hf.load(sys.argv[1])
@@ -67,7 +68,7 @@ batch = tokens, np.tile(np.arange(16), (8, 1)), np.ones_like(tokens)
 
 def loss(params, tokens, positions, segments):
     h = qwen.hidden(config, params, tokens, positions, segments).reshape(-1, 16)
-    return qwen.token_logp(h, qwen.unembed(config, params), tokens.reshape(-1), chunk=16)[0].mean()
+    return token_logp(h, qwen.unembed(config, params), tokens.reshape(-1), chunk=16)[0].mean()
 
 expected = jax.jit(jax.value_and_grad(loss))(alone, *batch)
 for shape in ({"data": 2, "fsdp": 4}, {"fsdp": 4, "tensor": 2}, {"data": 2, "fsdp": 2, "sequence": 2}):

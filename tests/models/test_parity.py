@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from models import hf, qwen
+from models import hf, kv_cache, qwen
 from models.module import Qwen
 from models.rope import Llama3
 
@@ -75,8 +75,12 @@ def test_cached_decoding(golden):
     """Prefill in two pieces, then token by token."""
     arrays, config, params = golden
     ids = sequences(arrays)[0]
-    extend = jax.jit(functools.partial(qwen.extend, config))
-    weights, cache, got = qwen.for_decoding(config, params), qwen.init_cache(config, 1, 32), {}
+    extend = jax.jit(functools.partial(kv_cache.extend, config))
+    weights, cache, got = (
+        kv_cache.for_decoding(config, params),
+        kv_cache.init_cache(config, 1, 32),
+        {},
+    )
     start = 0
     for piece in (5, 6, *[1] * (len(ids) - 11)):
         tokens = np.zeros((1, 8 if piece > 1 else 1), np.int32)

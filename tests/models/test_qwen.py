@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from models import qwen
+from models import kv_cache, qwen
+from models.logp import token_logp
 
 CONFIG = qwen.Config(vocab=61, d_model=24, layers=2, heads=4, kv_heads=2, head_dim=6, d_ff=40)
 QWEN3 = qwen.Config(61, 24, 2, 4, 2, 8, 40, tied=False, qkv_bias=False, qk_norm=True)
 
-FUNCTIONS = (qwen.for_decoding, qwen.extend, qwen.hidden)
+FUNCTIONS = (kv_cache.for_decoding, kv_cache.extend, qwen.hidden)
 DECODING, EXTEND, HIDDEN = (jax.jit(functools.partial(function, CONFIG)) for function in FUNCTIONS)
 
 
@@ -125,7 +126,7 @@ def test_token_logp_equals_the_full_softmax(n, chunk):
         return full[np.arange(n), targets_N], -jnp.sum(jnp.exp(full) * full, axis=-1)
 
     def ours(h, w):
-        return qwen.token_logp(h, w, targets_N, temperature=0.7, chunk=chunk)
+        return token_logp(h, w, targets_N, temperature=0.7, chunk=chunk)
 
     @jax.jit
     def everything(h, w):
@@ -153,7 +154,7 @@ def test_token_logp_never_holds_the_logits_of_all_tokens():
 
     def scratch(n: int) -> int:
         shapes = [((n, d), jnp.float32), ((d, vocab), jnp.float32), ((n,), jnp.int32)]
-        loss = lambda h, w, t: jnp.sum(qwen.token_logp(h, w, t, chunk=chunk)[0])
+        loss = lambda h, w, t: jnp.sum(token_logp(h, w, t, chunk=chunk)[0])
         lowered = jax.jit(jax.grad(loss, (0, 1))).lower(*(jax.ShapeDtypeStruct(*s) for s in shapes))
         return lowered.compile().memory_analysis().temp_size_in_bytes
 
@@ -178,7 +179,7 @@ def test_extend_in_any_pieces_equals_the_whole(params, pieces, seed):
         [pieces, rng.permutation(pieces), np.zeros_like(pieces)]
     )  # row b appends [b, i] in call i
     weights = DECODING(params)
-    cache, starts = qwen.init_cache(CONFIG, rows, width), np.zeros(rows, int)
+    cache, starts = kv_cache.init_cache(CONFIG, rows, width), np.zeros(rows, int)
     for n in lengths.T:
         new = np.stack([np.pad(tokens[b], (0, 7))[starts[b] : starts[b] + 7] for b in range(rows)])
         h_BD, cache = EXTEND(weights, cache, new, starts, n)
@@ -197,7 +198,7 @@ def test_extend_in_any_pieces_equals_the_whole(params, pieces, seed):
 
 
 def test_extend_writes_nothing_beyond_the_cache_or_the_length(params):
-    cache = qwen.init_cache(CONFIG, 1, 8)
+    cache = kv_cache.init_cache(CONFIG, 1, 8)
     tokens = jnp.ones((1, 4), jnp.int32)
     _, cache = EXTEND(DECODING(params), cache, tokens, jnp.array([6]), jnp.array([2]))
     for name, other in (("k", (0, 1)), ("v", (0, 2))):
@@ -211,9 +212,9 @@ def test_extend_with_qk_norm_equals_hidden():
     params = qwen.init(QWEN3, 0)
     tokens = np.random.default_rng(0).integers(0, QWEN3.vocab, (1, 6))
     h_RTD = qwen.hidden(QWEN3, params, tokens, np.arange(6)[None], np.ones((1, 6), int))
-    cache = qwen.init_cache(QWEN3, 1, 8)
-    weights = qwen.for_decoding(QWEN3, params)
-    h_BD, _ = jax.jit(qwen.extend, static_argnums=0)(
+    cache = kv_cache.init_cache(QWEN3, 1, 8)
+    weights = kv_cache.for_decoding(QWEN3, params)
+    h_BD, _ = jax.jit(kv_cache.extend, static_argnums=0)(
         QWEN3, weights, cache, tokens, jnp.array([0]), jnp.array([6])
     )
     np.testing.assert_allclose(h_BD, h_RTD[:, -1], atol=2e-5)
@@ -226,7 +227,7 @@ def test_decoding_weights_follow_small_updates_and_exact_weights_stay():
     moved = jax.tree.map(lambda x: x + 2**-12, params)
 
     def gate(params, key=None):
-        weights = qwen.for_decoding(QWEN3, params, matrix_dtype=jnp.bfloat16, key=key)
+        weights = kv_cache.for_decoding(QWEN3, params, matrix_dtype=jnp.bfloat16, key=key)
         return float(weights["layers"][0]["gate_up"].astype(jnp.float32).mean())
 
     assert gate(moved) - gate(params) == 2**-7, "to the nearest, 32 times the update"
@@ -236,5 +237,5 @@ def test_decoding_weights_follow_small_updates_and_exact_weights_stay():
         assert abs(np.mean([gate(whole, key) for key in keys]) - want) < 2e-4
     exact = jax.tree.map(lambda x: jnp.full_like(x, 1 + 2**-7), params)
     assert gate(exact, keys[0]) == 1 + 2**-7
-    weights = qwen.for_decoding(QWEN3, moved, matrix_dtype=jnp.bfloat16, key=keys[0])
+    weights = kv_cache.for_decoding(QWEN3, moved, matrix_dtype=jnp.bfloat16, key=keys[0])
     assert weights["norm"].dtype == jnp.float32 and weights["embed"].dtype == jnp.bfloat16

@@ -12,6 +12,7 @@ import jax
 import numpy as np
 
 from models import hf, qwen
+from models.logp import token_logp
 from models.tokenizer import train_bpe
 from rl.engines.vllm.engine import Patience, VllmEngine
 from rl.engines.vllm.servers import OwnServers
@@ -58,7 +59,7 @@ def _scorer(shape: qwen.Config, temperature: float):
             shape, params, tokens_RT, positions_RT, jax.numpy.ones_like(tokens_RT), dtype=np.float32
         )
         w_DV = qwen.unembed(shape, params)
-        logp_N, _ = qwen.token_logp(
+        logp_N, _ = token_logp(
             h_RTD[0, :-1], w_DV, tokens_RT[0, 1:], temperature=temperature, chunk=CONTEXT
         )
         return logp_N

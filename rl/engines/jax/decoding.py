@@ -1,8 +1,8 @@
 """Jitted functions of the JAX engine: prefill and decode over slots of a KV cache, with sampling
 inside.
 
-`weights` come from `qwen.for_decoding`. The cache argument is donated; the caller continues with
-the returned one.
+`weights` come from `kv_cache.for_decoding`. The cache argument is donated; the caller continues
+with the returned one.
 
 Shapes: B rows of a call, T new tokens, N decoded tokens, V vocabulary, S stop tokens. Each row
 names its slot in the
@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from models import qwen
+from models import kv_cache, qwen
 
 Array = jax.Array | np.ndarray
 
@@ -133,7 +133,7 @@ def _invert(cumulative: jax.Array, target: jax.Array) -> tuple[jax.Array, jax.Ar
 _POSITIONS = {"k": 3, "v": 2}  # the axis of positions in each array of a cache
 
 
-def _take(cache: qwen.Cache, slot_B: Array | None, window: int) -> qwen.Cache:
+def _take(cache: kv_cache.Cache, slot_B: Array | None, window: int) -> kv_cache.Cache:
     """Return the first `window` positions of the given slots; slot_B=None means every slot, in
     order."""
 
@@ -148,8 +148,8 @@ def _take(cache: qwen.Cache, slot_B: Array | None, window: int) -> qwen.Cache:
 
 
 def _put(
-    cache: qwen.Cache, slot_B: Array, rows: qwen.Cache, first_B: Array, count: int
-) -> qwen.Cache:
+    cache: kv_cache.Cache, slot_B: Array, rows: kv_cache.Cache, first_B: Array, count: int
+) -> kv_cache.Cache:
     """Write positions first_B .. first_B + count - 1 of `rows`, taken by `_take`, back to the
     slots; drop idle rows.
 
@@ -176,7 +176,7 @@ def _put(
 
 
 @partial(jax.jit, static_argnames="window", donate_argnames="cache")
-def copy(cache: qwen.Cache, source_B: Array, slot_B: Array, *, window: int) -> qwen.Cache:
+def copy(cache: kv_cache.Cache, source_B: Array, slot_B: Array, *, window: int) -> kv_cache.Cache:
     """Return the cache with the first `window` positions of slots source_B copied to slots
     slot_B."""
     rows = _take(cache, source_B, window)
@@ -191,7 +191,7 @@ def _logits(weights: Any, h_BD: jax.Array) -> jax.Array:
 @partial(jax.jit, static_argnames=("config", "window", "truncate"), donate_argnames="cache")
 def prefill(
     weights: Any,
-    cache: qwen.Cache,
+    cache: kv_cache.Cache,
     slot_B: jax.Array,
     tokens_BT: jax.Array,
     start_B: jax.Array,
@@ -202,11 +202,11 @@ def prefill(
     config: qwen.Config,
     window: int,
     truncate: bool,
-) -> tuple[jax.Array, jax.Array, qwen.Cache]:
+) -> tuple[jax.Array, jax.Array, kv_cache.Cache]:
     """Write count_B of tokens_BT at start_B of each slot and sample the next token; return
     (token_B, logp_B, cache)."""
     rows = _take(cache, slot_B, window)
-    h_BD, rows = qwen.extend(config, weights, rows, tokens_BT, start_B, count_B)
+    h_BD, rows = kv_cache.extend(config, weights, rows, tokens_BT, start_B, count_B)
     token_B, logp_B = sample(_logits(weights, h_BD), draw, truncate=truncate, allowed_BV=allowed_BV)
     return token_B, logp_B, _put(cache, slot_B, rows, start_B, tokens_BT.shape[1])
 
@@ -218,7 +218,7 @@ def prefill(
 )
 def decode(
     weights: Any,
-    cache: qwen.Cache,
+    cache: kv_cache.Cache,
     rows: Rows,
     leave: Array,
     allowed_BV: Array | None = None,
@@ -228,7 +228,7 @@ def decode(
     block: int,
     truncate: bool,
     in_place: bool = False,
-) -> tuple[jax.Array, jax.Array, jax.Array, qwen.Cache]:
+) -> tuple[jax.Array, jax.Array, jax.Array, kv_cache.Cache]:
     """Decode up to `block` tokens per row, fewer once `leave` rows finish; return (tokens_NB,
     logp_NB, steps, cache).
 
@@ -249,7 +249,7 @@ def decode(
     def advance(state: tuple) -> tuple:
         step, budget_B, token_B, work, tokens_NB, logp_NB = state
         alive_B = budget_B > 0
-        h_BD, work = qwen.extend(
+        h_BD, work = kv_cache.extend(
             config,
             weights,
             work,

@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from models import qwen
+from models import kv_cache, qwen
 from rl.engines import EngineFault, Guide, check_request
 from rl.engines.jax.runner import MAX_STOP_TOKENS, Request, Result, Runner, Shapes, Stream
 from rl.engines.jax.slots import Slots, common_prefix
@@ -337,4 +337,4 @@ def _decoding_copy(
     # A learner that computes in bfloat16 rounds the same weights to the nearest, and the engine has
     # to agree with it.
     key = None if weight_dtype == dtype else jax.random.fold_in(jax.random.key(0), version)
-    return jax.tree.map(jnp.copy, qwen.for_decoding(config, params, dtype, weight_dtype, key))
+    return jax.tree.map(jnp.copy, kv_cache.for_decoding(config, params, dtype, weight_dtype, key))

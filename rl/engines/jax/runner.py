@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from models import qwen
+from models import kv_cache, qwen
 from rl.engines import Guide
 from rl.engines.jax import decoding
 from rl.engines.jax.slots import Slots
@@ -132,7 +132,7 @@ class Shapes:
 class Runner:
     """Prefills and decodes requests on one device.
 
-    weights: in decoding layout (`qwen.for_decoding`). block, leave: see `JaxEngine`. counters: of
+    weights: in the layout of `kv_cache.for_decoding`. block, leave: see `JaxEngine`. counters: of
     the calls so far. compiled: the static arguments and shapes that have been compiled.
     """
 
@@ -302,10 +302,10 @@ class Runner:
 
     # --- arguments --------------------------------------------------------------------------------
 
-    def _cache(self, bank: int) -> qwen.Cache:
+    def _cache(self, bank: int) -> kv_cache.Cache:
         size, context = self._slots.bank_size, self._slots.context
         if self._caches[bank] is None:
-            cache = qwen.init_cache(self._config, size, context, self._cache_dtype)
+            cache = kv_cache.init_cache(self._config, size, context, self._cache_dtype)
             self._caches[bank] = jax.device_put(cache, self._device)
         return self._caches[bank]
 

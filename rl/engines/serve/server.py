@@ -35,6 +35,7 @@ import numpy as np
 from envs import http, toolcalls
 from envs.packages import how_to_install
 from models import hf, qwen
+from models.logp import token_logp
 from models.tokenizer import Tokenizer
 from rl.engines import EngineFault
 from rl.engines.grammar import GrammarError, Grammars
@@ -342,7 +343,7 @@ def _scored(
     positions_RT = jnp.arange(tokens_RT.shape[1])[None]
     h_TD = qwen.hidden(shape, params, tokens_RT, positions_RT, segments_RT)[0]
     head = qwen.unembed(shape, params)
-    logp_T, _ = qwen.token_logp(h_TD[:-1], head, tokens_RT[0, 1:], temperature=temperature)
+    logp_T, _ = token_logp(h_TD[:-1], head, tokens_RT[0, 1:], temperature=temperature)
     if not count:
         return logp_T, ()
 

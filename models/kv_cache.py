@@ -1,0 +1,196 @@
+"""The model with a key/value cache, for rollouts: a layout of the weights that decoding reads fast,
+the cache, and the call that appends tokens to it.
+
+Shapes: B cache rows, T tokens, S cache positions, D width, H query heads, K key/value heads, F
+feed-forward width, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from models.qwen import (
+    Config,
+    Params,
+    Weight,
+    is_weight,
+    rms_norm,
+    rope,
+    rope_table,
+    unembed,
+    weights,
+)
+from models.rounding import stochastic
+
+Cache = dict[str, tuple[jax.Array, ...]]
+
+
+def for_decoding(
+    config: Config,
+    params: Params,
+    dtype: Any = jnp.float32,
+    matrix_dtype: Any = None,
+    key: jax.Array | None = None,
+) -> Params:
+    """Return the weights in the layout that `extend` reads: matrices in `matrix_dtype` (None =
+    dtype), others in `dtype`. With a key, float32 matrices become bfloat16 by stochastic rounding
+    (models/rounding.py).
+
+    {"embed", "norm", "unembed" (D, V), "layers": a tuple of dicts}. Layers are separate, and
+    matrices that share an input are concatenated. Without this, XLA's CPU code would copy every
+    slice of a stacked weight at each decoding step.
+    """
+
+    numbers = itertools.count()
+
+    def cast(weight: Weight, array: jax.Array) -> jax.Array:
+        inner = weight.axes[1:] if weight.axes[0] == "layers" else weight.axes
+        if "embed" not in inner or len(inner) == 1:
+            return array.astype(dtype)
+        wanted = jnp.dtype(matrix_dtype or dtype)
+        if key is None or array.dtype != jnp.float32 or wanted != jnp.bfloat16:
+            return array.astype(wanted)
+        return stochastic(array, jax.random.fold_in(key, next(numbers)))
+
+    params = jax.tree.map(cast, weights(config), params, is_leaf=is_weight)
+
+    def layer(w: Params) -> Params:
+        joined = {
+            "qkv": ("q", "k", "v"),
+            "qkv_bias": ("q_bias", "k_bias", "v_bias"),
+            "gate_up": ("gate", "up"),
+        }
+        result = {
+            name: w[name] for name in w if not any(name in names for names in joined.values())
+        }
+        for name, names in joined.items():
+            if names[0] in w:
+                rows = () if name == "qkv_bias" else (config.d_model,)
+                result[name] = jnp.concatenate([w[n].reshape(*rows, -1) for n in names], axis=-1)
+        return result | {"o": w["o"].reshape(-1, config.d_model)}
+
+    layers = tuple(
+        layer(jax.tree.map(lambda a, i=i: a[i], params["layers"])) for i in range(config.layers)
+    )
+    return {
+        "embed": params["embed"],
+        "norm": params["norm"],
+        "unembed": unembed(config, params),
+        "layers": layers,
+    }
+
+
+def init_cache(config: Config, slots: int, length: int, dtype: Any = jnp.float32) -> Cache:
+    """Return an empty cache for `slots` sequences of up to `length` tokens.
+
+    {"k": per layer (slots, K, h, length), "v": per layer (slots, K, length, h)}. Keys are stored
+    transposed, as the product that computes the scores reads them.
+    """
+    k, v = (config.head_dim, length), (length, config.head_dim)
+    shapes = {name: (slots, config.kv_heads, *shape) for name, shape in (("k", k), ("v", v))}
+    return {
+        name: tuple(jnp.zeros(shape, dtype) for _ in range(config.layers))
+        for name, shape in shapes.items()
+    }
+
+
+def extend(
+    config: Config,
+    weights: Params,
+    cache: Cache,
+    tokens_BT: jax.Array,
+    starts_B: jax.Array,
+    lengths_B: jax.Array,
+    *,
+    window: int | None = None,
+) -> tuple[jax.Array, Cache]:
+    """Append tokens to the cached sequences, one per row; return (h_BD of each row's last new
+    token, the new cache).
+
+    Row b writes its first lengths_B[b] tokens at positions starts_B[b]...; earlier positions hold
+    what previous calls wrote. A row of length 0 writes nothing and returns arbitrary finite values.
+    Tokens past the end of the cache are
+    dropped. weights: from `for_decoding`; the computation uses the dtype of their norms. window:
+    attention reads the first `window` positions, which must include all positions written; None =
+    all.
+    """
+    rows, t = tokens_BT.shape
+    length = cache["v"][0].shape[2]
+    window = length if window is None else window
+    positions_BT = starts_B[:, None] + jnp.arange(t)
+    write_at = jnp.where(
+        jnp.arange(t) < lengths_B[:, None], positions_BT, length
+    )  # out of bounds: dropped
+    mask_BTS = jnp.arange(window) <= positions_BT[:, :, None]
+    cos, sin = rope_table(config, window, positions_BT)
+    row = jnp.arange(rows)[:, None]
+
+    x = weights["embed"][tokens_BT].astype(weights["norm"].dtype)
+    keys, values = [], []
+    for w, k_BKhS, v_BKSh in zip(weights["layers"], cache["k"], cache["v"]):
+        q, k, v = _fused_qkv(config, w, x, cos, sin)
+        k_BKhS = k_BKhS.at[row, :, :, write_at].set(k.astype(k_BKhS.dtype), mode="drop")
+        v_BKSh = v_BKSh.at[row, :, write_at].set(v.astype(v_BKSh.dtype), mode="drop")
+        seen = k_BKhS[..., :window].astype(x.dtype), v_BKSh[:, :, :window].astype(x.dtype)
+        x = x + product(_cached_attention(q, *seen, mask_BTS), w["o"])
+        gate, up = jnp.split(
+            product(rms_norm(x, w["mlp_norm"], config.rms_eps), w["gate_up"]), 2, axis=-1
+        )
+        x = x + product(jax.nn.silu(gate) * up, w["down"])
+        keys.append(k_BKhS)
+        values.append(v_BKSh)
+    last = jnp.maximum(lengths_B - 1, 0)
+    x = jnp.take_along_axis(x, last[:, None, None], axis=1)[:, 0]
+    return rms_norm(x, weights["norm"], config.rms_eps), {"k": tuple(keys), "v": tuple(values)}
+
+
+def product(x: jax.Array, w: jax.Array) -> jax.Array:
+    """Return x_..D @ w_DF in the dtype of x. If w is of another dtype, x is rounded to it, and sums
+    are in float32.
+
+    A bfloat16 result would take XLA's slow path on CPUs, and so would w converted to float32:
+    several times as long as this, where the processor multiplies bfloat16 matrices itself (AMX).
+    """
+    if x.dtype == w.dtype:
+        return x @ w
+    rows = x.astype(w.dtype).reshape(-1, x.shape[-1])
+    y = jnp.dot(rows, w, preferred_element_type=jnp.float32)
+    return y.astype(x.dtype).reshape(*x.shape[:-1], w.shape[-1])
+
+
+def _fused_qkv(
+    c: Config, w: Params, x: jax.Array, cos: jax.Array, sin: jax.Array
+) -> tuple[jax.Array, ...]:
+    """Compute `_qkv` with one matrix product."""
+    y = product(rms_norm(x, w["attn_norm"], c.rms_eps), w["qkv"])
+    if c.qkv_bias:
+        y = y + w["qkv_bias"]
+    y = y.reshape(*y.shape[:-1], -1, c.head_dim)
+    q, k, v = jnp.split(y, [c.heads, c.heads + c.kv_heads], axis=-2)
+    if c.qk_norm:
+        q, k = rms_norm(q, w["q_norm"], c.rms_eps), rms_norm(k, w["k_norm"], c.rms_eps)
+    return rope(q, cos, sin), rope(k, cos, sin), v
+
+
+def _cached_attention(
+    q: jax.Array, k_BKhS: jax.Array, v_BKSh: jax.Array, mask_BTS: jax.Array
+) -> jax.Array:
+    """Attend from q_BTHh to the cache; return out_BTD' with the heads concatenated (D' = H h)."""
+    b, t, heads, head_dim = q.shape
+    kv_heads, groups = v_BKSh.shape[1], heads // v_BKSh.shape[1]
+    q = (q * head_dim**-0.5).reshape(b, t, kv_heads, groups, head_dim).swapaxes(1, 2)
+    scores = jnp.matmul(
+        q.reshape(b, kv_heads, t * groups, head_dim), k_BKhS, preferred_element_type=jnp.float32
+    )
+    scores = scores.reshape(b, kv_heads, t, groups, -1)
+    probs = jax.nn.softmax(jnp.where(mask_BTS[:, None, :, None], scores, -1e30), axis=-1).astype(
+        v_BKSh.dtype
+    )
+    out = jnp.matmul(probs.reshape(b, kv_heads, t * groups, -1), v_BKSh)
+    return (
+        out.reshape(b, kv_heads, t, groups, head_dim).swapaxes(1, 2).reshape(b, t, heads * head_dim)
+    )

@@ -1,0 +1,98 @@
+"""Log-probabilities of chosen tokens, without the logits of all of them at once.
+
+Shapes: N tokens, C chunks of S tokens, D width, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from models import loops
+
+
+def token_logp(
+    h_ND: jax.Array,
+    w_DV: jax.Array,
+    targets_N: jax.Array,
+    *,
+    temperature: float = 1.0,
+    chunk: int = 1024,
+) -> tuple[jax.Array, jax.Array]:
+    """Return the log-probability of each target and the entropy of each distribution: (logp_N,
+    entropy_N), float32.
+
+    Forward and backward process `chunk` tokens at a time, so that at most (chunk, V) logits exist.
+    The entropy has no gradient.
+    """
+    n = targets_N.shape[0]
+    chunks = max(1, -(-n // chunk))
+    size = -(-n // chunks)
+    pad = chunks * size - n
+    h_ND, targets_N = jnp.pad(h_ND, ((0, pad), (0, 0))), jnp.pad(targets_N, (0, pad))
+    # Chunk j holds tokens j, j + chunks, ...: each chunk spans every device that N is sharded over.
+    h_CSD = h_ND.reshape(size, chunks, -1).swapaxes(0, 1)
+    targets_CS = targets_N.reshape(size, chunks).T
+    logp, entropy = chunked_logp(h_CSD, w_DV, targets_CS, temperature, chunks)
+    logp, entropy = (y.T.reshape(-1)[:n] for y in (logp, entropy))
+    return logp, jax.lax.stop_gradient(entropy)
+
+
+@jax.custom_vjp
+def chunked_logp(
+    h_CSD: jax.Array,
+    w_DV: jax.Array,
+    targets_CS: jax.Array,
+    temperature: float,
+    count: jax.Array | int,
+) -> tuple[jax.Array, jax.Array]:
+    """Return `token_logp` of the first `count` of C chunks of S tokens: (logp_CS, entropy_CS), 0 in
+    the other chunks.
+
+    Forward and backward hold the logits of one chunk at a time; only their log-sum-exp is saved for
+    the backward pass.
+    """
+    return _chunked_logp_forward(h_CSD, w_DV, targets_CS, temperature, count)[0]
+
+
+def _logits(h: jax.Array, w_DV: jax.Array, temperature: float) -> jax.Array:
+    return jnp.dot(h, w_DV.astype(h.dtype), preferred_element_type=jnp.float32) / temperature
+
+
+def _chunked_logp_forward(
+    h_CSD: jax.Array, w_DV: jax.Array, targets_CS: jax.Array, temperature: float, count: Any
+) -> tuple[tuple[jax.Array, jax.Array], tuple]:
+    def add_chunk(i: jax.Array, chunk: Any, out: Any) -> Any:
+        h, targets = chunk
+        logits = _logits(h, w_DV, temperature)
+        lse = jax.nn.logsumexp(logits, axis=-1)
+        logp = logits - lse[:, None]
+        entropy = -jnp.sum(jnp.exp(logp) * logp, axis=-1)
+        new = jnp.take_along_axis(logp, targets[:, None], axis=-1)[:, 0], entropy, lse
+        return tuple(y.at[i].set(x) for y, x in zip(out, new))
+
+    start = (jnp.zeros(targets_CS.shape, jnp.float32),) * 3
+    logp, entropy, lse = loops.fold((h_CSD, targets_CS), count, add_chunk, start)
+    return (logp, entropy), (h_CSD, w_DV, targets_CS, temperature, count, lse)
+
+
+def _chunked_logp_backward(residuals: tuple, gradients: Any) -> tuple:
+    h_CSD, w_DV, targets_CS, temperature, count, lse_CS = residuals
+
+    def add_chunk(i: jax.Array, chunk: Any, out: Any) -> Any:
+        dw, dh_CSD = out
+        h, targets, lse, g = chunk
+        probs = jnp.exp(_logits(h, w_DV, temperature) - lse[:, None])
+        onehot = targets[:, None] == jnp.arange(probs.shape[-1])
+        dlogits = ((onehot - probs) * (g / temperature)[:, None]).astype(h.dtype)
+        dw = dw + jnp.dot(h.T, dlogits, preferred_element_type=jnp.float32)
+        return dw, dh_CSD.at[i].set(dlogits @ w_DV.astype(h.dtype).T)
+
+    start = jnp.zeros(w_DV.shape, jnp.float32), jnp.zeros_like(h_CSD)
+    dw, dh = loops.fold((h_CSD, targets_CS, lse_CS, gradients[0]), count, add_chunk, start)
+    return dh, dw.astype(w_DV.dtype), None, None, None
+
+
+chunked_logp.defvjp(_chunked_logp_forward, _chunked_logp_backward)
