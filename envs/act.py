@@ -17,6 +17,8 @@ class ActionWorld(ReplayWorld):
     """A world that takes one action per turn, up to a maximum. Subclasses implement `reset`, `_act`
     and `evaluate`."""
 
+    _over: bool
+
     def __init__(self, max_steps: int):
         self._max_steps = max_steps
 
@@ -59,7 +61,7 @@ class ActionWorld(ReplayWorld):
     def _invented(self) -> bool:
         """True for a synthetic task: its query is the goal, and the simulator's own goal does not
         count."""
-        return self._task.origin == "synthetic"
+        return self._require_episode().origin == "synthetic"
 
     def _act(self, text: str) -> tuple[str, str, float, bool]:
         """Take an action. Return (the text that was executed, observation, reward, True if the

@@ -22,7 +22,7 @@ from typing import Any
 
 from envs import conformance
 from envs.conformance import Problem
-from envs.process import ROOT
+from envs.process import ROOT, Piped
 from envs.source import MODES, Source, serving
 from envs.world import WorldError
 
@@ -100,7 +100,7 @@ def run(spec: dict[str, Any], timeout: float) -> tuple[list[str], list[Problem]]
 def _suite(spec: dict[str, Any], timeout: float) -> tuple[list[str], list[Problem]]:
     problems: list[Problem] = []
     skip: list[str] = []
-    reasons = {check.__name__: " ".join(check.__doc__.split()) for check in conformance.CHECKS}
+    reasons = {check.__name__: " ".join(str(check.__doc__).split()) for check in conformance.CHECKS}
     while True:
         check, call = "starts", "the import"
         for kind, what in _reports({**spec, "skip": skip, "do": "suite"}, timeout):
@@ -137,7 +137,7 @@ def _disagreement(spec: dict[str, Any], timeout: float) -> str:
 def _reports(spec: dict[str, Any], timeout: float, **environment: str) -> Iterator[tuple[str, Any]]:
     """Yield the reports of a child process, and at last "done" or "lost" with what became of it."""
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    process = subprocess.Popen(
+    process = Piped(
         [sys.executable, "-m", "envs.check_child", json.dumps(spec)],
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, start_new_session=True,
         env={**os.environ, "PYTHONPATH": path, **environment},
@@ -185,7 +185,7 @@ def _lines(descriptor: int, timeout: float) -> Iterator[bytes]:
 def child(spec: dict[str, Any], report: Any) -> Any:
     """Do the work of a child process: run the suite, or play the episodes that two processes
     compare."""
-    workers = {"workers": 1} if spec["mode"] == "worker" else {}
+    workers: dict[str, Any] = {"workers": 1} if spec["mode"] == "worker" else {}
     with Source(
         spec["env"], spec["kwargs"], mode=spec["mode"], url=spec.get("url", ""), **workers
     ) as source:

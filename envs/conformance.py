@@ -28,7 +28,7 @@ MAX_IDLE = 200  # turns
 MAX_ODD = 400  # calls
 LEAK_MB = 2.0  # of a reset
 HELD_OUT = ("dev", "val", "test", "test_normal", "test_challenge")
-ODD_VALUES = (
+ODD_VALUES: tuple[Any, ...] = (
     None,
     True,
     -1,
@@ -176,7 +176,7 @@ def run(
     for check in CHECKS:
         if check.__name__ in skip:
             continue
-        why = " ".join(check.__doc__.split())
+        why = " ".join(str(check.__doc__).split())
         journal("check", check.__name__)
         try:
             for what in check(

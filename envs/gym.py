@@ -11,7 +11,7 @@ from typing import Any
 import gymnasium
 from gymnasium import spaces
 
-from envs.toolcalls import parse
+from envs.toolcalls import ParsedTurn, parse
 from envs.world import Evaluation, Message, Observation, StepResult, Task, World
 
 CHARACTERS = "".join(sorted(set(string.printable)))
@@ -30,6 +30,7 @@ class GymEnv(gymnasium.Env):
     full messages and, after `reset`, the tools.
     """
 
+    observation_space: spaces.Text
     metadata = {"render_modes": ["ansi"], "render_fps": 1}
 
     def __init__(
@@ -51,7 +52,9 @@ class GymEnv(gymnasium.Env):
             raise ValueError(f"world {world.name} has no tasks in split {split!r}")
         self._transcript = ""
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None):
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[str, dict[str, Any]]:
         super().reset(seed=seed)
         index = int(self.np_random.integers(len(self._tasks)))
         if options and "task" in options:
@@ -69,7 +72,7 @@ class GymEnv(gymnasium.Env):
             "tools": start.tools,
         }
 
-    def step(self, action: str):
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         self._transcript += f"assistant: {action}\n"
         result = self.world.step(action)
         info = {**result.info, "messages": result.messages}
@@ -217,7 +220,7 @@ class GymWorld(World):
         function = {"name": "act", "description": "Take an action.", "parameters": parameters}
         return {"type": "function", "function": function}
 
-    def _action(self, turn) -> Any:
+    def _action(self, turn: ParsedTurn) -> Any:
         """Return the action of a turn. Raises ValueError with a message for the model."""
         if turn.errors:
             raise ValueError(turn.errors[0])
@@ -230,7 +233,7 @@ class GymWorld(World):
             ):
                 raise ValueError("call act once, with an action")
             text = str(turn.calls[0].arguments["action"])
-        space = self._env.action_space
+        space: Any = self._env.action_space
         if isinstance(space, spaces.Discrete):
             if text.strip() not in self._actions:
                 raise ValueError(f"the actions are {', '.join(self._actions)}")

@@ -67,21 +67,22 @@ class McpWorld(World):
             raise ValueError(
                 f"task {task.id}: an MCP verifier is {{'calls': [{{'name', 'arguments'}}, ...]}}"
             )
-        self._connect()
-        self._task, self._required, self._succeeded, self._over = task, calls, [], False
+        session = self._connect()
+        self._task, self._required, self._over = task, calls, False
+        self._succeeded: list[dict[str, Any]] = []
         messages = [
             {"role": "system", "content": self._system},
             {"role": "user", "content": task.query},
         ]
-        return Observation(messages, self._session.tools)
+        return Observation(messages, session.tools)
 
     def step(self, action: str) -> StepResult:
         """Run the turn's calls. `info["calls"]` lists them in order, each with "result" and "ok"
         (False = error)."""
-        self._require_episode()
+        session = self._require_episode()
         if self._over:
             return StepResult([], terminated=True, info={"calls": [], "errors": 0, "over": True})
-        messages, info = run_calls(parse(action), self._session.call, self._max_calls)
+        messages, info = run_calls(parse(action), session.call, self._max_calls)
         done = [call for call in info["calls"] if call["ok"]]
         self._succeeded += [{"name": call["name"], "arguments": call["arguments"]} for call in done]
         self._over = not messages
@@ -104,12 +105,11 @@ class McpWorld(World):
 
     def profile(self) -> dict[str, Any]:
         """Return a profile with the server as its only entity and the tools as operations."""
-        if self._session is None:
-            self._connect()
-        functions = [tool["function"] for tool in self._session.tools]
+        session = self._session or self._connect()
+        functions = [tool["function"] for tool in session.tools]
         return {
             "name": self.name,
-            "entities": [profile.entity(self._session.server, functions)],
+            "entities": [profile.entity(session.server, functions)],
             "task_preference": {**profile.PREFERENCE, "num_entities": 1},
         }
 
@@ -118,7 +118,7 @@ class McpWorld(World):
             self._session.close()
             self._session = self._task = None
 
-    def _connect(self) -> None:
+    def _connect(self) -> _Session:
         self.close()
         mcp = packages.load("mcp", "mcp")
         server = self._url
@@ -127,10 +127,12 @@ class McpWorld(World):
                 command=self._command[0], args=self._command[1:], env=self._env
             )
         self._session = _Session(mcp.Client, server, self._timeout_s)
+        return self._session
 
-    def _require_episode(self) -> None:
-        if self._task is None:
+    def _require_episode(self) -> _Session:
+        if self._task is None or self._session is None:
             raise RuntimeError("no episode: reset the world first")
+        return self._session
 
 
 class _Session:

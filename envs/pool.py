@@ -19,7 +19,7 @@ from collections.abc import Callable
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from envs.hosted import HostedWorld
 from envs.process import DEADLINES, Deadlines, Worker
@@ -54,10 +54,30 @@ class Instance:
     last_used: float = field(default_factory=time.monotonic)
 
 
-class Call(Future):
-    """The future of a call. `slot` is where it waits for the calls before it."""
+@dataclass(frozen=True)
+class Call:
+    """A call whose result `future` gets. `slot` is where it waits for the calls before it."""
 
+    future: Future[Any]
     slot: Slot
+
+    def result(self, timeout: float | None = None) -> Any:
+        return self.future.result(timeout)
+
+
+class WorkerLike(Protocol):
+    """The part of `envs.process.Worker` that a pool uses."""
+
+    methods: list[str]
+
+    @property
+    def alive(self) -> bool: ...
+
+    def call(self, op: str, world: str, args: list[Any], *, deadline: float) -> Any: ...
+
+    def close(self) -> None: ...
+
+    def kill(self) -> None: ...
 
 
 class Slot:
@@ -67,21 +87,19 @@ class Slot:
     answered or failed.
     """
 
-    def __init__(self, spawn: Callable[[], Worker]):
+    def __init__(self, spawn: Callable[[], WorkerLike]):
         self.thread = ThreadPoolExecutor(1, thread_name_prefix="envs-worker")
         self.instances = self.served = self.generation = self.answered = 0
         self._spawn = spawn
-        self._worker: Worker | None = None
+        self._worker: WorkerLike | None = None
         self._closed = False
 
     def submit(self, function: Callable, *args: Any) -> Call:
         """Run a function on the slot's thread. Raises WorldError if the pool is closed."""
         try:
-            future = self.thread.submit(function, *args)
+            return Call(self.thread.submit(function, *args), self)
         except RuntimeError:  # of an executor that was shut down
             raise WorldError("the pool is closed") from None
-        future.slot = self
-        return future
 
     def call(self, op: str, id: str, args: list[Any], deadline: float) -> Any:
         """Call the running worker. Call this on the slot's thread only."""
@@ -91,7 +109,7 @@ class Slot:
         finally:
             self.answered += 1
 
-    def worker(self) -> Worker:
+    def worker(self) -> WorkerLike:
         """Return the running worker; start a new one if it died. Call this on the slot's thread
         only."""
         if self._worker is None or not self._worker.alive:
@@ -107,7 +125,7 @@ class Slot:
             raise WorldError("the pool is closed")
         return self._worker
 
-    def replace(self) -> Worker:
+    def replace(self) -> WorkerLike:
         """Close the running worker and return a new one. Call this on the slot's thread only."""
         self.worker().close()
         return self.worker()
@@ -124,12 +142,11 @@ class Pool:
     """Instances of `env` (a registered name or `module:Class`) on `workers` processes under
     `python`.
 
-    Calls return futures of JSON values (`Call`) and are safe from any thread. per_worker: maximum
-    of instances in
-    one process. memory_mb: address space of one process. lease_s: seconds without a call after
-    which an instance is
-    released. recycle: episodes after which a worker is replaced once it hosts no other instance (0
-    = never), for environments that leak memory.
+    Methods that call a worker return a `Call`, whose result is a JSON value. All are safe from any
+    thread. per_worker: maximum of instances in one process. memory_mb: address space of one
+    process. lease_s: seconds without a call after which an instance is released. recycle: episodes
+    after which a worker is replaced once it hosts no other instance (0 = never), for environments
+    that leak memory.
     """
 
     def __init__(
@@ -151,7 +168,7 @@ class Pool:
         self._lock = threading.Lock()
         self._instances: dict[str, Instance] = {}
         self.counts: collections.Counter[str] = collections.Counter()
-        self._worker_arguments = {
+        self._worker_arguments: Json = {
             "kwargs": kwargs,
             "python": python,
             "memory_mb": memory_mb,
@@ -255,7 +272,7 @@ class Pool:
     # `_place`, `_open`, `_on`, `_find`, `_anywhere` run on the caller's thread, `_count` on any,
     # the rest on a slot's.
 
-    def _spawn(self) -> Worker:
+    def _spawn(self) -> WorkerLike:
         self._count("workers started")
         return Worker(self.env, **self._worker_arguments)
 
@@ -441,20 +458,20 @@ class PoolWorld(HostedWorld):
     def _methods(self) -> list[str]:
         return self._pool.methods
 
-    def _wait(self, future: Call) -> Any:
+    def _wait(self, call: Call) -> Any:
         """Return the result of a call, however many calls of the same worker come first.
 
         Each of those has its own deadline. So the call itself has one from when it begins, and a
         hang in one episode costs the others time and nothing else.
         """
         while True:
-            answered = future.slot.answered
+            answered = call.slot.answered
             try:
-                return future.result(self._pool.patience)
+                return call.result(self._pool.patience)
             except FutureTimeout:
-                if future.done():
+                if call.future.done():
                     raise  # the worker's own WorldTimeout
-                if future.slot.answered == answered:
+                if call.slot.answered == answered:
                     raise WorldTimeout(
                         f"{self.name} did not answer within {self._pool.patience:g} s"
                     ) from None

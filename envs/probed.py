@@ -310,16 +310,20 @@ class Probed(World):
             self._left = self._left or [_snapshot_of(self.world)]
             verifier, closing = self._task.verifier, self._closing()
             actions = self._actions if closing is None else self._actions[:-1]
-            readings = self._read(actions)
+            readings = self._read(verifier["probes"], actions)
             if (
                 readings is None
             ):  # the last call ended the episode, after which the world shows nothing
-                readings = self._read(actions[:-1]) or [[] for _ in verifier["probes"]]
+                readings = self._read(verifier["probes"], actions[:-1]) or [
+                    [] for _ in verifier["probes"]
+                ]
             self._evaluation = judge(verifier, readings, closing)
         return self._evaluation
 
     def snapshot(self) -> dict[str, Any]:
         self._return()
+        if self._task is None:
+            raise RuntimeError("no episode: reset the world first")
         self._record = self._record or self._task.to_dict()
         state = {
             "task": self._record,
@@ -332,9 +336,8 @@ class Probed(World):
 
     def restore(self, snapshot: dict[str, Any]) -> None:
         record = snapshot["task"]  # in replays, nearly always that of the episode in progress
-        self._begin(
-            self._task if record is self._record else Task.from_dict(record), snapshot["seed"]
-        )
+        running = self._task if record is self._record else None
+        self._begin(running or Task.from_dict(record), snapshot["seed"])
         self._record = record
         self._actions, self._over = list(snapshot["actions"]), snapshot["over"]
         self._answer = snapshot["answer"]
@@ -364,14 +367,16 @@ class Probed(World):
         turn = parse(self._actions[-1])
         return None if turn.calls or turn.errors else turn.content
 
-    def _read(self, actions: Sequence[str]) -> list[Sequence[Cell]] | None:
+    def _read(
+        self, probes: list[dict[str, Any]], actions: Sequence[str]
+    ) -> list[Sequence[Cell]] | None:
         """Repeat the actions from the start and run the probes. Return None if the episode ends
         before the probes.
 
         If it ends during the probes, because a world limits its steps, the others run in a further
         repetition.
         """
-        probes, readings = self._task.verifier["probes"], []
+        readings: list[Sequence[Cell]] = []
         while True:
             self.world.reset(self._inner, self._seed)
             for action in actions:

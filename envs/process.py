@@ -23,7 +23,7 @@ import tempfile
 import time
 import weakref
 from dataclasses import dataclass
-from typing import Any
+from typing import IO, Any
 
 from envs.world import WorldError, WorldTimeout
 
@@ -73,6 +73,15 @@ class Deadlines:
 DEADLINES = Deadlines()
 
 
+class Piped(subprocess.Popen[bytes]):
+    """A process with pipes. Only the streams that were asked for with PIPE may be used: the base
+    class cannot tell which ones those are, and declares that any may be None."""
+
+    stdin: IO[bytes]
+    stdout: IO[bytes]
+    stderr: IO[bytes]
+
+
 class Worker:
     """One worker process and the pipes to it. Not thread-safe: the caller makes one call at a time.
 
@@ -97,7 +106,7 @@ class Worker:
         self._stderr: collections.deque[bytes] = collections.deque(maxlen=64)
         path = os.pathsep.join(filter(None, [code_folder(), os.environ.get("PYTHONPATH")]))
         try:
-            self._process = subprocess.Popen(
+            self._process = Piped(
                 [python or sys.executable, "-u", "-m", "envs.worker"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -269,12 +278,12 @@ def unpack(reply: dict[str, Any], env: str, op: str) -> Any:
     raise WorldError(f"{reply['kind']} in {env} {op}: {reply['error']}")
 
 
-def _signal(process: subprocess.Popen) -> None:
+def _signal(process: Piped) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
 
 
-def _kill(process: subprocess.Popen) -> None:
+def _kill(process: Piped) -> None:
     _signal(process)
     process.wait()
     for pipe in (process.stdin, process.stdout, process.stderr):

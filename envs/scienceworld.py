@@ -131,6 +131,7 @@ class ScienceWorld(ActionWorld):
 
     @property
     def _env(self) -> Any:
+        assert self._simulator
         return self._simulator.env
 
     def tasks(self, split: str) -> list[Task]:
@@ -164,7 +165,7 @@ class ScienceWorld(ActionWorld):
         if (
             self._invented and text.lower() == "task"
         ):  # the simulator would show the task of the variation
-            return text, self._task.query, 0.0, False
+            return text, self._require_episode().query, 0.0, False
         answer = self._env.server.step(text.encode("ascii", "ignore").decode() or "look around")
         before, self._score = self._score, float(self._env.server.getScore())
         if self._invented:  # reaching or failing the goal of the variation means nothing here

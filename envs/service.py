@@ -23,7 +23,7 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 from envs import http
@@ -99,8 +99,9 @@ class Service:
             self.evaluate,
             self.get_info,
             self.release,
+            self.snapshot,
+            self.restore,
         )
-        handlers += (self.snapshot, self.restore)
         routes = [Route(f"/{h.__name__}", self._endpoint(h), methods=["POST"]) for h in handlers]
         routes.append(Route("/healthz", _healthz))
         routes.append(Route("/metrics", self._metrics))
@@ -247,12 +248,12 @@ class Service:
             checked[key] = {} if value is None and kind is dict else value
         return checked
 
-    async def _wait(self, future: Call) -> Any:
+    async def _wait(self, call: Call) -> Any:
         """Return the result of a call, as `PoolWorld` does: the calls before it have deadlines of
         their own."""
-        waiting, answered = asyncio.wrap_future(future), -1
-        while not waiting.done() and future.slot.answered != answered:
-            answered = future.slot.answered
+        waiting, answered = asyncio.wrap_future(call.future), -1
+        while not waiting.done() and call.slot.answered != answered:
+            answered = call.slot.answered
             await asyncio.wait({waiting}, timeout=self.pool.patience)
         if not waiting.done():
             raise WorldTimeout(f"{self.pool.env} did not answer within {self.pool.patience:g} s")
@@ -275,14 +276,14 @@ class Service:
         for name in [split] if split else SPLITS:
             if id in self._by_id:
                 break
-            with contextlib.suppress(ValueError if not split else ()):
+            with contextlib.suppress(*(() if split else (ValueError,))):
                 await self._split(name)
         if id not in self._by_id:
             raise ValueError(f"{self.pool.env} has no task '{id}'")
         return self._by_id[id]
 
     @contextlib.asynccontextmanager
-    async def _lifespan(self, app: Starlette):
+    async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
         sweeper = asyncio.create_task(self._sweep())
         yield
         sweeper.cancel()
@@ -319,15 +320,18 @@ class Service:
         lines.append("# TYPE env_request_seconds histogram")
         for route, counts in sorted(self._seconds.items()):
             total = 0
-            for edge, n in zip([*BUCKETS, "+Inf"], counts):
-                total += int(n)
+            for edge, requests in zip([*BUCKETS, "+Inf"], counts):
+                total += int(requests)
                 lines.append(f'env_request_seconds_bucket{{route="{route}",le="{edge}"}} {total}')
             lines.append(f'env_request_seconds_count{{route="{route}"}} {total}')
             lines.append(f'env_request_seconds_sum{{route="{route}"}} {counts[-1]:.6f}')
         return PlainTextResponse("\n".join(lines) + "\n", media_type="text/plain; version=0.0.4")
 
 
-class Impatient(AutoHTTPProtocol):
+Protocol: Any = AutoHTTPProtocol  # which of its two protocols, Uvicorn decides when it runs
+
+
+class Impatient(Protocol):
     """Uvicorn's protocol, which on its own waits for the rest of a request's head for ever."""
 
     _timer: asyncio.TimerHandle | None = None
@@ -358,7 +362,7 @@ class Impatient(AutoHTTPProtocol):
 
 def server_config(service: Service, **options: Any) -> uvicorn.Config:
     """Return the settings of the HTTP server."""
-    settings = {
+    settings: Json = {
         "log_level": "warning",
         "access_log": False,
         "timeout_keep_alive": 75,

@@ -11,7 +11,7 @@ from typing import Any
 
 from envs import make
 from envs.pool import Pool
-from envs.process import DEADLINES, Deadlines, code_folder
+from envs.process import DEADLINES, Deadlines, Piped, code_folder
 from envs.remote import Connections, RemoteWorld
 from envs.world import World, WorldError
 
@@ -91,7 +91,7 @@ def serving(
         "0",
     ]
     path = os.pathsep.join(filter(None, [code_folder(), os.environ.get("PYTHONPATH")]))
-    process = subprocess.Popen(
+    process = Piped(
         [*command, *options], stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": path}
     )
     try:

@@ -22,8 +22,8 @@ from envs.world import Evaluation, Observation, Task
 SEEDS = 100_000  # per split: train starts at 1, dev at SEEDS + 1, test at 2 * SEEDS + 1
 CACHE = pathlib.Path(__file__).resolve().parents[1] / ".cache" / "textworld"
 _STATUS_BAR = re.compile(r"\s*\n>[^\n]*-?\d+/\d+\s*\Z")
-CUSTOM = {"nb_rooms": 3, "nb_objects": 6, "quest_length": 4}
-CHALLENGES = {
+CUSTOM: dict[str, Any] = {"nb_rooms": 3, "nb_objects": 6, "quest_length": 4}
+CHALLENGES: dict[str, dict[str, Any]] = {
     "tw-simple": {"rewards": "balanced", "goal": "detailed", "test": False},
     "tw-cooking": {
         "recipe": 2,
@@ -136,7 +136,7 @@ class TextWorld(ActionWorld):
 
     def _act(self, text: str) -> tuple[str, str, float, bool]:
         if self._invented and text.lower() == "goal":  # the game would show its own objective
-            return text, self._task.query, 0.0, False
+            return text, self._require_episode().query, 0.0, False
         before = self.evaluate().score
         command = "".join(c for c in text if " " <= c <= "~")[
             :200

@@ -57,10 +57,9 @@ def goal_text(summary: str, arguments: Mapping[str, str]) -> str:
     Slots of a form of actions are filled in."""
     for name, phrase in list(arguments.items()):
         slot = name.split()[0].upper()  # "put OBJ on OBJ" has the arguments "obj" and "obj 2"
-        if re.search(rf"\b{re.escape(slot)}\b", summary):
-            summary = re.sub(
-                rf"\b{re.escape(slot)}\b", lambda _, text=phrase: text, summary, count=1
-            )
+        found = re.search(rf"\b{re.escape(slot)}\b", summary)
+        if found:
+            summary = summary[: found.start()] + phrase + summary[found.end() :]
             arguments = {other: text for other, text in arguments.items() if other != name}
     stated = ", ".join(f"{spaced(name)} {phrase}".strip() for name, phrase in arguments.items())
     return f"{summary}: {stated}" if stated else summary

@@ -41,9 +41,9 @@ class Worlds:
 
     def __init__(self, env: str, kwargs: dict[str, Any]):
         self._env, self._kwargs = env, kwargs
-        self._spare: World | None = make(
-            env, **kwargs
-        )  # loads everything slow before the first episode
+        world = make(env, **kwargs)  # loads everything slow before the first episode
+        self._kind = type(world)
+        self._spare: World | None = world
         self._worlds: dict[str, World] = {}
 
     def call(self, op: str, name: str, args: list[Any]) -> Any:
@@ -62,9 +62,10 @@ class Worlds:
     def methods(self) -> list[str]:
         """Return the names of the public methods that the adapter adds to World; `query` can call
         them."""
-        kind = type(self._spare)
         return sorted(
-            name for name in dir(kind) if not name.startswith("_") and _is_extra(kind, name)
+            name
+            for name in dir(self._kind)
+            if not name.startswith("_") and _is_extra(self._kind, name)
         )
 
     def _world(self, name: str) -> World:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from envs import toolcalls
 from envs.values import json_value
@@ -18,6 +18,10 @@ Message = dict[str, Any]  # {"role": "system"|"user"|"assistant"|"tool", "conten
 Tool = dict[str, Any]  # {"type": "function", "function": {"name", "description", "parameters"}}
 
 
+_R = TypeVar("_R", bound="_Record")
+
+
+@dataclass
 class _Record:
     """Conversion of a dataclass to and from a dict of JSON values."""
 
@@ -25,7 +29,7 @@ class _Record:
         return dataclasses.asdict(self)
 
     @classmethod
-    def from_dict(cls, record: dict[str, Any]):
+    def from_dict(cls: type[_R], record: dict[str, Any]) -> _R:
         known = {f.name for f in dataclasses.fields(cls)}
         unknown = sorted(set(record) - known)
         if unknown:
@@ -190,14 +194,15 @@ class ReplayWorld(World):
     _actions: list[str]
 
     def snapshot(self) -> dict[str, Any]:
-        self._require_episode()
-        return {"task": self._task.to_dict(), "seed": self._seed, "actions": list(self._actions)}
+        task = self._require_episode().to_dict()
+        return {"task": task, "seed": self._seed, "actions": list(self._actions)}
 
     def restore(self, snapshot: dict[str, Any]) -> None:
         self.reset(Task.from_dict(snapshot["task"]), snapshot["seed"])
         for action in snapshot["actions"]:
             self.step(action)
 
-    def _require_episode(self) -> None:
+    def _require_episode(self) -> Task:
         if self._task is None:
             raise RuntimeError("no episode: reset the world first")
+        return self._task

@@ -88,7 +88,7 @@ def _constraint(text: str, kind: str | None) -> dict[str, Any]:
     if text.startswith("value in "):
         return {"enum": ast.literal_eval(text.removeprefix("value in "))}
     what, _, bounds = text.partition(" ")
-    keywords = {}
+    keywords: dict[str, Any] = {}
     for symbol, number in re.findall(r"([<>]=?) ([-+.e\d]+)", bounds):
         end = "min" if symbol[0] == ">" else "max"
         if what == "length":

@@ -14,6 +14,8 @@ import tempfile
 from collections.abc import Callable
 from typing import Any
 
+from envs.process import Piped
+
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 MAX_LINE = 16 << 20  # bytes of one message of a session
 START_S = 240.0
@@ -40,7 +42,7 @@ class Sandbox:
         }
         environment |= {"IPYTHONDIR": self._folder.name, "APPWORLD_ROOT": self._folder.name}
         with theirs:
-            self._process = subprocess.Popen(
+            self._process = Piped(
                 [sys.executable, "-s", "-m", "envs.appworld.session", str(theirs.fileno())],
                 pass_fds=(theirs.fileno(),), env=environment, cwd=self._folder.name,
                 stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
@@ -48,7 +50,7 @@ class Sandbox:
         self._control = ours
         ours.settimeout(START_S)
         if ours.recv(6) != b"ready\n":
-            text = self._process.stderr.read()[-2000:].decode(errors="replace")
+            text = self._process.communicate()[1][-2000:].decode(errors="replace")
             raise RuntimeError(f"the process for a model's code did not start:\n{text}")
         self._process.stderr.close()
 

@@ -33,7 +33,8 @@ class Answer:
     """The parts of an HTTP response that the package's requester reads."""
 
     def __init__(self, status: int, text: str):
-        self.status_code, self.text, self.headers = status, text, {}
+        self.status_code, self.text = status, text
+        self.headers: dict[str, str] = {}
 
     def json(self) -> Any:
         return json.loads(self.text)

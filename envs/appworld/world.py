@@ -108,9 +108,11 @@ class AppWorld(ReplayWorld):
         self._task, self._seed = task, seed
         self._codes: list[str] = []
         self._actions: list[str] = []
-        self._over, self._evaluation = False, None
+        self._over = False
+        self._evaluation: Evaluation | None = None
         opened = self._open()
-        self._apps, self._schemas = list(opened["apps"]), None
+        self._apps = list(opened["apps"])
+        self._schemas: dict[str, Tool] | None = None
         messages = [
             {"role": "system", "content": prompt.system(opened, self._action, self._example)},
             {"role": "user", "content": task.query or opened["instruction"]},
@@ -213,11 +215,11 @@ class AppWorld(ReplayWorld):
         return AppWorld._engine
 
     def _open(self) -> dict[str, Any]:
-        engine = self._process_engine()
+        engine, task = self._process_engine(), self._require_episode()
         AppWorld._active = None
         opened = engine.open(
             str(self._data_root()),
-            self._task.meta.get("entry", self._task.id),
+            task.meta.get("entry", task.id),
             self._timeout_s,
             self._memory_mb,
         )

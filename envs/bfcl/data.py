@@ -152,7 +152,8 @@ def read_call(text: str, parameters: dict[str, list[str]]) -> Call:
     if len(node.args) > len(names) or any(keyword.arg is None for keyword in node.keywords):
         raise ValueError(f"arguments cannot be matched to parameters: {text}")
     arguments = {name: ast.literal_eval(value) for name, value in zip(names, node.args)}
-    arguments |= {keyword.arg: ast.literal_eval(keyword.value) for keyword in node.keywords}
+    for keyword in node.keywords:
+        arguments[str(keyword.arg)] = ast.literal_eval(keyword.value)
     return Call(node.func.id, arguments)
 
 

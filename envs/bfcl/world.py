@@ -197,11 +197,9 @@ class Bfcl(ReplayWorld):
         self._task, self._seed, self._entry = task, seed, entry
         self._actions: list[str] = []
         self._apis, self._truth = Apis(entry), Apis(entry)
-        self._turn, self._replies, self._turn_results = (
-            0,
-            0,
-            [],
-        )  # replies with calls in this turn, their results
+        self._turn = 0
+        self._replies = 0  # replies with calls in this turn
+        self._turn_results: list[str] = []  # of those replies
         self._results: list[str] = []  # of all earlier turns
         self._failure = ""  # the package's error type for the first turn that failed
         self._failed_turn = len(entry.question)
@@ -219,7 +217,7 @@ class Bfcl(ReplayWorld):
         else:
             parsed = toolcalls.parse(action)
             calls, errors = parsed.calls, parsed.errors
-        info = {"calls": [recorded(call) for call in calls], "errors": 0}
+        info: dict[str, Any] = {"calls": [recorded(call) for call in calls], "errors": 0}
         if misread(action, calls):
             info["parse_error"] = True
         if not calls and not errors:
@@ -268,7 +266,8 @@ class Bfcl(ReplayWorld):
                 self._failed_turn = self._turn
         self._results += self._turn_results
         self._turn, self._replies, self._turn_results = self._turn + 1, 0, []
-        if self._turn == len(self._entry.question) or self._task.meta.get("open_query"):
+        open_query = self._require_episode().meta.get("open_query")
+        if self._turn == len(self._entry.question) or open_query:
             self._over = True
             return StepResult([], reward=self.evaluate().score, terminated=True, info=info)
         tools = self._tools() if self._turn in self._entry.withheld else None

@@ -76,15 +76,15 @@ def demonstrate(
         raise ValueError(f"houses must be True or False, not {houses!r}")
     hinted = rng.random() < hint
     house = HOMES.any_house(rng) if houses and (hinted or care < 1) else None
-    words = {"plain": rng.random() < plain}
-    template = rng.choice(templates(rng.choice(LEVELS), **words))
-    plan = any_plan("demonstrations", rng, template, house, **words)
+    as_described = rng.random() < plain
+    template = rng.choice(templates(rng.choice(LEVELS), plain=as_described))
+    plan = any_plan("demonstrations", rng, template, house, plain=as_described)
     task = task_of(plan, house=house)
     world = SmartHome()
     world.house = house
     messages = world.reset(task).messages
     if hinted:
-        messages[1]["content"] = _experience(plan, rng, house, **words) + task.query
+        messages[1]["content"] = _experience(plan, rng, house, as_described) + task.query
     agent = _Careless(plan, rng, (1 - care) * (HINTED if hinted else 1))
     while True:
         action = agent.act()
@@ -95,16 +95,16 @@ def demonstrate(
         messages += result.messages
         agent.observe(result.messages[0]["content"], result.info["calls"][0]["ok"])
     shown = {"messages": messages, "success": world.evaluate().success, "hinted": hinted}
-    return shown | {"difficulty": task.difficulty, "template": template, **words}
+    return shown | {"difficulty": task.difficulty, "template": template, "plain": as_described}
 
 
-def _experience(plan: Plan, rng: random.Random, house: House | None, **words: bool) -> str:
+def _experience(plan: Plan, rng: random.Random, house: House | None, plain: bool) -> str:
     """Return an experience from the same goals in another home, sometimes next to an unrelated
     one."""
-    plans = [any_plan("demonstrations", rng, plan.template, house, kinds=plan.kinds, **words)]
+    plans = [any_plan("demonstrations", rng, plan.template, house, kinds=plan.kinds, plain=plain)]
     if rng.random() < 0.2:
-        other = rng.choice(templates(rng.choice(LEVELS), **words))
-        plans.insert(rng.randrange(2), any_plan("demonstrations", rng, other, house, **words))
+        other = rng.choice(templates(rng.choice(LEVELS), plain=plain))
+        plans.insert(rng.randrange(2), any_plan("demonstrations", rng, other, house, plain=plain))
     return experience_block(
         [hint_text([tool for tool, _, _ in plan.calls], when_text(plan.query)) for plan in plans]
     )

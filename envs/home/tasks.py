@@ -171,19 +171,16 @@ def task_of(plan: Plan, split: str = "train", house: House | None = None) -> Tas
         plan.answer or "done",
     ]
     verifier = {"changes": home.changes(), "answer": plan.answer}
-    fields = {
-        "split": split,
-        "seed": plan.world,
-        "difficulty": plan.level,
-        "meta": {"template": plan.template},
-    }
     return Task(
         f"home/world/{plan.world}",
         "home",
         plan.query,
+        split=split,
+        seed=plan.world,
         reference=reference,
         verifier=verifier,
-        **fields,
+        difficulty=plan.level,
+        meta={"template": plan.template},
     )
 
 
@@ -207,7 +204,7 @@ class _Planner:
         )
         self.room = self.via = ""  # of the last goal: its id, and the name by which it was found
         goals = template.split("+")
-        parts = [self._goal(n, *goal.split("."), kinds) for n, goal in enumerate(goals)]
+        parts = [self._goal(n, goal, kinds) for n, goal in enumerate(goals)]
         if len(set(parts)) < len(parts):
             raise Unfit
         self.plan.query = (
@@ -216,8 +213,9 @@ class _Planner:
         if self.plan.answer and self.plan.answer in re.findall(r"\w+", self.plan.query):
             raise Unfit
 
-    def _goal(self, n: int, subject: str, wanted: str, kinds: Sequence[str]) -> str:
+    def _goal(self, n: int, goal: str, kinds: Sequence[str]) -> str:
         """Make the calls of a goal and return its words."""
+        subject, wanted = goal.split(".")
         kind, data = kinds[n], self.home.data
         if subject != "same":
             needed = set(kinds if "same" in self.plan.template else [kind])

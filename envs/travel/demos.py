@@ -299,7 +299,7 @@ class _Careless:
         self.last = plan.calls[-1]
         self.answer = ""  # what the last planned call showed
         self.planned: PlannedCall | None = None  # the planned call behind the last call
-        self.call: tuple[str, dict[str, str]] | None = None  # the last call
+        self.call: tuple[str, dict[str, str]] = ("", {})  # the last call
         self.refused = self.finished = False  # its result: refused, or the last one of a sub-goal
         self.succeeded: set[str] = set()  # tools
         self.n_calls = 0
@@ -333,14 +333,14 @@ class _Careless:
 
     def _next(self) -> tuple[str, dict[str, str]] | None:
         """Return the next call, planned or by a slip; None ends the episode."""
-        if self.call and self._slips("stop"):
+        if self.n_calls and self._slips("stop"):
             return None
         if self.refused:
             if self._slips("give up"):
                 return None
             if self._slips("insist"):
                 return self.call
-        elif self.call and self._slips("repeat"):
+        elif self.n_calls and self._slips("repeat"):
             self.planned = None
             return self.call
         elif self.finished and self.pending and self._slips("forget"):

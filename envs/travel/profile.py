@@ -20,7 +20,7 @@ city if there are several.
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from envs.travel.data import CITIES, NAMES, Data
@@ -165,7 +165,7 @@ def describe(
     entity: str,
     id: str,
     arguments: dict[str, str] | None = None,
-    now: dict[str, Sequence[str]] | None = None,
+    now: Mapping[str, Sequence[str]] | None = None,
 ) -> dict[str, Any]:
     """Return an entity's attributes at the start of the episode, as text, and the phrases that name
     it; {} if unknown.
@@ -174,7 +174,9 @@ def describe(
     holds the current orders, id -> (passenger, flight), including those booked or moved in the
     episode.
     """
-    start = {order.id: [order.passenger, order.flight] for order in data.orders.values()}
+    start: Mapping[str, Sequence[str]] = {
+        order.id: [order.passenger, order.flight] for order in data.orders.values()
+    }
     now = start if now is None else now
     if entity == "city" and id in CITIES:
         return {"id": id, "flights": str(len(data.flights_to(id))), "phrases": [_phrase(id)]}

@@ -266,6 +266,11 @@ def test_no_probe_means_no_success():
     assert not judge(verifier, [], "done").success
 
 
+def test_a_snapshot_needs_an_episode():
+    with pytest.raises(RuntimeError, match="no episode"):
+        Probed(Library()).snapshot()
+
+
 def test_every_other_method_is_the_worlds():
     class Extra(World):
         name = "extra"

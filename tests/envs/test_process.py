@@ -17,6 +17,7 @@ from envs.pool import Pool, PoolFull, PoolWorld, UnknownInstance
 from envs.process import ROOT, Deadlines
 from envs.source import Source
 from envs.toolcalls import Call, parse
+from envs.worker import Worlds
 from envs.world import Task, World, WorldError, WorldTimeout
 from tests.envs.faulty import Coder, Counter
 
@@ -128,6 +129,14 @@ def another_python() -> str:
             if not os.path.samefile(found, sys.executable):
                 return found
     return sys.executable
+
+
+def test_the_methods_of_worlds_do_not_depend_on_how_many_there_are():
+    worlds = Worlds(COUNTER, {})
+    methods = worlds.methods()
+    assert methods
+    worlds.call("profile", "first", [])
+    assert worlds.methods() == methods
 
 
 def test_another_interpreter():

@@ -19,6 +19,7 @@ import pathlib
 import shutil
 import subprocess
 import sys
+from typing import Any
 
 from envs.appworld.mini import data, evaluation
 from envs.appworld.mini.scenarios import SPLITS, MiniTask, mini_tasks, person_fields
@@ -107,7 +108,9 @@ def build(root: pathlib.Path) -> None:
     target.rename(root / "data")
 
 
-def _write_task(target: pathlib.Path, task: MiniTask, apps: list[str], model_collection) -> None:
+def _write_task(
+    target: pathlib.Path, task: MiniTask, apps: list[str], model_collection: Any
+) -> None:
     from appworld.common.constants import DB_VERSION
 
     draft, folder, person = task.draft, target / "tasks" / task.id, task.person

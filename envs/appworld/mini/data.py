@@ -232,14 +232,14 @@ def _music(rng: random.Random) -> dict[str, list[Row]]:
             }
         )
     for i, title in enumerate(titles):
-        artist = 1 + i % len(_ARTISTS)
+        artist_id = 1 + i % len(_ARTISTS)
         songs.append(
             {
                 "title": title,
-                "artist_ids": [artist],
-                "album_id": artist if i % 3 else None,
+                "artist_ids": [artist_id],
+                "album_id": artist_id if i % 3 else None,
                 "duration": rng.randrange(120, 400),
-                "release_date": dt.datetime(2012 + artist, 1 + artist % 12, 5),
+                "release_date": dt.datetime(2012 + artist_id, 1 + artist_id % 12, 5),
                 "genre": GENRES[i % len(GENRES)],
                 "play_count": plays[i],
             }

@@ -11,13 +11,14 @@ pass without doing anything. The file imports the standard library only, because
 """
 
 import json
+from typing import Any
 
 ANSWER = "The answer is the expected one."
 NOTHING_ELSE = "Nothing else has changed."
 KINDS = ("added", "updated", "removed")
 
 
-def requirements(private_data, answer):
+def requirements(private_data: dict[str, Any], answer: Any) -> list[dict[str, str]]:
     """Return the tests of a task as [{"requirement", "label"}]; the label says if doing nothing
     passes."""
     labels = {ANSWER: "no_op_pass" if answer is None else "no_op_fail"}
@@ -32,7 +33,14 @@ def requirements(private_data, answer):
     return [{"requirement": requirement, "label": label} for requirement, label in labels.items()]
 
 
-def evaluate(test, public_data, private_data, main_user, models, ground_truth_answer):
+def evaluate(
+    test: Any,
+    public_data: Any,
+    private_data: dict[str, Any],
+    main_user: Any,
+    models: Any,
+    ground_truth_answer: Any,
+) -> None:
     """Run the tests for AppWorld's evaluator; each `with test(...)` is one test."""
     with test(ANSWER):
         test.answer(models.end.supervisor.Task.first().answer, ground_truth_answer)
@@ -54,19 +62,19 @@ def evaluate(test, public_data, private_data, main_user, models, ground_truth_an
         test.case(sorted(set(models.changed_model_names()) - allowed), "==", [])
 
 
-def _matches(record, fields):
+def _matches(record: Any, fields: dict[str, Any]) -> bool:
     return all(_plain(getattr(record, name)) == _plain(value) for name, value in fields.items())
 
 
-def _plain(value):
+def _plain(value: Any) -> Any:
     if isinstance(value, float):
         return round(value, 2)
     return json.loads(json.dumps(value, default=lambda moment: moment.isoformat()))
 
 
-def _expected_record(model, kind, i):
+def _expected_record(model: str, kind: str, i: int) -> str:
     return f"Expected record {i + 1} was {kind} in {model}."
 
 
-def _no_other_record(model):
+def _no_other_record(model: str) -> str:
     return f"No other record has changed in {model}."

@@ -152,7 +152,7 @@ def _artist_playlist(user: int) -> Draft:
         a["id"]: sum(a["id"] in song["artist_ids"] for song in _library(user))
         for a in rows("spotify.Artist")
     }
-    artist = rows("spotify.Artist")[max(counts, key=counts.get) - 1]
+    artist = rows("spotify.Artist")[max(counts, key=counts.__getitem__) - 1]
     title = f"All {artist['name']}"
     playlist = len(rows("spotify.Playlist")) + 1
     songs = [song["id"] for song in _library(user) if artist["id"] in song["artist_ids"]]
