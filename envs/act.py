@@ -92,9 +92,10 @@ def action_of(text: str) -> tuple[str, str]:
     if turn.calls:
         call = turn.calls[0]
         action = call.arguments.get("action")
-        if len(turn.calls) > 1 or call.name != "act" or not isinstance(action, str):
-            raise ValueError("call act once, with an action")
-        return " ".join(action.split()), "tool"
+        fits = call.name == "act" and len(call.arguments) == 1 and isinstance(action, str)
+        if len(turn.calls) > 1 or not fits:
+            raise ValueError("call act once, with an action and nothing else")
+        return " ".join(str(action).split()), "tool"
     lines = [line.strip() for line in turn.content.splitlines() if line.strip()]
     if not lines:
         raise ValueError("write one action")

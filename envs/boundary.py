@@ -82,7 +82,8 @@ def _messages(messages: Any) -> list[Message]:
         for key in ("role", "content"):
             if not isinstance(message.get(key), str):
                 raise Unsafe(
-                    f"messages[{number}].{key} is of type {type(message.get(key)).__name__}, not str"
+                    f"messages[{number}].{key} is of type {type(message.get(key)).__name__}, not "
+                    "str"
                 )
     return json_value(messages, "messages")
 

@@ -28,7 +28,8 @@ from envs.world import WorldError
 
 AGREES = "agrees_between_processes"
 WHY_AGREE = (
-    "Two processes play the same episode, whatever the seed of their hashes, because a run resumes in another process"
+    "Two processes play the same episode, whatever the seed of their hashes, because a run "
+    "resumes in another process"
     " than it was interrupted in: the order of a set must decide nothing."
 )
 START_S = 120.0  # for the interpreter, imports and workers, before the first call

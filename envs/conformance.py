@@ -216,7 +216,7 @@ def first_difference(a: list[Any], b: list[Any]) -> str:
     return different[0] if different else ""
 
 
-# ---------------------------------------------------------------------------------------------- checks
+# ------------------------------------------------------------------------------------------- checks
 
 
 def lists_tasks(make: Make, tasks: list[Task]) -> Iterator[str]:
@@ -238,7 +238,10 @@ def lists_tasks(make: Make, tasks: list[Task]) -> Iterator[str]:
     if [task.to_dict() for task in world.tasks(tasks[0].split)] != [
         _json(task.to_dict()) for task in tasks
     ]:
-        yield "another world lists other tasks, or tasks change in JSON (tuples, sets, keys that are not strings)"
+        yield (
+            "another world lists other tasks, or tasks change in JSON (tuples, sets, keys that are"
+            " not strings)"
+        )
     world.close()
 
 
@@ -282,9 +285,11 @@ def is_deterministic(make: Make, tasks: list[Task]) -> Iterator[str]:
         episodes.append(_play(fresh, task, actions))
         fresh.close()
         if episodes[0] != episodes[1]:
-            yield f"task {task.id}: a used world plays it differently the second time ({_difference(*episodes[:2])})"
+            how = _difference(*episodes[:2])
+            yield f"task {task.id}: a used world plays it differently the second time ({how})"
         elif episodes[0] != episodes[2]:
-            yield f"task {task.id}: a new world plays it differently ({_difference(episodes[0], episodes[2])})"
+            how = _difference(episodes[0], episodes[2])
+            yield f"task {task.id}: a new world plays it differently ({how})"
     used.close()
 
 
@@ -312,7 +317,7 @@ def shares_no_state_between_worlds(make: Make, tasks: list[Task]) -> Iterator[st
                     break
             second.reset(other, 0)
             if {**together, "evaluation": _json(first.evaluate().to_dict())} != alone:
-                yield f"task {task.id}: playing task {other.id} in another world changes the episode"
+                yield f"task {task.id}: playing {other.id} in another world changes the episode"
     first.close()
     second.close()
 
@@ -409,7 +414,7 @@ def evaluates_without_side_effects(make: Make, tasks: list[Task]) -> Iterator[st
         plain = _play(world, task, _actions(task))
         evaluated = _play(world, task, _actions(task), evaluate=True)
         if plain != evaluated:
-            yield f"task {task.id}: an episode that is evaluated at each step differs from one that is not"
+            yield f"task {task.id}: evaluating the episode at each step changes it"
         for step in (0, 1, MAX_STEPS):
             _play(world, task, _actions(task)[:step])
             first, second = world.evaluate(), world.evaluate()
@@ -458,7 +463,8 @@ def keeps_splits_apart(make: Make, tasks: list[Task]) -> Iterator[str]:
     ids, contents = {task.id for task in train}, {_content(task) for task in train}
     for name, held_out in splits.items():
         if both := [task.id for task in held_out if task.id in ids or _content(task) in contents]:
-            yield f"{len(both)} of the {len(held_out)} tasks of {name} are in train: {', '.join(both[:3])}"
+            shared = ", ".join(both[:3])
+            yield f"{len(both)} of the {len(held_out)} tasks of {name} are in train: {shared}"
 
 
 def frees_its_episodes(make: Make, tasks: list[Task]) -> Iterator[str]:
@@ -515,7 +521,7 @@ def lists_functions(make: Make, tasks: list[Task]) -> Iterator[str]:
             or _json(functions) != functions
             or world.functions() != functions
         ):
-            yield f"task {task.id}: functions() is not a list of JSON values, or differs when repeated"
+            yield f"task {task.id}: functions() is no list of JSON values, or differs when repeated"
             continue
         yield from (f"task {task.id}: {problem}" for problem in _tools(functions))
         for function in functions[:3]:
@@ -526,7 +532,8 @@ def lists_functions(make: Make, tasks: list[Task]) -> Iterator[str]:
                 yield f"task {task.id}: step cannot read call_text({name!r}, {{}})"
         if functions:
             with contextlib.suppress(ValueError):
-                yield f"task {task.id}: call_text of no function is {_short(world.call_text('no_such.function', {}))}"
+                text = world.call_text("no_such.function", {})
+                yield f"task {task.id}: call_text of no function is {_short(text)}"
     world.close()
 
 
@@ -561,7 +568,7 @@ CHECKS = (
 )
 
 
-# --------------------------------------------------------------------------------------------- helpers
+# ------------------------------------------------------------------------------------------ helpers
 
 
 def _actions(task: Task) -> list[str]:
@@ -655,7 +662,8 @@ def _tools(tools: Any) -> Iterator[str]:
             else None
         )
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-            yield f'a tool is not {{"type": "function", "function": {{"name", ...}}}}: {_short(tool)}'
+            form = '{"type": "function", "function": {"name", ...}}'
+            yield f"a tool is not {form}: {_short(tool)}"
             continue
         names.append(function["name"])
         if function.get("parameters", {}).get("type") != "object":

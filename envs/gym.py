@@ -240,7 +240,8 @@ class GymWorld(World):
             return int(space.start) + self._actions.index(text.strip())
         if not space.contains(text):
             raise ValueError(
-                f"an action has {space.min_length} to {space.max_length} of the characters it may have"
+                f"an action has {space.min_length} to {space.max_length} of the characters it may "
+                "have"
             )
         return text
 

@@ -60,7 +60,8 @@ class Family:
         """
         if not isinstance(rules, int) or isinstance(rules, bool) or not 0 <= rules < HOUSES:
             raise ValueError(
-                f"rules must be a house from 0 to {HOUSES - 1}, or None for no house rules, not {rules!r}"
+                f"rules must be a house from 0 to {HOUSES - 1}, or None for no house rules, not "
+                f"{rules!r}"
             )
         if rarity not in self.rarities:
             raise ValueError(

@@ -28,7 +28,8 @@ def how_to_install(name: str, *options: str) -> str:
         extras = []
     if name in extras:
         return f"pip install 'evolver[{name}]'"
-    return f"in a clone of Evolver, {' '.join(['pip install', *options, f'-r requirements/{name}.txt'])}"
+    command = " ".join(["pip install", *options, f"-r requirements/{name}.txt"])
+    return f"in a clone of Evolver, {command}"
 
 
 def load(module: str, name: str) -> Any:

@@ -345,7 +345,8 @@ class Pool:
         recorded one."""
         self._count("diverged")
         instance.failure = WorldError(
-            f"{self.env} is not deterministic: replayed in a new worker, {what} gave another answer than it did before"
+            f"{self.env} is not deterministic: replayed in a new worker, {what} gave another "
+            "answer than it did before"
         )
         return instance.failure
 
@@ -407,7 +408,8 @@ class Pool:
         instance = self._instances.get(id)
         if instance is None:
             raise UnknownInstance(
-                f"there is no instance '{id}'; it may have been released after {self.lease_s:g} idle seconds"
+                f"there is no instance '{id}'; it may have been released after {self.lease_s:g} "
+                "idle seconds"
             )
         instance.last_used = time.monotonic()
         return instance

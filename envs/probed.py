@@ -44,9 +44,12 @@ _NUMBER = re.compile(r"(?<![\w.])-?\d+(?:\.\d+)?(?!\w)")
 _FUNCTION_WORDS = set(
     re.findall(
         r"\w+",
-        "a an the this that these those some any no not and or but if so as at by for from in into of off on onto out"
-        " over to under up with you your yourself it its he she they them we i me my is are was were be been being has"
-        " have had do does did can could will would may might must there here what which who when where how why very",
+        "a an the this that these those some any no not and or but if so as at by for from in "
+        "into of off on onto out"
+        " over to under up with you your yourself it its he she they them we i me my is are was "
+        "were be been being has"
+        " have had do does did can could will would may might must there here what which who "
+        "when where how why very",
     )
 )
 _PART = re.compile(r"\w[\w'-]*|[^\w\s]")  # a word or a mark

@@ -11,7 +11,10 @@ from typing import Any
 from envs import packages
 from envs.world import Evaluation, Observation, StepResult, Task, World
 
-SYSTEM = "Solve the problem. Think first, then write the answer, and nothing else, between <answer> and </answer>."
+SYSTEM = (
+    "Solve the problem. Think first, then write the answer, and nothing else, between <answer> and"
+    " </answer>."
+)
 SPLITS = ("train", "dev", "test")
 SEEDS = 1_000_000  # per split: reasoning-gym draws question i of a data set with seed + i
 
@@ -75,7 +78,8 @@ class Reasoning(World):
     def reset(self, task: Task, seed: int = 0) -> Observation:
         if task.origin == "synthetic":
             raise ValueError(
-                "reasoning-gym has no synthetic tasks: an episode is one question with nothing to explore, and only"
+                "reasoning-gym has no synthetic tasks: an episode is one question with nothing to"
+                " explore, and only"
                 " the questions of its data sets can be checked; set questioning.enabled=False"
             )
         name = task.meta.get("dataset")

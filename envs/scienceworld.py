@@ -59,12 +59,17 @@ JAVA = "-Xmx400m -XX:+UseSerialGC"
 NOT_TAKEN = ("Ambiguous request", "No known action matches", "Unknown action")
 
 SYSTEM = """\
-You carry out science tasks in a text world, one action per turn. Write the action on a line of its own, or call act.
+You carry out science tasks in a text world, one action per turn. Write the action on a line of \
+its own, or call act.
 
-Actions: look around; look at X; look in X; inventory; focus on X; wait; task; open X; close X; activate X;
-deactivate X; connect X to Y; disconnect X; use X; use X on Y; pick up X; put down X; move X to Y; pour X into Y;
-dunk X into Y; mix X; eat X; read X; flush X; go to X; teleport to X (if allowed). To answer or to choose something,
-focus on it; focusing on the wrong thing fails the task. Where an action is ambiguous you are asked to pick a number."""
+Actions: look around; look at X; look in X; inventory; focus on X; wait; task; open X; close X; \
+activate X;
+deactivate X; connect X to Y; disconnect X; use X; use X on Y; pick up X; put down X; move X to \
+Y; pour X into Y;
+dunk X into Y; mix X; eat X; read X; flush X; go to X; teleport to X (if allowed). To answer or \
+to choose something,
+focus on it; focusing on the wrong thing fails the task. Where an action is ambiguous you are \
+asked to pick a number."""
 
 
 def split_variations(kind: str, split: str) -> range:

@@ -31,7 +31,7 @@ from envs.packages import how_to_install
 from envs.pool import Call, Pool, PoolFull
 from envs.process import Deadlines
 from envs.toolcalls import CLOSE, OPEN, call_text, tools_text
-from envs.values import json_value
+from envs.values import json_value, without_repeats
 from envs.world import Task, WorldError, WorldTimeout
 
 try:
@@ -410,7 +410,7 @@ def _checked(value: Any, name: str, kind: type) -> Any:
     return json_value(value, f"'{name}'")
 
 
-# ------------------------------------------------- messages in the form that AgentEvolver's clients expect
+# ------------------------------------------ messages in the form that AgentEvolver's clients expect
 
 
 def opening(messages: list[Json], tools: list[Json]) -> list[Json]:
@@ -463,14 +463,15 @@ def action_of(message: Json) -> str:
 def _call_text(name: str, arguments: Any) -> str:
     if isinstance(arguments, str):
         try:
-            arguments = json_value(json.loads(arguments))
+            arguments = json_value(json.loads(arguments, object_pairs_hook=without_repeats))
         except (ValueError, RecursionError):
-            body = f'{{"name": {json.dumps(name, ensure_ascii=False)}, "arguments": {arguments.replace(CLOSE, "")}}}'
+            quoted, unread = json.dumps(name, ensure_ascii=False), arguments.replace(CLOSE, "")
+            body = f'{{"name": {quoted}, "arguments": {unread}}}'
             return f"{OPEN}\n{body}\n{CLOSE}"
     return call_text(name, arguments)
 
 
-# ------------------------------------------------------------------------------------------ command line
+# ------------------------------------------------------------------------------------- command line
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -41,8 +41,10 @@ CHALLENGES: dict[str, dict[str, Any]] = {
 }
 
 SYSTEM = """\
-You play a text adventure, one command per turn. Write the command on a line of its own, or call act. Commands are like:
-look; inventory; examine X; go north; open X; close X; unlock X with Y; take X; take X from Y; drop X; put X on Y;
+You play a text adventure, one command per turn. Write the command on a line of its own, or call \
+act. Commands are like:
+look; inventory; examine X; go north; open X; close X; unlock X with Y; take X; take X from Y; \
+drop X; put X on Y;
 insert X into Y; eat X; cook X with Y; slice X with Y; prepare meal."""
 
 

@@ -1,22 +1,37 @@
-"""The parser and renderer of tool calls in Qwen's format.
+"""The reader of what a model writes, and the writer of tool calls, in Qwen's format.
 
-A call is `<tool_call>\\n{"name": "search", "arguments": {"to": "Rome"}}\\n</tool_call>`; a turn may contain
-several, with text around them.
+A call is `<tool_call>\\n{"name": "search", "arguments": {"to": "Rome"}}\\n</tool_call>`; a turn may
+contain several, with text around them. Worlds, the server and the judges read a turn by these
+rules:
+
+- A turn is its thought and then what it says. The thought ends after the last `</think>`. Calls in
+  it are not calls. It begins with `<think>`, unless the prompt has written that.
+- A `<think>` that nothing closes begins a thought too. What follows it is not read.
+- A tag in a string of a call's JSON is text, not a tag.
+- A call is an object with the key "name" and, unless it has no arguments, "arguments". Any other
+  key, a key that occurs twice at any depth, a number that a float cannot hold and half of a
+  surrogate pair are errors: a call that is not understood is never run as another one.
 """
 
 from __future__ import annotations
 
 import functools
 import json
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from envs.values import MAX_DEPTH, TooDeep, json_value
+from envs.values import MAX_DEPTH, Repeated, TooDeep, json_value, without_repeats
 
 OPEN = "<tool_call>"
 CLOSE = "</tool_call>"
 ESCAPED_CLOSE = r"<\/tool_call>"
+THINK, END_THINK = "<think>", "</think>"
+
+_TAG = re.compile("|".join((OPEN, THINK, END_THINK)))
+# Possessive, and without backslashes outside of strings, so that many of them take linear time.
+_OBJECT = re.compile(r'\s*+\{(?:[^"<\\]++|"(?:[^"\\\n]++|\\.)*+")*+')
 
 
 @dataclass
@@ -32,12 +47,13 @@ class Call:
 
 @dataclass
 class ParsedTurn:
-    """A parsed assistant turn. `content` is the text outside the calls; `errors` are messages for
-    the model."""
+    """A parsed assistant turn. `content` is the text outside the thought and the calls; `errors`
+    are messages for the model; `thought` is the text up to the last `</think>`, with its tags."""
 
     content: str
     calls: list[Call] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
+    thought: str = ""
 
 
 def call_text(name: str, arguments: dict[str, Any]) -> str:
@@ -54,15 +70,53 @@ def tools_text(tools: list[dict[str, Any]]) -> str:
         "# Tools\n\nYou may call one or more functions to assist with the user query.\n\n"
         "You are provided with function signatures within <tools></tools> XML tags:\n<tools>\n"
         + "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
-        + "\n</tools>\n\nFor each function call, return a json object with function name and arguments within "
-        '<tool_call></tool_call> XML tags:\n<tool_call>\n{"name": <function-name>, "arguments": <args-json-object>}\n'
+        + "\n</tools>\n\nFor each function call, return a json object with function name and "
+        "arguments within "
+        '<tool_call></tool_call> XML tags:\n<tool_call>\n{"name": <function-name>, "arguments": '
+        "<args-json-object>}\n"
         "</tool_call>"
     )
 
 
+def spoken(text: str) -> str:
+    """Return what a turn says after its thought: all of it if it has none, "" if it is a thought
+    without an end. `parse` reads the same calls and content in it as in the whole turn."""
+    start, end = _spoken(text)
+    if end < len(text):
+        said = text[start:end].lstrip()
+        return said + THINK if said else ""
+    return text[start:].lstrip() if start else text
+
+
+def _spoken(text: str) -> tuple[int, int]:
+    """Return the bounds of what a turn says: where its thought ends, and where a thought begins
+    that nothing closes, or the length of the text."""
+    start, end, position = 0, len(text), 0
+    while tag := _TAG.search(text, position):
+        position = tag.end()
+        if tag[0] == OPEN:
+            position = _past_strings(text, position)
+        elif tag[0] == END_THINK:
+            start, end = position, len(text)
+        else:
+            end = min(end, tag.start())
+    return start, end
+
+
+def _past_strings(text: str, position: int) -> int:
+    """Return where to look for the tags behind a call's opening tag: past the object that begins
+    there, as far as its strings are closed and no tag stands between them."""
+    found = _OBJECT.match(text, position)
+    return found.end() if found else position
+
+
 def parse(text: str) -> ParsedTurn:
     """Parse an assistant turn. Never raises: each parsing problem becomes an entry of `errors`."""
-    turn = ParsedTurn(content="")
+    start, end = _spoken(text)
+    turn = ParsedTurn("", thought=text[:start])
+    if end < len(text):
+        turn.errors.append(f"{THINK} without {END_THINK}")
+    text, start = text[start:end], 0
     outside: list[str] = []
     start = 0
     while True:
@@ -76,12 +130,12 @@ def parse(text: str) -> ParsedTurn:
         if opened < 0:
             break
         opened += len(OPEN)
-        closed = text.find(CLOSE, opened)
+        closed = text.find(CLOSE, _past_strings(text, opened))
         if closed < 0:
             turn.errors.append(f"{OPEN} without {CLOSE}")
             break
         try:
-            turn.calls.append(_parse_call(text[opened:closed]))
+            turn.calls.append(_call(text[opened:closed]))
         except ValueError as error:
             turn.errors.append(str(error))
         start = closed + len(CLOSE)
@@ -91,20 +145,15 @@ def parse(text: str) -> ParsedTurn:
 
 @functools.lru_cache(maxsize=4096)
 def _check(body: str) -> None:
-    """Raise if the text of a call is not JSON that is safe to compute with. Replays repeat the same
-    texts."""
-    record = json.loads(body)
-    json_value(record)
-    # A lone surrogate is not repaired: the model would be answered about another text than it
-    # wrote.
-    if "\\u" in body or not body.isascii():
-        json.dumps(record, ensure_ascii=False).encode()
-
-
-def _parse_call(body: str) -> Call:
+    """Raise ValueError, with a message for the model, if the text of a call is not JSON that is
+    safe to compute with. Replays repeat the same texts."""
     try:
-        _check(body)
-        record = json.loads(body)  # not kept: the world may change the arguments
+        record = json.loads(body, object_pairs_hook=without_repeats)
+        json_value(record)
+        # A lone surrogate is not repaired: the model would be answered about another text than it
+        # wrote.
+        if "\\u" in body or not body.isascii():
+            json.dumps(record, ensure_ascii=False).encode()
     except json.JSONDecodeError as error:
         raise ValueError(f"tool call is not JSON: {error.msg} at character {error.pos}") from None
     except UnicodeError:
@@ -113,13 +162,24 @@ def _parse_call(body: str) -> Call:
         raise ValueError(
             f"tool call is nested too deep: {MAX_DEPTH} levels are the limit"
         ) from None
+    except Repeated as error:
+        raise ValueError(f"tool call has {error}") from None
     except ValueError:  # also of Python's parser, for thousands of digits
         raise ValueError("tool call has a number out of range") from None
+
+
+def _call(body: str) -> Call:
+    """Return the call that a text describes. Raises ValueError with a message for the model."""
+    _check(body)
+    record = json.loads(body)  # not kept: the world may change the arguments
     if not isinstance(record, dict):
         raise ValueError("tool call is not a JSON object")
-    name, arguments = record.get("name"), record.get("arguments", {})
+    name, arguments = record.pop("name", None), record.pop("arguments", {})
+    if record:
+        unknown = ", ".join(json.dumps(key)[:60] for key in list(record)[:5])
+        raise ValueError(f'tool call has the keys "name" and "arguments", and no {unknown}')
     if not isinstance(name, str) or not name:
-        raise ValueError("tool call has no name")
+        raise ValueError('tool call has no name: "name" is a text that is not empty')
     if not isinstance(arguments, dict):
         raise ValueError("arguments must be a JSON object")
     return Call(name, arguments)

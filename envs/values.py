@@ -3,6 +3,7 @@ only."""
 
 from __future__ import annotations
 
+import json
 import math
 from typing import Any
 
@@ -17,6 +18,23 @@ class Unsafe(ValueError):
 
 class TooDeep(Unsafe):
     """A value with more than MAX_DEPTH levels."""
+
+
+class Repeated(Unsafe):
+    """An object in which a key occurs twice, so that readers differ in what it means."""
+
+
+def without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object from its members, as `object_pairs_hook` of `json.loads`. Raises Repeated
+    for a key that occurs twice."""
+    value = dict(pairs)
+    if len(value) < len(pairs):
+        seen: set[str] = set()
+        for name, _ in pairs:
+            if name in seen:
+                raise Repeated(f"the key {json.dumps(name)[:60]} twice in one object")
+            seen.add(name)
+    return value
 
 
 def text(value: str) -> str:

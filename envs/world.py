@@ -34,7 +34,8 @@ class _Record:
         unknown = sorted(set(record) - known)
         if unknown:
             raise ValueError(
-                f"{cls.__name__} has no field {', '.join(unknown)}; it has {', '.join(sorted(known))}"
+                f"{cls.__name__} has no field {', '.join(unknown)}; it has "
+                f"{', '.join(sorted(known))}"
             )
         return cls(**record)
 

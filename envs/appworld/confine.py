@@ -89,7 +89,7 @@ def limit_resources(memory_mb: int) -> None:
         resource.setrlimit(getattr(resource, name), (value, value))
 
 
-# ------------------------------------------------------------------------------------------------- Landlock
+# ----------------------------------------------------------------------------------------- Landlock
 
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = (
     444,
@@ -160,7 +160,7 @@ def _checked(result: int) -> int:
     return result
 
 
-# ---------------------------------------------------------------------------------------------- audit hooks
+# -------------------------------------------------------------------------------------- audit hooks
 
 
 def _hook(own: tuple[str, ...]) -> Any:

@@ -35,7 +35,8 @@ def code(known: dict[str, Tool], name: str, arguments: dict[str, Any]) -> str:
     parameters = known[name]["function"]["parameters"]["properties"]
     if unknown := sorted(set(arguments) - set(parameters)):
         raise ValueError(
-            f"{name} has no parameter {', '.join(map(repr, unknown))}; it has {', '.join(parameters)}"
+            f"{name} has no parameter {', '.join(map(repr, unknown))}; it has "
+            f"{', '.join(parameters)}"
         )
     try:
         encoded = json.dumps(arguments, ensure_ascii=False, allow_nan=False)

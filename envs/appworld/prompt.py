@@ -22,47 +22,61 @@ TOOL: Tool = {
 }
 
 _ROLE = """\
-You are an assistant who gets things done for a supervisor by writing Python code. Nobody answers questions.
+You are an assistant who gets things done for a supervisor by writing Python code. Nobody answers \
+questions.
 
-Your supervisor is {name} (email {email}, phone number {phone}). You act with this person's accounts in these apps:
+Your supervisor is {name} (email {email}, phone number {phone}). You act with this person's \
+accounts in these apps:
 
 {apps}
 
-{how} The session lasts for the whole task: variables, functions and imports stay. The object `apis` reaches every
+{how} The session lasts for the whole task: variables, functions and imports stay. The object \
+`apis` reaches every
 app, as apis.<app>.<api>(<name>=<value>, ...). Nothing but what you print is shown to you.
 
 Before you use an API, read about it:
 
     print(apis.api_docs.show_app_descriptions())                              # the apps
     print(apis.api_docs.show_api_descriptions(app_name="<app>"))              # the APIs of an app
-    print(apis.api_docs.show_api_doc(app_name="<app>", api_name="<api>"))     # one API: parameters and what it returns
+    print(apis.api_docs.show_api_doc(app_name="<app>", api_name="<api>"))     # one API: \
+parameters and what it returns
 """
 
 _HOW = {
-    "code": "In each turn, think in a sentence or two, then write one block of Python, from ```python to ```. It is run"
+    "code": "In each turn, think in a sentence or two, then write one block of Python, from "
+    "```python to ```. It is run"
     " and its output is sent to you. Only the first block of a turn is run.",
-    "tool": "In each turn, think in a sentence or two, then call the tool `appworld` with Python code. It is run and"
+    "tool": "In each turn, think in a sentence or two, then call the tool `appworld` with Python "
+    "code. It is run and"
     " its output is sent to you.",
 }
 
 _RULES = """\
 Rules:
 
-1. Take one small step per turn and look at its output before the next. An error message tells you what to correct.
-2. Do not guess. Passwords come from apis.supervisor.show_account_passwords(), your supervisor's name, email and phone
-   number from apis.supervisor.show_profile(), other people from the phone's contacts, and the date and time from the
+1. Take one small step per turn and look at its output before the next. An error message tells \
+you what to correct.
+2. Do not guess. Passwords come from apis.supervisor.show_account_passwords(), your supervisor's \
+name, email and phone
+   number from apis.supervisor.show_profile(), other people from the phone's contacts, and the \
+date and time from the
    session's clock (datetime.datetime.now()).
-3. Most APIs of an account need the access_token that the login of that app returns. The phone's user name is the phone
+3. Most APIs of an account need the access_token that the login of that app returns. The phone's \
+user name is the phone
    number; that of the other apps is the email address.
 4. Lists come in pages. Go on with page_index until a page is empty, or you will miss entries.
-5. Do what was asked and nothing more: do not change, add, delete or send anything else. "My" songs, files, notes and
+5. Do what was asked and nothing more: do not change, add, delete or send anything else. "My" \
+songs, files, notes and
    so on are those of your supervisor.
-6. When it is done, call apis.supervisor.complete_task(). If the task asks for something, pass it as answer=..., as
-   short as possible: a number, a name, a title. If you cannot do the task, pass status="fail". This ends the task.
+6. When it is done, call apis.supervisor.complete_task(). If the task asks for something, pass it \
+as answer=..., as
+   short as possible: a number, a name, a title. If you cannot do the task, pass status="fail". \
+This ends the task.
 """
 
 _EXAMPLE = """\
-Here is how such a task may go. The task of the example: "How many of the alarms on my phone are switched on?"
+Here is how such a task may go. The task of the example: "How many of the alarms on my phone are \
+switched on?"
 
 --- you
 I look for the right API first.
@@ -76,7 +90,8 @@ I read what show_alarms needs.
 (it needs an access_token, returns pages, and each alarm says whether it is enabled)
 --- you
 I log in with the phone number and count over all pages.
-{open0}passwords = {{a["account_name"]: a["password"] for a in apis.supervisor.show_account_passwords()}}
+{open0}passwords = {{a["account_name"]: a["password"] for a in \
+apis.supervisor.show_account_passwords()}}
 number = apis.supervisor.show_profile()["phone_number"]
 token = apis.phone.login(username=number, password=passwords["phone"])["access_token"]
 on, page = 0, 0
@@ -95,8 +110,10 @@ Your own task follows.
 """
 
 NO_CODE = {
-    "code": "There is no code in your reply, so nothing was run. Write one block of Python, from ```python to ```.",
-    "tool": 'There is no call of `appworld` with {"code": "..."} in your reply, so nothing was run.',
+    "code": "There is no code in your reply, so nothing was run. Write one block of Python, from "
+    "```python to ```.",
+    "tool": 'There is no call of `appworld` with {"code": "..."} in your reply, so nothing was '
+    "run.",
 }
 
 _BLOCK = re.compile(r"```python[ \t]*\r?\n(.*?)(?:```|\Z)", re.DOTALL)
@@ -129,12 +146,14 @@ def code_of(text: str) -> tuple[str | None, str]:
     The code is the first ```python block, closed or not, or the argument of the first call of
     `appworld`, whichever comes first.
     """
+    text = toolcalls.spoken(text)
     block = _BLOCK.search(text)
     call_at = text.find(toolcalls.OPEN)
     if call_at >= 0 and (block is None or call_at < block.start()):
         for call in toolcalls.parse(text).calls:
             code = call.arguments.get("code")
-            if call.name == "appworld" and isinstance(code, str):
+            alone = len(call.arguments) == 1
+            if call.name == "appworld" and alone and isinstance(code, str):
                 return code.strip(), "tool"
         return None, "tool"
     return (block.group(1).strip(), "user") if block else (None, "user")

@@ -153,9 +153,11 @@ def session(client: Client, task: dict[str, Any]) -> Any:
 
     requester = Requester.__new__(Requester)
     vars(requester).update(
-        client=client, remote_apis_url=None, apps=tuple(task["apps"]), date_and_time=None, time_freezer_or_id=None,
-        request_tracker=RequestTracker(max_num_requests=task["max_requests"]), raise_on_failure=True,
-        raise_on_extra_parameters=False, parse_datetimes=False, munchify_response=False,
+        client=client, remote_apis_url=None, apps=tuple(task["apps"]), date_and_time=None,
+        time_freezer_or_id=None,
+        request_tracker=RequestTracker(max_num_requests=task["max_requests"]),
+        raise_on_failure=True, raise_on_extra_parameters=False, parse_datetimes=False,
+        munchify_response=False,
     )  # fmt: skip
     real, apis.Requester = apis.Requester, lambda **_: requester
     world = environment.AppWorld.__new__(environment.AppWorld)
@@ -172,9 +174,10 @@ def session(client: Client, task: dict[str, Any]) -> Any:
     nothing |= dict.fromkeys(("add_login_shortcut", "munchify_response", "import_utils"), False)
     vars(world).update(
         nothing, safety_guard=environment.SafetyGuard(), environment_io=[], num_interactions=0,
-        max_interactions=1000, max_api_calls_per_interaction=task["max_requests"], raise_on_failure=True,
-        raise_on_unsafe_syntax=True, null_patch_unsafe_execution=True, timeout_seconds=task["timeout_s"],
-        output_db_home_path_on_disk="", _save_state=lambda directory: None, save_logs=lambda: None,
+        max_interactions=1000, max_api_calls_per_interaction=task["max_requests"],
+        raise_on_failure=True, raise_on_unsafe_syntax=True, null_patch_unsafe_execution=True,
+        timeout_seconds=task["timeout_s"], output_db_home_path_on_disk="",
+        _save_state=lambda directory: None, save_logs=lambda: None,
         task=_Public(datetime.datetime.fromisoformat(task["datetime"]), list(task["apps"])),
     )  # fmt: skip
     world.shell = shell

@@ -26,8 +26,8 @@ from envs.appworld import functions, prompt
 from envs.world import Evaluation, Observation, ReplayWorld, StepResult, Task, Tool
 
 HELP = (
-    "AppWorld needs a virtual environment of its own: run `make appworld`, then set env.mode=worker and"
-    " env.python=.venv-appworld/bin/python"
+    "AppWorld needs a virtual environment of its own: run `make appworld`, then set env.mode=worker"
+    " and env.python=.venv-appworld/bin/python"
 )
 
 
@@ -266,7 +266,8 @@ class AppWorld(ReplayWorld):
         output = output.strip("\n")
         if len(output) <= self._max_output:
             return output
-        return f"{output[: self._max_output]}\n[{len(output) - self._max_output} more characters were cut off]"
+        more = len(output) - self._max_output
+        return f"{output[: self._max_output]}\n[{more} more characters were cut off]"
 
 
 def goal_completion(success: Mapping[str, float]) -> dict[str, float]:

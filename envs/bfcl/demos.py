@@ -33,7 +33,8 @@ TOKENS = (
     '": {"type": "array", "items": {"type": "string"}}',
 )
 ORIGIN = (
-    "The demonstrations show the benchmark's own conversations, including those of the val split; the policy's score on"
+    "The demonstrations show the benchmark's own conversations, including those of the val "
+    "split; the policy's score on"
     " them measures how carefully it works and is not comparable with any other BFCL score."
 )
 

@@ -9,12 +9,13 @@ from dataclasses import dataclass
 
 # fmt: off
 ROOMS = (
-    "Kitchen", "Bath", "Hall", "Attic", "Study", "Cellar", "Garage", "Porch", "Nursery", "Library", "Pantry", "Lounge",
-    "Office", "Sauna", "Studio", "Gym",
+    "Kitchen", "Bath", "Hall", "Attic", "Study", "Cellar", "Garage", "Porch", "Nursery", "Library",
+    "Pantry", "Lounge", "Office", "Sauna", "Studio", "Gym",
 )
 PEOPLE = (
-    "Anna", "Bruno", "Cleo", "Dario", "Edith", "Fred", "Greta", "Hans", "Ines", "Joel", "Karin", "Lars", "Marta",
-    "Nils", "Olga", "Piet", "Quinn", "Ruth", "Stella", "Theo", "Ulla", "Viktor", "Wanda", "Yusuf",
+    "Anna", "Bruno", "Cleo", "Dario", "Edith", "Fred", "Greta", "Hans", "Ines", "Joel", "Karin",
+    "Lars", "Marta", "Nils", "Olga", "Piet", "Quinn", "Ruth", "Stella", "Theo", "Ulla", "Viktor",
+    "Wanda", "Yusuf",
 )
 # fmt: on
 VALUES = {

@@ -52,7 +52,8 @@ class SmartHome(World):
     def reset(self, task: Task, seed: int = 0) -> Observation:
         if set(task.verifier) != {"changes", "answer"}:
             raise ValueError(
-                f"task {task.id}: a verifier of home has the keys changes and answer, not {sorted(task.verifier)}"
+                f"task {task.id}: a verifier of home has the keys changes and answer, not "
+                f"{sorted(task.verifier)}"
             )
         self._home = Home(task.seed, self.house)
         self._verifier, self._answer, self._over = task.verifier, None, False

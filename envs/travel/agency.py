@@ -283,7 +283,8 @@ class Agency:
     def _show(self, where: str, value: str) -> str:
         rows = self._rows(
             "SELECT o.id, f.city, p.name, f.day, f.fare, o.bag, o.seat, o.status FROM orders o "
-            f"JOIN passengers p ON p.id = o.passenger JOIN flights f ON f.id = o.flight WHERE {where}",
+            "JOIN passengers p ON p.id = o.passenger JOIN flights f ON f.id = o.flight WHERE "
+            f"{where}",
             value,
         )
         self._memory["orders"].update(row[0] for row in rows)
@@ -296,7 +297,8 @@ class Agency:
     def _free(self, flight: str) -> list[tuple[str, str]]:
         return self._rows(
             "SELECT seat, kind FROM seats WHERE flight = ? AND seat NOT IN "
-            "(SELECT seat FROM orders WHERE flight = seats.flight AND status = 'open') ORDER BY seat LIMIT 3",
+            "(SELECT seat FROM orders WHERE flight = seats.flight AND status = 'open') ORDER BY "
+            "seat LIMIT 3",
             flight,
         )
 

@@ -9,13 +9,15 @@ from dataclasses import dataclass
 
 # fmt: off
 CITIES = (
-    "Rome", "Paris", "Oslo", "Cairo", "Lima", "Tokyo", "Delhi", "Berlin", "Madrid", "Lisbon", "Vienna", "Prague",
-    "Athens", "Dublin", "London", "Milan", "Seoul", "Sydney", "Boston", "Dallas", "Miami", "Quito", "Havana", "Geneva",
+    "Rome", "Paris", "Oslo", "Cairo", "Lima", "Tokyo", "Delhi", "Berlin", "Madrid", "Lisbon",
+    "Vienna", "Prague", "Athens", "Dublin", "London", "Milan", "Seoul", "Sydney", "Boston",
+    "Dallas", "Miami", "Quito", "Havana", "Geneva",
 )
 NAMES = (
-    "Ann", "Ben", "Carl", "Dora", "Emma", "Finn", "Gina", "Hugo", "Iris", "Jack", "Kate", "Leo", "Mia", "Nina",
-    "Omar", "Paul", "Rosa", "Sam", "Tina", "Uma", "Vera", "Will", "Yara", "Zoe", "Adam", "Bella", "Clara", "David",
-    "Elsa", "Felix", "Grace", "Henry", "Ida", "Jonas", "Laura", "Marco", "Nora", "Oscar", "Peter", "Sara",
+    "Ann", "Ben", "Carl", "Dora", "Emma", "Finn", "Gina", "Hugo", "Iris", "Jack", "Kate", "Leo",
+    "Mia", "Nina", "Omar", "Paul", "Rosa", "Sam", "Tina", "Uma", "Vera", "Will", "Yara", "Zoe",
+    "Adam", "Bella", "Clara", "David", "Elsa", "Felix", "Grace", "Henry", "Ida", "Jonas", "Laura",
+    "Marco", "Nora", "Oscar", "Peter", "Sara",
 )
 # fmt: on
 DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
@@ -28,11 +30,14 @@ N_CITIES, N_PASSENGERS, N_ORDERS = 12, 12, 8
 
 SCHEMA = """
 PRAGMA page_size = 1024;
-CREATE TABLE passengers (id TEXT PRIMARY KEY, name TEXT UNIQUE COLLATE NOCASE, card TEXT) WITHOUT ROWID;
-CREATE TABLE flights (id TEXT PRIMARY KEY, city TEXT COLLATE NOCASE, day TEXT, time TEXT, price INTEGER, fare TEXT)
+CREATE TABLE passengers (id TEXT PRIMARY KEY, name TEXT UNIQUE COLLATE NOCASE, card TEXT) WITHOUT \
+ROWID;
+CREATE TABLE flights (id TEXT PRIMARY KEY, city TEXT COLLATE NOCASE, day TEXT, time TEXT, price \
+INTEGER, fare TEXT)
   WITHOUT ROWID;
 CREATE TABLE seats (flight TEXT, seat TEXT, kind TEXT, PRIMARY KEY (flight, seat)) WITHOUT ROWID;
-CREATE TABLE orders (id TEXT PRIMARY KEY, passenger TEXT, flight TEXT, bag INTEGER, seat TEXT, status TEXT)
+CREATE TABLE orders (id TEXT PRIMARY KEY, passenger TEXT, flight TEXT, bag INTEGER, seat TEXT, \
+status TEXT)
   WITHOUT ROWID;
 """
 

@@ -67,7 +67,10 @@ TOKENS = (
     *(f"{row}{letter}" for row in range(1, 10) for letter in SEATS),
 )
 
-ORIGIN = "The demonstrations come from training worlds; no task of the default train, dev and test sets is among them."
+ORIGIN = (
+    "The demonstrations come from training worlds; no task of the default train, dev and test sets"
+    " is among them."
+)
 
 # Probability of each slip at care 0; it is scaled by (1 - care).
 SLIPS = {

@@ -71,7 +71,8 @@ class Travel(World):
     def reset(self, task: Task, seed: int = 0) -> Observation:
         if set(task.verifier) != {"state", "answer"}:
             raise ValueError(
-                f"task {task.id}: a travel verifier has the keys state and answer, not {sorted(task.verifier)}"
+                f"task {task.id}: a travel verifier has the keys state and answer, not "
+                f"{sorted(task.verifier)}"
             )
         if self._agency is None:
             self._agency = Agency(task.seed, self.house)

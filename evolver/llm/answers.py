@@ -14,6 +14,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+from envs.toolcalls import THINK, parse
 from evolver.transcripts import COPIED, scripts, words
 
 Schema = dict[str, Any]
@@ -111,8 +112,8 @@ def read_json(text: str, schema: Schema, *, prompt: str = "") -> Any:
     it does not fit, no earlier one takes its place. A text that ends inside a value was cut and has
     no answer.
     """
-    text = text.rpartition("</think>")[2]
-    if "<think>" in text:
+    text = text[len(parse(text).thought) :]
+    if THINK in text:
         raise Unreadable("cut", "the answer ends inside a thought")
     if not text.strip():
         raise Unreadable("empty", "the answer is empty")

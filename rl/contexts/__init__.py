@@ -1,4 +1,4 @@
-"""Context templates: how an episode becomes the policy's prompt; and two helpers for writing one.
+"""Context templates: how an episode becomes the policy's prompt; and helpers for writing one.
 
 A template is a class that is constructed for each episode with an `Opening`. Its keyword-only
 parameters are the config's `template.args`.
@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from envs.world import Message, Observation, Tool
-from models.template import CLOSE, OPEN
 from models.tokenizer import Tokenizer
 from rl.trajectory import Completion
 
@@ -96,15 +95,6 @@ class Context(Protocol):
         """Take a generation that answers the template, while `managing`. Return the turn's
         `info`."""
         return {}
-
-
-def spoken(text: str) -> str:
-    """Return what a generation says after its thought: all of it if it has none, "" if its thought
-    does not end."""
-    _, closed, rest = text.rpartition(CLOSE)
-    if closed:
-        return rest.lstrip()
-    return "" if text.lstrip().startswith(OPEN) else text
 
 
 def noted(messages: Sequence[Message], note: str) -> list[Message]:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Sequence
 
+from envs.toolcalls import spoken
 from envs.world import Message, Tool
 from models import chat
-from rl.contexts import Context, Opening, inject, noted, spoken
+from rl.contexts import Context, Opening, inject, noted
 from rl.trajectory import Completion
 
 

@@ -6,9 +6,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
+from envs.toolcalls import spoken
 from envs.world import Message, Tool
-from models.template import CLOSE, OPEN
-from rl.contexts import Opening, spoken
+from models.template import OPEN
+from rl.contexts import Opening
 from rl.contexts.causal import Causal
 from rl.trajectory import Completion
 
@@ -19,9 +20,9 @@ class ReasoningAugmented(Causal):
     """The opening and every turn since, without the thoughts of earlier turns (section 6.2 of the
     AgentEvolver paper).
 
-    A thought is what a turn writes up to its last `</think>`. The world is given the rest. The next
-    prompt leaves the thought out, so every turn that thinks is a training sample of its own; one
-    that does not, extends the last sample.
+    A thought is what a turn writes up to its last `</think>` (envs/toolcalls.py). The world is
+    given the rest. The next prompt leaves the thought out, so every turn that thinks is a training
+    sample of its own; one that does not, extends the last sample.
     """
 
     def __init__(self, opening: Opening, *, hint: bool = True, force: bool = False):
@@ -54,6 +55,5 @@ class ReasoningAugmented(Causal):
         """Return a generation without its thought: the very tokens if there is none."""
         end = [self.tokenizer.im_end] if tokens[-1:] == [self.tokenizer.im_end] else []
         text = self.tokenizer.decode(tokens[: len(tokens) - len(end)])
-        if CLOSE not in text and not self.force:
-            return tokens
-        return self.tokenizer.encode(self.action(text)) + end
+        said = self.action(text)
+        return tokens if said == text else self.tokenizer.encode(said) + end

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from envs.toolcalls import CLOSE, OPEN, Call, call_text, parse, run_calls
+from envs.toolcalls import CLOSE, END_THINK, OPEN, THINK, Call, call_text, parse, run_calls, spoken
 
 texts = st.text(alphabet=st.characters(exclude_categories=["Cs"]))
 values = st.recursive(
@@ -53,7 +53,25 @@ def test_round_trip(calls, content):
 
 
 pieces = st.sampled_from(
-    [OPEN, CLOSE, "\n", "{", "}", '"', '"name"', ": ", "[", "1e999", "\\ud800", "NaN", "arguments"]
+    [
+        OPEN,
+        CLOSE,
+        THINK,
+        END_THINK,
+        call_text("a", {"b": END_THINK}),
+        "\\",
+        "\n",
+        "{",
+        "}",
+        '"',
+        '"name"',
+        ": ",
+        "[",
+        "1e999",
+        "\\ud800",
+        "NaN",
+        "arguments",
+    ]
 )
 
 
@@ -65,6 +83,80 @@ def test_never_raises(text):
     json.dumps(
         [call.to_dict() for call in turn.calls], ensure_ascii=False, allow_nan=False
     ).encode()
+
+
+@given(st.lists(pieces | st.text(max_size=5), max_size=20).map("".join))
+def test_what_is_spoken_reads_like_the_whole_turn(text):
+    turn, said = parse(text), parse(spoken(text))
+    assert text.startswith(turn.thought)
+    assert (said.calls, said.content, said.thought) == (turn.calls, turn.content, "")
+    assert said.errors == turn.errors or spoken(text) == ""
+
+
+def test_a_call_in_a_thought_is_no_call():
+    a, b = call_text("a", {}), call_text("b", {})
+    for text, calls, content, errors in (
+        (f"{THINK}{a}{END_THINK} I will not.", [], "I will not.", 0),
+        (f"{THINK}hm{END_THINK}First. {a} Then.", ["a"], "First.\nThen.", 0),
+        (f"the prompt opened this thought {a}{END_THINK}{b}", ["b"], "", 0),
+        (f"{THINK}{OPEN} is how it begins{END_THINK}{b}", ["b"], "", 0),
+        (f"{THINK}{a}{END_THINK}{THINK}{a}{END_THINK}{b}", ["b"], "", 0),
+        (f"{THINK}{a}", [], "", 1),
+        (f"{a} and {THINK}{b}", ["a"], "and", 1),
+    ):
+        turn = parse(text)
+        assert ([call.name for call in turn.calls], turn.content) == (calls, content), text
+        assert len(turn.errors) == errors
+    assert spoken(f"{THINK}{a}{END_THINK}\n\nI will not.") == "I will not."
+    assert (spoken(a), spoken(f"{THINK}{a}"), spoken(f"no {THINK}{a}")) == (a, "", f"no {THINK}")
+
+
+@pytest.mark.parametrize("tag", [OPEN, CLOSE, THINK, END_THINK, f'\\"{END_THINK}\\\\'])
+def test_a_tag_in_a_string_of_a_call_is_text(tag):
+    body = f'{{"name": "note", "arguments": {{"{tag}": ["{tag} x", "y"]}}}}'
+    text = f"{THINK}{OPEN}{body}{CLOSE}{END_THINK}said {OPEN} {body}\n{CLOSE}"
+    turn = parse(text)
+    assert turn.calls == [Call(**json.loads(body))] and not turn.errors
+    assert turn.content == "said" and spoken(text).startswith(f"said {OPEN}")
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ('{"name": "delete", "parameters": {"path": "/x"}}', '"parameters"'),
+        ('{"name": "delete", "args": {"path": "/x"}}', '"args"'),
+        ('{"name": "delete", "path": "/x"}', '"path"'),
+        ('{"name": "delete", "arguments": {}, "path": "/x"}', '"path"'),
+        ('{"name": "delete", "arguments": {}, "": 1}', '""'),
+        ('{"Name": "delete", "name": "look"}', '"Name"'),
+        ('{"tool": "delete", "arguments": {}}', '"tool"'),
+        ('{"type": "function", "function": {"name": "delete"}}', '"function"'),
+        ('{"name": "delete", "a\\nb": 1}', "keys"),
+        ('{"name": "look", "name": "delete"}', '"name" twice'),
+        ('{"name": "look", "n\\u0061me": "delete"}', '"name" twice'),
+        ('{"name": "pay", "arguments": {}, "arguments": {"to": 1}}', '"arguments" twice'),
+        ('{"name": "pay", "arguments": {"amount": 1, "amount": 1000}}', '"amount" twice'),
+        ('{"name": "pay", "arguments": {"to": [{"a": 1}, {"b": 1, "b": 1}]}}', '"b" twice'),
+        ('{"name": "pay", "arguments": null}', "arguments"),
+        ('{"name": "pay", "arguments": []}', "arguments"),
+        ('{"name": ["pay"]}', "name"),
+        ('{"name": ""}', "name"),
+        ('{"name": "pay"} {"name": "pay"}', "not JSON"),
+        ('[{"name": "pay"}]', "object"),
+        ('"pay"', "object"),
+        ('{"name": "pay", "arguments": {"x": -Infinity}}', "number"),
+        (f'{{"name": "pay", "arguments": {{"x": {"1" * 400}}}}}', "number"),
+        ('{"name": "pay", "arguments": {"x\\udc00": 1}}', "text"),
+        (f'{{"name": "pay", "arguments": {{"x": {"[" * 200}1{"]" * 200}}}}}', "deep"),
+    ],
+)  # fmt: skip
+def test_a_call_that_could_mean_another_is_an_error(body, said):
+    turn = parse(f"{OPEN}\n{body}\n{CLOSE}")
+    assert turn.calls == [] and len(turn.errors) == 1
+    assert said in turn.errors[0] and len(turn.errors[0]) < 200
+    messages, info = run_calls(turn, lambda name, arguments: ("ran", True), 9)
+    assert (info["errors"], info["parse_error"]) == (1, True)
+    assert messages == [{"role": "tool", "content": f"error: {turn.errors[0]}"}]
 
 
 def test_errors_say_what_is_wrong():
@@ -132,6 +224,9 @@ def test_many_empty_calls_are_read_in_one_pass():
     """A quadratic parser needs minutes of CPU here; the guard only ends those."""
     for text in (
         (OPEN + CLOSE) * 100_000,
+        (OPEN + END_THINK) * 100_000,
+        (OPEN + '{"') * 100_000,
+        (OPEN + '{\\"') * 100_000,
         OPEN * 100_000,
         CLOSE * 100_000,
         (CLOSE + OPEN) * 100_000,
@@ -142,6 +237,8 @@ def test_many_empty_calls_are_read_in_one_pass():
         )
         try:
             turn = parse(text)
+            spoken(text)
         finally:
             signal.setitimer(signal.ITIMER_PROF, 0)
-        assert turn.errors and not turn.calls and not turn.content
+        assert not turn.calls and not turn.content
+        assert turn.errors or turn.thought == text

@@ -69,7 +69,8 @@ class MiniTask:
 THOUGHTS = ("I log in first.", "Next I look up what I need.", "Now I do it and complete the task.")
 
 SETUP = '''\
-passwords = {account["account_name"]: account["password"] for account in apis.supervisor.show_account_passwords()}
+passwords = {account["account_name"]: account["password"] for account in \
+apis.supervisor.show_account_passwords()}
 profile = apis.supervisor.show_profile()
 
 def every(api, **arguments):
@@ -94,7 +95,7 @@ def _setup(*apps: str) -> str:
     return "\n".join(lines)
 
 
-# ------------------------------------------------------------------------------------------------ spotify
+# ------------------------------------------------------------------------------------------ spotify
 
 
 def _library(user: int) -> list[dict[str, Any]]:
@@ -115,7 +116,8 @@ songs = [song for song in songs if song["genre"] == "{genre}"]
 print([(song["title"], song["play_count"]) for song in songs])"""
     act = f'answer = max(songs, key=lambda song: song["play_count"])["title"]\n{ANSWER}'
     return Draft(
-        f"Which {genre} song in my Spotify song library has been played the most? Give me its title.",
+        f"Which {genre} song in my Spotify song library has been played the most? Give me its "
+        "title.",
         [_setup("spotify"), find, act],
         answer=best["title"],
     )
@@ -158,15 +160,18 @@ def _artist_playlist(user: int) -> Draft:
     songs = [song["id"] for song in _library(user) if artist["id"] in song["artist_ids"]]
     find = f"""\
 library = every(apis.spotify.show_song_library, access_token=spotify)
-songs = [song for song in library if "{artist["name"]}" in [artist["name"] for artist in song["artists"]]]
+songs = [song for song in library if "{artist["name"]}" in [artist["name"] for artist in \
+song["artists"]]]
 print([song["title"] for song in songs])"""
     act = f"""\
 playlist = apis.spotify.create_playlist(title="{title}", access_token=spotify)["playlist_id"]
 for song in songs:
-    apis.spotify.add_song_to_playlist(playlist_id=playlist, song_id=song["song_id"], access_token=spotify)
+    apis.spotify.add_song_to_playlist(playlist_id=playlist, song_id=song["song_id"], \
+access_token=spotify)
 {DONE}"""
     return Draft(
-        f"Make a Spotify playlist called '{title}' with the songs by {artist['name']} that are in my song library.",
+        f"Make a Spotify playlist called '{title}' with the songs by {artist['name']} that are in "
+        "my song library.",
         [_setup("spotify"), find, act],
         changes={
             "spotify.Playlist": {"added": [{"id": playlist, "user_id": user, "title": title}]},
@@ -187,14 +192,16 @@ playlists = every(apis.spotify.show_playlist_library, access_token=spotify)
 playlist = next(playlist for playlist in playlists if playlist["title"] == "{playlist["title"]}")
 songs = [apis.spotify.show_song(song_id=song) for song in playlist["song_ids"]]
 wanted = {{artist["id"] for song in songs for artist in song["artists"]}}
-wanted -= {{artist["artist_id"] for artist in every(apis.spotify.show_following_artists, access_token=spotify)}}
+wanted -= {{artist["artist_id"] for artist in every(apis.spotify.show_following_artists, \
+access_token=spotify)}}
 print(sorted(wanted))"""
     act = f"""\
 for artist in sorted(wanted):
     apis.spotify.follow_artist(artist_id=artist, access_token=spotify)
 {DONE}"""
     return Draft(
-        f"Follow all artists with a song in my Spotify playlist '{playlist['title']}', unless I follow them already.",
+        f"Follow all artists with a song in my Spotify playlist '{playlist['title']}', unless I "
+        "follow them already.",
         [_setup("spotify"), find, act],
         changes={
             "spotify.UserArtistFollowing": {
@@ -205,7 +212,7 @@ for artist in sorted(wanted):
     )
 
 
-# ---------------------------------------------------------------------------------------- venmo and phone
+# ---------------------------------------------------------------------------------- venmo and phone
 
 
 def _total_received(user: int) -> Draft:
@@ -227,7 +234,8 @@ received = every(
 print(received)"""
     act = f'answer = round(sum(transaction["amount"] for transaction in received), 2)\n{ANSWER}'
     return Draft(
-        f"How many dollars have I received on Venmo from {name(other)} ({email(other)}) this year, in total?",
+        f"How many dollars have I received on Venmo from {name(other)} ({email(other)}) this "
+        "year, in total?",
         [_setup("venmo"), find, act],
         answer=round(sum(amounts), 2),
     )
@@ -242,7 +250,8 @@ pending = [request for request in pending if request["sender"]["email"] == "{ema
 print(pending)"""
     act = f"""\
 for request in pending:
-    apis.venmo.deny_payment_request(payment_request_id=request["payment_request_id"], access_token=venmo)
+    apis.venmo.deny_payment_request(payment_request_id=request["payment_request_id"], \
+access_token=venmo)
 {DONE}"""
     return Draft(
         f"Deny all pending Venmo payment requests that {name(other)} has sent me.",
@@ -309,12 +318,15 @@ print(share, [person["email"] for person in people])"""
     act = f"""\
 for person in people:
     apis.venmo.create_payment_request(
-        user_email=person["email"], amount=share, description="dinner on Tuesday", access_token=venmo
+        user_email=person["email"], amount=share, description="dinner on Tuesday", \
+access_token=venmo
     )
 {DONE}"""
     return Draft(
-        f"I paid ${total:.2f} for a dinner with all my {relationship}s (they are in my phone's contacts). Split it"
-        " equally among all of us, me included, and request each one's share on Venmo with the description"
+        f"I paid ${total:.2f} for a dinner with all my {relationship}s (they are in my phone's "
+        "contacts). Split it"
+        " equally among all of us, me included, and request each one's share on Venmo with the "
+        "description"
         " 'dinner on Tuesday'.",
         [_setup("venmo", "phone"), find, act],
         changes={"venmo.PaymentRequest": {"added": asked}},
@@ -329,16 +341,19 @@ def _shift_alarm(user: int) -> Draft:
     hour, minute = map(int, alarm["time"].split(":"))
     hour, minute = divmod(hour * 60 + minute + minutes, 60)
     find = f"""\
-alarm = next(a for a in every(apis.phone.show_alarms, access_token=phone) if a["label"] == "{label}")
+alarm = next(a for a in every(apis.phone.show_alarms, access_token=phone) if a["label"] == \
+"{label}")
 print(alarm)"""
     act = f"""\
 hour, minute = map(int, alarm["time"].split(":"))
 hour, minute = divmod(hour * 60 + minute + {minutes}, 60)
-apis.phone.update_alarm(alarm_id=alarm["alarm_id"], time=f"{{hour:02d}}:{{minute:02d}}", access_token=phone)
+apis.phone.update_alarm(alarm_id=alarm["alarm_id"], time=f"{{hour:02d}}:{{minute:02d}}", \
+access_token=phone)
 {DONE}"""
     direction = "later" if minutes > 0 else "earlier"
     return Draft(
-        f"Set the '{label}' alarm on my phone {abs(minutes)} minutes {direction}. Leave my other alarms alone.",
+        f"Set the '{label}' alarm on my phone {abs(minutes)} minutes {direction}. Leave my other "
+        "alarms alone.",
         [_setup("phone"), find, act],
         changes={
             "phone.Alarm": {
@@ -360,11 +375,13 @@ people = every(apis.phone.search_contacts, access_token=phone, relationship="{re
 print([(person["first_name"], person["phone_number"]) for person in people])"""
     act = f"""\
 for person in people:
-    apis.phone.send_text_message(phone_number=person["phone_number"], message="{message}", access_token=phone)
+    apis.phone.send_text_message(phone_number=person["phone_number"], message="{message}", \
+access_token=phone)
 {DONE}"""
     many = "each" if len(people) > 1 else "the one"
     return Draft(
-        f"Send a text message to {many} of my phone's contacts who is my {relationship}. It should say: {message}",
+        f"Send a text message to {many} of my phone's contacts who is my {relationship}. It "
+        f"should say: {message}",
         [_setup("phone"), find, act],
         changes={
             "phone.GlobalTextMessage": {
@@ -384,7 +401,8 @@ def _count_texts(user: int) -> Draft:
     other = max(counts, key=lambda person: (counts[person], -person))
     find = f"""\
 person = every(apis.phone.search_contacts, access_token=phone, query="{name(other)}")[0]
-texts = every(apis.phone.search_text_messages, access_token=phone, phone_number=person["phone_number"])
+texts = every(apis.phone.search_text_messages, access_token=phone, \
+phone_number=person["phone_number"])
 print(texts)"""
     act = f"""\
 answer = sum(text["sender"]["phone_number"] == person["phone_number"] for text in texts)
@@ -396,14 +414,15 @@ answer = sum(text["sender"]["phone_number"] == person["phone_number"] for text i
     )
 
 
-# --------------------------------------------------------------------------- notes, to-do lists and files
+# --------------------------------------------------------------------- notes, to-do lists and files
 
 
 def _append_groceries(user: int) -> Draft:
     item = ("peanut butter", "paper towels", "green tea")[user - 1]
     note = rows("simple_note.Note", user_id=user, title="Groceries")[0]
     find = """\
-note = next(n for n in every(apis.simple_note.search_notes, access_token=simple_note) if n["title"] == "Groceries")
+note = next(n for n in every(apis.simple_note.search_notes, access_token=simple_note) if \
+n["title"] == "Groceries")
 note = apis.simple_note.show_note(note_id=note["note_id"], access_token=simple_note)
 print(note["content"])"""
     act = f"""\
@@ -411,7 +430,8 @@ content = note["content"] + "\\n- {item}"
 apis.simple_note.update_note(note_id=note["note_id"], content=content, access_token=simple_note)
 {DONE}"""
     return Draft(
-        f"Put {item} at the end of the list in my Simple Note 'Groceries', on a line of its own that looks like the"
+        f"Put {item} at the end of the list in my Simple Note 'Groceries', on a line of its own "
+        "that looks like the"
         " others.",
         [_setup("simple_note"), find, act],
         changes={
@@ -427,20 +447,24 @@ def _note_to_tasks(user: int) -> Draft:
     project = rows("todoist.Project", user_id=user, name="Trip")[0]
     items = [line.removeprefix("- ") for line in note["content"].splitlines()]
     find = """\
-note = next(n for n in every(apis.simple_note.search_notes, access_token=simple_note) if n["title"] == "Packing list")
+note = next(n for n in every(apis.simple_note.search_notes, access_token=simple_note) if \
+n["title"] == "Packing list")
 content = apis.simple_note.show_note(note_id=note["note_id"], access_token=simple_note)["content"]
-project = next(p for p in every(apis.todoist.show_projects, access_token=todoist) if p["name"] == "Trip")
+project = next(p for p in every(apis.todoist.show_projects, access_token=todoist) if p["name"] == \
+"Trip")
 print(content, project)"""
     act = f"""\
 for line in content.splitlines():
     title = "pack " + line.removeprefix("- ")
-    apis.todoist.create_task(project_id=project["project_id"], title=title, priority="high", access_token=todoist)
+    apis.todoist.create_task(project_id=project["project_id"], title=title, priority="high", \
+access_token=todoist)
 {DONE}"""
     added = [
         {"project_id": project["id"], "title": f"pack {item}", "priority": "high"} for item in items
     ]
     return Draft(
-        "For each item of my Simple Note 'Packing list', add a high-priority task to my Todoist project 'Trip' that is"
+        "For each item of my Simple Note 'Packing list', add a high-priority task to my Todoist "
+        "project 'Trip' that is"
         " titled 'pack ' and the item, for example 'pack toothbrush'.",
         [_setup("simple_note", "todoist"), find, act],
         changes={"todoist.Task": {"added": added}},
@@ -448,7 +472,8 @@ for line in content.splitlines():
 
 
 TASKS_OF = """\
-project = next(p for p in every(apis.todoist.show_projects, access_token=todoist) if p["name"] == "{project}")
+project = next(p for p in every(apis.todoist.show_projects, access_token=todoist) if p["name"] == \
+"{project}")
 listed = apis.todoist.show_tasks(project_id=project["project_id"], access_token=todoist)
 tasks = listed["no_section_tasks"]
 print([(task["title"], task["priority"], task["is_completed"]) for task in tasks])"""
@@ -504,10 +529,12 @@ print(paths)"""
     act = f"""\
 for path in paths:
     target = "~/documents/papers/" + path.split("/")[-1]
-    apis.file_system.move_file(source_file_path=path, destination_file_path=target, access_token=file_system)
+    apis.file_system.move_file(source_file_path=path, destination_file_path=target, \
+access_token=file_system)
 {DONE}"""
     return Draft(
-        f"Move all .{extension} files from ~/downloads/ to ~/documents/papers/ in my file system, under the same"
+        f"Move all .{extension} files from ~/downloads/ to ~/documents/papers/ in my file system, "
+        "under the same"
         " names.",
         [_setup("file_system"), find, act],
         changes={
