@@ -90,13 +90,20 @@ def make_reference(config: Any, params: qwen.Params) -> qwen.Params | None:
 
 
 def make_optimizer(config: Any) -> optax.GradientTransformation:
-    """Return AdamW with its schedule over all updates of the run."""
+    """Return AdamW with its schedule over the run. A step counts as the updates that are planned
+    for it, also where fewer are made."""
     c = config.optim
-    steps = config.steps * config.learner.updates * config.learner.epochs
+    steps = config.steps * updates_of_a_step(config)
     lr = optim.schedule(lr=c.lr, schedule=c.schedule, warmup=c.warmup, steps=steps)
     return optim.optimizer(
         lr=lr, b1=c.b1, b2=c.b2, eps=c.eps, weight_decay=c.weight_decay, clip=c.clip
     )
+
+
+def updates_of_a_step(config: Any) -> int:
+    """Return the updates that are planned for a step, which makes fewer where fewer groups have
+    signal."""
+    return config.learner.updates * config.learner.epochs
 
 
 def capacity_rows(config: Any) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import itertools
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -39,6 +39,8 @@ OPTIONAL_SIZES = {
 }
 # model_type -> (qkv_bias, qk_norm)
 KINDS = {"qwen2": (True, False), "qwen3": (False, True), "llama": (False, False)}
+# What every kind of rope has, with the defaults of `transformers`.
+ROPE = {"rope_theta": 1e4, "partial_rotary_factor": 1}
 SUPPORTED = (
     "supported are qwen2, qwen3 and llama: dense, full attention, rope of type 'default', 'yarn'"
     " or 'llama3'"
@@ -89,7 +91,7 @@ def fields(record: Mapping[str, Any]) -> dict[str, Any]:
                 problems.append(f"{key}={value!r} is not a positive integer")
     rope = _rope(record, problems)
     scaling: Yarn | Llama3 | None = None
-    rope_type = _rope_type(rope)
+    rope_type = rope["rope_type"]
     try:
         if rope_type == "yarn":
             scaling = yarn_of(rope, sizes.get("max_positions", 32768))
@@ -101,18 +103,15 @@ def fields(record: Mapping[str, Any]) -> dict[str, Any]:
             )
     except ValueError as error:
         problems.append(str(error))
-    if (
-        share := rope.get("partial_rotary_factor") or record.get("partial_rotary_factor") or 1
-    ) != 1:
+    if (share := rope["partial_rotary_factor"]) != 1:
         problems.append(f"partial_rotary_factor={share!r} is not supported, only 1")
-    # 1e4 and 1e-6 are the defaults of `transformers`.
-    numbers = {"rope_theta": rope.get("rope_theta") or record.get("rope_theta") or 1e4}
-    numbers["rms_norm_eps"] = record.get("rms_norm_eps", 1e-6)
-    problems += [
-        f"{key}={n!r} is not a positive number"
-        for key, n in numbers.items()
-        if isinstance(n, bool) or not isinstance(n, (int, float)) or not 0 < n < math.inf
-    ]
+    numbers = {"rope_theta": rope["rope_theta"], "rms_norm_eps": record.get("rms_norm_eps", 1e-6)}
+    for key, number in numbers.items():
+        # a base of 1 or less gives no frequencies, and one beyond float32 none but 0
+        least, most = (1, 1e12) if key == "rope_theta" else (0, 1)
+        real = isinstance(number, int | float) and not isinstance(number, bool)
+        if not (real and least < number < most):
+            problems.append(f"{key}={number!r} is not a number between {least} and {most:g}")
     ends = record.get("eos_token_id")
     if not all(
         type(id) is int and id >= 0
@@ -159,29 +158,44 @@ def fields(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _rope(record: Mapping[str, Any], problems: list[str]) -> dict[str, Any]:
-    """Return the parameters of rope: those of `rope_parameters` (transformers 5) and `rope_scaling`
-    (4) together.
+    """Return the parameters of rope: those of config.json itself, of `rope_scaling`
+    (transformers 4) and of `rope_parameters` (5) together.
 
     Qwen's long-context recipe adds `rope_scaling` of type yarn to a config.json that may have
     `rope_parameters` too.
     """
-    found = []
+    parts = [{name: record[name] for name in ROPE if record.get(name) is not None}]
     for key in ("rope_scaling", "rope_parameters"):
-        value = record.get(key) or {}
-        if isinstance(value, dict):
-            found.append(value | {"rope_type": _rope_type(value)})
-        else:
-            problems.append(f"rope parameters {value!r} are not an object")
-    scaled = [value for value in found if _rope_type(value) != "default"]
-    if len(scaled) == 2 and any(a != scaled[1].get(key, a) for key, a in scaled[0].items()):
-        problems.append(
-            "rope_parameters and rope_scaling contradict each other: remove one of them"
-        )
-    return {key: value for rope in [*found, *scaled] for key, value in rope.items()}
+        parts.append(_rope_object(key, record.get(key), problems))
+    merged: dict[str, Any] = {}
+    for name, value in itertools.chain.from_iterable(part.items() for part in parts):
+        held = merged.setdefault(name, value)
+        if held is not value and held != value:
+            problems.append(
+                f"the parameters of rope contradict each other: {name} is {held!r} and {value!r}"
+            )
+    return {"rope_type": "default"} | ROPE | merged
 
 
-def _rope_type(rope: Mapping[str, Any]) -> Any:
-    return rope.get("rope_type", rope.get("type", "default"))
+def _rope_object(key: str, value: Any, problems: list[str]) -> dict[str, Any]:
+    """Return the parameters that `rope_scaling` or `rope_parameters` states, with their `rope_type`
+    if it is not 'default'."""
+    if isinstance(value, dict) and value.keys() == {"full_attention"}:  # by type of layer
+        value = value["full_attention"]
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        problems.append(f"{key}: rope parameters {value!r} are not an object")
+        return {}
+    given = {name: held for name, held in value.items() if held is not None}
+    kinds = [given.pop(name) for name in ("rope_type", "type") if name in given] or ["default"]
+    if kinds[0] != kinds[-1]:
+        problems.append(f"{key} has rope_type={kinds[0]!r} and type={kinds[1]!r}")
+    elif kinds[0] != "default":
+        return given | {"rope_type": kinds[0]}
+    elif foreign := sorted(given.keys() - ROPE.keys()):
+        problems.append(f"{key} has {', '.join(foreign)}, and no rope_type that uses them")
+    return given
 
 
 def record_of(config: Config, dtype: str, tokenizer: Tokenizer | None = None) -> dict[str, Any]:

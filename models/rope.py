@@ -7,6 +7,9 @@ import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+ORIGINAL = "original_max_position_embeddings"  # positions trained on
+LARGEST = 1e9  # of any parameter: beyond it float32 has no frequencies left
+
 
 class Yarn(NamedTuple):
     """YaRN (arXiv 2309.00071), as Qwen2.5's long-context recipe uses it.
@@ -76,56 +79,62 @@ def _dimension(turns: float, head_dim: int, theta: float, positions: int) -> flo
 def yarn_of(rope: Mapping[str, Any], positions: int) -> Yarn:
     """Return the scaling that a config.json describes. positions: max_position_embeddings. Raises
     ValueError."""
-    names = (
-        "factor", "original_max_position_embeddings", "attention_factor", "beta_fast", "beta_slow",
-        "mscale", "mscale_all_dim",
+    given = _numbers(
+        "yarn", rope, "factor", ORIGINAL, "attention_factor",
+        "beta_fast", "beta_slow", "mscale", "mscale_all_dim",
     )  # fmt: skip
-    given = {name: rope[name] for name in names if rope.get(name) is not None}
-    wrong = [
-        n
-        for n, x in given.items()
-        if isinstance(x, bool) or not isinstance(x, int | float) or not 0 < x < math.inf
-    ]
-    if wrong or "factor" not in given or given["factor"] < 1:
+    factor, whole = given.get("factor", 0.0), rope.get("truncate", True)
+    if factor < 1 or not isinstance(whole, bool):
         raise ValueError(
-            f"rope type 'yarn' needs a factor of at least 1 and positive numbers; got {dict(rope)}"
+            f"rope type 'yarn' needs a factor of at least 1, and truncate true or false; got"
+            f" {dict(rope)}"
         )
-    factor = float(given["factor"])
 
     def scale(weight: float) -> float:
         return 0.1 * weight * math.log(factor) + 1.0
 
     both = "mscale" in given and "mscale_all_dim" in given
     attention = scale(given["mscale"]) / scale(given["mscale_all_dim"]) if both else scale(1.0)
-    return Yarn(
+    scaling = Yarn(
         factor=factor,
-        original=int(given.get("original_max_position_embeddings", positions)),
-        attention=float(given.get("attention_factor", attention)),
-        fast=float(given.get("beta_fast", 32)),
-        slow=float(given.get("beta_slow", 1)),
-        whole=bool(rope.get("truncate", True)),
+        original=int(given.get(ORIGINAL, positions)),
+        attention=given.get("attention_factor", attention),
+        fast=given.get("beta_fast", 32.0),
+        slow=given.get("beta_slow", 1.0),
+        whole=whole,
     )
+    if scaling.slow >= scaling.fast:
+        raise ValueError(f"beta_slow={scaling.slow} is not below beta_fast={scaling.fast}")
+    return scaling
 
 
 def llama3_of(rope: Mapping[str, Any]) -> Llama3:
     """Return the scaling that a config.json describes. Raises ValueError."""
-    keys = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
-    wrong = [
-        f"{key}={rope.get(key)!r}"
-        for key in keys
-        if isinstance(rope.get(key), bool)
-        or not isinstance(rope.get(key), int | float)
-        or not 0 < rope[key] < math.inf
-    ]
+    keys = ("factor", "low_freq_factor", "high_freq_factor", ORIGINAL)
+    given = _numbers("llama3", rope, *keys)
+    if missing := [key for key in keys if key not in given]:
+        raise ValueError(f"rope type 'llama3' needs {', '.join(missing)}")
+    factor, low, high, original = (given[key] for key in keys)
+    if low >= high:
+        raise ValueError(f"low_freq_factor={low} is not below high_freq_factor={high}")
+    return Llama3(factor, low, high, int(original))
+
+
+def _numbers(kind: str, rope: Mapping[str, Any], *names: str) -> dict[str, float]:
+    """Return those of the parameters that are given. Raises ValueError for one that is no positive
+    number, and for trained positions that are not whole."""
+    given, wrong = {}, []
+    for name in names:
+        value = rope.get(name)
+        if value is None:
+            continue
+        given[name] = value
+        real = isinstance(value, int | float) and not isinstance(value, bool)
+        if not (real and 0 < value < LARGEST) or (name == ORIGINAL and value != int(value)):
+            wrong.append(f"{name}={value!r}")
     if wrong:
-        raise ValueError(f"rope type 'llama3' needs positive numbers, not {', '.join(wrong)}")
-    factor, low, high = (float(rope[key]) for key in keys[:3])
-    scaling = Llama3(factor, low, high, int(rope[keys[3]]))
-    if scaling.low >= scaling.high:
-        raise ValueError(
-            f"low_freq_factor={scaling.low} is not below high_freq_factor={scaling.high}"
-        )
-    return scaling
+        raise ValueError(f"rope type {kind!r} needs positive numbers, not {', '.join(wrong)}")
+    return {name: float(value) for name, value in given.items()}
 
 
 def record_of(scaling: Yarn | Llama3) -> dict[str, Any]:
@@ -137,12 +146,12 @@ def record_of(scaling: Yarn | Llama3) -> dict[str, Any]:
             "factor": scaling.factor,
             "low_freq_factor": scaling.low,
             "high_freq_factor": scaling.high,
-            "original_max_position_embeddings": scaling.original,
+            ORIGINAL: scaling.original,
         }
     return {
         "rope_type": "yarn",
         "factor": scaling.factor,
-        "original_max_position_embeddings": scaling.original,
+        ORIGINAL: scaling.original,
         "attention_factor": scaling.attention,
         "beta_fast": scaling.fast,
         "beta_slow": scaling.slow,

@@ -177,19 +177,32 @@ class Update:
     """One optimizer step on one mini-batch: `update(state, packed) -> (state, metrics)`, see
     `make_update`. The state is donated."""
 
-    jitted: Any  # the compiled function of the state and the arrays of `device_batch`
+    # the compiled function of the state, the arrays of `device_batch`, the position and the seed
+    jitted: Any
     forward: Forward
     needs_reference: bool
     keep_logp: bool
 
-    def __call__(self, state: State, packed: Packed) -> tuple[State, Metrics]:
+    def __call__(
+        self, state: State, packed: Packed, *, position: float | None = None, seed: int = 0
+    ) -> tuple[State, Metrics]:
+        """Make the step.
+
+        position: where the schedule of the learning rate stands, in updates; None = after as many
+        as the state has seen. seed: of the noise with which bfloat16 masters are rounded.
+
+        Raises ValueError for a mini-batch without rows, or without the log-probabilities that a KL
+        penalty needs.
+        """
         if packed.rows == 0:
             raise ValueError("an update needs at least one row: every rollout was dropped")
         if self.needs_reference and packed.ref_logp_RT is None:
             raise ValueError(
                 "a KL penalty (kl_coef) needs packed.ref_logp_RT, the reference's log-probabilities"
             )
-        state, metrics = self.jitted(state, _arrays(packed, self.forward))
+        place = state["step"] if position is None else position
+        arrays = _arrays(packed, self.forward)
+        state, metrics = self.jitted(state, arrays, np.float32(place), np.uint32(seed))
         if self.keep_logp:
             metrics["logp_RT"] = _on_host(metrics["logp_RT"], packed)
         return state, metrics
@@ -257,7 +270,8 @@ def make_update(
     Metrics are scalars on the device. "loss" is the minimised value, "grad_norm" the norm before
     clipping. "skipped" is 1 if either is not finite: then parameters and optimizer stay as they
     were. "tokens" is the number of trained tokens. The others are means over trained tokens, see
-    `rl.losses`, except the maxima "ratio/max", "importance_weight/max" and "mismatch/max" (of
+    `rl.losses`, with "tokens/NAME" for the number of those that NAME is a mean of, except the
+    maxima "ratio/max", "importance_weight/max" and "mismatch/max" (of
     |log pi - log pi_sampled|). While the weights are still those that sampled, "mismatch/*"
     measures the gap between engine and learner.
     """
@@ -280,7 +294,7 @@ def make_update(
         kept = _sums(stats), _maxima(stats), jax.lax.stop_gradient(scores[0])
         return jnp.sum(rows["weight"] * loss_RT), kept
 
-    def step(state: State, batch: Rows) -> tuple[State, Metrics]:
+    def step(state: State, batch: Rows, position: Array, seed: Array) -> tuple[State, Metrics]:
         def work(rows: Rows) -> tuple[Any, Metrics, Metrics]:
             gradient = jax.value_and_grad(micro_loss, has_aux=True)
             (value, (sums, maxima, logp_RT)), grads = gradient(
@@ -294,8 +308,9 @@ def make_update(
         batch = batch | {"weight": weight_RT.reshape(shape)}
         (value, sums, grads), maxima, kept = over_micro_batches(work, batch, forward.widths)
         metrics = {name: added / jnp.maximum(count, 1) for name, (added, count) in sums.items()}
+        metrics |= {f"tokens/{name}": count for name, (_, count) in sums.items()}
         metrics |= maxima | kept | {"tokens": jnp.sum(batch["mask"])}
-        return _apply(state, optimizer, value, grads, metrics, on_device)
+        return _apply(state, optimizer, position, seed, value, grads, metrics, on_device)
 
     jitted = jax.jit(step, donate_argnums=0, out_shardings=(shardings, _replicated(mesh)))
     return Update(jitted, forward, bool(terms.get("kl_coef")), keep_logp)
@@ -329,6 +344,8 @@ def _maxima(stats: losses.Stats) -> Metrics:
 def _apply(
     state: State,
     optimizer: optax.GradientTransformation,
+    position: Array,
+    seed: Array,
     loss: Array,
     grads: qwen.Params,
     metrics: Metrics,
@@ -337,18 +354,18 @@ def _apply(
     """Return the state and metrics after one optimizer step, which is skipped if loss or gradient
     is not finite.
 
-    on_device: shardings that offloaded moments are moved to for the step; None = they are on the
-    device already.
+    position, seed: see `Update`. on_device: shardings that offloaded moments are moved to for the
+    step; None = they are on the device already.
     """
     norm = optax.global_norm(grads)
     finite = jnp.isfinite(loss) & jnp.isfinite(norm)
     opt = state["opt"] if on_device is None else jax.device_put(state["opt"], on_device)
     wide = _wide(state["params"])
-    updates, new_opt = optimizer.update(grads, opt, wide)
+    update = optax.with_extra_args_support(optimizer).update
+    updates, new_opt = update(grads, opt, wide, position=position)
     params = optax.apply_updates(wide, updates)
     if any(x.dtype != jnp.float32 for x in jax.tree.leaves(state["params"])):
-        key = jax.random.fold_in(jax.random.key(0), state["step"])
-        params = optim.rounded(params, state["params"], key)
+        params = optim.rounded(params, state["params"], jax.random.key(seed))
     updated = {"params": params, "opt": new_opt}
     unchanged = {"params": state["params"], "opt": opt}
     skipped = 1 - finite.astype(jnp.int32)

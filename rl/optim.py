@@ -42,6 +42,16 @@ def schedule(
     return optax.join_schedules([rise, after], [warmup])
 
 
+def _scaled_by(rate: float | optax.Schedule) -> optax.GradientTransformationExtraArgs:
+    """Return the transformation that multiplies updates by the rate at `position`."""
+    rate_at = rate if callable(rate) else optax.constant_schedule(rate)
+
+    def update(updates: Any, state: Any, params: Any = None, *, position: Any, **_: Any) -> Any:
+        return jax.tree.map(lambda x: rate_at(position) * x, updates), state
+
+    return optax.GradientTransformationExtraArgs(optax.init_empty_state, update)
+
+
 def decayed(params: Any) -> Any:
     """Return a tree of bool, True for parameters with weight decay: matrices and embeddings, not
     norms and biases.
@@ -62,17 +72,17 @@ def optimizer(
     weight_decay: float = 0.01,
     clip: float = 1.0,
 ) -> optax.GradientTransformation:
-    """Return AdamW after clipping by the global norm (0 = no clipping); `lr` is a number or a
-    `schedule`."""
-    return _clipped(
-        optax.adamw(lr, b1=b1, b2=b2, eps=eps, weight_decay=weight_decay, mask=decayed), clip
-    )
+    """Return AdamW after clipping by the global norm (0 = no clipping).
+
+    lr: a number, or a `schedule`, whose update is the `position` that `update` is given by name: it
+    follows the run, not the updates that were made.
+    """
+    adam = optax.adamw(1.0, b1=b1, b2=b2, eps=eps, weight_decay=weight_decay, mask=decayed)
+    return _clipped(clip, adam, _scaled_by(lr))
 
 
-def _clipped(
-    transformation: optax.GradientTransformation, clip: float
-) -> optax.GradientTransformation:
-    return optax.chain(optax.clip_by_global_norm(clip), transformation) if clip else transformation
+def _clipped(clip: float, *steps: optax.GradientTransformation) -> optax.GradientTransformation:
+    return optax.chain(*([optax.clip_by_global_norm(clip)] if clip else []), *steps)
 
 
 # The stacked matrices of the layers: (axes of the input, axes of the output).
@@ -94,25 +104,31 @@ def muon(
     b2: float = 0.999,
     clip: float = 1.0,
 ) -> optax.GradientTransformation:
-    """Return Muon (Jordan et al. 2024) for the matrices of the layers, and Adam for embeddings,
-    norms and biases.
+    """Return Muon (Jordan et al. 2024) for the matrices of the layers at `lr`, and Adam for
+    embeddings, norms and biases at `adam_lr`; both rates as in `optimizer`.
 
     Both follow clipping by the global norm (0 = no clipping). From random weights Muon learns to
     copy in about half of AdamW's updates; fine-tuning starts after that phase and gains nothing
     from it.
     """
 
+    def kinds(params: Any) -> Any:
+        return jax.tree.map_with_path(
+            lambda path, _: "muon" if path[-1].key in MATRICES else "adam", params
+        )
+
     def dimensions(params: Any) -> Any:
-        def of_parameter(path: Any, _: Any) -> Any:
-            axes = MATRICES.get(path[-1].key)
-            return axes and optax.contrib.MuonDimensionNumbers(*axes)
+        return jax.tree.map_with_path(
+            lambda path, _: optax.contrib.MuonDimensionNumbers(*MATRICES[path[-1].key]), params
+        )
 
-        return jax.tree.map_with_path(of_parameter, params)
-
-    muon = optax.contrib.muon(
-        lr, adam_b2=b2, adam_learning_rate=adam_lr, muon_weight_dimension_numbers=dimensions
-    )
-    return _clipped(muon, clip)
+    # optax's Muon has an Adam for the other parameters too, with Nesterov's momentum like its own.
+    matrices = optax.contrib.muon(1.0, muon_weight_dimension_numbers=dimensions)
+    transforms = {
+        "muon": optax.chain(matrices, _scaled_by(lr)),
+        "adam": optax.chain(optax.adam(1.0, b2=b2), _scaled_by(adam_lr)),
+    }
+    return _clipped(clip, optax.partition(transforms, kinds))
 
 
 def rounded(params: Any, like: Any, key: jax.Array) -> Any:

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from evolver.build import Run
-from evolver.learner import Learner
+from evolver.learner import Learner, updates_of_a_step
 from evolver.metrics import Metrics, timed
 from evolver.processes import hosts
 from rl import mismatch
@@ -69,13 +69,18 @@ def learn(run: Run, batches: Sequence[Packed], step: int) -> Metrics:
             score(c.loss, learner, batch)
     metrics |= mismatch.figures(batches, version, recomputed=c.loss.old_logp == "recomputed")
     measured: list[dict[str, float]] = []
-    total = c.learner.epochs * len(batches)
+    planned, total = updates_of_a_step(c), c.learner.epochs * len(batches)
     with timed("update") as seconds:
         for epoch in range(c.learner.epochs):
             draw = np.random.default_rng(seed_of(c.seed, "batches", step, epoch))
             for i in draw.permutation(len(batches)):
                 run.progress.phase("update", len(measured), total)
-                learner.state, values = learner.update(learner.state, batches[i])
+                learner.state, values = learner.update(
+                    learner.state,
+                    batches[i],
+                    position=planned * (step - 1 + len(measured) / total),
+                    seed=seed_of(c.seed, "rounding", step, len(measured)) % 2**32,
+                )
                 note_tokens(batches[i], values.pop("logp_RT"))
                 measured.append({name: float(value) for name, value in values.items()})
     metrics |= seconds | merged(measured)
@@ -125,8 +130,8 @@ def note_tokens(batch: Packed, logp_RT: np.ndarray | jax.Array) -> None:
 
 
 def merged(measured: Sequence[dict[str, float]]) -> Metrics:
-    """Merge the metrics of a step's updates: means over tokens, the largest maximum, and sums of
-    counts.
+    """Merge the metrics of a step's updates: means over the tokens that each is a mean of, the
+    largest maximum, and sums of counts.
 
     mismatch/* compares engine and learner, so it is taken from the first update, whose weights are
     the engine's.
@@ -134,8 +139,9 @@ def merged(measured: Sequence[dict[str, float]]) -> Metrics:
     result = Metrics({"updates": len(measured)})
     if not measured:
         return result
-    weights = [max(update["tokens"], 1.0) for update in measured]
     for name in measured[0]:
+        if name.startswith("tokens/"):
+            continue
         values = [update[name] for update in measured]
         if name.startswith("mismatch/"):
             result[name] = values[0]
@@ -144,7 +150,9 @@ def merged(measured: Sequence[dict[str, float]]) -> Metrics:
         elif name.endswith("/max"):
             result[name] = max(values)
         else:
-            result[name] = math.fsum(v * w for v, w in zip(values, weights)) / math.fsum(weights)
+            weights = [update.get(f"tokens/{name}", update["tokens"]) for update in measured]
+            total = math.fsum(v * w for v, w in zip(values, weights))
+            result[name] = total / max(math.fsum(weights), 1.0)
     result["trained_tokens"] = result.pop("tokens")
     return result
 

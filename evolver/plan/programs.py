@@ -81,7 +81,7 @@ def learner_programs(config: Any, shape: qwen.Config, devices: list[Any]) -> Pro
     if "base" in state:
         params = state["base"] | {"layers": state["base"]["layers"] | params["layers"]}
     return {
-        "update": partial(update.trace, state, batch),
+        "update": partial(update.trace, state, batch, np.float32(0), np.uint32(0)),
         "logp": partial(logp.trace, params, scored),
     }
 

@@ -131,7 +131,8 @@ def train(
     careless_shares = shares(c.careful, c.steps)
     stream = batches(careful, careless, careless_shares, c.rows, c.row, c.seed, pairs=c.pairs)
     for step, packed in enumerate(itertools.islice(stream, c.steps), 1):
-        state, metrics = update(state, packed)
+        seed = seed_of(c.seed, "rounding", step) % 2**32
+        state, metrics = update(state, packed, seed=seed)
         losses.append(float(metrics["loss"]))
         if step % 20 == 0 or step == c.steps:
             seconds = time.monotonic() - started

@@ -137,74 +137,68 @@ def test_directories_without_a_sound_checkpoint(folder):
     assert "no config.json" in complaint(folder)
 
 
-@pytest.mark.parametrize(
-    "change, text",
-    [
-        (
-            {"model_type": "mixtral"},
-            "model_type is 'mixtral'; supported are qwen2, qwen3 and llama: dense",
-        ),
-        (
-            {"model_type": "llama", "mlp_bias": True, "attention_bias": True},
-            "attention_bias is not.*mlp_bias is not",
-        ),
-        (
-            {"model_type": "llama", "hidden_size": 18, "head_dim": None},
-            "head_dim is missing, and 4 heads",
-        ),
-        (
-            {"model_type": "llama", "partial_rotary_factor": 0.5},
-            "partial_rotary_factor=0.5 is not supported",
-        ),
-        (
-            {"rope_parameters": {"rope_type": "llama3", "factor": 8}},
-            "'llama3' needs positive .*low_freq_factor=None",
-        ),
-        (
-            {"rope_parameters": LLAMA3_ROPE | {"low_freq_factor": 4}},
-            "low_freq_factor=4.0 is not below high_freq_factor=4.0",
-        ),
-        (
-            {"hidden_size": None, "vocab_size": None},
-            "vocab_size is missing; hidden_size is missing",
-        ),
-        (
-            {"hidden_size": "32", "num_attention_heads": 0},
-            "hidden_size='32' is not a positive integer; num_attention_heads=0",
-        ),
-        ({"num_key_value_heads": "two"}, "num_key_value_heads='two' is not a positive integer"),
-        ({"layer_types": ["full_attention", "sliding_attention"]}, "sliding window"),
-        ({"hidden_act": "gelu"}, "hidden_act 'gelu'"),
-        ({"rope_parameters": [1]}, r"rope parameters \[1\] are not an object"),
-        (
-            {"rope_parameters": None, "rope_scaling": {"type": "yarn"}},
-            "rope type 'yarn' needs a factor",
-        ),
-        (
-            {"rope_scaling": {"type": "yarn", "factor": float("nan")}},
-            "rope type 'yarn' needs a factor",
-        ),
-        (
-            {"rope_scaling": {"type": "linear", "factor": 2.0}},
-            "rope type 'linear' is not supported",
-        ),
-        (
-            {
-                "rope_parameters": {"rope_type": "yarn", "factor": 2.0},
-                "rope_scaling": {"type": "yarn", "factor": 4.0},
-            },
-            "rope_parameters and rope_scaling contradict each other",
-        ),
-        ({"rms_norm_eps": "small"}, "rms_norm_eps='small' is not a positive number"),
-        ({"model_type": "qwen3", "attention_bias": True}, "attention_bias"),
-        ({"use_sliding_window": True}, "sliding window"),
-        ({"quantization_config": {"bits": 4}}, "quantized"),
-        ({"num_key_value_heads": 3}, "3 key/value heads do not divide 4"),
-    ],
-)
+YARN = {"rope_type": "yarn", "factor": 4.0}
+UNSUPPORTED = [
+    ({"model_type": "mixtral"}, "model_type is 'mixtral'; supported are qwen2, qwen3 and llama: dense"),
+    ({"model_type": "llama", "mlp_bias": True, "attention_bias": True}, "attention_bias is not.*mlp_bias is not"),
+    ({"model_type": "llama", "hidden_size": 18, "head_dim": None}, "head_dim is missing, and 4 heads"),
+    ({"model_type": "llama", "partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5 is not supported"),
+    ({"partial_rotary_factor": 0}, "partial_rotary_factor=0 is not supported"),
+    ({"rope_parameters": {"rope_type": "llama3", "factor": 8}}, "'llama3' needs low_freq_factor"),
+    ({"rope_parameters": LLAMA3_ROPE | {"low_freq_factor": 4}}, "low_freq_factor=4.0 is not below high_freq_factor=4.0"),
+    ({"hidden_size": None, "vocab_size": None}, "vocab_size is missing; hidden_size is missing"),
+    ({"hidden_size": "32", "num_attention_heads": 0}, "hidden_size='32' is not a positive integer; num_attention_heads=0"),
+    ({"num_key_value_heads": "two"}, "num_key_value_heads='two' is not a positive integer"),
+    ({"layer_types": ["full_attention", "sliding_attention"]}, "sliding window"),
+    ({"hidden_act": "gelu"}, "hidden_act 'gelu'"),
+    ({"rope_parameters": [1]}, r"rope parameters \[1\] are not an object"),
+    ({"rope_parameters": {"full_attention": 4}}, "rope parameters 4 are not an object"),
+    ({"rope_parameters": {"full_attention": YARN, "sliding_attention": {}}}, "full_attention, sliding_attention, and no rope_type"),
+    ({"rope_parameters": {"layers": YARN}}, "has layers, and no rope_type"),
+    ({"rope_parameters": None, "rope_scaling": {"factor": 4.0}}, "has factor, and no rope_type"),
+    ({"rope_scaling": {"rope_type": "default", "type": "yarn"}}, "rope_type='default' and type='yarn'"),
+    ({"rope_parameters": None, "rope_scaling": {"type": "yarn"}}, "rope type 'yarn' needs a factor"),
+    ({"rope_scaling": YARN | {"factor": float("nan")}}, "'yarn' needs positive numbers, not factor=nan"),
+    ({"rope_scaling": YARN | {"factor": 0.5}}, "needs a factor of at least 1"),
+    ({"rope_scaling": YARN | {"original_max_position_embeddings": 0.5}}, "not original_max_position_embeddings=0.5"),
+    ({"rope_scaling": YARN | {"beta_fast": 1}}, "beta_slow=1.0 is not below beta_fast=1.0"),
+    ({"rope_scaling": YARN | {"truncate": "no"}}, "truncate true or false"),
+    ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope type 'linear' is not supported"),
+    ({"rope_parameters": YARN, "rope_scaling": YARN | {"factor": 2.0}}, "factor is 2.0 and 4.0"),
+    ({"rope_theta": 1e6, "rope_parameters": {"rope_theta": 1e5}}, "rope_theta is 1000000.0 and 100000.0"),
+    ({"rms_norm_eps": "small"}, "rms_norm_eps='small' is not a number between 0 and 1"),
+    ({"model_type": "qwen3", "attention_bias": True}, "attention_bias"),
+    ({"use_sliding_window": True}, "sliding window"),
+    ({"quantization_config": {"bits": 4}}, "quantized"),
+    ({"num_key_value_heads": 3}, "3 key/value heads do not divide 4"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("change, text", UNSUPPORTED)
 def test_configs_that_are_not_supported(change, text):
     with pytest.raises(hf.ModelError, match=text):
         hf_config.fields(hf_config.record_of(CONFIG, "float32") | change)
+
+
+@pytest.mark.parametrize(
+    "theta", [0, 0.0, -1, 1, True, "NaN", float("nan"), float("inf"), 1e39, [1e4]]
+)
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_base_without_frequencies_is_refused(theta, nested):
+    given = {"rope_theta": theta}
+    change = {"rope_theta": None, "rope_parameters": given} if nested else given
+    with pytest.raises(hf.ModelError, match=r"rope_theta=.* is not a number between 1 and 1e"):
+        hf_config.fields(
+            hf_config.record_of(CONFIG, "float32") | {"rope_parameters": None} | change
+        )
+
+
+def test_rope_by_type_of_layer_is_read():
+    record = hf_config.record_of(CONFIG, "float32")
+    nested = {"full_attention": YARN | {"rope_theta": record["rope_theta"]}}
+    found = hf_config.fields(record | {"rope_parameters": nested})
+    assert found == hf_config.fields(record | {"rope_parameters": nested["full_attention"]})
+    assert found["rope_scaling"].factor == 4.0
 
 
 def test_llama_is_saved_as_llama(tmp_path):

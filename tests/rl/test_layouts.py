@@ -194,7 +194,9 @@ def test_update_memory_does_not_grow_with_vocabulary_times_length():
         }
         rows |= dict.fromkeys(("advantage", "logp", "old_logp"), np.float32)
         args = {name: jax.ShapeDtypeStruct((1, 1, row), dtype) for name, dtype in rows.items()}
-        lowered = update.jitted.lower(learner.state_shapes(config, tx, None), args)
+        lowered = update.jitted.lower(
+            learner.state_shapes(config, tx, None), args, np.float32(0), np.uint32(0)
+        )
         return lowered.compile().memory_analysis().temp_size_in_bytes
 
     both, small = scratch(16384, 4096), scratch(256, 1024)

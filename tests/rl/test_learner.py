@@ -10,6 +10,7 @@ import numpy as np
 import optax
 import pytest
 
+from evolver.phases import learning
 from models import qwen
 from rl import forward, learner, losses, optim, packing
 from rl.forward import Forward
@@ -219,6 +220,21 @@ def test_metrics_measure_the_gap_to_the_engine():
     )
 
 
+def test_metrics_of_a_subset_are_means_over_its_own_tokens_in_all_updates():
+    plain, mixed = batch(rows=2), batch(rows=5)
+    plain.guided_RT[:] = False
+    measured = [gradient(packed)[1] for packed in (plain, mixed)]
+    merged = learning.merged([{k: float(v) for k, v in m.items()} for m in measured])
+    own = {"guided": lambda p: p.guided_RT, "on": lambda p: ~p.guided_RT}
+    for name in ("clip_fraction/guided", "loss/guided", "loss/on", "entropy", "kl_old"):
+        subset = own.get(name.partition("/")[2], lambda p: p.mask_RT)
+        tokens = [(p.mask_RT & subset(p)).sum() for p in (plain, mixed)]
+        expected = np.average([float(m[name]) for m in measured], weights=tokens)
+        assert merged[name] == pytest.approx(expected, rel=1e-6), name
+    assert merged["loss/guided"] == float(measured[1]["loss/guided"]) != 0
+    assert not any(name.startswith("tokens") for name in merged)
+
+
 @functools.cache
 def imitation():
     rate = optim.schedule(lr=3e-2, schedule="cosine", warmup=5, steps=60)
@@ -280,7 +296,7 @@ def test_weight_decay_spares_norms_and_biases():
     assert names == spared
     tx = optim.optimizer(lr=1.0, weight_decay=0.1)
     zero = jax.tree.map(jnp.zeros_like, params())
-    updates, _ = tx.update(zero, tx.init(params()), params())
+    updates, _ = tx.update(zero, tx.init(params()), params(), position=0)
     np.testing.assert_allclose(updates["embed"], -0.1 * params()["embed"], rtol=1e-6)
     assert not updates["norm"].any()
 
@@ -298,6 +314,32 @@ def test_weight_decay_spares_norms_and_biases():
 def test_schedules(options, at, want):
     schedule = optim.schedule(lr=2.0, **options)
     np.testing.assert_allclose([schedule(i) for i in at], want, atol=1e-6)
+
+
+def test_the_rate_is_that_of_the_position_whatever_was_done_before():
+    rate = optim.schedule(lr=1.0, schedule="linear", steps=100)
+    optimizer = optim.optimizer(lr=rate, weight_decay=0.0)
+    update = make_update(optimizer=optimizer)
+
+    def moved(**options):
+        state, _ = update(fresh_state(optimizer), batch(), **options)
+        return np.asarray(state["params"]["embed"] - params()["embed"], np.float64)
+
+    assert_trees_close(0.25 * moved(position=0), moved(position=75.0), atol=1e-6)
+    assert not moved(position=100).any()
+    np.testing.assert_array_equal(moved(), moved(position=0))
+
+
+def test_bfloat16_weights_are_rounded_with_the_noise_of_the_seed():
+    layout = learner.Layout(master="bfloat16")
+    state = functools.partial(learner.init_state, CONFIG, params(), DESCENT, None, layout)
+    update = learner.make_update(FORWARD, optimizer=DESCENT, loss=ppo, layout=layout)
+    first, same, other = (
+        np.asarray(update(state(), batch(), seed=seed)[0]["params"]["embed"], np.float32)
+        for seed in (1, 1, 2)
+    )
+    np.testing.assert_array_equal(first, same)
+    assert (first != other).any()
 
 
 def test_impossible_schedules_raise():
