@@ -32,7 +32,8 @@ log = logging.getLogger(__name__)
 
 
 class CheckpointError(Exception):
-    """There are checkpoints but none can be read, or the last save failed."""
+    """There are checkpoints but none can be read, one has another step's name, or the last save
+    failed."""
 
 
 class Checkpoints:
@@ -100,7 +101,8 @@ class Checkpoints:
             self._check_room(state)
             if step in self._manager.all_steps():
                 self._move(step, self.directory / "replaced" / str(step))
-            text = json.dumps({"checksums": checksums(state), "manifest": manifest})
+            record = {"step": step, "checksums": checksums(state), "manifest": manifest}
+            text = json.dumps(record)
             best = None
             if metric is not None:
                 best = {"best": metric, "digest": _digest(repr(metric))}
@@ -132,18 +134,24 @@ class Checkpoints:
 
         `like` gives shapes, dtypes and shardings; the mesh may differ from the one at the time of
         saving. Newer checkpoints that are damaged are moved to `damaged/`. Raises CheckpointError
-        if there are checkpoints and none
-        can be read: starting over would hide the problem.
+        if there are checkpoints and none can be read, because starting over would hide the problem;
+        and for one that was renamed or copied to another step: only its owner knows what it should
+        be.
         """
         self._settle()
         damaged: dict[int, str] = {}
         for step in reversed(self.steps()):
-            reason = ""
+            reason, saved = "", step
             try:
-                state, manifest = self._load(step, like)
+                state, manifest, saved = self._load(step, like)
             # whatever the damage is, an older checkpoint may be readable
             except Exception as error:
                 reason = _reason(error)
+            if not _all_agree(saved == step):
+                raise CheckpointError(
+                    f"{self.directory / str(step)} holds the checkpoint of step {saved}: give it"
+                    " back its name, or remove it"
+                )
             if _all_agree(not reason):
                 for bad, why in damaged.items():
                     aside = self._set_aside(bad)
@@ -188,7 +196,9 @@ class Checkpoints:
                 f"it needs {needed / 1e9:.3g} GB and {self.directory} has {free / 1e9:.3g} GB left"
             )
 
-    def _load(self, step: int, like: Any) -> tuple[Any, dict[str, Any]]:
+    def _load(self, step: int, like: Any) -> tuple[Any, dict[str, Any], int]:
+        """Return (state, manifest, the step that it was saved as). Raises ValueError, or what orbax
+        raises, if it is damaged."""
         target = jax.tree.map(
             lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), like
         )
@@ -204,7 +214,7 @@ class Checkpoints:
         wrong = sorted(name for name in actual if expected.get(name) != actual[name])
         if wrong:
             raise ValueError(f"checksum of {', '.join(wrong[:3])} differs")
-        return loaded["state"], record["manifest"]
+        return loaded["state"], record["manifest"], record["step"]
 
     def _set_aside(self, step: int) -> Path:
         aside = self.directory / "damaged" / str(step)

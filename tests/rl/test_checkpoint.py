@@ -242,6 +242,24 @@ def test_a_damaged_metric_does_not_block_a_resume(tmp_path, caplog, damage):
     assert reopened.steps() == [3]
 
 
+@pytest.mark.parametrize("name", [2, 9, 0])
+def test_a_checkpoint_under_the_name_of_another_step_is_refused(tmp_path, name):
+    """A copy of step 1 is in the place of step 2, or behind it; or all that is left is renamed."""
+    checkpoints = Checkpoints(tmp_path, keep=3)
+    for step in (1, 2):
+        checkpoints.save(step, make_state(step), {})
+    checkpoints.close()
+    if name == 2:
+        shutil.rmtree(tmp_path / "2")
+    shutil.copytree(tmp_path / "1", tmp_path / str(name))
+    if name == 0:
+        shutil.rmtree(tmp_path / "1")
+        shutil.rmtree(tmp_path / "2")
+    with pytest.raises(CheckpointError, match=f"{name} holds the checkpoint of step 1: give it"):
+        Checkpoints(tmp_path, keep=3).restore(make_state(0.0))
+    assert (tmp_path / str(name)).is_dir(), "it stays where its owner finds it"
+
+
 def test_unreadable_checkpoints_are_an_error_and_are_not_moved(tmp_path):
     checkpoints = Checkpoints(tmp_path, keep=2)
     checkpoints.save(3, make_state(3.0), {})
