@@ -193,8 +193,10 @@ def markdown(table: Sequence[Sequence[str]]) -> str:
     kept = [i for i in range(len(table[0])) if i == 0 or any(row[i] for row in table[1:])]
     rows = [[row[i].replace("|", "\\|") for i in kept] for row in table]
     widths = [max(3, *(len(row[i]) for row in rows)) for i in range(len(kept))]
-    text = ["| " + " | ".join(c.ljust(w) if i == 0 else c.rjust(w) for i, (c, w) in enumerate(zip(row, widths))) + " |"
-            for row in rows]  # fmt: skip
+    text = []
+    for first, *others in rows:
+        padded = [cell.rjust(width) for cell, width in zip(others, widths[1:])]
+        text.append(f"| {' | '.join([first.ljust(widths[0]), *padded])} |")
     rule = (
         "|"
         + "|".join("-" * (w + 2) if i == 0 else "-" * (w + 1) + ":" for i, w in enumerate(widths))

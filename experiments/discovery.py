@@ -47,7 +47,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         str(run) for run, scores in trained.items() if not (scores and scores[max(scores)].greedy_N)
     ]:
         parser.error(
-            f"no greedy evaluation in {', '.join(missing)}: give workdirs of runs with config.eval.greedy=True"
+            f"no greedy evaluation in {', '.join(missing)}: "
+            "give workdirs of runs with config.eval.greedy=True"
         )
     if code := evaluate(args.config, args.base, arguments[cut + 1 :]):
         return code
@@ -90,7 +91,8 @@ def table(base: Scores, runs: dict[str, Scores]) -> str:
     hard_N = out_of_reach(base)
     attempts = len(base.success_NR[0]) * (1 + len(base.sweep))
     lines = [
-        f"{hard_N.sum()} of {len(hard_N)} tasks are solved in fewer than {RATE:.0%} of {attempts} attempts"
+        f"{hard_N.sum()} of {len(hard_N)} tasks are solved "
+        f"in fewer than {RATE:.0%} of {attempts} attempts"
     ]
     if not hard_N.any():
         return lines[0]

@@ -335,8 +335,7 @@ COSTS = "world|tasks|reworded|calls|unanswered|tokens|calls per task|tokens per 
 
 def table(rows: dict[str, list[dict[str, Any]]]) -> str:
     """Return the table in Markdown, one of the costs if a language model was asked, and a line on
-    rejected proposals
-    for each world. rows: {world: measurements}."""
+    rejected proposals for each world. rows: {world: measurements}."""
     lines = _lines(HEAD, [_row(world, runs) for world, runs in rows.items()])
     if any("calls" in run for runs in rows.values() for run in runs):
         lines += ["", *_lines(COSTS, [_costs(world, runs) for world, runs in rows.items()])]

@@ -27,11 +27,12 @@ runs/sweeps/SWEEP/TRIAL.
 
 As a module, for studies of their own:
 
-    runs = product("configs/quickstart.py", rows=["grpo", "all"], sets={"optim.lr": [1e-4, 5e-4]}, seeds=[0, 1])
-    problems(runs, folder)                      # [] or everything that is wrong, before anything is started
-    states = execute(runs, folder, jobs=2)      # {name: "done", "exit code 1", "waits for NAME", "interrupted"}
-    rows = gather(runs, folder)                 # experiments.compare.Row of each row, in order
-    report(runs, folder, "title")               # writes grid.md, grid.csv, grid.png, grid.svg; returns the text
+    rates = {"optim.lr": [1e-4, 5e-4]}
+    runs = product("configs/quickstart.py", rows=["grpo", "all"], sets=rates, seeds=[0, 1])
+    problems(runs, folder)                  # everything that is wrong, before anything is started
+    states = execute(runs, folder, jobs=2)  # by name: done, exit code 1, waits for ..., interrupted
+    rows = gather(runs, folder)             # experiments.compare.Row of each row, in order
+    report(runs, folder, "title")           # writes grid.md, .csv, .png and .svg; returns the text
 
 `Run` is one process: a row, a seed, a config file, overrides, and a mode of `run.py` or another
 module. `after` names runs that have to be finished before, and "{folder}" in an override stands for
@@ -223,8 +224,8 @@ class Ledger:
 
     def finished(self, run: Run, command: Sequence[str]) -> bool:
         """Return True if the last attempt at the run succeeded, with this command. The places of
-        the grid and of the
-        code and the settings of the log do not count: they may be moved and changed."""
+        the grid and of the code and the settings of the log do not count: they may be moved and
+        changed."""
         return self.code(run.name) == 0 and self.attempts(run.name)[-1]["command"] == portable(
             command
         )
@@ -407,8 +408,8 @@ class Execution:
             log.flush()
             # A session of its own: Ctrl-C reaches it through `_forward` only, once per signal.
             process = subprocess.Popen(
-                [sys.executable, *command], stdout=log, stderr=log, stdin=subprocess.DEVNULL, cwd=Path.cwd(),
-                env=self.environ, pass_fds=(lock.fileno(),), start_new_session=True,
+                [sys.executable, *command], stdout=log, stderr=log, stdin=subprocess.DEVNULL,
+                cwd=Path.cwd(), env=self.environ, pass_fds=(lock.fileno(),), start_new_session=True,
             )  # fmt: skip
         self.active[name] = process, lock, time.monotonic()
         self.say(f"[{len(self.states)}/{len(self.runs)}] {name} starts")
@@ -696,7 +697,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     states = {} if args.only_report else execute(runs, args.workdir, jobs=args.jobs, flags=flags)
     print("\n" + report(runs, args.workdir, measure=args.measure))
     print(
-        f"\ntable: {args.workdir / 'grid.md'}, {args.workdir / 'grid.csv'}; figure: {args.workdir / 'grid.png'}"
+        f"\ntable: {args.workdir / 'grid.md'}, {args.workdir / 'grid.csv'}; "
+        f"figure: {args.workdir / 'grid.png'}"
     )
     if "interrupted" in states.values():
         print("interrupted; the same command goes on", file=sys.stderr)

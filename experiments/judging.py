@@ -1,20 +1,22 @@
 """Compare judges with what the world says, before a run trains on their verdicts.
 
-    python -m experiments.judging --config=configs/quickstart.py:grpo --judges llm --tasks 16 --rollouts 4 \
-        --config.llm.url=http://127.0.0.1:8000/v1 --config.llm.model=policy
-    python -m experiments.judging --config=configs/quickstart.py:grpo --judges --outcomes naive principle reference ...
+    python -m experiments.judging --config=configs/quickstart.py:grpo --judges llm --tasks 16 \\
+        --rollouts 4 --config.llm.url=http://127.0.0.1:8000/v1 --config.llm.model=policy
+    python -m experiments.judging --config=configs/quickstart.py:grpo --judges \\
+        --outcomes naive principle reference ...
 
-The policy of the config plays its training tasks, never held-out ones. `--judges` are judges of turns. Each episode is
-labelled by replay (evolver/attributing/replay.py), which plays it again without each turn, and by every judge, which is
-compared on the turns that replay labels. Two controls show what a figure means: `outcome` calls every turn of a success
-GOOD and every other one BAD, which is what training without labels amounts to, and `shuffled` gives each turn the label
-that replay gave to another turn, drawn at random.
+The policy of the config plays its training tasks, never held-out ones. `--judges` are judges of
+turns. Each episode is labelled by replay (evolver/attributing/replay.py), which plays it again
+without each turn, and by every judge, which is compared on the turns that replay labels. Two
+controls show what a figure means: `outcome` calls every turn of a success GOOD and every other one
+BAD, which is what training without labels amounts to, and `shuffled` gives each turn the label that
+replay gave to another turn, drawn at random.
 
-`--outcomes` are judges of outcomes, which are compared with the world's own evaluation of each episode. Their controls
-are `failed`, which calls every episode a failure, and `shuffled`.
+`--outcomes` are judges of outcomes, which are compared with the world's own evaluation of each
+episode. Their controls are `failed`, which calls every episode a failure, and `shuffled`.
 
-The tables are printed and written to WORKDIR/judging.md. WORKDIR/labels.jsonl holds every turn with its labels,
-WORKDIR/outcomes.jsonl every episode with its verdicts.
+The tables are printed and written to WORKDIR/judging.md. WORKDIR/labels.jsonl holds every turn with
+its labels, WORKDIR/outcomes.jsonl every episode with its verdicts.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ from typing import Any
 import numpy as np
 
 from configs.keys import use
-from evolver.attributing import ABSTAIN, BAD, GOOD
+from evolver.attributing import ABSTAIN, BAD, GOOD, TurnJudge
 from evolver.build import Run, RunError, sampled
 from evolver.config import plugs
 from evolver.phases.rollouts import gather_rollouts, sampling_of
@@ -135,15 +137,13 @@ def made(run: Run, key: str, name: str) -> Any:
 
 def labelled(run: Run, name: str, episodes: Sequence[Trajectory]) -> np.ndarray:
     """Return the label of every turn of the episodes, (n,) int, by the judge of that name."""
-    if name == run.config.attributing.judge.name:
-        return np.array(
-            [label.value for labels in run.grader.turns.label(episodes) for label in labels]
-        )
-    judge = made(run, TURNS, name)
+    shared = run.grader.turns if name == run.config.attributing.judge.name else None
+    judge: TurnJudge = shared or made(run, TURNS, name)
     try:
         return np.array([label.value for labels in judge.label(episodes) for label in labels])
     finally:
-        judge.close()
+        if judge is not shared:  # the run closes its own judge
+            judge.close()
 
 
 def write_labels(path: Path, episodes: Sequence[Trajectory], labels: dict[str, np.ndarray]) -> None:

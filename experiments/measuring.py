@@ -40,7 +40,7 @@ def several(config: Any, key: str, names: Sequence[str]) -> list[str]:
     )
     for name in names:
         found += plugs.problems(key, name, chosen.args.to_dict() if name == chosen.name else {})
-    asking = [name for name in names if not found and getattr(plugs.load(key, name), "roles", ())]
+    asking = [name for name in names if not found and getattr(plugs.load(key, name), "roles", None)]
     if asking and chosen.name not in asking:
         use(chosen, asking[0])  # so that the run opens a client for its role
     return found
@@ -67,17 +67,17 @@ def main(
     command = cli.parse(
         [argv[0], f"--config={args.config}", f"--workdir={args.workdir}", *overrides]
     )
-    found = [*command.problems]
+    config, found = command.config, [*command.problems]
     found += [f"--{word} must be at least {n}" for word, n in least.items() if vars(args)[word] < n]
-    if command.config is not None:
-        found += problems(command.config, args)
-        found += config_problems(command.config, base.Config, args.workdir, "pool")
-    if found:
+    if config is not None:
+        found += problems(config, args)
+        found += config_problems(config, base.Config, args.workdir, "pool")
+    if config is None or found:
         print(*found, sep="\n", file=sys.stderr)
         return 2
     try:
-        with open_run(command.config, args.workdir) as run:
-            run.workdir.claim(command.config.to_dict(), command.config.seed, name)
+        with open_run(config, args.workdir) as run:
+            run.workdir.claim(config.to_dict(), config.seed, name)
             text = measure(run, args)
             run.progress.close()
     except RunError as error:

@@ -1,7 +1,7 @@
 """Measure when each mechanism helps: dials, and the grid of all combinations, in travel agencies
 with house rules.
 
-    python -m experiments.mechanisms                                    # all studies: 39 runs for each of 5 seeds
+    python -m experiments.mechanisms        # all studies: 39 runs for each of 5 seeds
     python -m experiments.mechanisms --studies questioning --seeds 0 1
     python -m experiments.mechanisms --only-report
 
@@ -11,10 +11,10 @@ policy is that of the quickstart, and the runs are short, so that differences in
 MECHANISMS.md in --workdir holds the tables, beside a figure for each study.
 
     questioning   number of original tasks; without them there is nothing to train on but invented
-    tasks navigating    how common the desk calls are that the house wants, and so how rarely the
-    policy makes one at first;
-                  both rows train on invented tasks, whose solutions by the explorer are the first
-                  experience
+                  tasks
+    navigating    how common the desk calls are that the house wants, and so how rarely the policy
+                  makes one at first; both rows train on invented tasks, whose solutions by the
+                  explorer are the first experience
     attributing   number of calls of the tasks
     rollouts      number of rollouts of a task, for attributing
     grid          every combination of the three mechanisms at one setting
@@ -64,16 +64,18 @@ HALF = 50.0  # percent
 EARLY = 10  # steps, in which the rows differ most
 
 
+Point = dict[str, tuple[str, dict[str, Any]]]  # {row: (argument of the config, overrides)}
+
+
 @dataclass(frozen=True)
 class Study:
-    """A dial: {point: {row: (argument of the config, overrides)}}. The first row of a point is
-    compared with."""
+    """A dial and its points. The first row of a point is compared with."""
 
     dial: str
-    points: dict[str, dict[str, tuple[str, dict[str, Any]]]]
+    points: dict[str, Point]
 
 
-def rows(plain: str, other: str, name: str, **both: Any) -> dict[str, tuple[str, dict[str, Any]]]:
+def rows(plain: str, other: str, name: str, **both: Any) -> Point:
     """Return two rows that differ in a mechanism."""
     return {plain: (plain, both), name: (other, both)}
 
@@ -81,7 +83,7 @@ def rows(plain: str, other: str, name: str, **both: Any) -> dict[str, tuple[str,
 def studies() -> dict[str, Study]:
     """Return all studies by name."""
     few = {"env.args.n_train": 16}
-    tasks = {"0": {"+questioning": ("q", {"questioning.share": 1.0})}}
+    tasks: dict[str, Point] = {"0": {"+questioning": ("q", {"questioning.share": 1.0})}}
     four = {"env.args.n_train": 4}
     tasks["4"] = {
         "grpo": ("grpo", four | {"rollout.tasks": 4, "rollout.group": 16}),
@@ -101,8 +103,10 @@ def studies() -> dict[str, Study]:
         str(g): rows("grpo", "a", "+attributing", **{"rollout.group": g, "rollout.tasks": 64 // g})
         for g in (2, 4, 8)
     }
-    combined = {name: (name, few) for name in ("grpo", "q", "n", "a", "qn", "qa", "na", "all")}
-    beyond = {
+    combined: Point = {
+        name: (name, few) for name in ("grpo", "q", "n", "a", "qn", "qa", "na", "all")
+    }
+    beyond: dict[str, Point] = {
         "questioning": {
             "once": ("q", {"questioning.share": 1.0}),
             "every 10 steps": (
@@ -257,10 +261,9 @@ def logged(folder: Path, runs: Mapping[str, Sequence[grid.Run]], prefix: str) ->
     results.
 
     Shares are percentages of rollouts, or of turns for labels, over the first EARLY steps of all
-    seeds whose workdirs
-    are there. *no signal*: rollouts that did not train because all of their group scored alike.
-    *guided - unguided*: by how much guided rollouts succeed more often than the unguided ones of
-    their groups.
+    seeds whose workdirs are there. *no signal*: rollouts that did not train because all of their
+    group scored alike. *guided - unguided*: by how much guided rollouts succeed more often than the
+    unguided ones of their groups.
     """
     head = [
         "point",
@@ -357,7 +360,7 @@ def draw(folder: Path, name: str, study: Study, runs: Mapping[str, Sequence[grid
     compare.save(figure, folder / name)
 
 
-def report(folder: Path, chosen: Mapping[str, Study], seeds: Sequence[int]) -> str:
+def report(folder: Path, chosen: dict[str, Study], seeds: Sequence[int]) -> str:
     """Write MECHANISMS.md, a CSV file and a figure for each study, and return the text."""
     parts = [
         "# When each mechanism helps",

@@ -1,6 +1,6 @@
 """The whole idea in one file: explore, roll out, label, credit, pack, update. Read this first.
 
-    python -m experiments.minimal                 # eight steps on `travel`, one to two minutes on two cores
+    python -m experiments.minimal    # eight steps on `travel`, one to two minutes on two cores
 
 It uses the packages as a library and none of the run's machinery: no config, no checkpoint, no
 pipeline, no evaluation. Comments name the folder of each idea; docs/extending.md says how to
@@ -14,12 +14,14 @@ import asyncio
 import functools
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
 
 import envs
 from envs.probed import probed
+from envs.world import World
 from evolver.attributing.replay import ReplayJudge
 from evolver.llm.embedders import HashedNgrams
 from evolver.navigating import Unrefined
@@ -53,7 +55,7 @@ async def main(
 ) -> list[float]:
     """Train on invented tasks and return the success rate of each step's rollouts."""
 
-    def make_world():  # envs/: any world, and support for tasks that probes check
+    def make_world() -> World:  # envs/: any world, and support for tasks that probes check
         return probed(envs.make("travel"))
 
     shape, params = hf.load(POLICY)  # models/: any dense Qwen2.5, Qwen3 or Llama
@@ -131,7 +133,7 @@ async def main(
         reasons = drop_reasons(trajectories, row=ROW)
         trained = [t for t, reason in zip(trajectories, reasons) if reason is None]
         batch = pack([sample for trajectory in trained for sample in samples(trajectory)], ROW)
-        metrics = {}
+        metrics: dict[str, Any] = {}
         if trained:
             batch.old_logp_RT = logp(state["params"], batch)
             state, metrics = update(state, batch)
@@ -143,7 +145,8 @@ async def main(
         # 10 books
         rates.append(float(np.mean([t.evaluation.success for t in trajectories])))
         print(
-            f"step {step}: success {rates[-1]:.0%}, {len(trained)} of {len(trajectories)} rollouts train, "
+            f"step {step}: success {rates[-1]:.0%}, "
+            f"{len(trained)} of {len(trajectories)} rollouts train, "
             f"loss {float(metrics.get('loss', 0)):+.4f}, {len(experience.pool)} experiences",
             flush=True,
         )

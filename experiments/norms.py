@@ -4,9 +4,8 @@ one of them.
     python -m experiments.norms runs/quickstart
 
 Recomputes the advantages of every training step from the labels and outcomes in `trajectories/`.
-The made-up case has
-8 attempts of 30 turns: 7 successes with 16 GOOD turns, then 14 BAD ones, beside a failure with 15
-and 15.
+The made-up case has 8 attempts of 30 turns: 7 successes with 16 GOOD turns, then 14 BAD ones,
+beside a failure with 15 and 15.
 """
 
 from __future__ import annotations
@@ -22,11 +21,11 @@ from rl.advantages import adca
 from rl.advantages.attribution import Norm
 from rl.trajectory import BROKEN
 
-NORMS = typing.get_args(Norm)
+NORMS: tuple[Norm, ...] = typing.get_args(Norm)
 EDGES = (50, 90, 99, 99.9, 100)
 MADE_UP = (
-    np.array([1.0] * 7 + [0.0]), np.zeros(8, int), np.array([[1] * 16 + [-1] * 14] * 7 + [[1] * 15 + [-1] * 15]),
-    np.full(8, 30),
+    np.array([1.0] * 7 + [0.0]), np.zeros(8, int),
+    np.array([[1] * 16 + [-1] * 14] * 7 + [[1] * 15 + [-1] * 15]), np.full(8, 30),
 )  # fmt: skip
 
 
@@ -41,18 +40,19 @@ def arrays_of(records: list[dict]) -> tuple[np.ndarray, np.ndarray, np.ndarray, 
     return np.array([float(r["score"]) for r in records]), group_N, label_NK, turns_N
 
 
-def compared(steps: list[list[dict]], alpha: float) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+def compared(steps: list[list[dict]], alpha: float) -> dict[Norm, tuple[np.ndarray, np.ndarray]]:
     """Return, by norm, (advantages, those of the outcomes alone) of all turns that trained."""
-    found: dict[str, list[np.ndarray]] = {norm: [] for norm in ("outcome", *NORMS)}
+    found: dict[Norm, list[np.ndarray]] = {norm: [] for norm in NORMS}
+    outcomes = []
     for records in steps:
         records = [r for r in records if r["stop"] not in BROKEN]
         arrays = arrays_of(records)
         trained_N1 = np.array([r["fate"] == "trained" for r in records], bool)[:, None]
         on_NK = trained_N1 & (np.arange(arrays[2].shape[1]) < arrays[3][:, None])
-        for norm in found:
-            options = {"alpha": 0.0} if norm == "outcome" else {"alpha": alpha, "norm": norm}
-            found[norm].append(adca(*arrays, **options)[on_NK])
-    outcome = np.concatenate(found.pop("outcome"))
+        outcomes.append(adca(*arrays, alpha=0.0)[on_NK])
+        for norm in NORMS:
+            found[norm].append(adca(*arrays, alpha=alpha, norm=norm)[on_NK])
+    outcome = np.concatenate(outcomes)
     return {norm: (np.concatenate(values), outcome) for norm, values in found.items()}
 
 
@@ -81,7 +81,8 @@ def main() -> None:
         print(f"{norm:12}", *(f"{size:8.2f}" for size in sizes), f"{turned:14.1%}", end="")
         print(f"{np.abs(extreme_NK).max():14.1f}, {extreme_NK[:7].min():.1f}")
     print(
-        f"{len(value):,} turns that trained. Sign turned: against the sign of the outcome's advantage alone."
+        f"{len(value):,} turns that trained. "
+        "Sign turned: against the sign of the outcome's advantage alone."
     )
 
 

@@ -1,19 +1,22 @@
-"""Measure what retrieved experience is worth, for each embedder: paired rollouts with it and without it.
+"""Measure what retrieved experience is worth, for each embedder: paired rollouts with it and
+without it.
 
     python -m experiments.retrieval --config=configs/quickstart.py:qn --embedders ngrams policy
-    python -m experiments.retrieval --config=configs/appworld_14b.py:qn --embedders ngrams endpoint \
-        --config.model.path=/dir/of/Qwen2.5-14B-Instruct --config.llm.url=http://127.0.0.1:8000/v1
+    python -m experiments.retrieval --config=configs/appworld_14b.py:qn \\
+        --embedders ngrams endpoint --config.model.path=/dir/of/Qwen2.5-14B-Instruct --config.llm.url=http://127.0.0.1:8000/v1
 
-The tasks are those that a run would make its first experience from (`config.navigating.tasks`), never held-out ones.
-Each is attempted, and what the attempts teach is extracted once. The tasks are then split into folds; the pool of a
-fold holds the experience of the other folds. Each task gets the nearest experience of its fold's pool, and is played
-with it and without it, with the same seeds. Two controls show what the figures mean: a `random` experience of the pool,
-and one from a task of the same kind (`meta["template"]` of the tasks; left out in worlds without it).
+The tasks are those that a run would make its first experience from (`config.navigating.tasks`),
+never held-out ones. Each is attempted, and what the attempts teach is extracted once. The tasks are
+then split into folds; the pool of a fold holds the experience of the other folds. Each task gets
+the nearest experience of its fold's pool, and is played with it and without it, with the same
+seeds. Two controls show what the figures mean: a `random` experience of the pool, and one from a
+task of the same kind (`meta["template"]` of the tasks; left out in worlds without it).
 
-With `config.navigating.refine`, each embedder has a second row: what the refiner chooses from the nearest experiences.
+With `config.navigating.refine`, each embedder has a second row: what the refiner chooses from the
+nearest experiences.
 
-The table is printed and written to WORKDIR/retrieval.md. Rollouts are kept as they end: the same command goes on where
-it was cut off, and another embedder plays only what is new.
+The table is printed and written to WORKDIR/retrieval.md. Rollouts are kept as they end: the same
+command goes on where it was cut off, and another embedder plays only what is new.
 """
 
 from __future__ import annotations
@@ -36,6 +39,7 @@ from evolver.config import plugs
 from evolver.config.checks.workdir import changed
 from evolver.navigating import Experience, new_experience
 from evolver.navigating.experience_pool import ExperiencePool
+from evolver.navigating.guidance import Navigating
 from evolver.phases import extraction, tasks
 from evolver.phases.rollouts import gather_rollouts, sampling_of
 from experiments import measuring
@@ -71,37 +75,40 @@ class Retrieved(NamedTuple):
 def measure(run: Run, embedders: Sequence[str], rollouts: int, folds: int) -> str:
     """Return the table of the embedders and the controls. Raises RunError where nothing can be
     measured."""
-    chosen, experiences = learnt(run)
+    navigating = run.navigating
+    assert navigating is not None  # `problems` refuses a config without it
+    chosen, experiences = learnt(run, navigating)
     if len(chosen) < folds:
         raise RunError(
-            f"--folds={folds} needs as many tasks, there are {len(chosen)}: raise config.navigating.tasks"
+            f"--folds={folds} needs as many tasks, there are {len(chosen)}: "
+            "raise config.navigating.tasks"
         )
     if not experiences:
         raise RunError(
-            f"the policy's attempts at {len(chosen)} tasks taught nothing, so there is nothing to retrieve"
+            f"the policy's attempts at {len(chosen)} tasks taught nothing, "
+            "so there is nothing to retrieve"
         )
     fold_of = dict(zip((t.id for t in chosen), shuffled(run, len(chosen), "folds") % folds))
     rows, refine = {}, run.config.navigating.refine.name
     for name in embedders:
-        near = nearest(run, name, chosen, experiences, fold_of)
+        near = nearest(run, navigating, name, chosen, experiences, fold_of)
         rows[name] = {id: found[0] for id, found in near.items()}
         if refine != "none":
-            rows[f"{name}, {refine}"] = refined(run, chosen, near)
+            rows[f"{name}, {refine}"] = refined(navigating, chosen, near)
     rows |= controls(run, chosen, experiences, fold_of)
     pairs = played(run, chosen, rows.values(), rollouts)
     return table(chosen, experiences, rows, pairs)
 
 
-def learnt(run: Run) -> tuple[list[Task], list[Experience]]:
+def learnt(run: Run, navigating: Navigating) -> tuple[list[Task], list[Experience]]:
     """Return the tasks, and the experience that attempts at them taught, which is kept in the
     workdir."""
     path = run.workdir / "experience.jsonl"
     tasks.explore(run)
     chosen = tasks.for_experience(run)
     if not path.is_file():
-        found = run.navigating.extractor.extract(
-            extraction.first_attempts(run, run.navigating), step=0
-        )
+        attempts = extraction.first_attempts(run, navigating)
+        found = navigating.extractor.extract(attempts, step=0)
         write_atomically(path, "".join(json.dumps(e.to_dict()) + "\n" for e in found))
     return chosen, list(read_jsonl(path, make=Experience.from_dict))
 
@@ -123,6 +130,7 @@ def outside(
 
 def nearest(
     run: Run,
+    navigating: Navigating,
     name: str,
     chosen: Sequence[Task],
     experiences: Sequence[Experience],
@@ -130,7 +138,7 @@ def nearest(
 ) -> dict[str, list[Retrieved]]:
     """Return {task id: the nearest experiences, as many as the refiner chooses one from}, without
     tasks for which none is near enough."""
-    c, most = run.config.navigating, run.navigating.refiner.candidates
+    c, most = run.config.navigating, navigating.refiner.candidates
     args = c.embedder.args.to_dict() if name == c.embedder.name else {}
     embedder = plugs.plug("navigating.embedder", name, args)(run.parts)
     found = {}
@@ -152,13 +160,13 @@ def nearest(
 
 
 def refined(
-    run: Run, chosen: Sequence[Task], near: dict[str, list[Retrieved]]
+    navigating: Navigating, chosen: Sequence[Task], near: dict[str, list[Retrieved]]
 ) -> dict[str, Retrieved]:
     """Return {task id: the experience that the refiner makes of the nearest}, without tasks that it
     gives none."""
     asked = [task for task in chosen if task.id in near]
     candidates = [[r.experience for r in near[task.id]] for task in asked]
-    kept = run.navigating.refiner.refine([task.query for task in asked], candidates, 1)
+    kept = navigating.refiner.refine([task.query for task in asked], candidates, 1)
     found = {}
     for task, experience in ((task, some[0]) for task, some in zip(asked, kept) if some):
         (source,) = (r for r in near[task.id] if r.experience.id == experience.id)
@@ -179,7 +187,9 @@ def controls(
     """Return {name: {task id: experience}}: any one of the pool, and one from a task of the same
     kind."""
     kinds = kinds_of(chosen)
-    rows: dict[str, dict[str, Retrieved]] = {"random": {}} | ({"same kind": {}} if kinds else {})
+    rows: dict[str, dict[str, Retrieved]] = {"random": {}}
+    if kinds:
+        rows["same kind"] = {}
     for task in chosen:
         others = outside(experiences, fold_of[task.id], fold_of)
         others = [others[n] for n in shuffled(run, len(others), task.id)]
@@ -263,15 +273,15 @@ def table(
     kinds = kinds_of(chosen)
     rollouts = len(next(iter(pairs.values()), []))
     text = [
-        f"{len(chosen)} tasks, {len(experiences)} experiences, {rollouts} rollouts with and {rollouts} without each.\n",
+        f"{len(chosen)} tasks, {len(experiences)} experiences, "
+        f"{rollouts} rollouts with and {rollouts} without each.\n",
         f"| {' | '.join(HEAD)} |",
         "|" + "---|" * len(HEAD),
     ]
     for name, row in rows.items():
         found = [task for task in chosen if task.id in row]
-        text.append(
-            f"| {' | '.join([name, percent([t.id in row for t in chosen]), *cells(found, row, kinds, pairs)])} |"
-        )
+        share = percent([task.id in row for task in chosen])
+        text.append(f"| {' | '.join([name, share, *cells(found, row, kinds, pairs)])} |")
     return "\n".join(text) + "\n"
 
 
@@ -310,7 +320,8 @@ def problems(config: Any, args: argparse.Namespace) -> list[str]:
     the workdir."""
     if not config.navigating.enabled:
         return [
-            "config.navigating.enabled is False: set it to True, because experience is made as in a run"
+            "config.navigating.enabled is False: "
+            "set it to True, because experience is made as in a run"
         ]
     return [
         *measuring.several(config, "navigating.embedder", args.embedders),
@@ -326,7 +337,10 @@ def other_settings(config: Any, workdir: str) -> Iterator[str]:
         before = json.loads(path.read_text(encoding="utf-8"))["config"]
         for name, (then, now) in changed(before, config, base.Config).items():
             if not name.startswith(("llm.", "navigating.embedder.", "navigating.refine.")):
-                yield f"--workdir={workdir} has results with {name}={then!r}, not {now!r}: choose a new directory"
+                yield (
+                    f"--workdir={workdir} has results with {name}={then!r}, not {now!r}: "
+                    "choose a new directory"
+                )
 
 
 def main(argv: list[str]) -> int:

@@ -33,8 +33,11 @@ class Embedder(Protocol):
     that wrote it.
     """
 
-    name: str
-    dims: int
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def dims(self) -> int: ...
 
     def __call__(self, texts: Sequence[str]) -> np.ndarray:
         """Return float32 [N, dims]; each row has length 1, or 0 for a text without words.

@@ -21,9 +21,10 @@ from typing import Any
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 FLAGS = (
-    "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run", "--mute-audio",
-    "--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-extensions",
-    "--disable-default-apps", "--password-store=basic", "--hide-scrollbars", "--force-color-profile=srgb",
+    "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run",
+    "--mute-audio", "--disable-background-networking", "--disable-component-update",
+    "--disable-sync", "--disable-extensions", "--disable-default-apps", "--password-store=basic",
+    "--hide-scrollbars", "--force-color-profile=srgb",
     "--host-resolver-rules=MAP * ~NOTFOUND , EXCLUDE 127.0.0.1", "--remote-debugging-pipe",
 )  # fmt: skip
 # Chromium reads commands from descriptor 3 and writes to descriptor 4.
@@ -45,13 +46,16 @@ def chromium() -> str | None:
 class Browser:
     """One Chromium with one page. Leaving its `with` block ends it."""
 
-    def __init__(self, path: str | None = None):
+    def __init__(self) -> None:
+        path = chromium()
+        if path is None:
+            raise FileNotFoundError(f"no browser: none of {', '.join(NAMES)} is on the PATH")
         self.profile = tempfile.mkdtemp(prefix="evolver-browser-")
         commands, ours_to_write = (_high(end) for end in os.pipe())
         ours_to_read, answers = (_high(end) for end in os.pipe())
         start = [sys.executable, "-c", _START, str(commands), str(answers)]
         self.process = subprocess.Popen(
-            [*start, path or chromium(), *FLAGS, f"--user-data-dir={self.profile}", "about:blank"],
+            [*start, path, *FLAGS, f"--user-data-dir={self.profile}", "about:blank"],
             pass_fds=(commands, answers), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL, start_new_session=True,
         )  # fmt: skip

@@ -39,9 +39,12 @@ def contend(
             continue
         result = json.loads(process.stdout.splitlines()[-1])
         middle = statistics.median(result["seconds"])
-        say(f"{result['name']}: {result['tokens_per_second']:,.0f} tokens/s, round {min(result['seconds']):.2f} s"
-            f" (median {middle:.2f}), first {result['first_seconds']:.1f} s"
-            + (f", peak {result['peak_gb']:.1f} GB" if "peak_gb" in result else ""))  # fmt: skip
+        peak = f", peak {result['peak_gb']:.1f} GB" if "peak_gb" in result else ""
+        say(
+            f"{result['name']}: {result['tokens_per_second']:,.0f} tokens/s, "
+            f"round {min(result['seconds']):.2f} s (median {middle:.2f}), "
+            f"first {result['first_seconds']:.1f} s{peak}"
+        )
         if best is None or result["tokens_per_second"] > best["tokens_per_second"]:
             best = result
     return best

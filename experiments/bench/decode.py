@@ -1,8 +1,8 @@
 """Speed of the JAX engine's decode step relative to the memory roofline, measured on an accelerator
 or planned.
 
-    python -m experiments.bench.decode                                 # measure on this machine's GPU or TPU
-    python -m experiments.bench.decode --planned h100:1                # no such device: plan with its compiler
+    python -m experiments.bench.decode                    # measure on this machine's GPU or TPU
+    python -m experiments.bench.decode --planned h100:1   # no such device: plan with its compiler
 
 Weights are random; weights and cache are bfloat16. Every row decodes at the given context. In the
 roofline, a step reads each weight except the embedding table once, and the keys and values of every
@@ -153,7 +153,8 @@ def main() -> None:
         chip = chip_of(jax.devices()[0].device_kind)
         if chip is None:
             sys.exit(
-                "this machine has no accelerator of a known type; plan for one with --planned h100:1"
+                "this machine has no accelerator of a known type; "
+                "plan for one with --planned h100:1"
             )
     records = []
     for size in args.sizes:
@@ -182,7 +183,8 @@ def table(records: list[dict[str, Any]], kind: str) -> str:
     for r in records:
         result = r.get("note", "")
         if "tokens_per_s" in r:
-            result = f"{r['tokens_per_s']:,.0f} tokens/s, {r['tokens_per_s'] / r['roofline']:.0%} of the roofline"
+            share = r["tokens_per_s"] / r["roofline"]
+            result = f"{r['tokens_per_s']:,.0f} tokens/s, {share:.0%} of the roofline"
         elif "peak_gb" in r:
             result = f"peak memory {r['peak_gb']:.1f} GB"
         bound = f"{r['roofline']:,.0f}" if "roofline" in r else ""

@@ -1,7 +1,7 @@
 """Serve the word vectors of the package `wordllama` as an OpenAI-compatible `/v1/embeddings`, to
 measure `endpoint`.
 
-    pip install --no-deps 'wordllama>=0.4,<0.5'    # 19 MB with its 256-dimensional vectors of 32,000 tokens
+    pip install --no-deps 'wordllama>=0.4,<0.5'    # 19 MB: 256-dimensional vectors, 32,000 tokens
     python -m experiments.bench.embeddings --port 8012
 
 A text's vector is the mean of its tokens' vectors. No other server of embeddings comes from the

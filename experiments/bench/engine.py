@@ -75,11 +75,10 @@ def measure(
     from rl.trajectory import Sampling
 
     shape, params = hf.load(folder)
-    options = {
-        "context": -(-workload.max_length // 32) * 32,
-        "weight_dtype": jnp.dtype(weight_dtype),
-    }
-    engine = JaxEngine(shape, params, slots=slots, decode_block=block, leave=leave, **options)
+    engine = JaxEngine(
+        shape, params, slots=slots, context=-(-workload.max_length // 32) * 32, decode_block=block,
+        leave=leave, weight_dtype=jnp.dtype(weight_dtype),
+    )  # fmt: skip
     del params
 
     async def episode(row: int, script: workloads.Episode) -> None:
@@ -105,7 +104,8 @@ def measure(
         processor.append(time.process_time() - began)
     rows = engine.stats()["decode_row_steps"] / max(1, engine.stats()["decode_steps"])
     return {
-        "name": f"here ({slots} slots, blocks of {block}, leave {leave}, {weight_dtype}, {rows:.0f} rows a step)",
+        "name": f"here ({slots} slots, blocks of {block}, leave {leave}, {weight_dtype}, "
+        f"{rows:.0f} rows a step)",
         "version": jax.__version__,
         "workload": workload.name,
         "new_tokens": workload.new_tokens,
@@ -120,7 +120,7 @@ def measure(
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
     parser.add_argument(
-        "--workloads", nargs="+", default=["flat", "multi_turn"], choices=["flat", "multi_turn"]
+        "--workloads", nargs="+", default=list(workloads.MAKERS), choices=list(workloads.MAKERS)
     )
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument(
@@ -163,13 +163,8 @@ def main() -> None:
             hf.save(folder, shape, qwen.init(shape, 0))
         for name in args.workloads:
             path = Path(folder) / f"{name}.json"
-            made = workloads.multi_turn(vocab=shape.vocab)
-            made = (
-                workloads.flat(new_tokens=args.flat_tokens, vocab=shape.vocab)
-                if name == "flat"
-                else made
-            )
-            made.save(path)
+            options = {"new_tokens": args.flat_tokens} if name == "flat" else {}
+            workloads.MAKERS[name](vocab=shape.vocab, **options).save(path)
             arguments = ["--model", model, "--workload", str(path), "--repeats", str(args.repeats)]
             results[name] = {who: contend(contenders, who, arguments) for who in contenders}
     print("\n" + table(contenders, "generated tokens/s", results))

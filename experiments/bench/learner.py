@@ -22,7 +22,7 @@ from experiments.bench import workload as workloads
 from experiments.bench.contest import Contenders, contend, table
 
 HERE = "experiments/bench"
-SHAPE = {
+SHAPE: dict[str, Any] = {
     "vocab": 704,
     "d_model": 128,
     "layers": 2,
@@ -103,7 +103,8 @@ def measure(
         jax.block_until_ready((state, metrics))
         seconds.append(time.perf_counter() - start)
     return {
-        "name": f"here ({micro} rows of {width}, fill {packed.fill:.2f}, widths {widths}, chunks of {chunk})",
+        "name": f"here ({micro} rows of {width}, fill {packed.fill:.2f}, widths {widths}, "
+        f"chunks of {chunk})",
         "version": jax.__version__,
         "batch": batch.name,
         "trained_tokens": batch.trained_tokens,
@@ -116,7 +117,7 @@ def measure(
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
     parser.add_argument(
-        "--batches", nargs="+", default=["flat", "multi_turn"], choices=["flat", "multi_turn"]
+        "--batches", nargs="+", default=list(workloads.MAKERS), choices=list(workloads.MAKERS)
     )
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--json", default="", help="file to which all results are written too")
@@ -143,9 +144,7 @@ def main() -> None:
         shape = qwen.Config(**SHAPE)
         hf.save(folder, shape, qwen.init(shape, 0))
         for name in args.batches:
-            script = {"flat": workloads.flat, "multi_turn": workloads.multi_turn}[name](
-                vocab=shape.vocab
-            )
+            script = workloads.MAKERS[name](vocab=shape.vocab)
             path = Path(folder) / f"{name}.json"
             workloads.batch_of(script).save(path)
             arguments = ["--model", folder, "--batch", str(path), "--repeats", str(args.repeats)]

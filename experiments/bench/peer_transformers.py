@@ -1,13 +1,13 @@
 """Generated tokens/s of `transformers` generate on a workload. Runs under the peer's own Python:
 
-    .bench/trl/bin/python experiments/bench/peer_transformers.py --model DIR --workload FILE.json
-    [--batch 16]
+    .bench/trl/bin/python experiments/bench/peer_transformers.py --model DIR \\
+        --workload FILE.json [--batch 16]
 
 Each turn is one static left-padded batch of all episodes, or batches of `--batch` episodes of
-similar length, as in
-trainers without a serving engine: a batch lasts as long as its longest row, and every turn prefills
-the whole history again. The last line of the output is one JSON object. No log-probabilities are
-computed, which favours this peer. Rows never stop early, and only tokens of the workload count.
+similar length, as in trainers without a serving engine: a batch lasts as long as its longest row,
+and every turn prefills the whole history again. The last line of the output is one JSON object. No
+log-probabilities are computed, which favours this peer. Rows never stop early, and only tokens of
+the workload count.
 """
 
 import argparse
@@ -23,7 +23,7 @@ PAD = 0
 
 
 @torch.inference_mode()
-def play(model, workload, batch: int) -> None:
+def play(model: transformers.PreTrainedModel, workload: workloads.Workload, batch: int) -> None:
     """Generate every turn of every episode, `batch` episodes at a time."""
     histories = [list(episode.prompt) for episode in workload.episodes]
     for turn in range(max(len(episode.turns) for episode in workload.episodes)):
@@ -33,7 +33,13 @@ def play(model, workload, batch: int) -> None:
             generate(model, workload, histories, turn, rows[first : first + batch])
 
 
-def generate(model, workload, histories: list[list[int]], turn: int, rows: list[int]) -> None:
+def generate(
+    model: transformers.PreTrainedModel,
+    workload: workloads.Workload,
+    histories: list[list[int]],
+    turn: int,
+    rows: list[int],
+) -> None:
     """Generate one turn of the episodes `rows` as one batch and append it to their histories."""
     width = max(len(histories[row]) for row in rows)
     tokens = torch.full((len(rows), width), PAD)
@@ -43,8 +49,8 @@ def generate(model, workload, histories: list[list[int]], turn: int, rows: list[
         mask[index, width - len(histories[row]) :] = 1
     longest = max(workload.episodes[row].turns[turn].new_tokens for row in rows)
     out = model.generate(
-        input_ids=tokens, attention_mask=mask, max_new_tokens=longest, do_sample=True, temperature=1.0, top_k=0,
-        eos_token_id=None, pad_token_id=PAD,
+        input_ids=tokens, attention_mask=mask, max_new_tokens=longest, do_sample=True,
+        temperature=1.0, top_k=0, eos_token_id=None, pad_token_id=PAD,
     )  # fmt: skip
     assert out.shape[1] == width + longest, "a row ended early"
     for index, row in enumerate(rows):

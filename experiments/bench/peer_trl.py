@@ -3,9 +3,8 @@
     .bench/trl/bin/python experiments/bench/peer_trl.py --model DIR --batch FILE.json [--micro 16]
 
 Runs GRPOTrainer.train() with its generation replaced by the given batch; a step is loss, backward
-pass, clipping and
-AdamW. Configured for speed: no gradient checkpointing, no reference model, and old
-log-probabilities from the same forward pass. The last line of the output is one JSON object.
+pass, clipping and AdamW. Configured for speed: no gradient checkpointing, no reference model, and
+old log-probabilities from the same forward pass. The last line of the output is one JSON object.
 """
 
 import argparse
@@ -13,6 +12,7 @@ import json
 import os
 import tempfile
 import time
+from typing import Any
 
 import datasets
 import tokenizers
@@ -25,22 +25,22 @@ import workload as workloads
 class Trainer(trl.GRPOTrainer):
     """GRPO on a fixed batch."""
 
-    fixed: dict
+    fixed: dict[str, torch.Tensor]
 
-    def _generate_and_score_completions(self, inputs):
+    def _generate_and_score_completions(self, inputs: Any) -> dict[str, torch.Tensor]:
         return dict(self.fixed)
 
 
 class Clock(transformers.TrainerCallback):
     """Seconds of each optimizer step."""
 
-    def __init__(self):
-        self.seconds = []
+    def __init__(self) -> None:
+        self.seconds: list[float] = []
 
-    def on_step_begin(self, *args, **kwargs):
+    def on_step_begin(self, *args: Any, **kwargs: Any) -> None:
         self.start = time.perf_counter()
 
-    def on_step_end(self, *args, **kwargs):
+    def on_step_end(self, *args: Any, **kwargs: Any) -> None:
         self.seconds.append(time.perf_counter() - self.start)
 
 
@@ -66,7 +66,7 @@ def tensors(batch: workloads.Batch) -> dict[str, torch.Tensor]:
     return out
 
 
-def tokenizer_of(vocab: int):
+def tokenizer_of(vocab: int) -> transformers.PreTrainedTokenizerFast:
     """Return a dummy tokenizer, which the trainer requires but does not use here."""
     words = {f"w{index}": index for index in range(vocab)}
     model = tokenizers.models.WordLevel(words, unk_token="w0")
@@ -91,12 +91,14 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         config = trl.GRPOConfig(
             output_dir=folder, max_steps=args.repeats + 2, per_device_train_batch_size=micro,
-            gradient_accumulation_steps=len(batch.rows) // micro, num_generations=2, learning_rate=1e-5,
-            max_completion_length=batch.max_completion, gradient_checkpointing=False, bf16=False, use_cpu=True,
-            logging_strategy="no", save_strategy="no", report_to="none", disable_tqdm=True,
+            gradient_accumulation_steps=len(batch.rows) // micro, num_generations=2,
+            learning_rate=1e-5, max_completion_length=batch.max_completion,
+            gradient_checkpointing=False, bf16=False, use_cpu=True, logging_strategy="no",
+            save_strategy="no", report_to="none", disable_tqdm=True,
         )  # fmt: skip
         trainer = Trainer(
-            model=model, reward_funcs=lambda prompts, **kwargs: [0.0] * len(prompts), args=config, callbacks=[clock],
+            model=model, reward_funcs=lambda prompts, **kwargs: [0.0] * len(prompts), args=config,
+            callbacks=[clock],
             train_dataset=datasets.Dataset.from_dict({"prompt": ["w2"] * len(batch.rows)}),
             processing_class=tokenizer_of(batch.vocab),
         )  # fmt: skip

@@ -1,12 +1,12 @@
 """Trained tokens/s of tunix's GRPO step on a batch. Runs under the peer's own Python:
 
-    .bench/tunix/bin/python experiments/bench/peer_tunix.py --model DIR --batch FILE.json [--packed
-    TOKENS] [--micro 16]
+    .bench/tunix/bin/python experiments/bench/peer_tunix.py --model DIR --batch FILE.json \\
+        [--packed TOKENS] [--micro 16]
 
 Runs the jitted train step of its RL trainer with its GRPO loss: loss, gradient, clipping and AdamW.
-Configured for
-speed: no reference model, old log-probabilities from the same forward pass, and with --packed rows
-filled by first fit and separated by segment ids. The last line of the output is one JSON object.
+Configured for speed: no reference model, old log-probabilities from the same forward pass, and with
+--packed rows filled by first fit and separated by segment ids. The last line of the output is one
+JSON object.
 """
 
 import argparse
@@ -14,6 +14,7 @@ import importlib.metadata
 import json
 import time
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -44,9 +45,9 @@ def padded(batch: workloads.Batch) -> common.TrainExample:
         mask[index, : len(row.mask)] = row.mask
     advantages = np.array([row.advantage for row in batch.rows], np.float32)
     return common.TrainExample(
-        prompt_ids=jnp.array(prompts), prompt_mask=jnp.array(prompts != PAD), completion_ids=jnp.array(completions),
-        completion_mask=jnp.array(mask), advantages=jnp.array(advantages), ref_per_token_logps=None,
-        old_per_token_logps=None,
+        prompt_ids=jnp.array(prompts), prompt_mask=jnp.array(prompts != PAD),
+        completion_ids=jnp.array(completions), completion_mask=jnp.array(mask),
+        advantages=jnp.array(advantages), ref_per_token_logps=None, old_per_token_logps=None,
     )  # fmt: skip
 
 
@@ -76,20 +77,22 @@ def packed(batch: workloads.Batch, width: int) -> common.TrainExample:
             start = end
     empty = jnp.zeros((len(bins), 0), jnp.int32)
     return common.TrainExample(
-        prompt_ids=empty, prompt_mask=empty, completion_ids=jnp.array(tokens), completion_mask=jnp.array(mask),
-        advantages=jnp.array(advantages), ref_per_token_logps=None, old_per_token_logps=None,
-        segment_ids=jnp.array(segments), segment_positions=jnp.array(positions),
+        prompt_ids=empty, prompt_mask=empty, completion_ids=jnp.array(tokens),
+        completion_mask=jnp.array(mask), advantages=jnp.array(advantages), ref_per_token_logps=None,
+        old_per_token_logps=None, segment_ids=jnp.array(segments),
+        segment_positions=jnp.array(positions),
     )  # fmt: skip
 
 
-def load(folder: str):
+def load(folder: str) -> tuple[Any, jax.sharding.Mesh]:
     """Return (tunix's Qwen2 with the checkpoint's weights, mesh)."""
     record = json.loads((Path(folder) / "config.json").read_text())
     heads = record["num_attention_heads"]
     theta = record.get("rope_theta") or record["rope_parameters"]["rope_theta"]
     config = qwen2.ModelConfig(
-        num_layers=record["num_hidden_layers"], vocab_size=record["vocab_size"], embed_dim=record["hidden_size"],
-        hidden_dim=record["intermediate_size"], num_heads=heads, num_kv_heads=record["num_key_value_heads"],
+        num_layers=record["num_hidden_layers"], vocab_size=record["vocab_size"],
+        embed_dim=record["hidden_size"], hidden_dim=record["intermediate_size"], num_heads=heads,
+        num_kv_heads=record["num_key_value_heads"],
         head_dim=record.get("head_dim") or record["hidden_size"] // heads, rope_theta=theta,
         norm_eps=record["rms_norm_eps"], use_tied_embedding=record["tie_word_embeddings"],
     )  # fmt: skip
@@ -138,8 +141,9 @@ def main() -> None:
                 out = step(part)
             jax.block_until_ready((out, nnx.state(model)))
             seconds.append(time.perf_counter() - start)
+    layout = f"packed {args.packed}" if args.packed else "padded"
     result = {
-        "name": f"tunix GRPO ({f'packed {args.packed}' if args.packed else 'padded'}, micro {micro})",
+        "name": f"tunix GRPO ({layout}, micro {micro})",
         "version": importlib.metadata.version("google-tunix"),
         "batch": batch.name,
         "trained_tokens": batch.trained_tokens,

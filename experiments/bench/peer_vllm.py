@@ -1,7 +1,7 @@
 """Generated tokens/s of vLLM's CPU build on a workload. Runs under the peer's own Python:
 
-    .bench/vllm/bin/python experiments/bench/peer_vllm.py --model DIR --workload FILE.json [--mode
-    async|offline]
+    .bench/vllm/bin/python experiments/bench/peer_vllm.py --model DIR --workload FILE.json \\
+        [--mode async|offline]
 
 `async` runs every episode as a coroutine over one AsyncLLM, without HTTP, without a barrier between
 turns, and with prefix caching. `offline` calls LLM.generate on all episodes, turn by turn, with the
@@ -15,6 +15,8 @@ import json
 import os
 import resource
 import time
+from collections.abc import Sequence
+from typing import Any
 
 os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "2")  # GiB
 os.environ.setdefault(
@@ -29,7 +31,7 @@ import workload as workloads
 BLOCK = 32  # tokens of a KV block; with the default of 128 the prefix cache would hardly ever hit
 
 
-def engine_options(args, workload) -> dict:
+def engine_options(args: argparse.Namespace, workload: workloads.Workload) -> dict[str, Any]:
     """Return the engine options of both modes."""
     return {
         "model": args.model,
@@ -43,7 +45,7 @@ def engine_options(args, workload) -> dict:
     }
 
 
-def sampling(new_tokens: int):
+def sampling(new_tokens: int) -> Any:
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 
@@ -56,7 +58,7 @@ def sampling(new_tokens: int):
     )
 
 
-def rounds_offline(args, workload) -> list[float]:
+def rounds_offline(args: argparse.Namespace, workload: workloads.Workload) -> list[float]:
     """Return the seconds of each round; the first is a warm-up."""
     from vllm import LLM
 
@@ -83,21 +85,21 @@ def rounds_offline(args, workload) -> list[float]:
     return seconds
 
 
-def extend(history: list[int], generated, turn) -> None:
+def extend(history: list[int], generated: Sequence[int], turn: workloads.Turn) -> None:
     assert len(generated) == turn.new_tokens, (
         f"{len(generated)} tokens instead of {turn.new_tokens}"
     )
     history += [*generated, *turn.observation]
 
 
-async def rounds_async(args, workload) -> list[float]:
+async def rounds_async(args: argparse.Namespace, workload: workloads.Workload) -> list[float]:
     """Return the seconds of each round; the first is a warm-up."""
     from vllm import AsyncEngineArgs
     from vllm.v1.engine.async_llm import AsyncLLM
 
     engine = AsyncLLM.from_engine_args(AsyncEngineArgs(**engine_options(args, workload)))
 
-    async def episode(name: str, script) -> None:
+    async def episode(name: str, script: workloads.Episode) -> None:
         history = list(script.prompt)
         for number, turn in enumerate(script.turns):
             prompt = {"prompt_token_ids": history}
@@ -142,6 +144,8 @@ def main() -> None:
     )
     import vllm
 
+    # With `async` the engine is a process of its own.
+    processes = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
     result = {
         "name": f"vLLM CPU ({args.mode}, {args.dtype}{', eager' if args.eager else ''})",
         "version": vllm.__version__,
@@ -150,10 +154,8 @@ def main() -> None:
         "seconds": seconds[1:],
         "first_seconds": seconds[0],
         "tokens_per_second": workload.new_tokens / min(seconds[1:]),
-        # With `async` the engine is a process of its own.
-        "peak_gb": sum(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-        * 1024 / 1e9,
-    }  # fmt: skip
+        "peak_gb": sum(resource.getrusage(who).ru_maxrss for who in processes) * 1024 / 1e9,
+    }
     print(json.dumps(result), flush=True)
 
 

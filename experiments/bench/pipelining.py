@@ -54,7 +54,8 @@ class SlowTravel(Travel):
         self._seconds = self._turn * (self._tail if slow else rng.uniform(0.5, 1.5))
         return super().reset(task, seed)
 
-    async def step(self, action: str) -> StepResult:
+    # A world's methods may be coroutines.
+    async def step(self, action: str) -> StepResult:  # type: ignore[override]
         await asyncio.sleep(self._seconds)
         return super().step(action)
 
@@ -125,8 +126,11 @@ def main() -> None:
     result: dict[str, Any] = {"benchmark": "pipelining", **vars(args)}
     for depth in (0, 1):
         seconds, rollouts = seconds_of(args, depth)
-        result[f"depth_{depth}"] = {"mean_s": statistics.mean(seconds), "seconds": [round(s, 2) for s in seconds],
-                                    "rollouts_per_step": rollouts}  # fmt: skip
+        result[f"depth_{depth}"] = {
+            "mean_s": statistics.mean(seconds),
+            "seconds": [round(s, 2) for s in seconds],
+            "rollouts_per_step": rollouts,
+        }
     result["ratio"] = result["depth_0"]["mean_s"] / result["depth_1"]["mean_s"]
     print(json.dumps(result))
 

@@ -57,10 +57,8 @@ def main() -> None:
             times = [
                 measure(product, jnp.ones((rows, inner), dtype), w.astype(dtype)) for rows in ROWS
             ]
-            print(
-                f"{inner} x {outer}, {kind}: {', '.join(f'{t:.2f}' for t in times)} ms with {ROWS} rows",
-                flush=True,
-            )
+            shown = ", ".join(f"{t:.2f}" for t in times)
+            print(f"{inner} x {outer}, {kind}: {shown} ms with {ROWS} rows", flush=True)
     for kind, (dtype, product) in KINDS.items():
         square = jnp.ones((LARGE, LARGE), dtype)
         seconds = (

@@ -2,12 +2,13 @@
 experiments.bench.reset`.
 
     python -m experiments.bench.reset --env appworld --python .venv-appworld/bin/python
-    python -m experiments.bench.reset --env travel --tools --episodes 64        # each tool's step, in this process
+    python -m experiments.bench.reset --env travel --tools --episodes 64
+
 
 The worker is warm: its first episode, which loads data, is not counted. Both wall time and
-processor time are shown, because wall time depends on the machine's load. With `--tools` the
-actions are those of the tasks' references and, in a world with tools, those of the `curiosity`
-explorer's walks, which include calls that fail.
+processor time are shown, because wall time depends on the machine's load. With `--tools` each
+tool's step is timed in this process, and the actions are those of the tasks' references and, in a
+world with tools, those of the `curiosity` explorer's walks, which include calls that fail.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ def by_tool(env: str, kwargs: dict[str, Any], split: str, episodes: int) -> dict
         seconds[tools].append(time.perf_counter() - began)
         return result
 
-    world.step = timed
+    world.step = timed  # type: ignore[method-assign]  # walks time their steps, too
     walker = Walker(breadth=6, depth=20, branches=2)
     tasks = world.tasks(split)
     for number in range(episodes):
@@ -125,17 +126,15 @@ def main(argv: list[str] | None = None) -> int:
     )
     args = parser.parse_args(argv)
     os.chdir(ROOT)
+    load = f"load average {os.getloadavg()[0]:.1f} before"
     if args.tools:
-        print(f"{args.env}, {args.episodes} episodes; load average {os.getloadavg()[0]:.1f} before")
+        print(f"{args.env}, {args.episodes} episodes; {load}")
         print_tools(args.env, by_tool(args.env, args.kwargs, args.split, args.episodes))
         return 0
     worker = Worker(args.env, args.kwargs, python=args.python, deadline=DEADLINE_S)
-    print(
-        f"{args.env}, {args.episodes} episodes in one warm worker; load average {os.getloadavg()[0]:.1f} before"
-    )
-    print(
-        "| call | calls | wall p50, ms | wall p95 | processor p50, ms | processor p95 |\n|---|---|---|---|---|---|"
-    )
+    print(f"{args.env}, {args.episodes} episodes in one warm worker; {load}")
+    print("| call | calls | wall p50, ms | wall p95 | processor p50, ms | processor p95 |")
+    print("|---|---|---|---|---|---|")
     results = measure(worker, args.split, args.episodes)
     worker.close()
     for op, seconds in results.items():

@@ -1,15 +1,14 @@
 """The vLLM engine: seconds of a weight update by model size, and tokens/s over HTTP.
 
-    python -m experiments.bench.servers [--python .bench/vllm/bin/python] [--sizes 1,30,120]
-    [--flags "--block-size 32"]
+    python -m experiments.bench.servers [--python .bench/vllm/bin/python] [--sizes 1,30,120] \\
+        [--flags "--block-size 32"]
 
 For each size in millions of parameters, start one server from a checkpoint of random weights and
-time `--repeats`
-weight updates: staging in shared memory, and the update from the pause to the verification. Then
-run `workload.flat` through the vLLM engine, through `vllm bench serve` on the same server and,
-after stopping the server, through the JAX engine in this process. Each runs one warm-up round and
-`--repeats` rounds, of which the best counts; no round repeats the prompts of an earlier one. Prints
-one JSON object per size.
+time `--repeats` weight updates: staging in shared memory, and the update from the pause to the
+verification. Then run `workload.flat` through the vLLM engine, through `vllm bench serve` on the
+same server and, after stopping the server, through the JAX engine in this process. Each runs one
+warm-up round and `--repeats` rounds, of which the best counts; no round repeats the prompts of an
+earlier one. Prints one JSON object per size.
 """
 
 from __future__ import annotations
@@ -20,10 +19,12 @@ import json
 import subprocess
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from experiments.bench import workload as workloads
@@ -49,7 +50,7 @@ def params_of(shape: qwen.Config, seed: int) -> qwen.Params:
     """Return random weights on the host."""
     rng = np.random.default_rng(seed)
 
-    def draw(path, weight: qwen.Weight) -> np.ndarray:
+    def draw(path: tuple[Any, ...], weight: qwen.Weight) -> np.ndarray:
         if weight.std is None:
             return np.full(weight.shape, float(path[-1].key.endswith("norm")), np.float32)
         return (weight.std * rng.standard_normal(weight.shape, np.float32)).astype(np.float32)
@@ -57,12 +58,12 @@ def params_of(shape: qwen.Config, seed: int) -> qwen.Params:
     return jax.tree.map_with_path(draw, qwen.weights(shape), is_leaf=qwen.is_weight)
 
 
-def learner_score(shape: qwen.Config):
+def learner_score(shape: qwen.Config) -> Callable[[qwen.Params, list[int]], np.ndarray]:
     """Return (params, ids) -> log p of each token but the first."""
 
-    def score(params, ids_T):
-        positions_RT = np.arange(len(ids_T), dtype=np.int32)[None]
-        ones_RT = np.ones((1, len(ids_T)), np.int32)
+    def score(params: qwen.Params, ids_T: jax.Array) -> jax.Array:
+        positions_RT = jnp.arange(len(ids_T), dtype=jnp.int32)[None]
+        ones_RT = jnp.ones((1, len(ids_T)), jnp.int32)
         h_RTD = qwen.hidden(shape, params, ids_T[None], positions_RT, ones_RT)
         return token_logp(h_RTD[0, :-1], qwen.unembed(shape, params), ids_T[1:])[0]
 
@@ -105,11 +106,14 @@ def vllm_bench(
     The best of `repeats` rounds counts, after a warm-up round.
     """
     script = workload.episodes[0]
-    command = [python, "-m", "vllm.entrypoints.cli.main", "bench", "serve", "--backend", "openai", "--base-url", url,
-               "--model", "policy", "--tokenizer", str(folder), "--dataset-name", "random",
-               "--random-input-len", str(len(script.prompt)), "--random-output-len", str(script.turns[0].new_tokens),
-               "--num-prompts", str(len(workload.episodes)), "--ignore-eos",
-               "--save-result", "--result-dir", str(folder), "--result-filename", "bench.json"]  # fmt: skip
+    command = [
+        python, "-m", "vllm.entrypoints.cli.main", "bench", "serve", "--backend", "openai",
+        "--base-url", url, "--model", "policy", "--tokenizer", str(folder),
+        "--dataset-name", "random", "--random-input-len", str(len(script.prompt)),
+        "--random-output-len", str(script.turns[0].new_tokens),
+        "--num-prompts", str(len(workload.episodes)), "--ignore-eos",
+        "--save-result", "--result-dir", str(folder), "--result-filename", "bench.json",
+    ]  # fmt: skip
     rates = []
     for round in range(repeats + 1):
         process = subprocess.run(
@@ -130,12 +134,14 @@ async def measure(args: argparse.Namespace, size: str, folder: Path) -> dict[str
     workload = workloads.flat(vocab=tokenizer.vocab_size)
     context = workload.max_length + 64
     servers = OwnServers(
-        python=args.python, checkpoint=folder, logs=folder, context=-(-context // 32) * 32, dtype=args.dtype,
-        slots=len(workload.episodes), flags=args.flags, start_timeout=1800.0,
+        python=args.python, checkpoint=folder, logs=folder, context=-(-context // 32) * 32,
+        dtype=args.dtype, slots=len(workload.episodes), flags=args.flags, start_timeout=1800.0,
     )  # fmt: skip
     transfer = SharedMemory(shape, dtype=args.dtype, folder=args.shared)
-    engine = VllmEngine(servers, vocab=shape.vocab, context=context, transfer=transfer, score=learner_score(shape),
-                        tolerance=args.tolerance)  # fmt: skip
+    engine = VllmEngine(
+        servers, vocab=shape.vocab, context=context, transfer=transfer, score=learner_score(shape),
+        tolerance=args.tolerance,
+    )  # fmt: skip
     try:
         await engine.start()
         await engine.load(first, 0)
@@ -158,9 +164,10 @@ async def measure(args: argparse.Namespace, size: str, folder: Path) -> dict[str
     here = await tokens_per_second(ours, workload, args.repeats)
     megabytes = spent["bytes"] / 1e6
     return {
-        "benchmark": "servers", "million_parameters": size, "dtype": args.dtype, "megabytes": round(megabytes, 1),
-        "stage_s": round(spent["stage_seconds"], 3), "update_s": round(spent["update_seconds"], 3),
-        "gap": after["gap"], "tokens_per_s": round(rate), "vllm_bench_tokens_per_s": round(theirs),
+        "benchmark": "servers", "million_parameters": size, "dtype": args.dtype,
+        "megabytes": round(megabytes, 1), "stage_s": round(spent["stage_seconds"], 3),
+        "update_s": round(spent["update_seconds"], 3), "gap": after["gap"],
+        "tokens_per_s": round(rate), "vllm_bench_tokens_per_s": round(theirs),
         "jax_engine_tokens_per_s": round(here),
     }  # fmt: skip
 

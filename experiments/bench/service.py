@@ -1,10 +1,10 @@
 """Latency that the environment service adds to a step: `python -m experiments.bench.service`.
 
 One service holds --instances instances, and --clients threads step through them. The added latency
-is the difference
-to a direct call of the same step without a service, measured in the same run, step by step. There
-are two loads: under `paced` a client waits between two steps, as if a policy were generating
-(--think seconds on average, exponentially distributed); under `closed` it does not wait.
+is the difference to a direct call of the same step without a service, measured in the same run,
+step by step. There are two loads: under `paced` a client waits between two steps, as if a policy
+were generating (--think seconds on average, exponentially distributed); under `closed` it does not
+wait.
 """
 
 from __future__ import annotations
@@ -164,8 +164,10 @@ def main(argv: list[str] | None = None) -> int:
     os.chdir(ROOT)
     load = os.getloadavg()[0]
     print(f"{os.cpu_count()} cores, load average {load:.1f} before the run; milliseconds")
-    heads = ("env", "load", "instances", "MB", "create_s", "steps_per_s")
-    heads += ("direct_p50", "direct_p95", "http_p50", "http_p95", "added_p50", "added_p95")
+    heads = (
+        "env", "load", "instances", "MB", "create_s", "steps_per_s", "direct_p50", "direct_p95",
+        "http_p50", "http_p95", "added_p50", "added_p95",
+    )  # fmt: skip
     print("| " + " | ".join(heads) + " |\n" + "|---" * len(heads) + "|", flush=True)
     rows = []
     for env in args.envs:
@@ -181,12 +183,14 @@ def main(argv: list[str] | None = None) -> int:
                 flush=True,
             )
     print(
-        f"\nLatency added to a step by the service, with {args.instances} instances and {args.clients} clients:"
+        "\nLatency added to a step by the service, "
+        f"with {args.instances} instances and {args.clients} clients:"
     )
     for row in rows:
         bound = f" (bound for p95: {BOUND_MS:g} ms)" if row["load"] == "paced" else ""
         print(
-            f"  {row['env']}, {row['load']}: p50 {row['added_p50']:.1f} ms, p95 {row['added_p95']:.1f} ms{bound}"
+            f"  {row['env']}, {row['load']}: p50 {row['added_p50']:.1f} ms, "
+            f"p95 {row['added_p95']:.1f} ms{bound}"
         )
     return 0
 

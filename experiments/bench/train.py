@@ -1,9 +1,9 @@
 """Speed and memory of the update on long packed rows, measured on an accelerator or planned.
 
-    python -m experiments.bench.train                                  # measure on this machine's GPU or TPU
+    python -m experiments.bench.train                    # measure on this machine's GPU or TPU
     python -m experiments.bench.train --sizes 7b --rows 16384 --set lora.rank=32
-    python -m experiments.bench.train --planned h100:1                 # no such device: plan with its compiler
-    python -m experiments.bench.train --tiny                           # compare with TRL and tunix on a CPU
+    python -m experiments.bench.train --planned h100:1   # no such device: plan with its compiler
+    python -m experiments.bench.train --tiny             # compare with TRL and tunix on a CPU
 
 Weights are random, computation is in bfloat16, and rows are filled completely with sequences of a
 quarter row. A step is loss, gradient, clipping and AdamW over `--micro-batches` rows. Each case
@@ -79,9 +79,9 @@ def packed(config: Any, vocab: int) -> Any:
     mask = np.broadcast_to(positions >= length // 2, shape)
     logp = rng.uniform(-2, 0, shape).astype(np.float32)
     return Packed(
-        rng.integers(0, vocab, shape, np.int32), np.broadcast_to(positions, shape), np.broadcast_to(segments, shape),
-        mask, logp, rng.standard_normal(shape, np.float32), np.zeros(shape, bool), np.zeros(shape, np.int32),
-        np.zeros(shape, np.int32),
+        rng.integers(0, vocab, shape, np.int32), np.broadcast_to(positions, shape),
+        np.broadcast_to(segments, shape), mask, logp, rng.standard_normal(shape, np.float32),
+        np.zeros(shape, bool), np.zeros(shape, np.int32), np.zeros(shape, np.int32),
     )  # fmt: skip
 
 
@@ -119,7 +119,8 @@ def measure(config: Any, repeats: int) -> dict[str, Any]:
     tokens = batch.tokens_RT.size
     stats = jax.devices()[0].memory_stats() or {}
     return {
-        "seconds": min(seconds[2:]), "first": seconds[0], "tokens": tokens, "flops": model_flops(config, shape, tokens),
+        "seconds": min(seconds[2:]), "first": seconds[0], "tokens": tokens,
+        "flops": model_flops(config, shape, tokens),
         "peak_gb": stats.get("peak_bytes_in_use", 0) / 1e9,
     }  # fmt: skip
 
@@ -130,7 +131,8 @@ def measured_case(args: argparse.Namespace, size: str, row: int) -> dict[str, An
 
     if jax.default_backend() == "cpu":
         sys.exit(
-            "this machine has no accelerator: compare on the CPU with --tiny, or plan with --planned h100:1"
+            "this machine has no accelerator: compare on the CPU with --tiny, "
+            "or plan with --planned h100:1"
         )
     config = config_of(size, row, args.micro_batches, parsed(args.set, base.get_config()))
     devices = config.mesh.data * config.mesh.fsdp * config.mesh.tensor * config.mesh.sequence
@@ -259,7 +261,8 @@ def table(records: list[dict[str, Any]], kind: str) -> str:
         fits = "" if r.get("fits", True) else ", does not fit"
         mfu = f"{r['mfu']:.0%}" if r["mfu"] is not None else ""
         lines.append(
-            f"| {r['size']} | {r['row']:,} | {r['tokens_per_s']:,.0f} | {mfu} | {r['peak_gb']:.1f} | {bound}{fits} |"
+            f"| {r['size']} | {r['row']:,} | {r['tokens_per_s']:,.0f} | {mfu} "
+            f"| {r['peak_gb']:.1f} | {bound}{fits} |"
         )
     return "\n".join(lines)
 

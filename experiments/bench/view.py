@@ -2,11 +2,11 @@
 runs/quickstart`.
 
 Copies the rollouts of a run under other step numbers until there are 100,000, starts the server on
-them, and measures
-what a page waits for: the index of all rollouts, cold and again, one part with its tokens, and a
-search for words. With a Chromium on the PATH it opens the pages there and filters. Then it writes
-files of rollouts and their indexes anew and compares the time with that of a training step. Wall
-time and processor time are shown, because wall time depends on the machine's load.
+them, and measures what a page waits for: the index of all rollouts, cold and again, one part with
+its tokens, and a search for words. With a Chromium on the PATH it opens the pages there and
+filters. Then it writes files of rollouts and their indexes anew and compares the time with that of
+a training step. Wall time and processor time are shown, because wall time depends on the machine's
+load.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import functools
 import gzip
 import itertools
 import json
-import re
 import shutil
 import statistics
 import subprocess
@@ -25,7 +24,7 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -87,10 +86,8 @@ def timed(what: str, call: Callable[[], Any], pid: int = 0) -> Any:
     processor = functools.partial(processor_s, pid) if pid else time.process_time
     began, used = time.perf_counter(), processor()
     result = call()
-    print(
-        f"{what:28} {time.perf_counter() - began:7.2f} s, {processor() - used:6.2f} s of the processor",
-        flush=True,
-    )
+    wall, used = time.perf_counter() - began, processor() - used
+    print(f"{what:28} {wall:7.2f} s, {used:6.2f} s of the processor", flush=True)
     return result
 
 
@@ -100,7 +97,8 @@ def serve(folder: Path) -> None:
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     timed_server = functools.partial(timed, pid=process.pid)
     try:
-        url = re.search(r"http\S+", timed_server("server started", process.stdout.readline))[0]
+        assert process.stdout is not None  # it is a pipe
+        url = timed_server("server started", process.stdout.readline).split()[0]
         size = timed_server("index of all, first time", lambda: index(url))
         print(f"{'size of the index':28} {size / 1e6:7.1f} MB")
         timed_server("index of all, again", lambda: index(url))
@@ -141,13 +139,15 @@ def looked_at(url: str, server: int) -> None:
             "text=error",
             "",
         ):
-            script = f"history.replaceState(null, '', '#/rollouts?{filters}'); const began = performance.now();"
-            script += " await show(); return performance.now() - began;"
+            script = f"history.replaceState(null, '', '#/rollouts?{filters}');"
+            script += " const began = performance.now(); await show();"
+            script += " return performance.now() - began;"
             walls.append(browser.run(f"(async () => {{ {script} }})()"))
         paid = 1e3 * (sum(map(family_s, pids)) - used) / len(walls)
         median, most = statistics.median(walls), max(walls)
         print(
-            f"{'a filter':34} {median:6.0f} ms, at most {most:.0f} ms; {paid:.0f} ms of the processors"
+            f"{'a filter':34} {median:6.0f} ms, at most {most:.0f} ms; "
+            f"{paid:.0f} ms of the processors"
         )
 
 
@@ -176,9 +176,10 @@ def words(url: str) -> dict[str, Any]:
 
 def written(run: Path, folder: Path) -> None:
     """Print size and time of what training writes, per 1,000 rollouts and as a share of a step."""
-    target, sizes, count = folder / "written.jsonl.gz", Counter(), 0
+    target, count = folder / "written.jsonl.gz", 0
+    sizes: Counter[str] = Counter()
     files = [file for file in rollout_files(run) if file.kind == "step"][:20]
-    used = Counter()
+    used: dict[str, float] = defaultdict(float)
     for file in files:
         records = read_rollouts(file.path)
         count += len(records)
@@ -199,7 +200,8 @@ def written(run: Path, folder: Path) -> None:
     for name, total in used.items():
         mean = total / len(files)
         print(
-            f"{name:28} {1e3 * mean:7.1f} ms of the processor per step of {step:.2f} s: {mean / step:.2%}"
+            f"{name:28} {1e3 * mean:7.1f} ms of the processor per step of {step:.2f} s: "
+            f"{mean / step:.2%}"
         )
 
 

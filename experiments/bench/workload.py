@@ -11,6 +11,7 @@ import argparse
 import dataclasses
 import json
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -127,6 +128,9 @@ def multi_turn(
     return Workload("multi_turn", vocab, tuple(episode() for _ in range(episodes)), seed)
 
 
+MAKERS: dict[str, Callable[..., Workload]] = {"flat": flat, "multi_turn": multi_turn}
+
+
 @dataclass(frozen=True)
 class Row:
     """One training sample: a prompt and a completion; `mask` is 1 on the tokens that train."""
@@ -188,7 +192,7 @@ def batch_of(workload: Workload) -> Batch:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Write a workload or a training batch as JSON.")
-    parser.add_argument("name", choices=["flat", "multi_turn"])
+    parser.add_argument("name", choices=list(MAKERS))
     parser.add_argument("path")
     parser.add_argument("--vocab", type=int, default=700)
     parser.add_argument("--seed", type=int, default=0)
@@ -196,7 +200,7 @@ def main() -> None:
         "--batch", action="store_true", help="write the training batch that follows the workload"
     )
     args = parser.parse_args()
-    workload = {"flat": flat, "multi_turn": multi_turn}[args.name](vocab=args.vocab, seed=args.seed)
+    workload = MAKERS[args.name](vocab=args.vocab, seed=args.seed)
     (batch_of(workload) if args.batch else workload).save(args.path)
 
 

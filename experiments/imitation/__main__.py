@@ -84,13 +84,15 @@ def problems(config: Any, workdir: str) -> list[str]:
     is."""
     if "demonstrations" not in config:
         return [
-            "this is not a config of imitation; those start from configs/imitation.py, as configs/base_policy.py does"
+            "this is not a config of imitation; those start from configs/imitation.py, "
+            "as configs/base_policy.py does"
         ]
     found = list(key_problems(config, imitation.Config).values())
     config = fitted(config, imitation.Config)
     if config.warmup >= config.steps:
         found.append(
-            f"config.warmup={config.warmup} updates is not shorter than the run of {config.steps} updates"
+            f"config.warmup={config.warmup} updates is not shorter than the run of "
+            f"{config.steps} updates"
         )
     if config.model.path:
         model = {"path": config.model.path, "tokenizer": ""}
@@ -118,10 +120,11 @@ def template_problems(template: Any) -> list[str]:
     name, args = template.name, template.args.to_dict()
     if found := plugs.problems("template", name, args):
         return found
-    target = plugs.load("template", name)
-    if target.manage is not Context.manage or getattr(target, "roles", ()):
+    target: Any = plugs.load("template", name)
+    if target.manage is not Context.manage or getattr(target, "roles", None):
         return [
-            f"config.template.name={name} asks a model during an episode, and no demonstration shows an answer"
+            f"config.template.name={name} asks a model during an episode, "
+            "and no demonstration shows an answer"
         ]
     opening = Observation([{"role": "user", "content": "a"}])
     try:

@@ -105,8 +105,8 @@ def problems(config: Any) -> Iterator[str]:
     name, args, explored = config.env.name, config.env.args.to_dict(), config.explored
     if name not in known() and not explored:
         yield (
-            f"config.env.name={name} has no demonstrations to imitate; {', '.join(known())} have, and any world whose"
-            " tasks were explored (config.explored)"
+            f"config.env.name={name} has no demonstrations to imitate; {', '.join(known())} have, "
+            "and any world whose tasks were explored (config.explored)"
         )
         return
     show = _Demonstrate(name, explored, {"care": config.care, "hint": config.hint, **args})
@@ -117,10 +117,14 @@ def problems(config: Any) -> Iterator[str]:
             Exception
         ) as error:  # an environment may raise anything, and its message is for the user
             yield (
-                f"config.env.name={name} cannot be demonstrated with config.env.args={args}, care={config.care},"
-                f" hint={config.hint}{f' and explored={explored}' * shown}: {error}"
+                f"config.env.name={name} cannot be demonstrated with config.env.args={args}, "
+                f"care={config.care}, hint={config.hint}{f' and explored={explored}' * shown}: "
+                f"{error}"
             )
             return
     least = 256 + len(QWEN_TOKENS) + len(extra_tokens(name))
     if not config.model.path and config.vocab < least:
-        yield f"config.vocab={config.vocab} is too small: bytes and fixed tokens of {name} take {least}"
+        yield (
+            f"config.vocab={config.vocab} is too small: "
+            f"bytes and fixed tokens of {name} take {least}"
+        )

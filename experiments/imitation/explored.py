@@ -66,7 +66,8 @@ def _prepare(
     tasks = [task for task in found.values() if task.origin == "synthetic" and calls_of(task)]
     if not tasks:
         raise ValueError(
-            f"config.explored={files} has no task that tool calls solve; --mode=explore writes such files"
+            f"config.explored={files} has no task that tool calls solve; "
+            "--mode=explore writes such files"
         )
     values = values_of(call for task in tasks for call in calls_of(task))
     return probed(envs.make(env, **json.loads(arguments))), tasks, values

@@ -1,9 +1,8 @@
 """Imitation: train a tokenizer and a small model, or a pretrained one, on scripted demonstrations.
 
 The demonstrations teach the syntax of tool calls and the copying of ids; doing tasks well is left
-to learning by
-reward. Each demonstration becomes samples as an episode does: its context template makes the
-prompts, and the agent's turns train.
+to learning by reward. Each demonstration becomes samples as an episode does: its context template
+makes the prompts, and the agent's turns train.
 """
 
 from __future__ import annotations
@@ -65,7 +64,8 @@ def imitate(config: Any, workdir: str | Path, command: str) -> None:
     hints = "without a hint" if unhinted else "with a hint"
     seconds = time.monotonic() - started
     print(
-        f"2 x {c.demonstrations} demonstrations in {seconds:.0f} s; careless ones {hints} succeed in {success:.1%}"
+        f"2 x {c.demonstrations} demonstrations in {seconds:.0f} s; "
+        f"careless ones {hints} succeed in {success:.1%}"
     )
     if c.model.path:
         folder = model_folder(c.model.path, weights=True)
@@ -76,17 +76,16 @@ def imitate(config: Any, workdir: str | Path, command: str) -> None:
         shape = dataclasses.replace(qwen.PRESETS[c.model.preset], vocab=tokenizer.vocab_size)
         params = qwen.init(shape, seed_of(c.seed, "init") % 2**31)
     template = plugs.plug("template", c.template.name, c.template.args.to_dict())
-    careful, careless = (
-        samples_of(episodes, tokenizer, c.row, template) for episodes in (careful, careless)
-    )
-    params = train(c, shape, params, careful, careless)
+    careful_samples = samples_of(careful, tokenizer, c.row, template)
+    careless_samples = samples_of(careless, tokenizer, c.row, template)
+    params = train(c, shape, params, careful_samples, careless_samples)
     Workdir(workdir).claim(c.to_dict(), c.seed, "imitation")
     policy = Path(workdir) / "policy"
     text = card(
         c,
         shape,
         command,
-        f"{len(careless):,} careless ones, which succeed in {success:.0%} {hints}",
+        f"{len(careless_samples):,} careless ones, which succeed in {success:.0%} {hints}",
     )
     hf.save(policy, shape, params, tokenizer=tokenizer, card=text)
     print(f"{qwen.parameter_count(shape):,} parameters written to {policy}")
@@ -118,9 +117,8 @@ def train(
     passes.
 
     The first updates show no slips, because copying is learned several times sooner from sources
-    that are always right.
-    Careless samples are then added gradually: added all at once, after a loss near zero, they would
-    undo part of that.
+    that are always right. Careless samples are then added gradually: added all at once, after a
+    loss near zero, they would undo part of that.
     """
     c, optimizer = config, make_optimizer(config)
     dtype = jnp.dtype(c.model.dtype)
@@ -138,7 +136,8 @@ def train(
             seconds = time.monotonic() - started
             speed, left = step * c.rows * c.row / seconds, seconds / step * (c.steps - step)
             print(
-                f"imitate {step}/{c.steps}  loss {np.mean(losses[-20:]):.4f}  {speed:,.0f} tokens/s  {left:.0f} s left",
+                f"imitate {step}/{c.steps}  loss {np.mean(losses[-20:]):.4f}  "
+                f"{speed:,.0f} tokens/s  {left:.0f} s left",
                 flush=True,
             )
     return state["params"]
@@ -165,7 +164,7 @@ def batches(
     sets, each pass shuffled anew. `shares` are the shares of careless samples in the batches.
     pairs: share of the samples of a batch without careless ones that are `random_pairs` instead."""
     draw = np.random.default_rng(seed_of(seed, "batches"))
-    vocabulary = np.unique(np.concatenate([sample.tokens for sample in careful])) if pairs else ()
+    vocabulary = np.unique(np.concatenate([sample.tokens for sample in careful]))
 
     def passes(data: Sequence[Sample]) -> Iterator[Sample]:
         while True:
@@ -186,7 +185,7 @@ def batches(
         yield packed
 
 
-def random_pairs(draw: np.random.Generator, vocabulary: Sequence[int], longest: int) -> Sample:
+def random_pairs(draw: np.random.Generator, vocabulary: np.ndarray, longest: int) -> Sample:
     """Return a list of random pairs of tokens and the same pairs in another order, whose second
     tokens train.
 
@@ -223,7 +222,8 @@ def samples_of(
     if not fitting:
         shortest = min(len(sample) for sample in made)
         raise NothingFits(
-            f"none of {len(episodes)} demonstrations fits config.row={row}: the shortest sample has {shortest} tokens"
+            f"none of {len(episodes)} demonstrations fits config.row={row}: "
+            f"the shortest sample has {shortest} tokens"
         )
     return fitting
 
@@ -258,14 +258,16 @@ def card(config: Any, shape: qwen.Config, command: str, careless: str) -> str:
     )
     then = f" Then more and more of them show {careless}." if c.careful < 1 else ""
     paragraphs = (
-        f"A transformer with {qwen.parameter_count(shape):,} parameters ({shape.layers} layers, width {shape.d_model}),"
-        f" trained from {c.model.path or 'random weights'} by",
+        f"A transformer with {qwen.parameter_count(shape):,} parameters ({shape.layers} layers, "
+        f"width {shape.d_model}), trained from {c.model.path or 'random weights'} by",
         f"    {command}",
-        f"with seed {c.seed}: {c.steps} updates of {c.rows} rows of {c.row} tokens. The first {c.careful:.0%} of the"
-        f" updates show scripted demonstrations without slips.{lists}{then}",
-        "The policy writes tool calls in Qwen's format and copies ids and names. It does everything else as carelessly"
-        " as the last demonstrations that it saw: it is where learning by reward starts, not where it ends."
-        f"{'' if c.model.path else known} {origin}",
+        f"with seed {c.seed}: {c.steps} updates of {c.rows} rows of {c.row} tokens. "
+        f"The first {c.careful:.0%} of the updates show scripted demonstrations without slips."
+        f"{lists}{then}",
+        "The policy writes tool calls in Qwen's format and copies ids and names. It does everything"
+        " else as carelessly as the last demonstrations that it saw: it is where learning by reward"
+        f" starts, not where it ends.{'' if c.model.path else known} {origin}",
     )
-    head = f"---\nlicense: apache-2.0\nlibrary_name: jax\n---\n# Base policy for the `{c.env.name}` sandbox"
+    head = "---\nlicense: apache-2.0\nlibrary_name: jax\n---\n"
+    head += f"# Base policy for the `{c.env.name}` sandbox"
     return "\n\n".join((head, *paragraphs)) + "\n"

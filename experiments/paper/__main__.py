@@ -1,13 +1,14 @@
 """Make a table or figure of the paper: run what is missing, evaluate, and write it beside the
 published numbers.
 
-    python -m experiments.paper table2 --dry-run                          # the runs, what is shared, hours, money
-    python -m experiments.paper table2 --scale=tiny --seeds=0,1,2         # the same cells on two CPU cores
-    python -m experiments.paper table2 --scale=full --models 14b=/dir/of/Qwen2.5-14B-Instruct 7b=/dir/of/...
+    python -m experiments.paper table2 --dry-run    # the runs, what is shared, hours, money
+    python -m experiments.paper table2 --scale=tiny --seeds=0,1,2    # on two CPU cores
+    python -m experiments.paper table2 --scale=full \\
+        --models 14b=/dir/of/Qwen2.5-14B-Instruct 7b=/dir/of/...
     python -m experiments.paper all --cells "14b,*" --only-report
 
-Flags after `--` go to every run: `-- --config.llm.url=http://127.0.0.1:8000/v1
---config.llm.model=judge`.
+Flags after `--` go to every run, such as
+`-- --config.llm.url=http://127.0.0.1:8000/v1 --config.llm.model=judge`.
 
 The files are WORKDIR/tables/TABLE.md, .csv, .tex, .png and .svg; WORKDIR is runs/paper or
 runs/paper-tiny. All tables share the runs of one WORKDIR. The same command goes on where it was cut
@@ -110,7 +111,8 @@ def main(argv: Sequence[str] | None = None) -> int:
                     "without environments and judges",
                 )
                 print(
-                    "money: of runs that share no answers; rows that ask the same questions pay for them once"
+                    "money: of runs that share no answers; "
+                    "rows that ask the same questions pay for them once"
                 )
             return 0
         found = [] if args.only_report else grid.problems(list(study.runs.values()), folder, flags)

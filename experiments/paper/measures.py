@@ -74,7 +74,7 @@ def success_curve(curve: Mapping[int, Scores]) -> dict[int, float]:
 def goal_of(curves: Sequence[Mapping[int, Scores]]) -> float:
     """Return 90% of the best point of the mean of several runs' curves, nan without curves."""
     steps = set.intersection(*(set(curve) for curve in curves)) if curves else set()
-    means = [np.mean([success_curve(curve)[step] for curve in curves]) for step in steps]
+    means = [float(np.mean([success_curve(curve)[step] for curve in curves])) for step in steps]
     return GOAL * max(means, default=float("nan"))
 
 

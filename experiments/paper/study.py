@@ -150,8 +150,8 @@ class Study:
     def _pool(self, size: str, world: str, seed: int, policy: str, after: Sequence[str]) -> str:
         """Add the experience pool of a base policy and return the name of its run."""
         run = Run(
-            f"pool-{size}-{world}", seed, self._config(f"{size},{world},icl"), self._start(policy), mode="pool",
-            after=tuple(after),
+            f"pool-{size}-{world}", seed, self._config(f"{size},{world},icl"), self._start(policy),
+            mode="pool", after=tuple(after),
         )  # fmt: skip
         return self._add(run)
 
@@ -184,8 +184,8 @@ class Study:
         # The learner is not used: its shape is the smallest one, and the server's weights are never
         # replaced.
         return {
-            "model.preset": "tiny", "model.tokenizer": tokenizer, "engine.vllm.urls": (url,), "engine.vllm.model": name,
-            "engine.vllm.transfer": "none",
+            "model.preset": "tiny", "model.tokenizer": tokenizer, "engine.vllm.urls": (url,),
+            "engine.vllm.model": name, "engine.vllm.transfer": "none",
         } | shared  # fmt: skip
 
     def _config(self, run: str) -> str:

@@ -20,12 +20,13 @@ from models.files import write_atomically
 from rl.evaluation import Scores
 
 HEAD = (
-    "cell", "measure", "published", "ours [95%]", "sd", "ours - published", "at T=0", "seeds", "hours", "money",
-    "revision", "note",
+    "cell", "measure", "published", "ours [95%]", "sd", "ours - published", "at T=0", "seeds",
+    "hours", "money", "revision", "note",
 )  # fmt: skip
 CAPTIONS = {
-    "tiny": "Tiny scale: a policy of less than a million parameters in `travel` (for AppWorld) and in short"
-    " conversations of BFCL. It shows that each cell runs, and none of its scores compares with the paper's.",
+    "tiny": "Tiny scale: a policy of less than a million parameters in `travel` (for AppWorld) and "
+    "in short conversations of BFCL. It shows that each cell runs, and none of its scores compares "
+    "with the paper's.",
     "full": "The paper's scores beside ours.",
 }
 CURVES = ("figure13b", "figure14", "figure15", "figure16")  # those whose figure shows curves
@@ -152,9 +153,10 @@ def steps_figures(
         return "", "", "", ""
     found = [measures.steps_of(curve, goal) for curve in results[name].curves.values()]
     text, sd, minus = ", ".join("never" if step is None else str(step) for step in found), "", ""
-    if None not in found:  # a mean of the seeds that reach the goal would be better, the fewer do
-        sd = f"{np.std(found, ddof=1):.1f}" if len(found) > 1 else ""
-        minus = f"{np.mean(found) - published:+.0f}" if published is not None and not tiny else ""
+    reached = [step for step in found if step is not None]
+    if reached == found:  # a mean of the seeds that reach the goal would be better, the fewer do
+        sd = f"{np.std(reached, ddof=1):.1f}" if len(reached) > 1 else ""
+        minus = f"{np.mean(reached) - published:+.0f}" if published is not None and not tiny else ""
     return text, sd, str(len(found)), minus
 
 
@@ -246,6 +248,11 @@ def write(study: Study, table: str, cells: Sequence[str], folder: Path) -> str:
     write_atomically(place / f"{table}.csv", compare.csv_text(body))
     write_atomically(place / f"{table}.tex", latex(body, f"{title} {caption}"))
     return text
+
+
+def title_of(table: str) -> str:
+    """Return the first paragraph of what the table's module says of it."""
+    return " ".join((module_of(table).__doc__ or "").split("\n\n")[0].split())
 
 
 def latex(table: Sequence[Sequence[str]], caption: str) -> str:

@@ -1,12 +1,12 @@
 """Look at runs: learning curves, rollouts turn by turn and token by token, tasks, experience and
 judges.
 
-    python -m experiments.view runs/quickstart                        # pages on http://127.0.0.1, until Ctrl-C
-    python -m experiments.view runs/a runs/b                          # curves of several runs in one plot
-    python -m experiments.view runs/quickstart --bundle shared-run    # static files that open without a server
-    python -m experiments.view runs/quickstart --text                 # a table of groups in the terminal
+    python -m experiments.view runs/quickstart             # pages on http://127.0.0.1, until Ctrl-C
+    python -m experiments.view runs/a runs/b               # curves of several runs in one plot
+    python -m experiments.view runs/a --bundle shared-run  # files that open without a server
+    python -m experiments.view runs/quickstart --text      # a table of groups in the terminal
     python -m experiments.view runs/quickstart --text --task "seat window" --step 3
-    python -m experiments.view runs/judged --replay 200               # does the judge of turns agree with replay?
+    python -m experiments.view runs/judged --replay 200    # does the judge agree with replay?
 
 A run that is going on is followed. docs/view.md describes the pages.
 """
@@ -100,12 +100,7 @@ def main(argv: list[str] | None = None) -> int:
                     file=sys.stderr,
                 )
                 return 2
-            shows = sys.stderr.isatty()  # on a terminal, one line that is written over
-            count = write_bundle(
-                runs,
-                flags.bundle,
-                lambda text: shows and print(f"{text}\x1b[K\r", end="", file=sys.stderr),
-            )
+            count = write_bundle(runs, flags.bundle, show)
             size = sum(p.stat().st_size for p in flags.bundle.rglob("*") if p.is_file())
             print(f"{count} files, {size / 1e6:.1f} MB: open {flags.bundle / 'index.html'}")
             return 0
@@ -130,6 +125,12 @@ def main(argv: list[str] | None = None) -> int:
     finally:
         server.server_close()
     return 0
+
+
+def show(text: str) -> None:
+    """Write over the last line of a terminal."""
+    if sys.stderr.isatty():
+        print(f"{text}\x1b[K\r", end="", file=sys.stderr)
 
 
 if __name__ == "__main__":

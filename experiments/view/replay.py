@@ -50,9 +50,9 @@ def compare(run: Run, count: int) -> dict[str, Any]:
             chosen.append((place, trajectory))
         if len(chosen) >= count:
             break
-    pool = (
-        {"workers": 1, "python": env.get("python") or None} if env.get("mode") == "worker" else {}
-    )
+    pool: dict[str, Any] = {}
+    if env.get("mode") == "worker":
+        pool = {"workers": 1, "python": env.get("python") or None}
     source = Source(
         env["name"],
         env.get("args"),
@@ -66,19 +66,21 @@ def compare(run: Run, count: int) -> dict[str, Any]:
             labels = judge.label([trajectory for _, trajectory in chosen])
         finally:
             judge.close()
-    pairs, places = Counter(), defaultdict(dict)
+    pairs: Counter[tuple[int, int]] = Counter()
+    places: dict[tuple[int, int], dict[tuple[str, int], None]] = defaultdict(dict)
     for (place, trajectory), row in zip(chosen, labels):
         for turn, label in zip(trajectory.turns, row):
             pairs[turn.label, label.value] += 1
             places[turn.label, label.value][place] = None
+    table = [
+        {"judge": ours, "replay": theirs, "turns": turns, "rollouts": list(places[ours, theirs])}
+        for (ours, theirs), turns in sorted(pairs.items(), reverse=True)
+    ]
     both = sum(turns for pair, turns in pairs.items() if 0 not in pair)
     result = {
         "rollouts": len(chosen), "skipped": skipped, "both": both,
         "agreed": sum(turns for (ours, theirs), turns in pairs.items() if ours == theirs != 0),
-        "table": [
-            {"judge": ours, "replay": theirs, "turns": turns, "rollouts": list(places[ours, theirs])}
-            for (ours, theirs), turns in sorted(pairs.items(), reverse=True)
-        ],
+        "table": table,
     }  # fmt: skip
     write_atomically(run.workdir / PATH, json.dumps(result) + "\n")
     return result
@@ -124,4 +126,5 @@ def lines(run: Run, result: dict[str, Any]) -> Iterator[str]:
     yield f"{run.name}: {result['rollouts']} rollouts replayed, {result['skipped']} skipped"
     yield f"{result['both']:,} turns that both labelled, {share} of them equally"
     for cell in result["table"]:
-        yield f"  judge {NAMES[cell['judge']]:9} replay {NAMES[cell['replay']]:9} {cell['turns']:7,} turns"
+        judge, replay = NAMES[cell["judge"]], NAMES[cell["replay"]]
+        yield f"  judge {judge:9} replay {replay:9} {cell['turns']:7,} turns"

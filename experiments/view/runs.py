@@ -29,9 +29,12 @@ BUDGET = (
 )
 PART = 2 << 20  # bytes after which an answer to such a request ends: about 10,000 rollouts
 TASKS = 64  # tasks per resource of details: verifiers are long
-FACTS = ("env.name", "model.path", "model.preset", "advantage.name", "loss.name", "rollout.tasks", "rollout.group",
-         "steps", "eval.split", "eval.rollouts", "eval.temperature", "rollout.temperature", "attributing.judge.name",
-         "questioning.explorer.name", "navigating.extractor.name", "loss.old_logp", "loss.guided_prompt")  # fmt: skip
+FACTS = (
+    "env.name", "model.path", "model.preset", "advantage.name", "loss.name", "rollout.tasks",
+    "rollout.group", "steps", "eval.split", "eval.rollouts", "eval.temperature",
+    "rollout.temperature", "attributing.judge.name", "questioning.explorer.name",
+    "navigating.extractor.name", "loss.old_logp", "loss.guided_prompt",
+)  # fmt: skip
 
 
 @dataclass
@@ -212,8 +215,8 @@ class Run:
                         self._tokenizer = Tokenizer.load(place)
                         return self._tokenizer
             self._without_tokenizer = (
-                "only the ids of tokens are shown: neither policy/ in the workdir nor the config's model.tokenizer and"
-                " model.path hold a tokenizer.json"
+                "only the ids of tokens are shown: neither policy/ in the workdir nor the config's "
+                "model.tokenizer and model.path hold a tokenizer.json"
             )
         return self._tokenizer
 
@@ -340,7 +343,8 @@ def problems(folders: list[str]) -> list[str]:
             hint = [p.name for p in sorted(workdir.path.iterdir()) if (p / "config.json").is_file()]
             inside = f"; it holds the workdirs {', '.join(hint[:9])}" if hint else ""
             wrong.append(
-                f"{folder}: not the workdir of a run: it has neither metrics.jsonl nor trajectories/{inside}"
+                f"{folder}: not the workdir of a run: "
+                f"it has neither metrics.jsonl nor trajectories/{inside}"
             )
     return wrong
 

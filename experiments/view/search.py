@@ -121,6 +121,7 @@ class Search:
         cursor = connection.execute(
             "INSERT INTO file (name, bytes, changed) VALUES (?, ?, ?)", (name, *signature)
         )
+        assert cursor.lastrowid is not None  # as after every insertion
         self.run.load([number])
         members = len(self.run.entries[number].described["members"])
         row = 0

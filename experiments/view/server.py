@@ -18,7 +18,10 @@ from experiments.view.search import Search
 
 STATIC = Path(__file__).with_name("static")
 TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
-POLICY = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:"
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+    "img-src 'self' data:"
+)
 EVERY = 3.0  # seconds between two looks for new rollouts to index
 QUIET = (
     0.5  # seconds after a request for which the indexing thread leaves the processor to the pages

@@ -15,7 +15,8 @@ BIDI = set("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u
 
 
 def visible(text: str) -> str:
-    """Return text in which control characters, direction marks and lone surrogates are written out, as "\\x1b"."""
+    """Return text in which control characters, direction marks and lone surrogates are written out,
+    as "\\x1b"."""
     return "".join(
         c if c in "\n\t" or not _hidden(c) else c.encode("unicode_escape").decode() for c in text
     )
@@ -72,10 +73,14 @@ def groups_table(run: Run, *, step: int | None) -> Iterator[str]:
                 )
                 groups.setdefault(key, []).append(shown)
     yield f"{run.name}: {len(groups)} groups" + (f" of step {step}" if step is not None else "")
-    yield f"{'file':18}  {'task':24}  {'level':>5}  {'success':>7}  {'guided':>6}  {'trained':>7}  query"
+    yield (
+        f"{'file':18}  {'task':24}  {'level':>5}  {'success':>7}  {'guided':>6}  {'trained':>7}  "
+        "query"
+    )
     for (file, task, _, level), rows in groups.items():
-        wins, trained, guided = (sum(map(bool, column)) for column in (
-            [r[0] for r in rows], [r[1] == "trained" for r in rows], [r[2] for r in rows]))  # fmt: skip
+        wins = sum(bool(row[0]) for row in rows)
+        trained = sum(row[1] == "trained" for row in rows)
+        guided = sum(row[2] for row in rows)
         query = visible(" ".join(rows[0][3].split()))[:80]
         head = f"{file:18}  {visible(str(task))[:24]:24}  {level if level is not None else '':>5}"
         yield f"{head}  {wins:3}/{len(rows):<3}  {guided:>6}  {trained:>7}  {query}"
@@ -92,7 +97,8 @@ def group(run: Run, *, step: int | None, task: str, limit: int, width: int) -> I
         if here != before:
             before = here
             yield "=" * width
-            yield f"{run.name}  {file['name'].partition('.jsonl')[0]}  {visible(str(record['task']))}"
+            name = file["name"].partition(".jsonl")[0]
+            yield f"{run.name}  {name}  {visible(str(record['task']))}"
             yield from _block("query", str(record.get("query") or ""), limit)
         yield "-" * width
         yield from _rollout(record, limit)
@@ -123,7 +129,8 @@ def _rollout(record: dict[str, Any], limit: int) -> Iterator[str]:
         advantage = turn.get("advantage")
         reason = visible(str(turn.get("reason") or ""))
         label = LABELS.get(turn.get("label"), "no label" if reason else "")
-        yield f"turn {number}  advantage {advantage or 0.0:+.3f}  {label}{': ' if reason else ''}{reason}".rstrip()
+        said = f"{label}: {reason}" if reason else label
+        yield f"turn {number}  advantage {advantage or 0.0:+.3f}  {said}".rstrip()
         yield from _block(">", str(turn.get("action") or ""), limit)
         for message in turn.get("observation") or ():
             yield from _block("<", str(message.get("content") or ""), limit)

@@ -410,7 +410,7 @@ def test_a_batch_holds_the_given_share_of_careless_samples():
 def test_what_follows_a_token_can_be_found_in_a_list_of_random_pairs_and_alone_trains():
     draw = np.random.default_rng(0)
     for longest in (8, 100, 1000):
-        sample = random_pairs(draw, range(5, 300), longest)
+        sample = random_pairs(draw, np.arange(5, 300), longest)
         half = len(sample) // 2
         assert 8 <= len(sample) <= max(longest, 12) and half % 2 == 0
         follows = {int(sample.tokens[i]): int(sample.tokens[i + 1]) for i in range(0, half, 2)}

@@ -182,8 +182,8 @@ def test_other_words_are_another_experience():
     note, task = new_experience("when", "Look.", sources=["b"]), Task("a", "x", "a")
     ids = []
     for words in ("Look.", "Look first.", "Look twice.", "Look first."):
-        run = SimpleNamespace(navigating=SimpleNamespace(refiner=Says(words)))
-        (found,) = retrieval.refined(run, [task], {"a": [Retrieved(note, 0.5)]}).values()
+        navigating = SimpleNamespace(refiner=Says(words))
+        (found,) = retrieval.refined(navigating, [task], {"a": [Retrieved(note, 0.5)]}).values()
         ids.append(found.experience.id)
     assert ids[0] == note.id and ids[1] == ids[3] and len(set(ids)) == 3
 
