@@ -3,7 +3,8 @@ without it.
 
     python -m experiments.retrieval --config=configs/quickstart.py:qn --embedders ngrams policy
     python -m experiments.retrieval --config=configs/appworld_14b.py:qn \\
-        --embedders ngrams endpoint --config.model.path=/dir/of/Qwen2.5-14B-Instruct --config.llm.url=http://127.0.0.1:8000/v1
+        --embedders ngrams endpoint --config.model.path=/dir/of/Qwen2.5-14B-Instruct \\
+        --config.llm.url=http://127.0.0.1:8000/v1
 
 The tasks are those that a run would make its first experience from (`config.navigating.tasks`),
 never held-out ones. Each is attempted, and what the attempts teach is extracted once. The tasks are

@@ -5,12 +5,16 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import json
 import os
 import secrets
+import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
+
+LONGEST = 1 << 26  # bytes of a line, or of a file that is read at once
 
 
 class BrokenFile(ValueError):
@@ -76,6 +80,24 @@ def append_line(path: str | Path, line: str, *, sync: bool = False) -> None:
             os.fsync(file.fileno())
 
 
+def opened(path: str | Path) -> BinaryIO:
+    """Return a file that is open for reading. Raises BrokenFile for a pipe or a device, whose end
+    may never come, and OSError."""
+    if not stat.S_ISREG(os.stat(path).st_mode):
+        raise BrokenFile(f"{path} is not a regular file")
+    return open(path, "rb")
+
+
+def read_whole(path: str | Path) -> bytes:
+    """Return the bytes of a file. Raises BrokenFile if it is no regular one or has more than
+    LONGEST, and OSError."""
+    with opened(path) as file:
+        content = file.read(LONGEST + 1)
+    if len(content) > LONGEST:
+        raise BrokenFile(f"{path} has more than {LONGEST:,} bytes")
+    return content
+
+
 def loads(text: str | bytes) -> Any:
     """Return a JSON value. Raises ValueError for a text that is none, that is nested too deeply, or
     that holds what
@@ -99,24 +121,39 @@ def _whole(digits: str) -> int:
 
 
 def read_jsonl(
-    path: str | Path, *, make: Callable[[dict[str, Any]], Any] = dict, forgive: str = "none"
+    path: str | Path,
+    *,
+    make: Callable[[dict[str, Any]], Any] = dict,
+    forgive: str = "none",
+    wrong: list[str] | None = None,
 ) -> Iterator[Any]:
     """Yield make(record) for each line of a JSON-lines file of objects; empty lines are skipped.
 
     forgive: which lines that cannot be read are skipped: "none", "last" (a crash cut it short) or
-    "all". Raises BrokenFile, with file and line, for any other such line, and OSError.
+    "all", of which `wrong` gets a message each, except of a last line that was cut short. Raises
+    BrokenFile, with file and line, for any other such line or a file without lines, and OSError.
     """
-    lines = Path(path).read_bytes().split(b"\n")
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        try:
-            record = loads(line)
-            if not isinstance(record, dict):
-                raise ValueError("the line is not a JSON object")
-            result = make(record)
-        except (TypeError, ValueError, RecursionError) as error:
-            if forgive == "all" or (forgive == "last" and number == len(lines)):
+    with opened(path) as file:
+        for number in itertools.count(1):
+            line = file.readline(LONGEST + 1)
+            if not line:
+                return
+            try:
+                if len(line) > LONGEST:
+                    raise ValueError(f"it has more than {LONGEST:,} bytes; the rest is not read")
+                if not line.strip():
+                    continue
+                record = loads(line)
+                if not isinstance(record, dict):
+                    raise ValueError("the line is not a JSON object")
+                result = make(record)
+            except (TypeError, ValueError, RecursionError) as error:
+                cut = not line.endswith(b"\n") and len(line) <= LONGEST
+                if forgive == "none" or (forgive == "last" and not cut):
+                    raise BrokenFile(f"{path}, line {number}: {error}") from None
+                if wrong is not None and not cut:
+                    wrong.append(f"{Path(path).name}, line {number}: {error}")
+                if len(line) > LONGEST:
+                    return
                 continue
-            raise BrokenFile(f"{path}, line {number}: {error}") from None
-        yield result
+            yield result

@@ -10,14 +10,16 @@ holds what lists, filters and tables show. Both are written once and never appen
 from __future__ import annotations
 
 import gzip
+import itertools
 import json
 import re
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, cast
 
-from models.files import BrokenFile, write_atomically
+from evolver.files import formats
+from models.files import LONGEST, BrokenFile, opened, read_whole, write_atomically
 from rl.trajectory import Trajectory, Turn
 
 ENDING = ".jsonl.gz"
@@ -25,14 +27,11 @@ FORMAT = "evolver-rollouts-1"  # changes with the columns of an index
 MEMBER = 1 << 18  # bytes of text after which another gzip member starts
 LEVEL = 6  # of the compression: level 9 takes three times as long and saves 2%
 MAX_CHARS = 300  # of a query, an error and an abstention's reason in the index
+MOST_TEXT, MOST_LINES = 1 << 30, 1 << 20  # of a file; an archive of 1 MB can hold 1 GB of text
+MOST_TOLD = 20  # faults of a file that are told one by one
 
-# The columns of an index, one value per rollout: those that a record has too, and those that are
-# computed from it.
+# The columns of an index that a record has too; the others are computed from it.
 COPIED = ("task", "draw", "rollout", "origin", "difficulty", "stop", "score", "success", "fate")
-COMPUTED = (
-    "experience", "error", "turns", "tokens", "good", "bad", "judged", "verified", "advantage",
-    "abstained",
-)  # fmt: skip
 
 
 def record_of(trajectory: Trajectory, *, fate: str) -> dict[str, Any]:
@@ -130,7 +129,7 @@ def index_of(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Return {"format", "count", "columns": {name: one value per record}, "queries": {task: its
     words}}."""
     rows = [_row(record) for record in records]
-    columns = {name: [row[name] for row in rows] for name in COPIED + COMPUTED}
+    columns = {name: [row[name] for row in rows] for name in formats.Columns.__annotations__}
     queries = {record["task"]: record["query"][:MAX_CHARS] for record in records}
     return {"format": FORMAT, "count": len(records), "columns": columns, "queries": queries}
 
@@ -172,62 +171,105 @@ class RolloutFile:
 
     def index_text(self) -> bytes | None:
         """Return the JSON of the index on disk, None if there is none for the file as it is now.
-
-        It is looked at but not parsed, which for the files of a long run would take most of the
-        time to open it.
-        """
+        Raises BrokenFile if there is one that is no index."""
+        path = index_path(self.path)
         try:
-            text = gzip.decompress(index_path(self.path).read_bytes())
+            reader = zlib.decompressobj(wbits=31)
+            text = reader.decompress(read_whole(path), LONGEST)
             end = b'"bytes": %d}' % self.path.stat().st_size
-        except (OSError, EOFError, zlib.error):
+        except (OSError, zlib.error, BrokenFile):
             return None
-        head = b'{"format": "%s"' % FORMAT.encode()
-        return text if text.startswith(head) and text.endswith(end) else None
+        if not text.startswith(b'{"format": "%s"' % FORMAT.encode()) or not text.endswith(end):
+            return None
+        try:
+            index = formats.valid(formats.INDEX, text)
+            lengths = {name: len(column) for name, column in index["columns"].items()}
+            lengths["members"] = sum(rows for _, _, rows in index["members"])
+            if wrong := [name for name, length in lengths.items() if length != index["count"]]:
+                raise ValueError(f"{wrong[0]}: not as many rollouts as count says")
+        except ValueError as error:
+            raise BrokenFile(f"{path.name}: {error}") from None
+        return text
 
     def make_index(self) -> dict[str, Any]:
         """Return an index made from the rollouts themselves, of one member. `broken` is the number
-        of lines that cannot be read, which are left out."""
-        data = self.path.read_bytes()
-        found = _records(data)
-        sound = [record for record in found if record is not None]
-        members = [(0, len(data), len(sound))]
-        return index_of(sound) | {"members": members, "broken": len(found) - len(sound)}
+        of lines that cannot be read, which are left out, and `faults` says why. Raises
+        FileNotFoundError."""
+        lines: list[dict[str, Any] | str] = []
+        size = self.path.stat().st_size
+        try:
+            lines = self.lines(0, size)
+        except FileNotFoundError:  # it was there when it was listed
+            raise
+        except (OSError, BrokenFile) as error:
+            lines = [str(error)]
+        sound = [line for line in lines if isinstance(line, dict)]
+        faults = [line for line in lines if isinstance(line, str)]
+        members = [(0, size, len(sound))] if sound else []
+        broken = {"broken": len(faults), "faults": told(faults)}
+        return index_of(sound) | {"members": members} | broken
 
     def member(self, offset: int, length: int) -> list[dict[str, Any]]:
-        """Return the records of one gzip member, see "members" of the index."""
-        with open(self.path, "rb") as file:
+        """Return the records of one gzip member, see "members" of the index, without lines that
+        cannot be read. Raises BrokenFile and OSError."""
+        return [line for line in self.lines(offset, length) if isinstance(line, dict)]
+
+    def lines(self, offset: int, length: int, first: int = 1) -> list[dict[str, Any] | str]:
+        """Return the records of one gzip member, whose first line has a number. In place of a line
+        that cannot be read, what is wrong with it. Raises BrokenFile and OSError."""
+        with opened(self.path) as file:
             file.seek(offset)
-            data = file.read(length)
-        return [record for record in _records(data) if record is not None]
+            return list(_records(cast(BinaryIO, _Part(file, length)), first))
 
 
-def _records(data: bytes) -> list[dict[str, Any] | None]:
-    """Return the record of each line in gzip members; None for a line that is no record of a
-    rollout."""
-    return [_record(line) for line in _unpacked(data).split(b"\n") if line.strip()]
+class _Part:
+    """The next bytes of a file, for a reader of gzip members."""
+
+    def __init__(self, file: BinaryIO, length: int):
+        self._file, self._left = file, length
+
+    def read(self, size: int) -> bytes:
+        data = self._file.read(min(size, self._left))
+        self._left -= len(data)
+        return data
 
 
-def _record(line: bytes) -> dict[str, Any] | None:
-    try:
-        record = json.loads(line.decode("utf-8", "surrogatepass"))
-        index_of([record])
-    # what a line that somebody edited, or that a crash cut, makes of reading it
-    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
-        return None
-    return record
-
-
-def _unpacked(data: bytes) -> bytes:
-    """Return the text of gzip members; of one that is cut short, what can be read."""
-    text = b""
-    while data:
-        reader = zlib.decompressobj(wbits=31)
+def _records(file: BinaryIO, first: int = 1) -> Iterator[dict[str, Any] | str]:
+    """Yield the record of each line of gzip members, or what is wrong with the line. Ends where
+    they cannot be unpacked, or hold more than a file of rollouts does."""
+    text, size = gzip.GzipFile(fileobj=file), 0
+    for number in itertools.count(first):
         try:
-            text += reader.decompress(data)
-        except zlib.error:
-            break
-        data = reader.unused_data
-    return text
+            line = text.readline(LONGEST + 1)
+        except (OSError, EOFError, zlib.error) as error:
+            yield f"line {number}: {error}"
+            return
+        size += len(line)
+        if len(line) > LONGEST or size > MOST_TEXT or number - first > MOST_LINES:
+            yield f"line {number}: from here on there is more text than a file of rollouts has"
+            return
+        if not line:
+            return
+        if line.strip():
+            try:
+                yield _record(line)
+            except ValueError as error:
+                yield f"line {number}: {error}"
+
+
+def _record(line: bytes) -> dict[str, Any]:
+    """Return the record of a line. Raises ValueError for a line that is none."""
+    try:
+        value = json.loads(line.decode("utf-8", "surrogatepass"))
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    return formats.valid(formats.ROLLOUT, value)
+
+
+def told(faults: list[str]) -> list[str]:
+    """Return the first of many messages, and how many more there are."""
+    more = len(faults) - MOST_TOLD
+    return faults if more <= 0 else [*faults[:MOST_TOLD], f"and {more} more lines"]
 
 
 def rollout_files(folder: str | Path) -> list[RolloutFile]:
@@ -241,9 +283,10 @@ def rollout_files(folder: str | Path) -> list[RolloutFile]:
 
 def read_rollouts(path: str | Path) -> list[dict[str, Any]]:
     """Return the records of a file of rollouts. Raises BrokenFile, with the line, and OSError."""
-    records = []
-    for number, record in enumerate(_records(Path(path).read_bytes()), 1):
-        if record is None:
-            raise BrokenFile(f"{path}, line {number}: not the JSON object of a rollout")
-        records.append(record)
-    return records
+    found = []
+    with opened(path) as file:
+        for record in _records(file):
+            if isinstance(record, str):
+                raise BrokenFile(f"{path}, {record}")
+            found.append(record)
+    return found

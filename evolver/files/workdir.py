@@ -34,8 +34,9 @@ import numpy as np
 
 from envs.values import text
 from envs.world import Task
+from evolver.files import formats
 from evolver.files.rollout_files import ENDING, write_rollouts
-from models.files import BrokenFile, append_line, loads, read_jsonl, write_atomically
+from models.files import BrokenFile, append_line, loads, read_jsonl, read_whole, write_atomically
 from rl.evaluation import Scores
 
 PACKAGES = (
@@ -163,12 +164,17 @@ class Workdir:
 
     def config(self, mode: str = "train") -> dict[str, Any] | None:
         """Return the record that `claim` wrote for a mode, None if there is none or if another
-        program wrote it."""
+        program wrote it. Raises BrokenFile for one that is damaged, and OSError."""
         path = self / _config_name(mode)
-        record = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
-        if isinstance(record, dict) and isinstance(record.get("config"), dict):
-            return record
-        return None
+        if not path.exists():
+            return None
+        try:
+            record = loads(read_whole(path))
+            if not isinstance(record, dict) or not isinstance(record.get("config"), dict):
+                return None
+            return formats.valid(formats.RUN, record)
+        except ValueError as error:
+            raise BrokenFile(f"{path}: {error}") from None
 
     def log_metrics(self, step: int, metrics: dict[str, Any]) -> None:
         """Append one line and flush it to disk, so that it is there before the checkpoint of the
@@ -180,7 +186,7 @@ class Workdir:
 
         Raises BrokenFile, with the line, if one holds no step or a value that is not a number.
         """
-        return self._read("metrics.jsonl", make=_metrics_of, forgive="last")
+        return self._read("metrics.jsonl", make=metrics_of, forgive="last")
 
     def log_trajectories(self, step: int | str, records: Iterable[dict[str, Any]]) -> None:
         """Write `trajectories/step_000012.jsonl.gz` and its index, or files of the given name, such
@@ -212,7 +218,7 @@ class Workdir:
         found = {}
         for path in sorted((self / "eval").glob("step_*.json")):
             try:
-                found[int(path.stem.removeprefix("step_"))] = _scores_of(loads(path.read_bytes()))
+                found[int(path.stem.removeprefix("step_"))] = _scores_of(loads(read_whole(path)))
             except (ValueError, TypeError) as error:
                 log.warning("%s is damaged and left out: %s", path, error)
         return found
@@ -244,7 +250,7 @@ def _config_name(mode: str) -> str:
     return "config.json" if mode == "train" else f"config.{mode}.json"
 
 
-def _metrics_of(record: dict[str, Any]) -> dict[str, Any]:
+def metrics_of(record: dict[str, Any]) -> dict[str, Any]:
     """Return a line of `metrics.jsonl`. Raises ValueError if it is none."""
     step = record.get("step")
     if type(step) is not int or step < 0:

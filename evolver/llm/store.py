@@ -152,14 +152,14 @@ def ledger_lines(path: Path | None) -> list[Json]:
     warning."""
     if path is None or not path.is_file():
         return []
-    lines = list(read_jsonl(path, make=_ledger_line, forgive="all"))
+    lines = list(read_jsonl(path, make=ledger_line, forgive="all"))
     damaged = sum(bool(line.strip()) for line in path.read_bytes().split(b"\n")) - len(lines)
     if damaged:
         log.warning("%d damaged lines of %s are left out of its sums", damaged, path)
     return lines
 
 
-def _ledger_line(line: Json) -> Json:
+def ledger_line(line: Json) -> Json:
     """Return a line of a ledger. Raises TypeError or ValueError if it is none."""
     texts = [line.get("role"), line.get("what"), line.get("model")]
     if line.get("what") == "failure":

@@ -85,7 +85,7 @@ def study_from(args: argparse.Namespace) -> Study:
             f"--models {' '.join(wrong)}: give SIZE=WHERE, such as 14b=/dir/of/Qwen2.5-14B-Instruct"
         )
     models = dict(word.split("=", 1) for word in args.models)
-    names = TABLES if args.tables == ["all"] else args.tables
+    names = list(TABLES) if args.tables == ["all"] else args.tables
     starts = not (args.dry_run or args.only_report)
     return study_of(
         names, scale=args.scale, seeds=seeds, cells=args.cells, models=models, starts=starts

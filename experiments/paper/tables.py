@@ -250,11 +250,6 @@ def write(study: Study, table: str, cells: Sequence[str], folder: Path) -> str:
     return text
 
 
-def title_of(table: str) -> str:
-    """Return the first paragraph of what the table's module says of it."""
-    return " ".join((module_of(table).__doc__ or "").split("\n\n")[0].split())
-
-
 def latex(table: Sequence[Sequence[str]], caption: str) -> str:
     """Return a table for LaTeX with the package booktabs: its filled columns up to the seeds."""
     width = HEAD.index("seeds") + 1
@@ -263,7 +258,8 @@ def latex(table: Sequence[Sequence[str]], caption: str) -> str:
     head, body = rows[0], "\n".join(rows[1:])
     columns = "ll" + "r" * (len(kept) - 2)
     return (
-        f"\\begin{{table}}\n\\centering\n\\caption{{{escaped(caption)}}}\n\\begin{{tabular}}{{{columns}}}\n\\toprule\n"
+        f"\\begin{{table}}\n\\centering\n\\caption{{{escaped(caption)}}}\n"
+        f"\\begin{{tabular}}{{{columns}}}\n\\toprule\n"
         f"{head}\n\\midrule\n{body}\n\\bottomrule\n\\end{{tabular}}\n\\end{{table}}\n"
     )
 

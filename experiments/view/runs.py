@@ -1,8 +1,8 @@
 """The files of a run as JSON values for the pages: one function per resource, and indexes of
 rollouts that grow.
 
-Nothing here writes to a workdir. A damaged file is read as far as it goes; what is missing is
-counted.
+Nothing here writes to a workdir. A damaged file is read as far as it goes; what cannot be read is
+told, with its line.
 """
 
 from __future__ import annotations
@@ -10,18 +10,22 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import re
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from envs.world import Task
 from evolver.config.paths import resolve
-from evolver.files.rollout_files import RolloutFile, index_of, rollout_files
-from evolver.files.workdir import Workdir, plain
-from evolver.llm.store import accounts, ledger_lines
-from models.files import read_jsonl
+from evolver.files import formats
+from evolver.files.formats import LARGEST
+from evolver.files.rollout_files import COPIED, RolloutFile, rollout_files, told
+from evolver.files.workdir import Workdir, metrics_of, plain
+from evolver.llm.store import accounts, ledger_line
+from models.files import BrokenFile, read_jsonl
 from models.tokenizer import Tokenizer, TokenizerError
 
 BUDGET = (
@@ -35,6 +39,8 @@ FACTS = (
     "rollout.temperature", "attributing.judge.name", "questioning.explorer.name",
     "navigating.extractor.name", "loss.old_logp", "loss.guided_prompt",
 )  # fmt: skip
+
+_LONG = re.compile(r"\d{16}")
 
 
 @dataclass
@@ -63,6 +69,7 @@ class Run:
         self.generation = (
             0  # grows when files that were indexed have changed or vanished, as when a run resumes
         )
+        self.wrong: dict[str, list[str]] = {}  # file: what of it could not be read the last time
         self._lock = threading.RLock()
         self._tokenizer: Tokenizer | None = None
         self._without_tokenizer = ""  # why there is none
@@ -113,20 +120,16 @@ class Run:
 
     def _text(self, entry: Entry) -> bytes:
         """Return the description of a file as JSON."""
-        file, text = entry.file, entry.file.index_text()
+        file, text, unfit = entry.file, None, []
+        try:
+            text = file.index_text()
+        except BrokenFile as error:
+            unfit = [f"{error}; the index was made again"]
         if text is None:
-            text = encoded(self._made_index(entry))
-        elif b"NaN" in text or b"Infinity" in text:  # which no browser reads
-            text = encoded(json.loads(text))
+            index = file.make_index()
+            text = encoded(index | {"faults": unfit + index["faults"]})
         head = encoded({"name": file.path.name, "kind": file.kind, "step": file.step})
         return head[:-1] + b"," + text[1:]
-
-    def _made_index(self, entry: Entry) -> dict[str, Any]:
-        """Return the index of a file that has none beside it, made from its rollouts."""
-        try:
-            return entry.file.make_index()
-        except PermissionError:  # shown as a line that cannot be read
-            return index_of([]) | {"broken": 1, "members": []}
 
     def index_text(self, first: int = 0, end: int = 0, generation: int = -1) -> bytes:
         """Return a part of the index as JSON for a page that holds the files from `first` to `end`,
@@ -168,16 +171,26 @@ class Run:
             return json.loads(self._answer(0, self.load(), 0))
 
     def records(self, file: int, member: int) -> list[dict[str, Any]]:
-        """Return the rollouts of one part of a file, see "members" of the index. Raises LookupError
-        and OSError."""
+        """Return the rollouts of one part of a file, see "members" of the index: as many as the
+        index says. In place of one that cannot be read, its row of the index, with the error that
+        says why. Raises LookupError, BrokenFile and OSError."""
         with self._lock:
             if not self.entries:  # a page that outlived its server
                 self.refresh()
             entry = self.entries[file]
             if not entry.text:
                 self.load([file])
-            offset, length, _ = entry.described["members"][member]
-        return entry.file.member(offset, length)
+            index = entry.described
+            offset, length, rows = index["members"][member]
+        before = sum(count for _, _, count in index["members"][:member])
+        lines = entry.file.lines(offset, length, before + 1)
+        if "broken" in index:  # it was made from those that can be read, and says so of the others
+            return [line for line in lines if isinstance(line, dict)]
+        lines += ["its index says that there is another rollout"] * (rows - len(lines))
+        return [
+            line if isinstance(line, dict) else _unread(index, before + row, line)
+            for row, line in enumerate(lines[:rows])
+        ]
 
     def chunk(self, file: int, member: int) -> dict[str, Any]:
         """Return the rollouts of one part of a file, and {token id: its text}, {} if no tokenizer
@@ -204,14 +217,14 @@ class Run:
         """Return the tokenizer of the run's policy, from the workdir or from where the config found
         it; nothing is downloaded."""
         if self._tokenizer is None and not self._without_tokenizer:
-            model = ((self.workdir.config() or {}).get("config") or {}).get("model") or {}
-            places = [
-                self.workdir / "policy",
-                *(resolve(str(model[k])) for k in ("tokenizer", "path") if model.get(k)),
-            ]
-            for place in places:
-                if (place / "tokenizer.json").is_file():
-                    with contextlib.suppress(TokenizerError):
+            model = [found(self.config(), f"config.model.{key}") for key in ("tokenizer", "path")]
+            named = [path for path in model if path and isinstance(path, str)]
+            for path in (str((self.workdir / "policy").absolute()), *named):
+                with contextlib.suppress(
+                    TokenizerError, OSError, ValueError
+                ):  # of no possible path
+                    place = resolve(path)
+                    if (place / "tokenizer.json").is_file():
                         self._tokenizer = Tokenizer.load(place)
                         return self._tokenizer
             self._without_tokenizer = (
@@ -242,74 +255,105 @@ class Run:
     def overview(self) -> dict[str, Any]:
         """Return facts of the config, {metric: value per line} of `metrics.jsonl`, evaluations of
         `--mode=eval`, and the accounts of language models by role."""
-        record = self.workdir.config() or {}
-        lines = self.workdir.metrics()
+        record = self.config()
+        lines = self._lines("metrics.jsonl", metrics_of)
         names = sorted({name for line in lines for name in line})
-        path = self.workdir / "eval.jsonl"
-        evaluations = list(read_jsonl(path, forgive="all")) if path.is_file() else []
-        path = self.workdir / ".view" / "replay.json"
-        replayed = list(read_jsonl(path, forgive="all")) if path.is_file() else []
-        replayed = [
-            found
-            for found in replayed
-            if all("rollouts" in cell for cell in found.get("table", [{}]))
-        ]
+        self.all_tasks()
+        self.experience()
         mechanisms = ("questioning", "navigating", "attributing")
-        config = record.get("config") or {}
+        config = record.get("config")
         return {
             "name": self.name,
             "path": str(self.workdir.path),
             "seed": record.get("seed"),
             "git": record.get("git"),
             "facts": {
-                key: value for key in FACTS if (value := found(config, key)) not in (None, "")
+                key: value
+                for key in FACTS
+                if isinstance(value := found(config, key), str | int | float) and value != ""
             },
             "mechanisms": [name for name in mechanisms if found(config, f"{name}.enabled")],
-            "metrics": plain({name: [line.get(name) for line in lines] for name in names}),
-            "evaluations": plain(evaluations),
-            "replayed": plain(replayed),
+            "metrics": {name: [line.get(name) for line in lines] for name in names},
+            "evaluations": self._lines("eval.jsonl", fitting(formats.JSON_OBJECT)),
+            "replayed": self._lines(".view/replay.json", fitting(formats.COMPARISON)),
             "accounts": {
                 role: {**vars(account), "failures": dict(account.failures)}
-                for role, account in sorted(
-                    accounts(ledger_lines(self.workdir / "llm.jsonl")).items()
-                )
+                for role, account in sorted(accounts(self._lines("llm.jsonl", ledger_line)).items())
             },
+            "wrong": [message for messages in self.wrong.values() for message in messages],
         }
+
+    def config(self) -> dict[str, Any]:
+        """Return the record in `config.json`, {} without one."""
+        self.wrong["config.json"] = []
+        try:
+            record = self.workdir.config()
+            if record is None and (self.workdir / "config.json").exists():
+                raise BrokenFile("config.json: not the record of a run")
+        except (OSError, BrokenFile) as error:
+            self.wrong["config.json"].append(str(error))
+            record = None
+        return record or {}
+
+    def _lines(self, name: str, make: Callable[[Any], Any]) -> list[Any]:
+        """Return the lines of a file that can be read; the others are told in `wrong`."""
+        found: list[Any] = []
+        wrong: list[str] = []
+        try:
+            found = list(read_jsonl(self.workdir / name, make=make, forgive="all", wrong=wrong))
+        except FileNotFoundError:
+            pass
+        except (OSError, BrokenFile) as error:
+            wrong.append(str(error))
+        self.wrong[name] = told(wrong)
+        return found
 
     def tasks(self) -> list[dict[str, Any]]:
         """Return the tasks without their verifiers and references."""
-        return plain(
-            [
-                {k: v for k, v in task.items() if k not in ("verifier", "reference")}
-                for task in self.all_tasks()
-            ]
-        )
+        return [
+            {k: v for k, v in task.items() if k not in ("verifier", "reference")}
+            for task in self.all_tasks()
+        ]
 
     def task_details(self, number: int) -> list[dict[str, Any]]:
         """Return the whole records of TASKS tasks, from TASKS * number on."""
-        return plain(self.all_tasks()[TASKS * number : TASKS * (number + 1)])
+        return self.all_tasks()[TASKS * number : TASKS * (number + 1)]
 
     def all_tasks(self) -> list[dict[str, Any]]:
         """Return the records of `tasks.jsonl`, which is read again when it has changed."""
-        path = self.workdir / "tasks.jsonl"
-        if not path.is_file():
-            return []
-        stat = path.stat()
+        signature = (0, 0)
+        with contextlib.suppress(OSError):
+            stat = (self.workdir / "tasks.jsonl").stat()
+            signature = stat.st_size, stat.st_mtime_ns
         with self._lock:
-            if self._tasks[0] != (stat.st_size, stat.st_mtime_ns):
-                found = [
-                    task
-                    for task in read_jsonl(path, forgive="all")
-                    if isinstance(task.get("id"), str)
-                ]
-                self._tasks = (stat.st_size, stat.st_mtime_ns), found
+            if self._tasks[0] != signature:
+                found = self._lines("tasks.jsonl", Task.from_dict)
+                self._tasks = signature, [task.to_dict() for task in found]
             return self._tasks[1]
 
     def experience(self) -> list[dict[str, Any]]:
         """Return the experience pool."""
-        path = self.workdir / "experience" / "experiences.jsonl"
-        found = read_jsonl(path, forgive="all") if path.is_file() else ()
-        return plain([experience for experience in found if isinstance(experience.get("id"), str)])
+        found = self._lines("experience/experiences.jsonl", _experience_of)
+        return [experience for experience in found if experience]
+
+
+def fitting(kind: Any) -> Callable[[Any], Any]:
+    """Return a function that returns a value of a format, or raises ValueError."""
+    return functools.partial(formats.valid, kind)
+
+
+def _experience_of(line: dict[str, Any]) -> dict[str, Any]:
+    """Return an experience, {} for the line in front of them. Raises ValueError for other lines."""
+    return {} if "format" in line else formats.valid(formats.EXPERIENCE, line)
+
+
+def _unread(index: dict[str, Any], row: int, why: str) -> dict[str, Any]:
+    """Return what is shown of a rollout whose line cannot be read."""
+    record = {name: index["columns"][name][row] for name in COPIED}
+    empty: dict[str, list[Any]] = {"experience": [], "messages": [], "turns": []}
+    query = index["queries"].get(record["task"], "")
+    error = f"{index['name']}: {why}"
+    return record | empty | {"query": query, "components": {}, "error": error, "seed": None}
 
 
 def found(config: Any, key: str) -> Any:
@@ -351,10 +395,21 @@ def problems(folders: list[str]) -> list[str]:
 
 def encoded(value: Any) -> bytes:
     """Return a value as JSON in ASCII: lone surrogates, which a model's text may hold, have no
-    UTF-8."""
+    UTF-8. Whole numbers that JavaScript would round become texts."""
     try:
-        return json.dumps(value, separators=(",", ":"), allow_nan=False).encode("ascii")
-    except (
-        ValueError
-    ):  # a figure that is not finite; looking for it in every index would take longer than the rest
-        return json.dumps(plain(value), separators=(",", ":")).encode("ascii")
+        text = json.dumps(value, separators=(",", ":"), allow_nan=False)
+    except ValueError:  # a figure that is not finite, which is rare: a search for one costs more
+        text = json.dumps(plain(value), separators=(",", ":"))
+    if _LONG.search(text):
+        text = json.dumps(_exact(value), separators=(",", ":"))
+    return text.encode("ascii")
+
+
+def _exact(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _exact(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        if set(map(type, value)) == {int} and max(map(abs, value)) <= LARGEST:
+            return value  # as nearly all tokens are, which are most of what is encoded
+        return [_exact(inner) for inner in value]
+    return str(value) if isinstance(value, int) and abs(value) > LARGEST else value

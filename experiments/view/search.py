@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.view.runs import Run
+from models.files import BrokenFile
 
 LONGEST = 1 << 14  # characters of one text, such as an action, that are indexed
 _WORD = re.compile(r"[^\W_]+")
@@ -28,19 +29,11 @@ _ROWS = 1 << 20  # a row's id is its file's number times this, plus its place in
 def text_of(record: dict[str, Any]) -> Iterator[str]:
     """Yield the texts of a rollout that are searched: query, experience, actions, observations,
     reasons, error."""
-    yield str(record.get("query") or "")
-    yield str(record.get("error") or "")
-    yield from (
-        str(e.get("content") or "") for e in record.get("experience") or () if isinstance(e, dict)
-    )
-    for turn in record.get("turns") or ():
-        yield str(turn.get("action") or "")
-        yield str(turn.get("reason") or "")
-        yield from (
-            str(m.get("content") or "")
-            for m in turn.get("observation") or ()
-            if isinstance(m, dict)
-        )
+    yield from (record["query"], record["error"])
+    yield from (experience["content"] for experience in record["experience"])
+    for turn in record["turns"]:
+        yield from (turn["action"], turn["reason"])
+        yield from (str(message.get("content") or "") for message in turn["observation"])
 
 
 def words_of(text: str) -> list[str]:
@@ -57,6 +50,7 @@ class Search:
     def __init__(self, run: Run, wait: Callable[[], None] = lambda: None):
         self._wait = wait
         self.run, self.done, self.of = run, 0, 0
+        self.wrong: dict[str, str] = {}  # name of a file: why its words cannot be found
         self.stopped = threading.Event()
         self._temporary: str | None = None
         self._writing = threading.Lock()
@@ -111,9 +105,14 @@ class Search:
                     self._wait()
                     if self.stopped.is_set():
                         return
-                    with connection:
-                        self._add(connection, number, entry.file.path.name, entry.signature)
-                    self.done += 1
+                    name = entry.file.path.name
+                    self.wrong.pop(name, None)
+                    try:
+                        with connection:
+                            self._add(connection, number, name, entry.signature)
+                        self.done += 1
+                    except (OSError, LookupError, BrokenFile) as error:  # it is tried again
+                        self.wrong[name] = str(error)
 
     def _add(
         self, connection: sqlite3.Connection, number: int, name: str, signature: tuple[int, int]
@@ -136,13 +135,15 @@ class Search:
             connection.executemany("INSERT INTO words (rowid, text) VALUES (?, ?)", found)
 
     def find(self, text: str) -> dict[str, Any]:
-        """Return {"files": {number of the file: rows}, "done", "of"}: the rollouts that hold every
-        word of `text`.
+        """Return {"files": {number of the file: rows}, "done", "of", "wrong"}: the rollouts that
+        hold every word of `text`.
 
-        A word also matches longer ones that begin with it. "done" of "of" files are indexed so far.
+        A word also matches longer ones that begin with it. "done" of "of" files are indexed so far;
+        "wrong" says why others cannot be.
         """
         words = words_of(text)
         answer: dict[str, Any] = {"files": {}, "done": self.done, "of": self.of}
+        answer["wrong"] = list(self.wrong.values())
         if not words:
             return answer
         numbers = {entry.file.path.name: number for number, entry in enumerate(self.run.entries)}

@@ -3,11 +3,13 @@ words."""
 
 from __future__ import annotations
 
+import contextlib
 import re
 import sqlite3
 import sys
 import threading
 import time
+import traceback
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ from urllib.parse import parse_qs, urlsplit
 
 from experiments.view.runs import Run, encoded
 from experiments.view.search import Search
+from models.files import BrokenFile
 
 STATIC = Path(__file__).with_name("static")
 TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
@@ -76,14 +79,8 @@ class View(ThreadingHTTPServer):
                     run.load([number])
         while not self._closing.is_set():
             for search in self.searches:
-                try:
+                with contextlib.suppress(OSError, LookupError, sqlite3.Error):  # look again later
                     search.grow()
-                except (
-                    OSError,
-                    LookupError,
-                    sqlite3.Error,
-                ):  # a run that resumes deletes files: look again later
-                    continue
             self._closing.wait(EVERY)
 
     def _wait_for_pages(self) -> None:
@@ -116,7 +113,7 @@ class Handler(BaseHTTPRequestHandler):
             "127.0.0.1",
             "localhost",
         ):  # a page elsewhere whose name was made to resolve to this machine
-            return self.reply(403, b"this server answers to 127.0.0.1 only", "text/plain")
+            return self.tell(403, "this server answers to 127.0.0.1 only")
         parts = urlsplit(self.path)
         try:
             if parts.path.startswith("/api/"):
@@ -128,13 +125,14 @@ class Handler(BaseHTTPRequestHandler):
             name = parts.path.lstrip("/") or "index.html"
             if re.fullmatch(r"\w+\.(html|css|js)", name) and (STATIC / name).is_file():
                 return self.reply(200, (STATIC / name).read_bytes(), TYPES[Path(name).suffix])
-            self.reply(404, b"there is no such page", "text/plain")
+            self.tell(404, "there is no such page")
+        except (OSError, sqlite3.Error, BrokenFile) as error:
+            self.tell(500, f"it cannot be read: {error}")
         except (LookupError, ValueError) as error:
-            self.reply(
-                404, f"there is no such thing: {error}".encode("utf-8", "replace"), "text/plain"
-            )
-        except (OSError, sqlite3.Error) as error:
-            self.reply(500, f"it cannot be read: {error}".encode("utf-8", "replace"), "text/plain")
+            self.tell(404, f"there is no such thing: {error}")
+        except Exception as error:  # a defect of this program: the page and the terminal show it
+            traceback.print_exc()
+            self.tell(500, f"this program failed: {type(error).__name__}: {error}")
 
     def api(self, words: list[str], query: str) -> Any:
         if words == ["runs"]:
@@ -148,6 +146,9 @@ class Handler(BaseHTTPRequestHandler):
             raise LookupError(f"run {number}")
         asked = {key: values[0] for key, values in parse_qs(query).items()}
         return resource(self.server.runs[number], self.server.searches[number], words[2:], asked)
+
+    def tell(self, status: int, message: str) -> None:
+        self.reply(status, message.encode("utf-8", "replace"), "text/plain")
 
     def reply(self, status: int, body: bytes, kind: str) -> None:
         self.send_response(status)

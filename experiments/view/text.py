@@ -82,8 +82,11 @@ def groups_table(run: Run, *, step: int | None) -> Iterator[str]:
         trained = sum(row[1] == "trained" for row in rows)
         guided = sum(row[2] for row in rows)
         query = visible(" ".join(rows[0][3].split()))[:80]
-        head = f"{file:18}  {visible(str(task))[:24]:24}  {level if level is not None else '':>5}"
+        head = f"{visible(file):18}  {visible(task)[:24]:24}  {level:>5}"
         yield f"{head}  {wins:3}/{len(rows):<3}  {guided:>6}  {trained:>7}  {query}"
+    for described in files:
+        for fault in described.get("faults", ()):
+            yield visible(f"{described['name']}: {fault}")
 
 
 def group(run: Run, *, step: int | None, task: str, limit: int, width: int) -> Iterator[str]:
@@ -93,13 +96,13 @@ def group(run: Run, *, step: int | None, task: str, limit: int, width: int) -> I
     """
     before = None
     for file, record in rollouts(run, step=step, task=task):
-        here = (file["name"], record["task"], record.get("draw"))
+        here = (file["name"], record["task"], record["draw"])
         if here != before:
             before = here
             yield "=" * width
             name = file["name"].partition(".jsonl")[0]
-            yield f"{run.name}  {name}  {visible(str(record['task']))}"
-            yield from _block("query", str(record.get("query") or ""), limit)
+            yield visible(f"{run.name}  {name}  {record['task']}")
+            yield from _block("query", record["query"], limit)
         yield "-" * width
         yield from _rollout(record, limit)
     if before is None:
@@ -108,31 +111,21 @@ def group(run: Run, *, step: int | None, task: str, limit: int, width: int) -> I
 
 
 def _rollout(record: dict[str, Any], limit: int) -> Iterator[str]:
-    outcome = "success" if record.get("success") else "failure"
-    score = record.get("score")
-    facts = [
-        f"rollout {record.get('rollout')}",
-        outcome,
-        f"score {score:.2f}" if isinstance(score, float) else "",
-    ]
-    facts += [
-        f"ended by {record.get('stop')}",
-        str(record.get("fate")),
-        "guided" if record.get("experience") else "",
-    ]
-    yield " · ".join(fact for fact in facts if fact)
-    for experience in record.get("experience") or ():
-        yield from _block("shown", str(experience.get("content") or ""), limit)
-    if record.get("error"):
-        yield from _block("error", str(record["error"]), limit)
-    for number, turn in enumerate(record.get("turns") or (), 1):
-        advantage = turn.get("advantage")
-        reason = visible(str(turn.get("reason") or ""))
-        label = LABELS.get(turn.get("label"), "no label" if reason else "")
-        said = f"{label}: {reason}" if reason else label
-        yield f"turn {number}  advantage {advantage or 0.0:+.3f}  {said}".rstrip()
-        yield from _block(">", str(turn.get("action") or ""), limit)
-        for message in turn.get("observation") or ():
+    outcome = "success" if record["success"] else "failure"
+    score = "" if record["score"] is None else f"score {record['score']:.2f}"
+    facts = [f"rollout {record['rollout']}", outcome, score, f"ended by {record['stop']}"]
+    facts += [record["fate"], "guided" if record["experience"] else ""]
+    yield visible(" · ".join(fact for fact in facts if fact))
+    for experience in record["experience"]:
+        yield from _block("shown", experience["content"], limit)
+    if record["error"]:
+        yield from _block("error", record["error"], limit)
+    for number, turn in enumerate(record["turns"], 1):
+        label = LABELS.get(turn["label"], "no label" if turn["reason"] else "")
+        said = f"{label}: {visible(turn['reason'])}" if turn["reason"] else label
+        yield f"turn {number}  advantage {turn['advantage']:+.3f}  {said}".rstrip()
+        yield from _block(">", turn["action"], limit)
+        for message in turn["observation"]:
             yield from _block("<", str(message.get("content") or ""), limit)
 
 

@@ -5,15 +5,14 @@ import json
 
 import numpy as np
 
-from evolver.files.rollout_files import COPIED
 from experiments import norms
+from tests.experiments import test_view as rollouts
 
 
 def record(task, labels, score, *, stop="done", fate="trained"):
-    turns = [{"label": n, "advantage": 0.0, "reason": "", "tokens": []} for n in labels]
-    whole = dict.fromkeys(COPIED) | {"query": "", "components": {}, "experience": [], "error": ""}
-    read = {"task": task, "draw": 1, "turns": turns, "score": score, "stop": stop, "fate": fate}
-    return whole | read
+    turn = rollouts.record(0)["turns"][0]
+    turns = [turn | {"label": label, "advantage": 0.0} for label in labels]
+    return rollouts.record(0, task, turns=turns, score=score, stop=stop, fate=fate)
 
 
 def test_the_norms_are_compared_on_recorded_rollouts(tmp_path, monkeypatch, capsys):

@@ -74,10 +74,11 @@ function brief(text, limit = 160) {
 const number = (value) => value.toLocaleString("en-US");
 const percent = (value) => (value === null || value === undefined || Number.isNaN(value) ? "–" : (100 * value).toFixed(1));
 
-/** Return a number in at most four significant digits. */
+/** Return a number in at most four significant digits. A text, as of whole numbers above 2^53, stays as it is. */
 function short(value) {
   if (value === null || value === undefined || Number.isNaN(value)) return "–";
-  if (Number.isInteger(value)) return number(value);
+  if (typeof value !== "number") return String(value);
+  if (Number.isSafeInteger(value)) return number(value);
   const size = Math.abs(value);
   return size >= 1e5 || size < 1e-3 ? value.toExponential(2) : String(Number(value.toPrecision(4)));
 }
@@ -171,11 +172,14 @@ class Run {
     this.queries = {};
     this.count = 0;
     this.broken = 0;
+    this.faults = [];
     this.pending = 0;
   }
 
   async load() {
     this.overview = await get(`run/${this.place}/overview`);
+    const metrics = this.overview.metrics;
+    for (const [name, values] of Object.entries(metrics)) metrics[name] = values.map((v) => (typeof v === "string" ? Number(v) : v));
     return this.overview;
   }
 
@@ -222,6 +226,7 @@ class Run {
     }
     this.count += file.count;
     this.broken += file.broken || 0;
+    this.faults.push(...(file.faults || []).map((fault) => `${file.name}: ${fault}`));
     Object.assign(this.queries, file.queries);
     this.files[number] = { name: file.name, kind: file.kind, step: file.step, count: file.count, members: file.members.map(([, , rows]) => rows) };
   }

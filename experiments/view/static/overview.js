@@ -50,7 +50,7 @@ function heldOut(runs, measure) {
   }
   for (const run of runs) { // a policy that was scored with --mode=eval: a level to compare with
     for (const record of run.overview.evaluations) {
-      const name = Object.keys(record).find((key) => key === measure) ?? Object.keys(record).find((key) => /^avg@\d+$/.test(key));
+      const name = [measure, ...Object.keys(record).filter((key) => /^avg@\d+$/.test(key))].find((key) => typeof record[key] === "number");
       if (name === undefined) continue;
       found.push({ name: `${run.name}: ${name} of ${record.policy || "a random policy"}`, colour: colour(run.place + 2), dash: true, thin: true, x: [0, last], y: [record[name], record[name]] });
     }
@@ -59,7 +59,7 @@ function heldOut(runs, measure) {
 }
 
 function faultsOf(run) {
-  const lines = [];
+  const lines = run.overview.wrong.map((fault) => el("li", { class: "warn" }, fault));
   for (const [name, words, filter] of FAULTS) {
     const hit = run.steps.map((step, i) => [step, run.metric(name)[i]]).filter(([, value]) => value);
     if (!hit.length) continue;

@@ -14,7 +14,8 @@ function ticks(low, high, count) {
   const raw = (high - low) / count, size = 10 ** Math.floor(Math.log10(raw));
   const step = size * ([1, 2, 5, 10].find((m) => m * size >= raw) || 10);
   const found = [];
-  for (let at = Math.ceil(low / step - 1e-9) * step; at <= high + 1e-9 * step; at += step) found.push(Number(at.toPrecision(12)));
+  const first = Math.ceil(low / step - 1e-9);
+  for (let k = 0; k <= 2 * count && (first + k) * step <= high + 1e-9 * step; k++) found.push(Number(((first + k) * step).toPrecision(12)));
   return found;
 }
 

@@ -89,7 +89,7 @@ async function search(run, text, progress) {
   if (!window.BUNDLE) {
     const answer = await get(`run/${run.place}/search`, `?q=${encodeURIComponent(text)}`);
     for (const [file, rows] of Object.entries(answer.files)) found.set(Number(file), new Set(rows));
-    return { found, note: answer.done < answer.of ? `Words of ${answer.done} of ${answer.of} files are indexed so far.` : "" };
+    return { found, note: [answer.done < answer.of ? `Words of ${answer.done} of ${answer.of} files are indexed so far.` : "", ...answer.wrong].join(" ") };
   }
   const words = text.toLowerCase().match(/[\p{L}\p{N}]+/gu) || [];
   for (const [f, file] of run.files.entries()) {
@@ -187,6 +187,11 @@ function toStep(run, i) {
 
 const groupOf = (run, i) => ({ run: run.place, file: run.rows.file[i], task: run.rows.task[i], draw: run.rows.draw[i] ?? "" });
 
+/** Return a list of what could not be read, nothing if there is none. */
+function faultList(faults) {
+  return faults.length ? el("details", null, el("summary", { class: "warn" }, "what could not be read"), el("ul", null, faults.map((fault) => el("li", null, fault)))) : null;
+}
+
 async function rolloutsPage(params) {
   const { run, picked, note } = await chosenRows(params), r = run.rows;
   const columns = [
@@ -208,7 +213,7 @@ async function rolloutsPage(params) {
     el("h1", null, `Rollouts of ${run.name}`), filters("rollouts", run, params),
     el("p", null, el("b", null, number(picked.length)), ` of ${number(run.count)}`, picked.length ? [", ", link("rollouts", { ...params, success: 1 }, `${percent(won / picked.length)}% successes`)] : "", " · ", link("groups", params, "as groups"),
       run.broken ? el("span", { class: "warn" }, ` · ${number(run.broken)} lines could not be read`) : "", note ? el("span", { class: "warn" }, ` · ${note}`) : ""),
-    el("div", null, facets("rollouts", run, params, picked)),
+    faultList(run.faults), el("div", null, facets("rollouts", run, params, picked)),
     table(columns, picked, { sort: 0 }),
   ];
 }
@@ -242,7 +247,7 @@ async function groupsPage(params) {
   return [
     el("h1", null, `Groups of ${run.name}`), filters("groups", run, params),
     el("p", null, el("b", null, number(groups.size)), ` groups with ${number(picked.length)} rollouts · `, link("rollouts", params, "as rollouts"), note ? el("span", { class: "warn" }, ` · ${note}`) : ""),
-    table(columns, [...groups.values()], { sort: 0 }),
+    faultList(run.faults), table(columns, [...groups.values()], { sort: 0 }),
   ];
 }
 
@@ -374,7 +379,7 @@ async function rolloutPage(params) {
   return [
     el("h1", { dir: "auto" }, ...brief(record.query, 400)),
     el("p", null, link("group", groupOf(run, i), `rollout ${record.rollout} of its group`), ` (${at + 1} of ${members.length}) · `, outcome(run, i), ` · ended by ${record.stop} · ${record.fate} · `, link("task", { run: run.place, id: record.task }, record.task),
-      ` · ${r.kind[i].replace("_", "-")} ${r.step[i] ?? ""} · seed ${record.seed}`),
+      ` · ${r.kind[i].replace("_", "-")} ${r.step[i] ?? ""} · seed ${record.seed ?? "–"}`),
     record.components && Object.keys(record.components).length ? el("p", { class: "soft" }, "components: ", Object.entries(record.components).map(([k, v]) => `${k} ${short(v)}`).join(", ")) : null,
     record.error ? el("p", { class: "bad" }, ...brief(record.error, 1000)) : null, ...shownExperience(run, record, pool),
     record.experience?.length && trained ? el("p", { class: "soft" }, "Guided: the engine saw the experience and the learner did not, so the gap includes what its removal changes.") : null,

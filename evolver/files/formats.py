@@ -1,0 +1,182 @@
+"""What the files of a workdir may hold: the one validation of rollouts, their indexes and the
+record of a run, for whoever reads them.
+
+A file may be cut short, edited, or made by somebody who means harm. Values are checked as JSON: a
+whole number is as good as a float, but neither a text nor a truth value is a number. Nested values
+have at most about 200 levels, so that whatever walks over them ends.
+"""
+
+from __future__ import annotations
+
+import reprlib
+from typing import Annotated, Any, NotRequired
+
+import pydantic
+from pydantic import Field, JsonValue
+from typing_extensions import TypedDict
+
+STRICT = pydantic.ConfigDict(strict=True, allow_inf_nan=False)
+LARGEST = 2**53  # of the whole numbers that every reader of JSON takes for what they are
+
+Count = Annotated[int, Field(ge=0, le=LARGEST)]
+Whole = Annotated[int, Field(ge=-LARGEST, le=LARGEST)]
+Number = Annotated[float, Field(ge=-1e300, le=1e300)]
+Label = Annotated[int, Field(ge=-1, le=1)]
+Messages = list[dict[str, JsonValue]]
+
+
+@pydantic.with_config(STRICT)
+class ShownExperience(TypedDict):
+    """An experience that was put into a prompt."""
+
+    id: str
+    content: str
+
+
+@pydantic.with_config(STRICT)
+class TurnRecord(TypedDict):
+    """A generation of the policy and what answered it. Without a default: what an index needs."""
+
+    action: str
+    label: Label
+    reason: str
+    advantage: Number
+    observation: Messages
+    prompt: list[Count]
+    tokens: list[Count]
+    info: NotRequired[dict[str, JsonValue]]
+    stop: NotRequired[str]
+    version: NotRequired[Whole]
+    continues: NotRequired[bool]
+    logprobs: NotRequired[list[Number | None]]
+    gap: NotRequired[list[Number | None]]
+    ratio: NotRequired[list[Number | None]]
+
+
+@pydantic.with_config(STRICT)
+class RolloutRecord(TypedDict):
+    """A line of a file of rollouts, see `evolver.files.rollout_files.record_of`."""
+
+    task: str
+    rollout: Count
+    draw: Whole
+    origin: str
+    difficulty: Whole
+    query: str
+    stop: str
+    score: Number | None
+    success: bool
+    components: dict[str, Number | None]
+    fate: str
+    experience: list[ShownExperience]
+    error: str
+    seed: int
+    messages: Messages
+    turns: list[TurnRecord]
+
+
+@pydantic.with_config(strict=True, allow_inf_nan=False, extra="forbid")
+class Columns(TypedDict):
+    """One value per rollout of what lists, filters and tables show."""
+
+    task: list[str]
+    draw: list[Whole]
+    rollout: list[Count]
+    origin: list[str]
+    difficulty: list[Whole]
+    stop: list[str]
+    score: list[Number | None]
+    success: list[bool]
+    fate: list[str]
+    experience: list[list[str]]
+    error: list[str]
+    turns: list[Count]
+    tokens: list[Count]
+    good: list[Count]
+    bad: list[Count]
+    judged: list[Number | None]
+    verified: list[Number | None]
+    advantage: list[Number | None]
+    abstained: list[list[str]]
+
+
+@pydantic.with_config(STRICT)
+class Index(TypedDict):
+    """The index beside a file of rollouts. members: (offset, bytes, rollouts) of each gzip member;
+    bytes: of the file."""
+
+    format: str
+    count: Count
+    columns: Columns
+    queries: dict[str, str]
+    members: list[tuple[Count, Count, Count]]
+    bytes: Count
+
+
+@pydantic.with_config(strict=True, allow_inf_nan=False, extra="allow")
+class RunRecord(TypedDict):
+    """`config.json`, see `evolver.files.workdir.Workdir.claim`."""
+
+    config: dict[str, JsonValue]
+    seed: NotRequired[int | None]
+    git: NotRequired[str | None]
+
+
+@pydantic.with_config(strict=True, allow_inf_nan=False, extra="allow")
+class ExperienceRecord(TypedDict):
+    """What is shown of a line of `experience/experiences.jsonl`."""
+
+    id: str
+    when: NotRequired[str]
+    content: NotRequired[str]
+    sources: NotRequired[list[str]]
+    step: NotRequired[Whole]
+    uses: NotRequired[Count]
+    wins: NotRequired[Count]
+    expected: NotRequired[Number]
+
+
+@pydantic.with_config(STRICT)
+class ComparedLabels(TypedDict):
+    """Turns with one pair of labels, and where they are: (name of a file, row)."""
+
+    judge: Label
+    replay: Label
+    turns: Count
+    rollouts: list[Annotated[tuple[str, Count], pydantic.Strict(False)]]
+
+
+@pydantic.with_config(STRICT)
+class Comparison(TypedDict):
+    """`.view/replay.json`, see `experiments.view.replay.compare`."""
+
+    rollouts: Count
+    skipped: Count
+    both: Count
+    agreed: Count
+    table: list[ComparedLabels]
+
+
+JSON_OBJECT = pydantic.TypeAdapter(dict[str, JsonValue])
+ROLLOUT = pydantic.TypeAdapter(RolloutRecord)
+INDEX = pydantic.TypeAdapter(Index)
+RUN = pydantic.TypeAdapter(RunRecord)
+EXPERIENCE = pydantic.TypeAdapter(ExperienceRecord)
+COMPARISON = pydantic.TypeAdapter(Comparison)
+
+
+def valid(kind: pydantic.TypeAdapter[Any], value: Any) -> Any:
+    """Return a JSON value, or JSON as bytes, in a format. Raises ValueError, which says where it
+    differs from the format and what is there."""
+    try:
+        if isinstance(value, bytes):
+            return kind.validate_json(value)
+        return kind.validate_python(value)
+    except pydantic.ValidationError as error:
+        faults = error.errors(include_url=False, include_context=False)
+    place, message = ".".join(map(str, faults[0]["loc"][:5])), faults[0]["msg"]
+    given = (
+        "" if faults[0]["type"] == "missing" else f" (given: {reprlib.repr(faults[0]['input'])})"
+    )
+    more = f", and {len(faults) - 1} more faults" if len(faults) > 1 else ""
+    raise ValueError(f"{place}: {message}{given}{more}")

@@ -1,0 +1,256 @@
+"""Damaged files and files that were made to do harm: the view says what is wrong with which line,
+shows the rest, and ends."""
+
+import gzip
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from evolver.files.rollout_files import index_of, index_path, write_rollouts
+from evolver.files.workdir import Workdir
+from experiments.view.__main__ import main
+from experiments.view.bundle import resources
+from experiments.view.runs import Run
+from experiments.view.search import Search
+from tests.experiments.test_view import ask, made, record, served
+
+DEEP = "[" * 900 + "]" * 900
+DEEPER = "[" * 100_000
+
+
+def turns(**more) -> dict:
+    return {"turns": [record(0)["turns"][0] | more]}
+
+
+RECORDS = {
+    "turns": {"turns": 5}, "turns.0": {"turns": [5]}, "turns.0.tokens": turns(tokens="abc"),
+    "turns.0.tokens.0": turns(tokens=[1.5, None]), "turns.0.observation": turns(observation=5),
+    "turns.0.observation.0": turns(observation=["a window"]), "experience": {"experience": 5},
+    "experience.0": {"experience": ["exp/1"]}, "experience.0.id": {"experience": [{"content": "Look."}]},
+    "turns.0.prompt.1": turns(prompt=[1, -1]), "turns.0.label": turns(label=True),
+    "turns.0.logprobs.0": turns(logprobs=["-0.5"]), "turns.0.advantage": turns(advantage=float("nan")),
+    "turns.0.reason": turns(reason=None), "turns.0.info": turns(info=[]), "draw": {"draw": 10**30},
+    "score": {"score": "1"}, "success": {"success": 1}, "components.judged": {"components": {"judged": []}},
+    "task": {"task": ["t1"]}, "query": {"query": None}, "error": {"error": {}}, "seed": {"seed": 1.5},
+    "messages.0": {"messages": [5]}, "rollout": {"rollout": -1},
+}  # fmt: skip
+LINES = {
+    "line 2: messages.0.content": json.dumps(record(1, messages=[{"content": 7}])).replace("7", DEEP),
+    "line 2: it is nested too deeply": DEEPER, "line 2: : Input should be a valid dictionary": "[1]",
+    "line 2: Expecting": "{", "line 2: Exceeds the limit": json.dumps(record(1)).replace(": 1,", ": 1" + "0" * 5000 + ","),
+}  # fmt: skip
+LINES |= {f"line 2: {place}: ": json.dumps(record(1, **wrong)) for place, wrong in RECORDS.items()}
+
+
+def written(path: Path, lines: list[str], index: dict | None = None) -> None:
+    """Write lines to a file of rollouts, with an index of three of them."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    body = gzip.compress("".join(line + "\n" for line in lines).encode())
+    path.write_bytes(body)
+    if index is not None:
+        whole = index | {"members": [(0, len(body), len(lines))], "bytes": len(body)}
+        index_path(path).write_bytes(gzip.compress(json.dumps(whole).encode()))
+
+
+def shown(folder: Path) -> dict:
+    """What a server answers for every resource; each answer is one."""
+    with served(folder) as server:
+        answers = {name: ask(server, f"/api/{name}") for name, _ in resources(server.runs)}
+    assert {answer.status for answer, _ in answers.values()} == {200}
+    return {name: body for name, (_, body) in answers.items()}
+
+
+@pytest.mark.parametrize("indexed", [False, True])
+def test_a_line_that_is_no_rollout_is_named_and_the_others_are_shown(tmp_path, capsys, indexed):
+    good = [record(0), record(1), record(2, action="an unusual word")]
+    for number, line in enumerate(LINES.values()):
+        path = tmp_path / f"trajectories/step_{number:06d}.jsonl.gz"
+        lines = [json.dumps(good[0]), line, json.dumps(good[2])]
+        written(path, lines, index_of(good) if indexed else None)
+    run, search = Run(tmp_path), Search(Run(tmp_path))
+    files = run.index()["files"]
+    for number, (fault, file) in enumerate(zip(LINES, files, strict=True)):
+        found = run.chunk(number, 0)["records"]
+        assert [r["rollout"] for r in found] == ([0, 1, 2] if indexed else [0, 2])
+        said = found[1]["error"] if indexed else "; ".join(file["faults"])
+        assert fault in said and len(said) < 400, (fault, said)
+    search.grow()
+    row = 2 if indexed else 1
+    assert search.find("unusual")["files"] == {n: [row] for n in range(len(LINES))}
+    assert search.wrong == {} and search.done == search.of == len(LINES)
+    assert len(shown(tmp_path)["run/0/index"]["files"]) == len(LINES)
+    words = [["--step", "3"], ["--step", "3", "--task", "t1"]]
+    assert [main([str(tmp_path), "--text", *more]) for more in words] == [0, 0]
+    assert "line 2: " in capsys.readouterr().out
+
+
+INDEXES = [
+    ("columns.turns.0", lambda i: i["columns"].update(turns=[None, 2, 2, 2])),
+    ("columns.turns.1", lambda i: i["columns"].update(turns=[2, "2", 2, 2])),
+    ("columns.tokens.0", lambda i: i["columns"].update(tokens=[10**300, 2, 2, 2])),
+    ("columns.experience.0", lambda i: i["columns"].update(experience=[5, [], [], []])),
+    ("columns.success.2", lambda i: i["columns"].update(success=[True, True, 1, True])),
+    ("columns.score.3", lambda i: i["columns"].update(score=[0, 1, 0, float("nan")])),
+    ("columns.task.0", lambda i: i["columns"].update(task=[["t1"], "", "", ""])),
+    ("columns.fate: Field required", lambda i: i["columns"].pop("fate")),
+    ("columns.other: Extra", lambda i: i["columns"].update(other=[1, 2, 3, 4])),
+    ("good: not as many", lambda i: i["columns"].update(good=[1])),
+    ("members: not as many", lambda i: i.update(members=[(0, 5, 9)])),
+    ("members.0", lambda i: i.update(members=[None])),
+    ("members.0.0", lambda i: i.update(members=[(-5, 5, 4)])),
+    ("count", lambda i: i.update(count="4")),
+    ("columns", lambda i: i.update(columns=[])),
+    ("queries.t1", lambda i: i.update(queries={"t1": 5})),
+]  # fmt: skip
+
+
+def test_an_index_with_values_that_no_index_has_is_told_and_made_again(tmp_path):
+    made(tmp_path, steps=len(INDEXES))
+    whole = Run(tmp_path).index()["files"]
+    for number, (_, damage) in enumerate(INDEXES, 1):
+        path = index_path(tmp_path / f"trajectories/step_{number:06d}.jsonl.gz")
+        index = json.loads(gzip.decompress(path.read_bytes()))
+        size = index.pop("bytes")
+        damage(index)
+        path.write_bytes(gzip.compress(json.dumps(index | {"bytes": size}).encode()))
+    files = shown(tmp_path)["run/0/index"]["files"]
+    damaged = [file for file in files if file["kind"] == "step"]
+    for (fault, _), file in zip(INDEXES, damaged, strict=True):
+        assert fault in file["faults"][0] and "made again" in file["faults"][0], file["faults"]
+    assert [f["columns"] for f in files] == [f["columns"] for f in whole]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["{", "", '{"config": 5}', '{"config": [], "seed": 1}', '{"config": {}, "seed": "1"}', DEEPER,
+     '{"config": {"model": ' + DEEP + "}}", '{"config": {"env": NaN}, "git": 5}', "\xff"],
+)  # fmt: skip
+def test_a_config_that_cannot_be_read_is_told_and_the_run_is_shown(tmp_path, text):
+    made(tmp_path)
+    (tmp_path / "config.json").write_text(text, encoding="latin-1")
+    overview = shown(tmp_path)["run/0/overview"]
+    assert any("config.json: " in fault for fault in overview["wrong"]) and overview["facts"] == {}
+    assert overview["metrics"]["step"] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("model", [[], 5, None, {"path": ["x"], "tokenizer": 5}])
+def test_a_config_with_odd_values_is_shown_as_far_as_they_are_known(tmp_path, model):
+    made(tmp_path)
+    config = {"model": model, "env": {"name": ["travel"]}, "steps": 5, "attributing": []}
+    (tmp_path / "config.json").write_text(json.dumps({"config": config}))
+    assert shown(tmp_path)["run/0/overview"]["facts"] == {"steps": 5}
+
+
+def test_a_path_that_no_file_can_have_is_no_tokenizer(tmp_path):
+    made(tmp_path)
+    config = {"model": {"path": "x" * 9999, "tokenizer": "a\0b"}}
+    (tmp_path / "config.json").write_text(json.dumps({"config": config}))
+    assert "only the ids" in shown(tmp_path)["run/0/rollouts/0/0"]["without_pieces"]
+
+
+def test_lines_of_other_files_that_cannot_be_read_are_told(tmp_path):
+    made(tmp_path)
+    good = {
+        "metrics.jsonl": '{"step": 9}', "eval.jsonl": '{"policy": "p"}', "llm.jsonl": '{"role": "judge",'
+        ' "what": "call", "model": "m", "step": 1}', "tasks.jsonl": '{"id": "t9", "env": "e", "query": "q"}',
+        "experience/experiences.jsonl": '{"id": "exp/9"}',
+    }  # fmt: skip
+    for name, line in good.items():
+        wrong = ['{"step": [1], "id": 5}', "[]", DEEPER, '{"id": "t2", "sources": 5}']
+        (tmp_path / name).write_text("\n".join([*wrong, line, ""]))
+    found = shown(tmp_path)
+    overview = found["run/0/overview"]
+    for name in good:
+        told = [fault for fault in overview["wrong"] if fault.startswith(name.split("/")[-1])]
+        assert len(told) >= 2 and "line 2: " in " ".join(told), (name, told)
+    assert overview["metrics"] == {"step": [9]} and list(overview["accounts"]) == ["judge"]
+    assert [task["id"] for task in found["run/0/tasks"]] == ["t9"]
+    assert [experience["id"] for experience in found["run/0/experience"]] == ["exp/9"]
+
+
+def test_what_is_no_regular_file_or_does_not_end_is_told_and_never_waited_for(
+    tmp_path, monkeypatch
+):
+    for name in ("models.files.LONGEST", "evolver.files.rollout_files.LONGEST"):
+        monkeypatch.setattr(name, 1 << 16)
+    monkeypatch.setattr("evolver.files.rollout_files.MOST_LINES", 1000)
+    folder = tmp_path / "trajectories"
+    write_rollouts(folder / "step_000001.jsonl.gz", [record(0)])
+    os.mkfifo(folder / "step_000002.jsonl.gz")
+    (folder / "step_000003.jsonl.gz").symlink_to("/dev/zero")
+    (folder / "step_000004.jsonl.gz").mkdir()
+    bomb = gzip.compress(b" " * (1 << 17))
+    (folder / "step_000005.jsonl.gz").write_bytes(bomb)
+    write_rollouts(folder / "step_000006.jsonl.gz", [record(0)])
+    index_path(folder / "step_000006.jsonl.gz").write_bytes(bomb)
+    write_rollouts(folder / "step_000007.jsonl.gz", [record(0)])
+    index_path(folder / "step_000007.jsonl.gz").unlink()
+    os.mkfifo(index_path(folder / "step_000007.jsonl.gz"))
+    (folder / "step_000008.jsonl.gz").symlink_to(folder / "none")
+    with open(folder / "step_000009.jsonl.gz", "wb") as file:
+        file.truncate(1 << 40)
+    with gzip.open(folder / "step_000010.jsonl.gz", "wb", 1) as file:
+        file.write(b"\n" * 2000)
+    for name in ("metrics.jsonl", "tasks.jsonl", "llm.jsonl", "config.json"):
+        os.mkfifo(tmp_path / name)
+    (tmp_path / "eval.jsonl").symlink_to("/dev/zero")
+    with open(tmp_path / "experience.jsonl", "wb") as file:
+        file.truncate(1 << 40)
+    (tmp_path / "experience").mkdir()
+    (tmp_path / "experience/experiences.jsonl").symlink_to(tmp_path / "experience.jsonl")
+    found = shown(tmp_path)
+    files = {
+        f["step"]: (f["count"], " ".join(f.get("faults", ())))
+        for f in found["run/0/index"]["files"]
+    }
+    assert [step for step, (count, _) in files.items() if count] == [1, 6, 7]
+    assert all("not a regular file" in files[step][1] for step in (2, 3, 4))
+    assert all("more text than" in files[step][1] for step in (5, 10)) and "gzip" in files[9][1]
+    wrong = " ".join(found["run/0/overview"]["wrong"])
+    assert wrong.count("not a regular file") == 5 and "more than 65,536 bytes" in wrong
+    search = Search(Run(tmp_path))
+    search.grow()
+    assert (search.done, search.of, search.wrong) == (9, 9, {})
+    assert list(search.find("window")["files"].values()) == [[0]] * 3
+
+
+def test_a_search_goes_on_past_a_file_that_cannot_be_read(tmp_path, monkeypatch):
+    search = Search(Run(made(tmp_path)))
+    read = search.run.records
+
+    def records(file: int, member: int) -> list[dict]:
+        if file == 1:
+            raise OSError("the disk is broken")
+        return read(file, member)
+
+    monkeypatch.setattr(search.run, "records", records)
+    search.grow()
+    found = search.find("window")
+    assert list(found["files"]) == [0, 2, 3] and found["wrong"] == ["the disk is broken"]
+    monkeypatch.setattr(search.run, "records", read)
+    search.grow()  # as every few seconds
+    found = search.find("window")
+    assert sorted(found["files"]) == [0, 1, 2, 3] and found["wrong"] == []
+
+
+def test_whole_numbers_arrive_as_they_are(tmp_path):
+    made(tmp_path)
+    seed = 6384315726636232212
+    Workdir(tmp_path).log_trajectories(
+        4, [record(0, seed=seed) | turns(info={"id": [2**53 + 1, 5]})]
+    )
+    config = {"config": {"steps": 2**60}, "seed": seed}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    task = {"id": "t1", "env": "toy", "query": "q", "seed": -seed, "meta": {"walk": 2**64}}
+    (tmp_path / "tasks.jsonl").write_text(json.dumps(task) + "\n")
+    found = shown(tmp_path)
+    (rollout,) = found["run/0/rollouts/4/0"]["records"]
+    assert rollout["seed"] == str(seed) and rollout["rollout"] == 0
+    assert rollout["turns"][0]["info"] == {"id": [str(2**53 + 1), 5]}
+    assert rollout["turns"][0]["tokens"] == [5, 6]
+    overview = found["run/0/overview"]
+    assert overview["seed"] == str(seed) and overview["facts"]["steps"] == str(2**60)
+    assert found["run/0/tasks"][0]["seed"] == str(-seed)
+    assert found["run/0/tasks/0"][0]["meta"] == {"walk": str(2**64)}
