@@ -1,5 +1,5 @@
-"""What the files of a workdir may hold: the one validation of rollouts, their indexes and the
-record of a run, for whoever reads them.
+"""Formats of the files of a workdir: the one validation of rollouts, their indexes and the record
+of a run, for whoever reads them.
 
 A file may be cut short, edited, or made by somebody who means harm. Values are checked as JSON: a
 whole number is as good as a float, but neither a text nor a truth value is a number. Nested values
@@ -124,7 +124,7 @@ class RunRecord(TypedDict):
 
 @pydantic.with_config(strict=True, allow_inf_nan=False, extra="allow")
 class ExperienceRecord(TypedDict):
-    """What is shown of a line of `experience/experiences.jsonl`."""
+    """The part of a line of `experience/experiences.jsonl` that is shown."""
 
     id: str
     when: NotRequired[str]
