@@ -317,6 +317,64 @@ def test_tokens_of_probability_zero_are_never_sampled(possible, seed, top_p, top
     assert np.all(np.isfinite(logp)) and np.all(np.isfinite(logits[np.arange(8), token]))
 
 
+def masked(seed, vocab, count):
+    """Return the logits of a vocabulary and a mask that allows `count` of its tokens."""
+    rng = np.random.default_rng(seed)
+    logits, allowed = 3 * rng.normal(size=vocab).astype(np.float32), np.zeros(vocab, bool)
+    allowed[rng.choice(vocab, count, replace=False)] = True
+    return logits, allowed
+
+
+@functools.partial(jax.jit, static_argnames="repeats")
+def sample_at(logits, allowed, u, repeats=1):
+    """Return the tokens, and their log-probabilities, of one row at each of the uniforms u."""
+
+    def one(u):
+        rows = lambda row: jnp.tile(row, (repeats, 1))
+        u, settings = jnp.full(repeats, u), draw(repeats)
+        return decoding.sample(
+            rows(logits), settings, truncate=False, u_B=u, allowed_BV=rows(allowed)
+        )
+
+    return jax.vmap(one)(u)
+
+
+@pytest.mark.parametrize("repeats", [1, 4, 16])
+def test_a_forbidden_token_of_a_large_vocabulary_is_never_sampled(repeats):
+    """Parallel sums grow at forbidden tokens: at the first of these uniforms one was returned."""
+    logits, allowed = masked(39, 151_936, 1000)
+    u = np.append(1794048 + np.arange(-1, 2), [0, 1, 2**23 - 1, 2**23]) / np.float32(2**23)
+    token, logp = sample_at(logits, allowed, u, repeats)
+    assert allowed[token].all() and np.isfinite(logp).all()
+
+
+@given(st.integers(2, 300), st.integers(0, 2**31), st.floats(0, 1.25, width=32))
+@settings(max_examples=50, deadline=None)
+def test_sums_of_any_rounding_never_choose_a_weight_of_zero(count, seed, target):
+    rng = np.random.default_rng(seed)
+    p = np.where(rng.random(300) < 0.3, 0, rng.random(300)).astype(np.float32)
+    p[count:] = 0
+    p[rng.integers(count)] = 1e-6
+    sums = np.cumsum(p / p.sum()) + rng.normal(size=300) * 1e-3  # neither flat nor increasing
+    index, _ = decoding._invert(p[None], sums[None].astype(np.float32), np.float32([target]))
+    assert p[index[0]] > 0
+
+
+def test_frequencies_follow_the_distribution_over_152_000_tokens():
+    """Pearson's statistic over tokens that are expected often, and the others together."""
+    n, (logits, allowed) = 50_000, masked(0, 151_936, 1000)
+    allowed[:3000] = True
+    token, logp = sample_at(logits, allowed, np.random.default_rng(1).random(n, np.float32))
+    z = np.where(allowed, logits, -np.inf).astype(np.float64)
+    p = np.exp(z - z.max()) / np.exp(z - z.max()).sum()
+    np.testing.assert_allclose(logp[:, 0], np.log(p[token[:, 0]]), atol=1e-4)
+    counts, often = np.bincount(token[:, 0], minlength=len(p)), n * p > 10
+    pairs = [*zip(counts[often], n * p[often]), (counts[~often].sum(), n * p[~often].sum())]
+    statistic = sum((seen - expected) ** 2 / expected for seen, expected in pairs)
+    freedom = len(pairs) - 1
+    assert abs(statistic - freedom) < 4 * np.sqrt(2 * freedom)
+
+
 def test_top_k_of_one_is_greedy_in_a_batch_with_other_settings():
     settings = {"temperature": 0.0}, {"top_k": 1}, {}
     histories = play(make(), *({"name": i, "key": 1} | s for i, s in enumerate(settings)))

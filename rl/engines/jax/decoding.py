@@ -106,26 +106,31 @@ def _cut(z_BV: jax.Array, draw: Draw) -> jax.Array:
 
 def _draw_from(p_BV: jax.Array, u_B: jax.Array) -> jax.Array:
     """Invert the cumulative sum of unnormalised p at u in [0, 1) in two levels: find the block,
-    then the token.
+    then the token. A token of probability 0 is never returned.
 
     This needs one uniform per row; V Gumbel draws would cost as much as a small model's forward
-    pass. A token of probability 0 is never returned, because at each level the target stays below
-    the last partial sum.
+    pass.
     """
     rows, vocab = p_BV.shape
     size = 1 << max(4, round(np.log2(vocab) / 2))
     p = jnp.pad(p_BV, ((0, 0), (0, -vocab % size))).reshape(rows, -1, size)
-    blocks = jnp.cumsum(jnp.sum(p, axis=-1), axis=-1)
-    block, rest = _invert(blocks, u_B * blocks[:, -1])
-    inner = jnp.cumsum(jnp.take_along_axis(p, block[:, None, None], axis=1)[:, 0], axis=-1)
-    return block * size + _invert(inner, rest)[0]
+    sums = jnp.sum(p, axis=-1)
+    blocks = jnp.cumsum(sums, axis=-1)
+    block, rest = _invert(sums, blocks, u_B * blocks[:, -1])
+    inside = jnp.take_along_axis(p, block[:, None, None], axis=1)[:, 0]
+    return block * size + _invert(inside, jnp.cumsum(inside, axis=-1), rest)[0]
 
 
-def _invert(cumulative: jax.Array, target: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Return the first index whose cumulative sum exceeds target, and target minus the sum before
-    that index."""
-    target = jnp.minimum(target, jnp.nextafter(cumulative[:, -1], 0.0))
-    index = jnp.sum(cumulative <= target[:, None], axis=-1)
+def _invert(p: jax.Array, cumulative: jax.Array, target: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Return the first index of positive p whose cumulative sum exceeds target, and target minus
+    the sum before that index. If there is none, it is the first of those with the largest sum.
+
+    Sums that are rounded in parallel may grow where p is 0, and may decrease.
+    """
+    possible, count = p > 0, p.shape[-1]
+    largest = jnp.max(jnp.where(possible, cumulative, 0), axis=-1, keepdims=True)
+    reached = (cumulative > target[:, None]) | (cumulative == largest)
+    index = jnp.min(jnp.where(possible & reached, jnp.arange(count), count - 1), axis=-1)
     before = jnp.take_along_axis(cumulative, jnp.maximum(index - 1, 0)[:, None], axis=-1)[:, 0]
     return index, target - jnp.where(index > 0, before, 0.0)
 
