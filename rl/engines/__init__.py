@@ -23,6 +23,10 @@ class ContextFull(ValueError):
     """The prompt and the requested tokens exceed the engine's context."""
 
 
+class RequestFault(ValueError):
+    """The engine could not go on with one request; all others go on."""
+
+
 class EngineFault(RuntimeError):
     """The engine failed and returned no sample; the message gives the cause."""
 
@@ -31,6 +35,9 @@ def check_request(prompt_ids: list[int], sampling: Sampling, *, vocab: int, cont
     """Raise ValueError for an invalid request, ContextFull for one that is too long."""
     if not prompt_ids:
         raise ValueError("the prompt is empty")
+    for name in ("max_tokens", "top_k", "seed"):
+        if not isinstance(value := getattr(sampling, name), int):
+            raise ValueError(f"{name} is {value!r}; it must be a whole number")
     if sampling.max_tokens < 1:
         raise ValueError(f"max_tokens is {sampling.max_tokens}; it must be at least 1")
     if min(prompt_ids) < 0 or max(prompt_ids) >= vocab:
@@ -41,6 +48,10 @@ def check_request(prompt_ids: list[int], sampling: Sampling, *, vocab: int, cont
         raise ValueError(
             f"temperature is {sampling.temperature}; it must be 0, or {COLDEST:g} to {HOTTEST:g}"
         )
+    if not 0 < sampling.top_p <= 1:
+        raise ValueError(f"top_p is {sampling.top_p}; it must be above 0, and at most 1")
+    if sampling.top_k < 0:
+        raise ValueError(f"top_k is {sampling.top_k}; it must be at least 1, or 0 for all tokens")
     if len(prompt_ids) + sampling.max_tokens > context:
         raise ContextFull(
             f"{len(prompt_ids)} prompt tokens and {sampling.max_tokens} to generate exceed the"

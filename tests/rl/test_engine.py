@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from envs.world import Task
 from models import qwen
 from rl.contexts import Limits
-from rl.engines import ContextFull, EngineFault
+from rl.engines import ContextFull, EngineFault, RequestFault
 from rl.engines.jax import decoding
 from rl.engines.jax.engine import JaxEngine
 from rl.rollout import Actor, Job, Worlds, rollouts
@@ -477,6 +477,11 @@ def test_requests_at_the_limits_are_served():
         ([1], {"stop_tokens": (10**12,)}, ValueError, "a stop token is outside of the vocabulary"),
         ([1], {"temperature": 1e-30}, ValueError, "is 1e-30; it must be 0, or 1e-05 to 100000"),
         ([1], {"temperature": float("nan")}, ValueError, "temperature is nan"),
+        ([1], {"temperature": 1e39}, ValueError, r"temperature is 1e\+39"),
+        ([1], {"top_p": float("nan")}, ValueError, "top_p is nan"),
+        ([1], {"top_p": 10**400}, ValueError, "top_p is 1000"),
+        ([1], {"top_k": -(10**30)}, ValueError, "top_k is -1000"),
+        ([1], {"seed": float("nan")}, ValueError, "seed is nan; it must be a whole number"),
         ([1] * 125, {}, ContextFull, "125 prompt tokens and 8 to generate"),
     ],
 )
@@ -608,6 +613,56 @@ def test_a_fault_fails_all_pending_requests_with_its_reason(monkeypatch, call, s
     assert [type(r) for r in results] == [EngineFault] * 4 and "out of memory" in str(results[0])
     again = ask(engine, prompt_of(3)).tokens
     assert again == fresh_tokens(3), "the engine goes on when the cause is gone"
+
+
+class FaultyGuide:
+    """A guide that allows everything, until it fails in one of several ways."""
+
+    def __init__(self, kind, after):
+        self.kind, self.left = kind, after
+
+    def allowed(self):
+        if self.left == 0 and self.kind == "allowed":
+            raise KeyError("state 7")
+        wrong = {"nothing": np.zeros(CONFIG.vocab, bool), "misshapen": np.ones(5, bool)}
+        return wrong.get(self.kind if self.left == 0 else "", np.ones(CONFIG.vocab, bool))
+
+    def accept(self, token):
+        if self.left == 0 and self.kind == "accept":
+            raise ValueError("token does not fit")
+        self.left -= 1
+
+    def stream(self, tokens, logprobs):
+        if self.left <= 0 and self.kind == "stream":
+            raise RuntimeError("gone")
+
+
+@pytest.mark.parametrize("after", [0, 3])
+@pytest.mark.parametrize(
+    "kind, reason",
+    [
+        ("allowed", "state 7"),
+        ("accept", "token does not fit"),
+        ("nothing", "its guide allows no token"),
+        ("misshapen", "broadcast"),
+        ("stream", "gone"),
+    ],
+)
+def test_a_fault_of_one_request_is_the_fault_of_that_request_alone(kind, after, reason):
+    engine, guide = make(), FaultyGuide(kind, after)
+
+    async def main():
+        faulty = engine.generate(
+            prompt_of(9), Sampling(20), session="f", guide=guide, stream=guide.stream
+        )
+        others = [engine.generate(prompt_of(i), Sampling(20), session=str(i)) for i in range(3)]
+        return await asyncio.gather(others[0], faulty, *others[1:], return_exceptions=True)
+
+    first, fault, *others = asyncio.run(asyncio.wait_for(main(), 60))
+    assert type(fault) is RequestFault and reason in str(fault)
+    wanted = [ask(make(), prompt_of(i), max_tokens=20).tokens for i in range(3)]
+    assert [c.tokens for c in (first, *others)] == wanted
+    assert ask(engine, prompt_of(9), "f").tokens == fresh_tokens(9), "its session can go on"
 
 
 def test_weights_that_are_not_finite_are_a_fault():

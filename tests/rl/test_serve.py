@@ -307,11 +307,42 @@ class TestChat:
             assert len(entries) <= 2
             assert all(len(e["why"]) <= 12 and e["content"] == "" for e in entries)
 
-    @pytest.mark.parametrize("schema", [{"type": "robot"}, {"$ref": "#/nowhere"}])
-    def test_a_schema_that_cannot_be_followed_is_refused(self, post, schema):
+    @pytest.mark.parametrize(
+        "schema, words",
+        [
+            ({"type": "robot"}, "cannot be followed"),
+            ({"$ref": "#/nowhere"}, "cannot be followed"),
+            ({"$defs": {"a": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"}, "cannot be followed"),
+            ({"not": {}}, "cannot be followed"),
+            ({"type": "integer", "minimum": 5, "maximum": 3}, "cannot be followed"),
+            ({"type": "string", "pattern": "("}, "cannot be followed"),
+            ({"const": "x" * 10**6}, "1,000,013 characters; at most 32,768"),
+            ({"enum": [f"v{i}" for i in range(10**4)]}, "characters; at most 32,768"),
+        ],
+    )
+    def test_a_schema_that_cannot_be_followed_is_refused(self, post, schema, words):
         pytest.importorskip("llguidance", reason="pip install -r requirements/service.txt")
         body = {"messages": HELLO, "max_tokens": 2, "response_format": form_of(schema)}
-        refuses(post("/v1/chat/completions", body), "response_format:")
+        for stream in (False, True):
+            answer = post("/v1/chat/completions", body | {"stream": stream})
+            refuses(answer, "response_format: ")
+            refuses(answer, words)
+
+    def test_a_schema_that_turns_out_too_complex_fails_alone(self, speak):
+        """Its first token may follow; the properties that may come after it are too many."""
+        pytest.importorskip("llguidance", reason="pip install -r requirements/service.txt")
+        schema = {"type": "object", "properties": {f"p{i}": {} for i in range(900)}}
+        ask = lambda seed: speak(max_tokens=60, seed=seed).choices[0].message.content
+
+        def refused():
+            with pytest.raises(openai.BadRequestError, match="the JSON schema"):
+                speak(max_tokens=60, seed=1, response_format=form_of(schema))
+
+        with concurrent.futures.ThreadPoolExecutor(6) as threads:
+            faulty, others = threads.submit(refused), threads.map(ask, range(5))
+            faulty.result()
+            others = list(others)
+        assert others == [ask(seed) for seed in range(5)]
 
     def test_many_at_once(self, speak):
         asked = {"max_tokens": 6, "extra_body": {"return_token_ids": True}}

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from models import kv_cache, qwen
-from rl.engines import EngineFault, Guide, check_request
+from rl.engines import EngineFault, Guide, RequestFault, check_request
 from rl.engines.jax.runner import MAX_STOP_TOKENS, Request, Result, Runner, Shapes, Stream
 from rl.engines.jax.slots import Slots, common_prefix
 from rl.trajectory import Completion, Sampling
@@ -108,7 +108,7 @@ class JaxEngine:
         each decoded block.
 
         guide: allows some tokens only. Such a request is decoded token by token, apart from those
-        without a guide.
+        without a guide. Raises RequestFault if the guide or the stream raises anything.
         """
         self.check(prompt_ids, sampling)
         if any(r.session == session and not r.future.done() for r in self._requests):
@@ -220,20 +220,17 @@ class JaxEngine:
             raise FloatingPointError(
                 f"the weights of version {self.version} give logits that are not finite"
             )
-        request.tokens += tokens
-        request.logprobs += logprobs
-        if request.guide is not None:
-            for token in tokens:
-                request.guide.accept(token)
-        waited_for = not request.future.done()
-        if request.stream is not None and waited_for:
-            request.stream(tokens, logprobs)
+        request.take(tokens, logprobs)
         self._runner.count(generated_tokens=len(tokens))
-        if request.budget > 0:
+        if request.budget > 0 and not request.fault:
             return
         del self._running[request.slot]
         self._slots.used[request.slot] = self._round
-        if waited_for:
+        if request.future.done():
+            return
+        if request.fault:
+            request.future.set_exception(RequestFault(request.fault))
+        else:
             stop = "stop" if request.stopped else "length"
             request.future.set_result(
                 Completion(request.tokens, request.logprobs, stop, self.version)

@@ -58,6 +58,34 @@ class Request:
     start: int = 0  # prompt tokens that are cached
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
+    fault: str = ""  # of its guide or its stream: it ends this request alone
+
+    def allowed(self, vocab: int) -> np.ndarray:
+        """Return a mask over the vocabulary: the tokens that may come next, at least one."""
+        if self.guide is not None and not self.fault:
+            try:
+                allowed = np.broadcast_to(self.guide.allowed(), vocab)
+                if allowed.any():
+                    return allowed
+                self.fault = "its guide allows no token"
+            except Exception as error:
+                self.fault = _reason(error)
+        return np.ones(vocab, bool)
+
+    def take(self, tokens: list[int], logprobs: list[float]) -> None:
+        """Note the next tokens, and tell them to the guide and the stream."""
+        self.tokens += tokens
+        self.logprobs += logprobs
+        if self.fault:
+            return
+        try:
+            if self.guide is not None:
+                for token in tokens:
+                    self.guide.accept(token)
+            if self.stream is not None and not self.future.done():
+                self.stream(tokens, logprobs)
+        except Exception as error:
+            self.fault = _reason(error)
 
     @property
     def stopped(self) -> bool:
@@ -313,9 +341,7 @@ class Runner:
         """Return allowed_BV, None if no request has a guide."""
         if not any(r.guide for r in batch):
             return None
-        anything = np.ones(self._config.vocab, bool)
-        allowed = [r.guide.allowed() if r.guide else anything for r in batch]
-        return column(allowed, dtype=bool, fill=True)
+        return column([r.allowed(self._config.vocab) for r in batch], dtype=bool, fill=True)
 
     def _call(
         self,
@@ -343,6 +369,10 @@ class Runner:
         results = [np.asarray(result) for result in results]
         self.count(**{f"{name}_seconds": time.perf_counter() - began, f"{name}_calls": 1})
         return results
+
+
+def _reason(error: Exception) -> str:
+    return str(error) or type(error).__name__
 
 
 def _column(

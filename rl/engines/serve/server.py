@@ -270,13 +270,14 @@ class Service:
         generation early."""
         blocks: asyncio.Queue[Any] = asyncio.Queue()
         session, schema = uuid.uuid4().hex, request.response_format.wanted
+        guide = None if schema is None else await asyncio.to_thread(self._grammars.guide, schema)
         task = asyncio.ensure_future(
             self.engine.generate(
                 prompt,
                 sampling,
                 session=session,
                 stream=lambda *block: blocks.put_nowait(block),
-                guide=None if schema is None else self._grammars.guide(schema),
+                guide=guide,
             )
         )
         task.add_done_callback(blocks.put_nowait)
