@@ -13,7 +13,7 @@ from typing import Any
 
 from envs import values
 from envs.values import Unsafe, json_value
-from envs.world import Evaluation, Message, Observation, StepResult, Task, World
+from envs.world import Evaluation, Message, Observation, StepResult, Task, World, repeated
 
 
 def task(value: Any) -> Task:
@@ -30,8 +30,15 @@ def task(value: Any) -> Task:
 
 
 def tasks(world: World, split: str) -> list[Task]:
-    """Return the tasks of a split, made safe. Raises Unsafe, and what `World.tasks` raises."""
-    return [task(each) for each in world.tasks(split)]
+    """Return the tasks of a split, made safe. Raises Unsafe, also for tasks that share an id, and
+    what `World.tasks` raises."""
+    listed = [task(each) for each in world.tasks(split)]
+    if twice := repeated(listed):
+        raise Unsafe(
+            f"{len(twice)} ids of the split {split!r} belong to more than one task, as {twice[0]!r}"
+            " does: give each task an id of its own, because results are grouped by id"
+        )
+    return listed
 
 
 def observation(value: Any) -> Observation:

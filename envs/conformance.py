@@ -19,7 +19,7 @@ from typing import Any
 
 from envs import boundary, values
 from envs.toolcalls import call_text, parse
-from envs.world import Evaluation, Observation, StepResult, Task, World
+from envs.world import Evaluation, Observation, StepResult, Task, World, repeated
 
 Make = Callable[[], World]
 ROLES = ("system", "user", "assistant", "tool")
@@ -229,10 +229,8 @@ def lists_tasks(make: Make, tasks: list[Task]) -> Iterator[str]:
         if not isinstance(task, Task):
             yield f"a {type(task).__name__} instead of a Task"
             return
-    ids = [task.id for task in tasks]
-    repeated = sorted({id for id in ids if ids.count(id) > 1}) if len(set(ids)) < len(ids) else []
-    if repeated:
-        yield f"ids that are not unique: {', '.join(repeated[:5])}"
+    if twice := repeated(tasks):
+        yield f"ids that are not unique: {', '.join(twice[:5])}"
     yield from (f"task {task.id} has no query" for task in tasks[:1000] if not task.query)
     world = make()
     if [task.to_dict() for task in world.tasks(tasks[0].split)] != [
@@ -451,8 +449,8 @@ def scores_inaction_zero(make: Make, tasks: list[Task]) -> Iterator[str]:
 
 
 def keeps_splits_apart(make: Make, tasks: list[Task]) -> Iterator[str]:
-    """No task of the split "train" is also in one to evaluate on. Otherwise the score measures
-    memory."""
+    """No task of the split "train" is also in one to evaluate on, because the score would measure
+    memory, and no two tasks of such a split share an id."""
     world = make()
     splits = {}
     for name in ("train", *HELD_OUT):
@@ -462,6 +460,8 @@ def keeps_splits_apart(make: Make, tasks: list[Task]) -> Iterator[str]:
     train = splits.pop("train", [])
     ids, contents = {task.id for task in train}, {_content(task) for task in train}
     for name, held_out in splits.items():
+        if twice := repeated(held_out):
+            yield f"ids of {name} that are not unique: {', '.join(twice[:5])}"
         if both := [task.id for task in held_out if task.id in ids or _content(task) in contents]:
             shared = ", ".join(both[:3])
             yield f"{len(both)} of the {len(held_out)} tasks of {name} are in train: {shared}"

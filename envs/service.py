@@ -86,8 +86,7 @@ class Service:
 
     def __init__(self, pool: Pool, *, token: str = "", max_body: int = MAX_BODY):
         self.pool, self._token, self._max_body = pool, token, max_body
-        self._tasks: dict[str, list[Json]] = {}  # by split
-        self._by_id: dict[str, Json] = {}
+        self._tasks: dict[str, dict[str, Json]] = {}  # by split and id
         self._seconds: dict[
             str, list[float]
         ] = {}  # route -> requests per bucket, then the sum of seconds
@@ -113,7 +112,7 @@ class Service:
         """Return the task ids of `params.split`, or with `params.raw` the tasks."""
         self._check_env(body)
         tasks = await self._split(_text(body["params"], "split") or "train")
-        return tasks if body["params"].get("raw") else [task["id"] for task in tasks]
+        return list(tasks.values() if body["params"].get("raw") else tasks)
 
     async def create(self, body: Json) -> Json:
         self._check_env(body)
@@ -264,23 +263,25 @@ class Service:
         if requested and requested != self.pool.env and ":" not in self.pool.env:
             raise ValueError(f"this service runs '{self.pool.env}', not '{requested}'")
 
-    async def _split(self, split: str) -> list[Json]:
+    async def _split(self, split: str) -> dict[str, Json]:
+        """Return the tasks of a split by their ids. Raises WorldError if two share one."""
         if split not in self._tasks:
-            self._tasks[split] = await self._wait(self.pool.tasks(split))
-            self._by_id |= {task["id"]: task for task in self._tasks[split]}
+            tasks = await self._wait(self.pool.tasks(split))
+            by_id = {task["id"]: task for task in tasks}
+            if len(by_id) < len(tasks):
+                raise WorldError(f"tasks of {self.pool.env} in the split {split} share an id")
+            self._tasks[split] = by_id
         return self._tasks[split]
 
     async def _task(self, id: str | None, split: str | None) -> Json:
         if not id:
             raise ValueError("'task_id' is missing")
         for name in [split] if split else SPLITS:
-            if id in self._by_id:
-                break
             with contextlib.suppress(*(() if split else (ValueError,))):
-                await self._split(name)
-        if id not in self._by_id:
-            raise ValueError(f"{self.pool.env} has no task '{id}'")
-        return self._by_id[id]
+                tasks = await self._split(name)
+                if id in tasks:
+                    return tasks[id]
+        raise ValueError(f"{self.pool.env} has no task '{id}'")
 
     @contextlib.asynccontextmanager
     async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:

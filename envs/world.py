@@ -8,6 +8,8 @@ the standard library only.
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -117,6 +119,12 @@ class Evaluation(_Record):
     score: float
     success: bool
     components: dict[str, float] = field(default_factory=dict)
+
+
+def repeated(tasks: Iterable[Task]) -> list[str]:
+    """Return the ids that more than one of the tasks have, in order. Results are grouped by id."""
+    counts = Counter(task.id for task in tasks)
+    return [id for id, count in counts.items() if count > 1]
 
 
 class WorldError(RuntimeError):

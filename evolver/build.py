@@ -20,7 +20,7 @@ from envs.process import Deadlines
 from envs.source import Source
 from envs.world import Task, World, WorldError
 from evolver import grading
-from evolver.config.checks.world import leaks
+from evolver.config.checks.world import leaks, shared_ids
 from evolver.config.derived import replaces_outcome
 from evolver.config.paths import model_folder, resolve
 from evolver.config.plugs import plug
@@ -222,7 +222,8 @@ def read_all_tasks(
     config: Any, make_world: Callable[[], World]
 ) -> tuple[list[Task], list[Task], list[Task]]:
     """Return the original tasks, the held-out ones that are evaluated, and those of
-    `questioning.tasks`. Raises RunError if a held-out task is among the others."""
+    `questioning.tasks`. Raises RunError if a held-out task is among the others, or if two
+    tasks share an id."""
     c = config
     given = []
     if c.questioning.enabled and c.questioning.tasks:
@@ -234,8 +235,9 @@ def read_all_tasks(
         else:
             originals = boundary.tasks(world, c.env.split) if c.env.split else []
     known = {"env.tasks" if c.env.tasks else "env.split": originals, "questioning.tasks": given}
-    if leaking := list(leaks(c, known, held_out)):
-        raise RunError("\n".join(leaking))
+    problems = [*leaks(c, known, held_out), *shared_ids(known)]
+    if problems:
+        raise RunError("\n".join(problems))
     return originals, sampled(held_out, c.eval.tasks), given
 
 

@@ -24,7 +24,6 @@ import re
 import socket
 import subprocess
 import time
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import NoneType
@@ -33,7 +32,7 @@ from typing import Any
 import numpy as np
 
 from envs.values import text
-from envs.world import Task
+from envs.world import Task, repeated
 from evolver.files import formats
 from evolver.files.rollout_files import ENDING, write_rollouts
 from models.files import BrokenFile, append_line, loads, read_jsonl, read_whole, write_atomically
@@ -285,9 +284,7 @@ def read_tasks(path: str | Path) -> list[Task]:
     """Return the tasks of a JSON-lines file. Raises BrokenFile, which names the first line that
     cannot be read."""
     tasks: list[Task] = list(read_jsonl(path, make=Task.from_dict))
-    counts = Counter(task.id for task in tasks)
-    twice = [id for id, count in counts.items() if count > 1]
-    if twice:
+    if twice := repeated(tasks):
         raise BrokenFile(f"{path}: the task id {twice[0]} appears more than once")
     return tasks
 

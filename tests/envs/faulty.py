@@ -60,6 +60,24 @@ class Counter(World):
         return list(word.upper() if upper else word)
 
 
+class Twins(Counter):
+    """A counter whose tasks share ids: two goals under each of three, or one goal twice."""
+
+    def __init__(self, goals: tuple[int, int] = (3, 4), split: str = "train"):
+        super().__init__()
+        self._goals, self._split = goals, split
+
+    def tasks(self, split: str) -> list[Task]:
+        if split not in ("train", "dev"):
+            raise ValueError(f"there is no split '{split}'; there are train and dev")
+        goals = self._goals if split == self._split else self._goals[:1]
+        return [
+            Task(f"count-{split}-{i}", self.name, f"Count to {goal}.", split, seed=i)
+            for i in range(3)
+            for goal in goals
+        ]
+
+
 class Coder(Counter):
     """A counter with a function `add`, as if its actions were code."""
 

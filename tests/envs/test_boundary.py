@@ -14,6 +14,7 @@ from envs import boundary, values
 from envs.toolcalls import CLOSE, OPEN, parse
 from envs.values import MAX_DEPTH, Unsafe, json_value
 from envs.world import Evaluation, Observation, StepResult, Task
+from tests.envs.faulty import Twins
 
 anything = st.recursive(
     st.none()
@@ -60,6 +61,22 @@ def test_a_value_is_made_safe_or_refused(value):
     else:
         is_safe(safe)
         assert json_value(safe) == safe
+
+
+@pytest.mark.parametrize("goals", [(3, 4), (3, 3)], ids=["different", "equal"])
+def test_tasks_that_share_an_id_are_refused(goals):
+    with pytest.raises(Unsafe, match=r"3 ids of the split 'train' .* 'count-train-0'"):
+        boundary.tasks(Twins(goals), "train")
+    assert len(boundary.tasks(Twins(goals), "dev")) == 3
+
+
+def test_ids_that_repair_makes_equal_are_refused():
+    class World:
+        def tasks(self, split):
+            return [Task(id, "w", "Count.") for id in ("a\ud800", "a\ud801")]
+
+    with pytest.raises(Unsafe, match="more than one task"):
+        boundary.tasks(World(), "train")
 
 
 def test_texts_are_repaired_and_nothing_else():

@@ -15,7 +15,7 @@ from envs.process import ROOT
 from envs.source import MODES, Source, serving
 from envs.world import Evaluation, Observation, StepResult, World
 from tests.envs import broken
-from tests.envs.faulty import Coder, Counter
+from tests.envs.faulty import Coder, Counter, Twins
 
 COUNTER = "tests.envs.faulty:Counter"
 ENVIRONMENTS = {
@@ -184,6 +184,14 @@ def test_each_violation_is_found_and_explained(broken):
     _, problems = conformance.run(broken)
     assert BROKEN[broken] <= {problem.check for problem in problems}
     assert all(problem.what and len(problem.why) > 40 for problem in problems)
+
+
+@pytest.mark.parametrize("split, check", [("train", "lists_tasks"), ("dev", "keeps_splits_apart")])
+def test_tasks_that_share_an_id_are_found_in_every_split(split, check):
+    for goals in (3, 4), (3, 3):
+        _, problems = conformance.run(lambda goals=goals: Twins(goals, split))
+        said = [problem.what for problem in problems if problem.check == check]
+        assert any("not unique" in what and f"count-{split}-0" in what for what in said)
 
 
 def test_a_correct_environment_has_no_problems():

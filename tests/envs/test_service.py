@@ -184,6 +184,16 @@ def test_native_arguments_that_cannot_be_read_are_the_models_to_mend(arguments):
     assert turn.content == "Now." and not turn.calls and len(turn.errors) == 1
 
 
+def test_tasks_that_share_an_id_are_refused():
+    with service("tests.envs.faulty:Twins") as (url, _):
+        for body in {"params": {"split": "train"}}, {"task_id": "count-train-1"}:
+            route = "create" if "task_id" in body else "get_env_profile"
+            status, answer = post(url, route, **body)
+            assert status == 500 and "share an id" in answer["detail"]
+        status, answer = post(url, "create", task_id="count-dev-1", params={"split": "dev"})
+        assert status == 200
+
+
 def test_an_unreadable_native_call_is_answered_by_the_environment():
     with service("travel") as (url, _):
         task = post(url, "get_env_profile", params={"split": "train"})[1]["data"][0]

@@ -83,6 +83,25 @@ def test_a_run_whose_tasks_are_known_late_is_refused_before_it_loads_a_policy(
     assert code == 1 and f"trains on tasks such as dev/4 that {HELD_OUT}" in err
 
 
+@pytest.mark.parametrize("mode", ["inprocess", "worker"])
+@pytest.mark.parametrize("split", ["train", "dev"])
+def test_a_world_whose_tasks_share_an_id_is_refused(tiny, tmp_path, capsys, mode, split):
+    words = ["--config.env.name=tests.envs.faulty:Twins", f"--config.env.args.split={split}"]
+    code, err = call(tiny, tmp_path / "run", capsys, *words, f"--config.env.mode={mode}")
+    assert code in (1, 2) and f"3 ids of the split '{split}'" in err and "Traceback" not in err
+
+
+def test_an_invented_task_with_the_id_of_an_original_one_is_refused(tiny, tmp_path, capsys):
+    path = task_file(tmp_path / "tasks.jsonl", id="train/1", origin="synthetic")
+    words = [
+        *QUESTIONING,
+        "--config.env.name=tests.tiny:Parity",
+        f"--config.questioning.tasks={path}",
+    ]
+    code, err = call(tiny, tmp_path / "run", capsys, *words)
+    assert code == 2 and "have the id of a task of config.env.split, as 'train/1'" in err
+
+
 @pytest.mark.parametrize("splits, source", [(["dev", "train"], "mine/1"), (["train"], "dev/1")])
 @pytest.mark.parametrize("mode", ["train", "eval"])
 def test_a_pool_from_held_out_tasks_is_refused_and_named(

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from ml_collections import ConfigDict
 
-from envs import make, world_class
+from envs import boundary, make, world_class
 from envs.world import Task, World
 from evolver.config import plugs
 from evolver.config.config_file import reason
@@ -36,9 +36,10 @@ def world_problems(config: ConfigDict, mode: str) -> Iterator[str]:
             return
         yield from split_problems(config, mode, world, tasks)
         with contextlib.suppress(Exception):  # a split that is not evaluated on may be unknown
-            held_out = world.tasks(config.eval.split) if config.eval.split else []
+            held_out = boundary.tasks(world, config.eval.split) if config.eval.split else []
         world.close()
     yield from leaks(roles.for_evaluation(config) if mode == "eval" else config, tasks, held_out)
+    yield from shared_ids(tasks)
     if mode in ("train", "plan"):
         yield from shortages(config, tasks)
 
@@ -69,7 +70,7 @@ def split_problems(
     for key in filter(needed.get, needed):
         name, split = f"{key}.split", config[key].split
         try:
-            tasks[name] = world.tasks(split)
+            tasks[name] = boundary.tasks(world, split)
             if not tasks[name]:
                 yield f"config.{name}={split}: {config.env.name} has no tasks there"
         except (Exception, SystemExit) as error:
@@ -97,6 +98,18 @@ def shortages(config: ConfigDict, tasks: dict[str, list[Task]]) -> Iterator[str]
             f" step; config.questioning.tasks={config.questioning.tasks} has {there}: give more, or"
             " lower config.questioning.share"
         )
+
+
+def shared_ids(tasks: dict[str, list[Task]]) -> Iterator[str]:
+    """Yield a problem if a task of `questioning.tasks` has the id of an original task: their
+    rollouts would train as one group. tasks: as for `leaks`."""
+    invented = {task.id for task in tasks.get("questioning.tasks", ())}
+    for name in ("env.tasks", "env.split"):
+        if both := [task.id for task in tasks.get(name, ()) if task.id in invented]:
+            yield (
+                f"{len(both)} tasks of config.questioning.tasks have the id of a task of"
+                f" config.{name}, as {both[0]!r}: give each task an id of its own"
+            )
 
 
 def leaks(config: ConfigDict, tasks: dict[str, list[Task]], held_out: list[Task]) -> Iterator[str]:
