@@ -387,7 +387,7 @@ class Optim(Group):
     lr: float = Field(1e-6, gt=0, le=1)
     """Peak learning rate."""
     schedule: Schedule = "constant"
-    """After warm-up; the others end at 0."""
+    """After warm-up; the others end at 0 with the last step, also if steps make fewer updates."""
     warmup: CountOrZero = 0
     """Updates of the linear warm-up, from lr / warmup to lr."""
     b1: float = Field(0.9, ge=0, lt=1)

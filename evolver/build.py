@@ -40,7 +40,7 @@ from evolver.processes import hosts
 from evolver.processes.interrupt import Stop
 from evolver.questioning import Explorer, TaskPool, is_verified
 from evolver.questioning.words import Words
-from models import qwen
+from models import hf, qwen
 from models.files import BrokenFile
 from models.mesh import make_mesh
 from models.tokenizer import Tokenizer
@@ -153,6 +153,7 @@ def build(
     mesh = make_mesh(c.mesh.to_dict())
     shape, params = initial_policy(c, mesh)
     tokenizer = load_tokenizer(c)
+    shape = hf.for_tokenizer(shape, tokenizer)
     engine = make_engine(
         c,
         shape,

@@ -58,6 +58,7 @@ def make_engine(
     engine = VllmEngine(
         _servers(config, shape, params, tokenizer, workdir, say),
         vocab=shape.vocab,
+        unused=shape.unused,
         context=config.rollout.context,
         transfer=_transfer(config, shape),
         score=_scorer(config, shape, mesh),

@@ -21,7 +21,7 @@ import tokenizers
 from tokenizers import AddedToken, Regex, decoders, normalizers, pre_tokenizers
 from tokenizers import models as bpe_models
 
-from models import hf, qwen
+from models import hf, hf_config, qwen
 from models.hf_config import ModelError
 from models.tokenizer import PRE_TOKENIZER, Tokenizer, TokenizerError
 
@@ -146,7 +146,7 @@ def _config(source: Path, values: Mapping[str, Any], tensors: Mapping[str, Any])
             " supported"
         )
     epsilon = np.float32(given.get("attention.layer_norm_rms_epsilon", 1e-6))
-    return qwen.Config(
+    config = qwen.Config(
         vocab=int(tensors[GGUF_NAMES["embed"]].shape[-1]),
         kv_heads=int(given.get("attention.head_count_kv") or sizes["heads"]),
         head_dim=head_dim,
@@ -157,6 +157,11 @@ def _config(source: Path, values: Mapping[str, Any], tensors: Mapping[str, Any])
         qkv_bias=False,
         **sizes,
     )
+    try:
+        hf_config.fields(hf_config.record_of(config, "float32"))
+    except ModelError as error:
+        raise ModelError(f"{source}: as {error}") from None
+    return config
 
 
 def _check(
@@ -224,10 +229,13 @@ def _tokenizer(source: Path, values: Mapping[str, Any]) -> Tokenizer:
     if missing := [key for key in keys if not isinstance(values.get(key), list)]:
         raise ModelError(f"{source}: {', '.join(missing)} missing, or no list")
     tokens, types, merges = (values[key] for key in keys)
-    merges = [tuple(merge.split(" ")) for merge in merges]
-    model = tokenizers.Tokenizer(
-        bpe_models.BPE({token: i for i, token in enumerate(tokens)}, merges)
-    )
+    try:
+        pairs = [tuple(merge.split(" ")) for merge in merges]
+        bpe = bpe_models.BPE({token: i for i, token in enumerate(tokens)}, pairs)
+    # the library raises bare Exception, for a merge outside of the vocabulary
+    except Exception as error:
+        raise ModelError(f"{source}: its tokens and merges do not fit: {error}") from None
+    model = tokenizers.Tokenizer(bpe)
     if split == "qwen2":
         model.normalizer = normalizers.NFC()
         first: pre_tokenizers.PreTokenizer = pre_tokenizers.Split(

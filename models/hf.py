@@ -7,6 +7,7 @@ as (out, in); here they are (in, out), with the heads on an axis of their own.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import shutil
@@ -208,6 +209,18 @@ def config_of(path: str | Path) -> qwen.Config:
         raise ModelError(f"{path}: {error}") from None
 
 
+def for_tokenizer(config: qwen.Config, tokenizer: Tokenizer) -> qwen.Config:
+    """Return the Config with the rows of the embedding that no id of the tokenizer has as unused.
+    Raises ModelError for a tokenizer with more ids than there are rows."""
+    unused = config.vocab - tokenizer.vocab_size
+    if unused < 0:
+        raise ModelError(
+            f"the tokenizer has {tokenizer.vocab_size} ids and the model only {config.vocab} rows:"
+            " they do not belong together"
+        )
+    return dataclasses.replace(config, unused=unused)
+
+
 def _open(folder: Path, stack: ExitStack) -> dict[str, Any]:
     """Return {name: safetensors slice} over all files of the directory; no tensor is read yet."""
     index = folder / "model.safetensors.index.json"
@@ -249,10 +262,15 @@ def _open(folder: Path, stack: ExitStack) -> dict[str, Any]:
 
 def _check(folder: Path, config: qwen.Config, tensors: Mapping[str, Any]) -> None:
     """Raise ModelError naming every tensor that is not as the Config requires."""
+    if config.layers > len(tensors):
+        raise ModelError(
+            f"{folder}: num_hidden_layers={config.layers} in config.json, and the files hold"
+            f" {len(tensors)} tensors"
+        )
     flat = _flat(config)
     expected = {hf_name: _hf_shape(name, flat[name]) for hf_name, name, _ in _names(config)}
     # Old exports contain the rope frequencies, and some exports of tied models a copy of the
-    # embedding.
+    # embedding (`_check_tied`).
     ignored = {name for name in tensors if name.endswith("rotary_emb.inv_freq")}
     ignored |= {HF_NAMES["unembed"]} if config.tied else set()
     problems = {
@@ -269,9 +287,30 @@ def _check(folder: Path, config: qwen.Config, tensors: Mapping[str, Any]) -> Non
             if name in tensors and tensors[name].get_dtype() not in DTYPES
         ],
     }
-    messages = [f"{what}: {', '.join(names)}" for what, names in problems.items() if names]
+    messages = [f"{what}: {_some(names)}" for what, names in problems.items() if names]
     if messages:
         raise ModelError(f"{folder}: tensors " + "; ".join(messages))
+    if config.tied and HF_NAMES["unembed"] in tensors:
+        _check_tied(folder, tensors[HF_NAMES["embed"]], tensors[HF_NAMES["unembed"]])
+
+
+def _some(names: list[str], most: int = 20) -> str:
+    more = f" and {len(names) - most:,} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
+def _check_tied(folder: Path, embed: Any, head: Any) -> None:
+    """Raise ModelError if the head that a tied model has beside its embedding is no copy of it."""
+    vocab, width = embed.get_shape()
+    same, rows = head.get_shape() == [vocab, width], max(1, READ_BYTES // (4 * width))
+    for start in range(0, vocab, rows):
+        part = slice(start, min(start + rows, vocab))
+        same = same and np.array_equal(embed[part], head[part])
+    if not same:
+        raise ModelError(
+            f"{folder}: config.json says tie_word_embeddings=true, and {HF_NAMES['unembed']} is not"
+            f" a copy of {HF_NAMES['embed']}: set it to false to use that head, or remove the head"
+        )
 
 
 def _reader(

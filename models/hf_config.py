@@ -37,6 +37,8 @@ OPTIONAL_SIZES = {
     "head_dim": "head_dim",
     "max_positions": "max_position_embeddings",
 }
+# Far beyond all models that exist; of other sizes 2^20.
+LARGEST = {"layers": 1000, "max_positions": 10**9}
 # model_type -> (qkv_bias, qk_norm)
 KINDS = {"qwen2": (True, False), "qwen3": (False, True), "llama": (False, False)}
 # What every kind of rope has, with the defaults of `transformers`.
@@ -51,24 +53,41 @@ class ModelError(ValueError):
     """A checkpoint that cannot be read; the message names the directory and every problem found."""
 
 
-def read(folder: str | Path) -> dict[str, Any]:
-    """Return the content of a model directory's config.json. Raises ModelError."""
+def read(folder: str | Path, name: str = "config.json") -> dict[str, Any]:
+    """Return the content of a file of a model directory, such as config.json. Raises ModelError."""
     folder = Path(folder)
     if not folder.is_dir():
         raise ModelError(f"{folder}: no such directory")
     try:
-        record = loads((folder / "config.json").read_bytes())
+        record = loads((folder / name).read_bytes())
     except FileNotFoundError:
         raise ModelError(
-            f"{folder}: no config.json, so this is not a Hugging Face model directory"
+            f"{folder}: no {name}, so this is not a Hugging Face model directory"
         ) from None
     except OSError as error:
-        raise ModelError(f"{folder}/config.json cannot be read: {error.strerror}") from None
+        raise ModelError(f"{folder}/{name} cannot be read: {error.strerror}") from None
     except ValueError as error:
-        raise ModelError(f"{folder}/config.json is not JSON: {error}") from None
+        raise ModelError(f"{folder}/{name} is not JSON: {error}") from None
     if not isinstance(record, dict):
-        raise ModelError(f"{folder}/config.json holds a {type(record).__name__}, not a JSON object")
+        raise ModelError(f"{folder}/{name} holds a {type(record).__name__}, not a JSON object")
     return record
+
+
+def end_tokens(folder: str | Path) -> dict[str, set[int]]:
+    """Return the tokens that end an answer by config.json and by generation_config.json: {file:
+    ids}, without files that name none. Raises ModelError."""
+    found = {}
+    for name in ("config.json", "generation_config.json"):
+        if (Path(folder) / name).exists():
+            ends = read(folder, name).get("eos_token_id")
+            listed = ends if isinstance(ends, list) else [] if ends is None else [ends]
+            if not all(type(end) is int and end >= 0 for end in listed):
+                raise ModelError(
+                    f"{folder}/{name}: eos_token_id={ends!r} is neither a token id nor a list of"
+                    " them"
+                )
+            found[name] = set(listed)
+    return {name: ends for name, ends in found.items() if ends}
 
 
 def fields(record: Mapping[str, Any]) -> dict[str, Any]:
@@ -87,8 +106,11 @@ def fields(record: Mapping[str, Any]) -> dict[str, Any]:
     for field, key in (SIZES | OPTIONAL_SIZES).items():
         if (value := record.get(key)) is not None:
             sizes[field] = value
+            limit = LARGEST.get(field, 1 << 20)
             if type(value) is not int or value < 1:
                 problems.append(f"{key}={value!r} is not a positive integer")
+            elif value > limit:
+                problems.append(f"{key}={value} is more than any model has, {limit:,} at most")
     rope = _rope(record, problems)
     scaling: Yarn | Llama3 | None = None
     rope_type = rope["rope_type"]
@@ -108,17 +130,12 @@ def fields(record: Mapping[str, Any]) -> dict[str, Any]:
     numbers = {"rope_theta": rope["rope_theta"], "rms_norm_eps": record.get("rms_norm_eps", 1e-6)}
     for key, number in numbers.items():
         # a base of 1 or less gives no frequencies, and one beyond float32 none but 0
-        least, most = (1, 1e12) if key == "rope_theta" else (0, 1)
+        least, most = (1.0, 1e12) if key == "rope_theta" else (0.0, 1.0)
         real = isinstance(number, int | float) and not isinstance(number, bool)
         if not (real and least < number < most):
-            problems.append(f"{key}={number!r} is not a number between {least} and {most:g}")
-    ends = record.get("eos_token_id")
-    if not all(
-        type(id) is int and id >= 0
-        for id in (ends if isinstance(ends, list) else [ends])
-        if id is not None
-    ):
-        problems.append(f"eos_token_id={ends!r} is neither a token id nor a list of them")
+            problems.append(f"{key}={number!r} is not a number between {least:g} and {most:g}")
+    if not isinstance(tied := record.get("tie_word_embeddings", False), bool):
+        problems.append(f"tie_word_embeddings={tied!r} is neither true nor false")
     if record.get("use_sliding_window") or "sliding_attention" in str(record.get("layer_types")):
         problems.append("sliding window attention (use_sliding_window) is not supported")
     if record.get("hidden_act", "silu") != "silu":
@@ -140,6 +157,8 @@ def fields(record: Mapping[str, Any]) -> dict[str, Any]:
         problems.append(
             f"head_dim is missing, and {sizes['heads']} heads do not divide {sizes['d_model']}"
         )
+    if not problems and sizes.get("head_dim", 2) % 2:
+        problems.append(f"head_dim={sizes['head_dim']} is odd: rope rotates pairs")
     if problems:
         raise ModelError("config.json: " + "; ".join(problems) + f" ({SUPPORTED})")
     defaults = {
@@ -150,7 +169,7 @@ def fields(record: Mapping[str, Any]) -> dict[str, Any]:
     return defaults | sizes | {
         "rope_theta": float(numbers["rope_theta"]),
         "rms_eps": float(numbers["rms_norm_eps"]),
-        "tied": bool(record.get("tie_word_embeddings", False)),
+        "tied": tied,
         "qkv_bias": KINDS[kind][0],
         "qk_norm": KINDS[kind][1],
         "rope_scaling": scaling,

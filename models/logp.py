@@ -1,16 +1,19 @@
-"""Log-probabilities of chosen tokens, without the logits of all of them at once.
+"""Logits, and log-probabilities of chosen tokens without the logits of all of them at once.
 
 Shapes: N tokens, C chunks of S tokens, D width, V vocabulary.
 """
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from models import loops
+
+NEVER = -1e30  # the logit of a row without a token; an infinity would make entropies NaN
 
 
 def token_logp(
@@ -20,12 +23,13 @@ def token_logp(
     *,
     temperature: float = 1.0,
     chunk: int = 1024,
+    unused: int = 0,
 ) -> tuple[jax.Array, jax.Array]:
     """Return the log-probability of each target and the entropy of each distribution: (logp_N,
     entropy_N), float32.
 
     Forward and backward process `chunk` tokens at a time, so that at most (chunk, V) logits exist.
-    The entropy has no gradient.
+    The entropy has no gradient. unused: see `logits`.
     """
     n = targets_N.shape[0]
     chunks = max(1, -(-n // chunk))
@@ -35,18 +39,26 @@ def token_logp(
     # Chunk j holds tokens j, j + chunks, ...: each chunk spans every device that N is sharded over.
     h_CSD = h_ND.reshape(size, chunks, -1).swapaxes(0, 1)
     targets_CS = targets_N.reshape(size, chunks).T
-    logp, entropy = chunked_logp(h_CSD, w_DV, targets_CS, temperature, chunks)
+    logp, entropy = chunked_logp(h_CSD, w_DV, targets_CS, temperature, chunks, unused)
     logp, entropy = (y.T.reshape(-1)[:n] for y in (logp, entropy))
     return logp, jax.lax.stop_gradient(entropy)
 
 
-@jax.custom_vjp
+def logits(h: jax.Array, w_DV: jax.Array, temperature: Any = 1.0, unused: int = 0) -> jax.Array:
+    """Return h_..D @ w_DV / temperature in float32, without a chance for the last `unused` rows of
+    the vocabulary."""
+    y = jnp.dot(h, w_DV.astype(h.dtype), preferred_element_type=jnp.float32) / temperature
+    return jnp.where(jnp.arange(y.shape[-1]) < y.shape[-1] - unused, y, NEVER) if unused else y
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(5,))
 def chunked_logp(
     h_CSD: jax.Array,
     w_DV: jax.Array,
     targets_CS: jax.Array,
     temperature: float,
     count: jax.Array | int,
+    unused: int = 0,
 ) -> tuple[jax.Array, jax.Array]:
     """Return `token_logp` of the first `count` of C chunks of S tokens: (logp_CS, entropy_CS), 0 in
     the other chunks.
@@ -54,21 +66,22 @@ def chunked_logp(
     Forward and backward hold the logits of one chunk at a time; only their log-sum-exp is saved for
     the backward pass.
     """
-    return _chunked_logp_forward(h_CSD, w_DV, targets_CS, temperature, count)[0]
-
-
-def _logits(h: jax.Array, w_DV: jax.Array, temperature: float) -> jax.Array:
-    return jnp.dot(h, w_DV.astype(h.dtype), preferred_element_type=jnp.float32) / temperature
+    return _chunked_logp_forward(h_CSD, w_DV, targets_CS, temperature, count, unused)[0]
 
 
 def _chunked_logp_forward(
-    h_CSD: jax.Array, w_DV: jax.Array, targets_CS: jax.Array, temperature: float, count: Any
+    h_CSD: jax.Array,
+    w_DV: jax.Array,
+    targets_CS: jax.Array,
+    temperature: float,
+    count: Any,
+    unused: int,
 ) -> tuple[tuple[jax.Array, jax.Array], tuple]:
     def add_chunk(i: jax.Array, chunk: Any, out: Any) -> Any:
         h, targets = chunk
-        logits = _logits(h, w_DV, temperature)
-        lse = jax.nn.logsumexp(logits, axis=-1)
-        logp = logits - lse[:, None]
+        y = logits(h, w_DV, temperature, unused)
+        lse = jax.nn.logsumexp(y, axis=-1)
+        logp = y - lse[:, None]
         entropy = -jnp.sum(jnp.exp(logp) * logp, axis=-1)
         new = jnp.take_along_axis(logp, targets[:, None], axis=-1)[:, 0], entropy, lse
         return tuple(y.at[i].set(x) for y, x in zip(out, new))
@@ -78,13 +91,13 @@ def _chunked_logp_forward(
     return (logp, entropy), (h_CSD, w_DV, targets_CS, temperature, count, lse)
 
 
-def _chunked_logp_backward(residuals: tuple, gradients: Any) -> tuple:
+def _chunked_logp_backward(unused: int, residuals: tuple, gradients: Any) -> tuple:
     h_CSD, w_DV, targets_CS, temperature, count, lse_CS = residuals
 
     def add_chunk(i: jax.Array, chunk: Any, out: Any) -> Any:
         dw, dh_CSD = out
         h, targets, lse, g = chunk
-        probs = jnp.exp(_logits(h, w_DV, temperature) - lse[:, None])
+        probs = jnp.exp(logits(h, w_DV, temperature, unused) - lse[:, None])
         onehot = targets[:, None] == jnp.arange(probs.shape[-1])
         dlogits = ((onehot - probs) * (g / temperature)[:, None]).astype(h.dtype)
         dw = dw + jnp.dot(h.T, dlogits, preferred_element_type=jnp.float32)

@@ -19,6 +19,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from models import hf, qwen
+from models.logp import logits
 
 
 class Qwen(nnx.Module):
@@ -61,5 +62,4 @@ class Qwen(nnx.Module):
             segments_RT = jnp.ones_like(tokens_RT)
         params = self.params
         h_RTD = qwen.hidden(self.config, params, tokens_RT, positions_RT, segments_RT, **options)
-        w_DV = qwen.unembed(self.config, params).astype(h_RTD.dtype)
-        return jnp.dot(h_RTD, w_DV, preferred_element_type=jnp.float32)
+        return logits(h_RTD, qwen.unembed(self.config, params), unused=self.config.unused)

@@ -55,6 +55,7 @@ class Config:
     qk_norm: bool = False
     max_positions: int = 32768
     rope_scaling: Yarn | Llama3 | None = None
+    unused: int = 0  # last rows of the embedding, of which no tokenizer's id is: never predicted
 
 
 def _qwen3(d_model: int, layers: int, heads: int, d_ff: int, tied: bool = True) -> Config:

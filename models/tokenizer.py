@@ -8,10 +8,12 @@ too: Qwen's tokenizers make one token of each, and others spell them with severa
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
+import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import tokenizers
@@ -52,6 +54,8 @@ QWEN_TOKENS = (
     ("<|repo_name|>", False),
     ("<|file_sep|>", False),
 )
+# Long runs of one character, on which expressions such as (a+)+$ need exponential time.
+RUNS = "\0".join(40 * chr(code) for code in range(32, 127))
 REQUIRED = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 
 
@@ -98,6 +102,11 @@ class Tokenizer:
                 f"{source}: tokenizer.json gives {name} the id {stated}, and it is read as {id}: it"
                 " has a hole"
             )
+        try:
+            with _without_stderr():  # where Rust prints a backtrace
+                self.encode(RUNS)
+        except TokenizerError as error:
+            raise TokenizerError(f"{source}: {error}") from None
         self.endoftext, self.im_start, self.im_end = (added[name] for name in REQUIRED)
         self.vocab_size = 1 + max(actual.values())
         switched = SWITCH in template
@@ -134,8 +143,16 @@ class Tokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of text by a user, an environment or a model. No id is that of a control
-        token."""
-        return self._encoder.encode(_well_formed(text), add_special_tokens=False).ids
+        token. Raises TokenizerError where the tokenizer's own expressions fail."""
+        try:
+            return self._encoder.encode(_well_formed(text), add_special_tokens=False).ids
+        except BaseException as error:
+            if type(error).__name__ != "PanicException":  # of Rust; it is no Exception
+                raise
+            raise TokenizerError(
+                f"tokenizer.json cannot split every text ({error}): its pre-tokenizer's expression"
+                " backtracks without end"
+            ) from None
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of ids, with control tokens spelled out. Bytes that are not UTF-8 become
@@ -231,6 +248,18 @@ def _template_of(folder: Path) -> str:
     if isinstance(found, list):  # several templates by name
         found = next((one.get("template") for one in found if one.get("name") == "default"), "")
     return found if isinstance(found, str) else ""
+
+
+@contextlib.contextmanager
+def _without_stderr() -> Iterator[None]:
+    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nowhere, 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nowhere)
 
 
 def _is_control(token: str) -> bool:

@@ -25,7 +25,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from models import loops, qwen
 from models import mesh as meshes
 from models.attention import WHOLE_IDS, choose, sharing
-from models.logp import chunked_logp
+from models.logp import chunked_logp, logits
 from rl.packing import Packed
 
 Rows = dict[str, Array]  # the arrays of a micro-batch, (r, T), or of all of them, (M, r, T)
@@ -212,10 +212,10 @@ def token_logp(
         count = -(-trained // size)
         h_CND = h_CSsD.reshape(chunks, -1, h_CSsD.shape[-1])
         targets_CN = targets_CSs.reshape(chunks, -1)
-        temperature = forward.temperature
-        logp_CN, entropy_CN = chunked_logp(h_CND, w_DV, targets_CN, temperature, count)
+        temperature, unused = forward.temperature, forward.config.unused
+        logp_CN, entropy_CN = chunked_logp(h_CND, w_DV, targets_CN, temperature, count, unused)
         if entropy_gradient:
-            entropy_CN = _entropy(h_CND, w_DV, temperature, count)
+            entropy_CN = _entropy(h_CND, w_DV, temperature, count, unused)
         return logp_CN.reshape(targets_CSs.shape), entropy_CN.reshape(targets_CSs.shape)
 
     on_RT = rows["mask"] > 0
@@ -287,13 +287,12 @@ def _joined(x_Sn: Array, shape: tuple[int, ...], rows: int, columns: int) -> Arr
     return x_Sn.reshape(rows, columns, r // rows, t // columns).swapaxes(1, 2).reshape(shape)
 
 
-def _entropy(h_CND: Array, w_DV: Array, temperature: float, count: Array) -> Array:
+def _entropy(h_CND: Array, w_DV: Array, temperature: float, count: Array, unused: int) -> Array:
     """Return the entropy of each distribution, differentiable, and 0 in the chunks from `count`
     on."""
 
     def entropy(h_ND: Array) -> Array:
-        logits_NV = jnp.dot(h_ND, w_DV.astype(h_ND.dtype), preferred_element_type=jnp.float32)
-        logp_NV = jax.nn.log_softmax(logits_NV / temperature)
+        logp_NV = jax.nn.log_softmax(logits(h_ND, w_DV, temperature, unused))
         return -jnp.sum(jnp.exp(logp_NV) * logp_NV, axis=-1)
 
     def nothing(h_ND: Array) -> Array:

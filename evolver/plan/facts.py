@@ -6,7 +6,7 @@ from typing import Any
 
 from envs import make
 from evolver.config.derived import weight_dtype
-from evolver.config.paths import resolve
+from evolver.config.paths import model_folder, resolve
 from evolver.files.workdir import read_tasks
 from evolver.plan import case
 from evolver.plan.amounts import (
@@ -18,7 +18,8 @@ from evolver.plan.amounts import (
 )
 from evolver.plan.analytic import BYTES, kv_bytes
 from evolver.plan.text import size
-from models import qwen
+from models import hf_config, qwen
+from models.tokenizer import Tokenizer, TokenizerError
 
 
 def task_counts(config: Any) -> tuple[int, int, str]:
@@ -98,7 +99,29 @@ def sizes(config: Any) -> dict[str, str]:
         "checkpoint": size(counts["checkpoint"]),
         "engine weights": size(counts["parameters"] * weights),
         "KV cache": f"{size(cache)} for {slots} x {context:,} tokens",
-    }
+    } | vocabulary(c)
+
+
+def vocabulary(config: Any) -> dict[str, str]:
+    """Return what of the vocabulary can be sampled and what ends a turn, {} without a checkpoint or
+    a tokenizer. Raises PlanError."""
+    path, name = config.model.path, config.model.tokenizer or config.model.path
+    if not name:
+        return {}
+    try:
+        tokenizer = Tokenizer.load(model_folder(name))
+        named = hf_config.end_tokens(model_folder(path)) if path else {}
+    except (TokenizerError, hf_config.ModelError) as error:
+        return {"vocabulary": f"unknown: {error}"}
+    ids = f"{tokenizer.vocab_size:,} ids"
+    if unused := case.model_shape(config).vocab - tokenizer.vocab_size:
+        ids += f"; the other {unused:,} rows of the model are never sampled"
+    own = {tokenizer.im_end: "<|im_end|>", tokenizer.endoftext: "<|endoftext|>"}
+    ends = ", ".join(f"{text} ({token})" for token, text in own.items())
+    for file, tokens in named.items():
+        if others := ", ".join(map(str, sorted(tokens - own.keys()))):
+            ends += f"; {others} of {file} does not end one"
+    return {"vocabulary": ids, "ends of turns": ends}
 
 
 def training_state(config: Any, shape: qwen.Config) -> str:

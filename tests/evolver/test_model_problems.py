@@ -11,6 +11,7 @@ from configs import base, pretrained
 from evolver import plan
 from evolver.build import load_tokenizer
 from evolver.config.checks.model import model_problems
+from evolver.plan import facts
 from tests.tiny import config_file, tiny_policy
 
 
@@ -73,6 +74,25 @@ def test_a_sound_checkpoint_has_no_problems(policy, changed):
     config = base.get_config()
     config.model.path = str(policy)
     assert not list(model_problems(config, "train"))
+
+
+def test_each_file_that_names_an_end_of_turns_must_name_one_of_the_tokenizer(policy, changed):
+    config = base.get_config()
+    config.model.path = str(policy)
+    generation = policy / "generation_config.json"
+    kept, im_end = generation.read_text(), load_tokenizer(config).im_end
+    try:
+        generation.write_text(json.dumps({"eos_token_id": [3]}))
+        [problem] = model_problems(config, "train")
+        assert f"generation_config.json of {policy} with 3: they do not belong" in problem
+        generation.write_text(json.dumps({"eos_token_id": [im_end, 3]}))
+        assert not list(model_problems(config, "train"))
+        found = facts.vocabulary(config)["ends of turns"]
+        assert (
+            f"<|im_end|> ({im_end})" in found and "; 3 of generation_config.json does not" in found
+        )
+    finally:
+        generation.write_text(kept)
 
 
 @pytest.mark.parametrize("value", ["on", "off"])

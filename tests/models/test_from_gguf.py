@@ -60,7 +60,8 @@ def write(
     writer.add_eos_token_id(2)
     writer.add_bos_token_id(1)
     for key, value in (values or {}).items():
-        writer.add_string(key, value) if isinstance(value, str) else writer.add_uint32(key, value)
+        kinds = {str: writer.add_string, float: writer.add_float32, list: writer.add_array}
+        kinds.get(type(value), writer.add_uint32)(key, value)
     from models.from_gguf import _names
 
     for name, (hf_name, shape) in zip(_names(config), hf.shapes(config)):
@@ -178,6 +179,9 @@ def test_logits_of_the_real_model_equal_transformers(tmp_path):
             "llama.attention.head_count is 'nine', no number",
         ),
         ({"values": {"tokenizer.ggml.tokens": "abc"}}, "tokenizer.ggml.tokens missing, or no list"),
+        ({"values": {"tokenizer.ggml.merges": ["zz yy"]}}, "tokens and merges do not fit"),
+        ({"values": {"llama.rope.freq_base": 0.0}}, "rope_theta=0.0 is not a number between"),
+        ({"values": {"llama.block_count": 10**7}}, "num_hidden_layers=10000000 is more than any"),
         ({"pre": "llama-bpe"}, "pre-tokenizer 'llama-bpe' is not supported, only byte-level BPE"),
         ({"without": ("blk.1.ffn_up.weight",)}, "tensors missing: blk.1.ffn_up.weight"),
         ({"kind": "I8"}, r"gguf package cannot read \(take a file of F16, .*\): I8"),

@@ -118,6 +118,46 @@ def test_every_bad_tensor_is_named_at_once(folder):
     assert "inv_freq" not in text
 
 
+def test_more_layers_than_the_files_hold_is_one_short_message(folder):
+    """Whatever their number: nothing is made for each of them."""
+    record = json.loads((folder / "config.json").read_text())
+    for layers in (3, 1000):
+        (folder / "config.json").write_text(json.dumps(record | {"num_hidden_layers": layers}))
+        text = complaint(folder)
+        assert "model.layers.2.input_layernorm.weight" in text or "hold 26 tensors" in text
+        assert len(text) < 2000
+
+
+def test_a_head_beside_a_tied_embedding_must_be_its_copy(folder):
+    file = folder / "model.safetensors"
+    tensors = load_file(file)
+    embed = tensors["model.embed_tokens.weight"]
+    save_file(tensors | {"lm_head.weight": embed.copy()}, file)
+    assert hf.load(folder)[0].tied
+    for head in (
+        -embed,
+        embed[:-1],
+        embed.astype(np.float16),
+        np.where(embed == embed[-1], 0, embed),
+    ):
+        save_file(tensors | {"lm_head.weight": np.ascontiguousarray(head)}, file)
+        assert "tie_word_embeddings=true, and lm_head.weight is not a copy" in complaint(folder)
+
+
+def test_the_tokens_that_end_an_answer_are_those_of_both_files(folder):
+    (folder / "generation_config.json").write_text('{"eos_token_id": [3, 5]}')
+    record = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(record | {"eos_token_id": 4}))
+    assert hf_config.end_tokens(folder) == {"config.json": {4}, "generation_config.json": {3, 5}}
+    for bad in ("true", '"</s>"', "[[1]]", "-1", "[1, null]"):
+        (folder / "generation_config.json").write_text(f'{{"eos_token_id": {bad}}}')
+        with pytest.raises(hf.ModelError, match="is neither a token id nor a list"):
+            hf_config.end_tokens(folder)
+    (folder / "generation_config.json").write_text("{")
+    with pytest.raises(hf.ModelError, match=r"generation_config\.json is not JSON"):
+        hf_config.end_tokens(folder)
+
+
 def test_directories_without_a_sound_checkpoint(folder):
     assert "no such directory" in complaint(folder / "nowhere")
     weights = (folder / "model.safetensors").read_bytes()
@@ -171,6 +211,11 @@ UNSUPPORTED = [
     ({"use_sliding_window": True}, "sliding window"),
     ({"quantization_config": {"bits": 4}}, "quantized"),
     ({"num_key_value_heads": 3}, "3 key/value heads do not divide 4"),
+    ({"num_hidden_layers": 10**7}, "num_hidden_layers=10000000 is more than any model has, 1,000"),
+    ({"vocab_size": 10**12, "hidden_size": 1 << 21}, "vocab_size=1000000000000 .* hidden_size=2097152"),
+    ({"max_position_embeddings": 10**18}, "at most"),
+    ({"head_dim": 3}, "head_dim=3 is odd"),
+    ({"tie_word_embeddings": "false"}, "tie_word_embeddings='false' is neither true nor false"),
 ]  # fmt: skip
 
 

@@ -1,6 +1,7 @@
 """Tests of the tokenizer: control tokens cannot be forged, and `transformers` loads the same
 tokenizer."""
 
+import copy
 import json
 import os
 import unicodedata
@@ -149,6 +150,26 @@ def test_problems_are_named(small, tmp_path):
         TokenizerError, match=r"lacks the special tokens <\|endoftext\|>, <\|im_end\|> of ChatML"
     ):
         Tokenizer.load(tmp_path)
+
+
+@pytest.mark.parametrize("pattern", ["(a+)+$", "(a*)*b", "(x+x+)+y", "(", r"\p{Foo}"])
+def test_an_expression_that_never_ends_is_refused_in_one_message(small, pattern, capfd):
+    spec = json.loads(small.to_json())
+    spec["pre_tokenizer"]["pretokenizers"][0]["pattern"] = {"Regex": pattern}
+    with pytest.raises(TokenizerError, match=r"here: tokenizer.json cannot (be read|split)"):
+        Tokenizer(json.dumps(spec), source="here")
+    assert not capfd.readouterr().err
+
+
+def test_a_text_that_the_expressions_give_up_on_is_an_error_of_the_tokenizer(small):
+    class Panics:
+        def encode(self, *_, **__):
+            raise type("PanicException", (BaseException,), {})("retry-limit-in-match over")
+
+    broken = copy.copy(small)
+    broken._encoder = Panics()
+    with pytest.raises(TokenizerError, match="retry-limit-in-match over"):
+        broken.encode("text")
 
 
 @pytest.mark.skipif(

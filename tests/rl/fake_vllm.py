@@ -92,6 +92,7 @@ class Fake:
         if path == "/v1/models":
             return JSONResponse({"data": [{"id": self.model, "max_model_len": self.context}]})
         if path in (GENERATE, COMPLETIONS) and path in self.paths:
+            self.bias = body.get("sampling_params", body).get("logit_bias")
             return await self._sample(path, body)
         if path in UPDATE:
             self._control(path, body, request.query_params)

@@ -135,6 +135,21 @@ def same(a, b, atol=1e-5):
 # --- samples --------------------------------------------------------------------------------------
 
 
+def test_rows_without_a_token_are_never_sampled_and_the_others_share_their_probability():
+    """The 32 rows behind the tokenizer's ids are by far the most probable ones."""
+    config = dataclasses.replace(CONFIG, unused=32)
+    weights = params() | {"embed": params()["embed"].at[64:].mul(20.0)}
+    prompt = [token % 64 for token in prompt_of(1)]
+    engine = JaxEngine(config, weights, slots=2, context=CONTEXT, decode_block=8, prefill=16)
+    for temperature in (0.0, 1.0):
+        completion = ask(engine, prompt, temperature=temperature, max_tokens=20)
+        assert max(completion.tokens) < 64
+        logp = teacher_forced(prompt, completion.tokens, weights=weights)[:, :64]
+        logp = logp - np.logaddexp.reduce(logp.astype(np.float64), axis=-1, keepdims=True)
+        own = logp[np.arange(20), completion.tokens]
+        np.testing.assert_allclose(completion.logprobs, own, atol=1e-4)
+
+
 def test_logprobs_equal_teacher_forcing_over_turns_and_greedy_is_argmax():
     engine = make()
     kinds = [1.0, 0.0, 0.7, 1.3]

@@ -50,6 +50,7 @@ class Cluster:
         in_flight="finish",
         key="",
         patience=QUICK,
+        unused=0,
         **knobs,
     ):
         self.fakes = [Fake(**knobs) for _ in range(servers)]
@@ -62,7 +63,7 @@ class Cluster:
         self.engine = VllmEngine(
             Servers([fake.url for fake in self.fakes], model="policy", key=key), vocab=VOCAB, context=CONTEXT,
             transfer=folder, score=score, patience=patience, say=self.lines.append, temperature=temperature,
-            in_flight=in_flight,
+            in_flight=in_flight, unused=unused,
         )  # fmt: skip
 
     def run(self, scenario):
@@ -94,6 +95,16 @@ def ask(engine, number, *, tokens=6, session=None, **sampling):
 
 def expected(number, tokens=6):
     return [token_of(number, 2 + i) for i in range(tokens)]
+
+
+@pytest.mark.parametrize("unused", [0, 2])
+@pytest.mark.parametrize("paths", [(GENERATE, *UPDATE), (COMPLETIONS, *UPDATE)])
+def test_rows_without_a_token_are_kept_from_every_answer(tmp_path, paths, unused):
+    cluster = Cluster(tmp_path, servers=1, paths=paths, unused=unused)
+    cluster.run(lambda engine: ask(engine, 1))
+    assert cluster.fakes[0].bias == (
+        {f"{VOCAB - 2}": -100.0, f"{VOCAB - 1}": -100.0} if unused else None
+    )
 
 
 @pytest.mark.parametrize("paths", [(GENERATE, *UPDATE), (COMPLETIONS, *UPDATE)])

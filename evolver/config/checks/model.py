@@ -16,7 +16,7 @@ def model_problems(config: ConfigDict, mode: str) -> Iterator[str]:
     """Yield problems with a checkpoint that could not be loaded, or a tokenizer that does not
     belong to it."""
     path, vocab = config.model.path, 0
-    ends: set[int] = set()
+    ends: dict[str, set[int]] = {}
     if path:
         try:
             folder = model_folder(path)
@@ -36,12 +36,9 @@ def model_problems(config: ConfigDict, mode: str) -> Iterator[str]:
                 f" {held}"
             )
         try:
-            record = hf_config.read(folder)
-            shape = hf_config.fields(record)
+            shape = hf_config.fields(hf_config.read(folder))
             yield from shape_conflicts(config, shape)
-            vocab, end = shape["vocab"], record.get("eos_token_id")
-            listed = end if isinstance(end, list) else [end]
-            ends = {token for token in listed if token is not None}
+            vocab, ends = shape["vocab"], hf_config.end_tokens(folder)
         except ValueError as error:
             yield f"config.model.path={path}: {error}"
     if path or config.model.tokenizer:
@@ -82,9 +79,9 @@ def shape_conflicts(config: ConfigDict, shape: dict[str, Any]) -> Iterator[str]:
         yield f"config.lora.rank={rank} is more than the hidden_size={shape['d_model']} of {path}"
 
 
-def tokenizer_problems(config: ConfigDict, vocab: int, ends: set[int]) -> Iterator[str]:
+def tokenizer_problems(config: ConfigDict, vocab: int, ends: dict[str, set[int]]) -> Iterator[str]:
     """Yield problems with a tokenizer, alone and with a checkpoint of `vocab` entries (0 = unknown)
-    whose turns end with one of the tokens `ends`."""
+    whose files say that turns end with the tokens `ends`, see `hf_config.end_tokens`."""
     from models import chat
     from models.tokenizer import Tokenizer, TokenizerError
 
@@ -112,9 +109,10 @@ def tokenizer_problems(config: ConfigDict, vocab: int, ends: set[int]) -> Iterat
             f"the tokenizer of {name} has {loaded.vocab_size} tokens, the model of {path} only"
             f" {vocab}: they do not belong together"
         )
-    elif ends and not ends & {loaded.im_end, loaded.endoftext}:
-        yield (
-            f"the tokenizer of {name} ends turns with token {loaded.im_end} or {loaded.endoftext},"
-            f" the model of {path} with {', '.join(map(str, sorted(ends)))}: they do not belong"
-            " together"
-        )
+    for file, listed in ends.items():
+        if not listed & {loaded.im_end, loaded.endoftext}:
+            yield (
+                f"the tokenizer of {name} ends turns with token {loaded.im_end} or"
+                f" {loaded.endoftext}, {file} of {path} with {', '.join(map(str, sorted(listed)))}:"
+                " they do not belong together"
+            )

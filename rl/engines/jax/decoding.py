@@ -20,6 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from models import kv_cache, qwen
+from models.logp import logits
 
 Array = jax.Array | np.ndarray
 
@@ -188,9 +189,9 @@ def copy(cache: kv_cache.Cache, source_B: Array, slot_B: Array, *, window: int) 
     return _put(cache, slot_B, rows, np.zeros(len(slot_B), np.int32), window)
 
 
-def _logits(weights: Any, h_BD: jax.Array) -> jax.Array:
+def _logits(config: qwen.Config, weights: Any, h_BD: jax.Array) -> jax.Array:
     w_DV = weights["unembed"]
-    return jnp.dot(h_BD.astype(w_DV.dtype), w_DV, preferred_element_type=jnp.float32)
+    return logits(h_BD.astype(w_DV.dtype), w_DV, unused=config.unused)
 
 
 @partial(jax.jit, static_argnames=("config", "window", "truncate"), donate_argnames="cache")
@@ -212,7 +213,8 @@ def prefill(
     (token_B, logp_B, cache)."""
     rows = _take(cache, slot_B, window)
     h_BD, rows = kv_cache.extend(config, weights, rows, tokens_BT, start_B, count_B)
-    token_B, logp_B = sample(_logits(weights, h_BD), draw, truncate=truncate, allowed_BV=allowed_BV)
+    logits_BV = _logits(config, weights, h_BD)
+    token_B, logp_B = sample(logits_BV, draw, truncate=truncate, allowed_BV=allowed_BV)
     return token_B, logp_B, _put(cache, slot_B, rows, start_B, tokens_BT.shape[1])
 
 
@@ -263,7 +265,7 @@ def decode(
             alive_B.astype(jnp.int32),
             window=window,
         )
-        logits_BV = _logits(weights, h_BD)
+        logits_BV = _logits(config, weights, h_BD)
         token_B, logp_B = sample(
             logits_BV, rows.draw, truncate=truncate, u_B=u_NB[step], allowed_BV=allowed_BV
         )

@@ -35,7 +35,7 @@ import numpy as np
 from envs import http, toolcalls
 from envs.packages import how_to_install
 from models import hf, qwen
-from models.logp import token_logp
+from models.logp import logits, token_logp
 from models.tokenizer import Tokenizer
 from rl.engines import EngineFault
 from rl.engines.grammar import GrammarError, Grammars
@@ -344,13 +344,15 @@ def _scored(
     positions_RT = jnp.arange(tokens_RT.shape[1])[None]
     h_TD = qwen.hidden(shape, params, tokens_RT, positions_RT, segments_RT)[0]
     head = qwen.unembed(shape, params)
-    logp_T, _ = token_logp(h_TD[:-1], head, tokens_RT[0, 1:], temperature=temperature)
+    logp_T, _ = token_logp(
+        h_TD[:-1], head, tokens_RT[0, 1:], temperature=temperature, unused=shape.unused
+    )
     if not count:
         return logp_T, ()
 
     def best(h_D: jax.Array) -> tuple[jax.Array, jax.Array]:
-        logits_V = (h_D @ head).astype(jnp.float32) / temperature
-        logp_C, id_C = jax.lax.top_k(jax.nn.log_softmax(logits_V), min(count, shape.vocab))
+        logp_V = jax.nn.log_softmax(logits(h_D, head, temperature, shape.unused))
+        logp_C, id_C = jax.lax.top_k(logp_V, min(count, shape.vocab - shape.unused))
         return id_C, logp_C
 
     return logp_T, jax.lax.map(best, h_TD, batch_size=16)  # never holds the logits of all places
@@ -407,6 +409,7 @@ def load(
         raise ValueError(f"--model={model} is not a directory")
     tokenizer = Tokenizer.load(model)
     shape, params = hf.load(model)
+    shape = hf.for_tokenizer(shape, tokenizer)
     if context > shape.max_positions:
         raise ValueError(f"--context={context}: the model knows {shape.max_positions} positions")
     engine = JaxEngine(

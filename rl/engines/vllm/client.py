@@ -66,6 +66,7 @@ class Server:
             base_url=self.url, headers=bearer(key), limits=limits, timeout=None
         )
         self.paths: set[str] = {COMPLETIONS}
+        self.never = range(0)  # tokens that no answer may have
 
     async def close(self) -> None:
         await self.http.aclose()
@@ -118,6 +119,9 @@ class Server:
         answer)."""
         path = self.sampling_path
         body = request_of(path, self.model, prompt, sampling)
+        if self.never:
+            bias = dict.fromkeys(map(str, self.never), -100.0)  # the lowest that vLLM accepts
+            body.get("sampling_params", body)["logit_bias"] = bias
         try:
             answer = await self.ask("POST", path, timeout=timeout, json=body)
         except ValueError as error:

@@ -77,7 +77,8 @@ class VllmEngine:
     endpoints.
 
     servers: started by the run or already running (`rl/engines/vllm/servers.py`).
-    vocab: of the policy; every server must have the same. context: most tokens of a session; no
+    vocab: of the policy; every server must have the same. unused: its last rows, which are never
+    sampled. context: most tokens of a session; no
     server may have less.
     transfer: sends weights (`rl/engines/vllm/transfer.py`); None for servers whose weights never
     change.
@@ -93,6 +94,7 @@ class VllmEngine:
         servers: Servers,
         *,
         vocab: int,
+        unused: int = 0,
         context: int,
         transfer: Transfer | None,
         score: Callable[[Any, list[int]], np.ndarray],
@@ -102,7 +104,7 @@ class VllmEngine:
         patience: Patience = Patience(),
         say: Callable[[str], None] = lambda text: None,
     ):
-        self.version, self.context, self.vocab = 0, context, vocab
+        self.version, self.context, self.vocab, self._unused = 0, context, vocab, unused
         self._servers, self.transfer, self._score = servers, transfer, score
         self._in_flight, self._tolerance = PAUSE[in_flight], tolerance
         self._temperature, self._patience, self._say = temperature, patience, say
@@ -137,6 +139,7 @@ class VllmEngine:
             raise EngineFault("the servers cannot be used:" + "".join(problems))
         for replica in self._replicas:
             replica.up = True
+            replica.server.never = range(self.vocab - self._unused, self.vocab)
         if self.transfer is not None:
             try:
                 await self.transfer.connect([r.server for r in self._replicas])
