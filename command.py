@@ -36,7 +36,8 @@ def main(argv: list[str] | None = None) -> int:
     """Run one of the programs and return its exit code; 2 for a word that names none."""
     words = sys.argv[1:] if argv is None else argv
     word, rest = (words[0], words[1:]) if words else ("--help", [])
-    look_in(Path.cwd())  # where the user's own worlds and ideas are, as with `python -m`
+    if word != "view":  # which looks at folders of others, and `view .` would run their code
+        look_in(Path.cwd())  # where the user's own worlds and ideas are, as with `python -m`
     if word in MODES:
         import run
 

@@ -32,7 +32,7 @@ class Recorder:
         self.run = run
         c, began, first = run.config, time.monotonic(), hosts.first()
         before = run.workdir.config()
-        planned = before["config"]["steps"] if before else c.steps
+        planned = before["config"].get("steps", c.steps) if before else c.steps
         run.workdir.claim(c.to_dict(), c.seed)
         keep, milestones = c.checkpoint.keep, c.checkpoint.milestones
         folder = run.workdir / "checkpoints"

@@ -19,6 +19,8 @@ import shutil
 import sys
 from pathlib import Path
 
+from envs.world import WorldError
+from evolver.config.plugs import look_in
 from experiments.view import replay
 from experiments.view.bundle import write_bundle
 from experiments.view.runs import named, problems
@@ -64,6 +66,16 @@ def main(argv: list[str] | None = None) -> int:
         type=int,
         help="play the last N labelled rollouts again, and compare the labels (Judge)",
     )
+    parser.add_argument(
+        "--trust",
+        action="store_true",
+        help="with --replay: play any world that config.json names, which runs its code",
+    )
+    parser.add_argument(
+        "--python",
+        default="",
+        help="with --replay: the interpreter of the world; default: this one",
+    )
     flags = parser.parse_args(argv)
     if wrong := problems(flags.workdir):
         print(*wrong, sep="\n", file=sys.stderr)
@@ -86,8 +98,11 @@ def main(argv: list[str] | None = None) -> int:
             sys.stdout.flush()
             return 0
         if flags.replay:
+            if flags.trust:
+                look_in(Path.cwd())
             for run in runs:
-                print(*replay.lines(run, replay.compare(run, flags.replay)), sep="\n")
+                result = replay.compare(run, flags.replay, trust=flags.trust, python=flags.python)
+                print(*replay.lines(run, result), sep="\n")
             return 0
         if flags.bundle:
             if (
@@ -108,7 +123,7 @@ def main(argv: list[str] | None = None) -> int:
     except BrokenPipeError:  # nobody reads on, as in `... --text | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except replay.NoReplay as error:
+    except (replay.NoReplay, WorldError) as error:
         print(error, file=sys.stderr)
         return 1
     except OSError as error:

@@ -17,11 +17,13 @@ from envs.source import Source
 from envs.world import Evaluation, Task
 from evolver.attributing.replay import ReplayJudge
 from evolver.parts import Parts
-from experiments.view.runs import Run
+from experiments.view.runs import Run, found
 from models.files import write_atomically
 from rl.trajectory import Completion, StopReason, Trajectory, Turn
 
 PATH = ".view/replay.json"
+# The worlds whose arguments name neither code nor a command nor a folder of programs.
+PLAIN = ("travel", "home", "bfcl", "reasoning", "scienceworld")
 NAMES = {1: "GOOD", -1: "BAD", 0: "abstains"}
 
 
@@ -29,17 +31,18 @@ class NoReplay(ValueError):
     """A run whose episodes cannot be played again; the message says why."""
 
 
-def compare(run: Run, count: int) -> dict[str, Any]:
+def compare(run: Run, count: int, *, trust: bool = False, python: str = "") -> dict[str, Any]:
     """Replay the last `count` labelled rollouts of training and write the comparison into the
     workdir.
+
+    trust: whether `config.json` may name any world, such as my_world:World, and the url of a
+    service. python: the interpreter of the world; none is ever taken from a file.
 
     Returns {"rollouts", "both": turns that both labelled, "agreed": those with equal labels,
     "table": [{"judge", "replay", "turns", "rollouts": [(file, row)]}], "skipped": rollouts whose
     task or end is not known any more}. Raises NoReplay and OSError.
     """
-    env = ((run.workdir.config() or {}).get("config") or {}).get("env") or {}
-    if not env.get("name"):
-        raise NoReplay(f"{run.workdir.path}: no config.json that names the world")
+    source = source_of(run, trust, python)
     tasks = {task["id"]: Task.from_dict(task) for task in run.all_tasks()}
     chosen, skipped = [], 0
     for place, record in labelled(run):
@@ -50,16 +53,6 @@ def compare(run: Run, count: int) -> dict[str, Any]:
             chosen.append((place, trajectory))
         if len(chosen) >= count:
             break
-    pool: dict[str, Any] = {}
-    if env.get("mode") == "worker":
-        pool = {"workers": 1, "python": env.get("python") or None}
-    source = Source(
-        env["name"],
-        env.get("args"),
-        mode=env.get("mode", "inprocess"),
-        url=env.get("url", ""),
-        **pool,
-    )
     with source:
         judge = ReplayJudge(Parts(make_world=lambda: probed(source.world())))
         try:
@@ -86,6 +79,31 @@ def compare(run: Run, count: int) -> dict[str, Any]:
     return result
 
 
+def source_of(run: Run, trust: bool, python: str) -> Source:
+    """Return the source of the world that `config.json` names. Raises NoReplay."""
+    env = found(run.config(), "config.env")
+    if not isinstance(env, dict) or not env.get("name"):
+        raise NoReplay(f"{run.workdir.path}: no config.json that names the world")
+    name, mode = env["name"], env.get("mode", "inprocess")
+    if not isinstance(env.get("args", {}), dict):
+        raise NoReplay(f"{run.workdir.path}: env.args of config.json is no JSON object")
+    if not trust and (name not in PLAIN or mode == "http"):
+        raise NoReplay(
+            f"{run.workdir.path}: config.json names the world {name!r} (mode {mode!r}), which may"
+            " run any code or ask any server. If you trust whoever made this folder, add --trust."
+            f" Without it, only {', '.join(PLAIN)} are played"
+        )
+    pool: dict[str, Any] = {}
+    if python or mode == "worker":
+        pool = {"workers": 1, "python": python or None}
+    try:
+        return Source(
+            name, env.get("args"), mode="worker" if pool else mode, url=env.get("url", ""), **pool
+        )
+    except (TypeError, ValueError) as error:
+        raise NoReplay(f"{run.workdir.path}: the world of config.json: {error}") from None
+
+
 def labelled(run: Run) -> Iterator[tuple[tuple[str, int], dict[str, Any]]]:
     """Yield ((file, row), record) of the rollouts whose turns have labels, the last steps first."""
     files = run.index()["files"]
@@ -97,7 +115,7 @@ def labelled(run: Run) -> Iterator[tuple[tuple[str, int], dict[str, Any]]]:
         row = 0
         for member in range(len(files[number]["members"])):
             for record in run.records(number, member):
-                if any(turn.get("label") for turn in record.get("turns") or ()):
+                if any(turn["label"] for turn in record["turns"]):
                     yield (files[number]["name"], row), record
                 row += 1
 
@@ -109,11 +127,10 @@ def trajectory_of(record: dict[str, Any], tasks: dict[str, Task]) -> Trajectory 
         return None
     turns = []
     for turn in record["turns"]:
-        sampled = Completion(turn["tokens"], turn["logprobs"], turn["stop"], turn["version"])
-        turns.append(
-            Turn([], sampled, turn["action"], turn["observation"], turn["info"], turn["label"])
-        )
-    evaluation = Evaluation(record["score"], record["success"], record["components"])
+        sampled = Completion(turn["tokens"], [], turn.get("stop", "stop"), turn.get("version", 0))
+        info = turn.get("info", {})
+        turns.append(Turn([], sampled, turn["action"], turn["observation"], info, turn["label"]))
+    evaluation = Evaluation(record["score"] or 0.0, record["success"], record["components"])
     return Trajectory(
         tasks[record["task"]], record["rollout"], record["seed"], record["messages"], turns,
         StopReason(record["stop"]), evaluation, draw=record["draw"],

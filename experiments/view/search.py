@@ -61,7 +61,10 @@ class Search:
         try:
             folder.mkdir(exist_ok=True)
             with tempfile.TemporaryFile(dir=folder):
-                return folder / "words.sqlite"
+                place = folder / "words.sqlite"
+            if folder.is_symlink() or place.is_symlink() or place.exists() > place.is_file():
+                raise FileExistsError(place)  # it would be written somewhere else
+            return place
         except OSError:  # somebody else's run
             self._temporary = tempfile.mkdtemp(prefix="evolver-view-")
             return Path(self._temporary) / "words.sqlite"
@@ -69,6 +72,7 @@ class Search:
     def _open(self) -> sqlite3.Connection:
         connection = sqlite3.connect(self.path, timeout=30)
         connection.execute("PRAGMA journal_mode=WAL")
+        connection.execute("PRAGMA trusted_schema=OFF")  # it may have come with the folder
         connection.execute("PRAGMA synchronous=OFF")  # it can be made again
         connection.execute(
             "CREATE TABLE IF NOT EXISTS file (id INTEGER PRIMARY KEY, name, bytes, changed)"

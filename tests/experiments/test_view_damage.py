@@ -4,10 +4,15 @@ shows the rest, and ends."""
 import gzip
 import json
 import os
+import sqlite3
+import sys
 from pathlib import Path
 
 import pytest
 
+import command
+from configs import base, quickstart
+from evolver.config.checks.workdir import workdir_problems
 from evolver.files.rollout_files import index_of, index_path, write_rollouts
 from evolver.files.workdir import Workdir
 from experiments.view.__main__ import main
@@ -254,3 +259,91 @@ def test_whole_numbers_arrive_as_they_are(tmp_path):
     assert overview["seed"] == str(seed) and overview["facts"]["steps"] == str(2**60)
     assert found["run/0/tasks"][0]["seed"] == str(-seed)
     assert found["run/0/tasks/0"][0]["meta"] == {"walk": str(2**64)}
+
+
+TOUCH = ["touch", "MARK"]  # in the working directory
+CODE = [
+    {"name": "os:system", "args": {"command": "touch MARK"}},
+    {"name": "subprocess:Popen", "args": {"args": TOUCH}},
+    {"name": "evil:World"}, {"name": "evil"}, {"name": "travel:World"}, {"name": "../evil:World"},
+    {"name": "mcp", "args": {"command": TOUCH}}, {"name": "gym", "args": {"env": "evil:E-v0"}},
+    {"name": "appworld", "args": {"root": "."}}, {"name": ["os:system"]}, {"name": {"travel": 1}},
+    {"name": "os:system", "args": {"command": "touch MARK"}, "mode": "worker", "python": "./evil"},
+    {"name": "travel", "mode": "http", "url": "http://127.0.0.1:9"},
+]  # fmt: skip
+
+
+def stranger(folder: Path, env: object) -> Path:
+    """The workdir of a run in a world of that config, with code that leaves a mark beside it."""
+    made(folder)
+    (folder / "config.json").write_text(json.dumps({"config": {"env": env}}))
+    for name in ("evil.py", "travel.py"):
+        (folder / name).write_text(
+            "open('MARK', 'w')\nimport envs\nWorld = envs.world_class('travel')\n"
+        )
+    (folder / "evil").write_text("#!/bin/sh\ntouch MARK\n")
+    (folder / "evil").chmod(0o755)
+    return folder
+
+
+@pytest.mark.parametrize("env", CODE)
+def test_a_folder_names_no_code_that_a_replay_would_run(tmp_path, monkeypatch, capsys, env):
+    monkeypatch.chdir(stranger(tmp_path, env))
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    assert command.main(["view", ".", "--replay", "5"]) == 1
+    said = capsys.readouterr().err
+    assert "add --trust" in said and "Traceback" not in said
+    assert command.main(["view", ".", "--text"]) == 0
+    assert not (tmp_path / "MARK").exists() and str(tmp_path) not in sys.path
+
+
+@pytest.mark.parametrize(
+    "env", [5, [], {}, {"name": "travel", "args": [1]}, {"name": "travel", "mode": 5}]
+)
+def test_a_world_that_no_config_has_is_one_message(tmp_path, capsys, env):
+    assert main([str(stranger(tmp_path, env)), "--replay", "5"]) == 1
+    said = capsys.readouterr().err
+    assert said.startswith(str(tmp_path)) and said.count("\n") == 1
+
+
+def test_an_interpreter_is_never_taken_from_a_file(tmp_path, monkeypatch):
+    env = {"name": "travel", "mode": "worker", "python": "./evil"}
+    monkeypatch.chdir(stranger(tmp_path, env))
+    assert main([".", "--replay", "1"]) == 0
+    assert main([".", "--replay", "1", "--trust"]) == 0
+    assert not (tmp_path / "MARK").exists()
+
+
+def test_a_folder_that_is_trusted_may_name_a_world_of_the_working_directory(tmp_path, monkeypatch):
+    monkeypatch.chdir(stranger(tmp_path, {"name": "evil:World"}))
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    assert main([".", "--replay", "1", "--trust"]) == 0
+    assert (tmp_path / "MARK").exists()
+
+
+@pytest.mark.parametrize(
+    "config",
+    [{"env": CODE[0]}, {"env": {"python": "./evil"}}, {"llm": 5}, {"llm": {"url": []}}, {"model": []},
+     {"env": CODE[6], "llm": {"judge": {"url": {}}}}, {"steps": {}}, {}],
+)  # fmt: skip
+def test_a_run_that_is_resumed_takes_nothing_to_run_from_the_workdir(tmp_path, monkeypatch, config):
+    monkeypatch.chdir(stranger(tmp_path, {}))
+    (tmp_path / "config.json").write_text(json.dumps({"config": config}))
+    found = list(workdir_problems(quickstart.get_config(), tmp_path, "train", base.Config))
+    assert any("holds a run of another config" in problem for problem in found)
+    assert not (tmp_path / "MARK").exists()
+
+
+def test_the_index_of_words_is_never_written_through_a_link(tmp_path):
+    foreign = sqlite3.connect(tmp_path / "other.sqlite")
+    foreign.execute("CREATE TABLE file (mine)")
+    foreign.commit()
+    run = made(tmp_path / "run")
+    (run / ".view").mkdir()
+    (run / ".view/words.sqlite").symlink_to(tmp_path / "other.sqlite")
+    search = Search(Run(run))
+    search.grow()
+    assert search.find("window")["files"]
+    search.close()
+    assert list(foreign.execute("SELECT sql FROM sqlite_master")) == [("CREATE TABLE file (mine)",)]
+    foreign.close()

@@ -119,16 +119,18 @@ def differences(before: dict[str, Any], config: ConfigDict, schema: type[BaseMod
         for name, (then, now) in changed(before, config, schema).items()
         if not name.startswith(RESUMABLE)
     ]
+    values_then, values_now = flat(before), flat(config)
     for role in roles.ROLES:
-        then, now = url_of(role, before), url_of(role, config)
-        if then != now and {then, now} & set(POLICY_URLS):
+        then, now = url_of(role, values_then), url_of(role, values_now)
+        if then != now and (then in POLICY_URLS or now in POLICY_URLS):
             found.append(f"llm.{role}.url: {then!r} then, {now!r} now; the policy is another model")
     return found
 
 
-def url_of(role: str, config: Any) -> str:
-    """Return the url of a role of a language model."""
-    return config["llm"][role]["url"] or config["llm"]["url"]
+def url_of(role: str, values: dict[str, Any]) -> Any:
+    """Return the url of a role of a language model. values: of a config by the names of its keys;
+    an earlier one may lack some."""
+    return values.get(f"llm.{role}.url") or values.get("llm.url")
 
 
 def changed(
