@@ -5,7 +5,9 @@ A `Row` is one condition with its runs, one per seed. `collect` reads them, `lin
 of a table, `markdown` and `csv_text` its texts, and `draw` the figure. Success is in percent.
 
 The intervals are 95% bootstrap intervals that resample the held-out tasks and the runs
-(`rl.evaluation.interval_over_seeds`). A difference is that of runs of the same seed on the same
+(`rl.evaluation.interval_over_seeds`). With one run, or one on each side of a difference, they
+resample the tasks alone and say so: they are then too narrow for the method, see
+`rl.evaluation.interval`. A difference is that of runs of the same seed on the same
 tasks; `sd` is the sample standard deviation (n - 1) of the runs.
 """
 
@@ -69,12 +71,17 @@ class Estimate:
     sd: float
     runs: int
 
+    @property
+    def scope(self) -> str:
+        """The words behind an interval that does not cover how runs differ."""
+        return " (over tasks, of this one run)" if self.runs == 1 else ""
+
     def __str__(self) -> str:
-        return f"{self.mean:.1f} [{self.low:.1f}, {self.high:.1f}]"
+        return f"{self.mean:.1f} [{self.low:.1f}, {self.high:.1f}]{self.scope}"
 
     def signed(self) -> str:
         """Return the text of a difference."""
-        return f"{self.mean:+.1f} [{self.low:+.1f}, {self.high:+.1f}]"
+        return f"{self.mean:+.1f} [{self.low:+.1f}, {self.high:+.1f}]{self.scope}"
 
 
 def collect(folder: str | Path) -> dict[int, Scores]:
@@ -330,5 +337,6 @@ def draw_intervals(
                 markersize=4,
                 alpha=0.8,
             )
-    axes.set_yticks(range(len(names)), names)
+    scopes = [value.scope.replace(" (", "\n(") if value else "" for value in estimates]
+    axes.set_yticks(range(len(names)), [name + scope for name, scope in zip(names, scopes)])
     axes.set_ylim(max(len(names), 1) - 0.5, -0.5)

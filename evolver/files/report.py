@@ -59,7 +59,7 @@ def evaluation_table(workdir: Workdir) -> str:
     split = claimed["config"]["eval"]["split"] if claimed else "held-out"
     title = (
         f"{len(after.tasks)} {split} tasks, {len(after.success_NR[0])} rollouts each at temperature"
-        f" {after.temperature:g}; percent, 95% intervals over tasks\n"
+        f" {after.temperature:g}; percent, 95% intervals over tasks, of this one run\n"
     )
     if first == last:
         return "\n".join([title, scores_table([after], f"step {last}")])

@@ -135,7 +135,7 @@ async function overviewPage(params) {
   const charts = el("div", { class: "charts" });
   const add = (...figures) => charts.append(...figures.filter(Boolean));
   if (measure) {
-    add(chart(heldOut(runs, measure), { title: `Held-out success, %: ${measure} with 95% intervals over tasks; greedy and controls dashed`, unit: percent, range: [0, 1], wide: true, height: 250 }));
+    add(chart(heldOut(runs, measure), { title: `Held-out success, %: ${measure} with 95% intervals over tasks, of one run each; greedy and controls dashed`, unit: percent, range: [0, 1], wide: true, height: 250 }));
   }
   const success = several
     ? runs.map((run) => series(run, "rollout/success", run.place, { name: run.name }))
