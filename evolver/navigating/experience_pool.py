@@ -1,8 +1,8 @@
-"""The experience pool: a usearch index and the texts that belong to it, on disk.
+"""The experience pool: texts and the vectors that they are searched by, on disk.
 
 A pool is a directory. `experiences.jsonl` holds a header line and one experience per line. The
-header names the file of the index and the splits of the tasks that the experience comes from. A
-save writes the index first, under a name made from its digest, and then replaces
+header names the file of the vectors and the splits of the tasks that the experience comes from. A
+save writes the vectors first, under a name made from their digest, and then replaces
 `experiences.jsonl`. A process that is killed in between leaves the previous pool readable, and the
 next save deletes the leftovers.
 """
@@ -10,21 +10,21 @@ next save deletes the leftovers.
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from usearch.index import Index
+from usearch.index import MetricKind, search
 
 from evolver.llm.embedders import Embedder
 from evolver.navigating import Experience
 from models.files import BrokenFile, read_jsonl, write_atomically
 
-_FORMAT = "evolver-experience-pool-1"
+_FORMAT = "evolver-experience-pool-2"
 DUPLICATE = 0.95  # least cosine, of `key` and of `content`, at which two experiences are one
-EXACT_BELOW = 20_000  # experiences up to which the search is exhaustive
 # experiences used at least this often, with at most this win rate, are deleted
 MIN_USES, MAX_WIN_RATE = 5, 0.5
 # candidates fetched in addition, so that experiences with equal cosines are ordered by their ids
@@ -39,25 +39,25 @@ class PoolError(ValueError):
 class ExperiencePool:
     """Experiences that are searched by the cosine of their `key`.
 
-    With few experiences the search is exhaustive, so that its result does not depend on the order
-    in which the index was built; with more it uses HNSW. The index uses one thread, because its
-    graph would otherwise depend on timing.
+    The search is exhaustive: a hundred thousand experiences take it a few milliseconds, an
+    approximate index would have to be built anew at each removal, and its result would depend on
+    the order of insertion.
     """
 
     def __init__(self, embedder: Embedder):
         self.embedder = embedder
         self.splits: set[str] = set()  # of all tasks that experience was extracted from
-        self._experiences: dict[int, Experience] = {}  # by their keys in the index
-        self._index = _empty_index(embedder)
+        self._experiences: dict[str, Experience] = {}  # by their ids, in the order of arrival
+        self._vectors = _Vectors(embedder.dims)  # of the experiences, in the same order
 
     def __len__(self) -> int:
         return len(self._experiences)
 
     def __contains__(self, id: str) -> bool:
-        return _key(id) in self._experiences
+        return id in self._experiences
 
     def __getitem__(self, id: str) -> Experience:
-        return self._experiences[_key(id)]
+        return self._experiences[id]
 
     def all(self) -> list[Experience]:
         """Return all experiences in the order of arrival."""
@@ -79,12 +79,10 @@ class ExperiencePool:
 
     def remove(self, ids: Sequence[str]) -> None:
         """Remove experiences. Raises KeyError for an id that is not in the pool."""
-        for id in ids:
-            del self._experiences[_key(id)]
-        # built anew, because an index with gaps differs from the one that a resumed run builds
-        before, self._index = self._index, _empty_index(self.embedder)
-        for key in self._experiences:
-            self._index.add(key, np.asarray(before.get(key)), threads=1)
+        gone = {id: self._experiences[id] for id in ids}
+        self._vectors.keep([id not in gone for id in self._experiences])
+        for id in gone:
+            del self._experiences[id]
 
     def search(
         self, queries: Sequence[str], k: int, *, min_similarity: float = 0.0
@@ -93,7 +91,11 @@ class ExperiencePool:
         cosines in the order of their ids. The queries are embedded together."""
         if not self._experiences:
             return [[] for _ in queries]
-        return [self._nearest(vector_D, k, min_similarity) for vector_D in self.embedder(queries)]
+        experiences = self.all()
+        return [
+            self._nearest(experiences, vector_D, k, min_similarity)
+            for vector_D in self.embedder(queries)
+        ]
 
     def record(self, ids: Sequence[str], *, success: bool, expected: float) -> None:
         """Count one guided rollout that carried `ids`; ids that are no longer in the pool are
@@ -134,62 +136,62 @@ class ExperiencePool:
         _check_embedder(state["embedder"], self.embedder)
         experiences = [Experience.from_dict(record) for record in state["experiences"]]
         self.splits = set(state["splits"])
-        self._experiences, self._index = {}, _empty_index(self.embedder)
+        self._experiences, self._vectors = {}, _Vectors(self.embedder.dims)
         vectors_ND = self.embedder([e.key for e in experiences])
         for experience, vector_D in zip(experiences, vectors_ND, strict=True):
             self._insert(experience, vector_D)
 
     def save(self, folder: Path) -> None:
         """Write the pool. At any moment the folder holds the previous pool or the new one."""
-        data = bytes(self._index.save() or b"")
+        data = self._vectors.to_bytes()
         header = {
             "format": _FORMAT,
             "embedder": self.embedder.name,
-            "index": _index_name(data),
+            "vectors": _file_name(data),
             "size": len(self),
             "splits": sorted(self.splits),
         }
         lines = [json.dumps(line) for line in (header, *(e.to_dict() for e in self.all()))]
-        write_atomically(folder / _index_name(data), data)
+        write_atomically(folder / _file_name(data), data)
         write_atomically(folder / "experiences.jsonl", "\n".join(lines) + "\n")
         for file in folder.iterdir():
-            if file.suffix in (".tmp", ".usearch") and file.name != _index_name(data):
+            if file.suffix in (".tmp", ".npy") and file.name != _file_name(data):
                 file.unlink(missing_ok=True)
 
     def load(self, folder: Path) -> None:
         """Read what `save` wrote. Raises PoolError, naming file and line, if it cannot be used."""
         header, experiences = _read(folder)
         _check_embedder(header["embedder"], self.embedder)
-        index = _read_index(folder, header["index"], self.embedder)
-        by_key = {_key(e.id): e for e in experiences}
-        if len(index) != len(by_key) or not all(key in index for key in by_key):
+        vectors = _read_vectors(folder, header["vectors"], self.embedder)
+        if len(vectors) != len(experiences):
             raise PoolError(
-                f"{folder / header['index']} does not belong to experiences.jsonl: the keys differ"
+                f"{folder / header['vectors']} does not belong to experiences.jsonl: it holds"
+                f" {len(vectors)} vectors for {len(experiences)} experiences"
             )
-        self._experiences, self._index, self.splits = by_key, index, set(header["splits"])
+        self._experiences = {experience.id: experience for experience in experiences}
+        self._vectors, self.splits = vectors, set(header["splits"])
 
     def _insert(self, experience: Experience, vector_D: np.ndarray) -> None:
-        self._index.add(_key(experience.id), vector_D, threads=1)
-        self._experiences[_key(experience.id)] = experience
+        self._vectors.append(vector_D)
+        self._experiences[experience.id] = experience
 
     def _nearest(
-        self, vector_D: np.ndarray, k: int, min_similarity: float
+        self, experiences: list[Experience], vector_D: np.ndarray, k: int, min_similarity: float
     ) -> list[tuple[Experience, float]]:
-        count, exact = min(len(self), k + _TIES), len(self) <= EXACT_BELOW
-        matches = self._index.search(vector_D, count, exact=exact, threads=1)
         near = []
-        for key, distance in zip(matches.keys, matches.distances, strict=True):
-            similarity = round(1.0 - float(distance), 6)
+        for row, distance in self._vectors.nearest(vector_D, k + _TIES):
+            similarity = round(1.0 - distance, 6)
             if similarity >= min_similarity:
-                near.append((self._experiences[int(key)], similarity))
+                near.append((experiences[row], similarity))
         near.sort(key=lambda pair: (-pair[1], pair[0].id))
         return near[:k]
 
     def _twin(self, experience: Experience, vector_D: np.ndarray) -> Experience | None:
         """Return the experience of the pool that says the same, None if there is none."""
         if not self._experiences or experience.id in self:
-            return self._experiences.get(_key(experience.id))
-        near = [other for other, _ in self._nearest(vector_D, _MOST_TWINS, DUPLICATE)]
+            return self._experiences.get(experience.id)
+        found = self._nearest(self.all(), vector_D, _MOST_TWINS, DUPLICATE)
+        near = [other for other, _ in found]
         contents = [other.content for other in near]
         if experience.content in contents:
             return near[contents.index(experience.content)]
@@ -199,6 +201,41 @@ class ExperiencePool:
                 if similarity >= DUPLICATE:
                     return other
         return None
+
+
+class _Vectors:
+    """The rows of a matrix, float32, to which rows are appended in constant time on average."""
+
+    def __init__(self, dims: int):
+        self._rows_ND, self._count = np.empty((16, dims), np.float32), 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def append(self, vector_D: np.ndarray) -> None:
+        if self._count == len(self._rows_ND):
+            self._rows_ND = np.resize(self._rows_ND, (2 * self._count, self._rows_ND.shape[1]))
+        self._rows_ND[self._count] = vector_D
+        self._count += 1
+
+    def keep(self, kept: Sequence[bool]) -> None:
+        """Drop the rows that are not kept."""
+        rows_ND = self._rows_ND[: self._count][np.asarray(kept, bool)]
+        self._rows_ND[: len(rows_ND)], self._count = rows_ND, len(rows_ND)
+
+    def nearest(self, vector_D: np.ndarray, count: int) -> list[tuple[int, float]]:
+        """Return (row, cosine distance) of the nearest rows, nearest first."""
+        rows_ND = self._rows_ND[: self._count]
+        matches = search(
+            rows_ND, vector_D, min(count, self._count), MetricKind.Cos, exact=True, threads=1
+        )
+        return list(zip(map(int, matches.keys), map(float, matches.distances), strict=True))
+
+    def to_bytes(self) -> bytes:
+        """Return the rows as an .npy file."""
+        file = io.BytesIO()
+        np.save(file, self._rows_ND[: self._count])
+        return file.getvalue()
 
 
 def provenance(folder: Path) -> tuple[set[str], set[str]]:
@@ -211,17 +248,8 @@ def provenance(folder: Path) -> tuple[set[str], set[str]]:
     return set(header["splits"]), set().union(*(e.sources for e in experiences))
 
 
-def _key(id: str) -> int:
-    """Return the key of an experience in the index: 63 bits, a hash of its id."""
-    return int.from_bytes(hashlib.blake2b(id.encode(), digest_size=8).digest(), "big") >> 1
-
-
-def _empty_index(embedder: Embedder) -> Index:
-    return Index(ndim=embedder.dims, metric="cos", dtype="f32")
-
-
-def _index_name(data: bytes) -> str:
-    return f"index-{hashlib.blake2b(data, digest_size=16).hexdigest()}.usearch"
+def _file_name(data: bytes) -> str:
+    return f"vectors-{hashlib.blake2b(data, digest_size=16).hexdigest()}.npy"
 
 
 def _check_embedder(name: str, embedder: Embedder) -> None:
@@ -258,7 +286,7 @@ def _check_header(path: Path, header: dict[str, Any]) -> None:
         raise PoolError(
             f"{path} is not an experience pool of format {_FORMAT}: its first line does not say so"
         )
-    kinds = {"embedder": str, "index": str, "size": int}
+    kinds = {"embedder": str, "vectors": str, "size": int}
     if wrong := [name for name, kind in kinds.items() if type(header.get(name)) is not kind]:
         raise PoolError(
             f"{path}: its first line is damaged: {', '.join(wrong)} is missing or of the wrong type"
@@ -272,18 +300,21 @@ def _check_header(path: Path, header: dict[str, Any]) -> None:
         )
 
 
-def _read_index(folder: Path, name: str, embedder: Embedder) -> Index:
+def _read_vectors(folder: Path, name: str, embedder: Embedder) -> _Vectors:
     path = folder / Path(name).name
     data = path.read_bytes() if path.is_file() else b""
-    if path.name != _index_name(data):
+    if path.name != _file_name(data):
         raise PoolError(
             f"{path} is {'damaged' if data else 'missing'}: restore it, or delete {folder} to start"
             " with an empty pool"
         )
-    index = _empty_index(embedder)
-    index.load(data)
-    if index.ndim != embedder.dims:
+    rows_ND = np.load(io.BytesIO(data), allow_pickle=False)
+    if rows_ND.ndim != 2 or rows_ND.shape[1] != embedder.dims:
         raise PoolError(
-            f"{path} holds vectors of {index.ndim} dimensions, the embedder makes {embedder.dims}"
+            f"{path} holds vectors of shape {rows_ND.shape[1:]}, the embedder makes"
+            f" {embedder.dims} dimensions"
         )
-    return index
+    vectors = _Vectors(embedder.dims)
+    for vector_D in rows_ND:
+        vectors.append(vector_D)
+    return vectors

@@ -260,7 +260,7 @@ class TestDisk:
         assert loaded(tmp_path).state() == before
         pool.save(tmp_path)
         assert loaded(tmp_path).state() == pool.state()
-        assert sorted(p.suffix for p in tmp_path.iterdir()) == [".jsonl", ".usearch"]
+        assert sorted(p.suffix for p in tmp_path.iterdir()) == [".jsonl", ".npy"]
 
     @pytest.mark.parametrize(
         "change, message",
@@ -282,7 +282,7 @@ class TestDisk:
                     lambda lines, key=key: "\n".join(lines).replace(f'"{key}"', f'"{key}s"', 1),
                     rf"experiences\.jsonl: its first line is damaged: {key} is missing",
                 )
-                for key in ("embedder", "index", "size")
+                for key in ("embedder", "vectors", "size")
             ),
         ],
     )
@@ -294,16 +294,16 @@ class TestDisk:
         with pytest.raises(PoolError, match=message):
             loaded(tmp_path)
 
-    def test_a_missing_file_or_a_damaged_index_is_named(self, tmp_path):
+    def test_a_missing_file_or_damaged_vectors_are_named(self, tmp_path):
         with pytest.raises(PoolError, match=r"experiences.jsonl does not exist"):
             loaded(tmp_path)
         pool_of(*map(lesson, TEXTS)).save(tmp_path)
-        (index,) = tmp_path.glob("*.usearch")
-        data = index.read_bytes()
-        index.write_bytes(data[: len(data) // 2])
+        (vectors,) = tmp_path.glob("*.npy")
+        data = vectors.read_bytes()
+        vectors.write_bytes(data[: len(data) // 2])
         with pytest.raises(PoolError, match="is damaged"):
             loaded(tmp_path)
-        index.unlink()
+        vectors.unlink()
         with pytest.raises(PoolError, match="is missing"):
             loaded(tmp_path)
 
