@@ -41,11 +41,29 @@ def authorized(header: str, token: str) -> bool:
     return not token or hmac.compare_digest(header.encode(), f"Bearer {token}".encode())
 
 
-async def read_json(stream: AsyncIterator[bytes], limit: int) -> Any:
-    """Return the JSON value in a request body.
+def is_local(host: str) -> bool:
+    """Return True if a Host header names this machine, so that no other name was made to resolve to
+    it."""
+    name, _, port = host.rpartition(":")
+    if not name or not port.isdigit():
+        name = host
+    return name.strip("[]").lower() in LOOPBACK
 
-    Raises BodyTooLarge above `limit` bytes, BodyTooLate after BODY_S seconds, and ValueError for
-    invalid JSON.
+
+async def read_json(stream: AsyncIterator[bytes], limit: int) -> Any:
+    """Return the JSON value in a request body. Raises what `read_body` does, and ValueError for
+    invalid JSON."""
+    body = await read_body(stream, limit)
+    try:
+        return json.loads(body)
+    except (ValueError, RecursionError):
+        raise ValueError("the body is not JSON") from None
+
+
+async def read_body(stream: AsyncIterator[bytes], limit: int) -> bytes:
+    """Return a request body.
+
+    Raises BodyTooLarge above `limit` bytes, and BodyTooLate after BODY_S seconds.
     """
     body = bytearray()
     try:
@@ -56,10 +74,7 @@ async def read_json(stream: AsyncIterator[bytes], limit: int) -> Any:
                     raise BodyTooLarge(f"the body is larger than {limit:,} bytes")
     except TimeoutError:
         raise BodyTooLate(f"the body did not arrive within {BODY_S:g} s") from None
-    try:
-        return json.loads(bytes(body))
-    except (ValueError, RecursionError):
-        raise ValueError("the body is not JSON") from None
+    return bytes(body)
 
 
 async def drain(

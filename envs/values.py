@@ -37,6 +37,30 @@ def without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return value
 
 
+def loads(text: str | bytes, where: str = "it") -> Any:
+    """Return the JSON value of a text from outside, in UTF-8. `where` names it in messages.
+
+    Raises Unsafe for a text that is no JSON, for a value that `json_value` refuses, for an object
+    with a key that occurs twice, and for half of a surrogate pair.
+    """
+    try:
+        text = text.decode("utf-8-sig") if isinstance(text, bytes) else text
+        value = json.loads(text, object_pairs_hook=without_repeats)
+        if "\\u" in text or not text.isascii():
+            json.dumps(value, ensure_ascii=False).encode()
+    except json.JSONDecodeError as error:
+        raise Unsafe(f"{where} is not JSON: {error.msg} at character {error.pos}") from None
+    except UnicodeError:
+        raise Unsafe(f"{where} is not valid Unicode text") from None
+    except RecursionError:
+        raise TooDeep(f"{where} is nested deeper than {MAX_DEPTH} levels") from None
+    except Repeated as error:
+        raise Repeated(f"{where} has {error}") from None
+    except ValueError:  # of Python's parser, for thousands of digits
+        raise Unsafe(f"{where} has a number of more than 300 digits") from None
+    return json_value(value, where)
+
+
 def text(value: str) -> str:
     """Return the text with surrogate pairs joined and each lone surrogate, which UTF-8 lacks,
     replaced by U+FFFD."""

@@ -56,6 +56,8 @@ QWEN_TOKENS = (
 )
 # Long runs of one character, on which expressions such as (a+)+$ need exponential time.
 RUNS = "\0".join(40 * chr(code) for code in range(32, 127))
+LONG = 2**13  # characters from which encoding lets other threads run
+COMPOSED = 4  # most characters that Unicode's composition makes one of
 REQUIRED = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 
 
@@ -109,6 +111,7 @@ class Tokenizer:
             raise TokenizerError(f"{source}: {error}") from None
         self.endoftext, self.im_start, self.im_end = (added[name] for name in REQUIRED)
         self.vocab_size = 1 + max(actual.values())
+        self._longest = max(map(len, actual))  # characters of a token, which spells bytes or text
         switched = SWITCH in template
         self._template = template if switched else JINJA
         self.thinking = None if not switched else thoughtless("") not in template
@@ -144,8 +147,11 @@ class Tokenizer:
     def encode(self, text: str) -> list[int]:
         """Return the ids of text by a user, an environment or a model. No id is that of a control
         token. Raises TokenizerError where the tokenizer's own expressions fail."""
+        text = _well_formed(text)
         try:
-            return self._encoder.encode(_well_formed(text), add_special_tokens=False).ids
+            if len(text) < LONG:
+                return self._encoder.encode(text, add_special_tokens=False).ids
+            return self._encoder.encode_batch_fast([text], add_special_tokens=False)[0].ids
         except BaseException as error:
             if type(error).__name__ != "PanicException":  # of Rust; it is no Exception
                 raise
@@ -153,6 +159,10 @@ class Tokenizer:
                 f"tokenizer.json cannot split every text ({error}): its pre-tokenizer's expression"
                 " backtracks without end"
             ) from None
+
+    def least(self, text: str) -> int:
+        """Return a number of ids that those of a text are not fewer than, from its length alone."""
+        return len(text) // (self._longest if text.isascii() else self._longest * COMPOSED)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of ids, with control tokens spelled out. Bytes that are not UTF-8 become

@@ -63,6 +63,18 @@ def test_text_never_makes_a_control_token_and_survives(small, text):
     assert small.decode(ids) == unicodedata.normalize("NFC", _well_formed(text))
 
 
+@given(text=st.one_of(wild_text, st.text(max_size=60), st.sampled_from(["각" * 9, "ᾂ" * 9])))
+def test_a_text_has_no_fewer_ids_than_its_length_says(small, text):
+    for form in ("NFC", "NFD"):
+        same = unicodedata.normalize(form, _well_formed(text * 20))
+        assert small.least(same) <= len(small.encode(same))
+
+
+def test_a_long_text_has_the_ids_of_its_parts(small):
+    line = "Find a flight from Oslo to Rome, 東京 🙂.\n"
+    assert small.encode(line * 1000) == small.encode(line) * 1000
+
+
 def test_control_tokens_are_decoded(small):
     ids = template_ids(small, "<|im_start|>user\nhi<|im_end|>")
     assert (ids[0], ids[-1]) == (small.im_start, small.im_end)

@@ -4,6 +4,7 @@ fields."""
 import asyncio
 import concurrent.futures
 import contextlib
+import itertools
 import json
 import threading
 from collections import Counter
@@ -13,7 +14,10 @@ import numpy as np
 import openai
 import pytest
 import uvicorn
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
+from envs import toolcalls
 from envs.http import listen
 from evolver.llm.answers import array, record, string
 from models import chat
@@ -496,8 +500,101 @@ class TestServer:
         with pytest.raises(openai.NotFoundError, match="this server has `policy`"):
             client.completions.create(model="gpt", prompt="x")
 
-    def test_a_body_that_is_not_json(self, url):
-        refuses(httpx.post(f"{url}/completions", content=b"{", headers=RIGHT), "not JSON")
+    @pytest.mark.parametrize(
+        "body, words",
+        [
+            (b"{", "the body is not JSON"),
+            (b"", "the body is not JSON"),
+            (b"[" * 10**5, "nested deeper than 100 levels"),
+            (b'{"prompt": ' + b"[" * 200 + b"]" * 200 + b"}", "nested deeper than 100 levels"),
+            (b'{"prompt": [5], "\\ud800": 1}', "not valid Unicode"),
+            (b'{"prompt": [5], "model": "\\udc00"}', "not valid Unicode"),
+            (b'{"prompt": "a\\ud83d"}', "not valid Unicode"),
+            (b'{"prompt": "\xed\xa0\x80"}', "not valid Unicode"),
+            (b'{"prompt": "\xff"}', "not valid Unicode"),
+            (b'{"prompt": [5], "temperature": NaN}', "the body.temperature is nan"),
+            (b'{"prompt": [5], "temperature": 1e999}', "the body.temperature is inf"),
+            (b'{"prompt": [5], "seed": ' + b"9" * 400 + b"}", "more than 300 digits"),
+            (b'{"prompt": [5], "seed": ' + b"9" * 5000 + b"}", "more than 300 digits"),
+            (b'{"prompt": [5], "n": 1, "n": 2}', 'the key "n" twice'),
+            (b'{"prompt": [5], "%s": 1}' % (b"x" * 10**6), "is unknown to this server"),
+            (b'{"prompt": [5], "stop": [%s5]}' % (b"5," * 10**5), "stop must be a text"),
+            (b'{"prompt": [%s5]}' % (b'"a",' * 5000), "a list of such lists, at most 128"),
+            (b'{"prompt": ["a", "b"], "n": 65}', "2 prompts with n=65 are more than 128 choices"),
+        ],
+    )
+    def test_a_body_that_cannot_be_meant_is_refused(self, url, body, words):
+        refuses(httpx.post(f"{url}/completions", content=body, headers=RIGHT, timeout=60), words)
+
+    @pytest.mark.parametrize(
+        "arguments, words",
+        [
+            ("[" * 10**5, "nested deeper than 100 levels"),
+            ('{"a":' * 200 + "1" + "}" * 200, "nested deeper than 100 levels"),
+            ("{", "is not JSON"),
+            ('{"a": NaN}', "is nan"),
+            ('{"a": 1, "a": 2}', "twice"),
+            ('{"a": "\\ud800"}', "not valid Unicode"),
+            ("[]", "valid dictionary"),
+        ],
+    )
+    def test_arguments_of_a_call_are_read_like_the_body(self, post, arguments, words):
+        call = {"function": {"name": "flights", "arguments": arguments}}
+        messages = [*HELLO, {"role": "assistant", "tool_calls": [call]}]
+        refuses(post("/v1/chat/completions", {"messages": messages, "max_tokens": 2}), words)
+
+    @pytest.mark.parametrize("body", [b" " * (33 << 20), b"[%s0]" % (b"0," * 2**19)])
+    def test_a_body_that_is_too_large_is_not_read(self, url, body):
+        answer = httpx.post(f"{url}/completions", content=body, headers=RIGHT, timeout=120)
+        assert answer.status_code == 413 and "the body" in answer.json()["error"]["message"]
+
+    def test_no_event_loop_encodes_and_nothing_that_cannot_fit_is_encoded(self, post, monkeypatch):
+        encode, seen = Tokenizer.encode, []
+
+        def noted(self, text):
+            seen.append((threading.current_thread().name.partition("_")[0], len(text)))
+            return encode(self, text)
+
+        monkeypatch.setattr(Tokenizer, "encode", noted)
+        long = "Book a flight to Rome, please. " * 10**5
+        tool = {"type": "function", "function": {"name": "f", "description": long}}
+        call = {"function": {"name": "flights", "arguments": {"to": long}}}
+        for path, body in [
+            ("/v1/completions", {"prompt": [long, "a"]}),
+            ("/tokenize", {"prompt": long}),
+            ("/v1/chat/completions", {"messages": [{"role": "user", "content": long}]}),
+            ("/v1/chat/completions", {"messages": [{"role": "user", "content": "é" + long}]}),
+            ("/v1/chat/completions", {"messages": HELLO, "tools": [tool]}),
+            ("/v1/chat/completions", {"messages": [{"role": "assistant", "tool_calls": [call]}]}),
+            ("/v1/chat/completions", {"messages": [{"role": "user", "content": ""}] * 300}),
+        ]:
+            refuses(post(path, body), "maximum context length is 256 tokens")
+        assert post("/tokenize", {"messages": HELLO}).status_code == 200
+        assert {name for name, _ in seen} == {"serve"}
+        assert max(length for _, length in seen) < 1000
+
+    @pytest.mark.parametrize(
+        "host", ["evil.example", "evil.example:8000", "", "127.0.0.1.evil.example"]
+    )
+    def test_without_a_key_other_host_names_are_refused(self, parts, host):
+        with serving(Service(*parts, name="policy")) as address:
+            for path in ("/health", "/v1/models", "/v1/completions"):
+                url = address.removesuffix("/v1") + path
+                answer = httpx.get(url, headers={"Host": host})
+                assert answer.status_code in (403, 405) and "error" in answer.json()
+            local = address.replace("127.0.0.1", "localhost")
+            assert httpx.get(f"{local}/models").status_code == 200
+
+    def test_with_a_key_any_host_name_is_answered(self, url):
+        headers = RIGHT | {"Host": "policy.example"}
+        assert httpx.get(f"{url}/models", headers=headers).status_code == 200
+
+    @pytest.mark.parametrize(
+        "method, path, status", [("GET", "/nowhere", 404), ("PUT", "/tokenize", 405)]
+    )
+    def test_an_unknown_route_is_an_error_of_the_api(self, url, method, path, status):
+        answer = httpx.request(method, url.removesuffix("/v1") + path, headers=RIGHT)
+        assert answer.status_code == status and path in answer.json()["error"]["message"]
 
     def test_a_disconnected_client_frees_its_slot(self, url, parts, complete):
         body = {"prompt": [5], "max_tokens": 200, "ignore_eos": True, "stream": True}
@@ -533,19 +630,20 @@ def test_start_up_errors_are_reported(tmp_path, capsys, words, said):
 
 
 class Says:
-    """An engine that says a text, a token at a time."""
+    """An engine that says a text in blocks that end at the given tokens, or after each."""
 
     version, context = 0, 1024
 
-    def __init__(self, parts, tokens, stop="length"):
+    def __init__(self, parts, tokens, stop="length", ends=None):
         self.shape, self.tokens, self.stop = parts[0].shape, tokens, stop
+        self.ends = range(1, len(tokens) + 1) if ends is None else ends
 
     def check(self, prompt, sampling):
         pass
 
     async def generate(self, prompt, sampling, *, session, stream, **options):
-        for token in self.tokens:
-            stream([token], [0.0])
+        for start, end in itertools.pairwise([0, *self.ends]):
+            stream(self.tokens[start:end], [0.0] * (end - start))
             await asyncio.sleep(0)
         return Completion(self.tokens, [0.0] * len(self.tokens), self.stop, 0)
 
@@ -570,6 +668,47 @@ def test_no_part_of_a_stop_text_is_streamed(parts, tools, text, left):
     events = [json.loads(event.removeprefix("data: ")) for event in asyncio.run(streamed())[:-1]]
     pieces = [event["choices"][0]["delta"].get("content") or "" for event in events]
     assert "".join(pieces) == left
+
+
+PIECES = [
+    "I look. ", "<think>", "</think>", "<tool_call>", "</tool_call>", CALL, CALL.replace("Rome", "</think>"),
+    '{"name": "flights"', ', "arguments": {}}', '"', "\n", "\\", "é", "<", "STOP",
+]  # fmt: skip
+
+
+@given(st.lists(st.sampled_from(PIECES), max_size=8), st.randoms(use_true_random=False))
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@pytest.mark.parametrize("tools, stop", [([TOOL], []), ([TOOL], ["STOP"]), ([], ["STOP"])])
+def test_a_streamed_answer_is_the_whole_one_and_what_a_world_reads(parts, tools, stop, texts, rng):
+    tokenizer, text = parts[2], "".join(texts) or "I"
+    tokens = tokenizer.encode(text)
+    ends = [n for n in range(1, len(tokens)) if rng.random() < 0.3] + [len(tokens)]
+    service = Service(Says(parts, tokens, ends=ends), parts[1], tokenizer, name="policy")
+    answers = Answers(ChatRequest(messages=HELLO, tools=tools, stop=stop), "policy", tokenizer)
+    choice = [5], Sampling(1000)
+
+    async def both():
+        events = [event async for event in service._events(answers, [choice])]
+        return events[:-1], answers.whole([await service._finished(answers, *choice)])
+
+    events, whole = asyncio.run(both())
+    deltas = [json.loads(e.removeprefix("data: "))["choices"][0] for e in events]
+    streamed = {name: "".join(d["delta"].get(name) or "" for d in deltas)
+                for name in ("content", "reasoning_content")}  # fmt: skip
+    calls = [call["function"] for d in deltas for call in d["delta"].get("tool_calls", ())]
+    message, finish = whole["choices"][0]["message"], whole["choices"][0]["finish_reason"]
+    assert streamed == {name: message.get(name) or "" for name in streamed}
+    assert calls == [call["function"] for call in message.get("tool_calls", ())]
+    assert deltas[-1]["finish_reason"] == finish
+    turn = toolcalls.parse(text.partition("STOP")[0] if stop else text)
+    if tools and not turn.errors:
+        assert [(c["name"], json.loads(c["arguments"])) for c in calls] == [
+            (c.name, c.arguments) for c in turn.calls
+        ]
+        assert streamed["content"].strip() == turn.content
+        assert (finish == "tool_calls") == bool(turn.calls)
 
 
 def test_metrics_count_every_token():

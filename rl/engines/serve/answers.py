@@ -12,6 +12,8 @@ from envs import toolcalls
 from models.tokenizer import Tokenizer
 from rl.engines.serve.requests import ChatRequest, Generation, Json, TextRequest
 
+MAX_MESSAGE = 2000  # characters of an error, which may quote the request
+
 
 @dataclass
 class Generated:
@@ -64,39 +66,43 @@ class Answers:
             choice["token_ids"] = tokens
         return self._chunk([choice])
 
-    def last_event(self, index: int, g: Generated, calls: Sequence[toolcalls.Call]) -> Json:
-        """Return the event that ends a choice, with its tool calls."""
+    def last_event(self, index: int, g: Generated, turn: toolcalls.ParsedTurn) -> Json:
+        """Return the event that ends a choice, with its thought and its tool calls."""
         choice: Json = {"index": index, "finish_reason": g.finish, "logprobs": None}
         choice["weights_version"] = g.version
-        if self.chat:
-            choice["delta"] = {}
-        else:
-            choice["text"] = ""
-        if calls:
-            numbered = [_call(call) | {"index": number} for number, call in enumerate(calls)]
-            choice |= {"finish_reason": "tool_calls", "delta": {"tool_calls": numbered}}
+        if not self.chat:
+            return self._chunk([choice | {"text": ""}])
+        delta = choice["delta"] = _thought(turn)
+        if turn.calls:
+            choice["finish_reason"] = "tool_calls"
+            delta["tool_calls"] = [
+                _call(call) | {"index": number} for number, call in enumerate(turn.calls)
+            ]
         return self._chunk([choice])
 
     def usage_event(self, generated: Sequence[Generated]) -> Json:
         """Return the event with the token counts."""
         return self._chunk([]) | {"usage": self._usage(generated)}
 
-    def tool_calls(self, text: str) -> tuple[str, Sequence[toolcalls.Call]]:
-        """Return (the text outside of tool calls, the calls). Calls that cannot be parsed stay in
-        the text."""
-        if self.request.parses_tools:
-            turn = toolcalls.parse(text)
-            if turn.calls and not turn.errors:
-                return turn.content, turn.calls
-        return text, ()
+    def read(self, text: str) -> toolcalls.ParsedTurn:
+        """Return a text as the worlds read it, if the request has tools. A text that holds errors
+        stays whole."""
+        turn = toolcalls.parse(text) if self.request.parses_tools else None
+        if turn is None or turn.errors:
+            return toolcalls.ParsedTurn(text)
+        if not turn.calls:
+            turn.content = toolcalls.spoken(text)
+        return turn
 
     def _choice(self, index: int, g: Generated) -> Json:
         choice: Json = {"index": index, "finish_reason": g.finish, "weights_version": g.version}
         if self.chat:
-            text, calls = self.tool_calls(g.text)
-            message: Json = {"role": "assistant", "content": text, "refusal": None}
-            if calls:
-                message |= {"content": text or None, "tool_calls": [_call(call) for call in calls]}
+            turn = self.read(g.text)
+            message: Json = {"role": "assistant", "content": turn.content, "refusal": None}
+            message |= _thought(turn)
+            if turn.calls:
+                message["content"] = turn.content or None
+                message["tool_calls"] = list(map(_call, turn.calls))
                 choice["finish_reason"] = "tool_calls"
             choice["message"] = message
             choice["logprobs"] = self._logprobs(g.tokens, g.logprobs, g.top)
@@ -173,7 +179,14 @@ class Answers:
 
 def error(message: str, code: str = "invalid_request_error") -> Json:
     """Return the body of an error answer."""
-    return {"error": {"message": message, "type": code, "param": None, "code": code}}
+    return {"error": {"message": message[:MAX_MESSAGE], "type": code, "param": None, "code": code}}
+
+
+def _thought(turn: toolcalls.ParsedTurn) -> Json:
+    """Return the field with the thought of a turn, without its tags; none if it has no thought."""
+    thought = turn.thought.removesuffix(toolcalls.END_THINK).strip()
+    thought = thought.removeprefix(toolcalls.THINK).strip()
+    return {"reasoning_content": thought} if thought else {}
 
 
 def _call(call: toolcalls.Call) -> Json:

@@ -8,8 +8,10 @@ wrong result.
 from __future__ import annotations
 
 import difflib
+import itertools
 import json
 import uuid
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 
@@ -26,6 +28,7 @@ from pydantic import (
     model_validator,
 )
 
+from envs.values import loads
 from models import chat
 from models.tokenizer import Tokenizer, TokenizerError
 from rl.seeds import seed_of
@@ -33,6 +36,9 @@ from rl.trajectory import Sampling
 
 Json = dict[str, Any]
 MAX_CHOICES, MAX_STOPS, MAX_TOP = 128, 16, 20
+MAX_BODY = 32 << 20  # bytes
+MAX_VALUES = 2**19  # of a body's JSON: a value takes much more memory than its text
+FAIL_FAST = Field(fail_fast=True)  # a list of many wrong entries is one fault
 # Unsupported options that would change the sample, with the value that has no effect. Null never
 # has one; where null is the only such value, None stands here.
 NEUTRAL: Json = {
@@ -101,7 +107,11 @@ def _role_of(role: str) -> str:
 
 def _object_of(arguments: Any) -> Any:
     """Return the arguments of a call, which clients send as JSON text."""
-    return json.loads(arguments or "{}") if isinstance(arguments, str) else arguments
+    return loads(arguments or "{}", "the JSON") if isinstance(arguments, str) else arguments
+
+
+def _compact(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
 
 
 def _named(tool: Json) -> Json:
@@ -137,7 +147,13 @@ class Message(BaseModel):
     role: Annotated[str, AfterValidator(_role_of)]
     content: Annotated[str, BeforeValidator(_text_of)] = ""
     reasoning_content: str | None = None
-    tool_calls: list[ToolCall] | None = None
+    tool_calls: Annotated[list[ToolCall], FAIL_FAST] | None = None
+
+    @property
+    def texts(self) -> list[str]:
+        """The texts that the template writes, in no order."""
+        arguments = [call.function.arguments for call in self.tool_calls or ()]
+        return [self.content, self.reasoning_content or "", *map(_compact, arguments)]
 
 
 class Fields(BaseModel):
@@ -160,6 +176,7 @@ class Fields(BaseModel):
             if name in known or name in cls.harmless:
                 continue
             if name not in cls.neutral:
+                name = name[:80]
                 near = difflib.get_close_matches(name, known, n=1, cutoff=0.7)
                 hint = f" (did you mean {near[0]}?)" if near else ""
                 raise ValueError(f"{name} is unknown to this server{hint}: it would have no effect")
@@ -225,39 +242,59 @@ class Request(Fields):
 class Prompt(Request):
     """A request about prompts."""
 
-    def prompts(self, tokenizer: Tokenizer) -> list[list[int]]:
-        """Return the token ids of each prompt. Raises ChatError and TokenizerError."""
+    def least(self, tokenizer: Tokenizer) -> int:
+        """Return a number of tokens that the longest prompt has at least, without encoding."""
+        raise NotImplementedError
+
+    def prompts(self, tokenizer: Tokenizer) -> Iterator[list[int]]:
+        """Yield the token ids of each prompt. Raises ChatError and TokenizerError."""
         raise NotImplementedError
 
 
 class TextPrompt(Prompt):
     """A request with texts or token ids. Control tokens in texts are plain text."""
 
-    prompt: Annotated[list[str] | list[list[int]], BeforeValidator(_listed)] = Field(
+    prompt: Annotated[
+        Annotated[list[str], FAIL_FAST]
+        | Annotated[list[Annotated[list[int], FAIL_FAST]], FAIL_FAST],
+        BeforeValidator(_listed),
+    ] = Field(
         min_length=1,
-        description="a text, a list of texts, a list of token ids, or a list of such lists",
+        max_length=MAX_CHOICES,
+        description="a text, a list of texts, a list of token ids, or a list of such lists, at most"
+        f" {MAX_CHOICES}",
     )
 
-    def prompts(self, tokenizer: Tokenizer) -> list[list[int]]:
-        return [tokenizer.encode(p) if isinstance(p, str) else p for p in self.prompt]
+    def least(self, tokenizer: Tokenizer) -> int:
+        return max(tokenizer.least(p) if isinstance(p, str) else len(p) for p in self.prompt)
+
+    def prompts(self, tokenizer: Tokenizer) -> Iterator[list[int]]:
+        for prompt in self.prompt:
+            yield tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
 
 
 class ChatPrompt(Prompt):
     """A request with a conversation, whose prompt is in the chat template and ends with the header
     of the next assistant turn."""
 
-    messages: list[Message] = Field(min_length=1)
-    tools: list[Annotated[Json, AfterValidator(_named)]] = []
+    messages: Annotated[list[Message], FAIL_FAST] = Field(min_length=1)
+    tools: Annotated[list[Annotated[Json, AfterValidator(_named)]], FAIL_FAST] = []
 
-    def prompts(self, tokenizer: Tokenizer) -> list[list[int]]:
+    def least(self, tokenizer: Tokenizer) -> int:
+        texts: Iterable[str] = map(_compact, self.tools)
+        for message in self.messages:
+            texts = itertools.chain(texts, message.texts)
+        return len(self.messages) + sum(map(tokenizer.least, texts))
+
+    def prompts(self, tokenizer: Tokenizer) -> Iterator[list[int]]:
         messages = [message.model_dump(exclude_none=True) for message in self.messages]
-        return [chat.opening(tokenizer, messages, self.tools)]
+        yield chat.opening(tokenizer, messages, self.tools)
 
 
 class TokenIds(Request):
     """A request to /detokenize."""
 
-    tokens: list[int]
+    tokens: Annotated[list[int], FAIL_FAST]
 
 
 class Generation(Prompt):
@@ -270,9 +307,12 @@ class Generation(Prompt):
     top_k: int = Field(0, ge=-1)
     seed: int | None = Field(None, ge=-(2**63), le=2**64)
     stop: Annotated[list[Annotated[str, Field(min_length=1)]], BeforeValidator(_listed)] = Field(
-        [], max_length=MAX_STOPS, description=f"a text or a list of at most {MAX_STOPS} texts"
+        [],
+        max_length=MAX_STOPS,
+        fail_fast=True,
+        description=f"a text or a list of at most {MAX_STOPS} texts",
     )  # texts that end a generation and are cut off
-    stop_token_ids: list[int] = Field([], description="a list of token ids")
+    stop_token_ids: Annotated[list[int], FAIL_FAST] = Field([], description="a list of token ids")
     ignore_eos: bool = False
     logprobs: int | None = None
     prompt_logprobs: int | None = Field(
@@ -321,21 +361,25 @@ class Generation(Prompt):
         return self
 
     def choices(
-        self, prompts: list[list[int]], tokenizer: Tokenizer, context: int
+        self, prompts: Iterable[list[int]], tokenizer: Tokenizer, context: int
     ) -> list[tuple[list[int], Sampling]]:
         """Return (prompt, sampling) of each choice; without a seed, a random one is drawn.
 
         The first choice has the seed, the others have random numbers of their own, also for equal
         prompts. context: most tokens of prompt and generation together. Raises Refused.
         """
-        longest = max(map(len, prompts))
-        limit = max(context - longest, 1) if self.limit is None else self.limit
-        if longest + limit > context:
-            raise Refused(
-                f"This model's maximum context length is {context} tokens. However, you requested"
-                f" {longest + limit} tokens ({longest} in the prompt, {limit} in the completion).",
-                code="context_length_exceeded",
-            )
+        least = 1 if self.limit is None else self.limit
+        fitting = []
+        for prompt in prompts:
+            length = len(prompt)
+            if length + least > context:
+                raise too_long(
+                    context,
+                    f"you requested {length + least} tokens ({length} in the prompt, {least} in the"
+                    " completion)",
+                )
+            fitting.append(prompt)
+        limit = context - max(map(len, fitting)) if self.limit is None else self.limit
         ends = [] if self.ignore_eos else [tokenizer.im_end, tokenizer.endoftext]
         seed = uuid.uuid4().int if self.seed is None else self.seed
         sampling = Sampling(
@@ -347,7 +391,7 @@ class Generation(Prompt):
             seed=seed % 2**64,
         )
         choices = []
-        for index, prompt in enumerate(prompts):
+        for index, prompt in enumerate(fitting):
             for n in range(self.n):
                 own = seed_of(sampling.seed, index, n) if index or n else sampling.seed
                 choices.append((prompt, replace(sampling, seed=own)))
@@ -374,9 +418,13 @@ class TextRequest(Generation, TextPrompt):
 
     @model_validator(mode="after")
     def check_length(self) -> Self:
-        """Raise ValueError if there is nothing to answer."""
+        """Raise ValueError if there is nothing to answer, or too much."""
         if self.limit == 0 and not self.echo:
             raise ValueError("max_tokens=0 without echo leaves nothing to answer")
+        if len(self.prompt) * self.n > MAX_CHOICES:
+            raise ValueError(
+                f"{len(self.prompt)} prompts with n={self.n} are more than {MAX_CHOICES} choices"
+            )
         return self
 
 
@@ -420,7 +468,7 @@ class ChatRequest(Generation, ChatPrompt):
             raise ValueError("top_logprobs needs logprobs=true")
         return self
 
-    def prompts(self, tokenizer: Tokenizer) -> list[list[int]]:
+    def prompts(self, tokenizer: Tokenizer) -> Iterator[list[int]]:
         thinking = self.chat_template_kwargs.enable_thinking
         return super().prompts(tokenizer if thinking is None else tokenizer.with_thinking(thinking))
 
@@ -428,19 +476,20 @@ class ChatRequest(Generation, ChatPrompt):
 AnyRequest = TypeVar("AnyRequest", bound=Request)
 
 
-def parse(kind: type[AnyRequest], body: Any, model: str) -> AnyRequest:
-    """Return a request of this kind to the model with this name. Raises Refused for the first field
-    at fault."""
-    if not isinstance(body, dict):
+def parse(kind_of: Callable[[Json], type[AnyRequest]], body: bytes, model: str) -> AnyRequest:
+    """Return the request in a body, of a kind that follows from its fields, to the model with this
+    name. Raises Refused for the first field at fault."""
+    if body.count(b",") + body.count(b"[") + body.count(b"{") > MAX_VALUES:
+        raise Refused(f"the body has more than {MAX_VALUES:,} commas and brackets", 413)
+    fields = loads(body, "the body")
+    if not isinstance(fields, dict):
         raise Refused("the body is not a JSON object")
-    asked = body.get("model")
+    asked, kind = fields.get("model"), kind_of(fields)
     if isinstance(asked, str) and asked != model:
-        message = f"the model `{asked}` does not exist; this server has `{model}`"
+        message = f"the model `{asked[:80]}` does not exist; this server has `{model}`"
         raise Refused(message, 404, "model_not_found")
     try:
-        return kind.model_validate(body)
-    except UnicodeError as invalid:
-        raise Refused(f"the body is not valid text: {invalid}") from None
+        return kind.model_validate(fields)
     except ValidationError as invalid:
         fault = invalid.errors()[0]
     reason, place = fault["msg"].removeprefix("Value error, "), fault["loc"]
@@ -453,14 +502,28 @@ def parse(kind: type[AnyRequest], body: Any, model: str) -> AnyRequest:
     raise Refused(f"{'.'.join(map(str, place))}: {reason} (given: {given})")
 
 
-def prompts_of(request: Prompt, tokenizer: Tokenizer, vocab: int) -> list[list[int]]:
-    """Return the token ids of the prompts, which are below `vocab`. Raises Refused."""
+def prompts_of(
+    request: Prompt, tokenizer: Tokenizer, *, vocab: int, context: int
+) -> Iterator[list[int]]:
+    """Yield the token ids of the prompts, which are below `vocab`. Raises Refused, for a prompt
+    that is certainly longer than the context before it is encoded."""
+    least = request.least(tokenizer)
+    if least > context:
+        raise too_long(context, f"your prompt alone has {least} or more")
     try:
-        prompts = request.prompts(tokenizer)
+        for prompt in request.prompts(tokenizer):
+            if not prompt:
+                raise Refused("the prompt is empty")
+            if min(prompt) < 0 or max(prompt) >= vocab:
+                raise Refused(f"a prompt token is outside of the vocabulary 0..{vocab - 1}")
+            yield prompt
     except (chat.ChatError, TokenizerError) as error:
         raise Refused(str(error)) from None
-    if not all(prompts):
-        raise Refused("the prompt is empty")
-    if any(not 0 <= token < vocab for prompt in prompts for token in prompt):
-        raise Refused(f"a prompt token is outside of the vocabulary 0..{vocab - 1}")
-    return prompts
+
+
+def too_long(context: int, reason: str) -> Refused:
+    """Return the refusal of a request that does not fit into the context."""
+    return Refused(
+        f"This model's maximum context length is {context} tokens. However, {reason}.",
+        code="context_length_exceeded",
+    )

@@ -8,7 +8,11 @@ for token ids are vLLM's: `prompt` as ids, `return_token_ids`, `stop_token_ids`,
 those of prompts at temperature 1. `response_format` holds an answer to a JSON schema, token by
 token (llguidance), and its log-probabilities are renormalised to the tokens that may follow. A
 request with an unsupported option, such as penalties, or with an unknown one is refused; the error
-names the option.
+names the option. So is one that is certainly longer than the context, before it is encoded.
+
+With tools, an answer is read as the worlds read it (envs/toolcalls.py): its thought is
+`reasoning_content`, and a stream holds its text back until it is complete. An answer that cannot be
+read stays a text. Without `--key` only requests to this machine's local names are answered.
 
 Needs `pip install -r requirements/service.txt`. Listens on 127.0.0.1 by default.
 """
@@ -22,17 +26,19 @@ import json
 import os
 import sys
 import time
+import traceback
 import uuid
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from envs import http, toolcalls
+from envs import http
 from envs.packages import how_to_install
 from models import hf, qwen
 from models.logp import logits, token_logp
@@ -45,6 +51,7 @@ from rl.trajectory import Sampling
 try:
     import uvicorn
     from starlette.applications import Starlette
+    from starlette.exceptions import HTTPException
     from starlette.requests import ClientDisconnect
     from starlette.requests import Request as HttpRequest
     from starlette.responses import JSONResponse, Response, StreamingResponse
@@ -52,6 +59,7 @@ try:
 
     from rl.engines.serve.answers import Answers, Generated, error
     from rl.engines.serve.requests import (
+        MAX_BODY,
         MAX_TOP,
         ChatPrompt,
         ChatRequest,
@@ -70,8 +78,9 @@ except ModuleNotFoundError as missing:
         f"serving needs {missing.name}: {how_to_install('service')}", name=missing.name
     ) from None
 
-MAX_BODY = 32 << 20
+THREADS = 2
 Choice = tuple[list[int], Sampling]  # (prompt, sampling)
+Result = TypeVar("Result")
 Handler = Callable[[HttpRequest], Awaitable[Response]]
 
 
@@ -87,6 +96,9 @@ class Service:
     ):
         self.engine, self.tokenizer, self.name, self._key = engine, tokenizer, name, key
         self._params, self._grammars = params, Grammars(tokenizer, engine.shape.vocab)
+        # The event loop does no work of a request's size. Few threads, because each may hold a body
+        # of MAX_BODY bytes several times over.
+        self._threads = ThreadPoolExecutor(THREADS, "serve")
         self.answered: Counter[tuple[str, int]] = Counter()  # requests by route and status
         endpoints = [
             ("POST", "/v1/chat/completions", self._complete),
@@ -97,10 +109,10 @@ class Service:
             ("GET", "/metrics", self._metrics),
             ("GET", "/openapi.json", self._openapi),
         ]
-        routes = [Route("/health", _health)]
+        routes = [Route("/health", self._endpoint(_health))]
         for method, path, handler in endpoints:
             routes.append(Route(path, self._endpoint(handler), methods=[method]))
-        self.app = Starlette(routes=routes)
+        self.app = Starlette(routes=routes, exception_handlers={HTTPException: _no_route})
         self.paths: Json = {route.path: {} for route in routes}
 
     def _endpoint(self, handler: Handler) -> Handler:
@@ -113,6 +125,12 @@ class Service:
 
     async def _answer(self, handler: Handler, request: HttpRequest) -> Response:
         """Return the handler's answer, or that of its fault."""
+        if not self._key and not http.is_local(request.headers.get("host", "")):
+            # A page elsewhere may make its own name resolve to this machine.
+            why = "without a key this server answers to the names of this machine only; see --key"
+            return JSONResponse(error(why, "invalid_host"), 403)
+        if handler is _health:
+            return await handler(request)
         if not http.authorized(request.headers.get("authorization", ""), self._key):
             return JSONResponse(error("the API key is missing or wrong", "invalid_api_key"), 401)
         try:
@@ -125,13 +143,15 @@ class Service:
             return JSONResponse(error(str(why), "engine_error"), 500)
         except ClientDisconnect:
             return Response(status_code=499)
+        except Exception as why:
+            traceback.print_exc()
+            return JSONResponse(error(f"the server failed: {why}", "server_error"), 500)
 
     # --- routes -----------------------------------------------------------------------------------
 
     async def _complete(self, incoming: HttpRequest) -> Response:
         kind = ChatRequest if incoming.url.path == "/v1/chat/completions" else TextRequest
-        request = parse(kind, await _json(incoming), self.name)
-        choices = request.choices(self._prompts(request), self.tokenizer, self.engine.context)
+        request, choices = await self._read(incoming, functools.partial(self._choices, kind))
         answers = Answers(request, self.name, self.tokenizer)
         schema = request.response_format.wanted
         if schema is not None:
@@ -155,7 +175,8 @@ class Service:
                     task.result()  # raises the fault of the choice
                 if waiting and await incoming.is_disconnected():
                     raise ClientDisconnect
-            return JSONResponse(answers.whole([task.result() for task in tasks]))
+            generated = [task.result() for task in tasks]
+            return await self._aside(lambda: JSONResponse(answers.whole(generated)))
         finally:
             for task in tasks:
                 task.cancel()
@@ -174,21 +195,47 @@ class Service:
         return JSONResponse({"openapi": "3.1.0", "info": info, "paths": self.paths})
 
     async def _tokenize(self, incoming: HttpRequest) -> Response:
-        body = await _json(incoming)
-        kind = ChatPrompt if isinstance(body, dict) and "messages" in body else TextPrompt
-        ids = self._prompts(parse(kind, body, self.name))[0]
+        ids = await self._read(incoming, self._prompt)
         limit = self.engine.context
         return JSONResponse({"tokens": ids, "count": len(ids), "max_model_len": limit})
 
     async def _detokenize(self, incoming: HttpRequest) -> Response:
-        ids = parse(TokenIds, await _json(incoming), self.name).tokens
+        return JSONResponse({"prompt": await self._read(incoming, self._text_of)})
+
+    # --- reading, in a thread ---------------------------------------------------------------------
+
+    async def _read(self, incoming: HttpRequest, read: Callable[[bytes], Result]) -> Result:
+        """Return what `read` makes of the body."""
+        try:
+            body = await http.read_body(incoming.stream(), MAX_BODY)
+        except http.BodyTooLarge as why:
+            await http.drain(incoming.stream())  # else the client fails before it reads the answer
+            raise Refused(str(why), 413) from None
+        return await self._aside(functools.partial(read, body))
+
+    async def _aside(self, work: Callable[[], Result]) -> Result:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+    def _choices(
+        self, kind: type[Generation], body: bytes
+    ) -> tuple[Generation, list[tuple[list[int], Sampling]]]:
+        request = parse(lambda fields: kind, body, self.name)
+        prompts = self._prompts(request)
+        return request, request.choices(prompts, self.tokenizer, self.engine.context)
+
+    def _prompt(self, body: bytes) -> list[int]:
+        return next(self._prompts(parse(_prompt_kind, body, self.name)))
+
+    def _text_of(self, body: bytes) -> str:
+        ids = parse(lambda fields: TokenIds, body, self.name).tokens
         vocab = self.engine.shape.vocab
         if any(not 0 <= token < vocab for token in ids):
             raise Refused(f"tokens must be a list of token ids below {vocab}")
-        return JSONResponse({"prompt": self.tokenizer.decode(ids)})
+        return self.tokenizer.decode(ids)
 
-    def _prompts(self, request: Prompt) -> list[list[int]]:
-        return prompts_of(request, self.tokenizer, self.engine.shape.vocab)
+    def _prompts(self, request: Prompt) -> Iterator[list[int]]:
+        vocab, context = self.engine.shape.vocab, self.engine.context
+        return prompts_of(request, self.tokenizer, vocab=vocab, context=context)
 
     # --- generating -------------------------------------------------------------------------------
 
@@ -228,24 +275,21 @@ class Service:
     ) -> AsyncIterator[Json | Generated]:
         """Yield the events of one choice, and last the choice itself.
 
-        Text from the possible start of a tool call or of a stop text on is held back until the
-        generation ends.
+        Text from the possible start of a stop text on is held back until the generation ends, and
+        all of it if the request has tools: what comes later may make it a thought or a tool call.
         """
         request = answers.request
         sent, tokens_sent, first = 0, 0, True
-        calls: Sequence[toolcalls.Call] = ()
         async for generated, done in self._generate(request, prompt, sampling):
-            text = generated.text
-            if done:
-                calls = answers.tool_calls(text)[1]
-            elif request.stop:
-                text = text[: max(len(text) - max(map(len, request.stop)) + 1, sent)]
-            if calls or (request.parses_tools and not done):
-                text = text[: _begins(text, toolcalls.OPEN)]
+            turn = answers.read(generated.text if done else "")
+            text = turn.content
+            if not done and not request.parses_tools:
+                held = max(map(len, request.stop), default=1) - 1
+                text = generated.text[: max(len(generated.text) - held, sent)]
             if text[sent:] or generated.tokens[tokens_sent:] or first:
                 yield answers.event(index, generated, text[sent:], tokens_sent, first=first)
                 sent, tokens_sent, first = max(sent, len(text)), len(generated.tokens), False
-        yield answers.last_event(index, generated, calls)
+        yield answers.last_event(index, generated, turn)
         yield generated
 
     async def _finished(self, answers: Answers, prompt: list[int], sampling: Sampling) -> Generated:
@@ -358,30 +402,22 @@ def _scored(
     return logp_T, jax.lax.map(best, h_TD, batch_size=16)  # never holds the logits of all places
 
 
-def _begins(text: str, mark: str) -> int:
-    """Return the index at which `mark` begins, or may begin at the end of the text; the text's
-    length if neither."""
-    if mark in text:
-        return text.index(mark)
-    for at in range(max(0, len(text) - len(mark)), len(text)):
-        if mark.startswith(text[at:]):
-            return at
-    return len(text)
-
-
 def _event(content: Json) -> str:
     return f"data: {json.dumps(content)}\n\n"
 
 
-async def _json(incoming: HttpRequest) -> Any:
-    try:
-        return await http.read_json(incoming.stream(), MAX_BODY)
-    except http.BodyTooLarge as error:
-        raise Refused(str(error), 413) from None
+def _prompt_kind(fields: Json) -> type[Prompt]:
+    return ChatPrompt if "messages" in fields else TextPrompt
 
 
 async def _health(incoming: HttpRequest) -> Response:
     return Response()
+
+
+async def _no_route(incoming: HttpRequest, why: Exception) -> Response:
+    assert isinstance(why, HTTPException)
+    message = f"{incoming.method} {incoming.url.path}: {why.detail}"
+    return JSONResponse(error(message), why.status_code, why.headers)
 
 
 def metrics_text(stats: dict[str, float], answered: Counter[tuple[str, int]]) -> str:
@@ -476,7 +512,11 @@ def main(argv: list[str] | None = None) -> int:
         print(f"error: {why}", file=sys.stderr)
         return 1
     if args.host not in http.LOOPBACK and not key:
-        print("warning: anyone who can reach this port can use it; see --key", file=sys.stderr)
+        print(
+            "warning: anyone who can reach this port can use it as localhost; other names of this"
+            " machine are refused without --key",
+            file=sys.stderr,
+        )
     service = Service(engine, params, tokenizer, name=args.name, key=key)
     say = functools.partial(print, f"{args.name}:", flush=True)
     if args.warm_up:
