@@ -49,6 +49,7 @@ from rl.checkpoint import CheckpointError
 from rl.contexts import Limits
 from rl.engines import Engine, EngineFault
 from rl.engines.grammar import Grammars
+from rl.engines.jax.engine import JaxEngine
 from rl.rollout import Actor, Worlds, rollouts
 
 
@@ -292,18 +293,22 @@ def make_responders(
     own = {CURRENT_POLICY, *(_address(url) for url in getattr(engine, "urls", ()))}
     current = [server for server in servers if _address(server) in own]
 
-    def responder_with(engine: Engine, held: bool) -> PolicyResponder:
-        grammars = Grammars(tokenizer, shape.vocab) if held else None
+    def responder_with(engine: Engine) -> PolicyResponder:
+        grammars: Any = Grammars(tokenizer, shape.vocab)
+        if not isinstance(engine, JaxEngine):
+            from rl.engines.vllm.client import Schemas
+
+            grammars = Schemas()
         context = config.rollout.context
         return PolicyResponder(engine, tokenizer, context, hosts.local(params), grammars=grammars)
 
     if current:
-        responder = responder_with(engine, config.engine.name == "jax")
+        responder = responder_with(engine)
         chat.responders |= dict.fromkeys(current, responder)
     if INITIAL_POLICY in servers:
         slots = min(config.engine.slots, config.llm.concurrency)
         initial = jax_engine(config, shape, params, slots)
-        chat.responders[INITIAL_POLICY] = responder_with(initial, True)
+        chat.responders[INITIAL_POLICY] = responder_with(initial)
     return responder, initial
 
 

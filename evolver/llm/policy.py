@@ -30,8 +30,8 @@ class PolicyResponder:
     weights.
 
     context: most tokens of prompt and answer together. params: the weights that the engine has now.
-    grammars: None = the engine cannot hold an answer to a schema. All but `expect` runs on the
-    engine's event loop.
+    grammars: make the engine's guides; None = answers are not held to schemas. All but `expect`
+    runs on the engine's event loop.
     """
 
     def __init__(

@@ -60,7 +60,7 @@ def check_request(prompt_ids: list[int], sampling: Sampling, *, vocab: int, cont
 
 
 class Guide(Protocol):
-    """Restricts the tokens of one generation, for engines that can (`jax`)."""
+    """Restricts the tokens of one generation, in the JAX engine. For vLLM's it is a schema."""
 
     def allowed(self) -> np.ndarray:
         """Return a boolean mask over the vocabulary: the tokens that may come next, at least

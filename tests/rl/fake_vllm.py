@@ -49,6 +49,7 @@ class Fake:
     version: str = "default"
     asked: list[str] = field(default_factory=list)
     prompts: list[list[int]] = field(default_factory=list)
+    options: list[dict] = field(default_factory=list)
 
     def __post_init__(self):
         self._staged, self._paused, self._cut = 0.0, False, asyncio.Event()
@@ -93,6 +94,7 @@ class Fake:
             return JSONResponse({"data": [{"id": self.model, "max_model_len": self.context}]})
         if path in (GENERATE, COMPLETIONS) and path in self.paths:
             self.bias = body.get("sampling_params", body).get("logit_bias")
+            self.options.append(body.get("sampling_params", body))
             return await self._sample(path, body)
         if path in UPDATE:
             self._control(path, body, request.query_params)
@@ -126,6 +128,8 @@ class Fake:
             return JSONResponse(
                 {"error": {"message": f"The model `{body['model']}` does not exist."}}, 404
             )
+        if "robot" in str(wanted.get("structured_outputs") or wanted.get("response_format")):
+            return JSONResponse({"error": {"message": "unknown type robot"}}, 400)
         if max(prompt) >= self.vocab:
             return JSONResponse(
                 {"error": {"message": f"Token id {max(prompt)} is out of vocabulary"}}, 400

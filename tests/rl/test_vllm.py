@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from models import hf, qwen
-from rl.engines import ContextFull, EngineFault
+from rl.engines import ContextFull, EngineFault, RequestFault
 from rl.engines.vllm.check import compare
-from rl.engines.vllm.client import COMPLETIONS, GENERATE
+from rl.engines.vllm.client import COMPLETIONS, GENERATE, Schemas
 from rl.engines.vllm.engine import Patience, VllmEngine, WeightsNotLoaded
 from rl.engines.vllm.servers import OwnServers, Servers, ServerStartError, first_error
 from rl.engines.vllm.transfer import MIB, UPDATE, SharedMemory, TransferError, buckets_of
@@ -85,11 +85,12 @@ class Cluster:
                 fake.die()
 
 
-def ask(engine, number, *, tokens=6, session=None, **sampling):
+def ask(engine, number, *, tokens=6, session=None, guide=None, **sampling):
     return engine.generate(
         [number % VOCAB, 3],
         Sampling(tokens, seed=number, **sampling),
         session=session or str(number),
+        guide=guide,
     )
 
 
@@ -123,6 +124,32 @@ def test_completions_carry_tokens_log_probabilities_and_version(tmp_path, paths)
         assert completion.logprobs == [
             logp_of(t, 2 + k, 0.5) for k, t in enumerate(completion.tokens)
         ]
+
+
+@pytest.mark.parametrize("paths", [(GENERATE, *UPDATE), (COMPLETIONS, *UPDATE)])
+def test_servers_hold_answers_to_schemas_and_refuse_one_alone(tmp_path, paths):
+    schema = {"type": "object"}
+    cluster = Cluster(tmp_path, servers=1, paths=paths)
+
+    async def scenario(engine):
+        free, held, faulty = await asyncio.gather(
+            ask(engine, 1),
+            ask(engine, 2, guide=Schemas().guide(schema)),
+            ask(engine, 3, guide={"type": "robot"}),
+            return_exceptions=True,
+        )
+        assert (free.tokens, held.tokens) == (expected(1), expected(2))
+        assert type(faulty) is RequestFault and "robot" in str(faulty)
+
+    cluster.run(scenario)
+    asked = {options["seed"]: options for options in cluster.fakes[0].options}
+    free, held = asked[1], asked[2]
+    added = {"structured_outputs": {"json": schema}}
+    if COMPLETIONS in paths:
+        form = {"name": "answer", "schema": schema}
+        added = {"response_format": {"type": "json_schema", "json_schema": form}}
+    assert added.items() <= held.items() and not added.keys() & free.keys()
+    assert free["ignore_eos"] and not held["ignore_eos"]
 
 
 def test_sessions_stay_with_their_replica_and_new_ones_are_balanced(tmp_path):
@@ -242,11 +269,14 @@ def test_answers_of_a_restarted_server_with_unknown_weights_are_discarded(tmp_pa
     assert completion.version == 0 and completion.logprobs[0] == logp_of(expected(1)[0], 2, 0.0)
 
 
-def test_requests_cut_by_an_update_continue_with_the_new_weights(tmp_path):
+@pytest.mark.parametrize("guide", [None, {"type": "object"}])
+def test_requests_cut_by_an_update_continue_with_the_new_weights(tmp_path, guide):
+    """One that is held to a schema begins again."""
+
     async def scenario(engine):
         cluster.fakes[0].seconds = 60.0
         before = len(cluster.fakes[0].prompts)
-        running = asyncio.gather(*(ask(engine, i, tokens=20) for i in range(4)))
+        running = asyncio.gather(*(ask(engine, i, tokens=20, guide=guide) for i in range(4)))
         async with asyncio.timeout(20):
             while len(cluster.fakes[0].prompts) < before + 4:
                 await asyncio.sleep(0.02)
@@ -257,8 +287,10 @@ def test_requests_cut_by_an_update_continue_with_the_new_weights(tmp_path):
     cluster = Cluster(tmp_path, 1, in_flight="cut")
     completions = cluster.run(scenario)
     for i, completion in enumerate(completions):
-        assert completion.version == 0 and len(completion.tokens) == len(completion.logprobs) == 20
+        assert len(completion.tokens) == len(completion.logprobs) == 20
+        assert completion.version == (1 if guide else 0)
         assert completion.tokens[:10] == expected(i, 10) and cluster.engine.stats()["cut"] == 4
+        assert not guide or completion.tokens == expected(i, 20)
         new = [logp_of(t, 12 + k, 1.0) for k, t in enumerate(completion.tokens[10:])]
         assert completion.logprobs[10:] == new
 

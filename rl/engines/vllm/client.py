@@ -15,12 +15,21 @@ from typing import Any
 import httpx
 
 from envs.http import bearer, retry_after
-from rl.engines import ContextFull, EngineFault
+from rl.engines import ContextFull, EngineFault, RequestFault
 from rl.trajectory import Sampling
 
+Json = dict[str, Any]
 GENERATE, COMPLETIONS = "/inference/v1/generate", "/v1/completions"
 # timeout of a weight-update request, which may wait for requests in flight
 CONTROL_SECONDS = 1800.0
+
+
+class Schemas:
+    """Stands for `rl.engines.grammar.Grammars` where servers hold answers to schemas: a guide is
+    the schema itself."""
+
+    def guide(self, schema: Json) -> Json:
+        return schema
 
 
 class ServerGone(Exception):
@@ -113,12 +122,17 @@ class Server:
         return GENERATE if GENERATE in self.paths else COMPLETIONS
 
     async def generate(
-        self, prompt: list[int], sampling: Sampling, *, timeout: float | None = None
+        self,
+        prompt: list[int],
+        sampling: Sampling,
+        *,
+        schema: Json | None = None,
+        timeout: float | None = None,
     ) -> Part:
-        """Sample once. Raises ServerGone, ServerBusy, ContextFull, EngineFault (unusable
-        answer)."""
+        """Sample once. Raises ServerGone, ServerBusy, ContextFull, EngineFault (unusable answer),
+        and RequestFault if the server refuses a request with a schema."""
         path = self.sampling_path
-        body = request_of(path, self.model, prompt, sampling)
+        body = request_of(path, self.model, prompt, sampling, schema)
         if self.never:
             bias = dict.fromkeys(map(str, self.never), -100.0)  # the lowest that vLLM accepts
             body.get("sampling_params", body)["logit_bias"] = bias
@@ -128,6 +142,8 @@ class Server:
             message = str(error)
             if re.search("context|max_model_len|maximum model length", message):
                 raise ContextFull(message) from None
+            if schema is not None:
+                raise RequestFault(message) from None
             raise EngineFault(message) from None
         try:
             return part_of(path, answer, sampling)
@@ -156,9 +172,12 @@ class Server:
             ) from None
 
 
-def request_of(path: str, model: str, prompt: list[int], sampling: Sampling) -> dict[str, Any]:
-    """Return the body of a request for one sample, in the format of the endpoint `path`."""
-    options: dict[str, Any] = {
+def request_of(
+    path: str, model: str, prompt: list[int], sampling: Sampling, schema: Json | None = None
+) -> Json:
+    """Return the body of a request for one sample, which follows a JSON schema, in the format of
+    the endpoint `path`."""
+    options: Json = {
         "max_tokens": sampling.max_tokens,
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
@@ -168,6 +187,13 @@ def request_of(path: str, model: str, prompt: list[int], sampling: Sampling) -> 
         "ignore_eos": True,  # only our stop tokens count, not those of generation_config.json
         "logprobs": 0,  # of the sampled token only
     }
+    if schema is not None:
+        options["ignore_eos"] = False  # the end of the text is the only token that may follow it
+        if path == GENERATE:
+            options["structured_outputs"] = {"json": schema}
+        else:
+            named = {"name": "answer", "schema": schema}
+            options["response_format"] = {"type": "json_schema", "json_schema": named}
     if path == COMPLETIONS:
         return options | {"model": model, "prompt": prompt, "return_token_ids": True}
     options["detokenize"] = False

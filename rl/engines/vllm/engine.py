@@ -22,7 +22,7 @@ import numpy as np
 
 from rl.engines import EngineFault, check_request
 from rl.engines.vllm.check import compare, problems_of
-from rl.engines.vllm.client import Part, Server, ServerBusy, ServerGone
+from rl.engines.vllm.client import Json, Part, Server, ServerBusy, ServerGone
 from rl.engines.vllm.servers import Servers, ServerStartError
 from rl.engines.vllm.transfer import Transfer, TransferError
 from rl.seeds import seed_of
@@ -161,8 +161,15 @@ class VllmEngine:
     # --- the protocol -----------------------------------------------------------------------------
 
     async def generate(
-        self, prompt_ids: list[int], sampling: Sampling, *, session: str
+        self,
+        prompt_ids: list[int],
+        sampling: Sampling,
+        *,
+        session: str,
+        guide: Json | None = None,
     ) -> Completion:
+        """Sample (see `Engine.generate`). guide: a JSON schema, to which the server holds the
+        answer. Raises RequestFault if it refuses the schema."""
         check_request(prompt_ids, sampling, vocab=self.vocab, context=self.context)
         self._start_health_checks()
         self._stats["requests"] += 1
@@ -181,7 +188,7 @@ class VllmEngine:
             replica = await self._replica_of(session)
             before = self.version
             try:
-                part = await self._ask(replica, prompt_ids + tokens, rest)
+                part = await self._ask(replica, prompt_ids + tokens, rest, guide)
             except (ServerGone, ServerBusy) as error:
                 if isinstance(error, ServerGone) and not await self._is_healthy(replica):
                     self._remove(replica, str(error))
@@ -212,6 +219,8 @@ class VllmEngine:
             self._stats["cached_tokens"] += part.cached
             if part.stop == "abort" and len(tokens) < sampling.max_tokens:
                 self._stats["cut"] += 1
+                if guide is not None:  # a server begins to follow the schema at its first token
+                    tokens, logprobs, versions = [], [], []
                 continue
             self._stats["tokens"] += len(tokens)
             stop = "length" if part.stop == "abort" else part.stop
@@ -276,9 +285,11 @@ class VllmEngine:
 
     # --- requests ---------------------------------------------------------------------------------
 
-    async def _ask(self, replica: _Replica, prompt: list[int], sampling: Sampling) -> Part:
+    async def _ask(
+        self, replica: _Replica, prompt: list[int], sampling: Sampling, schema: Json | None
+    ) -> Part:
         """Send one request; it fails with ServerGone when its replica is removed."""
-        request = asyncio.ensure_future(replica.server.generate(prompt, sampling))
+        request = asyncio.ensure_future(replica.server.generate(prompt, sampling, schema=schema))
         replica.running.add(request)
         try:
             return await request
