@@ -12,6 +12,7 @@ from evolver.metrics import Metrics, timed
 from evolver.processes import hosts
 from evolver.questioning import OutcomeJudge
 from rl.advantages import Batch, Estimator, estimate
+from rl.advantages.estimators import of_outcomes
 from rl.samples import void_reason
 from rl.trajectory import StopReason, Trajectory, groups_of
 
@@ -101,7 +102,11 @@ def assign(
     counted = [t for t in trajectories if not void_reason(t, config.learner.drop)]
     if not counted:
         return
-    for trajectory, value_K in zip(counted, estimate(estimator, Batch.of(counted, step))):
+    batch = Batch.of(counted, step)
+    value_NK, outcome_NK = estimate(estimator, batch), of_outcomes(estimator, batch)
+    for n, trajectory in enumerate(counted):
         factor = config.advantage.synthetic if trajectory.task.origin == "synthetic" else 1.0
-        for turn, value in zip(trajectory.turns, value_K):
-            turn.advantage = factor * float(value)
+        for k, turn in enumerate(trajectory.turns):
+            turn.advantage = factor * float(value_NK[n, k])
+            if outcome_NK is not None:
+                turn.outcome_advantage = factor * float(outcome_NK[n, k])

@@ -79,6 +79,8 @@ class Turn:
     label: int = 0  # +1 GOOD, -1 BAD, 0 abstain
     reason: str = ""  # the judge's, for the label
     advantage: float = 0.0
+    # the part of it that outcomes give; the labels give the rest; None = unknown
+    outcome_advantage: float | None = None
     # the prompt without the injected experience; [] = `prompt`
     stripped: list[int] = field(default_factory=list)
     # (tokens,) float32: log p by the learner before the update minus by the engine; None = unknown

@@ -41,6 +41,7 @@ class TurnRecord(TypedDict):
     label: Label
     reason: str
     advantage: Number
+    outcome_advantage: NotRequired[Number]
     observation: Messages
     prompt: list[Count]
     tokens: list[Count]
@@ -63,6 +64,8 @@ class RolloutRecord(TypedDict):
     origin: str
     difficulty: Whole
     query: str
+    expected: NotRequired[str]
+    given: NotRequired[str]
     stop: str
     score: Number | None
     success: bool

@@ -18,9 +18,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
+from envs.world import Task
 from evolver.files import formats
 from models.files import LONGEST, BrokenFile, opened, read_whole, write_atomically
-from rl.trajectory import Trajectory, Turn
+from rl.trajectory import StopReason, Trajectory, Turn
 
 ENDING = ".jsonl.gz"
 FORMAT = "evolver-rollouts-1"  # changes with the columns of an index
@@ -49,6 +50,7 @@ def record_of(trajectory: Trajectory, *, fate: str) -> dict[str, Any]:
         turns.append(_turn_record(turn, seen))
         seen = turn.prompt + turn.completion.tokens
     task, evaluation = trajectory.task, trajectory.evaluation
+    expected = expected_answer(task)
     injected = zip(trajectory.experience, trajectory.injected, strict=True)
     return {
         "task": task.id,
@@ -57,6 +59,8 @@ def record_of(trajectory: Trajectory, *, fate: str) -> dict[str, Any]:
         "origin": task.origin,
         "difficulty": task.difficulty,
         "query": task.query,
+        "expected": expected,
+        "given": given_answer(trajectory) if expected else "",
         "stop": trajectory.stop.value,
         "score": evaluation.score,
         "success": evaluation.success,
@@ -68,6 +72,29 @@ def record_of(trajectory: Trajectory, *, fate: str) -> dict[str, Any]:
         "messages": trajectory.messages,
         "turns": turns,
     }
+
+
+def expected_answer(task: Task) -> str:
+    """Return the answer that the verifier of a task expects, or else the last turn of its reference
+    if that calls no tool; "" if none is known."""
+    if "answer" in task.verifier:
+        answer = task.verifier["answer"]
+        answer = answer.get("value") if isinstance(answer, dict) else answer
+        return "" if answer is None else str(answer)
+    last = task.reference[-1] if task.reference else ""
+    return "" if "<tool_call>" in last else last
+
+
+def given_answer(trajectory: Trajectory) -> str:
+    """Return the answer that ended a rollout: the one that the world reports, or else the text of
+    its last turn if that called no tool; "" if it ended in another way."""
+    if trajectory.stop is not StopReason.DONE or not trajectory.turns:
+        return ""
+    last = trajectory.turns[-1]
+    answer = last.info.get("answer")
+    if answer is not None:
+        return str(answer)
+    return "" if last.info.get("calls") else last.action
 
 
 def _turn_record(turn: Turn, seen: list[int]) -> dict[str, Any]:
@@ -87,6 +114,8 @@ def _turn_record(turn: Turn, seen: list[int]) -> dict[str, Any]:
         "tokens": turn.completion.tokens,
         "logprobs": _rounded(turn.completion.logprobs, 4),
     }
+    if turn.outcome_advantage is not None:
+        record["outcome_advantage"] = round(turn.outcome_advantage, 6)
     if turn.gap is not None:
         record["gap"] = _rounded(turn.gap, 5)
     if turn.ratio is not None:

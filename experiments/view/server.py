@@ -73,10 +73,11 @@ class View(ThreadingHTTPServer):
 
     def _index(self) -> None:
         for run in self.runs:  # before a page asks for them; requests come in between
-            run.refresh()
-            for number in reversed(range(len(run.entries))):
-                if not self._closing.is_set() and number < len(run.entries):
-                    run.load([number])
+            with contextlib.suppress(OSError):
+                run.refresh()
+                for number in reversed(range(len(run.entries))):
+                    if not self._closing.is_set() and number < len(run.entries):
+                        run.load([number])
         while not self._closing.is_set():
             for search in self.searches:
                 with contextlib.suppress(OSError, LookupError, sqlite3.Error):  # look again later
@@ -138,7 +139,8 @@ class Handler(BaseHTTPRequestHandler):
         if words == ["runs"]:
             return [{"name": run.name, "path": str(run.workdir.path)} for run in self.server.runs]
         if words == ["states"]:
-            return [run.state() for run in self.server.runs]
+            searches = [[s.done == s.of, len(s.wrong)] for s in self.server.searches]
+            return [run.state() + words for run, words in zip(self.server.runs, searches)]
         if words[0] != "run" or len(words) < 3:
             raise LookupError("/".join(words))
         number = int(words[1])

@@ -64,6 +64,7 @@ def groups_table(run: Run, *, step: int | None) -> Iterator[str]:
                     task,
                     c["draw"][row],
                     c["difficulty"][row],
+                    "" if file["kind"] == "step" else c["fate"][row],
                 )
                 shown = (
                     c["success"][row],
@@ -75,15 +76,15 @@ def groups_table(run: Run, *, step: int | None) -> Iterator[str]:
     yield f"{run.name}: {len(groups)} groups" + (f" of step {step}" if step is not None else "")
     yield (
         f"{'file':18}  {'task':24}  {'level':>5}  {'success':>7}  {'guided':>6}  {'trained':>7}  "
-        "query"
+        f"{'held out':8} query"
     )
-    for (file, task, _, level), rows in groups.items():
+    for (file, task, _, level, decoding), rows in groups.items():
         wins = sum(bool(row[0]) for row in rows)
         trained = sum(row[1] == "trained" for row in rows)
         guided = sum(row[2] for row in rows)
         query = visible(" ".join(rows[0][3].split()))[:80]
         head = f"{visible(file):18}  {visible(task)[:24]:24}  {level:>5}"
-        yield f"{head}  {wins:3}/{len(rows):<3}  {guided:>6}  {trained:>7}  {query}"
+        yield f"{head}  {wins:3}/{len(rows):<3}  {guided:>6}  {trained:>7}  {decoding:7}  {query}"
     for described in files:
         for fault in described.get("faults", ()):
             yield visible(f"{described['name']}: {fault}")
@@ -96,12 +97,13 @@ def group(run: Run, *, step: int | None, task: str, limit: int, width: int) -> I
     """
     before = None
     for file, record in rollouts(run, step=step, task=task):
-        here = (file["name"], record["task"], record["draw"])
+        decoding = "" if file["kind"] == "step" else record["fate"]
+        here = (file["name"], record["task"], record["draw"], decoding)
         if here != before:
             before = here
             yield "=" * width
             name = file["name"].partition(".jsonl")[0]
-            yield visible(f"{run.name}  {name}  {record['task']}")
+            yield visible(f"{run.name}  {name}  {record['task']}  {decoding}".rstrip())
             yield from _block("query", record["query"], limit)
         yield "-" * width
         yield from _rollout(record, limit)
@@ -116,6 +118,9 @@ def _rollout(record: dict[str, Any], limit: int) -> Iterator[str]:
     facts = [f"rollout {record['rollout']}", outcome, score, f"ended by {record['stop']}"]
     facts += [record["fate"], "guided" if record["experience"] else ""]
     yield visible(" · ".join(fact for fact in facts if fact))
+    if record.get("expected"):
+        yield from _block("expected", record["expected"], limit)
+        yield from _block("given", record.get("given") or "no answer", limit)
     for experience in record["experience"]:
         yield from _block("shown", experience["content"], limit)
     if record["error"]:
@@ -123,7 +128,11 @@ def _rollout(record: dict[str, Any], limit: int) -> Iterator[str]:
     for number, turn in enumerate(record["turns"], 1):
         label = LABELS.get(turn["label"], "no label" if turn["reason"] else "")
         said = f"{label}: {visible(turn['reason'])}" if turn["reason"] else label
-        yield f"turn {number}  advantage {turn['advantage']:+.3f}  {said}".rstrip()
+        advantage = f"{turn['advantage']:+.3f}"
+        if "outcome_advantage" in turn:
+            outcome = turn["outcome_advantage"]
+            advantage += f" = outcome {outcome:+.3f}, labels {turn['advantage'] - outcome:+.3f}"
+        yield f"turn {number}  advantage {advantage}  {said}".rstrip()
         yield from _block(">", turn["action"], limit)
         for message in turn["observation"]:
             yield from _block("<", str(message.get("content") or ""), limit)

@@ -3,6 +3,7 @@ of the batch."""
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import inspect
 from collections.abc import Callable
@@ -11,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from rl.advantages import attribution, outcome
-from rl.advantages.batch import Batch
+from rl.advantages.batch import Batch, Estimator, estimate
 
 
 class OfArrays:
@@ -41,3 +42,15 @@ loop = OfArrays(outcome.loop, "outcome_N", "group_N")
 adca = OfArrays(
     attribution.adca, "outcome_N", "group_N", "label_NK", "turns_N", "step", needs_labels=True
 )
+
+
+def of_outcomes(estimator: Estimator, batch: Batch) -> np.ndarray | None:
+    """Return advantage_NK, (N, K) float64, as if no turn had a label: the part of the advantage
+    that outcomes give. None for an estimator that reads no labels, or that is none of this module:
+    it may do something else when it is called again."""
+    function: Any = estimator
+    while isinstance(function, functools.partial):
+        function = function.func
+    if not (isinstance(function, OfArrays) and function.needs_labels):
+        return None
+    return estimate(estimator, dataclasses.replace(batch, label_NK=np.zeros_like(batch.label_NK)))

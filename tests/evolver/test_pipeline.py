@@ -133,6 +133,7 @@ def test_a_late_group_shares_no_baseline_with_the_next_steps_group_of_its_task()
         grading.assign(config, estimator, trajectories, 2)
         first, second, *others = (t.turns[0].advantage for t in trajectories)
         assert first == pytest.approx(-second) and first > 0 and others == [0, 0]
+    assert [t.turns[0].outcome_advantage for t in trajectories] == [first, second, 0, 0]  # adca's
     assert reasons_to_skip(trajectories, skip_flat=True)[1:3] == [
         "",
         "the group's outcomes are equal",

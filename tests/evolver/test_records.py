@@ -120,6 +120,33 @@ def test_damaged_lines_are_counted_and_read_around(tmp_path):
         read_rollouts(step.path)
 
 
+@pytest.mark.parametrize(
+    ("task", "stop", "last", "answers"),
+    [
+        ({"verifier": {"answer": "7"}}, "done", "6", ("7", "6")),
+        ({"verifier": {"answer": {"value": "7", "others": []}}}, "done", "6", ("7", "6")),
+        ({"verifier": {"answer": None}, "reference": ["7"]}, "done", "6", ("", "")),
+        ({"verifier": {}, "reference": ["<tool_call>x", "7"]}, "done", "6", ("7", "6")),
+        ({"verifier": {}, "reference": ["<tool_call>x"]}, "done", "6", ("", "")),
+        ({"verifier": {"answer": 7}}, "max_turns", "6", ("7", "")),
+        ({"verifier": {"answer": 7}}, "done", {"answer": "5"}, ("7", "5")),
+        ({"verifier": {"answer": 7}}, "done", {"calls": [{"name": "end"}]}, ("7", "")),
+    ],
+)
+def test_a_record_holds_the_expected_answer_beside_the_one_given(task, stop, last, answers):
+    trajectory = rollout(text="6")
+    trajectory.stop = StopReason(stop)
+    for name, value in task.items():
+        setattr(trajectory.task, name, value)
+    if isinstance(last, dict):
+        trajectory.turns[-1].info = last
+    record = record_of(trajectory, fate="trained")
+    assert (record["expected"], record["given"]) == answers
+    trajectory.turns[0].outcome_advantage = 0.125
+    first, second = record_of(trajectory, fate="trained")["turns"]
+    assert first["outcome_advantage"] == 0.125 and "outcome_advantage" not in second
+
+
 def test_a_rollout_takes_less_room_than_its_plain_line(tmp_path):
     path = tmp_path / "step_000001.jsonl.gz"
     found = [record_of(rollout(i, turns=5), fate="trained") for i in range(128)]

@@ -336,7 +336,7 @@ def test_filters_pick_the_rows_that_they_name(tmp_path):
         "{guided: '1'}": 7, "{experience: 'exp/1', step: '-1'}": 2, "{fate: 'greedy'}": 1, "{label: 'bad'}": 0,
         "{reason: 'nothing shows it', kind: 'step'}": 12, "{stop: 'max_turns'}": 0, "{difficulty: '2', draw: '1'}": 14,
         "{task: 'find'}": 14, "{task: 'T1'}": 6, "{task: 'zebra'}": 0, "{beside: 'exp/1'}": 6, "{agrees: '1'}": 0,
-        "{replayed: '1,-1'}": 1, "{replayed: 'any'}": 2,
+        "{replayed: '1,-1'}": 1, "{replayed: 'any'}": 2, "at(4)": 1, "at(0)": 2, "at(5)": 1,
     }  # fmt: skip
     script = (STATIC / "base.js").read_text() + (STATIC / "rollouts.js").read_text()
     script += (
@@ -346,6 +346,8 @@ def test_filters_pick_the_rows_that_they_name(tmp_path):
         {"judge": 1, "replay": replay, "rollouts": [["step_000001.jsonl.gz", 1 + replay]]}
         for replay in (1, -1)
     ]
+    script += "const query = (i) => address('group', groupOf(run, i)).split('?')[1];"
+    script += "const at = (i) => Object.fromEntries(new URLSearchParams(query(i)));"
     script += f"run.overview = {json.dumps({'replayed': [{'table': cells}]})};"
     script += f"console.log(JSON.stringify([{', '.join(f'select(run, {case}).length' for case in cases)}]));"
     done = subprocess.run(
@@ -353,6 +355,29 @@ def test_filters_pick_the_rows_that_they_name(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     assert dict(zip(cases, json.loads(done.stdout))) == cases
+
+
+def test_text_splits_advantages_names_answers_and_keeps_greedy_rollouts_apart(tmp_path, capsys):
+    shown = record(1, expected="7 flights", given="6 flights")
+    shown["turns"][0]["outcome_advantage"] = 0.7
+    silent = record(1, "t2", expected="7 flights")
+    Workdir(made(tmp_path)).log_trajectories(3, [shown, silent])
+    held_out = [record(n, "h9", fate=("sampled", "greedy")[n == 2]) for n in range(3)]
+    Workdir(tmp_path).log_trajectories("held_out_000003", held_out)
+    assert main([str(tmp_path), "--text", "--step", "3", "--task", "t1"]) == 0
+    out = capsys.readouterr().out
+    assert "turn 1  advantage +0.500 = outcome +0.700, labels -0.200  GOOD" in out
+    assert "expected 7 flights" in out and "given 6 flights" in out
+    assert main([str(tmp_path), "--text", "--step", "3", "--task", "t2"]) == 0
+    assert "given no answer" in capsys.readouterr().out
+    assert main([str(tmp_path), "--text", "--step", "3"]) == 0
+    lines = [line for line in capsys.readouterr().out.split("\n") if "h9" in line]
+    assert [("sampled" in line, "greedy" in line) for line in lines] == [
+        (True, False),
+        (False, True),
+    ]
+    assert main([str(tmp_path), "--text", "--step", "3", "--task", "h9"]) == 0
+    assert capsys.readouterr().out.count("held_out_000003  h9") == 2
 
 
 def test_text_shows_a_group_and_what_is_hidden_in_it(tmp_path, capsys):

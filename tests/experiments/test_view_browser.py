@@ -1,6 +1,7 @@
 """The pages in a real browser: what they show and ask for, hostile text, the keyboard, two widths,
 dark and light."""
 
+import itertools
 import json
 import re
 import urllib.parse
@@ -140,7 +141,7 @@ def numbers(page: Browser, base: str) -> dict[str, str]:
     said["filtered"] = re.search(
         r"(\d+) of 16", visit(page, f"{base}#/rollouts?kind=step&success=1&task=t1")
     )[0]
-    said["groups"] = re.search(r"8 groups with 16 rollouts", visit(page, f"{base}#/groups"))[0]
+    said["groups"] = re.search(r"9 groups with 16 rollouts", visit(page, f"{base}#/groups"))[0]
     said["tasks"] = re.search(
         r"Find t1\.\s+original\s+[–\d]*\s*50\.0% of 6", visit(page, f"{base}#/tasks")
     )[0]
@@ -284,6 +285,45 @@ def test_a_bundle_shows_the_same_from_the_disk_and_asks_no_server(page, tmp_path
     assert {url.partition(":")[0] for url in page.requests} <= {"file", "data", "about"}
     with served(tmp_path / "run") as server:
         assert numbers(page, server.url) == said
+
+
+def test_a_group_splits_advantages_and_names_answers_and_can_be_read_on_a_narrow_screen(
+    page, tmp_path
+):
+    folder = made(tmp_path)
+    group = [record(n, expected="7 flights", given="6 flights" if n else "") for n in range(8)]
+    for rollout in group:
+        rollout["turns"][0]["outcome_advantage"] = 0.7
+    held_out = [record(n, "h9", fate=("sampled", "greedy")[n == 8]) for n in range(9)]
+    Workdir(folder).log_trajectories(4, group)
+    Workdir(folder).log_trajectories("held_out_000004", held_out)
+    boxes = """[...document.querySelectorAll('.side > section')].map((node) => {
+        const box = node.getBoundingClientRect(); return [box.left, box.right, box.top, box.bottom]; })"""
+    wide = "[...document.querySelectorAll('.side *')].filter((n) => n.scrollWidth > 400).length"
+    with served(folder) as server:
+        text = visit(page, f"{server.url}#/groups?task=h9")
+        assert "2 groups with 9 rollouts" in text and "sampled" in text and "greedy" in text
+        hrefs = page.run("[...document.querySelectorAll('td.t a')].map((a) => a.href)")
+        counts = [re.search(r"\d of (\d) succeeded", visit(page, href))[1] for href in hrefs]
+        assert sorted(counts) == ["1", "8"]
+        address = f"{server.url}#/group?run=0&file=5&draw=1&task=t1"
+        text = visit(page, address)
+        assert text.count("advantage +0.500") == text.count("= outcome +0.700, labels −0.200") == 8
+        assert text.count("expected answer: 7 flights · given: 6 flights") == 7
+        assert "expected answer: 7 flights · given: none" in text
+        lefts = [left for left, _, _, _ in page.run(boxes)]
+        assert lefts == sorted(set(lefts)) and len(lefts) == 8  # side by side
+        tops = "[...document.querySelectorAll('.side .cell')].map((n) => n.getBoundingClientRect().top)"
+        assert len(set(page.run(tops))) == 2  # turns of equal number stand beside each other
+        page.look(400)
+        visit(page, address)
+        found = page.run(boxes)
+        assert all(left >= 0 and 340 < right - left <= 400 for left, right, _, _ in found)
+        assert all(a[3] <= b[2] for a, b in itertools.pairwise(found)) and page.run(wide) == 0
+        visit(page, f"{server.url}#/rollout?run=0&file=5&row=1")
+        assert (
+            "= outcome +0.700, labels −0.200" in page.text() and "given: 6 flights" in page.text()
+        )
 
 
 def test_a_page_follows_its_run(page, tmp_path):

@@ -473,6 +473,31 @@ def test_an_estimator_is_called_with_the_batch():
     assert advantages.estimate(Constant(), batch).sum() == 2 * 6
 
 
+@pytest.mark.parametrize("outcome_at", ["last_step", "all_steps", "none"])
+@pytest.mark.parametrize("scheme", ["decouple", "allocation"])
+def test_the_part_of_outcomes_and_the_part_of_labels_add_up(scheme, outcome_at):
+    batch = batch_of(*MEMBERS)
+    arguments = {"scheme": scheme, "outcome_at": outcome_at, "alpha": 0.4}
+    bound = functools.partial(estimators.adca, **arguments)
+    part_NK = estimators.of_outcomes(functools.partial(bound), batch)
+    labels_NK = advantages.estimate(bound, batch) - part_NK
+    alone = (batch.outcome_N, batch.group_N, 0 * batch.label_NK, batch.turns_N, 3)
+    np.testing.assert_array_equal(part_NK, advantages.adca(*alone, **arguments))
+    if outcome_at == "none":
+        assert not part_NK.any()
+    else:
+        equal = (np.ones(4), batch.group_N, batch.label_NK, batch.turns_N, 3)
+        if scheme == "decouple":  # whose labels do not depend on outcomes
+            np.testing.assert_allclose(labels_NK, advantages.adca(*equal, **arguments), atol=1e-12)
+    assert labels_NK.any()
+
+
+def test_the_parts_of_an_advantage_are_known_for_estimators_of_this_package_that_read_labels():
+    batch = batch_of(*MEMBERS)
+    assert estimators.of_outcomes(estimators.grpo, batch) is None
+    assert estimators.of_outcomes(lambda batch: batch.outcome_N, batch) is None
+
+
 def test_a_wrong_result_names_the_estimator():
     batch = batch_of(*MEMBERS)
 

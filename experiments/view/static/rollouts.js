@@ -35,7 +35,9 @@ function stepTest(text) {
   return high === undefined ? (step) => step === low : (step) => step !== null && step >= (low ?? -1) && step <= (high ?? Infinity);
 }
 
-const groupKey = (r, i) => `${r.file[i]}|${r.draw[i]}|${r.task[i]}`;
+/** Return "sampled" or "greedy" for a held-out rollout: the two are groups of their own. */
+const decoding = (r, i) => (r.kind[i] === "step" ? "" : r.fate[i]);
+const groupKey = (r, i) => `${r.file[i]}|${r.draw[i]}|${r.task[i]}|${decoding(r, i)}`;
 
 /** Return the keys of the groups in which an experience was shown. */
 function groupsWith(run, id) {
@@ -185,7 +187,7 @@ function toStep(run, i) {
   return link("rollouts", { run: run.place, kind, step }, (kind === "step" ? words : [kind.replace("_", "-"), ...words]).join(" "));
 }
 
-const groupOf = (run, i) => ({ run: run.place, file: run.rows.file[i], task: run.rows.task[i], draw: run.rows.draw[i] ?? "" });
+const groupOf = (run, i) => ({ run: run.place, file: run.rows.file[i], task: run.rows.task[i], draw: run.rows.draw[i] ?? "", fate: decoding(run.rows, i) });
 
 /** Return a list of what could not be read, nothing if there is none. */
 function faultList(faults) {
@@ -236,6 +238,7 @@ async function groupsPage(params) {
     { name: "task", t: true, sort: (g) => r.task[g.first], cell: (g) => link("group", groupOf(run, g.first), brief(run.queries[r.task[g.first]] || r.task[g.first], 130)) },
     { name: "origin", sort: (g) => r.origin[g.first], cell: (g) => r.origin[g.first] },
     { name: "level", n: true, sort: (g) => r.difficulty[g.first], cell: (g) => short(r.difficulty[g.first]) },
+    { name: "held out", sort: (g) => decoding(r, g.first), cell: (g) => decoding(r, g.first) },
     { name: "successes", n: true, sort: (g) => rate(g.all), cell: (g) => part(g, g.all, {}) },
     { name: "guided", n: true, sort: (g) => rate(g.guided), cell: (g) => part(g, g.guided, { guided: 1 }) },
     { name: "unguided", n: true, sort: (g) => rate(g.unguided), cell: (g) => part(g, g.unguided, { guided: 0 }) },
@@ -265,6 +268,17 @@ function verdict(turn) {
   return name ? el("div", null, el("b", { class: turn.label === 1 ? "good" : turn.label === -1 ? "bad" : "soft" }, name), " ", el("span", { class: "soft", dir: "auto" }, brief(turn.reason, 400))) : null;
 }
 
+/** Return the parts of a turn's advantage, "" if they are not known. */
+function parts(turn) {
+  const outcome = turn.outcome_advantage;
+  return outcome === undefined ? "" : el("span", { class: "soft" }, `= outcome ${signed(outcome)}, labels ${signed(turn.advantage - outcome)}`);
+}
+
+/** Return the answer that was expected beside the one that was given, nothing if none is known. */
+function answers(record) {
+  return record.expected ? el("div", { dir: "auto" }, el("span", { class: "soft" }, "expected answer: "), brief(record.expected, 300), el("span", { class: "soft" }, " · given: "), record.given ? brief(record.given, 300) : "none") : null;
+}
+
 const signed = (value) => `${(value || 0) >= 0 ? "+" : "−"}${Math.abs(value || 0).toFixed(3)}`;
 
 function advantageMark(value, scale) {
@@ -289,31 +303,22 @@ function observations(turn) {
 async function groupPage(params) {
   const run = chosen(params);
   const [pool] = await Promise.all([once(`run/${run.place}/experience`), run.loadFile(params.file)]);
-  const members = select(run, { file: params.file, task: params.task, draw: params.draw });
+  const members = select(run, { file: params.file, task: params.task, draw: params.draw, fate: params.fate });
   if (!members.length) throw new Error("no rollout of this run belongs to this group; the run may have been resumed");
   const found = (await Promise.all(members.map((i) => run.record(i)))).map((f) => f.record), r = run.rows, first = members[0];
   const scale = Math.max(...found.flatMap((f) => f.turns.map((t) => Math.abs(t.advantage || 0))), 1e-9);
-  const grid = el("div", { class: "side", style: { gridTemplateColumns: `repeat(${found.length}, minmax(17rem, 1fr))` }, tabindex: 0, role: "region", "aria-label": "rollouts side by side" });
-  found.forEach((record, k) => {
-    const i = members[k];
-    grid.append(el("div", { class: "head" }, el("div", null, toRollout(run, i, `rollout ${record.rollout}`), " ", outcome(run, i)),
-      el("span", { class: "badge" }, `ended by ${record.stop}`), el("span", { class: "badge" }, record.fate), el("span", { class: "badge" }, record.experience?.length ? "guided" : "unguided")));
-  });
-  if (found.some((record) => record.error || record.experience?.length)) {
-    for (const record of found) grid.append(el("div", null, record.error ? el("div", { class: "bad" }, brief(record.error, 300)) : null, shownExperience(run, record, pool)));
-  }
-  const turns = Math.max(...found.map((f) => f.turns.length));
-  for (let k = 0; k < turns; k++) {
-    for (const [j, record] of found.entries()) {
-      const turn = record.turns[k];
-      grid.append(turn ? el("div", { class: `cell ${turn.label === 1 ? "up" : turn.label === -1 ? "down" : ""}` },
-        el("div", null, el("span", { class: "soft" }, `turn ${k + 1} `), toRollout(run, members[j], advantageMark(turn.advantage, scale))), block(turn.action, 700), verdict(turn), observations(turn)) : el("div"));
-    }
-  }
+  const turns = Math.max(...found.map((f) => f.turns.length)); // in rows that the columns of all rollouts share
+  const grid = el("div", { class: "side", tabindex: 0, role: "region", "aria-label": "rollouts side by side" }, found.map((record, k) =>
+    el("section", { style: { gridRow: `1 / span ${turns + 2}` }, "aria-label": `rollout ${record.rollout}` },
+      el("div", { class: "head" }, el("div", null, toRollout(run, members[k], `rollout ${record.rollout}`), " ", outcome(run, members[k])),
+        el("span", { class: "badge" }, `ended by ${record.stop}`), el("span", { class: "badge" }, record.fate), el("span", { class: "badge" }, record.experience.length ? "guided" : "unguided")),
+      el("div", null, record.error ? el("div", { class: "bad" }, brief(record.error, 300)) : null, answers(record), shownExperience(run, record, pool)),
+      record.turns.map((turn, n) => el("div", { class: `cell ${turn.label === 1 ? "up" : turn.label === -1 ? "down" : ""}` },
+        el("div", null, el("span", { class: "soft" }, `turn ${n + 1} `), toRollout(run, members[k], advantageMark(turn.advantage, scale)), parts(turn)), block(turn.action, 700), verdict(turn), observations(turn))))));
   const step = r.step[first];
   return [
     el("h1", { dir: "auto" }, ...brief(found[0].query, 400)),
-    el("p", null, link("rollouts", { run: run.place, kind: r.kind[first], step }, `${r.kind[first].replace("_", "-")} ${step ?? ""}`), " · ", link("task", { run: run.place, id: r.task[first] }, r.task[first]), ` · ${r.origin[first]} · difficulty ${short(r.difficulty[first])} · `,
+    el("p", null, link("rollouts", { run: run.place, kind: r.kind[first], step }, `${r.kind[first].replace("_", "-")} ${step ?? ""}`), decoding(r, first) ? ` · ${decoding(r, first)}` : "", " · ", link("task", { run: run.place, id: r.task[first] }, r.task[first]), ` · ${r.origin[first]} · difficulty ${short(r.difficulty[first])} · `,
       link("rollouts", groupOf(run, first), `${found.filter((f) => f.success).length} of ${found.length} succeeded`)),
     neighbours(run, first), el("details", null, el("summary", null, "opening messages"), (found[0].messages || []).map((m) => [el("div", { class: "soft" }, m.role), block(m.content ?? "")])),
     grid,
@@ -323,7 +328,7 @@ async function groupPage(params) {
 /** Return links to the groups before and after in the same file. */
 function neighbours(run, first) {
   const r = run.rows, seen = [];
-  const key = (i) => `${r.draw[i]}|${r.task[i]}`;
+  const key = (i) => groupKey(r, i);
   const known = new Set();
   for (let i = 0; i < run.count; i++) if (r.file[i] === r.file[first] && !known.has(key(i))) { known.add(key(i)); seen.push(i); }
   const at = seen.findIndex((i) => key(i) === key(first));
@@ -364,7 +369,7 @@ async function rolloutPage(params) {
   const i = members0.find((k) => String(r.row[k]) === params.row);
   if (i === undefined) throw new Error("there is no such rollout; the run may have been resumed");
   const { record, pieces, without_pieces } = await run.record(i);
-  const members = members0.filter((k) => r.task[k] === r.task[i] && r.draw[k] === r.draw[i]), at = members.indexOf(i);
+  const members = members0.filter((k) => groupKey(r, k) === groupKey(r, i)), at = members.indexOf(i);
   const trained = record.fate === "trained", turns = record.turns.map((turn, k) => [turn, tokensOf(turn, k, trained)]);
   const colour = COLOURINGS[params.colour] ? params.colour : "advantage", colouring = COLOURINGS[colour];
   const values = turns.flatMap(([, tokens]) => tokens.map((t) => Math.abs((colouring.value(t) ?? colouring.centre) - colouring.centre)));
@@ -381,7 +386,7 @@ async function rolloutPage(params) {
     el("p", null, link("group", groupOf(run, i), `rollout ${record.rollout} of its group`), ` (${at + 1} of ${members.length}) · `, outcome(run, i), ` · ended by ${record.stop} · ${record.fate} · `, link("task", { run: run.place, id: record.task }, record.task),
       ` · ${r.kind[i].replace("_", "-")} ${r.step[i] ?? ""} · seed ${record.seed ?? "–"}`),
     record.components && Object.keys(record.components).length ? el("p", { class: "soft" }, "components: ", Object.entries(record.components).map(([k, v]) => `${k} ${short(v)}`).join(", ")) : null,
-    record.error ? el("p", { class: "bad" }, ...brief(record.error, 1000)) : null, ...shownExperience(run, record, pool),
+    record.error ? el("p", { class: "bad" }, ...brief(record.error, 1000)) : null, answers(record), ...shownExperience(run, record, pool),
     record.experience?.length && trained ? el("p", { class: "soft" }, "Guided: the engine saw the experience and the learner did not, so the gap includes what its removal changes.") : null,
     without_pieces ? el("p", { class: "warn" }, ...brief(without_pieces, 300)) : null, bar,
     missing ? el("p", { class: "soft" }, "This rollout has no values of this kind: it did not train, or an earlier version wrote it.") : null,
@@ -415,7 +420,7 @@ function turnBox(turn, tokens, k, colouring, most, pieces, said) {
   const before = el("details", null, el("summary", null, turn.continues ? `${number(prompt.length)} new tokens of the prompt (results of the last turn)` : `prompt, ${number(prompt.length)} tokens`));
   before.addEventListener("toggle", () => { if (before.open && before.childElementCount === 1) before.append(list(prompt)); });
   return el("section", { class: "turn", "aria-label": `turn ${k + 1}` },
-    el("div", null, el("b", null, `Turn ${k + 1} `), el("span", { class: "badge" }, `advantage ${signed(turn.advantage)}`), el("span", { class: "soft" }, [`${number(tokens.length)} tokens`, turn.version === undefined ? [] : `weights of step ${turn.version}`, turn.stop ?? []].flat().join(", "))),
+    el("div", null, el("b", null, `Turn ${k + 1} `), el("span", { class: "badge" }, `advantage ${signed(turn.advantage)}`), parts(turn), " ", el("span", { class: "soft" }, [`${number(tokens.length)} tokens`, turn.version === undefined ? [] : `weights of step ${turn.version}`, turn.stop ?? []].flat().join(", "))),
     before, tokens.length ? list(tokens) : block(turn.action), verdict(turn), observations(turn));
 }
 

@@ -92,7 +92,7 @@ async function taskPage(params) {
       mine.guided ? [" · guided ", rateLink(run, mine.guidedWon, mine.guided, { task: params.id, guided: 1 }), " · unguided ", rateLink(run, mine.won - mine.guidedWon, mine.all - mine.guided, { task: params.id, guided: 0 })] : ""),
     sources.length ? el("p", null, "the walk started from ", [...new Set(sources.map((n) => meta[n]))].map((id) => [link("task", { run: run.place, id }, id), " "])) : null,
     points.length ? chart([{ name: "success", colour: colour(0), x: points.map((p) => p[0]), y: points.map(([, [won, all]]) => won / all), href: (k) => address("rollouts", { run: run.place, kind: "step", step: points[k][0], task: params.id }) }], { title: "Success over time, %", unit: percent, range: [0, 1], height: 220, wide: true, at: (step) => address("rollouts", { run: run.place, kind: "step", step, task: params.id }) }) : null,
-    groups.size ? el("p", null, "groups: ", [...groups.values()].sort((a, b) => r.step[a] - r.step[b]).map((i) => [link("group", groupOf(run, i), `${r.kind[i] === "step" ? "step" : r.kind[i].replace("_", "-")} ${r.step[i] ?? ""}`), " "])) : null,
+    groups.size ? el("p", null, "groups: ", [...groups.values()].sort((a, b) => r.step[a] - r.step[b]).map((i) => [link("group", groupOf(run, i), `${r.kind[i] === "step" ? "step" : r.kind[i].replace("_", "-")} ${r.step[i] ?? ""} ${decoding(r, i)}`), " "])) : null,
     ...section(full?.origin === "synthetic" ? "The reference: what the walk did" : "The reference", full?.reference), ...section("The verifier", full?.verifier && Object.keys(full.verifier).length ? full.verifier : null), ...section("How it was made", Object.keys(meta).length ? meta : null),
   ];
 }
