@@ -13,7 +13,7 @@ from evolver.phases import extraction, learning, rollouts, tasks
 from evolver.phases.record import Recorder
 from evolver.processes import hosts
 from evolver.processes.interrupt import Interrupted, RunEnds
-from models import hf, lora
+from models import chat, hf, lora
 from rl.samples import no_signal
 from rl.seeds import seed_of
 from rl.trajectory import Trajectory, groups_of
@@ -155,7 +155,21 @@ def finish(run: Run, recorder: Recorder) -> None:
         f"Trained by Evolver: {run.step} steps on `{run.config.env.name}`; see summary.md beside"
         " this directory.\n"
     )
-    hf.save(policy, trained.shape, trained.policy, tokenizer=run.actor.tokenizer, card=card)
+    if recorder.system:
+        card += (
+            f"\nIt was trained with the system message in {chat.SYSTEM_FILE} and needs it."
+            " `python -m rl.engines.serve` gives it to conversations without one; elsewhere clients"
+            " have to send it.\n"
+        )
+    tokenizer = run.actor.tokenizer
+    hf.save(
+        policy,
+        trained.shape,
+        trained.policy,
+        tokenizer=tokenizer,
+        card=card,
+        system=recorder.system,
+    )
     if trained.layout.lora:
         adapters = hosts.local(trained.state["params"])
         if hosts.first():

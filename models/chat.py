@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from models.template import CLOSE, DEFAULT_SYSTEM, NO_THOUGHT, OPEN, TOOLS_AFTER, TOOLS_BEFORE
@@ -23,6 +24,7 @@ from models.template import CLOSE, DEFAULT_SYSTEM, NO_THOUGHT, OPEN, TOOLS_AFTER
 if TYPE_CHECKING:
     from models.tokenizer import Tokenizer
 
+SYSTEM_FILE = "system_message.txt"  # of a checkpoint: that with which its model was trained
 Message = dict[str, Any]
 Tool = dict[str, Any]
 
@@ -46,6 +48,17 @@ def opening(
     text = _tools_text(tools).lstrip("\n") if system is None else system + _tools_text(tools)
     ids = _block(tokenizer, "system\n" + text) if text or system is not None else []
     return ids + _turns(tokenizer, messages) + _next(tokenizer)
+
+
+def system_message(folder: str | Path) -> str:
+    """Return the system message with which the model in a directory was trained, "" if none is
+    known. Raises ChatError if its file cannot be read."""
+    try:
+        return (Path(folder) / SYSTEM_FILE).read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return ""
+    except (OSError, UnicodeDecodeError) as error:
+        raise ChatError(f"{folder}: {SYSTEM_FILE} cannot be read ({error})") from None
 
 
 def observation(tokenizer: Tokenizer, messages: Sequence[Message], *, closed: bool) -> list[int]:

@@ -22,7 +22,7 @@ import ml_dtypes
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from models import hf_config, qwen
+from models import chat, hf_config, qwen
 from models.files import replacing, write_atomically
 from models.hf_config import TOKENIZER_FILES, ModelError
 from models.mesh import RULES, shardings
@@ -392,14 +392,16 @@ def save(
     *,
     tokenizer: Tokenizer | str | Path | None = None,
     card: str | None = None,
+    system: str = "",
     dtype: Any = None,
     shard_bytes: int = SHARD_BYTES,
 ) -> None:
     """Write a directory that `transformers` and vLLM load: weights, configs, tokenizer, README.md.
 
     tokenizer: a Tokenizer, or a model directory whose tokenizer files are copied. card: the text of
-    README.md. dtype: of the weights in the files; None = as they are. Each file is replaced
-    atomically, and the host holds one tensor at a time. In a run of several processes all must call
+    README.md. system: the system message with which the model was trained. dtype: of the weights in
+    the files; None = as they are. Each file is replaced atomically, and the host holds one tensor
+    at a time. In a run of several processes all must call
     this, and the first one writes. Raises ModelError where Hugging Face has no such architecture.
     """
     folder = Path(path)
@@ -426,6 +428,8 @@ def save(
             source.save(folder)
     if card is not None:
         write_atomically(folder / "README.md", card)
+    if system:
+        write_atomically(folder / chat.SYSTEM_FILE, system)
 
 
 def _save_weights(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from evolver.build import Run
@@ -53,6 +53,8 @@ class Recorder:
                 )
         else:
             run.progress.say(headline(run))
+        # with which the policy trains, "" if it is not one
+        self.system: str = self.manifest.get("system", "")
         # when the run would have started in one process, on the monotonic clock
         self.began = began - self.manifest["clock"]
         if run.pipeline:
@@ -118,6 +120,7 @@ class Recorder:
             "navigating": run.navigating.state() if run.navigating is not None else None,
             "alarm": run.learner.alarm.baseline,
             "wandb": self.sinks.id,
+            "system": self.system,
             "clock": self.elapsed,
         }
         self.manifest = plain(manifest)
@@ -163,13 +166,25 @@ class Recorder:
         self, step: int, trajectories: Sequence[Trajectory], reasons: Sequence[str | None]
     ) -> None:
         """Write one line per rollout, every `log.trajectories` steps. reasons: why each does not
-        train."""
+        train. Note their system message."""
+        self.system = system_of(trajectories) or self.system
         c, fates = self.run.config, [reason or "trained" for reason in reasons]
         if c.log.trajectories and step % c.log.trajectories == 0:
             records = [record_of(t, fate=fate) for t, fate in zip(trajectories, fates)]
             self.run.workdir.log_trajectories(step, records)
         if evaluated_at(c, step):
             self.sinks.rollouts(step, trajectories, fates)
+
+
+def system_of(trajectories: Iterable[Trajectory]) -> str:
+    """Return the system message that all rollouts without experience began with, "" if it differs
+    or there is none."""
+    found = set()
+    for trajectory in trajectories:
+        if trajectory.messages and not trajectory.guided:
+            first = trajectory.messages[0]
+            found.add(first["content"] if first["role"] == "system" else "")
+    return found.pop() if len(found) == 1 else ""
 
 
 def headline(run: Run) -> str:

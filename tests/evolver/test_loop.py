@@ -2,6 +2,7 @@
 records add up."""
 
 import contextlib
+import dataclasses
 import json
 import re
 import signal
@@ -20,9 +21,9 @@ from evolver.files.rollout_files import read_rollouts
 from evolver.files.workdir import Workdir, read_tasks
 from evolver.phases import evaluation, extraction, rollouts
 from evolver.processes.interrupt import Interrupted
-from models import hf
+from models import chat, hf
 from models.tokenizer import Tokenizer
-from tests.tiny import config_file, tiny_policy
+from tests.tiny import Parity, config_file, tiny_policy
 
 ROOT = Path(__file__).parents[2]
 FATES = ("trained", "no_signal", "overlong", "stale", "parse_error", "env_error", "cancelled")
@@ -92,6 +93,23 @@ def test_a_run_leaves_what_it_promises(straight):
     shape, _ = hf.load(straight / "policy")
     assert shape.vocab >= Tokenizer.load(straight / "policy").vocab_size
     assert "time/tokens_per_s" in Workdir(straight).metrics()[1]
+    assert chat.system_message(straight / "policy") == "", "its world has none"
+
+
+class Ruled(Parity):
+    """A world with a system message."""
+
+    def reset(self, task, seed=0):
+        opened = super().reset(task, seed)
+        rules = {"role": "system", "content": f"Count. {'' if task.split == 'train' else 'Well.'}"}
+        return dataclasses.replace(opened, messages=[rules, *opened.messages])
+
+
+def test_a_policy_is_saved_with_the_system_message_of_its_training(tiny, tmp_path):
+    words = ["--config.env.name=tests.evolver.test_loop:Ruled", "--config.steps=1"]
+    assert go(tiny, tmp_path / "run", *words) == 0
+    assert chat.system_message(tmp_path / "run/policy") == "Count. "
+    assert chat.SYSTEM_FILE in (tmp_path / "run/policy/README.md").read_text()
 
 
 def test_the_ledger_adds_up_and_names_the_fate_of_every_rollout(straight):

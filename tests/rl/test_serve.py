@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from envs import toolcalls
 from envs.http import listen
 from evolver.llm.answers import array, record, string
-from models import chat
+from models import chat, hf
 from models.tokenizer import Tokenizer
 from rl.engines.jax.engine import JaxEngine
 from rl.engines.serve.answers import Answers
@@ -249,6 +249,17 @@ class TestChat:
         ]
         assert ids == chat.opening(tokenizer, ours, [TOOL])
         assert CALL in post("/detokenize", {"tokens": ids}).json()["prompt"]
+
+    def test_the_system_message_of_training_is_the_default(self, parts, tmp_path):
+        hf.save(tmp_path, parts[0].shape, parts[1], tokenizer=parts[2], system="Be a clerk.")
+        system = chat.system_message(tmp_path)
+        clerk, own = ([{"role": "system", "content": text}] for text in (system, "Be brief."))
+        service = Service(*parts, name="policy", system=system)
+        prompt = lambda messages: service._prompt(json.dumps({"messages": messages}).encode())
+        assert prompt(HELLO) == chat.opening(parts[2], clerk + HELLO)
+        assert prompt(own + HELLO) == chat.opening(parts[2], own + HELLO)
+        hf.save(tmp_path / "none", parts[0].shape, parts[1], tokenizer=parts[2])
+        assert system == "Be a clerk." and chat.system_message(tmp_path / "none") == ""
 
     def test_streamed(self, speak):
         asked = {"max_tokens": 70, "seed": 8, "extra_body": {"ignore_eos": True}}

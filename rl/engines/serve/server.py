@@ -1,6 +1,7 @@
 """The JAX engine as an OpenAI-compatible server: `python -m rl.engines.serve --model=DIR`.
 
-DIR is a Hugging Face checkpoint, such as the `policy/` of a run. Routes: /v1/chat/completions
+DIR is a Hugging Face checkpoint, such as the `policy/` of a run, whose `system_message.txt` is then
+the default system message. Routes: /v1/chat/completions
 (tools, streaming), /v1/completions (text or token ids in, token ids and log-probabilities out),
 /v1/models, /health, /metrics (Prometheus), /tokenize, /detokenize, /openapi.json. Request fields
 for token ids are vLLM's: `prompt` as ids, `return_token_ids`, `stop_token_ids`, `ignore_eos`,
@@ -40,7 +41,7 @@ import numpy as np
 
 from envs import http
 from envs.packages import how_to_install
-from models import hf, qwen
+from models import chat, hf, qwen
 from models.logp import logits, token_logp
 from models.tokenizer import Tokenizer
 from rl.engines import EngineFault
@@ -65,6 +66,7 @@ try:
         ChatRequest,
         Generation,
         Json,
+        Message,
         Prompt,
         Refused,
         TextPrompt,
@@ -88,12 +90,21 @@ class Service:
     """The routes over an engine. `app` is an ASGI application; stop it before you close the engine.
 
     params: the engine's weights, for scoring prompts. key: the bearer token that every request must
-    carry; "" = none.
+    carry; "" = none. system: the system message of conversations that bring none, "" = that of the
+    chat template.
     """
 
     def __init__(
-        self, engine: JaxEngine, params: Any, tokenizer: Tokenizer, *, name: str, key: str = ""
+        self,
+        engine: JaxEngine,
+        params: Any,
+        tokenizer: Tokenizer,
+        *,
+        name: str,
+        key: str = "",
+        system: str = "",
     ):
+        self.system = Message(role="system", content=system) if system else None
         self.engine, self.tokenizer, self.name, self._key = engine, tokenizer, name, key
         self._params, self._grammars = params, Grammars(tokenizer, engine.shape.vocab)
         # The event loop does no work of a request's size. Few threads, because each may hold a body
@@ -234,6 +245,8 @@ class Service:
         return self.tokenizer.decode(ids)
 
     def _prompts(self, request: Prompt) -> Iterator[list[int]]:
+        if self.system and isinstance(request, ChatPrompt) and request.messages[0].role != "system":
+            request.messages.insert(0, self.system)
         vocab, context = self.engine.shape.vocab, self.engine.context
         return prompts_of(request, self.tokenizer, vocab=vocab, context=context)
 
@@ -508,6 +521,7 @@ def main(argv: list[str] | None = None) -> int:
         engine, params, tokenizer = load(
             args.model, slots=args.slots, context=args.context, dtype=args.dtype
         )
+        system = chat.system_message(args.model)
     except (OSError, ValueError) as why:
         print(f"error: {why}", file=sys.stderr)
         return 1
@@ -517,8 +531,12 @@ def main(argv: list[str] | None = None) -> int:
             " machine are refused without --key",
             file=sys.stderr,
         )
-    service = Service(engine, params, tokenizer, name=args.name, key=key)
+    service = Service(engine, params, tokenizer, name=args.name, key=key, system=system)
     say = functools.partial(print, f"{args.name}:", flush=True)
+    if system:
+        say(
+            f"conversations without a system message get that of {chat.SYSTEM_FILE}, as in training"
+        )
     if args.warm_up:
         say(f"compiled {warm_up(engine, say)} programs")
     say(f"running on http://{args.host}:{listener.getsockname()[1]}/v1")
