@@ -77,9 +77,8 @@ def convert(source: str | Path, folder: str | Path) -> qwen.Config:
             out[... if layer is None else layer] = array.reshape(weight.shape[layer is not None :])
         return out
 
-    declared = qwen.weights(config)
-    params: qwen.Params = {n: leaf(n, weight) for n, weight in declared.items() if n != "layers"}
-    params["layers"] = {n: leaf(f"layers.{n}", weight) for n, weight in declared["layers"].items()}
+    declared = qwen.by_name(qwen.weights(config))
+    params = qwen.nested(config, {name: leaf(name, weight) for name, weight in declared.items()})
     licence = values.get("general.license", "not stated in the file")
     title = values.get("general.name", source.stem)
     card = f"# {title}\n\nDequantised from {source.name}. Licence: {licence}.\n"

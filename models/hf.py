@@ -60,20 +60,6 @@ LARGEST = 1e6
 # --- names and layouts ----------------------------------------------------------------------------
 
 
-def _flat(config: qwen.Config) -> dict[str, qwen.Weight]:
-    tree = qwen.weights(config)
-    layers = {f"layers.{name}": weight for name, weight in tree.pop("layers").items()}
-    return tree | layers
-
-
-def _leaf(params: qwen.Params, name: str) -> Any:
-    return (
-        params["layers"][name.removeprefix("layers.")]
-        if name.startswith("layers.")
-        else params[name]
-    )
-
-
 def _hf_shape(name: str, weight: qwen.Weight) -> tuple[int, ...]:
     shape = weight.shape[1:] if name.startswith("layers.") else weight.shape
     if name in INPUTS:
@@ -84,11 +70,11 @@ def _hf_shape(name: str, weight: qwen.Weight) -> tuple[int, ...]:
 def _names(config: qwen.Config) -> Iterator[tuple[str, str, int | None]]:
     """Yield (Hugging Face's name, our name, layer) of every tensor, in the order of the
     computation."""
-    flat = _flat(config)
+    flat = qwen.by_name(qwen.weights(config))
     yield HF_NAMES["embed"], "embed", None
     for layer in range(config.layers):
-        for name in flat:
-            if name.startswith("layers."):
+        for name in HF_NAMES:
+            if name.startswith("layers.") and name in flat:
                 yield HF_NAMES[name].format(layer), name, layer
     yield HF_NAMES["norm"], "norm", None
     if not config.tied:
@@ -97,7 +83,7 @@ def _names(config: qwen.Config) -> Iterator[tuple[str, str, int | None]]:
 
 def shapes(config: qwen.Config) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Yield (name, shape) of every tensor, in the order of `to_hf`."""
-    flat = _flat(config)
+    flat = qwen.by_name(qwen.weights(config))
     for hf_name, name, _ in _names(config):
         yield hf_name, _hf_shape(name, flat[name])
 
@@ -112,9 +98,9 @@ def to_hf(
     processes hold parts of the weights, all processes must iterate together, because gathering a
     tensor is a collective operation.
     """
-    flat = _flat(config)
+    flat, arrays = qwen.by_name(qwen.weights(config)), qwen.by_name(params)
     for hf_name, name, layer in _names(config):
-        array = _on_host(_leaf(params, name), layer)
+        array = _on_host(arrays[name], layer)
         array = array if dtype is None else array.astype(dtype, copy=False)
         shape = _hf_shape(name, flat[name])
         yield hf_name, array.reshape(shape[::-1]).T if name in INPUTS else array.reshape(shape)
@@ -158,25 +144,20 @@ def load(
     with ExitStack() as stack:
         tensors = _open(folder, stack)
         _check(folder, config, tensors)
-        flat = _flat(config)
+        flat = qwen.by_name(qwen.weights(config))
         if mesh is None:
             places = {
                 name: jax.sharding.SingleDeviceSharding(jax.local_devices()[0]) for name in flat
             }
         else:
-            tree = shardings(config, mesh, rules)
-            places = {name: _leaf(tree, name) for name in flat}
+            places = qwen.by_name(shardings(config, mesh, rules))
         arrays = {
             name: _place(weight.shape, places[name], _reader(folder, name, weight, tensors, dtype))
             # Read the largest weights first, so that memory which the allocator keeps from earlier
             # reads is small.
             for name, weight in sorted(flat.items(), key=lambda item: -math.prod(item[1].shape))
         }
-    params: qwen.Params = {n: a for n, a in arrays.items() if not n.startswith("layers.")}
-    params["layers"] = {
-        name.removeprefix("layers."): a for name, a in arrays.items() if name.startswith("layers.")
-    }
-    return config, params
+    return config, qwen.nested(config, arrays)
 
 
 def _place(
@@ -267,7 +248,7 @@ def _check(folder: Path, config: qwen.Config, tensors: Mapping[str, Any]) -> Non
             f"{folder}: num_hidden_layers={config.layers} in config.json, and the files hold"
             f" {len(tensors)} tensors"
         )
-    flat = _flat(config)
+    flat = qwen.by_name(qwen.weights(config))
     expected = {hf_name: _hf_shape(name, flat[name]) for hf_name, name, _ in _names(config)}
     # Old exports contain the rope frequencies, and some exports of tied models a copy of the
     # embedding (`_check_tied`).
@@ -406,7 +387,7 @@ def save(
     """
     folder = Path(path)
     source = Tokenizer.load(tokenizer) if isinstance(tokenizer, (str, Path)) else tokenizer
-    dtype = np.dtype(dtype or _leaf(params, "embed").dtype)
+    dtype = np.dtype(dtype or params["embed"].dtype)
     record = hf_config.record_of(config, dtype.name, source)
     if jax.process_index():
         for _ in to_hf(config, params):  # takes part in the gathering of each tensor
@@ -435,7 +416,7 @@ def save(
 def _save_weights(
     folder: Path, config: qwen.Config, params: qwen.Params, dtype: np.dtype, shard_bytes: int
 ) -> None:
-    flat = _flat(config)
+    flat = qwen.by_name(qwen.weights(config))
     shards: list[list[str]] = [[]]
     sizes = [0]
     for hf_name, name, _ in _names(config):

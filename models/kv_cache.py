@@ -17,7 +17,7 @@ from models.qwen import (
     Config,
     Params,
     Weight,
-    is_weight,
+    by_name,
     rms_norm,
     rope,
     rope_table,
@@ -56,7 +56,9 @@ def for_decoding(
             return array.astype(wanted)
         return stochastic(array, jax.random.fold_in(key, next(numbers)))
 
-    params = jax.tree.map(cast, weights(config), params, is_leaf=is_weight)
+    declared = by_name(weights(config))
+    flat = {name: cast(declared[name], array) for name, array in by_name(params).items()}
+    layers = {name.removeprefix("layers."): a for name, a in flat.items() if "." in name}
 
     def layer(w: Params) -> Params:
         joined = {
@@ -73,14 +75,13 @@ def for_decoding(
                 result[name] = jnp.concatenate([w[n].reshape(*rows, -1) for n in names], axis=-1)
         return result | {"o": w["o"].reshape(-1, config.d_model)}
 
-    layers = tuple(
-        layer(jax.tree.map(lambda a, i=i: a[i], params["layers"])) for i in range(config.layers)
-    )
     return {
-        "embed": params["embed"],
-        "norm": params["norm"],
-        "unembed": unembed(config, params),
-        "layers": layers,
+        "embed": flat["embed"],
+        "norm": flat["norm"],
+        "unembed": unembed(config, flat),
+        "layers": tuple(
+            layer({name: array[i] for name, array in layers.items()}) for i in range(config.layers)
+        ),
     }
 
 

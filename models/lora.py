@@ -2,12 +2,12 @@
 layer.
 
 Each target matrix W becomes W + (alpha / rank) A B. The adapters are a separate tree, declared like
-the weights: {"layers": {"q_lora_a": (L, D, rank), "q_lora_b": (L, rank, H, h), ...}}.
+the weights: {"layers": {"attention": {"q_lora_a": (L, D, rank), "q_lora_b": (L, rank, H, h),
+...}, "mlp": ...}}. In the model they are of type `nnx.LoRAParam`.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -15,43 +15,20 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 
 from models import qwen
 from models.files import replacing, write_atomically
+from models.qwen import LoRA
 
-TARGETS = tuple(qwen.INPUTS)
 PEFT = {
-    name: f"self_attn.{name}_proj" if len(name) == 1 else f"mlp.{name}_proj" for name in TARGETS
+    name: f"self_attn.{name}_proj" if len(name) == 1 else f"mlp.{name}_proj" for name in qwen.INPUTS
 }
-
-
-@dataclasses.dataclass(frozen=True)
-class LoRA:
-    """The matrices that get an adapter, its rank, and its scale alpha / rank."""
-
-    rank: int
-    alpha: float = 16.0
-    targets: tuple[str, ...] = TARGETS
-
-    def __post_init__(self) -> None:
-        unknown = [name for name in self.targets if name not in TARGETS]
-        if unknown or not self.targets:
-            raise ValueError(f"LoRA targets {self.targets!r}: choose from {', '.join(TARGETS)}")
-        if self.rank < 1:
-            raise ValueError(f"LoRA rank {self.rank}: must be at least 1")
 
 
 def weights(config: qwen.Config, lora: LoRA) -> dict[str, Any]:
     """Return the tree of `Weight`s that declares the adapters."""
-    layers, declared = qwen.weights(config)["layers"], {}
-    for name in lora.targets:
-        (count, *shape), (_, *axes) = layers[name].shape, layers[name].axes
-        cut = qwen.INPUTS[name]
-        std = float(np.prod(shape[:cut])) ** -0.5
-        a, b = (*shape[:cut], lora.rank), (lora.rank, *shape[cut:])
-        declared[name + "_lora_a"] = qwen.Weight((count, *a), ("layers", *axes[:cut], "rank"), std)
-        declared[name + "_lora_b"] = qwen.Weight((count, *b), ("layers", "rank", *axes[cut:]), 0.0)
-    return {"layers": declared}
+    return qwen.declared(nnx.state(qwen.abstract(config, lora), nnx.LoRAParam))
 
 
 def init(config: qwen.Config, lora: LoRA, seed: int, dtype: Any = jnp.float32) -> qwen.Params:
@@ -62,25 +39,36 @@ def init(config: qwen.Config, lora: LoRA, seed: int, dtype: Any = jnp.float32) -
 def join(params: qwen.Params, adapters: qwen.Params, lora: LoRA) -> qwen.Params:
     """Return parameters and adapters as the one tree that `qwen.hidden` takes; the matrices are not
     merged."""
-    scaled = {
-        name: array * (lora.alpha / lora.rank) if name.endswith("_b") else array
-        for name, array in adapters["layers"].items()
-    }
-    return params | {"layers": params["layers"] | scaled}
+    scale = lora.alpha / lora.rank
+    scaled = jax.tree.map_with_path(
+        lambda path, array: array * scale if path[-1].key.endswith("_b") else array, adapters
+    )
+    return beside(params, scaled)
+
+
+def beside(params: qwen.Params, adapters: qwen.Params) -> qwen.Params:
+    """Return one tree of parameters and adapters, each in the module of its matrix."""
+    layers = dict(params["layers"])
+    for module, given in adapters["layers"].items():
+        layers[module] = layers[module] | given
+    return params | {"layers": layers}
 
 
 def merge(params: qwen.Params, adapters: qwen.Params, lora: LoRA) -> qwen.Params:
     """Return parameters with the adapters merged into the matrices, in the dtype of `params`."""
-    layers = dict(params["layers"])
-    for name in lora.targets:
-        a, b = (adapters["layers"][f"{name}_lora_{side}"].astype(jnp.float32) for side in "ab")
+    given = qwen.by_name(adapters)
+
+    def whole(path: Any, matrix: jax.Array) -> jax.Array:
+        name = qwen.name_of(path)
+        if f"{name}_lora_a" not in given:
+            return matrix
+        a, b = (given[f"{name}_lora_{side}"].astype(jnp.float32) for side in "ab")
         count, rank = a.shape[0], lora.rank
         added = jnp.einsum("lir,lro->lio", a.reshape(count, -1, rank), b.reshape(count, rank, -1))
-        whole = layers[name].astype(jnp.float32) + (lora.alpha / rank) * added.reshape(
-            layers[name].shape
-        )
-        layers[name] = whole.astype(layers[name].dtype)
-    return params | {"layers": layers}
+        scaled = (lora.alpha / rank) * added.reshape(matrix.shape)
+        return (matrix.astype(jnp.float32) + scaled).astype(matrix.dtype)
+
+    return jax.tree.map_with_path(whole, params)
 
 
 def save(path: str | Path, adapters: qwen.Params, lora: LoRA, *, base: str = "") -> None:
@@ -90,9 +78,9 @@ def save(path: str | Path, adapters: qwen.Params, lora: LoRA, *, base: str = "")
     """
     from safetensors.numpy import save_file
 
-    folder, tensors = Path(path), {}
+    folder, tensors, given = Path(path), {}, qwen.by_name(adapters)
     for name in lora.targets:
-        a, b = (np.asarray(adapters["layers"][f"{name}_lora_{side}"]) for side in "ab")
+        a, b = (np.asarray(given[f"layers.{name}_lora_{side}"]) for side in "ab")
         for layer in range(a.shape[0]):
             stem = f"base_model.model.model.layers.{layer}.{PEFT[name]}.lora_"
             tensors[stem + "A.weight"] = np.ascontiguousarray(a[layer].reshape(-1, lora.rank).T)

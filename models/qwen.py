@@ -1,27 +1,37 @@
-"""Qwen2.5 and, by two flags, dense Qwen3 and Llama, as functions of a plain dict of arrays.
+"""Qwen2.5 and, by two flags, dense Qwen3 and Llama, as Flax NNX modules.
 
-`weights` declares each weight once: its shape, logical axes and initialiser. Initialisation,
-sharding (models/mesh.py) and checkpoints (models/hf.py) are derived from it. Layers are stacked on
-a leading axis. models/module.py wraps these functions in a Flax NNX module.
+    model = Qwen(PRESETS["tiny"], rngs=nnx.Rngs(0))     # or Qwen.load("a checkpoint's directory")
+    logits_RTV = model(tokens_RT)
+
+Each `nnx.Param` declares its shape, its logical axes (`out_sharding`) and the deviation of its
+initial values (`std`) once. Initialisation, sharding (models/mesh.py), checkpoints (models/hf.py),
+adapters (models/lora.py) and plans are derived from that. The layers are one `Block`, whose
+parameters are stacked on a leading axis and scanned.
+
+Outside of `jit` the parameters are a nested dict of arrays, as `nnx.to_pure_dict` returns it;
+`merge` makes it a model again inside. So no call of a jitted function flattens a module.
 
 Shapes: R packed rows, B cache rows, T tokens, S cache positions, L layers, D width, H query heads,
-K key/value heads, F feed-forward width, V vocabulary, N tokens of any arrangement.
+h width of a head, K key/value heads, F feed-forward width, V vocabulary.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import itertools
+import functools
 import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from models.attention import attention as attend
+from models.attention import attention as packed
 from models.rope import Llama3, Yarn, factors
 
 INPUTS = {
@@ -56,6 +66,22 @@ class Config:
     max_positions: int = 32768
     rope_scaling: Yarn | Llama3 | None = None
     unused: int = 0  # last rows of the embedding, of which no tokenizer's id is: never predicted
+
+
+@dataclasses.dataclass(frozen=True)
+class LoRA:
+    """The matrices that get an adapter, its rank, and its scale alpha / rank."""
+
+    rank: int
+    alpha: float = 16.0
+    targets: tuple[str, ...] = tuple(INPUTS)
+
+    def __post_init__(self) -> None:
+        unknown = [name for name in self.targets if name not in INPUTS]
+        if unknown or not self.targets:
+            raise ValueError(f"LoRA targets {self.targets!r}: choose from {', '.join(INPUTS)}")
+        if self.rank < 1:
+            raise ValueError(f"LoRA rank {self.rank}: must be at least 1")
 
 
 def _qwen3(d_model: int, layers: int, heads: int, d_ff: int, tied: bool = True) -> Config:
@@ -106,59 +132,16 @@ REMAT = {
 }
 
 
+# --- parameters -----------------------------------------------------------------------------------
+
+
 class Weight(NamedTuple):
-    """One weight. `std` is that of its normal initialiser; None means ones for a norm and zeros for
-    anything else."""
+    """The declaration of one parameter. `std` is that of its normal initialiser; None means
+    ones."""
 
     shape: tuple[int, ...]
     axes: tuple[str | None, ...]
     std: float | None = None
-
-
-def weights(config: Config) -> dict[str, Any]:
-    """Return the nested dict of `Weight`s that `params` mirrors. Matrices map their first axes to
-    their last ones."""
-    c = config
-    fan_in, out = (
-        c.d_model**-0.5,
-        (2 * c.layers) ** -0.5,
-    )  # smaller for the matrices that add to the residual stream
-
-    def stacked(
-        shape: tuple[int, ...], axes: tuple[str | None, ...], std: float | None = None
-    ) -> Weight:
-        return Weight((c.layers, *shape), ("layers", *axes), std)
-
-    layer = {
-        "attn_norm": stacked((c.d_model,), ("embed",)),
-        "q": stacked((c.d_model, c.heads, c.head_dim), ("embed", "heads", None), fan_in),
-        "k": stacked((c.d_model, c.kv_heads, c.head_dim), ("embed", "kv_heads", None), fan_in),
-        "v": stacked((c.d_model, c.kv_heads, c.head_dim), ("embed", "kv_heads", None), fan_in),
-        "o": stacked(
-            (c.heads, c.head_dim, c.d_model),
-            ("heads", None, "embed"),
-            (c.heads * c.head_dim) ** -0.5 * out,
-        ),
-        "mlp_norm": stacked((c.d_model,), ("embed",)),
-        "gate": stacked((c.d_model, c.d_ff), ("embed", "mlp"), fan_in),
-        "up": stacked((c.d_model, c.d_ff), ("embed", "mlp"), fan_in),
-        "down": stacked((c.d_ff, c.d_model), ("mlp", "embed"), c.d_ff**-0.5 * out),
-    }
-    if c.qkv_bias:
-        layer["q_bias"] = stacked((c.heads, c.head_dim), ("heads", None))
-        layer["k_bias"] = stacked((c.kv_heads, c.head_dim), ("kv_heads", None))
-        layer["v_bias"] = stacked((c.kv_heads, c.head_dim), ("kv_heads", None))
-    if c.qk_norm:
-        layer["q_norm"] = stacked((c.head_dim,), (None,))
-        layer["k_norm"] = stacked((c.head_dim,), (None,))
-    tree = {
-        "embed": Weight((c.vocab, c.d_model), ("vocab", "embed"), fan_in),
-        "layers": layer,
-        "norm": Weight((c.d_model,), ("embed",)),
-    }
-    if not c.tied:
-        tree["unembed"] = Weight((c.vocab, c.d_model), ("vocab", "embed"), fan_in)
-    return tree
 
 
 def is_weight(leaf: Any) -> bool:
@@ -167,51 +150,50 @@ def is_weight(leaf: Any) -> bool:
     return isinstance(leaf, Weight)
 
 
-def parameter_count(config: Config) -> int:
-    """Return the number of parameters, embeddings included."""
-    return sum(math.prod(w.shape) for w in jax.tree.leaves(weights(config), is_leaf=is_weight))
+def parameter(
+    rngs: nnx.Rngs, weight: Weight, kind: type[nnx.Param[jax.Array]] = nnx.Param
+) -> nnx.Param[jax.Array]:
+    """Return a parameter of random values that carries its declaration."""
+    if weight.std is None:
+        value = jnp.ones(weight.shape)
+    elif weight.std == 0:
+        value = jnp.zeros(weight.shape)
+    else:
+        value = weight.std * jax.random.normal(rngs.params(), weight.shape)
+    # Arrays are placed by models/mesh.py, not where a module is made.
+    return kind(value, out_sharding=weight.axes, std=weight.std, eager_sharding=False)
 
 
-def shapes(config: Config, dtype: Any = jnp.float32) -> Any:
-    """Return `params` as ShapeDtypeStructs, for planning and compiling without weights."""
-    return jax.tree.map(
-        lambda w: jax.ShapeDtypeStruct(w.shape, dtype), weights(config), is_leaf=is_weight
-    )
+def add_adapters(module: nnx.Module, rngs: nnx.Rngs, lora: LoRA | None) -> None:
+    """Give a module's target matrices the parameters `NAME_lora_a` (normal) and `NAME_lora_b`
+    (zeros)."""
+    if lora is None:
+        return
+    for name in lora.targets:
+        if not hasattr(module, name):
+            continue
+        cut, matrix = INPUTS[name], getattr(module, name)
+        shape, axes = matrix.shape, matrix.out_sharding
+        std = math.prod(shape[:cut]) ** -0.5
+        a = Weight((*shape[:cut], lora.rank), (*axes[:cut], "rank"), std)
+        b = Weight((lora.rank, *shape[cut:]), ("rank", *axes[cut:]), 0.0)
+        setattr(module, f"{name}_lora_a", parameter(rngs, a, nnx.LoRAParam))
+        setattr(module, f"{name}_lora_b", parameter(rngs, b, nnx.LoRAParam))
 
 
-def init(config: Config, seed: int, dtype: Any = jnp.float32) -> Params:
-    """Return random weights as a nested dict of `dtype` arrays. The same seed gives the same
-    weights."""
-    return draw(weights(config), seed, dtype)
-
-
-def draw(declared: Any, seed: int, dtype: Any = jnp.float32) -> Any:
-    """Return random arrays for a tree of `Weight`s.
-
-    They are drawn by NumPy, with one stream per weight and layer, because XLA would take seconds to
-    compile a draw for each shape.
-    """
-
-    def array(path: Any, weight: Weight, index: int) -> jax.Array:
-        if not weight.std:
-            ones = weight.std is None and path[-1].key.endswith("norm")
-            return jnp.asarray(np.full(weight.shape, float(ones), np.float32), dtype)
-        layers = weight.shape[0] if weight.axes[0] == "layers" else 1
-        streams = (np.random.default_rng((seed, index, layer)) for layer in range(layers))
-        drawn = np.stack(
-            [s.standard_normal(math.prod(weight.shape) // layers, np.float32) for s in streams]
-        )
-        return jnp.asarray(np.float32(weight.std) * drawn.reshape(weight.shape), dtype)
-
-    index = itertools.count()
-    return jax.tree.map_with_path(
-        lambda path, w: array(path, w, next(index)), declared, is_leaf=is_weight
-    )
-
-
-def unembed(config: Config, params: Params) -> jax.Array:
-    """Return the output head, w_DV."""
-    return params["embed" if config.tied else "unembed"].T
+def linear(module: nnx.Module, name: str, x: jax.Array, equation: str) -> jax.Array:
+    """Multiply x by the matrix `name` of a module, and add the product with its adapter if there is
+    one (models/lora.py)."""
+    y = jnp.einsum(equation, x, getattr(module, name)[...].astype(x.dtype))
+    if not hasattr(module, f"{name}_lora_a"):
+        return y
+    a, b = (getattr(module, f"{name}_lora_{side}")[...].astype(x.dtype) for side in "ab")
+    inputs, rest = equation.split(",")
+    weight, outputs = rest.split("->")
+    taken = "".join(axis for axis in weight if axis not in outputs)
+    given = weight.removeprefix(taken)
+    low = jnp.einsum(f"{inputs},{taken}r->...r", x, a)
+    return y + jnp.einsum(f"...r,r{given}->{outputs}", low, b)
 
 
 # --- the layer ------------------------------------------------------------------------------------
@@ -255,97 +237,194 @@ def rope(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
     return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1).astype(x.dtype)
 
 
-def _qkv(
-    c: Config, w: Params, x: jax.Array, cos: jax.Array, sin: jax.Array
-) -> tuple[jax.Array, ...]:
-    """Map x_..TD to rotated q_..THh and k_..TKh, and v_..TKh."""
-    x = rms_norm(x, w["attn_norm"], c.rms_eps)
-    q, k, v = (_linear(w, name, x, "...d,dnh->...nh") for name in "qkv")
-    if c.qkv_bias:
-        q, k, v = (y + w[name + "_bias"].astype(x.dtype) for y, name in zip((q, k, v), "qkv"))
-    if c.qk_norm:
-        q, k = rms_norm(q, w["q_norm"], c.rms_eps), rms_norm(k, w["k_norm"], c.rms_eps)
-    return rope(q, cos, sin), rope(k, cos, sin), v
+class Attention(nnx.Module):
+    """The projections of grouped-query attention with rotary positions."""
+
+    def __init__(self, config: Config, *, rngs: nnx.Rngs, lora: LoRA | None = None):
+        self.config = c = config
+        embed, heads, kv_heads = c.d_model, (c.heads, c.head_dim), (c.kv_heads, c.head_dim)
+        fan_in = embed**-0.5
+        # smaller for the matrices that add to the residual stream
+        out = (c.heads * c.head_dim) ** -0.5 * (2 * c.layers) ** -0.5
+        query = Weight((embed, *heads), ("embed", "heads", None), fan_in)
+        key_or_value = Weight((embed, *kv_heads), ("embed", "kv_heads", None), fan_in)
+        self.q = parameter(rngs, query)
+        self.k = parameter(rngs, key_or_value)
+        self.v = parameter(rngs, key_or_value)
+        self.o = parameter(rngs, Weight((*heads, embed), ("heads", None, "embed"), out))
+        if c.qkv_bias:
+            self.q_bias = parameter(rngs, Weight(heads, ("heads", None), 0.0))
+            self.k_bias = parameter(rngs, Weight(kv_heads, ("kv_heads", None), 0.0))
+            self.v_bias = parameter(rngs, Weight(kv_heads, ("kv_heads", None), 0.0))
+        if c.qk_norm:
+            self.q_norm = parameter(rngs, Weight((c.head_dim,), (None,)))
+            self.k_norm = parameter(rngs, Weight((c.head_dim,), (None,)))
+        add_adapters(self, rngs, lora)
+
+    def qkv(self, x: jax.Array, cos: jax.Array, sin: jax.Array) -> tuple[jax.Array, ...]:
+        """Map normed x_..TD to rotated q_..THh and k_..TKh, and v_..TKh."""
+        q, k, v = (linear(self, name, x, "...d,dnh->...nh") for name in "qkv")
+        if self.config.qkv_bias:
+            q, k, v = (
+                y + getattr(self, f"{name}_bias")[...].astype(x.dtype)
+                for y, name in zip((q, k, v), "qkv")
+            )
+        if self.config.qk_norm:
+            q = rms_norm(q, self.q_norm[...], self.config.rms_eps)
+            k = rms_norm(k, self.k_norm[...], self.config.rms_eps)
+        return rope(q, cos, sin), rope(k, cos, sin), v
+
+    def output(self, attended: jax.Array) -> jax.Array:
+        """Map the attended values of all heads, ..THh, to ..TD."""
+        return linear(self, "o", attended, "...nh,nhd->...d")
 
 
-def _after_attention(c: Config, w: Params, x: jax.Array, out: jax.Array) -> jax.Array:
-    """Compute the rest of the layer: output projection and feed-forward, each added to x_..TD."""
-    x = x + _linear(w, "o", out, "...nh,nhd->...d")
-    y = rms_norm(x, w["mlp_norm"], c.rms_eps)
-    gate, up = _linear(w, "gate", y, "...d,df->...f"), _linear(w, "up", y, "...d,df->...f")
-    return x + _linear(w, "down", jax.nn.silu(gate) * up, "...f,fd->...d")
+class MLP(nnx.Module):
+    """The gated feed-forward network: down(silu(gate(x)) * up(x))."""
+
+    def __init__(self, config: Config, *, rngs: nnx.Rngs, lora: LoRA | None = None):
+        c, fan_in = config, config.d_model**-0.5
+        out = c.d_ff**-0.5 * (2 * c.layers) ** -0.5
+        self.gate = parameter(rngs, Weight((c.d_model, c.d_ff), ("embed", "mlp"), fan_in))
+        self.up = parameter(rngs, Weight((c.d_model, c.d_ff), ("embed", "mlp"), fan_in))
+        self.down = parameter(rngs, Weight((c.d_ff, c.d_model), ("mlp", "embed"), out))
+        add_adapters(self, rngs, lora)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        gate, up = linear(self, "gate", x, "...d,df->...f"), linear(self, "up", x, "...d,df->...f")
+        return linear(self, "down", jax.nn.silu(gate) * up, "...f,fd->...d")
 
 
-def _linear(w: Params, name: str, x: jax.Array, equation: str) -> jax.Array:
-    """Multiply x by the matrix `name`, and add the product with its adapter if there is one
-    (models/lora.py)."""
-    y = jnp.einsum(equation, x, w[name].astype(x.dtype))
-    if name + "_lora_a" not in w:
-        return y
-    inputs, rest = equation.split(",")
-    weight, outputs = rest.split("->")
-    taken = "".join(axis for axis in weight if axis not in outputs)
-    given = weight.removeprefix(taken)
-    low = jnp.einsum(f"{inputs},{taken}r->...r", x, w[name + "_lora_a"].astype(x.dtype))
-    return y + jnp.einsum(f"...r,r{given}->{outputs}", low, w[name + "_lora_b"].astype(x.dtype))
+class Block(nnx.Module):
+    """One layer: attention and feed-forward, each of a normed input and added to it."""
+
+    def __init__(self, config: Config, *, rngs: nnx.Rngs, lora: LoRA | None = None):
+        norm = Weight((config.d_model,), ("embed",))
+        self.config = config
+        self.attn_norm = parameter(rngs, norm)
+        self.attention = Attention(config, rngs=rngs, lora=lora)
+        self.mlp_norm = parameter(rngs, norm)
+        self.mlp = MLP(config, rngs=rngs, lora=lora)
+
+    def __call__(
+        self, x: jax.Array, cos: jax.Array, sin: jax.Array, attend: Callable[..., jax.Array]
+    ) -> jax.Array:
+        """Return x_..TD after the layer. attend: a function of q, k and v."""
+        eps = self.config.rms_eps
+        q, k, v = self.attention.qkv(rms_norm(x, self.attn_norm[...], eps), cos, sin)
+        x = x + self.attention.output(attend(q, k, v))
+        return x + self.mlp(rms_norm(x, self.mlp_norm[...], eps))
 
 
-# --- packed rows: training and scoring ------------------------------------------------------------
+# --- the model ------------------------------------------------------------------------------------
 
 
-def hidden(
-    config: Config,
-    params: Params,
-    tokens_RT: jax.Array,
-    positions_RT: jax.Array,
-    segments_RT: jax.Array,
-    *,
-    dtype: Any = jnp.float32,
-    remat: str = "none",
-    attention: str = "auto",
-    mesh: Mesh | None = None,
-) -> jax.Array:
-    """Return the hidden states h_RTD after the final norm, in `dtype`.
+class Qwen(nnx.Module):
+    """A decoder-only language model. With `lora`, its matrices have adapters, of type
+    `nnx.LoRAParam`."""
 
-    positions_RT count from 0 within each sequence; segments_RT number the sequences of a row, 0 =
-    padding. Each token attends to itself and to earlier tokens of the row that belong to its
-    segment.
-    remat: a name in `REMAT`. attention: one of `attention.IMPLEMENTATIONS`. mesh: of the arguments;
-    None = one device.
-    """
+    def __init__(self, config: Config, *, rngs: nnx.Rngs, lora: LoRA | None = None):
+        @nnx.split_rngs(splits=config.layers)
+        @nnx.vmap(transform_metadata={nnx.PARTITION_NAME: "layers"})
+        def stacked(rngs: nnx.Rngs) -> Block:
+            return Block(config, rngs=rngs, lora=lora)
 
-    # On one device everything but attention works on a single axis of tokens: XLA's CPU code takes
-    # twice as long for the gradient of a matrix when it sums over two. On a mesh the two axes are
-    # sharded differently and stay separate.
-    single, shape = mesh is None or mesh.size == 1, tokens_RT.shape
+        table = Weight((config.vocab, config.d_model), ("vocab", "embed"), config.d_model**-0.5)
+        self.config = config
+        self.embed = parameter(rngs, table)
+        self.layers = stacked(rngs)
+        self.norm = parameter(rngs, Weight((config.d_model,), ("embed",)))
+        if not config.tied:
+            self.unembed = parameter(rngs, table)
 
-    def one_axis(x: jax.Array) -> jax.Array:
-        return x.reshape(-1, *x.shape[2:]) if single else x
+    @classmethod
+    def load(cls, path: str | Path, **options: Any) -> Qwen:
+        """Load a checkpoint; `options` and errors are those of `hf.load`."""
+        from models import hf  # it imports this module
 
-    def two_axes(x: jax.Array) -> jax.Array:
-        return x.reshape(*shape, *x.shape[1:]) if single else x
+        return merge(*hf.load(path, **options))
 
-    cos, sin = rope_table(config, shape[1], one_axis(positions_RT))
+    @property
+    def params(self) -> Params:
+        """Return the parameters as the nested dict of arrays that `merge` takes."""
+        return nnx.to_pure_dict(nnx.state(self, nnx.Param))
 
-    def layer(x: jax.Array, w: Params) -> tuple[jax.Array, None]:
-        w = _gathered(config, w, x.dtype, mesh)
-        q, k, v = (two_axes(y) for y in _qkv(config, w, x, cos, sin))
-        out = one_axis(attend(q, k, v, segments_RT, implementation=attention, mesh=mesh))
+    def __call__(
+        self,
+        tokens_RT: jax.Array,
+        positions_RT: jax.Array | None = None,
+        segments_RT: jax.Array | None = None,
+        **options: Any,
+    ) -> jax.Array:
+        """Return logits_RTV in float32. Without positions and segments, each row is one sequence
+        without padding.
+
+        `options` are those of `hidden`. All logits exist at once; `logp.token_logp` avoids that for
+        long rows.
+        """
+        if positions_RT is None:
+            positions_RT = jnp.broadcast_to(jnp.arange(tokens_RT.shape[1]), tokens_RT.shape)
+        if segments_RT is None:
+            segments_RT = jnp.ones_like(tokens_RT)
+        h_RTD = self.hidden(tokens_RT, positions_RT, segments_RT, **options)
+        head = self.embed if self.config.tied else self.unembed
+        w_DV = head[...].T.astype(h_RTD.dtype)
+        return jnp.dot(h_RTD, w_DV, preferred_element_type=jnp.float32)
+
+    def hidden(
+        self,
+        tokens_RT: jax.Array,
+        positions_RT: jax.Array,
+        segments_RT: jax.Array,
+        *,
+        dtype: Any = jnp.float32,
+        remat: str = "none",
+        attention: str = "auto",
+        mesh: Mesh | None = None,
+    ) -> jax.Array:
+        """Return the hidden states h_RTD after the final norm, in `dtype`.
+
+        positions_RT count from 0 within each sequence; segments_RT number the sequences of a row,
+        0 = padding. Each token attends to itself and to earlier tokens of the row that belong to
+        its segment.
+        remat: a name in `REMAT`. attention: one of `attention.IMPLEMENTATIONS`. mesh: of the
+        arguments; None = one device.
+        """
+        config = self.config
+        # On one device everything but attention works on a single axis of tokens: XLA's CPU code
+        # takes twice as long for the gradient of a matrix when it sums over two. On a mesh the two
+        # axes are sharded differently and stay separate.
+        single, shape = mesh is None or mesh.size == 1, tokens_RT.shape
+
+        def one_axis(x: jax.Array) -> jax.Array:
+            return x.reshape(-1, *x.shape[2:]) if single else x
+
+        def two_axes(x: jax.Array) -> jax.Array:
+            return x.reshape(*shape, *x.shape[1:]) if single else x
+
+        def attend(*qkv: jax.Array) -> jax.Array:
+            q, k, v = (two_axes(y) for y in qkv)
+            out = one_axis(packed(q, k, v, segments_RT, implementation=attention, mesh=mesh))
+            return checkpoint_name(out, "attention") if remat != "none" else out
+
+        cos, sin = rope_table(config, shape[1], one_axis(positions_RT))
+        graphdef, stacked = nnx.split(self.layers)
+
+        def layer(x: jax.Array, weights: nnx.State) -> tuple[jax.Array, None]:
+            block = nnx.merge(graphdef, _gathered(weights, x.dtype, mesh))
+            return _spread(block(x, cos, sin, attend), mesh), None
+
         if remat != "none":
-            out = checkpoint_name(out, "attention")
-        return _spread(_after_attention(config, w, x, out), mesh), None
-
-    if remat != "none":
-        layer = jax.checkpoint(layer, prevent_cse=False, policy=REMAT[remat])
-    x = _spread(_table(params["embed"], mesh)[one_axis(tokens_RT)].astype(dtype), mesh)
-    # Few layers are unrolled, because XLA's CPU loops copy their stacked operands.
-    x, _ = jax.lax.scan(
-        layer, x, params["layers"], unroll=config.layers if config.layers <= 4 else 1
-    )
-    return two_axes(rms_norm(x, params["norm"], config.rms_eps))
+            layer = jax.checkpoint(layer, prevent_cse=False, policy=REMAT[remat])
+        table = _table(self.embed[...], mesh)
+        x = _spread(table[one_axis(tokens_RT)].astype(dtype), mesh)
+        # Few layers are unrolled, because XLA's CPU loops copy their stacked operands.
+        unroll = config.layers if config.layers <= 4 else 1
+        x, _ = jax.lax.scan(layer, x, stacked, unroll=unroll)
+        return two_axes(rms_norm(x, self.norm[...], config.rms_eps))
 
 
-def _gathered(config: Config, w: Params, dtype: Any, mesh: Mesh | None) -> Params:
+def _gathered(weights: nnx.State, dtype: Any, mesh: Mesh | None) -> nnx.State:
     """Constrain a layer's weights for their use: in `dtype`, split over the tensor axis only.
 
     Without the constraint the compiler would keep the weights sharded and sum partial activations
@@ -353,21 +432,17 @@ def _gathered(config: Config, w: Params, dtype: Any, mesh: Mesh | None) -> Param
     gradients reduce-scattered.
     """
     if mesh is None or mesh.size == 1:
-        return w
-    declared = weights(config)["layers"]
+        return weights
 
-    def gather(name: str, array: jax.Array) -> jax.Array:
-        if name not in declared:
-            return array
-        spec = (
-            "tensor" if axis in ("heads", "kv_heads", "mlp") else None
-            for axis in declared[name].axes[1:]
-        )
-        return jax.lax.with_sharding_constraint(
-            array.astype(dtype), NamedSharding(mesh, PartitionSpec(*spec))
-        )
+    def gather(weight: nnx.Variable[jax.Array]) -> nnx.Variable[jax.Array]:
+        if isinstance(weight, nnx.LoRAParam):  # small enough to stay as they are
+            return weight
+        _, *axes = weight.out_sharding
+        spec = ("tensor" if axis in ("heads", "kv_heads", "mlp") else None for axis in axes)
+        where = NamedSharding(mesh, PartitionSpec(*spec))
+        return weight.replace(jax.lax.with_sharding_constraint(weight[...].astype(dtype), where))
 
-    return {name: gather(name, array) for name, array in w.items()}
+    return jax.tree.map(gather, weights, is_leaf=lambda leaf: isinstance(leaf, nnx.Variable))
 
 
 def _table(embed_VD: jax.Array, mesh: Mesh | None) -> jax.Array:
@@ -391,3 +466,107 @@ def _spread(x_RTD: jax.Array, mesh: Mesh | None) -> jax.Array:
         return x_RTD
     where = NamedSharding(mesh, PartitionSpec(("data", "fsdp"), "sequence", None))
     return jax.lax.with_sharding_constraint(x_RTD, where)
+
+
+# --- parameters outside of the model --------------------------------------------------------------
+
+
+@functools.cache
+def abstract(config: Config, lora: LoRA | None = None) -> Qwen:
+    """Return the model without arrays: ShapeDtypeStructs stand for them."""
+    return nnx.eval_shape(lambda: Qwen(config, rngs=nnx.Rngs(0), lora=lora))
+
+
+def declared(state: nnx.State) -> dict[str, Any]:
+    """Return a state of parameters as a nested dict of `Weight`s."""
+    return nnx.to_pure_dict(state, lambda param: Weight(param.shape, param.out_sharding, param.std))
+
+
+def weights(config: Config) -> dict[str, Any]:
+    """Return the nested dict of `Weight`s that `params` mirrors. Matrices map their first axes to
+    their last ones."""
+    return declared(nnx.state(abstract(config), nnx.Param))
+
+
+def merge(config: Config, params: Params) -> Qwen:
+    """Return the model of some parameters, with adapters if they are among them. Inside of `jit`
+    it costs nothing."""
+    ranks = {
+        name.partition(".")[2].removesuffix("_lora_a"): array.shape[-1]
+        for name, array in by_name(params).items()
+        if name.endswith("_lora_a")
+    }
+    model = abstract(config)
+    if ranks:
+        model = abstract(config, LoRA(next(iter(ranks.values())), targets=tuple(ranks)))
+    return nnx.merge(nnx.graphdef(model), params)
+
+
+def name_of(path: Any) -> str:
+    """Return "embed" or "layers.q" for the path of a parameter, whatever module it is in."""
+    return ".".join(dict.fromkeys((path[0].key, path[-1].key)))
+
+
+def by_name(params: Any) -> dict[str, Any]:
+    """Return {name: parameter} of a nested dict, in the order of `name_of`: an order that stays if
+    a parameter moves to another module."""
+    leaves = jax.tree.leaves_with_path(params, is_leaf=is_weight)
+    return dict(sorted((name_of(path), leaf) for path, leaf in leaves))
+
+
+def nested(config: Config, flat: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the nested dict that `by_name` gives `flat` for."""
+    return jax.tree.map_with_path(
+        lambda path, _: flat[name_of(path)], weights(config), is_leaf=is_weight
+    )
+
+
+def parameter_count(config: Config) -> int:
+    """Return the number of parameters, embeddings included."""
+    return sum(math.prod(weight.shape) for weight in by_name(weights(config)).values())
+
+
+def shapes(config: Config, dtype: Any = jnp.float32) -> Any:
+    """Return `params` as ShapeDtypeStructs, for planning and compiling without weights."""
+    return jax.tree.map(
+        lambda w: jax.ShapeDtypeStruct(w.shape, dtype), weights(config), is_leaf=is_weight
+    )
+
+
+def init(config: Config, seed: int, dtype: Any = jnp.float32) -> Params:
+    """Return random weights as a nested dict of `dtype` arrays. The same seed gives the same
+    weights."""
+    return draw(weights(config), seed, dtype)
+
+
+def draw(declared: Any, seed: int, dtype: Any = jnp.float32) -> Any:
+    """Return random arrays for a tree of `Weight`s.
+
+    They are drawn by NumPy, with one stream per weight and layer, because XLA would take seconds to
+    compile a draw for each shape.
+    """
+    index = {name: number for number, name in enumerate(by_name(declared))}
+
+    def array(path: Any, weight: Weight) -> jax.Array:
+        if not weight.std:
+            value = np.full(weight.shape, float(weight.std is None), np.float32)
+            return jnp.asarray(value, dtype)
+        layers = weight.shape[0] if weight.axes[0] == "layers" else 1
+        key = seed, index[name_of(path)]
+        streams = (np.random.default_rng((*key, layer)) for layer in range(layers))
+        drawn = np.stack(
+            [s.standard_normal(math.prod(weight.shape) // layers, np.float32) for s in streams]
+        )
+        return jnp.asarray(np.float32(weight.std) * drawn.reshape(weight.shape), dtype)
+
+    return jax.tree.map_with_path(array, declared, is_leaf=is_weight)
+
+
+def hidden(config: Config, params: Params, *rows_RT: jax.Array, **options: Any) -> jax.Array:
+    """Return `Qwen.hidden` of a model's parameters."""
+    return merge(config, params).hidden(*rows_RT, **options)
+
+
+def unembed(config: Config, params: Params) -> jax.Array:
+    """Return the output head, w_DV."""
+    return params["embed" if config.tied else "unembed"].T

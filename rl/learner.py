@@ -357,7 +357,7 @@ def _apply(
     position, seed: see `Update`. on_device: shardings that offloaded moments are moved to for the
     step; None = they are on the device already.
     """
-    norm = optax.global_norm(grads)
+    norm = optim.global_norm(grads)
     finite = jnp.isfinite(loss) & jnp.isfinite(norm)
     opt = state["opt"] if on_device is None else jax.device_put(state["opt"], on_device)
     wide = _wide(state["params"])

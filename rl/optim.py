@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import optax
 import optax.contrib
 
-from models import rounding
+from models import qwen, rounding
 
 SCHEDULES = ("constant", "linear", "cosine")
 
@@ -82,7 +82,25 @@ def optimizer(
 
 
 def _clipped(clip: float, *steps: optax.GradientTransformation) -> optax.GradientTransformation:
-    return optax.chain(*([optax.clip_by_global_norm(clip)] if clip else []), *steps)
+    return optax.chain(*([clip_by_norm(clip)] if clip else []), *steps)
+
+
+def global_norm(gradients: Any) -> jax.Array:
+    """Return the norm of all gradients together. Their squares are added in the order of the
+    parameters' names: the sum depends on its order, and so would on the modules of the model."""
+    return optax.global_norm(qwen.by_name(gradients))
+
+
+def clip_by_norm(limit: float) -> optax.GradientTransformation:
+    """Return `optax.clip_by_global_norm` with the norm of `global_norm`."""
+
+    def clipped(updates: Any, params: Any = None) -> Any:
+        norm = global_norm(updates)
+        return jax.tree.map(
+            lambda x: jnp.where(norm < limit, x, (x / norm.astype(x.dtype)) * limit), updates
+        )
+
+    return optax.stateless(clipped)
 
 
 # The stacked matrices of the layers: (axes of the input, axes of the output).
@@ -134,12 +152,12 @@ def muon(
 def rounded(params: Any, like: Any, key: jax.Array) -> Any:
     """Return float32 `params` in the dtypes of `like`, with stochastic rounding to bfloat16
     (models/rounding.py)."""
-    leaves, tree = jax.tree.flatten(params)
-    keys = jax.random.split(key, len(leaves))
+    names = qwen.by_name(params)
+    keys = dict(zip(names, jax.random.split(key, len(names))))
 
-    def rounded_leaf(x: jax.Array, old: jax.Array, key: jax.Array) -> jax.Array:
-        return rounding.stochastic(x, key) if old.dtype == jnp.bfloat16 else x.astype(old.dtype)
+    def rounded_leaf(path: Any, x: jax.Array, old: jax.Array) -> jax.Array:
+        if old.dtype != jnp.bfloat16:
+            return x.astype(old.dtype)
+        return rounding.stochastic(x, keys[qwen.name_of(path)])
 
-    return jax.tree.unflatten(
-        tree, [rounded_leaf(*args) for args in zip(leaves, jax.tree.leaves(like), keys)]
-    )
+    return jax.tree.map_with_path(rounded_leaf, params, like)

@@ -36,7 +36,7 @@ from evolver import learner as parts
 from evolver.config.derived import weight_dtype
 from evolver.plan import hlo, targets
 from evolver.plan.case import LEARNER, model_shape
-from models import kv_cache, qwen
+from models import kv_cache, lora, qwen
 from models import mesh as meshes
 from rl import forward, learner
 from rl.engines.jax import decoding
@@ -79,7 +79,7 @@ def learner_programs(config: Any, shape: qwen.Config, devices: list[Any]) -> Pro
     scored = {name: array for name, array in batch.items() if name != "ref_logp"}
     params = state["params"]
     if "base" in state:
-        params = state["base"] | {"layers": state["base"]["layers"] | params["layers"]}
+        params = lora.beside(state["base"], params)
     return {
         "update": partial(update.trace, state, batch, np.float32(0), np.uint32(0)),
         "logp": partial(logp.trace, params, scored),

@@ -113,13 +113,12 @@ def test_every_key_is_read_by_the_code():
 
 def test_choices_are_those_of_the_code():
     from models.attention import IMPLEMENTATIONS
-    from models.lora import TARGETS
     from models.mesh import RULES as SHARDING
-    from models.qwen import PRESETS, REMAT
+    from models.qwen import INPUTS, PRESETS, REMAT
     from rl.losses import AGGREGATES
 
     for name, choices in {
-        "model.preset": PRESETS, "loss.aggregate": AGGREGATES, "lora.targets": TARGETS,
+        "model.preset": PRESETS, "loss.aggregate": AGGREGATES, "lora.targets": tuple(INPUTS),
     }.items():  # fmt: skip
         assert described(KEYS[name].annotation).endswith(f"one of {', '.join(choices)}")
     for name, choices in {"model.remat": REMAT, "model.attention": IMPLEMENTATIONS}.items():

@@ -458,7 +458,7 @@ def test_muon_moves_every_direction_of_a_matrix_alike_and_adam_the_rest():
     for _ in range(4):
         for ours, adams in (
             (updates["embed"], expected["embed"]),
-            (updates["layers"]["q_bias"], expected["layers"]["q_bias"]),
+            (updates["layers"]["attention"]["q_bias"], expected["layers"]["attention"]["q_bias"]),
         ):
             np.testing.assert_allclose(ours, adams, rtol=1e-5, atol=1e-7)
         grads = jax.tree.map(lambda g: g + 1, grads)

@@ -11,7 +11,6 @@ import pytest
 from models import chat, hf, qwen
 from models.from_gguf import _halves, convert, find, main
 from models.hf_config import ModelError
-from models.module import Qwen
 from models.tokenizer import PRE_TOKENIZER, Tokenizer
 
 gguf = pytest.importorskip("gguf")
@@ -88,7 +87,7 @@ def write(
 
 @functools.partial(jax.jit, static_argnums=0)
 def logits(config, params, tokens_RT):
-    return Qwen(config, params)(tokens_RT)
+    return qwen.merge(config, params)(tokens_RT)
 
 
 @pytest.mark.parametrize("kind", ["F32", "Q8_0", "Q4_1"])

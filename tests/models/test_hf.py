@@ -60,8 +60,8 @@ def test_layout_is_hugging_faces(tmp_path):
     params = noisy(CONFIG)
     tensors = dict(hf.to_hf(CONFIG, params))
     q, o = (tensors[f"model.layers.1.self_attn.{n}_proj.weight"] for n in "qo")
-    np.testing.assert_array_equal(q[5], params["layers"]["q"][1, :, 1, 1])
-    np.testing.assert_array_equal(o[:, 5], params["layers"]["o"][1, 1, 1])
+    np.testing.assert_array_equal(q[5], params["layers"]["attention"]["q"][1, :, 1, 1])
+    np.testing.assert_array_equal(o[:, 5], params["layers"]["attention"]["o"][1, 1, 1])
     assert tensors["model.layers.0.mlp.down_proj.weight"].shape == (16, 24)
     assert "lm_head.weight" not in tensors and "lm_head.weight" in dict(
         hf.to_hf(QWEN3, noisy(QWEN3))

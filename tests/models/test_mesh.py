@@ -18,8 +18,8 @@ def abstract(**shape):
 
 def test_every_weight_gets_a_sharding():
     places = meshes.shardings(qwen.PRESETS["14b"], abstract(fsdp=8, tensor=8))
-    assert places["layers"]["q"].spec == PartitionSpec(None, "fsdp", "tensor", None)
-    assert places["layers"]["down"].spec == PartitionSpec(None, "tensor", "fsdp")
+    assert places["layers"]["attention"]["q"].spec == PartitionSpec(None, "fsdp", "tensor", None)
+    assert places["layers"]["mlp"]["down"].spec == PartitionSpec(None, "tensor", "fsdp")
     assert places["unembed"].spec == PartitionSpec("tensor", "fsdp")
 
 

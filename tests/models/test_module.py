@@ -1,33 +1,98 @@
-"""Tests of the Flax NNX module: the same weights and numbers as the functions, and training with
+"""Tests of the model as Flax's users know modules: its state, shardings, shapes, and training with
 Flax's own tools."""
+
+import math
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import pytest
 from flax import nnx
+from flax.core.spmd import logical_axis_rules
+from jax.sharding import AbstractMesh
 
-from models import hf, qwen
-from models.module import Qwen
+from models import hf, lora, qwen
+from models import mesh as meshes
+from models.qwen import PRESETS, Qwen
 
 CONFIG = qwen.Config(vocab=61, d_model=24, layers=2, heads=4, kv_heads=2, head_dim=6, d_ff=40)
+QWEN3 = qwen.Config(
+    vocab=61, d_model=24, layers=3, heads=4, kv_heads=2, head_dim=6, d_ff=40, tied=False,
+    qkv_bias=False, qk_norm=True,
+)  # fmt: skip
 TOKENS_RT = jnp.arange(12).reshape(2, 6)
 
 
 def test_the_module_holds_the_parameters_and_computes_their_logits():
     params = qwen.init(CONFIG, 0)
-    model = Qwen(CONFIG, params)
+    model = qwen.merge(CONFIG, params)
     assert jax.tree.structure(model.params) == jax.tree.structure(params)
     jax.tree.map(np.testing.assert_array_equal, model.params, params)
     h_RTD = qwen.hidden(
         CONFIG, params, TOKENS_RT, jnp.tile(jnp.arange(6), (2, 1)), jnp.ones_like(TOKENS_RT)
     )
-    inside = jax.jit(lambda p: Qwen(CONFIG, p)(TOKENS_RT))(params)
+    inside = jax.jit(lambda p: qwen.merge(CONFIG, p)(TOKENS_RT))(params)
     assert inside.shape == (2, 6, CONFIG.vocab) and inside.dtype == jnp.float32
     np.testing.assert_allclose(inside, h_RTD @ qwen.unembed(CONFIG, params), atol=1e-5)
     half = model(TOKENS_RT, dtype=jnp.bfloat16)
     assert half.dtype == jnp.float32
     np.testing.assert_allclose(half, inside, atol=0.1)
+
+
+@pytest.mark.parametrize("config", [CONFIG, QWEN3])
+def test_a_new_module_has_the_declared_shapes_and_deviations(config):
+    model = Qwen(config, rngs=nnx.Rngs(0))
+    declared = qwen.by_name(qwen.weights(config))
+    values = qwen.by_name(model.params)
+    assert {name: value.shape for name, value in values.items()} == {
+        name: weight.shape for name, weight in declared.items()
+    }
+    for name, weight in declared.items():
+        if weight.std:
+            spread = float(jnp.std(values[name])) / weight.std
+            assert abs(spread - 1) < 4 / math.sqrt(2 * values[name].size), name
+        else:
+            np.testing.assert_array_equal(values[name], float(weight.std is None))
+    per_layer = values["layers.q"]
+    assert not np.array_equal(per_layer[0], per_layer[1])
+    assert np.isfinite(model(TOKENS_RT)).all()
+
+
+def test_flax_derives_the_shardings_that_the_mesh_gives():
+    # Axes of size 1 split nothing; ours leaves them out.
+    mesh = AbstractMesh((2, 2, 2, 2), meshes.AXES)
+    rules = {axis: tuple(names.split(",")) for axis, names in meshes.RULES.items() if names}
+    state = nnx.state(qwen.abstract(PRESETS["7b"]), nnx.Param)
+    with logical_axis_rules([*rules.items(), ("layers", None)]):
+        found = nnx.to_pure_dict(nnx.get_named_sharding(state, mesh))
+    expected = meshes.shardings(PRESETS["7b"], mesh)
+    shapes = qwen.shapes(PRESETS["7b"])
+    same = jax.tree.map(
+        lambda a, b, shape: a.is_equivalent_to(b, len(shape.shape)), found, expected, shapes
+    )
+    assert all(jax.tree.leaves(same)) and len(jax.tree.leaves(same)) == 15
+
+
+def test_the_shape_of_a_72b_model_needs_no_memory():
+    state = nnx.state(nnx.eval_shape(lambda: Qwen(PRESETS["72b"], rngs=nnx.Rngs(0))), nnx.Param)
+    leaves = jax.tree.leaves(state)
+    assert sum(math.prod(leaf.shape) for leaf in leaves) == 72_706_203_648
+    assert all(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in leaves)
+
+
+def test_adapters_are_lora_parameters_that_change_nothing_at_first():
+    adapters = lora.LoRA(3, targets=("q", "down"))
+    model = Qwen(CONFIG, rngs=nnx.Rngs(0), lora=adapters)
+    state = nnx.state(model, nnx.LoRAParam)
+    assert set(qwen.by_name(nnx.to_pure_dict(state))) == {
+        f"layers.{name}_lora_{side}" for name in ("q", "down") for side in "ab"
+    }
+    base = {k: v for k, v in qwen.by_name(model.params).items() if "_lora_" not in k}
+    plain = qwen.merge(CONFIG, qwen.nested(CONFIG, base))
+    np.testing.assert_array_equal(model(TOKENS_RT), plain(TOKENS_RT))
+    again = qwen.merge(CONFIG, model.params)  # the adapters are found among the parameters
+    np.testing.assert_array_equal(again(TOKENS_RT), model(TOKENS_RT))
 
 
 def test_a_checkpoint_is_loaded_trained_by_flax_and_saved(tmp_path):

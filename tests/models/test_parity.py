@@ -13,7 +13,6 @@ import pytest
 from safetensors.numpy import save_file
 
 from models import hf, kv_cache, qwen
-from models.module import Qwen
 from models.rope import Llama3
 
 GOLDEN = sorted((Path(__file__).parent / "golden").glob("*.npz"))
@@ -37,7 +36,7 @@ def golden(request, tmp_path_factory):
 
 @functools.partial(jax.jit, static_argnums=0)
 def logits(config, params, tokens_RT, positions_RT, segments_RT):
-    return Qwen(config, params)(tokens_RT, positions_RT, segments_RT)
+    return qwen.merge(config, params)(tokens_RT, positions_RT, segments_RT)
 
 
 def sequences(arrays) -> list[np.ndarray]:

@@ -58,7 +58,7 @@ def test_init_follows_the_declaration_and_the_seed(config):
     assert jax.tree.map(jnp.shape, a) == shapes
     jax.tree.map(np.testing.assert_array_equal, a, b)
     assert not np.array_equal(a["embed"], other["embed"])
-    assert qwen.init(config, 3, jnp.bfloat16)["layers"]["q"].dtype == jnp.bfloat16
+    assert qwen.init(config, 3, jnp.bfloat16)["layers"]["attention"]["q"].dtype == jnp.bfloat16
 
 
 # --- attention and packing ------------------------------------------------------------------------

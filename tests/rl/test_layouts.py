@@ -95,7 +95,7 @@ def on_meshes(shapes):
         got, state = outcome(meshes.make_mesh(dict(zip(AXES, shape))))
         assert_same(got, want)
         gate, embed = (
-            state["params"]["layers"]["gate"],
+            state["params"]["layers"]["mlp"]["gate"],
             optax.tree_utils.tree_get(state["opt"], "nu")["embed"],
         )
         split = shape[1] * shape[2] * shape[3]
@@ -255,7 +255,10 @@ def test_adapters_start_at_zero_and_merge_into_the_weights(tmp_path):
     a, b = (
         tensors[f"base_model.model.model.layers.1.self_attn.o_proj.lora_{x}.weight"] for x in "AB"
     )
-    merged = lora.merge(params(), adapters, ADAPTERS)["layers"]["o"][1] - params()["layers"]["o"][1]
+    merged = (
+        lora.merge(params(), adapters, ADAPTERS)["layers"]["attention"]["o"][1]
+        - params()["layers"]["attention"]["o"][1]
+    )
     added = record["lora_alpha"] / record["r"] * (b @ a)  # (out, in), as torch has it
     np.testing.assert_allclose(added.T.reshape(merged.shape), merged, atol=1e-5)
     assert record["target_modules"] == ["down_proj", "gate_proj", "o_proj", "q_proj"]
