@@ -37,15 +37,15 @@ HF_NAMES = {
     "layers.k": "model.layers.{}.self_attn.k_proj.weight",
     "layers.v": "model.layers.{}.self_attn.v_proj.weight",
     "layers.o": "model.layers.{}.self_attn.o_proj.weight",
+    "layers.mlp_norm": "model.layers.{}.post_attention_layernorm.weight",
+    "layers.gate": "model.layers.{}.mlp.gate_proj.weight",
+    "layers.up": "model.layers.{}.mlp.up_proj.weight",
+    "layers.down": "model.layers.{}.mlp.down_proj.weight",
     "layers.q_bias": "model.layers.{}.self_attn.q_proj.bias",
     "layers.k_bias": "model.layers.{}.self_attn.k_proj.bias",
     "layers.v_bias": "model.layers.{}.self_attn.v_proj.bias",
     "layers.q_norm": "model.layers.{}.self_attn.q_norm.weight",
     "layers.k_norm": "model.layers.{}.self_attn.k_norm.weight",
-    "layers.mlp_norm": "model.layers.{}.post_attention_layernorm.weight",
-    "layers.gate": "model.layers.{}.mlp.gate_proj.weight",
-    "layers.up": "model.layers.{}.mlp.up_proj.weight",
-    "layers.down": "model.layers.{}.mlp.down_proj.weight",
 }
 # Number of input axes of each matrix. Weights not listed (norms, biases, embeddings) are not
 # transposed.

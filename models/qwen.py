@@ -31,7 +31,7 @@ from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from models.attention import attention as packed
+from models.attention import attention as packed_attention
 from models.rope import Llama3, Yarn, factors
 
 INPUTS = {
@@ -404,7 +404,9 @@ class Qwen(nnx.Module):
 
         def attend(*qkv: jax.Array) -> jax.Array:
             q, k, v = (two_axes(y) for y in qkv)
-            out = one_axis(packed(q, k, v, segments_RT, implementation=attention, mesh=mesh))
+            out = one_axis(
+                packed_attention(q, k, v, segments_RT, implementation=attention, mesh=mesh)
+            )
             return checkpoint_name(out, "attention") if remat != "none" else out
 
         cos, sin = rope_table(config, shape[1], one_axis(positions_RT))

@@ -445,7 +445,7 @@ def test_muon_moves_every_direction_of_a_matrix_alike_and_adam_the_rest():
     update = jax.jit(functools.partial(tx.update, position=0))
     updates, state = update(grads, tx.init(params), params)
     for name, (inputs, outputs) in optim.MATRICES.items():
-        step = np.asarray(updates["layers"][name])
+        step = np.asarray(qwen.by_name(updates)[f"layers.{name}"])
         rows = np.prod([step.shape[axis] for axis in inputs])
         for matrix in step.reshape(step.shape[0], rows, -1):
             sizes = np.linalg.svd(matrix, compute_uv=False)
