@@ -32,6 +32,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from models.attention import attention as packed_attention
+from models.logp import logits
 from models.rope import Llama3, Yarn, factors
 
 INPUTS = {
@@ -368,8 +369,7 @@ class Qwen(nnx.Module):
             segments_RT = jnp.ones_like(tokens_RT)
         h_RTD = self.hidden(tokens_RT, positions_RT, segments_RT, **options)
         head = self.embed if self.config.tied else self.unembed
-        w_DV = head[...].T.astype(h_RTD.dtype)
-        return jnp.dot(h_RTD, w_DV, preferred_element_type=jnp.float32)
+        return logits(h_RTD, head[...].T, unused=self.config.unused)
 
     def hidden(
         self,
