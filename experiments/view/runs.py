@@ -127,7 +127,8 @@ class Run:
             unfit = [f"{error}; the index was made again"]
         if text is None:
             index = file.make_index()
-            text = encoded(index | {"faults": unfit + index["faults"]})
+            faults = [self._named(fault) for fault in unfit + index["faults"]]
+            text = encoded(index | {"faults": faults})
         head = encoded({"name": file.path.name, "kind": file.kind, "step": file.step})
         return head[:-1] + b"," + text[1:]
 
@@ -280,8 +281,12 @@ class Run:
                 role: {**vars(account), "failures": dict(account.failures)}
                 for role, account in sorted(accounts(self._lines("llm.jsonl", ledger_line)).items())
             },
-            "wrong": [message for messages in self.wrong.values() for message in messages],
+            "wrong": [self._named(fault) for faults in self.wrong.values() for fault in faults],
         }
+
+    def _named(self, fault: str) -> str:
+        """Return a message without the path of the workdir, which no bundle tells others."""
+        return fault.replace(f"{self.workdir.path}/", "")
 
     def config(self) -> dict[str, Any]:
         """Return the record in `config.json`, {} without one."""

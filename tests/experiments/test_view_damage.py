@@ -215,6 +215,7 @@ def test_what_is_no_regular_file_or_does_not_end_is_told_and_never_waited_for(
     assert all("more text than" in files[step][1] for step in (5, 10)) and "gzip" in files[9][1]
     wrong = " ".join(found["run/0/overview"]["wrong"])
     assert wrong.count("not a regular file") == 5 and "more than 65,536 bytes" in wrong
+    assert str(tmp_path) not in wrong + json.dumps(found["run/0/index"])  # as bundles promise
     search = Search(Run(tmp_path))
     search.grow()
     assert (search.done, search.of, search.wrong) == (9, 9, {})
