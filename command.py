@@ -2,6 +2,7 @@
 the program behind it.
 
     evolver train --config=configs/quickstart.py      # as `python run.py --config=...`
+    evolver evolve my_world:MyWorld         # or --mcp "COMMAND", --gym ID, --functions MODULE
     evolver plan --config=configs/appworld_14b.py --target=h100:8
     evolver view runs/quickstart
     evolver serve --model=runs/quickstart/policy
@@ -15,6 +16,8 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
+import re
+import shlex
 import sys
 from pathlib import Path
 
@@ -32,12 +35,48 @@ PROGRAMS = {
 }
 
 
+# {flag: (name of a world, the argument of it that the flag's value is)}: short ways to name worlds
+WORLD_FLAGS = {
+    "--mcp": ("mcp", "command"),
+    "--gym": ("gym", "env"),
+    "--functions": ("functions", "module"),
+}
+
+
+def evolving(words: list[str]) -> list[str]:
+    """Return the flags of --mode=evolve for a world that is named by a word or by one of
+    WORLD_FLAGS, with `configs/evolve.py` where no config is given."""
+    flags: list[str] = []
+    world = ""
+    rest = iter(words)
+    for word in rest:
+        flag, equals, value = word.partition("=")
+        if flag in WORLD_FLAGS:
+            world, argument = WORLD_FLAGS[flag]
+            given: object = value if equals else next(rest, "")
+            if flag == "--mcp":
+                given = shlex.split(str(given))
+            flags.append(f"--config.env.args.{argument}={given}")
+        elif word.startswith("-"):
+            flags.append(word)
+        else:
+            world = word
+    if not any(flag.startswith("--config=") for flag in flags):
+        flags.insert(0, f"--config=configs/evolve.py:{world}" if world else "--help")
+    if not any(flag.startswith("--workdir=") for flag in flags):
+        name = re.sub(r"[^\w.-]+", "_", " ".join(words)) or "world"
+        flags.append(f"--workdir=runs/evolve-{name[:60]}")
+    return flags
+
+
 def main(argv: list[str] | None = None) -> int:
     """Run one of the programs and return its exit code; 2 for a word that names none."""
     words = sys.argv[1:] if argv is None else argv
     word, rest = (words[0], words[1:]) if words else ("--help", [])
     if word != "view":  # which looks at folders of others, and `view .` would run their code
         look_in(Path.cwd())  # where the user's own worlds and ideas are, as with `python -m`
+    if word == "evolve":
+        rest = evolving(rest)
     if word in MODES:
         import run
 

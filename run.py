@@ -76,7 +76,7 @@ def start(config: Any, workdir: str, mode: str, target: str) -> int:
             print(error, file=sys.stderr)
             return 2
         return 0
-    from evolver import loop, modes
+    from evolver import evolve, loop, modes
     from evolver.build import RunError
     from evolver.processes import hosts
     from evolver.processes.interrupt import Interrupted, RunEnds, tell
@@ -92,6 +92,7 @@ def start(config: Any, workdir: str, mode: str, target: str) -> int:
         "eval": modes.evaluate,
         "explore": modes.explore,
         "pool": modes.pool,
+        "evolve": evolve.evolve,
     }
     try:
         with hosts.connected(config):

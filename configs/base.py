@@ -90,7 +90,7 @@ class Template(Plug):
     """The context template: how an episode is written down for the policy."""
 
     name: str = "causal"
-    """The context template: how an episode is written down for the policy."""
+    """causal, brief (a line per tool), reasoning_augmented, sliding_window, self_managing."""
     show_tools: bool = True
     """List the tools in the system message; False for a policy that has memorised them."""
     thinking: Literal["auto", "on", "off"] = "auto"
@@ -449,7 +449,8 @@ class Eval(Group):
     """Evaluation on held-out tasks, with fixed seeds."""
 
     split: str = "dev"
-    """Held-out split, which is refused for training; "" = none, for a world with one split."""
+    """Held-out split, or a JSON-lines file of held-out tasks; refused for training; "" = none, for
+    a world with one split."""
     tasks: CountOrZero = 0
     """Tasks of the split, drawn once; 0 = all."""
     rollouts: int = Field(8, ge=1, le=4096)
@@ -467,6 +468,26 @@ class Eval(Group):
     """Steps between evaluations, also before the first and after the last; 0 = never."""
     experience: Fraction = 0.0
     """Share of a task's evaluation rollouts that are guided by experience."""
+
+
+class Evolve(Group):
+    """From a world to an agent that has learned it, for --mode=evolve."""
+
+    held_out: float = Field(0.25, ge=0.01, le=0.9)
+    """Share of the starts, and of the combinations of goals, whose invented tasks are held out
+    where the world has no held-out tasks of its own."""
+    probes: Count = 16
+    """Training tasks on which temperatures are compared."""
+    enough: Fraction = 0.3
+    """Success on these, at the best temperature, from which a policy imitates nothing."""
+    solutions: Count = 200
+    """Most of the explorer's solutions that are imitated: the easier half of them."""
+    updates: Count = 40
+    """Updates of the imitation."""
+    rows: Count = 4
+    """Packed rows of each of them, of learner.row tokens."""
+    lr: float = Field(1e-4, gt=0, le=1)
+    """Their peak learning rate."""
 
 
 class Checkpoint(Group):
@@ -569,6 +590,7 @@ class Config(Group):
     lora: Lora = Lora()
     learner: Learner = Learner()
     eval: Eval = Eval()
+    evolve: Evolve = Evolve()
     checkpoint: Checkpoint = Checkpoint()
     log: Log = Log()
     mesh: Mesh = Mesh()

@@ -20,7 +20,7 @@ from envs.process import Deadlines
 from envs.source import Source
 from envs.world import Task, World, WorldError
 from evolver import grading
-from evolver.config.checks.world import leaks, shared_ids
+from evolver.config.checks.world import held_out_tasks, leaks, shared_ids
 from evolver.config.derived import replaces_outcome
 from evolver.config.paths import model_folder, resolve
 from evolver.config.plugs import plug
@@ -231,7 +231,7 @@ def read_all_tasks(
     if c.questioning.enabled and c.questioning.tasks:
         given = read_tasks(resolve(c.questioning.tasks))
     with contextlib.closing(make_world()) as world:
-        held_out = boundary.tasks(world, c.eval.split) if c.eval.split else []
+        held_out = held_out_tasks(world, c.eval.split)
         if c.env.tasks:
             originals = read_tasks(resolve(c.env.tasks))
         else:

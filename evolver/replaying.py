@@ -11,10 +11,10 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from envs.toolcalls import parse
+from envs.toolcalls import Call, parse
 from envs.world import Observation, StepResult, Task, World
 from evolver.transcripts import text_of, words
 from rl.trajectory import Completion, StopReason, Trajectory, Turn
@@ -51,6 +51,25 @@ def attempt(world: World, task: Task, actions: Sequence[str], *, rollout: int = 
             trajectory.stop = StopReason.DONE
     trajectory.evaluation = world.evaluate()
     return trajectory
+
+
+def calls_of(task: Task) -> list[Call]:
+    """Return the calls of a task's solution."""
+    return [call for action in task.reference for call in parse(action).calls]
+
+
+def play(world: World, task: Task, seed: int, actions: Iterable[str]) -> dict[str, Any]:
+    """Play actions and return the episode: {"messages", "tools", "success", "hinted"}."""
+    opening = world.reset(task, seed)
+    messages = list(opening.messages)
+    for action in actions:
+        messages.append({"role": "assistant", "content": action})
+        result = world.step(action)
+        if result.terminated or result.truncated:
+            break
+        messages += result.messages
+    success = world.evaluate().success
+    return {"messages": messages, "tools": opening.tools, "success": success, "hinted": False}
 
 
 def snapshot_of(world: World) -> Any:

@@ -18,7 +18,7 @@ from evolver.config.keys import key_problems
 from tests.configs import mistakes
 from tests.test_contracts import ROOT, failures, files, name_of, python_files
 
-ELSEWHERE = ("my_", "<", "thermostat")  # files that the reader writes
+ELSEWHERE = ("my_", "<", "thermostat", "lending")  # files that the reader writes
 
 
 def documents() -> list[Path]:

@@ -21,6 +21,8 @@ MODES = {
     "eval": "evaluate config.model.path on config.eval.split",
     "explore": "invent tasks and write them to tasks.jsonl in the workdir",
     "pool": "make an experience pool from rollouts of the policy in the workdir",
+    "evolve": "from a world to an agent that has learned it: check, explore, split, imitate, train,"
+    " report",
     "plan": "print the resolved config and what would run; with --target, what it needs there and"
     " how long it takes",
 }

@@ -7,6 +7,7 @@ import errno
 import os
 import stat
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -71,7 +72,8 @@ class Progress:
 
     On a terminal a few lines are updated in place below the lines that stay: the steps with the
     time left, the present phase, the figures of the last step, and the faults so far. Elsewhere
-    each step prints a line, and a step that lasts long prints one every half minute.
+    each step prints a line, and a step that lasts long prints one every half minute, also while a
+    program compiles.
 
     leaving: returns True once the run was asked to end; from then on nobody needs to read the
     output.
@@ -93,6 +95,9 @@ class Progress:
         self.done: int | None = None  # None while there are no steps to count, as in an evaluation
         self.ends: list[float] = []  # when the steps since `begin` ended
         self._said_at, self._said = time.monotonic(), set[str]()
+        self._count = ""  # of the present phase
+        self._closed = threading.Event()
+        self._reminder: threading.Thread | None = None
 
     def begin(self, done: int) -> None:
         """Start counting after `done` steps; -1 = what comes before training, which is step 0, is
@@ -110,8 +115,23 @@ class Progress:
                 self.live.start()
             bar = ProgressBar(of or 100, done, width=BAR, pulse=not of)
             self.live.update(self.display(count, bar), refresh=done == 0)
-        elif time.monotonic() - self._said_at >= LOG_EVERY:
-            self.say(joined(self.step_now(), count, self.figures, self.time_left()))
+            return
+        self._count = count
+        if time.monotonic() - self._said_at >= LOG_EVERY:
+            self._say_phase()
+        elif self._reminder is None:
+            self._reminder = threading.Thread(target=self._remind, daemon=True)
+            self._reminder.start()
+
+    def _remind(self) -> None:
+        """Print the present phase whenever nothing was printed for LOG_EVERY seconds."""
+        with contextlib.suppress(OSError, ValueError):  # nobody reads it: the next step will tell
+            while not self._closed.wait(1.0):
+                if time.monotonic() - self._said_at >= LOG_EVERY:
+                    self._say_phase()
+
+    def _say_phase(self) -> None:
+        self.say(joined(self.step_now(), self._count, self.figures, self.time_left()))
 
     def step_now(self) -> str:
         """Return the step that is going on: "step 3/80"; "" if there are none to count."""
@@ -165,7 +185,8 @@ class Progress:
         return f"{clock(pace * (self.steps - self.done))} left"
 
     def close(self) -> None:
-        """Remove the live display."""
+        """Remove the live display, and print no more reminders."""
+        self._closed.set()
         self.live.stop()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from envs import make
+from evolver.config.checks.world import held_out_tasks
 from evolver.config.derived import weight_dtype
 from evolver.config.paths import model_folder, resolve
 from evolver.files.workdir import read_tasks
@@ -32,7 +33,7 @@ def task_counts(config: Any) -> tuple[int, int, str]:
     try:
         world = make(c.env.name, **c.env.args.to_dict())
         original = read_tasks(resolve(c.env.tasks)) if c.env.tasks else world.tasks(c.env.split)
-        held_out = world.tasks(c.eval.split) if c.eval.every else []
+        held_out = held_out_tasks(world, c.eval.split) if c.eval.every else []
         world.close()
     except Exception as error:  # an adapter may raise anything; the user reads the message
         if c.env.mode == "inprocess":

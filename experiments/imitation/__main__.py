@@ -65,7 +65,8 @@ def main(argv: list[str]) -> int:
     if begun(config, workdir) and (Path(workdir) / CARD).is_file():
         print(f"{Path(workdir) / 'policy'} was already made with this config")
         return 0
-    from experiments.imitation.imitate import NothingFits, imitate  # imports jax
+    from evolver.imitating import NothingFits  # imports jax
+    from experiments.imitation.imitate import imitate
 
     command = shlex.join(["python", "-m", "experiments.imitation", *argv[1:]])
     try:

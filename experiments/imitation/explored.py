@@ -14,9 +14,10 @@ from typing import Any
 import envs
 from envs.probed import probed
 from envs.slips import careless, values_of
-from envs.toolcalls import Call, call_text, parse
+from envs.toolcalls import call_text, parse
 from envs.world import Task, World
 from evolver.files.workdir import read_tasks
+from evolver.replaying import calls_of, play
 
 DONE = "done"
 
@@ -32,28 +33,12 @@ def demonstrate(
     """
     there, tasks, values = _prepare(files, env, json.dumps(world, sort_keys=True))
     task = rng.choice(tasks)
-    opening = there.reset(task, rng.randrange(2**31))
-    messages = list(opening.messages)
-    calls = calls_of(task)
-    replies, whole = (
-        careless(calls, values, rng, care),
-        [call_text(call.name, call.arguments) for call in calls],
-    )
-    closing = (
-        closing_of(task) if replies == whole else [DONE]
-    )  # what it did not look up, it does not know
-    for action in [*replies, *closing]:
-        messages.append({"role": "assistant", "content": action})
-        result = there.step(action)
-        if result.terminated or result.truncated:
-            break
-        messages += result.messages
-    return {
-        "messages": messages,
-        "tools": opening.tools,
-        "success": there.evaluate().success,
-        "hinted": False,
-    }
+    seed, calls = rng.randrange(2**31), calls_of(task)
+    replies = careless(calls, values, rng, care)
+    whole = [call_text(call.name, call.arguments) for call in calls]
+    # What it did not look up, it does not know.
+    closing = closing_of(task) if replies == whole else [DONE]
+    return play(there, task, seed, [*replies, *closing])
 
 
 @functools.lru_cache(maxsize=2)
@@ -71,11 +56,6 @@ def _prepare(
         )
     values = values_of(call for task in tasks for call in calls_of(task))
     return probed(envs.make(env, **json.loads(arguments))), tasks, values
-
-
-def calls_of(task: Task) -> list[Call]:
-    """Return the calls of a task's solution."""
-    return [call for action in task.reference for call in parse(action).calls]
 
 
 def closing_of(task: Task) -> list[str]:

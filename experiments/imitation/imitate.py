@@ -1,43 +1,23 @@
-"""Imitation: train a tokenizer and a small model, or a pretrained one, on scripted demonstrations.
-
-The demonstrations teach the syntax of tool calls and the copying of ids; doing tasks well is left
-to learning by reward. Each demonstration becomes samples as an episode does: its context template
-makes the prompts, and the agent's turns train.
-"""
+"""Write a policy that has imitated demonstrations: a small model with a tokenizer of its own, or a
+pretrained one."""
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
-import itertools
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
-import optax
 
-from envs.world import Message, Observation, Tool
 from evolver.config import plugs
 from evolver.config.paths import model_folder
 from evolver.files.workdir import Workdir
+from evolver.imitating import samples_of, train
 from experiments.imitation import demonstrations
-from models import chat, hf, qwen
+from models import hf, qwen
 from models.tokenizer import Tokenizer, train_bpe
-from rl import learner, optim, samples
-from rl.contexts import Context, Opening
-from rl.forward import Forward
-from rl.losses.nll import nll
-from rl.packing import Packed, pack
-from rl.samples import Sample
 from rl.seeds import seed_of
-from rl.trajectory import Completion, Turn
-
-
-class NothingFits(Exception):
-    """Every demonstration is longer than a row; the message is for the user."""
 
 
 def imitate(config: Any, workdir: str | Path, command: str) -> None:
@@ -89,164 +69,6 @@ def imitate(config: Any, workdir: str | Path, command: str) -> None:
     )
     hf.save(policy, shape, params, tokenizer=tokenizer, card=text)
     print(f"{qwen.parameter_count(shape):,} parameters written to {policy}")
-
-
-def make_optimizer(config: Any) -> optax.GradientTransformation:
-    """Return Muon for the matrices of the layers and Adam for all other weights, with their
-    schedules; Adam alone for a checkpoint, which has the circuits that Muon finds sooner."""
-    c = config
-    muon_lr, adam_lr = (
-        optim.schedule(
-            lr=peak, schedule=c.schedule, warmup=c.warmup, steps=c.steps, final=c.final_lr
-        )
-        for peak in (c.muon_lr, c.lr)
-    )
-    if c.model.path:
-        return optim.optimizer(lr=adam_lr, b2=c.b2, weight_decay=0.0, clip=c.clip)
-    return optim.muon(lr=muon_lr, adam_lr=adam_lr, b2=c.b2, clip=c.clip)
-
-
-def train(
-    config: Any,
-    shape: qwen.Config,
-    params: Any,
-    careful: Sequence[Sample],
-    careless: Sequence[Sample],
-) -> Any:
-    """Return the weights after `config.steps` updates on packed rows of demonstrations, in shuffled
-    passes.
-
-    The first updates show no slips, because copying is learned several times sooner from sources
-    that are always right. Careless samples are then added gradually: added all at once, after a
-    loss near zero, they would undo part of that.
-    """
-    c, optimizer = config, make_optimizer(config)
-    dtype = jnp.dtype(c.model.dtype)
-    forward = Forward(shape, micro=c.micro, capacity_rows=c.rows, dtype=dtype)
-    update = learner.make_update(forward, optimizer=optimizer, loss=nll)
-    state = learner.init_state(shape, params, optimizer)
-    started, losses = time.monotonic(), []
-    careless_shares = shares(c.careful, c.steps)
-    stream = batches(careful, careless, careless_shares, c.rows, c.row, c.seed, pairs=c.pairs)
-    for step, packed in enumerate(itertools.islice(stream, c.steps), 1):
-        seed = seed_of(c.seed, "rounding", step) % 2**32
-        state, metrics = update(state, packed, seed=seed)
-        losses.append(float(metrics["loss"]))
-        if step % 20 == 0 or step == c.steps:
-            seconds = time.monotonic() - started
-            speed, left = step * c.rows * c.row / seconds, seconds / step * (c.steps - step)
-            print(
-                f"imitate {step}/{c.steps}  loss {np.mean(losses[-20:]):.4f}  "
-                f"{speed:,.0f} tokens/s  {left:.0f} s left",
-                flush=True,
-            )
-    return state["params"]
-
-
-def shares(careful: float, steps: int) -> Iterator[float]:
-    """Yield the share of careless samples in each update, without end. It is 0 for the first
-    `careful` (a fraction) of the `steps`, then grows to 1 halfway through the others; if `careful`
-    is 1 there are no others."""
-    ramp = (1 - careful) / 2 or 1.0
-    return (min(1.0, max(0.0, step / steps - careful) / ramp) for step in itertools.count(1))
-
-
-def batches(
-    careful: Sequence[Sample],
-    careless: Sequence[Sample],
-    shares: Iterable[float],
-    rows: int,
-    row: int,
-    seed: int,
-    pairs: float = 0.0,
-) -> Iterator[Packed]:
-    """Yield batches of at most `rows` packed rows of `row` tokens, in endless passes over both data
-    sets, each pass shuffled anew. `shares` are the shares of careless samples in the batches.
-    pairs: share of the samples of a batch without careless ones that are `random_pairs` instead."""
-    draw = np.random.default_rng(seed_of(seed, "batches"))
-    vocabulary = np.unique(np.concatenate([sample.tokens for sample in careful]))
-
-    def passes(data: Sequence[Sample]) -> Iterator[Sample]:
-        while True:
-            yield from (data[i] for i in draw.permutation(len(data)))
-
-    streams = passes(careful), passes(careless)
-    mean = np.mean([len(sample) for data in (careful, careless) for sample in data])
-    n = max(
-        1, int(0.95 * rows * row / mean)
-    )  # first-fit packing leaves gaps, and a batch must not need another row
-    for share in shares:
-        k = round(share * n)
-        m = 0 if k else round(pairs * n)
-        chosen = [random_pairs(draw, vocabulary, int(mean)) for _ in range(m)]
-        chosen += [next(streams[i < k]) for i in range(n - m)]
-        while (packed := pack(chosen, row)).tokens_RT.shape[0] > rows:
-            chosen = chosen[:-1]
-        yield packed
-
-
-def random_pairs(draw: np.random.Generator, vocabulary: np.ndarray, longest: int) -> Sample:
-    """Return a list of random pairs of tokens and the same pairs in another order, whose second
-    tokens train.
-
-    It asks for what selecting from a list takes, at every pair: to find a token, and to copy what
-    follows it. Tiny policies stay at chance here, but with such lists mixed in they select from the
-    lists of demonstrations sooner (docs/results.md, "Learning: in a second world").
-    """
-    n = int(draw.integers(2, max(3, min(longest, len(vocabulary)) // 4 + 1)))
-    pairs_N2 = draw.choice(vocabulary, (n, 2), replace=False)
-    tokens = np.concatenate([pairs_N2, pairs_N2[draw.permutation(n)]]).reshape(-1)
-    return Sample(tokens, (np.arange(4 * n) > 2 * n) & (np.arange(4 * n) % 2 == 1))
-
-
-def samples_of(
-    episodes: Sequence[dict[str, Any]],
-    tokenizer: Tokenizer,
-    row: int,
-    template: Callable[[Opening], Context],
-) -> list[Sample]:
-    """Return the samples of the episodes that fit a row of `row` tokens. Raises NothingFits if none
-    does.
-
-    template: the context template, as a plug.
-    """
-
-    async def played() -> list[Sample]:
-        turns = [
-            await turns_of(e["messages"], tokenizer, e.get("tools", ()), template) for e in episodes
-        ]
-        return [sample for one in turns for sample in samples.of_turns(one)]
-
-    made = asyncio.run(played())
-    fitting = [sample for sample in made if len(sample) <= row]
-    if not fitting:
-        shortest = min(len(sample) for sample in made)
-        raise NothingFits(
-            f"none of {len(episodes)} demonstrations fits config.row={row}: "
-            f"the shortest sample has {shortest} tokens"
-        )
-    return fitting
-
-
-async def turns_of(
-    messages: Sequence[Message],
-    tokenizer: Tokenizer,
-    tools: Sequence[Tool],
-    template: Callable[[Opening], Context],
-) -> list[Turn]:
-    """Return a demonstrated conversation as the turns of an episode, whose prompts are those of the
-    template."""
-    places = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
-    opening = Observation(list(messages[: places[0]]), list(tools))
-    context = template(Opening(tokenizer, opening))
-    turns = []
-    for i, following in zip(places, [*places[1:], None]):
-        tokens = chat.reply(tokenizer, messages[i])
-        said = Completion(tokens, [0.0] * len(tokens), "stop", 0)
-        turns.append(Turn(context.prompt, said, messages[i]["content"], []))
-        if following:
-            await context.extend(said, messages[i + 1 : following])
-    return turns
 
 
 def card(config: Any, shape: qwen.Config, command: str, careless: str) -> str:

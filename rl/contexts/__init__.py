@@ -19,6 +19,7 @@ from rl.trajectory import Completion
 
 CONTEXTS = {
     "causal": "rl.contexts.causal:Causal",
+    "brief": "rl.contexts.brief:Brief",
     "reasoning_augmented": "rl.contexts.reasoning:ReasoningAugmented",
     "sliding_window": "rl.contexts.window:SlidingWindow",
     "self_managing": "rl.contexts.managing:SelfManaging",

@@ -18,9 +18,9 @@ import pytest
 from configs import imitation
 from evolver.config import plugs
 from evolver.config.keys import keys_of
+from evolver.imitating import batches, make_optimizer, random_pairs, samples_of, shares
 from experiments.imitation import demonstrations
 from experiments.imitation.__main__ import main, problems
-from experiments.imitation.imitate import batches, make_optimizer, random_pairs, samples_of, shares
 from models import hf, qwen
 from models.tokenizer import TokenizerError, train_bpe
 from rl import optim
@@ -211,7 +211,8 @@ def test_bfcl_tiny_starts_from_the_policy_that_its_base_writes():
 def test_every_key_is_documented_and_read():
     """Each key has a meaning, and the code of imitation uses it."""
     folder = Path(demonstrations.__file__).parent
-    sources = [path.read_text() for path in folder.glob("*.py")]
+    files = [*folder.glob("*.py"), Path("evolver/imitating.py")]
+    sources = [path.read_text() for path in files]
     read = {
         ast.unparse(node)
         for text in sources

@@ -16,6 +16,15 @@ from evolver.files.workdir import read_tasks
 from evolver.llm import roles
 from evolver.navigating.experience_pool import PoolError, provenance
 
+TASK_FILE = ".jsonl"  # the end of an `eval.split` that is a file of tasks
+
+
+def held_out_tasks(world: World, split: str) -> list[Task]:
+    """Return the tasks of `eval.split`: a split of the world, a file of tasks, or "" for none."""
+    if split.endswith(TASK_FILE):
+        return read_tasks(resolve(split))
+    return boundary.tasks(world, split) if split else []
+
 
 def world_problems(config: ConfigDict, mode: str) -> Iterator[str]:
     """Yield problems with the world and its tasks."""
@@ -36,7 +45,7 @@ def world_problems(config: ConfigDict, mode: str) -> Iterator[str]:
             return
         yield from split_problems(config, mode, world, tasks)
         with contextlib.suppress(Exception):  # a split that is not evaluated on may be unknown
-            held_out = boundary.tasks(world, config.eval.split) if config.eval.split else []
+            held_out = held_out_tasks(world, config.eval.split)
         world.close()
     yield from leaks(roles.for_evaluation(config) if mode == "eval" else config, tasks, held_out)
     yield from shared_ids(tasks)
@@ -64,13 +73,15 @@ def split_problems(
 ) -> Iterator[str]:
     """Yield problems with the splits that this mode needs. Add their tasks to `tasks`."""
     needed = {
-        "env": mode != "eval" and not config.env.tasks,
-        "eval": mode == "eval" or config.eval.every,
+        "env": mode not in ("eval", "evolve") and not config.env.tasks,
+        "eval": mode == "eval" or (mode != "evolve" and config.eval.every),
     }
     for key in filter(needed.get, needed):
         name, split = f"{key}.split", config[key].split
         try:
-            tasks[name] = boundary.tasks(world, split)
+            tasks[name] = (
+                held_out_tasks(world, split) if key == "eval" else boundary.tasks(world, split)
+            )
             if not tasks[name]:
                 yield f"config.{name}={split}: {config.env.name} has no tasks there"
         except (Exception, SystemExit) as error:

@@ -1,0 +1,298 @@
+"""From a world to an agent that has learned it: check, explore, split, imitate, train, report.
+
+Each stage leaves files in the workdir and is skipped when they are complete:
+
+    checked          the world keeps its contract (envs.check)
+    explored/        the tasks that the explorer invented
+    train.jsonl, held_out.jsonl, probes.jsonl    their split; probes are training tasks
+    pretrained-probes/, pretrained/, imitated-probes/    evaluations
+    imitated/policy  the policy after imitating the easier half of the explorer's solutions
+    trained/         the run
+    summary.md, rollouts.txt    the table, and three rollouts to read
+
+Temperatures are compared on probes, so that nothing is chosen on held-out tasks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from ml_collections import ConfigDict
+
+from envs import check
+from envs.probed import probed
+from envs.world import Task, World
+from evolver import loop, modes
+from evolver.build import (
+    RunError,
+    load_tokenizer,
+    make_source,
+    plugged,
+)  # fmt: skip
+from evolver.config.checks.workdir import RESUMABLE, expanded
+from evolver.config.checks.world import TASK_FILE, held_out_tasks
+from evolver.config.paths import model_folder
+from evolver.files.evolved import summary, written_rollouts
+from evolver.files.progress import clock
+from evolver.files.workdir import Workdir, read_tasks
+from evolver.imitating import samples_of, train
+from evolver.plan.rough import seconds
+from evolver.questioning.rules import rules_of
+from evolver.questioning.split import split
+from evolver.replaying import play
+from models import hf
+from models.files import write_atomically
+from rl.evaluation import Scores
+from rl.seeds import seed_of
+
+ROOM = 1.5  # tokens and turns of an episode, relative to the longest of the explorer's solutions
+ROUND = 64  # tokens that the context is a multiple of
+START = "Use the tools."  # the query of the task that a world without tasks starts from
+FEWEST = 8  # invented tasks that can be split
+RULES = 60  # solutions that are played without each of their calls, to find hidden rules
+NEARLY = 0.75  # of the success at the best temperature
+
+
+def evolve(config: Any, workdir: str | Path) -> None:
+    """Run all stages, resuming those that are in the workdir, and print the table.
+
+    Raises RunError for a world that cannot be used, and what `loop.train` raises.
+    """
+    folder, config = Path(workdir), config.copy_and_resolve_references()
+    claim(config, folder)
+    tell(f"The world is {config.env.name}, the policy starts from {config.model.path}.")
+    tell(f"Files are in {folder}; the same command resumes. The stages: check the world, explore,")
+    tell("imitate if the policy cannot call the tools yet, train, report.")
+    tell(f"Expected: about {clock(seconds(config))}, if nothing else runs on this machine.")
+    checked(config, folder)
+    with make_source(config) as source, contextlib.closing(probed(source.world())) as world:
+        start(config, folder, world)
+        explored(config, folder, world)
+        solved = read_tasks(folder / "train.jsonl")
+        fit(config, solved, world)
+        probes = measured(config, folder / "pretrained-probes", probing(folder))
+        if best(probes) < config.evolve.enough:
+            measured(config, folder / "pretrained", at(temperature(probes)))
+            imitated(config, folder, solved, world)
+            config.model.path = str(folder / "imitated/policy")
+            probes = measured(config, folder / "imitated-probes", probing(folder))
+        trained(config, folder, probes)
+        rules = rules_of(world, solved[:RULES])
+    text = summary(folder, rules, min(len(solved), RULES))
+    write_atomically(folder / "summary.md", f"# {config.env.name}\n\n```\n{text}\n```\n")
+    write_atomically(folder / "rollouts.txt", written_rollouts(folder))
+    tell(f"\n{text}\n\nThree rollouts to read: {folder / 'rollouts.txt'}")
+    tell(f"The policy: {folder / 'trained/policy'}")
+
+
+def tell(text: str) -> None:
+    """Print a line that is seen at once."""
+    print(text, flush=True)
+
+
+def claim(config: Any, folder: Path) -> None:
+    """Record the config. Raises RunError if the folder belongs to another one."""
+    files = Workdir(folder)
+    before = files.config("evolve")
+    if before is None and folder.is_dir() and any(folder.iterdir()):
+        raise RunError(f"--workdir={folder} is not empty; choose a new directory")
+    then, now = (expanded(before["config"]) if before else {}), expanded(config)
+    other = [
+        f"{name}: {then.get(name)!r} then, {now.get(name)!r} now"
+        for name in sorted({*then, *now})
+        if before and then.get(name) != now.get(name) and not name.startswith(RESUMABLE)
+    ]
+    if other:
+        lines = "\n".join(f"  {line}" for line in other)
+        raise RunError(f"--workdir={folder} holds another config:\n{lines}\nchoose a new directory")
+    files.claim(config.to_dict(), config.seed, "evolve")
+
+
+# --- the world and its tasks ----------------------------------------------------------------------
+
+
+def checked(config: Any, folder: Path) -> None:
+    """Check the world against its contract. Raises RunError, with what is wrong with it."""
+    if (folder / "checked").is_file():
+        return
+    c = config.env
+    spec = {"env": c.name, "kwargs": c.args.to_dict(), "split": c.split, "limit": 3}
+    names: list[str] = []
+    problems: list[check.Problem] = []
+    if c.mode == "inprocess" and not starts_missing(config):
+        names, problems = check.run(spec | {"mode": "inprocess"}, c.timeout)
+    if problems:
+        lines = "\n".join(f"  {problem}" for problem in problems)
+        raise RunError(f"{c.name} does not keep the contract of an environment:\n{lines}")
+    tell(f"checked: {len(names)} checks passed{'' if names else ', as the world lists no tasks'}")
+    write_atomically(folder / "checked", f"{len(names)} checks\n")
+
+
+def starts_missing(config: Any) -> bool:
+    """Return True if the world has no tasks to start from, as a server of tools has none."""
+    with make_source(config) as source, contextlib.closing(source.world()) as world:
+        return not config.env.tasks and not world.tasks(config.env.split)
+
+
+def start(config: Any, folder: Path, world: World) -> None:
+    """Give a world without tasks one to start from, which demands nothing."""
+    if not config.env.tasks and not world.tasks(config.env.split):
+        config.env.tasks = str(folder / "starts.jsonl")
+        only = Task("start/0", world.name, START, config.env.split)
+        write_atomically(config.env.tasks, json.dumps(only.to_dict()) + "\n")
+
+
+def explored(config: Any, folder: Path, world: World) -> None:
+    """Invent tasks and split them. Afterwards `eval.split` names what is held out."""
+    own = []
+    with contextlib.suppress(ValueError):  # the world may have no such split
+        own = held_out_tasks(world, config.eval.split)
+    parts = ("train", "held_out", "probes")
+    if not all((folder / f"{name}{TASK_FILE}").is_file() for name in parts):
+        c = config.copy_and_resolve_references()
+        c.eval.every, c.eval.split = 0, config.eval.split if own else ""
+        c.attributing.enabled = c.navigating.enabled = False
+        c.advantage.name, c.engine.slots = "grpo", 1  # the policy plays nothing here
+        modes.explore(c, folder / "explored")
+        tasks = read_tasks(folder / f"explored/tasks{TASK_FILE}")
+        if len(tasks) < FEWEST:
+            raise RunError(f"{len(tasks)} invented tasks are too few: at least {FEWEST} are needed")
+        training, held_out = (tasks, own) if own else split(tasks, c.evolve.held_out, c.seed)
+        rng = random.Random(seed_of(c.seed, "probes"))
+        probes = rng.sample(training, min(c.evolve.probes, len(training)))
+        for name, chosen in zip(parts, (training, held_out, probes)):
+            lines = [json.dumps(task.to_dict(), ensure_ascii=False) + "\n" for task in chosen]
+            write_atomically(folder / f"{name}{TASK_FILE}", "".join(lines))
+    if not own:
+        config.eval.split = str(folder / f"held_out{TASK_FILE}")
+    training, held_out = (read_tasks(folder / f"{name}{TASK_FILE}") for name in parts[:2])
+    whose = "of the world's own" if own else "invented from other starts or of other goals"
+    tell(f"tasks: {len(training)} to train on, {len(held_out)} held out, {whose}")
+
+
+def fit(config: Any, tasks: Sequence[Task], world: World) -> None:
+    """Set the lengths of episodes from those of the explorer's solutions."""
+    template, tokenizer = plugged("template", config.template), load_tokenizer(config)
+    longest = generated = turns = 0
+    for task in tasks:
+        (*_, sample), turn = demonstrated(task, world, tokenizer, template)
+        longest, generated = max(longest, len(sample)), max(generated, turn)
+        turns = max(turns, len(task.reference))
+    c = config.rollout
+    c.max_turns = min(c.max_turns, round(ROOM * turns) + 1)
+    c.max_tokens = min(c.max_tokens, round(ROOM * generated))
+    room = round(ROOM * longest) + c.max_tokens
+    c.context = config.learner.row = min(c.context, -(-room // ROUND) * ROUND)
+    if longest > c.context:
+        raise RunError(
+            f"the longest solution takes {longest} tokens: raise config.rollout.context={c.context}"
+        )
+    tell(
+        f"an episode has at most {c.max_turns} turns of {c.max_tokens} tokens and"
+        f" {c.context} tokens in all; the longest solution has {longest}"
+    )
+
+
+def demonstrated(task: Task, world: World, tokenizer: Any, template: Any) -> tuple[list[Any], int]:
+    """Return the samples of a task's solution, and the tokens of its longest turn."""
+    episode = play(world, task, task.seed, task.reference)
+    longest = max(len(tokenizer.encode(action)) + 1 for action in task.reference)
+    return samples_of([episode], tokenizer, 1 << 30, template), longest
+
+
+# --- the policy -----------------------------------------------------------------------------------
+
+
+def probing(folder: Path) -> dict[str, Any]:
+    """Return the settings of an evaluation that compares temperatures on training tasks."""
+    return {"split": str(folder / f"probes{TASK_FILE}"), "tasks": 0, "rollouts": 2}
+
+
+def at(degrees: float) -> dict[str, Any]:
+    """Return the settings of an evaluation at one temperature."""
+    return {"temperature": degrees, "temperatures": ()}
+
+
+def measured(config: Any, folder: Path, settings: dict[str, Any]) -> Scores:
+    """Return the scores of the policy under settings of `eval`, played unless they are there."""
+    if not Workdir(folder).evaluations():
+        c = config.copy_and_resolve_references()
+        c.eval.update(settings)
+        tell(f"\nevaluating: {folder.name}")
+        modes.evaluate(c, folder)
+    return Scores(**Workdir(folder).evaluations()[-1]["scores"][0])
+
+
+def best(scores: Scores) -> float:
+    """Return the success at the best temperature, greedily included."""
+    return float(scores.best_temperature()[1].mean())
+
+
+def by_temperature(scores: Scores) -> dict[float, float]:
+    """Return {temperature above 0: success}."""
+    success = {float(name): float(np.mean(value)) for name, value in scores.sweep.items()}
+    return success | {scores.temperature: float(np.mean(scores.success_NR))}
+
+
+def temperature(scores: Scores) -> float:
+    """Return the best temperature above 0, among equals the lowest."""
+    success = by_temperature(scores)
+    return max(success, key=lambda degrees: (success[degrees], -degrees))
+
+
+def hottest(scores: Scores) -> float:
+    """Return the highest temperature at which the policy does nearly as well as at its best: there
+    the rollouts of a group differ, and some succeed."""
+    success = by_temperature(scores)
+    return max(t for t, value in success.items() if value >= NEARLY * max(success.values()))
+
+
+def imitated(config: Any, folder: Path, tasks: Sequence[Task], world: World) -> None:
+    """Train the policy on the solutions of the easier half of the tasks, in the format of its
+    template, and write it."""
+    policy = folder / "imitated/policy"
+    if (policy / "README.md").is_file():
+        return
+    c, e = config, config.evolve
+    shuffled = random.Random(seed_of(c.seed, "solutions")).sample(list(tasks), len(tasks))
+    shuffled.sort(key=lambda task: task.difficulty)
+    chosen = shuffled[: min(e.solutions, -(-len(tasks) // 2))]
+    template, tokenizer = plugged("template", c.template), load_tokenizer(c)
+    samples = []
+    for task in chosen:
+        samples += demonstrated(task, world, tokenizer, template)[0]
+    source = model_folder(c.model.path, weights=True)
+    shape, params = hf.load(source)
+    tell(f"\nimitating {len(chosen)} solutions of the explorer in {e.updates} updates")
+    settings = ConfigDict(
+        {
+            "seed": c.seed, "steps": e.updates, "rows": e.rows, "row": c.learner.row,
+            "micro": min(c.learner.micro, e.rows),
+            "model": {"path": str(source), "dtype": c.model.dtype},
+            "lr": e.lr, "muon_lr": e.lr, "final_lr": 0.05, "b2": 0.98, "clip": 1.0,
+            "schedule": "cosine", "warmup": min(3, e.updates - 1), "careful": 1.0, "pairs": 0.0,
+        }
+    )  # fmt: skip
+    params = train(settings, shape, params, samples, samples)
+    card = f"{source.name} after imitating {len(chosen)} solutions in `{c.env.name}`.\n"
+    hf.save(policy, shape, params, tokenizer=tokenizer, card=card)
+
+
+def trained(config: Any, folder: Path, probes: Scores) -> None:
+    """Train with the invented tasks, evaluating at the best temperature on probes and greedily."""
+    scores = Workdir(folder / "trained").scores()
+    if config.steps in scores and (folder / "trained/policy/README.md").is_file():
+        return
+    c = config.copy_and_resolve_references()
+    c.questioning.tasks = str(folder / f"train{TASK_FILE}")
+    c.eval.update(at(temperature(probes)))
+    c.rollout.temperature = hottest(probes)
+    c.rollout.tasks = min(c.rollout.tasks, len(read_tasks(c.questioning.tasks)))
+    tell(f"\ntraining for {c.steps} steps at temperature {c.rollout.temperature:g}")
+    loop.train(c, folder / "trained")

@@ -1,0 +1,116 @@
+"""The report of --mode=evolve: what the policy could do before and after each stage."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from evolver.files.report import aligned, with_interval
+from evolver.files.workdir import Workdir
+from evolver.transcripts import text_of
+from rl.evaluation import Scores, paired_difference
+
+Record = dict[str, Any]  # a rollout, as evolver/files/rollout_files.py writes it
+
+
+def summary(folder: Path, rules: Mapping[tuple[str, str], int], solutions: int) -> str:
+    """Return the table of held-out success, what of it is new, and the hidden rules.
+
+    rules: {(first call, later call): solutions that need this order}, of so many `solutions`.
+    """
+    runs = Workdir(folder / "trained").scores()
+    before, after = runs[min(runs)], runs[max(runs)]
+    evaluated = Workdir(folder / "pretrained").evaluations()
+    columns = {}
+    if evaluated:
+        columns["pretrained"] = Scores(**evaluated[-1]["scores"][0])
+    columns["imitated" if evaluated else "pretrained"] = before
+    head, values = ["success, %"], []
+    for name, scores in columns.items():
+        head += [f"{name}, greedy", f"at T={scores.temperature:g}"]
+        values += [scores.per_task("greedy"), scores.per_task("avg@")]
+    head.append(f"trained ({max(runs)} steps), greedy")
+    values.append(after.per_task("greedy"))
+    difficulty_N = np.asarray(after.difficulty_N)
+    rows = [(f"{len(after.tasks)} held-out tasks", *map(with_interval, values))]
+    for level in sorted(set(after.difficulty_N)):
+        chosen_N = difficulty_N == level
+        cells = [f"{100 * value_N[chosen_N].mean():.1f}" for value_N in values]
+        rows.append((f"  difficulty {level} ({chosen_N.sum()})", *cells))
+    best_N = max(values[-3:-1], key=lambda value_N: value_N.mean())
+    gain = 100 * (values[-1].mean() - values[-3].mean())
+    sharper = 100 * (best_N.mean() - values[-3].mean())
+    new, low, high = (100 * value for value in paired_difference(best_N, values[-1]))
+    lines = [
+        aligned(head, rows),
+        "",
+        f"Of the gain of {gain:+.1f} points by training, greedily, {sharper:.1f} are sharpening"
+        " (the policy before, at its best temperature),"
+        f" and {new:.1f} [{low:.1f}, {high:.1f}] are new.",
+        *rule_lines(folder, rules, solutions),
+    ]
+    return "\n".join(lines)
+
+
+def rule_lines(folder: Path, rules: Mapping[tuple[str, str], int], solutions: int) -> list[str]:
+    """Return a line per hidden rule: who needs it, and who follows it."""
+    first, last = (greedy(folder, which) for which in (min, max))
+    lines = [f"Rules that solutions of the explorer need ({solutions} were played without a call):"]
+    for (call, later), count in Counter(dict(rules)).most_common(5):
+        kept = [sum(in_order(record, call, later) for record in part) for part in (first, last)]
+        lines.append(
+            f"  {call} before {later}: {count} solutions; of {len(last)} greedy held-out rollouts"
+            f" {kept[0]} do both in this order before training, {kept[1]} after"
+        )
+    return ["", *(lines if rules else ["No call was refused for want of an earlier one."])]
+
+
+def greedy(folder: Path, which: Any) -> list[Record]:
+    """Return the greedy held-out rollouts of the first or last evaluation; which: min or max."""
+    paths = sorted((folder / "trained/trajectories").glob("held_out_*.jsonl.gz"))
+    if not paths:
+        return []
+    with gzip.open(which(paths), "rt", encoding="utf-8", errors="surrogatepass") as lines:
+        return [record for record in map(json.loads, lines) if record["fate"] == "greedy"]
+
+
+def in_order(record: Record, first: str, later: str) -> bool:
+    """Return True if a rollout called one tool and then the other, both without an error."""
+    names = [
+        call["name"]
+        for turn in record["turns"]
+        if not turn["info"].get("errors")
+        for call in turn["info"].get("calls", ())
+    ]
+    return first in names and later in names[names.index(first) :]
+
+
+def written_rollouts(folder: Path) -> str:
+    """Return three greedy held-out rollouts as text: one that training made succeed, one that
+    succeeded before and after, one that still fails, as far as there are such."""
+    before = {record["task"]: record for record in greedy(folder, min)}
+    kinds: dict[tuple[bool, bool], tuple[str, Record]] = {}
+    names = {
+        (False, True): "learned", (True, True): "known before", (False, False): "not learned",
+        (True, False): "lost",
+    }  # fmt: skip
+    for record in greedy(folder, max):
+        kind = bool(before.get(record["task"], {}).get("success")), bool(record["success"])
+        kinds.setdefault(kind, (names[kind], record))
+    chosen = [kinds[kind] for kind in names if kind in kinds][:3]
+    return (
+        "\n\n".join(f"=== {name}: {one['task']} ===\n{_text(one)}" for name, one in chosen) + "\n"
+    )
+
+
+def _text(record: Record) -> str:
+    parts: Sequence[str] = [f"task: {record['query']}"]
+    for turn in record["turns"]:
+        parts = [*parts, f"agent: {turn['action']}", f"world: {text_of(turn['observation'])}"]
+    return "\n".join([*parts, f"success: {record['success']} (ended by {record['stop']})"])

@@ -1,0 +1,36 @@
+"""A rough time of --mode=evolve, from the speed of a product of matrices on this machine."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+import numpy as np
+
+from evolver.config.paths import model_folder
+from models import hf_config, qwen
+
+LENGTH = 400  # tokens of an episode
+TASKS = 64  # of a split of unknown size
+EFFICIENCY = 0.4  # of a whole step, relative to a product of matrices
+
+
+def seconds(config: Any) -> float:
+    """Return a rough estimate of the time that all stages take: 2 operations per parameter and
+    token forward and 4 backward, at the speed of a product of matrices here."""
+    square = np.ones((1536, 1536), np.float32)
+    began = time.process_time()  # of all threads, so that other programs do not count
+    square @ square
+    took = (time.process_time() - began) / (os.cpu_count() or 1)
+    speed = EFFICIENCY * 2 * 1536**3 / max(took, 1e-3)
+    parameters = qwen.parameter_count(
+        qwen.Config(**hf_config.fields(hf_config.read(model_folder(config.model.path))))
+    )
+    c, length = config, LENGTH
+    evaluations = 3 + c.steps // c.eval.every if c.eval.every else 3
+    episodes = c.steps * c.rollout.tasks * c.rollout.group
+    played = evaluations * (c.eval.tasks or TASKS) * (c.eval.rollouts + 1)
+    updates = c.evolve.updates * c.evolve.rows * length
+    tokens = length * (3 * episodes + played) + 3 * updates
+    return 2 * parameters * tokens / speed

@@ -1,0 +1,42 @@
+"""The split of invented tasks into those that are trained on and those that are held out."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+from envs.world import Task
+from rl.seeds import seed_of
+
+
+def split(tasks: Sequence[Task], share: float, seed: int) -> tuple[list[Task], list[Task]]:
+    """Return (training tasks, held-out tasks).
+
+    A task is held out if its start is, or its combination of goals. What one goal alone asks for is
+    always trained on. With a single start and too few combinations, whole goals are held out: what
+    the verifier demands, never the words alone. share: of the starts and of the combinations.
+    """
+    rng = random.Random(seed_of(seed, "held out"))
+    groups = [start_of, combination_of]
+    held: set[tuple[int, str]] = set()
+    for number, group in enumerate(groups):
+        names = sorted({group(task) for task in tasks} - {""})
+        if len(names) > 2:
+            chosen = rng.sample(names, max(1, round(share * len(names))))
+            held |= {(number, name) for name in chosen}
+    out = [t for t in tasks if {(n, group(t)) for n, group in enumerate(groups)} & held]
+    if not 2 <= len(out) <= 0.7 * len(tasks):
+        out = rng.sample(list(tasks), max(2, round(share * len(tasks))))
+    ids = {task.id for task in out}
+    return [task for task in tasks if task.id not in ids], out
+
+
+def start_of(task: Task) -> str:
+    """Return the original task in whose world a task starts, and its seed."""
+    return f"{task.meta.get('source', '')} {task.seed}"
+
+
+def combination_of(task: Task) -> str:
+    """Return the combination of goals of a task, "" for a single goal."""
+    name = str(task.meta.get("template", ""))
+    return name if "+" in name else ""

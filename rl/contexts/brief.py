@@ -1,0 +1,54 @@
+"""The causal template with the tools as a line each, for small models and short contexts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from envs.world import Message, Tool
+from models import chat
+from rl.contexts import noted
+from rl.contexts.causal import Causal
+
+CALLS = (
+    'A call is <tool_call>\n{"name": TOOL, "arguments": {PARAMETER: VALUE}}\n</tool_call> and these'
+    " are the tools:"
+)
+
+
+class Brief(Causal):
+    """The conversation of `Causal`. The system message lists each tool as its name, its parameters
+    and what is said about both, which takes a third of the tokens of its JSON schema."""
+
+    def _opening_ids(self, messages: Sequence[Message]) -> list[int]:
+        messages = noted(messages, self.note)
+        if not (self.show_tools and self._tools):
+            return chat.opening(self.tokenizer, messages)
+        system = messages.pop(0)["content"] if messages[0]["role"] == "system" else ""
+        text = "\n".join([*filter(None, [system]), CALLS, *map(line_of, self._tools)])
+        return chat.opening(self.tokenizer, [{"role": "system", "content": text}, *messages])
+
+
+def line_of(tool: Tool) -> str:
+    """Return a tool as a line: "lend(book, member): Lend a book. book: The id of a book."."""
+    function = tool["function"]
+    parameters = function.get("parameters") or {}
+    properties = parameters.get("properties") or {}
+    said = [str(function.get("description") or "").strip()]
+    said += [f"{name}: {about}" for name, schema in properties.items() for about in _about(schema)]
+    text = " ".join(filter(None, said)).replace("\n", " ")
+    return f"{function['name']}({', '.join(properties)}){': ' * bool(text)}{text}"
+
+
+def _about(schema: Any) -> Iterator[str]:
+    """Yield what a schema says about its values, if it says anything besides their being text."""
+    if not isinstance(schema, dict):
+        return
+    kind = schema.get("type", "string")
+    choices = schema.get("enum") or schema.get("examples")
+    parts = [str(schema.get("description") or "").strip()]
+    parts += [f"one of {json.dumps(choices, ensure_ascii=False)}"] * bool(choices)
+    parts += [f"({kind})"] * (kind != "string")
+    if text := " ".join(filter(None, parts)):
+        yield text

@@ -1,0 +1,172 @@
+"""One command for a world: the stages, what is held out, and what the report says."""
+
+import random
+from pathlib import Path
+
+import pytest
+
+import command
+from envs.toolcalls import call_text
+from envs.world import Task
+from evolver import evolve
+from evolver.files.workdir import read_tasks
+from evolver.questioning.rules import rules_of
+from evolver.questioning.split import combination_of, split, start_of
+from evolver.questioning.tasks import check_probe
+from rl.evaluation import Scores
+from tests.tiny import tiny_policy
+
+SMALL = [
+    "--config.steps=1", "--config.rollout.tasks=2", "--config.rollout.group=2",
+    "--config.learner.micro=1", "--config.optim.warmup=0", "--config.questioning.budget=16",
+    "--config.eval.tasks=3", "--config.eval.rollouts=1", "--config.eval.temperatures=()",
+    "--config.evolve.updates=2", "--config.evolve.rows=1", "--config.evolve.probes=2",
+    "--config.engine.slots=8", "--config.rollout.concurrency=8", "--config.rollout.max_tokens=8",
+    "--config.engine.weight_dtype=float32", "--config.questioning.explorer.args.rehearsals=2",
+]  # fmt: skip
+
+
+@pytest.fixture
+def desk(monkeypatch):
+    """Return the world of docs/examples, from which the agent is to learn."""
+    monkeypatch.syspath_prepend("docs/examples")
+    monkeypatch.setenv("PYTHONPATH", str(Path("docs/examples").resolve()))  # of the checks' process
+    from lending import Lending
+
+    return Lending()
+
+
+@pytest.mark.slow
+def test_one_command_goes_from_a_world_to_a_table_and_resumes(desk, tmp_path, capsys):
+    folder = tmp_path / "run"
+    flags = [f"--config.model.path={tiny_policy(tmp_path / 'policy')}", f"--workdir={folder}"]
+    words = ["evolve", "lending:Lending", *SMALL, *flags]
+    assert command.main(words) == 0
+    first = capsys.readouterr().out
+    for stage in ("18 checks passed", "16 to train on, 32 held out", "imitating 8 solutions"):
+        assert stage in first
+    table = (folder / "summary.md").read_text()
+    assert "pretrained, greedy" in table and "imitated, greedy" in table
+    assert "trained (1 steps), greedy" in table and "3 held-out tasks" in table
+    assert "are sharpening" in table and "difficulty" in table
+    assert "success: False" in (folder / "rollouts.txt").read_text()
+    assert (folder / "trained/policy/model.safetensors").is_file()
+
+    assert command.main(words) == 0
+    again = capsys.readouterr().out
+    assert "evaluating" not in again and "imitating" not in again and "step 1/1" not in again
+    assert (folder / "summary.md").read_text() == table
+
+    assert command.main([*words, "--config.evolve.updates=3"]) == 1
+    assert "evolve.updates: 2 then, 3 now" in capsys.readouterr().err
+
+
+def test_a_world_is_named_by_a_word_or_a_flag():
+    def named(*words: str) -> list[str]:
+        return command.evolving([*words, "--workdir=here"])
+
+    config = "--config=configs/evolve.py"
+    assert named("desk:Desk", "--config.steps=3") == [
+        f"{config}:desk:Desk", "--config.steps=3", "--workdir=here",
+    ]  # fmt: skip
+    assert named("--mcp", "python 'my server.py'")[:2] == [
+        f"{config}:mcp", "--config.env.args.command=['python', 'my server.py']",
+    ]  # fmt: skip
+    assert named("--gym=FrozenLake-v1")[1] == "--config.env.args.env=FrozenLake-v1"
+    assert named() == ["--help", "--workdir=here"]
+    assert "--workdir=runs/evolve-desk_Desk" in command.evolving(["desk:Desk"])
+
+
+# --- what is held out -----------------------------------------------------------------------------
+
+
+def invented(start: int, template: str, number: int) -> Task:
+    meta = {"source": f"start/{start}", "template": template}
+    return Task(f"syn/{start}/{template}/{number}", "desk", f"Do {number}.", seed=start, meta=meta)
+
+
+def test_held_out_tasks_have_other_starts_or_other_combinations():
+    templates = ["pay", "lend", "pay+lend", "lend+lend", "pay+pay", "pay+?card"]
+    tasks = [invented(start, name, 0) for start in range(12) for name in templates]
+    training, held_out = split(tasks, 0.25, seed=0)
+    starts = {start_of(task) for task in training}
+    combinations = {combination_of(task) for task in training}
+    assert (
+        len(starts) == 9
+        and len(combinations) == 4
+        and {t.id for t in training} < {t.id for t in tasks}
+    )
+    for task in held_out:
+        known = start_of(task) in starts and combination_of(task) in combinations
+        assert not known
+    assert len(training) + len(held_out) == len(tasks)
+    assert {"pay", "lend"} <= {task.meta["template"] for task in training}
+
+
+def test_with_one_start_and_few_combinations_whole_goals_are_held_out():
+    tasks = [invented(0, name, n) for name in ("pay", "lend") for n in range(10)]
+    training, held_out = split(tasks, 0.25, seed=0)
+    assert len(training) == 15 and len(held_out) == 5
+    assert not {t.id for t in training} & {t.id for t in held_out}
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_split_leaves_tasks_on_both_sides(seed):
+    rng = random.Random(seed)
+    names = ["a", "b", "a+b", "b+a", "a+a"]
+    tasks = [invented(rng.randrange(4), rng.choice(names), n) for n in range(rng.randrange(8, 40))]
+    training, held_out = split(tasks, 0.25, seed)
+    assert len(held_out) >= 2 and len(training) >= 0.3 * len(tasks)
+
+
+def scores(**sweep: list[list[int]]) -> Scores:
+    degrees = {name.removeprefix("at_").replace("_", "."): value for name, value in sweep.items()}
+    zeros = [[0, 0], [0, 0]]
+    return Scores(["a", "b"], [1, 1], zeros, zeros, [0, 0], temperature=1.0, sweep=degrees)
+
+
+def test_temperatures_are_those_of_probes():
+    probes = scores(at_0_3=[[1, 1], [0, 0]], at_0_6=[[1, 0], [1, 0]])
+    assert evolve.temperature(probes) == 0.3 and evolve.best(probes) == 0.5
+    assert evolve.hottest(probes) == 0.6  # as good as the best, and it explores more
+    assert evolve.hottest(scores()) == 1.0
+    assert evolve.temperature(scores()) == 1.0
+
+
+# --- hidden rules ---------------------------------------------------------------------------------
+
+
+def test_a_call_that_another_is_refused_without_is_a_hidden_rule(desk):
+    tasks = desk.tasks("train")
+    rules = rules_of(desk, tasks)
+    fined = [t for t in tasks if any('"pay"' in action for action in t.reference)]
+    assert set(rules) == {("pay", "lend")} and 0 < rules["pay", "lend"] == len(fined)
+
+
+def test_the_solutions_of_the_example_solve_its_tasks(desk):
+    for name in ("train", "dev"):
+        for task in desk.tasks(name):
+            desk.reset(task)
+            assert not desk.evaluate().success
+            for action in task.reference:
+                desk.step(action)
+            assert desk.evaluate().success
+
+
+def test_a_world_without_tasks_gets_a_start(desk, tmp_path, monkeypatch):
+    monkeypatch.setattr(desk, "tasks", lambda split: [])
+    config = command_config(tmp_path)
+    evolve.start(config, tmp_path, desk)
+    (task,) = read_tasks(config.env.tasks)
+    assert task.split == "train" and not task.verifier
+    assert desk.reset(task).messages[0]["content"] == task.query
+    check_probe(desk, task)  # it can be explored
+    assert not desk.step(call_text("pay", {"member": "M0"})).terminated
+
+
+def command_config(folder: Path):
+    from configs import evolve as settings
+
+    config = settings.get_config("lending:Lending")
+    config.model.path = str(folder)
+    return config
