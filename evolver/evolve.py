@@ -42,10 +42,10 @@ from evolver.files.evolved import summary, written_rollouts
 from evolver.files.progress import clock
 from evolver.files.workdir import Workdir, read_tasks
 from evolver.imitating import samples_of, train
-from evolver.plan.rough import seconds
 from evolver.questioning.rules import rules_of
 from evolver.questioning.split import split
 from evolver.replaying import play
+from evolver.rough_time import seconds
 from models import hf
 from models.files import write_atomically
 from rl.evaluation import Scores
